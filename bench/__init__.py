@@ -1,0 +1,1 @@
+"""Benchmarks: `./dev bench NAME`. Ratios within one run count; the machine is noisy."""

@@ -1,0 +1,207 @@
+"""`./dev bench store`: adds, claims and finishes of both stores against the raw limit of the same run.
+
+Everything is asked as a user would ask it: operations to an engine over the store, 100-byte payloads. The raw limits are a
+pipelined SET over a bare socket for Redis, and a batched insert into a two-column table for SQLite; same bytes, same settings.
+"""
+
+import argparse
+import asyncio
+import os
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import apsw
+import hiredis
+from msgspec import Raw
+
+from bench.table import Table
+from tests.servers import Server
+from windlass.engine import Engine
+from windlass.model.job import NewJob
+from windlass.model.lifecycle import Verdict
+from windlass.model.operations import Claim, EnqueueMany, Finish, Finished, Register
+from windlass.model.worker import NewWorker
+from windlass.store import Store
+from windlass.store.redis import RedisStore
+from windlass.store.sqlite import SqliteStore
+from windlass.system import SystemChance, SystemClock
+
+PAYLOAD = b"\xc4\x62" + bytes(98)  # a MessagePack binary: 100 bytes in all
+BIG = 1000
+ROUNDS = 3
+
+
+class Place(NamedTuple):
+    """A store to measure, how many bytes it takes, and what its ground could do at the most."""
+
+    name: str
+    store: Store
+    size: Callable[[], int]
+    raw: Callable[[int, int], float]
+    """Bare writes per second: how many in all, how many at a time."""
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+async def add(engine: Engine, total: int, batch: int) -> float:
+    """Adds per second."""
+    job = NewJob(task="bench", payload=Raw(PAYLOAD))
+    batches = [[job] * batch for _ in range(max(1, total // batch))]
+    begun = time.perf_counter()
+    for some in batches:
+        await engine(EnqueueMany(jobs=some))
+    return batch * len(batches) / (time.perf_counter() - begun)
+
+
+async def drain(engine: Engine, worker: str, total: int, batch: int) -> float:
+    """Claims and finishes per second."""
+    done = 0
+    begun = time.perf_counter()
+    while done < total:
+        claimed = await engine(Claim(worker=worker, slots=batch))
+        if not claimed:
+            raise RuntimeError("the backlog ran dry")
+        finished = [Finished(id=one.job.id, token=one.token, outcome=Verdict.OK) for one in claimed]
+        await engine(Finish(worker=worker, jobs=finished))
+        done += len(claimed)
+    return done / (time.perf_counter() - begun)
+
+
+async def fill(engine: Engine, number: int) -> None:
+    say(f"  filling up with {number:,} jobs")
+    await add(engine, number, BIG)
+
+
+async def measure(place: Place, backlog: int, table: Table) -> None:
+    """All figures of one store at one backlog: the best of some rounds each, because the machine is shared."""
+    engine = Engine(place.store, SystemChance())
+    worker = (await engine(Register(worker=NewWorker(name="bench", slots=BIG)))).worker
+    empty = place.size()
+    await fill(engine, backlog)
+    table.put(place.name, backlog, "bytes per queued job", (place.size() - empty) / backlog)
+    # What is added by one figure is drained by another: the backlog stays what the row says.
+    for batch, total in ((1, 1000), (100, 20_000), (BIG, 20_000)):
+        raw, ours = [], []
+        for _ in range(ROUNDS):
+            raw.append(place.raw(total, batch))
+            ours.append(await add(engine, total, batch))
+            await drain(engine, worker, total, 100)
+        table.put(place.name, backlog, f"bare writes/s, batches of {batch}", max(raw))
+        table.put(place.name, backlog, f"adds/s, batches of {batch}", max(ours))
+        table.put(place.name, backlog, f"adds : bare writes, batches of {batch}", max(ours) / max(raw))
+    for batch, total in ((1, 1000), (10, 5000), (100, 20_000)):
+        rates = []
+        for _ in range(ROUNDS):
+            await add(engine, total, BIG)
+            rates.append(await drain(engine, worker, total, batch))
+        table.put(place.name, backlog, f"claim+finish/s, batches of {batch}", max(rates))
+    if backlog > BIG:
+        for batch in (1, 10, 100):
+            what = f"claim+finish/s, batches of {batch}"
+            slower = table.get(place.name, BIG, what) / table.get(place.name, backlog, what)
+            table.put(place.name, backlog, f"cost against a backlog of 1,000, batches of {batch}", slower)
+
+
+@asynccontextmanager
+async def redis_place(folder: Path, fsync: str) -> AsyncIterator[Place]:
+    with Server("redis", folder, fsync=fsync) as server:  # type: ignore[arg-type]
+        store = await RedisStore.open(server.url)
+
+        def size() -> int:
+            return int(server.ask("INFO", "memory").split("used_memory:")[1].split("\r")[0])
+
+        def raw(total: int, batch: int) -> float:
+            rate = pipelined_set(server.port, total, batch)
+            return rate
+
+        try:
+            yield Place("redis", store, size, raw)
+        finally:
+            await store.close()
+
+
+def pipelined_set(port: int, total: int, batch: int) -> float:
+    """SET of the same payload over a bare socket, so many at a time; the keys are gone afterwards."""
+    keys = [b"raw%021d" % number for number in range(batch)]
+    request = b"".join(hiredis.pack_command((b"SET", key, PAYLOAD)) for key in keys)
+    reader = hiredis.Reader()
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        begun = time.perf_counter()
+        for _ in range(total // batch):
+            connection.sendall(request)
+            answers = 0
+            while answers < batch:
+                reader.feed(connection.recv(1 << 16))
+                while reader.gets() is not False:
+                    answers += 1
+        rate = total / (time.perf_counter() - begun)
+        connection.sendall(hiredis.pack_command((b"DEL", *keys)))
+        connection.recv(100)
+    return rate
+
+
+@asynccontextmanager
+async def sqlite_place(folder: Path) -> AsyncIterator[Place]:
+    path = folder / "bench.db"
+    store = SqliteStore.open(str(path), SystemClock())
+
+    def size() -> int:
+        return sum(file.stat().st_size for file in folder.glob("bench.db*") if file.is_file())
+
+    def raw(total: int, batch: int) -> float:
+        return bare_insert(folder / "bare.db", total, batch)
+
+    try:
+        yield Place("sqlite", store, size, raw)
+    finally:
+        await store.close()
+
+
+def bare_insert(path: Path, total: int, batch: int) -> float:
+    """Insert of the same payload into a table of id and payload, so many a transaction, each synced to disk."""
+    connection = apsw.Connection(str(path))
+    connection.pragma("journal_mode", "wal")
+    connection.pragma("synchronous", "full")
+    connection.execute("CREATE TABLE IF NOT EXISTS bare (id BLOB PRIMARY KEY, payload BLOB)")
+    batches = [[(os.urandom(16), PAYLOAD) for _ in range(batch)] for _ in range(total // batch)]
+    begun = time.perf_counter()
+    for rows in batches:
+        with connection:
+            connection.executemany("INSERT INTO bare VALUES (?, ?)", rows)
+    rate = total / (time.perf_counter() - begun)
+    connection.execute("DROP TABLE bare")
+    connection.close()
+    return rate
+
+
+async def run(stores: list[str], backlogs: list[int], fsync: str) -> Table:
+    table = Table()
+    for backlog in backlogs:
+        for name in stores:
+            say(f"{name}, backlog {backlog:,}")
+            with tempfile.TemporaryDirectory(prefix="windlass-bench-") as folder:
+                place = redis_place(Path(folder), fsync) if name == "redis" else sqlite_place(Path(folder))
+                async with place as ready:
+                    await measure(ready, backlog, table)
+    return table
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="./dev bench store", description=__doc__)
+    parser.add_argument("--stores", default="sqlite,redis", help="which stores (default: %(default)s)")
+    parser.add_argument("--backlogs", default="1000,100000,1000000", help="jobs waiting (default: %(default)s)")
+    parser.add_argument("--fsync", default="everysec", help="Redis appendfsync (default: %(default)s)")
+    options = parser.parse_args(arguments)
+    backlogs = [int(number) for number in options.backlogs.split(",")]
+    table = asyncio.run(run(options.stores.split(","), backlogs, options.fsync))
+    print(table.markdown())
+    return 0

@@ -1,0 +1,72 @@
+"""What the answers share: the store, chance, the settings, and the one way to decide and write moves."""
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from windlass.model.lifecycle import Move
+from windlass.model.ports import Chance
+from windlass.model.wire import MOST_PAYLOAD
+from windlass.model.worker import Worker
+from windlass.store import Record, Store
+
+Decide = Callable[[Record, datetime], Move | None]
+"""What is to happen to a job as it was read at that time; null = nothing."""
+
+MOST_ROUNDS = 8
+"""How often a move is decided anew when the job changed in between; each round somebody else got a step further."""
+
+MOST_KNOWN_WORKERS = 10_000
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """What an operator may choose for the engine."""
+
+    lease: float = 15.0
+    """Seconds after which an unrenewed job, or a silent worker, is taken for lost."""
+    most_payload: int = MOST_PAYLOAD
+    """Bytes of one payload or result."""
+
+
+class Desk:
+    """One engine's working place."""
+
+    def __init__(self, store: Store, chance: Chance, settings: Settings) -> None:
+        self.store = store
+        self.chance = chance
+        self.settings = settings
+        # What a worker said of itself never changes, so it is asked for once; whether it lives is told by its renewals.
+        self.known_workers: dict[str, Worker] = {}
+
+    async def settle(self, ids: Sequence[str], decide: Decide) -> set[str]:
+        """Decide and write moves for these jobs; the ids of those that were changed.
+
+        A move is refused when its job changed after it was read; it is then read and decided again.
+        """
+        changed: set[str] = set()
+        rest = list(dict.fromkeys(ids))
+        for _ in range(MOST_ROUNDS):
+            if not rest:
+                break
+            reading = await self.store.read(rest)
+            moves = [move for record in reading.records if record and (move := self._fenced(record, decide, reading.now))]
+            applied = await self.store.apply(moves)
+            changed |= {move.id for move, done in zip(moves, applied, strict=True) if done}
+            rest = [move.id for move, done in zip(moves, applied, strict=True) if not done]
+        return changed
+
+    async def settle_read(self, records: Sequence[Record | None], now: datetime, decide: Decide) -> int:
+        """The same for jobs already read, without a second try: whoever comes next decides again."""
+        moves = [move for record in records if record and (move := self._fenced(record, decide, now))]
+        return sum(await self.store.apply(moves)) if moves else 0
+
+    def _fenced(self, record: Record, decide: Decide, now: datetime) -> Move | None:
+        move = decide(record, now)
+        return move and replace(move, fence=record.token)
+
+    def remember(self, worker: Worker) -> None:
+        if len(self.known_workers) >= MOST_KNOWN_WORKERS:
+            self.known_workers.pop(next(iter(self.known_workers)))
+        self.known_workers[worker.id] = worker

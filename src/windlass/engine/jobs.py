@@ -1,0 +1,263 @@
+"""Answers to the operations on jobs: queue, look, list, count, cancel, run again, delete."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from datetime import datetime
+from typing import Any
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from windlass.engine.desk import Desk
+from windlass.model import lifecycle, wire
+from windlass.model.errors import Invalid, Missing
+from windlass.model.job import FINISHED, Job, NewJob, State
+from windlass.model.lifecycle import ORDERS, TABLE, Move, Step
+from windlass.model.match import Match, index_only, matches, states
+from windlass.model.names import EVERY_TENANT, check_id, fresh_id, keyed_id
+from windlass.model.operations import (
+    MOST_AT_ONCE,
+    Cancel,
+    Changed,
+    Count,
+    Delete,
+    Enqueue,
+    Enqueued,
+    EnqueueMany,
+    GetResult,
+    GetStats,
+    List,
+    Number,
+    Operation,
+    Page,
+    QueueStats,
+    Result,
+    Retry,
+    Selection,
+    Show,
+    Stats,
+)
+from windlass.store import Draft, Record, Scope
+
+MOST_SCANNED = 10_000
+"""Jobs looked at for one page: a rare match gives a short page that says where to go on."""
+
+LOOK_AGAIN = 1.0
+"""Seconds after which whoever waits looks for itself: a notice may be lost."""
+
+
+async def enqueue(desk: Desk, operation: Enqueue) -> Job:
+    draft = _draft(desk, operation.tenant, operation.job, "job")
+    await desk.store.add([draft])
+    return (await _find(desk, draft.id, operation.tenant)).job
+
+
+async def enqueue_many(desk: Desk, operation: EnqueueMany) -> Enqueued:
+    if len(operation.jobs) > MOST_AT_ONCE:
+        raise Invalid(f"{len(operation.jobs)} jobs in one batch, at most {MOST_AT_ONCE} are allowed", at="jobs")
+    drafts = [_draft(desk, operation.tenant, new, f"jobs[{place}]") for place, new in enumerate(operation.jobs)]
+    created = await desk.store.add(drafts)
+    return Enqueued(ids=[draft.id for draft in drafts], created=sum(created))
+
+
+def _draft(desk: Desk, tenant: str, new: NewJob, at: str) -> Draft:
+    """Check one new job and give it its id."""
+    if tenant == EVERY_TENANT:
+        raise Invalid("a job belongs to one tenant, not to '-'", at="tenant")
+    try:
+        sound = wire.checked_job(new)
+        wire.check_size(sound.payload, desk.settings.most_payload)
+        if sound.id is not None and sound.key is not None:
+            raise Invalid("send an id or a key, not both", at="key")
+        if sound.delay is not None and sound.run_at is not None:
+            raise Invalid("send a delay or a run_at, not both", at="run_at")
+        if sound.id is not None:
+            check_id(sound.id)
+    except wire.FAULTS as fault:
+        raise type(fault)(fault.detail, at=f"{at}.{fault.at}".strip(".")) from None
+    if sound.id is not None:
+        return Draft(tenant, sound.id, sound)
+    if sound.key is not None:
+        return Draft(tenant, keyed_id(tenant, sound.queue, sound.key), sound)
+    return Draft(tenant, fresh_id(desk.chance.uuid7(), sound.queue), sound)
+
+
+async def show(desk: Desk, operation: Show) -> Job:
+    record = await _find(desk, operation.id, operation.tenant, payload=operation.payload)
+    return record.job if record.payload is None else replace(record.job, payload=Raw(record.payload))
+
+
+async def get_result(desk: Desk, operation: GetResult) -> Result:
+    """Answers a pending state if the job has not ended in time."""
+    record = await _find(desk, operation.id, operation.tenant)
+    if record.job.state not in FINISHED and operation.wait:
+        loop = asyncio.get_running_loop()
+        until = loop.time() + operation.wait
+        async with desk.store.listen([f"end/{operation.id}"]) as listener:
+            while True:
+                record = await _find(desk, operation.id, operation.tenant)
+                remaining = until - loop.time()
+                if record.job.state in FINISHED or remaining <= 0:
+                    break
+                await listener.wait(min(LOOK_AGAIN, remaining))
+    job = record.job
+    kept = await desk.store.result(job.id) if job.state is State.SUCCEEDED else None
+    if kept is None:
+        return Result(state=job.state, code=job.code, error=job.error)
+    return Result(state=job.state, code=job.code, result=Raw(kept.data), content_type=kept.content_type)
+
+
+async def _find(desk: Desk, id: str, tenant: str, *, payload: bool = False) -> Record:
+    """The record of a tenant's own job: somebody else's answers exactly like none."""
+    check_id(id)
+    record = (await desk.store.read([id], payload=payload)).records[0]
+    if record is None or not _owns(tenant, record.job):
+        raise Missing(f"there is no job {id}", at="id")
+    return record
+
+
+def _owns(tenant: str, job: Job) -> bool:
+    return tenant in (EVERY_TENANT, job.tenant)
+
+
+async def list_jobs(desk: Desk, operation: List) -> Page:
+    match = wire.checked(operation.match)
+    scope = Scope(operation.tenant, match.queue, states(match))
+    found: list[Job] = []
+    after, scanned = operation.after, 0
+    while len(found) < operation.limit and scanned < MOST_SCANNED:
+        piece = await desk.store.page(scope, after, operation.limit - len(found))
+        found += [record.job for record in await _matching(desk, match, piece.records)]
+        after, scanned = piece.next, scanned + max(len(piece.records), MOST_SCANNED // 100)
+        if after is None:
+            break
+    return Page(jobs=found, next=after)
+
+
+async def count(desk: Desk, operation: Count) -> Number:
+    match = wire.checked(operation.match)
+    if index_only(match):
+        wanted = states(match)
+        return Number(
+            count=sum(
+                tally.count
+                for tally in await desk.store.tally(operation.tenant)
+                if tally.state in wanted
+                and match.queue in (None, tally.queue)
+                and match.task in (None, tally.task)
+            )
+        )
+    return Number(count=sum([len(records) async for records in _scan(desk, operation.tenant, match, states(match))]))
+
+
+async def _scan(desk: Desk, tenant: str, match: Match, wanted: frozenset[State]) -> AsyncIterator[list[Record]]:
+    """All matching jobs in those states, some at a time, in constant space."""
+    scope, after = Scope(tenant, match.queue, wanted), None
+    while True:
+        piece = await desk.store.page(scope, after, MOST_AT_ONCE)
+        if records := await _matching(desk, match, piece.records):
+            yield records
+        if (after := piece.next) is None:
+            return
+
+
+async def _matching(desk: Desk, match: Match, records: list[Record]) -> list[Record]:
+    if not match.payload:
+        return [record for record in records if matches(match, record.job)]
+    # Payload fields are asked for last: only of jobs that everything else admits is the payload read.
+    bare = replace(match, payload={})
+    likely = [record.job.id for record in records if matches(bare, record.job)]
+    reading = await desk.store.read(likely, payload=True)
+    return [record for record in reading.records if record and matches(match, record.job, _inside(record))]
+
+
+def _inside(record: Record) -> object:
+    try:
+        return wire.value(record.payload or b"", record.job.content_type)
+    except Invalid:
+        return None  # whatever this is, it has no fields
+
+
+async def get_stats(desk: Desk, operation: GetStats) -> Stats:
+    found: dict[tuple[str, str, str], dict[State, int]] = {}
+    for tally in await desk.store.tally(operation.tenant):
+        found.setdefault((tally.tenant, tally.queue, tally.task), {})[tally.state] = tally.count
+    return Stats(
+        queues=[
+            QueueStats(tenant=tenant, queue=queue, task=task, states=numbers)
+            for (tenant, queue, task), numbers in sorted(found.items())
+        ]
+    )
+
+
+Action = Callable[[Job], Move | None]
+"""What an action does to one job; null = nothing to do."""
+
+
+def _cancelling(job: Job) -> Move | None:
+    ordered = job.state is State.RUNNING and job.reason in ORDERS
+    return lifecycle.cancel(job) if (job.state, Step.CANCEL) in TABLE and not ordered else None
+
+
+def _retrying(job: Job) -> Move | None:
+    return lifecycle.rerun(job) if (job.state, Step.RERUN) in TABLE else None
+
+
+def _deleting(job: Job) -> Move | None:
+    doomed = job.state is State.RUNNING and job.reason is lifecycle.Reason.DELETED
+    return None if doomed else lifecycle.delete(job)
+
+
+def _selecting(action: Action, step: Step) -> Callable[[Desk, Selection], Awaitable[Changed]]:
+    """The answer to an operation that does this to the jobs it selects."""
+    possible = frozenset(state for state, allowed in TABLE if allowed is step)
+
+    async def answer(desk: Desk, operation: Selection) -> Changed:
+        if (operation.ids is None) == (operation.match is None):
+            raise Invalid("say which jobs are meant: by ids, or by match", at="ids")
+        if operation.ids is not None:
+            return Changed(changed=await _act_on_ids(desk, operation, operation.ids, action))
+        match = wire.checked(operation.match or Match())
+        changed = 0
+        async for records in _scan(desk, operation.tenant, match, states(match) & possible):
+            changed += await _act(desk, operation, [record.job.id for record in records], action, match)
+        return Changed(changed=changed)
+
+    return answer
+
+
+async def _act_on_ids(desk: Desk, operation: Selection, ids: list[str], action: Action) -> int:
+    if len(ids) > MOST_AT_ONCE:
+        raise Invalid(f"{len(ids)} ids at once, at most {MOST_AT_ONCE} are allowed", at="ids")
+    for place, id in enumerate(ids):
+        check_id(id, at=f"ids[{place}]")
+    if len(ids) == 1:
+        await _find(desk, ids[0], operation.tenant)
+    return await _act(desk, operation, ids, action, Match())
+
+
+async def _act(desk: Desk, operation: Selection, ids: list[str], action: Action, match: Match) -> int:
+    bare = replace(match, payload={})  # the payload of a job never changes: it need not be looked at again
+
+    def decide(record: Record, _: datetime) -> Move | None:
+        job = record.job
+        return action(job) if _owns(operation.tenant, job) and matches(bare, job) else None
+
+    if not operation.dry_run:
+        return len(await desk.settle(ids, decide))
+    reading = await desk.store.read(list(dict.fromkeys(ids)))
+    return sum(record is not None and decide(record, reading.now) is not None for record in reading.records)
+
+
+ANSWERS: dict[type[Operation[Any]], Callable[[Desk, Any], Awaitable[Any]]] = {
+    Enqueue: enqueue,
+    EnqueueMany: enqueue_many,
+    Show: show,
+    GetResult: get_result,
+    List: list_jobs,
+    Count: count,
+    Cancel: _selecting(_cancelling, Step.CANCEL),
+    Retry: _selecting(_retrying, Step.RERUN),
+    Delete: _selecting(_deleting, Step.DELETE),
+    GetStats: get_stats,
+}

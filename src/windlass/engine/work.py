@@ -1,0 +1,252 @@
+"""Answers to the operations of workers: register, claim, begin, renew, finish, release.
+
+A success needs no decision and is one round trip for a whole batch. Every other outcome is read, decided by the
+lifecycle and written under the guard of what was read.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from typing import Any
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from windlass.engine.desk import Desk
+from windlass.engine.jobs import LOOK_AGAIN
+from windlass.model import lifecycle, wire
+from windlass.model.errors import Invalid, Missing
+from windlass.model.job import Error, Reason
+from windlass.model.lifecycle import CODES, Move, Outcome, Verdict
+from windlass.model.names import text_id
+from windlass.model.operations import (
+    Alive,
+    Applied,
+    Began,
+    Begin,
+    Claim,
+    Claimed,
+    Finish,
+    Finished,
+    Held,
+    Operation,
+    Order,
+    Register,
+    Registered,
+    Release,
+    Renew,
+    Renewed,
+    Unregister,
+    Unrun,
+    Workers,
+)
+from windlass.model.worker import Worker
+from windlass.store import Done, Record, Touch, Wish
+
+FENCE_BYTES = 8
+
+
+async def register(desk: Desk, operation: Register) -> Registered:
+    new = wire.checked(operation.worker)
+    id = text_id(desk.chance.uuid7())
+    await desk.store.enlist(id, operation.tenant, new, desk.settings.lease)
+    return Registered(worker=id, lease=desk.settings.lease)
+
+
+async def workers(desk: Desk, operation: Workers) -> list[Worker]:
+    return await desk.store.workers(operation.tenant)
+
+
+async def unregister(desk: Desk, operation: Unregister) -> None:
+    await _known(desk, operation.worker, operation.tenant)
+    desk.known_workers.pop(operation.worker, None)
+    if not await desk.store.dismiss(operation.worker):
+        raise _stranger(operation.worker)
+
+
+async def claim(desk: Desk, operation: Claim) -> list[Claimed]:
+    worker = await _known(desk, operation.worker, operation.tenant)
+    records = await _claim_now(desk, operation, worker)
+    if not records and operation.wait:
+        records = await _claim_soon(desk, operation, worker)
+    return [
+        Claimed(
+            job=record.job,
+            token=(record.token or b"").hex(),
+            payload=Raw(record.payload or b""),
+            deadline=record.job.deadline,
+        )
+        for record in records
+    ]
+
+
+async def _claim_now(desk: Desk, operation: Claim, worker: Worker) -> list[Record]:
+    nonce = bytes.fromhex(operation.nonce) if operation.nonce else desk.chance.token()
+    return await desk.store.claim(Wish(worker, nonce, operation.slots, desk.settings.lease))
+
+
+async def _claim_soon(desk: Desk, operation: Claim, worker: Worker) -> list[Record]:
+    loop = asyncio.get_running_loop()
+    until = loop.time() + operation.wait
+    async with desk.store.listen([f"work/{queue}" for queue in worker.queues]) as listener:
+        # Claimed once more before the first wait: work may have come before anybody listened.
+        while not (records := await _claim_now(desk, operation, worker)):
+            remaining = until - loop.time()
+            if remaining <= 0:
+                break
+            await listener.wait(min(LOOK_AGAIN, remaining))
+    return records
+
+
+async def begin(desk: Desk, operation: Begin) -> Applied:
+    await _known(desk, operation.worker, operation.tenant)
+    return await _touch(desk, operation.worker, operation.jobs, [_began(item) for item in operation.jobs])
+
+
+async def _touch(desk: Desk, worker: str, items: Sequence[Held], touches: list[Touch]) -> Applied:
+    touched = await desk.store.touch(worker, touches, desk.settings.lease)
+    return _applied(items, [answer.held for answer in touched])
+
+
+def _began(item: Began) -> Touch:
+    return Touch(item.id, _fence(item.token), pid=item.pid)
+
+
+def _alive(item: Alive) -> Touch:
+    return Touch(item.id, _fence(item.token), progress=item.progress)
+
+
+async def renew(desk: Desk, operation: Renew) -> Renewed:
+    if (worker := await desk.store.greet(operation.worker, desk.settings.lease)) is None:
+        desk.known_workers.pop(operation.worker, None)
+        raise _stranger(operation.worker)
+    _check_owner(worker, operation.tenant)
+    if not operation.jobs:
+        return Renewed()
+    touched = await desk.store.touch(operation.worker, [_alive(item) for item in operation.jobs], desk.settings.lease)
+    return Renewed(
+        lost=[answer.id for answer in touched if not answer.held],
+        orders=[
+            Order(id=answer.id, order="halt" if answer.reason is Reason.HALTED else "cancel")
+            for answer in touched
+            if answer.reason in lifecycle.ORDERS
+        ],
+    )
+
+
+async def finish(desk: Desk, operation: Finish) -> Applied:
+    await _known(desk, operation.worker, operation.tenant)
+    for place, item in enumerate(operation.jobs):
+        _check_finished(desk, item, f"jobs[{place}]")
+    dones = [_done(item) for item in operation.jobs if item.outcome is Verdict.OK]
+    applied = set()
+    if dones:
+        verdicts = await desk.store.succeed(operation.worker, dones)
+        applied = {(done.id, done.token) for done, held in zip(dones, verdicts, strict=True) if held}
+    others = [item for item in operation.jobs if item.outcome is not Verdict.OK]
+    applied |= await _settle_held(desk, others, lambda item, record, now: _move(desk, item, record, now))
+    return _report(operation.jobs, applied)
+
+
+def _check_finished(desk: Desk, item: Finished, at: str) -> None:
+    if item.code is not None and item.code // 100 != CODES[item.outcome] // 100:
+        meant = {number // 100: verdict for verdict, number in CODES.items()}.get(item.code // 100)
+        hint = f"it means {meant}" if meant else "codes are 1xx, 2xx, 4xx or 5xx"
+        raise Invalid(f"code {item.code} does not go with outcome {item.outcome}: {hint}", at=f"{at}.code")
+    if item.result is not None:
+        wire.check_size(item.result, desk.settings.most_payload, at=f"{at}.result")
+
+
+def _done(item: Finished) -> Done:
+    result = None if item.result is None else bytes(item.result)
+    code = item.code or CODES[Verdict.OK]
+    return Done(item.id, _fence(item.token), code, result, item.content_type, item.finished_at)
+
+
+def _move(desk: Desk, item: Finished, record: Record, now: datetime) -> Move:
+    error = item.error or Error()
+    outcome = Outcome(
+        verdict=item.outcome,
+        code=item.code,
+        error=replace(error, message=error.message or item.message),
+        reason=item.reason,
+        delay=item.delay,
+    )
+    move = lifecycle.finish(record.job, outcome, now, desk.chance.fraction())
+    return replace(move, finished_at=item.finished_at)
+
+
+async def release(desk: Desk, operation: Release) -> Applied:
+    await _known(desk, operation.worker, operation.tenant)
+
+    def back(item: Unrun, record: Record, now: datetime) -> Move:
+        return lifecycle.release(record.job, now, item.delay)
+
+    return _report(operation.jobs, await _settle_held(desk, operation.jobs, back))
+
+
+async def _settle_held(
+    desk: Desk, items: Sequence[Any], decide: Callable[[Any, Record, datetime], Move]
+) -> set[tuple[str, bytes]]:
+    """Decide and write moves of jobs that a worker holds; (id, token) of those it did hold."""
+    by_id = {item.id: item for item in reversed(items)}  # the first of two reports on one job counts
+
+    def fenced(record: Record, now: datetime) -> Move | None:
+        item = by_id[record.job.id]
+        return decide(item, record, now) if record.token == _fence(item.token) else None
+
+    changed = await desk.settle(list(by_id), fenced)
+    return {(id, _fence(by_id[id].token)) for id in changed}
+
+
+def _applied(items: Sequence[Held], held: Sequence[bool]) -> Applied:
+    pairs = list(zip(items, held, strict=True))
+    return Applied(applied=[item.id for item, ok in pairs if ok], refused=[item.id for item, ok in pairs if not ok])
+
+
+def _report(items: Sequence[Held], applied: set[tuple[str, bytes]]) -> Applied:
+    held = []
+    for item in items:
+        key = (item.id, _fence(item.token))
+        held.append(key in applied)
+        applied.discard(key)  # a second report on the same run changes nothing
+    return _applied(items, held)
+
+
+def _fence(token: str) -> bytes:
+    """The bytes of a token; what is no token at all fences off nothing but itself."""
+    try:
+        fence = bytes.fromhex(token)
+    except ValueError:
+        return b""
+    return fence if len(fence) == FENCE_BYTES else b""
+
+
+async def _known(desk: Desk, id: str, tenant: str) -> Worker:
+    worker = desk.known_workers.get(id) or await desk.store.greet(id, desk.settings.lease)
+    if worker is None:
+        raise _stranger(id)
+    _check_owner(worker, tenant)
+    desk.remember(worker)
+    return worker
+
+
+def _check_owner(worker: Worker, tenant: str) -> None:
+    if tenant != worker.tenant:
+        raise _stranger(worker.id)
+
+
+def _stranger(id: str) -> Missing:
+    return Missing(f"there is no worker {id[:60]}: it was silent for a whole lease, or never registered", at="worker")
+
+
+ANSWERS: dict[type[Operation[Any]], Callable[[Desk, Any], Awaitable[Any]]] = {
+    Register: register,
+    Workers: workers,
+    Unregister: unregister,
+    Claim: claim,
+    Begin: begin,
+    Renew: renew,
+    Finish: finish,
+    Release: release,
+}

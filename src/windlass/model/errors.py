@@ -1,0 +1,117 @@
+"""Every error that crosses a room.
+
+WindlassError
+├── Invalid          400  what was sent cannot be understood
+├── Unauthenticated  401  nobody said who asks
+├── Denied           403  whoever asks may not
+├── Missing          404  there is no such thing (or it is somebody else's)
+├── Conflict         409  it is not in a state that allows this
+├── TooLarge         413  more bytes or items than allowed
+├── Busy             429  too much at once: ask again later
+├── Unavailable      503  the store does not answer: ask again later
+└── Full             507  no room to keep it
+
+Each class carries its wire code, HTTP status and exit status, so that no edge keeps a table of its own.
+Errors are text only: nothing that comes back from a store is ever imported or constructed.
+"""
+
+from typing import ClassVar
+
+from msgspec import Struct
+
+
+class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An error as it travels: problem details."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    code: str
+    at: str = ""
+    """The path of the faulty field, empty when no single field is at fault."""
+
+
+class WindlassError(Exception):
+    """The root: catch this to catch everything the queue can say."""
+
+    code: ClassVar[str] = "error"
+    title: ClassVar[str] = "Something went wrong"
+    status: ClassVar[int] = 500
+    exit_status: ClassVar[int] = 1
+
+    def __init__(self, detail: str, *, at: str = "") -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.at = at
+
+    def __str__(self) -> str:
+        return f"{self.at}: {self.detail}" if self.at else self.detail
+
+    def problem(self) -> Problem:
+        return Problem(title=self.title, status=self.status, detail=self.detail, code=self.code, at=self.at)
+
+
+class Invalid(WindlassError):
+    """What was sent cannot be understood: mend the field named by `at` and send it again."""
+
+    code, title, status, exit_status = "invalid", "Invalid request", 400, 2
+
+
+class Unauthenticated(WindlassError):
+    """No token, or one that is not known."""
+
+    code, title, status, exit_status = "unauthenticated", "Not authenticated", 401, 4
+
+
+class Denied(WindlassError):
+    """The token does not allow this."""
+
+    code, title, status, exit_status = "denied", "Not allowed", 403, 4
+
+
+class Missing(WindlassError):
+    """No such job, worker or record; one of another tenant answers exactly the same."""
+
+    code, title, status, exit_status = "missing", "Not found", 404, 3
+
+
+class Conflict(WindlassError):
+    """The thing exists, but its state does not allow this step."""
+
+    code, title, status, exit_status = "conflict", "Conflict", 409, 4
+
+
+class TooLarge(WindlassError):
+    """More bytes or more items than are allowed in one request."""
+
+    code, title, status, exit_status = "too_large", "Too large", 413, 2
+
+
+class Busy(WindlassError):
+    """Too much at once; the same request may be sent again later."""
+
+    code, title, status, exit_status = "busy", "Too busy", 429, 75
+
+
+class Unavailable(WindlassError):
+    """The store does not answer; idempotent requests may be sent again."""
+
+    code, title, status, exit_status = "unavailable", "Unavailable", 503, 75
+
+
+class Full(WindlassError):
+    """There is no room left to keep what was sent; nothing of it was kept."""
+
+    code, title, status, exit_status = "full", "No room left", 507, 75
+
+
+ERRORS: dict[str, type[WindlassError]] = {
+    kind.code: kind
+    for kind in (Invalid, Unauthenticated, Denied, Missing, Conflict, TooLarge, Busy, Unavailable, Full)
+}
+
+
+def from_problem(problem: Problem) -> WindlassError:
+    """The error that a problem speaks of, so that a client raises what the engine raised."""
+    return ERRORS.get(problem.code, WindlassError)(problem.detail, at=problem.at)

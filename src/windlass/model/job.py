@@ -1,0 +1,204 @@
+"""The job: what was asked for (`Terms`), what came of it (`Job`), and the words for both.
+
+Frozen data without behaviour; nothing here opens, sends or decides anything. Times are UTC by the
+store's clock, durations are seconds, and "never" is written as null.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Literal
+
+from msgspec import Meta, Raw, Struct
+
+from windlass.model.names import DEFAULT_QUEUE, Name
+from windlass.model.retry import EXPONENTIAL, Retry, Seconds
+
+
+class State(StrEnum):
+    """Where a job stands. Exactly one at any time; `lifecycle.TABLE` says which may follow which."""
+
+    BLOCKED = "blocked"
+    """Waits for other jobs."""
+    SCHEDULED = "scheduled"
+    """Waits for a time: its delay, or its next re-run (then `attempt` is above 0)."""
+    QUEUED = "queued"
+    """Waits for a worker."""
+    RUNNING = "running"
+    """Leased to a worker."""
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+PENDING = frozenset({State.BLOCKED, State.SCHEDULED, State.QUEUED, State.RUNNING})
+FINISHED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
+
+
+class Reason(StrEnum):
+    """Why a job ended, why it waits for another run, or why a running one has been told to stop."""
+
+    ERROR = "error"
+    """The task broke (5xx)."""
+    RETRY = "retry"
+    """The task asked to be run again (1xx)."""
+    FAILED = "failed"
+    """The task said that it cannot succeed (4xx)."""
+    TIMEOUT = "timeout"
+    """It ran longer than its `timeout`."""
+    CRASHED = "crashed"
+    """Its process died under it."""
+    LOST = "lost"
+    """Its worker was not heard of for a whole lease."""
+    DEADLINE = "deadline"
+    """Its retry deadline passed."""
+    EXPIRED = "expired"
+    """Nobody started it in time."""
+    SHRUNK = "shrunk"
+    """Its time was taken for jobs that wait."""
+    HALTED = "halted"
+    """Its place was taken for jobs that wait."""
+    RELEASED = "released"
+    """Its worker gave it back unrun."""
+    SNOOZED = "snoozed"
+    """The task asked for a later time, without using an attempt."""
+    CANCELLED = "cancelled"
+    """Somebody cancelled it."""
+    DELETED = "deleted"
+    """Somebody deleted it while it ran: it is stopped and leaves no record."""
+
+
+KeepResult = Literal["keep", "once", "none"]
+
+MSGPACK = "application/vnd.msgpack"
+JSON = "application/json"
+TEXT = "text/plain"
+
+DAY = 86400.0
+
+Text = Annotated[str, Meta(max_length=8192)]
+
+
+class Terms(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a submitter may ask of the queue for one job. None of it changes while the job lives."""
+
+    task: Name
+    """Which code the job runs."""
+    queue: Name = DEFAULT_QUEUE
+    """The named line it waits in."""
+    key: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
+    """The caller's own name for the job; its id is derived from tenant, queue and key."""
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
+    """Lower goes first; equal ones go by arrival."""
+    tags: Annotated[list[Annotated[str, Meta(min_length=1, max_length=128)]], Meta(max_length=32)] = []
+    """Words to find it by."""
+    timeout: Seconds | None = None
+    """Seconds one attempt may run; null = as long as it likes."""
+    tier: Name | Seconds | None = None
+    """The time class asked for, by name or by seconds; null = flexible where the queue has tiers."""
+    yielding: bool = False
+    """Whether it may be halted for others, and is denied rather than queued."""
+    max_retry: Annotated[int, Meta(ge=0, le=1_000_000)] | None = 0
+    """How many re-runs a failing job gets; null = as many as the retry deadline allows."""
+    retry: Retry = EXPONENTIAL
+    """When those re-runs come."""
+    keep_result: KeepResult = "keep"
+    """Whether the result stays with the record, is handed out once, or is dropped at once."""
+    keep_success: Seconds | None = DAY
+    """Seconds that the record of a success stays; null = for ever."""
+    keep_failure: Seconds | None = 7 * DAY
+    """Seconds that the record of a failed or cancelled job stays; null = for ever."""
+    expires: Seconds | None = None
+    """Seconds after creation within which it must be started, or it fails as `expired`; null = never."""
+    isolate: bool = False
+    """Whether it runs in a process of its own."""
+    headers: Annotated[dict[Annotated[str, Meta(max_length=128)], Text], Meta(max_length=64)] = {}
+    """Texts that travel with the job untouched (trace ids and the like)."""
+    content_type: Annotated[str, Meta(max_length=128)] = MSGPACK
+    """How the payload is encoded; the queue itself never decodes it."""
+
+
+NOTHING = Raw(b"\xc0")
+"""MessagePack nil: the payload of a job that was given none."""
+
+
+class NewJob(Terms, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A job as it is sent in."""
+
+    payload: Raw = NOTHING
+    """One encoded value, in the encoding that `content_type` names."""
+    id: str | None = None
+    """A UUID made by the caller; sending it twice makes one job. Absent: made from `key`, or anew."""
+    delay: Seconds | None = None
+    """Seconds to wait before it may run."""
+    run_at: Annotated[datetime, Meta(tz=True)] | None = None
+    """The time before which it may not run, with its time zone; not together with `delay`."""
+
+
+class Error(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What went wrong in one attempt, as text."""
+
+    type: str = ""
+    message: str = ""
+    traceback: str = ""
+    reason: Reason | None = None
+    attempt: int = 0
+    """The attempt it belongs to."""
+    at: datetime | None = None
+    """When it was reported."""
+
+
+class Progress(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far a running job says it is."""
+
+    done: float = 0
+    total: float | None = None
+    note: Annotated[str, Meta(max_length=1000)] = ""
+
+
+class Job(Terms, frozen=True, kw_only=True):
+    """A job as the queue knows it: its terms, and what has come of it so far."""
+
+    id: str
+    """The UUID it was sent with. Never changes."""
+    tenant: str
+    """Whose job it is. Never changes."""
+    state: State
+    """Where it stands; changes only by `lifecycle.TABLE`."""
+    reason: Reason | None = None
+    """Why it ended or waits for another run; on a running job, why it has been told to stop. Null otherwise."""
+    attempt: int = 0
+    """Which run this is, from 1; 0 before the first. Grows at each claim; a run given back is not counted."""
+    crashes: int = 0
+    """Runs that ended with the death of their process. Grows by one at each."""
+    losses: int = 0
+    """Runs whose worker was not heard of again. Grows by one at each."""
+    worker: str | None = None
+    """The worker that holds it or held it last. Set at each claim."""
+    node: str | None = None
+    """The machine of that worker. Set at each claim."""
+    pid: int | None = None
+    """The process that runs it or ran it last. Set when its code starts; null between claim and start."""
+    progress: Progress | None = None
+    """What the running task last said of how far it is."""
+    code: int | None = None
+    """The code of its last outcome (1xx, 2xx, 4xx, 5xx). Set at each finish."""
+    error: Error | None = None
+    """The last of `errors`."""
+    errors: list[Error] = []
+    """One entry per attempt that did not succeed, oldest first, the newest hundred; kept after a later success."""
+    created_at: datetime
+    """When the store accepted it. Never changes."""
+    updated_at: datetime
+    """When its state, reason or pid last changed."""
+    run_at: datetime | None = None
+    """Before this it may not run: its delay, or its next re-run. Null if it never had to wait."""
+    started_at: datetime | None = None
+    """When the current or last attempt was claimed."""
+    finished_at: datetime | None = None
+    """When it ended for good. Null while pending."""
+    deadline: datetime | None = None
+    """When the current attempt is stopped: its start plus `timeout`. Null unless running under a limit."""
+    size: int = 0
+    """Bytes of its payload."""
+    payload: Raw | None = None
+    """Its payload, only where it was asked for."""

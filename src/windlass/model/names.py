@@ -1,0 +1,71 @@
+"""Names and ids: what may be called what, and which bytes name a job.
+
+An id is a UUID made by the caller, so that sending a job twice makes one job. Its last byte is the
+mark of the job's queue: a store spread over several partitions finds the partition from the id alone.
+"""
+
+import hashlib
+import re
+import zlib
+from typing import Annotated
+
+from msgspec import Meta
+
+from windlass.model.errors import Invalid
+
+# `$` also matches before a last newline; the lookahead refuses that, in Python and in JSON Schema alike.
+NAME_PATTERN = r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}$(?!\n)"
+
+Name = Annotated[
+    str,
+    Meta(pattern=NAME_PATTERN, description="Letters, digits, `_`, `.` and `-`; 1 to 128; a letter or digit first."),
+]
+
+EVERY_TENANT = "-"
+"""Stands for all tenants wherever a tenant is asked for; no tenant can have this name."""
+
+DEFAULT_TENANT = "default"
+DEFAULT_QUEUE = "default"
+
+_NAME = re.compile(NAME_PATTERN)
+_UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\Z")
+
+
+def check_name(name: str, *, at: str) -> str:
+    if not _NAME.match(name):
+        raise Invalid(f"{name[:140]!r} is not a name: letters, digits, '_', '.', '-'; 1 to 128 of them", at=at)
+    return name
+
+
+def check_id(text: str, *, at: str = "id") -> str:
+    if not _UUID.match(text):
+        raise Invalid(f"{text[:60]!r} is not a UUID in lower case", at=at)
+    return text
+
+
+def queue_mark(queue: str) -> int:
+    """The byte that the ids of a queue's jobs end with: CRC-32 of its name, lowest eight bits."""
+    return zlib.crc32(queue.encode()) & 0xFF
+
+
+def fresh_id(uuid7: bytes, queue: str) -> str:
+    """An id for a new job of this queue, from the bytes of a fresh UUIDv7."""
+    return text_id(uuid7[:15] + bytes((queue_mark(queue),)))
+
+
+def keyed_id(tenant: str, queue: str, key: str) -> str:
+    """The id that a caller's own key stands for: the same key is the same job while its record lives."""
+    digest = bytearray(hashlib.sha256("\0".join((tenant, queue, key)).encode()).digest()[:16])
+    digest[6] = digest[6] & 0x0F | 0x80  # version 8: made by rules of our own
+    digest[8] = digest[8] & 0x3F | 0x80
+    digest[15] = queue_mark(queue)
+    return text_id(bytes(digest))
+
+
+def text_id(raw: bytes) -> str:
+    text = raw.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def raw_id(text: str) -> bytes:
+    return bytes.fromhex(text.replace("-", ""))

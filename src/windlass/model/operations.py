@@ -1,0 +1,339 @@
+"""Every question the queue answers, declared once, as data.
+
+An operation is a struct that carries its own arguments; the decorator adds verb, path, success status and
+scope. The engine answers operations in process; HTTP routes, client calls, command line and OpenAPI are derived
+from `OPERATIONS`. Whatever answers them (`await service(operation)`) is a `Service`.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+from typing import Annotated, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+
+from msgspec import Meta, Raw, Struct
+
+from windlass.model.job import MSGPACK, Error, Job, NewJob, Progress, Reason, State
+from windlass.model.lifecycle import Verdict
+from windlass.model.match import Match
+from windlass.model.names import DEFAULT_TENANT
+from windlass.model.retry import Seconds
+from windlass.model.worker import NewWorker, Worker
+
+A_co = TypeVar("A_co", covariant=True)
+A = TypeVar("A")
+
+MOST_AT_ONCE = 1000
+"""Jobs in one request, rows in one page."""
+
+
+class Operation(Struct, Generic[A_co], frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A question to the queue; `A_co` is the type of its answer."""
+
+    tenant: str = DEFAULT_TENANT
+    """Whose jobs are meant; `-` = everybody's."""
+
+
+class Service(Protocol):
+    """Whatever answers operations: the engine in process, the client over HTTP."""
+
+    async def __call__(self, operation: Operation[A], /) -> A: ...
+
+
+Scope = Literal["enqueue", "work", "read", "operate"]
+
+
+class Route(NamedTuple):
+    """How an operation is spelled outside."""
+
+    verb: Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
+    path: str
+    status: int
+    scope: Scope
+
+
+OPERATIONS: dict[type[Operation[Any]], Route] = {}
+
+O = TypeVar("O", bound=type[Operation[Any]])  # noqa: E741
+
+
+def operation(
+    verb: Literal["GET", "POST", "PUT", "PATCH", "DELETE"], path: str, scope: Scope, status: int = 200
+) -> Callable[[O], O]:
+    """Enter an operation into the table."""
+
+    def enter(kind: O) -> O:
+        OPERATIONS[kind] = Route(verb, path, status, scope)
+        return kind
+
+    return enter
+
+
+# Answers
+
+
+class Enqueued(Struct, frozen=True, kw_only=True):
+    """What became of a batch."""
+
+    ids: list[str]
+    """In the order sent."""
+    created: int
+    """How many of them are new; the others were there already."""
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """How a job ended."""
+
+    state: State
+    result: Raw | None = None
+    """The value in the encoding of `content_type`; null if there is none (any more)."""
+    content_type: str = MSGPACK
+    code: int | None = None
+    error: Error | None = None
+
+
+class Page(Struct, frozen=True, kw_only=True):
+    """Some of the matching jobs."""
+
+    jobs: list[Job]
+    next: str | None = None
+    """Give this as `after` for the following page; null = this was the last."""
+
+
+class Number(Struct, frozen=True, kw_only=True):
+    count: int
+
+
+class Changed(Struct, frozen=True, kw_only=True):
+    """How many jobs an action changed, or would change in a dry run."""
+
+    changed: int
+
+
+class Registered(Struct, frozen=True, kw_only=True):
+    worker: str
+    lease: float
+    """Seconds after which an unrenewed job, or a silent worker, is taken for lost."""
+
+
+class Claimed(Struct, frozen=True, kw_only=True):
+    """A job handed to a worker: the right to finish it is the token."""
+
+    job: Job
+    token: str
+    payload: Raw
+    """Encoded as `job.content_type` says."""
+    deadline: datetime | None = None
+
+
+class Applied(Struct, frozen=True, kw_only=True):
+    """What became of a worker's report."""
+
+    applied: list[str] = []
+    refused: list[str] = []
+    """Jobs that this worker does not hold under the token it gave: nothing of them was written."""
+
+
+class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a worker is told of a job that it runs."""
+
+    id: str
+    order: Literal["cancel", "halt", "deadline"]
+    deadline: datetime | None = None
+
+
+class Renewed(Struct, frozen=True, kw_only=True):
+    lost: list[str] = []
+    """Jobs that are no longer this worker's: stop them, report nothing."""
+    orders: list[Order] = []
+
+
+class QueueStats(Struct, frozen=True, kw_only=True):
+    """How many jobs of one queue and task are in each state."""
+
+    tenant: str
+    queue: str
+    task: str
+    states: dict[State, int]
+
+
+class Stats(Struct, frozen=True, kw_only=True):
+    queues: list[QueueStats]
+
+
+# Jobs
+
+JobIds = Annotated[list[str], Meta(max_length=MOST_AT_ONCE)]
+
+
+@operation("POST", "/jobs", "enqueue", 201)
+class Enqueue(Operation[Job], frozen=True, kw_only=True):
+    """Queue one job. The same id or key again answers the job that is there."""
+
+    job: NewJob
+
+
+@operation("POST", "/jobs/batch", "enqueue", 201)
+class EnqueueMany(Operation[Enqueued], frozen=True, kw_only=True):
+    """Queue many jobs in one round trip; if one of them is invalid, none is queued."""
+
+    jobs: Annotated[list[NewJob], Meta(max_length=MOST_AT_ONCE)]
+
+
+@operation("GET", "/jobs/{id}", "read")
+class Show(Operation[Job], frozen=True, kw_only=True):
+    """One job as it is now."""
+
+    id: str
+    payload: bool = False
+
+
+@operation("GET", "/jobs/{id}/result", "read")
+class GetResult(Operation[Result], frozen=True, kw_only=True):
+    """How a job ended, waiting for it if asked to."""
+
+    id: str
+    wait: Annotated[float, Meta(ge=0, le=60)] = 0.0
+
+
+@operation("GET", "/jobs", "read")
+class List(Operation[Page], frozen=True, kw_only=True):
+    """Matching jobs, queue by queue in order of arrival, a page at a time."""
+
+    match: Match = Match()
+    limit: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] = 100
+    after: str | None = None
+
+
+@operation("GET", "/jobs/count", "read")
+class Count(Operation[Number], frozen=True, kw_only=True):
+    """How many jobs match."""
+
+    match: Match = Match()
+
+
+class Selection(Operation[Changed], frozen=True, kw_only=True):
+    """An action on the jobs named, or on all that match."""
+
+    ids: JobIds | None = None
+    match: Match | None = None
+    dry_run: bool = False
+
+
+@operation("POST", "/jobs/cancel", "operate")
+class Cancel(Selection, frozen=True, kw_only=True):
+    """Cancel jobs; running ones are stopped."""
+
+
+@operation("POST", "/jobs/retry", "operate")
+class Retry(Selection, frozen=True, kw_only=True):
+    """Queue finished jobs again, their attempts counted anew."""
+
+
+@operation("DELETE", "/jobs", "operate")
+class Delete(Selection, frozen=True, kw_only=True):
+    """Delete jobs and their records; running ones are stopped first."""
+
+
+@operation("GET", "/stats", "read")
+class GetStats(Operation[Stats], frozen=True, kw_only=True):
+    """How many jobs there are by queue, task and state; costs the same whatever the backlog."""
+
+
+# Work
+
+
+class Held(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A job that a worker says it holds."""
+
+    id: str
+    token: str
+
+
+class Began(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    pid: Annotated[int, Meta(ge=0, le=2**32 - 1)]
+
+
+class Alive(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    progress: Progress | None = None
+
+
+class Finished(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How an attempt ended."""
+
+    outcome: Verdict
+    code: Annotated[int, Meta(ge=100, le=599)] | None = None
+    """Must agree with the outcome: 1xx retry, 2xx ok, 4xx failed, 5xx error."""
+    result: Raw | None = None
+    content_type: Annotated[str, Meta(max_length=128)] = MSGPACK
+    message: str = ""
+    error: Error | None = None
+    reason: Literal[Reason.TIMEOUT, Reason.CRASHED] | None = None
+    delay: Seconds | None = None
+    """Seconds before the next run, where there is one; null = by the job's retry policy."""
+    finished_at: datetime | None = None
+
+
+class Unrun(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    delay: Seconds | None = None
+    """Seconds before it may be claimed again."""
+
+
+@operation("POST", "/workers", "work", 201)
+class Register(Operation[Registered], frozen=True, kw_only=True):
+    """Introduce a worker."""
+
+    worker: NewWorker
+
+
+@operation("GET", "/workers", "read")
+class Workers(Operation[list[Worker]], frozen=True, kw_only=True):
+    """The workers that are alive."""
+
+
+@operation("DELETE", "/workers/{worker}", "work", 204)
+class Unregister(Operation[None], frozen=True, kw_only=True):
+    """A worker takes its leave."""
+
+    worker: str
+
+
+@operation("POST", "/workers/{worker}/claim", "work")
+class Claim(Operation[list[Claimed]], frozen=True, kw_only=True):
+    """Take jobs under a lease, waiting for some if there are none. Sent again with the same `nonce`, it answers the same
+    jobs."""
+
+    worker: str
+    slots: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] = 1
+    wait: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    nonce: Annotated[str, Meta(pattern="^[0-9a-f]{16}$(?!\n)")] | None = None
+
+
+@operation("POST", "/workers/{worker}/begin", "work")
+class Begin(Operation[Applied], frozen=True, kw_only=True):
+    """The code of these jobs has started."""
+
+    worker: str
+    jobs: Annotated[list[Began], Meta(max_length=MOST_AT_ONCE)]
+
+
+@operation("POST", "/workers/{worker}/renew", "work")
+class Renew(Operation[Renewed], frozen=True, kw_only=True):
+    """Lengthen the leases of these jobs; hear what is to be stopped."""
+
+    worker: str
+    jobs: Annotated[list[Alive], Meta(max_length=10 * MOST_AT_ONCE)] = []
+
+
+@operation("POST", "/workers/{worker}/finish", "work")
+class Finish(Operation[Applied], frozen=True, kw_only=True):
+    """Report how jobs ended."""
+
+    worker: str
+    jobs: Annotated[list[Finished], Meta(max_length=MOST_AT_ONCE)]
+
+
+@operation("POST", "/workers/{worker}/release", "work")
+class Release(Operation[Applied], frozen=True, kw_only=True):
+    """Give jobs back unrun; no attempt is used."""
+
+    worker: str
+    jobs: Annotated[list[Unrun], Meta(max_length=MOST_AT_ONCE)]

@@ -1,0 +1,107 @@
+"""Structs to bytes and back: MessagePack and JSON.
+
+Knows the two formats and how a decoder's complaint becomes our own error. In JSON, times are RFC 3339 and a payload is
+the JSON value itself; in MessagePack, times are timestamps and a payload is the MessagePack value itself.
+"""
+
+import re
+from typing import Any, Literal, TypeVar
+
+import msgspec
+from msgspec import Raw, Struct
+
+from windlass.model.errors import Invalid, TooLarge
+from windlass.model.job import JSON, MSGPACK, NOTHING, NewJob
+from windlass.model.names import NAME_PATTERN
+
+T = TypeVar("T")
+S = TypeVar("S", bound=Struct)
+
+Format = Literal["json", "msgpack"]
+
+CONTENT_TYPES: dict[Format, str] = {"json": JSON, "msgpack": MSGPACK}
+
+MOST_PAYLOAD = 1 << 20
+"""Bytes of one payload, unless configured otherwise."""
+
+_COMPLAINT = re.compile(r"(?P<detail>.*?)(?: - at `\$(?P<at>[^`]*)`)?\Z", re.DOTALL)
+
+FAULTS = (Invalid, TooLarge)
+"""What is wrong with what was sent."""
+
+_UNKNOWN = re.compile(r"unknown field `([^`]*)`")
+
+_pack = msgspec.msgpack.Encoder()
+_jsonify = msgspec.json.Encoder()
+
+
+def encode(value: object, form: Format = "msgpack") -> bytes:
+    return _pack.encode(value) if form == "msgpack" else _jsonify.encode(value)
+
+
+def decode(data: bytes | Raw, kind: type[T], form: Format = "msgpack") -> T:
+    """Read a value of this kind, or say which field is at fault."""
+    try:
+        if form == "msgpack":
+            return msgspec.msgpack.decode(data, type=kind)
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
+        raise invalid(fault) from None
+
+
+def decode_new_job(data: bytes, form: Format) -> NewJob:
+    """Read a job as it was sent: its payload stays in the encoding it came in."""
+    return native(decode(data, NewJob, form), form)
+
+
+def native(new: NewJob, form: Format) -> NewJob:
+    """Mark the payload of a job with the format it was sent in."""
+    if form == "msgpack":
+        return new
+    payload = Raw(b"null") if new.payload is NOTHING else new.payload
+    return msgspec.structs.replace(new, content_type=JSON, payload=payload)
+
+
+def value(data: bytes | Raw, content_type: str) -> Any:
+    """What an encoded payload or result says; only for those who must look inside."""
+    if content_type == MSGPACK:
+        return decode(data, object)
+    if content_type == JSON:
+        return decode(data, object, "json")
+    return bytes(data)
+
+
+def checked(struct: S) -> S:
+    """A struct made in Python, put through the same checks as one that was sent.
+
+    Declared types and bounds are only enforced where bytes are decoded; so this encodes and decodes. It is quicker than
+    checking each field by hand, and cannot drift from what the wire refuses. Not for structs that carry a `Raw`.
+    """
+    try:
+        packed = _pack.encode(struct)
+    except (TypeError, OverflowError, msgspec.MsgspecError) as fault:
+        raise Invalid(f"cannot be encoded: {fault}") from None
+    return decode(packed, type(struct))
+
+
+def checked_job(new: NewJob) -> NewJob:
+    """The same for a job, whose payload is not looked at: it may be in any encoding."""
+    bare = checked(msgspec.structs.replace(new, payload=NOTHING))
+    return msgspec.structs.replace(bare, payload=new.payload)
+
+
+def check_size(payload: bytes | Raw, most: int, *, at: str = "payload") -> None:
+    size = len(bytes(payload))
+    if size > most:
+        raise TooLarge(f"{size} bytes, at most {most} are allowed: store large data elsewhere and send its name", at=at)
+
+
+def invalid(fault: Exception, *, at: str = "") -> Invalid:
+    """A decoder's complaint as our own error, with the field it names."""
+    parts = _COMPLAINT.match(str(fault))
+    detail, found = (parts["detail"], (parts["at"] or "").lstrip(".")) if parts else (str(fault), "")
+    if unknown := _UNKNOWN.search(detail):
+        detail, found = "there is no such field", f"{found}.{unknown[1]}"
+    elif repr(NAME_PATTERN) in detail:
+        detail = "not a name: letters, digits, '_', '.' and '-', 1 to 128 of them, a letter or digit first"
+    return Invalid(detail, at=f"{at}.{found}".strip("."))

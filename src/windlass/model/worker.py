@@ -1,0 +1,42 @@
+"""The record of a worker: who may claim what, and when it was last heard of."""
+
+from datetime import datetime
+from typing import Annotated
+
+from msgspec import Meta, Struct, field
+
+from windlass.model.names import DEFAULT_QUEUE, Name
+
+Slots = Annotated[int, Meta(ge=1, le=10_000)]
+
+
+class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A worker as it introduces itself."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=128)]
+    """For people; need not be unique."""
+    node: Annotated[str, Meta(max_length=256)] = ""
+    """The machine it runs on."""
+    pid: int = 0
+    """Its own process there."""
+    queues: Annotated[list[Name], Meta(min_length=1, max_length=256)] = field(default_factory=lambda: [DEFAULT_QUEUE])
+    """The queues it takes jobs from, dearest first."""
+    tasks: Annotated[list[Name], Meta(min_length=1, max_length=1000)] | None = None
+    """The tasks it knows; null = whatever its queues hold."""
+    slots: Slots = 1
+    """How many jobs it runs at once."""
+
+
+class Worker(NewWorker, frozen=True, kw_only=True):
+    """A worker as the queue knows it."""
+
+    id: str
+    """Made at registration, new for every life of the process."""
+    tenant: str
+    """Whose jobs it may take; `-` = everybody's."""
+    running: int = 0
+    """How many jobs it holds now."""
+    registered_at: datetime
+    """When it introduced itself."""
+    seen_at: datetime
+    """When it last claimed or renewed."""

@@ -1,0 +1,224 @@
+"""Where jobs live: the protocol that every store keeps, and the records it trades in.
+
+A store knows SQL or keys; it decides nothing. Whichever state comes next was decided in `model.lifecycle` and arrives as a
+`Move`; the store checks the move's guards and writes it whole, or refuses it. What every store promises:
+
+- `add` is idempotent by id, and arrival order is a sequence that the store keeps.
+- `claim` is one atomic step: a job is leased to one worker under a token, or not at all. The same nonce again answers the
+  same jobs.
+- Every write by a worker is fenced by that token.
+- Due times and leases are judged by the store's own clock; callers pass durations, or times that the store gave them.
+- Finished jobs leave the structures that claims read, and vanish when their keep clock runs out.
+- No call costs more as the backlog grows, beyond a logarithm; no call loops without a bound.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from enum import StrEnum
+from typing import Protocol
+
+from msgspec import Struct
+
+from windlass.model.job import Job, NewJob, Progress, Reason, State
+from windlass.model.lifecycle import Move
+from windlass.model.worker import NewWorker, Worker
+
+
+class Draft(Struct, frozen=True):
+    """A job on its way into a store: checked, and with its id."""
+
+    tenant: str
+    id: str
+    new: NewJob
+
+
+class Record(Struct, frozen=True):
+    """A job as a store holds it."""
+
+    job: Job
+    token: bytes | None = None
+    """The fence of its current run; null unless it runs."""
+    payload: bytes | None = None
+    """Only where it was asked for."""
+
+
+class Reading(Struct, frozen=True):
+    """Records and the store's time at which they were read."""
+
+    now: datetime
+    records: list[Record | None]
+    """In the order asked for; null where there is no such job."""
+
+
+class Touch(Struct, frozen=True):
+    """A sign of life of one running job."""
+
+    id: str
+    token: bytes
+    pid: int | None = None
+    progress: Progress | None = None
+
+
+class Touched(Struct, frozen=True):
+    """What a worker learns from a sign of life."""
+
+    id: str
+    held: bool
+    """Whether the job is still its own."""
+    reason: Reason | None = None
+    """Why the job has been told to stop, if it has."""
+
+
+class Done(Struct, frozen=True):
+    """A success on its way into a store."""
+
+    id: str
+    token: bytes
+    code: int
+    result: bytes | None
+    content_type: str
+    finished_at: datetime | None = None
+    """As the worker says; null = the store's now."""
+
+
+class Kept(Struct, frozen=True):
+    """A result as a store holds it."""
+
+    data: bytes
+    content_type: str
+
+
+class Wish(Struct, frozen=True):
+    """What a worker can take now."""
+
+    worker: Worker
+    nonce: bytes
+    """Eight fresh bytes: the token of every job this claim takes."""
+    slots: int
+    lease: float
+
+
+class Scope(Struct, frozen=True):
+    """What an index can narrow a listing to."""
+
+    tenant: str
+    """`-` = all."""
+    queue: str | None
+    states: frozenset[State]
+
+
+class Slice(Struct, frozen=True):
+    """Some records of a scope, in order, and where to go on."""
+
+    records: list[Record]
+    next: str | None
+    """Null = the end. A slice may be short, even empty, and still have a next."""
+
+
+class Tally(Struct, frozen=True):
+    """How many jobs of one tenant, queue and task are in one state."""
+
+    tenant: str
+    queue: str
+    task: str
+    state: State
+    count: int
+
+
+class Overdue(StrEnum):
+    """Clocks whose running out needs a decision."""
+
+    LEASE = "lease"
+    """A running job that was not renewed."""
+    WAIT = "wait"
+    """A job that nobody started before it expired."""
+
+
+class Listener(Protocol):
+    """Hears that something happened, not what: whoever waits looks for itself."""
+
+    async def wait(self, seconds: float) -> bool:
+        """Whether a notice came within so many seconds. Notices may be lost: never wait long without looking."""
+        ...
+
+
+class Store(Protocol):
+    """Where jobs live. At most twenty methods; a test counts them."""
+
+    async def now(self) -> datetime:
+        """The store's clock."""
+        ...
+
+    async def add(self, drafts: Sequence[Draft]) -> list[bool]:
+        """Keep new jobs; for each, whether it is new. One whose id is there changes nothing."""
+        ...
+
+    async def claim(self, wish: Wish) -> list[Record]:
+        """Lease the first jobs that the worker may take, by its queues' order, then priority, then arrival."""
+        ...
+
+    async def touch(self, worker: str, touches: Sequence[Touch], lease: float) -> list[Touched]:
+        """Renew the leases of jobs and note what they say of themselves."""
+        ...
+
+    async def succeed(self, worker: str, dones: Sequence[Done]) -> list[bool]:
+        """End jobs well; for each, whether its token was right. What a record says of keeping is applied at once."""
+        ...
+
+    async def apply(self, moves: Sequence[Move]) -> list[bool]:
+        """Write moves; for each, whether its guards held. A refused move changes nothing."""
+        ...
+
+    async def read(self, ids: Sequence[str], *, payload: bool = False) -> Reading:
+        """Look jobs up."""
+        ...
+
+    async def result(self, id: str) -> Kept | None:
+        """The result of a job; if it is kept for one reading only, it is gone afterwards."""
+        ...
+
+    async def page(self, scope: Scope, after: str | None, limit: int) -> Slice:
+        """Jobs of a scope: tenant by tenant, queue by queue, in order of arrival. A job that changes its state meanwhile is
+        neither missed nor seen twice."""
+        ...
+
+    async def tally(self, tenant: str) -> list[Tally]:
+        """How many jobs there are, from counters."""
+        ...
+
+    async def promote(self, limit: int) -> int:
+        """Queue scheduled jobs whose time has come, at most so many; how many there were."""
+        ...
+
+    async def overdue(self, clock: Overdue, limit: int) -> Reading:
+        """Jobs whose clock has run out, at most so many."""
+        ...
+
+    async def purge(self, limit: int) -> int:
+        """Drop finished jobs whose keep clock has run out, at most so many; how many there were."""
+        ...
+
+    async def enlist(self, id: str, tenant: str, worker: NewWorker, lease: float) -> None:
+        """Keep the record of a worker for as long as a lease."""
+        ...
+
+    async def greet(self, id: str, lease: float) -> Worker | None:
+        """A worker has been heard of: its record, kept for another lease; null if it is not known (any more)."""
+        ...
+
+    async def workers(self, tenant: str) -> list[Worker]:
+        """The workers that are alive."""
+        ...
+
+    async def dismiss(self, id: str) -> bool:
+        """Forget a worker; whether it was known."""
+        ...
+
+    def listen(self, topics: Sequence[str]) -> AbstractAsyncContextManager[Listener]:
+        """Hear of new work (`work/QUEUE`), of the end of a job (`end/ID`) and of orders to a worker (`order/WORKER`)."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of everything that was opened."""
+        ...

@@ -1,0 +1,50 @@
+-- Keep new jobs.
+-- ARGV[2..]  number of lines; line, jobs of it, …; then per job: meta, body
+--            meta = id (16) .. '>iBdi8i8i8IHI': priority, keep_result flag, keep_success (-1 = for ever), run_at, delay,
+--            expires (-1 = never), size of terms, line (from 0), place among the batch's jobs of that line (from 0)
+--            body = route, zero byte, terms, payload
+-- Output     for each job 1 if it is new, else 0
+local lines, base = {}, {}
+local at = 3
+for i = 0, tonumber(ARGV[2]) - 1 do
+  lines[i] = ARGV[at]
+  base[i] = redis.call('HINCRBY', K .. ':pos', ARGV[at], ARGV[at + 1]) - ARGV[at + 1] + 1
+  at = at + 2
+end
+local jobs = (#ARGV - at + 1) / 2
+local seq = redis.call('INCRBY', K .. ':seq', jobs) - jobs
+
+local created, queues, opened = {}, {}, {}
+for i = 1, jobs do
+  local meta, body = ARGV[at], ARGV[at + 1]
+  at = at + 2
+  local id = string.sub(meta, 1, 16)
+  local priority, flags, keep, due, delay, expires, terms_size, line, rank = struct.unpack('>iBdi8i8i8IHI', meta, 17)
+  if delay > 0 then due = now + delay end
+  local state = SCHEDULED
+  if due <= now then state, due = QUEUED, 0 end
+  if expires >= 0 then flags = flags + STALE end
+  local pos = base[line] + rank
+  local head = struct.pack(HEAD, 1, state, 0, flags, 0, 0, 0, priority, seq + i, pos, now, now, due, keep, 0, terms_size)
+  if redis.call('SET', K .. 'j' .. id, head .. body, 'NX') then
+    created[i] = 1
+    local lane = lane_of(string.sub(body, 1, string.find(body, '\0', 1, true) - 1))
+    enter_as(lane, state, pos, id, priority, seq + i, due)
+    if expires >= 0 then push(added[':stale'], now + expires, id) end
+    opened[line] = opened[line] or {}
+    opened[line][chunk_of(pos)] = true
+    if state == QUEUED then queues[lane.queue] = true end
+  else
+    created[i] = 0
+  end
+end
+flush()
+for line, name in pairs(lines) do
+  if opened[line] then
+    redis.call('ZADD', K .. ':lines', 0, name)
+    redis.call('SADD', K .. ':tenants', (string.match(name, '^[^,]*')))
+    for chunk in pairs(opened[line]) do redis.call('ZADD', K .. ':chunks:' .. name, chunk, chunk) end
+  end
+end
+for queue in pairs(queues) do publish('work/' .. queue) end
+return created

@@ -1,0 +1,58 @@
+-- Write moves that the lifecycle has decided, each only if its job still is what it was decided for.
+-- ARGV[2..]  per move: id, fence ('' = none), error ('' = none), and
+--            '>BIBBBBIBBi8HdBi8': state, attempt and reason before; lapsed; then target, reason, attempt, crashes, losses, due,
+--            code, keep (-1 = for ever), whether it starts anew, finished_at (0 = now)
+-- Output     per move: 1 if it was written, else 0
+local function write(id, fence, failure, packed)
+  local state, attempt, reason, lapsed, target, new_reason, new_attempt, crashes, losses, due, code, keep, anew, finished =
+    struct.unpack('>BIBBBBIBBi8HdBi8', packed)
+  local job = load(id)
+  if not job or job[STATE] ~= state or job[ATTEMPT] ~= attempt or job[REASON] ~= reason then return 0 end
+  if state == RUNNING and job.run[TOKEN] ~= fence then return 0 end
+  if lapsed == 1 and tonumber(redis.call('ZSCORE', K .. ':leases', id)) > now then return 0 end
+
+  job[UPDATED] = now
+  if target == RUNNING then
+    job[REASON] = new_reason
+    save(job)
+    publish('order/' .. job.run[WORKER])
+    return 1
+  end
+  leave(job)
+  if target == GONE then
+    vanish(job)
+    return 1
+  end
+
+  job[STATE], job[REASON], job[ATTEMPT], job[CRASHES], job[LOSSES] = target, new_reason, new_attempt, crashes, losses
+  job[DUE], job.run[CODE], job.run[TOKEN], job.run[FINISHED] = due, code, NO_TOKEN, 0
+  if failure ~= '' then
+    mark(job, ERRORS)
+    redis.call('RPUSH', K .. 'e' .. id, failure)
+    redis.call('LTRIM', K .. 'e' .. id, -MOST_ERRORS, -1)
+  end
+  if anew == 1 then
+    stop_waiting(job)
+    forget_progress(job)
+    if has(job, RESULT) then redis.call('DEL', K .. 'r' .. id) end
+    unmark(job, RESULT)
+  end
+  if target >= SUCCEEDED then
+    stop_waiting(job)
+    job.run[FINISHED] = finished > 0 and finished or now
+    if keep == 0 then vanish(job) else enter(job, drop_at(keep)) end
+  else
+    enter(job)
+  end
+  save(job)
+  if target == QUEUED then publish('work/' .. job.lane.queue) end
+  if target >= SUCCEEDED then tell_end(id) end
+  return 1
+end
+
+local out = {}
+for i = 2, #ARGV, 4 do
+  out[#out + 1] = write(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
+  flush() -- a batch may name a job twice: the second move must find the first one written
+end
+return out

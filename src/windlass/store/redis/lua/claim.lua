@@ -1,0 +1,95 @@
+-- Lease the first jobs that a worker may take.
+-- ARGV[2..]  nonce, worker, node, lease (us), slots, tenant ('-' = all), number of tasks (0 = any), task, …; queue, …
+-- Output     the jobs, payload included
+-- With no slots at all it answers only what the same claim took before.
+local nonce, worker, node = ARGV[2], ARGV[3], ARGV[4]
+local lease, slots, tenant = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
+local known = tonumber(ARGV[8])
+local tasks = known > 0 and {} or nil
+for i = 9, 8 + known do tasks[ARGV[i]] = true end
+
+local taken = {}
+
+-- Sent again: the jobs that this very claim took and that are still held.
+local memory = K .. ':claim:' .. worker .. ',' .. (ARGV[9 + known] or '')
+local last = redis.call('GET', memory)
+if last and string.sub(last, 1, 8) == nonce then
+  for from = 9, #last, 16 do
+    local job = load(string.sub(last, from, from + 15), true)
+    if job and job[STATE] == RUNNING and job.run[TOKEN] == nonce then answer(job, meta_of(job) .. job.payload, taken) end
+  end
+  if #taken > 0 then return taken end
+end
+
+local function before(a, b) return a.priority < b.priority or (a.priority == b.priority and a.seq < b.seq) end
+
+-- The lanes of a line that the worker knows, from the first on: at most two unless it is choosy.
+local function lanes_of(line, into)
+  local found = redis.call('ZRANGE', K .. ':heads:' .. line, 0, tasks and -1 or 1, 'WITHSCORES')
+  for i = 1, #found, 2 do
+    local lane = string.sub(found[i], 9)
+    if not tasks or tasks[lane_of(lane).task] then
+      into[#into + 1] = { lane = lane, priority = tonumber(found[i + 1]), seq = struct.unpack('>I8', found[i]) }
+    end
+  end
+end
+
+-- The best lane and the one after it. Lines beyond the first thousand wait their turn.
+local function best(queue)
+  local found = {}
+  if tenant ~= '-' then
+    lanes_of(tenant .. ',' .. queue, found)
+  else
+    for _, head in ipairs(redis.call('ZRANGE', K .. ':heads:' .. queue, 0, tasks and 999 or 1)) do
+      lanes_of(string.sub(head, 9), found)
+    end
+  end
+  table.sort(found, before)
+  return found[1], found[2]
+end
+
+-- Take from one lane what comes before the first of the next.
+local function pop(lane, rival, most)
+  local ready = K .. ':ready:' .. lane.lane
+  if not rival then return redis.call('ZPOPMIN', ready, most) end
+  local found = redis.call('ZRANGE', ready, 0, most - 1, 'WITHSCORES')
+  local n = 0
+  while n < #found / 2 do
+    local mine = { priority = tonumber(found[2 * n + 2]), seq = struct.unpack('>I8', found[2 * n + 1]) }
+    if not before(mine, rival) then break end
+    n = n + 1
+  end
+  return redis.call('ZPOPMIN', ready, n)
+end
+
+local function start(id)
+  local job = load(id, true)
+  if not job then return end
+  leave(job, true)
+  stop_waiting(job)
+  forget_progress(job)
+  job[STATE], job[REASON], job[ATTEMPT], job[UPDATED] = RUNNING, 0, job[ATTEMPT] + 1, now
+  job.run = { nonce, 0, now, 0, job.run[CODE], worker, node }
+  answer(job, save(job) .. job.payload, taken)
+  enter(job, now + lease)
+end
+
+local ids = {}
+for i = 9 + known, #ARGV do
+  local queue = ARGV[i]
+  while #ids < slots do
+    local lane, rival = best(queue)
+    if not lane then break end
+    local popped = pop(lane, rival, slots - #ids)
+    lift_lane(lane_of(lane.lane))
+    for j = 1, #popped, 2 do
+      ids[#ids + 1] = string.sub(popped[j], 9)
+      start(ids[#ids])
+    end
+  end
+end
+if #ids > 0 then
+  flush()
+  redis.call('SET', memory, nonce .. table.concat(ids), 'EX', 60)
+end
+return taken

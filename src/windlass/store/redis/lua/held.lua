@@ -1,0 +1,3 @@
+-- How many jobs workers run.
+-- Output  worker, number, …
+return redis.call('HGETALL', K .. ':held')

@@ -1,0 +1,332 @@
+-- The keyspace, the shape of a job, and the moves between indexes. Every script begins with this file;
+-- no key is spelled anywhere else.
+--
+-- KEYS[1]  K, the prefix with its hash tag: 'wl{0}'. All keys of one script share that tag, hence one slot.
+-- ARGV[1]  now in microseconds, or 0 = the server's own clock (always 0 but in tests and simulations)
+--
+--   Kj<id>                  string  the job: head, route, terms, run, payload (below)
+--   Kr<id>                  string  its result: content type, a zero byte, data
+--   Ke<id>                  list    its errors, oldest first
+--   K:seq                   int     the last arrival sequence given out
+--   K:pos                   hash    line -> the last place given out in it
+--   K:lines                 zset    lines that hold jobs, by name
+--   K:tenants               set     tenants that hold jobs
+--   K:ready:<lane>          zset    queued jobs of a lane: score = priority, member = sequence (8 bytes) .. id
+--   K:heads:<line>          zset    lanes of a line that have queued jobs: score, member = those of its first job, sequence .. lane
+--   K:heads:<queue>         zset    the same for the lines of a queue: sequence .. line
+--   K:tops                  hash    lane or line -> its member in the heads, to find it again
+--   K:due                   zset    scheduled jobs by due time
+--   K:stale                 zset    jobs never started, by the time they expire
+--   K:leases                zset    running jobs by the end of their lease
+--   K:gone                  zset    finished jobs by the time they are dropped (absent = kept for ever)
+--   K:log:<line>:<state>:<chunk>  hash  place -> id, for listings; 64 places a chunk, so that it stays a compact listpack
+--   K:chunks:<line>         zset    chunks of a line that hold jobs
+--   K:counts:<tenant>       hash    queue,task,state -> how many
+--   K:progress              hash    id -> what a job last said of how far it is
+--   K:held                  hash    worker -> how many jobs it runs
+--   K:claim:<worker>,<queue>  string  its last claim from that queue on: nonce .. ids (expires by itself)
+--   K:awaited               set     ids whose end somebody waits for (expires by itself)
+--   K:workers               zset    workers by the time they are taken for dead   (first partition only)
+--   K:worker:<id>           hash    a worker's record                             (first partition only)
+--
+-- A line is one tenant's queue ('tenant,queue'), a lane is one task in it ('tenant,queue,task', also a job's route).
+-- The comma sorts before every character of a name, so lines sort by tenant, then queue.
+--
+-- A job is one string, so that a waiting job is one key and one member:
+--   head     68 bytes with HEAD below
+--   route    up to a zero byte
+--   terms    what was asked for, opaque here
+--   run      with RUN below, from the first claim (or the end) on
+--   payload  the rest, opaque here
+
+local K = KEYS[1]
+local now = tonumber(ARGV[1])
+if now == 0 then
+  local time = redis.call('TIME')
+  now = time[1] * 1000000 + time[2]
+end
+
+local HEAD = '>BBBBIBBiI8I8I8I8I8dHI'
+local STATE, REASON, FLAGS, ATTEMPT, CRASHES, LOSSES, PRIORITY, SEQ, POS = 2, 3, 4, 5, 6, 7, 8, 9, 10
+local UPDATED, DUE, KEEP, RUN_SIZE, TERMS_SIZE, HEAD_FIELDS = 12, 13, 14, 15, 16, 16 -- 1 is the version, 11 the creation
+
+local RUN = '>c8II8I8Hss'
+local TOKEN, PID, STARTED, FINISHED, CODE, WORKER, NODE = 1, 2, 3, 4, 5, 6, 7
+local NO_TOKEN = string.rep('\0', 8)
+
+local PREFIX = 511 -- read this much at first: nearly always all but the payload
+
+local BLOCKED, SCHEDULED, QUEUED, RUNNING, SUCCEEDED, CANCELLED, GONE = 0, 1, 2, 3, 4, 6, 7 -- as in layout.py
+local DELETED = 14 -- the only reason a script looks at
+
+local STALE, RESULT, ERRORS, PROGRESS, ONCE, NONE = 1, 2, 4, 8, 16, 32 -- flags
+
+local CHUNK = 64
+local MOST_ERRORS = 100
+local MOST_ARGUMENTS = 4000 -- of one call; Lua's stack has room for twice as many
+
+-- Jobs
+
+local function has(job, flag) return bit.band(job[FLAGS], flag) ~= 0 end
+local function mark(job, flag) job[FLAGS] = bit.bor(job[FLAGS], flag) end
+local function unmark(job, flag) job[FLAGS] = bit.band(job[FLAGS], bit.bnot(flag)) end
+
+-- A lane, with what is gathered for it (see `flush`).
+local lanes = {}
+local function lane_of(route)
+  local lane = lanes[route]
+  if not lane then
+    local tenant, queue, task = string.match(route, '^([^,]*),([^,]*),(.*)$')
+    lane = { route = route, tenant = tenant, queue = queue, task = task, line = tenant .. ',' .. queue }
+    lane.counts, lane.into, lane.out, lane.ready, lane.unready = {}, {}, {}, {}, {}
+    lanes[route] = lane
+  end
+  return lane
+end
+
+-- Read a job: its head by number, its run in `run`. Nil if there is none. `whole` also reads the payload.
+local function load(id, whole)
+  local key = K .. 'j' .. id
+  local value = whole and redis.call('GET', key) or redis.call('GETRANGE', key, 0, PREFIX)
+  if not value or value == '' then return nil end
+  local job = { struct.unpack(HEAD, value) }
+  local from = job[HEAD_FIELDS + 1]
+  local zero = string.find(value, '\0', from, true)
+  local body = zero + job[TERMS_SIZE] -- head, route and terms end here; then comes the run
+  local meta = body + job[RUN_SIZE]
+  if not whole and meta > #value then value = redis.call('GETRANGE', key, 0, meta - 1) end
+  job.id, job.key, job.body = id, key, body
+  job.lane = lane_of(string.sub(value, from, zero - 1))
+  job.text = string.sub(value, from, body)
+  job.run = job[RUN_SIZE] > 0 and { struct.unpack(RUN, value, body + 1) } or { NO_TOKEN, 0, 0, 0, 0, '', '' }
+  if whole then job.payload = string.sub(value, meta + 1) end
+  return job
+end
+
+local function meta_of(job)
+  local run = ''
+  if job[RUN_SIZE] > 0 or job.run[STARTED] > 0 or job.run[FINISHED] > 0 then run = struct.pack(RUN, unpack(job.run, 1, NODE)) end
+  job[RUN_SIZE] = #run
+  return struct.pack(HEAD, unpack(job, 1, HEAD_FIELDS)) .. job.text .. run
+end
+
+-- Write a job back; what it looks like now but for its payload. In place as long as its size stays the same: then the payload
+-- is not touched.
+local function save(job)
+  local before = job[RUN_SIZE]
+  local meta = meta_of(job)
+  if job[RUN_SIZE] == before then
+    redis.call('SETRANGE', job.key, 0, meta)
+  else
+    redis.call('SET', job.key, meta .. (job.payload or redis.call('GETRANGE', job.key, job.body + before, -1)))
+  end
+  return meta
+end
+
+-- Indexes. What changes is gathered and written by `flush`, in few calls, at the end of the script.
+
+local added = { [':due'] = {}, [':stale'] = {}, [':leases'] = {}, [':gone'] = {} } -- score, id, …
+local removed = { [':due'] = {}, [':stale'] = {}, [':leases'] = {}, [':gone'] = {} } -- id, …
+local held, keys, unheard, emptied = {}, {}, {}, {}
+
+local function push(list, a, b)
+  local n = #list
+  list[n + 1] = a
+  if b then list[n + 2] = b end
+end
+
+local function chunk_of(pos) return (pos - pos % CHUNK) / CHUNK end
+
+local function listed(lists, state, chunk)
+  local chunks = lists[state]
+  if not chunks then
+    chunks = {}
+    lists[state] = chunks
+  end
+  local list = chunks[chunk]
+  if not list then
+    list = {}
+    chunks[chunk] = list
+  end
+  return list
+end
+
+local function member(seq, id) return struct.pack('>I8', seq) .. id end
+
+-- Put a job into the index of its state. `at` = its due time, the end of its lease, or the time it is dropped (nil = never).
+local function enter_as(lane, state, pos, id, priority, seq, at)
+  push(listed(lane.into, state, chunk_of(pos)), pos, id)
+  lane.counts[state] = (lane.counts[state] or 0) + 1
+  if state == QUEUED then
+    push(lane.ready, priority, member(seq, id))
+  elseif state == SCHEDULED then
+    push(added[':due'], at, id)
+  elseif state == RUNNING then
+    push(added[':leases'], at, id)
+  elseif at then
+    push(added[':gone'], at, id)
+  end
+end
+
+local function enter(job, at)
+  local state = job[STATE]
+  if state == RUNNING then held[job.run[WORKER]] = (held[job.run[WORKER]] or 0) + 1 end
+  enter_as(job.lane, state, job[POS], job.id, job[PRIORITY], job[SEQ], state == SCHEDULED and job[DUE] or at)
+end
+
+-- Take a job out of the index of its state. `popped` = it was taken from its lane already.
+local function leave(job, popped)
+  local lane, state = job.lane, job[STATE]
+  push(listed(lane.out, state, chunk_of(job[POS])), job[POS])
+  lane.counts[state] = (lane.counts[state] or 0) - 1
+  if state == QUEUED then
+    if not popped then push(lane.unready, member(job[SEQ], job.id)) end
+  elseif state == SCHEDULED then
+    push(removed[':due'], job.id)
+  elseif state == RUNNING then
+    push(removed[':leases'], job.id)
+    held[job.run[WORKER]] = (held[job.run[WORKER]] or 0) - 1
+  elseif state >= SUCCEEDED then
+    push(removed[':gone'], job.id)
+  end
+end
+
+local function stop_waiting(job)
+  if has(job, STALE) then
+    unmark(job, STALE)
+    push(removed[':stale'], job.id)
+  end
+end
+
+local function forget_progress(job)
+  if has(job, PROGRESS) then
+    unmark(job, PROGRESS)
+    push(unheard, job.id)
+  end
+end
+
+-- No trace is left of a job that has left its index.
+local function vanish(job)
+  stop_waiting(job)
+  forget_progress(job)
+  push(keys, job.key)
+  if has(job, RESULT) then push(keys, K .. 'r' .. job.id) end
+  if has(job, ERRORS) then push(keys, K .. 'e' .. job.id) end
+  emptied[job.lane.line .. ' ' .. chunk_of(job[POS])] = true
+end
+
+local function publish(topic) redis.call('PUBLISH', string.match(K, '^(.-){') .. '/' .. topic, '') end
+
+-- Keep the first job of a lane (or the first lane of a line) where the level above finds it; whether it changed.
+local function lift(own, heads, name)
+  local first = redis.call('ZRANGE', own, 0, 0, 'WITHSCORES')
+  local old = redis.call('HGET', K .. ':tops', name)
+  local new = first[1] and string.sub(first[1], 1, 8) .. name
+  local top = new and first[2] .. ' ' .. new
+  if old == (top or false) then return false end
+  if old then redis.call('ZREM', heads, string.sub(old, string.find(old, ' ', 1, true) + 1)) end
+  if new then
+    redis.call('ZADD', heads, first[2], new)
+    redis.call('HSET', K .. ':tops', name, top)
+  else
+    redis.call('HDEL', K .. ':tops', name)
+  end
+  return true
+end
+
+local function lift_lane(lane)
+  if lift(K .. ':ready:' .. lane.route, K .. ':heads:' .. lane.line, lane.route) then
+    lift(K .. ':heads:' .. lane.line, K .. ':heads:' .. lane.queue, lane.line)
+  end
+end
+
+local function send(command, key, list)
+  for from = 1, #list, MOST_ARGUMENTS do
+    redis.call(command, key, unpack(list, from, math.min(from + MOST_ARGUMENTS - 1, #list)))
+  end
+end
+
+local function log_key(line, state, chunk) return K .. ':log:' .. line .. ':' .. state .. ':' .. chunk end
+
+local function send_logs(command, line, lists)
+  for state, chunks in pairs(lists) do
+    for chunk, list in pairs(chunks) do send(command, log_key(line, state, chunk), list) end
+  end
+end
+
+local function bump(key, field, by)
+  if by ~= 0 and redis.call('HINCRBY', key, field, by) == 0 then redis.call('HDEL', key, field) end
+end
+
+local function flush_lane(lane)
+  send_logs('HDEL', lane.line, lane.out)
+  send_logs('HSET', lane.line, lane.into)
+  for state, by in pairs(lane.counts) do
+    bump(K .. ':counts:' .. lane.tenant, lane.queue .. ',' .. lane.task .. ',' .. state, by)
+  end
+  if #lane.ready > 0 or #lane.unready > 0 then
+    send('ZADD', K .. ':ready:' .. lane.route, lane.ready)
+    send('ZREM', K .. ':ready:' .. lane.route, lane.unready)
+    lift_lane(lane)
+  end
+end
+
+-- A chunk without jobs is not looked at again; a line or tenant without jobs is forgotten.
+local function tidy(line, chunk)
+  for state = BLOCKED, CANCELLED do
+    if redis.call('EXISTS', log_key(line, state, chunk)) == 1 then return end
+  end
+  redis.call('ZREM', K .. ':chunks:' .. line, chunk)
+  if redis.call('EXISTS', K .. ':chunks:' .. line) == 1 then return end
+  redis.call('ZREM', K .. ':lines', line)
+  redis.call('HDEL', K .. ':pos', line)
+  local tenant = string.match(line, '^[^,]*')
+  if redis.call('EXISTS', K .. ':counts:' .. tenant) == 0 then redis.call('SREM', K .. ':tenants', tenant) end
+end
+
+-- Write everything that was gathered.
+local function flush()
+  for _, lane in pairs(lanes) do flush_lane(lane) end
+  for index, list in pairs(removed) do send('ZREM', K .. index, list) end
+  for index, list in pairs(added) do send('ZADD', K .. index, list) end
+  for worker, by in pairs(held) do bump(K .. ':held', worker, by) end
+  send('HDEL', K .. ':progress', unheard)
+  for _, key in ipairs(keys) do redis.call('DEL', key) end
+  for place in pairs(emptied) do tidy(string.match(place, '^(.*) (.*)$')) end
+  lanes = {}
+  added = { [':due'] = {}, [':stale'] = {}, [':leases'] = {}, [':gone'] = {} }
+  removed = { [':due'] = {}, [':stale'] = {}, [':leases'] = {}, [':gone'] = {} }
+  held, keys, unheard, emptied = {}, {}, {}, {}
+end
+
+-- Answers
+
+-- A job: id, size with payload (0 = look at the bytes), bytes (all but the payload, or all), errors, progress.
+local function answer(job, value, to)
+  local n = #to
+  to[n + 1] = job.id
+  to[n + 2] = job.payload and 0 or redis.call('STRLEN', job.key)
+  to[n + 3] = value
+  to[n + 4] = has(job, ERRORS) and redis.call('LRANGE', K .. 'e' .. job.id, 0, -1) or false
+  to[n + 5] = has(job, PROGRESS) and redis.call('HGET', K .. ':progress', job.id) or false
+end
+
+local function stamp() return string.format('%.0f', now) end
+
+-- Tell those who wait for the end of a job.
+local function tell_end(id)
+  if redis.call('SREM', K .. ':awaited', id) == 1 then publish('end/' .. id) end
+end
+
+-- The time a finished job is dropped; nil = never.
+local function drop_at(keep) return keep >= 0 and now + math.floor(keep * 1000000 + 0.5) or nil end
+
+-- The first jobs of a time index that are due. An entry without a job is dropped: nothing may block a duty for ever.
+local function due_jobs(index, most)
+  local found = {}
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', K .. index, '-inf', now, 'LIMIT', 0, most)) do
+    local job = load(id)
+    if job then found[#found + 1] = job else redis.call('ZREM', K .. index, id) end
+  end
+  return found
+end

@@ -1,0 +1,3 @@
+-- The store's clock.
+-- Output  microseconds
+return stamp()

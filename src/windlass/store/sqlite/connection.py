@@ -1,0 +1,199 @@
+"""One connection on one thread, and the way there and back.
+
+Coroutines hand in functions; the thread takes all that are waiting and runs them as a group: those that only read in
+one snapshot, those that write in one transaction, so that they share the wait for the disk. Nobody gets an answer
+before the commit. Knows threads, loops and transactions; knows nothing of jobs.
+"""
+
+import asyncio
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, NamedTuple, TypeVar
+
+import apsw
+
+from windlass.model.errors import Unavailable
+from windlass.model.ports import Clock
+from windlass.store.sqlite.lanes import Lanes
+from windlass.store.sqlite.opening import translated
+from windlass.store.sqlite.transaction import Transaction
+from windlass.store.sqlite.values import micros
+
+T = TypeVar("T")
+
+MOST_TOGETHER = 256
+"""Calls in one group: bounds how long a transaction holds the file."""
+
+OWN_FAULTS = (apsw.FullError, apsw.TooBigError, apsw.ConstraintError)
+"""What SQLite says of one call's data; its other complaints are about the file and concern everybody."""
+
+
+class Call:
+    """A function on its way to the thread, and the place where its answer is awaited."""
+
+    __slots__ = ("future", "loop", "work", "writes")
+
+    def __init__(self, work: Callable[[Transaction], Any], *, writes: bool = False) -> None:
+        self.work = work
+        self.writes = writes
+        self.loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Any] = self.loop.create_future()
+
+
+def last_of_all(_: Transaction) -> None:
+    """Asks the thread to stop; handed in behind everything else."""
+
+
+class Answer(NamedTuple):
+    """What becomes of a call."""
+
+    call: Call
+    value: Any = None
+    fault: Exception | None = None
+
+
+class Connection:
+    """Runs functions inside transactions of one file."""
+
+    def __init__(self, sql: apsw.Connection, clock: Clock, tell: Callable[[set[str]], None]) -> None:
+        self._sql = sql
+        """The thread's alone."""
+        self._clock = clock
+        self._tell = tell
+        """Called on the thread after each commit that has something to tell."""
+        self._topics: set[str] = set()
+        """Committed, and not told yet."""
+        self._lanes = Lanes(sql)
+        self._process = os.getpid()
+        self._calls: SimpleQueue[Call] = SimpleQueue()
+        self._door = threading.Lock()
+        """Held while a call goes in, so that none can slip in behind the last."""
+        self._closed = False
+        # A daemon: a program that ends without closing must not hang on it, and the file does not mind.
+        self._thread = threading.Thread(target=self._live, name="windlass-sqlite", daemon=True)
+        self._thread.start()
+
+    def read(self, work: Callable[[Transaction], T]) -> Awaitable[T]:
+        """Run a function that only reads, in a snapshot."""
+        return self._submit(Call(work))
+
+    def write(self, work: Callable[[Transaction], T]) -> Awaitable[T]:
+        """Run a function that may write; if it raises, nothing it wrote stays."""
+        return self._submit(Call(work, writes=True))
+
+    async def close(self) -> None:
+        """Finish what was handed in, then let go of the file."""
+        if self._closed or os.getpid() != self._process:
+            return
+        last = Call(last_of_all)
+        self._submit(last)
+        await last.future
+        self._thread.join()
+
+    def _submit(self, call: Call) -> asyncio.Future[Any]:
+        if os.getpid() != self._process:
+            raise Unavailable("this store was opened before its process was forked: open one of its own")
+        with self._door:
+            if self._closed:
+                raise Unavailable("the store is closed")
+            self._closed = call.work is last_of_all
+            self._calls.put(call)
+        return call.future
+
+    # --- From here on: the thread -----------------------------------------------------------------
+
+    def _live(self) -> None:
+        last = None
+        try:
+            while last is None:
+                last = self._serve()
+        finally:
+            self._sql.close(True)
+            self._abandon()
+        _hand_back([Answer(last)])
+
+    def _serve(self) -> Call | None:
+        """Answer what is waiting; the call to stop, if that came."""
+        calls, last = self._gather()
+        if reads := [call for call in calls if not call.writes]:
+            _hand_back(self._run("BEGIN", reads))
+        if writes := [call for call in calls if call.writes]:
+            _hand_back(self._run("BEGIN IMMEDIATE", writes))
+        if self._topics:
+            with suppress(Exception):  # a notice may be lost, the thread may not
+                self._tell(self._topics)
+            self._topics = set()
+        return last
+
+    def _gather(self) -> tuple[list[Call], Call | None]:
+        calls = []
+        call = self._calls.get()
+        while call.work is not last_of_all:
+            if not call.future.cancelled():
+                calls.append(call)
+            if len(calls) == MOST_TOGETHER or self._calls.empty():
+                return calls, None
+            call = self._calls.get()
+        return calls, call
+
+    def _run(self, begin: str, calls: list[Call]) -> list[Answer]:
+        """Run calls together; if one of them is at fault, each on its own."""
+        try:
+            return self._run_together(begin, calls)
+        except Exception as fault:  # noqa: BLE001 - goes to the callers
+            self._roll_back()
+            if len(calls) > 1 and (isinstance(fault, OWN_FAULTS) or not isinstance(fault, apsw.Error)):
+                return [answer for call in calls for answer in self._run(begin, [call])]
+            return [Answer(call, fault=translated(fault)) for call in calls]
+
+    def _run_together(self, begin: str, calls: list[Call]) -> list[Answer]:
+        answers = []
+        topics: set[str] = set()
+        self._sql.execute(begin)
+        for call in calls:
+            tx = Transaction(self._sql, self._lanes, micros(self._clock.now()))
+            answers.append(Answer(call, call.work(tx)))
+            tx.finish()
+            topics |= tx.topics
+        self._sql.execute("COMMIT")
+        self._topics |= topics
+        return answers
+
+    def _roll_back(self) -> None:
+        self._lanes.forget()  # they may have been made just now
+        if self._sql.in_transaction:  # SQLite ends it by itself after the worst faults
+            with suppress(apsw.Error):  # then the next to begin hears of it
+                self._sql.execute("ROLLBACK")
+
+    def _abandon(self) -> None:
+        """Nobody waits for a thread that is gone: normally there is last_of_all left here."""
+        with self._door:
+            self._closed = True
+            while not self._calls.empty():
+                _hand_back([Answer(self._calls.get(), fault=Unavailable("the store is closed"))])
+
+
+def _hand_back(answers: list[Answer]) -> None:
+    """Give answers to those who wait, with one call per loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[Answer]] = defaultdict(list)
+    for answer in answers:
+        by_loop[answer.call.loop].append(answer)
+    for loop, own in by_loop.items():
+        try:
+            loop.call_soon_threadsafe(_resolve, own)
+        except RuntimeError:  # the loop is closed: nobody waits
+            continue
+
+
+def _resolve(answers: list[Answer]) -> None:
+    for call, value, fault in answers:
+        if call.future.done():  # whoever waited was cancelled
+            continue
+        if fault is None:
+            call.future.set_result(value)
+        else:
+            call.future.set_exception(fault)

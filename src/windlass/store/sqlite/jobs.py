@@ -1,0 +1,119 @@
+"""Jobs as records: adding them, reading them, and dropping all there is of them.
+
+Knows the tables of jobs; says nothing of who runs them (`work`) or of what state comes next (`moving`).
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from operator import itemgetter
+
+from windlass.model.job import NewJob
+from windlass.store import Draft, Kept, Reading
+from windlass.store.sqlite import batches, records
+from windlass.store.sqlite.transaction import Transaction
+from windlass.store.sqlite.values import QUEUED, SCHEDULED, key, keys, micros, moment, span
+from windlass.store.terms import pack, unpack
+
+MOST_INLINE = 1000
+"""Bytes of a payload that sits in its job's own row: rewritten with it, but also found with it."""
+
+_KNOWN = "SELECT id FROM job WHERE id IN carray(?)"
+_ADD = """
+    INSERT INTO job (
+        id, lane, line, state, priority, size, created_at, updated_at, run_at, expires_at, terms, payload
+    ) VALUES {rows}
+"""
+_lane_and_state = itemgetter(1, 3)
+_ADD_LARGE = "INSERT INTO payload (job, data) SELECT seq, ?2 FROM job WHERE id = ?1"
+
+_RESULT = """
+    SELECT job.seq, job.terms, result.data, result.content_type
+    FROM job CROSS JOIN result ON result.job = job.seq WHERE job.id = ?
+"""
+_DROP_RESULT = "DELETE FROM result WHERE job = ?"
+
+_VANISH = (
+    "DELETE FROM lease WHERE job IN carray(?)",
+    "DELETE FROM progress WHERE job IN carray(?)",
+    "DELETE FROM error WHERE job IN carray(?)",
+    "DELETE FROM result WHERE job IN carray(?)",
+    "DELETE FROM payload WHERE job IN carray(?)",
+    "DELETE FROM job WHERE seq IN carray(?)",
+)
+
+
+def add(tx: Transaction, drafts: Sequence[Draft]) -> list[bool]:
+    ids = keys([draft.id for draft in drafts])
+    seen = set(tx.column(_KNOWN, batches.blobs(ids)))
+    fresh: list[tuple[bytes, Draft]] = []
+    answers = []
+    for id, draft in zip(ids, drafts, strict=True):
+        new = id not in seen
+        answers.append(new)
+        if new:
+            seen.add(id)
+            fresh.append((id, draft))
+    rows = [_row(tx, id, draft) for id, draft in fresh]
+    tx.run_all(_ADD, rows)
+    for (id, draft), row in zip(fresh, rows, strict=True):
+        if row[-1] is None:
+            tx.run(_ADD_LARGE, id, bytes(draft.new.payload))
+    for (lane, state), count in Counter(map(_lane_and_state, rows)).items():
+        tx.count(lane, state, count)
+        if state == QUEUED:
+            tx.topics.add(f"work/{tx.lanes.get(lane).queue}")
+    return answers
+
+
+def _row(tx: Transaction, id: bytes, draft: Draft) -> batches.Row:
+    """A job in the order of `_ADD`."""
+    new, now = draft.new, tx.now
+    lane = tx.lanes.named(draft.tenant, new.queue, new.task)
+    due = _due(new, now)
+    state = QUEUED if due is None else SCHEDULED
+    expires_at = None if new.expires is None else now + span(new.expires)
+    payload = bytes(new.payload)
+    size = len(payload)
+    inline = payload if size <= MOST_INLINE else None
+    return (id, lane.id, lane.line, state, new.priority, size, now, now, due, expires_at, pack(new), inline)
+
+
+def _due(new: NewJob, now: int) -> int | None:
+    """When the job may run, if not at once."""
+    if new.run_at is not None:
+        due = micros(new.run_at)
+    elif new.delay:
+        due = now + span(new.delay)
+    else:
+        return None
+    return due if due > now else None
+
+
+def read(tx: Transaction, ids: Sequence[str], *, payload: bool) -> Reading:
+    return Reading(now=moment(tx.now), records=records.by_id(tx, ids, payload=payload))
+
+
+def peek(tx: Transaction, id: str) -> tuple[Kept | None, bool]:
+    """The result of a job, and whether it may be read only once."""
+    row = tx.first(_RESULT, key(id))
+    if row is None:
+        return None, False
+    _, terms, data, content_type = row
+    return Kept(data=data, content_type=content_type), unpack(terms).get("keep_result") == "once"
+
+
+def take(tx: Transaction, id: str) -> Kept | None:
+    """The result of a job, which is gone afterwards."""
+    row = tx.first(_RESULT, key(id))
+    if row is None:
+        return None
+    seq, _, data, content_type = row
+    tx.run(_DROP_RESULT, seq)
+    return Kept(data=data, content_type=content_type)
+
+
+def vanish(tx: Transaction, seqs: Sequence[int]) -> None:
+    """Drop jobs and everything of them. Whoever calls this has counted them out."""
+    if seqs:
+        for statement in _VANISH:
+            tx.run(statement, batches.numbers(seqs))

@@ -1,0 +1,173 @@
+"""Writing moves: what `model.lifecycle` has decided, guarded by what the job was when it decided.
+
+Checks guards and writes; decides nothing. Moves of different jobs are written together, moves of one job one after
+the other.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from windlass.model.job import FINISHED, State
+from windlass.model.lifecycle import GONE, Move, Step
+from windlass.model.names import text_id
+from windlass.store.sqlite import batches
+from windlass.store.sqlite.jobs import vanish
+from windlass.store.sqlite.transaction import Transaction
+from windlass.store.sqlite.values import NUMBERS, RUNNING, keys, micros, span
+from windlass.store.sqlite.work import drop_leases
+
+MOST_ERRORS = 100
+"""Of one job; the oldest makes room."""
+
+_pack = msgspec.msgpack.Encoder()
+
+_STANDING = """
+    SELECT j.id, j.seq, j.lane, j.state, j.attempt, j.errors, j.worker, l.token, l.until
+    FROM carray(?) AS wanted CROSS JOIN job AS j ON j.id = wanted.value LEFT JOIN lease AS l ON l.job = j.seq
+"""
+_TELL = """
+    WITH told (seq, reason, updated_at) AS (VALUES {rows})
+    UPDATE job SET reason = told.reason, updated_at = told.updated_at FROM told WHERE job.seq = told.seq
+"""
+_MOVE = """
+    WITH moved (
+        seq, state, reason, attempt, crashes, losses, run_at, code, updated_at, finished_at, purge_at, failed, waits
+    ) AS (VALUES {rows})
+    UPDATE job SET state = moved.state, reason = moved.reason, attempt = moved.attempt, crashes = moved.crashes,
+        losses = moved.losses, run_at = moved.run_at, code = moved.code, updated_at = moved.updated_at,
+        finished_at = moved.finished_at, purge_at = moved.purge_at, errors = errors + moved.failed,
+        expires_at = iif(moved.waits, expires_at, NULL)
+    FROM moved WHERE job.seq = moved.seq
+"""
+_ADD_ERROR = "INSERT INTO error (job, n, data) VALUES {rows}"
+_DROP_ERROR = "WITH old (job, n) AS (VALUES {rows}) DELETE FROM error WHERE (job, n) IN (SELECT job, n FROM old)"
+_START_ANEW = (
+    "DELETE FROM result WHERE job IN carray(?)",
+    "DELETE FROM progress WHERE job IN carray(?)",
+)
+
+
+class Standing(NamedTuple):
+    """What a job is before a move, in the order of `_STANDING`."""
+
+    id: bytes
+    seq: int
+    lane: int
+    state: int
+    attempt: int
+    errors: int
+    worker: str | None
+    token: bytes | None
+    until: int | None
+
+
+class Changes:
+    """What a round of moves writes, table by table."""
+
+    def __init__(self) -> None:
+        self.told: list[batches.Row] = []
+        self.moved: list[batches.Row] = []
+        self.errors: list[batches.Row] = []
+        self.old_errors: list[batches.Row] = []
+        self.released: list[int] = []
+        self.anew: list[int] = []
+        self.gone: list[int] = []
+
+
+def apply(tx: Transaction, moves: Sequence[Move]) -> list[bool]:
+    answers = [False] * len(moves)
+    for places in _rounds(moves):
+        standing = {row[0]: Standing(*row) for row in tx.rows(_STANDING, batches.blobs([*places]))}
+        changes = Changes()
+        for id, place in places.items():
+            move, job = moves[place], standing.get(id)
+            if job is not None and _allows(job, move, tx.now):
+                answers[place] = True
+                _note(tx, changes, job, move)
+        _write(tx, changes)
+    return answers
+
+
+def _rounds(moves: Sequence[Move]) -> list[dict[bytes, int]]:
+    """Places in the list, split so that no job is twice in one round and each job's moves stay in order."""
+    rounds: list[dict[bytes, int]] = []
+    met: Counter[bytes] = Counter()
+    for place, id in enumerate(keys(move.id for move in moves)):
+        if met[id] == len(rounds):
+            rounds.append({})
+        rounds[met[id]][id] = place
+        met[id] += 1
+    return rounds
+
+
+def _allows(job: Standing, move: Move, now: int) -> bool:
+    if job.state != NUMBERS[move.source] or job.attempt != move.attempt_before:
+        return False
+    if job.state == RUNNING and (move.fence is None or job.token != move.fence):
+        return False
+    return not move.lapsed or (job.until is not None and job.until <= now)
+
+
+def _note(tx: Transaction, changes: Changes, job: Standing, move: Move) -> None:
+    """Note what an allowed move changes, and whom to tell."""
+    if move.target is State.RUNNING:
+        changes.told.append((job.seq, move.reason, tx.now))
+        tx.topics.add(f"order/{job.worker}")
+        return
+    tx.count(job.lane, job.state, -1)
+    ends = move.target in FINISHED
+    if ends:
+        tx.topics.add(f"end/{text_id(job.id)}")
+    if move.target is GONE or (ends and move.keep == 0):
+        changes.gone.append(job.seq)
+        return
+    tx.count(job.lane, NUMBERS[State(move.target)], 1)
+    if move.target is State.QUEUED:
+        tx.topics.add(f"work/{tx.lanes.get(job.lane).queue}")
+    if job.state == RUNNING:
+        changes.released.append(job.seq)
+    if move.step is Step.RERUN:
+        changes.anew.append(job.seq)
+    if move.error is not None:
+        changes.errors.append((job.seq, job.errors, _pack.encode(move.error)))
+        if job.errors >= MOST_ERRORS:
+            changes.old_errors.append((job.seq, job.errors - MOST_ERRORS))
+    changes.moved.append(_row(job, move, tx.now, ends=ends))
+
+
+def _row(job: Standing, move: Move, now: int, *, ends: bool) -> batches.Row:
+    """A move in the order of `_MOVE`."""
+    finished_at = purge_at = None
+    if ends:
+        finished_at = now if move.finished_at is None else micros(move.finished_at)
+        purge_at = None if move.keep is None else now + span(move.keep)
+    return (
+        job.seq,
+        NUMBERS[State(move.target)],
+        move.reason,
+        move.attempt,
+        move.crashes,
+        move.losses,
+        None if move.run_at is None else micros(move.run_at),
+        move.code,
+        now,
+        finished_at,
+        purge_at,
+        move.error is not None,
+        not ends and move.step is not Step.RERUN,
+    )
+
+
+def _write(tx: Transaction, changes: Changes) -> None:
+    tx.run_all(_TELL, changes.told)
+    tx.run_all(_MOVE, changes.moved)
+    tx.run_all(_ADD_ERROR, changes.errors)
+    tx.run_all(_DROP_ERROR, changes.old_errors)
+    drop_leases(tx, changes.released)
+    if changes.anew:
+        for statement in _START_ANEW:
+            tx.run(statement, batches.numbers(changes.anew))
+    vanish(tx, changes.gone)

@@ -1,0 +1,140 @@
+"""Opens the file: checks that it is ours and safe to use, sets it up, makes its tables.
+
+Knows paths, pragmas and versions, and turns what SQLite complains of into our own errors. Knows no table by name.
+"""
+
+import os
+import time
+from importlib import resources
+from pathlib import Path
+
+import apsw
+
+from windlass.model.errors import Full, Invalid, TooLarge, Unavailable, WindlassError
+
+MEMORY = ":memory:"
+"""In the place of a path: a store of its own that lives as long as the object."""
+
+VERSION = 1
+"""Of `schema.sql`, kept in the file as `user_version`."""
+
+APPLICATION = 0x576E646C
+"""`Wndl`: marks a file as ours."""
+
+OLDEST = (3, 51, 3)
+"""Earlier versions of SQLite can corrupt a file when two connections write and checkpoint at once."""
+
+PATIENCE = 15.0
+"""Seconds to wait for other processes to let go of the file."""
+
+PRAGMAS = """
+    PRAGMA synchronous = FULL;
+    PRAGMA cache_size = -32768;
+    PRAGMA wal_autocheckpoint = 4000;
+    PRAGMA journal_size_limit = 67108864;
+    PRAGMA temp_store = MEMORY;
+"""
+
+
+class Handle(apsw.Connection):
+    """A connection that remembers which process made it: used in another one, it would corrupt the file."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, statementcachesize=200)
+        self.path = path
+        self.process = os.getpid()
+        self.set_busy_handler(_wait)
+
+
+def resolve(path: str | os.PathLike[str]) -> str:
+    """The one name of a file, however it was spelled; refuses what cannot be a file."""
+    text = os.fspath(path)
+    if text == MEMORY:
+        return text
+    place = Path(text).resolve()
+    if not place.parent.is_dir():
+        raise Invalid(f"{place.parent} is not a folder: make it first", at="path")
+    if place.is_dir():
+        raise Invalid(f"{place} is a folder: name a file in it", at="path")
+    return str(place)
+
+
+def connect(path: str) -> apsw.Connection:
+    """Open a resolved path."""
+    _check_library()
+    _check_fork(path)
+    try:
+        return _set_up(Handle(path), path)
+    except apsw.NotADBError:
+        raise Invalid(f"{path} is not a database", at="path") from None
+    except apsw.Error as fault:
+        raise translated(fault) from fault
+
+
+def translated(fault: Exception) -> Exception:
+    """What a caller is told of a fault: never one of SQLite's own errors."""
+    match fault:
+        case WindlassError():
+            return type(fault)(fault.detail, at=fault.at)  # one fault may go to several callers
+        case apsw.FullError():
+            return Full("no room is left on the disk of the store")
+        case apsw.TooBigError():
+            return TooLarge("a value is larger than SQLite can hold")
+        case apsw.BusyError():
+            return Unavailable("the store is held by another process: ask again later")
+        case apsw.Error():
+            return Unavailable(f"the store cannot be used: {fault}")
+    return fault
+
+
+def _check_library() -> None:
+    found = apsw.sqlite_lib_version()
+    if tuple(int(part) for part in found.split(".")) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise Unavailable(f"SQLite {found} can corrupt a shared file: install an apsw that carries {oldest} or newer")
+
+
+def _check_fork(path: str) -> None:
+    # After a fork SQLite takes the parent's locks for its own, in new connections too.
+    for other in apsw.connections():
+        if isinstance(other, Handle) and other.path == path != MEMORY and other.process != os.getpid():
+            raise Unavailable(f"{path} was open when this process was forked: fork first, then open")
+
+
+def _set_up(sql: Handle, path: str) -> apsw.Connection:
+    try:
+        _set_journal(sql, path)
+        sql.execute(PRAGMAS)
+        sql.execute("BEGIN IMMEDIATE")
+        _make_tables(sql, path)
+        sql.execute("COMMIT")
+    except BaseException:
+        sql.close(True)
+        raise
+    return sql
+
+
+def _set_journal(sql: apsw.Connection, path: str) -> None:
+    mode = sql.execute("PRAGMA journal_mode = WAL").get
+    if path != MEMORY and mode != "wal":
+        raise Unavailable(f"{path} is on a file system without shared memory: move it to a local disk")
+
+
+def _make_tables(sql: apsw.Connection, path: str) -> None:
+    version, mark = sql.pragma("user_version"), sql.pragma("application_id")
+    if mark == APPLICATION and version == VERSION:
+        return
+    if mark == APPLICATION and version > VERSION:
+        raise Invalid(f"{path} has format {version}, this Windlass knows {VERSION}: use a newer one", at="path")
+    if mark or version or sql.execute("SELECT 1 FROM sqlite_schema LIMIT 1").get:
+        raise Invalid(f"{path} is a database of something else", at="path")
+    sql.execute(resources.files(__package__).joinpath("schema.sql").read_text("utf-8"))
+    sql.pragma("application_id", APPLICATION)
+    sql.pragma("user_version", VERSION)
+
+
+def _wait(tries: int) -> bool:
+    # SQLite's own handler soon sleeps 100 ms at a time; a writer of ours holds the file for a few.
+    pause = 0.002
+    time.sleep(pause)
+    return tries * pause < PATIENCE

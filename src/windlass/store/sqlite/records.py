@@ -1,0 +1,112 @@
+"""Rows to records: the statement that reads jobs, and what becomes of its rows.
+
+Knows the columns of `job` and what a `Job` is made of; decides nothing and writes nothing.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from windlass.model.job import Error, Job, Progress, Reason
+from windlass.model.names import text_id
+from windlass.store import Record
+from windlass.store.sqlite import batches
+from windlass.store.sqlite.transaction import Transaction
+from windlass.store.sqlite.values import RUNNING, STATES, keys, maybe_moment, moment
+from windlass.store.terms import unpack
+
+_progress = msgspec.msgpack.Decoder(Progress)
+_error = msgspec.msgpack.Decoder(Error)
+
+_COLUMNS = """
+    j.seq, j.id, j.lane, j.state, j.priority, j.attempt, j.crashes, j.losses, j.errors, j.size, j.reason, j.code,
+    j.created_at, j.updated_at, j.run_at, j.started_at, j.finished_at, j.worker, j.node, j.pid, j.terms,
+    l.token, p.data
+"""
+_JOINED = """
+    FROM carray(?1) AS wanted
+    CROSS JOIN job AS j ON j.{key} = wanted.value
+    LEFT JOIN lease AS l ON l.job = j.seq
+    LEFT JOIN progress AS p ON p.job = j.seq
+"""
+_PAYLOAD = "LEFT JOIN payload AS large ON large.job = j.seq AND j.payload IS NULL"
+
+# By what the wanted ones are named by, and whether their payloads are wanted too.
+_SELECT = {(name, False): f"SELECT {_COLUMNS}, NULL {_JOINED.format(key=name)}" for name in ("seq", "id")} | {
+    (name, True): f"SELECT {_COLUMNS}, coalesce(j.payload, large.data) {_JOINED.format(key=name)} {_PAYLOAD}"
+    for name in ("seq", "id")
+}
+
+_ERRORS = "SELECT job, data FROM error WHERE job IN carray(?) ORDER BY job, n"
+
+
+def by_seq(tx: Transaction, seqs: Sequence[int], *, payload: bool = False) -> list[Record]:
+    """Records in the order asked for. All of them must be there."""
+    if not seqs:
+        return []
+    found = tx.rows(_SELECT["seq", payload], batches.numbers(seqs))
+    records = dict(zip((row[0] for row in found), _records(tx, found), strict=True))
+    return [records[seq] for seq in seqs]
+
+
+def by_id(tx: Transaction, ids: Sequence[str], *, payload: bool = False) -> list[Record | None]:
+    """Records in the order asked for; None where there is no such job."""
+    if not ids:
+        return []
+    wanted = keys(ids)
+    found = tx.rows(_SELECT["id", payload], batches.blobs(list(dict.fromkeys(wanted))))
+    records = dict(zip((row[1] for row in found), _records(tx, found), strict=True))
+    return [records.get(id) for id in wanted]
+
+
+def _records(tx: Transaction, found: list[Any]) -> Iterable[Record]:
+    failed = [row[0] for row in found if row[8]]
+    errors: dict[int, list[Error]] = defaultdict(list)
+    if failed:
+        for seq, data in tx.rows(_ERRORS, batches.numbers(failed)):
+            errors[seq].append(_error.decode(data))
+    return [_record(tx, row, errors.get(row[0]) or []) for row in found]
+
+
+def _record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
+    # The order of `_COLUMNS`, then the payload.
+    (
+        _, id, lane, state, priority, attempt, crashes, losses, _, size, reason, code,
+        created_at, updated_at, run_at, started_at, finished_at, worker, node, pid, terms,
+        token, progress, payload,
+    ) = row  # fmt: skip
+    where = tx.lanes.get(lane)
+    asked = unpack(terms)
+    timeout = asked.get("timeout")
+    started = maybe_moment(started_at)
+    job = Job(
+        id=text_id(id),
+        tenant=where.tenant,
+        queue=where.queue,
+        task=where.task,
+        priority=priority,
+        state=STATES[state],
+        reason=None if reason is None else Reason(reason),
+        attempt=attempt,
+        crashes=crashes,
+        losses=losses,
+        worker=worker,
+        node=node,
+        pid=pid,
+        progress=None if progress is None else _progress.decode(progress),
+        code=code,
+        error=errors[-1] if errors else None,
+        errors=errors,
+        created_at=moment(created_at),
+        updated_at=moment(updated_at),
+        run_at=maybe_moment(run_at),
+        started_at=started,
+        finished_at=maybe_moment(finished_at),
+        deadline=started + timedelta(seconds=timeout) if started and timeout is not None and state == RUNNING else None,
+        size=size,
+        **asked,
+    )
+    return Record(job=job, token=token, payload=payload)

@@ -1,0 +1,85 @@
+"""Says whether a file is sound: every promise of `schema.sql` as a question whose answer should be nothing.
+
+Reads only, and reads everything: for tests and for `doctor`, not for every day.
+"""
+
+from windlass.store.sqlite.store import SqliteStore
+from windlass.store.sqlite.transaction import Transaction
+from windlass.store.sqlite.values import ENDED, QUEUED, RUNNING, SCHEDULED, STATES
+
+MOST_SHOWN = 20
+"""Findings of one kind."""
+
+_BELONGINGS = ("payload", "lease", "progress", "error", "result")
+
+_ENDED = ", ".join(map(str, sorted(ENDED)))
+
+# What would be wrong, and a statement that names the jobs of which it is true.
+QUESTIONS: dict[str, str] = {
+    "runs without a lease": f"""
+        SELECT hex(id) FROM job WHERE state = {RUNNING} AND seq NOT IN (SELECT job FROM lease)""",
+    "has a lease but does not run": f"""
+        SELECT hex(job.id) FROM lease JOIN job ON job.seq = lease.job WHERE job.state <> {RUNNING}""",
+    "is leased to another worker than its record says": """
+        SELECT hex(job.id) FROM lease JOIN job ON job.seq = lease.job WHERE job.worker IS NOT lease.worker""",
+    "is leased without a token": """
+        SELECT hex(job.id) FROM lease JOIN job ON job.seq = lease.job WHERE length(lease.token) = 0""",
+    "runs but was never started": f"""
+        SELECT hex(id) FROM job WHERE state = {RUNNING} AND (started_at IS NULL OR attempt < 1)""",
+    "is scheduled without a time": f"SELECT hex(id) FROM job WHERE state = {SCHEDULED} AND run_at IS NULL",
+    "has a wait clock but does not wait for its first run": f"""
+        SELECT hex(id) FROM job WHERE expires_at IS NOT NULL AND (state > {QUEUED} OR started_at IS NOT NULL)""",
+    "has a keep clock but has not ended": f"""
+        SELECT hex(id) FROM job WHERE purge_at IS NOT NULL AND state NOT IN ({_ENDED})""",
+    "has ended without a time, or has a time without having ended": f"""
+        SELECT hex(id) FROM job WHERE (finished_at IS NOT NULL) <> (state IN ({_ENDED}))""",
+    "has a result but has not ended": f"""
+        SELECT hex(job.id) FROM result JOIN job ON job.seq = result.job WHERE job.state NOT IN ({_ENDED})""",
+    "has its payload twice or not at all": """
+        SELECT hex(id) FROM job WHERE (payload IS NULL) <> (seq IN (SELECT job FROM payload))""",
+    "has a payload of another size than its record says": """
+        SELECT hex(id) FROM job LEFT JOIN payload ON payload.job = job.seq
+        WHERE size <> length(coalesce(job.payload, payload.data))""",
+    "has other errors than its record says": """
+        SELECT hex(id) FROM job
+        LEFT JOIN (SELECT job, count(*) AS kept, max(n) AS newest FROM error GROUP BY job) AS e ON e.job = job.seq
+        WHERE min(errors, 100) <> coalesce(kept, 0) OR errors <> coalesce(newest + 1, 0)""",
+    "is in a lane that is not there": "SELECT hex(id) FROM job WHERE lane NOT IN (SELECT id FROM lane)",
+    "is in another line than its lane": """
+        SELECT hex(job.id) FROM job JOIN lane ON lane.id = job.lane WHERE job.line <> lane.line""",
+    **{
+        f"is gone but has left something in `{table}`": f"""
+            SELECT job FROM {table} WHERE job NOT IN (SELECT seq FROM job)"""
+        for table in _BELONGINGS
+    },
+}
+
+_COUNTS = "SELECT lane, state, count(*) FROM job GROUP BY lane, state"
+_COUNTED = f"SELECT id, {', '.join(STATES)} FROM lane"
+_LINES = """
+    SELECT lane.id FROM lane LEFT JOIN line ON line.id = lane.line
+    WHERE line.tenant IS NOT lane.tenant OR line.queue IS NOT lane.queue
+"""
+
+
+async def scrub(store: SqliteStore) -> list[str]:
+    """What is wrong with the store's file; empty when it is sound."""
+    return await store.examine(_findings)
+
+
+def _findings(tx: Transaction) -> list[str]:
+    found = [f"SQLite: {answer}" for answer in tx.column("PRAGMA integrity_check") if answer != "ok"]
+    for wrong, question in QUESTIONS.items():
+        found += [f"job {job} {wrong}" for job in tx.column(f"{question} LIMIT {MOST_SHOWN}")]
+    found += [f"lane {lane} has other names than its line" for lane in tx.column(_LINES)]
+    return found + _miscounts(tx)
+
+
+def _miscounts(tx: Transaction) -> list[str]:
+    said = {(lane, state): n for lane, *counts in tx.rows(_COUNTED) for state, n in enumerate(counts) if n}
+    true = {(lane, state): n for lane, state, n in tx.rows(_COUNTS)}
+    return [
+        f"lane {lane} has {true.get((lane, state), 0)} {STATES[state]} jobs but counts {said.get((lane, state), 0)}"
+        for lane, state in sorted(true.keys() | said.keys())
+        if true.get((lane, state)) != said.get((lane, state))
+    ]

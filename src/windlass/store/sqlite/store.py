@@ -1,0 +1,127 @@
+"""The store protocol over one SQLite file: each method names its duty and says whether it writes.
+
+Holds what is opened and closed (the connection, the notices); knows no SQL.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import datetime
+from pathlib import Path
+from typing import TypeVar
+
+from windlass.model.lifecycle import Move
+from windlass.model.ports import Clock
+from windlass.model.worker import NewWorker, Worker
+from windlass.store import (
+    Done,
+    Draft,
+    Kept,
+    Listener,
+    Overdue,
+    Reading,
+    Record,
+    Scope,
+    Slice,
+    Tally,
+    Touch,
+    Touched,
+    Wish,
+)
+from windlass.store.sqlite import claims, jobs, listing, moving, upkeep, work, workers
+from windlass.store.sqlite.connection import Connection
+from windlass.store.sqlite.notices import Notices
+from windlass.store.sqlite.opening import MEMORY, connect, resolve
+from windlass.store.sqlite.transaction import Transaction
+
+T = TypeVar("T")
+
+
+class SqliteStore:
+    """Jobs in one SQLite file, shared by any number of processes on one machine. Made by `open`."""
+
+    def __init__(self, connection: Connection, notices: Notices, clock: Clock) -> None:
+        self._connection = connection
+        self._notices = notices
+        self._clock = clock
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], clock: Clock) -> "SqliteStore":
+        """Open a file, or make it; `:memory:` = a store of this object's own. Its folder must be there.
+
+        The clock is asked on the connection's thread too.
+        """
+        place = resolve(path)
+        notices = Notices(None if place == MEMORY else Path(f"{place}-wake"))
+        return cls(Connection(connect(place), clock, notices.tell), notices, clock)
+
+    async def now(self) -> datetime:
+        return self._clock.now()
+
+    async def add(self, drafts: Sequence[Draft]) -> list[bool]:
+        if not drafts:
+            return []
+        return await self._connection.write(lambda tx: jobs.add(tx, drafts))
+
+    async def claim(self, wish: Wish) -> list[Record]:
+        return await self._connection.write(lambda tx: claims.claim(tx, wish))
+
+    async def touch(self, worker: str, touches: Sequence[Touch], lease: float) -> list[Touched]:  # noqa: ARG002 - the token says it all
+        if not touches:
+            return []
+        return await self._connection.write(lambda tx: work.touch(tx, touches, lease))
+
+    async def succeed(self, worker: str, dones: Sequence[Done]) -> list[bool]:  # noqa: ARG002 - the token says it all
+        if not dones:
+            return []
+        return await self._connection.write(lambda tx: work.succeed(tx, dones))
+
+    async def apply(self, moves: Sequence[Move]) -> list[bool]:
+        if not moves:
+            return []
+        return await self._connection.write(lambda tx: moving.apply(tx, moves))
+
+    async def read(self, ids: Sequence[str], *, payload: bool = False) -> Reading:
+        return await self._connection.read(lambda tx: jobs.read(tx, ids, payload=payload))
+
+    async def result(self, id: str) -> Kept | None:
+        kept, once = await self._connection.read(lambda tx: jobs.peek(tx, id))
+        return await self._connection.write(lambda tx: jobs.take(tx, id)) if once else kept
+
+    async def page(self, scope: Scope, after: str | None, limit: int) -> Slice:
+        place = listing.Cursor.parse(after)
+        return await self._connection.read(lambda tx: listing.page(tx, scope, place, limit))
+
+    async def tally(self, tenant: str) -> list[Tally]:
+        return await self._connection.read(lambda tx: listing.tally(tx, tenant))
+
+    async def promote(self, limit: int) -> int:
+        return await self._connection.write(lambda tx: upkeep.promote(tx, limit))
+
+    async def overdue(self, clock: Overdue, limit: int) -> Reading:
+        return await self._connection.read(lambda tx: upkeep.overdue(tx, clock, limit))
+
+    async def purge(self, limit: int) -> int:
+        return await self._connection.write(lambda tx: upkeep.purge(tx, limit))
+
+    async def enlist(self, id: str, tenant: str, worker: NewWorker, lease: float) -> None:
+        await self._connection.write(lambda tx: workers.enlist(tx, id, tenant, worker, lease))
+
+    async def greet(self, id: str, lease: float) -> Worker | None:
+        return await self._connection.write(lambda tx: workers.greet(tx, id, lease))
+
+    async def workers(self, tenant: str) -> list[Worker]:
+        return await self._connection.read(lambda tx: workers.workers(tx, tenant))
+
+    async def dismiss(self, id: str) -> bool:
+        return await self._connection.write(lambda tx: workers.dismiss(tx, id))
+
+    def listen(self, topics: Sequence[str]) -> AbstractAsyncContextManager[Listener]:
+        return self._notices.listen(topics)
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    async def examine(self, look: Callable[[Transaction], T]) -> T:
+        """Let a function look at the file as it is at one moment; for `scrub`, not part of the protocol."""
+        return await self._connection.read(look)

@@ -1,0 +1,47 @@
+"""The store's share in the periodic duties: what has become due, what is overdue, what is to be dropped.
+
+Each looks at one clock's own index, earliest first, and stops at a limit.
+"""
+
+from collections import Counter
+
+from windlass.store import Overdue, Reading
+from windlass.store.sqlite import batches, records
+from windlass.store.sqlite.jobs import vanish
+from windlass.store.sqlite.transaction import Transaction
+from windlass.store.sqlite.values import QUEUED, SCHEDULED, moment
+
+_DUE = f"SELECT seq, lane FROM job WHERE state = {SCHEDULED} AND run_at <= ? ORDER BY run_at, seq LIMIT ?"
+_PROMOTE = f"UPDATE job SET state = {QUEUED}, updated_at = ?2 WHERE seq IN carray(?1)"
+
+_OVERDUE = {
+    Overdue.LEASE: "SELECT job FROM lease WHERE until <= ? ORDER BY until, job LIMIT ?",
+    Overdue.WAIT: "SELECT seq FROM job WHERE expires_at <= ? ORDER BY expires_at, seq LIMIT ?",
+}
+
+_OLD = "SELECT seq, lane, state FROM job WHERE purge_at <= ? ORDER BY purge_at, seq LIMIT ?"
+
+
+def promote(tx: Transaction, limit: int) -> int:
+    due = tx.rows(_DUE, tx.now, limit)
+    if not due:
+        return 0
+    tx.run(_PROMOTE, batches.numbers([seq for seq, _ in due]), tx.now)
+    for lane, count in Counter(lane for _, lane in due).items():
+        tx.count(lane, SCHEDULED, -count)
+        tx.count(lane, QUEUED, count)
+        tx.topics.add(f"work/{tx.lanes.get(lane).queue}")
+    return len(due)
+
+
+def overdue(tx: Transaction, clock: Overdue, limit: int) -> Reading:
+    seqs = tx.column(_OVERDUE[clock], tx.now, limit)
+    return Reading(now=moment(tx.now), records=list(records.by_seq(tx, seqs)))
+
+
+def purge(tx: Transaction, limit: int) -> int:
+    old = tx.rows(_OLD, tx.now, limit)
+    vanish(tx, [seq for seq, _, _ in old])
+    for (lane, state), count in Counter((lane, state) for _, lane, state in old).items():
+        tx.count(lane, state, -count)
+    return len(old)

@@ -1,0 +1,122 @@
+"""What workers say of the jobs they hold: signs of life, and success.
+
+Everything here is fenced: what does not carry the token of the job's current lease changes nothing.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from windlass.model.job import Reason, Terms
+from windlass.store import Done, Touch, Touched
+from windlass.store.sqlite import batches
+from windlass.store.sqlite.jobs import vanish
+from windlass.store.sqlite.transaction import Transaction
+from windlass.store.sqlite.values import RUNNING, SUCCEEDED, keys, micros, span
+from windlass.store.terms import unpack
+
+DEFAULT = Terms(task="any")
+
+_pack = msgspec.msgpack.Encoder()
+
+_HELD = """
+    SELECT j.id, j.seq, j.lane, j.reason, j.terms, l.token
+    FROM carray(?) AS wanted CROSS JOIN job AS j ON j.id = wanted.value CROSS JOIN lease AS l ON l.job = j.seq
+"""
+_RENEW = "UPDATE lease SET until = ?2 WHERE job IN carray(?1)"
+_SET_PROGRESS = "INSERT OR REPLACE INTO progress (job, data) VALUES {rows}"
+_SET_PID = """
+    WITH begun (seq, pid, updated_at) AS (VALUES {rows})
+    UPDATE job SET pid = begun.pid, updated_at = begun.updated_at FROM begun WHERE job.seq = begun.seq
+"""
+
+_SUCCEED = f"""
+    WITH ended (seq, code, updated_at, finished_at, purge_at) AS (VALUES {{rows}})
+    UPDATE job SET state = {SUCCEEDED}, reason = NULL, code = ended.code, updated_at = ended.updated_at,
+        finished_at = ended.finished_at, purge_at = ended.purge_at
+    FROM ended WHERE job.seq = ended.seq
+"""
+_RESULT = "INSERT INTO result (job, data, content_type) VALUES {rows}"
+_DROP_LEASE = "DELETE FROM lease WHERE job IN carray(?)"
+
+
+class Held(NamedTuple):
+    """A running job, in the order of `_HELD`."""
+
+    id: bytes
+    seq: int
+    lane: int
+    reason: str | None
+    terms: bytes
+    token: bytes
+
+
+def _held(tx: Transaction, ids: Sequence[bytes]) -> dict[bytes, Held]:
+    return {row[0]: Held(*row) for row in tx.rows(_HELD, batches.blobs(ids))}
+
+
+def touch(tx: Transaction, touches: Sequence[Touch], lease: float) -> list[Touched]:
+    ids = keys(sign.id for sign in touches)
+    held = _held(tx, ids)
+    answers = []
+    # By job: of several signs in one call, the last one stays.
+    pids: dict[int, batches.Row] = {}
+    progress: dict[int, batches.Row] = {}
+    renewed: list[int] = []
+    for id, sign in zip(ids, touches, strict=True):
+        job = held.get(id)
+        if job is None or job.token != sign.token:
+            answers.append(Touched(id=sign.id, held=False))
+            continue
+        answers.append(Touched(id=sign.id, held=True, reason=None if job.reason is None else Reason(job.reason)))
+        renewed.append(job.seq)
+        if sign.pid is not None:
+            pids[job.seq] = (job.seq, sign.pid, tx.now)
+        if sign.progress is not None:
+            progress[job.seq] = (job.seq, _pack.encode(sign.progress))
+    if renewed:
+        tx.run(_RENEW, batches.numbers(renewed), tx.now + span(lease))
+    tx.run_all(_SET_PID, list(pids.values()))
+    tx.run_all(_SET_PROGRESS, list(progress.values()))
+    return answers
+
+
+def succeed(tx: Transaction, dones: Sequence[Done]) -> list[bool]:
+    ids = keys(done.id for done in dones)
+    held = _held(tx, ids)
+    answers = []
+    ended: list[batches.Row] = []
+    results: list[batches.Row] = []
+    released: list[int] = []
+    gone: list[int] = []
+    for id, done in zip(ids, dones, strict=True):
+        job = held.get(id)
+        if job is None or job.token != done.token:
+            answers.append(False)
+            continue
+        answers.append(True)
+        del held[id]  # it ends once, however often it is in the list
+        tx.count(job.lane, RUNNING, -1)
+        tx.topics.add(f"end/{done.id}")
+        terms = unpack(job.terms)
+        keep = terms.get("keep_success", DEFAULT.keep_success)
+        if keep == 0 or job.reason == Reason.DELETED:
+            gone.append(job.seq)
+            continue
+        tx.count(job.lane, SUCCEEDED, 1)
+        released.append(job.seq)
+        finished_at = tx.now if done.finished_at is None else micros(done.finished_at)
+        ended.append((job.seq, done.code, tx.now, finished_at, None if keep is None else tx.now + span(keep)))
+        if done.result is not None and terms.get("keep_result") != "none":
+            results.append((job.seq, done.result, done.content_type))
+    tx.run_all(_SUCCEED, ended)
+    tx.run_all(_RESULT, results)
+    drop_leases(tx, released)
+    vanish(tx, gone)
+    return answers
+
+
+def drop_leases(tx: Transaction, seqs: Sequence[int]) -> None:
+    if seqs:
+        tx.run(_DROP_LEASE, batches.numbers(seqs))

@@ -1,0 +1,378 @@
+"""The specification of a store: small, slow and obviously right.
+
+One dict of jobs, one of workers, and `sorted`. No index, no counter, nothing to get out of step: what the real stores
+answer is compared with what this one answers. It is no store for use, and nothing outside the tests knows it.
+"""
+
+import asyncio
+import itertools
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from windlass.model.errors import Invalid
+from windlass.model.job import FINISHED, Job, Reason, State, Terms
+from windlass.model.lifecycle import GONE, Move, Step
+from windlass.model.names import EVERY_TENANT
+from windlass.model.ports import Clock
+from windlass.model.worker import NewWorker, Worker
+from windlass.store import (
+    Done,
+    Draft,
+    Kept,
+    Overdue,
+    Reading,
+    Record,
+    Scope,
+    Slice,
+    Tally,
+    Touch,
+    Touched,
+    Wish,
+)
+
+MOST_ERRORS = 100
+
+
+@dataclass
+class Entry:
+    """Everything there is of one job."""
+
+    job: Job
+    payload: bytes
+    arrival: int
+    token: bytes | None = None
+    lease_until: datetime | None = None
+    expires_at: datetime | None = None
+    purge_at: datetime | None = None
+    result: Kept | None = None
+
+    def change(self, **fields: Any) -> None:
+        self.job = replace(self.job, **fields)
+
+    def record(self, *, payload: bool = False) -> Record:
+        job = self.job
+        limited = job.state is State.RUNNING and job.timeout is not None and job.started_at is not None
+        deadline = later(job.started_at, job.timeout) if limited else None
+        last = job.errors[-1] if job.errors else None
+        return Record(replace(job, deadline=deadline, error=last), self.token, self.payload if payload else None)
+
+
+@dataclass
+class Ear:
+    """Somebody who listens."""
+
+    topics: Collection[str]
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self.heard.wait()
+        except TimeoutError:
+            return False
+        self.heard.clear()
+        return True
+
+
+class ModelStore:
+    """Implements `windlass.store.Store`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._jobs: dict[str, Entry] = {}
+        self._workers: dict[str, tuple[Worker, datetime]] = {}
+        self._ears: list[Ear] = []
+        self._arrivals = itertools.count(1)
+
+    async def now(self) -> datetime:
+        return self._clock.now()
+
+    # Jobs come, are claimed, and end
+
+    async def add(self, drafts: Sequence[Draft]) -> list[bool]:
+        now = self._clock.now()
+        return [self._add(draft, now) for draft in drafts]
+
+    def _add(self, draft: Draft, now: datetime) -> bool:
+        if draft.id in self._jobs:
+            return False
+        new = draft.new
+        due = new.run_at.astimezone(UTC) if new.run_at else later(now, new.delay or None)
+        waits = due is not None and due > now
+        job = Job(
+            **{name: getattr(new, name) for name in Terms.__struct_fields__},
+            id=draft.id,
+            tenant=draft.tenant,
+            state=State.SCHEDULED if waits else State.QUEUED,
+            run_at=due if waits else None,
+            created_at=now,
+            updated_at=now,
+            size=len(bytes(new.payload)),
+        )
+        self._jobs[job.id] = Entry(job, bytes(new.payload), next(self._arrivals), expires_at=later(now, new.expires))
+        if not waits:
+            self._notify(f"work/{job.queue}")
+        return True
+
+    async def claim(self, wish: Wish) -> list[Record]:
+        now, worker = self._clock.now(), wish.worker
+
+        def rank(entry: Entry) -> tuple[int, int, int]:
+            return worker.queues.index(entry.job.queue), entry.job.priority, entry.arrival
+
+        held = [e for e in self._in(State.RUNNING) if e.job.worker == worker.id and e.token == wish.nonce]
+        if held:
+            return [entry.record(payload=True) for entry in sorted(held, key=rank)]
+        fit = [e for e in self._in(State.QUEUED) if self._may_take(worker, e.job)]
+        taken = sorted(fit, key=rank)[: wish.slots]
+        for entry in taken:
+            entry.token, entry.lease_until, entry.expires_at = wish.nonce, later(now, wish.lease), None
+            entry.change(
+                state=State.RUNNING,
+                attempt=entry.job.attempt + 1,
+                reason=None,
+                worker=worker.id,
+                node=worker.node or None,
+                pid=None,
+                progress=None,
+                started_at=now,
+                updated_at=now,
+            )
+        return [entry.record(payload=True) for entry in taken]
+
+    def _may_take(self, worker: Worker, job: Job) -> bool:
+        return (
+            job.queue in worker.queues
+            and worker.tenant in (EVERY_TENANT, job.tenant)
+            and (worker.tasks is None or job.task in worker.tasks)
+        )
+
+    async def touch(self, worker: str, touches: Sequence[Touch], lease: float) -> list[Touched]:
+        now = self._clock.now()
+        return [self._touch(touch, lease, now) for touch in touches]
+
+    def _touch(self, touch: Touch, lease: float, now: datetime) -> Touched:
+        entry = self._held(touch.id, touch.token)
+        if entry is None:
+            return Touched(touch.id, held=False)
+        entry.lease_until = later(now, lease)
+        if touch.pid is not None:
+            entry.change(pid=touch.pid, updated_at=now)
+        if touch.progress is not None:
+            entry.change(progress=touch.progress)
+        return Touched(touch.id, held=True, reason=entry.job.reason)
+
+    async def succeed(self, worker: str, dones: Sequence[Done]) -> list[bool]:
+        now = self._clock.now()
+        return [self._succeed(done, now) for done in dones]
+
+    def _succeed(self, done: Done, now: datetime) -> bool:
+        entry = self._held(done.id, done.token)
+        if entry is None:
+            return False
+        keep = 0 if entry.job.reason is Reason.DELETED else entry.job.keep_success
+        if done.result is not None and entry.job.keep_result != "none":
+            entry.result = Kept(done.result, done.content_type)
+        entry.change(state=State.SUCCEEDED, reason=None, code=done.code, updated_at=now)
+        self._end(entry, done.finished_at, keep, now)
+        return True
+
+    async def apply(self, moves: Sequence[Move]) -> list[bool]:
+        now = self._clock.now()
+        return [self._apply(move, now) for move in moves]
+
+    def _apply(self, move: Move, now: datetime) -> bool:
+        entry = self._jobs.get(move.id)
+        if entry is None or entry.job.state is not move.source or entry.job.attempt != move.attempt_before:
+            return False
+        if entry.job.state is State.RUNNING and entry.token != move.fence:
+            return False
+        if move.lapsed and (entry.lease_until is None or entry.lease_until > now):
+            return False
+        if move.target is GONE:
+            del self._jobs[move.id]
+        elif move.target is State.RUNNING:
+            entry.change(reason=move.reason, updated_at=now)
+            self._notify(f"order/{entry.job.worker}")
+        else:
+            self._write(entry, move, now)
+        return True
+
+    def _write(self, entry: Entry, move: Move, now: datetime) -> None:
+        errors = [*entry.job.errors, *([move.error] if move.error else [])][-MOST_ERRORS:]
+        entry.change(
+            state=move.target,
+            reason=move.reason,
+            attempt=move.attempt,
+            crashes=move.crashes,
+            losses=move.losses,
+            run_at=move.run_at,
+            code=move.code,
+            errors=errors,
+            updated_at=now,
+        )
+        if move.step is Step.RERUN:
+            entry.result = entry.expires_at = None
+            entry.change(progress=None)
+        if move.target in FINISHED:
+            self._end(entry, move.finished_at, move.keep, now)
+            return
+        entry.token = entry.lease_until = entry.purge_at = None
+        entry.change(finished_at=None)
+        if move.target is State.QUEUED:
+            self._notify(f"work/{entry.job.queue}")
+
+    def _end(self, entry: Entry, finished_at: datetime | None, keep: float | None, now: datetime) -> None:
+        entry.token = entry.lease_until = None
+        entry.purge_at = later(now, keep)
+        entry.change(finished_at=(finished_at or now).astimezone(UTC))
+        if keep == 0:
+            del self._jobs[entry.job.id]
+        self._notify(f"end/{entry.job.id}")
+
+    # Jobs are looked at
+
+    async def read(self, ids: Sequence[str], *, payload: bool = False) -> Reading:
+        found = [self._jobs.get(id) for id in ids]
+        return Reading(self._clock.now(), [entry and entry.record(payload=payload) for entry in found])
+
+    async def result(self, id: str) -> Kept | None:
+        entry = self._jobs.get(id)
+        if entry is None:
+            return None
+        kept = entry.result
+        if entry.job.keep_result == "once":
+            entry.result = None
+        return kept
+
+    async def page(self, scope: Scope, after: str | None, limit: int) -> Slice:
+        def place(entry: Entry) -> tuple[bytes, bytes, int]:
+            return entry.job.tenant.encode(), entry.job.queue.encode(), entry.arrival
+
+        start = read_cursor(after) if after is not None else (b"", b"", 0)
+        fit = (
+            entry
+            for entry in self._in(*scope.states)
+            if scope.tenant in (EVERY_TENANT, entry.job.tenant) and scope.queue in (None, entry.job.queue)
+        )
+        found = sorted((entry for entry in fit if place(entry) > start), key=place)
+        page = found[:limit]
+        following = write_cursor(place(page[-1])) if len(found) > limit else None
+        return Slice([entry.record() for entry in page], following)
+
+    async def tally(self, tenant: str) -> list[Tally]:
+        jobs = (entry.job for entry in self._jobs.values() if tenant in (EVERY_TENANT, entry.job.tenant))
+        counts = Counter((job.tenant, job.queue, job.task, job.state) for job in jobs)
+        return [Tally(*names, count) for names, count in sorted(counts.items())]
+
+    # Clocks run out
+
+    async def promote(self, limit: int) -> int:
+        now = self._clock.now()
+        due = self._due(self._in(State.SCHEDULED), lambda entry: entry.job.run_at, now)[:limit]
+        for entry in due:
+            entry.change(state=State.QUEUED, updated_at=now)
+            self._notify(f"work/{entry.job.queue}")
+        return len(due)
+
+    async def overdue(self, clock: Overdue, limit: int) -> Reading:
+        now = self._clock.now()
+        if clock is Overdue.LEASE:
+            due = self._due(self._in(State.RUNNING), lambda entry: entry.lease_until, now)
+        else:
+            waiting = self._in(State.BLOCKED, State.SCHEDULED, State.QUEUED)
+            due = self._due(waiting, lambda entry: entry.expires_at, now)
+        return Reading(now, [entry.record() for entry in due[:limit]])
+
+    async def purge(self, limit: int) -> int:
+        due = self._due(self._in(*FINISHED), lambda entry: entry.purge_at, self._clock.now())[:limit]
+        for entry in due:
+            del self._jobs[entry.job.id]
+        return len(due)
+
+    def _due(
+        self, entries: Iterable[Entry], until: Callable[[Entry], datetime | None], now: datetime
+    ) -> list[Entry]:
+        found = ((when, entry.arrival, entry) for entry in entries if (when := until(entry)) and when <= now)
+        return [entry for _, _, entry in sorted(found, key=lambda item: item[:2])]
+
+    # Workers
+
+    async def enlist(self, id: str, tenant: str, worker: NewWorker, lease: float) -> None:
+        now = self._clock.now()
+        said = {name: getattr(worker, name) for name in NewWorker.__struct_fields__}
+        known = Worker(**said, id=id, tenant=tenant, registered_at=now, seen_at=now)
+        self._workers[id] = known, now + timedelta(seconds=lease)
+
+    async def greet(self, id: str, lease: float) -> Worker | None:
+        now = self._clock.now()
+        if not self._alive(id):
+            return None
+        worker = replace(self._workers[id][0], seen_at=now)
+        self._workers[id] = worker, now + timedelta(seconds=lease)
+        return self._counted(worker)
+
+    async def workers(self, tenant: str) -> list[Worker]:
+        alive = [worker for id, (worker, _) in self._workers.items() if self._alive(id)]
+        found = [self._counted(worker) for worker in alive if tenant in (EVERY_TENANT, worker.tenant)]
+        return sorted(found, key=lambda worker: (worker.registered_at, worker.id))
+
+    async def dismiss(self, id: str) -> bool:
+        alive = self._alive(id)
+        self._workers.pop(id, None)
+        return alive
+
+    def _alive(self, id: str) -> bool:
+        return id in self._workers and self._workers[id][1] > self._clock.now()
+
+    def _counted(self, worker: Worker) -> Worker:
+        return replace(worker, running=sum(entry.job.worker == worker.id for entry in self._in(State.RUNNING)))
+
+    # Notices
+
+    @asynccontextmanager
+    async def listen(self, topics: Sequence[str]) -> AsyncIterator[Ear]:
+        ear = Ear(topics)
+        self._ears.append(ear)
+        try:
+            yield ear
+        finally:
+            self._ears.remove(ear)
+
+    async def close(self) -> None:
+        self._jobs.clear()
+
+    def _notify(self, topic: str) -> None:
+        for ear in self._ears:
+            if topic in ear.topics:
+                ear.heard.set()
+
+    def _in(self, *states: State) -> list[Entry]:
+        return [entry for entry in self._jobs.values() if entry.job.state in states]
+
+    def _held(self, id: str, token: bytes) -> Entry | None:
+        entry = self._jobs.get(id)
+        return entry if entry and entry.job.state is State.RUNNING and entry.token == token else None
+
+
+def later(when: datetime | None, seconds: float | None) -> datetime | None:
+    return None if when is None or seconds is None else when + timedelta(seconds=seconds)
+
+
+def write_cursor(place: tuple[bytes, bytes, int]) -> str:
+    return urlsafe_b64encode(msgspec.msgpack.encode(place)).decode()
+
+
+def read_cursor(text: str) -> tuple[bytes, bytes, int]:
+    try:
+        return msgspec.msgpack.decode(urlsafe_b64decode(text), type=tuple[bytes, bytes, int])
+    except (ValueError, msgspec.MsgspecError):
+        raise Invalid("not a cursor that a page gave", at="after") from None

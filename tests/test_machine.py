@@ -1,0 +1,459 @@
+"""A random walk in lockstep: one engine over the model, one over a real store, the same operations to both.
+
+Both have the same clock and the same seed, so every answer must be the same, and after every step so must everything that
+can be seen of the store: all jobs with all fields and tokens, results, counts, workers. The scrubber looks at what cannot
+be seen. Answers get lost on the way: an operation is then sent again as it was, and must change nothing.
+
+A failure prints the steps that led to it, and a `@reproduce_failure` line that walks them again.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    consumes,
+    initialize,
+    invariant,
+    multiple,
+    rule,
+    run_state_machine_as_test,
+)
+from msgspec import Raw, Struct
+from msgspec.structs import replace
+
+from tests.model_store import ModelStore
+from tests.servers import NewPrefix
+from tests.worlds import SeededChance, StoreKind, VirtualClock, opened, scrub
+from windlass.engine import Engine, upkeep
+from windlass.model import wire
+from windlass.model.errors import WindlassError
+from windlass.model.job import FINISHED, Error, Job, NewJob, Progress, Reason, State
+from windlass.model.lifecycle import CODES, Verdict
+from windlass.model.match import Match
+from windlass.model.names import fresh_id
+from windlass.model.operations import (
+    Alive,
+    Applied,
+    Began,
+    Begin,
+    Cancel,
+    Changed,
+    Claim,
+    Claimed,
+    Count,
+    Delete,
+    Enqueue,
+    EnqueueMany,
+    Finish,
+    Finished,
+    GetResult,
+    GetStats,
+    List,
+    Operation,
+    Register,
+    Release,
+    Renew,
+    Retry,
+    Show,
+    Unregister,
+    Unrun,
+    Workers,
+)
+from windlass.model.retry import FROM_START, UNTIL_DEADLINE
+from windlass.model.retry import Retry as Policy
+from windlass.model.worker import NewWorker
+
+A = TypeVar("A")
+
+MATERIAL = settings(
+    max_examples=20,
+    stateful_step_count=50,
+    deadline=None,  # one example opens a store and walks fifty steps, on a machine that may be busy
+    derandomize=False,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],  # each step asks a real server a dozen questions
+)
+LONG = settings(MATERIAL, max_examples=20 * MATERIAL.max_examples)
+
+TENANTS = ("default", "acme")
+QUEUES = ("default", "a", "a.b", "a-b")
+TASKS = ("x", "x.y")
+RETRIES = (
+    Policy(base=1, jitter=0.5, deadline=30),
+    Policy(base=2, factor=3, jitter=0, anchor="start"),
+    FROM_START,
+    UNTIL_DEADLINE,
+)
+PAYLOADS = ({"n": 1}, {"n": True}, {"n": {"m": "x"}}, None, "text", b"\x00\xff")
+
+some_of = st.sampled_from
+
+TERMS = st.fixed_dictionaries(
+    {"task": some_of(TASKS), "queue": some_of(QUEUES), "payload": some_of(PAYLOADS)},
+    optional={
+        "priority": some_of((-(2**31), -1, 1, 2**31 - 1)),
+        "delay": some_of((0.0, 0.5, 1.0, 30.0)),
+        "expires": some_of((0.0, 10.0, 100.0)),
+        "timeout": some_of((5.0, 1 / 3)),
+        "max_retry": some_of((1, 3, None)),
+        "retry": some_of(RETRIES),
+        "keep_result": some_of(("once", "none")),
+        "keep_success": some_of((None, 0.0, 10.0)),
+        "keep_failure": some_of((None, 0.0, 10.0)),
+        "tags": some_of((["t"], ["t", "u"])),
+        "headers": st.just({"trace": "1"}),
+        "isolate": st.just(True),
+    },
+)
+"""What is asked for one job."""
+
+NAMED = st.none() | some_of(("k1", "k2")) | st.binary(min_size=16, max_size=16)
+"""How a job is named: not at all, by a key, or by an id made of these bytes."""
+
+MATCHES = st.builds(
+    Match,
+    state=some_of(([], ["pending"], ["finished"], [State.QUEUED], [State.RUNNING, State.FAILED])),
+    task=some_of((None, *TASKS)),
+    queue=some_of((None, None, *QUEUES)),
+    tag=some_of(([], [], ["t"], ["u", "t"])),
+    reason=some_of((None, None, None, Reason.ERROR, Reason.CANCELLED)),
+    payload=some_of(({}, {}, {}, {"n": 1}, {"n": True}, {"n.m": "x"})),
+    text=some_of((None, None, None, "broke")),
+)
+
+LIES = st.none() | some_of(("0000000000000000", "not a token", ""))
+"""What is said instead of the token, if anything."""
+
+
+class Hold(Struct, frozen=True):
+    """That a worker was once given a job; whether it still has it is for the engine to say."""
+
+    worker: str
+    tenant: str
+    id: str
+    token: str
+
+
+class Walk(RuleBasedStateMachine):
+    jobs = Bundle("jobs")
+    workers = Bundle("workers")
+    holds = Bundle("holds")
+
+    def __init__(self, kind: StoreKind, address: str, prefix: str) -> None:
+        super().__init__()
+        self.clock = VirtualClock()
+        self.runner = asyncio.Runner()
+        self.open = AsyncExitStack()
+        self.store = self.run(self.open.enter_async_context(opened(kind, address, self.clock, prefix)))
+        self.real = Engine(self.store, SeededChance(1))
+        self.model = Engine(ModelStore(self.clock), SeededChance(1))
+
+    def teardown(self) -> None:
+        self.run(self.open.aclose())
+        self.runner.close()
+
+    # Saying the same to both
+
+    def run(self, work: Coroutine[Any, Any, A]) -> A:
+        return self.runner.run(work)
+
+    def both(self, ask: Callable[[Engine], Coroutine[Any, Any, A]]) -> A:
+        """What both engines answer, which must be the same."""
+        expected = self.run(ask(self.model))
+        found = self.run(ask(self.real))
+        assert plain(found) == plain(expected)
+        return expected
+
+    def ask(self, operation: Operation[A]) -> A | WindlassError:
+        async def answer(engine: Engine) -> A | WindlassError:
+            try:
+                return await engine(operation)
+            except WindlassError as error:
+                return error
+
+        return self.both(answer)
+
+    def send(self, operation: Operation[A], *, lost: bool) -> tuple[A | WindlassError, A | WindlassError | None]:
+        """The answer; and where it was lost, the answer to the same operation sent again, which changes nothing."""
+        first = self.ask(operation)
+        if not lost:
+            return first, None
+        before = self.run(everything(self.model))
+        second = self.ask(operation)
+        assert self.run(everything(self.model)) == before, "an operation sent again has changed something"
+        return first, second
+
+    # Jobs
+
+    def named(self, tenant: str, terms: dict[str, Any], name: str | bytes | None) -> NewJob:
+        payload = Raw(wire.encode(terms["payload"]))
+        new = NewJob(**terms | {"payload": payload})
+        if isinstance(name, bytes):
+            return replace(new, id=fresh_id(name, new.queue))
+        return replace(new, key=name)
+
+    @rule(target=jobs, tenant=some_of(TENANTS), terms=TERMS, name=NAMED, lost=st.booleans())
+    def enqueue(self, tenant: str, terms: dict[str, Any], name: str | bytes | None, lost: bool) -> Any:
+        new = self.named(tenant, terms, name)
+        job, again = self.send(Enqueue(tenant=tenant, job=new), lost=lost and name is not None)
+        assert again is None or plain(again) == plain(job)
+        return multiple() if isinstance(job, WindlassError) else job.id
+
+    @rule(target=jobs, terms=TERMS, offset=some_of((-1.0, 0.0, 0.000001, 20.0)))
+    def enqueue_for_a_time(self, terms: dict[str, Any], offset: float) -> Any:
+        new = self.named("default", terms, None)
+        due = self.clock.now() + timedelta(seconds=offset)
+        job = self.ask(Enqueue(job=replace(new, delay=None, run_at=due)))
+        assert not isinstance(job, WindlassError)
+        return job.id
+
+    @rule(
+        target=jobs,
+        tenant=some_of(TENANTS),
+        wanted=st.lists(st.tuples(TERMS, NAMED), min_size=1, max_size=5),
+        lost=st.booleans(),
+    )
+    def enqueue_many(self, tenant: str, wanted: list[tuple[dict[str, Any], Any]], lost: bool) -> Any:
+        named = all(name is not None for _, name in wanted)
+        batch = EnqueueMany(tenant=tenant, jobs=[self.named(tenant, terms, name) for terms, name in wanted])
+        first, again = self.send(batch, lost=lost and named)
+        assert not isinstance(first, WindlassError)
+        if again is not None:
+            assert not isinstance(again, WindlassError)
+            assert (again.ids, again.created) == (first.ids, 0)
+        return multiple(*first.ids)
+
+    @rule(id=jobs, tenant=some_of((*TENANTS, "-")))
+    def show(self, id: str, tenant: str) -> None:
+        self.ask(Show(tenant=tenant, id=id, payload=True))
+
+    @rule(id=jobs, tenant=some_of((*TENANTS, "-")))
+    def get_result(self, id: str, tenant: str) -> None:
+        self.ask(GetResult(tenant=tenant, id=id))
+
+    @rule(match=MATCHES, tenant=some_of((*TENANTS, "-")), limit=some_of((1, 3, 100)))
+    def list_and_count(self, match: Match, tenant: str, limit: int) -> None:
+        async def ids(engine: Engine) -> list[str]:
+            return [job.id for job in await listed(engine, List(tenant=tenant, match=match, limit=limit))]
+
+        found = self.both(ids)
+        counted = self.ask(Count(tenant=tenant, match=match))
+        assert not isinstance(counted, WindlassError)
+        assert counted.count == len(found)
+
+    @rule(
+        action=some_of((Cancel, Retry, Delete)),
+        chosen=st.lists(jobs, min_size=1, max_size=4),
+        tenant=some_of((*TENANTS, "-")),
+        lost=st.booleans(),
+    )
+    def act_on_ids(self, action: type[Cancel | Retry | Delete], chosen: list[str], tenant: str, lost: bool) -> None:
+        operation = action(tenant=tenant, ids=chosen)
+        self.act(operation, lost)
+
+    @rule(action=some_of((Cancel, Retry, Delete)), match=MATCHES, tenant=some_of((*TENANTS, "-")), lost=st.booleans())
+    def act_on_matching(self, action: type[Cancel | Retry | Delete], match: Match, tenant: str, lost: bool) -> None:
+        self.act(action(tenant=tenant, match=match), lost)
+
+    def act(self, operation: Cancel | Retry | Delete, lost: bool) -> None:
+        foretold = self.ask(replace(operation, dry_run=True))
+        changed, again = self.send(operation, lost=lost)
+        assert plain(changed) == plain(foretold), "a dry run tells what will be changed"
+        assert again is None or isinstance(again, WindlassError) or again == Changed(changed=0)
+
+    # Work
+
+    @initialize(target=workers)
+    def one_worker_for_all(self) -> Any:
+        return self.register("-", list(QUEUES), None, "north")
+
+    @rule(
+        target=workers,
+        tenant=some_of((*TENANTS, "-")),
+        queues=st.lists(some_of(QUEUES), min_size=1, max_size=3, unique=True),
+        tasks=some_of((None, None, ["x"], ["x.y", "nothing"], ["x", "x.y"])),
+        node=some_of(("", "south")),
+    )
+    def register(self, tenant: str, queues: list[str], tasks: list[str] | None, node: str) -> Any:
+        new = NewWorker(name="w", node=node, queues=queues, tasks=tasks)
+        registered = self.ask(Register(tenant=tenant, worker=new))
+        assert not isinstance(registered, WindlassError)
+        return tenant, registered.worker
+
+    @rule(worker=consumes(workers))
+    def unregister(self, worker: tuple[str, str]) -> None:
+        tenant, id = worker
+        self.ask(Unregister(tenant=tenant, worker=id))
+
+    @rule(target=holds, worker=workers, slots=some_of((1, 2, 5, 100)), number=st.integers(0, 3), lost=st.booleans())
+    def claim(self, worker: tuple[str, str], slots: int, number: int, lost: bool) -> Any:
+        tenant, id = worker
+        # A nonce may come back after its jobs have ended: then it is as good as new.
+        nonce = f"{number:016x}" if number else None
+        claim = Claim(tenant=tenant, worker=id, slots=slots, nonce=nonce)
+        first, again = self.send(claim, lost=lost and nonce is not None)
+        if isinstance(first, WindlassError):
+            return multiple()
+        assert again is None or plain(again) == plain(first)
+        return multiple(*(hold(tenant, id, claimed) for claimed in first))
+
+    @rule(held=holds, lie=LIES, pid=some_of((1, 2**32 - 1)), lost=st.booleans())
+    def begin(self, held: Hold, lie: str | None, pid: int, lost: bool) -> None:
+        began = Began(id=held.id, token=said(held, lie), pid=pid)
+        first, again = self.send(Begin(tenant=held.tenant, worker=held.worker, jobs=[began]), lost=lost)
+        assert again is None or plain(again) == plain(first)
+
+    @rule(
+        chosen=st.lists(st.tuples(holds, LIES, some_of((None, Progress(done=0.5, total=2, note="half")))), min_size=1),
+        lost=st.booleans(),
+    )
+    def renew(self, chosen: list[tuple[Hold, str | None, Progress | None]], lost: bool) -> None:
+        worker = chosen[0][0]
+        alive = [Alive(id=held.id, token=said(held, lie), progress=progress) for held, lie, progress in chosen]
+        first, again = self.send(Renew(tenant=worker.tenant, worker=worker.worker, jobs=alive), lost=lost)
+        assert again is None or plain(again) == plain(first)
+
+    @rule(worker=workers)
+    def renew_only_itself(self, worker: tuple[str, str]) -> None:
+        tenant, id = worker
+        self.ask(Renew(tenant=tenant, worker=id))
+
+    @rule(
+        chosen=st.lists(
+            st.tuples(
+                holds,
+                LIES,
+                some_of(Verdict),
+                some_of((None, None, Reason.TIMEOUT, Reason.CRASHED)),
+                some_of((None, None, 0.0, 5.0)),
+                some_of((None, {"r": 1}, b"\xff")),
+                some_of((None, -1.5)),
+            ),
+            min_size=1,
+            max_size=4,
+        ),
+        lost=st.booleans(),
+    )
+    def finish(self, chosen: list[tuple[Any, ...]], lost: bool) -> None:
+        worker = chosen[0][0]
+        finished = [
+            Finished(
+                id=held.id,
+                token=said(held, lie),
+                outcome=verdict,
+                code=CODES[verdict] + 3 if reason else None,
+                result=None if result is None else Raw(wire.encode(result)),
+                message="it broke",
+                error=Error(type="E", traceback="here") if reason else None,
+                reason=reason,
+                delay=delay,
+                finished_at=None if ago is None else self.clock.now() + timedelta(seconds=ago),
+            )
+            for held, lie, verdict, reason, delay, result, ago in chosen
+        ]
+        self.report(Finish(tenant=worker.tenant, worker=worker.worker, jobs=finished), lost)
+
+    @rule(chosen=st.lists(st.tuples(holds, LIES, some_of((None, 0.0, 5.0))), min_size=1, max_size=4), lost=st.booleans())
+    def release(self, chosen: list[tuple[Hold, str | None, float | None]], lost: bool) -> None:
+        worker = chosen[0][0]
+        unrun = [Unrun(id=held.id, token=said(held, lie), delay=delay) for held, lie, delay in chosen]
+        self.report(Release(tenant=worker.tenant, worker=worker.worker, jobs=unrun), lost)
+
+    def report(self, operation: Finish | Release, lost: bool) -> None:
+        first, again = self.send(operation, lost=lost)
+        if isinstance(first, Applied):
+            assert sorted(first.applied + first.refused) == sorted(item.id for item in operation.jobs)
+        if isinstance(again, Applied):
+            assert again == Applied(refused=[item.id for item in operation.jobs]), "a report counts once"
+
+    # Time
+
+    @rule(seconds=some_of((0.000001, 0.5, 1.0, 5.0, 14.999999, 15.0, 31.0, 3600.0, 86400.0)))
+    def time_passes(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+
+    @rule(duty=some_of((upkeep.promote, upkeep.reclaim, upkeep.expire, upkeep.purge)))
+    def keep_house(self, duty: upkeep.Duty) -> None:
+        async def done(engine: Engine) -> int:
+            return await duty(engine)
+
+        self.both(done)
+
+    # After every step
+
+    @invariant()
+    def both_hold_the_same(self) -> None:
+        expected = self.run(everything(self.model))
+        found = self.run(everything(self.real))
+        for part in expected:
+            assert found[part] == expected[part], f"{part} differ"
+
+    @invariant()
+    def the_store_is_sound(self) -> None:
+        assert self.run(scrub(self.store)) == []
+
+
+def hold(tenant: str, worker: str, claimed: Claimed) -> Hold:
+    return Hold(worker=worker, tenant=tenant, id=claimed.job.id, token=claimed.token)
+
+
+def said(held: Hold, lie: str | None) -> str:
+    return held.token if lie is None else lie
+
+
+def plain(answer: object) -> object:
+    """An answer as maps and lists, so that two can be compared and a difference can be read."""
+    if isinstance(answer, WindlassError):
+        return {"error": answer.code, "detail": answer.detail, "at": answer.at}
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(answer))
+
+
+async def listed(engine: Engine, operation: List) -> list[Job]:
+    """All pages of a listing."""
+    found: list[Job] = []
+    while True:
+        page = await engine(operation)
+        found += page.jobs
+        if page.next is None:
+            return found
+        operation = replace(operation, after=page.next)
+
+
+async def everything(engine: Engine) -> dict[str, object]:
+    """All that can be seen of a store without changing it."""
+    store = engine.desk.store
+    jobs = await listed(engine, List(tenant="-", limit=7))
+    records = (await store.read([job.id for job in jobs], payload=True)).records
+    readable = [job.id for job in jobs if job.state in FINISHED and job.keep_result != "once"]
+    return {
+        "jobs": {job.id: job for job in jobs},
+        "order": [job.id for job in jobs],
+        "tokens and payloads": [record and (record.job.id, record.token, record.payload) for record in records],
+        "results": [(id, await store.result(id)) for id in readable],
+        "counts": plain(await engine(GetStats(tenant="-"))),
+        "workers": plain(await engine(Workers(tenant="-"))),
+    }
+
+
+KINDS = ("model", "sqlite", "redis", "valkey", "cluster")
+
+
+@pytest.mark.parametrize("kind", KINDS, indirect=True)
+def test_a_store_and_the_model_agree(kind: StoreKind, address: str, new_prefix: NewPrefix) -> None:
+    run_state_machine_as_test(lambda: Walk(kind, address, new_prefix()), settings=MATERIAL)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", KINDS, indirect=True)
+def test_a_store_and_the_model_agree_for_long(kind: StoreKind, address: str, new_prefix: NewPrefix) -> None:
+    run_state_machine_as_test(lambda: Walk(kind, address, new_prefix()), settings=LONG)  # type: ignore[no-untyped-call]
