@@ -7,6 +7,8 @@ a server outlives this program, so numbers are only ever added.
 import struct
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
+from functools import lru_cache
+from typing import Any
 
 import msgspec
 
@@ -46,6 +48,10 @@ STATE_NUMBERS = {state: number for number, state in enumerate(STATES)} | {GONE: 
 REASON_NUMBERS = {reason: number for number, reason in enumerate(REASONS)}
 
 HEAD = struct.Struct(">BBBBIBBiQQQQQdHI")
+ANSWER = struct.Struct(">16sI" + HEAD.format[1:])
+ID_AND_SIZE = ANSWER.size - HEAD.size
+FLAGS = ID_AND_SIZE + 3
+ERRORS, PROGRESS = 4, 8
 RUN = struct.Struct(">8sIQQH")
 NEW = struct.Struct(">iBdqqqIHI")
 DONE = struct.Struct(">16s8sHq")
@@ -60,24 +66,17 @@ _errors = msgspec.msgpack.Decoder(Error)
 _progress = msgspec.msgpack.Decoder(Progress)
 
 
-def route(draft: Draft) -> bytes:
-    return f"{draft.tenant},{draft.new.queue},{draft.new.task}".encode()
-
-
-def line(draft: Draft) -> str:
-    return f"{draft.tenant},{draft.new.queue}"
-
-
 def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
     """What `add.lua` is told."""
     lines: dict[str, int] = {}
     counts: list[int] = []
     jobs: list[bytes | str | int] = []
     for draft in drafts:
-        number = lines.setdefault(line(draft), len(lines))
+        new, packed = draft.new, terms.pack(draft.new)
+        line, route = _names(draft.tenant, new.queue, new.task)
+        number = lines.setdefault(line, len(lines))
         if number == len(counts):
             counts.append(0)
-        new, packed = draft.new, terms.pack(draft.new)
         meta = NEW.pack(
             new.priority,
             KEEP_RESULT_FLAGS[new.keep_result],
@@ -91,11 +90,17 @@ def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
         )
         counts[number] += 1
         jobs.append(raw_id(draft.id) + meta)
-        jobs.append(b"%b\0%b%b" % (route(draft), packed, bytes(new.payload)))
+        jobs.append(b"%b\0%b%b" % (route, packed, bytes(new.payload)))
     head: list[bytes | str | int] = [len(lines)]
     for name, number in lines.items():
         head += (name, counts[number])
     return head + jobs
+
+
+@lru_cache(maxsize=4096)
+def _names(tenant: str, queue: str, task: str) -> tuple[str, bytes]:
+    """The line and the route of a job."""
+    return f"{tenant},{queue}", f"{tenant},{queue},{task}".encode()
 
 
 def touch_arguments(touches: Sequence[Touch]) -> Iterator[bytes | str | int]:
@@ -136,18 +141,23 @@ def apply_arguments(moves: Sequence[Move]) -> Iterator[bytes | str | int]:
         )
 
 
-def records(reply: Sequence[object], *, whole: bool) -> list[Record]:
-    """The jobs of a reply: id, size, bytes, errors, progress, one after another."""
-    return [
-        record(*reply[at : at + 5], whole=whole)  # type: ignore[arg-type]
-        for at in range(0, len(reply), 5)
-    ]
+def records(reply: Sequence[Any], *, whole: bool) -> list[Record]:
+    """The jobs of a reply, each with its errors and progress behind it if its flags say so."""
+    found: list[Record] = []
+    entries = iter(reply)
+    for value in entries:
+        flags = value[FLAGS]
+        errors = [_errors.decode(entry) for entry in next(entries)] if flags & ERRORS else []
+        progress = _progress.decode(next(entries)) if flags & PROGRESS else None
+        found.append(record(value, errors, progress, whole=whole))
+    return found
 
 
-def record(
-    id: bytes, size: int, value: bytes, errors: list[bytes] | None, progress: bytes | None, *, whole: bool
-) -> Record:
+def record(value: bytes, errors: list[Error], progress: Progress | None, *, whole: bool) -> Record:
+    """A job from its bytes: id, size, then as `keys.lua` says."""
     (
+        id,
+        size,
         _version,
         state,
         reason,
@@ -164,17 +174,18 @@ def record(
         _keep,
         run_size,
         terms_size,
-    ) = HEAD.unpack_from(value)
-    zero = value.index(0, HEAD.size)
-    tenant, queue, task = value[HEAD.size : zero].decode().split(",")
-    run_at = zero + 1 + terms_size
-    end = run_at + run_size
-    asked = terms.unpack(value[zero + 1 : run_at])
-    token, pid, started, finished, code, worker, node = _run(value[run_at:end])
+    ) = ANSWER.unpack_from(value)
+    zero = value.index(0, ANSWER.size)
+    run_from = zero + 1 + terms_size
+    end = run_from + run_size
+    tenant, queue, task = _parts(value[ANSWER.size : zero])
+    asked = terms.unpack(value[zero + 1 : run_from])
+    token, pid, started, finished, code, worker, node = _run(value[run_from:end])
     running = STATES[state] is State.RUNNING
-    timeout = asked.get("timeout")
     started_at = from_micros(started) if started else None
-    known = [_errors.decode(entry) for entry in errors or ()]
+    deadline = None
+    if running and started_at and "timeout" in asked:
+        deadline = started_at + timedelta(seconds=asked["timeout"])
     job = Job(
         **asked,
         id=text_id(id),
@@ -190,21 +201,28 @@ def record(
         worker=worker or None,
         node=node or None,
         pid=pid or None,
-        progress=_progress.decode(progress) if progress else None,
+        progress=progress,
         code=code or None,
-        errors=known,
-        error=known[-1] if known else None,
+        errors=errors,
+        error=errors[-1] if errors else None,
         created_at=from_micros(created),
         updated_at=from_micros(updated),
         run_at=from_micros(due) if due else None,
         started_at=started_at,
         finished_at=from_micros(finished) if finished else None,
-        deadline=started_at + timedelta(seconds=timeout) if running and started_at and timeout is not None else None,
-        size=(len(value) if whole else size) - end,
+        deadline=deadline,
+        size=(len(value) if whole else size + ID_AND_SIZE) - end,
     )
     return Record(job, token if running else None, value[end:] if whole else None)
 
 
+@lru_cache(maxsize=4096)
+def _parts(route: bytes) -> tuple[str, str, str]:
+    tenant, queue, task = route.decode().split(",")
+    return tenant, queue, task
+
+
+@lru_cache(maxsize=1024)
 def _run(data: bytes) -> tuple[bytes, int, int, int, int, str, str]:
     if not data:
         return b"", 0, 0, 0, 0, "", ""

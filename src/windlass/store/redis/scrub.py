@@ -9,11 +9,13 @@ from typing import Any
 
 from windlass.model.job import FINISHED, State
 from windlass.model.names import text_id
+from windlass.store import Record
 from windlass.store.redis import layout
 from windlass.store.redis.store import RedisStore
 
 STALE, RESULT, ERRORS, PROGRESS = 1, 2, 4, 8
 CHUNK = 64
+RUNNING = layout.STATE_NUMBERS[State.RUNNING]
 
 Found = dict[bytes, Any]
 
@@ -61,6 +63,10 @@ def _jobs(found: Found, prefix: bytes) -> list[tuple[bytes, bytes]]:
     return [(key[len(start) :], value) for key, value in found.items() if key.startswith(start)]
 
 
+def _record(id: bytes, value: bytes) -> Record:
+    return layout.record(id + bytes(4) + value, [], None, whole=True)
+
+
 def _derive(found: Found, prefix: bytes) -> Found:
     """The indexes as they should be."""
     derived: dict[bytes, dict[bytes, Any]] = {}
@@ -73,14 +79,14 @@ def _derive(found: Found, prefix: bytes) -> Found:
     held: Counter[str] = Counter()
     firsts: dict[str, tuple[int, int]] = {}
     for id, value in _jobs(found, prefix):
-        job = layout.record(id, len(value), value, None, None, whole=True).job
+        job = _record(id, value).job
         head = layout.HEAD.unpack_from(value)
         number, seq, pos = head[1], head[8], head[9]
         line, lane = f"{job.tenant},{job.queue}", f"{job.tenant},{job.queue},{job.task}"
         tenants.add(job.tenant.encode())
         put("lines", line.encode(), 0.0)
         put(f"chunks:{line}", str(pos // CHUNK).encode(), float(pos // CHUNK))
-        put(f"log:{line}:{number}:{pos // CHUNK}", str(pos).encode(), id)
+        put(f"log:{line}:{max(number, RUNNING)}:{pos // CHUNK}", bytes((pos % CHUNK,)), id)
         counts[job.tenant, f"{job.queue},{job.task},{number}"] += 1
         if job.state is State.RUNNING:
             held[job.worker or ""] += 1
@@ -112,7 +118,7 @@ def _check_jobs(found: Found, prefix: bytes) -> list[str]:
     )
     owned = set()
     for id, value in jobs.items():
-        record = layout.record(id, len(value), value, None, None, whole=True)
+        record = _record(id, value)
         job, flags, due_time = record.job, layout.HEAD.unpack_from(value)[3], layout.HEAD.unpack_from(value)[12]
         checks = {
             "a lease": ((id in leases), job.state is State.RUNNING),

@@ -14,7 +14,7 @@ import msgspec
 
 from windlass.model.errors import Invalid
 from windlass.model.lifecycle import Move
-from windlass.model.names import EVERY_TENANT, queue_mark, raw_id
+from windlass.model.names import EVERY_TENANT, check_name, queue_mark, raw_id
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker
 from windlass.store import (
@@ -43,8 +43,13 @@ T = TypeVar("T")
 MOST_IN_A_SCRIPT = 1000
 """Jobs that one script takes on: longer scripts would make others wait."""
 
-MOST_LINES, MOST_CHUNKS = 100, 200
-"""What one page looks at: names of lines, and chunks of one line."""
+MOST_LINES, MOST_ROUNDS, MOST_CHUNKS = 100, 20, 200
+"""What one page looks at: names of lines at a time, how often, and chunks of one line."""
+
+AFTER = "\x01"
+"""A name followed by this sorts right behind the name."""
+
+LAST_PLACE = 2**53 - 1
 
 SPREAD = 16
 """Partitions of a new store on a cluster."""
@@ -112,9 +117,9 @@ class RedisStore:
         self, name: str, items: Sequence[T], partition: Callable[[T], int], arguments: Callable[[list[T]], Iterable[Argument]]
     ) -> list[Any]:
         """A script over items, each on its partition; one answer per item, in their order."""
-        groups: dict[int, list[int]] = {}
-        for place, item in enumerate(items):
-            groups.setdefault(partition(item), []).append(place)
+        groups: dict[int, Sequence[int]] = {0: range(len(items))} if self._partitions == 1 else {}
+        for place, item in enumerate(items if not groups else ()):
+            groups.setdefault(partition(item), []).append(place)  # type: ignore[attr-defined]
         answers: list[Any] = [None] * len(items)
         for number, places in groups.items():
             for start in range(0, len(places), MOST_IN_A_SCRIPT):
@@ -216,31 +221,33 @@ class RedisStore:
     async def page(self, scope: Scope, after: str | None, limit: int) -> Slice:
         line, place = _cursor(after)
         found: list[Record] = []
-        lines = await self._lines(scope, line)
         states = sorted(layout.STATE_NUMBERS[state] for state in scope.states)
-        for name in lines:
-            if name != line:
-                line, place = name, 0
-            queue = name.partition(",")[2]
-            reply = await self._call(
-                "page", self._of_queue(queue), [name, place, limit - len(found), MOST_CHUNKS, *states]
-            )
-            place = int(reply[0])
-            found += layout.records(reply[2:], whole=False)
-            if len(found) == limit or reply[1] == b"0":
-                return Slice(found, f"{name},{place}")
-        return Slice(found, f"{lines[-1]},{place}" if len(lines) == MOST_LINES else None)
+        start = line
+        for _ in range(MOST_ROUNDS):
+            lines = await self._lines(scope, start)
+            for name in lines:
+                if name != line:
+                    line, place = name, 0
+                queue = name.partition(",")[2]
+                if scope.queue not in (None, queue):
+                    continue
+                asked = [name, place, limit - len(found), MOST_CHUNKS, *states]
+                place, ended, *reply = await self._call("page", self._of_queue(queue), asked)
+                found += layout.records(reply, whole=False)
+                if len(found) == limit or not ended:
+                    return Slice(found, f"{name},{place}")
+            if len(lines) < MOST_LINES:
+                return Slice(found, None)
+            start = lines[-1] + AFTER
+        return Slice(found, f"{lines[-1]},{LAST_PLACE}")
 
     async def _lines(self, scope: Scope, start: str) -> list[str]:
-        """Names of the scope's lines from one on, in order, not more than `MOST_LINES`."""
-        if scope.queue is not None and scope.tenant != EVERY_TENANT:
-            return [name] if (name := f"{scope.tenant},{scope.queue}") >= start else []
+        """Names of the tenant's lines from one on, in order, not more than `MOST_LINES`."""
         first, end = start, ""
         if scope.tenant != EVERY_TENANT:
             first, end = max(start, f"{scope.tenant},"), f"{scope.tenant}-"
         replies = await self._each("lines", [first, end, MOST_LINES])
-        names = sorted(name.decode() for reply in replies for name in reply)[:MOST_LINES]
-        return names
+        return sorted(name.decode() for reply in replies for name in reply)[:MOST_LINES]
 
     async def tally(self, tenant: str) -> list[Tally]:
         found = []
@@ -254,15 +261,27 @@ class RedisStore:
         return sorted(found, key=lambda tally: (tally.tenant, tally.queue, tally.task, tally.state))
 
     async def promote(self, limit: int) -> int:
-        return sum(await self._each("promote", [limit]))
+        return await self._up_to("promote", limit)
+
+    async def _up_to(self, name: str, limit: int) -> int:
+        """A duty over one partition after another, until so much is done."""
+        done = 0
+        for number in range(self._partitions):
+            if done < limit:
+                done += await self._call(name, number, [limit - done])
+        return done
 
     async def overdue(self, clock: Overdue, limit: int) -> Reading:
+        found: list[tuple[float, Record]] = []
         replies = await self._each("overdue", [clock.value, limit])
-        found = [record for reply in replies for record in layout.records(reply[1:], whole=False)]
-        return Reading(from_micros(min(int(reply[0]) for reply in replies)), list(found))
+        for _, times, *reply in replies:
+            found += zip(map(float, times), layout.records(reply, whole=False), strict=True)
+        found.sort(key=lambda pair: pair[0])
+        now = from_micros(min(int(stamp) for stamp, *_ in replies))
+        return Reading(now, [record for _, record in found[:limit]])
 
     async def purge(self, limit: int) -> int:
-        return sum(await self._each("purge", [limit]))
+        return await self._up_to("purge", limit)
 
     async def enlist(self, id: str, tenant: str, worker: NewWorker, lease: float) -> None:
         await self._call("worker", 0, ["enlist", id, span(lease), tenant, msgspec.msgpack.encode(worker)])
@@ -312,6 +331,12 @@ def _cursor(after: str | None) -> tuple[str, int]:
         return "", 0
     tenant, _, rest = after.partition(",")
     queue, _, place = rest.partition(",")
-    if not tenant or not queue or not place.isdecimal():
-        raise Invalid("not a place in a listing: give `next` of the page before", at="after")
-    return f"{tenant},{queue}", int(place)
+    try:
+        check_name(tenant, at="after")
+        check_name(queue, at="after")
+        number = int(place) if place.isascii() and place.isdigit() and len(place) <= len(str(LAST_PLACE)) else -1
+        if not 0 <= number <= LAST_PLACE:
+            raise Invalid("no number", at="after")
+    except Invalid:
+        raise Invalid("not a place in a listing: give `next` of the page before", at="after") from None
+    return f"{tenant},{queue}", number

@@ -102,7 +102,9 @@ def _merged(tx: Transaction, lanes: Sequence[int], room: int) -> list[Head]:
     """The first jobs of several lanes taken together."""
     if room < 1 or not lanes:
         return []
-    heads: list[Head] = tx.rows(_HEADS, batches.numbers(lanes), room)
+    if len(lanes) == 1:
+        return tx.rows(_FIRST, lanes[0], *AFTER_ALL, room)
+    heads = tx.rows(_HEADS, batches.numbers(lanes), room)
     if room == 1:
         return heads
     # Only these lanes can have a part in it: any other has `room` jobs before its first.

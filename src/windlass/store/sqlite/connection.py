@@ -170,7 +170,7 @@ class Connection:
                 self._sql.execute("ROLLBACK")
 
     def _abandon(self) -> None:
-        """Nobody waits for a thread that is gone: normally there is last_of_all left here."""
+        """Nobody is to wait for a thread that is gone; after a proper stop there is nobody."""
         with self._door:
             self._closed = True
             while not self._calls.empty():

@@ -23,8 +23,10 @@ _ADD = """
         id, lane, line, state, priority, size, created_at, updated_at, run_at, expires_at, terms, payload
     ) VALUES {rows}
 """
-_lane_and_state = itemgetter(1, 3)
 _ADD_LARGE = "INSERT INTO payload (job, data) SELECT seq, ?2 FROM job WHERE id = ?1"
+
+_lane_and_state = itemgetter(1, 3)
+"""Of a row in the order of `_ADD`."""
 
 _RESULT = """
     SELECT job.seq, job.terms, result.data, result.content_type

@@ -23,7 +23,7 @@ BEYOND = "~"
 LAST = 10**18 - 1
 """Comes after every job."""
 
-_CURSOR = re.compile(r"([^/]{1,128})/([^/]{1,128})/([0-9]{1,18})")
+_CURSOR = re.compile(r"([\w.-]{1,128})/([\w.-]{1,128})/([0-9]{1,18})", re.ASCII)
 
 _LINES = f"""
     SELECT id, tenant, queue FROM line WHERE (tenant, queue) >= (?1, ?2) AND tenant <= ?3

@@ -28,10 +28,10 @@ PATIENCE = 15.0
 """Seconds to wait for other processes to let go of the file."""
 
 PRAGMAS = """
-    PRAGMA synchronous = FULL;
-    PRAGMA cache_size = -32768;
-    PRAGMA wal_autocheckpoint = 4000;
-    PRAGMA journal_size_limit = 67108864;
+    PRAGMA synchronous = FULL;             -- accepted means durable
+    PRAGMA cache_size = -32768;            -- KiB
+    PRAGMA wal_autocheckpoint = 4000;      -- pages, 16 MiB: pages that change often are written back less often
+    PRAGMA journal_size_limit = 67108864;  -- bytes; after a burst the log shrinks again
     PRAGMA temp_store = MEMORY;
 """
 
@@ -44,6 +44,8 @@ class Handle(apsw.Connection):
         self.path = path
         self.process = os.getpid()
         self.set_busy_handler(_wait)
+        # Plans do not depend on bound values: else each new value, even of a LIMIT, has its statement compiled again.
+        self.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
 
 
 def resolve(path: str | os.PathLike[str]) -> str:
@@ -84,6 +86,8 @@ def translated(fault: Exception) -> Exception:
             return Unavailable("the store is held by another process: ask again later")
         case apsw.Error():
             return Unavailable(f"the store cannot be used: {fault}")
+        case OverflowError() | UnicodeError():
+            return Invalid(f"a value that the store cannot hold: {fault}")
     return fault
 
 
@@ -101,13 +105,15 @@ def _check_fork(path: str) -> None:
             raise Unavailable(f"{path} was open when this process was forked: fork first, then open")
 
 
-def _set_up(sql: Handle, path: str) -> apsw.Connection:
+def _set_up(sql: apsw.Connection, path: str) -> apsw.Connection:
     try:
         _set_journal(sql, path)
         sql.execute(PRAGMAS)
-        sql.execute("BEGIN IMMEDIATE")
-        _make_tables(sql, path)
-        sql.execute("COMMIT")
+        if not _has_tables(sql, path):
+            sql.execute("BEGIN IMMEDIATE")
+            if not _has_tables(sql, path):  # another process may have been quicker
+                _make_tables(sql)
+            sql.execute("COMMIT")
     except BaseException:
         sql.close(True)
         raise
@@ -120,21 +126,26 @@ def _set_journal(sql: apsw.Connection, path: str) -> None:
         raise Unavailable(f"{path} is on a file system without shared memory: move it to a local disk")
 
 
-def _make_tables(sql: apsw.Connection, path: str) -> None:
+def _has_tables(sql: apsw.Connection, path: str) -> bool:
+    """Whether the file has our tables; refuses one that has others."""
     version, mark = sql.pragma("user_version"), sql.pragma("application_id")
     if mark == APPLICATION and version == VERSION:
-        return
+        return True
     if mark == APPLICATION and version > VERSION:
         raise Invalid(f"{path} has format {version}, this Windlass knows {VERSION}: use a newer one", at="path")
     if mark or version or sql.execute("SELECT 1 FROM sqlite_schema LIMIT 1").get:
         raise Invalid(f"{path} is a database of something else", at="path")
+    return False
+
+
+def _make_tables(sql: apsw.Connection) -> None:
     sql.execute(resources.files(__package__).joinpath("schema.sql").read_text("utf-8"))
     sql.pragma("application_id", APPLICATION)
     sql.pragma("user_version", VERSION)
 
 
 def _wait(tries: int) -> bool:
-    # SQLite's own handler soon sleeps 100 ms at a time; a writer of ours holds the file for a few.
+    # SQLite's own handler sleeps ever longer, up to 100 ms, and so starves whoever has waited longest.
     pause = 0.002
     time.sleep(pause)
     return tries * pause < PATIENCE

@@ -3,6 +3,7 @@
 Reads only, and reads everything: for tests and for `doctor`, not for every day.
 """
 
+from windlass.store.sqlite.moving import MOST_ERRORS
 from windlass.store.sqlite.store import SqliteStore
 from windlass.store.sqlite.transaction import Transaction
 from windlass.store.sqlite.values import ENDED, QUEUED, RUNNING, SCHEDULED, STATES
@@ -40,10 +41,10 @@ QUESTIONS: dict[str, str] = {
     "has a payload of another size than its record says": """
         SELECT hex(id) FROM job LEFT JOIN payload ON payload.job = job.seq
         WHERE size <> length(coalesce(job.payload, payload.data))""",
-    "has other errors than its record says": """
+    "has other errors than its record says": f"""
         SELECT hex(id) FROM job
         LEFT JOIN (SELECT job, count(*) AS kept, max(n) AS newest FROM error GROUP BY job) AS e ON e.job = job.seq
-        WHERE min(errors, 100) <> coalesce(kept, 0) OR errors <> coalesce(newest + 1, 0)""",
+        WHERE min(errors, {MOST_ERRORS}) <> coalesce(kept, 0) OR errors <> coalesce(newest + 1, 0)""",
     "is in a lane that is not there": "SELECT hex(id) FROM job WHERE lane NOT IN (SELECT id FROM lane)",
     "is in another line than its lane": """
         SELECT hex(job.id) FROM job JOIN lane ON lane.id = job.lane WHERE job.line <> lane.line""",

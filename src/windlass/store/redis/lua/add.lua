@@ -29,7 +29,8 @@ for i = 1, jobs do
   if redis.call('SET', K .. 'j' .. id, head .. body, 'NX') then
     created[i] = 1
     local lane = lane_of(string.sub(body, 1, string.find(body, '\0', 1, true) - 1))
-    enter_as(lane, state, pos, id, priority, seq + i, due)
+    enter_as(lane, state, id, priority, seq + i, due)
+    list(lane, state, pos, id)
     if expires >= 0 then push(added[':stale'], now + expires, id) end
     opened[line] = opened[line] or {}
     opened[line][chunk_of(pos)] = true

@@ -20,7 +20,7 @@ local function write(id, fence, failure, packed)
   end
   leave(job)
   if target == GONE then
-    vanish(job)
+    vanish(job, state)
     return 1
   end
 
@@ -40,13 +40,16 @@ local function write(id, fence, failure, packed)
   if target >= SUCCEEDED then
     stop_waiting(job)
     job.run[FINISHED] = finished > 0 and finished or now
-    if keep == 0 then vanish(job) else enter(job, drop_at(keep)) end
-  else
-    enter(job)
+    tell_end(id)
+    if keep == 0 then
+      vanish(job, state)
+      return 1
+    end
   end
+  enter(job, target >= SUCCEEDED and drop_at(keep) or nil)
+  relist(job, state)
   save(job)
   if target == QUEUED then publish('work/' .. job.lane.queue) end
-  if target >= SUCCEEDED then tell_end(id) end
   return 1
 end
 

@@ -8,7 +8,7 @@ local known = tonumber(ARGV[8])
 local tasks = known > 0 and {} or nil
 for i = 9, 8 + known do tasks[ARGV[i]] = true end
 
-local taken = {}
+local taken, until_ = {}, stamp(now + lease)
 
 -- Sent again: the jobs that this very claim took and that are still held.
 local memory = K .. ':claim:' .. worker .. ',' .. (ARGV[9 + known] or '')
@@ -16,7 +16,7 @@ local last = redis.call('GET', memory)
 if last and string.sub(last, 1, 8) == nonce then
   for from = 9, #last, 16 do
     local job = load(string.sub(last, from, from + 15), true)
-    if job and job[STATE] == RUNNING and job.run[TOKEN] == nonce then answer(job, meta_of(job) .. job.payload, taken) end
+    if job and job[STATE] == RUNNING and job.run[TOKEN] == nonce then answer(job, meta_of(job), taken) end
   end
   if #taken > 0 then return taken end
 end
@@ -70,8 +70,8 @@ local function start(id)
   forget_progress(job)
   job[STATE], job[REASON], job[ATTEMPT], job[UPDATED] = RUNNING, 0, job[ATTEMPT] + 1, now
   job.run = { nonce, 0, now, 0, job.run[CODE], worker, node }
-  answer(job, save(job) .. job.payload, taken)
-  enter(job, now + lease)
+  answer(job, save(job), taken)
+  enter(job, until_)
 end
 
 local ids = {}

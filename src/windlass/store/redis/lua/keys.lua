@@ -19,7 +19,8 @@
 --   K:stale                 zset    jobs never started, by the time they expire
 --   K:leases                zset    running jobs by the end of their lease
 --   K:gone                  zset    finished jobs by the time they are dropped (absent = kept for ever)
---   K:log:<line>:<state>:<chunk>  hash  place -> id, for listings; 64 places a chunk, so that it stays a compact listpack
+--   K:log:<line>:<kind>:<chunk>  hash  place in the chunk (a byte) -> id, for listings; kind = pending, or a finished state;
+--                                  64 places a chunk, so that it stays a compact listpack
 --   K:chunks:<line>         zset    chunks of a line that hold jobs
 --   K:counts:<tenant>       hash    queue,task,state -> how many
 --   K:progress              hash    id -> what a job last said of how far it is
@@ -38,6 +39,9 @@
 --   terms    what was asked for, opaque here
 --   run      with RUN below, from the first claim (or the end) on
 --   payload  the rest, opaque here
+--
+-- A number given to redis.call is printed with all its digits, which costs as much as the command: what is used for
+-- every job is made a text once (`stamp`).
 
 local K = KEYS[1]
 local now = tonumber(ARGV[1])
@@ -54,9 +58,10 @@ local RUN = '>c8II8I8Hss'
 local TOKEN, PID, STARTED, FINISHED, CODE, WORKER, NODE = 1, 2, 3, 4, 5, 6, 7
 local NO_TOKEN = string.rep('\0', 8)
 
-local PREFIX = 511 -- read this much at first: nearly always all but the payload
+local PREFIX = '511' -- read this much at first: nearly always all but the payload
 
-local BLOCKED, SCHEDULED, QUEUED, RUNNING, SUCCEEDED, CANCELLED, GONE = 0, 1, 2, 3, 4, 6, 7 -- as in layout.py
+local SCHEDULED, QUEUED, RUNNING, SUCCEEDED, CANCELLED, GONE = 1, 2, 3, 4, 6, 7 -- as in layout.py; 0 is blocked, 5 failed
+local PENDING = RUNNING -- all up to this share one log: a claim need not touch it
 local DELETED = 14 -- the only reason a script looks at
 
 local STALE, RESULT, ERRORS, PROGRESS, ONCE, NONE = 1, 2, 4, 8, 16, 32 -- flags
@@ -87,15 +92,16 @@ end
 -- Read a job: its head by number, its run in `run`. Nil if there is none. `whole` also reads the payload.
 local function load(id, whole)
   local key = K .. 'j' .. id
-  local value = whole and redis.call('GET', key) or redis.call('GETRANGE', key, 0, PREFIX)
+  local value = whole and redis.call('GET', key) or redis.call('GETRANGE', key, '0', PREFIX)
   if not value or value == '' then return nil end
-  local job = { struct.unpack(HEAD, value) }
+  -- Named here so that the table is made in its final size.
+  local job = { id = id, key = key, body = 0, lane = 0, text = 0, run = 0, payload = false, struct.unpack(HEAD, value) }
   local from = job[HEAD_FIELDS + 1]
   local zero = string.find(value, '\0', from, true)
   local body = zero + job[TERMS_SIZE] -- head, route and terms end here; then comes the run
   local meta = body + job[RUN_SIZE]
-  if not whole and meta > #value then value = redis.call('GETRANGE', key, 0, meta - 1) end
-  job.id, job.key, job.body = id, key, body
+  if not whole and meta > #value then value = redis.call('GETRANGE', key, '0', meta - 1) end
+  job.body = body
   job.lane = lane_of(string.sub(value, from, zero - 1))
   job.text = string.sub(value, from, body)
   job.run = job[RUN_SIZE] > 0 and { struct.unpack(RUN, value, body + 1) } or { NO_TOKEN, 0, 0, 0, 0, '', '' }
@@ -116,7 +122,7 @@ local function save(job)
   local before = job[RUN_SIZE]
   local meta = meta_of(job)
   if job[RUN_SIZE] == before then
-    redis.call('SETRANGE', job.key, 0, meta)
+    redis.call('SETRANGE', job.key, '0', meta)
   else
     redis.call('SET', job.key, meta .. (job.payload or redis.call('GETRANGE', job.key, job.body + before, -1)))
   end
@@ -129,33 +135,35 @@ local added = { [':due'] = {}, [':stale'] = {}, [':leases'] = {}, [':gone'] = {}
 local removed = { [':due'] = {}, [':stale'] = {}, [':leases'] = {}, [':gone'] = {} } -- id, …
 local held, keys, unheard, emptied = {}, {}, {}, {}
 
-local function push(list, a, b)
-  local n = #list
-  list[n + 1] = a
-  if b then list[n + 2] = b end
+local function push(to, a, b)
+  local n = #to
+  to[n + 1] = a
+  if b then to[n + 2] = b end
 end
 
 local function chunk_of(pos) return (pos - pos % CHUNK) / CHUNK end
+local function place_of(pos) return string.char(pos % CHUNK) end
 
-local function listed(lists, state, chunk)
-  local chunks = lists[state]
+local function kind_of(state) return state > PENDING and state or PENDING end
+
+local function listed(lists, kind, chunk)
+  local chunks = lists[kind]
   if not chunks then
     chunks = {}
-    lists[state] = chunks
+    lists[kind] = chunks
   end
-  local list = chunks[chunk]
-  if not list then
-    list = {}
-    chunks[chunk] = list
+  local entries = chunks[chunk]
+  if not entries then
+    entries = {}
+    chunks[chunk] = entries
   end
-  return list
+  return entries
 end
 
 local function member(seq, id) return struct.pack('>I8', seq) .. id end
 
 -- Put a job into the index of its state. `at` = its due time, the end of its lease, or the time it is dropped (nil = never).
-local function enter_as(lane, state, pos, id, priority, seq, at)
-  push(listed(lane.into, state, chunk_of(pos)), pos, id)
+local function enter_as(lane, state, id, priority, seq, at)
   lane.counts[state] = (lane.counts[state] or 0) + 1
   if state == QUEUED then
     push(lane.ready, priority, member(seq, id))
@@ -171,13 +179,16 @@ end
 local function enter(job, at)
   local state = job[STATE]
   if state == RUNNING then held[job.run[WORKER]] = (held[job.run[WORKER]] or 0) + 1 end
-  enter_as(job.lane, state, job[POS], job.id, job[PRIORITY], job[SEQ], state == SCHEDULED and job[DUE] or at)
+  enter_as(job.lane, state, job.id, job[PRIORITY], job[SEQ], state == SCHEDULED and job[DUE] or at)
 end
+
+local function list(lane, state, pos, id) push(listed(lane.into, kind_of(state), chunk_of(pos)), place_of(pos), id) end
+
+local function unlist(lane, state, pos) push(listed(lane.out, kind_of(state), chunk_of(pos)), place_of(pos)) end
 
 -- Take a job out of the index of its state. `popped` = it was taken from its lane already.
 local function leave(job, popped)
   local lane, state = job.lane, job[STATE]
-  push(listed(lane.out, state, chunk_of(job[POS])), job[POS])
   lane.counts[state] = (lane.counts[state] or 0) - 1
   if state == QUEUED then
     if not popped then push(lane.unready, member(job[SEQ], job.id)) end
@@ -188,6 +199,15 @@ local function leave(job, popped)
     held[job.run[WORKER]] = (held[job.run[WORKER]] or 0) - 1
   elseif state >= SUCCEEDED then
     push(removed[':gone'], job.id)
+  end
+end
+
+-- The listing of a job that is now in another state.
+local function relist(job, before)
+  local after = job[STATE]
+  if kind_of(before) ~= kind_of(after) then
+    unlist(job.lane, before, job[POS])
+    list(job.lane, after, job[POS], job.id)
   end
 end
 
@@ -205,13 +225,14 @@ local function forget_progress(job)
   end
 end
 
--- No trace is left of a job that has left its index.
-local function vanish(job)
+-- No trace is left of a job that has left its index, where it was in the state `before`.
+local function vanish(job, before)
   stop_waiting(job)
   forget_progress(job)
   push(keys, job.key)
   if has(job, RESULT) then push(keys, K .. 'r' .. job.id) end
   if has(job, ERRORS) then push(keys, K .. 'e' .. job.id) end
+  unlist(job.lane, before, job[POS])
   emptied[job.lane.line .. ' ' .. chunk_of(job[POS])] = true
 end
 
@@ -240,17 +261,17 @@ local function lift_lane(lane)
   end
 end
 
-local function send(command, key, list)
-  for from = 1, #list, MOST_ARGUMENTS do
-    redis.call(command, key, unpack(list, from, math.min(from + MOST_ARGUMENTS - 1, #list)))
+local function send(command, key, words)
+  for from = 1, #words, MOST_ARGUMENTS do
+    redis.call(command, key, unpack(words, from, math.min(from + MOST_ARGUMENTS - 1, #words)))
   end
 end
 
-local function log_key(line, state, chunk) return K .. ':log:' .. line .. ':' .. state .. ':' .. chunk end
+local function log_key(line, kind, chunk) return K .. ':log:' .. line .. ':' .. kind .. ':' .. chunk end
 
 local function send_logs(command, line, lists)
-  for state, chunks in pairs(lists) do
-    for chunk, list in pairs(chunks) do send(command, log_key(line, state, chunk), list) end
+  for kind, chunks in pairs(lists) do
+    for chunk, entries in pairs(chunks) do send(command, log_key(line, kind, chunk), entries) end
   end
 end
 
@@ -273,8 +294,8 @@ end
 
 -- A chunk without jobs is not looked at again; a line or tenant without jobs is forgotten.
 local function tidy(line, chunk)
-  for state = BLOCKED, CANCELLED do
-    if redis.call('EXISTS', log_key(line, state, chunk)) == 1 then return end
+  for kind = PENDING, CANCELLED do
+    if redis.call('EXISTS', log_key(line, kind, chunk)) == 1 then return end
   end
   redis.call('ZREM', K .. ':chunks:' .. line, chunk)
   if redis.call('EXISTS', K .. ':chunks:' .. line) == 1 then return end
@@ -287,8 +308,8 @@ end
 -- Write everything that was gathered.
 local function flush()
   for _, lane in pairs(lanes) do flush_lane(lane) end
-  for index, list in pairs(removed) do send('ZREM', K .. index, list) end
-  for index, list in pairs(added) do send('ZADD', K .. index, list) end
+  for index, ids in pairs(removed) do send('ZREM', K .. index, ids) end
+  for index, scores in pairs(added) do send('ZADD', K .. index, scores) end
   for worker, by in pairs(held) do bump(K .. ':held', worker, by) end
   send('HDEL', K .. ':progress', unheard)
   for _, key in ipairs(keys) do redis.call('DEL', key) end
@@ -301,17 +322,20 @@ end
 
 -- Answers
 
--- A job: id, size with payload (0 = look at the bytes), bytes (all but the payload, or all), errors, progress.
-local function answer(job, value, to)
+-- A job: id, size with its payload, then its bytes (all but the payload, or all); after it, only if its flags say so, its errors and
+-- its progress.
+local function answer(job, meta, to)
   local n = #to
-  to[n + 1] = job.id
-  to[n + 2] = job.payload and 0 or redis.call('STRLEN', job.key)
-  to[n + 3] = value
-  to[n + 4] = has(job, ERRORS) and redis.call('LRANGE', K .. 'e' .. job.id, 0, -1) or false
-  to[n + 5] = has(job, PROGRESS) and redis.call('HGET', K .. ':progress', job.id) or false
+  if job.payload then
+    to[n + 1] = job.id .. '\0\0\0\0' .. meta .. job.payload
+  else
+    to[n + 1] = job.id .. struct.pack('>I', redis.call('STRLEN', job.key)) .. meta
+  end
+  if has(job, ERRORS) then to[#to + 1] = redis.call('LRANGE', K .. 'e' .. job.id, 0, -1) end
+  if has(job, PROGRESS) then to[#to + 1] = redis.call('HGET', K .. ':progress', job.id) end
 end
 
-local function stamp() return string.format('%.0f', now) end
+local function stamp(time) return string.format('%.0f', time) end
 
 -- Tell those who wait for the end of a job.
 local function tell_end(id)
@@ -319,7 +343,12 @@ local function tell_end(id)
 end
 
 -- The time a finished job is dropped; nil = never.
-local function drop_at(keep) return keep >= 0 and now + math.floor(keep * 1000000 + 0.5) or nil end
+local drops = {}
+local function drop_at(keep)
+  if keep < 0 then return nil end
+  drops[keep] = drops[keep] or stamp(now + math.floor(keep * 1000000 + 0.5))
+  return drops[keep]
+end
 
 -- The first jobs of a time index that are due. An entry without a job is dropped: nothing may block a duty for ever.
 local function due_jobs(index, most)

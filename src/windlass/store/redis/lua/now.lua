@@ -1,3 +1,3 @@
 -- The store's clock.
 -- Output  microseconds
-return stamp()
+return stamp(now)

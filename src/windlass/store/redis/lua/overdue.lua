@@ -1,6 +1,11 @@
 -- Jobs whose clock has run out.
 -- ARGV[2..]  'lease' or 'wait', most
--- Output     now, then the jobs
-local out = { stamp() }
-for _, job in ipairs(due_jobs(ARGV[2] == 'lease' and ':leases' or ':stale', ARGV[3])) do answer(job, meta_of(job), out) end
+-- Output     now, { when each ran out }, then the jobs
+local index = ARGV[2] == 'lease' and ':leases' or ':stale'
+local times = {}
+local out = { stamp(now), times }
+for _, job in ipairs(due_jobs(index, ARGV[3])) do
+  times[#times + 1] = redis.call('ZSCORE', K .. index, job.id)
+  answer(job, meta_of(job), out)
+end
 return out

@@ -1,34 +1,56 @@
 -- Jobs of one line in order of arrival.
 -- ARGV[2..]  line, after (place), most, most chunks, state, …
--- Output     the place reached, '1' if the line ends here else '0', then the jobs
+-- Output     the place reached, 1 if the line ends here else 0, then the jobs
 local line, after, most, most_chunks = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4]), tonumber(ARGV[5])
-local out = { '', '0' }
-local chunks = redis.call('ZRANGEBYSCORE', K .. ':chunks:' .. line, chunk_of(after + 1), '+inf', 'LIMIT', 0, most_chunks)
-local found = 0
-for _, chunk in ipairs(chunks) do
-  local places, ids = {}, {}
-  for i = 6, #ARGV do
-    local log = redis.call('HGETALL', log_key(line, ARGV[i], chunk))
-    for j = 1, #log, 2 do
-      local place = tonumber(log[j])
-      if place > after then
-        places[#places + 1] = place
-        ids[place] = log[j + 1]
-      end
-    end
-  end
+local states, kinds = {}, {}
+for i = 6, #ARGV do
+  local state = tonumber(ARGV[i])
+  states[state], kinds[kind_of(state)] = true, true
+end
+
+local out, found = { 0, 0 }, 0
+
+-- Answer the wanted ones among these jobs, in order; whether there is room for more.
+local function tell(places, jobs)
   table.sort(places)
   for _, place in ipairs(places) do
-    local job = load(ids[place])
-    if job then answer(job, meta_of(job), out) end
+    local job = jobs[place]
+    answer(job, meta_of(job), out)
     after, found = place, found + 1
-    if found == most then
-      out[1] = string.format('%d', after)
-      return out
-    end
+    if found == most then return false end
+  end
+  return true
+end
+
+local function wanted(id, places, jobs)
+  local job = load(id)
+  if job and states[job[STATE]] and job.lane.line == line and job[POS] > after then
+    places[#places + 1] = job[POS]
+    jobs[job[POS]] = job
+  end
+end
+
+-- Running jobs alone are found by their leases: there are never more of them than workers have slots.
+if states[RUNNING] and #ARGV == 6 then
+  local places, jobs = {}, {}
+  for _, id in ipairs(redis.call('ZRANGE', K .. ':leases', 0, -1)) do wanted(id, places, jobs) end
+  out[2] = tell(places, jobs) and 1 or 0
+  out[1] = after
+  return out
+end
+
+local chunks = redis.call('ZRANGEBYSCORE', K .. ':chunks:' .. line, chunk_of(after + 1), '+inf', 'LIMIT', 0, most_chunks)
+for _, chunk in ipairs(chunks) do
+  local places, jobs = {}, {}
+  for kind in pairs(kinds) do
+    for _, id in ipairs(redis.call('HVALS', log_key(line, kind, chunk))) do wanted(id, places, jobs) end
+  end
+  if not tell(places, jobs) then
+    out[1] = after
+    return out
   end
   after = math.max(after, (tonumber(chunk) + 1) * CHUNK - 1)
 end
-if #chunks < most_chunks then out[2] = '1' end
-out[1] = string.format('%d', after)
+if #chunks < most_chunks then out[2] = 1 end
+out[1] = after
 return out

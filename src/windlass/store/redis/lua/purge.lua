@@ -4,7 +4,7 @@
 local jobs = due_jobs(':gone', ARGV[2])
 for _, job in ipairs(jobs) do
   leave(job)
-  vanish(job)
+  vanish(job, job[STATE])
 end
 flush()
 return #jobs

@@ -12,15 +12,16 @@ for i = 2, #ARGV do
     job[STATE], job[REASON], job[UPDATED] = SUCCEEDED, 0, now
     run[TOKEN], run[CODE], run[FINISHED] = NO_TOKEN, code, finished > 0 and finished or now
     if keep == 0 then
-      vanish(job)
+      vanish(job, RUNNING)
     else
       if #ARGV[i] >= from and not has(job, NONE) then
         mark(job, RESULT)
         redis.call('SET', K .. 'r' .. id, string.sub(ARGV[i], from))
       end
       enter(job, drop_at(keep))
+      relist(job, RUNNING)
+      save(job)
     end
-    save(job)
     push(ended, id)
     out[i - 1] = 1
   else

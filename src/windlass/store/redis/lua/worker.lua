@@ -26,12 +26,12 @@ end
 
 if verb == 'enlist' then
   redis.call('ZADD', all, now + ARGV[4], id)
-  redis.call('HSET', key(id), 'tenant', ARGV[5], 'record', ARGV[6], 'registered', stamp(), 'seen', stamp())
+  redis.call('HSET', key(id), 'tenant', ARGV[5], 'record', ARGV[6], 'registered', stamp(now), 'seen', stamp(now))
   return 1
 elseif verb == 'greet' then
   if not alive(id) then return {} end
   redis.call('ZADD', all, now + ARGV[4], id)
-  redis.call('HSET', key(id), 'seen', stamp())
+  redis.call('HSET', key(id), 'seen', stamp(now))
   return tell(id, {})
 elseif verb == 'dismiss' then
   local was = alive(id)
@@ -39,5 +39,5 @@ elseif verb == 'dismiss' then
   return was and 1 or 0
 end
 local out = {}
-for _, worker in ipairs(redis.call('ZRANGEBYSCORE', all, '(' .. stamp(), '+inf')) do tell(worker, out) end
+for _, worker in ipairs(redis.call('ZRANGEBYSCORE', all, '(' .. stamp(now), '+inf')) do tell(worker, out) end
 return out
