@@ -1,7 +1,8 @@
 """`./dev bench store`: adds, claims and finishes of both stores against the raw limit of the same run.
 
-Everything is asked as a user would ask it: operations to an engine over the store, 100-byte payloads. The raw limits are a
-pipelined SET over a bare socket for Redis, and a batched insert into a two-column table for SQLite; same bytes, same settings.
+Everything is asked as a user would ask it: operations to an engine over the store, 100-byte payloads. The raw limits
+are a pipelined SET over a bare socket for Redis, and a batched insert into a two-column table for SQLite, with the same
+bytes and the same settings.
 """
 
 import argparse
@@ -119,8 +120,7 @@ async def redis_place(folder: Path, fsync: str) -> AsyncIterator[Place]:
             return int(server.ask("INFO", "memory").split("used_memory:")[1].split("\r")[0])
 
         def raw(total: int, batch: int) -> float:
-            rate = pipelined_set(server.port, total, batch)
-            return rate
+            return pipelined_set(server.port, total, batch)
 
         try:
             yield Place("redis", store, size, raw)
@@ -128,10 +128,15 @@ async def redis_place(folder: Path, fsync: str) -> AsyncIterator[Place]:
             await store.close()
 
 
+def pack(*words: bytes) -> bytes:
+    packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type] # its stub knows only pairs
+    return packed
+
+
 def pipelined_set(port: int, total: int, batch: int) -> float:
     """SET of the same payload over a bare socket, so many at a time; the keys are gone afterwards."""
     keys = [b"raw%021d" % number for number in range(batch)]
-    request = b"".join(hiredis.pack_command((b"SET", key, PAYLOAD)) for key in keys)
+    request = b"".join(pack(b"SET", key, PAYLOAD) for key in keys)
     reader = hiredis.Reader()
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -144,7 +149,7 @@ def pipelined_set(port: int, total: int, batch: int) -> float:
                 while reader.gets() is not False:
                     answers += 1
         rate = total / (time.perf_counter() - begun)
-        connection.sendall(hiredis.pack_command((b"DEL", *keys)))
+        connection.sendall(pack(b"DEL", *keys))
         connection.recv(100)
     return rate
 

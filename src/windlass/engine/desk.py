@@ -51,7 +51,7 @@ class Desk:
             if not rest:
                 break
             reading = await self.store.read(rest)
-            moves = [move for record in reading.records if record and (move := self._fenced(record, decide, reading.now))]
+            moves = self._moves(reading.records, decide, reading.now)
             applied = await self.store.apply(moves)
             changed |= {move.id for move, done in zip(moves, applied, strict=True) if done}
             rest = [move.id for move, done in zip(moves, applied, strict=True) if not done]
@@ -59,12 +59,13 @@ class Desk:
 
     async def settle_read(self, records: Sequence[Record | None], now: datetime, decide: Decide) -> int:
         """The same for jobs already read, without a second try: whoever comes next decides again."""
-        moves = [move for record in records if record and (move := self._fenced(record, decide, now))]
+        moves = self._moves(records, decide, now)
         return sum(await self.store.apply(moves)) if moves else 0
 
-    def _fenced(self, record: Record, decide: Decide, now: datetime) -> Move | None:
-        move = decide(record, now)
-        return move and replace(move, fence=record.token)
+    def _moves(self, records: Sequence[Record | None], decide: Decide, now: datetime) -> list[Move]:
+        """What is decided for these, each move fenced by the token its job was read under."""
+        decided = [(record, decide(record, now)) for record in records if record is not None]
+        return [replace(move, fence=record.token) for record, move in decided if move is not None]
 
     def remember(self, worker: Worker) -> None:
         if len(self.known_workers) >= MOST_KNOWN_WORKERS:

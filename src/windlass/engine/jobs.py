@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from windlass.engine.desk import Desk
 from windlass.model import lifecycle, wire
 from windlass.model.errors import Invalid, Missing
-from windlass.model.job import FINISHED, Job, NewJob, State
+from windlass.model.job import FINISHED, Job, NewJob, Reason, State
 from windlass.model.lifecycle import ORDERS, TABLE, Move, Step
 from windlass.model.match import Match, index_only, matches, states
 from windlass.model.names import EVERY_TENANT, check_id, fresh_id, keyed_id
@@ -142,9 +142,7 @@ async def count(desk: Desk, operation: Count) -> Number:
             count=sum(
                 tally.count
                 for tally in await desk.store.tally(operation.tenant)
-                if tally.state in wanted
-                and match.queue in (None, tally.queue)
-                and match.task in (None, tally.task)
+                if tally.state in wanted and match.queue in (None, tally.queue) and match.task in (None, tally.task)
             )
         )
     return Number(count=sum([len(records) async for records in _scan(desk, operation.tenant, match, states(match))]))
@@ -204,7 +202,7 @@ def _retrying(job: Job) -> Move | None:
 
 
 def _deleting(job: Job) -> Move | None:
-    doomed = job.state is State.RUNNING and job.reason is lifecycle.Reason.DELETED
+    doomed = job.state is State.RUNNING and job.reason is Reason.DELETED
     return None if doomed else lifecycle.delete(job)
 
 

@@ -107,8 +107,7 @@ class Full(WindlassError):
 
 
 ERRORS: dict[str, type[WindlassError]] = {
-    kind.code: kind
-    for kind in (Invalid, Unauthenticated, Denied, Missing, Conflict, TooLarge, Busy, Unavailable, Full)
+    kind.code: kind for kind in (Invalid, Unauthenticated, Denied, Missing, Conflict, TooLarge, Busy, Unavailable, Full)
 }
 
 

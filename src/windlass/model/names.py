@@ -31,8 +31,12 @@ _NAME = re.compile(NAME_PATTERN)
 _UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\Z")
 
 
+def is_name(text: str) -> bool:
+    return _NAME.match(text) is not None
+
+
 def check_name(name: str, *, at: str) -> str:
-    if not _NAME.match(name):
+    if not is_name(name):
         raise Invalid(f"{name[:140]!r} is not a name: letters, digits, '_', '.', '-'; 1 to 128 of them", at=at)
     return name
 
@@ -55,7 +59,7 @@ def fresh_id(uuid7: bytes, queue: str) -> str:
 
 def keyed_id(tenant: str, queue: str, key: str) -> str:
     """The id that a caller's own key stands for: the same key is the same job while its record lives."""
-    digest = bytearray(hashlib.sha256("\0".join((tenant, queue, key)).encode()).digest()[:16])
+    digest = bytearray(hashlib.sha256(f"{tenant}\0{queue}\0{key}".encode()).digest()[:16])
     digest[6] = digest[6] & 0x0F | 0x80  # version 8: made by rules of our own
     digest[8] = digest[8] & 0x3F | 0x80
     digest[15] = queue_mark(queue)

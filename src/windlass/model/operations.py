@@ -99,6 +99,8 @@ class Page(Struct, frozen=True, kw_only=True):
 
 
 class Number(Struct, frozen=True, kw_only=True):
+    """How many."""
+
     count: int
 
 
@@ -109,6 +111,8 @@ class Changed(Struct, frozen=True, kw_only=True):
 
 
 class Registered(Struct, frozen=True, kw_only=True):
+    """A worker's name in the queue."""
+
     worker: str
     lease: float
     """Seconds after which an unrenewed job, or a silent worker, is taken for lost."""
@@ -141,6 +145,8 @@ class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Renewed(Struct, frozen=True, kw_only=True):
+    """What a worker learns when it renews."""
+
     lost: list[str] = []
     """Jobs that are no longer this worker's: stop them, report nothing."""
     orders: list[Order] = []
@@ -156,6 +162,8 @@ class QueueStats(Struct, frozen=True, kw_only=True):
 
 
 class Stats(Struct, frozen=True, kw_only=True):
+    """How many jobs there are."""
+
     queues: list[QueueStats]
 
 
@@ -249,10 +257,14 @@ class Held(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
 
 
 class Began(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A job whose code has started."""
+
     pid: Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 
 class Alive(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A job that is still running."""
+
     progress: Progress | None = None
 
 
@@ -273,6 +285,8 @@ class Finished(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
 
 
 class Unrun(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A job that is given back."""
+
     delay: Seconds | None = None
     """Seconds before it may be claimed again."""
 
@@ -298,13 +312,13 @@ class Unregister(Operation[None], frozen=True, kw_only=True):
 
 @operation("POST", "/workers/{worker}/claim", "work")
 class Claim(Operation[list[Claimed]], frozen=True, kw_only=True):
-    """Take jobs under a lease, waiting for some if there are none. Sent again with the same `nonce`, it answers the same
-    jobs."""
+    """Take jobs under a lease, waiting for some if there are none."""
 
     worker: str
     slots: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] = 1
     wait: Annotated[float, Meta(ge=0, le=60)] = 0.0
     nonce: Annotated[str, Meta(pattern="^[0-9a-f]{16}$(?!\n)")] | None = None
+    """Sixteen random hex digits; sent again with the same ones, a claim answers the same jobs."""
 
 
 @operation("POST", "/workers/{worker}/begin", "work")

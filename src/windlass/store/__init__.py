@@ -1,11 +1,11 @@
 """Where jobs live: the protocol that every store keeps, and the records it trades in.
 
-A store knows SQL or keys; it decides nothing. Whichever state comes next was decided in `model.lifecycle` and arrives as a
-`Move`; the store checks the move's guards and writes it whole, or refuses it. What every store promises:
+A store knows SQL or keys; it decides nothing. Whichever state comes next was decided in `model.lifecycle` and arrives
+as a `Move`; the store checks the move's guards and writes it whole, or refuses it. What every store promises:
 
 - `add` is idempotent by id, and arrival order is a sequence that the store keeps.
-- `claim` is one atomic step: a job is leased to one worker under a token, or not at all. The same nonce again answers the
-  same jobs.
+- `claim` is one atomic step: a job is leased to one worker under a token, or not at all. The same nonce again answers
+  the same jobs.
 - Every write by a worker is fenced by that token.
 - Due times and leases are judged by the store's own clock; callers pass durations, or times that the store gave them.
 - Finished jobs leave the structures that claims read, and vanish when their keep clock runs out.
@@ -179,8 +179,10 @@ class Store(Protocol):
         ...
 
     async def page(self, scope: Scope, after: str | None, limit: int) -> Slice:
-        """Jobs of a scope: tenant by tenant, queue by queue, in order of arrival. A job that changes its state meanwhile is
-        neither missed nor seen twice."""
+        """Jobs of a scope: tenant by tenant, queue by queue, in order of arrival.
+
+        A job that changes its state between two pages is neither missed nor seen twice while it stays in the scope.
+        """
         ...
 
     async def tally(self, tenant: str) -> list[Tally]:
@@ -216,7 +218,7 @@ class Store(Protocol):
         ...
 
     def listen(self, topics: Sequence[str]) -> AbstractAsyncContextManager[Listener]:
-        """Hear of new work (`work/QUEUE`), of the end of a job (`end/ID`) and of orders to a worker (`order/WORKER`)."""
+        """Hear of new work (`work/QUEUE`), the end of a job (`end/ID`), orders to a worker (`order/WORKER`)."""
         ...
 
     async def close(self) -> None:

@@ -1,14 +1,14 @@
 """One connection to one server, as lean as it can be: bytes out, replies back in the order they were asked for.
 
-Callers share it: what several ask at once travels together, and each gets the reply of its own place in the line, so a
-cancelled caller can never leave its reply to another. A connection that answers late is dropped with everybody who waits
-on it; the next caller opens a new one. Nothing is ever sent twice.
+Callers share it: what several ask at once travels together, and each gets the reply of its own place in the line, so
+a cancelled caller can never leave its reply to another. A connection that answers late is dropped with everybody who
+waits on it; the next caller opens a new one. Nothing is ever sent twice.
 """
 
 import asyncio
 import ssl
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import hiredis
 
@@ -103,14 +103,13 @@ class _Pipe(asyncio.Protocol):
         self.broken = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
 
     def ask(self, command: tuple[Argument, ...]) -> asyncio.Future[Any]:
         if self.broken or self._transport is None:
             raise Unavailable("the connection to the store was lost")
         reply: asyncio.Future[Any] = self._loop.create_future()
-        self._transport.write(hiredis.pack_command(command))
+        self._transport.write(hiredis.pack_command(command))  # type: ignore[arg-type] # its stub knows only pairs
         self._waiting.append((reply, self._loop.time() + self._answer_within))
         if self._watch is None:
             self._watch = self._loop.call_later(self._answer_within, self._check)

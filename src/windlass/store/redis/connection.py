@@ -53,7 +53,7 @@ class Connection:
         """Send one command; to whichever member of a cluster it belongs."""
         with own_errors():
             if self._cluster is not None:
-                return await self._cluster.execute_command(*command)  # type: ignore[no-untyped-call]
+                return await self._cluster.execute_command(*command)
             return await self._channel.ask(*command)
 
     async def call(self, name: str, key: str, now: int, arguments: Sequence[Argument] = ()) -> Any:

@@ -17,26 +17,31 @@ STALE, RESULT, ERRORS, PROGRESS = 1, 2, 4, 8
 CHUNK = 64
 RUNNING = layout.STATE_NUMBERS[State.RUNNING]
 
+DERIVED = (b":ready:", b":log:", b":heads:", b":tops", b":counts:", b":held", b":lines", b":tenants", b":chunks:")
+"""Keys that can be derived from the jobs; the time indexes are compared job by job."""
+
 Found = dict[bytes, Any]
 
 
 async def scrub(store: RedisStore) -> list[str]:
     """What is wrong; nothing when the store is sound."""
     findings: list[str] = []
-    for partition in range(store._partitions):
-        prefix = store._key(partition).encode()
+    for partition in range(store.partitions.number):
+        prefix = store.partitions.key(partition).encode()
         found = await _read(store, prefix)
         expected = _derive(found, prefix)
-        for key in sorted(expected.keys() | found.keys()):
-            if _is_index(key, prefix) and expected.get(key) != found.get(key):
-                findings.append(f"{key!r}: is {found.get(key)!r}, should be {expected.get(key)!r}")
+        findings += [
+            f"{key!r}: is {found.get(key)!r}, should be {expected.get(key)!r}"
+            for key in sorted(expected.keys() | found.keys())
+            if key[len(prefix) :].startswith(DERIVED) and expected.get(key) != found.get(key)
+        ]
         findings += _check_jobs(found, prefix)
     return findings
 
 
 async def _read(store: RedisStore, prefix: bytes) -> Found:
     """Every key of a partition with what it holds."""
-    node = store._connection.node
+    node = store.partitions.connection.node
     found: Found = {}
     async for key in node.scan_iter(match=prefix.replace(b"[", rb"\[") + b"*", count=1000):
         match await node.type(key):
@@ -45,17 +50,13 @@ async def _read(store: RedisStore, prefix: bytes) -> Found:
             case b"hash":
                 found[key] = await node.hgetall(key)
             case b"zset":
-                found[key] = dict(await node.zrange(key, 0, -1, withscores=True))
+                pairs: Any = await node.zrange(key, 0, -1, withscores=True)
+                found[key] = {member: float(score) for member, score in pairs}
             case b"set":
                 found[key] = await node.smembers(key)
             case b"list":
                 found[key] = await node.lrange(key, 0, -1)
     return found
-
-
-def _is_index(key: bytes, prefix: bytes) -> bool:
-    """Whether the key can be derived from the jobs (times in time indexes are checked apart)."""
-    return key[len(prefix) :].startswith((b":ready:", b":log:", b":heads:", b":tops", b":counts:", b":held", b":lines", b":tenants", b":chunks:"))  # fmt: skip
 
 
 def _jobs(found: Found, prefix: bytes) -> list[tuple[bytes, bytes]]:
@@ -95,7 +96,9 @@ def _derive(found: Found, prefix: bytes) -> Found:
             for name in (lane, line):
                 firsts[name] = min(firsts.get(name, (job.priority, seq)), (job.priority, seq))
     for name, (priority, seq) in firsts.items():
-        above = name.rpartition(",")[0] if name.count(",") == 2 else name.partition(",")[2]
+        tenant, _, rest = name.partition(",")
+        queue, is_lane, _ = rest.partition(",")
+        above = f"{tenant},{queue}" if is_lane else queue
         member = struct.pack(">Q", seq) + name.encode()
         put(f"heads:{above}", member, float(priority))
         put("tops", name.encode(), f"{priority} ".encode() + member)

@@ -1,20 +1,17 @@
-"""The store over Redis or Valkey: each method is one call of one script, on the partition that its jobs live in.
+"""The store over Redis or Valkey: each method is one call of one script, on the partition that its jobs lie in.
 
-Knows partitions and how calls are grouped by them; decides nothing. A queue lives in one partition, named by the last byte
-of its jobs' ids; with one partition (the default on a single server) every step is one round trip.
+Knows which script answers what; decides nothing.
 """
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
-from typing import Any, TypeVar
 
 import msgspec
 
 from windlass.model.errors import Invalid
 from windlass.model.lifecycle import Move
-from windlass.model.names import EVERY_TENANT, check_name, queue_mark, raw_id
+from windlass.model.names import EVERY_TENANT, is_name, queue_mark, raw_id
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker
 from windlass.store import (
@@ -32,16 +29,12 @@ from windlass.store import (
     Touched,
     Wish,
 )
-from windlass.store.micros import from_micros, span, to_micros
+from windlass.store.micros import from_micros, span
 from windlass.store.redis import layout
 from windlass.store.redis.channel import Argument
 from windlass.store.redis.connection import Connection
 from windlass.store.redis.notices import Notices
-
-T = TypeVar("T")
-
-MOST_IN_A_SCRIPT = 1000
-"""Jobs that one script takes on: longer scripts would make others wait."""
+from windlass.store.redis.partitions import MOST_IN_A_SCRIPT, Partitions
 
 MOST_LINES, MOST_ROUNDS, MOST_CHUNKS = 100, 20, 200
 """What one page looks at: names of lines at a time, how often, and chunks of one line."""
@@ -49,7 +42,8 @@ MOST_LINES, MOST_ROUNDS, MOST_CHUNKS = 100, 20, 200
 AFTER = "\x01"
 """A name followed by this sorts right behind the name."""
 
-LAST_PLACE = 2**53 - 1
+LAST_PLACE = 10**15 - 1
+"""Beyond every place of a line."""
 
 SPREAD = 16
 """Partitions of a new store on a cluster."""
@@ -58,12 +52,9 @@ SPREAD = 16
 class RedisStore:
     """Jobs in Redis. Made by `open`."""
 
-    def __init__(self, connection: Connection, prefix: str, partitions: int, clock: Clock | None) -> None:
-        self._connection = connection
-        self._prefix = prefix
-        self._partitions = partitions
-        self._clock = clock
-        self._notices = Notices(connection, prefix)
+    def __init__(self, partitions: Partitions, notices: Notices) -> None:
+        self.partitions = partitions
+        self._notices = notices
 
     @classmethod
     async def open(
@@ -85,65 +76,26 @@ class RedisStore:
             raise
         if partitions not in (None, kept):
             await connection.close()
-            raise Invalid(f"this store has {kept} partitions, not {partitions}: that cannot be changed", at="partitions")
-        return cls(connection, prefix, kept, clock)
+            raise Invalid(f"this store has {kept} partitions, not {partitions}; that is for good", at="partitions")
+        return cls(Partitions(connection, prefix, kept, clock), Notices(connection, prefix))
 
     async def close(self) -> None:
         await self._notices.close()
-        await self._connection.close()
-
-    # Partitions
-
-    def _key(self, partition: int) -> str:
-        return f"{self._prefix}{{{partition}}}"
-
-    def _of_queue(self, queue: str) -> int:
-        return queue_mark(queue) % self._partitions
-
-    def _of_id(self, id: str) -> int:
-        return int(id[-2:], 16) % self._partitions
-
-    async def _call(self, name: str, partition: int, arguments: Iterable[Argument] = ()) -> Any:
-        now = to_micros(self._clock.now()) if self._clock else 0
-        return await self._connection.call(name, self._key(partition), now, list(arguments))
-
-    async def _each(self, name: str, arguments: Sequence[Argument] = ()) -> list[Any]:
-        """A script on every partition."""
-        if self._partitions == 1:
-            return [await self._call(name, 0, arguments)]
-        return await asyncio.gather(*(self._call(name, number, arguments) for number in range(self._partitions)))
-
-    async def _spread(
-        self, name: str, items: Sequence[T], partition: Callable[[T], int], arguments: Callable[[list[T]], Iterable[Argument]]
-    ) -> list[Any]:
-        """A script over items, each on its partition; one answer per item, in their order."""
-        groups: dict[int, Sequence[int]] = {0: range(len(items))} if self._partitions == 1 else {}
-        for place, item in enumerate(items if not groups else ()):
-            groups.setdefault(partition(item), []).append(place)  # type: ignore[attr-defined]
-        answers: list[Any] = [None] * len(items)
-        for number, places in groups.items():
-            for start in range(0, len(places), MOST_IN_A_SCRIPT):
-                some = places[start : start + MOST_IN_A_SCRIPT]
-                reply = await self._call(name, number, arguments([items[place] for place in some]))
-                size = len(reply) // len(some)
-                for order, place in enumerate(some):
-                    answers[place] = reply[order] if size == 1 else reply[order * size : (order + 1) * size]
-        return answers
-
-    # The protocol
+        await self.partitions.connection.close()
 
     async def now(self) -> datetime:
-        return from_micros(int(await self._call("now", 0)))
+        return from_micros(int(await self.partitions.call("now", 0)))
 
     async def add(self, drafts: Sequence[Draft]) -> list[bool]:
         for draft in drafts:
-            if self._of_id(draft.id) != self._of_queue(draft.new.queue):
-                mark = queue_mark(draft.new.queue)
+            if self.partitions.of_id(draft.id) != self.partitions.of_queue(draft.new.queue):
+                mark = f"{queue_mark(draft.new.queue):02x}"
                 raise Invalid(
-                    f"the id of a job in queue {draft.new.queue!r} must end with {mark:02x}: leave it out, or send a key",
+                    f"in this store an id in queue {draft.new.queue!r} ends with {mark}: leave it out, or send a key",
                     at="id",
                 )
-        added = await self._spread("add", drafts, lambda draft: self._of_queue(draft.new.queue), layout.add_arguments)
+        where = self.partitions.of_queue
+        added = await self.partitions.spread("add", drafts, lambda draft: where(draft.new.queue), layout.add_arguments)
         return [bool(new) for new in added]
 
     async def claim(self, wish: Wish) -> list[Record]:
@@ -162,14 +114,14 @@ class RedisStore:
     async def _claim(self, wish: Wish, partition: int, queues: list[str], *, slots: int) -> list[Record]:
         worker, tasks = wish.worker, wish.worker.tasks or []
         about: list[Argument] = [wish.nonce, worker.id, worker.node, span(wish.lease), slots, worker.tenant]
-        reply = await self._call("claim", partition, [*about, len(tasks), *tasks, *queues])
+        reply = await self.partitions.call("claim", partition, [*about, len(tasks), *tasks, *queues])
         return layout.records(reply, whole=True)
 
     def _runs_of_queues(self, queues: Sequence[str]) -> list[tuple[int, list[str]]]:
         """The queues in their order, neighbours of one partition together."""
         runs: list[tuple[int, list[str]]] = []
         for queue in queues:
-            number = self._of_queue(queue)
+            number = self.partitions.of_queue(queue)
             if runs and runs[-1][0] == number:
                 runs[-1][1].append(queue)
             else:
@@ -177,11 +129,12 @@ class RedisStore:
         return runs
 
     async def touch(self, worker: str, touches: Sequence[Touch], lease: float) -> list[Touched]:
-        replies = await self._spread(
+        replies = await self.partitions.spread(
             "touch",
             touches,
-            lambda touch: self._of_id(touch.id),
+            lambda touch: self.partitions.of_id(touch.id),
             lambda some: [span(lease), *layout.touch_arguments(some)],
+            width=2,
         )
         return [
             Touched(touch.id, bool(held), layout.REASONS[reason])
@@ -189,30 +142,34 @@ class RedisStore:
         ]
 
     async def succeed(self, worker: str, dones: Sequence[Done]) -> list[bool]:
-        replies = await self._spread("succeed", dones, lambda done: self._of_id(done.id), layout.succeed_arguments)
+        replies = await self.partitions.spread(
+            "succeed", dones, lambda done: self.partitions.of_id(done.id), layout.succeed_arguments
+        )
         return [bool(held) for held in replies]
 
     async def apply(self, moves: Sequence[Move]) -> list[bool]:
-        replies = await self._spread("apply", moves, lambda move: self._of_id(move.id), layout.apply_arguments)
+        replies = await self.partitions.spread(
+            "apply", moves, lambda move: self.partitions.of_id(move.id), layout.apply_arguments
+        )
         return [bool(written) for written in replies]
 
     async def read(self, ids: Sequence[str], *, payload: bool = False) -> Reading:
         groups: dict[int, list[bytes]] = {}
         for id in ids:
-            groups.setdefault(self._of_id(id), []).append(raw_id(id))
+            groups.setdefault(self.partitions.of_id(id), []).append(raw_id(id))
         found: dict[str, Record] = {}
         now = None
         for number, some in groups.items():
             for start in range(0, len(some), MOST_IN_A_SCRIPT):
                 part = some[start : start + MOST_IN_A_SCRIPT]
-                stamp, *reply = await self._call("read", number, ["1" if payload else "0", *part])
+                stamp, *reply = await self.partitions.call("read", number, ["1" if payload else "0", *part])
                 now = from_micros(int(stamp))
                 for record in layout.records(reply, whole=payload):
                     found[record.job.id] = record
         return Reading(now or await self.now(), [found.get(id) for id in ids])
 
     async def result(self, id: str) -> Kept | None:
-        reply = await self._call("result", self._of_id(id), [raw_id(id)])
+        reply = await self.partitions.call("result", self.partitions.of_id(id), [raw_id(id)])
         if reply is None:
             return None
         content_type, _, data = reply.partition(b"\0")
@@ -231,8 +188,8 @@ class RedisStore:
                 queue = name.partition(",")[2]
                 if scope.queue not in (None, queue):
                     continue
-                asked = [name, place, limit - len(found), MOST_CHUNKS, *states]
-                place, ended, *reply = await self._call("page", self._of_queue(queue), asked)
+                asked: list[Argument] = [name, place, limit - len(found), MOST_CHUNKS, *states]
+                place, ended, *reply = await self.partitions.call("page", self.partitions.of_queue(queue), asked)
                 found += layout.records(reply, whole=False)
                 if len(found) == limit or not ended:
                     return Slice(found, f"{name},{place}")
@@ -246,12 +203,12 @@ class RedisStore:
         first, end = start, ""
         if scope.tenant != EVERY_TENANT:
             first, end = max(start, f"{scope.tenant},"), f"{scope.tenant}-"
-        replies = await self._each("lines", [first, end, MOST_LINES])
+        replies = await self.partitions.each("lines", [first, end, MOST_LINES])
         return sorted(name.decode() for reply in replies for name in reply)[:MOST_LINES]
 
     async def tally(self, tenant: str) -> list[Tally]:
         found = []
-        for reply in await self._each("tally", [tenant]):
+        for reply in await self.partitions.each("tally", [tenant]):
             for place in range(0, len(reply), 2):
                 numbers = reply[place + 1]
                 for field in range(0, len(numbers), 2):
@@ -261,19 +218,11 @@ class RedisStore:
         return sorted(found, key=lambda tally: (tally.tenant, tally.queue, tally.task, tally.state))
 
     async def promote(self, limit: int) -> int:
-        return await self._up_to("promote", limit)
-
-    async def _up_to(self, name: str, limit: int) -> int:
-        """A duty over one partition after another, until so much is done."""
-        done = 0
-        for number in range(self._partitions):
-            if done < limit:
-                done += await self._call(name, number, [limit - done])
-        return done
+        return await self.partitions.up_to("promote", limit)
 
     async def overdue(self, clock: Overdue, limit: int) -> Reading:
         found: list[tuple[float, Record]] = []
-        replies = await self._each("overdue", [clock.value, limit])
+        replies = await self.partitions.each("overdue", [clock.value, limit])
         for _, times, *reply in replies:
             found += zip(map(float, times), layout.records(reply, whole=False), strict=True)
         found.sort(key=lambda pair: pair[0])
@@ -281,23 +230,23 @@ class RedisStore:
         return Reading(now, [record for _, record in found[:limit]])
 
     async def purge(self, limit: int) -> int:
-        return await self._up_to("purge", limit)
+        return await self.partitions.up_to("purge", limit)
 
     async def enlist(self, id: str, tenant: str, worker: NewWorker, lease: float) -> None:
-        await self._call("worker", 0, ["enlist", id, span(lease), tenant, msgspec.msgpack.encode(worker)])
+        await self.partitions.call("worker", 0, ["enlist", id, span(lease), tenant, msgspec.msgpack.encode(worker)])
 
     async def greet(self, id: str, lease: float) -> Worker | None:
-        reply = await self._call("worker", 0, ["greet", id, span(lease)])
+        reply = await self.partitions.call("worker", 0, ["greet", id, span(lease)])
         return (await self._workers(reply))[0] if reply else None
 
     async def workers(self, tenant: str) -> list[Worker]:
-        alive = await self._workers(await self._call("worker", 0, ["list"]))
+        alive = await self._workers(await self.partitions.call("worker", 0, ["list"]))
         own = [worker for worker in alive if tenant in (EVERY_TENANT, worker.tenant)]
         return sorted(own, key=lambda worker: (worker.registered_at, worker.id))
 
     async def _workers(self, reply: list[bytes]) -> list[Worker]:
         running: dict[str, int] = {}
-        for held in await self._each("held"):
+        for held in await self.partitions.each("held"):
             for place in range(0, len(held), 2):
                 name = held[place].decode()
                 running[name] = running.get(name, 0) + int(held[place + 1])
@@ -314,7 +263,7 @@ class RedisStore:
         ]
 
     async def dismiss(self, id: str) -> bool:
-        return bool(await self._call("worker", 0, ["dismiss", id]))
+        return bool(await self.partitions.call("worker", 0, ["dismiss", id]))
 
     @asynccontextmanager
     async def listen(self, topics: Sequence[str]) -> AsyncIterator[Listener]:
@@ -322,21 +271,22 @@ class RedisStore:
             for topic in topics:
                 kind, _, name = topic.partition("/")
                 if kind == "end":
-                    await self._call("await", self._of_id(name), [raw_id(name)])
+                    await self.partitions.call("await", self.partitions.of_id(name), [raw_id(name)])
             yield bell
 
 
 def _cursor(after: str | None) -> tuple[str, int]:
+    """The line and the place that a cursor names."""
     if after is None:
         return "", 0
     tenant, _, rest = after.partition(",")
     queue, _, place = rest.partition(",")
-    try:
-        check_name(tenant, at="after")
-        check_name(queue, at="after")
-        number = int(place) if place.isascii() and place.isdigit() and len(place) <= len(str(LAST_PLACE)) else -1
-        if not 0 <= number <= LAST_PLACE:
-            raise Invalid("no number", at="after")
-    except Invalid:
-        raise Invalid("not a place in a listing: give `next` of the page before", at="after") from None
-    return f"{tenant},{queue}", number
+    if (
+        is_name(tenant)
+        and is_name(queue)
+        and place.isascii()
+        and place.isdigit()
+        and len(place) <= len(str(LAST_PLACE))
+    ):
+        return f"{tenant},{queue}", int(place)
+    raise Invalid("not a place in a listing: give `next` of the page before", at="after")

@@ -1,0 +1,86 @@
+"""Where jobs lie: which partition a queue or an id belongs to, and how calls are grouped by partition.
+
+A queue lives in one partition, named by the last byte of its jobs' ids. All keys of a partition carry its number as
+their hash tag. With one partition (the default on a single server) every step is one round trip.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+from windlass.model.names import queue_mark
+from windlass.model.ports import Clock
+from windlass.store.micros import to_micros
+from windlass.store.redis.channel import Argument
+from windlass.store.redis.connection import Connection
+
+T = TypeVar("T")
+
+MOST_IN_A_SCRIPT = 1000
+"""Items that one script takes on: longer scripts would make others wait."""
+
+
+class Partitions:
+    """Calls scripts on the partitions of one store."""
+
+    def __init__(self, connection: Connection, prefix: str, number: int, clock: Clock | None) -> None:
+        self.connection = connection
+        self.number = number
+        self._prefix = prefix
+        self._clock = clock
+
+    def key(self, partition: int) -> str:
+        """What every key of a partition begins with."""
+        return f"{self._prefix}{{{partition}}}"
+
+    def of_queue(self, queue: str) -> int:
+        return queue_mark(queue) % self.number
+
+    def of_id(self, id: str) -> int:
+        return int(id[-2:], 16) % self.number
+
+    async def call(self, name: str, partition: int, arguments: Iterable[Argument] = ()) -> Any:
+        """A script on one partition."""
+        now = to_micros(self._clock.now()) if self._clock else 0
+        return await self.connection.call(name, self.key(partition), now, list(arguments))
+
+    async def each(self, name: str, arguments: Sequence[Argument] = ()) -> list[Any]:
+        """A script on every partition."""
+        if self.number == 1:
+            return [await self.call(name, 0, arguments)]
+        return await asyncio.gather(*(self.call(name, partition, arguments) for partition in range(self.number)))
+
+    async def up_to(self, name: str, limit: int) -> int:
+        """A duty over one partition after another, until so much is done."""
+        done = 0
+        for partition in range(self.number):
+            if done < limit:
+                done += await self.call(name, partition, [limit - done])
+        return done
+
+    async def spread(
+        self,
+        name: str,
+        items: Sequence[T],
+        partition: Callable[[T], int],
+        arguments: Callable[[Sequence[T]], Iterable[Argument]],
+        width: int = 1,
+    ) -> list[Any]:
+        """A script over items, each on its partition; `width` answers per item, in their order."""
+        answers: list[Any] = [None] * len(items)
+        for number, places in self._groups(items, partition).items():
+            for start in range(0, len(places), MOST_IN_A_SCRIPT):
+                some = places[start : start + MOST_IN_A_SCRIPT]
+                reply = await self.call(name, number, arguments([items[place] for place in some]))
+                for order, place in enumerate(some):
+                    answers[place] = reply[order] if width == 1 else reply[order * width : (order + 1) * width]
+        return answers
+
+    def _groups(self, items: Sequence[T], partition: Callable[[T], int]) -> dict[int, Sequence[int]]:
+        """The places of the items of each partition."""
+        if self.number == 1:
+            return {0: range(len(items))} if items else {}
+        groups: dict[int, list[int]] = {}
+        for place, item in enumerate(items):
+            groups.setdefault(partition(item), []).append(place)
+        return dict(groups)
