@@ -191,9 +191,12 @@ class ModelStore:
 
     def _apply(self, move: Move, now: datetime) -> bool:
         entry = self._jobs.get(move.id)
-        if entry is None or entry.job.state is not move.source or entry.job.attempt != move.attempt_before:
+        if entry is None:
             return False
-        if entry.job.state is State.RUNNING and entry.token != move.fence:
+        job = entry.job
+        if (job.state, job.attempt, job.reason) != (move.source, move.attempt_before, move.reason_before):
+            return False
+        if job.state is State.RUNNING and entry.token != move.fence:
             return False
         if move.lapsed and (entry.lease_until is None or entry.lease_until > now):
             return False
@@ -241,8 +244,8 @@ class ModelStore:
     # Jobs are looked at
 
     async def read(self, ids: Sequence[str], *, payload: bool = False) -> Reading:
-        found = [self._jobs.get(id) for id in ids]
-        return Reading(self._clock.now(), [entry and entry.record(payload=payload) for entry in found])
+        found = [self._jobs[id].record(payload=payload) if id in self._jobs else None for id in ids]
+        return Reading(self._clock.now(), found)
 
     async def result(self, id: str) -> Kept | None:
         entry = self._jobs.get(id)
@@ -298,9 +301,7 @@ class ModelStore:
             del self._jobs[entry.job.id]
         return len(due)
 
-    def _due(
-        self, entries: Iterable[Entry], until: Callable[[Entry], datetime | None], now: datetime
-    ) -> list[Entry]:
+    def _due(self, entries: Iterable[Entry], until: Callable[[Entry], datetime | None], now: datetime) -> list[Entry]:
         found = ((when, entry.arrival, entry) for entry in entries if (when := until(entry)) and when <= now)
         return [entry for _, _, entry in sorted(found, key=lambda item: item[:2])]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from itertools import product
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -62,9 +62,7 @@ def drawn() -> dict[tuple[str, str], str]:
     head, *rows = DRAWING.strip("\n").splitlines()
     states = head.split()
     return {
-        (state, row.split()[0]): target
-        for row in rows
-        for state, target in zip(states, row.split()[1:], strict=True)
+        (state, row.split()[0]): target for row in rows for state, target in zip(states, row.split()[1:], strict=True)
     }
 
 
@@ -368,7 +366,7 @@ def starts(job: Job, lasting: float) -> tuple[list[float], Move]:
 
 def test_runs_counted_from_their_start_come_20_40_80_apart() -> None:
     seen, _ = starts(a_job(attempt=0, max_retry=6, retry=FROM_START), lasting=3)
-    assert [later - earlier for earlier, later in zip(seen, seen[1:], strict=False)] == [20, 40, 80, 160, 320, 640]
+    assert [later - earlier for earlier, later in pairwise(seen)] == [20, 40, 80, 160, 320, 640]
 
 
 def test_a_run_longer_than_its_wait_is_followed_at_once() -> None:

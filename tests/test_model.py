@@ -6,6 +6,7 @@ import math
 import re
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta, timezone
 from types import ModuleType
 from typing import Any
@@ -113,6 +114,7 @@ def test_ids_are_text_or_sixteen_bytes(made: uuid.UUID) -> None:
 
 
 SOME_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
+TOKEN = "0123456789abcdef"  # noqa: S105 - nobody's
 
 
 @pytest.mark.parametrize(
@@ -215,8 +217,8 @@ def a_job(**fields: Any) -> Job:
 SECOND = timedelta(seconds=1)
 
 CONDITIONS: list[tuple[Match, Match]] = [
-    (Match(state=[State.FAILED]), Match(state=[State.QUEUED])),
-    (Match(state=[State.QUEUED, State.FAILED]), Match(state=[State.QUEUED, State.SUCCEEDED])),
+    (Match(state=["failed"]), Match(state=["queued"])),
+    (Match(state=["queued", "failed"]), Match(state=["queued", "succeeded"])),
     (Match(state=["finished"]), Match(state=["pending"])),
     (Match(task="render"), Match(task="rende")),
     (Match(queue="images"), Match(queue="image")),
@@ -305,7 +307,7 @@ def test_a_payload_without_fields_has_none(payload: object) -> None:
 
 def test_words_for_several_states() -> None:
     assert states(Match(state=["pending"])) == {State.BLOCKED, State.SCHEDULED, State.QUEUED, State.RUNNING}
-    assert states(Match(state=["finished", State.QUEUED])) == {
+    assert states(Match(state=["finished", "queued"])) == {
         State.SUCCEEDED,
         State.FAILED,
         State.CANCELLED,
@@ -317,7 +319,7 @@ def test_words_for_several_states() -> None:
 def test_only_what_counters_know_is_index_only() -> None:
     assert index_only(Match(state=["pending"], task="a", queue="b"))
     for more in ({"tag": ["x"]}, {"worker": "w"}, {"text": "t"}, {"payload": {"a": 1}}, {"reason": Reason.LOST}):
-        assert not index_only(Match(queue="b", **more))  # type: ignore[arg-type]
+        assert not index_only(Match(queue="b", **more))
 
 
 @pytest.mark.parametrize("name", ["created_after", "created_before"])
@@ -450,7 +452,7 @@ def test_a_job_survives_the_wire(form: wire.Format) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_result_survives_the_wire_in_both_directions(form: wire.Format) -> None:
     value = Raw(wire.encode({"a": [1, None, "x"]}, form))
-    reported = Finished(id=SOME_ID, token="0" * 16, outcome=Verdict.OK, result=value)
+    reported = Finished(id=SOME_ID, token=TOKEN, outcome=Verdict.OK, result=value)
     answered = Result(state=State.SUCCEEDED, result=value)
     for sent in (reported, answered):
         heard = wire.decode(wire.encode(sent, form), type(sent), form)
@@ -462,7 +464,7 @@ def test_a_result_survives_the_wire_in_both_directions(form: wire.Format) -> Non
 def test_a_report_survives_the_wire(form: wire.Format) -> None:
     sent = Finished(
         id=SOME_ID,
-        token="0123456789abcdef",
+        token=TOKEN,
         outcome=Verdict.ERROR,
         code=503,
         content_type=TEXT,
@@ -477,7 +479,7 @@ def test_a_report_survives_the_wire(form: wire.Format) -> None:
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_claimed_job_survives_the_wire(form: wire.Format) -> None:
-    sent = Claimed(job=replace(odd_job(form), payload=None), token="0" * 16, payload=Raw(wire.encode([7], form)))
+    sent = Claimed(job=replace(odd_job(form), payload=None), token=TOKEN, payload=Raw(wire.encode([7], form)))
     heard = wire.decode(wire.encode(sent, form), Claimed, form)
     assert (heard.job, heard.token, bytes(heard.payload)) == (sent.job, sent.token, bytes(sent.payload))
 
@@ -485,7 +487,7 @@ def test_a_claimed_job_survives_the_wire(form: wire.Format) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_match_survives_the_wire(form: wire.Format) -> None:
     sent = Match(
-        state=[State.QUEUED, "finished"],
+        state=["queued", "finished"],
         task="a",
         queue="b",
         tag=["t"],
@@ -600,10 +602,8 @@ def test_what_is_no_messagepack_is_refused(data: bytes) -> None:
 
 @given(st.binary(max_size=200), st.sampled_from(FORMATS))
 def test_whatever_is_sent_is_read_or_refused(data: bytes, form: wire.Format) -> None:
-    try:
+    with suppress(Invalid):
         wire.decode(data, EnqueueMany, form)
-    except Invalid:
-        pass
 
 
 def test_a_fault_inside_a_batch_names_its_place() -> None:

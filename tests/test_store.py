@@ -356,6 +356,18 @@ async def test_a_claim_sent_again_answers_the_same_jobs_and_takes_no_more(world:
     assert await world.store.claim(Wish(wish.worker, wish.nonce, 100, 60.0)) == first
 
 
+async def test_a_claim_sent_again_after_another_answers_the_same_jobs(world: World) -> None:
+    for _ in range(6):
+        await world.add()
+    worker = world.worker()
+    first = await world.claim(worker, slots=2, nonce=b"nonce..1")
+    second = await world.claim(worker, slots=2, nonce=b"nonce..2")
+    assert await world.claim(worker, slots=2, nonce=b"nonce..1") == first
+    assert await world.claim(worker, slots=2, nonce=b"nonce..2") == second
+    world.clock.advance(3600)
+    assert await world.claim(worker, slots=2, nonce=b"nonce..1") == first
+
+
 async def test_a_claim_sent_again_leaves_out_what_has_ended_since(world: World) -> None:
     for _ in range(4):
         await world.add()

@@ -5,6 +5,7 @@ Whatever a move says was decided by `model.lifecycle`; here it is only looked at
 
 from collections.abc import Callable
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -39,7 +40,7 @@ def failing(world: World, taken: Record, verdict: Verdict = Verdict.FAILED, dela
 # Each move, written whole
 
 
-async def a_run(world: World, **terms: object) -> Record:
+async def a_run(world: World, **terms: Any) -> Record:
     """A job that has run for two seconds, with a pid and progress."""
     await world.add(**terms)
     taken = await world.take(world.worker(node="n1"))
@@ -317,6 +318,24 @@ async def test_a_waiting_job_is_guarded_by_its_attempt_too(world: World) -> None
     assert not await world.apply(stale)
 
 
+async def test_a_move_decided_before_the_job_was_told_to_stop_is_refused(world: World) -> None:
+    taken = await a_run(world, max_retry=5)
+    decided = failing(world, taken, Verdict.ERROR)
+    assert await world.apply(cancel(taken.job), taken)
+    before = await world.record(taken.job.id)
+    assert not await world.apply(decided, taken), "or the order would be lost, and the job run again"
+    assert await world.record(taken.job.id) == before
+
+
+async def test_a_move_decided_before_a_job_was_given_back_is_refused(world: World) -> None:
+    id = await world.add()
+    decided = cancel(await world.job(id))
+    taken = await world.take()
+    assert await world.apply(release(taken.job, world.clock.now()), taken)
+    assert not await world.apply(decided)
+    assert await world.apply(cancel(await world.job(id)))
+
+
 @pytest.mark.parametrize("fence", [None, b"a lie...", b""])
 @pytest.mark.parametrize("make", [cancel, delete])
 async def test_a_running_job_is_only_moved_under_its_token(
@@ -396,7 +415,7 @@ async def test_an_error_is_kept_as_it_was_given(world: World) -> None:
 # Keep clocks
 
 
-async def ended(world: World, verdict: Verdict, **terms: object) -> str:
+async def ended(world: World, verdict: Verdict, **terms: Any) -> str:
     await world.add(**terms)
     taken = await world.take()
     done = world.succeed(taken, b"42") if verdict is Verdict.OK else world.apply(failing(world, taken), taken)
@@ -591,9 +610,7 @@ async def test_a_job_that_has_ended_has_no_lease(world: World) -> None:
 
 
 @pytest.mark.parametrize("delay", [None, 60.0])
-async def test_a_job_that_nobody_started_in_time_is_overdue_from_that_moment(
-    world: World, delay: float | None
-) -> None:
+async def test_a_job_that_nobody_started_in_time_is_overdue_from_that_moment(world: World, delay: float | None) -> None:
     id = await world.add(expires=10, delay=delay)
     world.clock.advance(9.999999)
     assert (await world.store.overdue(Overdue.WAIT, 10)).records == []

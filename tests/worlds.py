@@ -24,17 +24,10 @@ from windlass.model.lifecycle import Move
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, fresh_id
 from windlass.model.worker import Worker
 from windlass.store import Done, Draft, Record, Scope, Store, Touch, Touched, Wish
-
-try:  # TEMPORARY, until both are there
-    from windlass.store.sqlite import SqliteStore
-    from windlass.store.sqlite import scrub as sqlite_scrub
-except ImportError:
-    SqliteStore = type("none", (), {})
-try:
-    from windlass.store.redis import RedisStore
-    from windlass.store.redis import scrub as redis_scrub
-except ImportError:
-    RedisStore = type("none", (), {})
+from windlass.store.redis import RedisStore
+from windlass.store.redis import scrub as redis_scrub
+from windlass.store.sqlite import SqliteStore
+from windlass.store.sqlite import scrub as sqlite_scrub
 
 StoreKind: TypeAlias = Literal["sqlite", "file", "redis", "valkey", "cluster", "model"]
 STORES: tuple[StoreKind, ...] = ("sqlite", "file", "redis", "valkey", "cluster")

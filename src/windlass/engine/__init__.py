@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from windlass.engine import jobs, work
 from windlass.engine.desk import Desk, Settings
-from windlass.model.names import EVERY_TENANT, check_name
+from windlass.engine.sound import sound
 from windlass.model.operations import A, Operation
 from windlass.model.ports import Chance
 from windlass.store import Store
@@ -26,7 +26,5 @@ class Engine:
         self.desk = Desk(store, chance, settings or Settings())
 
     async def __call__(self, operation: Operation[A], /) -> A:
-        if operation.tenant != EVERY_TENANT:
-            check_name(operation.tenant, at="tenant")
-        answer = await ANSWERS[type(operation)](self.desk, operation)
+        answer = await ANSWERS[type(operation)](self.desk, sound(operation))
         return cast("A", answer)

@@ -14,7 +14,7 @@ from windlass.model.errors import Invalid, Missing
 from windlass.model.job import FINISHED, Job, NewJob, Reason, State
 from windlass.model.lifecycle import ORDERS, TABLE, Move, Step
 from windlass.model.match import Match, index_only, matches, states
-from windlass.model.names import EVERY_TENANT, check_id, fresh_id, keyed_id
+from windlass.model.names import EVERY_TENANT, check_id, check_mark, fresh_id, keyed_id
 from windlass.model.operations import (
     MOST_AT_ONCE,
     Cancel,
@@ -73,6 +73,7 @@ def _draft(desk: Desk, tenant: str, new: NewJob, at: str) -> Draft:
             raise Invalid("send a delay or a run_at, not both", at="run_at")
         if sound.id is not None:
             check_id(sound.id)
+            check_mark(sound.id, sound.queue)
     except wire.FAULTS as fault:
         raise type(fault)(fault.detail, at=f"{at}.{fault.at}".strip(".")) from None
     if sound.id is not None:
@@ -121,7 +122,7 @@ def _owns(tenant: str, job: Job) -> bool:
 
 
 async def list_jobs(desk: Desk, operation: List) -> Page:
-    match = wire.checked(operation.match)
+    match = operation.match
     scope = Scope(operation.tenant, match.queue, states(match))
     found: list[Job] = []
     after, scanned = operation.after, 0
@@ -135,7 +136,7 @@ async def list_jobs(desk: Desk, operation: List) -> Page:
 
 
 async def count(desk: Desk, operation: Count) -> Number:
-    match = wire.checked(operation.match)
+    match = operation.match
     if index_only(match):
         wanted = states(match)
         return Number(
@@ -215,7 +216,7 @@ def _selecting(action: Action, step: Step) -> Callable[[Desk, Selection], Awaita
             raise Invalid("say which jobs are meant: by ids, or by match", at="ids")
         if operation.ids is not None:
             return Changed(changed=await _act_on_ids(desk, operation, operation.ids, action))
-        match = wire.checked(operation.match or Match())
+        match = operation.match or Match()
         changed = 0
         async for records in _scan(desk, operation.tenant, match, states(match) & possible):
             changed += await _act(desk, operation, [record.job.id for record in records], action, match)
@@ -225,8 +226,6 @@ def _selecting(action: Action, step: Step) -> Callable[[Desk, Selection], Awaita
 
 
 async def _act_on_ids(desk: Desk, operation: Selection, ids: list[str], action: Action) -> int:
-    if len(ids) > MOST_AT_ONCE:
-        raise Invalid(f"{len(ids)} ids at once, at most {MOST_AT_ONCE} are allowed", at="ids")
     for place, id in enumerate(ids):
         check_id(id, at=f"ids[{place}]")
     if len(ids) == 1:

@@ -47,9 +47,8 @@ FENCE_BYTES = 8
 
 
 async def register(desk: Desk, operation: Register) -> Registered:
-    new = wire.checked(operation.worker)
     id = text_id(desk.chance.uuid7())
-    await desk.store.enlist(id, operation.tenant, new, desk.settings.lease)
+    await desk.store.enlist(id, operation.tenant, operation.worker, desk.settings.lease)
     return Registered(worker=id, lease=desk.settings.lease)
 
 
@@ -81,8 +80,9 @@ async def claim(desk: Desk, operation: Claim) -> list[Claimed]:
 
 
 async def _claim_now(desk: Desk, operation: Claim, worker: Worker) -> list[Record]:
-    nonce = bytes.fromhex(operation.nonce) if operation.nonce else desk.chance.token()
-    return await desk.store.claim(Wish(worker, nonce, operation.slots, desk.settings.lease))
+    named = operation.nonce is not None
+    nonce = bytes.fromhex(operation.nonce) if operation.nonce is not None else desk.chance.token()
+    return await desk.store.claim(Wish(worker, nonce, operation.slots, desk.settings.lease, repeatable=named))
 
 
 async def _claim_soon(desk: Desk, operation: Claim, worker: Worker) -> list[Record]:
@@ -153,6 +153,8 @@ def _check_finished(desk: Desk, item: Finished, at: str) -> None:
         meant = {number // 100: verdict for verdict, number in CODES.items()}.get(item.code // 100)
         hint = f"it means {meant}" if meant else "codes are 1xx, 2xx, 4xx or 5xx"
         raise Invalid(f"code {item.code} does not go with outcome {item.outcome}: {hint}", at=f"{at}.code")
+    if item.reason not in (None, Reason.TIMEOUT, Reason.CRASHED) or (item.reason and item.outcome is Verdict.OK):
+        raise Invalid("a worker may say timeout or crashed of what did not go well, nothing else", at=f"{at}.reason")
     if item.result is not None:
         wire.check_size(item.result, desk.settings.most_payload, at=f"{at}.result")
 
@@ -189,14 +191,18 @@ async def _settle_held(
     desk: Desk, items: Sequence[Any], decide: Callable[[Any, Record, datetime], Move]
 ) -> set[tuple[str, bytes]]:
     """Decide and write moves of jobs that a worker holds; (id, token) of those it did hold."""
-    by_id = {item.id: item for item in reversed(items)}  # the first of two reports on one job counts
+    reports = {(item.id, _fence(item.token)): item for item in reversed(items)}  # the first of two on one run counts
+    applied: set[tuple[str, bytes]] = set()
 
     def fenced(record: Record, now: datetime) -> Move | None:
-        item = by_id[record.job.id]
-        return decide(item, record, now) if record.token == _fence(item.token) else None
+        run = (record.job.id, record.token or b"")
+        if record.token is None or run not in reports:
+            return None
+        applied.add(run)
+        return decide(reports[run], record, now)
 
-    changed = await desk.settle(list(by_id), fenced)
-    return {(id, _fence(by_id[id].token)) for id in changed}
+    changed = await desk.settle([id for id, _ in reports], fenced)
+    return {run for run in applied if run[0] in changed}
 
 
 def _applied(items: Sequence[Held], held: Sequence[bool]) -> Applied:

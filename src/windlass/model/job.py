@@ -75,6 +75,9 @@ TEXT = "text/plain"
 
 DAY = 86400.0
 
+Time = Annotated[datetime, Meta(tz=True)]
+"""A time that a caller sends: with its zone, or nobody knows when it is."""
+
 Text = Annotated[str, Meta(max_length=8192)]
 
 
@@ -130,7 +133,7 @@ class NewJob(Terms, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
     """A UUID made by the caller; sending it twice makes one job. Absent: made from `key`, or anew."""
     delay: Seconds | None = None
     """Seconds to wait before it may run."""
-    run_at: Annotated[datetime, Meta(tz=True)] | None = None
+    run_at: Time | None = None
     """The time before which it may not run, with its time zone; not together with `delay`."""
 
 

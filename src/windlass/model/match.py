@@ -5,12 +5,11 @@ answer (tenant, queue, state) is also offered as `states`, so that a store need 
 """
 
 from collections.abc import Mapping
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from windlass.model.job import FINISHED, PENDING, Job, Reason, State
+from windlass.model.job import FINISHED, PENDING, Job, Reason, State, Time
 from windlass.model.names import Name
 
 StateWord = Literal[
@@ -32,8 +31,8 @@ class Match(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
     worker: str | None = None
     key: str | None = None
     reason: Reason | None = None
-    created_after: datetime | None = None
-    created_before: datetime | None = None
+    created_after: Time | None = None
+    created_before: Time | None = None
     payload: Annotated[dict[str, Scalar], Meta(max_length=16)] = {}
     """Fields of the payload, by path (`customer`, `order.id`), and the value each must equal."""
     text: Annotated[str, Meta(max_length=512)] | None = None

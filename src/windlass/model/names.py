@@ -7,6 +7,7 @@ mark of the job's queue: a store spread over several partitions finds the partit
 import hashlib
 import re
 import zlib
+from functools import lru_cache
 from typing import Annotated
 
 from msgspec import Meta
@@ -47,6 +48,16 @@ def check_id(text: str, *, at: str = "id") -> str:
     return text
 
 
+def check_mark(id: str, queue: str) -> None:
+    """Refuse an id that is not of this queue, on every store: or code would work on a file and break on a cluster."""
+    mark = f"{queue_mark(queue):02x}"
+    if not id.endswith(mark):
+        raise Invalid(
+            f"ids in queue {queue!r} end with {mark}: change the last byte, send a key, or leave it out", at="id"
+        )
+
+
+@lru_cache(maxsize=4096)
 def queue_mark(queue: str) -> int:
     """The byte that the ids of a queue's jobs end with: CRC-32 of its name, lowest eight bits."""
     return zlib.crc32(queue.encode()) & 0xFF

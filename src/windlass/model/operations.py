@@ -11,7 +11,7 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, Protocol, TypeV
 
 from msgspec import Meta, Raw, Struct
 
-from windlass.model.job import MSGPACK, Error, Job, NewJob, Progress, Reason, State
+from windlass.model.job import MSGPACK, Error, Job, NewJob, Progress, Reason, State, Time
 from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.names import DEFAULT_TENANT
@@ -278,10 +278,11 @@ class Finished(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     content_type: Annotated[str, Meta(max_length=128)] = MSGPACK
     message: str = ""
     error: Error | None = None
-    reason: Literal[Reason.TIMEOUT, Reason.CRASHED] | None = None
+    reason: Reason | None = None
+    """What the worker knows beyond the outcome: `timeout` or `crashed`."""
     delay: Seconds | None = None
     """Seconds before the next run, where there is one; null = by the job's retry policy."""
-    finished_at: datetime | None = None
+    finished_at: Time | None = None
 
 
 class Unrun(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -26,6 +26,9 @@ MOST_PAYLOAD = 1 << 20
 
 _COMPLAINT = re.compile(r"(?P<detail>.*?)(?: - at `\$(?P<at>[^`]*)`)?\Z", re.DOTALL)
 
+UNSPEAKABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+"""What an encoder says of a value that no format has."""
+
 FAULTS = (Invalid, TooLarge)
 """What is wrong with what was sent."""
 
@@ -79,9 +82,19 @@ def checked(struct: S) -> S:
     """
     try:
         packed = _pack.encode(struct)
-    except (TypeError, OverflowError, msgspec.MsgspecError) as fault:
-        raise Invalid(f"cannot be encoded: {fault}") from None
+    except UNSPEAKABLE as fault:
+        raise Invalid(f"cannot be sent: {fault}", at=_unspeakable(struct)) from None
     return decode(packed, type(struct))
+
+
+def _unspeakable(struct: Struct) -> str:
+    """The first field that no format can carry."""
+    for name in struct.__struct_fields__:
+        try:
+            _pack.encode(getattr(struct, name))
+        except UNSPEAKABLE:
+            return name
+    return ""
 
 
 def checked_job(new: NewJob) -> NewJob:

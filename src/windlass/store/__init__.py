@@ -97,6 +97,8 @@ class Wish(Struct, frozen=True):
     """Eight fresh bytes: the token of every job this claim takes."""
     slots: int
     lease: float
+    repeatable: bool = True
+    """Whether the same nonce may come again: then it answers what it took before."""
 
 
 class Scope(Struct, frozen=True):

@@ -11,7 +11,7 @@ import msgspec
 
 from windlass.model.errors import Invalid
 from windlass.model.lifecycle import Move
-from windlass.model.names import EVERY_TENANT, is_name, queue_mark, raw_id
+from windlass.model.names import EVERY_TENANT, is_name, raw_id
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker
 from windlass.store import (
@@ -87,20 +87,13 @@ class RedisStore:
         return from_micros(int(await self.partitions.call("now", 0)))
 
     async def add(self, drafts: Sequence[Draft]) -> list[bool]:
-        for draft in drafts:
-            if self.partitions.of_id(draft.id) != self.partitions.of_queue(draft.new.queue):
-                mark = f"{queue_mark(draft.new.queue):02x}"
-                raise Invalid(
-                    f"in this store an id in queue {draft.new.queue!r} ends with {mark}: leave it out, or send a key",
-                    at="id",
-                )
         where = self.partitions.of_queue
         added = await self.partitions.spread("add", drafts, lambda draft: where(draft.new.queue), layout.add_arguments)
         return [bool(new) for new in added]
 
     async def claim(self, wish: Wish) -> list[Record]:
         runs = self._runs_of_queues(wish.worker.queues)
-        if len(runs) > 1:
+        if len(runs) > 1 and wish.repeatable:
             # Whether this is a claim sent again must be known of all partitions before the first gives anything new.
             again = [record for run in runs for record in await self._claim(wish, *run, slots=0)]
             if again:
@@ -113,7 +106,8 @@ class RedisStore:
 
     async def _claim(self, wish: Wish, partition: int, queues: list[str], *, slots: int) -> list[Record]:
         worker, tasks = wish.worker, wish.worker.tasks or []
-        about: list[Argument] = [wish.nonce, worker.id, worker.node, span(wish.lease), slots, worker.tenant]
+        repeatable = "1" if wish.repeatable else "0"
+        about: list[Argument] = [wish.nonce, repeatable, worker.id, worker.node, span(wish.lease), slots, worker.tenant]
         reply = await self.partitions.call("claim", partition, [*about, len(tasks), *tasks, *queues])
         return layout.records(reply, whole=True)
 

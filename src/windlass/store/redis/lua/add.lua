@@ -31,7 +31,7 @@ for i = 1, jobs do
     local lane = lane_of(string.sub(body, 1, string.find(body, '\0', 1, true) - 1))
     enter_as(lane, state, id, priority, seq + i, due)
     list(lane, state, pos, id)
-    if expires >= 0 then push(added[':stale'], now + expires, id) end
+    if expires >= 0 then push(in_(added, ':stale'), now + expires, id) end
     opened[line] = opened[line] or {}
     opened[line][chunk_of(pos)] = true
     if state == QUEUED then queues[lane.queue] = true end

@@ -1,20 +1,21 @@
 -- Lease the first jobs that a worker may take.
--- ARGV[2..]  nonce, worker, node, lease (us), slots, tenant ('-' = all), number of tasks (0 = any), task, …; queue, …
+-- ARGV[2..]  nonce, '1' if it may be sent again, worker, node, lease (us), slots, tenant ('-' = all), number of tasks (0 = any), task, …;
+--            queue, …
 -- Output     the jobs, payload included
 -- With no slots at all it answers only what the same claim took before.
-local nonce, worker, node = ARGV[2], ARGV[3], ARGV[4]
-local lease, slots, tenant = tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
-local known = tonumber(ARGV[8])
+local nonce, repeatable, worker, node = ARGV[2], ARGV[3] == '1', ARGV[4], ARGV[5]
+local lease, slots, tenant = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
+local known = tonumber(ARGV[9])
 local tasks = known > 0 and {} or nil
-for i = 9, 8 + known do tasks[ARGV[i]] = true end
+for i = 10, 9 + known do tasks[ARGV[i]] = true end
 
 local taken, until_ = {}, stamp(now + lease)
 
 -- Sent again: the jobs that this very claim took and that are still held.
-local memory = K .. ':claim:' .. worker .. ',' .. (ARGV[9 + known] or '')
-local last = redis.call('GET', memory)
-if last and string.sub(last, 1, 8) == nonce then
-  for from = 9, #last, 16 do
+local memory = K .. ':claim:' .. worker .. ',' .. nonce .. ',' .. (ARGV[10 + known] or '')
+local last = repeatable and redis.call('GET', memory)
+if last then
+  for from = 1, #last, 16 do
     local job = load(string.sub(last, from, from + 15), true)
     if job and job[STATE] == RUNNING and job.run[TOKEN] == nonce then answer(job, meta_of(job), taken) end
   end
@@ -75,7 +76,7 @@ local function start(id)
 end
 
 local ids = {}
-for i = 9 + known, #ARGV do
+for i = 10 + known, #ARGV do
   local queue = ARGV[i]
   while #ids < slots do
     local lane, rival = best(queue)
@@ -90,6 +91,6 @@ for i = 9 + known, #ARGV do
 end
 if #ids > 0 then
   flush()
-  redis.call('SET', memory, nonce .. table.concat(ids), 'EX', 60)
+  if repeatable then redis.call('SET', memory, table.concat(ids), 'EX', '60') end
 end
 return taken

@@ -25,7 +25,7 @@
 --   K:counts:<tenant>       hash    queue,task,state -> how many
 --   K:progress              hash    id -> what a job last said of how far it is
 --   K:held                  hash    worker -> how many jobs it runs
---   K:claim:<worker>,<queue>  string  its last claim from that queue on: nonce .. ids (expires by itself)
+--   K:claim:<worker>,<nonce>,<queue>  string  ids that a claim took from that queue on (expires by itself)
 --   K:awaited               set     ids whose end somebody waits for (expires by itself)
 --   K:workers               zset    workers by the time they are taken for dead   (first partition only)
 --   K:worker:<id>           hash    a worker's record                             (first partition only)
@@ -56,12 +56,12 @@ local UPDATED, DUE, KEEP, RUN_SIZE, TERMS_SIZE, HEAD_FIELDS = 12, 13, 14, 15, 16
 
 local RUN = '>c8II8I8Hss'
 local TOKEN, PID, STARTED, FINISHED, CODE, WORKER, NODE = 1, 2, 3, 4, 5, 6, 7
-local NO_TOKEN = string.rep('\0', 8)
+local NO_TOKEN = '\0\0\0\0\0\0\0\0'
 
 local PREFIX = '511' -- read this much at first: nearly always all but the payload
 
 local SCHEDULED, QUEUED, RUNNING, SUCCEEDED, CANCELLED, GONE = 1, 2, 3, 4, 6, 7 -- as in layout.py; 0 is blocked, 5 failed
-local PENDING = RUNNING -- all up to this share one log: a claim need not touch it
+local PENDING = 3 -- all states up to this share one log: a claim need not touch it
 local DELETED = 14 -- the only reason a script looks at
 
 local STALE, RESULT, ERRORS, PROGRESS, ONCE, NONE = 1, 2, 4, 8, 16, 32 -- flags
@@ -131,8 +131,7 @@ end
 
 -- Indexes. What changes is gathered and written by `flush`, in few calls, at the end of the script.
 
-local added = { [':due'] = {}, [':stale'] = {}, [':leases'] = {}, [':gone'] = {} } -- score, id, …
-local removed = { [':due'] = {}, [':stale'] = {}, [':leases'] = {}, [':gone'] = {} } -- id, …
+local added, removed = {}, {} -- time index -> score, id, … and id, …
 local held, keys, unheard, emptied = {}, {}, {}, {}
 
 local function push(to, a, b)
@@ -141,24 +140,18 @@ local function push(to, a, b)
   if b then to[n + 2] = b end
 end
 
+local function in_(lists, name)
+  local list = lists[name]
+  if not list then
+    list = {}
+    lists[name] = list
+  end
+  return list
+end
+
 local function chunk_of(pos) return (pos - pos % CHUNK) / CHUNK end
 local function place_of(pos) return string.char(pos % CHUNK) end
-
 local function kind_of(state) return state > PENDING and state or PENDING end
-
-local function listed(lists, kind, chunk)
-  local chunks = lists[kind]
-  if not chunks then
-    chunks = {}
-    lists[kind] = chunks
-  end
-  local entries = chunks[chunk]
-  if not entries then
-    entries = {}
-    chunks[chunk] = entries
-  end
-  return entries
-end
 
 local function member(seq, id) return struct.pack('>I8', seq) .. id end
 
@@ -168,11 +161,11 @@ local function enter_as(lane, state, id, priority, seq, at)
   if state == QUEUED then
     push(lane.ready, priority, member(seq, id))
   elseif state == SCHEDULED then
-    push(added[':due'], at, id)
+    push(in_(added, ':due'), at, id)
   elseif state == RUNNING then
-    push(added[':leases'], at, id)
+    push(in_(added, ':leases'), at, id)
   elseif at then
-    push(added[':gone'], at, id)
+    push(in_(added, ':gone'), at, id)
   end
 end
 
@@ -182,9 +175,9 @@ local function enter(job, at)
   enter_as(job.lane, state, job.id, job[PRIORITY], job[SEQ], state == SCHEDULED and job[DUE] or at)
 end
 
-local function list(lane, state, pos, id) push(listed(lane.into, kind_of(state), chunk_of(pos)), place_of(pos), id) end
+local function list(lane, state, pos, id) push(in_(in_(lane.into, kind_of(state)), chunk_of(pos)), place_of(pos), id) end
 
-local function unlist(lane, state, pos) push(listed(lane.out, kind_of(state), chunk_of(pos)), place_of(pos)) end
+local function unlist(lane, state, pos) push(in_(in_(lane.out, kind_of(state)), chunk_of(pos)), place_of(pos)) end
 
 -- Take a job out of the index of its state. `popped` = it was taken from its lane already.
 local function leave(job, popped)
@@ -193,12 +186,12 @@ local function leave(job, popped)
   if state == QUEUED then
     if not popped then push(lane.unready, member(job[SEQ], job.id)) end
   elseif state == SCHEDULED then
-    push(removed[':due'], job.id)
+    push(in_(removed, ':due'), job.id)
   elseif state == RUNNING then
-    push(removed[':leases'], job.id)
+    push(in_(removed, ':leases'), job.id)
     held[job.run[WORKER]] = (held[job.run[WORKER]] or 0) - 1
   elseif state >= SUCCEEDED then
-    push(removed[':gone'], job.id)
+    push(in_(removed, ':gone'), job.id)
   end
 end
 
@@ -214,7 +207,7 @@ end
 local function stop_waiting(job)
   if has(job, STALE) then
     unmark(job, STALE)
-    push(removed[':stale'], job.id)
+    push(in_(removed, ':stale'), job.id)
   end
 end
 
@@ -314,10 +307,7 @@ local function flush()
   send('HDEL', K .. ':progress', unheard)
   for _, key in ipairs(keys) do redis.call('DEL', key) end
   for place in pairs(emptied) do tidy(string.match(place, '^(.*) (.*)$')) end
-  lanes = {}
-  added = { [':due'] = {}, [':stale'] = {}, [':leases'] = {}, [':gone'] = {} }
-  removed = { [':due'] = {}, [':stale'] = {}, [':leases'] = {}, [':gone'] = {} }
-  held, keys, unheard, emptied = {}, {}, {}, {}
+  lanes, added, removed, held, keys, unheard, emptied = {}, {}, {}, {}, {}, {}, {}
 end
 
 -- Answers

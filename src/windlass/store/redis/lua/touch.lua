@@ -8,7 +8,7 @@ for i = 3, #ARGV, 4 do
   local job = load(id)
   local mine = job and job[STATE] == RUNNING and job.run[TOKEN] == token
   if mine then
-    push(added[':leases'], until_, id)
+    push(in_(added, ':leases'), until_, id)
     if progress ~= '' then
       mark(job, PROGRESS)
       redis.call('HSET', K .. ':progress', id, progress)

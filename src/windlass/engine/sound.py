@@ -1,0 +1,25 @@
+"""Operations made in Python, held to the same bounds as operations that were sent."""
+
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from windlass.model import wire
+from windlass.model.names import EVERY_TENANT, check_name
+from windlass.model.operations import Enqueue, EnqueueMany, Finish, Operation
+
+O = TypeVar("O", bound=Operation)  # type: ignore[type-arg] # noqa: E741 - whatever it answers
+
+
+def sound(operation: O) -> O:
+    """The operation, if everything in it is as declared. Payloads and results may be anything: they are not looked at."""
+    if operation.tenant != EVERY_TENANT:
+        check_name(operation.tenant, at="tenant")
+    match operation:
+        case Enqueue() | EnqueueMany():
+            return operation  # each job is checked as it is given its id
+        case Finish():
+            wire.checked(replace(operation, jobs=[replace(item, result=None) for item in operation.jobs]))
+            return operation
+        case _:
+            return wire.checked(operation)
