@@ -74,7 +74,7 @@ async def main() -> None:
                 print("in the end:", ", ".join(f"{count} {state}" for state, count in queue.states.items()))
             for job in (await engine(List())).jobs:
                 answer = await engine(GetResult(id=job.id))
-                value = msgspec.msgpack.decode(answer.result) if answer.result is not None else None
+                value = msgspec.msgpack.decode(answer.result) if answer.result else None
                 print(f"  {job.id}  {job.state:10} {value}  {'; '.join(error.message for error in job.errors)}")
 
 

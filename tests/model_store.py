@@ -24,6 +24,7 @@ from windlass.model.names import EVERY_TENANT
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker
 from windlass.store import (
+    SEEN_EVERY,
     Done,
     Draft,
     Kept,
@@ -124,6 +125,8 @@ class ModelStore:
 
     async def claim(self, wish: Wish) -> list[Record]:
         now, worker = self._clock.now(), wish.worker
+        if self._alive(worker.id) and now - self._workers[worker.id][0].seen_at >= timedelta(seconds=SEEN_EVERY):
+            await self.greet(worker.id, self._workers[worker.id][0].tenant, wish.lease)
 
         def rank(entry: Entry) -> tuple[int, int, int]:
             return worker.queues.index(entry.job.queue), entry.job.priority, entry.arrival
@@ -155,7 +158,7 @@ class ModelStore:
             and (worker.tasks is None or job.task in worker.tasks)
         )
 
-    async def touch(self, worker: str, touches: Sequence[Touch], lease: float) -> list[Touched]:
+    async def touch(self, touches: Sequence[Touch], lease: float) -> list[Touched]:
         now = self._clock.now()
         return [self._touch(touch, lease, now) for touch in touches]
 
@@ -170,7 +173,7 @@ class ModelStore:
             entry.change(progress=touch.progress)
         return Touched(touch.id, held=True, reason=entry.job.reason)
 
-    async def succeed(self, worker: str, dones: Sequence[Done]) -> list[bool]:
+    async def succeed(self, dones: Sequence[Done]) -> list[bool]:
         now = self._clock.now()
         return [self._succeed(done, now) for done in dones]
 
@@ -313,9 +316,9 @@ class ModelStore:
         known = Worker(**said, id=id, tenant=tenant, registered_at=now, seen_at=now)
         self._workers[id] = known, now + timedelta(seconds=lease)
 
-    async def greet(self, id: str, lease: float) -> Worker | None:
+    async def greet(self, id: str, tenant: str, lease: float) -> Worker | None:
         now = self._clock.now()
-        if not self._alive(id):
+        if not self._alive(id) or self._workers[id][0].tenant != tenant:
             return None
         worker = replace(self._workers[id][0], seen_at=now)
         self._workers[id] = worker, now + timedelta(seconds=lease)

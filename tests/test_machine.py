@@ -27,7 +27,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
 from tests.model_store import ModelStore
@@ -360,7 +360,7 @@ class Walk(RuleBasedStateMachine):
                 token=said(held, lie),
                 outcome=verdict,
                 code=CODES[verdict] + 3 if reason else None,
-                result=None if result is None else Raw(wire.encode(result)),
+                result=UNSET if result is None else Raw(wire.encode(result)),
                 message="it broke",
                 error=Error(type="E", traceback="here") if reason else None,
                 reason=reason,

@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from tests.worlds import WITH_MODEL, World, ids, token
 from windlass.model.job import Error, Job, Progress, Reason, State
@@ -160,15 +160,28 @@ async def test_a_payload_comes_back_byte_by_byte(world: World, payload: bytes) -
     assert read is not None
     assert taken.payload == payload
     assert read.payload == payload
-    assert (read.job.size, read.job.payload) == (len(payload), None)
+    assert (read.job.size, read.job.payload) == (len(payload), UNSET)
 
 
 async def test_nothing_to_do_is_done_at_once(world: World) -> None:
     assert await world.store.add([]) == []
-    assert await world.store.touch("w1", [], 60) == []
-    assert await world.store.succeed("w1", []) == []
+    assert await world.store.touch([], 60) == []
+    assert await world.store.succeed([]) == []
     assert await world.store.apply([]) == []
     assert (await world.store.read([])).records == []
+
+
+async def test_a_call_that_is_cancelled_ends_and_leaves_the_others_alone(world: World) -> None:
+    added = [await world.add(queue=f"q{n % 5}") for n in range(10)]
+    for n in range(400):
+        call = asyncio.ensure_future(world.store.read(added))
+        for _ in range(n % 25):
+            await asyncio.sleep(0)
+        other = asyncio.ensure_future(world.store.read(added[::-1]))
+        if call.cancel():
+            with pytest.raises(asyncio.CancelledError):
+                await call
+        assert [record and record.job.id for record in (await other).records] == added[::-1]
 
 
 # Claiming
@@ -493,7 +506,7 @@ async def test_a_worker_hears_that_its_job_is_to_stop(world: World) -> None:
 async def test_the_fence_is_the_token_alone(world: World) -> None:
     await world.add()
     taken = await world.take(world.worker(id="w1"))
-    (touched,) = await world.store.touch("somebody-else", [Touch(taken.job.id, token(taken))], 60)
+    (touched,) = await world.store.touch([Touch(taken.job.id, token(taken))], 60)
     assert touched.held
 
 
@@ -508,7 +521,7 @@ async def test_signs_of_life_are_answered_in_order(world: World) -> None:
         Touch(mine[1], token(taken[1])),
         Touch(mine[2], token(taken[2]), pid=4),
     ]
-    answers = await world.store.touch("w1", touches, 60)
+    answers = await world.store.touch(touches, 60)
     assert [(answer.id, answer.held) for answer in answers] == [
         (mine[2], True),
         (stranger, False),
@@ -588,7 +601,7 @@ async def test_a_success_is_written_whole(world: World) -> None:
     await world.touch(taken, pid=7, progress=Progress(done=3))
     world.clock.advance(2)
     now = world.clock.now()
-    (applied,) = await world.store.succeed("w1", [Done(id, token(taken), 204, b"\x2a", "application/vnd.msgpack")])
+    (applied,) = await world.store.succeed([Done(id, token(taken), 204, b"\x2a", "application/vnd.msgpack")])
     assert applied
     record = await world.record(id)
     assert record is not None
@@ -638,7 +651,7 @@ async def test_a_success_counts_once_within_one_report(world: World) -> None:
     id = await world.add()
     taken = await world.take()
     dones = [Done(id, token(taken), 200, word, "text/plain") for word in (b"first", b"second")]
-    assert await world.store.succeed("w1", dones) == [True, False]
+    assert await world.store.succeed(dones) == [True, False]
     assert await world.store.result(id) == Kept(b"first", "text/plain")
 
 
@@ -650,7 +663,7 @@ async def test_a_report_of_many_is_judged_one_by_one(world: World) -> None:
     dones = [Done(record.job.id, token(record), 200, None, "text/plain") for record in taken]
     dones[1] = Done(taken[1].job.id, b"a lie...", 200, None, "text/plain")
     dones[4] = Done(stranger, token(taken[4]), 200, None, "text/plain")
-    assert await world.store.succeed("w1", dones) == [True, False, True, True, False, True]
+    assert await world.store.succeed(dones) == [True, False, True, True, False, True]
     assert len(await world.jobs(states=frozenset({State.RUNNING}))) == 2
 
 

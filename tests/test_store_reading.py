@@ -331,7 +331,7 @@ def known(world: World, id: str, tenant: str = "default", running: int = 0) -> W
 async def test_a_worker_is_known_as_it_introduced_itself(world: World) -> None:
     await world.store.enlist("w1", "acme", SAID, 10)
     assert await world.store.workers("acme") == [known(world, "w1", "acme")]
-    assert await world.store.greet("w1", 10) == known(world, "w1", "acme")
+    assert await world.store.greet("w1", "acme", 10) == known(world, "w1", "acme")
 
 
 async def test_a_worker_that_knows_any_task_is_known_as_such(world: World) -> None:
@@ -355,7 +355,7 @@ async def test_a_greeting_keeps_a_worker_alive(world: World) -> None:
     await world.store.enlist("w1", "default", SAID, 10)
     registered = world.clock.now()
     world.clock.advance(9.999999)
-    worker = await world.store.greet("w1", 10)
+    worker = await world.store.greet("w1", "default", 10)
     assert worker is not None
     assert (worker.registered_at, worker.seen_at) == (registered, world.clock.now())
     world.clock.advance(9.999999)
@@ -366,7 +366,7 @@ async def test_a_silent_worker_is_forgotten_at_that_moment(world: World) -> None
     await world.store.enlist("w1", "default", SAID, 10)
     world.clock.advance(10)
     assert await world.store.workers("default") == []
-    assert await world.store.greet("w1", 10) is None
+    assert await world.store.greet("w1", "default", 10) is None
     assert await world.store.workers("-") == []
     assert await world.store.dismiss("w1") is False
 
@@ -376,13 +376,32 @@ async def test_a_worker_that_takes_its_leave_is_forgotten(world: World) -> None:
     await world.store.enlist("w2", "default", SAID, 10)
     assert await world.store.dismiss("w1") is True
     assert [worker.id for worker in await world.store.workers("-")] == ["w2"]
-    assert await world.store.greet("w1", 10) is None
+    assert await world.store.greet("w1", "default", 10) is None
     assert await world.store.dismiss("w1") is False
     assert await world.store.dismiss("never-heard-of") is False
 
 
 async def test_a_stranger_is_not_greeted(world: World) -> None:
-    assert await world.store.greet("stranger", 10) is None
+    assert await world.store.greet("stranger", "acme", 10) is None
+
+
+async def test_nobody_greets_the_worker_of_another_tenant(world: World) -> None:
+    await world.store.enlist("w1", "acme", SAID, 10)
+    world.clock.advance(9)
+    assert await world.store.greet("w1", "other", 10) is None
+    world.clock.advance(1)
+    assert await world.store.workers("-") == []
+
+
+async def test_a_claim_is_a_sign_of_life_noted_once_a_second(world: World) -> None:
+    await world.store.enlist("w1", "default", SAID, 60)
+    registered = world.clock.now()
+    world.clock.advance(0.999999)
+    await world.claim(world.worker(id="w1"))
+    assert [worker.seen_at for worker in await world.store.workers("-")] == [registered]
+    world.clock.advance(0.000001)
+    await world.claim(world.worker(id="w1"))
+    assert [worker.seen_at for worker in await world.store.workers("-")] == [world.clock.now()]
 
 
 async def test_a_worker_may_come_back_under_its_name(world: World) -> None:
@@ -404,7 +423,7 @@ async def test_a_worker_is_known_with_what_it_runs(world: World) -> None:
     assert await world.succeed(taken[0])
     assert await world.apply(release(taken[1].job, world.clock.now()), taken[1])
     assert await world.apply(delete(taken[2].job), taken[2])
-    worker = await world.store.greet("w1", 100)
+    worker = await world.store.greet("w1", "default", 100)
     assert worker is not None
     assert worker.running == 3
     assert await world.succeed(taken[2])

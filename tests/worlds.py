@@ -211,14 +211,14 @@ class World:
         return record
 
     async def touch(self, record: Record, *, lease: float = 60.0, **said: Any) -> Touched:
-        (touched,) = await self.store.touch("w1", [Touch(record.job.id, token(record), **said)], lease)
+        (touched,) = await self.store.touch([Touch(record.job.id, token(record), **said)], lease)
         return touched
 
     async def succeed(
         self, record: Record, result: bytes | None = None, *, content_type: str = "text/plain", **more: Any
     ) -> bool:
         done = Done(record.job.id, token(record), 200, result, content_type, **more)
-        (applied,) = await self.store.succeed("w1", [done])
+        (applied,) = await self.store.succeed([done])
         return applied
 
     async def apply(self, move: Move, by: Record | None = None) -> bool:

@@ -2,6 +2,7 @@
 
 from typing import TypeVar
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from windlass.model import wire
@@ -12,14 +13,14 @@ O = TypeVar("O", bound=Operation)  # type: ignore[type-arg] # noqa: E741 - whate
 
 
 def sound(operation: O) -> O:
-    """The operation, if everything in it is as declared. Payloads and results may be anything: they are not looked at."""
+    """The operation, if everything in it is as declared. Payloads and results are not looked at."""
     if operation.tenant != EVERY_TENANT:
         check_name(operation.tenant, at="tenant")
     match operation:
         case Enqueue() | EnqueueMany():
             return operation  # each job is checked as it is given its id
         case Finish():
-            wire.checked(replace(operation, jobs=[replace(item, result=None) for item in operation.jobs]))
+            wire.checked(replace(operation, jobs=[replace(item, result=UNSET) for item in operation.jobs]))
             return operation
         case _:
             return wire.checked(operation)

@@ -100,12 +100,8 @@ async def _claim_soon(desk: Desk, operation: Claim, worker: Worker) -> list[Reco
 
 async def begin(desk: Desk, operation: Begin) -> Applied:
     await _known(desk, operation.worker, operation.tenant)
-    return await _touch(desk, operation.worker, operation.jobs, [_began(item) for item in operation.jobs])
-
-
-async def _touch(desk: Desk, worker: str, items: Sequence[Held], touches: list[Touch]) -> Applied:
-    touched = await desk.store.touch(worker, touches, desk.settings.lease)
-    return _applied(items, [answer.held for answer in touched])
+    touched = await desk.store.touch([_began(item) for item in operation.jobs], desk.settings.lease)
+    return _applied(operation.jobs, [answer.held for answer in touched])
 
 
 def _began(item: Began) -> Touch:
@@ -117,13 +113,12 @@ def _alive(item: Alive) -> Touch:
 
 
 async def renew(desk: Desk, operation: Renew) -> Renewed:
-    if (worker := await desk.store.greet(operation.worker, desk.settings.lease)) is None:
+    if await desk.store.greet(operation.worker, operation.tenant, desk.settings.lease) is None:
         desk.known_workers.pop(operation.worker, None)
         raise _stranger(operation.worker)
-    _check_owner(worker, operation.tenant)
     if not operation.jobs:
         return Renewed()
-    touched = await desk.store.touch(operation.worker, [_alive(item) for item in operation.jobs], desk.settings.lease)
+    touched = await desk.store.touch([_alive(item) for item in operation.jobs], desk.settings.lease)
     return Renewed(
         lost=[answer.id for answer in touched if not answer.held],
         orders=[
@@ -141,7 +136,7 @@ async def finish(desk: Desk, operation: Finish) -> Applied:
     dones = [_done(item) for item in operation.jobs if item.outcome is Verdict.OK]
     applied = set()
     if dones:
-        verdicts = await desk.store.succeed(operation.worker, dones)
+        verdicts = await desk.store.succeed(dones)
         applied = {(done.id, done.token) for done, held in zip(dones, verdicts, strict=True) if held}
     others = [item for item in operation.jobs if item.outcome is not Verdict.OK]
     applied |= await _settle_held(desk, others, lambda item, record, now: _move(desk, item, record, now))
@@ -155,12 +150,12 @@ def _check_finished(desk: Desk, item: Finished, at: str) -> None:
         raise Invalid(f"code {item.code} does not go with outcome {item.outcome}: {hint}", at=f"{at}.code")
     if item.reason not in (None, Reason.TIMEOUT, Reason.CRASHED) or (item.reason and item.outcome is Verdict.OK):
         raise Invalid("a worker may say timeout or crashed of what did not go well, nothing else", at=f"{at}.reason")
-    if item.result is not None:
+    if isinstance(item.result, Raw):
         wire.check_size(item.result, desk.settings.most_payload, at=f"{at}.result")
 
 
 def _done(item: Finished) -> Done:
-    result = None if item.result is None else bytes(item.result)
+    result = bytes(item.result) if isinstance(item.result, Raw) else None
     code = item.code or CODES[Verdict.OK]
     return Done(item.id, _fence(item.token), code, result, item.content_type, item.finished_at)
 
@@ -229,17 +224,11 @@ def _fence(token: str) -> bytes:
 
 
 async def _known(desk: Desk, id: str, tenant: str) -> Worker:
-    worker = desk.known_workers.get(id) or await desk.store.greet(id, desk.settings.lease)
-    if worker is None:
+    worker = desk.known_workers.get(id) or await desk.store.greet(id, tenant, desk.settings.lease)
+    if worker is None or worker.tenant != tenant:
         raise _stranger(id)
-    _check_owner(worker, tenant)
     desk.remember(worker)
     return worker
-
-
-def _check_owner(worker: Worker, tenant: str) -> None:
-    if tenant != worker.tenant:
-        raise _stranger(worker.id)
 
 
 def _stranger(id: str) -> Missing:

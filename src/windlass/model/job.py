@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from windlass.model.names import DEFAULT_QUEUE, Name
 from windlass.model.retry import EXPONENTIAL, Retry, Seconds
@@ -203,5 +203,5 @@ class Job(Terms, frozen=True, kw_only=True):
     """When the current attempt is stopped: its start plus `timeout`. Null unless running under a limit."""
     size: int = 0
     """Bytes of its payload."""
-    payload: Raw | None = None
+    payload: Raw | UnsetType = UNSET
     """Its payload, only where it was asked for."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
-from msgspec import Meta, Raw, Struct
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from windlass.model.job import MSGPACK, Error, Job, NewJob, Progress, Reason, State, Time
 from windlass.model.lifecycle import Verdict
@@ -83,8 +83,8 @@ class Result(Struct, frozen=True, kw_only=True):
     """How a job ended."""
 
     state: State
-    result: Raw | None = None
-    """The value in the encoding of `content_type`; null if there is none (any more)."""
+    result: Raw | UnsetType = UNSET
+    """The value in the encoding of `content_type`; absent if there is none (any more)."""
     content_type: str = MSGPACK
     code: int | None = None
     error: Error | None = None
@@ -274,7 +274,8 @@ class Finished(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     outcome: Verdict
     code: Annotated[int, Meta(ge=100, le=599)] | None = None
     """Must agree with the outcome: 1xx retry, 2xx ok, 4xx failed, 5xx error."""
-    result: Raw | None = None
+    result: Raw | UnsetType = UNSET
+    """What the task answered, in the encoding of `content_type`; goes with the outcome ok."""
     content_type: Annotated[str, Meta(max_length=128)] = MSGPACK
     message: str = ""
     error: Error | None = None

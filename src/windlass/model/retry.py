@@ -46,5 +46,5 @@ def backoff(retry: Retry, rerun: int, chance: float) -> float:
     try:
         wait = retry.base * retry.factor**rerun
     except OverflowError:
-        wait = retry.cap
+        wait = retry.cap if retry.base else 0.0
     return min(wait, retry.cap) * (1 + retry.jitter * chance)

@@ -33,6 +33,7 @@ FAULTS = (Invalid, TooLarge)
 """What is wrong with what was sent."""
 
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
+_MISSING = re.compile(r"missing required field `([^`]*)`")
 
 _pack = msgspec.msgpack.Encoder()
 _jsonify = msgspec.json.Encoder()
@@ -115,6 +116,8 @@ def invalid(fault: Exception, *, at: str = "") -> Invalid:
     detail, found = (parts["detail"], (parts["at"] or "").lstrip(".")) if parts else (str(fault), "")
     if unknown := _UNKNOWN.search(detail):
         detail, found = "there is no such field", f"{found}.{unknown[1]}"
+    elif missing := _MISSING.search(detail):
+        detail, found = "this field is required", f"{found}.{missing[1]}"
     elif repr(NAME_PATTERN) in detail:
         detail = "not a name: letters, digits, '_', '.' and '-', 1 to 128 of them, a letter or digit first"
     return Invalid(detail, at=f"{at}.{found}".strip("."))

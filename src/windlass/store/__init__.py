@@ -24,6 +24,9 @@ from windlass.model.job import Job, NewJob, Progress, Reason, State
 from windlass.model.lifecycle import Move
 from windlass.model.worker import NewWorker, Worker
 
+SEEN_EVERY = 1.0
+"""Seconds between two notes that a worker has been heard of by its claims: an idle one need not write at each."""
+
 
 class Draft(Struct, frozen=True):
     """A job on its way into a store: checked, and with its id."""
@@ -157,14 +160,17 @@ class Store(Protocol):
         ...
 
     async def claim(self, wish: Wish) -> list[Record]:
-        """Lease the first jobs that the worker may take, by its queues' order, then priority, then arrival."""
+        """Lease the first jobs that the worker may take, by its queues' order, then priority, then arrival.
+
+        A worker that claims has been heard of (see `SEEN_EVERY`).
+        """
         ...
 
-    async def touch(self, worker: str, touches: Sequence[Touch], lease: float) -> list[Touched]:
+    async def touch(self, touches: Sequence[Touch], lease: float) -> list[Touched]:
         """Renew the leases of jobs and note what they say of themselves."""
         ...
 
-    async def succeed(self, worker: str, dones: Sequence[Done]) -> list[bool]:
+    async def succeed(self, dones: Sequence[Done]) -> list[bool]:
         """End jobs well; for each, whether its token was right. What a record says of keeping is applied at once."""
         ...
 
@@ -207,8 +213,8 @@ class Store(Protocol):
         """Keep the record of a worker for as long as a lease."""
         ...
 
-    async def greet(self, id: str, lease: float) -> Worker | None:
-        """A worker has been heard of: its record, kept for another lease; null if it is not known (any more)."""
+    async def greet(self, id: str, tenant: str, lease: float) -> Worker | None:
+        """A tenant's worker has been heard of: its record, kept for another lease; null if it is not known (now)."""
         ...
 
     async def workers(self, tenant: str) -> list[Worker]:

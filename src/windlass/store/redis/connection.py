@@ -1,7 +1,7 @@
 """The connection to a server or cluster: opening, checking, calling scripts, and errors as our own.
 
-One server is spoken to over a lean channel of our own; a cluster through the driver, which knows how to find slots. The
-driver's own retries are off: a command that was sent again after it had run would run twice.
+Commands go over lean channels of our own; the driver reads addresses and keeps subscriptions. Its retries are off: a
+command that was sent again after it had run would run twice.
 """
 
 import logging
@@ -13,13 +13,13 @@ from urllib.parse import urlsplit, urlunsplit
 import hiredis
 import redis.asyncio as driver
 from redis import exceptions as faults
-from redis.asyncio.cluster import RedisCluster
 from redis.asyncio.connection import parse_url
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
 from windlass.model.errors import Full, Invalid, Unavailable, WindlassError
 from windlass.store.redis.channel import Address, Argument, Channel
+from windlass.store.redis.cluster import Cluster
 from windlass.store.redis.scripts import script
 
 log = logging.getLogger("windlass.store.redis")
@@ -46,29 +46,30 @@ class Connection:
         }
         self.node = driver.Redis.from_url(plain, **options)
         """One server through the driver, for subscriptions: all there is, or any member of the cluster."""
-        self._cluster = RedisCluster.from_url(plain, **options) if self.cluster else None
-        self._channel = Channel(_address(url, plain), ANSWER_WITHIN)
+        address = _address(url, plain)
+        self._cluster = Cluster(address, ANSWER_WITHIN) if self.cluster else None
+        self._channel = Channel(address, ANSWER_WITHIN)
 
-    async def ask(self, *command: Argument) -> Any:
-        """Send one command; to whichever member of a cluster it belongs."""
+    async def ask(self, key: str, *command: Argument) -> Any:
+        """Send a command that names this key; in a cluster, to the member that holds it."""
         with own_errors():
             if self._cluster is not None:
-                return await self._cluster.execute_command(*command)
+                return await self._cluster.ask(key, *command)
             return await self._channel.ask(*command)
 
     async def call(self, name: str, key: str, now: int, arguments: Sequence[Argument] = ()) -> Any:
         """Run a script on the partition that `key` names."""
         code = script(name)
         try:
-            return await self.ask("EVALSHA", code.sha, 1, key, now, *arguments)
+            return await self.ask(key, "EVALSHA", code.sha, 1, key, now, *arguments)
         except ScriptUnknown:
             # A server forgets scripts when it restarts or fails over; sending the source makes it remember.
-            return await self.ask("EVAL", code.source, 1, key, now, *arguments)
+            return await self.ask(key, "EVAL", code.source, 1, key, now, *arguments)
 
     async def keep(self, key: str, value: str) -> str:
         """Set a key for good; what it holds now, whoever set it first."""
-        await self.ask("SET", key, value, "NX")
-        found: bytes = await self.ask("GET", key)
+        await self.ask(key, "SET", key, value, "NX")
+        found: bytes = await self.ask(key, "GET", key)
         return found.decode()
 
     async def check(self) -> None:
@@ -95,7 +96,7 @@ class Connection:
         await self._channel.close()
         await self.node.aclose()
         if self._cluster is not None:
-            await self._cluster.aclose()
+            await self._cluster.close()
 
 
 def _address(url: str, plain: str) -> Address:

@@ -39,6 +39,9 @@ from windlass.store.redis.partitions import MOST_IN_A_SCRIPT, Partitions
 MOST_LINES, MOST_ROUNDS, MOST_CHUNKS = 100, 20, 200
 """What one page looks at: names of lines at a time, how often, and chunks of one line."""
 
+HOME = 0
+"""The partition where the records of workers are."""
+
 AFTER = "\x01"
 """A name followed by this sorts right behind the name."""
 
@@ -93,6 +96,8 @@ class RedisStore:
 
     async def claim(self, wish: Wish) -> list[Record]:
         runs = self._runs_of_queues(wish.worker.queues)
+        if HOME not in dict(runs):
+            await self.partitions.call("worker", HOME, ["hear", wish.worker.id, span(wish.lease)])
         if len(runs) > 1 and wish.repeatable:
             # Whether this is a claim sent again must be known of all partitions before the first gives anything new.
             again = [record for run in runs for record in await self._claim(wish, *run, slots=0)]
@@ -122,7 +127,7 @@ class RedisStore:
                 runs.append((number, [queue]))
         return runs
 
-    async def touch(self, worker: str, touches: Sequence[Touch], lease: float) -> list[Touched]:
+    async def touch(self, touches: Sequence[Touch], lease: float) -> list[Touched]:
         replies = await self.partitions.spread(
             "touch",
             touches,
@@ -135,7 +140,7 @@ class RedisStore:
             for touch, (held, reason) in zip(touches, replies, strict=True)
         ]
 
-    async def succeed(self, worker: str, dones: Sequence[Done]) -> list[bool]:
+    async def succeed(self, dones: Sequence[Done]) -> list[bool]:
         replies = await self.partitions.spread(
             "succeed", dones, lambda done: self.partitions.of_id(done.id), layout.succeed_arguments
         )
@@ -227,14 +232,14 @@ class RedisStore:
         return await self.partitions.up_to("purge", limit)
 
     async def enlist(self, id: str, tenant: str, worker: NewWorker, lease: float) -> None:
-        await self.partitions.call("worker", 0, ["enlist", id, span(lease), tenant, msgspec.msgpack.encode(worker)])
+        await self.partitions.call("worker", HOME, ["enlist", id, span(lease), tenant, msgspec.msgpack.encode(worker)])
 
-    async def greet(self, id: str, lease: float) -> Worker | None:
-        reply = await self.partitions.call("worker", 0, ["greet", id, span(lease)])
+    async def greet(self, id: str, tenant: str, lease: float) -> Worker | None:
+        reply = await self.partitions.call("worker", HOME, ["greet", id, span(lease), tenant])
         return (await self._workers(reply))[0] if reply else None
 
     async def workers(self, tenant: str) -> list[Worker]:
-        alive = await self._workers(await self.partitions.call("worker", 0, ["list"]))
+        alive = await self._workers(await self.partitions.call("worker", HOME, ["list"]))
         own = [worker for worker in alive if tenant in (EVERY_TENANT, worker.tenant)]
         return sorted(own, key=lambda worker: (worker.registered_at, worker.id))
 
@@ -257,7 +262,7 @@ class RedisStore:
         ]
 
     async def dismiss(self, id: str) -> bool:
-        return bool(await self.partitions.call("worker", 0, ["dismiss", id]))
+        return bool(await self.partitions.call("worker", HOME, ["dismiss", id]))
 
     @asynccontextmanager
     async def listen(self, topics: Sequence[str]) -> AsyncIterator[Listener]:

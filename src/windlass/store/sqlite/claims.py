@@ -12,6 +12,7 @@ from windlass.store import Record, Wish
 from windlass.store.sqlite import batches, records
 from windlass.store.sqlite.transaction import Transaction
 from windlass.store.sqlite.values import QUEUED, RUNNING, span
+from windlass.store.sqlite.workers import hear
 
 Head = tuple[int, int, int]
 """Priority, arrival and lane of a job: sorts as jobs are claimed."""
@@ -46,6 +47,7 @@ _DROP_PROGRESS = "DELETE FROM progress WHERE job IN carray(?)"
 
 def claim(tx: Transaction, wish: Wish) -> list[Record]:
     worker = wish.worker
+    hear(tx, worker.id, wish.lease)
     if taken := tx.column(_TAKEN, worker.id, wish.nonce):
         return _again(tx, wish, taken)
     heads = _first(tx, wish)

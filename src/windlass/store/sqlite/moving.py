@@ -25,7 +25,7 @@ MOST_ERRORS = 100
 _pack = msgspec.msgpack.Encoder()
 
 _STANDING = """
-    SELECT j.id, j.seq, j.lane, j.state, j.attempt, j.errors, j.worker, l.token, l.until
+    SELECT j.id, j.seq, j.lane, j.state, j.attempt, j.reason, j.errors, j.worker, l.token, l.until
     FROM carray(?) AS wanted CROSS JOIN job AS j ON j.id = wanted.value LEFT JOIN lease AS l ON l.job = j.seq
 """
 _TELL = """
@@ -58,6 +58,7 @@ class Standing(NamedTuple):
     lane: int
     state: int
     attempt: int
+    reason: str | None
     errors: int
     worker: str | None
     token: bytes | None
@@ -104,7 +105,8 @@ def _rounds(moves: Sequence[Move]) -> list[dict[bytes, int]]:
 
 
 def _allows(job: Standing, move: Move, now: int) -> bool:
-    if job.state != NUMBERS[move.source] or job.attempt != move.attempt_before:
+    before = (NUMBERS[move.source], move.attempt_before, move.reason_before)
+    if (job.state, job.attempt, job.reason) != before:
         return False
     if job.state == RUNNING and (move.fence is None or job.token != move.fence):
         return False

@@ -66,12 +66,12 @@ class SqliteStore:
     async def claim(self, wish: Wish) -> list[Record]:
         return await self._connection.write(lambda tx: claims.claim(tx, wish))
 
-    async def touch(self, worker: str, touches: Sequence[Touch], lease: float) -> list[Touched]:  # noqa: ARG002 - the token says it all
+    async def touch(self, touches: Sequence[Touch], lease: float) -> list[Touched]:
         if not touches:
             return []
         return await self._connection.write(lambda tx: work.touch(tx, touches, lease))
 
-    async def succeed(self, worker: str, dones: Sequence[Done]) -> list[bool]:  # noqa: ARG002 - the token says it all
+    async def succeed(self, dones: Sequence[Done]) -> list[bool]:
         if not dones:
             return []
         return await self._connection.write(lambda tx: work.succeed(tx, dones))
@@ -107,8 +107,8 @@ class SqliteStore:
     async def enlist(self, id: str, tenant: str, worker: NewWorker, lease: float) -> None:
         await self._connection.write(lambda tx: workers.enlist(tx, id, tenant, worker, lease))
 
-    async def greet(self, id: str, lease: float) -> Worker | None:
-        return await self._connection.write(lambda tx: workers.greet(tx, id, lease))
+    async def greet(self, id: str, tenant: str, lease: float) -> Worker | None:
+        return await self._connection.write(lambda tx: workers.greet(tx, id, tenant, lease))
 
     async def workers(self, tenant: str) -> list[Worker]:
         return await self._connection.read(lambda tx: workers.workers(tx, tenant))

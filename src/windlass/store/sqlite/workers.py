@@ -6,6 +6,7 @@ import msgspec
 
 from windlass.model.names import EVERY_TENANT
 from windlass.model.worker import NewWorker, Worker
+from windlass.store import SEEN_EVERY
 from windlass.store.sqlite.transaction import Transaction
 from windlass.store.sqlite.values import moment, span
 
@@ -16,7 +17,8 @@ _ENLIST = """
     INSERT OR REPLACE INTO worker (id, tenant, registered_at, seen_at, until, data) VALUES (?1, ?2, ?3, ?3, ?4, ?5)
 """
 _DROP_LAPSED = "DELETE FROM worker WHERE until <= ?"
-_SEEN = "UPDATE worker SET seen_at = ?2, until = ?3 WHERE id = ?1 AND until > ?2"
+_SEEN = "UPDATE worker SET seen_at = ?2, until = ?3 WHERE id = ?1 AND until > ?2 AND tenant = ?4"
+_HEARD = "UPDATE worker SET seen_at = ?2, until = ?3 WHERE id = ?1 AND until > ?2 AND seen_at <= ?4"
 _COLUMNS = """
     id, tenant, registered_at, seen_at, data, (SELECT count(*) FROM lease WHERE lease.worker = worker.id)
 """
@@ -33,8 +35,13 @@ def enlist(tx: Transaction, id: str, tenant: str, worker: NewWorker, lease: floa
     tx.run(_ENLIST, id, tenant, tx.now, tx.now + span(lease), _pack.encode(worker))
 
 
-def greet(tx: Transaction, id: str, lease: float) -> Worker | None:
-    tx.run(_SEEN, id, tx.now, tx.now + span(lease))
+def hear(tx: Transaction, id: str, lease: float) -> None:
+    """A worker has been heard of; not noted more often than once in a while."""
+    tx.run(_HEARD, id, tx.now, tx.now + span(lease), tx.now - span(SEEN_EVERY))
+
+
+def greet(tx: Transaction, id: str, tenant: str, lease: float) -> Worker | None:
+    tx.run(_SEEN, id, tx.now, tx.now + span(lease), tenant)
     found = tx.first(_ONE, id) if tx.changed() else None
     return None if found is None else _worker(found)
 

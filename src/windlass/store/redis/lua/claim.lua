@@ -10,6 +10,7 @@ local tasks = known > 0 and {} or nil
 for i = 10, 9 + known do tasks[ARGV[i]] = true end
 
 local taken, until_ = {}, stamp(now + lease)
+hear(worker, lease)
 
 -- Sent again: the jobs that this very claim took and that are still held.
 local memory = K .. ':claim:' .. worker .. ',' .. nonce .. ',' .. (ARGV[10 + known] or '')

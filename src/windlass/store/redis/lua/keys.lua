@@ -66,6 +66,8 @@ local DELETED = 14 -- the only reason a script looks at
 
 local STALE, RESULT, ERRORS, PROGRESS, ONCE, NONE = 1, 2, 4, 8, 16, 32 -- flags
 
+local SEEN_EVERY = 1000000
+
 local CHUNK = 64
 local MOST_ERRORS = 100
 local MOST_ARGUMENTS = 4000 -- of one call; Lua's stack has room for twice as many
@@ -308,6 +310,15 @@ local function flush()
   for _, key in ipairs(keys) do redis.call('DEL', key) end
   for place in pairs(emptied) do tidy(string.match(place, '^(.*) (.*)$')) end
   lanes, added, removed, held, keys, unheard, emptied = {}, {}, {}, {}, {}, {}, {}
+end
+
+-- A worker has been heard of; not noted more often than once in a while. Its record is in the first partition only.
+local function hear(worker, lease)
+  local alive = tonumber(redis.call('ZSCORE', K .. ':workers', worker) or 0) > now
+  if alive and now - redis.call('HGET', K .. ':worker:' .. worker, 'seen') >= SEEN_EVERY then
+    redis.call('ZADD', K .. ':workers', now + lease, worker)
+    redis.call('HSET', K .. ':worker:' .. worker, 'seen', string.format('%.0f', now))
+  end
 end
 
 -- Answers

@@ -1,6 +1,7 @@
 -- The records of workers, all in the first partition.
 -- ARGV[2..]  'enlist', id, lease (us), tenant, record   -> 1
---            'greet', id, lease (us)                    -> one worker, or nothing
+--            'greet', id, lease (us), tenant            -> one worker, or nothing
+--            'hear', id, lease (us)                     -> 1
 --            'list'                                     -> all that are alive
 --            'dismiss', id                              -> 1 if it was alive, else 0
 -- A worker is answered as id, tenant, record, registered_at, seen_at
@@ -29,10 +30,13 @@ if verb == 'enlist' then
   redis.call('HSET', key(id), 'tenant', ARGV[5], 'record', ARGV[6], 'registered', stamp(now), 'seen', stamp(now))
   return 1
 elseif verb == 'greet' then
-  if not alive(id) then return {} end
+  if not alive(id) or redis.call('HGET', key(id), 'tenant') ~= ARGV[5] then return {} end
   redis.call('ZADD', all, now + ARGV[4], id)
   redis.call('HSET', key(id), 'seen', stamp(now))
   return tell(id, {})
+elseif verb == 'hear' then
+  hear(id, tonumber(ARGV[4]))
+  return 1
 elseif verb == 'dismiss' then
   local was = alive(id)
   forget(id)

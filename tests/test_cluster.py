@@ -1,0 +1,104 @@
+"""A cluster of two servers: partitions on both, and a slot that moves while jobs are in it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import redis
+
+from tests.servers import Server, StartServer
+from tests.worlds import SeededChance
+from windlass.engine import Engine
+from windlass.model.errors import Unavailable
+from windlass.model.job import NewJob, State
+from windlass.model.lifecycle import Verdict
+from windlass.model.names import queue_mark
+from windlass.model.operations import Claim, Enqueue, EnqueueMany, Finish, Finished, GetStats, List, Register
+from windlass.model.worker import NewWorker
+from windlass.store.redis import RedisStore
+from windlass.store.redis.cluster import slot_of
+
+QUEUES = [f"q{number}" for number in range(24)]
+HALF = 8192
+PARTITIONS = 16
+
+
+@pytest.fixture
+async def two(start_server: StartServer) -> tuple[Server, Server]:
+    """Two servers that know each other, each with half of the slots."""
+    left, right = start_server("cluster"), start_server("cluster")
+    left.ask("CLUSTER", "DELSLOTSRANGE", str(HALF), "16383")
+    right.ask("CLUSTER", "DELSLOTSRANGE", "0", str(HALF - 1))
+    left.ask("CLUSTER", "MEET", "127.0.0.1", str(right.port), str(cluster_port(right)))
+    async with asyncio.timeout(30):
+        while not (agreed(left) and agreed(right)):  # noqa: ASYNC110 - servers tell nobody
+            await asyncio.sleep(0.05)
+    return left, right
+
+
+def cluster_port(server: Server) -> int:
+    (port,) = [line.split()[1] for line in server_settings(server) if line.startswith("cluster-port")]
+    return int(port)
+
+
+def server_settings(server: Server) -> list[str]:
+    return (server.folder / "server.conf").read_text().splitlines()
+
+
+def agreed(server: Server) -> bool:
+    info = server.ask("CLUSTER", "INFO")
+    return all(word in info for word in ("cluster_state:ok", "cluster_known_nodes:2", "cluster_slots_ok:16384"))
+
+
+@pytest.fixture
+async def engine(two: tuple[Server, Server]) -> AsyncIterator[Engine]:
+    store = await RedisStore.open(two[0].url, partitions=PARTITIONS)
+    yield Engine(store, SeededChance())
+    await store.close()
+
+
+async def drain(engine: Engine) -> int:
+    worker = (await engine(Register(worker=NewWorker(name="w", queues=QUEUES, slots=100)))).worker
+    done = 0
+    while claimed := await engine(Claim(worker=worker, slots=7)):
+        reports = [Finished(id=one.job.id, token=one.token, outcome=Verdict.OK) for one in claimed]
+        assert not (await engine(Finish(worker=worker, jobs=reports))).refused
+        done += len(claimed)
+    return done
+
+
+async def test_queues_spread_over_the_servers_and_all_of_them_are_served(
+    engine: Engine, two: tuple[Server, Server]
+) -> None:
+    jobs = [NewJob(task="t", queue=queue) for queue in QUEUES for _ in range(3)]
+    assert (await engine(EnqueueMany(jobs=jobs))).created == len(jobs)
+    assert all(int(server.ask("DBSIZE")) > 0 for server in two)
+    assert len((await engine(List(limit=1000))).jobs) == len(jobs)
+    assert await drain(engine) == len(jobs)
+    states = [queue.states for queue in (await engine(GetStats())).queues]
+    assert states == [{State.SUCCEEDED: 3}] * len(QUEUES)
+
+
+async def test_a_partition_on_the_move_waits_and_is_found_where_it_went(
+    engine: Engine, two: tuple[Server, Server]
+) -> None:
+    queue = next(queue for queue in QUEUES if slot_of(f"wl{{{queue_mark(queue) % PARTITIONS}}}") < HALF)
+    slot = slot_of(f"wl{{{queue_mark(queue) % PARTITIONS}}}")
+    before = [(await engine(Enqueue(job=NewJob(task="t", queue=queue)))).id for _ in range(5)]
+    left, right = (redis.Redis(port=server.port) for server in two)
+    names = [server.execute_command("CLUSTER", "MYID").decode() for server in (left, right)]
+    right.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", names[0])
+    left.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", names[1])
+
+    with pytest.raises(Unavailable, match="is being moved"):
+        await engine(Enqueue(job=NewJob(task="t", queue=queue)))
+
+    keys = left.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1000)
+    left.execute_command("MIGRATE", "127.0.0.1", two[1].port, "", 0, 5000, "KEYS", *keys)
+    for server in (right, left):
+        server.execute_command("CLUSTER", "SETSLOT", slot, "NODE", names[1])
+        server.close()
+
+    after = (await engine(Enqueue(job=NewJob(task="t", queue=queue)))).id
+    assert [job.id for job in (await engine(List())).jobs] == [*before, after]
+    assert await drain(engine) == len(before) + 1
