@@ -8,14 +8,14 @@ import struct
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from windlass.model.job import Error, Job, Progress, Reason, State
 from windlass.model.lifecycle import GONE, Move, Step
 from windlass.model.names import raw_id, text_id
-from windlass.store import Done, Draft, Record, Touch, terms
+from windlass.store import Done, Draft, Record, Touch, Wish, terms
 from windlass.store.micros import from_micros, span, to_micros
 
 STATES = (
@@ -44,15 +44,17 @@ REASONS = (
     Reason.CANCELLED,
     Reason.DELETED,
 )
+RUNNING = STATES.index(State.RUNNING)
 STATE_NUMBERS = {state: number for number, state in enumerate(STATES)} | {GONE: len(STATES)}
 REASON_NUMBERS = {reason: number for number, reason in enumerate(REASONS)}
 
 HEAD = struct.Struct(">BBBBIBBiQQQQQdHI")
-ANSWER = struct.Struct(">16sI" + HEAD.format[1:])
-ID_AND_SIZE = ANSWER.size - HEAD.size
-FLAGS = ID_AND_SIZE + 3
-ERRORS, PROGRESS = 4, 8
-RUN = struct.Struct(">8sIQQH")
+FLAGS, ATTEMPT, UPDATED, RUN_SIZE, TERMS_SIZE = 3, 4, 11, 14, 15  # places in a head
+OWN = struct.Struct(">16sI")
+TOLD = struct.Struct(">8sIQQH")
+LIVE = struct.Struct(">8sIIQQB")
+ENDED = struct.Struct(">IQQH")
+ERRORS, PROGRESS = 4, 8  # flags
 NEW = struct.Struct(">iBdqqqIHI")
 DONE = struct.Struct(">16s8sHq")
 MOVE = struct.Struct(">BIBBBBIBBqHdBq")
@@ -141,52 +143,94 @@ def apply_arguments(moves: Sequence[Move]) -> Iterator[bytes | str | int]:
         )
 
 
+class Run(NamedTuple):
+    """A run of a job, current or last; empty before the first."""
+
+    token: bytes = b""
+    pid: int = 0
+    started: int = 0
+    finished: int = 0
+    code: int = 0
+    worker: str = ""
+    node: str = ""
+
+
+NO_RUN = Run()
+
+
 def records(reply: Sequence[Any], *, whole: bool) -> list[Record]:
     """The jobs of a reply, each with its errors and progress behind it if its flags say so."""
     found: list[Record] = []
     entries = iter(reply)
     for value in entries:
-        flags = value[FLAGS]
-        errors = [_errors.decode(entry) for entry in next(entries)] if flags & ERRORS else []
-        progress = _progress.decode(next(entries)) if flags & PROGRESS else None
-        found.append(record(value, errors, progress, whole=whole))
+        id, size = OWN.unpack_from(value)
+        head = HEAD.unpack_from(value, OWN.size)
+        errors = [_errors.decode(entry) for entry in next(entries)] if head[FLAGS] & ERRORS else []
+        progress = _progress.decode(next(entries)) if head[FLAGS] & PROGRESS else None
+        text = OWN.size + HEAD.size
+        zero = value.index(0, text)
+        run_from = zero + 1 + head[TERMS_SIZE]
+        end = run_from + head[RUN_SIZE]
+        run = _run(value[run_from:end]) if head[RUN_SIZE] else NO_RUN
+        size = len(value) - end if whole else size
+        job = _job(id, head, value[text:zero], value[zero + 1 : run_from], run, errors, progress, size)
+        running = job.state is State.RUNNING
+        found.append(Record(job, run.token if running else None, value[end:] if whole else None))
     return found
 
 
-def record(value: bytes, errors: list[Error], progress: Progress | None, *, whole: bool) -> Record:
-    """A job from its bytes: id, size, then as `keys.lua` says."""
-    (
-        id,
-        size,
-        _version,
-        state,
-        reason,
-        _flags,
-        attempt,
-        crashes,
-        losses,
-        priority,
-        _seq,
-        _pos,
-        created,
-        updated,
-        due,
-        _keep,
-        run_size,
-        terms_size,
-    ) = ANSWER.unpack_from(value)
-    zero = value.index(0, ANSWER.size)
-    run_from = zero + 1 + terms_size
-    end = run_from + run_size
-    tenant, queue, task = _parts(value[ANSWER.size : zero])
-    asked = terms.unpack(value[zero + 1 : run_from])
-    token, pid, started, finished, code, worker, node = _run(value[run_from:end])
-    running = STATES[state] is State.RUNNING
-    started_at = from_micros(started) if started else None
+def claimed(reply: Sequence[Any], wish: Wish) -> list[Record]:
+    """The jobs of a claim: their bytes as they were, and what we know became of them."""
+    now, *entries = reply
+    if not now:
+        return records(entries, whole=True)
+    started = int(now)
+    worker, node = wish.worker.id, wish.worker.node
+    found: list[Record] = []
+    rest = iter(entries)
+    for id in rest:
+        value = next(rest)
+        head = HEAD.unpack_from(value)
+        errors = [_errors.decode(entry) for entry in next(rest)] if head[FLAGS] & ERRORS else []
+        zero = value.index(0, HEAD.size)
+        payload_from = zero + 1 + head[TERMS_SIZE]
+        payload_to = len(value) - head[RUN_SIZE]
+        code = ENDED.unpack_from(value, payload_to)[3] if head[RUN_SIZE] else 0
+        run = Run(wish.nonce, 0, started, 0, code, worker, node)
+        head = (
+            1,
+            RUNNING,
+            0,
+            head[FLAGS],
+            head[ATTEMPT] + 1,
+            *head[ATTEMPT + 1 : UPDATED],
+            started,
+            *head[UPDATED + 1 :],
+        )
+        payload = value[payload_from:payload_to]
+        job = _job(id, head, value[HEAD.size : zero], value[zero + 1 : payload_from], run, errors, None, len(payload))
+        found.append(Record(job, wish.nonce, payload))
+    return found
+
+
+def _job(  # noqa: PLR0917 - the parts of a job, in the order they lie
+    id: bytes,
+    head: tuple[Any, ...],
+    route: bytes,
+    packed: bytes,
+    run: Run,
+    errors: list[Error],
+    progress: Progress | None,
+    size: int,
+) -> Job:
+    _, state, reason, _, attempt, crashes, losses, priority, _, _, created, updated, due, *_ = head
+    tenant, queue, task = _parts(route)
+    asked = terms.unpack(packed)
+    started_at = from_micros(run.started) if run.started else None
     deadline = None
-    if running and started_at and "timeout" in asked:
+    if state == RUNNING and started_at and "timeout" in asked:
         deadline = started_at + timedelta(seconds=asked["timeout"])
-    job = Job(
+    return Job(
         **asked,
         id=text_id(id),
         tenant=tenant,
@@ -198,22 +242,21 @@ def record(value: bytes, errors: list[Error], progress: Progress | None, *, whol
         attempt=attempt,
         crashes=crashes,
         losses=losses,
-        worker=worker or None,
-        node=node or None,
-        pid=pid or None,
+        worker=run.worker or None,
+        node=run.node or None,
+        pid=run.pid or None,
         progress=progress,
-        code=code or None,
+        code=run.code or None,
         errors=errors,
         error=errors[-1] if errors else None,
         created_at=from_micros(created),
         updated_at=from_micros(updated),
         run_at=from_micros(due) if due else None,
         started_at=started_at,
-        finished_at=from_micros(finished) if finished else None,
+        finished_at=from_micros(run.finished) if run.finished else None,
         deadline=deadline,
-        size=(len(value) if whole else size + ID_AND_SIZE) - end,
+        size=size,
     )
-    return Record(job, token if running else None, value[end:] if whole else None)
 
 
 @lru_cache(maxsize=4096)
@@ -222,9 +265,7 @@ def _parts(route: bytes) -> tuple[str, str, str]:
     return tenant, queue, task
 
 
-@lru_cache(maxsize=1024)
-def _run(data: bytes) -> tuple[bytes, int, int, int, int, str, str]:
-    if not data:
-        return b"", 0, 0, 0, 0, "", ""
-    worker, node, _ = data[RUN.size :].decode().split("\0")
-    return (*RUN.unpack_from(data), worker, node)
+def _run(data: bytes) -> Run:
+    worker, node, _ = data[TOLD.size :].decode().split("\0")
+    token, pid, started, finished, code = TOLD.unpack_from(data)
+    return Run(token, pid, started, finished, code, worker, node)

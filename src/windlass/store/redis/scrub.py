@@ -5,11 +5,10 @@ It derives every index from the jobs alone and compares; so it knows the keyspac
 
 import struct
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from windlass.model.job import FINISHED, State
 from windlass.model.names import text_id
-from windlass.store import Record
 from windlass.store.redis import layout
 from windlass.store.redis.store import RedisStore
 
@@ -59,13 +58,41 @@ async def _read(store: RedisStore, prefix: bytes) -> Found:
     return found
 
 
-def _jobs(found: Found, prefix: bytes) -> list[tuple[bytes, bytes]]:
+class Held(NamedTuple):
+    """A job as the server holds it, as far as the indexes depend on it."""
+
+    id: bytes
+    state: State
+    flags: int
+    priority: int
+    seq: int
+    pos: int
+    due: int
+    tenant: str
+    queue: str
+    task: str
+    worker: str
+    token: bytes
+    finished: int
+
+
+def _held(id: bytes, value: bytes, live: bytes | None) -> Held:
+    head = layout.HEAD.unpack_from(value)
+    tenant, queue, task = value[layout.HEAD.size : value.index(0, layout.HEAD.size)].decode().split(",")
+    state, token, worker, finished = layout.STATES[head[1]], b"", "", 0
+    if head[layout.RUN_SIZE]:
+        finished = layout.ENDED.unpack_from(value, len(value) - head[layout.RUN_SIZE])[2]
+    if live is not None and state is State.QUEUED:
+        state, token, finished = State.RUNNING, live[:8], 0
+        worker = live[layout.LIVE.size :].split(b"\0")[0].decode()
+    return Held(id, state, head[3], head[7], head[8], head[9], head[12], tenant, queue, task, worker, token, finished)
+
+
+def _jobs(found: Found, prefix: bytes) -> list[Held]:
     start = prefix + b"j"
-    return [(key[len(start) :], value) for key, value in found.items() if key.startswith(start)]
-
-
-def _record(id: bytes, value: bytes) -> Record:
-    return layout.record(id + bytes(4) + value, [], None, whole=True)
+    runs = found.get(prefix + b":runs", {})
+    jobs = {key[len(start) :]: value for key, value in found.items() if key.startswith(start)}
+    return [_held(id, value, runs.get(id)) for id, value in jobs.items()]
 
 
 def _derive(found: Found, prefix: bytes) -> Found:
@@ -79,10 +106,8 @@ def _derive(found: Found, prefix: bytes) -> Found:
     counts: Counter[tuple[str, str]] = Counter()
     held: Counter[str] = Counter()
     firsts: dict[str, tuple[int, int]] = {}
-    for id, value in _jobs(found, prefix):
-        job = _record(id, value).job
-        head = layout.HEAD.unpack_from(value)
-        number, seq, pos = head[1], head[8], head[9]
+    for job in _jobs(found, prefix):
+        id, seq, pos, number = job.id, job.seq, job.pos, layout.STATE_NUMBERS[job.state]
         line, lane = f"{job.tenant},{job.queue}", f"{job.tenant},{job.queue},{job.task}"
         tenants.add(job.tenant.encode())
         put("lines", line.encode(), 0.0)
@@ -90,7 +115,7 @@ def _derive(found: Found, prefix: bytes) -> Found:
         put(f"log:{line}:{max(number, RUNNING)}:{pos // CHUNK}", bytes((pos % CHUNK,)), id)
         counts[job.tenant, f"{job.queue},{job.task},{number}"] += 1
         if job.state is State.RUNNING:
-            held[job.worker or ""] += 1
+            held[job.worker] += 1
         if job.state is State.QUEUED:
             put(f"ready:{lane}", struct.pack(">Q", seq) + id, float(job.priority))
             for name in (lane, line):
@@ -115,31 +140,29 @@ def _derive(found: Found, prefix: bytes) -> Found:
 def _check_jobs(found: Found, prefix: bytes) -> list[str]:
     """Each job is in exactly the time index of its state, and has the keys its flags speak of."""
     findings = []
-    jobs = dict(_jobs(found, prefix))
-    due, stale, leases, gone, progress = (
-        found.get(prefix + name, {}) for name in (b":due", b":stale", b":leases", b":gone", b":progress")
-    )
+    jobs = {job.id: job for job in _jobs(found, prefix)}
+    names = ("due", "stale", "leases", "gone", "progress", "runs")
+    indexes: dict[str, dict[bytes, Any]] = {name: found.get(prefix + f":{name}".encode(), {}) for name in names}
     owned = set()
-    for id, value in jobs.items():
-        record = _record(id, value)
-        job, flags, due_time = record.job, layout.HEAD.unpack_from(value)[3], layout.HEAD.unpack_from(value)[12]
+    for id, job in jobs.items():
+        running, finished = job.state is State.RUNNING, job.state in FINISHED
         checks = {
-            "a lease": ((id in leases), job.state is State.RUNNING),
-            "a token": (bool(record.token and record.token.strip(b"\0")), job.state is State.RUNNING),
-            "a due time": (due.get(id), float(due_time) if job.state is State.SCHEDULED else None),
-            "a wait clock": (id in stale, bool(flags & STALE)),
-            "a finish time": (job.finished_at is not None, job.state in FINISHED),
-            "progress": (id in progress, bool(flags & PROGRESS)),
-            "a result": (prefix + b"r" + id in found, bool(flags & RESULT)),
-            "errors": (prefix + b"e" + id in found, bool(flags & ERRORS)),
+            "a lease": (id in indexes["leases"], running),
+            "a run": (id in indexes["runs"], running),
+            "a token": (bool(job.token.strip(b"\0")), running),
+            "a due time": (indexes["due"].get(id), float(job.due) if job.state is State.SCHEDULED else None),
+            "a wait clock": (id in indexes["stale"], bool(job.flags & STALE)),
+            "a finish time": (bool(job.finished), finished),
+            "a time to be dropped": (id in indexes["gone"] and not finished, False),
+            "progress": (id in indexes["progress"], bool(job.flags & PROGRESS)),
+            "a result": (prefix + b"r" + id in found, bool(job.flags & RESULT)),
+            "errors": (prefix + b"e" + id in found, bool(job.flags & ERRORS)),
         }
         for what, (has, should) in checks.items():
             if has != should:
                 findings.append(f"job {text_id(id)} ({job.state}): {what}: {has!r}, should be {should!r}")
-        if id in gone and job.state not in FINISHED:
-            findings.append(f"job {text_id(id)} ({job.state}) is about to be dropped")
         owned |= {prefix + b"r" + id, prefix + b"e" + id}
-    for name, index in (("due", due), ("stale", stale), ("leases", leases), ("gone", gone), ("progress", progress)):
+    for name, index in indexes.items():
         findings += [f"{name} names {id.hex()}, which is no job" for id in index if id not in jobs]
     for key in found:
         if key.startswith((prefix + b"r", prefix + b"e")) and key not in owned:

@@ -114,7 +114,7 @@ class RedisStore:
         repeatable = "1" if wish.repeatable else "0"
         about: list[Argument] = [wish.nonce, repeatable, worker.id, worker.node, span(wish.lease), slots, worker.tenant]
         reply = await self.partitions.call("claim", partition, [*about, len(tasks), *tasks, *queues])
-        return layout.records(reply, whole=True)
+        return layout.claimed(reply, wish)
 
     def _runs_of_queues(self, queues: Sequence[str]) -> list[tuple[int, list[str]]]:
         """The queues in their order, neighbours of one partition together."""

@@ -14,7 +14,7 @@ local function write(id, fence, failure, packed)
   job[UPDATED] = now
   if target == RUNNING then
     job[REASON] = new_reason
-    save(job)
+    save_run(job)
     publish('order/' .. job.run[WORKER])
     return 1
   end

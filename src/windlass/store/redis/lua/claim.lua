@@ -1,7 +1,8 @@
 -- Lease the first jobs that a worker may take.
 -- ARGV[2..]  nonce, '1' if it may be sent again, worker, node, lease (us), slots, tenant ('-' = all), number of tasks (0 = any), task, …;
 --            queue, …
--- Output     the jobs, payload included
+-- Output     now; then per job: id, its bytes as they were before, and its errors only if its flags say so. Whoever asked knows
+--            the rest. Of a claim sent again: nothing (''), then the jobs as usual, payload included.
 -- With no slots at all it answers only what the same claim took before.
 local nonce, repeatable, worker, node = ARGV[2], ARGV[3] == '1', ARGV[4], ARGV[5]
 local lease, slots, tenant = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
@@ -9,7 +10,7 @@ local known = tonumber(ARGV[9])
 local tasks = known > 0 and {} or nil
 for i = 10, 9 + known do tasks[ARGV[i]] = true end
 
-local taken, until_ = {}, stamp(now + lease)
+local taken = { '' }
 hear(worker, lease)
 
 -- Sent again: the jobs that this very claim took and that are still held.
@@ -20,7 +21,7 @@ if last then
     local job = load(string.sub(last, from, from + 15), true)
     if job and job[STATE] == RUNNING and job.run[TOKEN] == nonce then answer(job, meta_of(job), taken) end
   end
-  if #taken > 0 then return taken end
+  if #taken > 1 then return taken end
 end
 
 local function before(a, b) return a.priority < b.priority or (a.priority == b.priority and a.seq < b.seq) end
@@ -64,34 +65,57 @@ local function pop(lane, rival, most)
   return redis.call('ZPOPMIN', ready, n)
 end
 
+local until_, runs, leases = stamp(now + lease), {}, {}
+
+-- All runs of one claim are alike but for the attempt.
+local lives = {}
+local function live(attempt)
+  lives[attempt] = lives[attempt] or struct.pack(LIVE, nonce, attempt, 0, now, now, 0, worker, node)
+  return lives[attempt]
+end
+
 local function start(id)
-  local job = load(id, true)
-  if not job then return end
-  leave(job, true)
-  stop_waiting(job)
-  forget_progress(job)
-  job[STATE], job[REASON], job[ATTEMPT], job[UPDATED] = RUNNING, 0, job[ATTEMPT] + 1, now
-  job.run = { nonce, 0, now, 0, job.run[CODE], worker, node }
-  answer(job, save(job), taken)
-  enter(job, until_)
+  local key = K .. 'j' .. id
+  local value = redis.call('GET', key)
+  if not value then return 0 end
+  local flags, attempt = struct.unpack('>BI', value, FLAGS)
+  if bit.band(flags, STALE + PROGRESS) ~= 0 then
+    local job = { id = id, key = key, [FLAGS] = flags }
+    stop_waiting(job)
+    forget_progress(job)
+    save_flags(job)
+  end
+  push(runs, id, live(attempt + 1))
+  push(leases, until_, id)
+  push(taken, id, value)
+  if bit.band(flags, ERRORS) ~= 0 then push(taken, redis.call('LRANGE', K .. 'e' .. id, 0, -1)) end
+  return 1
 end
 
 local ids = {}
 for i = 10 + known, #ARGV do
   local queue = ARGV[i]
   while #ids < slots do
-    local lane, rival = best(queue)
-    if not lane then break end
-    local popped = pop(lane, rival, slots - #ids)
-    lift_lane(lane_of(lane.lane))
+    local first, rival = best(queue)
+    if not first then break end
+    local popped = pop(first, rival, slots - #ids)
+    local lane, started = lane_of(first.lane), 0
+    lift_lane(lane)
     for j = 1, #popped, 2 do
-      ids[#ids + 1] = string.sub(popped[j], 9)
-      start(ids[#ids])
+      local id = string.sub(popped[j], 9)
+      ids[#ids + 1] = id
+      started = started + start(id)
     end
+    lane.counts[QUEUED] = (lane.counts[QUEUED] or 0) - #popped / 2
+    lane.counts[RUNNING] = (lane.counts[RUNNING] or 0) + started
   end
 end
 if #ids > 0 then
+  send('HSET', K .. ':runs', runs)
+  send('ZADD', K .. ':leases', leases)
+  held[worker] = #runs / 2
   flush()
   if repeatable then redis.call('SET', memory, table.concat(ids), 'EX', '60') end
 end
+taken[1] = stamp(now)
 return taken

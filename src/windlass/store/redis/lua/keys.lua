@@ -17,6 +17,7 @@
 --   K:tops                  hash    lane or line -> its member in the heads, to find it again
 --   K:due                   zset    scheduled jobs by due time
 --   K:stale                 zset    jobs never started, by the time they expire
+--   K:runs                  hash    id -> the current run of a running job, with LIVE below
 --   K:leases                zset    running jobs by the end of their lease
 --   K:gone                  zset    finished jobs by the time they are dropped (absent = kept for ever)
 --   K:log:<line>:<kind>:<chunk>  hash  place in the chunk (a byte) -> id, for listings; kind = pending, or a finished state;
@@ -37,8 +38,9 @@
 --   head     68 bytes with HEAD below
 --   route    up to a zero byte
 --   terms    what was asked for, opaque here
---   run      with RUN below, from the first claim (or the end) on
---   payload  the rest, opaque here
+--   payload  opaque here
+--   run      how its last run ended, with ENDED below; only after it has
+-- A claim does not touch it: a job that is in `runs` is running, though its head says queued.
 --
 -- A number given to redis.call is printed with all its digits, which costs as much as the command: what is used for
 -- every job is made a text once (`stamp`).
@@ -54,8 +56,11 @@ local HEAD = '>BBBBIBBiI8I8I8I8I8dHI'
 local STATE, REASON, FLAGS, ATTEMPT, CRASHES, LOSSES, PRIORITY, SEQ, POS = 2, 3, 4, 5, 6, 7, 8, 9, 10
 local UPDATED, DUE, KEEP, RUN_SIZE, TERMS_SIZE, HEAD_FIELDS = 12, 13, 14, 15, 16, 16 -- 1 is the version, 11 the creation
 
+-- A run: as it is told and handled here, as it is kept while it lasts, and as it is kept afterwards.
 local RUN = '>c8II8I8Hss'
 local TOKEN, PID, STARTED, FINISHED, CODE, WORKER, NODE = 1, 2, 3, 4, 5, 6, 7
+local LIVE = '>c8III8I8Bss' -- token, attempt, pid, start, change, reason, worker, node
+local ENDED = '>II8I8Hss' -- a run without its token
 local NO_TOKEN = '\0\0\0\0\0\0\0\0'
 
 local PREFIX = '511' -- read this much at first: nearly always all but the payload
@@ -91,50 +96,79 @@ local function lane_of(route)
   return lane
 end
 
--- Read a job: its head by number, its run in `run`. Nil if there is none. `whole` also reads the payload.
-local function load(id, whole)
+-- Read a job: its head by number, its run in `run`. Nil if there is none. `whole` also reads the payload. `live` is its entry in
+-- `runs`, if the caller has it already.
+local function load(id, whole, live)
   local key = K .. 'j' .. id
   local value = whole and redis.call('GET', key) or redis.call('GETRANGE', key, '0', PREFIX)
   if not value or value == '' then return nil end
   -- Named here so that the table is made in its final size.
   local job = { id = id, key = key, body = 0, lane = 0, text = 0, run = 0, payload = false, struct.unpack(HEAD, value) }
-  local from = job[HEAD_FIELDS + 1]
+  local from, run_size = job[HEAD_FIELDS + 1], job[RUN_SIZE]
   local zero = string.find(value, '\0', from, true)
-  local body = zero + job[TERMS_SIZE] -- head, route and terms end here; then comes the run
-  local meta = body + job[RUN_SIZE]
-  if not whole and meta > #value then value = redis.call('GETRANGE', key, '0', meta - 1) end
+  local body = zero + job[TERMS_SIZE] -- head, route and terms end here
+  if body > #value then value = redis.call('GETRANGE', key, '0', body - 1) end
   job.body = body
   job.lane = lane_of(string.sub(value, from, zero - 1))
   job.text = string.sub(value, from, body)
-  job.run = job[RUN_SIZE] > 0 and { struct.unpack(RUN, value, body + 1) } or { NO_TOKEN, 0, 0, 0, 0, '', '' }
-  if whole then job.payload = string.sub(value, meta + 1) end
+  if whole then job.payload = string.sub(value, body + 1, #value - run_size) end
+  if run_size > 0 then
+    job.run = { NO_TOKEN, struct.unpack(ENDED, whole and string.sub(value, -run_size) or redis.call('GETRANGE', key, -run_size, -1)) }
+  else
+    job.run = { NO_TOKEN, 0, 0, 0, 0, '', '' }
+  end
+  if job[STATE] == QUEUED then
+    live = live or redis.call('HGET', K .. ':runs', id)
+    if live then
+      local run = job.run
+      run[TOKEN], job[ATTEMPT], run[PID], run[STARTED], job[UPDATED], job[REASON], run[WORKER], run[NODE] = struct.unpack(LIVE, live)
+      job[STATE] = RUNNING
+    end
+  end
   return job
 end
 
+-- A job as it is told: head, route, terms, run.
 local function meta_of(job)
-  local run = ''
-  if job[RUN_SIZE] > 0 or job.run[STARTED] > 0 or job.run[FINISHED] > 0 then run = struct.pack(RUN, unpack(job.run, 1, NODE)) end
+  local run, run_size = '', job[RUN_SIZE]
+  if job.run[STARTED] > 0 or job.run[FINISHED] > 0 then run = struct.pack(RUN, unpack(job.run, 1, NODE)) end
   job[RUN_SIZE] = #run
-  return struct.pack(HEAD, unpack(job, 1, HEAD_FIELDS)) .. job.text .. run
+  local meta = struct.pack(HEAD, unpack(job, 1, HEAD_FIELDS)) .. job.text .. run
+  job[RUN_SIZE] = run_size
+  return meta
 end
 
--- Write a job back; what it looks like now but for its payload. In place as long as its size stays the same: then the payload
--- is not touched.
+local function save_flags(job) redis.call('SETRANGE', job.key, '3', string.char(job[FLAGS])) end
+
+-- Write the run of a running job.
+local function save_run(job)
+  local run = job.run
+  redis.call('HSET', K .. ':runs', job.id,
+    struct.pack(LIVE, run[TOKEN], job[ATTEMPT], run[PID], run[STARTED], job[UPDATED], job[REASON], run[WORKER], run[NODE]))
+end
+
+-- Write a job that does not run. In place but for its run, which is at the end: the payload is not touched.
 local function save(job)
-  local before = job[RUN_SIZE]
-  local meta = meta_of(job)
-  if job[RUN_SIZE] == before then
-    redis.call('SETRANGE', job.key, '0', meta)
+  local before, run = job[RUN_SIZE], ''
+  if job.run[STARTED] > 0 or job.run[FINISHED] > 0 then run = struct.pack(ENDED, unpack(job.run, PID, NODE)) end
+  job[RUN_SIZE] = #run
+  local head = struct.pack(HEAD, unpack(job, 1, HEAD_FIELDS))
+  if before == 0 or before == #run then
+    redis.call('SETRANGE', job.key, '0', head)
+    if before > 0 then
+      redis.call('SETRANGE', job.key, redis.call('STRLEN', job.key) - before, run)
+    elseif run ~= '' then
+      redis.call('APPEND', job.key, run)
+    end
   else
-    redis.call('SET', job.key, meta .. (job.payload or redis.call('GETRANGE', job.key, job.body + before, -1)))
+    redis.call('SET', job.key, head .. job.text .. redis.call('GETRANGE', job.key, job.body, -before - 1) .. run)
   end
-  return meta
 end
 
 -- Indexes. What changes is gathered and written by `flush`, in few calls, at the end of the script.
 
 local added, removed = {}, {} -- time index -> score, id, … and id, …
-local held, keys, unheard, emptied = {}, {}, {}, {}
+local held, ended, keys, unheard, emptied = {}, {}, {}, {}, {}
 
 local function push(to, a, b)
   local n = #to
@@ -157,15 +191,13 @@ local function kind_of(state) return state > PENDING and state or PENDING end
 
 local function member(seq, id) return struct.pack('>I8', seq) .. id end
 
--- Put a job into the index of its state. `at` = its due time, the end of its lease, or the time it is dropped (nil = never).
+-- Put a job that does not run into the index of its state. `at` = its due time, or the time it is dropped (nil = never).
 local function enter_as(lane, state, id, priority, seq, at)
   lane.counts[state] = (lane.counts[state] or 0) + 1
   if state == QUEUED then
     push(lane.ready, priority, member(seq, id))
   elseif state == SCHEDULED then
     push(in_(added, ':due'), at, id)
-  elseif state == RUNNING then
-    push(in_(added, ':leases'), at, id)
   elseif at then
     push(in_(added, ':gone'), at, id)
   end
@@ -173,7 +205,6 @@ end
 
 local function enter(job, at)
   local state = job[STATE]
-  if state == RUNNING then held[job.run[WORKER]] = (held[job.run[WORKER]] or 0) + 1 end
   enter_as(job.lane, state, job.id, job[PRIORITY], job[SEQ], state == SCHEDULED and job[DUE] or at)
 end
 
@@ -181,16 +212,17 @@ local function list(lane, state, pos, id) push(in_(in_(lane.into, kind_of(state)
 
 local function unlist(lane, state, pos) push(in_(in_(lane.out, kind_of(state)), chunk_of(pos)), place_of(pos)) end
 
--- Take a job out of the index of its state. `popped` = it was taken from its lane already.
-local function leave(job, popped)
+-- Take a job out of the index of its state.
+local function leave(job)
   local lane, state = job.lane, job[STATE]
   lane.counts[state] = (lane.counts[state] or 0) - 1
   if state == QUEUED then
-    if not popped then push(lane.unready, member(job[SEQ], job.id)) end
+    push(lane.unready, member(job[SEQ], job.id))
   elseif state == SCHEDULED then
     push(in_(removed, ':due'), job.id)
   elseif state == RUNNING then
     push(in_(removed, ':leases'), job.id)
+    push(ended, job.id)
     held[job.run[WORKER]] = (held[job.run[WORKER]] or 0) - 1
   elseif state >= SUCCEEDED then
     push(in_(removed, ':gone'), job.id)
@@ -305,11 +337,12 @@ local function flush()
   for _, lane in pairs(lanes) do flush_lane(lane) end
   for index, ids in pairs(removed) do send('ZREM', K .. index, ids) end
   for index, scores in pairs(added) do send('ZADD', K .. index, scores) end
+  send('HDEL', K .. ':runs', ended)
   for worker, by in pairs(held) do bump(K .. ':held', worker, by) end
   send('HDEL', K .. ':progress', unheard)
   for _, key in ipairs(keys) do redis.call('DEL', key) end
   for place in pairs(emptied) do tidy(string.match(place, '^(.*) (.*)$')) end
-  lanes, added, removed, held, keys, unheard, emptied = {}, {}, {}, {}, {}, {}, {}
+  lanes, added, removed, held, ended, keys, unheard, emptied = {}, {}, {}, {}, {}, {}, {}, {}
 end
 
 -- A worker has been heard of; not noted more often than once in a while. Its record is in the first partition only.
@@ -323,14 +356,14 @@ end
 
 -- Answers
 
--- A job: id, size with its payload, then its bytes (all but the payload, or all); after it, only if its flags say so, its errors and
--- its progress.
+-- A job: id, size of its payload (0 if that follows), its bytes as `meta_of` makes them, and its payload if it was read; after it,
+-- only if its flags say so, its errors and its progress.
 local function answer(job, meta, to)
   local n = #to
   if job.payload then
     to[n + 1] = job.id .. '\0\0\0\0' .. meta .. job.payload
   else
-    to[n + 1] = job.id .. struct.pack('>I', redis.call('STRLEN', job.key)) .. meta
+    to[n + 1] = job.id .. struct.pack('>I', redis.call('STRLEN', job.key) - job.body - job[RUN_SIZE]) .. meta
   end
   if has(job, ERRORS) then to[#to + 1] = redis.call('LRANGE', K .. 'e' .. job.id, 0, -1) end
   if has(job, PROGRESS) then to[#to + 1] = redis.call('HGET', K .. ':progress', job.id) end

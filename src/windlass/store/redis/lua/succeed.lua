@@ -2,15 +2,21 @@
 -- ARGV[2..]  per job: '>c16c8Hi8' (id, token, code, finished_at (0 = now)) .. result
 --            result = '' (none), or content type, zero byte, data
 -- Output     per job: 1 if it was held under that token, else 0
-local out, ended = {}, {}
+local ids = {}
+for i = 2, #ARGV do ids[i - 1] = string.sub(ARGV[i], 1, 16) end
+local lives = redis.call('HMGET', K .. ':runs', unpack(ids))
+
+local out, ends = {}, {}
 for i = 2, #ARGV do
-  local id, token, code, finished, from = struct.unpack('>c16c8Hi8', ARGV[i])
-  local job = load(id)
-  if job and job[STATE] == RUNNING and job.run[TOKEN] == token then
+  local id, live = ids[i - 1], lives[i - 1]
+  local held_ = live and not ends[id] and string.sub(live, 1, 8) == string.sub(ARGV[i], 17, 24)
+  if held_ then
+    local code, finished, from = struct.unpack('>Hi8', ARGV[i], 25)
+    local job = load(id, false, live)
     leave(job)
     local keep, run = job[REASON] == DELETED and 0 or job[KEEP], job.run
     job[STATE], job[REASON], job[UPDATED] = SUCCEEDED, 0, now
-    run[TOKEN], run[CODE], run[FINISHED] = NO_TOKEN, code, finished > 0 and finished or now
+    run[CODE], run[FINISHED] = code, finished > 0 and finished or now
     if keep == 0 then
       vanish(job, RUNNING)
     else
@@ -22,14 +28,12 @@ for i = 2, #ARGV do
       relist(job, RUNNING)
       save(job)
     end
-    push(ended, id)
-    out[i - 1] = 1
-  else
-    out[i - 1] = 0
+    ends[id] = true
   end
+  out[i - 1] = held_ and 1 or 0
 end
 flush()
-if #ended > 0 and redis.call('EXISTS', K .. ':awaited') == 1 then
-  for _, id in ipairs(ended) do tell_end(id) end
+if next(ends) and redis.call('EXISTS', K .. ':awaited') == 1 then
+  for id in pairs(ends) do tell_end(id) end
 end
 return out
