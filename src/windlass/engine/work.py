@@ -68,10 +68,11 @@ async def claim(desk: Desk, operation: Claim) -> list[Claimed]:
     records = await _claim_now(desk, operation, worker)
     if not records and operation.wait:
         records = await _claim_soon(desk, operation, worker)
+    token = (records[0].token or b"").hex() if records else ""  # one claim, one token
     return [
         Claimed(
             job=record.job,
-            token=(record.token or b"").hex(),
+            token=token,
             payload=Raw(record.payload or b""),
             deadline=record.job.deadline,
         )

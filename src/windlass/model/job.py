@@ -75,6 +75,9 @@ TEXT = "text/plain"
 
 DAY = 86400.0
 
+LOWEST, HIGHEST = -(2**31), 2**31 - 1
+"""Bounds of a priority."""
+
 Time = Annotated[datetime, Meta(tz=True)]
 """A time that a caller sends: with its zone, or nobody knows when it is."""
 
@@ -90,7 +93,7 @@ class Terms(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
     """The named line it waits in."""
     key: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
     """The caller's own name for the job; its id is derived from tenant, queue and key."""
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
+    priority: Annotated[int, Meta(ge=LOWEST, le=HIGHEST)] = 0
     """Lower goes first; equal ones go by arrival."""
     tags: Annotated[list[Annotated[str, Meta(min_length=1, max_length=128)]], Meta(max_length=32)] = []
     """Words to find it by."""

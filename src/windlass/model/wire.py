@@ -5,14 +5,16 @@ the JSON value itself; in MessagePack, times are timestamps and a payload is the
 """
 
 import re
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import Raw, Struct
 
 from windlass.model.errors import Invalid, TooLarge
-from windlass.model.job import JSON, MSGPACK, NOTHING, NewJob
-from windlass.model.names import NAME_PATTERN
+from windlass.model.job import HIGHEST, JSON, LOWEST, MSGPACK, NOTHING, NewJob
+from windlass.model.names import NAME_PATTERN, is_name
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Struct)
@@ -100,12 +102,36 @@ def _unspeakable(struct: Struct) -> str:
 
 def checked_job(new: NewJob) -> NewJob:
     """The same for a job, whose payload is not looked at: it may be in any encoding."""
+    if _is_plain(new):
+        return new
     bare = checked(msgspec.structs.replace(new, payload=NOTHING))
     return msgspec.structs.replace(bare, payload=new.payload)
 
 
+_wishes = attrgetter(
+    *(name for name in NewJob.__struct_fields__ if name not in {"task", "queue", "priority", "payload"})
+)
+_no_wishes = _wishes(NewJob(task="x"))
+
+
+def _is_plain(new: NewJob) -> bool:
+    """Whether a job asks for nothing but a task, a queue and a priority, as most do: there is little to check then."""
+    return (
+        _wishes(new) == _no_wishes
+        and type(new.priority) is int
+        and LOWEST <= new.priority <= HIGHEST
+        and _is_known_name(new.task)
+        and _is_known_name(new.queue)
+    )
+
+
+@lru_cache(maxsize=4096)
+def _is_known_name(name: str) -> bool:
+    return type(name) is str and is_name(name)
+
+
 def check_size(payload: bytes | Raw, most: int, *, at: str = "payload") -> None:
-    size = len(bytes(payload))
+    size = len(memoryview(payload))
     if size > most:
         raise TooLarge(f"{size} bytes, at most {most} are allowed: store large data elsewhere and send its name", at=at)
 

@@ -48,11 +48,11 @@ RUNNING = STATES.index(State.RUNNING)
 STATE_NUMBERS = {state: number for number, state in enumerate(STATES)} | {GONE: len(STATES)}
 REASON_NUMBERS = {reason: number for number, reason in enumerate(REASONS)}
 
-HEAD = struct.Struct(">BBBBIBBiQQQQQdHI")
-FLAGS, ATTEMPT, UPDATED, RUN_SIZE, TERMS_SIZE = 3, 4, 11, 14, 15  # places in a head
+HEAD = struct.Struct(">BBBBIBBQQHIiQQQd")
+FLAGS, ATTEMPT, UPDATED, RUN_SIZE, TERMS_SIZE = 3, 4, 7, 9, 10  # places in a head
 OWN = struct.Struct(">16sI")
 TOLD = struct.Struct(">8sIQQH")
-LIVE = struct.Struct(">8sIIQQB")
+LIVE = struct.Struct(">8sIQQBBIBBQQHQd")
 ENDED = struct.Struct(">IQQH")
 ERRORS, PROGRESS = 4, 8  # flags
 NEW = struct.Struct(">iBdqqqIHI")
@@ -185,7 +185,7 @@ def claimed(reply: Sequence[Any], wish: Wish) -> list[Record]:
     if not now:
         return records(entries, whole=True)
     started = int(now)
-    worker, node = wish.worker.id, wish.worker.node
+    run = Run(wish.nonce, 0, started, 0, 0, wish.worker.id, wish.worker.node)
     found: list[Record] = []
     rest = iter(entries)
     for id in rest:
@@ -193,22 +193,13 @@ def claimed(reply: Sequence[Any], wish: Wish) -> list[Record]:
         head = HEAD.unpack_from(value)
         errors = [_errors.decode(entry) for entry in next(rest)] if head[FLAGS] & ERRORS else []
         zero = value.index(0, HEAD.size)
-        payload_from = zero + 1 + head[TERMS_SIZE]
-        payload_to = len(value) - head[RUN_SIZE]
+        payload_from, payload_to = zero + 1 + head[TERMS_SIZE], len(value) - head[RUN_SIZE]
         code = ENDED.unpack_from(value, payload_to)[3] if head[RUN_SIZE] else 0
-        run = Run(wish.nonce, 0, started, 0, code, worker, node)
-        head = (
-            1,
-            RUNNING,
-            0,
-            head[FLAGS],
-            head[ATTEMPT] + 1,
-            *head[ATTEMPT + 1 : UPDATED],
-            started,
-            *head[UPDATED + 1 :],
-        )
+        after = (1, RUNNING, 0, 0, head[ATTEMPT] + 1, *head[ATTEMPT + 1 : UPDATED], started, *head[UPDATED + 1 :])
         payload = value[payload_from:payload_to]
-        job = _job(id, head, value[HEAD.size : zero], value[zero + 1 : payload_from], run, errors, None, len(payload))
+        packed = value[zero + 1 : payload_from]
+        own = run._replace(code=code) if code else run
+        job = _job(id, after, value[HEAD.size : zero], packed, own, errors, None, len(payload))
         found.append(Record(job, wish.nonce, payload))
     return found
 
@@ -223,7 +214,7 @@ def _job(  # noqa: PLR0917 - the parts of a job, in the order they lie
     progress: Progress | None,
     size: int,
 ) -> Job:
-    _, state, reason, _, attempt, crashes, losses, priority, _, _, created, updated, due, *_ = head
+    _, state, reason, _, attempt, crashes, losses, updated, due, _, _, priority, _, _, created, _ = head
     tenant, queue, task = _parts(route)
     asked = terms.unpack(packed)
     started_at = from_micros(run.started) if run.started else None

@@ -77,15 +77,16 @@ class Held(NamedTuple):
 
 
 def _held(id: bytes, value: bytes, live: bytes | None) -> Held:
-    head = layout.HEAD.unpack_from(value)
+    _, state_number, _, flags, _, _, _, _, due, run_size, _, priority, seq, pos, _, _ = layout.HEAD.unpack_from(value)
     tenant, queue, task = value[layout.HEAD.size : value.index(0, layout.HEAD.size)].decode().split(",")
-    state, token, worker, finished = layout.STATES[head[1]], b"", "", 0
-    if head[layout.RUN_SIZE]:
-        finished = layout.ENDED.unpack_from(value, len(value) - head[layout.RUN_SIZE])[2]
+    state, token, worker, finished = layout.STATES[state_number], b"", "", 0
+    if run_size:
+        finished = layout.ENDED.unpack_from(value, len(value) - run_size)[2]
     if live is not None and state is State.QUEUED:
-        state, token, finished = State.RUNNING, live[:8], 0
-        worker = live[layout.LIVE.size :].split(b"\0")[0].decode()
-    return Held(id, state, head[3], head[7], head[8], head[9], head[12], tenant, queue, task, worker, token, finished)
+        token, _, _, _, _, flags, *_ = layout.LIVE.unpack_from(live)
+        state, finished = State.RUNNING, 0
+        worker = live[layout.LIVE.size :].split(b"\0")[1].decode()
+    return Held(id, state, flags, priority, seq, pos, due, tenant, queue, task, worker, token, finished)
 
 
 def _jobs(found: Found, prefix: bytes) -> list[Held]:

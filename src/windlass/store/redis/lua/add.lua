@@ -25,7 +25,7 @@ for i = 1, jobs do
   if due <= now then state, due = QUEUED, 0 end
   if expires >= 0 then flags = flags + STALE end
   local pos = base[line] + rank
-  local head = struct.pack(HEAD, 1, state, 0, flags, 0, 0, 0, priority, seq + i, pos, now, now, due, keep, 0, terms_size)
+  local head = struct.pack(HEAD, 1, state, 0, flags, 0, 0, 0, now, due, 0, terms_size, priority, seq + i, pos, now, keep)
   if redis.call('SET', K .. 'j' .. id, head .. body, 'NX') then
     created[i] = 1
     local lane = lane_of(string.sub(body, 1, string.find(body, '\0', 1, true) - 1))

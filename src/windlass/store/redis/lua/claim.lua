@@ -66,26 +66,21 @@ local function pop(lane, rival, most)
 end
 
 local until_, runs, leases = stamp(now + lease), {}, {}
+local same = struct.pack('>c8II8I8B', nonce, 0, now, now, 0) -- all runs of one claim begin alike (see LIVE)
 
--- All runs of one claim are alike but for the attempt.
-local lives = {}
-local function live(attempt)
-  lives[attempt] = lives[attempt] or struct.pack(LIVE, nonce, attempt, 0, now, now, 0, worker, node)
-  return lives[attempt]
-end
-
-local function start(id)
+local function start(id, whose)
   local key = K .. 'j' .. id
   local value = redis.call('GET', key)
   if not value then return 0 end
-  local flags, attempt = struct.unpack('>BI', value, FLAGS)
+  local flags = string.byte(value, 4)
   if bit.band(flags, STALE + PROGRESS) ~= 0 then
     local job = { id = id, key = key, [FLAGS] = flags }
     stop_waiting(job)
     forget_progress(job)
-    save_flags(job)
+    redis.call('SETRANGE', key, '3', string.char(job[FLAGS]))
+    value = string.sub(value, 1, 3) .. string.char(job[FLAGS]) .. string.sub(value, 5)
   end
-  push(runs, id, live(attempt + 1))
+  push(runs, id, same .. string.sub(value, 4, 28) .. string.sub(value, 45, 52) .. string.sub(value, 61, 68) .. whose)
   push(leases, until_, id)
   push(taken, id, value)
   if bit.band(flags, ERRORS) ~= 0 then push(taken, redis.call('LRANGE', K .. 'e' .. id, 0, -1)) end
@@ -100,11 +95,12 @@ for i = 10 + known, #ARGV do
     if not first then break end
     local popped = pop(first, rival, slots - #ids)
     local lane, started = lane_of(first.lane), 0
+    local whose = struct.pack('>sss', lane.route, worker, node)
     lift_lane(lane)
     for j = 1, #popped, 2 do
       local id = string.sub(popped[j], 9)
       ids[#ids + 1] = id
-      started = started + start(id)
+      started = started + start(id, whose)
     end
     lane.counts[QUEUED] = (lane.counts[QUEUED] or 0) - #popped / 2
     lane.counts[RUNNING] = (lane.counts[RUNNING] or 0) + started

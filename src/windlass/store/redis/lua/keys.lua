@@ -52,14 +52,16 @@ if now == 0 then
   now = time[1] * 1000000 + time[2]
 end
 
-local HEAD = '>BBBBIBBiI8I8I8I8I8dHI'
-local STATE, REASON, FLAGS, ATTEMPT, CRASHES, LOSSES, PRIORITY, SEQ, POS = 2, 3, 4, 5, 6, 7, 8, 9, 10
-local UPDATED, DUE, KEEP, RUN_SIZE, TERMS_SIZE, HEAD_FIELDS = 12, 13, 14, 15, 16, 16 -- 1 is the version, 11 the creation
+local HEAD = '>BBBBIBBI8I8HIiI8I8I8d'
+local STATE, REASON, FLAGS, ATTEMPT, CRASHES, LOSSES, UPDATED, DUE, RUN_SIZE = 2, 3, 4, 5, 6, 7, 8, 9, 10 -- 1 is the version
+local TERMS_SIZE, PRIORITY, SEQ, POS, KEEP, HEAD_FIELDS = 11, 12, 13, 14, 16, 16 -- these never change; 15 is the creation
 
 -- A run: as it is told and handled here, as it is kept while it lasts, and as it is kept afterwards.
 local RUN = '>c8II8I8Hss'
 local TOKEN, PID, STARTED, FINISHED, CODE, WORKER, NODE = 1, 2, 3, 4, 5, 6, 7
-local LIVE = '>c8III8I8Bss' -- token, attempt, pid, start, change, reason, worker, node
+-- While it lasts: token, pid, start, change, reason; what the head said at the claim (flags, attempts before, crashes, losses, change,
+-- due time, size of the last run; place; keep), so that a success need not read it; route, worker, node.
+local LIVE = '>c8II8I8BBIBBI8I8HI8dsss'
 local ENDED = '>II8I8Hss' -- a run without its token
 local NO_TOKEN = '\0\0\0\0\0\0\0\0'
 
@@ -120,9 +122,10 @@ local function load(id, whole, live)
   if job[STATE] == QUEUED then
     live = live or redis.call('HGET', K .. ':runs', id)
     if live then
-      local run = job.run
-      run[TOKEN], job[ATTEMPT], run[PID], run[STARTED], job[UPDATED], job[REASON], run[WORKER], run[NODE] = struct.unpack(LIVE, live)
-      job[STATE] = RUNNING
+      local run, before, _ = job.run, 0, 0
+      run[TOKEN], run[PID], run[STARTED], job[UPDATED], job[REASON], job[FLAGS], before, _, _, _, _, _, _, _, _, run[WORKER], run[NODE] =
+        struct.unpack(LIVE, live)
+      job[STATE], job[ATTEMPT] = RUNNING, before + 1
     end
   end
   return job
@@ -138,13 +141,12 @@ local function meta_of(job)
   return meta
 end
 
-local function save_flags(job) redis.call('SETRANGE', job.key, '3', string.char(job[FLAGS])) end
-
 -- Write the run of a running job.
 local function save_run(job)
   local run = job.run
-  redis.call('HSET', K .. ':runs', job.id,
-    struct.pack(LIVE, run[TOKEN], job[ATTEMPT], run[PID], run[STARTED], job[UPDATED], job[REASON], run[WORKER], run[NODE]))
+  local live = struct.pack(LIVE, run[TOKEN], run[PID], run[STARTED], job[UPDATED], job[REASON], job[FLAGS], job[ATTEMPT] - 1, job[CRASHES],
+    job[LOSSES], 0, job[DUE], job[RUN_SIZE], job[POS], job[KEEP], job.lane.route, run[WORKER], run[NODE])
+  redis.call('HSET', K .. ':runs', job.id, live)
 end
 
 -- Write a job that does not run. In place but for its run, which is at the end: the payload is not touched.

@@ -7,7 +7,7 @@ if not job or not has(job, RESULT) then return false end
 local result = redis.call('GET', K .. 'r' .. id)
 if has(job, ONCE) then
   unmark(job, RESULT)
-  save_flags(job)
+  redis.call('SETRANGE', job.key, '3', string.char(job[FLAGS]))
   redis.call('DEL', K .. 'r' .. id)
 end
 return result

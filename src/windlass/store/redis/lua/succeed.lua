@@ -6,31 +6,68 @@ local ids = {}
 for i = 2, #ARGV do ids[i - 1] = string.sub(ARGV[i], 1, 16) end
 local lives = redis.call('HMGET', K .. ':runs', unpack(ids))
 
+local function keep_result(id, result, flags)
+  if result == '' or bit.band(flags, NONE) ~= 0 then return flags end
+  redis.call('SET', K .. 'r' .. id, result)
+  return bit.bor(flags, RESULT)
+end
+
+-- The usual end, of a job's first run: all that is needed was noted at the claim, so its record is written without being read.
+local now8 = struct.pack('>I8', now)
+local function finish_first_run(id, live, code, finished, result, flags, attempt, pos, keep)
+  local zero = string.find(live, '\0', 71, true)
+  local lane, whose = lane_of(string.sub(live, 71, zero - 1)), string.sub(live, zero + 1)
+  flags = keep_result(id, result, flags)
+  local run = string.sub(live, 9, 20) .. struct.pack('>I8H', finished, code) .. whose
+  local key = K .. 'j' .. id
+  redis.call('SETRANGE', key, '1', struct.pack('>BBBI', SUCCEEDED, 0, flags, attempt) .. string.sub(live, 35, 36) .. now8
+    .. string.sub(live, 45, 52) .. struct.pack('>H', #run))
+  redis.call('APPEND', key, run)
+
+  local counts, worker = lane.counts, string.sub(whose, 1, string.find(whose, '\0', 1, true) - 1)
+  counts[RUNNING], counts[SUCCEEDED] = (counts[RUNNING] or 0) - 1, (counts[SUCCEEDED] or 0) + 1
+  held[worker] = (held[worker] or 0) - 1
+  push(ended, id)
+  push(in_(removed, ':leases'), id)
+  if keep >= 0 then push(in_(added, ':gone'), drop_at(keep), id) end
+  local chunk, place = chunk_of(pos), place_of(pos)
+  push(in_(in_(lane.out, PENDING), chunk), place)
+  push(in_(in_(lane.into, SUCCEEDED), chunk), place, id)
+end
+
+local function finish(id, live, code, finished, result, keep)
+  local job = load(id, false, live)
+  leave(job)
+  job[STATE], job[REASON], job[UPDATED] = SUCCEEDED, 0, now
+  job.run[CODE], job.run[FINISHED] = code, finished
+  if keep == 0 then
+    vanish(job, RUNNING)
+  else
+    job[FLAGS] = keep_result(id, result, job[FLAGS])
+    enter(job, drop_at(keep))
+    relist(job, RUNNING)
+    save(job)
+  end
+end
+
 local out, ends = {}, {}
 for i = 2, #ARGV do
   local id, live = ids[i - 1], lives[i - 1]
-  local held_ = live and not ends[id] and string.sub(live, 1, 8) == string.sub(ARGV[i], 17, 24)
-  if held_ then
-    local code, finished, from = struct.unpack('>Hi8', ARGV[i], 25)
-    local job = load(id, false, live)
-    leave(job)
-    local keep, run = job[REASON] == DELETED and 0 or job[KEEP], job.run
-    job[STATE], job[REASON], job[UPDATED] = SUCCEEDED, 0, now
-    run[CODE], run[FINISHED] = code, finished > 0 and finished or now
-    if keep == 0 then
-      vanish(job, RUNNING)
-    else
-      if #ARGV[i] >= from and not has(job, NONE) then
-        mark(job, RESULT)
-        redis.call('SET', K .. 'r' .. id, string.sub(ARGV[i], from))
-      end
-      enter(job, drop_at(keep))
-      relist(job, RUNNING)
-      save(job)
-    end
+  local mine = live and not ends[id] and string.sub(live, 1, 8) == string.sub(ARGV[i], 17, 24)
+  if mine then
     ends[id] = true
+    local code, finished, from = struct.unpack('>Hi8', ARGV[i], 25)
+    local reason, flags, before = struct.unpack('>BBI', live, 29)
+    local run_size, pos, keep = struct.unpack('>HI8d', live, 53)
+    if finished == 0 then finished = now end
+    if reason == DELETED then keep = 0 end
+    if run_size == 0 and keep ~= 0 then
+      finish_first_run(id, live, code, finished, string.sub(ARGV[i], from), flags, before + 1, pos, keep)
+    else
+      finish(id, live, code, finished, string.sub(ARGV[i], from), keep)
+    end
   end
-  out[i - 1] = held_ and 1 or 0
+  out[i - 1] = mine and 1 or 0
 end
 flush()
 if next(ends) and redis.call('EXISTS', K .. ':awaited') == 1 then

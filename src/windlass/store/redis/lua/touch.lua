@@ -11,13 +11,10 @@ for i = 3, #ARGV, 4 do
     push(in_(added, ':leases'), until_, id)
     if progress ~= '' then
       mark(job, PROGRESS)
-      save_flags(job)
       redis.call('HSET', K .. ':progress', id, progress)
     end
-    if pid ~= '' then
-      job.run[PID], job[UPDATED] = tonumber(pid), now
-      save_run(job)
-    end
+    if pid ~= '' then job.run[PID], job[UPDATED] = tonumber(pid), now end
+    if pid ~= '' or progress ~= '' then save_run(job) end
   end
   push(out, mine and 1 or 0, mine and job[REASON] or 0)
 end
