@@ -36,6 +36,7 @@ from windlass.system import SystemChance, SystemClock
 PAYLOAD = b"\xc4\x62" + bytes(98)  # a MessagePack binary: 100 bytes in all
 BIG = 1000
 ROUNDS = 3
+CALLERS = 2
 
 
 class Place(NamedTuple):
@@ -53,26 +54,35 @@ def say(text: str) -> None:
 
 
 async def add(engine: Engine, total: int, batch: int) -> float:
-    """Adds per second."""
+    """Adds per second, by two callers at once: while one waits for the store, the other makes its next batch."""
     job = NewJob(task="bench", payload=Raw(PAYLOAD))
-    batches = [[job] * batch for _ in range(max(1, total // batch))]
+
+    async def call(batches: int) -> None:
+        for _ in range(batches):
+            await engine(EnqueueMany(jobs=[job] * batch))
+
+    each = max(1, total // batch // CALLERS)
     begun = time.perf_counter()
-    for some in batches:
-        await engine(EnqueueMany(jobs=some))
-    return batch * len(batches) / (time.perf_counter() - begun)
+    await asyncio.gather(*(call(each) for _ in range(CALLERS)))
+    return batch * each * CALLERS / (time.perf_counter() - begun)
 
 
 async def drain(engine: Engine, worker: str, total: int, batch: int) -> float:
-    """Claims and finishes per second."""
+    """Claims and finishes per second, by two callers at once, as a worker does."""
     done = 0
+
+    async def call() -> None:
+        nonlocal done
+        while done < total:
+            done += batch
+            claimed = await engine(Claim(worker=worker, slots=batch))
+            if len(claimed) < batch:
+                raise RuntimeError("the backlog ran dry")
+            finished = [Finished(id=one.job.id, token=one.token, outcome=Verdict.OK) for one in claimed]
+            await engine(Finish(worker=worker, jobs=finished))
+
     begun = time.perf_counter()
-    while done < total:
-        claimed = await engine(Claim(worker=worker, slots=batch))
-        if not claimed:
-            raise RuntimeError("the backlog ran dry")
-        finished = [Finished(id=one.job.id, token=one.token, outcome=Verdict.OK) for one in claimed]
-        await engine(Finish(worker=worker, jobs=finished))
-        done += len(claimed)
+    await asyncio.gather(*(call() for _ in range(CALLERS)))
     return done / (time.perf_counter() - begun)
 
 
@@ -134,14 +144,16 @@ def pack(*words: bytes) -> bytes:
 
 
 def pipelined_set(port: int, total: int, batch: int) -> float:
-    """SET of the same payload over a bare socket, so many at a time; the keys are gone afterwards."""
-    keys = [b"raw%021d" % number for number in range(batch)]
-    request = b"".join(pack(b"SET", key, PAYLOAD) for key in keys)
+    """SET of the same payload under fresh keys over a bare socket, so many at a time; they are gone afterwards."""
+    keys = [b"raw%021d" % number for number in range(total)]
+    requests = [
+        b"".join(pack(b"SET", key, PAYLOAD) for key in keys[start : start + batch]) for start in range(0, total, batch)
+    ]
     reader = hiredis.Reader()
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         begun = time.perf_counter()
-        for _ in range(total // batch):
+        for request in requests:
             connection.sendall(request)
             answers = 0
             while answers < batch:
