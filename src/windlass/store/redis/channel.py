@@ -8,6 +8,7 @@ waits on it; the next caller opens a new one. Nothing is ever sent twice.
 import asyncio
 import ssl
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import hiredis
@@ -15,6 +16,8 @@ import hiredis
 from windlass.model.errors import Unavailable
 
 Argument = bytes | str | int
+
+Hear = Callable[[Any], None]
 
 
 class Address(NamedTuple):
@@ -51,16 +54,22 @@ class Channel:
 
     async def _open(self) -> "_Pipe":
         async with self._opening:
-            if self._pipe is not None and not self._pipe.broken:
-                return self._pipe
-            try:
-                async with asyncio.timeout(self._answer_within):
-                    self._pipe = await self._connect()
-            except (OSError, TimeoutError) as fault:
-                raise Unavailable(f"the store does not answer: {fault or 'it took too long to connect'}") from fault
-            except hiredis.ReplyError as fault:
-                raise Unavailable(f"the store does not let us in: {fault}") from None
+            if self._pipe is None or self._pipe.broken:
+                self._pipe = await self._opened()
             return self._pipe
+
+    async def overhear(self, hear: Hear) -> "Subscription":
+        """A connection of its own, for subscriptions: what the server says there unasked is handed on."""
+        return Subscription(await self._opened(), hear)
+
+    async def _opened(self) -> "_Pipe":
+        try:
+            async with asyncio.timeout(self._answer_within):
+                return await self._connect()
+        except (OSError, TimeoutError) as fault:
+            raise Unavailable(f"the store does not answer: {fault or 'it took too long to connect'}") from fault
+        except hiredis.ReplyError as fault:
+            raise Unavailable(f"the store does not let us in: {fault}") from None
 
     async def _connect(self) -> "_Pipe":
         loop = asyncio.get_running_loop()
@@ -80,13 +89,29 @@ class Channel:
             greetings.append(("SELECT", to.db))
         for greeting in greetings:
             if isinstance(reply := await pipe.ask(greeting), hiredis.ReplyError):
-                pipe.drop(reply)
+                await pipe.close()
                 raise reply
         return pipe
 
     async def close(self) -> None:
         if self._pipe is not None and not self._pipe.broken:
             await self._pipe.close()
+
+
+class Subscription:
+    """A connection on which the server speaks unasked. `hear` gets each message, and null when it is lost."""
+
+    def __init__(self, pipe: "_Pipe", hear: Hear) -> None:
+        self._pipe = pipe
+        pipe.hear = hear
+
+    def send(self, *command: Argument) -> None:
+        """Say something whose answer is heard like everything else."""
+        self._pipe.send(command)
+
+    async def close(self) -> None:
+        self._pipe.hear = None
+        await self._pipe.close()
 
 
 class _Pipe(asyncio.Protocol):
@@ -101,26 +126,34 @@ class _Pipe(asyncio.Protocol):
         self._closed: asyncio.Future[None] = loop.create_future()
         self._transport: asyncio.Transport | None = None
         self.broken = False
+        self.hear: Hear | None = None
+        """Gets what is not the answer to a question."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
 
     def ask(self, command: tuple[Argument, ...]) -> asyncio.Future[Any]:
-        if self.broken or self._transport is None:
-            raise Unavailable("the connection to the store was lost")
         reply: asyncio.Future[Any] = self._loop.create_future()
-        self._transport.write(hiredis.pack_command(command))  # type: ignore[arg-type] # its stub knows only pairs
+        self.send(command)
         self._waiting.append((reply, self._loop.time() + self._answer_within))
         if self._watch is None:
             self._watch = self._loop.call_later(self._answer_within, self._check)
         return reply
 
+    def send(self, command: tuple[Argument, ...]) -> None:
+        if self.broken or self._transport is None:
+            raise Unavailable("the connection to the store was lost")
+        self._transport.write(hiredis.pack_command(command))  # type: ignore[arg-type] # its stub knows only pairs
+
     def data_received(self, data: bytes) -> None:
         self._replies.feed(data)
         while (reply := self._replies.gets()) is not False:
-            future, _ = self._waiting.popleft()
-            if not future.done():
-                future.set_result(reply)
+            if self._waiting:
+                future, _ = self._waiting.popleft()
+                if not future.done():
+                    future.set_result(reply)
+            elif self.hear is not None:
+                self.hear(reply)
 
     def _check(self) -> None:
         """One timer for all: is the oldest question still in time?"""
@@ -150,6 +183,8 @@ class _Pipe(asyncio.Protocol):
         self.drop(exc)
         if not self._closed.done():
             self._closed.set_result(None)
+        if self.hear is not None:
+            self.hear(None)
 
     async def close(self) -> None:
         self.drop(None)

@@ -1,8 +1,4 @@
-"""The connection to a server or cluster: opening, checking, calling scripts, and errors as our own.
-
-Commands go over lean channels of our own; the driver reads addresses and keeps subscriptions. Its retries are off: a
-command that was sent again after it had run would run twice.
-"""
+"""The connection to a server or cluster: opening, checking, calling scripts, and errors as our own."""
 
 import logging
 import ssl
@@ -11,11 +7,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import hiredis
-import redis.asyncio as driver
-from redis import exceptions as faults
 from redis.asyncio.connection import parse_url
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from windlass.model.errors import Full, Invalid, Unavailable, WindlassError
 from windlass.store.redis.channel import Address, Argument, Channel
@@ -33,29 +25,17 @@ class Connection:
     """Calls scripts on one server or one cluster."""
 
     def __init__(self, url: str) -> None:
-        scheme = urlsplit(url).scheme
-        if scheme not in ("redis", "rediss", "unix", CLUSTER):
-            raise Invalid(f"{scheme!r} is not redis, rediss, unix or {CLUSTER}", at="store")
-        self.cluster = scheme == CLUSTER
-        plain = urlunsplit(urlsplit(url)._replace(scheme="redis")) if self.cluster else url
-        options: dict[str, Any] = {
-            "socket_timeout": ANSWER_WITHIN,
-            "socket_connect_timeout": ANSWER_WITHIN,
-            "retry": Retry(NoBackoff(), 0),
-            "protocol": 2,
-        }
-        self.node = driver.Redis.from_url(plain, **options)
-        """One server through the driver, for subscriptions: all there is, or any member of the cluster."""
-        address = _address(url, plain)
-        self._cluster = Cluster(address, ANSWER_WITHIN) if self.cluster else None
-        self._channel = Channel(address, ANSWER_WITHIN)
+        address = _address(url)
+        self.channel = Channel(address, ANSWER_WITHIN)
+        """To one server: all there is, or the member of the cluster that we were told of."""
+        self.cluster = Cluster(address, ANSWER_WITHIN) if urlsplit(url).scheme == CLUSTER else None
 
     async def ask(self, key: str, *command: Argument) -> Any:
         """Send a command that names this key; in a cluster, to the member that holds it."""
         with own_errors():
-            if self._cluster is not None:
-                return await self._cluster.ask(key, *command)
-            return await self._channel.ask(*command)
+            if self.cluster is not None:
+                return await self.cluster.ask(key, *command)
+            return await self.channel.ask(*command)
 
     async def call(self, name: str, key: str, now: int, arguments: Sequence[Argument] = ()) -> Any:
         """Run a script on the partition that `key` names."""
@@ -75,17 +55,18 @@ class Connection:
     async def check(self) -> None:
         """Refuse a server that is too old or that throws jobs away when memory runs short."""
         with own_errors():
-            server = await self.node.info("server")
-            version = str(server["redis_version"])
-            if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
-                raise Invalid(f"Redis {version} is too old: 7.0 or newer is needed", at="store")
-            try:
-                settings = await self.node.config_get("maxmemory-policy", "appendonly")
-            except faults.ResponseError:
-                log.warning("the server does not tell its settings: make sure that maxmemory-policy is noeviction")
-                return
-        policy = settings.get("maxmemory-policy", "noeviction")
-        if policy != "noeviction":
+            about: bytes = await self.channel.ask("INFO", "server")
+        facts = dict(line.split(":", 1) for line in about.decode().splitlines() if ":" in line)
+        version = facts["redis_version"]
+        if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
+            raise Invalid(f"Redis {version} is too old: 7.0 or newer is needed", at="store")
+        try:
+            found = await self.channel.ask("CONFIG", "GET", "maxmemory-policy", "appendonly")
+        except hiredis.ReplyError:
+            log.warning("the server does not tell its settings: make sure that maxmemory-policy is noeviction")
+            return
+        settings = {found[at].decode(): found[at + 1].decode() for at in range(0, len(found), 2)}
+        if (policy := settings.get("maxmemory-policy", "noeviction")) != "noeviction":
             raise Invalid(
                 f"maxmemory-policy is {policy}: the server would throw jobs away; set it to noeviction", at="store"
             )
@@ -93,19 +74,22 @@ class Connection:
             log.warning("appendonly is off: jobs accepted since the last snapshot are lost when the server stops")
 
     async def close(self) -> None:
-        await self._channel.close()
-        await self.node.aclose()
-        if self._cluster is not None:
-            await self._cluster.close()
+        await self.channel.close()
+        if self.cluster is not None:
+            await self.cluster.close()
 
 
-def _address(url: str, plain: str) -> Address:
+def _address(url: str) -> Address:
+    parts = urlsplit(url)
+    if parts.scheme not in ("redis", "rediss", "unix", CLUSTER):
+        raise Invalid(f"{parts.scheme!r} is not redis, rediss, unix or {CLUSTER}", at="store")
+    plain = urlunsplit(parts._replace(scheme="redis")) if parts.scheme == CLUSTER else url
     try:
-        parts: dict[str, Any] = dict(parse_url(plain))
+        found: dict[str, Any] = dict(parse_url(plain))
     except ValueError as fault:
         raise Invalid(f"not the address of a server: {fault}", at="store") from None
-    tls = ssl.create_default_context() if urlsplit(url).scheme == "rediss" else None
-    known = {name: parts[name] for name in ("host", "port", "path", "db", "username", "password") if name in parts}
+    tls = ssl.create_default_context() if parts.scheme == "rediss" else None
+    known = {name: found[name] for name in ("host", "port", "path", "db", "username", "password") if name in found}
     return Address(tls=tls, **known)
 
 
@@ -114,24 +98,21 @@ class ScriptUnknown(Unavailable):
 
 
 class own_errors:  # noqa: N801 - reads as a statement
-    """Turns the driver's exceptions into ours: nothing of the driver leaves this room."""
+    """Turns what a server refuses into our own errors: nothing of the driver leaves this room."""
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: object, fault: BaseException | None, trace: object) -> None:
-        match fault:
-            case None | WindlassError():
-                return
-            case hiredis.ReplyError() | faults.ResponseError():
-                raise _refusal(str(fault)) from fault
-            case faults.RedisError() | OSError():
-                raise Unavailable(f"the store does not answer: {fault}") from fault
+        if isinstance(fault, hiredis.ReplyError):
+            raise _refusal(str(fault)) from fault
+        if isinstance(fault, OSError):
+            raise Unavailable(f"the store does not answer: {fault}") from fault
 
 
 def _refusal(text: str) -> WindlassError:
-    if text.startswith(("NOSCRIPT", "No matching script")):
+    if text.startswith("NOSCRIPT"):
         return ScriptUnknown(text)
-    if text.startswith(("OOM", "command not allowed when used memory")):
+    if text.startswith("OOM"):
         return Full("the server is out of memory: raise maxmemory or delete finished jobs")
     return Unavailable(f"the store refused: {text}")

@@ -10,10 +10,9 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from redis.exceptions import RedisError
-
+from windlass.model.errors import Unavailable
 from windlass.model.names import raw_id
-from windlass.store.redis.connection import Connection
+from windlass.store.redis.channel import Channel, Subscription
 
 log = logging.getLogger("windlass.store.redis")
 
@@ -40,88 +39,99 @@ class Bell:
 class Notices:
     """Hands what is published to whoever listens."""
 
-    def __init__(self, connection: Connection, prefix: str) -> None:
-        self._connection = connection
+    def __init__(self, channel: Channel, prefix: str) -> None:
+        self._channel = channel
         self._prefix = prefix
         self._bells: dict[bytes, set[Bell]] = {}
         self._confirmed: dict[bytes, asyncio.Event] = {}
-        self._subscriptions: Any = None
-        self._reader: asyncio.Task[None] | None = None
+        self._subscription: Subscription | None = None
+        self._connecting: asyncio.Task[None] | None = None
 
-    def channel(self, topic: str) -> bytes:
-        kind, _, name = topic.partition("/")
-        raw = raw_id(name) if kind == "end" else name.encode()
+    def name(self, topic: str) -> bytes:
+        """What a topic is called on the server."""
+        kind, _, rest = topic.partition("/")
+        raw = raw_id(rest) if kind == "end" else rest.encode()
         return f"{self._prefix}/{kind}/".encode() + raw
 
     @asynccontextmanager
     async def listen(self, topics: Sequence[str]) -> AsyncIterator[Bell]:
         bell = Bell()
-        channels = [self.channel(topic) for topic in topics]
-        for channel in channels:
-            self._bells.setdefault(channel, set()).add(bell)
+        names = [self.name(topic) for topic in topics]
+        for name in names:
+            self._bells.setdefault(name, set()).add(bell)
         try:
-            await self._subscribe(channels)
+            await self._subscribe(names)
             yield bell
         finally:
-            await self._leave(bell, channels)
+            self._leave(bell, names)
 
-    async def _subscribe(self, channels: list[bytes]) -> None:
-        """Listen on these channels; a server that does not answer is no reason not to look for oneself."""
-        new = [channel for channel in channels if channel not in self._confirmed]
-        for channel in new:
-            self._confirmed[channel] = asyncio.Event()
-        with suppress(TimeoutError, RedisError, OSError):
-            if self._reader is None:
-                self._subscriptions = self._connection.node.pubsub()
-                await self._subscriptions.subscribe(*new)
-                self._reader = asyncio.create_task(self._read(), name="windlass-notices")
-            elif new:
-                await self._subscriptions.subscribe(*new)
+    async def _subscribe(self, names: list[bytes]) -> None:
+        """Listen under these names; a server that does not answer is no reason not to look for oneself."""
+        new = [name for name in names if name not in self._confirmed]
+        for name in new:
+            self._confirmed[name] = asyncio.Event()
+        with suppress(TimeoutError, Unavailable):
             async with asyncio.timeout(CONFIRM_WITHIN):
-                for channel in channels:
-                    await self._confirmed[channel].wait()
+                if self._subscription is not None:
+                    if new:
+                        self._subscription.send("SUBSCRIBE", *new)
+                else:
+                    self._connect()
+                for name in names:
+                    await self._confirmed[name].wait()
 
-    async def _leave(self, bell: Bell, channels: list[bytes]) -> None:
-        alone = []
-        for channel in channels:
-            self._bells[channel].discard(bell)
-            if not self._bells[channel]:
-                del self._bells[channel]
-                self._confirmed.pop(channel, None)
-                alone.append(channel)
-        if alone and self._reader is not None:
-            with suppress(RedisError, OSError):
-                await self._subscriptions.unsubscribe(*alone)
+    def _leave(self, bell: Bell, names: list[bytes]) -> None:
+        for name in names:
+            self._bells[name].discard(bell)
+            if not self._bells[name]:
+                del self._bells[name], self._confirmed[name]
+                if self._subscription is not None:
+                    with suppress(Unavailable):
+                        self._subscription.send("UNSUBSCRIBE", name)
 
-    async def _read(self) -> None:
-        while True:
-            try:
-                message = await self._subscriptions.get_message(timeout=None)
-            except (RedisError, OSError) as fault:
-                log.info("notices were interrupted: %s", fault)
-                self._ring_all()
-                await asyncio.sleep(TRY_AGAIN_AFTER)
-                with suppress(RedisError, OSError):
-                    await self._subscriptions.connect()
-                continue
-            if message is None:
-                continue
-            if message["type"] == "subscribe" and message["channel"] in self._confirmed:
-                self._confirmed[message["channel"]].set()
-            elif message["type"] == "message":
-                for bell in self._bells.get(message["channel"], ()):
+    def _connect(self) -> None:
+        if self._connecting is None:
+            self._connecting = asyncio.create_task(self._keep_trying(), name="windlass-notices")
+
+    async def _keep_trying(self) -> None:
+        """Until it is connected, or nobody listens any more."""
+        try:
+            while self._bells:
+                try:
+                    self._subscription = await self._channel.overhear(self._hear)
+                    self._subscription.send("SUBSCRIBE", *self._bells)
+                except Unavailable as fault:
+                    log.info("no notices: %s", fault)
+                    await asyncio.sleep(TRY_AGAIN_AFTER)
+                else:
+                    return
+        finally:
+            self._connecting = None
+
+    def _hear(self, message: Any) -> None:
+        match message:
+            case None:
+                self._lost()
+            case [b"message", name, _]:
+                for bell in self._bells.get(name, ()):
                     bell.rung.set()
+            case [b"subscribe", name, _] if name in self._confirmed:
+                self._confirmed[name].set()
 
-    def _ring_all(self) -> None:
+    def _lost(self) -> None:
+        """Whoever listens is woken: there may have been notices that nobody heard."""
+        self._subscription = None
         for bells in self._bells.values():
             for bell in bells:
                 bell.rung.set()
+        if self._bells:
+            self._connect()
 
     async def close(self) -> None:
-        if self._reader is None:
-            return
-        self._reader.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._reader
-        self._reader = None
-        await self._subscriptions.aclose()
+        if self._connecting is not None:
+            self._connecting.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._connecting
+        if self._subscription is not None:
+            await self._subscription.close()
+            self._subscription = None

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from windlass.model.job import FINISHED, State
 from windlass.model.names import text_id
 from windlass.store.redis import layout
+from windlass.store.redis.channel import Argument
 from windlass.store.redis.store import RedisStore
 
 STALE, RESULT, ERRORS, PROGRESS = 1, 2, 4, 8
@@ -26,8 +27,8 @@ async def scrub(store: RedisStore) -> list[str]:
     """What is wrong; nothing when the store is sound."""
     findings: list[str] = []
     for partition in range(store.partitions.number):
+        found = await _read(store, store.partitions.key(partition))
         prefix = store.partitions.key(partition).encode()
-        found = await _read(store, prefix)
         expected = _derive(found, prefix)
         findings += [
             f"{key!r}: is {found.get(key)!r}, should be {expected.get(key)!r}"
@@ -38,24 +39,35 @@ async def scrub(store: RedisStore) -> list[str]:
     return findings
 
 
-async def _read(store: RedisStore, prefix: bytes) -> Found:
+async def _read(store: RedisStore, prefix: str) -> Found:
     """Every key of a partition with what it holds."""
-    node = store.partitions.connection.node
+
+    async def ask(*command: Argument) -> Any:
+        return await store.partitions.connection.ask(prefix, *command)
+
     found: Found = {}
-    async for key in node.scan_iter(match=prefix.replace(b"[", rb"\[") + b"*", count=1000):
-        match await node.type(key):
-            case b"string":
-                found[key] = await node.get(key)
-            case b"hash":
-                found[key] = await node.hgetall(key)
-            case b"zset":
-                pairs: Any = await node.zrange(key, 0, -1, withscores=True)
-                found[key] = {member: float(score) for member, score in pairs}
-            case b"set":
-                found[key] = await node.smembers(key)
-            case b"list":
-                found[key] = await node.lrange(key, 0, -1)
-    return found
+    cursor: Any = "0"
+    while True:
+        cursor, keys = await ask("SCAN", cursor, "MATCH", f"{prefix}*", "COUNT", 1000)
+        for key in keys:
+            match await ask("TYPE", key):
+                case b"string":
+                    found[key] = await ask("GET", key)
+                case b"hash":
+                    found[key] = _pairs(await ask("HGETALL", key))
+                case b"zset":
+                    scores = _pairs(await ask("ZRANGE", key, 0, -1, "WITHSCORES"))
+                    found[key] = {member: float(score) for member, score in scores.items()}
+                case b"set":
+                    found[key] = set(await ask("SMEMBERS", key))
+                case b"list":
+                    found[key] = await ask("LRANGE", key, 0, -1)
+        if cursor == b"0":
+            return found
+
+
+def _pairs(reply: list[bytes]) -> dict[bytes, bytes]:
+    return dict(zip(reply[::2], reply[1::2], strict=True))
 
 
 class Held(NamedTuple):

@@ -80,7 +80,7 @@ class RedisStore:
         if partitions not in (None, kept):
             await connection.close()
             raise Invalid(f"this store has {kept} partitions, not {partitions}; that is for good", at="partitions")
-        return cls(Partitions(connection, prefix, kept, clock), Notices(connection, prefix))
+        return cls(Partitions(connection, prefix, kept, clock), Notices(connection.channel, prefix))
 
     async def close(self) -> None:
         await self._notices.close()

@@ -1,0 +1,159 @@
+"""What only Redis can do to us: servers that die, forget, stall, refuse, or are set up to lose jobs."""
+
+import asyncio
+import re
+from importlib.resources import files
+
+import pytest
+
+from tests.servers import Server, StartServer
+from tests.worlds import SeededChance
+from windlass.engine import Engine
+from windlass.model.errors import Invalid, Unavailable
+from windlass.model.job import NewJob, Reason, State
+from windlass.model.lifecycle import GONE
+from windlass.model.operations import Claim, Count, Enqueue, EnqueueMany, Register
+from windlass.model.worker import NewWorker
+from windlass.store.redis import RedisStore, layout
+from windlass.store.redis.scripts import inline, script
+
+
+async def test_a_server_that_was_killed_and_came_back_is_used_again(start_server: StartServer) -> None:
+    server = start_server("redis", fsync="always")
+    store = await RedisStore.open(server.url)
+    engine = Engine(store, SeededChance())
+    await engine(Enqueue(job=NewJob(task="a", key="1")))
+    server.kill()
+    with pytest.raises(Unavailable):
+        await engine(Enqueue(job=NewJob(task="a", key="2")))
+    server.restart()
+    await engine(Enqueue(job=NewJob(task="a", key="2")))
+    assert (await engine(Count())).count == 2
+    await store.close()
+
+
+async def test_whoever_waits_for_work_goes_on_waiting_when_the_server_restarts(start_server: StartServer) -> None:
+    server = start_server("redis", fsync="always")
+    store = await RedisStore.open(server.url)
+    engine = Engine(store, SeededChance())
+    worker = (await engine(Register(worker=NewWorker(name="w")))).worker
+    async with store.listen(["work/default"]) as listener:
+        server.restart()
+        assert await listener.wait(5), "whoever listens is woken when notices were interrupted"
+    async with asyncio.timeout(10):
+        waiting = asyncio.ensure_future(engine(Claim(worker=worker, wait=9)))
+        await asyncio.sleep(0.3)
+        job = await engine(Enqueue(job=NewJob(task="a")))
+        assert [claimed.job.id for claimed in await waiting] == [job.id]
+    await store.close()
+
+
+async def test_a_server_that_has_forgotten_the_scripts_is_told_them_again(redis_server: Server) -> None:
+    store = await RedisStore.open(redis_server.url, prefix="forgetful")
+    engine = Engine(store, SeededChance())
+    await engine(EnqueueMany(jobs=[NewJob(task="a")] * 3))
+    redis_server.ask("SCRIPT", "FLUSH")
+    assert (await engine(EnqueueMany(jobs=[NewJob(task="a")] * 3))).created == 3
+    assert (await engine(Count())).count == 6
+    await store.close()
+
+
+async def test_a_server_that_stalls_is_given_up_and_tried_anew(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("windlass.store.redis.connection.ANSWER_WITHIN", 0.3)
+    server = start_server("redis")
+    store = await RedisStore.open(server.url)
+    engine = Engine(store, SeededChance())
+    server.ask("CLIENT", "PAUSE", "1000", "ALL")
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(Unavailable, match="no answer"):
+        await engine(Enqueue(job=NewJob(task="a", key="1")))
+    assert asyncio.get_running_loop().time() - started < 0.9
+    server.ask("PING")  # answered when the pause is over
+    await engine(Enqueue(job=NewJob(task="a", key="1")))
+    assert (await engine(Count())).count == 1, "the first request may have been carried out: it is the same job"
+    await store.close()
+
+
+async def test_a_server_that_throws_jobs_away_is_refused(start_server: StartServer) -> None:
+    server = start_server("redis")
+    server.ask("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+    with pytest.raises(Invalid, match="noeviction") as fault:
+        await RedisStore.open(server.url)
+    assert fault.value.at == "store"
+
+
+async def test_a_server_without_memory_says_so_and_goes_on_later(start_server: StartServer) -> None:
+    server = start_server("redis")
+    store = await RedisStore.open(server.url)
+    engine = Engine(store, SeededChance())
+    server.ask("CONFIG", "SET", "maxmemory", "1")
+    with pytest.raises(Exception, match="out of memory") as fault:
+        await engine(Enqueue(job=NewJob(task="a")))
+    assert getattr(fault.value, "code", "") == "full"
+    server.ask("CONFIG", "SET", "maxmemory", "0")
+    await engine(Enqueue(job=NewJob(task="a")))
+    assert (await engine(Count())).count == 1
+    await store.close()
+
+
+async def test_a_password_is_given_and_a_wrong_one_is_refused(start_server: StartServer) -> None:
+    server = start_server("redis")
+    server.ask("CONFIG", "SET", "requirepass", "secret")
+    address = f"127.0.0.1:{server.port}/3"
+    store = await RedisStore.open(f"redis://:secret@{address}")
+    assert (await Engine(store, SeededChance())(Enqueue(job=NewJob(task="a")))).state is State.QUEUED
+    await store.close()
+    with pytest.raises(Unavailable):
+        await RedisStore.open(f"redis://:wrong@{address}")
+
+
+@pytest.mark.parametrize("url", ["http://localhost", "redis://localhost:port", "nonsense"])
+async def test_what_is_no_address_of_a_server_is_refused(url: str) -> None:
+    with pytest.raises(Invalid) as fault:
+        await RedisStore.open(url)
+    assert fault.value.at == "store"
+
+
+async def test_nobody_answers(start_server: StartServer) -> None:
+    server = start_server("redis")
+    server.stop()
+    with pytest.raises(Unavailable):
+        await RedisStore.open(server.url)
+
+
+async def test_the_number_of_partitions_is_for_good(redis_server: Server) -> None:
+    first = await RedisStore.open(redis_server.url, prefix="parts", partitions=4)
+    await first.close()
+    again = await RedisStore.open(redis_server.url, prefix="parts")
+    assert again.partitions.number == 4
+    await again.close()
+    with pytest.raises(Invalid, match="4 partitions"):
+        await RedisStore.open(redis_server.url, prefix="parts", partitions=8)
+
+
+def test_scripts_and_python_use_the_same_numbers() -> None:
+    source = (files("windlass.store.redis") / "lua" / "keys.lua").read_text()
+    constants = dict[str, int]()
+    for names, values in re.findall(r"^local ([A-Z_, ]+) = ([0-9, ]+)", source, re.MULTILINE):
+        constants.update(zip(names.split(", "), map(int, values.split(", ")), strict=True))
+    for state in (State.SCHEDULED, State.QUEUED, State.RUNNING, State.SUCCEEDED, State.CANCELLED, GONE):
+        assert constants[state.name] == layout.STATE_NUMBERS[state]
+    assert constants["DELETED"] == layout.REASON_NUMBERS[Reason.DELETED]
+    assert set(layout.REASONS) == {None, *Reason}
+    for flag, mode in (("ONCE", "once"), ("NONE", "none")):
+        assert constants[flag] == layout.KEEP_RESULT_FLAGS[mode]
+    assert (constants["ERRORS"], constants["PROGRESS"]) == (layout.ERRORS, layout.PROGRESS)
+
+
+def test_constants_are_put_in_place() -> None:
+    source = "local A, B = 1, '>I8' -- why\nlocal function f(x) return x[A] .. B end -- what\n-- how\nreturn f(A)\n"
+    assert inline(source) == "local function f(x) return x[1] .. '>I8' end\nreturn f(1)\n"
+
+
+def test_no_constant_is_left_in_a_script() -> None:
+    for file in (files("windlass.store.redis") / "lua").iterdir():
+        name = file.name.removesuffix(".lua")
+        left = set(re.findall(r"\b[A-Z][A-Z_]{2,}\b", re.sub(r"'[^']*'", "", script(name).source))) - {"KEYS", "ARGV"}
+        assert not left, f"{name}: {left}"

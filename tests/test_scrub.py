@@ -1,0 +1,83 @@
+"""The scrubbers see what is broken: each test breaks one thing by hand."""
+
+from pathlib import Path
+
+import apsw
+import pytest
+import redis
+
+from tests.servers import NewPrefix, Server
+from tests.worlds import SeededChance, VirtualClock
+from windlass.engine import Engine
+from windlass.model.job import NewJob
+from windlass.model.lifecycle import Verdict
+from windlass.model.operations import Claim, EnqueueMany, Finish, Finished, Register
+from windlass.model.worker import NewWorker
+from windlass.store import Store
+from windlass.store.redis import RedisStore
+from windlass.store.redis.scrub import scrub as scrub_redis
+from windlass.store.sqlite import SqliteStore
+from windlass.store.sqlite.scrub import scrub as scrub_sqlite
+
+
+async def furnish(store: Store) -> None:
+    """Some jobs in every state that matters."""
+    engine = Engine(store, SeededChance())
+    await engine(EnqueueMany(jobs=[NewJob(task="a", max_retry=1)] * 6 + [NewJob(task="b", delay=60, expires=90)]))
+    worker = (await engine(Register(worker=NewWorker(name="w", slots=9)))).worker
+    first, second, *_ = await engine(Claim(worker=worker, slots=4))
+    outcomes = [(first, Verdict.OK), (second, Verdict.ERROR)]
+    reports = [Finished(id=one.job.id, token=one.token, outcome=outcome) for one, outcome in outcomes]
+    await engine(Finish(worker=worker, jobs=reports))
+
+
+REDIS_DAMAGE = {
+    "a lost lease": ("ZPOPMIN", "{0}:leases"),
+    "a lost run": ("DEL", "{0}:runs"),
+    "a lost counter": ("HINCRBY", "{0}:counts:default", "default,a,2", "1"),
+    "a job missing from its lane": ("ZPOPMIN", "{0}:ready:default,default,a"),
+    "a job in a wrong lane": ("ZADD", "{0}:ready:default,default,z", "0", "12345678" + "x" * 16),
+    "a lost head": ("ZPOPMIN", "{0}:heads:default,default"),
+    "a lost listing": ("DEL", "{0}:log:default,default:3:0"),
+    "a lost due time": ("DEL", "{0}:due"),
+    "a lost wait clock": ("DEL", "{0}:stale"),
+    "a stray entry": ("ZADD", "{0}:gone", "1", "x" * 16),
+    "a stray result": ("SET", "{0}r" + "x" * 16, "y"),
+}
+
+
+@pytest.mark.parametrize("damage", REDIS_DAMAGE)
+async def test_the_redis_scrubber_sees(damage: str, redis_server: Server, new_prefix: NewPrefix) -> None:
+    prefix = f"scrub{new_prefix()}"
+    store = await RedisStore.open(redis_server.url, prefix=prefix, clock=VirtualClock())
+    await furnish(store)
+    assert await scrub_redis(store) == []
+    command, key, *rest = REDIS_DAMAGE[damage]
+    with redis.Redis(port=redis_server.port) as server:
+        server.execute_command(command, prefix + key, *rest)
+    assert await scrub_redis(store) != []
+    await store.close()
+
+
+SQLITE_DAMAGE = {
+    "a lost lease": "DELETE FROM lease WHERE job = (SELECT min(job) FROM lease)",
+    "a stray lease": "INSERT INTO lease SELECT seq, 'w', x'0000000000000000', 1 FROM job WHERE state = 2 LIMIT 1",
+    "a lost counter": "UPDATE lane SET queued = queued + 1",
+    "a stray payload": "INSERT INTO payload VALUES (999, x'00')",
+    "a stray result": "INSERT INTO result VALUES (999, 'x', x'00')",
+    "a keep clock on a waiting job": "UPDATE job SET purge_at = 1 WHERE state = 2",
+    "a scheduled job without a time": "UPDATE job SET run_at = NULL WHERE state = 1",
+    "a job in a wrong state": "UPDATE job SET state = 3 WHERE state = 2",
+}
+
+
+@pytest.mark.parametrize("damage", SQLITE_DAMAGE)
+async def test_the_sqlite_scrubber_sees(damage: str, tmp_path: Path) -> None:
+    store = SqliteStore.open(tmp_path / "jobs.db", VirtualClock())
+    await furnish(store)
+    assert await scrub_sqlite(store) == []
+    connection = apsw.Connection(str(tmp_path / "jobs.db"))
+    connection.execute(SQLITE_DAMAGE[damage])
+    connection.close()
+    assert await scrub_sqlite(store) != []
+    await store.close()
