@@ -131,10 +131,10 @@ class ModelStore:
         def rank(entry: Entry) -> tuple[int, int, int]:
             return worker.queues.index(entry.job.queue), entry.job.priority, entry.arrival
 
-        held = [e for e in self._in(State.RUNNING) if e.job.worker == worker.id and e.token == wish.nonce]
+        held = [e for e in self.entries(State.RUNNING) if e.job.worker == worker.id and e.token == wish.nonce]
         if held:
             return [entry.record(payload=True) for entry in sorted(held, key=rank)]
-        fit = [e for e in self._in(State.QUEUED) if self._may_take(worker, e.job)]
+        fit = [e for e in self.entries(State.QUEUED) if self._may_take(worker, e.job)]
         taken = sorted(fit, key=rank)[: wish.slots]
         for entry in taken:
             entry.token, entry.lease_until, entry.expires_at = wish.nonce, later(now, wish.lease), None
@@ -266,7 +266,7 @@ class ModelStore:
         start = read_cursor(after) if after is not None else (b"", b"", 0)
         fit = (
             entry
-            for entry in self._in(*scope.states)
+            for entry in self.entries(*scope.states)
             if scope.tenant in (EVERY_TENANT, entry.job.tenant) and scope.queue in (None, entry.job.queue)
         )
         found = sorted((entry for entry in fit if place(entry) > start), key=place)
@@ -283,7 +283,7 @@ class ModelStore:
 
     async def promote(self, limit: int) -> int:
         now = self._clock.now()
-        due = self._due(self._in(State.SCHEDULED), lambda entry: entry.job.run_at, now)[:limit]
+        due = self._due(self.entries(State.SCHEDULED), lambda entry: entry.job.run_at, now)[:limit]
         for entry in due:
             entry.change(state=State.QUEUED, updated_at=now)
             self._notify(f"work/{entry.job.queue}")
@@ -292,14 +292,14 @@ class ModelStore:
     async def overdue(self, clock: Overdue, limit: int) -> Reading:
         now = self._clock.now()
         if clock is Overdue.LEASE:
-            due = self._due(self._in(State.RUNNING), lambda entry: entry.lease_until, now)
+            due = self._due(self.entries(State.RUNNING), lambda entry: entry.lease_until, now)
         else:
-            waiting = self._in(State.BLOCKED, State.SCHEDULED, State.QUEUED)
+            waiting = self.entries(State.BLOCKED, State.SCHEDULED, State.QUEUED)
             due = self._due(waiting, lambda entry: entry.expires_at, now)
         return Reading(now, [entry.record() for entry in due[:limit]])
 
     async def purge(self, limit: int) -> int:
-        due = self._due(self._in(*FINISHED), lambda entry: entry.purge_at, self._clock.now())[:limit]
+        due = self._due(self.entries(*FINISHED), lambda entry: entry.purge_at, self._clock.now())[:limit]
         for entry in due:
             del self._jobs[entry.job.id]
         return len(due)
@@ -338,7 +338,7 @@ class ModelStore:
         return id in self._workers and self._workers[id][1] > self._clock.now()
 
     def _counted(self, worker: Worker) -> Worker:
-        return replace(worker, running=sum(entry.job.worker == worker.id for entry in self._in(State.RUNNING)))
+        return replace(worker, running=sum(entry.job.worker == worker.id for entry in self.entries(State.RUNNING)))
 
     # Notices
 
@@ -359,7 +359,8 @@ class ModelStore:
             if topic in ear.topics:
                 ear.heard.set()
 
-    def _in(self, *states: State) -> list[Entry]:
+    def entries(self, *states: State) -> list[Entry]:
+        """All there is of the jobs in these states, in order of arrival."""
         return [entry for entry in self._jobs.values() if entry.job.state in states]
 
     def _held(self, id: str, token: bytes) -> Entry | None:

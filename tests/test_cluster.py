@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import redis
@@ -50,6 +51,11 @@ def agreed(server: Server) -> bool:
     return all(word in info for word in ("cluster_state:ok", "cluster_known_nodes:2", "cluster_slots_ok:16384"))
 
 
+def tell(server: Server, *words: str | int | bytes) -> Any:
+    with redis.Redis(port=server.port) as connection:
+        return connection.execute_command(*words)
+
+
 @pytest.fixture
 async def engine(two: tuple[Server, Server]) -> AsyncIterator[Engine]:
     store = await RedisStore.open(two[0].url, partitions=PARTITIONS)
@@ -85,19 +91,18 @@ async def test_a_partition_on_the_move_waits_and_is_found_where_it_went(
     queue = next(queue for queue in QUEUES if slot_of(f"wl{{{queue_mark(queue) % PARTITIONS}}}") < HALF)
     slot = slot_of(f"wl{{{queue_mark(queue) % PARTITIONS}}}")
     before = [(await engine(Enqueue(job=NewJob(task="t", queue=queue)))).id for _ in range(5)]
-    left, right = (redis.Redis(port=server.port) for server in two)
-    names = [server.execute_command("CLUSTER", "MYID").decode() for server in (left, right)]
-    right.execute_command("CLUSTER", "SETSLOT", slot, "IMPORTING", names[0])
-    left.execute_command("CLUSTER", "SETSLOT", slot, "MIGRATING", names[1])
+    left, right = two
+    names = [tell(server, "CLUSTER", "MYID").decode() for server in two]
+    tell(right, "CLUSTER", "SETSLOT", slot, "IMPORTING", names[0])
+    tell(left, "CLUSTER", "SETSLOT", slot, "MIGRATING", names[1])
 
     with pytest.raises(Unavailable, match="is being moved"):
         await engine(Enqueue(job=NewJob(task="t", queue=queue)))
 
-    keys = left.execute_command("CLUSTER", "GETKEYSINSLOT", slot, 1000)
-    left.execute_command("MIGRATE", "127.0.0.1", two[1].port, "", 0, 5000, "KEYS", *keys)
+    keys = tell(left, "CLUSTER", "GETKEYSINSLOT", slot, 1000)
+    tell(left, "MIGRATE", "127.0.0.1", right.port, "", 0, 5000, "KEYS", *keys)
     for server in (right, left):
-        server.execute_command("CLUSTER", "SETSLOT", slot, "NODE", names[1])
-        server.close()
+        tell(server, "CLUSTER", "SETSLOT", slot, "NODE", names[1])
 
     after = (await engine(Enqueue(job=NewJob(task="t", queue=queue)))).id
     assert [job.id for job in (await engine(List())).jobs] == [*before, after]

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,7 +23,6 @@ from hypothesis.stateful import (
     initialize,
     invariant,
     multiple,
-    precondition,
     rule,
     run_state_machine_as_test,
 )
@@ -36,7 +35,7 @@ from tests.worlds import SeededChance, StoreKind, VirtualClock, opened, scrub
 from windlass.engine import Engine, upkeep
 from windlass.model import wire
 from windlass.model.errors import WindlassError
-from windlass.model.job import FINISHED, Error, Job, NewJob, Progress, Reason
+from windlass.model.job import FINISHED, Error, Job, NewJob, Progress, Reason, State
 from windlass.model.lifecycle import CODES, Verdict
 from windlass.model.match import Match
 from windlass.model.names import fresh_id
@@ -48,7 +47,6 @@ from windlass.model.operations import (
     Cancel,
     Changed,
     Claim,
-    Claimed,
     Count,
     Delete,
     Enqueue,
@@ -83,8 +81,11 @@ MATERIAL = settings(
     suppress_health_check=[HealthCheck.too_slow],  # each step asks a real server a dozen questions
 )
 
-WALKS: dict[StoreKind, int] = {"sqlite": 120, "redis": 40, "valkey": 40, "cluster": 20}
+WALKS: dict[StoreKind, int] = {"sqlite": 150, "redis": 80, "valkey": 80, "cluster": 40}
 """How many walks each store is taken on: about half a minute's worth."""
+
+SCRUBBED_EVERY = 5
+"""Steps: the scrubber takes longer than all the rest. It also looks at the end, and a failure is made small anyway."""
 
 TENANTS = ("default", "acme")
 QUEUES = ("default", "a", "a.b", "a-b")
@@ -99,12 +100,22 @@ PAYLOADS = ({"n": 1}, {"n": True}, {"n": {"m": "x"}}, None, "text", b"\x00\xff")
 
 some_of = st.sampled_from
 
+
+def seldom(*values: Any) -> st.SearchStrategy[Any]:
+    """One of these now and then, else nothing said."""
+    return some_of((*[None] * 2 * len(values), *values))
+
+
 TERMS = st.fixed_dictionaries(
-    {"task": some_of(TASKS), "queue": some_of(QUEUES), "payload": some_of(PAYLOADS)},
+    {
+        "task": some_of(TASKS),
+        "queue": some_of(QUEUES),
+        "payload": some_of(PAYLOADS),
+        "delay": seldom(0.0, 0.5, 1.0, 30.0),
+        "expires": seldom(0.0, 10.0, 100.0),
+    },
     optional={
         "priority": some_of((-(2**31), -1, 1, 2**31 - 1)),
-        "delay": some_of((0.0, 0.5, 1.0, 30.0)),
-        "expires": some_of((0.0, 10.0, 100.0)),
         "timeout": some_of((5.0, 1 / 3)),
         "max_retry": some_of((1, 3, None)),
         "retry": some_of(RETRIES),
@@ -121,26 +132,47 @@ TERMS = st.fixed_dictionaries(
 NAMED = st.none() | some_of(("k1", "k2")) | st.binary(min_size=16, max_size=16)
 """How a job is named: not at all, by a key, or by an id made of these bytes."""
 
+BATCH = st.lists(st.tuples(TERMS, NAMED), min_size=1, max_size=6)
+
 MATCHES = st.builds(
     Match,
     state=some_of(([], ["pending"], ["finished"], ["queued"], ["running", "failed"])),
-    task=some_of((None, *TASKS)),
-    queue=some_of((None, None, *QUEUES)),
+    task=seldom(*TASKS),
+    queue=seldom(*QUEUES),
     tag=some_of(([], [], ["t"], ["u", "t"])),
-    reason=some_of((None, None, None, Reason.ERROR, Reason.CANCELLED)),
+    reason=seldom(Reason.ERROR, Reason.CANCELLED),
     payload=some_of(({}, {}, {}, {"n": 1}, {"n": True}, {"n.m": "x"})),
-    text=some_of((None, None, None, "broke")),
+    text=seldom("broke"),
 )
 
-LIES = some_of((*[None] * 9, "0000000000000000", "not a token", ""))
-"""What is said instead of the token, if anything; mostly the token is old enough to be a lie in itself."""
+ASKING = some_of((*TENANTS, "-"))
+"""Who asks."""
+
+LIES = some_of((*[None] * 12, "0000000000000000", "not a token", ""))
+"""What is said instead of the token, if anything."""
+
+
+WHICH = st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True)
+"""Of the jobs that run, these."""
+
+ENDS = st.fixed_dictionaries(
+    {
+        "outcome": some_of((*Verdict, Verdict.OK, Verdict.OK)),
+        "reason": seldom(Reason.TIMEOUT, Reason.CRASHED),
+        "delay": seldom(0.0, 5.0),
+        "result": some_of((None, {"r": 1}, b"\xff")),
+        "ago": seldom(1.5),
+    }
+)
+"""How a run ends."""
+
+Selecting: TypeAlias = Cancel | Retry | Delete
 
 
 class Hold(Struct, frozen=True):
     """That a worker was once given a job; whether it still has it is for the engine to say."""
 
     worker: str
-    tenant: str
     id: str
     token: str
 
@@ -150,10 +182,6 @@ class Walk(RuleBasedStateMachine):
     workers = Bundle("workers")
     holds = Bundle("holds")
 
-    # A rule that draws several from a bundle must see to it itself that there are any.
-    with_jobs = precondition(lambda self: self.bundles.get("jobs"))
-    with_holds = precondition(lambda self: self.bundles.get("holds"))
-
     def __init__(self, kind: StoreKind, address: str, clean: Callable[[], object]) -> None:
         super().__init__()
         clean()
@@ -162,11 +190,18 @@ class Walk(RuleBasedStateMachine):
         self.open = AsyncExitStack()
         self.store = self.run(self.open.enter_async_context(opened(kind, address, self.clock, "walk")))
         self.real = Engine(self.store, SeededChance(1))
-        self.model = Engine(ModelStore(self.clock), SeededChance(1))
+        self.specification = ModelStore(self.clock)
+        self.model = Engine(self.specification, SeededChance(1))
+        self.steps = 0
+        self.tenants: dict[str, str] = {}
+        self.everyman = self.register("-", list(QUEUES), None, "north")
 
     def teardown(self) -> None:
-        self.run(self.open.aclose())
-        self.runner.close()
+        try:
+            assert self.run(scrub(self.store)) == []
+        finally:
+            self.run(self.open.aclose())
+            self.runner.close()
 
     # Saying the same to both
 
@@ -208,72 +243,63 @@ class Walk(RuleBasedStateMachine):
             return replace(new, id=fresh_id(name, new.queue))
         return replace(new, key=name)
 
-    @rule(target=jobs, tenant=some_of(TENANTS), terms=TERMS, name=NAMED, lost=st.booleans())
-    def enqueue(self, tenant: str, terms: dict[str, Any], name: str | bytes | None, lost: bool) -> Any:
+    @rule(
+        target=jobs,
+        tenant=some_of(TENANTS),
+        terms=TERMS,
+        name=NAMED,
+        due=seldom(-1.0, 0.0, 0.000001, 20.0),
+        lost=st.booleans(),
+    )
+    def enqueue(self, tenant: str, terms: dict[str, Any], name: Any, due: float | None, lost: bool) -> Any:
         new = self.named(tenant, terms, name)
+        if due is not None:
+            new = replace(new, delay=None, run_at=self.clock.now() + timedelta(seconds=due))
         job, again = self.send(Enqueue(tenant=tenant, job=new), lost=lost and name is not None)
         assert again is None or plain(again) == plain(job)
         return multiple() if isinstance(job, WindlassError) else job.id
 
-    @rule(target=jobs, terms=TERMS, offset=some_of((-1.0, 0.0, 0.000001, 20.0)))
-    def enqueue_for_a_time(self, terms: dict[str, Any], offset: float) -> Any:
-        new = self.named("default", terms, None)
-        due = self.clock.now() + timedelta(seconds=offset)
-        job = self.ask(Enqueue(job=replace(new, delay=None, run_at=due)))
-        assert not isinstance(job, WindlassError)
-        return job.id
+    @initialize(target=jobs, tenant=some_of(TENANTS), batch=BATCH)
+    def some_jobs(self, tenant: str, batch: list[tuple[dict[str, Any], Any]]) -> Any:
+        return self.enqueue_many(tenant, batch, lost=False)
 
-    @rule(
-        target=jobs,
-        tenant=some_of(TENANTS),
-        wanted=st.lists(st.tuples(TERMS, NAMED), min_size=1, max_size=5),
-        lost=st.booleans(),
-    )
-    def enqueue_many(self, tenant: str, wanted: list[tuple[dict[str, Any], Any]], lost: bool) -> Any:
-        named = all(name is not None for _, name in wanted)
-        batch = EnqueueMany(tenant=tenant, jobs=[self.named(tenant, terms, name) for terms, name in wanted])
-        first, again = self.send(batch, lost=lost and named)
+    @rule(target=jobs, tenant=some_of(TENANTS), batch=BATCH, lost=st.booleans())
+    def enqueue_many(self, tenant: str, batch: list[tuple[dict[str, Any], Any]], lost: bool) -> Any:
+        named = all(name is not None for _, name in batch)
+        news = [self.named(tenant, terms, name) for terms, name in batch]
+        first, again = self.send(EnqueueMany(tenant=tenant, jobs=news), lost=lost and named)
         assert not isinstance(first, WindlassError)
         if again is not None:
             assert not isinstance(again, WindlassError)
             assert (again.ids, again.created) == (first.ids, 0)
         return multiple(*first.ids)
 
-    @rule(id=jobs, tenant=some_of((*TENANTS, "-")))
-    def look(self, id: str, tenant: str) -> None:
-        self.ask(Show(tenant=tenant, id=id, payload=True))
-        self.ask(GetResult(tenant=tenant, id=id))
-
-    @rule(match=MATCHES, tenant=some_of((*TENANTS, "-")), limit=some_of((1, 3, 100)))
-    def list_and_count(self, match: Match, tenant: str, limit: int) -> None:
+    @rule(id=jobs, match=MATCHES, tenant=ASKING, limit=some_of((1, 3, 100)))
+    def look(self, id: str, match: Match, tenant: str, limit: int) -> None:
         async def ids(engine: Engine) -> list[str]:
             return [job.id for job in await listed(engine, List(tenant=tenant, match=match, limit=limit))]
 
+        self.ask(Show(tenant=tenant, id=id, payload=True))
+        self.ask(GetResult(tenant=tenant, id=id))
         found = self.both(ids)
         counted = self.ask(Count(tenant=tenant, match=match))
         assert not isinstance(counted, WindlassError)
         assert counted.count == len(found)
 
-    @with_jobs
-    @rule(
-        action=some_of((Cancel, Retry, Delete)),
-        chosen=st.lists(jobs, min_size=1, max_size=4),
-        tenant=some_of((*TENANTS, "-")),
-        lost=st.booleans(),
-    )
-    def act_on_ids(self, action: type[Cancel | Retry | Delete], chosen: list[str], tenant: str, lost: bool) -> None:
-        operation = action(tenant=tenant, ids=chosen)
-        self.act(operation, lost)
+    @rule(action=some_of((Cancel, Retry, Delete)), one=jobs, other=jobs, tenant=ASKING, lost=st.booleans())
+    def act_on_ids(self, action: type[Selecting], one: str, other: str, tenant: str, lost: bool) -> None:
+        self.act(action(tenant=tenant, ids=[one] if one == other else [one, other]), lost)
 
-    @rule(action=some_of((Cancel, Retry, Delete)), match=MATCHES, tenant=some_of((*TENANTS, "-")), lost=st.booleans())
-    def act_on_matching(self, action: type[Cancel | Retry | Delete], match: Match, tenant: str, lost: bool) -> None:
+    @rule(action=some_of((Cancel, Retry, Delete)), match=MATCHES, tenant=ASKING, lost=st.booleans())
+    def act_on_matching(self, action: type[Selecting], match: Match, tenant: str, lost: bool) -> None:
         self.act(action(tenant=tenant, match=match), lost)
 
-    @rule(held=holds, action=some_of((Cancel, Delete)), lost=st.booleans())
-    def order_to_stop(self, held: Hold, action: type[Cancel | Delete], lost: bool) -> None:
-        self.act(action(tenant="-", ids=[held.id]), lost)
+    @rule(action=some_of((Cancel, Delete)), which=st.integers(0, 3), lost=st.booleans())
+    def order_to_stop(self, action: type[Selecting], which: int, lost: bool) -> None:
+        for held in self.held_now(which):
+            self.act(action(tenant="-", ids=[held.id]), lost)
 
-    def act(self, operation: Cancel | Retry | Delete, lost: bool) -> None:
+    def act(self, operation: Selecting, lost: bool) -> None:
         foretold = self.ask(replace(operation, dry_run=True))
         changed, again = self.send(operation, lost=lost)
         assert plain(changed) == plain(foretold), "a dry run tells what will be changed"
@@ -281,106 +307,117 @@ class Walk(RuleBasedStateMachine):
 
     # Work
 
-    @initialize(target=workers)
-    def one_worker_for_all(self) -> Any:
-        return self.register("-", list(QUEUES), None, "north")
-
     @rule(
         target=workers,
-        tenant=some_of((*TENANTS, "-")),
+        tenant=ASKING,
         queues=st.lists(some_of(QUEUES), min_size=1, max_size=3, unique=True),
         tasks=some_of((None, None, ["x"], ["x.y", "nothing"], ["x", "x.y"])),
         node=some_of(("", "south")),
     )
-    def register(self, tenant: str, queues: list[str], tasks: list[str] | None, node: str) -> Any:
+    def register(self, tenant: str, queues: list[str], tasks: list[str] | None, node: str) -> str:
         new = NewWorker(name="w", node=node, queues=queues, tasks=tasks)
         registered = self.ask(Register(tenant=tenant, worker=new))
         assert not isinstance(registered, WindlassError)
-        return tenant, registered.worker
+        self.tenants[registered.worker] = tenant
+        return registered.worker
 
     @rule(worker=consumes(workers))
-    def unregister(self, worker: tuple[str, str]) -> None:
-        tenant, id = worker
-        self.ask(Unregister(tenant=tenant, worker=id))
+    def unregister(self, worker: str) -> None:
+        self.ask(Unregister(tenant=self.tenants[worker], worker=worker))
 
-    @rule(target=holds, worker=workers, slots=some_of((1, 2, 5, 100)), number=st.integers(0, 3), lost=st.booleans())
-    def claim(self, worker: tuple[str, str], slots: int, number: int, lost: bool) -> Any:
-        tenant, id = worker
+    @rule(
+        target=holds,
+        more=BATCH,
+        slots=some_of((1, 2, 5, 100)),
+        stop=seldom((Cancel, 0), (Delete, 0), (Delete, 1)),
+        ends=st.lists(ENDS, max_size=3),
+        lost=st.booleans(),
+    )
+    def shift(self, more: list[Any], slots: int, stop: Any, ends: list[Any], lost: bool) -> Any:
+        """A worker's day in one step: jobs come and are claimed, one is told to stop, some end, the rest is left."""
+        self.enqueue_many("default", more, lost)
+        held = self.claim_for(self.everyman, slots, slots, lost)
+        self.both_hold_the_same()
+        if stop:
+            self.order_to_stop(*stop, lost)
+            self.both_hold_the_same()
+        self.finish([0, 1, 2], ends, None, lost)
+        return held
+
+    @rule(target=holds, worker=workers, slots=some_of((1, 2, 5)), number=st.integers(0, 3), lost=st.booleans())
+    def claim_for(self, worker: str, slots: int, number: int, lost: bool) -> Any:
         # A nonce may come back after its jobs have ended: then it is as good as new.
         nonce = f"{number:016x}" if number else None
-        claim = Claim(tenant=tenant, worker=id, slots=slots, nonce=nonce)
+        claim = Claim(tenant=self.tenants[worker], worker=worker, slots=slots, nonce=nonce)
         first, again = self.send(claim, lost=lost and nonce is not None)
         if isinstance(first, WindlassError):
             return multiple()
         assert again is None or plain(again) == plain(first)
-        return multiple(*(hold(tenant, id, claimed) for claimed in first))
+        return multiple(*(Hold(worker, claimed.job.id, claimed.token) for claimed in first))
 
-    @rule(held=holds, lie=LIES, pid=some_of((1, 2**32 - 1)), lost=st.booleans())
-    def begin(self, held: Hold, lie: str | None, pid: int, lost: bool) -> None:
-        began = Began(id=held.id, token=said(held, lie), pid=pid)
-        first, again = self.send(Begin(tenant=held.tenant, worker=held.worker, jobs=[began]), lost=lost)
-        assert again is None or plain(again) == plain(first)
+    def held_now(self, *which: int) -> list[Hold]:
+        """Of the jobs that run, the ones with these numbers."""
+        running = [(entry.job, entry.token) for entry in self.specification.entries(State.RUNNING)]
+        held = [Hold(job.worker, job.id, token.hex()) for job, token in running if job.worker and token]
+        return [held[number] for number in which if number < len(held)]
 
-    @with_holds
     @rule(
-        chosen=st.lists(st.tuples(holds, LIES, some_of((None, Progress(done=0.5, total=2, note="half")))), min_size=1),
+        old=holds,
+        which=WHICH,
+        lie=LIES,
+        says=st.tuples(seldom(1, 2**32 - 1), seldom(Progress(done=0.5, total=2, note="half"))),
         lost=st.booleans(),
     )
-    def renew(self, chosen: list[tuple[Hold, str | None, Progress | None]], lost: bool) -> None:
-        worker = chosen[0][0]
-        alive = [Alive(id=held.id, token=said(held, lie), progress=progress) for held, lie, progress in chosen]
-        first, again = self.send(Renew(tenant=worker.tenant, worker=worker.worker, jobs=alive), lost=lost)
-        assert again is None or plain(again) == plain(first)
+    def show_life(self, old: Hold, which: list[int], lie: str | None, says: tuple[Any, Any], lost: bool) -> None:
+        pid, progress = says
+        holds = [*self.held_now(*which), old]
+        worker, tenant = holds[0].worker, self.tenants[holds[0].worker]
+        began = [Began(id=held.id, token=said(held, lie), pid=pid or 7) for held in holds]
+        alive = [Alive(id=held.id, token=said(held, lie), progress=progress) for held in holds]
+        for operation in (
+            Renew(tenant=tenant, worker=worker, jobs=alive),
+            *([Begin(tenant=tenant, worker=worker, jobs=began)] if pid else []),
+        ):
+            first, again = self.send(operation, lost=lost)
+            assert again is None or plain(again) == plain(first)
 
     @rule(worker=workers)
-    def renew_only_itself(self, worker: tuple[str, str]) -> None:
-        tenant, id = worker
-        self.ask(Renew(tenant=tenant, worker=id))
+    def renew_only_itself(self, worker: str) -> None:
+        self.ask(Renew(tenant=self.tenants[worker], worker=worker))
 
-    @with_holds
-    @rule(
-        chosen=st.lists(
-            st.tuples(
-                holds,
-                LIES,
-                some_of((*Verdict, Verdict.OK, Verdict.OK)),
-                some_of((None, None, Reason.TIMEOUT, Reason.CRASHED)),
-                some_of((None, None, 0.0, 5.0)),
-                some_of((None, {"r": 1}, b"\xff")),
-                some_of((None, -1.5)),
-            ),
-            min_size=1,
-            max_size=4,
-        ),
-        lost=st.booleans(),
-    )
-    def finish(self, chosen: list[tuple[Any, ...]], lost: bool) -> None:
-        worker = chosen[0][0]
+    @rule(which=WHICH, ends=st.lists(ENDS, min_size=1, max_size=3), lie=LIES, lost=st.booleans())
+    def finish(self, which: list[int], ends: list[dict[str, Any]], lie: Any, lost: bool) -> None:
+        holds = self.held_now(*which)
         finished = [
             Finished(
                 id=held.id,
                 token=said(held, lie),
-                outcome=verdict,
-                code=CODES[verdict] + 3 if reason else None,
-                result=UNSET if result is None else Raw(wire.encode(result)),
+                outcome=end["outcome"],
+                code=CODES[end["outcome"]] + 3 if end["reason"] else None,
+                result=UNSET if end["result"] is None else Raw(wire.encode(end["result"])),
                 message="it broke",
-                error=Error(type="E", traceback="here") if reason else None,
-                reason=reason,
-                delay=delay,
-                finished_at=None if ago is None else self.clock.now() + timedelta(seconds=ago),
+                error=Error(type="E", traceback="here") if end["reason"] else None,
+                reason=end["reason"],
+                delay=end["delay"],
+                finished_at=None if end["ago"] is None else self.clock.now() - timedelta(seconds=end["ago"]),
             )
-            for held, lie, verdict, reason, delay, result, ago in chosen
+            for held, end in zip(holds, ends, strict=False)
         ]
-        self.report(Finish(tenant=worker.tenant, worker=worker.worker, jobs=finished), lost)
+        if finished:
+            worker = holds[0].worker
+            self.report(Finish(tenant=self.tenants[worker], worker=worker, jobs=finished), lost)
 
-    @with_holds
-    @rule(
-        chosen=st.lists(st.tuples(holds, LIES, some_of((None, 0.0, 5.0))), min_size=1, max_size=4), lost=st.booleans()
-    )
-    def release(self, chosen: list[tuple[Hold, str | None, float | None]], lost: bool) -> None:
-        worker = chosen[0][0]
-        unrun = [Unrun(id=held.id, token=said(held, lie), delay=delay) for held, lie, delay in chosen]
-        self.report(Release(tenant=worker.tenant, worker=worker.worker, jobs=unrun), lost)
+    @rule(late=holds, end=ENDS, lost=st.booleans())
+    def finish_late(self, late: Hold, end: dict[str, Any], lost: bool) -> None:
+        item = Finished(id=late.id, token=late.token, outcome=end["outcome"], delay=end["delay"])
+        self.report(Finish(tenant=self.tenants[late.worker], worker=late.worker, jobs=[item]), lost)
+
+    @rule(which=WHICH, late=holds, delay=seldom(0.0, 5.0), lie=LIES, lost=st.booleans())
+    def release(self, which: list[int], late: Hold, delay: float | None, lie: str | None, lost: bool) -> None:
+        holds = [*self.held_now(*which[:1]), late]
+        unrun = [Unrun(id=held.id, token=said(held, lie), delay=delay) for held in holds]
+        worker = holds[0].worker
+        self.report(Release(tenant=self.tenants[worker], worker=worker, jobs=unrun), lost)
 
     def report(self, operation: Finish | Release, lost: bool) -> None:
         first, again = self.send(operation, lost=lost)
@@ -391,15 +428,18 @@ class Walk(RuleBasedStateMachine):
 
     # Time
 
-    @rule(seconds=some_of((0.000001, 0.5, 1.0, 1.0, 5.0, 5.0, 14.999999, 15.0, 31.0, 3600.0, 86400.0)))
-    def time_passes(self, seconds: float) -> None:
+    @rule(
+        seconds=some_of((0.0, 0.000001, 0.5, 1.0, 5.0, 10.0, 14.999999, 15.0, 31.0, 3600.0, 86400.0)),
+        duties=st.permutations((upkeep.promote, upkeep.reclaim, upkeep.expire, upkeep.purge)),
+        some=st.integers(0, 4),
+    )
+    def time_passes(self, seconds: float, duties: list[upkeep.Duty], some: int) -> None:
+        """And house is kept, or some of it."""
+
+        async def done(engine: Engine) -> list[int]:
+            return [await duty(engine) for duty in duties[:some]]
+
         self.clock.advance(seconds)
-
-    @rule(duty=some_of((upkeep.promote, upkeep.reclaim, upkeep.expire, upkeep.purge)))
-    def keep_house(self, duty: upkeep.Duty) -> None:
-        async def done(engine: Engine) -> int:
-            return await duty(engine)
-
         self.both(done)
 
     # After every step
@@ -413,11 +453,9 @@ class Walk(RuleBasedStateMachine):
 
     @invariant()
     def the_store_is_sound(self) -> None:
-        assert self.run(scrub(self.store)) == []
-
-
-def hold(tenant: str, worker: str, claimed: Claimed) -> Hold:
-    return Hold(worker=worker, tenant=tenant, id=claimed.job.id, token=claimed.token)
+        self.steps += 1
+        if self.steps % SCRUBBED_EVERY == 0:
+            assert self.run(scrub(self.store)) == []
 
 
 def said(held: Hold, lie: str | None) -> str:

@@ -19,8 +19,9 @@ def sound(operation: O) -> O:
     match operation:
         case Enqueue() | EnqueueMany():
             return operation  # each job is checked as it is given its id
-        case Finish():
-            wire.checked(replace(operation, jobs=[replace(item, result=UNSET) for item in operation.jobs]))
-            return operation
+        case Finish() if any(item.result is not UNSET for item in operation.jobs):
+            bare = wire.checked(replace(operation, jobs=[replace(item, result=UNSET) for item in operation.jobs]))
+            pairs = zip(bare.jobs, operation.jobs, strict=True)
+            return replace(bare, jobs=[replace(item, result=given.result) for item, given in pairs])
         case _:
             return wire.checked(operation)

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 
 from windlass.model.names import EVERY_TENANT
 from windlass.store import Record, Wish
+from windlass.store.micros import span
 from windlass.store.sqlite import batches, records
 from windlass.store.sqlite.transaction import Transaction
-from windlass.store.sqlite.values import QUEUED, RUNNING, span
+from windlass.store.sqlite.values import QUEUED, RUNNING
 from windlass.store.sqlite.workers import hear
 
 Head = tuple[int, int, int]

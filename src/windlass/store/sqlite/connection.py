@@ -18,10 +18,10 @@ import apsw
 
 from windlass.model.errors import Unavailable
 from windlass.model.ports import Clock
+from windlass.store.micros import to_micros
 from windlass.store.sqlite.lanes import Lanes
 from windlass.store.sqlite.opening import translated
 from windlass.store.sqlite.transaction import Transaction
-from windlass.store.sqlite.values import micros
 
 T = TypeVar("T")
 
@@ -155,7 +155,7 @@ class Connection:
         topics: set[str] = set()
         self._sql.execute(begin)
         for call in calls:
-            tx = Transaction(self._sql, self._lanes, micros(self._clock.now()))
+            tx = Transaction(self._sql, self._lanes, to_micros(self._clock.now()))
             answers.append(Answer(call, call.work(tx)))
             tx.finish()
             topics |= tx.topics

@@ -9,9 +9,10 @@ from operator import itemgetter
 
 from windlass.model.job import NewJob
 from windlass.store import Draft, Kept, Reading
+from windlass.store.micros import from_micros, span, to_micros
 from windlass.store.sqlite import batches, records
 from windlass.store.sqlite.transaction import Transaction
-from windlass.store.sqlite.values import QUEUED, SCHEDULED, key, keys, micros, moment, span
+from windlass.store.sqlite.values import QUEUED, SCHEDULED, key, keys
 from windlass.store.terms import pack, unpack
 
 MOST_INLINE = 1000
@@ -83,7 +84,7 @@ def _row(tx: Transaction, id: bytes, draft: Draft) -> batches.Row:
 def _due(new: NewJob, now: int) -> int | None:
     """When the job may run, if not at once."""
     if new.run_at is not None:
-        due = micros(new.run_at)
+        due = to_micros(new.run_at)
     elif new.delay:
         due = now + span(new.delay)
     else:
@@ -92,7 +93,7 @@ def _due(new: NewJob, now: int) -> int | None:
 
 
 def read(tx: Transaction, ids: Sequence[str], *, payload: bool) -> Reading:
-    return Reading(now=moment(tx.now), records=records.by_id(tx, ids, payload=payload))
+    return Reading(now=from_micros(tx.now), records=records.by_id(tx, ids, payload=payload))
 
 
 def peek(tx: Transaction, id: str) -> tuple[Kept | None, bool]:

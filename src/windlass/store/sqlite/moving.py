@@ -13,10 +13,11 @@ import msgspec
 from windlass.model.job import FINISHED, State
 from windlass.model.lifecycle import GONE, Move, Step
 from windlass.model.names import text_id
+from windlass.store.micros import span, to_micros
 from windlass.store.sqlite import batches
 from windlass.store.sqlite.jobs import vanish
 from windlass.store.sqlite.transaction import Transaction
-from windlass.store.sqlite.values import NUMBERS, RUNNING, keys, micros, span
+from windlass.store.sqlite.values import NUMBERS, RUNNING, keys
 from windlass.store.sqlite.work import drop_leases
 
 MOST_ERRORS = 100
@@ -144,7 +145,7 @@ def _row(job: Standing, move: Move, now: int, *, ends: bool) -> batches.Row:
     """A move in the order of `_MOVE`."""
     finished_at = purge_at = None
     if ends:
-        finished_at = now if move.finished_at is None else micros(move.finished_at)
+        finished_at = now if move.finished_at is None else to_micros(move.finished_at)
         purge_at = None if move.keep is None else now + span(move.keep)
     return (
         job.seq,
@@ -153,7 +154,7 @@ def _row(job: Standing, move: Move, now: int, *, ends: bool) -> batches.Row:
         move.attempt,
         move.crashes,
         move.losses,
-        None if move.run_at is None else micros(move.run_at),
+        None if move.run_at is None else to_micros(move.run_at),
         move.code,
         now,
         finished_at,

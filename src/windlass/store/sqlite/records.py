@@ -5,7 +5,7 @@ Knows the columns of `job` and what a `Job` is made of; decides nothing and writ
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -13,9 +13,10 @@ import msgspec
 from windlass.model.job import Error, Job, Progress, Reason
 from windlass.model.names import text_id
 from windlass.store import Record
+from windlass.store.micros import from_micros
 from windlass.store.sqlite import batches
 from windlass.store.sqlite.transaction import Transaction
-from windlass.store.sqlite.values import RUNNING, STATES, keys, maybe_moment, moment
+from windlass.store.sqlite.values import RUNNING, STATES, keys
 from windlass.store.terms import unpack
 
 _progress = msgspec.msgpack.Decoder(Progress)
@@ -81,7 +82,7 @@ def _record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
     where = tx.lanes.get(lane)
     asked = unpack(terms)
     timeout = asked.get("timeout")
-    started = maybe_moment(started_at)
+    started = _maybe(started_at)
     job = Job(
         id=text_id(id),
         tenant=where.tenant,
@@ -100,13 +101,17 @@ def _record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
         code=code,
         error=errors[-1] if errors else None,
         errors=errors,
-        created_at=moment(created_at),
-        updated_at=moment(updated_at),
-        run_at=maybe_moment(run_at),
+        created_at=from_micros(created_at),
+        updated_at=from_micros(updated_at),
+        run_at=_maybe(run_at),
         started_at=started,
-        finished_at=maybe_moment(finished_at),
+        finished_at=_maybe(finished_at),
         deadline=started + timedelta(seconds=timeout) if started and timeout is not None and state == RUNNING else None,
         size=size,
         **asked,
     )
     return Record(job=job, token=token, payload=payload)
+
+
+def _maybe(micros: int | None) -> datetime | None:
+    return None if micros is None else from_micros(micros)

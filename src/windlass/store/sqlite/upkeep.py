@@ -6,10 +6,11 @@ Each looks at one clock's own index, earliest first, and stops at a limit.
 from collections import Counter
 
 from windlass.store import Overdue, Reading
+from windlass.store.micros import from_micros
 from windlass.store.sqlite import batches, records
 from windlass.store.sqlite.jobs import vanish
 from windlass.store.sqlite.transaction import Transaction
-from windlass.store.sqlite.values import QUEUED, SCHEDULED, moment
+from windlass.store.sqlite.values import QUEUED, SCHEDULED
 
 _DUE = f"SELECT seq, lane FROM job WHERE state = {SCHEDULED} AND run_at <= ? ORDER BY run_at, seq LIMIT ?"
 _PROMOTE = f"UPDATE job SET state = {QUEUED}, updated_at = ?2 WHERE seq IN carray(?1)"
@@ -36,7 +37,7 @@ def promote(tx: Transaction, limit: int) -> int:
 
 def overdue(tx: Transaction, clock: Overdue, limit: int) -> Reading:
     seqs = tx.column(_OVERDUE[clock], tx.now, limit)
-    return Reading(now=moment(tx.now), records=list(records.by_seq(tx, seqs)))
+    return Reading(now=from_micros(tx.now), records=list(records.by_seq(tx, seqs)))
 
 
 def purge(tx: Transaction, limit: int) -> int:

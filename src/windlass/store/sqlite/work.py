@@ -10,10 +10,11 @@ import msgspec
 
 from windlass.model.job import Reason, Terms
 from windlass.store import Done, Touch, Touched
+from windlass.store.micros import span, to_micros
 from windlass.store.sqlite import batches
 from windlass.store.sqlite.jobs import vanish
 from windlass.store.sqlite.transaction import Transaction
-from windlass.store.sqlite.values import RUNNING, SUCCEEDED, keys, micros, span
+from windlass.store.sqlite.values import RUNNING, SUCCEEDED, keys
 from windlass.store.terms import unpack
 
 DEFAULT = Terms(task="any")
@@ -106,7 +107,7 @@ def succeed(tx: Transaction, dones: Sequence[Done]) -> list[bool]:
             continue
         tx.count(job.lane, SUCCEEDED, 1)
         released.append(job.seq)
-        finished_at = tx.now if done.finished_at is None else micros(done.finished_at)
+        finished_at = tx.now if done.finished_at is None else to_micros(done.finished_at)
         ended.append((job.seq, done.code, tx.now, finished_at, None if keep is None else tx.now + span(keep)))
         if done.result is not None and terms.get("keep_result") != "none":
             results.append((job.seq, done.result, done.content_type))

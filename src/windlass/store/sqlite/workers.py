@@ -7,8 +7,8 @@ import msgspec
 from windlass.model.names import EVERY_TENANT
 from windlass.model.worker import NewWorker, Worker
 from windlass.store import SEEN_EVERY
+from windlass.store.micros import from_micros, span
 from windlass.store.sqlite.transaction import Transaction
-from windlass.store.sqlite.values import moment, span
 
 _pack = msgspec.msgpack.Encoder()
 _unpack = msgspec.msgpack.Decoder(NewWorker)
@@ -60,8 +60,8 @@ def _worker(row: tuple[Any, ...]) -> Worker:
     return Worker(
         id=id,
         tenant=tenant,
-        registered_at=moment(registered_at),
-        seen_at=moment(seen_at),
+        registered_at=from_micros(registered_at),
+        seen_at=from_micros(seen_at),
         running=running,
         **msgspec.structs.asdict(_unpack.decode(data)),
     )

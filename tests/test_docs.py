@@ -1,0 +1,37 @@
+"""What the pages say is true: their examples run, and what is made from the code is fresh."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tools.fresh import PAGES
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*command: str, cwd: Path) -> str:
+    return subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+def test_the_start_in_the_readme_greets(tmp_path: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "start.py").write_text(code)
+    assert run(sys.executable, "start.py", cwd=tmp_path) == "hello Ada\n"
+
+
+def test_the_demonstration_runs_to_its_end(tmp_path: Path) -> None:
+    said = run(sys.executable, str(ROOT / "examples" / "demo.py"), cwd=tmp_path)
+    assert "in the end: 5 succeeded" in said
+    assert not list(tmp_path.iterdir()), "it leaves nothing behind"
+
+
+def test_pages_made_from_the_code_are_fresh() -> None:
+    for name, make in PAGES.items():
+        assert (ROOT / name).read_text() == make(), f"{name} is out of date: run python -m tools.fresh"
+
+
+def test_pages_link_to_files_that_exist() -> None:
+    for page in (ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"):
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
