@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
-    consumes,
     initialize,
     invariant,
     multiple,
@@ -35,7 +34,7 @@ from tests.worlds import SeededChance, StoreKind, VirtualClock, opened, scrub
 from windlass.engine import Engine, upkeep
 from windlass.model import wire
 from windlass.model.errors import WindlassError
-from windlass.model.job import FINISHED, Error, Job, NewJob, Progress, Reason, State
+from windlass.model.job import Error, Job, NewJob, Progress, Reason, State
 from windlass.model.lifecycle import CODES, Verdict
 from windlass.model.match import Match
 from windlass.model.names import fresh_id
@@ -179,7 +178,6 @@ class Hold(Struct, frozen=True):
 
 class Walk(RuleBasedStateMachine):
     jobs = Bundle("jobs")
-    workers = Bundle("workers")
     holds = Bundle("holds")
 
     def __init__(self, kind: StoreKind, address: str, clean: Callable[[], object]) -> None:
@@ -198,7 +196,7 @@ class Walk(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         try:
-            assert self.run(scrub(self.store)) == []
+            self.scrub()
         finally:
             self.run(self.open.aclose())
             self.runner.close()
@@ -263,7 +261,6 @@ class Walk(RuleBasedStateMachine):
     def some_jobs(self, tenant: str, batch: list[tuple[dict[str, Any], Any]]) -> Any:
         return self.enqueue_many(tenant, batch, lost=False)
 
-    @rule(target=jobs, tenant=some_of(TENANTS), batch=BATCH, lost=st.booleans())
     def enqueue_many(self, tenant: str, batch: list[tuple[dict[str, Any], Any]], lost: bool) -> Any:
         named = all(name is not None for _, name in batch)
         news = [self.named(tenant, terms, name) for terms, name in batch]
@@ -286,15 +283,22 @@ class Walk(RuleBasedStateMachine):
         assert not isinstance(counted, WindlassError)
         assert counted.count == len(found)
 
-    @rule(action=some_of((Cancel, Retry, Delete)), one=jobs, other=jobs, tenant=ASKING, lost=st.booleans())
-    def act_on_ids(self, action: type[Selecting], one: str, other: str, tenant: str, lost: bool) -> None:
-        self.act(action(tenant=tenant, ids=[one] if one == other else [one, other]), lost)
+    @rule(
+        action=some_of((Cancel, Retry, Retry, Delete)),
+        id=jobs,
+        place=st.integers(0, 20),
+        match=st.none() | MATCHES,
+        tenant=ASKING,
+        lost=st.booleans(),
+    )
+    def act_on_some(self, action: type[Selecting], match: Match | None, tenant: str, lost: bool, **named: Any) -> None:
+        if match:
+            self.act(action(tenant=tenant, match=match), lost)
+            return
+        there = [entry.job.id for entry in self.specification.entries(*State)]
+        ids = {named["id"], *there[named["place"] : named["place"] + 1]}
+        self.act(action(tenant=tenant, ids=sorted(ids)), lost)
 
-    @rule(action=some_of((Cancel, Retry, Delete)), match=MATCHES, tenant=ASKING, lost=st.booleans())
-    def act_on_matching(self, action: type[Selecting], match: Match, tenant: str, lost: bool) -> None:
-        self.act(action(tenant=tenant, match=match), lost)
-
-    @rule(action=some_of((Cancel, Delete)), which=st.integers(0, 3), lost=st.booleans())
     def order_to_stop(self, action: type[Selecting], which: int, lost: bool) -> None:
         for held in self.held_now(which):
             self.act(action(tenant="-", ids=[held.id]), lost)
@@ -307,13 +311,6 @@ class Walk(RuleBasedStateMachine):
 
     # Work
 
-    @rule(
-        target=workers,
-        tenant=ASKING,
-        queues=st.lists(some_of(QUEUES), min_size=1, max_size=3, unique=True),
-        tasks=some_of((None, None, ["x"], ["x.y", "nothing"], ["x", "x.y"])),
-        node=some_of(("", "south")),
-    )
     def register(self, tenant: str, queues: list[str], tasks: list[str] | None, node: str) -> str:
         new = NewWorker(name="w", node=node, queues=queues, tasks=tasks)
         registered = self.ask(Register(tenant=tenant, worker=new))
@@ -321,31 +318,46 @@ class Walk(RuleBasedStateMachine):
         self.tenants[registered.worker] = tenant
         return registered.worker
 
-    @rule(worker=consumes(workers))
-    def unregister(self, worker: str) -> None:
-        self.ask(Unregister(tenant=self.tenants[worker], worker=worker))
+    @rule(
+        target=holds,
+        tenant=ASKING,
+        queues=st.lists(some_of(QUEUES), min_size=1, max_size=3, unique=True),
+        tasks=some_of((None, None, ["x"], ["x.y", "nothing"], ["x", "x.y"])),
+        slots=some_of((1, 2, 5)),
+        leaves=seldom(True),
+    )
+    def another_worker(self, tenant: str, queues: list[str], tasks: Any, slots: int, leaves: bool | None) -> Any:
+        """Comes, takes what it knows, and may leave at once, without a word about what it took."""
+        worker = self.register(tenant, queues, tasks, "")
+        held = self.claim(worker, slots, 0, lost=False)
+        self.ask(Renew(tenant=tenant, worker=worker))
+        if leaves:
+            self.ask(Unregister(tenant=tenant, worker=worker))
+        return held
 
     @rule(
         target=holds,
         more=BATCH,
         slots=some_of((1, 2, 5, 100)),
         stop=seldom((Cancel, 0), (Delete, 0), (Delete, 1)),
-        ends=st.lists(ENDS, max_size=3),
+        which=WHICH,
+        ends=st.lists(ENDS, min_size=1, max_size=3),
+        lie=LIES,
         lost=st.booleans(),
     )
-    def shift(self, more: list[Any], slots: int, stop: Any, ends: list[Any], lost: bool) -> Any:
+    def shift(self, more: list[Any], slots: int, stop: Any, lost: bool, **report: Any) -> Any:
         """A worker's day in one step: jobs come and are claimed, one is told to stop, some end, the rest is left."""
         self.enqueue_many("default", more, lost)
-        held = self.claim_for(self.everyman, slots, slots, lost)
+        held = self.claim(self.everyman, slots, slots % 4, lost)
         self.both_hold_the_same()
         if stop:
-            self.order_to_stop(*stop, lost)
+            action, place = stop
+            self.order_to_stop(action, place, lost)
             self.both_hold_the_same()
-        self.finish([0, 1, 2], ends, None, lost)
+        self.finish(lost=lost, **report)
         return held
 
-    @rule(target=holds, worker=workers, slots=some_of((1, 2, 5)), number=st.integers(0, 3), lost=st.booleans())
-    def claim_for(self, worker: str, slots: int, number: int, lost: bool) -> Any:
+    def claim(self, worker: str, slots: int, number: int, lost: bool) -> Any:
         # A nonce may come back after its jobs have ended: then it is as good as new.
         nonce = f"{number:016x}" if number else None
         claim = Claim(tenant=self.tenants[worker], worker=worker, slots=slots, nonce=nonce)
@@ -381,11 +393,6 @@ class Walk(RuleBasedStateMachine):
             first, again = self.send(operation, lost=lost)
             assert again is None or plain(again) == plain(first)
 
-    @rule(worker=workers)
-    def renew_only_itself(self, worker: str) -> None:
-        self.ask(Renew(tenant=self.tenants[worker], worker=worker))
-
-    @rule(which=WHICH, ends=st.lists(ENDS, min_size=1, max_size=3), lie=LIES, lost=st.booleans())
     def finish(self, which: list[int], ends: list[dict[str, Any]], lie: Any, lost: bool) -> None:
         holds = self.held_now(*which)
         finished = [
@@ -455,7 +462,14 @@ class Walk(RuleBasedStateMachine):
     def the_store_is_sound(self) -> None:
         self.steps += 1
         if self.steps % SCRUBBED_EVERY == 0:
-            assert self.run(scrub(self.store)) == []
+            self.scrub()
+
+    def scrub(self) -> None:
+        jobs = [entry.job for entry in self.specification.entries(*State)]
+        readable = [job.id for job in jobs if job.keep_result != "once"]
+        found = [self.run(self.store.result(id)) for id in readable]
+        same(found, [self.run(self.specification.result(id)) for id in readable], "results")
+        assert self.run(scrub(self.store)) == []
 
 
 def said(held: Hold, lie: str | None) -> str:
@@ -493,12 +507,10 @@ async def everything(engine: Engine) -> dict[str, object]:
     store = engine.desk.store
     jobs = await listed(engine, List(tenant="-", limit=7))
     records = (await store.read([job.id for job in jobs], payload=True)).records
-    readable = [job.id for job in jobs if job.state in FINISHED and job.keep_result != "once"]
     return {
         "jobs": {job.id: job for job in jobs},
         "order": [job.id for job in jobs],
         "tokens and payloads": [record and (record.job.id, record.token, record.payload) for record in records],
-        "results": [(id, await store.result(id)) for id in readable],
         "counts": plain(await engine(GetStats(tenant="-"))),
         "workers": plain(await engine(Workers(tenant="-"))),
     }
