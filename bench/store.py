@@ -1,8 +1,8 @@
 """`./dev bench store`: adds, claims and finishes of both stores against the raw limit of the same run.
 
-Everything is asked as a user would ask it: operations to an engine over the store, 100-byte payloads. The raw limits
-are a pipelined SET over a bare socket for Redis, and a batched insert into a two-column table for SQLite, with the same
-bytes and the same settings.
+100-byte payloads. The raw limits are a pipelined SET of fresh keys over a bare socket for Redis, and a batched insert
+into a table of id and payload for SQLite, with the same bytes and the same settings. As for those, what is written is
+made beforehand: drafts for adds. "Through the engine" is what a caller of operations gets, checks and ids included.
 """
 
 import argparse
@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -26,9 +26,10 @@ from tests.servers import Server
 from windlass.engine import Engine
 from windlass.model.job import NewJob
 from windlass.model.lifecycle import Verdict
-from windlass.model.operations import Claim, EnqueueMany, Finish, Finished, Register
-from windlass.model.worker import NewWorker
-from windlass.store import Store
+from windlass.model.names import fresh_id
+from windlass.model.operations import Claim, EnqueueMany, Finish, Finished
+from windlass.model.worker import NewWorker, Worker
+from windlass.store import Done, Draft, Store, Wish
 from windlass.store.redis import RedisStore
 from windlass.store.sqlite import SqliteStore
 from windlass.system import SystemChance, SystemClock
@@ -37,6 +38,7 @@ PAYLOAD = b"\xc4\x62" + bytes(98)  # a MessagePack binary: 100 bytes in all
 BIG = 1000
 ROUNDS = 3
 CALLERS = 2
+LEASE = 60.0
 
 
 class Place(NamedTuple):
@@ -53,71 +55,113 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-async def add(engine: Engine, total: int, batch: int) -> float:
-    """Adds per second, by two callers at once: while one waits for the store, the other makes its next batch."""
-    job = NewJob(task="bench", payload=Raw(PAYLOAD))
-
-    async def call(batches: int) -> None:
-        for _ in range(batches):
-            await engine(EnqueueMany(jobs=[job] * batch))
-
-    each = max(1, total // batch // CALLERS)
-    begun = time.perf_counter()
-    await asyncio.gather(*(call(each) for _ in range(CALLERS)))
-    return batch * each * CALLERS / (time.perf_counter() - begun)
-
-
-async def drain(engine: Engine, worker: str, total: int, batch: int) -> float:
-    """Claims and finishes per second, by two callers at once, as a worker does."""
+async def together(call: Callable[[], Awaitable[int]], total: int) -> float:
+    """Jobs per second by two callers at once, as in a worker: while one waits for the store, the other works."""
     done = 0
 
-    async def call() -> None:
+    async def caller() -> None:
         nonlocal done
         while done < total:
-            done += batch
-            claimed = await engine(Claim(worker=worker, slots=batch))
-            if len(claimed) < batch:
-                raise RuntimeError("the backlog ran dry")
-            finished = [Finished(id=one.job.id, token=one.token, outcome=Verdict.OK) for one in claimed]
-            await engine(Finish(worker=worker, jobs=finished))
+            number = await call()  # on a line of its own: `done` must be read after the wait, not before
+            done += number
 
     begun = time.perf_counter()
-    await asyncio.gather(*(call() for _ in range(CALLERS)))
+    await asyncio.gather(*(caller() for _ in range(CALLERS)))
     return done / (time.perf_counter() - begun)
 
 
-async def fill(engine: Engine, number: int) -> None:
-    say(f"  filling up with {number:,} jobs")
-    await add(engine, number, BIG)
+class Rates:
+    """Measures one store, with and without the engine."""
+
+    def __init__(self, store: Store, worker: Worker) -> None:
+        self.store = store
+        self.worker = worker
+        self.chance = SystemChance()
+        self.engine = Engine(store, self.chance)
+        self.job = NewJob(task="bench", payload=Raw(PAYLOAD))
+
+    async def add(self, total: int, batch: int) -> float:
+        def draft() -> Draft:
+            return Draft("default", fresh_id(self.chance.uuid7(), "default"), self.job)
+
+        batches = [[draft() for _ in range(batch)] for _ in range(total // batch + CALLERS)]
+
+        async def call() -> int:
+            await self.store.add(batches.pop())
+            return batch
+
+        return await together(call, total)
+
+    async def add_through_engine(self, total: int, batch: int) -> float:
+        async def call() -> int:
+            return len((await self.engine(EnqueueMany(jobs=[self.job] * batch))).ids)
+
+        return await together(call, total)
+
+    async def drain(self, total: int, batch: int) -> float:
+        async def call() -> int:
+            wish = Wish(self.worker, self.chance.token(), batch, LEASE, repeatable=False)
+            records = await self.store.claim(wish)
+            await self.store.succeed([Done(one.job.id, wish.nonce, 200, None, "") for one in records])
+            return some(records)
+
+        return await together(call, total)
+
+    async def drain_through_engine(self, total: int, batch: int) -> float:
+        async def call() -> int:
+            claimed = await self.engine(Claim(worker=self.worker.id, slots=batch))
+            reports = [Finished(id=one.job.id, token=one.token, outcome=Verdict.OK) for one in claimed]
+            await self.engine(Finish(worker=self.worker.id, jobs=reports))
+            return some(claimed)
+
+        return await together(call, total)
+
+
+def some(jobs: Sequence[object]) -> int:
+    if not jobs:
+        raise RuntimeError("the backlog ran dry")
+    return len(jobs)
+
+
+async def enlisted(store: Store) -> Worker:
+    new = NewWorker(name="bench", slots=BIG)
+    await store.enlist("bench", "default", new, 3600)
+    worker = await store.greet("bench", "default", 3600)
+    if worker is None:
+        raise RuntimeError("the store has forgotten its worker")
+    return worker
 
 
 async def measure(place: Place, backlog: int, table: Table) -> None:
     """All figures of one store at one backlog: the best of some rounds each, because the machine is shared."""
-    engine = Engine(place.store, SystemChance())
-    worker = (await engine(Register(worker=NewWorker(name="bench", slots=BIG)))).worker
+    rates = Rates(place.store, await enlisted(place.store))
     empty = place.size()
-    await fill(engine, backlog)
+    say(f"  filling up with {backlog:,} jobs")
+    await rates.add(backlog, BIG)
     table.put(place.name, backlog, "bytes per queued job", (place.size() - empty) / backlog)
-    # What is added by one figure is drained by another: the backlog stays what the row says.
+    # What one figure adds another drains: the backlog stays what the column says.
     for batch, total in ((1, 1000), (100, 20_000), (BIG, 20_000)):
-        raw, ours = [], []
+        raw, plain, engine = [], [], []
         for _ in range(ROUNDS):
             raw.append(place.raw(total, batch))
-            ours.append(await add(engine, total, batch))
-            await drain(engine, worker, total, 100)
+            plain.append(await rates.add(total, batch))
+            engine.append(await rates.add_through_engine(total, batch))
+            await rates.drain(2 * total, 100)
         table.put(place.name, backlog, f"bare writes/s, batches of {batch}", max(raw))
-        table.put(place.name, backlog, f"adds/s, batches of {batch}", max(ours))
-        table.put(place.name, backlog, f"adds : bare writes, batches of {batch}", max(ours) / max(raw))
+        table.put(place.name, backlog, f"adds/s, batches of {batch}", max(plain))
+        table.put(place.name, backlog, f"adds : bare writes, batches of {batch}", max(plain) / max(raw))
+        table.put(place.name, backlog, f"adds/s through the engine, batches of {batch}", max(engine))
     for batch, total in ((1, 1000), (10, 5000), (100, 20_000)):
-        rates = []
+        plain, engine = [], []
         for _ in range(ROUNDS):
-            await add(engine, total, BIG)
-            rates.append(await drain(engine, worker, total, batch))
-        table.put(place.name, backlog, f"claim+finish/s, batches of {batch}", max(rates))
-    if backlog > BIG:
-        for batch in (1, 10, 100):
-            what = f"claim+finish/s, batches of {batch}"
-            slower = table.get(place.name, BIG, what) / table.get(place.name, backlog, what)
+            await rates.add(2 * total, BIG)
+            plain.append(await rates.drain(total, batch))
+            engine.append(await rates.drain_through_engine(total, batch))
+        what = f"claim+finish/s, batches of {batch}"
+        table.put(place.name, backlog, what, max(plain))
+        table.put(place.name, backlog, f"claim+finish/s through the engine, batches of {batch}", max(engine))
+        if backlog > BIG:
+            slower = table.get(place.name, BIG, what) / max(plain)
             table.put(place.name, backlog, f"cost against a backlog of 1,000, batches of {batch}", slower)
 
 
