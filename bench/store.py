@@ -37,7 +37,7 @@ from windlass.system import SystemChance, SystemClock
 PAYLOAD = b"\xc4\x62" + bytes(98)  # a MessagePack binary: 100 bytes in all
 BIG = 1000
 ROUNDS = 3
-CALLERS = 2
+CALLERS = 6
 LEASE = 60.0
 
 
@@ -56,7 +56,7 @@ def say(text: str) -> None:
 
 
 async def together(call: Callable[[], Awaitable[int]], total: int) -> float:
-    """Jobs per second by two callers at once, as in a worker: while one waits for the store, the other works."""
+    """Jobs per second by several callers at once, as in a worker: while one waits for the store, others work."""
     done = 0
 
     async def caller() -> None:

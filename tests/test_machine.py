@@ -70,6 +70,7 @@ from windlass.model.operations import (
 from windlass.model.retry import FROM_START, UNTIL_DEADLINE
 from windlass.model.retry import Retry as Policy
 from windlass.model.worker import NewWorker
+from windlass.store import Kept, Store
 
 A = TypeVar("A")
 
@@ -82,7 +83,7 @@ MATERIAL = settings(
     suppress_health_check=[HealthCheck.too_slow],  # each step asks a real server a dozen questions
 )
 
-WALKS: dict[StoreKind, int] = {"sqlite": 150, "redis": 80, "valkey": 80, "cluster": 40}
+WALKS: dict[StoreKind, int] = {"sqlite": 100, "redis": 50, "valkey": 50, "cluster": 25}
 """How many walks each store is taken on: about half a minute's worth."""
 
 SCRUBBED_EVERY = 5
@@ -133,7 +134,7 @@ TERMS = st.fixed_dictionaries(
 NAMED = st.none() | some_of(("k1", "k2")) | st.binary(min_size=16, max_size=16)
 """How a job is named: not at all, by a key, or by an id made of these bytes."""
 
-BATCH = st.lists(st.tuples(TERMS, NAMED), min_size=1, max_size=6)
+BATCH = st.lists(st.tuples(TERMS, NAMED), min_size=1, max_size=4)
 
 MATCHES = st.builds(
     Match,
@@ -186,7 +187,7 @@ class Walk(RuleBasedStateMachine):
         super().__init__()
         clean()
         self.clock = VirtualClock()
-        self.runner = asyncio.Runner()
+        self.loop = asyncio.new_event_loop()
         self.open = AsyncExitStack()
         self.store = self.run(self.open.enter_async_context(opened(kind, address, self.clock, "walk")))
         self.real = Engine(self.store, SeededChance(1))
@@ -201,12 +202,13 @@ class Walk(RuleBasedStateMachine):
             self.scrub()
         finally:
             self.run(self.open.aclose())
-            self.runner.close()
+            self.run(self.loop.shutdown_asyncgens())
+            self.loop.close()
 
     # Saying the same to both
 
     def run(self, work: Coroutine[Any, Any, A]) -> A:
-        return self.runner.run(work)
+        return self.loop.run_until_complete(work)
 
     def both(self, ask: Callable[[Engine], Coroutine[Any, Any, A]]) -> A:
         """What both engines answer, which must be the same."""
@@ -469,8 +471,11 @@ class Walk(RuleBasedStateMachine):
     def scrub(self) -> None:
         jobs = [entry.job for entry in self.specification.entries(*State)]
         readable = [job.id for job in jobs if job.keep_result != "once"]
-        found = [self.run(self.store.result(id)) for id in readable]
-        same(found, [self.run(self.specification.result(id)) for id in readable], "results")
+
+        async def results(store: Store) -> list[Kept | None]:
+            return [await store.result(id) for id in readable]
+
+        same(self.run(results(self.store)), self.run(results(self.specification)), "results")
         assert self.run(scrub(self.store)) == []
 
 
@@ -507,7 +512,7 @@ async def listed(engine: Engine, operation: List) -> list[Job]:
 async def everything(engine: Engine) -> dict[str, object]:
     """All that can be seen of a store without changing it."""
     store = engine.desk.store
-    jobs = await listed(engine, List(tenant="-", limit=7))
+    jobs = await listed(engine, List(tenant="-", limit=50))
     records = (await store.read([job.id for job in jobs], payload=True)).records
     return {
         "jobs": {job.id: job for job in jobs},

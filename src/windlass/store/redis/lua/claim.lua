@@ -51,18 +51,21 @@ local function best(queue)
   return found[1], found[2]
 end
 
--- Take from one lane what comes before the first of the next.
+-- Take from one lane what comes before the first of the next. (Not by ZPOPMIN, which prints every score.)
 local function pop(lane, rival, most)
   local ready = K .. ':ready:' .. lane.lane
-  if not rival then return redis.call('ZPOPMIN', ready, most) end
-  local found = redis.call('ZRANGE', ready, 0, most - 1, 'WITHSCORES')
-  local n = 0
-  while n < #found / 2 do
-    local mine = { priority = tonumber(found[2 * n + 2]), seq = struct.unpack('>I8', found[2 * n + 1]) }
-    if not before(mine, rival) then break end
-    n = n + 1
+  if rival then
+    local found = redis.call('ZRANGE', ready, 0, most - 1, 'WITHSCORES')
+    most = 0
+    while most < #found / 2 do
+      local mine = { priority = tonumber(found[2 * most + 2]), seq = struct.unpack('>I8', found[2 * most + 1]) }
+      if not before(mine, rival) then break end
+      most = most + 1
+    end
   end
-  return redis.call('ZPOPMIN', ready, n)
+  local popped = redis.call('ZRANGE', ready, 0, most - 1)
+  redis.call('ZREMRANGEBYRANK', ready, 0, most - 1)
+  return popped
 end
 
 local until_, runs, leases = stamp(now + lease), {}, {}
@@ -97,12 +100,12 @@ for i = 10 + known, #ARGV do
     local lane, started = lane_of(first.lane), 0
     local whose = struct.pack('>sss', lane.route, worker, node)
     lift_lane(lane)
-    for j = 1, #popped, 2 do
+    for j = 1, #popped do
       local id = string.sub(popped[j], 9)
       ids[#ids + 1] = id
       started = started + start(id, whose)
     end
-    lane.counts[QUEUED] = (lane.counts[QUEUED] or 0) - #popped / 2
+    lane.counts[QUEUED] = (lane.counts[QUEUED] or 0) - #popped
     lane.counts[RUNNING] = (lane.counts[RUNNING] or 0) + started
   end
 end

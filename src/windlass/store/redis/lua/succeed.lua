@@ -12,8 +12,17 @@ local function keep_result(id, result, flags)
   return bit.bor(flags, RESULT)
 end
 
+-- Where the entries of a chunk go; jobs of one batch mostly share it.
+local out_of, into, at_lane, at_chunk
+local function turn_to(lane, chunk)
+  if lane ~= at_lane or chunk ~= at_chunk then
+    at_lane, at_chunk = lane, chunk
+    out_of, into = in_(in_(lane.out, PENDING), chunk), in_(in_(lane.into, SUCCEEDED), chunk)
+  end
+end
+
 -- The usual end, of a job's first run: all that is needed was noted at the claim, so its record is written without being read.
-local now8 = struct.pack('>I8', now)
+local now8, unleased, dropped = struct.pack('>I8', now), in_(removed, ':leases'), in_(added, ':gone')
 local function finish_first_run(id, live, code, finished, result, flags, attempt, pos, keep)
   local zero = string.find(live, '\0', 71, true)
   local lane, whose = lane_of(string.sub(live, 71, zero - 1)), string.sub(live, zero + 1)
@@ -28,11 +37,11 @@ local function finish_first_run(id, live, code, finished, result, flags, attempt
   counts[RUNNING], counts[SUCCEEDED] = (counts[RUNNING] or 0) - 1, (counts[SUCCEEDED] or 0) + 1
   held[worker] = (held[worker] or 0) - 1
   push(ended, id)
-  push(in_(removed, ':leases'), id)
-  if keep >= 0 then push(in_(added, ':gone'), drop_at(keep), id) end
-  local chunk, place = chunk_of(pos), place_of(pos)
-  push(in_(in_(lane.out, PENDING), chunk), place)
-  push(in_(in_(lane.into, SUCCEEDED), chunk), place, id)
+  push(unleased, id)
+  if keep >= 0 then push(dropped, drop_at(keep), id) end
+  turn_to(lane, chunk_of(pos))
+  push(out_of, place_of(pos))
+  push(into, place_of(pos), id)
 end
 
 local function finish(id, live, code, finished, result, keep)
