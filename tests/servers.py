@@ -136,7 +136,9 @@ class Server:
             log = self._log.read_text(errors="replace")
             raise (PortTaken if "Address already in use" in log else RuntimeError)(f"{self.kind} ended:\n{log[-2000:]}")
         assert self._process is not None
-        return f"process_id:{self._process.pid}\r" in self.ask("INFO", "server")
+        # It also answers, and refuses nearly everything, while it reads its data.
+        mine = f"process_id:{self._process.pid}\r" in self.ask("INFO", "server")
+        return mine and "loading:0\r" in self.ask("INFO", "persistence")
 
     def _await(self, what: str, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE

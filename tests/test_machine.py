@@ -86,9 +86,6 @@ MATERIAL = settings(
 WALKS: dict[StoreKind, int] = {"sqlite": 100, "redis": 50, "valkey": 50, "cluster": 25}
 """How many walks each store is taken on: about half a minute's worth."""
 
-SCRUBBED_EVERY = 5
-"""Steps: the scrubber takes longer than all the rest. It also looks at the end, and a failure is made small anyway."""
-
 TENANTS = ("default", "acme")
 QUEUES = ("default", "a", "a.b", "a-b")
 TASKS = ("x", "x.y")
@@ -193,7 +190,6 @@ class Walk(RuleBasedStateMachine):
         self.real = Engine(self.store, SeededChance(1))
         self.specification = ModelStore(self.clock)
         self.model = Engine(self.specification, SeededChance(1))
-        self.steps = 0
         self.tenants: dict[str, str] = {}
         self.everyman = self.register("-", list(QUEUES), None, "north")
 
@@ -464,9 +460,7 @@ class Walk(RuleBasedStateMachine):
 
     @invariant()
     def the_store_is_sound(self) -> None:
-        self.steps += 1
-        if self.steps % SCRUBBED_EVERY == 0:
-            self.scrub()
+        self.scrub()
 
     def scrub(self) -> None:
         jobs = [entry.job for entry in self.specification.entries(*State)]

@@ -3,6 +3,7 @@
 It derives every index from the jobs alone and compares; so it knows the keyspace by heart, like `lua/keys.lua`.
 """
 
+import asyncio
 import struct
 from collections import Counter
 from typing import Any, NamedTuple
@@ -25,18 +26,20 @@ Found = dict[bytes, Any]
 
 async def scrub(store: RedisStore) -> list[str]:
     """What is wrong; nothing when the store is sound."""
-    findings: list[str] = []
-    for partition in range(store.partitions.number):
-        found = await _read(store, store.partitions.key(partition))
-        prefix = store.partitions.key(partition).encode()
-        expected = _derive(found, prefix)
-        findings += [
-            f"{key!r}: is {found.get(key)!r}, should be {expected.get(key)!r}"
-            for key in sorted(expected.keys() | found.keys())
-            if key[len(prefix) :].startswith(DERIVED) and expected.get(key) != found.get(key)
-        ]
-        findings += _check_jobs(found, prefix)
-    return findings
+    partitions = range(store.partitions.number)
+    found = await asyncio.gather(*(_scrub(store, store.partitions.key(number)) for number in partitions))
+    return [finding for findings in found for finding in findings]
+
+
+async def _scrub(store: RedisStore, key: str) -> list[str]:
+    found, prefix = await _read(store, key), key.encode()
+    expected = _derive(found, prefix)
+    findings = [
+        f"{name!r}: is {found.get(name)!r}, should be {expected.get(name)!r}"
+        for name in sorted(expected.keys() | found.keys())
+        if name[len(prefix) :].startswith(DERIVED) and expected.get(name) != found.get(name)
+    ]
+    return findings + _check_jobs(found, prefix)
 
 
 async def _read(store: RedisStore, prefix: str) -> Found:
@@ -45,23 +48,27 @@ async def _read(store: RedisStore, prefix: str) -> Found:
     async def ask(*command: Argument) -> Any:
         return await store.partitions.connection.ask(prefix, *command)
 
+    async def look(key: bytes, kind: bytes) -> Any:
+        match kind:
+            case b"string":
+                return await ask("GET", key)
+            case b"hash":
+                return _pairs(await ask("HGETALL", key))
+            case b"zset":
+                scores = _pairs(await ask("ZRANGE", key, 0, -1, "WITHSCORES"))
+                return {member: float(score) for member, score in scores.items()}
+            case b"set":
+                return set(await ask("SMEMBERS", key))
+            case _:
+                return await ask("LRANGE", key, 0, -1)
+
     found: Found = {}
     cursor: Any = "0"
     while True:
         cursor, keys = await ask("SCAN", cursor, "MATCH", f"{prefix}*", "COUNT", 1000)
-        for key in keys:
-            match await ask("TYPE", key):
-                case b"string":
-                    found[key] = await ask("GET", key)
-                case b"hash":
-                    found[key] = _pairs(await ask("HGETALL", key))
-                case b"zset":
-                    scores = _pairs(await ask("ZRANGE", key, 0, -1, "WITHSCORES"))
-                    found[key] = {member: float(score) for member, score in scores.items()}
-                case b"set":
-                    found[key] = set(await ask("SMEMBERS", key))
-                case b"list":
-                    found[key] = await ask("LRANGE", key, 0, -1)
+        kinds = await asyncio.gather(*(ask("TYPE", key) for key in keys))
+        values = await asyncio.gather(*(look(key, kind) for key, kind in zip(keys, kinds, strict=True)))
+        found.update(zip(keys, values, strict=True))
         if cursor == b"0":
             return found
 
