@@ -138,7 +138,7 @@ class Server:
         assert self._process is not None
         # It also answers, and refuses nearly everything, while it reads its data.
         mine = f"process_id:{self._process.pid}\r" in self.ask("INFO", "server")
-        return mine and "loading:0\r" in self.ask("INFO", "persistence")
+        return mine and "\nloading:0\r" in self.ask("INFO", "persistence")
 
     def _await(self, what: str, done: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE

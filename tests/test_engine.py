@@ -19,7 +19,7 @@ from tests.worlds import EPOCH, SeededChance, VirtualClock
 from windlass.engine import ANSWERS, Engine, Settings, upkeep
 from windlass.model import wire
 from windlass.model.errors import Invalid, Missing, TooLarge, Unavailable, WindlassError
-from windlass.model.job import TEXT, Error, Job, NewJob, Progress, Reason, State
+from windlass.model.job import TEXT, Error, Job, NewJob, Progress, Reason, State, Wishes
 from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.names import fresh_id, queue_mark
@@ -37,6 +37,7 @@ from windlass.model.operations import (
     Count,
     Delete,
     Enqueue,
+    EnqueueLines,
     EnqueueMany,
     Finish,
     Finished,
@@ -858,3 +859,43 @@ async def test_a_backlog_is_worked_off_without_a_pause(engine: Engine) -> None:
         await asyncio.sleep(0)
     keeping.cancel()
     assert rounds == [0.0] * 4
+
+
+# Lines
+
+
+async def test_each_line_is_a_job_but_not_empty_lines_and_comments(engine: Engine) -> None:
+    text = "first\n\n# a comment\n  second \r\nthird|with: anything\nünï\n"
+    wishes = Wishes(queue="a", priority=3, tags=["t"])
+    answer = await engine(EnqueueLines(task="greet", text=text, wishes=wishes))
+    jobs = [await engine(Show(id=id, payload=True)) for id in answer.ids]
+    assert answer.created == 4
+    assert [bytes(job.payload or b"").decode() for job in jobs] == ["first", "  second ", "third|with: anything", "ünï"]
+    assert {(job.task, job.queue, job.priority, job.content_type) for job in jobs} == {("greet", "a", 3, "text/plain")}
+    assert [job.id for job in (await engine(List())).jobs] == answer.ids
+
+
+async def test_ten_thousand_lines_are_ten_thousand_jobs(engine: Engine) -> None:
+    answer = await engine(EnqueueLines(task="a", text="\n".join(map(str, range(10_000))), delay=5.0))
+    assert (answer.created, len(set(answer.ids))) == (10_000, 10_000)
+    assert (await engine(Count(match=Match(state=["scheduled"])))).count == 10_000
+
+
+@pytest.mark.parametrize(
+    ("operation", "at"),
+    [
+        (EnqueueLines(task="a", text="x", wishes=Wishes(key="k")), "wishes.key"),
+        (EnqueueLines(task="a b", text="x"), "task"),
+        (EnqueueLines(task="a", text="x\n\ud800"), "text"),
+        (EnqueueLines(task="a", text="x\n" + "y" * (MOST_PAYLOAD + 1)), "line 2.payload"),
+        (EnqueueLines(task="a", text="x", wishes=Wishes(priority=2**40)), "wishes.priority"),
+    ],
+    ids=["shared key", "bad task", "no text", "long line", "bad wish"],
+)
+async def test_bad_lines_are_refused_by_name_and_none_is_queued(
+    engine: Engine, operation: EnqueueLines, at: str
+) -> None:
+    with pytest.raises((Invalid, TooLarge)) as fault:
+        await engine(operation)
+    assert fault.value.at == at
+    assert (await engine(Count())).count == 0

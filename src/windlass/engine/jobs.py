@@ -6,12 +6,12 @@ from datetime import datetime
 from typing import Any
 
 from msgspec import Raw
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from windlass.engine.desk import Desk
 from windlass.model import lifecycle, wire
 from windlass.model.errors import Invalid, Missing
-from windlass.model.job import FINISHED, Job, NewJob, Reason, State
+from windlass.model.job import FINISHED, TEXT, Job, NewJob, Reason, State
 from windlass.model.lifecycle import ORDERS, TABLE, Move, Step
 from windlass.model.match import Match, index_only, matches, states
 from windlass.model.names import EVERY_TENANT, check_id, check_mark, fresh_id, keyed_id
@@ -23,6 +23,7 @@ from windlass.model.operations import (
     Delete,
     Enqueue,
     Enqueued,
+    EnqueueLines,
     EnqueueMany,
     GetResult,
     GetStats,
@@ -56,6 +57,20 @@ async def enqueue_many(desk: Desk, operation: EnqueueMany) -> Enqueued:
     if len(operation.jobs) > MOST_AT_ONCE:
         raise Invalid(f"{len(operation.jobs)} jobs in one batch, at most {MOST_AT_ONCE} are allowed", at="jobs")
     drafts = [_draft(desk, operation.tenant, new, f"jobs[{place}]") for place, new in enumerate(operation.jobs)]
+    created = await desk.store.add(drafts)
+    return Enqueued(ids=[draft.id for draft in drafts], created=sum(created))
+
+
+async def enqueue_lines(desk: Desk, operation: EnqueueLines) -> Enqueued:
+    if operation.wishes.key is not None:
+        raise Invalid("each line is a job of its own: they cannot share a key", at="wishes.key")
+    wishes = {**asdict(operation.wishes), "content_type": TEXT}
+    common = NewJob(task=operation.task, delay=operation.delay, **wishes)
+    drafts = [
+        _draft(desk, operation.tenant, replace(common, payload=Raw(line.removesuffix("\r").encode())), f"line {number}")
+        for number, line in enumerate(operation.text.split("\n"), start=1)
+        if line.strip() and not line.startswith("#")
+    ]
     created = await desk.store.add(drafts)
     return Enqueued(ids=[draft.id for draft in drafts], created=sum(created))
 
@@ -249,6 +264,7 @@ async def _act(desk: Desk, operation: Selection, ids: list[str], action: Action,
 ANSWERS: dict[type[Operation[Any]], Callable[[Desk, Any], Awaitable[Any]]] = {
     Enqueue: enqueue,
     EnqueueMany: enqueue_many,
+    EnqueueLines: enqueue_lines,
     Show: show,
     GetResult: get_result,
     List: list_jobs,

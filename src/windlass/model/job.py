@@ -84,11 +84,9 @@ Time = Annotated[datetime, Meta(tz=True)]
 Text = Annotated[str, Meta(max_length=8192)]
 
 
-class Terms(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What a submitter may ask of the queue for one job. None of it changes while the job lives."""
+class Wishes(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """What a submitter may ask of the queue for a job, whatever its task. None of it changes while the job lives."""
 
-    task: Name
-    """Which code the job runs."""
     queue: Name = DEFAULT_QUEUE
     """The named line it waits in."""
     key: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
@@ -121,6 +119,13 @@ class Terms(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
     """Texts that travel with the job untouched (trace ids and the like)."""
     content_type: Annotated[str, Meta(max_length=128)] = MSGPACK
     """How the payload is encoded; the queue itself never decodes it."""
+
+
+class Terms(Wishes, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A task, and what is asked of the queue for one job of it."""
+
+    task: Name
+    """Which code the job runs."""
 
 
 NOTHING = Raw(b"\xc0")

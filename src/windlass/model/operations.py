@@ -11,10 +11,10 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, Protocol, TypeV
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from windlass.model.job import MSGPACK, Error, Job, NewJob, Progress, Reason, State, Time
+from windlass.model.job import MSGPACK, Error, Job, NewJob, Progress, Reason, State, Time, Wishes
 from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
-from windlass.model.names import DEFAULT_TENANT
+from windlass.model.names import DEFAULT_TENANT, Name
 from windlass.model.retry import Seconds
 from windlass.model.worker import NewWorker, Worker
 
@@ -23,6 +23,9 @@ A = TypeVar("A")
 
 MOST_AT_ONCE = 1000
 """Jobs in one request, rows in one page."""
+
+MOST_TEXT = 16 * 2**20
+"""Characters of a text whose lines become jobs."""
 
 
 class Operation(Struct, Generic[A_co], frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -184,6 +187,19 @@ class EnqueueMany(Operation[Enqueued], frozen=True, kw_only=True):
     """Queue many jobs in one round trip; if one of them is invalid, none is queued."""
 
     jobs: Annotated[list[NewJob], Meta(max_length=MOST_AT_ONCE)]
+
+
+@operation("POST", "/tasks/{task}/jobs", "enqueue", 201)
+class EnqueueLines(Operation[Enqueued], frozen=True, kw_only=True):
+    """Queue one job for each line of a text; empty lines and lines that begin with `#` are skipped."""
+
+    task: Name
+    text: Annotated[str, Meta(max_length=MOST_TEXT)]
+    """Each line is the payload of a job, as text."""
+    wishes: Wishes = Wishes()
+    """What is asked of the queue for all of them."""
+    delay: Seconds | None = None
+    """Seconds that all of them wait before they may run."""
 
 
 @operation("GET", "/jobs/{id}", "read")
