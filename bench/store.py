@@ -37,7 +37,6 @@ from windlass.system import SystemChance, SystemClock
 PAYLOAD = b"\xc4\x62" + bytes(98)  # a MessagePack binary: 100 bytes in all
 BIG = 1000
 ROUNDS = 3
-CALLERS = 6
 LEASE = 60.0
 
 
@@ -55,7 +54,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-async def together(call: Callable[[], Awaitable[int]], total: int) -> float:
+async def together(call: Callable[[], Awaitable[int]], total: int, callers: int) -> float:
     """Jobs per second by several callers at once, as in a worker: while one waits for the store, others work."""
     done = 0
 
@@ -66,15 +65,16 @@ async def together(call: Callable[[], Awaitable[int]], total: int) -> float:
             done += number
 
     begun = time.perf_counter()
-    await asyncio.gather(*(caller() for _ in range(CALLERS)))
+    await asyncio.gather(*(caller() for _ in range(callers)))
     return done / (time.perf_counter() - begun)
 
 
 class Rates:
     """Measures one store, with and without the engine."""
 
-    def __init__(self, store: Store, worker: Worker) -> None:
+    def __init__(self, store: Store, worker: Worker, callers: int) -> None:
         self.store = store
+        self.callers = callers
         self.worker = worker
         self.chance = SystemChance()
         self.engine = Engine(store, self.chance)
@@ -84,19 +84,19 @@ class Rates:
         def draft() -> Draft:
             return Draft("default", fresh_id(self.chance.uuid7(), "default"), self.job)
 
-        batches = [[draft() for _ in range(batch)] for _ in range(total // batch + CALLERS)]
+        batches = [[draft() for _ in range(batch)] for _ in range(total // batch + self.callers)]
 
         async def call() -> int:
             await self.store.add(batches.pop())
             return batch
 
-        return await together(call, total)
+        return await together(call, total, self.callers)
 
     async def add_through_engine(self, total: int, batch: int) -> float:
         async def call() -> int:
             return len((await self.engine(EnqueueMany(jobs=[self.job] * batch))).ids)
 
-        return await together(call, total)
+        return await together(call, total, self.callers)
 
     async def drain(self, total: int, batch: int) -> float:
         async def call() -> int:
@@ -105,7 +105,7 @@ class Rates:
             await self.store.succeed([Done(one.job.id, wish.nonce, 200, None, "") for one in records])
             return some(records)
 
-        return await together(call, total)
+        return await together(call, total, self.callers)
 
     async def drain_through_engine(self, total: int, batch: int) -> float:
         async def call() -> int:
@@ -114,7 +114,7 @@ class Rates:
             await self.engine(Finish(worker=self.worker.id, jobs=reports))
             return some(claimed)
 
-        return await together(call, total)
+        return await together(call, total, self.callers)
 
 
 def some(jobs: Sequence[object]) -> int:
@@ -132,9 +132,9 @@ async def enlisted(store: Store) -> Worker:
     return worker
 
 
-async def measure(place: Place, backlog: int, table: Table) -> None:
+async def measure(place: Place, backlog: int, callers: int, table: Table) -> None:
     """All figures of one store at one backlog: the best of some rounds each, because the machine is shared."""
-    rates = Rates(place.store, await enlisted(place.store))
+    rates = Rates(place.store, await enlisted(place.store), callers)
     empty = place.size()
     say(f"  filling up with {backlog:,} jobs")
     await rates.add(backlog, BIG)
@@ -245,7 +245,7 @@ def bare_insert(path: Path, total: int, batch: int) -> float:
     return rate
 
 
-async def run(stores: list[str], backlogs: list[int], fsync: str) -> Table:
+async def run(stores: list[str], backlogs: list[int], fsync: str, callers: int) -> Table:
     table = Table()
     for backlog in backlogs:
         for name in stores:
@@ -253,7 +253,7 @@ async def run(stores: list[str], backlogs: list[int], fsync: str) -> Table:
             with tempfile.TemporaryDirectory(prefix="windlass-bench-") as folder:
                 place = redis_place(Path(folder), fsync) if name == "redis" else sqlite_place(Path(folder))
                 async with place as ready:
-                    await measure(ready, backlog, table)
+                    await measure(ready, backlog, callers, table)
     return table
 
 
@@ -262,8 +262,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--stores", default="sqlite,redis", help="which stores (default: %(default)s)")
     parser.add_argument("--backlogs", default="1000,100000,1000000", help="jobs waiting (default: %(default)s)")
     parser.add_argument("--fsync", default="everysec", help="Redis appendfsync (default: %(default)s)")
+    parser.add_argument("--callers", type=int, default=6, help="callers at once in one process (default: %(default)s)")
     options = parser.parse_args(arguments)
     backlogs = [int(number) for number in options.backlogs.split(",")]
-    table = asyncio.run(run(options.stores.split(","), backlogs, options.fsync))
+    table = asyncio.run(run(options.stores.split(","), backlogs, options.fsync, options.callers))
     print(table.markdown())
     return 0

@@ -21,8 +21,6 @@ S = TypeVar("S", bound=Struct)
 
 Format = Literal["json", "msgpack"]
 
-CONTENT_TYPES: dict[Format, str] = {"json": JSON, "msgpack": MSGPACK}
-
 MOST_PAYLOAD = 1 << 20
 """Bytes of one payload, unless configured otherwise."""
 

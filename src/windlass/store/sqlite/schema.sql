@@ -1,7 +1,7 @@
 -- The tables of one Windlass file, version 1.
 --
 -- Times are microseconds since 1970, UTC. `job` everywhere but in its own table is a `job.seq`.
--- States are numbers, in the order of `rows.STATES`:
+-- States are numbers, in the order of `values.STATES`:
 --     0 blocked  1 scheduled  2 queued  3 running  4 succeeded  5 failed  6 cancelled
 -- A job waits while its state is below 3, and has ended when it is above. `scrub.py` checks what is promised here.
 
