@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tools.commands import commands
 from windlass.model.job import FINISHED, State
 from windlass.model.lifecycle import TABLE, Gone
 
@@ -35,7 +36,7 @@ def lifecycle() -> str:
     return "\n".join(lines)
 
 
-PAGES: dict[str, Callable[[], str]] = {"docs/lifecycle.md": lifecycle}
+PAGES: dict[str, Callable[[], str]] = {"docs/commands.md": commands, "docs/lifecycle.md": lifecycle}
 
 
 def main() -> int:

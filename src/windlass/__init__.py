@@ -1,5 +1,52 @@
 """Windlass: a job queue that starts as a file and grows to Redis with the same code."""
 
-from importlib.metadata import version
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__version__ = version("windlass")
+if TYPE_CHECKING:
+    from windlass.app import Job, JobFailed, Task, Windlass
+    from windlass.call.current import current
+    from windlass.call.signals import Cancelled, Fail, Retry, Snooze
+    from windlass.model.errors import WindlassError
+    from windlass.model.retry import Retry as RetryPolicy
+
+    __version__: str
+
+__all__ = [
+    "Cancelled",
+    "Fail",
+    "Job",
+    "JobFailed",
+    "Retry",
+    "RetryPolicy",
+    "Snooze",
+    "Task",
+    "Windlass",
+    "WindlassError",
+    "__version__",
+    "current",
+]
+
+# Imported when first used: the command line and a worker's processes need only parts of this.
+_PLACES = {
+    "Cancelled": "windlass.call.signals",
+    "Fail": "windlass.call.signals",
+    "Job": "windlass.app",
+    "JobFailed": "windlass.app",
+    "Retry": "windlass.call.signals",
+    "Snooze": "windlass.call.signals",
+    "Task": "windlass.app",
+    "Windlass": "windlass.app",
+    "WindlassError": "windlass.model.errors",
+    "current": "windlass.call.current",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("windlass")
+    if name == "RetryPolicy":
+        return import_module("windlass.model.retry").Retry
+    if name not in _PLACES:
+        raise AttributeError(f"module 'windlass' has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name]), name)

@@ -45,6 +45,9 @@ from windlass.store import Done, Record, Touch, Wish
 
 FENCE_BYTES = 8
 
+WORKERS_REASONS = (Reason.TIMEOUT, Reason.CRASHED, Reason.MEMORY, Reason.OUTPUT)
+"""What only a worker can know of a run."""
+
 
 async def register(desk: Desk, operation: Register) -> Registered:
     id = text_id(desk.chance.uuid7())
@@ -117,6 +120,28 @@ async def renew(desk: Desk, operation: Renew) -> Renewed:
     if await desk.store.greet(operation.worker, operation.tenant, desk.settings.lease) is None:
         desk.known_workers.pop(operation.worker, None)
         raise _stranger(operation.worker)
+    renewed = await _renew_now(desk, operation)
+    if not operation.wait or renewed.lost or renewed.orders:
+        return renewed
+    return await _renew_until_ordered(desk, operation)
+
+
+async def _renew_until_ordered(desk: Desk, operation: Renew) -> Renewed:
+    loop = asyncio.get_running_loop()
+    until = loop.time() + operation.wait
+    async with desk.store.listen([f"order/{operation.worker}"]) as listener:
+        while True:
+            # Looked at once more before the first wait: an order may have come before anybody listened.
+            renewed = await _renew_now(desk, operation)
+            remaining = until - loop.time()
+            if renewed.lost or renewed.orders or remaining <= 0:
+                return renewed
+            if await listener.wait(min(LOOK_AGAIN, remaining)):
+                # Of which job this speaks is not said: it may be one that was claimed meanwhile.
+                return await _renew_now(desk, operation)
+
+
+async def _renew_now(desk: Desk, operation: Renew) -> Renewed:
     if not operation.jobs:
         return Renewed()
     touched = await desk.store.touch([_alive(item) for item in operation.jobs], desk.settings.lease)
@@ -149,8 +174,9 @@ def _check_finished(desk: Desk, item: Finished, at: str) -> None:
         meant = {number // 100: verdict for verdict, number in CODES.items()}.get(item.code // 100)
         hint = f"it means {meant}" if meant else "codes are 1xx, 2xx, 4xx or 5xx"
         raise Invalid(f"code {item.code} does not go with outcome {item.outcome}: {hint}", at=f"{at}.code")
-    if item.reason not in (None, Reason.TIMEOUT, Reason.CRASHED) or (item.reason and item.outcome is Verdict.OK):
-        raise Invalid("a worker may say timeout or crashed of what did not go well, nothing else", at=f"{at}.reason")
+    if item.reason is not None and (item.reason not in WORKERS_REASONS or item.outcome is Verdict.OK):
+        known = ", ".join(WORKERS_REASONS)
+        raise Invalid(f"of what did not go well a worker may say {known}, nothing else", at=f"{at}.reason")
     if isinstance(item.result, Raw):
         wire.check_size(item.result, desk.settings.most_payload, at=f"{at}.result")
 

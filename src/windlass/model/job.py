@@ -65,6 +65,10 @@ class Reason(StrEnum):
     """Somebody cancelled it."""
     DELETED = "deleted"
     """Somebody deleted it while it ran: it is stopped and leaves no record."""
+    MEMORY = "memory"
+    """It took more memory than its worker allows."""
+    OUTPUT = "output"
+    """It printed more than its worker allows."""
 
 
 KeepResult = Literal["keep", "once", "none"]

@@ -296,7 +296,7 @@ class Finished(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     message: str = ""
     error: Error | None = None
     reason: Reason | None = None
-    """What the worker knows beyond the outcome: `timeout` or `crashed`."""
+    """What the worker knows beyond the outcome: `timeout`, `crashed`, `memory` or `output`."""
     delay: Seconds | None = None
     """Seconds before the next run, where there is one; null = by the job's retry policy."""
     finished_at: Time | None = None
@@ -349,10 +349,12 @@ class Begin(Operation[Applied], frozen=True, kw_only=True):
 
 @operation("POST", "/workers/{worker}/renew", "work")
 class Renew(Operation[Renewed], frozen=True, kw_only=True):
-    """Lengthen the leases of these jobs; hear what is to be stopped."""
+    """Lengthen the leases of these jobs; hear what is to be stopped, at once or as soon as there is something."""
 
     worker: str
     jobs: Annotated[list[Alive], Meta(max_length=10 * MOST_AT_ONCE)] = []
+    wait: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    """Seconds to wait for orders if there are none yet."""
 
 
 @operation("POST", "/workers/{worker}/finish", "work")

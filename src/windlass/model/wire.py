@@ -107,7 +107,7 @@ def checked_job(new: NewJob) -> NewJob:
 
 
 _wishes = attrgetter(
-    *(name for name in NewJob.__struct_fields__ if name not in {"task", "queue", "priority", "payload"})
+    *(name for name in NewJob.__struct_fields__ if name not in {"task", "queue", "priority", "payload", "id"})
 )
 _no_wishes = _wishes(NewJob(task="x"))
 
@@ -116,6 +116,7 @@ def _is_plain(new: NewJob) -> bool:
     """Whether a job asks for nothing but a task, a queue and a priority, as most do: there is little to check then."""
     return (
         _wishes(new) == _no_wishes
+        and (new.id is None or type(new.id) is str)
         and type(new.priority) is int
         and LOWEST <= new.priority <= HIGHEST
         and _is_known_name(new.task)
@@ -144,4 +145,4 @@ def invalid(fault: Exception, *, at: str = "") -> Invalid:
         detail, found = "this field is required", f"{found}.{missing[1]}"
     elif repr(NAME_PATTERN) in detail:
         detail = "not a name: letters, digits, '_', '.' and '-', 1 to 128 of them, a letter or digit first"
-    return Invalid(detail, at=f"{at}.{found}".strip("."))
+    return Invalid(detail, at=f"{at}.{found.strip('.')}".strip("."))

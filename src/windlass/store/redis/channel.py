@@ -32,6 +32,15 @@ class Address(NamedTuple):
     password: str | None = None
     tls: ssl.SSLContext | None = None
 
+    def greetings(self) -> "list[tuple[Argument, ...]]":
+        """What is said first on every connection."""
+        said: list[tuple[Argument, ...]] = []
+        if self.password is not None:
+            said.append(("AUTH", self.username, self.password) if self.username else ("AUTH", self.password))
+        if self.db:
+            said.append(("SELECT", self.db))
+        return said
+
 
 class Channel:
     """Sends commands to one server; connects when it is first used, and again after a loss."""
@@ -82,12 +91,7 @@ class Channel:
             _, pipe = await loop.create_unix_connection(make, to.path)
         else:
             _, pipe = await loop.create_connection(make, to.host, to.port, ssl=to.tls)
-        greetings: list[tuple[Argument, ...]] = []
-        if to.password is not None:
-            greetings.append(("AUTH", to.username, to.password) if to.username else ("AUTH", to.password))
-        if to.db:
-            greetings.append(("SELECT", to.db))
-        for greeting in greetings:
+        for greeting in to.greetings():
             if isinstance(reply := await pipe.ask(greeting), hiredis.ReplyError):
                 await pipe.close()
                 raise reply

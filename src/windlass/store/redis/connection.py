@@ -10,6 +10,7 @@ import hiredis
 from redis.asyncio.connection import parse_url
 
 from windlass.model.errors import Full, Invalid, Unavailable, WindlassError
+from windlass.store.redis.blocking import BlockingChannel
 from windlass.store.redis.channel import Address, Argument, Channel
 from windlass.store.redis.cluster import Cluster
 from windlass.store.redis.scripts import script
@@ -24,9 +25,9 @@ CLUSTER = "redis+cluster"
 class Connection:
     """Calls scripts on one server or one cluster."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, blocking: bool = False) -> None:
         address = _address(url)
-        self.channel = Channel(address, ANSWER_WITHIN)
+        self.channel: Channel | BlockingChannel = (BlockingChannel if blocking else Channel)(address, ANSWER_WITHIN)
         """To one server: all there is, or the member of the cluster that we were told of."""
         self.cluster = Cluster(address, ANSWER_WITHIN) if urlsplit(url).scheme == CLUSTER else None
 

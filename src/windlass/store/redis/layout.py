@@ -43,6 +43,8 @@ REASONS = (
     Reason.SNOOZED,
     Reason.CANCELLED,
     Reason.DELETED,
+    Reason.MEMORY,
+    Reason.OUTPUT,
 )
 RUNNING = STATES.index(State.RUNNING)
 STATE_NUMBERS = {state: number for number, state in enumerate(STATES)} | {GONE: len(STATES)}

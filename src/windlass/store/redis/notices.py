@@ -12,6 +12,7 @@ from typing import Any
 
 from windlass.model.errors import Unavailable
 from windlass.model.names import raw_id
+from windlass.store.redis.blocking import BlockingChannel
 from windlass.store.redis.channel import Channel, Subscription
 
 log = logging.getLogger("windlass.store.redis")
@@ -39,7 +40,7 @@ class Bell:
 class Notices:
     """Hands what is published to whoever listens."""
 
-    def __init__(self, channel: Channel, prefix: str) -> None:
+    def __init__(self, channel: Channel | BlockingChannel, prefix: str) -> None:
         self._channel = channel
         self._prefix = prefix
         self._bells: dict[bytes, set[Bell]] = {}
@@ -55,6 +56,8 @@ class Notices:
 
     @asynccontextmanager
     async def listen(self, topics: Sequence[str]) -> AsyncIterator[Bell]:
+        if isinstance(self._channel, BlockingChannel):
+            raise Unavailable("a blocking store cannot listen")
         bell = Bell()
         names = [self.name(topic) for topic in topics]
         for name in names:
@@ -95,6 +98,7 @@ class Notices:
 
     async def _keep_trying(self) -> None:
         """Until it is connected, or nobody listens any more."""
+        assert isinstance(self._channel, Channel)  # noqa: S101 - `listen` has looked
         try:
             while self._bells:
                 try:

@@ -61,15 +61,22 @@ class RedisStore:
 
     @classmethod
     async def open(
-        cls, url: str, *, prefix: str = "wl", partitions: int | None = None, clock: Clock | None = None
+        cls,
+        url: str,
+        *,
+        prefix: str = "wl",
+        partitions: int | None = None,
+        clock: Clock | None = None,
+        blocking: bool = False,
     ) -> "RedisStore":
         """Connect and check the server. The number of partitions is set by whoever opens the store first, for good.
 
-        `clock` replaces the server's own clock; only tests and simulations pass one.
+        `clock` replaces the server's own clock; only tests and simulations pass one. A `blocking` store never suspends:
+        for callers without an event loop, on one server; it cannot listen.
         """
         if not prefix.isalnum():
             raise Invalid("the prefix is made of letters and digits", at="prefix")
-        connection = Connection(url)
+        connection = Connection(url, blocking=blocking)
         try:
             await connection.check()
             wanted = partitions or (SPREAD if connection.cluster else 1)

@@ -1,0 +1,369 @@
+"""What a Python user imports: `Windlass`, the tasks made with it, and the handle of a job.
+
+Turns calls into operations and answers into values. Knows no store and no process; how a question travels is `link`'s
+business, what a payload says is `call`'s.
+"""
+
+import functools
+import os
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from datetime import datetime, timedelta
+from typing import Any, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
+
+import msgspec
+from msgspec import Raw
+
+from windlass.call.arguments import Plan
+from windlass.engine import Settings
+from windlass.link import Link
+from windlass.model.duration import seconds
+from windlass.model.errors import Invalid, Unavailable, WindlassError
+from windlass.model.job import FINISHED, Error, KeepResult, NewJob, State
+from windlass.model.job import Job as Record
+from windlass.model.names import DEFAULT_TENANT, check_name, fresh_id, keyed_id
+from windlass.model.operations import (
+    MOST_AT_ONCE,
+    Cancel,
+    EnqueueMany,
+    GetResult,
+    Result,
+    Show,
+)
+from windlass.model.operations import Retry as Rerun
+from windlass.model.retry import PRESETS, Retry
+from windlass.system import SystemChance, SystemClock
+
+P = ParamSpec("P")
+R = TypeVar("R")
+C = TypeVar("C")
+
+Duration = float | str | timedelta
+"""Seconds, or "90s", "10m", "2h 30m", or a timedelta."""
+
+DEFAULT_STORE = "windlass.db"
+MOST_WAIT = 30.0
+"""Seconds that one question for a result waits; a longer wait asks again."""
+
+
+class TaskOptions(TypedDict, total=False):
+    """What may be said of all jobs of a task, or of one with `using`."""
+
+    queue: str
+    """The named line it waits in."""
+    priority: int
+    """Lower goes first."""
+    tags: list[str]
+    """Words to find it by."""
+    timeout: Duration | None
+    """How long one run may take."""
+    max_retry: int | None
+    """How many re-runs a failing job gets; None = as many as the policy's deadline allows."""
+    retry: Retry | Literal["exponential", "from-start", "until-deadline"] | dict[str, Any]
+    """When those re-runs come."""
+    tier: str | float | None
+    yielding: bool
+    isolate: bool
+    """Whether each job gets a process of its own."""
+    keep_result: KeepResult
+    keep_success: Duration | None
+    keep_failure: Duration | None
+    expires: Duration | None
+    """How long it may wait for its first run."""
+    headers: dict[str, str]
+
+
+class Options(TaskOptions, total=False):
+    """What may be said of one job."""
+
+    id: str
+    key: str
+    """The caller's own name for the job: the same key again is the same job."""
+    delay: Duration
+    run_at: datetime
+
+
+DURATIONS = ("timeout", "keep_success", "keep_failure", "expires", "delay")
+
+
+class JobFailed(WindlassError):
+    """The job whose result was asked for ended without one."""
+
+    code, title = "job_failed", "The job did not succeed"
+
+    def __init__(self, id: str, state: State, error: Error | None) -> None:
+        what = f"{error.type}: {error.message}".strip(": ") if error else ""
+        super().__init__(f"job {id} {state}{': ' + what if what else ''}")
+        self.id = id
+        self.state = state
+        self.error = error
+
+
+class Windlass:
+    """A queue: where its jobs are, and the tasks they run.
+
+    `store` is a file (`jobs.db`) or a server (`redis://…`); absent, the variable WINDLASS_STORE, or `./windlass.db`.
+    Nothing is opened before it is needed. `defaults` are options for every task of this queue.
+    """
+
+    def __init__(
+        self,
+        store: str | None = None,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        defaults: TaskOptions | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self.store = store or os.environ.get("WINDLASS_STORE") or DEFAULT_STORE
+        self.tenant = check_name(tenant, at="tenant")
+        self.tasks: dict[str, Task[Any, Any, Any]] = {}
+        self.link = Link(self.store, settings)
+        self._defaults: TaskOptions = defaults or {}
+
+    @overload
+    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> "Task[P, R, Coroutine[Any, Any, R]]": ...
+
+    @overload
+    def task(self, function: Callable[P, R], /) -> "Task[P, R, R]": ...
+
+    @overload
+    def task(self, *, name: str | None = None, **options: Unpack[TaskOptions]) -> "Decorator": ...
+
+    def task(  # type: ignore[misc] # mypy takes the options of signature 3 for more than they are
+        self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any
+    ) -> Any:
+        """Make a function a task of this queue. A plain call of it just runs it; `enqueue` sends it.
+
+        Its name in the queue is the function's own, unless another is given.
+        """
+        if function is None:
+            return functools.partial(self._enter, name=name, options=options)
+        return self._enter(function, name=None, options={})
+
+    def _enter(
+        self, function: Callable[..., Any], *, name: str | None, options: dict[str, Any]
+    ) -> "Task[Any, Any, Any]":
+        called = check_name(name or function.__name__, at="name")
+        if called in self.tasks:
+            raise Invalid(f"there is already a task {called!r}: give this one another name", at="name")
+        task: Task[Any, Any, Any] = Task(self, called, function, cast("Options", {**self._defaults, **options}))
+        self.tasks[called] = task
+        return task
+
+    def job(self, id: str) -> "Job[Any]":
+        """The handle of a job by its id."""
+        return Job(id, self, None)
+
+    def close(self) -> None:
+        """Let go of connections that code without an event loop has opened."""
+        self.link.close()
+
+    async def aclose(self) -> None:
+        """Let go of the connection that this event loop has opened."""
+        await self.link.aclose()
+
+    def __repr__(self) -> str:
+        return f"Windlass({self.store!r}, tenant={self.tenant!r}, tasks={sorted(self.tasks)})"
+
+
+class Decorator(Protocol):
+    """What `app.task(…)` makes of a function."""
+
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> "Task[P, R, Coroutine[Any, Any, R]]": ...
+
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> "Task[P, R, R]": ...
+
+
+class Task(Generic[P, R, C]):
+    """A function that can be called here and now, or through the queue."""
+
+    def __init__(self, app: Windlass, name: str, function: Callable[P, C], options: Options) -> None:
+        self.app = app
+        self.name = name
+        self.function = function
+        self.options = options
+        self.plan = Plan(function)
+        self._template = NewJob(task=name, **wishes(options))
+        functools.update_wrapper(self, function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
+        """Just run it."""
+        return self.function(*args, **kwargs)
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
+        """Queue a call; the arguments are checked against the signature before anything is sent."""
+        new = self.new_job(args, kwargs)
+        operation = EnqueueMany(tenant=self.app.tenant, jobs=[new])
+        try:
+            self.app.link.ask(operation)
+        except Unavailable:
+            self.app.link.ask(operation)  # its id makes it one job, however often it is sent
+        return self._handle(new)
+
+    delay = enqueue
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
+        """The same in asynchronous code. Calls made at once share a round trip."""
+        new = self.new_job(args, kwargs)
+        await self.app.link.enqueue(self.app.tenant, new)
+        return self._handle(new)
+
+    def map(self, calls: Iterable[Any]) -> "list[Job[R]]":
+        """Queue many calls, a thousand in one round trip. Each item is the single argument, or a tuple of several.
+
+        All of them are checked before the first is sent.
+        """
+        news = self._new_jobs(calls)
+        self.app.link.ask_each(self._batches(news))
+        return [self._handle(new) for new in news]
+
+    async def amap(self, calls: Iterable[Any]) -> "list[Job[R]]":
+        """The same in asynchronous code."""
+        news = self._new_jobs(calls)
+        service = await self.app.link.service()
+        for batch in self._batches(news):
+            await service(batch)
+        return [self._handle(new) for new in news]
+
+    def _new_jobs(self, calls: Iterable[Any]) -> list[NewJob]:
+        return [self.new_job(call if isinstance(call, tuple) else (call,), {}) for call in calls]
+
+    def _batches(self, news: list[NewJob]) -> Iterator[EnqueueMany]:
+        for start in range(0, len(news), MOST_AT_ONCE):
+            yield EnqueueMany(tenant=self.app.tenant, jobs=news[start : start + MOST_AT_ONCE])
+
+    def using(self, **options: Unpack[Options]) -> "Task[P, R, C]":
+        """The same task with other options, for the jobs queued through what this returns."""
+        return Task(self.app, self.name, self.function, cast("Options", {**self.options, **options}))
+
+    def new_job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
+        """The job that a call would be: checked, and with its id. Nothing is sent."""
+        template = self._template
+        id = template.id
+        if id is None and template.key is None:
+            id = fresh_id(_chance.uuid7(), template.queue)
+        return msgspec.structs.replace(template, id=id, payload=Raw(self.plan.pack(args, kwargs)))
+
+    def _handle(self, new: NewJob) -> "Job[R]":
+        id = new.id or keyed_id(self.app.tenant, new.queue, new.key or "")
+        return Job(id, self.app, self.plan)
+
+    def __repr__(self) -> str:
+        return f"<task {self.name}{self.plan.signature}>"
+
+
+_chance = SystemChance()
+_clock = SystemClock()
+
+
+def wishes(options: Options) -> dict[str, Any]:
+    """Options as fields of a job: durations in seconds, the retry policy by its name."""
+    fields: dict[str, Any] = dict(options)
+    unknown = fields.keys() - Options.__annotations__.keys()
+    if unknown:
+        raise Invalid(
+            f"there is no such option; there are {', '.join(sorted(Options.__annotations__))}", at=min(unknown)
+        )
+    for name in DURATIONS:
+        if fields.get(name) is not None:
+            fields[name] = seconds(fields[name], at=name)
+    match fields.get("retry"):
+        case str() as preset if preset not in PRESETS:
+            raise Invalid(f"{preset!r} is no policy: {', '.join(PRESETS)}, or a Retry of your own", at="retry")
+        case str() as preset:
+            fields["retry"] = PRESETS[preset]
+        case dict() as policy:
+            fields["retry"] = Retry(**policy)
+    return fields
+
+
+class Job(Generic[R]):
+    """A job that was queued: its id, and a way to ask for it."""
+
+    def __init__(self, id: str, app: Windlass, plan: Plan | None) -> None:
+        self.id = id
+        self._app = app
+        self._plan = plan
+
+    def refresh(self) -> Record:
+        """Everything that the queue knows of the job now."""
+        return self._app.link.ask(Show(tenant=self._app.tenant, id=self.id))
+
+    async def arefresh(self) -> Record:
+        return await (await self._app.link.service())(Show(tenant=self._app.tenant, id=self.id))
+
+    @property
+    def state(self) -> State:
+        """Where the job stands now; asks the queue each time."""
+        return self.refresh().state
+
+    def result(self, timeout: Duration | None = None) -> R:
+        """What the task returned, waiting for it: so long, or until it has ended.
+
+        Raises `TimeoutError` if it has not ended in time, and `JobFailed` if it ended without a result.
+        """
+        until = _until(timeout)
+        while True:
+            answer = self._app.link.ask(self._ask(until), waits=True)
+            if answer.state in FINISHED:
+                return self._value(answer)
+            _check(self.id, until, timeout)
+
+    async def aresult(self, timeout: Duration | None = None) -> R:  # noqa: ASYNC109 - said by those who have no loop too
+        """The same in asynchronous code."""
+        until = _until(timeout)
+        service = await self._app.link.service()
+        while True:
+            answer = await service(self._ask(until))
+            if answer.state in FINISHED:
+                return self._value(answer)
+            _check(self.id, until, timeout)
+
+    def _ask(self, until: float | None) -> GetResult:
+        wait = MOST_WAIT if until is None else min(MOST_WAIT, max(0.0, until - _clock.monotonic()))
+        return GetResult(tenant=self._app.tenant, id=self.id, wait=wait)
+
+    def _value(self, answer: Result) -> R:
+        if answer.state is not State.SUCCEEDED:
+            raise JobFailed(self.id, answer.state, answer.error)
+        if not isinstance(answer.result, Raw):
+            return cast("R", None)
+        plan = self._plan or _ANYTHING
+        return cast("R", plan.unpack_result(bytes(answer.result), answer.content_type))
+
+    def cancel(self) -> bool:
+        """Stop the job, wherever it stands; whether there was anything to stop."""
+        return bool(self._app.link.ask(Cancel(tenant=self._app.tenant, ids=[self.id])).changed)
+
+    async def acancel(self) -> bool:
+        service = await self._app.link.service()
+        return bool((await service(Cancel(tenant=self._app.tenant, ids=[self.id]))).changed)
+
+    def retry(self) -> bool:
+        """Queue the job again if it has ended; whether it had."""
+        return bool(self._app.link.ask(Rerun(tenant=self._app.tenant, ids=[self.id])).changed)
+
+    def __repr__(self) -> str:
+        return f"<job {self.id}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+
+def _anything() -> Any: ...
+
+
+_ANYTHING = Plan(_anything)
+
+
+def _until(timeout: Duration | None) -> float | None:
+    return None if timeout is None else _clock.monotonic() + seconds(timeout, at="timeout")
+
+
+def _check(id: str, until: float | None, timeout: Duration | None) -> None:
+    if until is not None and _clock.monotonic() >= until:
+        raise TimeoutError(f"job {id} has not ended within {timeout}")

@@ -1,0 +1,94 @@
+"""`current`: what a task knows of itself while it runs, and what it may say.
+
+The run is kept in a context variable, so that every thread and coroutine of a context sees its own.
+"""
+
+from contextvars import ContextVar
+from datetime import datetime
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from windlass.model.job import NewJob, Progress
+
+
+class RunningJob(Struct, frozen=True, kw_only=True):
+    """The job as its own task sees it."""
+
+    id: str
+    task: str
+    queue: str
+    tenant: str
+    attempt: int
+    """Which run this is, from 1."""
+    priority: int = 0
+    max_retry: int | None = 0
+    tags: list[str] = []
+    headers: dict[str, str] = {}
+    created_at: datetime
+    deadline: datetime | None = None
+    """When it is stopped; null = it may run as long as it likes."""
+
+
+class Run(Protocol):
+    """One run of a job, as whoever runs it provides it."""
+
+    cancelled: bool
+    """Whether the job has been told to stop."""
+
+    @property
+    def job(self) -> RunningJob: ...
+
+    def progress(self, progress: Progress) -> None: ...
+
+    def log(self, text: str) -> None: ...
+
+    def spawn(self, new: NewJob) -> str: ...
+
+
+class Sendable(Protocol):
+    """A task that can say what a call of it would be, without sending it."""
+
+    def new_job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob: ...
+
+
+running: ContextVar[Run] = ContextVar("windlass_run")
+
+
+class Current:
+    """The job that this code runs for. Outside a job, every use raises `RuntimeError`."""
+
+    @property
+    def job(self) -> RunningJob:
+        """The job itself: id, task, queue, attempt, tags, headers, deadline …"""
+        return _run().job
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the job has been told to stop. A long loop should look now and then, and return."""
+        return _run().cancelled
+
+    def progress(self, done: float, total: float | None = None, note: str = "") -> None:
+        """Say how far the job is; whoever watches it sees this within a second."""
+        _run().progress(Progress(done=done, total=total, note=note[:1000]))
+
+    def log(self, *values: object, sep: str = " ") -> None:
+        """Write a line to the job's own output, kept with the job and readable while it runs."""
+        _run().log(sep.join(map(str, values)))
+
+    def spawn(self, task: Sendable, /, *args: Any, **kwargs: Any) -> str:
+        """Queue another job together with the success of this one; nothing is queued if this one does not succeed."""
+        return _run().spawn(task.new_job(args, kwargs))
+
+    def __bool__(self) -> bool:
+        return running.get(None) is not None
+
+
+def _run() -> Run:
+    try:
+        return running.get()
+    except LookupError:
+        raise RuntimeError("windlass.current can be used only inside a task that a worker runs") from None
+
+
+current = Current()

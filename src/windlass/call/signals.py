@@ -1,0 +1,37 @@
+"""What a task raises to say more than "it broke"."""
+
+from datetime import timedelta
+
+from windlass.model.duration import seconds
+
+
+class Signal(Exception):
+    """Raised by a task to choose its own outcome; never an error of the queue."""
+
+
+class Retry(Signal):
+    """Run me again: after so long, or by the job's retry policy. Uses one of its re-runs."""
+
+    def __init__(self, message: str = "", *, after: float | str | timedelta | None = None) -> None:
+        super().__init__(message or "the task asked to be run again")
+        self.after = None if after is None else seconds(after, at="after")
+
+
+class Fail(Signal):
+    """I ran well and cannot succeed: do not run me again."""
+
+    def __init__(self, message: str = "", *, code: int = 400) -> None:
+        super().__init__(message or "the task failed")
+        self.code = code
+
+
+class Snooze(Signal):
+    """Not now: run me again after so long, without using a re-run."""
+
+    def __init__(self, after: float | str | timedelta) -> None:
+        super().__init__(f"the task asked to be run again after {after}")
+        self.after = seconds(after, at="after")
+
+
+class Cancelled(BaseException):
+    """Raised inside a synchronous task that has been told to stop. Not an `Exception`: `except Exception` lets it by."""

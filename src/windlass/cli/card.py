@@ -1,0 +1,117 @@
+"""One job on a card, for people: what is out of the ordinary, and nothing else."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from windlass.cli import following, saying, values
+from windlass.model.job import FINISHED, PENDING, Job, Wishes
+
+MOST_ERRORS = 5
+"""Errors in the list, the newest; the last one is shown in full."""
+
+TIMES = {"timeout", "keep_success", "keep_failure", "expires"}
+"""Wishes that are lengths of time."""
+
+
+def card(job: Job, payload: Any, now: datetime) -> RenderableType:
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, said in _rows(job, now):
+        grid.add_row(name, said)
+    parts: list[RenderableType] = [grid]
+    if payload is not None:
+        note = f", {values.BYTES}" if values.has_bytes(payload) else ""
+        parts += _section(f"payload ({saying.size(job.size)}{note})", values.pretty(payload))
+    if job.error is not None:
+        parts += _section("last error", job.error.traceback.rstrip() or following.message(job.error))
+    return Group(*parts)
+
+
+def _section(title: str, text: str) -> list[RenderableType]:
+    return [Text(), Text(title, style="dim"), Text("\n".join(f"  {line}" for line in text.splitlines()))]
+
+
+def _rows(job: Job, now: datetime) -> Iterator[tuple[str, Text]]:
+    yield "job", Text(job.id, style="bold")
+    yield "task", Text(f"{job.task}  in queue {job.queue}" + ("" if job.tenant == "default" else f" of {job.tenant}"))
+    yield "state", _state(job)
+    if job.progress is not None and job.state in PENDING:
+        yield "progress", Text(following.progress(job.progress))
+    for name, moment in _moments(job):
+        yield name, Text.assemble(saying.ago(moment, now), (f"  {saying.exactly(moment)}", "dim"))
+    if job.started_at and job.finished_at:
+        yield "took", Text(saying.span((job.finished_at - job.started_at).total_seconds()))
+    if job.worker:
+        place = f" on {job.node}" if job.node else ""
+        yield "worker", Text(job.worker + place + (f", process {job.pid}" if job.pid else ""))
+    for name, said in _unusual(job):
+        yield name, Text(said)
+    yield from _errors(job, now)
+
+
+def _state(job: Job) -> Text:
+    said = [f"code {job.code}"] if job.code and job.state in FINISHED else []
+    if job.reason and job.reason.value != job.state.value:
+        said.append(str(job.reason))
+    if job.attempt:
+        said.append(f"attempt {job.attempt}")
+    if job.crashes or job.losses:
+        said.append(
+            f"{saying.plural(job.crashes, 'crash')}, {job.losses} lost" if job.crashes else f"{job.losses} lost"
+        )
+    return Text.assemble(saying.state(job.state), f"  {', '.join(said)}" if said else "")
+
+
+def _moments(job: Job) -> Iterator[tuple[str, datetime]]:
+    yield "created", job.created_at
+    if job.run_at is not None and job.state in PENDING:
+        yield "due", job.run_at
+    if job.started_at is not None:
+        yield "started", job.started_at
+    if job.deadline is not None:
+        yield "stopped at", job.deadline
+    if job.finished_at is not None:
+        yield "finished", job.finished_at
+
+
+def _unusual(job: Job) -> Iterator[tuple[str, str]]:
+    """The wishes that differ from what every job gets."""
+    for field in msgspec.structs.fields(Wishes):
+        value = getattr(job, field.name)
+        default = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+        if field.name == "queue" or value == default:
+            continue
+        yield field.name.replace("_", " "), _wish(field.name, value)
+
+
+def _wish(name: str, value: Any) -> str:
+    if value is None:
+        return "no limit"
+    if name in TIMES:
+        return saying.span(value)
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case list():
+            return ", ".join(value)
+        case dict() | msgspec.Struct():
+            known = value if isinstance(value, dict) else msgspec.to_builtins(value)
+            return ", ".join(f"{key} {item}" for key, item in known.items())
+        case _:
+            return str(value)
+
+
+def _errors(job: Job, now: datetime) -> Iterator[tuple[str, Text]]:
+    if len(job.errors) < 2:  # noqa: PLR2004 - a single one is shown in full
+        return
+    for place, error in enumerate(job.errors[-MOST_ERRORS:]):
+        when = f"  {saying.ago(error.at, now)}" if error.at else ""
+        name = saying.plural(len(job.errors), "error") if place == 0 else ""
+        yield name, Text.assemble(f"attempt {error.attempt}: {following.message(error)}", (when, "dim"))

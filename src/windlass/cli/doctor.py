@@ -1,0 +1,201 @@
+"""`windlass doctor`: looks for what is wrong with a store and whoever works on it.
+
+Each look gives findings: what was found, whether it is well, and what to do if not. Nothing is changed.
+"""
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Literal, NamedTuple
+from urllib.parse import urlsplit, urlunsplit
+
+from msgspec import Struct
+from rich.text import Text
+
+from windlass.cli import saying
+from windlass.cli.place import HERE, Place, Queue, opened
+from windlass.cli.queues import serves
+from windlass.daemon import facts_of
+from windlass.model.errors import Missing, WindlassError
+from windlass.model.job import Job, State
+from windlass.model.match import Match
+from windlass.model.operations import MOST_AT_ONCE, GetStats, List, Workers
+from windlass.system import SystemClock
+
+Level = Literal["ok", "warn", "FAIL"]
+
+STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "FAIL": "bold red"}
+
+ROUNDS = 5
+"""Round trips that are timed; the middle one counts."""
+
+SLOW = 0.05
+"""Seconds of a round trip beyond which a store is far away or overworked."""
+
+LATE = 5.0
+"""Seconds after which a job that is due should long have been queued."""
+
+MOST_LOOKED_AT = 10_000
+"""Scheduled jobs that are looked at."""
+
+APART = 1.0
+"""Seconds that two clocks may differ."""
+
+
+class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One thing that was looked at."""
+
+    what: str
+    level: Level
+    found: str
+    advice: str = ""
+
+
+class Report(Struct, frozen=True, kw_only=True):
+    """All findings."""
+
+    ok: bool
+    findings: list[Finding]
+
+
+async def doctor(*, place: Place = HERE) -> int:
+    """Look for what is wrong with a store and its workers; exits 1 if something must be mended.
+
+    For example:
+      windlass doctor
+      windlass doctor --store redis://localhost --json
+    """
+    findings: list[Finding] = []
+    async for finding in _examine(place):
+        findings.append(finding)
+        if not place.json:
+            _print(finding)
+    well = all(finding.level != "FAIL" for finding in findings)
+    if place.json:
+        saying.write_json(Report(ok=well, findings=findings))
+    return 0 if well else 1
+
+
+async def _examine(place: Place) -> AsyncIterator[Finding]:
+    log = logging.getLogger("windlass.store")
+    usual = log.level
+    log.setLevel(logging.ERROR)  # what a store warns of is among the findings
+    try:
+        async with opened(place, every_tenant=True) as queue:
+            for look in LOOKS:
+                async for finding in look(queue):
+                    yield finding
+    except Missing:
+        raise
+    except WindlassError as error:
+        yield Finding(what=error.at or "store", level="FAIL", found=error.detail)
+    finally:
+        log.setLevel(usual)
+
+
+def _print(finding: Finding) -> None:
+    paper = saying.paper()
+    level = Text(f"{finding.level:4}", style=STYLES[finding.level])
+    paper.print(Text("  ").join([level, Text(f"{finding.what:11}"), Text(finding.found)]))
+    if finding.advice:
+        paper.print(Text(f"{'':19}{finding.advice}", style="dim"))
+
+
+async def _store(queue: Queue) -> AsyncIterator[Finding]:
+    facts = await facts_of(queue.engine)
+    if facts is None:
+        return
+    yield Finding(what="store", level="ok", found=f"{facts.kind} {facts.version} at {_without_password(queue.address)}")
+    level: Level = "warn" if facts.risk else "ok"
+    yield Finding(what="durability", level=level, found=facts.durability, advice=facts.risk)
+    apart = (SystemClock().now() - facts.now).total_seconds()
+    yield Finding(
+        what="clock",
+        level="ok" if abs(apart) < APART else "warn",
+        found=f"{saying.span(abs(apart))} {'behind' if apart > 0 else 'ahead of'} this host",
+        advice="" if abs(apart) < APART else "due times go by the store's clock: set both by NTP",
+    )
+
+
+def _without_password(address: str) -> str:
+    parts = urlsplit(address)
+    if not parts.password:
+        return address
+    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":…@")))
+
+
+async def _round_trip(queue: Queue) -> AsyncIterator[Finding]:
+    clock = SystemClock()
+    times = []
+    for _ in range(ROUNDS):
+        began = clock.monotonic()
+        await queue(Workers())
+        times.append(clock.monotonic() - began)
+    middle = sorted(times)[ROUNDS // 2]
+    slow = middle > SLOW
+    yield Finding(
+        what="round trip",
+        level="warn" if slow else "ok",
+        found=f"{middle * 1000:.1f} ms",
+        advice="the store is far away, or busy: each claim and report waits this long" if slow else "",
+    )
+
+
+async def _workers(queue: Queue) -> AsyncIterator[Finding]:
+    alive = await queue(Workers())
+    slots = sum(worker.slots for worker in alive)
+    running = sum(worker.running for worker in alive)
+    if alive:
+        found = f"{saying.plural(len(alive), 'worker')}, {running} of {saying.plural(slots, 'slot')} in use"
+        yield Finding(what="workers", level="ok", found=found)
+    else:
+        yield Finding(what="workers", level="warn", found="none", advice="start one: windlass worker MODULE:APP")
+    for line in (await queue(GetStats())).queues:
+        waiting = sum(line.states.get(state, 0) for state in (State.QUEUED, State.SCHEDULED))
+        if waiting and not any(serves(worker, line.tenant, line.queue, line.task) for worker in alive):
+            tenant = "" if line.tenant == "default" else f" of {line.tenant}"
+            yield Finding(
+                what="queue",
+                level="warn",
+                found=f"{saying.plural(waiting, 'job')} of task {line.task} in {line.queue}{tenant}, and no worker",
+                advice=f"start one that knows the task: windlass worker MODULE:APP -q {line.queue}",
+            )
+
+
+async def _upkeep(queue: Queue) -> AsyncIterator[Finding]:
+    """Whoever does upkeep queues due jobs at once; a job that is late says that nobody does."""
+    facts = await facts_of(queue.engine)
+    now = facts.now if facts else SystemClock().now()
+    looked = await _scheduled(queue)
+    late = [job for job in looked.jobs if job.run_at and (now - job.run_at).total_seconds() > LATE]
+    if not late:
+        known = "" if looked.all else f" among the first {len(looked.jobs):,}"
+        yield Finding(what="upkeep", level="ok", found=f"no scheduled job is late{known}")
+        return
+    most = saying.span(max((now - job.run_at).total_seconds() for job in late if job.run_at))
+    yield Finding(
+        what="upkeep",
+        level="FAIL",
+        found=f"{saying.plural(len(late), 'scheduled job')} late, by up to {most}",
+        advice="nobody queues jobs whose time has come: start a worker",
+    )
+
+
+class Scheduled(NamedTuple):
+    """Scheduled jobs, and whether these are all."""
+
+    jobs: list[Job]
+    all: bool
+
+
+async def _scheduled(queue: Queue) -> Scheduled:
+    found: list[Job] = []
+    after = None
+    while len(found) < MOST_LOOKED_AT:
+        page = await queue(List(match=Match(state=["scheduled"]), limit=MOST_AT_ONCE, after=after))
+        found += page.jobs
+        if (after := page.next) is None:
+            return Scheduled(found, all=True)
+    return Scheduled(found, all=False)
+
+
+LOOKS: tuple[Callable[[Queue], AsyncIterator[Finding]], ...] = (_store, _round_trip, _workers, _upkeep)

@@ -1,0 +1,82 @@
+"""`windlass enqueue`: queue one job."""
+
+from typing import Annotated
+
+from cyclopts import Group, Parameter
+
+from windlass.cli import following, saying, values
+from windlass.cli.place import HERE, Place, opened
+from windlass.model import duration
+from windlass.model.job import NewJob
+from windlass.model.names import DEFAULT_QUEUE
+from windlass.model.operations import Enqueue
+
+WISHES = Group("The job", sort_key=10)
+AFTERWARDS = Group("Afterwards", sort_key=20)
+
+
+async def enqueue(
+    task: Annotated[str, Parameter(help="Which code the job runs.")],
+    payload: Annotated[str | None, Parameter(help="JSON if it reads as JSON, else text; `-` = from stdin.")] = None,
+    /,
+    *,
+    queue: Annotated[
+        str, Parameter(name=("--queue", "-q"), group=WISHES, metavar="NAME", help="The line it waits in (`default`).")
+    ] = DEFAULT_QUEUE,
+    priority: Annotated[int, Parameter(group=WISHES, metavar="N", help="Lower goes first (0).")] = 0,
+    delay: Annotated[
+        str | None, Parameter(group=WISHES, metavar="TIME", help="How long it waits first: 90, 10m, '2h 30m'.")
+    ] = None,
+    key: Annotated[
+        str | None, Parameter(group=WISHES, metavar="KEY", help="Your name for it: the same key again is the same job.")
+    ] = None,
+    tag: Annotated[
+        list[str] | None, Parameter(group=WISHES, metavar="TAG", help="A word to find it by; several times for more.")
+    ] = None,
+    timeout: Annotated[  # noqa: ASYNC109 - of the job, not of this call
+        str | None, Parameter(group=WISHES, metavar="TIME", help="How long one run may take (for ever).")
+    ] = None,
+    max_retry: Annotated[int, Parameter(group=WISHES, metavar="N", help="Re-runs after a failure (0).")] = 0,
+    isolate: Annotated[bool, Parameter(group=WISHES, help="Run it in a process of its own.")] = False,
+    wait: Annotated[
+        list[str] | None,
+        Parameter(
+            group=AFTERWARDS,
+            metavar="[TIME]",
+            consume_multiple=(0, 1),
+            help="Wait for the end, for ever or so long, and print the result. "
+            "A failed job exits 1, an unfinished one 75.",
+        ),
+    ] = None,
+    place: Place = HERE,
+) -> int:
+    """Queue a job and print its id.
+
+    For example:
+      windlass enqueue render '{"scene": 7, "file": "a.png"}'
+      windlass enqueue mail < letter.json - -q slow --delay 10m
+      windlass enqueue add '[2, 3]' --wait 30
+    """
+    new = NewJob(
+        task=task,
+        payload=values.payload(payload),
+        queue=queue,
+        priority=priority,
+        delay=None if delay is None else duration.seconds(delay, at="--delay"),
+        key=key,
+        tags=tag or [],
+        timeout=None if timeout is None else duration.seconds(timeout, at="--timeout"),
+        max_retry=max_retry,
+        isolate=isolate,
+    )
+    most = following.patience(wait)
+    async with opened(place, create=True) as to:
+        job = await to(Enqueue(job=new))
+        if wait is not None:
+            found = await following.outcome(to, job.id, most)
+            return following.tell(job.id, found, json=place.json)
+    if place.json:
+        saying.write_json(job)
+    else:
+        saying.write(job.id)
+    return 0

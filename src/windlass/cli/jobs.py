@@ -1,0 +1,194 @@
+"""`windlass jobs ls|count|show|result|tail`: look at jobs. What changes them is in `acting`."""
+
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+from cyclopts import App, Parameter, validators
+from msgspec import UNSET, Raw
+from rich.text import Text
+
+from windlass.cli import acting, following, saying, values
+from windlass.cli.card import card
+from windlass.cli.choosing import ANY_JOB, Chosen
+from windlass.cli.place import HERE, OPTIONS, Place, Queue, opened
+from windlass.model.job import FINISHED, Job, State
+from windlass.model.match import Match
+from windlass.model.names import DEFAULT_QUEUE
+from windlass.model.operations import MOST_AT_ONCE, Count, GetResult, List, Show
+from windlass.system import SystemClock
+
+SHOWN = 50
+"""Rows of a table, unless somebody wants more."""
+
+JobId = Annotated[str, Parameter(name="ID", help="The id of a job.")]
+
+jobs = App(name="jobs", help="Look at jobs, cancel, retry and delete them.", group_parameters=OPTIONS)
+
+
+@jobs.command
+async def ls(
+    *,
+    chosen: Chosen = ANY_JOB,
+    limit: Annotated[
+        int | None,
+        Parameter(metavar="N", help="At most so many (50; with --json all).", validator=validators.Number(gte=1)),
+    ] = None,
+    place: Place = HERE,
+) -> None:
+    """List jobs, queue by queue in order of arrival.
+
+    For example:
+      windlass jobs ls --state failed --created-after 2h
+      windlass jobs ls --task render --payload scene=7
+      windlass jobs ls --state finished --json | jq -r .id
+    """
+    match = chosen.match()
+    async with opened(place) as queue:
+        if place.json:
+            async for job in _listed(queue, match, limit):
+                saying.write_json(job)
+            return
+        most = SHOWN if limit is None else limit
+        found = [job async for job in _listed(queue, match, most)]
+        total = len(found) if len(found) < most else (await queue(Count(match=match))).count
+    _print_table(found)
+    if total > len(found):
+        saying.remark(f"{saying.plural(total - len(found), 'more job')}; --limit shows more, --json shows all")
+
+
+async def _listed(queue: Queue, match: Match, most: int | None) -> AsyncIterator[Job]:
+    """Matching jobs, a page at a time."""
+    after, left = None, most
+    while left is None or left > 0:
+        page = await queue(List(match=match, limit=min(left or MOST_AT_ONCE, MOST_AT_ONCE), after=after))
+        for job in page.jobs:
+            yield job
+        if (after := page.next) is None:
+            return
+        left = None if left is None else left - len(page.jobs)
+
+
+def _print_table(found: list[Job]) -> None:
+    if not found:
+        saying.remark("no jobs")
+        return
+    now = SystemClock().now()
+    # Every column costs room: tenant and queue have one where there is something to tell apart.
+    tenants = len({job.tenant for job in found}) > 1
+    queues = any(job.queue != DEFAULT_QUEUE for job in found)
+    made = saying.Table("id", "state", *["tenant"] * tenants, "task", *["queue"] * queues, "age", "")
+    for job in found:
+        age = saying.span(max(0.0, (now - job.created_at).total_seconds()))
+        place = [*[job.tenant] * tenants, job.task, *[job.queue] * queues]
+        made.add(job.id, saying.state(job.state), *place, age, Text(_remark_on(job, now), style="dim"))
+    saying.paper().print(made)
+
+
+def _remark_on(job: Job, now: datetime) -> str:
+    if job.state is State.FAILED:
+        return following.message(job.error) if job.error else str(job.reason or "")
+    if job.state is State.SUCCEEDED and job.started_at and job.finished_at:
+        return f"took {saying.span((job.finished_at - job.started_at).total_seconds())}"
+    if job.state is State.CANCELLED and job.finished_at:
+        return saying.ago(job.finished_at, now)
+    return following.standing(job)
+
+
+@jobs.command
+async def count(*, chosen: Chosen = ANY_JOB, place: Place = HERE) -> None:
+    """Count jobs.
+
+    For example:
+      windlass jobs count --state queued --queue mail
+    """
+    async with opened(place) as queue:
+        number = await queue(Count(match=chosen.match()))
+    if place.json:
+        saying.write_json(number)
+    else:
+        saying.write(str(number.count))
+
+
+@jobs.command
+async def show(id: JobId, /, *, place: Place = HERE) -> None:
+    """Show one job: its terms, its times, its payload, its errors.
+
+    For example:
+      windlass jobs show 01936f2e-…
+      windlass jobs show 01936f2e-… --json | jq .payload
+    """
+    async with opened(place) as queue:
+        job = await queue(Show(id=id, payload=True))
+    payload = values.spoken(job.payload, job.content_type) if isinstance(job.payload, Raw) else None
+    if place.json:
+        known = msgspec.to_builtins(msgspec.structs.replace(job, payload=UNSET), builtin_types=(datetime,))
+        saying.write_json({**known, "payload": payload})
+    else:
+        saying.paper().print(card(job, payload, SystemClock().now()))
+
+
+@jobs.command
+async def result(
+    id: JobId,
+    /,
+    *,
+    wait: Annotated[
+        list[str] | None,
+        Parameter(metavar="[TIME]", consume_multiple=(0, 1), help="Wait for the end, for ever or so long."),
+    ] = None,
+    place: Place = HERE,
+) -> int:
+    """Print the result of a job, as JSON.
+
+    A job that failed exits 1, one that has not ended exits 75.
+
+    For example:
+      windlass jobs result 01936f2e-… --wait 1m
+    """
+    most = 0.0 if wait is None else following.patience(wait)
+    async with opened(place) as queue:
+        if most == 0:
+            found = await queue(GetResult(id=id))
+            if found.state not in FINISHED:
+                raise following.Unfinished(f"job {id} is {found.state}; --wait waits for its end")
+        else:
+            found = await following.outcome(queue, id, most)
+    return following.tell(id, found, json=place.json)
+
+
+@jobs.command
+async def tail(id: JobId, /, *, place: Place = HERE) -> int:
+    """Follow a job until it has ended: its states, its progress.
+
+    A job that did not succeed exits 1.
+
+    For example:
+      windlass jobs tail 01936f2e-…
+    """
+    async with opened(place) as queue:
+        async for job in following.changes(queue, id):
+            if place.json:
+                saying.write_json(job)
+            else:
+                saying.paper().print(_event(job))
+    return 0 if job.state is State.SUCCEEDED else 1
+
+
+def _event(job: Job) -> Text:
+    """What is new of a job, and since when."""
+    moment = job.updated_at
+    if job.state is State.RUNNING and job.progress is not None:
+        moment = SystemClock().now()
+    said = following.standing(job)
+    if job.state in FINISHED:
+        said = _remark_on(job, moment)
+    elif job.state is State.RUNNING and job.progress is None:
+        said += f", worker {job.worker}" if job.pid is None else f", process {job.pid} on {job.node or 'this host'}"
+    clock = Text(moment.astimezone().strftime("%H:%M:%S"), style="dim")
+    return Text("  ").join([clock, saying.state(job.state), Text(said)])
+
+
+for command in (acting.cancel, acting.retry, acting.rm):
+    jobs.command(command)

@@ -1,0 +1,85 @@
+"""Which queue a command speaks to, and how it answers: the options that every command has."""
+
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Group, Parameter
+from msgspec.structs import asdict, replace
+
+from windlass import config
+from windlass.cli import DASH
+from windlass.daemon import file_of, open_engine
+from windlass.engine import Engine, Settings
+from windlass.model.errors import Missing
+from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT
+from windlass.model.operations import A, Operation
+
+OPTIONS = Group("Options", sort_key=20)
+EVERYWHERE = Group("Everywhere", sort_key=100)
+
+
+@Parameter(name="*", group=EVERYWHERE)
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """The options of every command."""
+
+    store: Annotated[
+        str | None,
+        Parameter(
+            metavar="STORE",
+            help="Where jobs live: a file, or redis://, rediss://, unix://, redis+cluster://. "
+            f"Default: ${config.variable('store')}, else `store` in {config.FILE}, else ./{config.DEFAULT_STORE}.",
+        ),
+    ] = None
+    tenant: Annotated[
+        str | None,
+        Parameter(
+            metavar="NAME",
+            help="Whose jobs are meant; `-` = everybody's. "
+            f"Default: ${config.variable('tenant')}, else `tenant` in {config.FILE}, else `{DEFAULT_TENANT}`.",
+        ),
+    ] = None
+    json: Annotated[bool, Parameter(help="Answer in JSON: one document, or one a line where it is a stream.")] = False
+
+    def settle(self) -> config.Config:
+        """The settings that hold for this command."""
+        tenant = EVERY_TENANT if self.tenant == DASH else self.tenant
+        return config.load(os.environ, Path.cwd(), {"store": self.store, "tenant": tenant})
+
+
+HERE = Place()
+"""As the environment and `windlass.toml` say."""
+
+
+class Queue:
+    """An opened queue, asked in the name of one tenant."""
+
+    def __init__(self, engine: Engine, tenant: str, address: str) -> None:
+        self.engine = engine
+        self.tenant = tenant
+        self.address = address
+
+    async def __call__(self, operation: Operation[A]) -> A:
+        return await self.engine(replace(operation, tenant=self.tenant))
+
+
+@asynccontextmanager
+async def opened(place: Place, *, create: bool = False, every_tenant: bool = False) -> AsyncIterator[Queue]:
+    """The queue of a place. A file that is not there is made only by whoever has something to put into it."""
+    settings = place.settle()
+    if not create:
+        _check_file(settings.store)
+    logging.basicConfig(format="windlass: %(message)s", level=logging.WARNING)
+    async with open_engine(settings.store, Settings(**asdict(settings.engine))) as engine:
+        yield Queue(engine, EVERY_TENANT if every_tenant else settings.tenant, settings.store)
+
+
+def _check_file(address: str) -> None:
+    file = file_of(address)
+    if file is not None and file != ":memory:" and not Path(file).exists():
+        raise Missing(f"there is no file {file}; `windlass enqueue` makes it, --store names another", at="store")

@@ -1,0 +1,128 @@
+"""`windlass queues ls|show`: how many jobs wait where, and who takes them."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+from cyclopts import App, Parameter
+from msgspec import Struct
+from rich.text import Text
+
+from windlass.cli import saying
+from windlass.cli.place import HERE, OPTIONS, Place, opened
+from windlass.cli.workers import table_of
+from windlass.model.errors import Missing
+from windlass.model.job import State
+from windlass.model.names import EVERY_TENANT
+from windlass.model.operations import GetStats, QueueStats, Workers
+from windlass.model.worker import Worker
+
+USUAL = frozenset({State.QUEUED, State.RUNNING, State.SUCCEEDED, State.FAILED})
+
+queues = App(name="queues", help="Look at queues.", group_parameters=OPTIONS)
+
+
+class QueueLine(Struct, frozen=True, kw_only=True):
+    """One queue of one tenant, all its tasks together."""
+
+    tenant: str
+    queue: str
+    states: dict[State, int]
+    workers: int
+    """How many workers take jobs from it."""
+
+
+def lines(stats: Sequence[QueueStats], workers: Sequence[Worker]) -> list[QueueLine]:
+    counts: dict[tuple[str, str], Counter[State]] = {}
+    for line in stats:
+        counts.setdefault((line.tenant, line.queue), Counter()).update(line.states)
+    return [
+        QueueLine(
+            tenant=tenant,
+            queue=queue,
+            states={state: count[state] for state in State if count[state]},
+            workers=sum(serves(worker, tenant, queue) for worker in workers),
+        )
+        for (tenant, queue), count in sorted(counts.items())
+    ]
+
+
+def serves(worker: Worker, tenant: str, queue: str, task: str | None = None) -> bool:
+    return (
+        worker.tenant in (tenant, EVERY_TENANT)
+        and queue in worker.queues
+        and (task is None or worker.tasks is None or task in worker.tasks)
+    )
+
+
+@queues.command
+async def ls(*, place: Place = HERE) -> None:
+    """List queues, with how many jobs are in each state."""
+    async with opened(place) as to:
+        found = lines((await to(GetStats())).queues, await to(Workers()))
+    if place.json:
+        saying.write_json(found)
+    elif not found:
+        saying.remark("no queues: a queue is there as soon as it has a job")
+    else:
+        saying.paper().print(_table(found))
+
+
+def _table(found: Sequence[QueueLine]) -> saying.Table:
+    several = len({line.tenant for line in found}) > 1
+    names = ("tenant", "queue") if several else ("queue",)
+    states = occurring(line.states for line in found)
+    made = saying.Table(*names, *states, "workers", right=(*states, "workers"))
+    for line in found:
+        first = (line.tenant, line.queue) if several else (line.queue,)
+        made.add(*first, *numbers(line.states, states), str(line.workers))
+    return made
+
+
+def occurring(counts: Iterable[dict[State, int]]) -> list[State]:
+    """The states that have a column: those that any job is in, and those that everybody looks for."""
+    found = USUAL.union(*counts)
+    return [state for state in State if state in found]
+
+
+def numbers(counts: dict[State, int], states: Sequence[State]) -> list[Text]:
+    """A count for each state; none is a dot, so that the eye finds the others."""
+    return [
+        Text(f"{counts[state]:,}", style=saying.STYLES[state]) if counts.get(state) else Text("·", style="dim")
+        for state in states
+    ]
+
+
+class QueueCard(Struct, frozen=True, kw_only=True):
+    """One queue, task by task, and its workers."""
+
+    queue: str
+    tasks: list[QueueStats]
+    workers: list[Worker]
+
+
+@queues.command
+async def show(queue: Annotated[str, Parameter(name="QUEUE", help="Its name.")], /, *, place: Place = HERE) -> None:
+    """Show one queue: its tasks, and the workers that take jobs from it.
+
+    For example:
+      windlass queues show mail
+    """
+    async with opened(place) as to:
+        tasks = [line for line in (await to(GetStats())).queues if line.queue == queue]
+        workers = [worker for worker in await to(Workers()) if queue in worker.queues]
+    if not tasks and not workers:
+        raise Missing(f"no job and no worker is in queue {queue!r}", at="queue")
+    if place.json:
+        saying.write_json(QueueCard(queue=queue, tasks=tasks, workers=workers))
+        return
+    states = occurring(line.states for line in tasks)
+    made = saying.Table("task", *states, right=tuple(states))
+    for line in tasks:
+        made.add(line.task, *numbers(line.states, states))
+    saying.paper().print(made)
+    if workers:
+        saying.paper().print()
+        saying.paper().print(table_of(workers))
+    else:
+        saying.remark("no worker takes jobs from this queue")

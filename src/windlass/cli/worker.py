@@ -1,0 +1,85 @@
+"""`windlass worker`: run the jobs of an app."""
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import uvloop
+from cyclopts import Group, Parameter
+from msgspec.structs import asdict
+
+from windlass import config
+from windlass.cli.place import HERE, Place
+from windlass.daemon import work
+from windlass.engine import Settings
+from windlass.worker.options import WorkerOptions
+from windlass.worker.pool import AppBroken
+
+SHARE = Group("How much", sort_key=10)
+RENEWAL = Group("When a process is replaced", sort_key=11)
+ENDING = Group("How it ends", sort_key=12)
+
+
+def worker(
+    app: Annotated[
+        str, Parameter(help="The app whose tasks it runs: `module:name`, or `module` if the name is `app`.")
+    ],
+    /,
+    *,
+    queues: Annotated[
+        str | None,
+        Parameter(
+            name=("--queues", "-q"), group=SHARE, metavar="NAMES", help="Take jobs from these, dearest first: a,b,c."
+        ),
+    ] = None,
+    slots: Annotated[
+        int | None, Parameter(name=("--slots", "-c"), group=SHARE, metavar="N", help="Jobs that run at once (32).")
+    ] = None,
+    contexts: Annotated[
+        int | None, Parameter(group=SHARE, metavar="N", help="Processes that share them (one a processor).")
+    ] = None,
+    name: Annotated[str | None, Parameter(group=SHARE, metavar="NAME", help="What people call it.")] = None,
+    burst: Annotated[bool, Parameter(group=ENDING, help="End when there is nothing left to do.")] = False,
+    grace: Annotated[
+        str | None, Parameter(group=ENDING, metavar="TIME", help="What running jobs get after a first signal (30s).")
+    ] = None,
+    max_jobs: Annotated[int | None, Parameter(group=RENEWAL, metavar="N", help="After so many jobs.")] = None,
+    max_memory: Annotated[
+        str | None, Parameter(group=RENEWAL, metavar="SIZE", help="Above so much memory: 512MB, 1GiB.")
+    ] = None,
+    max_age: Annotated[str | None, Parameter(group=RENEWAL, metavar="TIME", help="After so long: 1h, 2d.")] = None,
+    verbose: Annotated[bool, Parameter(name=("--verbose", "-v"), group=ENDING, help="Say more.")] = False,
+    place: Place = HERE,
+) -> int:
+    """Run jobs.
+
+    For example:
+      windlass worker shop:app                 all queues that the app's tasks name
+      windlass worker shop:app -q mail,slow    these queues, mail first
+      windlass worker shop:app -c 100 --burst  a hundred at once, until none is left
+
+    TERM or Ctrl-C lets running jobs finish within the grace and gives the rest back; a second gives all back at once;
+    QUIT stops at once; TSTP (Ctrl-Z) stops claiming, CONT goes on.
+    """
+    flags = {"queues": queues, "slots": slots, "contexts": contexts, "name": name, "grace": grace}
+    flags |= {"max_jobs": max_jobs, "max_memory": max_memory, "max_age": max_age}
+    settings = config.load(
+        os.environ, Path.cwd(), {"store": place.store} | {f"worker.{key}": value for key, value in flags.items()}
+    )
+    chosen = {key: value for key, value in asdict(settings.worker).items() if value is not None}
+    lease = chosen.pop("lease", settings.engine.lease)
+    options = WorkerOptions(target=app, burst=burst, **chosen)
+    engine = Settings(lease=lease, most_payload=settings.engine.most_payload)
+    logging.basicConfig(
+        format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S", level=logging.DEBUG if verbose else logging.INFO
+    )
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(work(options, place.store, engine))
+    except AppBroken as fault:
+        sys.stderr.write(f"{fault.traceback}windlass: {app} cannot be imported: {fault}\n")
+        return 1
+    return 0

@@ -1,0 +1,41 @@
+"""`windlass workers ls`: who is at work."""
+
+from collections.abc import Sequence
+
+from cyclopts import App
+
+from windlass.cli import saying
+from windlass.cli.place import HERE, OPTIONS, Place, opened
+from windlass.model.operations import Workers
+from windlass.model.worker import Worker
+from windlass.system import SystemClock
+
+workers = App(name="workers", help="Look at workers.", group_parameters=OPTIONS)
+
+
+@workers.command
+async def ls(*, place: Place = HERE) -> None:
+    """List the workers that are alive."""
+    async with opened(place) as queue:
+        found = await queue(Workers())
+    if place.json:
+        saying.write_json(found)
+    elif found:
+        saying.paper().print(table_of(found))
+    else:
+        saying.remark("no workers; `windlass worker` starts one")
+
+
+def table_of(found: Sequence[Worker]) -> saying.Table:
+    now = SystemClock().now()
+    made = saying.Table("worker", "node", "pid", "queues", "running", "seen", right=("pid", "running"))
+    for one in found:
+        made.add(
+            one.name,
+            one.node,
+            str(one.pid or ""),
+            ",".join(one.queues),
+            f"{one.running} of {one.slots}",
+            saying.ago(one.seen_at, now),
+        )
+    return made

@@ -1,0 +1,231 @@
+"""The settings, declared once: file key, environment variable and flag are derived from the names of the fields.
+
+`worker.lease` is `[worker] lease` in `windlass.toml`, `WINDLASS_WORKER_LEASE` in the environment, and `--worker-lease`
+as a flag; a flag goes before the environment, which goes before the file. Knows how people write durations and sizes;
+asks the machine for nothing but the one file.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from windlass.model import duration, wire
+from windlass.model.errors import Invalid, Missing
+from windlass.model.names import DEFAULT_TENANT, Name
+from windlass.model.retry import Seconds
+from windlass.model.worker import Slots
+
+FILE = "windlass.toml"
+FILE_VARIABLE = "WINDLASS_CONFIG"
+"""Names another file in the place of `windlass.toml`."""
+
+DEFAULT_STORE = "windlass.db"
+
+Bytes = Annotated[int, Meta(ge=1, le=2**53)]
+Some = Annotated[int, Meta(ge=1, le=2**31)]
+
+
+class WorkerSection(Struct, frozen=True, kw_only=True):
+    """How a worker of this host works."""
+
+    queues: Annotated[list[Name], Meta(max_length=256)] = []
+    """The queues it takes jobs from, dearest first; none = every queue that the app's tasks name."""
+    slots: Slots = 32
+    """Jobs it runs at once."""
+    contexts: Some | None = None
+    """Processes that share the jobs; none = one for each processor."""
+    lease: Seconds | None = None
+    """Time without a sign of life after which its jobs are taken for lost; none = the engine's lease."""
+    grace: Seconds = 30.0
+    """Time that running jobs get to end when it is told to stop."""
+    max_jobs: Some | None = None
+    """Jobs after which a process is replaced by a fresh one; none = never."""
+    max_memory: Bytes | None = None
+    """Memory beyond which a process is replaced by a fresh one; none = never."""
+    max_age: Seconds | None = None
+    """Age at which a process is replaced by a fresh one; none = never."""
+    name: Annotated[str, Meta(max_length=128)] = ""
+    """What people call it; empty = host and process."""
+
+
+class EngineSection(Struct, frozen=True, kw_only=True):
+    """How jobs are taken in and handed out."""
+
+    lease: Seconds = 15.0
+    """Time without a sign of life after which a job, or a worker, is taken for lost."""
+    most_payload: Bytes = wire.MOST_PAYLOAD
+    """The largest payload or result."""
+
+
+class Config(Struct, frozen=True, kw_only=True):
+    """Every setting there is."""
+
+    store: str = DEFAULT_STORE
+    """Where jobs live: a file, or redis://, rediss://, unix:// or redis+cluster://."""
+    tenant: str = DEFAULT_TENANT
+    """Whose jobs are meant; `-` = everybody's."""
+    worker: WorkerSection = WorkerSection()
+    engine: EngineSection = EngineSection()
+
+
+def variable(path: str) -> str:
+    """The environment variable of a setting: `worker.lease` is `WINDLASS_WORKER_LEASE`."""
+    return "WINDLASS_" + path.replace(".", "_").upper()
+
+
+def flag(path: str) -> str:
+    """The flag of a setting: `worker.max_jobs` is `--worker-max-jobs`."""
+    return "--" + path.replace(".", "-").replace("_", "-")
+
+
+class Setting(NamedTuple):
+    """One leaf of the tree."""
+
+    path: str
+    hint: Any
+    default: Any
+
+
+def _settings(section: type[Struct], above: str = "") -> Iterator[Setting]:
+    hints = get_type_hints(section, include_extras=True)
+    for field in msgspec.structs.fields(section):
+        path, hint = f"{above}{field.name}", hints[field.name]
+        if isinstance(hint, type) and issubclass(hint, Struct):
+            yield from _settings(hint, f"{path}.")
+        else:
+            default = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+            yield Setting(path, hint, default)
+
+
+SETTINGS = {setting.path: setting for setting in _settings(Config)}
+SECTIONS = {path.partition(".")[0] for path in SETTINGS if "." in path}
+
+
+def load(environ: Mapping[str, str], folder: Path, flags: Mapping[str, Any]) -> Config:
+    """The settings that hold here: `windlass.toml` of the folder, under the environment, under flags (by path)."""
+    named = environ.get(FILE_VARIABLE)
+    path = folder / (named or FILE)
+    try:
+        text = path.read_text("utf-8")
+    except FileNotFoundError:
+        if named:
+            raise Missing(f"there is no file {path}", at=FILE_VARIABLE) from None
+        text = ""
+    except (OSError, UnicodeDecodeError) as fault:
+        raise Invalid(f"cannot be read: {fault}", at=str(path)) from None
+    return combine(text, environ, flags, file=path.name)
+
+
+def combine(text: str, environ: Mapping[str, str], flags: Mapping[str, Any], *, file: str = FILE) -> Config:
+    """The same from the text of the file. All that is wrong is said at once."""
+    values: dict[str, Any] = {}
+    faults: list[str] = []
+    for source, path, given in _given(text, environ, flags, file):
+        try:
+            values[path] = _read(path, given)
+        except Invalid as fault:
+            faults.append(f"{source}: {fault.detail}")
+    if len(faults) > 1:
+        raise Invalid("\n  ".join([f"{len(faults)} faults in the settings", *faults]))
+    if faults:
+        raise Invalid(faults[0])
+    return _build(Config, values)
+
+
+def _given(
+    text: str, environ: Mapping[str, str], flags: Mapping[str, Any], file: str
+) -> Iterator[tuple[str, str, Any]]:
+    """What was said, where, of which setting; whatever comes later counts."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as fault:
+        raise Invalid(f"not TOML: {fault}", at=file) from None
+    for path, given in _flat(table):
+        yield f"{file}: {path}", path, given
+    for name, given in environ.items():
+        if given and (meant := _path_of(name)) is not None:  # an empty variable is one that is not set
+            yield name, meant, given
+    for path, given in flags.items():
+        if given is not None:
+            yield flag(path), path, given
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        path = f"{above}{key}"
+        if path in SECTIONS and isinstance(value, dict):
+            yield from _flat(value, f"{path}.")
+        else:
+            yield path, value
+
+
+def _path_of(name: str) -> str | None:
+    """The setting that a variable means. Those that only begin like ours are not ours, unless they name a section."""
+    for path in SETTINGS:
+        if name == variable(path):
+            return path
+    for section in SECTIONS:
+        if name.startswith(f"{variable(section)}_"):
+            return f"{section}.{name.removeprefix(variable(section) + '_').lower()}"
+    return None
+
+
+def _read(path: str, given: Any) -> Any:
+    if path not in SETTINGS:
+        near = difflib.get_close_matches(path, SETTINGS, n=1)
+        raise Invalid("there is no such setting" + (f"; did you mean {near[0]}?" if near else ""))
+    hint = SETTINGS[path].hint
+    try:
+        return msgspec.convert(_from_text(given, hint) if isinstance(given, str) else given, hint, strict=False)
+    except msgspec.ValidationError as fault:
+        raise Invalid(wire.invalid(fault).detail) from None
+
+
+def _from_text(text: str, hint: Any) -> Any:
+    """What a text says where something else may be meant: a duration, a size, a list, nothing."""
+    kinds = (hint, *get_args(hint))
+    if NoneType in kinds and text.strip().lower() in ("", "none", "never"):
+        return None
+    if Seconds in kinds:
+        return duration.seconds(text)
+    if Bytes in kinds:
+        return size(text)
+    if any(get_origin(kind) is list for kind in kinds):
+        return [part.strip() for part in text.split(",") if part.strip()]
+    return text
+
+
+UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?(?=b))?b?\s*\Z", re.IGNORECASE)
+
+
+def size(text: str) -> int:
+    """A number of bytes as people write it: 4096, "512MB", "1.5 GiB"."""
+    parts = _SIZE.match(text)
+    if parts is None:
+        raise Invalid(f"{text!r} is not a size: write 4096, '512MB' or '1GiB'")
+    unit = f"{parts[2]}b".lower() if parts[2] else ""
+    return round(float(parts[1]) * UNITS[unit])
+
+
+S = TypeVar("S", bound=Struct)
+
+
+def _build(section: type[S], values: Mapping[str, Any], above: str = "") -> S:
+    hints = get_type_hints(section)
+    fields: dict[str, Any] = {}
+    for name in section.__struct_fields__:
+        path = f"{above}{name}"
+        if path in SECTIONS:
+            fields[name] = _build(hints[name], values, f"{path}.")
+        elif path in values:
+            fields[name] = values[path]
+    return section(**fields)

@@ -1,0 +1,250 @@
+"""From Python code to a service, with an event loop or without one.
+
+Asynchronous callers get an engine of their own event loop. Callers without a loop share a thread that runs one; on a Redis
+server what needs no waiting goes straight through a blocking connection instead, for a hop between threads costs as
+much as the question itself. After a fork everything is opened anew: no connection is ever shared with a parent.
+"""
+
+import asyncio
+import os
+import threading
+from collections.abc import Coroutine, Iterable
+from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
+
+from windlass.daemon import open_blocking_store, open_store
+from windlass.engine import Engine, Settings
+from windlass.model.errors import Unavailable
+from windlass.model.job import NewJob
+from windlass.model.operations import MOST_AT_ONCE, A, EnqueueMany, Operation, Service
+from windlass.model.wire import FAULTS
+from windlass.system import SystemChance
+
+T = TypeVar("T")
+
+MOST_IN_FLIGHT = 2
+"""Batches of one loop that are on their way at once: one is answered while the next is made."""
+
+
+class Link:
+    """One address, for every kind of caller in every process."""
+
+    def __init__(self, address: str, settings: Settings | None = None) -> None:
+        self._address = address
+        self._settings = settings
+        self._here = _Here()
+        self._lock = threading.Lock()
+
+    def ask(self, operation: Operation[A], *, waits: bool = False) -> A:
+        """Ask from code without an event loop. `waits`: the answer may take a while, by design."""
+        here = self._in_this_process()
+        if not waits and (quick := self._quick(here)):
+            return drive(quick(operation))
+        return here.portal().run(self._ask_in_portal(operation))
+
+    def ask_each(self, operations: Iterable[Operation[A]]) -> None:
+        """Ask one after the other; while one is answered, the next is made."""
+        if not (quick := self._quick(self._in_this_process())):
+            for operation in operations:
+                self.ask(operation)
+            return
+        asked: Asking[A] | None = None
+        for operation in operations:
+            following = Asking(quick(operation))
+            if asked is not None:
+                asked.answer()
+            asked = following
+        if asked is not None:
+            asked.answer()
+
+    async def _ask_in_portal(self, operation: Operation[A]) -> A:
+        return await (await self.service())(operation)
+
+    async def service(self) -> Service:
+        """The engine of the running event loop."""
+        here = self._in_this_process()
+        loop = asyncio.get_running_loop()
+        if loop not in here.engines:
+            here.engines[loop] = asyncio.ensure_future(self._opened())
+        try:
+            return await asyncio.shield(here.engines[loop])
+        except Unavailable:
+            here.engines.pop(loop, None)  # whoever asks next may find it answering
+            raise
+
+    async def _opened(self) -> Engine:
+        return Engine(await open_store(self._address), SystemChance(), self._settings)
+
+    async def enqueue(self, tenant: str, new: NewJob) -> str:
+        """Queue one job from an event loop, together with whatever others are queued there just now."""
+        here = self._in_this_process()
+        loop = asyncio.get_running_loop()
+        if loop not in here.gatherings:
+            here.gatherings[loop] = Gathering(await self.service())
+        return await here.gatherings[loop].enqueue(tenant, new)
+
+    def close(self) -> None:
+        """Let go of what code without a loop has opened here."""
+        here, self._here = self._here, _Here()
+        if here.pid == os.getpid():
+            here.close()
+
+    async def aclose(self) -> None:
+        """Let go of what this event loop has opened."""
+        here = self._in_this_process()
+        loop = asyncio.get_running_loop()
+        here.gatherings.pop(loop, None)
+        if (engine := here.engines.pop(loop, None)) is not None:
+            await (await engine).desk.store.close()
+
+    def _in_this_process(self) -> "_Here":
+        if self._here.pid != os.getpid():
+            self._here, self._lock = _Here(), threading.Lock()
+        return self._here
+
+    def _quick(self, here: "_Here") -> Engine | None:
+        if not here.tried_quick:
+            with self._lock:
+                store = drive(open_blocking_store(self._address))
+                here.quick = None if store is None else Engine(store, SystemChance(), self._settings)
+                here.tried_quick = True
+        return here.quick
+
+
+class _Here:
+    """What one process has opened."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.quick: Engine | None = None
+        self.tried_quick = False
+        self.engines: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Future[Engine]] = WeakKeyDictionary()
+        self.gatherings: WeakKeyDictionary[asyncio.AbstractEventLoop, Gathering] = WeakKeyDictionary()
+        self._portal: Portal | None = None
+        self._lock = threading.Lock()
+
+    def portal(self) -> "Portal":
+        with self._lock:
+            if self._portal is None:
+                self._portal = Portal()
+            return self._portal
+
+    def close(self) -> None:
+        if self.quick is not None:
+            drive(self.quick.desk.store.close())
+        if self._portal is not None:
+            self._portal.close(self.engines.pop(self._portal.loop, None))
+
+
+class Portal:
+    """A thread that runs an event loop for those who have none."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="windlass", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # the caller was interrupted: nobody waits any more
+            raise
+
+    def close(self, engine: "asyncio.Future[Engine] | None") -> None:
+        async def end() -> None:
+            if engine is not None:
+                await (await engine).desk.store.close()
+
+        self.run(end())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+class Gathering:
+    """Jobs that are queued at about the same moment travel together."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._waiting: dict[str, list[tuple[NewJob, asyncio.Future[str]]]] = {}
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self._called = False
+
+    def enqueue(self, tenant: str, new: NewJob) -> "asyncio.Future[str]":
+        loop = asyncio.get_running_loop()
+        id: asyncio.Future[str] = loop.create_future()
+        self._waiting.setdefault(tenant, []).append((new, id))
+        if not self._called and len(self._in_flight) < MOST_IN_FLIGHT:
+            # Not at once: whoever is about to ask in this round of the loop comes along.
+            self._called = True
+            loop.call_soon(self._send)
+        return id
+
+    def _send(self) -> None:
+        self._called = False
+        while self._waiting and len(self._in_flight) < MOST_IN_FLIGHT:
+            tenant, waiting = next(iter(self._waiting.items()))
+            some, rest = waiting[:MOST_AT_ONCE], waiting[MOST_AT_ONCE:]
+            if rest:
+                self._waiting[tenant] = rest
+            else:
+                del self._waiting[tenant]
+            task = asyncio.get_running_loop().create_task(self._deliver(tenant, some))
+            self._in_flight.add(task)
+            task.add_done_callback(self._delivered)
+
+    def _delivered(self, task: "asyncio.Task[None]") -> None:
+        self._in_flight.discard(task)
+        self._send()
+
+    async def _deliver(self, tenant: str, some: "list[tuple[NewJob, asyncio.Future[str]]]") -> None:
+        try:
+            ids = (await self._service(EnqueueMany(tenant=tenant, jobs=[new for new, _ in some]))).ids
+        except Exception as fault:  # noqa: BLE001 - handed to whoever asked
+            if len(some) == 1 or not isinstance(fault, FAULTS):
+                for _, future in some:
+                    _fail(future, fault)
+                return
+            for one in some:  # a batch is taken whole or not at all: each must hear of its own fault
+                await self._deliver(tenant, [one])
+            return
+        for (_, future), id in zip(some, ids, strict=True):
+            if not future.done():
+                future.set_result(id)
+
+
+def _fail(future: "asyncio.Future[str]", fault: Exception) -> None:
+    if not future.done():
+        future.set_exception(fault)
+
+
+class Asking(Generic[T]):
+    """A question that is on its way: a coroutine that waits for nothing outside itself, run up to where it has asked."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self._answered = False
+        self._step()
+
+    def _step(self) -> None:
+        try:
+            pause = self._coroutine.send(None)
+        except StopIteration as end:
+            self._answer: T = end.value
+            self._answered = True
+            return
+        if pause is not None:
+            self._coroutine.close()
+            raise RuntimeError("this can only be asked in an event loop")
+
+    def answer(self) -> T:
+        while not self._answered:
+            self._step()
+        return self._answer
+
+
+def drive(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run such a coroutine to its end."""
+    return Asking(coroutine).answer()

@@ -1,0 +1,18 @@
+"""What a store says of itself to whoever looks after it; not part of the protocol."""
+
+from datetime import datetime
+
+from msgspec import Struct
+
+
+class Facts(Struct, frozen=True, kw_only=True):
+    """Kind, version and care for the jobs of one store."""
+
+    kind: str
+    version: str
+    durability: str
+    """The settings that decide whether what was accepted survives a crash."""
+    risk: str = ""
+    """What may be lost under these settings, and what to do about it; empty = nothing."""
+    now: datetime
+    """The store's clock."""

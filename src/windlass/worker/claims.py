@@ -1,0 +1,120 @@
+"""Claiming: as many jobs as there are free slots, again and again, waiting where there is nothing to do."""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from windlass.model.errors import Missing, Unavailable, WindlassError
+from windlass.model.operations import MOST_AT_ONCE, Claim, Claimed, Service, Unrun
+from windlass.model.ports import Chance, Clock
+from windlass.worker.jobs import Jobs
+from windlass.worker.membership import Membership
+
+log = logging.getLogger("windlass.worker")
+
+T = TypeVar("T")
+
+WAIT = 30.0
+"""Seconds that one claim waits for work."""
+
+BURST_WAIT = 0.05
+"""The same for a worker that ends when there is none: scheduled jobs that are due get their chance."""
+
+GATHER = 0.002
+"""Seconds that freed slots are gathered for one claim."""
+
+TRY_AGAIN = (0.1, 0.2, 0.5, 1.0)
+"""Seconds between tries while the store does not answer."""
+
+
+class Claims:
+    """One worker's claims."""
+
+    def __init__(self, jobs: Jobs, service: Service, membership: Membership, clock: Clock, chance: Chance) -> None:
+        self._jobs = jobs
+        self._service = service
+        self._membership = membership
+        self._clock = clock
+        self._chance = chance
+        self._claiming: asyncio.Task[list[Claimed]] | None = None
+        self._stopped = False
+        self._paused = False
+        self.able = asyncio.Event()
+        """Set while claims are answered: whether this worker can work at all."""
+
+    async def run(self, slots: int, *, burst: bool) -> None:
+        """Until it is stopped; in a burst, until nothing is left."""
+        while not self._stopped:
+            free = slots - len(self._jobs.held)
+            if free < 1 or self._paused:
+                await self._jobs.some_ended()
+                continue
+            if free < slots // 4:
+                await self._clock.sleep(GATHER)  # others are about to end: one claim for all of them
+                free = slots - len(self._jobs.held)
+            claimed = await self._claim(min(free, MOST_AT_ONCE), BURST_WAIT if burst else WAIT)
+            if claimed:
+                self._jobs.start(claimed)
+            elif burst and not self._jobs.held and not self._paused:
+                return
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._break_off()
+
+    def pause(self, paused: bool) -> None:
+        self._paused = paused
+        log.info("claims nothing until it is told to continue" if paused else "claims again")
+        self._break_off()
+
+    def _break_off(self) -> None:
+        self._jobs.ended.set()
+        if self._claiming is not None:
+            self._claiming.cancel()
+
+    async def _claim(self, slots: int, wait: float) -> list[Claimed]:
+        nonce = self._chance.token().hex()
+
+        async def ask() -> list[Claimed]:
+            return await self._service(Claim(**self._membership.names(), slots=slots, wait=wait, nonce=nonce))
+
+        self._claiming = asyncio.create_task(self.patiently(ask))
+        try:
+            return await self._claiming
+        except asyncio.CancelledError:
+            if not self._stopped and not self._paused:
+                raise
+            await self._give_back(nonce)
+            return []
+        finally:
+            self._claiming = None
+
+    async def _give_back(self, nonce: str) -> None:
+        """A claim that was broken off may have taken jobs: asked again in the same words, it names them."""
+        try:
+            taken = await self._service(Claim(**self._membership.names(), slots=1, nonce=nonce))
+        except WindlassError:
+            return  # their lease will run out
+        for one in taken:
+            self._jobs.reports.release(Unrun(id=one.job.id, token=one.token))
+
+    async def patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask until the store answers."""
+        pauses = itertools.chain(TRY_AGAIN, itertools.repeat(TRY_AGAIN[-1]))
+        while True:
+            try:
+                answer = await ask()
+            except Unavailable as fault:
+                if self.able.is_set():
+                    log.warning("cannot claim: %s", fault)
+                self.able.clear()
+                await self._clock.sleep(next(pauses))
+            except Missing:
+                await self._membership.introduce()
+            else:
+                if not self.able.is_set():
+                    log.info("claims are answered")
+                self.able.set()
+                return answer

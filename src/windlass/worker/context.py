@@ -1,0 +1,131 @@
+"""A context that runs many jobs at once: coroutines in its event loop, functions in threads.
+
+Runs user code; knows its supervisor only as a socket. When that is closed, it ends.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Mapping
+
+from windlass.model.job import Error
+from windlass.model.lifecycle import Verdict
+from windlass.worker.frames import Assignment, Ending, Frames, Orders
+from windlass.worker.outbox import Outbox
+from windlass.worker.running import Callee, Run, acall, is_async
+from windlass.worker.threads import Threads
+
+READ_AT_ONCE = 1 << 20
+LOOK_EVERY = 0.003
+"""Seconds between two looks at stuck threads and unsent news, while there is work."""
+
+SWITCH_EVERY = 0.001
+"""Seconds after which a thread that computes lets another in: the supervisor's orders must get through."""
+
+MOST_THREADS = 1000
+
+
+class Context:
+    """What one context does in its event loop."""
+
+    def __init__(self, link: socket.socket, tasks: Mapping[str, Callee], most_threads: int = MOST_THREADS) -> None:
+        self._link = link
+        self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
+        self._frames = Frames(Orders)
+        self._outbox = Outbox(link)
+        self._runs: dict[int, Run] = {}
+        self._threads = Threads(most_threads, self._outbox, self._forget)
+        self._coroutines: dict[str, bool] = {}
+        self._tasks_of_loop: set[asyncio.Task[None]] = set()
+        self._looking: asyncio.TimerHandle | None = None
+        self._leaving = False
+        self._left = self._loop.create_future()
+
+    async def live(self) -> None:
+        """Until the supervisor says so, or is gone."""
+        self._loop.add_reader(self._link, self._read)
+        await self._left
+        self._outbox.send()
+
+    def _read(self) -> None:
+        try:
+            data = self._link.recv(READ_AT_ONCE, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        if not data:
+            os._exit(0)  # the supervisor is gone: whatever runs here has lost its lease or is about to
+        for orders in self._frames.feed(data):
+            self.obey(orders)
+
+    def obey(self, orders: Orders) -> None:
+        for assignment in orders.start:
+            self._start(assignment)
+        for number in orders.stop:
+            self._stop(number)
+        self._leaving = self._leaving or orders.leave
+        if self._looking is None:
+            self._look()
+
+    def _start(self, assignment: Assignment) -> None:
+        callee = self._tasks.get(assignment.task)
+        if callee is None:
+            self._outbox.end(unknown(assignment))
+            return
+        run = Run(assignment, self._outbox.say)
+        self._runs[assignment.number] = run
+        if self._is_async(callee, assignment.task):
+            task = self._loop.create_task(self._await(callee, assignment, run))
+            run.stop = task.cancel  # type: ignore[assignment] # whether it had ended does not matter
+            self._tasks_of_loop.add(task)
+            task.add_done_callback(self._tasks_of_loop.discard)
+        else:
+            self._threads.put((callee, assignment, run))
+
+    def _is_async(self, callee: Callee, name: str) -> bool:
+        if name not in self._coroutines:
+            self._coroutines[name] = is_async(callee)
+        return self._coroutines[name]
+
+    async def _await(self, callee: Callee, assignment: Assignment, run: Run) -> None:
+        ending = await acall(callee, assignment, run)
+        self._forget(assignment.number)
+        self._outbox.end(ending)
+        if self._outbox.full or not self._runs:
+            self._outbox.send()
+
+    def _stop(self, number: int) -> None:
+        if (run := self._runs.get(number)) is not None:
+            run.cancel()
+
+    def _forget(self, number: int) -> None:
+        self._runs.pop(number, None)
+
+    def _look(self) -> None:
+        """While there is work: nothing waits behind a stuck thread, and nothing is left unsent."""
+        self._looking = None
+        self._threads.look()
+        self._outbox.send()
+        if self._runs:
+            self._looking = self._loop.call_later(LOOK_EVERY, self._look)
+        elif self._leaving and not self._left.done():
+            self._left.set_result(None)
+
+
+def unknown(assignment: Assignment) -> Ending:
+    error = Error(type="UnknownTask", message=f"this app has no task {assignment.task!r}")
+    return Ending(assignment.number, Verdict.ERROR, error=error)
+
+
+def live(link: socket.socket, tasks: Mapping[str, Callee], first: Assignment | None = None) -> None:
+    """The life of a context; one that was made for a single job is told of it here, and ends with it."""
+    sys.setswitchinterval(SWITCH_EVERY)
+
+    async def run() -> None:
+        here = Context(link, tasks)
+        if first is not None:
+            here.obey(Orders([first], leave=True))
+        await here.live()
+
+    asyncio.run(run())

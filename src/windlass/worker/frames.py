@@ -1,0 +1,181 @@
+"""What supervisor, zygote and contexts say to each other, and how it lies on a socket.
+
+A frame is four bytes of length and one MessagePack value; a frame carries a whole batch. Payloads and results travel as
+raw bytes: the supervisor never looks inside.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from windlass.model.job import Error, NewJob, Progress
+from windlass.model.lifecycle import Verdict
+
+LENGTH = struct.Struct(">I")
+
+MOST_BYTES = 64 << 20
+"""Of one frame: more than the largest batch of payloads that is ever sent together."""
+
+T = TypeVar("T")
+
+
+# Supervisor to context
+
+
+class Assignment(Struct, frozen=True, array_like=True, gc=False):
+    """One job to run."""
+
+    number: int
+    """Its name between supervisor and context."""
+    task: str
+    payload: bytes
+    content_type: str
+    id: str
+    queue: str
+    tenant: str
+    attempt: int
+    priority: int
+    created_at: float
+    """Seconds since 1970."""
+    timeout: float | None = None
+    max_retry: int | None = 0
+    tags: list[str] = []
+    headers: dict[str, str] = {}
+
+
+class Orders(Struct, frozen=True, array_like=True, gc=False):
+    """What a context is told."""
+
+    start: list[Assignment] = []
+    stop: list[int] = []
+    """Numbers of jobs that are to end now."""
+    leave: bool = False
+    """End yourself once nothing is running."""
+
+
+# Context to supervisor
+
+
+class Ending(Struct, frozen=True, array_like=True, gc=False):
+    """How a job ended."""
+
+    number: int
+    verdict: Verdict
+    result: bytes | None = None
+    code: int | None = None
+    error: Error | None = None
+    delay: float | None = None
+    snooze: float | None = None
+    """Seconds after which it wants to be run again, this run uncounted."""
+    jobs: list[NewJob] = []
+    """Jobs to be queued with its success."""
+
+
+class Said(Struct, frozen=True, array_like=True, gc=False):
+    """What a running job says."""
+
+    number: int
+    progress: Progress | None = None
+    log: str | None = None
+
+
+class News(Struct, frozen=True, array_like=True, gc=False):
+    """What a context tells."""
+
+    endings: list[Ending] = []
+    said: list[Said] = []
+
+
+# Supervisor and zygote: single messages, some with descriptors
+
+
+class Fork(Struct, frozen=True, tag=True):
+    """Make a context; its socket (and, for one job alone, its two output pipes) come as descriptors."""
+
+    context: int
+    isolated: bool
+
+
+class Kill(Struct, frozen=True, tag=True):
+    """Send a signal to a context, or to everything that has come of it."""
+
+    context: int
+    signal: int
+    tree: bool = False
+
+
+Request = Fork | Kill
+
+
+class Ready(Struct, frozen=True, tag=True):
+    """The app is imported."""
+
+    tasks: list[str]
+    queues: list[str]
+    """Queues that the tasks name, in the order of their definition."""
+    store: str
+    tenant: str
+
+
+class Broken(Struct, frozen=True, tag=True):
+    """The app cannot be imported."""
+
+    message: str
+    traceback: str
+
+
+class Forked(Struct, frozen=True, tag=True):
+    """A context lives."""
+
+    context: int
+    pid: int
+
+
+class Exited(Struct, frozen=True, tag=True):
+    """A context has ended."""
+
+    context: int
+    status: int
+    """As `wait` tells it."""
+    peak_memory: int
+    """Bytes."""
+
+
+Report = Ready | Broken | Forked | Exited
+
+
+def frame(value: object) -> bytes:
+    packed = msgspec.msgpack.encode(value)
+    return LENGTH.pack(len(packed)) + packed
+
+
+class TooLong(Exception):
+    """A frame claims to be larger than any that is ever sent: whoever speaks is not to be trusted."""
+
+
+class Frames(Generic[T]):
+    """Cuts a stream of bytes into values."""
+
+    def __init__(self, kind: type[T]) -> None:
+        self._decode = msgspec.msgpack.Decoder(kind).decode
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[T]:
+        """The values that are whole now."""
+        buffer = self._buffer
+        buffer += data
+        at = 0
+        while len(buffer) - at >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(buffer, at)
+            if length > MOST_BYTES:
+                raise TooLong(f"a frame of {length} bytes")
+            end = at + LENGTH.size + length
+            if len(buffer) < end:
+                break
+            value = self._decode(bytes(buffer[at + LENGTH.size : end]))
+            at = end
+            yield value
+        del buffer[:at]

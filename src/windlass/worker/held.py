@@ -1,0 +1,85 @@
+"""A job in a worker's hands."""
+
+import asyncio
+from enum import StrEnum
+
+from windlass.model.job import Job, Progress
+from windlass.model.operations import Alive
+from windlass.worker.frames import Said
+from windlass.worker.pool import Context
+
+MOST_UNSAID = 256 << 10
+"""Bytes of output that wait to be passed on."""
+
+
+class Stop(StrEnum):
+    """Why a running job is being stopped."""
+
+    CANCEL = "cancel"
+    """It was told to: the outcome says so."""
+    TIMEOUT = "timeout"
+    """It ran too long."""
+    OUTPUT = "output"
+    """It printed too much."""
+    MEMORY = "memory"
+    """It took too much memory."""
+    LOST = "lost"
+    """It is no longer ours: nothing is reported."""
+    BACK = "back"
+    """Its worker ends, or its context had to be killed for another job: it is given back, this run uncounted."""
+
+
+class Held:
+    """One run of one job, from its claim to its report."""
+
+    __slots__ = (
+        "_unsaid", "began", "context", "id", "job", "log", "number", "progress", "since", "stopping", "timer", "token"
+    )  # fmt: skip
+
+    def __init__(self, number: int, job: Job, token: str, since: float) -> None:
+        self.number = number
+        self.job = job
+        self.id = job.id
+        self.token = token
+        self.since = since
+        """When it was claimed, by the supervisor's own clock."""
+        self.context: Context | None = None
+        self.began = False
+        """Whether the queue has been told its pid."""
+        self.stopping: Stop | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        """Its time limit, then the next step of stopping it."""
+        self.progress: Progress | None = None
+        """What it last said and nobody has been told yet."""
+        self.log: list[tuple[str, bytes]] = []
+        """What it printed (stream, bytes) and nobody has been told yet."""
+        self._unsaid = 0
+
+    def set_timer(self, timer: asyncio.TimerHandle | None) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+        self.timer = timer
+
+    def hear(self, said: Said) -> None:
+        """It says something of itself."""
+        if said.progress is not None:
+            self.progress = said.progress
+        if said.log is not None:
+            self.print("log", said.log.encode() + b"\n")
+
+    def print(self, stream: str, data: bytes) -> None:
+        """It prints something; of what nobody was told yet only the newest is kept."""
+        self.log.append((stream, data))
+        self._unsaid += len(data)
+        while self._unsaid > MOST_UNSAID and len(self.log) > 1:
+            self._unsaid -= len(self.log.pop(0)[1])
+
+    @property
+    def pid(self) -> int | None:
+        return None if self.context is None else self.context.pid
+
+    def tell(self) -> Alive:
+        """What it has said since it was last asked."""
+        progress, self.progress = self.progress, None
+        self.log, self._unsaid = [], 0
+        return Alive(id=self.id, token=self.token, progress=progress)

@@ -1,0 +1,72 @@
+"""A context for one job alone: its process, its session, its output are the job's own.
+
+The function runs in the main thread, so that TERM interrupts it wherever it waits; a second thread hears the supervisor.
+"""
+
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+
+from windlass.call.signals import Cancelled
+from windlass.worker import context
+from windlass.worker.frames import Assignment, Frames, Orders
+from windlass.worker.outbox import Outbox
+from windlass.worker.running import Callee, Run, call, ended, is_async
+
+
+def live(link: socket.socket, tasks: Mapping[str, Callee]) -> None:
+    """The life of such a context: one assignment, then the end."""
+    frames = Frames(Orders)
+    assignment = _first(link, frames)
+    callee = tasks.get(assignment.task)
+    outbox = Outbox(link)
+    if callee is None:
+        outbox.end(context.unknown(assignment))
+    elif is_async(callee):
+        context.live(link, tasks, first=assignment)
+    else:
+        _alone(link, frames, outbox, callee, assignment)
+    outbox.send()
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def _first(link: socket.socket, frames: Frames[Orders]) -> Assignment:
+    while True:
+        data = link.recv(context.READ_AT_ONCE)
+        if not data:
+            os._exit(0)
+        for orders in frames.feed(data):
+            if orders.start:
+                return orders.start[0]
+
+
+def _alone(link: socket.socket, frames: Frames[Orders], outbox: Outbox, callee: Callee, assignment: Assignment) -> None:
+    def say_at_once(said: object) -> None:
+        outbox.say(said)  # type: ignore[arg-type]
+        outbox.send()
+
+    run = Run(assignment, say_at_once)
+    threading.Thread(target=_hear, args=(link, frames, run), name="windlass-orders", daemon=True).start()
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        ending = call(callee, assignment, run)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    except Cancelled as fault:
+        ending = ended(assignment.number, fault)
+    outbox.end(ending)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise Cancelled
+
+
+def _hear(link: socket.socket, frames: Frames[Orders], run: Run) -> None:
+    while data := link.recv(context.READ_AT_ONCE):
+        for orders in frames.feed(data):
+            if orders.stop:
+                run.cancelled = True
+    os._exit(0)  # the supervisor is gone

@@ -1,0 +1,216 @@
+"""The jobs in a worker's hands: started, listened to, stopped, ended.
+
+What is held is in `held`, by number; a job leaves that table in exactly one way, `_end`, which sees to its report.
+"""
+
+import asyncio
+import itertools
+import logging
+import signal
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Protocol
+
+from windlass.model.job import Error, Job
+from windlass.model.lifecycle import Verdict
+from windlass.model.operations import Claimed, Unrun
+from windlass.model.ports import Clock
+from windlass.worker.crew import Crew
+from windlass.worker.frames import Assignment, Ending, News
+from windlass.worker.held import Held, Stop
+from windlass.worker.outcomes import crashed, finished
+from windlass.worker.pool import Context
+from windlass.worker.reports import Reports
+
+log = logging.getLogger("windlass.worker")
+
+SOFT, TERM = 0.3, 0.3
+"""Seconds a job gets after it was told to stop, before TERM; and after TERM, before it is killed."""
+
+LAST_LINES = 2000
+"""Characters of what a crashed job printed last, kept with its error."""
+
+
+class Gossip(Protocol):
+    """Whoever passes on what running jobs say."""
+
+    def has_news(self, held: Held) -> None: ...
+
+    def forget(self, held: Held) -> None: ...
+
+
+class Jobs:
+    """What one worker runs."""
+
+    def __init__(self, crew: Crew, reports: Reports, clock: Clock, most_output: int) -> None:
+        self.held: dict[int, Held] = {}
+        self.reports = reports
+        self.gossip: Gossip | None = None
+        self.ended = asyncio.Event()
+        """Set whenever a job has ended."""
+        self._crew = crew
+        self._clock = clock
+        self._most_output = most_output
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._kept: dict[Context, Ending] = {}
+        """Endings of jobs alone in their process, until that has ended and its output is read."""
+        self._printed: dict[Context, int] = defaultdict(int)
+        self._tails: dict[Context, str] = {}
+
+    async def some_ended(self) -> None:
+        self.ended.clear()
+        await self.ended.wait()
+
+    async def all_ended(self) -> None:
+        while self.held:
+            await self.some_ended()
+
+    # They start
+
+    def start(self, claimed: Iterable[Claimed]) -> None:
+        now = self._clock.monotonic()
+        batches: dict[Context, list[Assignment]] = {}
+        for one in claimed:
+            job = one.job
+            held = Held(next(self._numbers), job, one.token, now)
+            self.held[held.number] = held
+            assignment = _assignment(held.number, job, bytes(one.payload))
+            # What has killed a process once gets one of its own: it takes no neighbours along again.
+            held.context = self._crew.alone() if job.isolate or job.crashes else self._crew.least_busy()
+            held.context.held.add(held.number)
+            batches.setdefault(held.context, []).append(assignment)
+            if job.timeout is not None:
+                held.timer = self._loop.call_later(job.timeout, self.halt, held, Stop.TIMEOUT)
+        for context, assignments in batches.items():
+            context.give(assignments)
+
+    # They speak
+
+    def news(self, context: Context, news: News) -> None:
+        for said in news.said:
+            if (held := self.held.get(said.number)) is not None:
+                held.hear(said)
+                self._tell_of(held)
+        for ending in news.endings:
+            if context.isolated:
+                self._kept[context] = ending
+            elif (held := self.held.get(ending.number)) is not None:
+                self._end(held, ending)
+        if news.endings:
+            self._crew.retire_if_spent(context)
+
+    def output(self, context: Context, stream: str, data: bytes) -> None:
+        self._printed[context] += len(data)
+        self._tails[context] = (self._tails.get(context, "") + data.decode(errors="replace"))[-LAST_LINES:]
+        for held in self._in(context):
+            held.print(stream, data)
+            self._tell_of(held)
+            if self._printed[context] > self._most_output:
+                self.halt(held, Stop.OUTPUT)
+
+    def _tell_of(self, held: Held) -> None:
+        if self.gossip is not None:
+            self.gossip.has_news(held)
+
+    # They are stopped
+
+    def halt(self, held: Held, why: Stop) -> None:
+        """Stop a running job: ask it, then tell it, then kill it."""
+        if held.stopping is not None or held.number not in self.held:
+            return
+        held.stopping = why
+        if held.context is not None:
+            held.context.stop(held.number)
+        held.set_timer(self._loop.call_later(SOFT, self._terminate, held))
+
+    def _terminate(self, held: Held) -> None:
+        if held.context is not None and held.context.isolated:
+            self._crew.pool.kill(held.context, signal.SIGTERM)
+            held.set_timer(self._loop.call_later(TERM, self.kill, held))
+        else:
+            self.kill(held)
+
+    def kill(self, held: Held) -> None:
+        """A job that cannot be stopped costs its context; the others in it are given back."""
+        if held.number not in self.held or held.context is None:
+            return
+        for other in self._in(held.context):
+            if other is not held and other.stopping is None:
+                other.stopping = Stop.BACK
+        self._crew.dismiss(held.context)
+        self._crew.pool.kill(held.context, signal.SIGKILL, tree=True)
+
+    def kill_fat(self) -> None:
+        """Kill jobs that take more memory than is allowed; contexts that do are replaced."""
+        for context in self._crew.look():
+            for held in self._in(context):
+                if held.stopping is None:
+                    held.stopping = Stop.MEMORY
+                    self.kill(held)
+
+    def lose(self, ids: Iterable[str]) -> None:
+        """These jobs are somebody else's now."""
+        lost = set(ids)
+        for held in list(self.held.values()):
+            if held.id in lost:
+                log.warning("lost job %s: its lease has run out", held.id)
+                held.stopping = Stop.LOST
+                self.kill(held)
+
+    def give_back(self) -> None:
+        """Kill everything that runs; none of these runs counts."""
+        for held in list(self.held.values()):
+            held.stopping = held.stopping or Stop.BACK
+            if held.context is not None:
+                self._crew.pool.kill(held.context, signal.SIGKILL, tree=True)
+            self._end(held, Ending(held.number, Verdict.ERROR, error=Error(message="its worker stopped")))
+
+    # They end
+
+    def exited(self, context: Context, status: int, peak_memory: int) -> None:
+        """A context has ended: well, or with jobs in it."""
+        ending = self._kept.pop(context, None)
+        self._printed.pop(context, None)
+        tail = self._tails.pop(context, "")
+        self._crew.dismiss(context)
+        for held in self._in(context):
+            self._end(held, ending or crashed(held, status, peak_memory, tail))
+
+    def _in(self, context: Context) -> list[Held]:
+        return [self.held[number] for number in context.held if number in self.held]
+
+    def _end(self, held: Held, ending: Ending) -> None:
+        """The one way out of `held`."""
+        del self.held[held.number]
+        held.set_timer(None)
+        if held.context is not None:
+            held.context.held.discard(held.number)
+        if self.gossip is not None:
+            self.gossip.forget(held)
+        if held.stopping is Stop.BACK and ending.verdict is not Verdict.OK:
+            self.reports.release(Unrun(id=held.id, token=held.token))
+        elif ending.snooze is not None:
+            self.reports.release(Unrun(id=held.id, token=held.token, delay=ending.snooze))
+        elif held.stopping is not Stop.LOST:
+            self.reports.finish(finished(held, ending))
+        self.ended.set()
+
+
+def _assignment(number: int, job: Job, payload: bytes) -> Assignment:
+    return Assignment(
+        number,
+        job.task,
+        payload,
+        job.content_type,
+        job.id,
+        job.queue,
+        job.tenant,
+        job.attempt,
+        job.priority,
+        job.created_at.timestamp(),
+        job.timeout,
+        job.max_retry,
+        job.tags,
+        job.headers,
+    )

@@ -1,0 +1,36 @@
+"""A worker's name in the queue, and how it gets one again after the queue has forgotten it."""
+
+import logging
+from typing import TypedDict
+
+from windlass.model.operations import Register, Service
+from windlass.model.worker import NewWorker
+
+log = logging.getLogger("windlass.worker")
+
+
+class Names(TypedDict):
+    """What every operation of a worker says of itself."""
+
+    tenant: str
+    worker: str
+
+
+class Membership:
+    """Who this worker is. Jobs that it holds stay its own under a new name: their tokens are what counts."""
+
+    def __init__(self, service: Service, tenant: str, about: NewWorker) -> None:
+        self._service = service
+        self.tenant = tenant
+        self.about = about
+        self.worker = ""
+        self.lease = 0.0
+
+    async def introduce(self) -> None:
+        registered = await self._service(Register(tenant=self.tenant, worker=self.about))
+        if self.worker:
+            log.warning("the queue had forgotten this worker; it is known again as %s", registered.worker)
+        self.worker, self.lease = registered.worker, registered.lease
+
+    def names(self) -> Names:
+        return {"tenant": self.tenant, "worker": self.worker}

@@ -1,0 +1,32 @@
+"""What an operator may choose for a worker."""
+
+import os
+
+from msgspec import Struct
+
+
+class WorkerOptions(Struct, frozen=True, kw_only=True):
+    """One worker's settings."""
+
+    target: str
+    """The app whose tasks it runs, as `module:name`."""
+    queues: list[str] = []
+    """Where it takes jobs from, dearest first; none = every queue that the app's tasks name."""
+    slots: int = 32
+    """How many jobs run at once."""
+    contexts: int = os.cpu_count() or 1
+    """How many processes share the jobs that do not ask for one of their own."""
+    name: str = ""
+    """For people; empty = the host's name and the process's number."""
+    burst: bool = False
+    """Whether to end when there is nothing left to do."""
+    grace: float = 30.0
+    """Seconds that running jobs get to finish after the first signal."""
+    max_jobs: int | None = None
+    """Jobs after which a context is replaced."""
+    max_memory: int | None = None
+    """Bytes of memory beyond which a context is replaced, and a job alone in its process is killed."""
+    max_age: float | None = None
+    """Seconds after which a context is replaced."""
+    max_output: int = 64 << 20
+    """Bytes that a job alone in its process may print before it is killed."""

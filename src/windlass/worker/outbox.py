@@ -1,0 +1,46 @@
+"""What a context has to tell, gathered from its threads and sent in frames."""
+
+import socket
+import threading
+
+from windlass.worker.frames import Ending, News, Said, frame
+
+MANY = 64
+"""Endings that are sent without waiting for more."""
+
+LARGE = 1 << 20
+"""Bytes of results that are sent without waiting for more."""
+
+
+class Outbox:
+    """Any thread may put something in; whoever finds it full, or has nothing else to do, sends it."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._lock = threading.Lock()
+        self._endings: list[Ending] = []
+        self._said: list[Said] = []
+        self._bytes = 0
+
+    def end(self, ending: Ending) -> None:
+        self._endings.append(ending)
+        if ending.result is not None:
+            self._bytes += len(ending.result)
+
+    def say(self, said: Said) -> None:
+        self._said.append(said)
+
+    @property
+    def full(self) -> bool:
+        return len(self._endings) >= MANY or self._bytes >= LARGE
+
+    def send(self) -> None:
+        """Send what there is, in the order it came. Ends the process if nobody listens any more."""
+        if not self._endings and not self._said:
+            return
+        with self._lock:
+            endings, self._endings = self._endings, []
+            said, self._said = self._said, []
+            self._bytes = 0
+            if endings or said:
+                self._link.sendall(frame(News(endings, said)))

@@ -1,0 +1,50 @@
+"""What became of a run, in the queue's words."""
+
+from msgspec import UNSET, Raw
+
+from windlass.model.job import Error, Reason
+from windlass.model.lifecycle import Verdict
+from windlass.model.operations import Finished
+from windlass.worker.frames import Ending
+from windlass.worker.held import Held, Stop
+from windlass.worker.processes import describe_status
+
+STOPPED = {
+    Stop.TIMEOUT: (Reason.TIMEOUT, "ran longer than its timeout of {job.timeout:g} s"),
+    Stop.OUTPUT: (Reason.OUTPUT, "printed more than this worker allows"),
+    Stop.MEMORY: (Reason.MEMORY, "took more memory than this worker allows"),
+}
+"""Why a worker stops a job by itself, and how it says so."""
+
+CRASHED = Error(type="Crashed")
+
+
+def finished(held: Held, ending: Ending) -> Finished:
+    """The report on a run that has ended."""
+    if ending.verdict is Verdict.OK:
+        result = UNSET if ending.result is None else Raw(ending.result)
+        return Finished(id=held.id, token=held.token, outcome=Verdict.OK, code=ending.code, result=result)
+    error, reason = ending.error or Error(), None
+    if held.stopping in STOPPED:
+        reason, text = STOPPED[held.stopping]
+        error = Error(type=reason.value.capitalize(), message=text.format(job=held.job), traceback=error.traceback)
+    elif error.type == CRASHED.type:
+        reason = Reason.CRASHED
+    verdict = Verdict.ERROR if reason else ending.verdict
+    return Finished(
+        id=held.id,
+        token=held.token,
+        outcome=verdict,
+        code=None if reason else ending.code,
+        error=error,
+        reason=reason,
+        delay=ending.delay,
+    )
+
+
+def crashed(held: Held, status: int, peak_memory: int, last_lines: str) -> Ending:
+    """The end of a job whose process has died."""
+    how, code = describe_status(status)
+    peak = f"; peak memory {peak_memory / 2**20:.0f} MiB" if peak_memory else ""
+    message = f"{how} (exit code {code}{peak})"
+    return Ending(held.number, Verdict.ERROR, error=Error(type=CRASHED.type, message=message, traceback=last_lines))

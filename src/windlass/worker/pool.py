@@ -1,0 +1,277 @@
+"""The supervisor's side of its processes: one zygote, and the contexts forked from it.
+
+Starts, feeds and kills them; what is done with their news is decided elsewhere (`Hears`).
+"""
+
+import asyncio
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from windlass.worker.frames import (
+    Assignment,
+    Broken,
+    Exited,
+    Fork,
+    Forked,
+    Frames,
+    Kill,
+    News,
+    Orders,
+    Ready,
+    Report,
+    Request,
+    TooLong,
+    frame,
+)
+
+MOST_MESSAGE = 1 << 18
+HEAR_OUT = 0.05
+"""Seconds that the ends of a dead context may stay open: something it left behind may hold them."""
+
+_reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+
+
+class AppBroken(Exception):
+    """The user's app cannot be imported."""
+
+    def __init__(self, broken: Broken) -> None:
+        super().__init__(broken.message)
+        self.traceback = broken.traceback
+
+
+class Hears(Protocol):
+    """Whoever wants to know what happens in the processes."""
+
+    def news(self, context: "Context", news: News) -> None: ...
+
+    def output(self, context: "Context", stream: str, data: bytes) -> None: ...
+
+    def exited(self, context: "Context", status: int, peak_memory: int) -> None: ...
+
+
+class Context(asyncio.Protocol):
+    """One child process, as its supervisor sees it."""
+
+    def __init__(self, number: int, isolated: bool, born: float, hears: Hears) -> None:
+        self.number = number
+        self.isolated = isolated
+        self.born = born
+        self.pid: int | None = None
+        self.held: set[int] = set()
+        """Numbers of the jobs that it runs."""
+        self.jobs = 0
+        """How many it was given in all."""
+        self.leaving = False
+        """Whether it gets no more jobs."""
+        self.open = 1
+        """Its socket and pipes that may still bring something."""
+        self._exited: Exited | None = None
+        """How its process has ended, until everything it said has been heard."""
+        self.hears = hears
+        self._frames = Frames(News)
+        self._transport: asyncio.WriteTransport | None = None
+        self._unsent: list[bytes] = []
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport  # type: ignore[assignment] # of a socket: it can be written to
+        for data in self._unsent:
+            self.write(data)
+        self._unsent.clear()
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for news in self._frames.feed(data):
+                self.hears.news(self, news)
+        except (TooLong, msgspec.MsgspecError):
+            self.close()  # it speaks nonsense: it will be found dead
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.shut()
+
+    def shut(self) -> None:
+        """One of its ends is closed."""
+        self.open -= 1
+        if not self.open and self._exited is not None:
+            self._mourn(self._exited)
+
+    def bury(self, exited: Exited, loop: asyncio.AbstractEventLoop) -> None:
+        """Its process has ended. What it said before may still lie in its socket and pipes: that is heard first."""
+        self._exited = exited
+        if self.open:
+            loop.call_later(HEAR_OUT, self._mourn, exited)
+        else:
+            self._mourn(exited)
+
+    def _mourn(self, exited: Exited) -> None:
+        if self._exited is not None:
+            self._exited = None
+            self.close()
+            self.hears.exited(self, exited.status, exited.peak_memory)
+
+    def give(self, assignments: Sequence[Assignment]) -> None:
+        self.jobs += len(assignments)
+        self.held.update(assignment.number for assignment in assignments)
+        self.write(frame(Orders(list(assignments))))
+
+    def stop(self, number: int) -> None:
+        self.write(frame(Orders(stop=[number])))
+
+    def leave(self) -> None:
+        """Let it end when nothing is running in it any more."""
+        self.leaving = True
+        self.write(frame(Orders(leave=True)))
+
+    def write(self, data: bytes) -> None:
+        if self._transport is None:
+            self._unsent.append(data)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+class _Pipe(asyncio.Protocol):
+    """What a context prints."""
+
+    def __init__(self, context: Context, hear: Callable[[bytes], None]) -> None:
+        self._context = context
+        self._hear = hear
+
+    def data_received(self, data: bytes) -> None:
+        self._hear(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._context.shut()
+
+
+class Pool:
+    """The zygote and its contexts."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self.hears: Hears | None = None
+        self._loop = asyncio.get_running_loop()
+        self._numbers = itertools.count(1)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._opening: set[asyncio.Task[object]] = set()
+        self.contexts: dict[int, Context] = {}
+        self.lost: asyncio.Event = asyncio.Event()
+        """Set when the zygote is gone."""
+
+    async def start(self) -> Ready:
+        """Import the app in a process of its own."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        command = [sys.executable, "-m", "windlass.worker.zygote", str(theirs.fileno()), self._target]
+        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)  # noqa: ASYNC220, S603
+        theirs.close()
+        ours.setblocking(False)
+        self._control = ours
+        while True:
+            match await self._first_report(ours):
+                case Broken() as broken:
+                    raise AppBroken(broken)
+                case Ready() as ready:
+                    break
+        self.lost.clear()
+        self._loop.add_reader(ours, self._read)
+        return ready
+
+    async def _first_report(self, control: socket.socket) -> Report:
+        data = await self._loop.sock_recv(control, MOST_MESSAGE)
+        if not data:
+            raise AppBroken(Broken(message=f"the process that imports {self._target} has died", traceback=""))
+        return _reports.decode(data)
+
+    def _read(self) -> None:
+        assert self._control is not None  # noqa: S101
+        while True:
+            try:
+                data = self._control.recv(MOST_MESSAGE)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._loop.remove_reader(self._control)
+                self.lost.set()
+                return
+            match _reports.decode(data):
+                case Forked() as forked if forked.context in self.contexts:
+                    self.contexts[forked.context].pid = forked.pid
+                case Exited() as exited if (gone := self.contexts.pop(exited.context, None)) is not None:
+                    gone.bury(exited, self._loop)
+
+    def fork(self, *, isolated: bool, born: float) -> Context:
+        """A new context. It can be given jobs at once; they wait in its socket."""
+        assert self.hears is not None  # noqa: S101 - set before the first context is made
+        context = Context(next(self._numbers), isolated, born, self.hears)
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        descriptors = [theirs.fileno()]
+        pipes: list[tuple[str, int]] = []
+        writers: list[int] = []
+        if isolated:
+            for stream in ("stdout", "stderr"):
+                reader, writer = os.pipe()
+                pipes.append((stream, reader))
+                writers.append(writer)
+        self._ask(Fork(context.number, isolated), descriptors + writers)
+        theirs.close()
+        for writer in writers:
+            os.close(writer)
+        self.contexts[context.number] = context
+        self._spawn(self._loop.connect_accepted_socket(lambda: context, ours))
+        for stream, reader in pipes:
+            self._spawn(self._loop.connect_read_pipe(self._listener(context, stream), os.fdopen(reader, "rb", 0)))
+        return context
+
+    def _listener(self, context: Context, stream: str) -> Callable[[], _Pipe]:
+        context.open += 1
+        return lambda: _Pipe(context, lambda data: context.hears.output(context, stream, data))
+
+    def _spawn(self, opening: Coroutine[Any, Any, object]) -> None:
+        task = self._loop.create_task(opening)
+        self._opening.add(task)
+        task.add_done_callback(self._opening.discard)
+
+    def bury_all(self, status: int) -> None:
+        """Every context has died with the zygote."""
+        while self.contexts:
+            _, context = self.contexts.popitem()
+            context.bury(Exited(context.number, status, 0), self._loop)
+
+    def kill(self, context: Context, number: signal.Signals, *, tree: bool = False) -> None:
+        self._ask(Kill(context.number, number, tree))
+
+    def _ask(self, request: Request, descriptors: Sequence[int] = ()) -> None:
+        if self._control is not None and not self.lost.is_set():
+            self._control.setblocking(True)
+            try:
+                socket.send_fds(self._control, [msgspec.msgpack.encode(request)], descriptors)
+            except OSError:
+                self.lost.set()
+            finally:
+                self._control.setblocking(False)
+
+    async def close(self) -> None:
+        """End the zygote, which takes everything along."""
+        if self._control is not None:
+            self._loop.remove_reader(self._control)
+            self._control.close()
+            self._control = None
+        for context in self.contexts.values():
+            context.close()
+        self.contexts.clear()
+        if self._process is not None:
+            await asyncio.to_thread(self._process.wait)

@@ -1,0 +1,86 @@
+"""The few things that Linux offers for keeping processes together, and the standard library does not."""
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the parent ends; end now if it has ended already."""
+    if hasattr(_libc, "prctl"):
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def outlive_parent() -> None:
+    """Undo `die_with_parent`."""
+    if hasattr(_libc, "prctl"):
+        _libc.prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends: also of those that left the session."""
+    if hasattr(_libc, "prctl"):
+        _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one is the parent of."""
+    found: list[int] = []
+    for thread in _threads(pid):
+        try:
+            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split())
+        except (OSError, ValueError):
+            continue  # it has ended meanwhile
+    return found
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return []
+
+
+def descendants(pid: int) -> list[int]:
+    """Everything that has come of a process, nearest first."""
+    found = children(pid)
+    for child in found:
+        found += [one for one in children(child) if one not in found]
+    return found
+
+
+def send(pid: int, number: int) -> None:
+    """Send a signal to a process that may be gone."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def describe_status(status: int) -> tuple[str, int | None]:
+    """How a process ended, for people; and its exit code, negative for a signal."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"its process exited with {code}", code
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"its process was killed by {name}", code
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process holds; 0 if it is gone."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGESIZE")

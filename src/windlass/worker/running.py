@@ -1,0 +1,149 @@
+"""One run of one job inside a context: payload to arguments, the call, and whatever comes of it as an `Ending`."""
+
+import asyncio
+import inspect
+import threading
+import traceback
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+from windlass.call.arguments import Plan
+from windlass.call.current import RunningJob, running
+from windlass.call.signals import Cancelled, Fail, Retry, Snooze
+from windlass.model.errors import Invalid
+from windlass.model.job import Error, NewJob, Progress
+from windlass.model.lifecycle import Verdict
+from windlass.worker.frames import Assignment, Ending, Said
+
+MOST_MESSAGE = 4000
+MOST_TRACEBACK = 20_000
+MOST_SPAWNED = 100
+
+
+class Callee(Protocol):
+    """A task of the user's app, as far as a context needs it."""
+
+    function: Callable[..., Any]
+    plan: Plan
+
+
+Tell = Callable[[Said], None]
+
+
+class Run:
+    """What `current` stands for while a job runs."""
+
+    __slots__ = ("_assignment", "_job", "_tell", "cancelled", "spawned", "stop")
+
+    _stopping = threading.Lock()
+    """Between "told to stop" and "has ended" there must be nothing: or the next run of that thread would be struck."""
+
+    def __init__(self, assignment: Assignment, tell: Tell) -> None:
+        self._assignment = assignment
+        self._tell = tell
+        self._job: RunningJob | None = None
+        self.cancelled = False
+        self.spawned: list[NewJob] = []
+        self.stop: Callable[[], None] | None = None
+        """How to end it early, where there is a way."""
+
+    def cancel(self) -> None:
+        """Tell it to stop."""
+        with self._stopping:
+            if not self.cancelled:
+                self.cancelled = True
+                if self.stop is not None:
+                    self.stop()
+
+    def end(self) -> None:
+        """From here on it cannot be told to stop."""
+        with self._stopping:
+            self.stop = None
+
+    @property
+    def job(self) -> RunningJob:
+        if self._job is None:
+            given = self._assignment
+            now = datetime.now(UTC) if given.timeout is not None else None  # noqa: TID251 - for people, decides nothing
+            self._job = RunningJob(
+                id=given.id,
+                task=given.task,
+                queue=given.queue,
+                tenant=given.tenant,
+                attempt=given.attempt,
+                priority=given.priority,
+                max_retry=given.max_retry,
+                tags=given.tags,
+                headers=given.headers,
+                created_at=datetime.fromtimestamp(given.created_at, UTC),
+                deadline=now + timedelta(seconds=given.timeout or 0) if now else None,
+            )
+        return self._job
+
+    def progress(self, progress: Progress) -> None:
+        self._tell(Said(self._assignment.number, progress=progress))
+
+    def log(self, text: str) -> None:
+        self._tell(Said(self._assignment.number, log=text))
+
+    def spawn(self, new: NewJob) -> str:
+        if len(self.spawned) >= MOST_SPAWNED:
+            raise Invalid(f"one job may make at most {MOST_SPAWNED} others: queue them instead", at="spawn")
+        self.spawned.append(new)
+        return new.id or ""
+
+
+def is_async(callee: Callee) -> bool:
+    return inspect.iscoroutinefunction(callee.function)
+
+
+def call(callee: Callee, assignment: Assignment, run: Run) -> Ending:
+    """Run a function to its end in this thread."""
+    token = running.set(run)
+    try:
+        args, kwargs = callee.plan.unpack(assignment.payload, assignment.content_type)
+        return succeeded(callee, assignment.number, callee.function(*args, **kwargs), run)
+    except BaseException as fault:  # noqa: BLE001 - whatever a task raises is its outcome
+        return ended(assignment.number, fault)
+    finally:
+        running.reset(token)
+
+
+async def acall(callee: Callee, assignment: Assignment, run: Run) -> Ending:
+    """Run a coroutine function to its end in this loop."""
+    running.set(run)
+    try:
+        args, kwargs = callee.plan.unpack(assignment.payload, assignment.content_type)
+        return succeeded(callee, assignment.number, await callee.function(*args, **kwargs), run)
+    except BaseException as fault:  # noqa: BLE001
+        return ended(assignment.number, fault)
+
+
+def succeeded(callee: Callee, number: int, value: Any, run: Run) -> Ending:
+    return Ending(number, Verdict.OK, callee.plan.pack_result(value), jobs=run.spawned)
+
+
+def ended(number: int, fault: BaseException) -> Ending:
+    """What an exception that left a task says of its run."""
+    match fault:
+        case Snooze():
+            return Ending(number, Verdict.RETRY, snooze=fault.after)
+        case Retry():
+            return Ending(number, Verdict.RETRY, error=describe(fault), delay=fault.after)
+        case Fail():
+            return Ending(number, Verdict.FAILED, code=fault.code, error=describe(fault))
+        case asyncio.CancelledError() | Cancelled():
+            return Ending(number, Verdict.ERROR, error=Error(type="Cancelled", message="stopped while it ran"))
+    return Ending(number, Verdict.ERROR, error=describe(fault))
+
+
+def describe(fault: BaseException) -> Error:
+    """An exception as text, the frames of our own left out."""
+    trace = fault.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("windlass."):
+        trace = trace.tb_next
+    lines = "".join(traceback.format_exception(type(fault), fault, trace))
+    kind = type(fault)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return Error(type=name, message=str(fault)[:MOST_MESSAGE], traceback=lines[-MOST_TRACEBACK:])

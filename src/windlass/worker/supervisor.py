@@ -1,0 +1,125 @@
+"""The supervisor's life: it introduces itself, works, and takes its leave.
+
+Knows the queue only as a service and user code only as processes; puts the worker's parts together.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+
+from windlass.model.errors import WindlassError
+from windlass.model.operations import Service, Unregister
+from windlass.model.ports import Chance, Clock
+from windlass.model.worker import NewWorker
+from windlass.worker.claims import Claims
+from windlass.worker.crew import Crew
+from windlass.worker.frames import Ready
+from windlass.worker.jobs import Jobs
+from windlass.worker.leases import Leases
+from windlass.worker.membership import Membership
+from windlass.worker.options import WorkerOptions
+from windlass.worker.pool import Pool
+from windlass.worker.processes import adopt_orphans
+from windlass.worker.reports import Reports
+
+log = logging.getLogger("windlass.worker")
+
+LOOK_EVERY = 1.0
+"""Seconds between two looks at the contexts' age and memory."""
+
+
+class Supervisor:
+    """One worker, from its first claim to its last report."""
+
+    def __init__(
+        self, service: Service, pool: Pool, app: Ready, options: WorkerOptions, clock: Clock, chance: Chance
+    ) -> None:
+        self._service = service
+        self._options = options
+        self._clock = clock
+        self._membership = Membership(service, app.tenant, _about(app, options))
+        self._crew = Crew(pool, options, clock)
+        self._reports = Reports(service, self._membership, clock)
+        self._jobs = Jobs(self._crew, self._reports, clock, options.max_output)
+        self._leases = Leases(self._jobs, service, self._membership, clock)
+        self._claims = Claims(self._jobs, service, self._membership, clock, chance)
+        self._jobs.gossip = self._leases
+        pool.hears = self._jobs
+        self._stops = 0
+        self._forced = asyncio.Event()
+
+    @property
+    def able(self) -> bool:
+        """Whether the queue answers this worker's claims."""
+        return self._claims.able.is_set()
+
+    async def run(self) -> None:
+        """Work until `stop`, or in a burst until nothing is left."""
+        adopt_orphans()
+        await self._claims.patiently(self._membership.introduce)
+        self._crew.fill()
+        about = self._membership.about
+        log.info("%s runs %s from %s, %d at once", about.name, ", ".join(about.tasks or []), about.queues, about.slots)
+        async with asyncio.TaskGroup() as group:
+            duties = [
+                group.create_task(duty)
+                for duty in (self._reports.run(), self._leases.run(), self._crew.guard(), self._tend())
+            ]
+            await self._claims.run(self._options.slots, burst=self._options.burst)
+            await self._finish_what_runs()
+            for duty in duties:
+                duty.cancel()
+        await self._take_leave()
+
+    def stop(self) -> None:
+        """The first call lets running jobs finish within the grace; a second gives them back at once."""
+        self._stops += 1
+        if self._stops > 1:
+            self._forced.set()
+        self._claims.stop()
+
+    def pause(self, paused: bool) -> None:
+        """Claim nothing for now, or again."""
+        self._claims.pause(paused)
+
+    def quit(self) -> None:
+        """Stop at once and report nothing: leases run out, and the zygote takes every process along."""
+        os._exit(os.EX_TEMPFAIL)
+
+    async def _finish_what_runs(self) -> None:
+        if self._jobs.held:
+            log.info("stopping; %d jobs get %g s to finish", len(self._jobs.held), self._options.grace)
+        waits = [asyncio.create_task(self._jobs.all_ended()), asyncio.create_task(self._forced.wait())]
+        await asyncio.wait(waits, timeout=self._options.grace, return_when=asyncio.FIRST_COMPLETED)
+        for one in waits:
+            one.cancel()
+        self._crew.hiring = False
+        if self._jobs.held:
+            log.info("gives %d jobs back", len(self._jobs.held))
+            self._jobs.give_back()
+        await self._reports.flush()
+
+    async def _take_leave(self) -> None:
+        await self._crew.close()
+        try:
+            await self._service(Unregister(**self._membership.names()))
+        except WindlassError as fault:
+            log.info("left without saying so: %s", fault)
+
+    async def _tend(self) -> None:
+        while True:
+            await self._clock.sleep(LOOK_EVERY)
+            self._jobs.kill_fat()
+
+
+def _about(app: Ready, options: WorkerOptions) -> NewWorker:
+    host = socket.gethostname()
+    return NewWorker(
+        name=options.name or f"{host}-{os.getpid()}",
+        node=host,
+        pid=os.getpid(),
+        queues=options.queues or app.queues or ["default"],
+        tasks=app.tasks or None,
+        slots=options.slots,
+    )
