@@ -14,6 +14,7 @@ import pytest
 from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
+from tests.engines import enqueue, finish, packed, register, state, take
 from tests.model_store import ModelStore
 from tests.worlds import EPOCH, SeededChance, VirtualClock
 from windlass.engine import ANSWERS, Engine, Settings, upkeep
@@ -33,7 +34,6 @@ from windlass.model.operations import (
     Cancel,
     Changed,
     Claim,
-    Claimed,
     Count,
     Delete,
     Enqueue,
@@ -65,38 +65,6 @@ from windlass.store import Store
 
 NOBODY = "00000000-0000-7000-8000-0000000000df"
 TOKEN = "0123456789abcdef"  # noqa: S105 - nobody's
-
-
-@pytest.fixture
-def engine(store: Store, chance: SeededChance) -> Engine:
-    return Engine(store, chance)
-
-
-def packed(value: object) -> Raw:
-    return Raw(wire.encode(value))
-
-
-async def enqueue(engine: Engine, task: str = "work", *, tenant: str = "default", **terms: Any) -> Job:
-    return await engine(Enqueue(tenant=tenant, job=NewJob(task=task, **terms)))
-
-
-async def register(engine: Engine, *queues: str, tenant: str = "default", **more: Any) -> str:
-    new = NewWorker(name="w", queues=list(queues) or ["default"], **more)
-    return (await engine(Register(tenant=tenant, worker=new))).worker
-
-
-async def take(engine: Engine, worker: str, tenant: str = "default") -> Claimed:
-    (claimed,) = await engine(Claim(tenant=tenant, worker=worker))
-    return claimed
-
-
-async def finish(engine: Engine, worker: str, claimed: Claimed, outcome: Verdict = Verdict.OK, **more: Any) -> Applied:
-    item = Finished(id=claimed.job.id, token=claimed.token, outcome=outcome, **more)
-    return await engine(Finish(worker=worker, jobs=[item]))
-
-
-async def state(engine: Engine, id: str) -> State:
-    return (await engine(Show(id=id))).state
 
 
 def test_every_operation_has_an_answer() -> None:

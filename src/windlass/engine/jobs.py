@@ -8,9 +8,9 @@ from typing import Any
 from msgspec import Raw
 from msgspec.structs import asdict, replace
 
-from windlass.engine.desk import Desk
+from windlass.engine.desk import Desk, owns
 from windlass.model import lifecycle, wire
-from windlass.model.errors import Invalid, Missing
+from windlass.model.errors import Invalid
 from windlass.model.job import FINISHED, TEXT, Job, NewJob, Reason, State
 from windlass.model.lifecycle import ORDERS, TABLE, Move, Step
 from windlass.model.match import Match, index_only, matches, states
@@ -50,7 +50,7 @@ LOOK_AGAIN = 1.0
 async def enqueue(desk: Desk, operation: Enqueue) -> Job:
     draft = _draft(desk, operation.tenant, operation.job, "job")
     await desk.store.add([draft])
-    return (await _find(desk, draft.id, operation.tenant)).job
+    return (await desk.find(draft.id, operation.tenant)).job
 
 
 async def enqueue_many(desk: Desk, operation: EnqueueMany) -> Enqueued:
@@ -99,19 +99,19 @@ def _draft(desk: Desk, tenant: str, new: NewJob, at: str) -> Draft:
 
 
 async def show(desk: Desk, operation: Show) -> Job:
-    record = await _find(desk, operation.id, operation.tenant, payload=operation.payload)
+    record = await desk.find(operation.id, operation.tenant, payload=operation.payload)
     return record.job if record.payload is None else replace(record.job, payload=Raw(record.payload))
 
 
 async def get_result(desk: Desk, operation: GetResult) -> Result:
     """Answers a pending state if the job has not ended in time."""
-    record = await _find(desk, operation.id, operation.tenant)
+    record = await desk.find(operation.id, operation.tenant)
     if record.job.state not in FINISHED and operation.wait:
         loop = asyncio.get_running_loop()
         until = loop.time() + operation.wait
         async with desk.store.listen([f"end/{operation.id}"]) as listener:
             while True:
-                record = await _find(desk, operation.id, operation.tenant)
+                record = await desk.find(operation.id, operation.tenant)
                 remaining = until - loop.time()
                 if record.job.state in FINISHED or remaining <= 0:
                     break
@@ -121,19 +121,6 @@ async def get_result(desk: Desk, operation: GetResult) -> Result:
     if kept is None:
         return Result(state=job.state, code=job.code, error=job.error)
     return Result(state=job.state, code=job.code, result=Raw(kept.data), content_type=kept.content_type)
-
-
-async def _find(desk: Desk, id: str, tenant: str, *, payload: bool = False) -> Record:
-    """The record of a tenant's own job: somebody else's answers exactly like none."""
-    check_id(id)
-    record = (await desk.store.read([id], payload=payload)).records[0]
-    if record is None or not _owns(tenant, record.job):
-        raise Missing(f"there is no job {id}", at="id")
-    return record
-
-
-def _owns(tenant: str, job: Job) -> bool:
-    return tenant in (EVERY_TENANT, job.tenant)
 
 
 async def list_jobs(desk: Desk, operation: List) -> Page:
@@ -244,7 +231,7 @@ async def _act_on_ids(desk: Desk, operation: Selection, ids: list[str], action: 
     for place, id in enumerate(ids):
         check_id(id, at=f"ids[{place}]")
     if len(ids) == 1:
-        await _find(desk, ids[0], operation.tenant)
+        await desk.find(ids[0], operation.tenant)
     return await _act(desk, operation, ids, action, Match())
 
 
@@ -253,7 +240,7 @@ async def _act(desk: Desk, operation: Selection, ids: list[str], action: Action,
 
     def decide(record: Record, _: datetime) -> Move | None:
         job = record.job
-        return action(job) if _owns(operation.tenant, job) and matches(bare, job) else None
+        return action(job) if owns(operation.tenant, job) and matches(bare, job) else None
 
     if not operation.dry_run:
         return len(await desk.settle(ids, decide))

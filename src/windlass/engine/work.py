@@ -12,8 +12,9 @@ from typing import Any
 from msgspec import Raw
 from msgspec.structs import replace
 
-from windlass.engine.desk import Desk
+from windlass.engine.desk import Desk, fence
 from windlass.engine.jobs import LOOK_AGAIN
+from windlass.engine.output import check_output
 from windlass.model import lifecycle, wire
 from windlass.model.errors import Invalid, Missing
 from windlass.model.job import Error, Reason
@@ -42,8 +43,6 @@ from windlass.model.operations import (
 )
 from windlass.model.worker import Worker
 from windlass.store import Done, Record, Touch, Wish
-
-FENCE_BYTES = 8
 
 
 async def register(desk: Desk, operation: Register) -> Registered:
@@ -106,11 +105,11 @@ async def begin(desk: Desk, operation: Begin) -> Applied:
 
 
 def _began(item: Began) -> Touch:
-    return Touch(item.id, _fence(item.token), pid=item.pid)
+    return Touch(item.id, fence(item.token), pid=item.pid)
 
 
 def _alive(item: Alive) -> Touch:
-    return Touch(item.id, _fence(item.token), progress=item.progress)
+    return Touch(item.id, fence(item.token), progress=item.progress, output=item.output)
 
 
 async def renew(desk: Desk, operation: Renew) -> Renewed:
@@ -119,6 +118,7 @@ async def renew(desk: Desk, operation: Renew) -> Renewed:
         raise _stranger(operation.worker)
     if not operation.jobs:
         return Renewed()
+    check_output(operation.jobs)
     touched = await desk.store.touch([_alive(item) for item in operation.jobs], desk.settings.lease)
     return Renewed(
         lost=[answer.id for answer in touched if not answer.held],
@@ -158,7 +158,7 @@ def _check_finished(desk: Desk, item: Finished, at: str) -> None:
 def _done(item: Finished) -> Done:
     result = bytes(item.result) if isinstance(item.result, Raw) else None
     code = item.code or CODES[Verdict.OK]
-    return Done(item.id, _fence(item.token), code, result, item.content_type, item.finished_at)
+    return Done(item.id, fence(item.token), code, result, item.content_type, item.finished_at)
 
 
 def _move(desk: Desk, item: Finished, record: Record, now: datetime) -> Move:
@@ -187,7 +187,7 @@ async def _settle_held(
     desk: Desk, items: Sequence[Any], decide: Callable[[Any, Record, datetime], Move]
 ) -> set[tuple[str, bytes]]:
     """Decide and write moves of jobs that a worker holds; (id, token) of those it did hold."""
-    reports = {(item.id, _fence(item.token)): item for item in reversed(items)}  # the first of two on one run counts
+    reports = {(item.id, fence(item.token)): item for item in reversed(items)}  # the first of two on one run counts
     applied: set[tuple[str, bytes]] = set()
 
     def fenced(record: Record, now: datetime) -> Move | None:
@@ -209,19 +209,10 @@ def _applied(items: Sequence[Held], held: Sequence[bool]) -> Applied:
 def _report(items: Sequence[Held], applied: set[tuple[str, bytes]]) -> Applied:
     held = []
     for item in items:
-        key = (item.id, _fence(item.token))
+        key = (item.id, fence(item.token))
         held.append(key in applied)
         applied.discard(key)  # a second report on the same run changes nothing
     return _applied(items, held)
-
-
-def _fence(token: str) -> bytes:
-    """The bytes of a token; what is no token at all fences off nothing but itself."""
-    try:
-        fence = bytes.fromhex(token)
-    except ValueError:
-        return b""
-    return fence if len(fence) == FENCE_BYTES else b""
 
 
 async def _known(desk: Desk, id: str, tenant: str) -> Worker:
