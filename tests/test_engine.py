@@ -61,7 +61,7 @@ from windlass.model.operations import (
 from windlass.model.retry import Retry as Policy
 from windlass.model.wire import MOST_PAYLOAD
 from windlass.model.worker import NewWorker
-from windlass.store import Store
+from windlass.store import Scope, Slice, Store
 
 NOBODY = "00000000-0000-7000-8000-0000000000df"
 TOKEN = "0123456789abcdef"  # noqa: S105 - nobody's
@@ -454,6 +454,27 @@ async def test_few_of_many_are_found_though_no_page_need_be_full(engine: Engine)
     await engine(EnqueueMany(jobs=[NewJob(task="rare" if n % 50 == 0 else "common") for n in range(500)]))
     found = await pages(engine, List(match=Match(task="rare"), limit=10))
     assert [job.task for job in found] == ["rare"] * 10
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7, 100])
+async def test_what_is_rare_is_listed_once_in_order_and_not_row_by_row(
+    engine: Engine, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rare = {0, 1, 2, 800, 801, 1999}
+    jobs = [NewJob(task="rare" if n in rare else "common", tags=[str(n)]) for n in range(2000)]
+    await engine(EnqueueMany(jobs=jobs[:1000]))
+    await engine(EnqueueMany(jobs=jobs[1000:]))
+    asked: list[int] = []
+    page = engine.desk.store.page
+
+    async def counted(scope: Scope, after: str | None, limit: int) -> Slice:
+        asked.append(limit)
+        return await page(scope, after, limit)
+
+    monkeypatch.setattr(engine.desk.store, "page", counted)
+    found = await pages(engine, List(match=Match(task="rare"), limit=limit))
+    assert [job.tags for job in found] == [[str(n)] for n in sorted(rare)]
+    assert len(asked) < 60
 
 
 async def test_the_numbers_by_queue_task_and_state(engine: Engine) -> None:

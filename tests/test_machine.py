@@ -166,6 +166,7 @@ ENDS = st.fixed_dictionaries(
         "delay": seldom(0.0, 5.0),
         "result": some_of((None, {"r": 1}, b"\xff")),
         "ago": seldom(1.5),
+        "jobs": st.just([]) | st.lists(st.tuples(some_of(TASKS), some_of(QUEUES), seldom(1.0)), max_size=2),
     }
 )
 """How a run ends."""
@@ -417,6 +418,7 @@ class Walk(RuleBasedStateMachine):
                 reason=end["reason"],
                 delay=end["delay"],
                 finished_at=None if end["ago"] is None else self.clock.now() - timedelta(seconds=end["ago"]),
+                jobs=made(end),
             )
             for held, end in zip(holds, ends, strict=False)
         ]
@@ -491,6 +493,13 @@ class Walk(RuleBasedStateMachine):
 
 def said(held: Hold, lie: str | None) -> str:
     return held.token if lie is None else lie
+
+
+def made(end: dict[str, Any]) -> list[NewJob]:
+    """The jobs that come with this end."""
+    if end["outcome"] is not Verdict.OK:
+        return []
+    return [NewJob(task=task, queue=queue, delay=delay) for task, queue, delay in end["jobs"]]
 
 
 def plain(answer: object) -> object:

@@ -12,6 +12,7 @@ from typing import Any
 from msgspec import Raw
 from msgspec.structs import replace
 
+from windlass.engine import drafts
 from windlass.engine.desk import Desk, fence
 from windlass.engine.jobs import LOOK_AGAIN
 from windlass.engine.output import check_output
@@ -21,6 +22,7 @@ from windlass.model.job import Error, Reason
 from windlass.model.lifecycle import CODES, Move, Outcome, Verdict
 from windlass.model.names import text_id
 from windlass.model.operations import (
+    MOST_SPAWNED,
     Alive,
     Applied,
     Began,
@@ -134,6 +136,8 @@ async def finish(desk: Desk, operation: Finish) -> Applied:
     await _known(desk, operation.worker, operation.tenant)
     for place, item in enumerate(operation.jobs):
         _check_finished(desk, item, f"jobs[{place}]")
+    if any(item.jobs for item in operation.jobs):
+        await _spawn(desk, operation.jobs)
     dones = [_done(item) for item in operation.jobs if item.outcome is Verdict.OK]
     applied = set()
     if dones:
@@ -151,8 +155,33 @@ def _check_finished(desk: Desk, item: Finished, at: str) -> None:
         raise Invalid(f"code {item.code} does not go with outcome {item.outcome}: {hint}", at=f"{at}.code")
     if item.reason not in (None, Reason.TIMEOUT, Reason.CRASHED) or (item.reason and item.outcome is Verdict.OK):
         raise Invalid("a worker may say timeout or crashed of what did not go well, nothing else", at=f"{at}.reason")
+    if item.jobs and item.outcome is not Verdict.OK:
+        raise Invalid("only a job that ended well makes new jobs", at=f"{at}.jobs")
+    if len(item.jobs) > MOST_SPAWNED:
+        raise Invalid(f"{len(item.jobs)} new jobs of one job, at most {MOST_SPAWNED} are allowed", at=f"{at}.jobs")
+    for place, new in enumerate(item.jobs):
+        drafts.check(desk, new, f"{at}.jobs[{place}]")
     if isinstance(item.result, Raw):
         wire.check_size(item.result, desk.settings.most_payload, at=f"{at}.result")
+
+
+async def _spawn(desk: Desk, items: Sequence[Finished]) -> None:
+    """Add the jobs that ended jobs have made, before those are written as ended: so none is lost by a crash in between.
+
+    Their ids depend on their parent and their place alone, so that a report sent again, or a second run, adds nothing.
+    A lease that is lost between the read and the add leaves them there though the report is refused: the next run of
+    the parent finds them made.
+    """
+    reports = {(item.id, fence(item.token)): item for item in reversed(items)}
+    found = (await desk.store.read(list(dict.fromkeys(id for id, _ in reports)))).records
+    held = [(record.job, reports.get((record.job.id, record.token or b""))) for record in found if record is not None]
+    made = [
+        drafts.child(desk, job.tenant, job.id, f"jobs[{place}]", new)
+        for job, item in held
+        if item is not None
+        for place, new in enumerate(item.jobs)
+    ]
+    await desk.store.add(made)
 
 
 def _done(item: Finished) -> Done:

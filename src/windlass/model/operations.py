@@ -39,6 +39,9 @@ A = TypeVar("A")
 MOST_AT_ONCE = 1000
 """Jobs in one request, rows in one page."""
 
+MOST_SPAWNED = 100
+"""New jobs in the report of one job."""
+
 MOST_TEXT = 16 * 2**20
 """Characters of a text whose lines become jobs."""
 
@@ -338,6 +341,8 @@ class Finished(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     delay: Seconds | None = None
     """Seconds before the next run, where there is one; null = by the job's retry policy."""
     finished_at: Time | None = None
+    jobs: Annotated[list[NewJob], Meta(max_length=MOST_SPAWNED)] = []
+    """New jobs of the same tenant, queued together with the finish, once however often it is sent; only with ok."""
 
 
 class Unrun(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
