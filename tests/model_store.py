@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from windlass.model.errors import Invalid
-from windlass.model.job import FINISHED, Job, Reason, State, Terms
+from windlass.model.job import FINISHED, MOST_CHUNKS, MOST_OUTPUT, Chunk, Job, NewChunk, Reason, State, Terms
 from windlass.model.lifecycle import GONE, Move, Step
 from windlass.model.names import EVERY_TENANT
 from windlass.model.ports import Clock
@@ -54,6 +54,15 @@ class Entry:
     expires_at: datetime | None = None
     purge_at: datetime | None = None
     result: Kept | None = None
+    output: list[Chunk] = field(default_factory=list)
+    put_out: int = 0
+
+    def put(self, chunk: NewChunk, now: datetime) -> None:
+        self.put_out += 1
+        said = Chunk(stream=chunk.stream, data=chunk.data, n=self.put_out, attempt=self.job.attempt, at=now)
+        self.output.append(said)
+        while len(self.output) > MOST_CHUNKS or sum(len(kept.data) for kept in self.output) > MOST_OUTPUT:
+            del self.output[0]
 
     def change(self, **fields: Any) -> None:
         self.job = replace(self.job, **fields)
@@ -171,6 +180,8 @@ class ModelStore:
             entry.change(pid=touch.pid, updated_at=now)
         if touch.progress is not None:
             entry.change(progress=touch.progress)
+        for chunk in touch.output:
+            entry.put(chunk, now)
         return Touched(touch.id, held=True, reason=entry.job.reason)
 
     async def succeed(self, dones: Sequence[Done]) -> list[bool]:
@@ -227,6 +238,7 @@ class ModelStore:
         )
         if move.step is Step.RERUN:
             entry.result = entry.expires_at = None
+            entry.output = []
             entry.change(progress=None)
         if move.target in FINISHED:
             self._end(entry, move.finished_at, move.keep, now)
@@ -258,6 +270,10 @@ class ModelStore:
         if entry.job.keep_result == "once":
             entry.result = None
         return kept
+
+    async def output(self, id: str, after: int, limit: int) -> list[Chunk]:
+        entry = self._jobs.get(id)
+        return [chunk for chunk in entry.output if chunk.n > after][:limit] if entry else []
 
     async def page(self, scope: Scope, after: str | None, limit: int) -> Slice:
         def place(entry: Entry) -> tuple[bytes, bytes, int]:

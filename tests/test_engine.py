@@ -14,6 +14,7 @@ import pytest
 from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
+from tests.engines import enqueue, finish, packed, register, state, take
 from tests.model_store import ModelStore
 from tests.worlds import EPOCH, SeededChance, VirtualClock
 from windlass.engine import ANSWERS, Engine, Settings, upkeep
@@ -33,7 +34,6 @@ from windlass.model.operations import (
     Cancel,
     Changed,
     Claim,
-    Claimed,
     Count,
     Delete,
     Enqueue,
@@ -61,42 +61,10 @@ from windlass.model.operations import (
 from windlass.model.retry import Retry as Policy
 from windlass.model.wire import MOST_PAYLOAD
 from windlass.model.worker import NewWorker
-from windlass.store import Store
+from windlass.store import Scope, Slice, Store
 
 NOBODY = "00000000-0000-7000-8000-0000000000df"
 TOKEN = "0123456789abcdef"  # noqa: S105 - nobody's
-
-
-@pytest.fixture
-def engine(store: Store, chance: SeededChance) -> Engine:
-    return Engine(store, chance)
-
-
-def packed(value: object) -> Raw:
-    return Raw(wire.encode(value))
-
-
-async def enqueue(engine: Engine, task: str = "work", *, tenant: str = "default", **terms: Any) -> Job:
-    return await engine(Enqueue(tenant=tenant, job=NewJob(task=task, **terms)))
-
-
-async def register(engine: Engine, *queues: str, tenant: str = "default", **more: Any) -> str:
-    new = NewWorker(name="w", queues=list(queues) or ["default"], **more)
-    return (await engine(Register(tenant=tenant, worker=new))).worker
-
-
-async def take(engine: Engine, worker: str, tenant: str = "default") -> Claimed:
-    (claimed,) = await engine(Claim(tenant=tenant, worker=worker))
-    return claimed
-
-
-async def finish(engine: Engine, worker: str, claimed: Claimed, outcome: Verdict = Verdict.OK, **more: Any) -> Applied:
-    item = Finished(id=claimed.job.id, token=claimed.token, outcome=outcome, **more)
-    return await engine(Finish(worker=worker, jobs=[item]))
-
-
-async def state(engine: Engine, id: str) -> State:
-    return (await engine(Show(id=id))).state
 
 
 def test_every_operation_has_an_answer() -> None:
@@ -486,6 +454,27 @@ async def test_few_of_many_are_found_though_no_page_need_be_full(engine: Engine)
     await engine(EnqueueMany(jobs=[NewJob(task="rare" if n % 50 == 0 else "common") for n in range(500)]))
     found = await pages(engine, List(match=Match(task="rare"), limit=10))
     assert [job.task for job in found] == ["rare"] * 10
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7, 100])
+async def test_what_is_rare_is_listed_once_in_order_and_not_row_by_row(
+    engine: Engine, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rare = {0, 1, 2, 800, 801, 1999}
+    jobs = [NewJob(task="rare" if n in rare else "common", tags=[str(n)]) for n in range(2000)]
+    await engine(EnqueueMany(jobs=jobs[:1000]))
+    await engine(EnqueueMany(jobs=jobs[1000:]))
+    asked: list[int] = []
+    page = engine.desk.store.page
+
+    async def counted(scope: Scope, after: str | None, limit: int) -> Slice:
+        asked.append(limit)
+        return await page(scope, after, limit)
+
+    monkeypatch.setattr(engine.desk.store, "page", counted)
+    found = await pages(engine, List(match=Match(task="rare"), limit=limit))
+    assert [job.tags for job in found] == [[str(n)] for n in sorted(rare)]
+    assert len(asked) < 60
 
 
 async def test_the_numbers_by_queue_task_and_state(engine: Engine) -> None:

@@ -36,7 +36,7 @@ from tests.worlds import SeededChance, StoreKind, VirtualClock, opened, scrub
 from windlass.engine import Engine, upkeep
 from windlass.model import wire
 from windlass.model.errors import WindlassError
-from windlass.model.job import Error, Job, NewJob, Progress, Reason, State
+from windlass.model.job import MOST_CHUNK, Chunk, Error, Job, NewChunk, NewJob, Progress, Reason, State
 from windlass.model.lifecycle import CODES, Verdict
 from windlass.model.match import Match
 from windlass.model.names import fresh_id
@@ -54,10 +54,12 @@ from windlass.model.operations import (
     EnqueueMany,
     Finish,
     Finished,
+    GetOutput,
     GetResult,
     GetStats,
     List,
     Operation,
+    Output,
     Register,
     Release,
     Renew,
@@ -154,6 +156,9 @@ LIES = some_of((*[None] * 12, "0000000000000000", "not a token", ""))
 WHICH = st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True)
 """Of the jobs that run, these."""
 
+PRINTS = st.lists(st.tuples(some_of(("stdout", "stderr", "log")), some_of((0, 1, 2, MOST_CHUNK))), max_size=4)
+"""What a job puts out: streams, and how many bytes."""
+
 ENDS = st.fixed_dictionaries(
     {
         "outcome": some_of((*Verdict, Verdict.OK, Verdict.OK)),
@@ -161,6 +166,7 @@ ENDS = st.fixed_dictionaries(
         "delay": seldom(0.0, 5.0),
         "result": some_of((None, {"r": 1}, b"\xff")),
         "ago": seldom(1.5),
+        "jobs": st.just([]) | st.lists(st.tuples(some_of(TASKS), some_of(QUEUES), seldom(1.0)), max_size=2),
     }
 )
 """How a run ends."""
@@ -278,6 +284,7 @@ class Walk(RuleBasedStateMachine):
 
         self.ask(Show(tenant=tenant, id=id, payload=True))
         self.ask(GetResult(tenant=tenant, id=id))
+        self.ask(GetOutput(tenant=tenant, id=id, after=limit, limit=limit))
         found = self.both(ids)
         counted = self.ask(Count(tenant=tenant, match=match))
         assert not isinstance(counted, WindlassError)
@@ -377,21 +384,25 @@ class Walk(RuleBasedStateMachine):
         old=holds,
         which=WHICH,
         lie=LIES,
-        says=st.tuples(seldom(1, 2**32 - 1), seldom(Progress(done=0.5, total=2, note="half"))),
+        says=st.tuples(seldom(1, 2**32 - 1), seldom(Progress(done=0.5, total=2, note="half")), PRINTS),
         lost=st.booleans(),
     )
-    def show_life(self, old: Hold, which: list[int], lie: str | None, says: tuple[Any, Any], lost: bool) -> None:
-        pid, progress = says
+    def show_life(self, old: Hold, which: list[int], lie: str | None, says: tuple[Any, ...], lost: bool) -> None:
+        pid, progress, prints = says
+        output = [NewChunk(stream=stream, data=b"\xff" * size) for stream, size in prints]
         holds = [*self.held_now(*which), old]
         worker, tenant = holds[0].worker, self.tenants[holds[0].worker]
         began = [Began(id=held.id, token=said(held, lie), pid=pid or 7) for held in holds]
-        alive = [Alive(id=held.id, token=said(held, lie), progress=progress) for held in holds]
+        alive = [Alive(id=held.id, token=said(held, lie), progress=progress, output=output) for held in holds]
         for operation in (
             Renew(tenant=tenant, worker=worker, jobs=alive),
             *([Begin(tenant=tenant, worker=worker, jobs=began)] if pid else []),
         ):
-            first, again = self.send(operation, lost=lost)
+            first, again = self.send(operation, lost=lost and not output)  # output is kept as often as it is sent
             assert again is None or plain(again) == plain(first)
+        for chunk in output[:1]:
+            tokens = {"id": old.id, "token": said(old, lie)}
+            self.ask(Output(tenant=tenant, stream=chunk.stream, data=chunk.data, **tokens))
 
     def finish(self, which: list[int], ends: list[dict[str, Any]], lie: Any, lost: bool) -> None:
         holds = self.held_now(*which)
@@ -407,6 +418,7 @@ class Walk(RuleBasedStateMachine):
                 reason=end["reason"],
                 delay=end["delay"],
                 finished_at=None if end["ago"] is None else self.clock.now() - timedelta(seconds=end["ago"]),
+                jobs=made(end),
             )
             for held, end in zip(holds, ends, strict=False)
         ]
@@ -469,12 +481,25 @@ class Walk(RuleBasedStateMachine):
         async def results(store: Store) -> list[Kept | None]:
             return [await store.result(id) for id in readable]
 
+        noisy = [entry.job.id for entry in self.specification.entries(*State) if entry.put_out]
+
+        async def outputs(store: Store) -> list[list[Chunk]]:
+            return [await store.output(id, 0, 2000) for id in noisy]
+
         same(self.run(results(self.store)), self.run(results(self.specification)), "results")
+        same(self.run(outputs(self.store)), self.run(outputs(self.specification)), "output")
         assert self.run(scrub(self.store)) == []
 
 
 def said(held: Hold, lie: str | None) -> str:
     return held.token if lie is None else lie
+
+
+def made(end: dict[str, Any]) -> list[NewJob]:
+    """The jobs that come with this end."""
+    if end["outcome"] is not Verdict.OK:
+        return []
+    return [NewJob(task=task, queue=queue, delay=delay) for task, queue, delay in end["jobs"]]
 
 
 def plain(answer: object) -> object:

@@ -9,9 +9,9 @@ import redis
 from tests.servers import NewPrefix, Server
 from tests.worlds import SeededChance, VirtualClock
 from windlass.engine import Engine
-from windlass.model.job import NewJob
+from windlass.model.job import NewChunk, NewJob
 from windlass.model.lifecycle import Verdict
-from windlass.model.operations import Claim, EnqueueMany, Finish, Finished, Register
+from windlass.model.operations import Alive, Claim, EnqueueMany, Finish, Finished, Register, Renew
 from windlass.model.worker import NewWorker
 from windlass.store import Store
 from windlass.store.redis import RedisStore
@@ -26,6 +26,8 @@ async def furnish(store: Store) -> None:
     await engine(EnqueueMany(jobs=[NewJob(task="a", max_retry=1)] * 6 + [NewJob(task="b", delay=60, expires=90)]))
     worker = (await engine(Register(worker=NewWorker(name="w", slots=9)))).worker
     first, second, *_ = await engine(Claim(worker=worker, slots=4))
+    chunk = NewChunk(stream="log", data=b"hello")
+    await engine(Renew(worker=worker, jobs=[Alive(id=first.job.id, token=first.token, output=[chunk] * 3)]))
     outcomes = [(first, Verdict.OK), (second, Verdict.ERROR)]
     reports = [Finished(id=one.job.id, token=one.token, outcome=outcome) for one, outcome in outcomes]
     await engine(Finish(worker=worker, jobs=reports))
@@ -43,6 +45,7 @@ REDIS_DAMAGE = {
     "a lost wait clock": ("DEL", "{0}:stale"),
     "a stray entry": ("ZADD", "{0}:gone", "1", "x" * 16),
     "a stray result": ("SET", "{0}r" + "x" * 16, "y"),
+    "stray output": ("RPUSH", "{0}o" + "x" * 16, "y" * 29),
 }
 
 
@@ -65,6 +68,8 @@ SQLITE_DAMAGE = {
     "a lost counter": "UPDATE lane SET queued = queued + 1",
     "a stray payload": "INSERT INTO payload VALUES (999, x'00')",
     "a stray result": "INSERT INTO result VALUES (999, 'x', x'00')",
+    "stray output": "INSERT INTO output VALUES (999, 1, 0, 1, 'log', 1, x'00')",
+    "lost output": "DELETE FROM output WHERE n = 2",
     "a keep clock on a waiting job": "UPDATE job SET purge_at = 1 WHERE state = 2",
     "a scheduled job without a time": "UPDATE job SET run_at = NULL WHERE state = 1",
     "a job in a wrong state": "UPDATE job SET state = 3 WHERE state = 2",

@@ -1,4 +1,7 @@
-"""What the answers share: the store, chance, the settings, and the one way to decide and write moves."""
+"""What the answers share: the store, chance, the settings.
+
+Also how a tenant's job is found, and the one way to decide and write moves.
+"""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -6,7 +9,10 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
+from windlass.model.errors import Missing
+from windlass.model.job import Job
 from windlass.model.lifecycle import Move
+from windlass.model.names import EVERY_TENANT, check_id
 from windlass.model.ports import Chance
 from windlass.model.wire import MOST_PAYLOAD
 from windlass.model.worker import Worker
@@ -19,6 +25,8 @@ MOST_ROUNDS = 8
 """How often a move is decided anew when the job changed in between; each round somebody else got a step further."""
 
 MOST_KNOWN_WORKERS = 10_000
+
+FENCE_BYTES = 8
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -39,6 +47,14 @@ class Desk:
         self.settings = settings
         # What a worker said of itself never changes, so it is asked for once; whether it lives is told by its renewals.
         self.known_workers: dict[str, Worker] = {}
+
+    async def find(self, id: str, tenant: str, *, payload: bool = False) -> Record:
+        """The record of a tenant's own job: somebody else's answers exactly like none."""
+        check_id(id)
+        record = (await self.store.read([id], payload=payload)).records[0]
+        if record is None or not owns(tenant, record.job):
+            raise Missing(f"there is no job {id}", at="id")
+        return record
 
     async def settle(self, ids: Sequence[str], decide: Decide) -> set[str]:
         """Decide and write moves for these jobs; the ids of those that were changed.
@@ -71,3 +87,16 @@ class Desk:
         if len(self.known_workers) >= MOST_KNOWN_WORKERS:
             self.known_workers.pop(next(iter(self.known_workers)))
         self.known_workers[worker.id] = worker
+
+
+def owns(tenant: str, job: Job) -> bool:
+    return tenant in (EVERY_TENANT, job.tenant)
+
+
+def fence(token: str) -> bytes:
+    """The bytes of a token; what is no token at all fences off nothing but itself."""
+    try:
+        given = bytes.fromhex(token)
+    except ValueError:
+        return b""
+    return given if len(given) == FENCE_BYTES else b""

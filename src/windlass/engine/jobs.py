@@ -3,18 +3,19 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Raw
 from msgspec.structs import asdict, replace
 
-from windlass.engine.desk import Desk
+from windlass.engine.desk import Desk, owns
+from windlass.engine.drafts import draft
 from windlass.model import lifecycle, wire
-from windlass.model.errors import Invalid, Missing
+from windlass.model.errors import Invalid
 from windlass.model.job import FINISHED, TEXT, Job, NewJob, Reason, State
 from windlass.model.lifecycle import ORDERS, TABLE, Move, Step
 from windlass.model.match import Match, index_only, matches, states
-from windlass.model.names import EVERY_TENANT, check_id, check_mark, fresh_id, keyed_id
+from windlass.model.names import check_id
 from windlass.model.operations import (
     MOST_AT_ONCE,
     Cancel,
@@ -38,7 +39,7 @@ from windlass.model.operations import (
     Show,
     Stats,
 )
-from windlass.store import Draft, Record, Scope
+from windlass.store import Record, Scope, Slice
 
 MOST_SCANNED = 10_000
 """Jobs looked at for one page: a rare match gives a short page that says where to go on."""
@@ -48,15 +49,15 @@ LOOK_AGAIN = 1.0
 
 
 async def enqueue(desk: Desk, operation: Enqueue) -> Job:
-    draft = _draft(desk, operation.tenant, operation.job, "job")
-    await desk.store.add([draft])
-    return (await _find(desk, draft.id, operation.tenant)).job
+    new = draft(desk, operation.tenant, operation.job, "job")
+    await desk.store.add([new])
+    return (await desk.find(new.id, operation.tenant)).job
 
 
 async def enqueue_many(desk: Desk, operation: EnqueueMany) -> Enqueued:
     if len(operation.jobs) > MOST_AT_ONCE:
         raise Invalid(f"{len(operation.jobs)} jobs in one batch, at most {MOST_AT_ONCE} are allowed", at="jobs")
-    drafts = [_draft(desk, operation.tenant, new, f"jobs[{place}]") for place, new in enumerate(operation.jobs)]
+    drafts = [draft(desk, operation.tenant, new, f"jobs[{place}]") for place, new in enumerate(operation.jobs)]
     created = await desk.store.add(drafts)
     return Enqueued(ids=[draft.id for draft in drafts], created=sum(created))
 
@@ -67,7 +68,7 @@ async def enqueue_lines(desk: Desk, operation: EnqueueLines) -> Enqueued:
     wishes = {**asdict(operation.wishes), "content_type": TEXT}
     common = NewJob(task=operation.task, delay=operation.delay, **wishes)
     drafts = [
-        _draft(desk, operation.tenant, replace(common, payload=Raw(line.removesuffix("\r").encode())), f"line {number}")
+        draft(desk, operation.tenant, replace(common, payload=Raw(line.removesuffix("\r").encode())), f"line {number}")
         for number, line in enumerate(operation.text.split("\n"), start=1)
         if line.strip() and not line.startswith("#")
     ]
@@ -75,43 +76,20 @@ async def enqueue_lines(desk: Desk, operation: EnqueueLines) -> Enqueued:
     return Enqueued(ids=[draft.id for draft in drafts], created=sum(created))
 
 
-def _draft(desk: Desk, tenant: str, new: NewJob, at: str) -> Draft:
-    """Check one new job and give it its id."""
-    if tenant == EVERY_TENANT:
-        raise Invalid("a job belongs to one tenant, not to '-'", at="tenant")
-    try:
-        sound = wire.checked_job(new)
-        wire.check_size(sound.payload, desk.settings.most_payload)
-        if sound.id is not None and sound.key is not None:
-            raise Invalid("send an id or a key, not both", at="key")
-        if sound.delay is not None and sound.run_at is not None:
-            raise Invalid("send a delay or a run_at, not both", at="run_at")
-        if sound.id is not None:
-            check_id(sound.id)
-            check_mark(sound.id, sound.queue)
-    except wire.FAULTS as fault:
-        raise type(fault)(fault.detail, at=f"{at}.{fault.at}".strip(".")) from None
-    if sound.id is not None:
-        return Draft(tenant, sound.id, sound)
-    if sound.key is not None:
-        return Draft(tenant, keyed_id(tenant, sound.queue, sound.key), sound)
-    return Draft(tenant, fresh_id(desk.chance.uuid7(), sound.queue), sound)
-
-
 async def show(desk: Desk, operation: Show) -> Job:
-    record = await _find(desk, operation.id, operation.tenant, payload=operation.payload)
+    record = await desk.find(operation.id, operation.tenant, payload=operation.payload)
     return record.job if record.payload is None else replace(record.job, payload=Raw(record.payload))
 
 
 async def get_result(desk: Desk, operation: GetResult) -> Result:
     """Answers a pending state if the job has not ended in time."""
-    record = await _find(desk, operation.id, operation.tenant)
+    record = await desk.find(operation.id, operation.tenant)
     if record.job.state not in FINISHED and operation.wait:
         loop = asyncio.get_running_loop()
         until = loop.time() + operation.wait
         async with desk.store.listen([f"end/{operation.id}"]) as listener:
             while True:
-                record = await _find(desk, operation.id, operation.tenant)
+                record = await desk.find(operation.id, operation.tenant)
                 remaining = until - loop.time()
                 if record.job.state in FINISHED or remaining <= 0:
                     break
@@ -123,31 +101,39 @@ async def get_result(desk: Desk, operation: GetResult) -> Result:
     return Result(state=job.state, code=job.code, result=Raw(kept.data), content_type=kept.content_type)
 
 
-async def _find(desk: Desk, id: str, tenant: str, *, payload: bool = False) -> Record:
-    """The record of a tenant's own job: somebody else's answers exactly like none."""
-    check_id(id)
-    record = (await desk.store.read([id], payload=payload)).records[0]
-    if record is None or not _owns(tenant, record.job):
-        raise Missing(f"there is no job {id}", at="id")
-    return record
+class Place(NamedTuple):
+    """Which jobs to ask a store for."""
 
-
-def _owns(tenant: str, job: Job) -> bool:
-    return tenant in (EVERY_TENANT, job.tenant)
+    scope: Scope
+    after: str | None
+    size: int
 
 
 async def list_jobs(desk: Desk, operation: List) -> Page:
     match = operation.match
     scope = Scope(operation.tenant, match.queue, states(match))
     found: list[Job] = []
-    after, scanned = operation.after, 0
-    while len(found) < operation.limit and scanned < MOST_SCANNED:
-        piece = await desk.store.page(scope, after, operation.limit - len(found))
-        found += [record.job for record in await _matching(desk, match, piece.records)]
+    after, scanned, size = operation.after, 0, operation.limit
+    while True:
+        piece, matching = await _fitting(desk, match, Place(scope, after, size), operation.limit - len(found))
+        found += [record.job for record in matching]
         after, scanned = piece.next, scanned + max(len(piece.records), MOST_SCANNED // 100)
-        if after is None:
-            break
-    return Page(jobs=found, next=after)
+        if after is None or len(found) == operation.limit or scanned >= MOST_SCANNED:
+            return Page(jobs=found, next=after)
+        if len(matching) < len(piece.records):
+            size = min(2 * size, MOST_AT_ONCE)  # what is rare is looked for in larger steps
+
+
+async def _fitting(desk: Desk, match: Match, place: Place, room: int) -> tuple[Slice, list[Record]]:
+    """The slice of a place, and the jobs in it that match; cut short where there is no room for all that do."""
+    while True:
+        piece = await desk.store.page(place.scope, place.after, place.size)
+        matching = await _matching(desk, match, piece.records)
+        if len(matching) <= room:
+            return piece, matching
+        # Only a store can say where to go on: so it is asked again for what ends with the last that fits.
+        ids = [record.job.id for record in piece.records]
+        place = place._replace(size=1 + ids.index(matching[room - 1].job.id))
 
 
 async def count(desk: Desk, operation: Count) -> Number:
@@ -244,7 +230,7 @@ async def _act_on_ids(desk: Desk, operation: Selection, ids: list[str], action: 
     for place, id in enumerate(ids):
         check_id(id, at=f"ids[{place}]")
     if len(ids) == 1:
-        await _find(desk, ids[0], operation.tenant)
+        await desk.find(ids[0], operation.tenant)
     return await _act(desk, operation, ids, action, Match())
 
 
@@ -253,7 +239,7 @@ async def _act(desk: Desk, operation: Selection, ids: list[str], action: Action,
 
     def decide(record: Record, _: datetime) -> Move | None:
         job = record.job
-        return action(job) if _owns(operation.tenant, job) and matches(bare, job) else None
+        return action(job) if owns(operation.tenant, job) and matches(bare, job) else None
 
     if not operation.dry_run:
         return len(await desk.settle(ids, decide))

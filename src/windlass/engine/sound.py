@@ -13,15 +13,19 @@ O = TypeVar("O", bound=Operation)  # type: ignore[type-arg] # noqa: E741 - whate
 
 
 def sound(operation: O) -> O:
-    """The operation, if everything in it is as declared. Payloads and results are not looked at."""
+    """The operation, if everything in it is as declared.
+
+    Payloads and results are not looked at, and new jobs are checked where they are given their ids.
+    """
     if operation.tenant != EVERY_TENANT:
         check_name(operation.tenant, at="tenant")
     match operation:
         case Enqueue() | EnqueueMany():
             return operation  # each job is checked as it is given its id
-        case Finish() if any(item.result is not UNSET for item in operation.jobs):
-            bare = wire.checked(replace(operation, jobs=[replace(item, result=UNSET) for item in operation.jobs]))
+        case Finish() if any(item.result is not UNSET or item.jobs for item in operation.jobs):
+            bares = [replace(item, result=UNSET, jobs=[]) for item in operation.jobs]
+            bare = wire.checked(replace(operation, jobs=bares))
             pairs = zip(bare.jobs, operation.jobs, strict=True)
-            return replace(bare, jobs=[replace(item, result=given.result) for item, given in pairs])
+            return replace(bare, jobs=[replace(item, result=given.result, jobs=given.jobs) for item, given in pairs])
         case _:
             return wire.checked(operation)

@@ -12,14 +12,17 @@ from typing import Any
 from msgspec import Raw
 from msgspec.structs import replace
 
-from windlass.engine.desk import Desk
+from windlass.engine import drafts
+from windlass.engine.desk import Desk, fence
 from windlass.engine.jobs import LOOK_AGAIN
+from windlass.engine.output import check_output
 from windlass.model import lifecycle, wire
 from windlass.model.errors import Invalid, Missing
 from windlass.model.job import Error, Reason
 from windlass.model.lifecycle import CODES, Move, Outcome, Verdict
 from windlass.model.names import text_id
 from windlass.model.operations import (
+    MOST_SPAWNED,
     Alive,
     Applied,
     Began,
@@ -42,8 +45,6 @@ from windlass.model.operations import (
 )
 from windlass.model.worker import Worker
 from windlass.store import Done, Record, Touch, Wish
-
-FENCE_BYTES = 8
 
 WORKERS_REASONS = (Reason.TIMEOUT, Reason.CRASHED, Reason.MEMORY, Reason.OUTPUT)
 """What only a worker can know of a run."""
@@ -109,11 +110,11 @@ async def begin(desk: Desk, operation: Begin) -> Applied:
 
 
 def _began(item: Began) -> Touch:
-    return Touch(item.id, _fence(item.token), pid=item.pid)
+    return Touch(item.id, fence(item.token), pid=item.pid)
 
 
 def _alive(item: Alive) -> Touch:
-    return Touch(item.id, _fence(item.token), progress=item.progress)
+    return Touch(item.id, fence(item.token), progress=item.progress, output=item.output)
 
 
 async def renew(desk: Desk, operation: Renew) -> Renewed:
@@ -129,21 +130,23 @@ async def renew(desk: Desk, operation: Renew) -> Renewed:
 async def _renew_until_ordered(desk: Desk, operation: Renew) -> Renewed:
     loop = asyncio.get_running_loop()
     until = loop.time() + operation.wait
+    bare = replace(operation, jobs=[Alive(id=item.id, token=item.token) for item in operation.jobs])  # news is told once
     async with desk.store.listen([f"order/{operation.worker}"]) as listener:
         while True:
             # Looked at once more before the first wait: an order may have come before anybody listened.
-            renewed = await _renew_now(desk, operation)
+            renewed = await _renew_now(desk, bare)
             remaining = until - loop.time()
             if renewed.lost or renewed.orders or remaining <= 0:
                 return renewed
             if await listener.wait(min(LOOK_AGAIN, remaining)):
                 # Of which job this speaks is not said: it may be one that was claimed meanwhile.
-                return await _renew_now(desk, operation)
+                return await _renew_now(desk, bare)
 
 
 async def _renew_now(desk: Desk, operation: Renew) -> Renewed:
     if not operation.jobs:
         return Renewed()
+    check_output(operation.jobs)
     touched = await desk.store.touch([_alive(item) for item in operation.jobs], desk.settings.lease)
     return Renewed(
         lost=[answer.id for answer in touched if not answer.held],
@@ -159,6 +162,8 @@ async def finish(desk: Desk, operation: Finish) -> Applied:
     await _known(desk, operation.worker, operation.tenant)
     for place, item in enumerate(operation.jobs):
         _check_finished(desk, item, f"jobs[{place}]")
+    if any(item.jobs for item in operation.jobs):
+        await _spawn(desk, operation.jobs)
     dones = [_done(item) for item in operation.jobs if item.outcome is Verdict.OK]
     applied = set()
     if dones:
@@ -177,14 +182,39 @@ def _check_finished(desk: Desk, item: Finished, at: str) -> None:
     if item.reason is not None and (item.reason not in WORKERS_REASONS or item.outcome is Verdict.OK):
         known = ", ".join(WORKERS_REASONS)
         raise Invalid(f"of what did not go well a worker may say {known}, nothing else", at=f"{at}.reason")
+    if item.jobs and item.outcome is not Verdict.OK:
+        raise Invalid("only a job that ended well makes new jobs", at=f"{at}.jobs")
+    if len(item.jobs) > MOST_SPAWNED:
+        raise Invalid(f"{len(item.jobs)} new jobs of one job, at most {MOST_SPAWNED} are allowed", at=f"{at}.jobs")
+    for place, new in enumerate(item.jobs):
+        drafts.check(desk, new, f"{at}.jobs[{place}]")
     if isinstance(item.result, Raw):
         wire.check_size(item.result, desk.settings.most_payload, at=f"{at}.result")
+
+
+async def _spawn(desk: Desk, items: Sequence[Finished]) -> None:
+    """Add the jobs that ended jobs have made, before those are written as ended: so none is lost by a crash in between.
+
+    Their ids depend on their parent and their place alone, so that a report sent again, or a second run, adds nothing.
+    A lease that is lost between the read and the add leaves them there though the report is refused: the next run of
+    the parent finds them made.
+    """
+    reports = {(item.id, fence(item.token)): item for item in reversed(items)}
+    found = (await desk.store.read(list(dict.fromkeys(id for id, _ in reports)))).records
+    held = [(record.job, reports.get((record.job.id, record.token or b""))) for record in found if record is not None]
+    made = [
+        drafts.child(desk, job.tenant, job.id, f"jobs[{place}]", new)
+        for job, item in held
+        if item is not None
+        for place, new in enumerate(item.jobs)
+    ]
+    await desk.store.add(made)
 
 
 def _done(item: Finished) -> Done:
     result = bytes(item.result) if isinstance(item.result, Raw) else None
     code = item.code or CODES[Verdict.OK]
-    return Done(item.id, _fence(item.token), code, result, item.content_type, item.finished_at)
+    return Done(item.id, fence(item.token), code, result, item.content_type, item.finished_at)
 
 
 def _move(desk: Desk, item: Finished, record: Record, now: datetime) -> Move:
@@ -213,7 +243,7 @@ async def _settle_held(
     desk: Desk, items: Sequence[Any], decide: Callable[[Any, Record, datetime], Move]
 ) -> set[tuple[str, bytes]]:
     """Decide and write moves of jobs that a worker holds; (id, token) of those it did hold."""
-    reports = {(item.id, _fence(item.token)): item for item in reversed(items)}  # the first of two on one run counts
+    reports = {(item.id, fence(item.token)): item for item in reversed(items)}  # the first of two on one run counts
     applied: set[tuple[str, bytes]] = set()
 
     def fenced(record: Record, now: datetime) -> Move | None:
@@ -235,19 +265,10 @@ def _applied(items: Sequence[Held], held: Sequence[bool]) -> Applied:
 def _report(items: Sequence[Held], applied: set[tuple[str, bytes]]) -> Applied:
     held = []
     for item in items:
-        key = (item.id, _fence(item.token))
+        key = (item.id, fence(item.token))
         held.append(key in applied)
         applied.discard(key)  # a second report on the same run changes nothing
     return _applied(items, held)
-
-
-def _fence(token: str) -> bytes:
-    """The bytes of a token; what is no token at all fences off nothing but itself."""
-    try:
-        fence = bytes.fromhex(token)
-    except ValueError:
-        return b""
-    return fence if len(fence) == FENCE_BYTES else b""
 
 
 async def _known(desk: Desk, id: str, tenant: str) -> Worker:

@@ -170,6 +170,36 @@ class Progress(Struct, frozen=True, kw_only=True, omit_defaults=True):
     note: Annotated[str, Meta(max_length=1000)] = ""
 
 
+Stream = Literal["stdout", "stderr", "log"]
+
+MOST_CHUNK = 64 * 2**10
+"""Bytes of one piece of output."""
+
+MOST_OUTPUT = 256 * 2**10
+"""Bytes of output that are kept of one job: the newest."""
+
+MOST_CHUNKS = 1000
+"""Pieces of output that are kept of one job: the newest."""
+
+
+class NewChunk(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A piece of what a job prints or logs, as it is sent in."""
+
+    stream: Stream
+    data: Annotated[bytes, Meta(max_length=MOST_CHUNK)]
+
+
+class Chunk(NewChunk, frozen=True, kw_only=True):
+    """A piece of output as the queue keeps it."""
+
+    n: int
+    """Its number among all that the job ever put out, from 1."""
+    attempt: int
+    """The run that put it out."""
+    at: datetime
+    """When it came in."""
+
+
 class Job(Terms, frozen=True, kw_only=True):
     """A job as the queue knows it: its terms, and what has come of it so far."""
 

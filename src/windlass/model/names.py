@@ -70,7 +70,16 @@ def fresh_id(uuid7: bytes, queue: str) -> str:
 
 def keyed_id(tenant: str, queue: str, key: str) -> str:
     """The id that a caller's own key stands for: the same key is the same job while its record lives."""
-    digest = bytearray(hashlib.sha256(f"{tenant}\0{queue}\0{key}".encode()).digest()[:16])
+    return _made_id(f"{tenant}\0{queue}\0{key}", queue)
+
+
+def child_id(parent: str, name: str, queue: str) -> str:
+    """The id of a job that another one brings about: the same name is the same job, whichever run brings it about."""
+    return _made_id(f"{parent}\0{name}", queue)
+
+
+def _made_id(text: str, queue: str) -> str:
+    digest = bytearray(hashlib.sha256(text.encode()).digest()[:16])
     digest[6] = digest[6] & 0x0F | 0x80  # version 8: made by rules of our own
     digest[8] = digest[8] & 0x3F | 0x80
     digest[15] = queue_mark(queue)

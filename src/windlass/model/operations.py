@@ -11,7 +11,22 @@ from typing import Annotated, Any, Generic, Literal, NamedTuple, Protocol, TypeV
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from windlass.model.job import MSGPACK, Error, Job, NewJob, Progress, Reason, State, Time, Wishes
+from windlass.model.job import (
+    MOST_CHUNK,
+    MOST_CHUNKS,
+    MSGPACK,
+    Chunk,
+    Error,
+    Job,
+    NewChunk,
+    NewJob,
+    Progress,
+    Reason,
+    State,
+    Stream,
+    Time,
+    Wishes,
+)
 from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.names import DEFAULT_TENANT, Name
@@ -23,6 +38,9 @@ A = TypeVar("A")
 
 MOST_AT_ONCE = 1000
 """Jobs in one request, rows in one page."""
+
+MOST_SPAWNED = 100
+"""New jobs in the report of one job."""
 
 MOST_TEXT = 16 * 2**20
 """Characters of a text whose lines become jobs."""
@@ -99,6 +117,17 @@ class Page(Struct, frozen=True, kw_only=True):
     jobs: list[Job]
     next: str | None = None
     """Give this as `after` for the following page; null = this was the last."""
+
+
+class OutputPage(Struct, frozen=True, kw_only=True):
+    """Some of what a job put out."""
+
+    chunks: list[Chunk]
+    """In order; a gap in their numbers is output that made room for newer."""
+    next: int
+    """Give this as `after` for what follows."""
+    ended: bool
+    """Whether the job has finished: if also no chunk came, there is no more."""
 
 
 class Number(Struct, frozen=True, kw_only=True):
@@ -218,6 +247,16 @@ class GetResult(Operation[Result], frozen=True, kw_only=True):
     wait: Annotated[float, Meta(ge=0, le=60)] = 0.0
 
 
+@operation("GET", "/jobs/{id}/output", "read")
+class GetOutput(Operation[OutputPage], frozen=True, kw_only=True):
+    """What a job has put out so far: the newest of it, however long it runs."""
+
+    id: str
+    after: Annotated[int, Meta(ge=0, le=2**53)] = 0
+    """The number of the last chunk that is known already."""
+    limit: Annotated[int, Meta(ge=1, le=MOST_CHUNKS)] = MOST_CHUNKS
+
+
 @operation("GET", "/jobs", "read")
 class List(Operation[Page], frozen=True, kw_only=True):
     """Matching jobs, queue by queue in order of arrival, a page at a time."""
@@ -282,6 +321,8 @@ class Alive(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     """A job that is still running."""
 
     progress: Progress | None = None
+    output: Annotated[list[NewChunk], Meta(max_length=MOST_CHUNKS)] = []
+    """What it has put out since; kept as often as it is sent."""
 
 
 class Finished(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -300,6 +341,8 @@ class Finished(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     delay: Seconds | None = None
     """Seconds before the next run, where there is one; null = by the job's retry policy."""
     finished_at: Time | None = None
+    jobs: Annotated[list[NewJob], Meta(max_length=MOST_SPAWNED)] = []
+    """New jobs of the same tenant, queued together with the finish, once however often it is sent; only with ok."""
 
 
 class Unrun(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -363,6 +406,16 @@ class Finish(Operation[Applied], frozen=True, kw_only=True):
 
     worker: str
     jobs: Annotated[list[Finished], Meta(max_length=MOST_AT_ONCE)]
+
+
+@operation("POST", "/jobs/{id}/output", "work", 204)
+class Output(Operation[None], frozen=True, kw_only=True):
+    """A running job has put something out, which is also a sign of life; kept as often as it is sent."""
+
+    id: str
+    token: str
+    stream: Stream
+    data: Annotated[bytes, Meta(max_length=MOST_CHUNK)]
 
 
 @operation("POST", "/workers/{worker}/release", "work")

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from windlass.model.job import Job, NewJob, Progress, Reason, State
+from windlass.model.job import Chunk, Job, NewChunk, NewJob, Progress, Reason, State
 from windlass.model.lifecycle import Move
 from windlass.model.worker import NewWorker, Worker
 
@@ -61,6 +61,7 @@ class Touch(Struct, frozen=True):
     token: bytes
     pid: int | None = None
     progress: Progress | None = None
+    output: Sequence[NewChunk] = ()
 
 
 class Touched(Struct, frozen=True):
@@ -184,6 +185,13 @@ class Store(Protocol):
 
     async def result(self, id: str) -> Kept | None:
         """The result of a job; if it is kept for one reading only, it is gone afterwards."""
+        ...
+
+    async def output(self, id: str, after: int, limit: int) -> list[Chunk]:
+        """What a job has put out beyond a chunk's number: the newest of it, up to `MOST_OUTPUT` and `MOST_CHUNKS`.
+
+        Kept from one run to the next until somebody wants the job again; the numbers go on even then.
+        """
         ...
 
     async def page(self, scope: Scope, after: str | None, limit: int) -> Slice:

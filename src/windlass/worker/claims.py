@@ -65,6 +65,8 @@ class Claims:
         self._break_off()
 
     def pause(self, paused: bool) -> None:
+        if paused == self._paused:
+            return
         self._paused = paused
         log.info("claims nothing until it is told to continue" if paused else "claims again")
         self._break_off()

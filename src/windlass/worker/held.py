@@ -1,9 +1,12 @@
 """A job in a worker's hands."""
 
 import asyncio
+import itertools
+from collections.abc import Iterator
 from enum import StrEnum
+from operator import itemgetter
 
-from windlass.model.job import Job, Progress
+from windlass.model.job import MOST_CHUNK, Job, NewChunk, Progress, Stream
 from windlass.model.operations import Alive
 from windlass.worker.frames import Said
 from windlass.worker.pool import Context
@@ -29,6 +32,14 @@ class Stop(StrEnum):
     """Its worker ends, or its context had to be killed for another job: it is given back, this run uncounted."""
 
 
+def _chunks(log: list[tuple[Stream, bytes]]) -> Iterator[NewChunk]:
+    """Neighbours of one stream put together, in pieces that the queue takes."""
+    for stream, pieces in itertools.groupby(log, key=itemgetter(0)):
+        data = b"".join(piece for _, piece in pieces)
+        for start in range(0, len(data), MOST_CHUNK):
+            yield NewChunk(stream=stream, data=data[start : start + MOST_CHUNK])
+
+
 class Held:
     """One run of one job, from its claim to its report."""
 
@@ -51,7 +62,7 @@ class Held:
         """Its time limit, then the next step of stopping it."""
         self.progress: Progress | None = None
         """What it last said and nobody has been told yet."""
-        self.log: list[tuple[str, bytes]] = []
+        self.log: list[tuple[Stream, bytes]] = []
         """What it printed (stream, bytes) and nobody has been told yet."""
         self._unsaid = 0
 
@@ -67,7 +78,7 @@ class Held:
         if said.log is not None:
             self.print("log", said.log.encode() + b"\n")
 
-    def print(self, stream: str, data: bytes) -> None:
+    def print(self, stream: Stream, data: bytes) -> None:
         """It prints something; of what nobody was told yet only the newest is kept."""
         self.log.append((stream, data))
         self._unsaid += len(data)
@@ -78,8 +89,12 @@ class Held:
     def pid(self) -> int | None:
         return None if self.context is None else self.context.pid
 
+    @property
+    def has_news(self) -> bool:
+        return self.progress is not None or bool(self.log)
+
     def tell(self) -> Alive:
         """What it has said since it was last asked."""
         progress, self.progress = self.progress, None
-        self.log, self._unsaid = [], 0
-        return Alive(id=self.id, token=self.token, progress=progress)
+        log, self.log, self._unsaid = self.log, [], 0
+        return Alive(id=self.id, token=self.token, progress=progress, output=[*_chunks(log)])

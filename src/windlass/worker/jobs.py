@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Protocol
 
-from windlass.model.job import Error, Job
+from windlass.model.job import Error, Job, Stream
 from windlass.model.lifecycle import Verdict
 from windlass.model.operations import Claimed, Unrun
 from windlass.model.ports import Clock
@@ -100,7 +100,7 @@ class Jobs:
         if news.endings:
             self._crew.retire_if_spent(context)
 
-    def output(self, context: Context, stream: str, data: bytes) -> None:
+    def output(self, context: Context, stream: Stream, data: bytes) -> None:
         self._printed[context] += len(data)
         self._tails[context] = (self._tails.get(context, "") + data.decode(errors="replace"))[-LAST_LINES:]
         for held in self._in(context):
@@ -193,7 +193,7 @@ class Jobs:
         elif ending.snooze is not None:
             self.reports.release(Unrun(id=held.id, token=held.token, delay=ending.snooze))
         elif held.stopping is not Stop.LOST:
-            self.reports.finish(finished(held, ending))
+            self.reports.finish(finished(held, ending), held.tell() if held.has_news else None)
         self.ended.set()
 
 

@@ -23,7 +23,9 @@ def finished(held: Held, ending: Ending) -> Finished:
     """The report on a run that has ended."""
     if ending.verdict is Verdict.OK:
         result = UNSET if ending.result is None else Raw(ending.result)
-        return Finished(id=held.id, token=held.token, outcome=Verdict.OK, code=ending.code, result=result)
+        return Finished(
+            id=held.id, token=held.token, outcome=Verdict.OK, code=ending.code, result=result, jobs=ending.jobs
+        )
     error, reason = ending.error or Error(), None
     if held.stopping in STOPPED:
         reason, text = STOPPED[held.stopping]

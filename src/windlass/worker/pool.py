@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from windlass.model.job import Stream
 from windlass.worker.frames import (
     Assignment,
     Broken,
@@ -52,7 +53,7 @@ class Hears(Protocol):
 
     def news(self, context: "Context", news: News) -> None: ...
 
-    def output(self, context: "Context", stream: str, data: bytes) -> None: ...
+    def output(self, context: "Context", stream: Stream, data: bytes) -> None: ...
 
     def exited(self, context: "Context", status: int, peak_memory: int) -> None: ...
 
@@ -219,10 +220,11 @@ class Pool:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         descriptors = [theirs.fileno()]
-        pipes: list[tuple[str, int]] = []
+        pipes: list[tuple[Stream, int]] = []
         writers: list[int] = []
         if isolated:
-            for stream in ("stdout", "stderr"):
+            streams: tuple[Stream, ...] = ("stdout", "stderr")
+            for stream in streams:
                 reader, writer = os.pipe()
                 pipes.append((stream, reader))
                 writers.append(writer)
@@ -236,7 +238,7 @@ class Pool:
             self._spawn(self._loop.connect_read_pipe(self._listener(context, stream), os.fdopen(reader, "rb", 0)))
         return context
 
-    def _listener(self, context: Context, stream: str) -> Callable[[], _Pipe]:
+    def _listener(self, context: Context, stream: Stream) -> Callable[[], _Pipe]:
         context.open += 1
         return lambda: _Pipe(context, lambda data: context.hears.output(context, stream, data))
 

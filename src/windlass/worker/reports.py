@@ -11,7 +11,18 @@ from typing import TypeVar
 
 from windlass.model.errors import Unavailable, WindlassError
 from windlass.model.lifecycle import Verdict
-from windlass.model.operations import MOST_AT_ONCE, Applied, Finish, Finished, Held, Release, Service, Unrun
+from windlass.model.operations import (
+    MOST_AT_ONCE,
+    Alive,
+    Applied,
+    Finish,
+    Finished,
+    Held,
+    Release,
+    Renew,
+    Service,
+    Unrun,
+)
 from windlass.model.ports import Clock
 from windlass.worker.membership import Membership
 
@@ -33,12 +44,16 @@ class Reports:
         self._clock = clock
         self._finished: list[Finished] = []
         self._unrun: list[Unrun] = []
+        self._words: list[Alive] = []
         self._something = asyncio.Event()
         self._nothing = asyncio.Event()
         self._nothing.set()
 
-    def finish(self, report: Finished) -> None:
+    def finish(self, report: Finished, last_words: Alive | None = None) -> None:
+        """Report how a job ended; what it said last is passed on before, for afterwards nobody may speak for it."""
         self._finished.append(report)
+        if last_words is not None:
+            self._words.append(last_words)
         self._note()
 
     def release(self, report: Unrun) -> None:
@@ -59,6 +74,9 @@ class Reports:
             self._something.clear()
             finished, self._finished = self._finished, []
             unrun, self._unrun = self._unrun, []
+            if self._words:
+                words, self._words = self._words, []
+                await self._send(words, self._say, None)
             for batch in _batches(finished):
                 await self._send(batch, self._finish, hopeless)
             for start in range(0, len(unrun), MOST_AT_ONCE):
@@ -68,6 +86,10 @@ class Reports:
 
     async def _finish(self, batch: Sequence[Finished]) -> Applied:
         return await self._service(Finish(**self._membership.names(), jobs=list(batch)))
+
+    async def _say(self, batch: Sequence[Alive]) -> Applied:
+        await self._service(Renew(**self._membership.names(), jobs=list(batch)))
+        return Applied()  # whoever is lost or to be stopped has ended anyway
 
     async def _release(self, batch: Sequence[Unrun]) -> Applied:
         return await self._service(Release(**self._membership.names(), jobs=list(batch)))

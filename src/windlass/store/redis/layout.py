@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from windlass.model.job import Error, Job, Progress, Reason, State
+from windlass.model.job import Chunk, Error, Job, Progress, Reason, State, Stream
 from windlass.model.lifecycle import GONE, Move, Step
 from windlass.model.names import raw_id, text_id
 from windlass.store import Done, Draft, Record, Touch, Wish, terms
@@ -60,6 +60,9 @@ ERRORS, PROGRESS = 4, 8  # flags
 NEW = struct.Struct(">iBdqqqIHI")
 DONE = struct.Struct(">16s8sHq")
 MOVE = struct.Struct(">BIBBBBIBBqHdBq")
+
+CHUNK = struct.Struct(">QQIQB")
+STREAMS: tuple[Stream, ...] = ("stdout", "stderr", "log")
 
 KEEP_RESULT_FLAGS = {"keep": 0, "once": 16, "none": 32}
 FOR_EVER = -1.0
@@ -113,6 +116,19 @@ def touch_arguments(touches: Sequence[Touch]) -> Iterator[bytes | str | int]:
         yield touch.token
         yield "" if touch.pid is None else touch.pid
         yield b"" if touch.progress is None else _pack(touch.progress)
+        yield len(touch.output)
+        for chunk in touch.output:
+            yield bytes((STREAMS.index(chunk.stream),)) + chunk.data
+
+
+def chunks(reply: Sequence[bytes]) -> list[Chunk]:
+    """What `output.lua` answers."""
+    found: list[Chunk] = []
+    for piece in reply:
+        n, _, attempt, at, stream = CHUNK.unpack_from(piece)
+        data = piece[CHUNK.size :]
+        found.append(Chunk(n=n, attempt=attempt, at=from_micros(at), stream=STREAMS[stream], data=data))
+    return found
 
 
 def succeed_arguments(dones: Sequence[Done]) -> Iterator[bytes | str | int]:

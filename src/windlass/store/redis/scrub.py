@@ -6,16 +6,19 @@ It derives every index from the jobs alone and compares; so it knows the keyspac
 import asyncio
 import struct
 from collections import Counter
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from windlass.model.job import FINISHED, State
+from windlass.model.job import FINISHED, MOST_CHUNKS, MOST_OUTPUT, State
 from windlass.model.names import text_id
 from windlass.store.redis import layout
 from windlass.store.redis.channel import Argument
 from windlass.store.redis.store import RedisStore
 
-STALE, RESULT, ERRORS, PROGRESS = 1, 2, 4, 8
+STALE, RESULT, ERRORS, PROGRESS, EXTRAS = 1, 2, 4, 8, 128
 CHUNK = 64
+BELONGINGS = (b"r", b"e", b"o")
+"""Keys of one job's own, beside its record."""
 RUNNING = layout.STATE_NUMBERS[State.RUNNING]
 
 DERIVED = (b":ready:", b":log:", b":heads:", b":tops", b":counts:", b":held", b":lines", b":tenants", b":chunks:")
@@ -177,14 +180,24 @@ def _check_jobs(found: Found, prefix: bytes) -> list[str]:
             "progress": (id in indexes["progress"], bool(job.flags & PROGRESS)),
             "a result": (prefix + b"r" + id in found, bool(job.flags & RESULT)),
             "errors": (prefix + b"e" + id in found, bool(job.flags & ERRORS)),
+            "output": (prefix + b"o" + id in found, bool(job.flags & EXTRAS)),
+            "output without a gap, and no more than is kept": (_is_sound(found.get(prefix + b"o" + id, [])), True),
         }
         for what, (has, should) in checks.items():
             if has != should:
                 findings.append(f"job {text_id(id)} ({job.state}): {what}: {has!r}, should be {should!r}")
-        owned |= {prefix + b"r" + id, prefix + b"e" + id}
+        owned |= {prefix + kind + id for kind in BELONGINGS}
     for name, index in indexes.items():
         findings += [f"{name} names {id.hex()}, which is no job" for id in index if id not in jobs]
     for key in found:
-        if key.startswith((prefix + b"r", prefix + b"e")) and key not in owned:
+        if key.startswith(tuple(prefix + kind for kind in BELONGINGS)) and key not in owned:
             findings.append(f"{key!r} belongs to no job")
     return findings
+
+
+def _is_sound(output: list[bytes]) -> bool:
+    heads = [layout.CHUNK.unpack_from(piece) for piece in output]
+    size = sum(map(len, output)) - len(output) * layout.CHUNK.size
+    numbers = [n for n, *_ in heads]
+    whole = all(after == before + 1 for before, after in pairwise(numbers))
+    return whole and len(output) <= MOST_CHUNKS and size <= MOST_OUTPUT

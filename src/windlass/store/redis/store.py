@@ -10,6 +10,7 @@ from datetime import datetime
 import msgspec
 
 from windlass.model.errors import Invalid
+from windlass.model.job import Chunk
 from windlass.model.lifecycle import Move
 from windlass.model.names import EVERY_TENANT, is_name, raw_id
 from windlass.model.ports import Clock
@@ -180,6 +181,10 @@ class RedisStore:
             return None
         content_type, _, data = reply.partition(b"\0")
         return Kept(data, content_type.decode())
+
+    async def output(self, id: str, after: int, limit: int) -> list[Chunk]:
+        partition = self.partitions.of_id(id)
+        return layout.chunks(await self.partitions.call("output", partition, [raw_id(id), after, limit]))
 
     async def page(self, scope: Scope, after: str | None, limit: int) -> Slice:
         line, place = _cursor(after)

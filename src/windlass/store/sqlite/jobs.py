@@ -40,6 +40,7 @@ _VANISH = (
     "DELETE FROM progress WHERE job IN carray(?)",
     "DELETE FROM error WHERE job IN carray(?)",
     "DELETE FROM result WHERE job IN carray(?)",
+    "DELETE FROM output WHERE job IN carray(?)",
     "DELETE FROM payload WHERE job IN carray(?)",
     "DELETE FROM job WHERE seq IN carray(?)",
 )

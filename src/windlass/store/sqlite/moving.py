@@ -48,6 +48,7 @@ _DROP_ERROR = "WITH old (job, n) AS (VALUES {rows}) DELETE FROM error WHERE (job
 _START_ANEW = (
     "DELETE FROM result WHERE job IN carray(?)",
     "DELETE FROM progress WHERE job IN carray(?)",
+    "DELETE FROM output WHERE job IN carray(?)",
 )
 
 

@@ -52,6 +52,7 @@ CREATE TABLE job (
     crashes     INTEGER NOT NULL DEFAULT 0,
     losses      INTEGER NOT NULL DEFAULT 0,
     errors      INTEGER NOT NULL DEFAULT 0,        -- how many it ever had: the number of its next
+    chunks      INTEGER NOT NULL DEFAULT 0,        -- how many pieces of output it ever had
     size        INTEGER NOT NULL,                  -- bytes of the payload
     reason      TEXT,
     code        INTEGER,
@@ -111,6 +112,20 @@ CREATE TABLE error (
     data BLOB NOT NULL,
     PRIMARY KEY (job, n)
 ) STRICT, WITHOUT ROWID;
+
+
+-- What a job put out, the newest of it; how much is kept is said in `model/job.py`.
+CREATE TABLE output (
+    job     INTEGER NOT NULL,
+    n       INTEGER NOT NULL, -- from 1, without gaps
+    start   INTEGER NOT NULL, -- bytes put out before it, since the job last started anew
+    attempt INTEGER NOT NULL,
+    stream  TEXT NOT NULL,
+    at      INTEGER NOT NULL,
+    data    BLOB NOT NULL
+) STRICT;
+
+CREATE UNIQUE INDEX output_place ON output (job, n);
 
 
 CREATE TABLE result (

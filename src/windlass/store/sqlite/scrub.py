@@ -3,6 +3,7 @@
 Reads only, and reads everything: for tests and for `doctor`, not for every day.
 """
 
+from windlass.model.job import MOST_CHUNKS, MOST_OUTPUT
 from windlass.store.sqlite.moving import MOST_ERRORS
 from windlass.store.sqlite.store import SqliteStore
 from windlass.store.sqlite.transaction import Transaction
@@ -11,7 +12,7 @@ from windlass.store.sqlite.values import ENDED, QUEUED, RUNNING, SCHEDULED, STAT
 MOST_SHOWN = 20
 """Findings of one kind."""
 
-_BELONGINGS = ("payload", "lease", "progress", "error", "result")
+_BELONGINGS = ("payload", "lease", "progress", "error", "result", "output")
 
 _ENDED = ", ".join(map(str, sorted(ENDED)))
 
@@ -45,6 +46,12 @@ QUESTIONS: dict[str, str] = {
         SELECT hex(id) FROM job
         LEFT JOIN (SELECT job, count(*) AS kept, max(n) AS newest FROM error GROUP BY job) AS e ON e.job = job.seq
         WHERE min(errors, {MOST_ERRORS}) <> coalesce(kept, 0) OR errors <> coalesce(newest + 1, 0)""",
+    "has output with a gap, or more of it than is kept": f"""
+        SELECT hex(id) FROM job JOIN (
+            SELECT job, count(*) AS kept, max(n) - min(n) + 1 AS span, max(n) AS newest, sum(length(data)) AS bytes
+            FROM output GROUP BY job
+        ) AS o ON o.job = job.seq
+        WHERE kept <> span OR newest <> chunks OR kept > {MOST_CHUNKS} OR bytes > {MOST_OUTPUT}""",
     "is in a lane that is not there": "SELECT hex(id) FROM job WHERE lane NOT IN (SELECT id FROM lane)",
     "is in another line than its lane": """
         SELECT hex(job.id) FROM job JOIN lane ON lane.id = job.lane WHERE job.line <> lane.line""",

@@ -10,6 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
+from windlass.model.job import Chunk
 from windlass.model.lifecycle import Move
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker
@@ -28,7 +29,7 @@ from windlass.store import (
     Touched,
     Wish,
 )
-from windlass.store.sqlite import claims, jobs, listing, moving, upkeep, work, workers
+from windlass.store.sqlite import claims, jobs, listing, moving, output, upkeep, work, workers
 from windlass.store.sqlite.connection import Connection
 from windlass.store.sqlite.notices import Notices
 from windlass.store.sqlite.opening import MEMORY, connect, resolve
@@ -87,6 +88,9 @@ class SqliteStore:
     async def result(self, id: str) -> Kept | None:
         kept, once = await self._connection.read(lambda tx: jobs.peek(tx, id))
         return await self._connection.write(lambda tx: jobs.take(tx, id)) if once else kept
+
+    async def output(self, id: str, after: int, limit: int) -> list[Chunk]:
+        return await self._connection.read(lambda tx: output.page(tx, id, after, limit))
 
     async def page(self, scope: Scope, after: str | None, limit: int) -> Slice:
         place = listing.Cursor.parse(after)

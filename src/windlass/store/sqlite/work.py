@@ -11,7 +11,7 @@ import msgspec
 from windlass.model.job import Reason, Terms
 from windlass.store import Done, Touch, Touched
 from windlass.store.micros import span, to_micros
-from windlass.store.sqlite import batches
+from windlass.store.sqlite import batches, output
 from windlass.store.sqlite.jobs import vanish
 from windlass.store.sqlite.transaction import Transaction
 from windlass.store.sqlite.values import RUNNING, SUCCEEDED, keys
@@ -76,6 +76,8 @@ def touch(tx: Transaction, touches: Sequence[Touch], lease: float) -> list[Touch
             pids[job.seq] = (job.seq, sign.pid, tx.now)
         if sign.progress is not None:
             progress[job.seq] = (job.seq, _pack.encode(sign.progress))
+        if sign.output:
+            output.put(tx, job.seq, sign.output)
     if renewed:
         tx.run(_RENEW, batches.numbers(renewed), tx.now + span(lease))
     tx.run_all(_SET_PID, list(pids.values()))

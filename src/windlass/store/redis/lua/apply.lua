@@ -3,6 +3,14 @@
 --            '>BIBBBBIBBi8HdBi8': state, attempt and reason before; lapsed; then target, reason, attempt, crashes, losses, due,
 --            code, keep (-1 = for ever), whether it starts anew, finished_at (0 = now)
 -- Output     per move: 1 if it was written, else 0
+-- Its output goes; what it puts out later is numbered on.
+local function forget_output(id)
+  local last = redis.call('LINDEX', K .. 'o' .. id, '-1')
+  if not last then return end
+  redis.call('DEL', K .. 'o' .. id)
+  redis.call('RPUSH', K .. 'o' .. id, struct.pack(CHUNK_HEAD, struct.unpack('>I8', last), 0, 0, 0, NO_STREAM))
+end
+
 local function write(id, fence, failure, packed)
   local state, attempt, reason, lapsed, target, new_reason, new_attempt, crashes, losses, due, code, keep, anew, finished =
     struct.unpack('>BIBBBBIBBi8HdBi8', packed)
@@ -36,6 +44,7 @@ local function write(id, fence, failure, packed)
     forget_progress(job)
     if has(job, RESULT) then redis.call('DEL', K .. 'r' .. id) end
     unmark(job, RESULT)
+    if has(job, EXTRAS) then forget_output(id) end
   end
   if target >= SUCCEEDED then
     stop_waiting(job)
