@@ -15,14 +15,23 @@ def run(*command: str, cwd: Path) -> str:
 
 
 def test_the_start_in_the_readme_greets(tmp_path: Path) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    (tmp_path / "start.py").write_text(code)
-    assert run(sys.executable, "start.py", cwd=tmp_path) == "hello Ada\n"
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[0]
+    (tmp_path / "shop.py").write_text(code)
+    worker = subprocess.Popen([sys.executable, "-m", "windlass", "worker", "shop:app"], cwd=tmp_path)
+    try:
+        assert run(sys.executable, "shop.py", cwd=tmp_path) == "hello Ada, hello Ada\n"
+        asked = run(sys.executable, "-m", "windlass", "enqueue", "greet", '["Bob"]', "--wait", cwd=tmp_path)
+        assert asked == '"hello Bob"\n'
+        assert "succeeded" in run(sys.executable, "-m", "windlass", "jobs", "ls", cwd=tmp_path)
+    finally:
+        worker.terminate()
+        assert worker.wait(10) == 0
 
 
 def test_the_demonstration_runs_to_its_end(tmp_path: Path) -> None:
     said = run(sys.executable, str(ROOT / "examples" / "demo.py"), cwd=tmp_path)
-    assert "in the end: 5 succeeded" in said
+    assert "in the end, render: 5 succeeded" in said
+    assert "in the end, film: 1 cancelled" in said
     assert not list(tmp_path.iterdir()), "it leaves nothing behind"
 
 

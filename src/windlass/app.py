@@ -5,10 +5,11 @@ business, what a payload says is `call`'s.
 """
 
 import functools
+import inspect
 import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from datetime import datetime, timedelta
-from typing import Any, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
 
 import msgspec
 from msgspec import Raw
@@ -31,7 +32,11 @@ from windlass.model.operations import (
 )
 from windlass.model.operations import Retry as Rerun
 from windlass.model.retry import PRESETS, Retry
+from windlass.model.wire import checked_job, invalid
 from windlass.system import SystemChance, SystemClock
+
+if TYPE_CHECKING:
+    from windlass.testing import Testing
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,6 +88,7 @@ class Options(TaskOptions, total=False):
 
 
 DURATIONS = ("timeout", "keep_success", "keep_failure", "expires", "delay")
+POLICY_DURATIONS = ("base", "cap", "deadline")
 
 
 class JobFailed(WindlassError):
@@ -142,12 +148,21 @@ class Windlass:
     def _enter(
         self, function: Callable[..., Any], *, name: str | None, options: dict[str, Any]
     ) -> "Task[Any, Any, Any]":
-        called = check_name(name or function.__name__, at="name")
+        called = check_name(name or getattr(function, "__name__", ""), at="name")
+        if _is_method(function):
+            raise Invalid(f"{function.__qualname__} is a method: only a function can be a task", at="function")
         if called in self.tasks:
             raise Invalid(f"there is already a task {called!r}: give this one another name", at="name")
         task: Task[Any, Any, Any] = Task(self, called, function, cast("Options", {**self._defaults, **options}))
         self.tasks[called] = task
         return task
+
+    @property
+    def testing(self) -> "Testing":
+        """Ways to run this queue's jobs inside a test."""
+        from windlass.testing import Testing  # noqa: PLC0415 - of no use outside tests
+
+        return Testing(self)
 
     def job(self, id: str) -> "Job[Any]":
         """The handle of a job by its id."""
@@ -178,13 +193,24 @@ class Decorator(Protocol):
 class Task(Generic[P, R, C]):
     """A function that can be called here and now, or through the queue."""
 
-    def __init__(self, app: Windlass, name: str, function: Callable[P, C], options: Options) -> None:
+    def __init__(
+        self,
+        app: Windlass,
+        name: str,
+        function: Callable[P, C],
+        options: Options,
+        *,
+        plan: Plan | None = None,
+        said: Options | None = None,
+    ) -> None:
         self.app = app
         self.name = name
         self.function = function
         self.options = options
-        self.plan = Plan(function)
-        self._template = NewJob(task=name, **wishes(options))
+        self.said: Options = said or {}
+        """Those of its options that came with `using`."""
+        self.plan = plan or Plan(function)
+        self._template = checked_job(NewJob(task=name, **wishes(options)))
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
@@ -197,7 +223,7 @@ class Task(Generic[P, R, C]):
         operation = EnqueueMany(tenant=self.app.tenant, jobs=[new])
         try:
             self.app.link.ask(operation)
-        except Unavailable:
+        except Unavailable:  # a connection that rested may be stale
             self.app.link.ask(operation)  # its id makes it one job, however often it is sent
         return self._handle(new)
 
@@ -206,7 +232,10 @@ class Task(Generic[P, R, C]):
     async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
         """The same in asynchronous code. Calls made at once share a round trip."""
         new = self.new_job(args, kwargs)
-        await self.app.link.enqueue(self.app.tenant, new)
+        try:
+            await self.app.link.enqueue(self.app.tenant, new)
+        except Unavailable:
+            await self.app.link.enqueue(self.app.tenant, new)
         return self._handle(new)
 
     def map(self, calls: Iterable[Any]) -> "list[Job[R]]":
@@ -215,7 +244,10 @@ class Task(Generic[P, R, C]):
         All of them are checked before the first is sent.
         """
         news = self._new_jobs(calls)
-        self.app.link.ask_each(self._batches(news))
+        try:
+            self.app.link.ask_each(self._batches(news))
+        except Unavailable:
+            self.app.link.ask_each(self._batches(news))
         return [self._handle(new) for new in news]
 
     async def amap(self, calls: Iterable[Any]) -> "list[Job[R]]":
@@ -223,7 +255,10 @@ class Task(Generic[P, R, C]):
         news = self._new_jobs(calls)
         service = await self.app.link.service()
         for batch in self._batches(news):
-            await service(batch)
+            try:
+                await service(batch)
+            except Unavailable:
+                await service(batch)
         return [self._handle(new) for new in news]
 
     def _new_jobs(self, calls: Iterable[Any]) -> list[NewJob]:
@@ -235,7 +270,10 @@ class Task(Generic[P, R, C]):
 
     def using(self, **options: Unpack[Options]) -> "Task[P, R, C]":
         """The same task with other options, for the jobs queued through what this returns."""
-        return Task(self.app, self.name, self.function, cast("Options", {**self.options, **options}))
+        chosen, said = {**self.options, **options}, {**self.said, **options}
+        return Task(
+            self.app, self.name, self.function, cast("Options", chosen), plan=self.plan, said=cast("Options", said)
+        )
 
     def new_job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
         """The job that a call would be: checked, and with its id. Nothing is sent."""
@@ -274,8 +312,24 @@ def wishes(options: Options) -> dict[str, Any]:
         case str() as preset:
             fields["retry"] = PRESETS[preset]
         case dict() as policy:
-            fields["retry"] = Retry(**policy)
+            fields["retry"] = _policy(policy)
     return fields
+
+
+def _policy(given: dict[str, Any]) -> Retry:
+    """A policy as a map: its durations may be written as people write them."""
+    durations = {name: seconds(given[name], at=f"retry.{name}") for name in POLICY_DURATIONS if given.get(name)}
+    try:
+        return msgspec.convert({**given, **durations}, Retry)
+    except msgspec.ValidationError as fault:
+        raise invalid(fault, at="retry") from None
+
+
+def _is_method(function: Callable[..., Any]) -> bool:
+    """Whether this was defined in a class and wants an instance."""
+    *_, holder, _name = ("", *getattr(function, "__qualname__", "").split("."))
+    first = next(iter(inspect.signature(function).parameters), None)
+    return holder not in ("", "<locals>") and first in ("self", "cls")
 
 
 class Job(Generic[R]):
@@ -343,6 +397,10 @@ class Job(Generic[R]):
     def retry(self) -> bool:
         """Queue the job again if it has ended; whether it had."""
         return bool(self._app.link.ask(Rerun(tenant=self._app.tenant, ids=[self.id])).changed)
+
+    async def aretry(self) -> bool:
+        service = await self._app.link.service()
+        return bool((await service(Rerun(tenant=self._app.tenant, ids=[self.id]))).changed)
 
     def __repr__(self) -> str:
         return f"<job {self.id}>"

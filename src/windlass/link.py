@@ -1,20 +1,23 @@
 """From Python code to a service, with an event loop or without one.
 
-Asynchronous callers get an engine of their own event loop. Callers without a loop share a thread that runs one; on a Redis
-server what needs no waiting goes straight through a blocking connection instead, for a hop between threads costs as
-much as the question itself. After a fork everything is opened anew: no connection is ever shared with a parent.
+Asynchronous callers get an engine of their own event loop. Callers without a loop share a thread that runs one; on a
+Redis server what needs no waiting goes straight through a blocking connection instead, for a hop between threads costs
+as much as the question itself. After a fork everything is opened anew: no connection is ever shared with a parent.
+
+An engine lives as long as its event loop. It is the value of an asynchronous generator, because those are what a loop
+closes when it ends.
 """
 
 import asyncio
 import os
 import threading
-from collections.abc import Coroutine, Iterable
+import weakref
+from collections.abc import AsyncGenerator, Coroutine, Iterable
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from windlass.daemon import open_blocking_store, open_store
 from windlass.engine import Engine, Settings
-from windlass.model.errors import Unavailable
+from windlass.model.errors import Unavailable, WindlassError
 from windlass.model.job import NewJob
 from windlass.model.operations import MOST_AT_ONCE, A, EnqueueMany, Operation, Service
 from windlass.model.wire import FAULTS
@@ -34,6 +37,8 @@ class Link:
         self._settings = settings
         self._here = _Here()
         self._lock = threading.Lock()
+        self._inherited: list[_Here] = []
+        _before_each_fork(self)
 
     def ask(self, operation: Operation[A], *, waits: bool = False) -> A:
         """Ask from code without an event loop. `waits`: the answer may take a while, by design."""
@@ -58,30 +63,50 @@ class Link:
             asked.answer()
 
     async def _ask_in_portal(self, operation: Operation[A]) -> A:
-        return await (await self.service())(operation)
+        service = await self.service()
+        try:
+            return await service(operation)
+        except Unavailable:
+            if await self.service() is service:
+                raise
+        return await (await self.service())(operation)  # it was closed for a fork meanwhile
 
     async def service(self) -> Service:
         """The engine of the running event loop."""
         here = self._in_this_process()
         loop = asyncio.get_running_loop()
-        if loop not in here.engines:
-            here.engines[loop] = asyncio.ensure_future(self._opened())
+        opening = here.engines.get(loop)
+        if opening is None:
+            opening = here.engines[loop] = asyncio.ensure_future(self._open(here, loop))
         try:
-            return await asyncio.shield(here.engines[loop])
-        except Unavailable:
+            return await asyncio.shield(opening)
+        except WindlassError:
             here.engines.pop(loop, None)  # whoever asks next may find it answering
             raise
 
-    async def _opened(self) -> Engine:
-        return Engine(await open_store(self._address), SystemChance(), self._settings)
+    async def _open(self, here: "_Here", loop: asyncio.AbstractEventLoop) -> Engine:
+        here.lives[loop] = life = self._life(here, loop)
+        return await anext(life)
+
+    async def _life(self, here: "_Here", loop: asyncio.AbstractEventLoop) -> AsyncGenerator[Engine, None]:
+        from windlass.daemon import open_store  # noqa: PLC0415 - drivers are loaded when they are needed
+
+        store = await open_store(self._address)
+        try:
+            yield Engine(store, SystemChance(), self._settings)
+        finally:
+            here.forget(loop)
+            await store.close()
 
     async def enqueue(self, tenant: str, new: NewJob) -> str:
         """Queue one job from an event loop, together with whatever others are queued there just now."""
         here = self._in_this_process()
         loop = asyncio.get_running_loop()
-        if loop not in here.gatherings:
-            here.gatherings[loop] = Gathering(await self.service())
-        return await here.gatherings[loop].enqueue(tenant, new)
+        gathering = here.gatherings.get(loop)
+        if gathering is None:
+            service = await self.service()
+            gathering = here.gatherings.setdefault(loop, Gathering(service))
+        return await gathering.enqueue(tenant, new)
 
     def close(self) -> None:
         """Let go of what code without a loop has opened here."""
@@ -91,24 +116,50 @@ class Link:
 
     async def aclose(self) -> None:
         """Let go of what this event loop has opened."""
-        here = self._in_this_process()
-        loop = asyncio.get_running_loop()
-        here.gatherings.pop(loop, None)
-        if (engine := here.engines.pop(loop, None)) is not None:
-            await (await engine).desk.store.close()
+        life = self._in_this_process().lives.get(asyncio.get_running_loop())
+        if life is not None:
+            await life.aclose()
+
+    def rest(self) -> None:
+        """Let go of a file that code without a loop has opened, until it is needed again.
+
+        SQLite must not have a file open when its process forks: the child could never use that file.
+        """
+        from windlass.daemon import file_of  # noqa: PLC0415
+
+        if self._here.pid == os.getpid() and file_of(self._address) is not None:
+            self._here.rest()
 
     def _in_this_process(self) -> "_Here":
         if self._here.pid != os.getpid():
+            # The parent's is never let go of: its event loop, collected here, would break the parent's own.
+            self._inherited.append(self._here)
             self._here, self._lock = _Here(), threading.Lock()
         return self._here
 
     def _quick(self, here: "_Here") -> Engine | None:
         if not here.tried_quick:
             with self._lock:
-                store = drive(open_blocking_store(self._address))
-                here.quick = None if store is None else Engine(store, SystemChance(), self._settings)
-                here.tried_quick = True
+                if not here.tried_quick:
+                    here.quick = self._quickly_opened()
+                    here.tried_quick = True
         return here.quick
+
+    def _quickly_opened(self) -> Engine | None:
+        from windlass.daemon import open_blocking_store  # noqa: PLC0415
+
+        store = drive(open_blocking_store(self._address))
+        return None if store is None else Engine(store, SystemChance(), self._settings)
+
+
+def _before_each_fork(link: Link) -> None:
+    found = weakref.ref(link)  # what is registered stays for ever: it must not hold the link
+
+    def rest() -> None:
+        if (here := found()) is not None:
+            here.rest()
+
+    os.register_at_fork(before=rest)
 
 
 class _Here:
@@ -119,6 +170,7 @@ class _Here:
         self.quick: Engine | None = None
         self.tried_quick = False
         self.engines: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Future[Engine]] = WeakKeyDictionary()
+        self.lives: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[Engine, None]] = WeakKeyDictionary()
         self.gatherings: WeakKeyDictionary[asyncio.AbstractEventLoop, Gathering] = WeakKeyDictionary()
         self._portal: Portal | None = None
         self._lock = threading.Lock()
@@ -133,7 +185,21 @@ class _Here:
         if self.quick is not None:
             drive(self.quick.desk.store.close())
         if self._portal is not None:
-            self._portal.close(self.engines.pop(self._portal.loop, None))
+            self._portal.close()
+
+    def rest(self) -> None:
+        portal = self._portal
+        if portal is not None and (life := self.lives.get(portal.loop)) is not None:
+            portal.run(_closed(life))
+
+    def forget(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.engines.pop(loop, None)
+        self.lives.pop(loop, None)
+        self.gatherings.pop(loop, None)
+
+
+async def _closed(life: AsyncGenerator[Engine, None]) -> None:
+    await life.aclose()
 
 
 class Portal:
@@ -152,12 +218,8 @@ class Portal:
             future.cancel()  # the caller was interrupted: nobody waits any more
             raise
 
-    def close(self, engine: "asyncio.Future[Engine] | None") -> None:
-        async def end() -> None:
-            if engine is not None:
-                await (await engine).desk.store.close()
-
-        self.run(end())
+    def close(self) -> None:
+        self.run(self.loop.shutdown_asyncgens())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()

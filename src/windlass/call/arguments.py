@@ -1,27 +1,33 @@
 """A function's signature as a plan: arguments to a payload, a payload to arguments, a result to its type.
 
-A payload that is a map becomes keyword arguments, an array positional ones, anything else the single argument. What we
-send ourselves is a map of names to values, unless the signature has places without names. Types are those that msgspec
-knows (numbers, texts, bytes, dates, enums, UUIDs, dataclasses, TypedDicts …), and pydantic models where pydantic is there.
+A payload that is a map becomes keyword arguments, an array positional ones, anything else the single argument; nil, the
+payload of a job that was given none, is no argument at all where none is required. What we send ourselves is a map of
+names to values, unless the signature has places without names: then it is [places, names]. Types are those that msgspec
+knows (numbers, texts, bytes, dates, enums, UUIDs, dataclasses, TypedDicts …), and pydantic models where there is pydantic.
 """
 
+import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from windlass.model.errors import Invalid
-from windlass.model.job import JSON, MSGPACK
+from windlass.model.job import JSON, MSGPACK, TEXT
 from windlass.model.wire import UNSPEAKABLE, invalid
 
 ABSENT: Any = object()
 """Stands for an argument that was not sent: the function's own default applies."""
 
 NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+MAPS = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
+"""Bytes that begin a map in MessagePack."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -30,16 +36,27 @@ def to_plain(value: Any) -> Any:
     """What msgspec cannot encode by itself: pydantic models, and nothing else."""
     dump = getattr(type(value), "model_dump", None)
     if dump is not None:
-        return dump(value, mode="python")
+        return dump(value, mode="python", by_alias=True, round_trip=True)
     raise TypeError(f"a {type(value).__name__} cannot be sent: use plain values, dataclasses or models")
 
 
 def from_plain(kind: type, value: Any) -> Any:
     """The same the other way round."""
     validate = getattr(kind, "model_validate", None)
-    if validate is not None:
+    if validate is None:
+        raise TypeError(f"a {getattr(kind, '__name__', kind)} cannot be received")
+    try:
         return validate(value)
-    raise TypeError(f"a {getattr(kind, '__name__', kind)} cannot be received")
+    except ValueError as fault:
+        raise ValueError(_in_one_line(fault)) from None
+
+
+def _in_one_line(fault: ValueError) -> str:
+    """What pydantic complains of, without its pages of advice."""
+    errors = getattr(fault, "errors", None)
+    if errors is None:
+        return str(fault)
+    return "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}".removeprefix(": ") for one in errors())
 
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=to_plain)
@@ -52,6 +69,7 @@ class Plan:
         self._function = function
         self.signature = inspect.signature(function)
         self._plain = all(parameter.kind in NAMED for parameter in self.signature.parameters.values())
+        self._called = getattr(function, "__name__", type(function).__name__)
         self._names = tuple(self.signature.parameters)
         places = [p for p in self.signature.parameters.values() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
         required = [p for p in self.signature.parameters.values() if p.default is inspect.Parameter.empty]
@@ -65,8 +83,8 @@ class Plan:
         """Read when first needed: annotations may name what is defined further down."""
         try:
             return typing.get_type_hints(self._function, include_extras=True)
-        except (NameError, TypeError):
-            return {}
+        except (NameError, TypeError, AttributeError):
+            return dict(_readable_hints(self._function))
 
     @cached_property
     def _decoder(self) -> "msgspec.msgpack.Decoder[Any]":
@@ -103,12 +121,12 @@ class Plan:
         try:
             return self.signature.bind(*args, **kwargs)
         except TypeError as fault:
-            raise Invalid(f"{self._function.__name__}{self.signature}: {fault}", at="arguments") from None
+            raise Invalid(f"{self._called}{self.signature}: {fault}", at="arguments") from None
 
     def _pack_general(self, bound: inspect.BoundArguments) -> bytes:
         try:
-            packed = _encoder.encode([list(bound.args), bound.kwargs] if bound.kwargs else list(bound.args))
-            self._general(msgspec.msgpack.decode(packed))
+            packed = _encoder.encode([bound.args, bound.kwargs] if self._takes_names else bound.args)
+            self._general(msgspec.msgpack.decode(packed), MSGPACK)
         except UNSPEAKABLE as fault:
             raise _at_argument(fault) from None
         return packed
@@ -116,9 +134,9 @@ class Plan:
     def unpack(self, payload: bytes, content_type: str = MSGPACK) -> Arguments:
         """The arguments that a payload stands for."""
         try:
-            if content_type == MSGPACK and self._plain and payload and _is_map(payload[0]):
+            if content_type == MSGPACK and self._plain and payload and payload[0] in MAPS:
                 return (), self._present(self._decoder.decode(payload))
-            return self._arguments(_value(payload, content_type))
+            return self._arguments(_value(payload, content_type), content_type)
         except UNSPEAKABLE as fault:
             raise _at_argument(fault) from None
 
@@ -128,23 +146,21 @@ class Plan:
             return {name: value for name, value in values.items() if value is not ABSENT}
         return values
 
-    def _arguments(self, value: Any) -> Arguments:
+    def _arguments(self, value: Any, content_type: str) -> Arguments:
+        if value is None and not self._required:
+            return (), {}
         if not self._plain:
-            return self._general(value)
+            return self._general(value, content_type)
         if not isinstance(value, dict):
-            given = value if isinstance(value, list) else [value]
-            if given == [None] and not self._names:
-                given = []
-            bound = self.signature.bind(*given)
-            value = bound.arguments
-        return (), self._present(msgspec.convert(value, self._struct, dec_hook=from_plain))
+            value = self.signature.bind(*(value if isinstance(value, list) else [value])).arguments
+        return (), self._present(_convert(value, self._struct, content_type))
 
-    def _general(self, value: Any) -> Arguments:
+    def _general(self, value: Any, content_type: str) -> Arguments:
         """Signatures with *args, **kwargs or nameless places: each value is converted by itself."""
-        args: list[Any] = []
+        args: Sequence[Any] = ()
         kwargs: dict[str, Any] = {}
         match value:
-            case [list() as places, dict() as names] if len(value) == 2 and self._takes_names:
+            case [list() as places, dict() as names] if self._takes_names:
                 args, kwargs = places, names
             case list():
                 args = value
@@ -154,26 +170,35 @@ class Plan:
                 args = [value]
         bound = self.signature.bind(*args, **kwargs)
         for name, given in bound.arguments.items():
-            hint = self._hints.get(name, Any)
+            convert = functools.partial(self._convert, self._hints.get(name, Any), content_type)
             match self.signature.parameters[name].kind:
                 case inspect.Parameter.VAR_POSITIONAL:
-                    bound.arguments[name] = tuple(self._convert(one, hint, name) for one in given)
+                    bound.arguments[name] = tuple(convert(one, name) for one in given)
                 case inspect.Parameter.VAR_KEYWORD:
-                    bound.arguments[name] = {key: self._convert(one, hint, key) for key, one in given.items()}
+                    bound.arguments[name] = {key: convert(one, key) for key, one in given.items()}
                 case _:
-                    bound.arguments[name] = self._convert(given, hint, name)
+                    bound.arguments[name] = convert(given, name)
         return bound.args, bound.kwargs
+
+    @cached_property
+    def _required(self) -> bool:
+        """Whether there is an argument that must be given."""
+        optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        return any(
+            parameter.default is inspect.Parameter.empty and parameter.kind not in optional
+            for parameter in self.signature.parameters.values()
+        )
 
     @cached_property
     def _takes_names(self) -> bool:
         kinds = (*NAMED, inspect.Parameter.VAR_KEYWORD)
         return any(parameter.kind in kinds for parameter in self.signature.parameters.values())
 
-    def _convert(self, value: Any, hint: Any, name: str) -> Any:
+    def _convert(self, hint: Any, content_type: str, value: Any, name: str) -> Any:
         try:
-            return msgspec.convert(value, hint, dec_hook=from_plain)
+            return _convert(value, hint, content_type)
         except UNSPEAKABLE as fault:
-            raise Invalid(str(fault), at=f"arguments.{name}") from None
+            raise invalid(fault, at=f"arguments.{name}") from None
 
     def pack_result(self, value: Any) -> bytes:
         try:
@@ -181,12 +206,34 @@ class Plan:
         except UNSPEAKABLE as fault:
             raise Invalid(f"the result cannot be kept: {fault}", at="result") from None
 
+    @cached_property
+    def _result_decoder(self) -> "msgspec.msgpack.Decoder[Any]":
+        return msgspec.msgpack.Decoder(self._hints.get("return", Any), dec_hook=from_plain)
+
     def unpack_result(self, data: bytes, content_type: str) -> Any:
         """A result as the function's annotation says."""
-        hint = self._hints.get("return", Any)
-        if content_type == MSGPACK:
-            return msgspec.msgpack.decode(data, type=hint, dec_hook=from_plain)
-        return msgspec.convert(_value(data, content_type), hint, dec_hook=from_plain)
+        try:
+            if content_type == MSGPACK:
+                return self._result_decoder.decode(data)
+            return _convert(_value(data, content_type), self._hints.get("return", Any), content_type)
+        except UNSPEAKABLE as fault:
+            raise invalid(fault, at="result") from None
+
+
+def _readable_hints(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """Each annotation by itself: one that names what is nowhere to be found stands for anything."""
+    for name, annotation in getattr(function, "__annotations__", {}).items():
+        alone = SimpleNamespace(__annotations__={name: annotation})
+        try:
+            yield name, typing.get_type_hints(alone, getattr(function, "__globals__", {}), include_extras=True)[name]
+        except (NameError, TypeError, AttributeError):
+            continue
+
+
+def _convert(value: Any, hint: Any, content_type: str) -> Any:
+    """A plain value as its type. JSON knows only texts as keys; a plain text knows no other way to say a number."""
+    strict, texts_as_keys = content_type != TEXT, content_type == JSON
+    return msgspec.convert(value, hint, strict=strict, str_keys=texts_as_keys, dec_hook=from_plain)
 
 
 def _value(payload: bytes, content_type: str) -> Any:
@@ -198,11 +245,6 @@ def _value(payload: bytes, content_type: str) -> Any:
         return payload.decode()
     except UnicodeDecodeError:
         return payload
-
-
-def _is_map(first: int) -> bool:
-    """Whether this byte begins a MessagePack map."""
-    return 0x80 <= first <= 0x8F or first in (0xDE, 0xDF)
 
 
 def _at_argument(fault: Exception) -> Invalid:

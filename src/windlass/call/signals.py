@@ -34,4 +34,4 @@ class Snooze(Signal):
 
 
 class Cancelled(BaseException):
-    """Raised inside a synchronous task that has been told to stop. Not an `Exception`: `except Exception` lets it by."""
+    """Raised inside a synchronous task that was told to stop. Not an `Exception`: `except Exception` lets it by."""

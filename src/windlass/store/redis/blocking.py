@@ -35,6 +35,7 @@ class BlockingChannel:
         except BaseException as fault:
             line.close()  # its reply may still come: nobody else may read it
             if isinstance(fault, OSError):
+                await self.close()  # what has ended one connection has likely ended those that rest
                 raise Unavailable(f"the store does not answer: {fault}") from fault
             raise
         self._idle.append(line)
@@ -61,8 +62,9 @@ class BlockingChannel:
         return line
 
     async def close(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
+        idle, self._idle = self._idle, []
+        for line in idle:
+            line.close()
 
 
 class _Pause:

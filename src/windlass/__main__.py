@@ -1,0 +1,7 @@
+"""`python -m windlass` is the command line."""
+
+import sys
+
+from windlass.cli import main
+
+sys.exit(main())
