@@ -30,7 +30,7 @@ from windlass.daemon import open_engine
 from windlass.engine import Engine
 from windlass.model import wire
 from windlass.model.errors import Invalid
-from windlass.model.job import JSON, Error, NewJob, Progress
+from windlass.model.job import JSON, Error, NewChunk, NewJob, Progress
 from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.operations import (
@@ -212,7 +212,8 @@ def worker_at_work(place: Place, finish: Callable[[Claimed], Finished]) -> Itera
         (one,) = await engine(Claim(tenant=place.tenant, worker=worker, wait=PATIENCE))
         await engine(Begin(tenant=place.tenant, worker=worker, jobs=[Began(id=one.job.id, token=one.token, pid=1)]))
         said = Progress(done=1, total=4, note="frame 1")
-        alive = Alive(id=one.job.id, token=one.token, progress=said)
+        output = [NewChunk(stream="stdout", data=b"one\ntwo\n"), NewChunk(stream="stderr", data=b"oh\x1b[2J\n")]
+        alive = Alive(id=one.job.id, token=one.token, progress=said, output=output)
         await engine(Renew(tenant=place.tenant, worker=worker, jobs=[alive]))
         await asyncio.sleep(2 * following.LOOK_EVERY)  # somebody looks meanwhile
         await engine(Finish(tenant=place.tenant, worker=worker, jobs=[finish(one)]))
@@ -382,8 +383,14 @@ def test_tail_follows_a_job_to_its_end(windlass: Windlass, place: Place) -> None
     assert followed.status == 0
     assert re.search(r"running  attempt 1, 25%, 1 of 4 frame 1$", followed.out, re.MULTILINE)
     assert re.search(r"^\d\d:\d\d:\d\d  succeeded  took ", followed.out.splitlines()[-1])
-    again = windlass("jobs", "tail", id, "--json")
-    assert [json.loads(line)["state"] for line in again.out.splitlines()] == ["succeeded"]
+    assert "  stdout one\n  stdout two\n" in followed.out
+    assert "  stderr oh�[2J\n" in followed.out, "output cannot command the terminal"
+    again = [json.loads(line) for line in windlass("jobs", "tail", id, "--json").out.splitlines()]
+    assert [(line["stream"], line["output"]) for line in again[:2]] == [
+        ("stdout", "one\ntwo\n"),
+        ("stderr", "oh\x1b[2J\n"),
+    ]
+    assert [line["state"] for line in again[2:]] == ["succeeded"]
 
 
 # --- Changing jobs ------------------------------------------------------------------------------------------------
@@ -533,6 +540,13 @@ def test_the_doctor_warns_of_a_server_that_may_lose_jobs(windlass: Windlass, sta
     assert findings(calm)["store"][0].startswith("ok Redis ")
 
 
+def test_the_doctor_knows_each_kind_of_server(windlass: Windlass, server: Server) -> None:
+    name = {"redis": "Redis", "valkey": "Valkey", "cluster": "Redis Cluster"}[server.kind]
+    found = findings(windlass("doctor", "--json", "--store", server.url))
+    assert re.fullmatch(rf"ok {name} \d+\.\d+\.\d+ at {re.escape(server.url)}", found["store"][0])
+    assert found["clock"][0].startswith("ok ")
+
+
 def test_a_store_that_does_not_answer_fails_the_examination(windlass: Windlass, start_server: StartServer) -> None:
     server = start_server("redis")
     server.stop()
@@ -548,6 +562,18 @@ def test_bench_measures_three_steps_and_leaves_nothing_behind(windlass: Windlass
     assert [speed["jobs"] for speed in speeds] == [300, 300, 300]
     assert all(speed["per_second"] > 0 for speed in speeds)
     assert len(windlass("bench", "--jobs", "10").out.splitlines()) == 1 + 3
+    assert windlass("jobs", "count").out == "1\n"
+    assert windlass("workers", "ls", "--json").json == []
+
+
+def test_an_interrupted_bench_cleans_up_all_the_same(windlass: Windlass, file: Place) -> None:
+    windlass("enqueue", "t")
+    command = [*PROGRAM, "bench", "--jobs", "1000000", "--seconds", "60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as bench:
+        until(lambda: int(windlass("jobs", "count").out) > 10)
+        bench.send_signal(signal.SIGINT)
+        assert bench.communicate(timeout=PATIENCE) == (b"", b"")
+        assert bench.returncode == 130
     assert windlass("jobs", "count").out == "1\n"
     assert windlass("workers", "ls", "--json").json == []
 
@@ -654,8 +680,8 @@ def test_the_program_itself_ends_with_the_status_of_its_command(folder: Path) ->
 def test_help_names_every_command_and_how_to_begin() -> None:
     helped = program("--help")
     assert helped.returncode == 0
-    for name in cli.COMMANDS:
-        assert re.search(rf"^│ {name} ", helped.stdout, re.MULTILINE), name
+    for name, (_, _, about) in cli.COMMANDS.items():
+        assert re.search(rf"^│ {name} +{re.escape(about)} ", helped.stdout, re.MULTILINE), name
     assert "windlass enqueue render" in helped.stdout
     assert program().stdout == helped.stdout, "without a word it helps as well"
 
@@ -757,6 +783,18 @@ def test_text_of_jobs_is_never_read_as_markup(windlass: Windlass, file: Place) -
     assert card.status == 0
     assert '"[red]hello[/nope]"' in card.out
     assert "[bold]" in card.out
+
+
+def test_text_of_jobs_cannot_command_the_terminal(windlass: Windlass, file: Place) -> None:
+    windlass("enqueue", "t", "--tag", "\x1b]0;mine\x07")
+    error = Error(type="E", message="\x1b[2Jgone\x9b", traceback="\x1b[31mred")
+    file.work(lambda one: Finished(id=one.job.id, token=one.token, outcome=Verdict.ERROR, error=error))
+    id = windlass("jobs", "ls", "--json").json["id"]
+    for argv in (["ls"], ["show", id], ["tail", id], ["result", id]):
+        ran = windlass("jobs", *argv)
+        assert not set(ran.out + ran.err) & set("\x1b\x07\x9b"), argv
+        assert "gone" in ran.out + ran.err or argv[0] == "show"
+    assert "�[2Jgone" in windlass("top", "--once").out
 
 
 def test_an_answer_for_programs_is_one_line(windlass: Windlass, file: Place) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError
 
-from windlass import __version__
+import windlass
 from windlass.model.errors import Invalid, WindlassError
 
 INTERRUPTED, READER_GONE = 130, 141
@@ -56,7 +56,7 @@ def build(called: str = "") -> App:
         name="windlass",
         help=ABOUT,
         help_format="plaintext",
-        version=__version__,
+        version=lambda: windlass.__version__,  # looked up only where it is asked for
         group_parameters=Group("Options", sort_key=20),
         default_parameter=Parameter(negative=(), show_default=False),
         suppress_keyboard_interrupt=False,

@@ -15,7 +15,7 @@ from windlass.cli import saying
 from windlass.cli.place import HERE, Place, Queue, opened
 from windlass.cli.queues import serves
 from windlass.daemon import facts_of
-from windlass.model.errors import Missing, WindlassError
+from windlass.model.errors import Missing, Unavailable, WindlassError
 from windlass.model.job import Job, State
 from windlass.model.match import Match
 from windlass.model.operations import MOST_AT_ONCE, GetStats, List, Workers
@@ -87,7 +87,8 @@ async def _examine(place: Place) -> AsyncIterator[Finding]:
     except Missing:
         raise
     except WindlassError as error:
-        yield Finding(what=error.at or "store", level="FAIL", found=error.detail)
+        advice = "see that it runs, and that --store names it" if isinstance(error, Unavailable) else ""
+        yield Finding(what=error.at or "store", level="FAIL", found=error.detail, advice=advice)
     finally:
         log.setLevel(usual)
 

@@ -14,8 +14,8 @@ from windlass.cli import saying, values
 from windlass.cli.place import Queue
 from windlass.model import duration
 from windlass.model.errors import Invalid, WindlassError
-from windlass.model.job import FINISHED, Error, Job, Progress, State
-from windlass.model.operations import GetResult, Result, Show
+from windlass.model.job import FINISHED, Chunk, Error, Job, Progress, State
+from windlass.model.operations import GetOutput, GetResult, Result, Show
 from windlass.system import SystemClock
 
 LOOK_EVERY = 0.25
@@ -107,12 +107,17 @@ def progress(said: Progress) -> str:
     return f"{share} {said.note}".strip()
 
 
-async def changes(queue: Queue, id: str) -> AsyncIterator[Job]:
-    """The job whenever there is something new to say of it, until it has ended."""
+async def changes(queue: Queue, id: str) -> AsyncIterator[Job | Chunk]:
+    """What a job puts out, and the job itself whenever there is something new to say of it, until it has ended."""
     clock = SystemClock()
     last: Job | None = None
+    after = 0
     while True:
         job = await queue(Show(id=id))
+        while chunks := (page := await queue(GetOutput(id=id, after=after))).chunks:
+            after = page.next
+            for chunk in chunks:
+                yield chunk
         if last is None or news(job) != news(last):
             yield job
         if job.state in FINISHED:

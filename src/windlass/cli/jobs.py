@@ -13,7 +13,7 @@ from windlass.cli import acting, following, saying, values
 from windlass.cli.card import card
 from windlass.cli.choosing import ANY_JOB, Chosen
 from windlass.cli.place import HERE, OPTIONS, Place, Queue, opened
-from windlass.model.job import FINISHED, Job, State
+from windlass.model.job import FINISHED, Chunk, Job, State
 from windlass.model.match import Match
 from windlass.model.names import DEFAULT_QUEUE
 from windlass.model.operations import MOST_AT_ONCE, Count, GetResult, List, Show
@@ -160,20 +160,48 @@ async def result(
 
 @jobs.command
 async def tail(id: JobId, /, *, place: Place = HERE) -> int:
-    """Follow a job until it has ended: its states, its progress.
+    """Follow a job until it has ended: its states, its progress, and what it puts out.
 
-    A job that did not succeed exits 1.
+    A job that did not succeed exits 1. Output of earlier is shown too, as far as it is kept.
 
     For example:
       windlass jobs tail 01936f2e-…
     """
     async with opened(place) as queue:
-        async for job in following.changes(queue, id):
+        state = None
+        async for new in following.changes(queue, id):
+            if isinstance(new, Job):
+                state = new.state
             if place.json:
-                saying.write_json(job)
+                saying.write_json(new if isinstance(new, Job) else Said.of(new))
+            elif isinstance(new, Job):
+                saying.paper().print(_event(new))
             else:
-                saying.paper().print(_event(job))
-    return 0 if job.state is State.SUCCEEDED else 1
+                saying.paper().print(_lines(new), soft_wrap=True)
+    return 0 if state is State.SUCCEEDED else 1
+
+
+class Said(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of output, for programs."""
+
+    output: str
+    stream: str
+    n: int
+    attempt: int
+    at: datetime
+
+    @classmethod
+    def of(cls, chunk: Chunk) -> "Said":
+        text = chunk.data.decode(errors="replace")
+        return cls(output=text, stream=chunk.stream, n=chunk.n, attempt=chunk.attempt, at=chunk.at)
+
+
+def _lines(chunk: Chunk) -> Text:
+    """What a job put out, line by line behind the name of its stream."""
+    lines = chunk.data.decode(errors="replace").splitlines()
+    style = "red" if chunk.stream == "stderr" else ""
+    name = Text(f"  {chunk.stream:6} ", style="dim")
+    return Text("\n").join(Text.assemble(name, (line, style)) for line in lines)
 
 
 def _event(job: Job) -> Text:

@@ -1,15 +1,18 @@
 """How things are said to people: numbers, times, sizes, colours; and the two papers they are written on.
 
-Knows terminals; knows nothing of stores or of any one command. Text that comes from jobs is never read as markup.
+Knows terminals; knows nothing of stores or of any one command. Text that comes from jobs is neither read as markup nor
+obeyed by the terminal.
 """
 
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import NoReturn
 
 import msgspec
-from rich.console import Console, ConsoleOptions
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.text import Text
 
 from windlass.model.job import State
@@ -28,8 +31,15 @@ STYLES = {
 }
 
 
+_COMMAND = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
 class Paper(Console):
-    """A console that leaves it to us what a closed pipe means."""
+    """A console on which the text of jobs cannot command the terminal, and that leaves closed pipes to us."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else _COMMAND.sub("�", text), style, control)
 
     def on_broken_pipe(self) -> NoReturn:
         raise BrokenPipeError
