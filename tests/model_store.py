@@ -54,6 +54,7 @@ class Entry:
     expires_at: datetime | None = None
     purge_at: datetime | None = None
     result: Kept | None = None
+    files: dict[str, bytes] = field(default_factory=dict)
     output: list[Chunk] = field(default_factory=list)
     put_out: int = 0
 
@@ -66,6 +67,9 @@ class Entry:
 
     def change(self, **fields: Any) -> None:
         self.job = replace(self.job, **fields)
+
+    def handed_out(self) -> Record:
+        return replace(self.record(payload=True), files=self.files)
 
     def record(self, *, payload: bool = False) -> Record:
         job = self.job
@@ -127,7 +131,9 @@ class ModelStore:
             updated_at=now,
             size=len(bytes(new.payload)),
         )
-        self._jobs[job.id] = Entry(job, bytes(new.payload), next(self._arrivals), expires_at=later(now, new.expires))
+        self._jobs[job.id] = Entry(
+            job, bytes(new.payload), next(self._arrivals), expires_at=later(now, new.expires), files=new.files
+        )
         if not waits:
             self._notify(f"work/{job.queue}")
         return True
@@ -142,7 +148,7 @@ class ModelStore:
 
         held = [e for e in self.entries(State.RUNNING) if e.job.worker == worker.id and e.token == wish.nonce]
         if held:
-            return [entry.record(payload=True) for entry in sorted(held, key=rank)]
+            return [entry.handed_out() for entry in sorted(held, key=rank)]
         fit = [e for e in self.entries(State.QUEUED) if self._may_take(worker, e.job)]
         taken = sorted(fit, key=rank)[: wish.slots]
         for entry in taken:
@@ -158,7 +164,7 @@ class ModelStore:
                 started_at=now,
                 updated_at=now,
             )
-        return [entry.record(payload=True) for entry in taken]
+        return [entry.handed_out() for entry in taken]
 
     def _may_take(self, worker: Worker, job: Job) -> bool:
         return (

@@ -126,6 +126,7 @@ TERMS = st.fixed_dictionaries(
         "tags": some_of((["t"], ["t", "u"])),
         "headers": st.just({"trace": "1"}),
         "isolate": st.just(True),
+        "files": some_of(({"a.txt": b"a"}, {"ü": b"", "b": b"\x00\xff"})),
     },
 )
 """What is asked for one job."""

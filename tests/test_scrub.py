@@ -23,7 +23,11 @@ from windlass.store.sqlite.scrub import scrub as scrub_sqlite
 async def furnish(store: Store) -> None:
     """Some jobs in every state that matters."""
     engine = Engine(store, SeededChance())
-    await engine(EnqueueMany(jobs=[NewJob(task="a", max_retry=1)] * 6 + [NewJob(task="b", delay=60, expires=90)]))
+    await engine(
+        EnqueueMany(
+            jobs=[NewJob(task="a", max_retry=1, files={"f": b"1"})] * 6 + [NewJob(task="b", delay=60, expires=90)]
+        )
+    )
     worker = (await engine(Register(worker=NewWorker(name="w", slots=9)))).worker
     first, second, *_ = await engine(Claim(worker=worker, slots=4))
     chunk = NewChunk(stream="log", data=b"hello")
@@ -45,6 +49,7 @@ REDIS_DAMAGE = {
     "a lost wait clock": ("DEL", "{0}:stale"),
     "a stray entry": ("ZADD", "{0}:gone", "1", "x" * 16),
     "a stray result": ("SET", "{0}r" + "x" * 16, "y"),
+    "stray files": ("SET", "{0}f" + "x" * 16, "y"),
     "stray output": ("RPUSH", "{0}o" + "x" * 16, "y" * 29),
 }
 
@@ -69,6 +74,8 @@ SQLITE_DAMAGE = {
     "a stray payload": "INSERT INTO payload VALUES (999, x'00')",
     "a stray result": "INSERT INTO result VALUES (999, 'x', x'00')",
     "stray output": "INSERT INTO output VALUES (999, 1, 0, 1, 'log', 1, x'00')",
+    "stray files": "INSERT INTO file VALUES (999, 'f', x'00')",
+    "lost files": "DELETE FROM file WHERE job = (SELECT min(job) FROM file)",
     "lost output": "DELETE FROM output WHERE n = 2",
     "a keep clock on a waiting job": "UPDATE job SET purge_at = 1 WHERE state = 2",
     "a scheduled job without a time": "UPDATE job SET run_at = NULL WHERE state = 1",

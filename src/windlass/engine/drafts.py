@@ -4,9 +4,9 @@ from msgspec.structs import replace
 
 from windlass.engine.desk import Desk
 from windlass.model import wire
-from windlass.model.errors import Invalid
+from windlass.model.errors import Invalid, TooLarge
 from windlass.model.job import NewJob
-from windlass.model.names import EVERY_TENANT, check_id, check_mark, child_id, fresh_id, keyed_id
+from windlass.model.names import EVERY_TENANT, check_file_name, check_id, check_mark, child_id, fresh_id, keyed_id
 from windlass.store import Draft
 
 
@@ -27,6 +27,7 @@ def check(desk: Desk, new: NewJob, at: str) -> NewJob:
     try:
         sound = wire.checked_job(new)
         wire.check_size(sound.payload, desk.settings.most_payload)
+        _check_files(sound, desk.settings.most_payload)
         if sound.id is not None and sound.key is not None:
             raise Invalid("send an id or a key, not both", at="key")
         if sound.delay is not None and sound.run_at is not None:
@@ -37,6 +38,16 @@ def check(desk: Desk, new: NewJob, at: str) -> NewJob:
     except wire.FAULTS as fault:
         raise type(fault)(fault.detail, at=f"{at}.{fault.at}".strip(".")) from None
     return sound
+
+
+def _check_files(new: NewJob, most: int) -> None:
+    if not new.files:
+        return
+    for name in new.files:
+        check_file_name(name, at="files")
+    size = sum(map(len, new.files.values())) + len(memoryview(new.payload))
+    if size > most:
+        raise TooLarge(f"{size} bytes with the payload, at most {most}: keep large files elsewhere", at="files")
 
 
 def child(desk: Desk, tenant: str, parent: str, name: str, new: NewJob) -> Draft:

@@ -78,6 +78,7 @@ async def claim(desk: Desk, operation: Claim) -> list[Claimed]:
             job=record.job,
             token=token,
             payload=Raw(record.payload or b""),
+            files=record.files,
             deadline=record.job.deadline,
         )
         for record in records

@@ -136,11 +136,19 @@ NOTHING = Raw(b"\xc0")
 """MessagePack nil: the payload of a job that was given none."""
 
 
+MOST_FILES = 32
+
+FileName = Annotated[str, Meta(min_length=1, max_length=255)]
+"""Without `/`, and neither `.` nor `..`."""
+
+
 class NewJob(Terms, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A job as it is sent in."""
 
     payload: Raw = NOTHING
     """One encoded value, in the encoding that `content_type` names."""
+    files: Annotated[dict[FileName, bytes], Meta(max_length=MOST_FILES)] = {}
+    """Files that go to the worker with the payload, by name; together with it they are no larger than it may be."""
     id: str | None = None
     """A UUID made by the caller; sending it twice makes one job. Absent: made from `key`, or anew."""
     delay: Seconds | None = None

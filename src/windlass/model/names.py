@@ -48,6 +48,12 @@ def check_id(text: str, *, at: str = "id") -> str:
     return text
 
 
+def check_file_name(name: str, *, at: str) -> str:
+    if "/" in name or "\0" in name or name in (".", ".."):
+        raise Invalid(f"{name[:60]!r} is not the name of a file: no '/' and no zero byte, nor '.' or '..' alone", at=at)
+    return name
+
+
 def check_mark(id: str, queue: str) -> None:
     """Refuse an id that is not of this queue, on every store: or code would work on a file and break on a cluster."""
     mark = f"{queue_mark(queue):02x}"

@@ -157,6 +157,8 @@ class Claimed(Struct, frozen=True, kw_only=True):
     token: str
     payload: Raw
     """Encoded as `job.content_type` says."""
+    files: dict[str, bytes] = {}
+    """What was sent with the job, by name."""
     deadline: datetime | None = None
 
 

@@ -24,7 +24,7 @@ Format = Literal["json", "msgpack"]
 MOST_PAYLOAD = 1 << 20
 """Bytes of one payload, unless configured otherwise."""
 
-_COMPLAINT = re.compile(r"(?P<detail>.*?)(?: - at `\$(?P<at>[^`]*)`)?\Z", re.DOTALL)
+_COMPLAINT = re.compile(r"(?P<detail>.*?)(?: - at (?:`key` in )?`\$(?P<at>[^`]*)`)?\Z", re.DOTALL)
 
 UNSPEAKABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 """What an encoder says of a value that no format has."""

@@ -44,6 +44,8 @@ class Record(Struct, frozen=True):
     """The fence of its current run; null unless it runs."""
     payload: bytes | None = None
     """Only where it was asked for."""
+    files: dict[str, bytes] = {}
+    """What came with it, by name; only of a job that is handed out."""
 
 
 class Reading(Struct, frozen=True):
@@ -163,7 +165,7 @@ class Store(Protocol):
     async def claim(self, wish: Wish) -> list[Record]:
         """Lease the first jobs that the worker may take, by its queues' order, then priority, then arrival.
 
-        A worker that claims has been heard of (see `SEEN_EVERY`).
+        They come with their payloads and files. A worker that claims has been heard of (see `SEEN_EVERY`).
         """
         ...
 

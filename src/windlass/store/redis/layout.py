@@ -56,7 +56,7 @@ OWN = struct.Struct(">16sI")
 TOLD = struct.Struct(">8sIQQH")
 LIVE = struct.Struct(">8sIQQBBIBBQQHQd")
 ENDED = struct.Struct(">IQQH")
-ERRORS, PROGRESS = 4, 8  # flags
+ERRORS, PROGRESS, EXTRAS = 4, 8, 128  # flags
 NEW = struct.Struct(">iBdqqqIHI")
 DONE = struct.Struct(">16s8sHq")
 MOVE = struct.Struct(">BIBBBBIBBqHdBq")
@@ -70,6 +70,7 @@ NEVER = -1
 
 _pack = msgspec.msgpack.Encoder().encode
 _errors = msgspec.msgpack.Decoder(Error)
+_files = msgspec.msgpack.Decoder(dict[str, bytes])
 _progress = msgspec.msgpack.Decoder(Progress)
 
 
@@ -86,7 +87,7 @@ def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
             counts.append(0)
         meta = NEW.pack(
             new.priority,
-            KEEP_RESULT_FLAGS[new.keep_result],
+            KEEP_RESULT_FLAGS[new.keep_result] + (EXTRAS if new.files else 0),
             FOR_EVER if new.keep_success is None else new.keep_success,
             0 if new.run_at is None else to_micros(new.run_at),
             0 if new.delay is None else span(new.delay),
@@ -98,6 +99,8 @@ def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
         counts[number] += 1
         jobs.append(raw_id(draft.id) + meta)
         jobs.append(b"%b\0%b%b" % (route, packed, bytes(new.payload)))
+        if new.files:
+            jobs.append(_pack(new.files))
     head: list[bytes | str | int] = [len(lines)]
     for name, number in lines.items():
         head += (name, counts[number])
@@ -176,8 +179,8 @@ class Run(NamedTuple):
 NO_RUN = Run()
 
 
-def records(reply: Sequence[Any], *, whole: bool) -> list[Record]:
-    """The jobs of a reply, each with its errors and progress behind it if its flags say so."""
+def records(reply: Sequence[Any], *, whole: bool, handed_out: bool = False) -> list[Record]:
+    """The jobs of a reply, each with its errors and progress (and files) behind it if its flags say so."""
     found: list[Record] = []
     entries = iter(reply)
     for value in entries:
@@ -185,6 +188,7 @@ def records(reply: Sequence[Any], *, whole: bool) -> list[Record]:
         head = HEAD.unpack_from(value, OWN.size)
         errors = [_errors.decode(entry) for entry in next(entries)] if head[FLAGS] & ERRORS else []
         progress = _progress.decode(next(entries)) if head[FLAGS] & PROGRESS else None
+        files = _files_of(next(entries)) if handed_out and head[FLAGS] & EXTRAS else {}
         text = OWN.size + HEAD.size
         zero = value.index(0, text)
         run_from = zero + 1 + head[TERMS_SIZE]
@@ -193,15 +197,19 @@ def records(reply: Sequence[Any], *, whole: bool) -> list[Record]:
         size = len(value) - end if whole else size
         job = _job(id, head, value[text:zero], value[zero + 1 : run_from], run, errors, progress, size)
         running = job.state is State.RUNNING
-        found.append(Record(job, run.token if running else None, value[end:] if whole else None))
+        found.append(Record(job, run.token if running else None, value[end:] if whole else None, files))
     return found
+
+
+def _files_of(value: bytes) -> dict[str, bytes]:
+    return _files.decode(value) if value else {}
 
 
 def claimed(reply: Sequence[Any], wish: Wish) -> list[Record]:
     """The jobs of a claim: their bytes as they were, and what we know became of them."""
     now, *entries = reply
     if not now:
-        return records(entries, whole=True)
+        return records(entries, whole=True, handed_out=True)
     started = int(now)
     run = Run(wish.nonce, 0, started, 0, 0, wish.worker.id, wish.worker.node)
     found: list[Record] = []
@@ -210,6 +218,7 @@ def claimed(reply: Sequence[Any], wish: Wish) -> list[Record]:
         value = next(rest)
         head = HEAD.unpack_from(value)
         errors = [_errors.decode(entry) for entry in next(rest)] if head[FLAGS] & ERRORS else []
+        files = _files_of(next(rest)) if head[FLAGS] & EXTRAS else {}
         zero = value.index(0, HEAD.size)
         payload_from, payload_to = zero + 1 + head[TERMS_SIZE], len(value) - head[RUN_SIZE]
         code = ENDED.unpack_from(value, payload_to)[3] if head[RUN_SIZE] else 0
@@ -218,7 +227,7 @@ def claimed(reply: Sequence[Any], wish: Wish) -> list[Record]:
         packed = value[zero + 1 : payload_from]
         own = run._replace(code=code) if code else run
         job = _job(id, after, value[HEAD.size : zero], packed, own, errors, None, len(payload))
-        found.append(Record(job, wish.nonce, payload))
+        found.append(Record(job, wish.nonce, payload, files))
     return found
 
 

@@ -17,7 +17,7 @@ from windlass.store.redis.store import RedisStore
 
 STALE, RESULT, ERRORS, PROGRESS, EXTRAS = 1, 2, 4, 8, 128
 CHUNK = 64
-BELONGINGS = (b"r", b"e", b"o")
+BELONGINGS = (b"r", b"e", b"o", b"f")
 """Keys of one job's own, beside its record."""
 RUNNING = layout.STATE_NUMBERS[State.RUNNING]
 
@@ -180,7 +180,7 @@ def _check_jobs(found: Found, prefix: bytes) -> list[str]:
             "progress": (id in indexes["progress"], bool(job.flags & PROGRESS)),
             "a result": (prefix + b"r" + id in found, bool(job.flags & RESULT)),
             "errors": (prefix + b"e" + id in found, bool(job.flags & ERRORS)),
-            "output": (prefix + b"o" + id in found, bool(job.flags & EXTRAS)),
+            "files or output": (any(prefix + kind + id in found for kind in (b"f", b"o")), bool(job.flags & EXTRAS)),
             "output without a gap, and no more than is kept": (_is_sound(found.get(prefix + b"o" + id, [])), True),
         }
         for what, (has, should) in checks.items():

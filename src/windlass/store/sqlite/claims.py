@@ -61,13 +61,13 @@ def claim(tx: Transaction, wish: Wish) -> list[Record]:
     tx.run(_TAKE, batches.numbers(seqs), worker.id, worker.node or None, tx.now)
     tx.run(_LEASE, batches.numbers(seqs), worker.id, wish.nonce, tx.now + span(wish.lease))
     tx.run(_DROP_PROGRESS, batches.numbers(seqs))
-    return records.by_seq(tx, seqs, payload=True)
+    return records.by_seq(tx, seqs, handed_out=True)
 
 
 def _again(tx: Transaction, wish: Wish, taken: list[int]) -> list[Record]:
     """What the same claim took when it was asked before."""
     places = {queue: place for place, queue in enumerate(dict.fromkeys(wish.worker.queues))}
-    found = zip(taken, records.by_seq(tx, taken, payload=True), strict=True)
+    found = zip(taken, records.by_seq(tx, taken, handed_out=True), strict=True)
     ranked = sorted(
         (places.get(record.job.queue, len(places)), record.job.priority, seq, record) for seq, record in found
     )

@@ -21,10 +21,12 @@ MOST_INLINE = 1000
 _KNOWN = "SELECT id FROM job WHERE id IN carray(?)"
 _ADD = """
     INSERT INTO job (
-        id, lane, line, state, priority, size, created_at, updated_at, run_at, expires_at, terms, payload
+        id, lane, line, state, priority, files, size, created_at, updated_at, run_at, expires_at, terms, payload
     ) VALUES {rows}
 """
 _ADD_LARGE = "INSERT INTO payload (job, data) SELECT seq, ?2 FROM job WHERE id = ?1"
+
+_ADD_FILE = "INSERT INTO file (job, name, data) SELECT seq, ?2, ?3 FROM job WHERE id = ?1"
 
 _lane_and_state = itemgetter(1, 3)
 """Of a row in the order of `_ADD`."""
@@ -42,6 +44,7 @@ _VANISH = (
     "DELETE FROM result WHERE job IN carray(?)",
     "DELETE FROM output WHERE job IN carray(?)",
     "DELETE FROM payload WHERE job IN carray(?)",
+    "DELETE FROM file WHERE job IN carray(?)",
     "DELETE FROM job WHERE seq IN carray(?)",
 )
 
@@ -62,6 +65,8 @@ def add(tx: Transaction, drafts: Sequence[Draft]) -> list[bool]:
     for (id, draft), row in zip(fresh, rows, strict=True):
         if row[-1] is None:
             tx.run(_ADD_LARGE, id, bytes(draft.new.payload))
+        for name, data in draft.new.files.items():
+            tx.run(_ADD_FILE, id, name, data)
     for (lane, state), count in Counter(map(_lane_and_state, rows)).items():
         tx.count(lane, state, count)
         if state == QUEUED:
@@ -79,7 +84,8 @@ def _row(tx: Transaction, id: bytes, draft: Draft) -> batches.Row:
     payload = bytes(new.payload)
     size = len(payload)
     inline = payload if size <= MOST_INLINE else None
-    return (id, lane.id, lane.line, state, new.priority, size, now, now, due, expires_at, pack(new), inline)
+    files = len(new.files)
+    return (id, lane.id, lane.line, state, new.priority, files, size, now, now, due, expires_at, pack(new), inline)
 
 
 def _due(new: NewJob, now: int) -> int | None:

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from windlass.model.job import Error, Job, Progress, Reason
 from windlass.model.names import text_id
@@ -23,8 +24,8 @@ _progress = msgspec.msgpack.Decoder(Progress)
 _error = msgspec.msgpack.Decoder(Error)
 
 _COLUMNS = """
-    j.seq, j.id, j.lane, j.state, j.priority, j.attempt, j.crashes, j.losses, j.errors, j.size, j.reason, j.code,
-    j.created_at, j.updated_at, j.run_at, j.started_at, j.finished_at, j.worker, j.node, j.pid, j.terms,
+    j.seq, j.id, j.lane, j.state, j.priority, j.attempt, j.crashes, j.losses, j.errors, j.files, j.size, j.reason,
+    j.code, j.created_at, j.updated_at, j.run_at, j.started_at, j.finished_at, j.worker, j.node, j.pid, j.terms,
     l.token, p.data
 """
 _JOINED = """
@@ -41,15 +42,19 @@ _SELECT = {(name, False): f"SELECT {_COLUMNS}, NULL {_JOINED.format(key=name)}" 
     for name in ("seq", "id")
 }
 
+_FILES = "SELECT job, name, data FROM file WHERE job IN carray(?) ORDER BY rowid"
 _ERRORS = "SELECT job, data FROM error WHERE job IN carray(?) ORDER BY job, n"
 
 
-def by_seq(tx: Transaction, seqs: Sequence[int], *, payload: bool = False) -> list[Record]:
-    """Records in the order asked for. All of them must be there."""
+def by_seq(tx: Transaction, seqs: Sequence[int], *, handed_out: bool = False) -> list[Record]:
+    """Records in the order asked for. All of them must be there. Handed out, they have their payloads and files."""
     if not seqs:
         return []
-    found = tx.rows(_SELECT["seq", payload], batches.numbers(seqs))
+    found = tx.rows(_SELECT["seq", handed_out], batches.numbers(seqs))
     records = dict(zip((row[0] for row in found), _records(tx, found), strict=True))
+    if handed_out and (laden := [row[0] for row in found if row[9]]):
+        for seq, name, data in tx.rows(_FILES, batches.numbers(laden)):
+            records[seq] = replace(records[seq], files={**records[seq].files, name: data})
     return [records[seq] for seq in seqs]
 
 
@@ -75,8 +80,8 @@ def _records(tx: Transaction, found: list[Any]) -> Iterable[Record]:
 def _record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
     # The order of `_COLUMNS`, then the payload.
     (
-        _, id, lane, state, priority, attempt, crashes, losses, _, size, reason, code,
-        created_at, updated_at, run_at, started_at, finished_at, worker, node, pid, terms,
+        _, id, lane, state, priority, attempt, crashes, losses, _, _, size, reason,
+        code, created_at, updated_at, run_at, started_at, finished_at, worker, node, pid, terms,
         token, progress, payload,
     ) = row  # fmt: skip
     where = tx.lanes.get(lane)

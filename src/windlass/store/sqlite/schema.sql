@@ -53,6 +53,7 @@ CREATE TABLE job (
     losses      INTEGER NOT NULL DEFAULT 0,
     errors      INTEGER NOT NULL DEFAULT 0,        -- how many it ever had: the number of its next
     chunks      INTEGER NOT NULL DEFAULT 0,        -- how many pieces of output it ever had
+    files       INTEGER NOT NULL,                  -- how many came with it
     size        INTEGER NOT NULL,                  -- bytes of the payload
     reason      TEXT,
     code        INTEGER,
@@ -84,6 +85,16 @@ CREATE TABLE payload (
     job  INTEGER PRIMARY KEY,
     data BLOB NOT NULL
 ) STRICT;
+
+
+-- What came with a job beside its payload.
+CREATE TABLE file (
+    job  INTEGER NOT NULL,
+    name TEXT NOT NULL,
+    data BLOB NOT NULL
+) STRICT;
+
+CREATE UNIQUE INDEX file_name ON file (job, name);
 
 
 -- One row for each running job, and for no other.

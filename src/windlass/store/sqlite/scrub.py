@@ -12,7 +12,7 @@ from windlass.store.sqlite.values import ENDED, QUEUED, RUNNING, SCHEDULED, STAT
 MOST_SHOWN = 20
 """Findings of one kind."""
 
-_BELONGINGS = ("payload", "lease", "progress", "error", "result", "output")
+_BELONGINGS = ("payload", "lease", "progress", "error", "result", "output", "file")
 
 _ENDED = ", ".join(map(str, sorted(ENDED)))
 
@@ -46,6 +46,9 @@ QUESTIONS: dict[str, str] = {
         SELECT hex(id) FROM job
         LEFT JOIN (SELECT job, count(*) AS kept, max(n) AS newest FROM error GROUP BY job) AS e ON e.job = job.seq
         WHERE min(errors, {MOST_ERRORS}) <> coalesce(kept, 0) OR errors <> coalesce(newest + 1, 0)""",
+    "has other files than its record says": """
+        SELECT hex(id) FROM job LEFT JOIN (SELECT job, count(*) AS kept FROM file GROUP BY job) AS f ON f.job = job.seq
+        WHERE files <> coalesce(kept, 0)""",
     "has output with a gap, or more of it than is kept": f"""
         SELECT hex(id) FROM job JOIN (
             SELECT job, count(*) AS kept, max(n) - min(n) + 1 AS span, max(n) AS newest, sum(length(data)) AS bytes

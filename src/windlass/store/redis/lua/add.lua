@@ -1,17 +1,17 @@
 -- Keep new jobs.
--- ARGV[2..]  number of lines; line, jobs of it, …; then per job: meta, body
---            meta = id (16) .. '>iBdi8i8i8IHI': priority, keep_result flag, keep_success (-1 = for ever), run_at, delay,
+-- ARGV[2..]  number of lines; line, jobs of it, …; then per job: meta, body, and its files if its flags say so
+--            meta = id (16) .. '>iBdi8i8i8IHI': priority, flags (of keep_result, EXTRAS = files), keep_success (-1 = for ever), run_at, delay,
 --            expires (-1 = never), size of terms, line (from 0), place among the batch's jobs of that line (from 0)
 --            body = route, zero byte, terms, payload
 -- Output     for each job 1 if it is new, else 0
 local lines, base = {}, {}
-local at = 3
+local at, jobs = 3, 0
 for i = 0, tonumber(ARGV[2]) - 1 do
   lines[i] = ARGV[at]
   base[i] = redis.call('HINCRBY', K .. ':pos', ARGV[at], ARGV[at + 1]) - ARGV[at + 1] + 1
+  jobs = jobs + ARGV[at + 1]
   at = at + 2
 end
-local jobs = (#ARGV - at + 1) / 2
 local seq = redis.call('INCRBY', K .. ':seq', jobs) - jobs
 
 local created, queues, opened = {}, {}, {}
@@ -26,8 +26,11 @@ for i = 1, jobs do
   if expires >= 0 then flags = flags + STALE end
   local pos = base[line] + rank
   local head = struct.pack(HEAD, 1, state, 0, flags, 0, 0, 0, now, due, 0, terms_size, priority, seq + i, pos, now, keep)
+  local files = flags >= EXTRAS and ARGV[at]
+  if files then at = at + 1 end
   if redis.call('SET', K .. 'j' .. id, head .. body, 'NX') then
     created[i] = 1
+    if files then redis.call('SET', K .. 'f' .. id, files) end
     local lane = lane_of(string.sub(body, 1, string.find(body, '\0', 1, true) - 1))
     enter_as(lane, state, id, priority, seq + i, due)
     list(lane, state, pos, id)

@@ -1,8 +1,9 @@
 -- Lease the first jobs that a worker may take.
 -- ARGV[2..]  nonce, '1' if it may be sent again, worker, node, lease (us), slots, tenant ('-' = all), number of tasks (0 = any), task, …;
 --            queue, …
--- Output     now; then per job: id, its bytes as they were before, and its errors only if its flags say so. Whoever asked knows
---            the rest. Of a claim sent again: nothing (''), then the jobs as usual, payload included.
+-- Output     now; then per job: id, its bytes as they were before, and only if its flags say so its errors and its files ('' = it
+--            has output only). Whoever asked knows the rest. Of a claim sent again: nothing (''), then the jobs as usual, payload
+--            included, with their files.
 -- With no slots at all it answers only what the same claim took before.
 local nonce, repeatable, worker, node = ARGV[2], ARGV[3] == '1', ARGV[4], ARGV[5]
 local lease, slots, tenant = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
@@ -19,7 +20,10 @@ local last = repeatable and redis.call('GET', memory)
 if last then
   for from = 1, #last, 16 do
     local job = load(string.sub(last, from, from + 15), true)
-    if job and job[STATE] == RUNNING and job.run[TOKEN] == nonce then answer(job, meta_of(job), taken) end
+    if job and job[STATE] == RUNNING and job.run[TOKEN] == nonce then
+      answer(job, meta_of(job), taken)
+      if has(job, EXTRAS) then push(taken, redis.call('GET', K .. 'f' .. job.id) or '') end
+    end
   end
   if #taken > 1 then return taken end
 end
@@ -87,6 +91,7 @@ local function start(id, whose)
   push(leases, until_, id)
   push(taken, id, value)
   if bit.band(flags, ERRORS) ~= 0 then push(taken, redis.call('LRANGE', K .. 'e' .. id, 0, -1)) end
+  if flags >= EXTRAS then push(taken, redis.call('GET', K .. 'f' .. id) or '') end
   return 1
 end
 

@@ -8,6 +8,7 @@
 --   Kr<id>                  string  its result: content type, a zero byte, data
 --   Ke<id>                  list    its errors, oldest first
 --   Ko<id>                  list    the newest of its output, oldest first: each with CHUNK_HEAD below, then its bytes
+--   Kf<id>                  string  the files that came with it, opaque here
 --   K:seq                   int     the last arrival sequence given out
 --   K:pos                   hash    line -> the last place given out in it
 --   K:lines                 zset    lines that hold jobs, by name
@@ -72,7 +73,7 @@ local SCHEDULED, QUEUED, RUNNING, SUCCEEDED, CANCELLED, GONE = 1, 2, 3, 4, 6, 7 
 local PENDING = 3 -- all states up to this share one log: a claim need not touch it
 local DELETED = 14 -- the only reason a script looks at
 
-local STALE, RESULT, ERRORS, PROGRESS, ONCE, NONE, EXTRAS = 1, 2, 4, 8, 16, 32, 128 -- flags; extras = it has output
+local STALE, RESULT, ERRORS, PROGRESS, ONCE, NONE, EXTRAS = 1, 2, 4, 8, 16, 32, 128 -- flags; extras = it has files or output
 
 -- A piece of output: number, bytes that came before it, attempt, time, stream. Of stream NO_STREAM: nothing, but the numbers go on from it.
 local CHUNK_HEAD = '>I8I8II8B'
@@ -267,7 +268,7 @@ local function vanish(job, before)
   push(keys, job.key)
   if has(job, RESULT) then push(keys, K .. 'r' .. job.id) end
   if has(job, ERRORS) then push(keys, K .. 'e' .. job.id) end
-  if has(job, EXTRAS) then push(keys, K .. 'o' .. job.id) end
+  if has(job, EXTRAS) then push(keys, K .. 'o' .. job.id, K .. 'f' .. job.id) end
   unlist(job.lane, before, job[POS])
   emptied[job.lane.line .. ' ' .. chunk_of(job[POS])] = true
 end
