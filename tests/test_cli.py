@@ -386,10 +386,8 @@ def test_tail_follows_a_job_to_its_end(windlass: Windlass, place: Place) -> None
     assert "  stdout one\n  stdout two\n" in followed.out
     assert "  stderr oh�[2J\n" in followed.out, "output cannot command the terminal"
     again = [json.loads(line) for line in windlass("jobs", "tail", id, "--json").out.splitlines()]
-    assert [(line["stream"], line["output"]) for line in again[:2]] == [
-        ("stdout", "one\ntwo\n"),
-        ("stderr", "oh\x1b[2J\n"),
-    ]
+    said = [(line["stream"], line["output"]) for line in again[:2]]
+    assert said == [("stdout", "one\ntwo\n"), ("stderr", "oh\x1b[2J\n")]
     assert [line["state"] for line in again[2:]] == ["succeeded"]
 
 
