@@ -1,13 +1,15 @@
 """Operations made in Python, held to the same bounds as operations that were sent."""
 
+from operator import attrgetter
 from typing import TypeVar
 
 from msgspec import UNSET
 from msgspec.structs import replace
 
 from windlass.model import wire
+from windlass.model.lifecycle import Verdict
 from windlass.model.names import EVERY_TENANT, check_name
-from windlass.model.operations import Enqueue, EnqueueMany, Finish, Operation
+from windlass.model.operations import MOST_AT_ONCE, Enqueue, EnqueueMany, Finish, Finished, Operation
 
 O = TypeVar("O", bound=Operation)  # type: ignore[type-arg] # noqa: E741 - whatever it answers
 
@@ -22,6 +24,8 @@ def sound(operation: O) -> O:
     match operation:
         case Enqueue() | EnqueueMany():
             return operation  # each job is checked as it is given its id
+        case Finish() if _is_short(operation) and all(map(_is_plain, operation.jobs)):
+            return operation
         case Finish() if any(item.result is not UNSET or item.jobs for item in operation.jobs):
             bares = [replace(item, result=UNSET, jobs=[]) for item in operation.jobs]
             bare = wire.checked(replace(operation, jobs=bares))
@@ -29,3 +33,21 @@ def sound(operation: O) -> O:
             return replace(bare, jobs=[replace(item, result=given.result, jobs=given.jobs) for item, given in pairs])
         case _:
             return wire.checked(operation)
+
+
+_details = attrgetter(*(name for name in Finished.__struct_fields__ if name not in {"id", "token", "outcome", "result"}))
+_no_details = _details(Finished(id="", token="", outcome=Verdict.OK))
+
+
+def _is_short(operation: Finish) -> bool:
+    return type(operation.worker) is str and type(operation.jobs) is list and len(operation.jobs) <= MOST_AT_ONCE
+
+
+def _is_plain(report: Finished) -> bool:
+    """Whether a report says no more than that a job ended so, as most do: there is little to check then."""
+    return (
+        type(report.id) is str
+        and type(report.token) is str
+        and type(report.outcome) is Verdict
+        and _details(report) == _no_details
+    )
