@@ -8,18 +8,18 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Coroutine, Iterable, Iterator
-from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 import msgspec
 from msgspec import Raw
 
 from windlass.call.arguments import Plan
+from windlass.call.options import Duration, Options, TaskOptions, wishes
 from windlass.engine import Settings
-from windlass.link import Link
+from windlass.link import Link, Way
 from windlass.model.duration import seconds
 from windlass.model.errors import Invalid, Unavailable, WindlassError
-from windlass.model.job import FINISHED, Error, KeepResult, NewJob, State
+from windlass.model.job import FINISHED, Error, NewJob, State
 from windlass.model.job import Job as Record
 from windlass.model.names import DEFAULT_TENANT, check_name, fresh_id, keyed_id
 from windlass.model.operations import (
@@ -31,8 +31,7 @@ from windlass.model.operations import (
     Show,
 )
 from windlass.model.operations import Retry as Rerun
-from windlass.model.retry import PRESETS, Retry
-from windlass.model.wire import checked_job, invalid
+from windlass.model.wire import checked_job
 from windlass.system import SystemChance, SystemClock
 
 if TYPE_CHECKING:
@@ -42,53 +41,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C")
 
-Duration = float | str | timedelta
-"""Seconds, or "90s", "10m", "2h 30m", or a timedelta."""
-
 DEFAULT_STORE = "windlass.db"
 MOST_WAIT = 30.0
 """Seconds that one question for a result waits; a longer wait asks again."""
-
-
-class TaskOptions(TypedDict, total=False):
-    """What may be said of all jobs of a task, or of one with `using`."""
-
-    queue: str
-    """The named line it waits in."""
-    priority: int
-    """Lower goes first."""
-    tags: list[str]
-    """Words to find it by."""
-    timeout: Duration | None
-    """How long one run may take."""
-    max_retry: int | None
-    """How many re-runs a failing job gets; None = as many as the policy's deadline allows."""
-    retry: Retry | Literal["exponential", "from-start", "until-deadline"] | dict[str, Any]
-    """When those re-runs come."""
-    tier: str | float | None
-    yielding: bool
-    isolate: bool
-    """Whether each job gets a process of its own."""
-    keep_result: KeepResult
-    keep_success: Duration | None
-    keep_failure: Duration | None
-    expires: Duration | None
-    """How long it may wait for its first run."""
-    headers: dict[str, str]
-
-
-class Options(TaskOptions, total=False):
-    """What may be said of one job."""
-
-    id: str
-    key: str
-    """The caller's own name for the job: the same key again is the same job."""
-    delay: Duration
-    run_at: datetime
-
-
-DURATIONS = ("timeout", "keep_success", "keep_failure", "expires", "delay")
-POLICY_DURATIONS = ("base", "cap", "deadline")
 
 
 class JobFailed(WindlassError):
@@ -122,7 +77,8 @@ class Windlass:
         self.store = store or os.environ.get("WINDLASS_STORE") or DEFAULT_STORE
         self.tenant = check_name(tenant, at="tenant")
         self.tasks: dict[str, Task[Any, Any, Any]] = {}
-        self.link = Link(self.store, settings)
+        self.settings = settings
+        self.link: Way = Link(self.store, settings)
         self._defaults: TaskOptions = defaults or {}
 
     @overload
@@ -148,7 +104,7 @@ class Windlass:
     def _enter(
         self, function: Callable[..., Any], *, name: str | None, options: dict[str, Any]
     ) -> "Task[Any, Any, Any]":
-        called = check_name(name or getattr(function, "__name__", ""), at="name")
+        called = check_name(name or str(getattr(function, "__name__", "")), at="name")
         if _is_method(function):
             raise Invalid(f"{function.__qualname__} is a method: only a function can be a task", at="function")
         if called in self.tasks:
@@ -213,11 +169,11 @@ class Task(Generic[P, R, C]):
         self._template = checked_job(NewJob(task=name, **wishes(options)))
         functools.update_wrapper(self, function)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> C:
         """Just run it."""
         return self.function(*args, **kwargs)
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
         """Queue a call; the arguments are checked against the signature before anything is sent."""
         new = self.new_job(args, kwargs)
         operation = EnqueueMany(tenant=self.app.tenant, jobs=[new])
@@ -229,7 +185,7 @@ class Task(Generic[P, R, C]):
 
     delay = enqueue
 
-    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
+    async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
         """The same in asynchronous code. Calls made at once share a round trip."""
         new = self.new_job(args, kwargs)
         try:
@@ -275,11 +231,11 @@ class Task(Generic[P, R, C]):
             self.app, self.name, self.function, cast("Options", chosen), plan=self.plan, said=cast("Options", said)
         )
 
-    def new_job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
-        """The job that a call would be: checked, and with its id. Nothing is sent."""
+    def new_job(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, named: bool = True) -> NewJob:
+        """The job that a call would be: checked, and with its id unless that is left to others. Nothing is sent."""
         template = self._template
         id = template.id
-        if id is None and template.key is None:
+        if named and id is None and template.key is None:
             id = fresh_id(_chance.uuid7(), template.queue)
         return msgspec.structs.replace(template, id=id, payload=Raw(self.plan.pack(args, kwargs)))
 
@@ -295,41 +251,11 @@ _chance = SystemChance()
 _clock = SystemClock()
 
 
-def wishes(options: Options) -> dict[str, Any]:
-    """Options as fields of a job: durations in seconds, the retry policy by its name."""
-    fields: dict[str, Any] = dict(options)
-    unknown = fields.keys() - Options.__annotations__.keys()
-    if unknown:
-        raise Invalid(
-            f"there is no such option; there are {', '.join(sorted(Options.__annotations__))}", at=min(unknown)
-        )
-    for name in DURATIONS:
-        if fields.get(name) is not None:
-            fields[name] = seconds(fields[name], at=name)
-    match fields.get("retry"):
-        case str() as preset if preset not in PRESETS:
-            raise Invalid(f"{preset!r} is no policy: {', '.join(PRESETS)}, or a Retry of your own", at="retry")
-        case str() as preset:
-            fields["retry"] = PRESETS[preset]
-        case dict() as policy:
-            fields["retry"] = _policy(policy)
-    return fields
-
-
-def _policy(given: dict[str, Any]) -> Retry:
-    """A policy as a map: its durations may be written as people write them."""
-    durations = {name: seconds(given[name], at=f"retry.{name}") for name in POLICY_DURATIONS if given.get(name)}
-    try:
-        return msgspec.convert({**given, **durations}, Retry)
-    except msgspec.ValidationError as fault:
-        raise invalid(fault, at="retry") from None
-
-
 def _is_method(function: Callable[..., Any]) -> bool:
     """Whether this was defined in a class and wants an instance."""
-    *_, holder, _name = ("", *getattr(function, "__qualname__", "").split("."))
+    holder = str(getattr(function, "__qualname__", "")).rpartition(".")[0]
     first = next(iter(inspect.signature(function).parameters), None)
-    return holder not in ("", "<locals>") and first in ("self", "cls")
+    return holder != "" and not holder.endswith("<locals>") and first in ("self", "cls")
 
 
 class Job(Generic[R]):

@@ -13,7 +13,7 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Coroutine, Iterable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from windlass.engine import Engine, Settings
@@ -27,6 +27,22 @@ T = TypeVar("T")
 
 MOST_IN_FLIGHT = 2
 """Batches of one loop that are on their way at once: one is answered while the next is made."""
+
+
+class Way(Protocol):
+    """How an app's questions travel. A test may put another in the place of `Link`."""
+
+    def ask(self, operation: Operation[A], *, waits: bool = False) -> A: ...
+
+    def ask_each(self, operations: Iterable[Operation[A]]) -> None: ...
+
+    async def service(self) -> Service: ...
+
+    async def enqueue(self, tenant: str, new: NewJob) -> str: ...
+
+    def close(self) -> None: ...
+
+    async def aclose(self) -> None: ...
 
 
 class Link:
@@ -63,13 +79,13 @@ class Link:
             asked.answer()
 
     async def _ask_in_portal(self, operation: Operation[A]) -> A:
-        service = await self.service()
-        try:
-            return await service(operation)
-        except Unavailable:
-            if await self.service() is service:
-                raise
-        return await (await self.service())(operation)  # it was closed for a fork meanwhile
+        while True:
+            service = await self.service()
+            try:
+                return await service(operation)
+            except Unavailable:
+                if await self.service() is service:  # else it was closed for a fork meanwhile
+                    raise
 
     async def service(self) -> Service:
         """The engine of the running event loop."""
@@ -110,9 +126,9 @@ class Link:
 
     def close(self) -> None:
         """Let go of what code without a loop has opened here."""
-        here, self._here = self._here, _Here()
-        if here.pid == os.getpid():
-            here.close()
+        here = self._in_this_process()
+        self._here = _Here()
+        here.close()
 
     async def aclose(self) -> None:
         """Let go of what this event loop has opened."""
@@ -125,10 +141,13 @@ class Link:
 
         SQLite must not have a file open when its process forks: the child could never use that file.
         """
+        here = self._here
+        if here.pid != os.getpid() or (life := here.life_in_portal()) is None:
+            return  # nor is anything imported, which in the middle of a fork is no good idea
         from windlass.daemon import file_of  # noqa: PLC0415
 
-        if self._here.pid == os.getpid() and file_of(self._address) is not None:
-            self._here.rest()
+        if file_of(self._address) not in (None, ":memory:"):
+            here.portal().run(_closed(life))
 
     def _in_this_process(self) -> "_Here":
         if self._here.pid != os.getpid():
@@ -187,10 +206,8 @@ class _Here:
         if self._portal is not None:
             self._portal.close()
 
-    def rest(self) -> None:
-        portal = self._portal
-        if portal is not None and (life := self.lives.get(portal.loop)) is not None:
-            portal.run(_closed(life))
+    def life_in_portal(self) -> AsyncGenerator[Engine, None] | None:
+        return None if self._portal is None else self.lives.get(self._portal.loop)
 
     def forget(self, loop: asyncio.AbstractEventLoop) -> None:
         self.engines.pop(loop, None)
@@ -283,7 +300,7 @@ def _fail(future: "asyncio.Future[str]", fault: Exception) -> None:
 
 
 class Asking(Generic[T]):
-    """A question that is on its way: a coroutine that waits for nothing outside itself, run up to where it has asked."""
+    """A question on its way: a coroutine that waits for nothing outside itself, run up to where it has asked."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
         self._coroutine = coroutine

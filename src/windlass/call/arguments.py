@@ -3,7 +3,7 @@
 A payload that is a map becomes keyword arguments, an array positional ones, anything else the single argument; nil, the
 payload of a job that was given none, is no argument at all where none is required. What we send ourselves is a map of
 names to values, unless the signature has places without names: then it is [places, names]. Types are those that msgspec
-knows (numbers, texts, bytes, dates, enums, UUIDs, dataclasses, TypedDicts …), and pydantic models where there is pydantic.
+knows (numbers, texts, bytes, dates, enums, UUIDs, dataclasses, TypedDicts …), and pydantic's models.
 """
 
 import functools

@@ -49,7 +49,7 @@ class Run(Protocol):
 class Sendable(Protocol):
     """A task that can say what a call of it would be, without sending it."""
 
-    def new_job(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob: ...
+    def new_job(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, named: bool = True) -> NewJob: ...
 
 
 running: ContextVar[Run] = ContextVar("windlass_run")
@@ -77,8 +77,11 @@ class Current:
         _run().log(sep.join(map(str, values)))
 
     def spawn(self, task: Sendable, /, *args: Any, **kwargs: Any) -> str:
-        """Queue another job together with the success of this one; nothing is queued if this one does not succeed."""
-        return _run().spawn(task.new_job(args, kwargs))
+        """Queue another job together with the success of this one, and return its id.
+
+        Nothing is queued if this one does not succeed; and if this one is run again, the other is still one job.
+        """
+        return _run().spawn(task.new_job(args, kwargs, named=False))
 
     def __bool__(self) -> bool:
         return running.get(None) is not None

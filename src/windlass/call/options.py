@@ -1,0 +1,95 @@
+"""What may be said of a job beside its arguments, as people say it, and as fields of a job.
+
+Knows durations and policies as people write them; whether a value is in bounds is the model's business.
+"""
+
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypedDict
+
+import msgspec
+
+from windlass.model.duration import seconds
+from windlass.model.errors import Invalid
+from windlass.model.job import KeepResult
+from windlass.model.retry import PRESETS, Retry
+from windlass.model.wire import invalid
+
+Duration = float | int | str | timedelta
+"""Seconds, or "90s", "10m", "2h 30m", or a timedelta."""
+
+
+class TaskOptions(TypedDict, total=False):
+    """What may be said of all jobs of a task, or of one with `using`."""
+
+    queue: str
+    """The named line it waits in."""
+    priority: int
+    """Lower goes first."""
+    tags: list[str]
+    """Words to find it by."""
+    timeout: Duration | None
+    """How long one run may take."""
+    max_retry: int | None
+    """How many re-runs a failing job gets; None = as many as the policy's deadline allows."""
+    retry: Retry | Literal["exponential", "from-start", "until-deadline"] | dict[str, Any]
+    """When those re-runs come."""
+    tier: str | float | None
+    yielding: bool
+    isolate: bool
+    """Whether each job gets a process of its own."""
+    keep_result: KeepResult
+    keep_success: Duration | None
+    keep_failure: Duration | None
+    expires: Duration | None
+    """How long it may wait for its first run."""
+    headers: dict[str, str]
+
+
+class Options(TaskOptions, total=False):
+    """What may be said of one job."""
+
+    id: str
+    key: str
+    """The caller's own name for the job: the same key again is the same job."""
+    delay: Duration
+    run_at: datetime
+
+
+DURATIONS = ("timeout", "keep_success", "keep_failure", "expires", "delay")
+POLICY_DURATIONS = ("base", "cap", "deadline")
+
+
+def wishes(options: Options) -> dict[str, Any]:
+    """Options as fields of a job: durations in seconds, the retry policy by its name."""
+    fields: dict[str, Any] = dict(options)
+    unknown = fields.keys() - Options.__annotations__.keys()
+    if unknown:
+        raise Invalid(
+            f"there is no such option; there are {', '.join(sorted(Options.__annotations__))}", at=min(unknown)
+        )
+    for name in DURATIONS:
+        if fields.get(name) is not None:
+            fields[name] = _seconds(fields[name], at=name)
+    match fields.get("retry"):
+        case str() as preset if preset not in PRESETS:
+            raise Invalid(f"{preset!r} is no policy: {', '.join(PRESETS)}, or a Retry of your own", at="retry")
+        case str() as preset:
+            fields["retry"] = PRESETS[preset]
+        case dict() as policy:
+            fields["retry"] = _policy(policy)
+    return fields
+
+
+def _seconds(given: Any, at: str) -> float:
+    if not isinstance(given, Duration):
+        raise Invalid(f"{given!r} is not a duration: write 90, '90s', '10m', '2h 30m' or '7d'", at=at)
+    return seconds(given, at=at)
+
+
+def _policy(given: dict[str, Any]) -> Retry:
+    """A policy as a map: its durations may be written as people write them."""
+    durations = {name: _seconds(given[name], at=f"retry.{name}") for name in POLICY_DURATIONS if given.get(name)}
+    try:
+        return msgspec.convert({**given, **durations}, Retry)
+    except msgspec.ValidationError as fault:
+        raise invalid(fault, at="retry") from None
