@@ -24,9 +24,9 @@ from rich.console import Console
 
 from tests.servers import NewPrefix, Server, StartServer
 from windlass import __version__, cli
+from windlass.addresses import open_engine
 from windlass.cli import doctor, following, saying, values
 from windlass.cli.choosing import Chosen
-from windlass.daemon import open_engine
 from windlass.engine import Engine
 from windlass.model import wire
 from windlass.model.errors import Invalid

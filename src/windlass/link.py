@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Coroutine, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
+from windlass.addresses import file_of, open_blocking_store, open_store
 from windlass.engine import Engine, Settings
 from windlass.model.errors import Unavailable, WindlassError
 from windlass.model.job import NewJob
@@ -105,8 +106,6 @@ class Link:
         return await anext(life)
 
     async def _life(self, here: "_Here", loop: asyncio.AbstractEventLoop) -> AsyncGenerator[Engine, None]:
-        from windlass.daemon import open_store  # noqa: PLC0415 - drivers are loaded when they are needed
-
         store = await open_store(self._address)
         try:
             yield Engine(store, SystemChance(), self._settings)
@@ -143,9 +142,7 @@ class Link:
         """
         here = self._here
         if here.pid != os.getpid() or (life := here.life_in_portal()) is None:
-            return  # nor is anything imported, which in the middle of a fork is no good idea
-        from windlass.daemon import file_of  # noqa: PLC0415
-
+            return
         if file_of(self._address) not in (None, ":memory:"):
             here.portal().run(_closed(life))
 
@@ -165,8 +162,6 @@ class Link:
         return here.quick
 
     def _quickly_opened(self) -> Engine | None:
-        from windlass.daemon import open_blocking_store  # noqa: PLC0415
-
         store = drive(open_blocking_store(self._address))
         return None if store is None else Engine(store, SystemChance(), self._settings)
 

@@ -12,8 +12,8 @@ from cyclopts import Group, Parameter
 from msgspec.structs import asdict, replace
 
 from windlass import config
+from windlass.addresses import file_of, open_engine
 from windlass.cli import DASH
-from windlass.daemon import file_of, open_engine
 from windlass.engine import Engine, Settings
 from windlass.model.errors import Missing
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT
