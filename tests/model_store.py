@@ -18,21 +18,25 @@ import msgspec
 from msgspec.structs import replace
 
 from windlass.model.errors import Invalid
-from windlass.model.job import FINISHED, MOST_CHUNKS, MOST_OUTPUT, Chunk, Job, NewChunk, Reason, State, Terms
+from windlass.model.job import FINISHED, MOST_CHUNKS, MOST_OUTPUT, Chunk, Job, NewChunk, NewJob, Reason, State, Terms
 from windlass.model.lifecycle import GONE, Move, Step
 from windlass.model.names import EVERY_TENANT
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker
 from windlass.store import (
+    MOST_CHILDREN,
     SEEN_EVERY,
     Done,
     Draft,
+    Edge,
     Kept,
     Overdue,
     Reading,
     Record,
+    Ripe,
     Scope,
     Slice,
+    Sweep,
     Tally,
     Touch,
     Touched,
@@ -57,6 +61,7 @@ class Entry:
     files: dict[str, bytes] = field(default_factory=dict)
     output: list[Chunk] = field(default_factory=list)
     put_out: int = 0
+    followed: bool = False
 
     def put(self, chunk: NewChunk, now: datetime) -> None:
         self.put_out += 1
@@ -77,6 +82,16 @@ class Entry:
         deadline = later(job.started_at, job.timeout) if limited else None
         last = job.errors[-1] if job.errors else None
         return Record(replace(job, deadline=deadline, error=last), self.token, self.payload if payload else None)
+
+
+@dataclass
+class Sequels:
+    """What is to happen when a job has ended. Outlives the job until it has happened."""
+
+    then: NewJob | None = None
+    children: set[str] = field(default_factory=set)
+    result: Kept | None = None
+    """What was kept for one reading, and has been read."""
 
 
 @dataclass
@@ -105,9 +120,9 @@ class ModelStore:
         self._workers: dict[str, tuple[Worker, datetime]] = {}
         self._ears: list[Ear] = []
         self._arrivals = itertools.count(1)
-
-    async def now(self) -> datetime:
-        return self._clock.now()
+        self._sequels: dict[str, Sequels] = {}
+        self._ripe: dict[tuple[str, str], tuple[int, State | None]] = {}
+        self._marks = itertools.count(1)
 
     # Jobs come, are claimed, and end
 
@@ -125,7 +140,8 @@ class ModelStore:
             **{name: getattr(new, name) for name in Terms.__struct_fields__},
             id=draft.id,
             tenant=draft.tenant,
-            state=State.SCHEDULED if waits else State.QUEUED,
+            state=State.BLOCKED if new.after else State.SCHEDULED if waits else State.QUEUED,
+            waits_for=new.after,
             run_at=due if waits else None,
             created_at=now,
             updated_at=now,
@@ -134,7 +150,10 @@ class ModelStore:
         self._jobs[job.id] = Entry(
             job, bytes(new.payload), next(self._arrivals), expires_at=later(now, new.expires), files=new.files
         )
-        if not waits:
+        if new.then is not None:
+            self._jobs[job.id].followed = True
+            self._sequels.setdefault(job.id, Sequels()).then = new.then
+        if job.state is State.QUEUED:
             self._notify(f"work/{job.queue}")
         return True
 
@@ -218,10 +237,16 @@ class ModelStore:
             return False
         if job.state is State.RUNNING and entry.token != move.fence:
             return False
+        if job.waits_for != move.waits_before:
+            return False
         if move.lapsed and (entry.lease_until is None or entry.lease_until > now):
             return False
         if move.target is GONE:
-            del self._jobs[move.id]
+            if job.state not in FINISHED:
+                self._ripen(entry, None)
+            self._vanish(entry)
+        elif move.target is State.BLOCKED:
+            entry.change(waits_for=move.waits_for)
         elif move.target is State.RUNNING:
             entry.change(reason=move.reason, updated_at=now)
             self._notify(f"order/{entry.job.worker}")
@@ -239,6 +264,7 @@ class ModelStore:
             losses=move.losses,
             run_at=move.run_at,
             code=move.code,
+            waits_for=[],
             errors=errors,
             updated_at=now,
         )
@@ -258,8 +284,9 @@ class ModelStore:
         entry.token = entry.lease_until = None
         entry.purge_at = later(now, keep)
         entry.change(finished_at=(finished_at or now).astimezone(UTC))
+        self._ripen(entry, entry.job.state)
         if keep == 0:
-            del self._jobs[entry.job.id]
+            self._vanish(entry)
         self._notify(f"end/{entry.job.id}")
 
     # Jobs are looked at
@@ -274,6 +301,8 @@ class ModelStore:
             return None
         kept = entry.result
         if entry.job.keep_result == "once":
+            if kept and entry.followed and (id, entry.job.tenant) in self._ripe:
+                self._sequels.setdefault(id, Sequels()).result = kept
             entry.result = None
         return kept
 
@@ -303,12 +332,17 @@ class ModelStore:
 
     # Clocks run out
 
-    async def promote(self, limit: int) -> int:
+    async def sweep(self, clock: Sweep, limit: int) -> int:
         now = self._clock.now()
-        due = self._due(self.entries(State.SCHEDULED), lambda entry: entry.job.run_at, now)[:limit]
+        if clock is Sweep.RUN:
+            due = self._due(self.entries(State.SCHEDULED), lambda entry: entry.job.run_at, now)[:limit]
+            for entry in due:
+                entry.change(state=State.QUEUED, updated_at=now)
+                self._notify(f"work/{entry.job.queue}")
+            return len(due)
+        due = self._due(self.entries(*FINISHED), lambda entry: entry.purge_at, now)[:limit]
         for entry in due:
-            entry.change(state=State.QUEUED, updated_at=now)
-            self._notify(f"work/{entry.job.queue}")
+            self._vanish(entry)
         return len(due)
 
     async def overdue(self, clock: Overdue, limit: int) -> Reading:
@@ -320,15 +354,53 @@ class ModelStore:
             due = self._due(waiting, lambda entry: entry.expires_at, now)
         return Reading(now, [entry.record() for entry in due[:limit]])
 
-    async def purge(self, limit: int) -> int:
-        due = self._due(self.entries(*FINISHED), lambda entry: entry.purge_at, self._clock.now())[:limit]
-        for entry in due:
-            del self._jobs[entry.job.id]
-        return len(due)
-
     def _due(self, entries: Iterable[Entry], until: Callable[[Entry], datetime | None], now: datetime) -> list[Entry]:
         found = ((when, entry.arrival, entry) for entry in entries if (when := until(entry)) and when <= now)
         return [entry for _, _, entry in sorted(found, key=lambda item: item[:2])]
+
+    # Jobs wait for jobs
+
+    async def bind(self, edges: Sequence[Edge]) -> list[State | None]:
+        return [self._bind(edge) for edge in edges]
+
+    def _bind(self, edge: Edge) -> State | None:
+        entry = self._jobs.get(edge.parent)
+        if entry is None or entry.job.tenant != edge.tenant:
+            return self._ripe.get((edge.parent, edge.tenant), (0, None))[1]
+        if entry.job.state not in FINISHED:
+            entry.followed = True
+            self._sequels.setdefault(edge.parent, Sequels()).children.add(edge.child)
+        return entry.job.state
+
+    def _ripen(self, entry: Entry, state: State | None) -> None:
+        if entry.followed:
+            self._ripe[entry.job.id, entry.job.tenant] = next(self._marks), state
+
+    def _vanish(self, entry: Entry) -> None:
+        id = entry.job.id
+        del self._jobs[id]
+        if entry.followed and (id, entry.job.tenant) not in self._ripe:
+            self._sequels.pop(id, None)
+
+    async def ripe(self, done: Sequence[Ripe], limit: int) -> list[Ripe]:
+        for one in done:
+            sequels = self._sequels.get(one.id) or Sequels()
+            sequels.children -= set(one.children)
+            if self._ripe.get((one.id, one.tenant), (0, None))[0] != one.mark or sequels.children:
+                continue
+            del self._ripe[one.id, one.tenant]
+            sequels.result = None
+            entry = self._jobs.get(one.id)
+            if entry is None or not entry.followed:
+                self._sequels.pop(one.id, None)
+        first = sorted((mark, *key, state) for key, (mark, state) in self._ripe.items())[:limit]
+        return [self._told(id, tenant, mark, state) for mark, id, tenant, state in first]
+
+    def _told(self, id: str, tenant: str, mark: int, state: State | None) -> Ripe:
+        sequels, entry = self._sequels.get(id) or Sequels(), self._jobs.get(id)
+        result = (entry.result if entry else None) or sequels.result
+        children = sorted(sequels.children)[:MOST_CHILDREN]
+        return Ripe(id, tenant, mark, state, children, sequels.then, result if sequels.then else None)
 
     # Workers
 

@@ -33,6 +33,7 @@ from windlass.model.lifecycle import (
     release,
     rerun,
     reruns,
+    unblock,
 )
 from windlass.model.retry import FROM_START, UNTIL_DEADLINE, Retry, backoff
 
@@ -41,6 +42,7 @@ NOW = BORN + timedelta(seconds=100)
 
 DRAWING = """
             blocked    scheduled  queued     running    succeeded  failed     cancelled
+meet        blocked    .          .          .          .          .          .
 unblock     queued     .          .          .          .          .          .
 promote     .          queued     .          .          .          .          .
 claim       .          .          running    .          .          .          .
@@ -605,3 +607,36 @@ def test_a_finished_job_wanted_again_starts_anew(state: State) -> None:
 def test_what_has_not_ended_cannot_be_wanted_again(state: State) -> None:
     with pytest.raises(Conflict):
         rerun(a_job(state))
+
+
+# Waiting for other jobs
+
+
+def waiting(*ids: str, **fields: Any) -> Job:
+    return a_job(State.BLOCKED, after=["gone by", *ids], waits_for=list(ids), **fields)
+
+
+def test_a_job_goes_on_when_all_that_it_waits_for_have_succeeded() -> None:
+    move = unblock(waiting("a", "b"), {"a": State.SUCCEEDED, "b": State.SUCCEEDED}, NOW)
+    assert move is not None
+    assert (move.step, move.target, move.reason, move.error) == (Step.UNBLOCK, State.QUEUED, None, None)
+    assert (move.waits_before, move.waits_for) == (["a", "b"], [])
+
+
+@pytest.mark.parametrize("other", [State.BLOCKED, State.SCHEDULED, State.QUEUED, State.RUNNING])
+def test_a_job_notes_what_has_succeeded_and_waits_for_the_rest(other: State) -> None:
+    move = unblock(waiting("a", "b", "c"), {"a": other, "b": State.SUCCEEDED, "c": other}, NOW)
+    assert move is not None
+    assert (move.step, move.target, move.waits_for) == (Step.MEET, State.BLOCKED, ["a", "c"])
+    assert unblock(waiting("a", "c"), {"a": other, "c": other}, NOW) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "said"), [(State.FAILED, "has failed"), (State.CANCELLED, "was cancelled"), (None, "is not there")]
+)
+def test_a_job_is_cancelled_for_the_first_that_will_not_succeed(state: State | None, said: str) -> None:
+    standing = {"a": State.SUCCEEDED, "b": state, "c": State.FAILED}
+    move = unblock(waiting("a", "b", "c", keep_failure=7.0), standing, NOW)
+    assert move is not None
+    assert (move.step, move.target, move.reason, move.keep) == (Step.CANCEL, State.CANCELLED, Reason.DEPENDENCY, 7.0)
+    assert move.error == Error(message=f"job b, which it waited for, {said}", reason=Reason.DEPENDENCY, at=NOW)

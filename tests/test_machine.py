@@ -126,6 +126,13 @@ TERMS = st.fixed_dictionaries(
         "tags": some_of((["t"], ["t", "u"])),
         "headers": st.just({"trace": "1"}),
         "isolate": st.just(True),
+        "then": some_of(
+            (
+                NewJob(task="x"),
+                NewJob(task="x.y", queue="a", payload=Raw(b"\x01"), keep_success=0.0),
+                NewJob(task="x", queue="a.b", delay=1.0, then=NewJob(task="x.y", key="k2")),
+            )
+        ),
         "files": some_of(({"a.txt": b"a"}, {"ü": b"", "b": b"\x00\xff"})),
     },
 )
@@ -171,6 +178,8 @@ ENDS = st.fixed_dictionaries(
     }
 )
 """How a run ends."""
+
+DUTIES = (upkeep.promote, upkeep.reclaim, upkeep.expire, upkeep.follow, upkeep.look_after, upkeep.purge)
 
 Selecting: TypeAlias = Cancel | Retry | Delete
 
@@ -257,12 +266,31 @@ class Walk(RuleBasedStateMachine):
         lost=st.booleans(),
     )
     def enqueue(self, tenant: str, terms: dict[str, Any], name: Any, due: float | None, lost: bool) -> Any:
-        new = self.named(tenant, terms, name)
+        return self.send_in(tenant, self.named(tenant, terms, name), due, lost)
+
+    @rule(
+        target=jobs,
+        tenant=some_of((*TENANTS, "default", "default")),
+        terms=TERMS,
+        name=NAMED,
+        parent=jobs,
+        places=st.lists(st.integers(0, 8), max_size=2),
+        lost=st.booleans(),
+    )
+    def enqueue_after(self, tenant: str, terms: dict[str, Any], name: Any, lost: bool, **others: Any) -> Any:
+        """A job that waits for one that once was, and for others of the tenant's."""
+        own = [entry.job.id for entry in self.specification.entries(*State) if entry.job.tenant == tenant]
+        named = [own[place] for place in others["places"] if place < len(own)] or [others["parent"]]
+        new = self.named(tenant, terms | {"delay": None}, name)
+        return self.send_in(tenant, replace(new, after=list(dict.fromkeys(named))), None, lost)
+
+    def send_in(self, tenant: str, new: NewJob, due: float | None, lost: bool) -> Any:
+        name = new.id or new.key
         if due is not None:
             new = replace(new, delay=None, run_at=self.clock.now() + timedelta(seconds=due))
         job, again = self.send(Enqueue(tenant=tenant, job=new), lost=lost and name is not None)
         assert again is None or plain(again) == plain(job)
-        return multiple() if isinstance(job, WindlassError) else job.id
+        return multiple() if isinstance(job, WindlassError) else multiple(job.id)
 
     @initialize(target=jobs, tenant=some_of(TENANTS), batch=BATCH)
     def some_jobs(self, tenant: str, batch: list[tuple[dict[str, Any], Any]]) -> Any:
@@ -450,8 +478,8 @@ class Walk(RuleBasedStateMachine):
 
     @rule(
         seconds=some_of((0.0, 0.000001, 0.5, 1.0, 5.0, 10.0, 14.999999, 15.0, 31.0, 3600.0, 86400.0)),
-        duties=st.permutations((upkeep.promote, upkeep.reclaim, upkeep.expire, upkeep.purge)),
-        some=st.integers(0, 4),
+        duties=st.permutations(DUTIES),
+        some=st.integers(0, len(DUTIES)),
     )
     def time_passes(self, seconds: float, duties: list[upkeep.Duty], some: int) -> None:
         """And house is kept, or some of it."""

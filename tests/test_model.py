@@ -385,6 +385,7 @@ ODD_TERMS: dict[str, Any] = {
     "isolate": True,
     "headers": {"trace": "1-2-3"},
     "content_type": TEXT,
+    "after": [SOME_ID],
 }
 
 

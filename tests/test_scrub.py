@@ -11,7 +11,7 @@ from tests.worlds import SeededChance, VirtualClock
 from windlass.engine import Engine
 from windlass.model.job import NewChunk, NewJob
 from windlass.model.lifecycle import Verdict
-from windlass.model.operations import Alive, Claim, EnqueueMany, Finish, Finished, Register, Renew
+from windlass.model.operations import Alive, Claim, Enqueue, EnqueueMany, Finish, Finished, Register, Renew
 from windlass.model.worker import NewWorker
 from windlass.store import Store
 from windlass.store.redis import RedisStore
@@ -28,6 +28,8 @@ async def furnish(store: Store) -> None:
             jobs=[NewJob(task="a", max_retry=1, files={"f": b"1"})] * 6 + [NewJob(task="b", delay=60, expires=90)]
         )
     )
+    parent = await engine(Enqueue(job=NewJob(task="p", queue="busy", then=NewJob(task="c"))))
+    await engine(Enqueue(job=NewJob(task="c", after=[parent.id])))
     worker = (await engine(Register(worker=NewWorker(name="w", slots=9)))).worker
     first, second, *_ = await engine(Claim(worker=worker, slots=4))
     chunk = NewChunk(stream="log", data=b"hello")
@@ -49,6 +51,11 @@ REDIS_DAMAGE = {
     "a lost wait clock": ("DEL", "{0}:stale"),
     "a stray entry": ("ZADD", "{0}:gone", "1", "x" * 16),
     "a stray result": ("SET", "{0}r" + "x" * 16, "y"),
+    "a lost index of blocked jobs": ("DEL", "{0}:blocked:default,default"),
+    "a stray blocked job": ("ZADD", "{0}:blocked:default,default", "7", "x" * 16),
+    "stray children": ("SADD", "{0}c" + "x" * 16, "y" * 16),
+    "a stray sequel": ("SET", "{0}t" + "x" * 16, "y"),
+    "a stray list of parents": ("SET", "{0}a" + "x" * 16, "y" * 16),
     "stray files": ("SET", "{0}f" + "x" * 16, "y"),
     "stray output": ("RPUSH", "{0}o" + "x" * 16, "y" * 29),
 }
@@ -72,8 +79,12 @@ SQLITE_DAMAGE = {
     "a stray lease": "INSERT INTO lease SELECT seq, 'w', x'0000000000000000', 1 FROM job WHERE state = 2 LIMIT 1",
     "a lost counter": "UPDATE lane SET queued = queued + 1",
     "a stray payload": "INSERT INTO payload VALUES (999, x'00')",
-    "a stray result": "INSERT INTO result VALUES (999, 'x', x'00')",
+    "a stray result": "INSERT INTO result VALUES (999, 0, 'x', x'00')",
     "stray output": "INSERT INTO output VALUES (999, 1, 0, 1, 'log', 1, x'00')",
+    "a blocked job that waits for nothing": "UPDATE job SET waits = NULL WHERE state = 0",
+    "stray children": "INSERT INTO edge VALUES (x'00', x'01')",
+    "a stray sequel": "INSERT INTO sequel VALUES (x'00', x'01')",
+    "a spent result": "INSERT INTO result SELECT seq, 1, 'x', x'00' FROM job WHERE state = 4 LIMIT 1",
     "stray files": "INSERT INTO file VALUES (999, 'f', x'00')",
     "lost files": "DELETE FROM file WHERE job = (SELECT min(job) FROM file)",
     "lost output": "DELETE FROM output WHERE n = 2",

@@ -7,7 +7,7 @@ import pytest
 from tests.worlds import WITH_MODEL, World
 from windlass.model.job import NewChunk
 from windlass.model.lifecycle import delete, release, rerun
-from windlass.store import Record
+from windlass.store import Record, Sweep
 
 pytestmark = pytest.mark.parametrize("kind", WITH_MODEL, indirect=True)
 
@@ -73,7 +73,7 @@ async def test_files_go_with_their_job(world: World, how: str) -> None:
     else:
         assert await world.succeed(await world.take())
     world.clock.advance(10)
-    await world.store.purge(10)
+    await world.store.sweep(Sweep.KEEP, 10)
     assert await world.gone(id)
     assert await world.store.add([world.draft(id=id)]) == [True]
     assert (await world.take()).files == {}

@@ -7,7 +7,7 @@ import pytest
 from tests.worlds import WITH_MODEL, World, token
 from windlass.model.job import MOST_CHUNK, MOST_CHUNKS, MOST_OUTPUT, Chunk, NewChunk, Stream
 from windlass.model.lifecycle import Outcome, Verdict, delete, finish, lose, rerun
-from windlass.store import Overdue, Record, Touch
+from windlass.store import Overdue, Record, Sweep, Touch
 
 pytestmark = pytest.mark.parametrize("kind", WITH_MODEL, indirect=True)
 
@@ -100,7 +100,7 @@ async def test_output_is_kept_from_one_run_to_the_next(world: World) -> None:
     await put(world, first, b"one")
     retried = finish(first.job, Outcome(verdict=Verdict.ERROR, delay=0), world.clock.now(), 0.0)
     assert await world.apply(retried, first)
-    await world.store.promote(10)
+    await world.store.sweep(Sweep.RUN, 10)
     second = await world.take()
     await put(world, second, b"two")
     assert await world.succeed(second)
@@ -139,7 +139,7 @@ async def test_output_goes_with_its_job(world: World, how: str) -> None:
     if how == "deleted":
         assert await world.apply(delete(await world.job(id)))
     world.clock.advance(10)
-    await world.store.purge(10)
+    await world.store.sweep(Sweep.KEEP, 10)
     assert await world.gone(id)
     assert await output(world, id) == []
     assert await world.store.add([world.draft(id=id)]) == [True]

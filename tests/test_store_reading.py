@@ -15,7 +15,7 @@ from windlass.model.job import FINISHED, PENDING, State
 from windlass.model.lifecycle import Outcome, Verdict, cancel, delete, finish, release, rerun
 from windlass.model.names import fresh_id
 from windlass.model.worker import NewWorker, Worker
-from windlass.store import Scope, Tally
+from windlass.store import Scope, Sweep, Tally
 
 pytestmark = pytest.mark.parametrize("kind", WITH_MODEL, indirect=True)
 
@@ -27,9 +27,8 @@ EVERYTHING = Scope("-", None, ALL)
 
 
 async def test_the_store_tells_its_time(world: World) -> None:
-    assert await world.store.now() == world.clock.now()
+    assert (await world.store.read([])).now == world.clock.now()
     world.clock.advance(86400.000001)
-    assert await world.store.now() == world.clock.now()
     assert (await world.store.read([])).now == world.clock.now()
 
 
@@ -453,7 +452,7 @@ async def test_new_work_of_any_tenant_is_heard_of(world: World) -> None:
 async def test_work_whose_time_has_come_is_heard_of(world: World) -> None:
     await world.add(delay=1)
     world.clock.advance(1)
-    assert await hears(world, "work/default", lambda: world.store.promote(10))
+    assert await hears(world, "work/default", lambda: world.store.sweep(Sweep.RUN, 10))
 
 
 async def test_work_that_is_given_back_is_heard_of(world: World) -> None:

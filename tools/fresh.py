@@ -23,6 +23,7 @@ def lifecycle() -> str:
         "    direction LR",
         "    [*] --> queued: add",
         "    [*] --> scheduled: add with a delay",
+        "    [*] --> blocked: add after other jobs",
     ]
     edges: dict[tuple[str, str], list[str]] = {}
     for (state, step), target in TABLE.items():

@@ -1,11 +1,13 @@
 """New jobs on their way into a store: checked against what is declared and allowed, and given their ids."""
 
+from collections.abc import Iterator
+
 from msgspec.structs import replace
 
 from windlass.engine.desk import Desk
 from windlass.model import wire
 from windlass.model.errors import Invalid, TooLarge
-from windlass.model.job import NewJob
+from windlass.model.job import MOST_THEN, NewJob
 from windlass.model.names import EVERY_TENANT, check_file_name, check_id, check_mark, child_id, fresh_id, keyed_id
 from windlass.store import Draft
 
@@ -15,11 +17,17 @@ def draft(desk: Desk, tenant: str, new: NewJob, at: str) -> Draft:
     if tenant == EVERY_TENANT:
         raise Invalid("a job belongs to one tenant, not to '-'", at="tenant")
     sound = check(desk, new, at)
-    if sound.id is not None:
-        return Draft(tenant, sound.id, sound)
-    if sound.key is not None:
-        return Draft(tenant, keyed_id(tenant, sound.queue, sound.key), sound)
-    return Draft(tenant, fresh_id(desk.chance.uuid7(), sound.queue), sound)
+    named = Draft(tenant, own_id(tenant, sound) or fresh_id(desk.chance.uuid7(), sound.queue), sound)
+    if named.id in sound.after:
+        raise Invalid("a job cannot wait for itself", at=f"{at}.after")
+    return named
+
+
+def own_id(tenant: str, new: NewJob) -> str | None:
+    """The id that a job comes with, if it does."""
+    if new.id is None and new.key is not None:
+        return keyed_id(tenant, new.queue, new.key)
+    return new.id
 
 
 def check(desk: Desk, new: NewJob, at: str) -> NewJob:
@@ -35,9 +43,41 @@ def check(desk: Desk, new: NewJob, at: str) -> NewJob:
         if sound.id is not None:
             check_id(sound.id)
             check_mark(sound.id, sound.queue)
+        if sound.after:
+            _check_after(sound)
+        if sound.then is not None:
+            sound = replace(sound, then=_checked_then(desk, sound.then))
     except wire.FAULTS as fault:
         raise type(fault)(fault.detail, at=f"{at}.{fault.at}".strip(".")) from None
     return sound
+
+
+def _check_after(new: NewJob) -> None:
+    if new.delay is not None or new.run_at is not None:
+        raise Invalid("a job waits for other jobs or for a time, not for both", at="after")
+    for place, id in enumerate(new.after):
+        check_id(id, at=f"after[{place}]")
+    if len(set(new.after)) < len(new.after):
+        raise Invalid("the same job is named twice", at="after")
+
+
+def _checked_then(desk: Desk, then: NewJob) -> NewJob:
+    chain = list(_chain(then))
+    if len(chain) > MOST_THEN:
+        raise Invalid(f"more than {MOST_THEN} jobs that follow each other", at="then")
+    size = sum(len(memoryview(new.payload)) + sum(map(len, new.files.values())) for new in chain)
+    if size > desk.settings.most_payload:
+        raise TooLarge(f"{size} bytes of payloads and files, at most {desk.settings.most_payload}", at="then")
+    return check(desk, then, "then")
+
+
+def _chain(then: NewJob | None) -> Iterator[NewJob]:
+    """It and all that follow it, as far as one more than allowed."""
+    for _ in range(MOST_THEN + 1):
+        if then is None:
+            return
+        yield then
+        then = then.then
 
 
 def _check_files(new: NewJob, most: int) -> None:

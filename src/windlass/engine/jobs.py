@@ -10,6 +10,7 @@ from msgspec.structs import asdict, replace
 
 from windlass.engine.desk import Desk, owns
 from windlass.engine.drafts import draft
+from windlass.engine.following import add
 from windlass.model import lifecycle, wire
 from windlass.model.errors import Invalid
 from windlass.model.job import FINISHED, TEXT, Job, NewJob, Reason, State
@@ -50,7 +51,7 @@ LOOK_AGAIN = 1.0
 
 async def enqueue(desk: Desk, operation: Enqueue) -> Job:
     new = draft(desk, operation.tenant, operation.job, "job")
-    await desk.store.add([new])
+    await add(desk, [new])
     return (await desk.find(new.id, operation.tenant)).job
 
 
@@ -58,7 +59,7 @@ async def enqueue_many(desk: Desk, operation: EnqueueMany) -> Enqueued:
     if len(operation.jobs) > MOST_AT_ONCE:
         raise Invalid(f"{len(operation.jobs)} jobs in one batch, at most {MOST_AT_ONCE} are allowed", at="jobs")
     drafts = [draft(desk, operation.tenant, new, f"jobs[{place}]") for place, new in enumerate(operation.jobs)]
-    created = await desk.store.add(drafts)
+    created = await add(desk, drafts)
     return Enqueued(ids=[draft.id for draft in drafts], created=sum(created))
 
 
@@ -72,7 +73,7 @@ async def enqueue_lines(desk: Desk, operation: EnqueueLines) -> Enqueued:
         for number, line in enumerate(operation.text.split("\n"), start=1)
         if line.strip() and not line.startswith("#")
     ]
-    created = await desk.store.add(drafts)
+    created = await add(desk, drafts)
     return Enqueued(ids=[draft.id for draft in drafts], created=sum(created))
 
 

@@ -1,4 +1,4 @@
-"""The periodic duties: promote, reclaim, expire, purge.
+"""The periodic duties: promote, reclaim, expire, follow, look after blocked jobs, purge.
 
 Each duty takes one bounded step and says how much it did, so that a backlog is worked off without a pause and an idle
 queue costs next to nothing. Any number of processes may keep house at once: every step is guarded by the store.
@@ -10,11 +10,14 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 
 from windlass.engine import Engine
+from windlass.engine.following import follow_up, unblock
 from windlass.model import lifecycle
 from windlass.model.errors import WindlassError
+from windlass.model.job import State
 from windlass.model.lifecycle import Move
+from windlass.model.names import EVERY_TENANT
 from windlass.model.ports import Clock
-from windlass.store import Overdue, Record
+from windlass.store import MOST_CHILDREN, Overdue, Record, Scope, Sweep
 
 log = logging.getLogger("windlass.upkeep")
 
@@ -23,10 +26,13 @@ Duty = Callable[[Engine], Awaitable[int]]
 STEP = 500
 """Jobs that one step of a duty takes on."""
 
+MOST_RIPE = 100
+"""The same where each of them may wait for a hundred others."""
+
 
 async def promote(engine: Engine) -> int:
     """Queue scheduled jobs whose time has come."""
-    return await engine.desk.store.promote(STEP)
+    return await engine.desk.store.sweep(Sweep.RUN, STEP)
 
 
 async def reclaim(engine: Engine) -> int:
@@ -51,10 +57,43 @@ async def expire(engine: Engine) -> int:
 
 async def purge(engine: Engine) -> int:
     """Drop finished jobs that have been kept long enough."""
-    return await engine.desk.store.purge(STEP)
+    return await engine.desk.store.sweep(Sweep.KEEP, STEP)
 
 
-DUTIES: dict[Duty, float] = {promote: 0.25, reclaim: 1.0, expire: 1.0, purge: 5.0}
+async def follow(engine: Engine) -> int:
+    """Queue what was to follow jobs that have ended, and decide those that waited for them."""
+    ripe = await engine.desk.store.ripe([], MOST_RIPE)
+    if ripe:
+        await follow_up(engine.desk, ripe)
+    crowded = len(ripe) == MOST_RIPE or any(len(one.children) == MOST_CHILDREN for one in ripe)
+    return STEP if crowded else len(ripe)
+
+
+async def look_after(engine: Engine) -> int:
+    """Decide all blocked jobs anew: whoever added one may have died before it was bound to what it waits for."""
+    counts = await engine.desk.store.tally(EVERY_TENANT)
+    for tenant, queue in sorted({(count.tenant, count.queue) for count in counts if count.state is State.BLOCKED}):
+        await _look_after(engine, Scope(tenant, queue, frozenset({State.BLOCKED})))
+    return 0
+
+
+async def _look_after(engine: Engine, scope: Scope) -> None:
+    after = None
+    while True:
+        piece = await engine.desk.store.page(scope, after, MOST_RIPE)
+        await unblock(engine.desk, [record.job.id for record in piece.records])
+        if (after := piece.next) is None:
+            return
+
+
+DUTIES: dict[Duty, float] = {
+    promote: 0.25,
+    reclaim: 1.0,
+    expire: 1.0,
+    follow: 0.1,
+    look_after: 60.0,
+    purge: 5.0,
+}
 """Each duty and the seconds between its rounds."""
 
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from windlass.engine import drafts
 from windlass.engine.desk import Desk, fence
+from windlass.engine.following import add
 from windlass.engine.jobs import LOOK_AGAIN
 from windlass.engine.output import check_output
 from windlass.model import lifecycle, wire
@@ -209,7 +210,7 @@ async def _spawn(desk: Desk, items: Sequence[Finished]) -> None:
         if item is not None
         for place, new in enumerate(item.jobs)
     ]
-    await desk.store.add(made)
+    await add(desk, made)
 
 
 def _done(item: Finished) -> Done:

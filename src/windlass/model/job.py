@@ -69,7 +69,15 @@ class Reason(StrEnum):
     """It took more memory than its worker allows."""
     OUTPUT = "output"
     """It printed more than its worker allows."""
+    DEPENDENCY = "dependency"
+    """A job that it waited for did not succeed."""
 
+
+MOST_PARENTS = 100
+"""Jobs that one job may wait for."""
+
+MOST_THEN = 10
+"""Jobs that may follow each other by `then`."""
 
 KeepResult = Literal["keep", "once", "none"]
 
@@ -130,6 +138,8 @@ class Terms(Wishes, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
 
     task: Name
     """Which code the job runs."""
+    after: Annotated[list[str], Meta(max_length=MOST_PARENTS)] = []
+    """Ids of jobs of the same tenant that must have succeeded before it is queued; if one does not, it is cancelled."""
 
 
 NOTHING = Raw(b"\xc0")
@@ -153,6 +163,8 @@ class NewJob(Terms, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
     """A UUID made by the caller; sending it twice makes one job. Absent: made from `key`, or anew."""
     delay: Seconds | None = None
     """Seconds to wait before it may run."""
+    then: "NewJob | None" = None
+    """A job to be queued when this one has succeeded; without a payload of its own it gets this one's result."""
     run_at: Time | None = None
     """The time before which it may not run, with its time zone; not together with `delay`."""
 
@@ -217,6 +229,8 @@ class Job(Terms, frozen=True, kw_only=True):
     """Whose job it is. Never changes."""
     state: State
     """Where it stands; changes only by `lifecycle.TABLE`."""
+    waits_for: list[str] = []
+    """Which of `after` have not succeeded yet, as far as is known. Empty unless it is blocked."""
     reason: Reason | None = None
     """Why it ended or waits for another run; on a running job, why it has been told to stop. Null otherwise."""
     attempt: int = 0

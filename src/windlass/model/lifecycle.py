@@ -4,10 +4,11 @@ Two rules keep it whole. Everything that decides a state is in this file; and th
 store nor a clock nor a worker. Stores apply the `Move`s made here, guarded by what the job was when the
 move was decided; if the job has changed since, the move is refused and decided anew.
 
-How to read it: `TABLE` says what is possible; `finish`, `lose`, `release`, `cancel`, `rerun`, `expire` and
+How to read it: `TABLE` says what is possible; `unblock`, `finish`, `lose`, `release`, `cancel`, `rerun`, `expire` and
 `delete` say what happens, as one `Move` each. The drawing in the docs is made from `TABLE`.
 """
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Literal
@@ -23,6 +24,7 @@ from windlass.model.retry import backoff
 class Step(StrEnum):
     """What can happen to a job after it was added."""
 
+    MEET = "meet"  # some of the jobs it waits for are done
     UNBLOCK = "unblock"  # the jobs it waited for are done
     PROMOTE = "promote"  # its time has come
     CLAIM = "claim"  # a worker takes it
@@ -48,6 +50,7 @@ class Gone(StrEnum):
 GONE = Gone.GONE
 
 TABLE: dict[tuple[State, Step], State | Gone] = {
+    (State.BLOCKED, Step.MEET): State.BLOCKED,
     (State.BLOCKED, Step.UNBLOCK): State.QUEUED,
     (State.BLOCKED, Step.CANCEL): State.CANCELLED,
     (State.BLOCKED, Step.EXPIRE): State.FAILED,
@@ -86,6 +89,13 @@ MOST_LOSSES = 10
 
 ORDERS = frozenset({Reason.CANCELLED, Reason.DELETED, Reason.HALTED})
 """Reasons that, on a running job, mean that it has been told to stop."""
+
+NEVER: dict[State | None, str] = {
+    State.FAILED: "has failed",
+    State.CANCELLED: "was cancelled",
+    None: "is not there",
+}
+"""What is said of a job that will not succeed any more."""
 
 OnLost = Literal["retry", "requeue", "fail"]
 
@@ -128,9 +138,13 @@ class Move(Struct, frozen=True, kw_only=True):
     """…for this reason (or a job told to stop meanwhile would be run again)…"""
     fence: bytes | None = None
     """…and, if it runs, under this token."""
+    waits_before: list[str] = []
+    """Guard: refused unless a blocked job still waits for exactly these."""
     lapsed: bool = False
     """Guard: refused if the lease has been renewed meanwhile."""
     target: State | Gone
+    waits_for: list[str] = []
+    """What a job that stays blocked still waits for."""
     reason: Reason | None
     attempt: int
     crashes: int
@@ -152,6 +166,19 @@ def next_state(state: State, step: Step) -> State | Gone:
         return TABLE[state, step]
     except KeyError:
         raise Conflict(f"a {state} job cannot {step}") from None
+
+
+def unblock(job: Job, parents: Mapping[str, State | None], now: datetime) -> Move | None:
+    """What becomes of a blocked job when those that it waits for stand like this (null = there is no such job)."""
+    for id in job.waits_for:
+        state = parents[id]
+        if state in NEVER:
+            error = _entry(job, Error(message=f"job {id}, which it waited for, {NEVER[state]}"), Reason.DEPENDENCY, now)
+            return _move(job, Step.CANCEL, reason=Reason.DEPENDENCY, error=error, keep=_keep(job, job.keep_failure))
+    rest = [id for id in job.waits_for if parents[id] is not State.SUCCEEDED]
+    if not rest:
+        return _move(job, Step.UNBLOCK)
+    return replace(_move(job, Step.MEET), waits_for=rest) if rest != job.waits_for else None
 
 
 def finish(job: Job, outcome: Outcome, now: datetime, chance: float) -> Move:
@@ -288,6 +315,7 @@ def _move(
         source=job.state,
         attempt_before=job.attempt,
         reason_before=job.reason,
+        waits_before=job.waits_for,
         target=next_state(job.state, step),
         reason=reason,
         attempt=job.attempt if attempt is None else attempt,

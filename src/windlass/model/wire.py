@@ -59,11 +59,19 @@ def decode_new_job(data: bytes, form: Format) -> NewJob:
 
 
 def native(new: NewJob, form: Format) -> NewJob:
-    """Mark the payload of a job with the format it was sent in."""
+    """Mark the payload of a job with the format it was sent in, and that of the jobs that follow it."""
     if form == "msgpack":
         return new
     payload = Raw(b"null") if new.payload is NOTHING else new.payload
-    return msgspec.structs.replace(new, content_type=JSON, payload=payload)
+    return msgspec.structs.replace(new, content_type=JSON, payload=payload, then=_native_then(new.then))
+
+
+def _native_then(then: NewJob | None) -> NewJob | None:
+    """The same for one that follows: if it names no payload, that is not null but the result of the job before."""
+    if then is None:
+        return None
+    marked = native(then, "json")
+    return marked if then.payload is not NOTHING else msgspec.structs.replace(marked, payload=NOTHING)
 
 
 def value(data: bytes | Raw, content_type: str) -> Any:
@@ -99,11 +107,11 @@ def _unspeakable(struct: Struct) -> str:
 
 
 def checked_job(new: NewJob) -> NewJob:
-    """The same for a job, whose payload is not looked at: it may be in any encoding."""
+    """The same for a job, whose payload is not looked at: it may be in any encoding. Nor is the job that follows it."""
     if _is_plain(new):
         return new
-    bare = checked(msgspec.structs.replace(new, payload=NOTHING))
-    return msgspec.structs.replace(bare, payload=new.payload)
+    bare = checked(msgspec.structs.replace(new, payload=NOTHING, then=None))
+    return msgspec.structs.replace(bare, payload=new.payload, then=new.then)
 
 
 _wishes = attrgetter(

@@ -28,6 +28,10 @@ SEEN_EVERY = 1.0
 """Seconds between two notes that a worker has been heard of by its claims: an idle one need not write at each."""
 
 
+MOST_CHILDREN = 100
+"""Children of one ripe job that are told at a time."""
+
+
 class Draft(Struct, frozen=True):
     """A job on its way into a store: checked, and with its id."""
 
@@ -124,6 +128,34 @@ class Slice(Struct, frozen=True):
     """Null = the end. A slice may be short, even empty, and still have a next."""
 
 
+class Edge(Struct, frozen=True):
+    """That a job waits for another one."""
+
+    parent: str
+    """The other one."""
+    tenant: str
+    """Whose both must be."""
+    child: str
+    """The one that waits."""
+
+
+class Ripe(Struct, frozen=True):
+    """A job that has ended or vanished while others wait for it or are to follow it."""
+
+    id: str
+    tenant: str
+    mark: int
+    """Which of its ends this is: it may be run again and end once more."""
+    state: State | None
+    """How it ended; null = it vanished before."""
+    children: list[str]
+    """Some of those that wait for it; whoever deals with these is told of more."""
+    then: NewJob | None = None
+    """What is to follow it."""
+    result: Kept | None = None
+    """What it answered, if something is to follow it; not used up by this."""
+
+
 class Tally(Struct, frozen=True):
     """How many jobs of one tenant, queue and task are in one state."""
 
@@ -132,6 +164,15 @@ class Tally(Struct, frozen=True):
     task: str
     state: State
     count: int
+
+
+class Sweep(StrEnum):
+    """Clocks whose running out needs no decision."""
+
+    RUN = "run"
+    """A scheduled job whose time has come is queued."""
+    KEEP = "keep"
+    """A finished job that was kept long enough is dropped."""
 
 
 class Overdue(StrEnum):
@@ -153,10 +194,6 @@ class Listener(Protocol):
 
 class Store(Protocol):
     """Where jobs live. At most twenty methods; a test counts them."""
-
-    async def now(self) -> datetime:
-        """The store's clock."""
-        ...
 
     async def add(self, drafts: Sequence[Draft]) -> list[bool]:
         """Keep new jobs; for each, whether it is new. One whose id is there changes nothing."""
@@ -207,16 +244,26 @@ class Store(Protocol):
         """How many jobs there are, from counters."""
         ...
 
-    async def promote(self, limit: int) -> int:
-        """Queue scheduled jobs whose time has come, at most so many; how many there were."""
+    async def sweep(self, clock: Sweep, limit: int) -> int:
+        """Do what needs no decision to jobs whose clock has run out, earliest first; how many there were."""
         ...
 
     async def overdue(self, clock: Overdue, limit: int) -> Reading:
         """Jobs whose clock has run out, at most so many."""
         ...
 
-    async def purge(self, limit: int) -> int:
-        """Drop finished jobs whose keep clock has run out, at most so many; how many there were."""
+    async def bind(self, edges: Sequence[Edge]) -> list[State | None]:
+        """How the parents stand (null = there is no such job of that tenant).
+
+        Where one is pending, the edge is noted, and the parent's end is told by `ripe`.
+        """
+        ...
+
+    async def ripe(self, done: Sequence[Ripe], limit: int) -> list[Ripe]:
+        """Forget these, with their children, unless they have ripened again; then tell of some that have.
+
+        A job ripens when it ends or vanishes while another one waits for it, or if one is to follow it.
+        """
         ...
 
     async def enlist(self, id: str, tenant: str, worker: NewWorker, lease: float) -> None:

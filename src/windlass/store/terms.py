@@ -11,8 +11,10 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+from msgspec import Raw
+from msgspec.structs import replace
 
-from windlass.model.job import NewJob, Terms
+from windlass.model.job import NOTHING, NewJob, Terms
 from windlass.model.retry import Retry
 
 FIELDS = tuple(name for name in Terms.__struct_fields__ if name not in {"task", "queue", "priority"})
@@ -39,3 +41,35 @@ def unpack(packed: bytes) -> Mapping[str, Any]:
     if "retry" in found:
         found["retry"] = msgspec.convert(found["retry"], type=Retry)
     return MappingProxyType(found)
+
+
+class _Following(msgspec.Struct, frozen=True, array_like=True):
+    """A job that is to follow another one. Payloads are apart: they may be in any encoding."""
+
+    tenant: str
+    chain: list[tuple[NewJob, bytes | None]]
+    """It, the one that follows it, and so on, each with its payload if it names one."""
+
+
+_following = msgspec.msgpack.Decoder(_Following)
+
+
+def pack_then(tenant: str, then: NewJob) -> bytes:
+    chain: list[tuple[NewJob, bytes | None]] = []
+    rest: NewJob | None = then
+    while rest is not None:
+        payload = None if rest.payload is NOTHING else bytes(rest.payload)
+        chain.append((replace(rest, payload=NOTHING, then=None), payload))
+        rest = rest.then
+    return msgspec.msgpack.encode(_Following(tenant, chain))
+
+
+def unpack_then(packed: bytes) -> tuple[str, NewJob]:
+    """Whose it is, and what is to follow."""
+    found = _following.decode(packed)
+    then: NewJob | None = None
+    for new, payload in reversed(found.chain):
+        then = replace(new, then=then, payload=NOTHING if payload is None else Raw(payload))
+    if then is None:
+        raise ValueError("nothing follows")
+    return found.tenant, then

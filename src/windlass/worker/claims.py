@@ -4,9 +4,9 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from windlass.model.errors import Missing, Unavailable, WindlassError
+from windlass.model.errors import Busy, Full, Missing, Unavailable, WindlassError
 from windlass.model.operations import MOST_AT_ONCE, Claim, Claimed, Service, Unrun
 from windlass.model.ports import Chance, Clock
 from windlass.worker.jobs import Jobs
@@ -38,7 +38,8 @@ class Claims:
         self._membership = membership
         self._clock = clock
         self._chance = chance
-        self._claiming: asyncio.Task[list[Claimed]] | None = None
+        self._asking: asyncio.Task[Any] | None = None
+        self._broken_off = False
         self._stopped = False
         self._paused = False
         self.able = asyncio.Event()
@@ -48,17 +49,22 @@ class Claims:
         """Until it is stopped; in a burst, until nothing is left."""
         while not self._stopped:
             free = slots - len(self._jobs.held)
-            if free < 1 or self._paused:
+            if free < 1 or self._rests():
                 await self._jobs.some_ended()
                 continue
             if free < slots // 4:
                 await self._clock.sleep(GATHER)  # others are about to end: one claim for all of them
                 free = slots - len(self._jobs.held)
+                if self._rests():
+                    continue
             claimed = await self._claim(min(free, MOST_AT_ONCE), BURST_WAIT if burst else WAIT)
             if claimed:
                 self._jobs.start(claimed)
             elif burst and not self._jobs.held and not self._paused:
                 return
+
+    def _rests(self) -> bool:
+        return self._paused or self._stopped
 
     def stop(self) -> None:
         self._stopped = True
@@ -73,8 +79,18 @@ class Claims:
 
     def _break_off(self) -> None:
         self._jobs.ended.set()
-        if self._claiming is not None:
-            self._claiming.cancel()
+        if self._asking is not None:
+            self._broken_off = True
+            self._asking.cancel()
+
+    async def introduce(self) -> bool:
+        """Make this worker known to the queue, however long that takes; false = it was stopped before."""
+
+        async def ask() -> bool:
+            await self._membership.introduce()
+            return True
+
+        return bool(await self._unless_broken_off(ask))
 
     async def _claim(self, slots: int, wait: float) -> list[Claimed]:
         nonce = self._chance.token().hex()
@@ -82,16 +98,10 @@ class Claims:
         async def ask() -> list[Claimed]:
             return await self._service(Claim(**self._membership.names(), slots=slots, wait=wait, nonce=nonce))
 
-        self._claiming = asyncio.create_task(self.patiently(ask))
-        try:
-            return await self._claiming
-        except asyncio.CancelledError:
-            if not self._stopped and not self._paused:
-                raise
+        claimed = await self._unless_broken_off(ask)
+        if claimed is None:
             await self._give_back(nonce)
-            return []
-        finally:
-            self._claiming = None
+        return claimed or []
 
     async def _give_back(self, nonce: str) -> None:
         """A claim that was broken off may have taken jobs: asked again in the same words, it names them."""
@@ -102,21 +112,42 @@ class Claims:
         for one in taken:
             self._jobs.reports.release(Unrun(id=one.job.id, token=one.token))
 
-    async def patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask until the store answers."""
+    async def _unless_broken_off(self, ask: Callable[[], Awaitable[T]]) -> T | None:
+        """Ask until the store answers; null = somebody did not want to wait for it."""
+        if self._stopped:
+            return None
+        self._broken_off = False
+        self._asking = asyncio.create_task(self._patiently(ask))
+        try:
+            answer: T = await self._asking
+        except asyncio.CancelledError:
+            if not self._broken_off:
+                raise
+            return None
+        else:
+            return answer
+        finally:
+            self._asking = None
+
+    async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         pauses = itertools.chain(TRY_AGAIN, itertools.repeat(TRY_AGAIN[-1]))
         while True:
             try:
-                answer = await ask()
-            except Unavailable as fault:
+                answer = await self._known(ask)
+            except (Unavailable, Full, Busy, Missing) as fault:
                 if self.able.is_set():
                     log.warning("cannot claim: %s", fault)
                 self.able.clear()
                 await self._clock.sleep(next(pauses))
-            except Missing:
-                await self._membership.introduce()
             else:
                 if not self.able.is_set():
                     log.info("claims are answered")
                 self.able.set()
                 return answer
+
+    async def _known(self, ask: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await ask()
+        except Missing:
+            await self._membership.introduce()
+            return await ask()

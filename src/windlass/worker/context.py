@@ -7,13 +7,16 @@ import asyncio
 import os
 import socket
 import sys
+import traceback
 from collections.abc import Mapping
+
+import msgspec
 
 from windlass.model.job import Error
 from windlass.model.lifecycle import Verdict
-from windlass.worker.frames import Assignment, Ending, Frames, Orders
+from windlass.worker.frames import Assignment, Ending, Frames, Orders, TooLong
 from windlass.worker.outbox import Outbox
-from windlass.worker.running import Callee, Run, acall, is_async
+from windlass.worker.running import Callee, Run, acall, is_async, stopped
 from windlass.worker.threads import Threads
 
 READ_AT_ONCE = 1 << 20
@@ -54,10 +57,16 @@ class Context:
             data = self._link.recv(READ_AT_ONCE, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return
+        except OSError:
+            data = b""
         if not data:
             os._exit(0)  # the supervisor is gone: whatever runs here has lost its lease or is about to
-        for orders in self._frames.feed(data):
-            self.obey(orders)
+        try:
+            for orders in self._frames.feed(data):
+                self.obey(orders)
+        except (TooLong, msgspec.MsgspecError):
+            traceback.print_exc()
+            os._exit(1)  # an order that was not understood is a job that would wait for ever
 
     def obey(self, orders: Orders) -> None:
         for assignment in orders.start:
@@ -77,7 +86,6 @@ class Context:
         self._runs[assignment.number] = run
         if self._is_async(callee, assignment.task):
             task = self._loop.create_task(self._await(callee, assignment, run))
-            run.stop = task.cancel  # type: ignore[assignment] # whether it had ended does not matter
             self._tasks_of_loop.add(task)
             task.add_done_callback(self._tasks_of_loop.discard)
         else:
@@ -89,7 +97,11 @@ class Context:
         return self._coroutines[name]
 
     async def _await(self, callee: Callee, assignment: Assignment, run: Run) -> None:
-        ending = await acall(callee, assignment, run)
+        # Only here: a task that is cancelled before its first step would never come to tell of it.
+        if run.begin(asyncio.current_task(self._loop).cancel):  # type: ignore[union-attr] # this is one
+            ending = await acall(callee, assignment, run)
+        else:
+            ending = stopped(assignment.number)
         self._forget(assignment.number)
         self._outbox.end(ending)
         if self._outbox.full or not self._runs:
@@ -119,7 +131,10 @@ def unknown(assignment: Assignment) -> Ending:
 
 
 def live(link: socket.socket, tasks: Mapping[str, Callee], first: Assignment | None = None) -> None:
-    """The life of a context; one that was made for a single job is told of it here, and ends with it."""
+    """The life of a context; one that was made for a single job is told of it here, and ends with it.
+
+    Nothing is tidied up: what a task has left behind in the loop or in a thread ends with the process.
+    """
     sys.setswitchinterval(SWITCH_EVERY)
 
     async def run() -> None:
@@ -128,4 +143,6 @@ def live(link: socket.socket, tasks: Mapping[str, Callee], first: Assignment | N
             here.obey(Orders([first], leave=True))
         await here.live()
 
-    asyncio.run(run())
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(run())

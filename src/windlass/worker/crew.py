@@ -1,7 +1,6 @@
 """The contexts that share jobs: how many there are, which gets the next job, when one is replaced."""
 
 import logging
-import signal
 
 from windlass.model.ports import Clock
 from windlass.worker.options import WorkerOptions
@@ -28,6 +27,8 @@ class Crew:
             self._shared.append(self.pool.fork(isolated=False, born=self._clock.monotonic()))
 
     def least_busy(self) -> Context:
+        if not self._shared:
+            raise OSError("there was no room for a process that runs jobs")
         return min(self._shared, key=_load)
 
     def alone(self) -> Context:
@@ -39,6 +40,11 @@ class Crew:
         if context in self._shared:
             self._shared.remove(context)
             self.fill()
+
+    def miss(self, context: Context) -> None:
+        """There was no room for it. The next look tries again: at once would be in vain."""
+        if context in self._shared:
+            self._shared.remove(context)
 
     def retire_if_spent(self, context: Context) -> None:
         """Replace a context that has done its share; it ends with its last job."""
@@ -57,6 +63,7 @@ class Crew:
 
     def look(self) -> list[Context]:
         """Replace what is too old or too fat; of contexts for one job, answer those that are too fat."""
+        self.fill()
         for context in list(self._shared):
             if self._is_spent(context) or self.is_fat(context):
                 context.leave()
@@ -69,10 +76,9 @@ class Crew:
             await self.pool.lost.wait()
             log.error("the process that forks contexts has died; starting it again")
             self._shared.clear()
-            self.pool.bury_all(signal.SIGKILL)
-            await self.pool.close()
-            await self.pool.start()
+            self.pool.bury_all()
             self.fill()
+            await self.pool.restart()
 
     async def close(self) -> None:
         self.hiring = False

@@ -1,11 +1,11 @@
 """What supervisor, zygote and contexts say to each other, and how it lies on a socket.
 
-A frame is four bytes of length and one MessagePack value; a frame carries a whole batch. Payloads and results travel as
-raw bytes: the supervisor never looks inside.
+A frame is four bytes of length and one MessagePack value; a frame carries a whole batch, unless that is very large.
+Payloads and results travel as raw bytes: the supervisor never looks inside.
 """
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -16,8 +16,14 @@ from windlass.model.lifecycle import Verdict
 
 LENGTH = struct.Struct(">I")
 
-MOST_BYTES = 64 << 20
-"""Of one frame: more than the largest batch of payloads that is ever sent together."""
+LARGE = 4 << 20
+"""Bytes of payloads or results that fill a frame: the next one goes into another."""
+
+MOST_BYTES = 512 << 20
+"""Of one frame that is believed: well above the largest payload and the largest result."""
+
+MOST_RESULT = 256 << 20
+"""Bytes of one result that are carried at all; how much is kept is the queue's choice."""
 
 T = TypeVar("T")
 
@@ -134,6 +140,13 @@ class Forked(Struct, frozen=True, tag=True):
     pid: int
 
 
+class Unforked(Struct, frozen=True, tag=True):
+    """There was no room for another process."""
+
+    context: int
+    why: str
+
+
 class Exited(Struct, frozen=True, tag=True):
     """A context has ended."""
 
@@ -144,12 +157,25 @@ class Exited(Struct, frozen=True, tag=True):
     """Bytes."""
 
 
-Report = Ready | Broken | Forked | Exited
+Report = Ready | Broken | Forked | Unforked | Exited
 
 
 def frame(value: object) -> bytes:
     packed = msgspec.msgpack.encode(value)
     return LENGTH.pack(len(packed)) + packed
+
+
+def assign(assignments: Sequence[Assignment]) -> Iterator[bytes]:
+    """Frames that give these jobs to a context."""
+    batch: list[Assignment] = []
+    size = 0
+    for assignment in assignments:
+        if size > LARGE:
+            yield frame(Orders(batch))
+            batch, size = [], 0
+        batch.append(assignment)
+        size += len(assignment.payload)
+    yield frame(Orders(batch))
 
 
 class TooLong(Exception):

@@ -1,14 +1,15 @@
 """A context for one job alone: its process, its session, its output are the job's own.
 
-The function runs in the main thread, so that TERM interrupts it wherever it waits; a second thread hears the supervisor.
+The function runs in the main thread, so that TERM interrupts it wherever it waits; a second thread hears the
+supervisor.
 """
 
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 
 from windlass.call.signals import Cancelled
 from windlass.worker import context
@@ -30,8 +31,6 @@ def live(link: socket.socket, tasks: Mapping[str, Callee]) -> None:
     else:
         _alone(link, frames, outbox, callee, assignment)
     outbox.send()
-    sys.stdout.flush()
-    sys.stderr.flush()
 
 
 def _first(link: socket.socket, frames: Frames[Orders]) -> Assignment:
@@ -65,8 +64,9 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 
 def _hear(link: socket.socket, frames: Frames[Orders], run: Run) -> None:
-    while data := link.recv(context.READ_AT_ONCE):
-        for orders in frames.feed(data):
-            if orders.stop:
-                run.cancelled = True
+    with suppress(OSError):
+        while data := link.recv(context.READ_AT_ONCE):
+            for orders in frames.feed(data):
+                if orders.stop:
+                    run.cancelled = True
     os._exit(0)  # the supervisor is gone

@@ -27,12 +27,17 @@ log = logging.getLogger("windlass.worker")
 SOFT, TERM = 0.3, 0.3
 """Seconds a job gets after it was told to stop, before TERM; and after TERM, before it is killed."""
 
+POSTPONED = 2.0
+"""Seconds before a job is claimed again that got no process."""
+
 LAST_LINES = 2000
 """Characters of what a crashed job printed last, kept with its error."""
 
 
 class Gossip(Protocol):
     """Whoever passes on what running jobs say."""
+
+    def has_come(self) -> None: ...
 
     def has_news(self, held: Held) -> None: ...
 
@@ -75,15 +80,21 @@ class Jobs:
             job = one.job
             held = Held(next(self._numbers), job, one.token, now)
             self.held[held.number] = held
-            assignment = _assignment(held.number, job, bytes(one.payload))
+            assignment = assignment_of(held.number, job, bytes(one.payload))
             # What has killed a process once gets one of its own: it takes no neighbours along again.
-            held.context = self._crew.alone() if job.isolate or job.crashes else self._crew.least_busy()
+            try:
+                held.context = self._crew.alone() if job.isolate or job.crashes else self._crew.least_busy()
+            except OSError as fault:
+                self._postpone(held, str(fault))
+                continue
             held.context.held.add(held.number)
             batches.setdefault(held.context, []).append(assignment)
             if job.timeout is not None:
                 held.timer = self._loop.call_later(job.timeout, self.halt, held, Stop.TIMEOUT)
         for context, assignments in batches.items():
             context.give(assignments)
+        if self.gossip is not None:
+            self.gossip.has_come()
 
     # They speak
 
@@ -107,7 +118,7 @@ class Jobs:
             held.print(stream, data)
             self._tell_of(held)
             if self._printed[context] > self._most_output:
-                self.halt(held, Stop.OUTPUT)
+                self._kill_for(held, Stop.OUTPUT)
 
     def _tell_of(self, held: Held) -> None:
         if self.gossip is not None:
@@ -145,18 +156,21 @@ class Jobs:
         """Kill jobs that take more memory than is allowed; contexts that do are replaced."""
         for context in self._crew.look():
             for held in self._in(context):
-                if held.stopping is None:
-                    held.stopping = Stop.MEMORY
-                    self.kill(held)
+                self._kill_for(held, Stop.MEMORY)
 
-    def lose(self, ids: Iterable[str]) -> None:
-        """These jobs are somebody else's now."""
-        lost = set(ids)
-        for held in list(self.held.values()):
-            if held.id in lost:
-                log.warning("lost job %s: its lease has run out", held.id)
-                held.stopping = Stop.LOST
-                self.kill(held)
+    def _kill_for(self, held: Held, why: Stop) -> None:
+        """Kill a job that takes too much of something: what it would do with a warning is take more."""
+        if held.stopping is None:
+            held.stopping = why
+            self.kill(held)
+
+    def lose(self, held: Held) -> None:
+        """A run is no longer ours, whatever else it was being stopped for."""
+        if held.stopping is Stop.LOST:
+            return
+        log.warning("lost job %s: its lease has run out", held.id)
+        self.halt(held, Stop.LOST)
+        held.stopping = Stop.LOST
 
     def give_back(self) -> None:
         """Kill everything that runs; none of these runs counts."""
@@ -164,9 +178,14 @@ class Jobs:
             held.stopping = held.stopping or Stop.BACK
             if held.context is not None:
                 self._crew.pool.kill(held.context, signal.SIGKILL, tree=True)
-            self._end(held, Ending(held.number, Verdict.ERROR, error=Error(message="its worker stopped")))
+            kept = None if held.context is None else self._kept.pop(held.context, None)
+            self._end(held, kept or Ending(held.number, Verdict.ERROR, error=Error(message="its worker stopped")))
 
     # They end
+
+    def hung_up(self, context: Context) -> None:
+        """A context is ending, or has; how is told later."""
+        self._crew.dismiss(context)
 
     def exited(self, context: Context, status: int, peak_memory: int) -> None:
         """A context has ended: well, or with jobs in it."""
@@ -176,6 +195,17 @@ class Jobs:
         self._crew.dismiss(context)
         for held in self._in(context):
             self._end(held, ending or crashed(held, status, peak_memory, tail))
+
+    def unforked(self, context: Context, why: str) -> None:
+        """There was no room for a context."""
+        self._crew.miss(context)
+        for held in self._in(context):
+            self._postpone(held, why)
+
+    def _postpone(self, held: Held, why: str) -> None:
+        """Give back what could not even be started; not at once, or it would be claimed again in the same distress."""
+        log.error("job %s gets no process: %s", held.id, why)
+        self._end(held, Ending(held.number, Verdict.RETRY, snooze=POSTPONED))
 
     def _in(self, context: Context) -> list[Held]:
         return [self.held[number] for number in context.held if number in self.held]
@@ -197,7 +227,7 @@ class Jobs:
         self.ended.set()
 
 
-def _assignment(number: int, job: Job, payload: bytes) -> Assignment:
+def assignment_of(number: int, job: Job, payload: bytes) -> Assignment:
     return Assignment(
         number,
         job.task,

@@ -1,15 +1,16 @@
 """Signs of life: leases renewed in time, orders heard at once, and what running jobs say passed on.
 
-Two loops. One asks a renewal that waits for orders; the other carries news (pids, progress, output) a few times a second.
+Two loops. One asks a renewal that waits for orders; the other carries news (pids, progress, output) a few times a
+second.
 """
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Protocol
 
 from windlass.model.errors import Missing, WindlassError
-from windlass.model.operations import Alive, Began, Begin, Renew, Renewed, Service
+from windlass.model.operations import MOST_AT_ONCE, Alive, Began, Begin, Renew, Renewed, Service
 from windlass.model.ports import Clock
 from windlass.worker.held import Held, Stop
 from windlass.worker.membership import Membership
@@ -24,13 +25,19 @@ LONG_ENOUGH = 0.2
 
 TRY_AGAIN = 0.5
 
+YOUNG = 0.1
+"""Seconds during which nobody asks about a job: most have ended by then."""
+
+PAUSE = 0.02
+"""Seconds between two questions, at least."""
+
 
 class Holder(Protocol):
     """Whoever holds the jobs."""
 
     held: dict[int, Held]
 
-    def lose(self, ids: Iterable[str]) -> None: ...
+    def lose(self, held: Held) -> None: ...
 
     def halt(self, held: Held, why: Stop) -> None: ...
 
@@ -44,6 +51,9 @@ class Leases:
         self._membership = membership
         self._clock = clock
         self._news: dict[int, Held] = {}
+        self._patient: asyncio.Future[Renewed] | None = None
+        """A question that waits long, unless it is to be broken off soon anyway."""
+        self._hurried = False
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -58,18 +68,46 @@ class Leases:
 
     async def _renew(self) -> None:
         while True:
-            held = list(self._holder.held.values())
-            jobs = [Alive(id=one.id, token=one.token) for one in held]
+            started = self._clock.monotonic()
+            held = self._holder.held.values()
+            grown = [one for one in held if started - one.since >= YOUNG]
+            wait = self._membership.lease / 3 if len(grown) == len(held) else YOUNG
             try:
-                wait = self._membership.lease / 3
-                renewed = await self._service(Renew(**self._membership.names(), jobs=jobs, wait=wait))
+                renewed = await self._ask(grown, wait)
             except Missing:
                 await self._introduce_again()
             except WindlassError as fault:
                 log.warning("cannot renew: %s", fault)
                 await self._clock.sleep(TRY_AGAIN)
             else:
-                self._obey(renewed)
+                self._obey(grown, renewed)
+                # It may have been answered early for nothing: a job that ended meanwhile, or is being stopped already.
+                await self._clock.sleep(max(0.0, started + PAUSE - self._clock.monotonic()))
+
+    async def _ask(self, jobs: list[Held], wait: float) -> Renewed:
+        """Ask for orders; broken off when jobs have come meanwhile, for the answer would not speak of them."""
+        alive = [Alive(id=one.id, token=one.token) for one in jobs]
+        asking = asyncio.ensure_future(self._service(Renew(**self._membership.names(), jobs=alive, wait=wait)))
+        if wait > YOUNG:
+            self._patient = asking
+        try:
+            return await asking
+        except asyncio.CancelledError:
+            if not self._hurried:
+                raise
+            return Renewed()
+        finally:
+            self._patient = None
+            self._hurried = False
+
+    def has_come(self) -> None:
+        """A job has been started."""
+        if self._patient is not None:
+            asyncio.get_running_loop().call_later(YOUNG, self._hurry, self._patient)
+            self._patient = None
+
+    def _hurry(self, asking: "asyncio.Future[Renewed]") -> None:
+        self._hurried = asking.cancel()
 
     async def _introduce_again(self) -> None:
         try:
@@ -78,14 +116,18 @@ class Leases:
             log.warning("cannot register: %s", fault)
             await self._clock.sleep(TRY_AGAIN)
 
-    def _obey(self, renewed: Renewed) -> None:
-        if renewed.lost:
-            self._holder.lose(renewed.lost)
-        if renewed.orders:
-            by_id = {held.id: held for held in self._holder.held.values()}
-            for order in renewed.orders:
-                if (held := by_id.get(order.id)) is not None:
-                    self._holder.halt(held, Stop.CANCEL)
+    def _obey(self, asked: Sequence[Held], renewed: Renewed) -> None:
+        """Do what the answer says of those that were asked about and still run."""
+        if not renewed.lost and not renewed.orders:
+            return
+        # A job may have come back meanwhile, as another run: the answer does not speak of that one.
+        running = {one.id: one for one in asked if self._holder.held.get(one.number) is one}
+        for id in renewed.lost:
+            if id in running:
+                self._holder.lose(running[id])
+        for order in renewed.orders:
+            if order.id in running:
+                self._holder.halt(running[order.id], Stop.CANCEL)
 
     async def _tell(self) -> None:
         while True:
@@ -97,14 +139,15 @@ class Leases:
 
     async def tell(self) -> None:
         """Pass on what there is to say of the jobs that run."""
-        now = self._clock.monotonic()
-        fresh = [one for one in self._holder.held.values() if not one.began and now - one.since > LONG_ENOUGH]
-        began = [Began(id=one.id, token=one.token, pid=pid) for one in fresh if (pid := one.pid) is not None]
+        long_ago = self._clock.monotonic() - LONG_ENOUGH
+        fresh = [one for one in self._holder.held.values() if not one.began and one.since < long_ago]
+        began = [(one, pid) for one in fresh if (pid := one.pid) is not None][:MOST_AT_ONCE]
         if began:
-            await self._service(Begin(**self._membership.names(), jobs=began))
-            for one in fresh:
-                one.began = one.pid is not None
-        news, self._news = self._news, {}
+            jobs = [Began(id=one.id, token=one.token, pid=pid) for one, pid in began]
+            await self._service(Begin(**self._membership.names(), jobs=jobs))
+            for one, _ in began:
+                one.began = True
+        news, self._news = list(self._news.values()), {}
         if news:
-            said = [one.tell() for one in news.values()]
-            self._obey(await self._service(Renew(**self._membership.names(), jobs=said)))
+            said = [one.tell() for one in news]
+            self._obey(news, await self._service(Renew(**self._membership.names(), jobs=said)))

@@ -1,15 +1,13 @@
 """What a context has to tell, gathered from its threads and sent in frames."""
 
+import os
 import socket
 import threading
 
-from windlass.worker.frames import Ending, News, Said, frame
+from windlass.worker.frames import LARGE, Ending, News, Said, frame
 
 MANY = 64
 """Endings that are sent without waiting for more."""
-
-LARGE = 1 << 20
-"""Bytes of results that are sent without waiting for more."""
 
 
 class Outbox:
@@ -41,6 +39,16 @@ class Outbox:
         with self._lock:
             endings, self._endings = self._endings, []
             said, self._said = self._said, []
-            self._bytes = 0
-            if endings or said:
-                self._link.sendall(frame(News(endings, said)))
+            large, self._bytes = self._bytes > LARGE, 0
+            try:
+                if large:
+                    self._send_one_by_one(endings, said)
+                elif endings or said:
+                    self._link.sendall(frame(News(endings, said)))
+            except OSError:
+                os._exit(0)  # the supervisor is gone
+
+    def _send_one_by_one(self, endings: list[Ending], said: list[Said]) -> None:
+        self._link.sendall(frame(News(said=said)))
+        for ending in endings:
+            self._link.sendall(frame(News([ending])))

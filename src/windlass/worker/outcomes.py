@@ -30,7 +30,7 @@ def finished(held: Held, ending: Ending) -> Finished:
     if held.stopping in STOPPED:
         reason, text = STOPPED[held.stopping]
         error = Error(type=reason.value.capitalize(), message=text.format(job=held.job), traceback=error.traceback)
-    elif error.type == CRASHED.type:
+    elif error.type == CRASHED.type and held.stopping is not Stop.CANCEL:  # told to stop, it was killed in the end
         reason = Reason.CRASHED
     verdict = Verdict.ERROR if reason else ending.verdict
     return Finished(

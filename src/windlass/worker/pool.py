@@ -30,8 +30,11 @@ from windlass.worker.frames import (
     Report,
     Request,
     TooLong,
+    Unforked,
+    assign,
     frame,
 )
+from windlass.worker.processes import allow_many_files, end_children
 
 MOST_MESSAGE = 1 << 18
 HEAR_OUT = 0.05
@@ -55,7 +58,11 @@ class Hears(Protocol):
 
     def output(self, context: "Context", stream: Stream, data: bytes) -> None: ...
 
+    def hung_up(self, context: "Context") -> None: ...
+
     def exited(self, context: "Context", status: int, peak_memory: int) -> None: ...
+
+    def unforked(self, context: "Context", why: str) -> None: ...
 
 
 class Context(asyncio.Protocol):
@@ -80,12 +87,15 @@ class Context(asyncio.Protocol):
         self._frames = Frames(News)
         self._transport: asyncio.WriteTransport | None = None
         self._unsent: list[bytes] = []
+        self._closed = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport  # type: ignore[assignment] # of a socket: it can be written to
         for data in self._unsent:
             self.write(data)
         self._unsent.clear()
+        if self._closed:
+            transport.close()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -94,7 +104,8 @@ class Context(asyncio.Protocol):
         except (TooLong, msgspec.MsgspecError):
             self.close()  # it speaks nonsense: it will be found dead
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _fault: Exception | None) -> None:
+        self.hears.hung_up(self)
         self.shut()
 
     def shut(self) -> None:
@@ -120,7 +131,8 @@ class Context(asyncio.Protocol):
     def give(self, assignments: Sequence[Assignment]) -> None:
         self.jobs += len(assignments)
         self.held.update(assignment.number for assignment in assignments)
-        self.write(frame(Orders(list(assignments))))
+        for data in assign(assignments):
+            self.write(data)
 
     def stop(self, number: int) -> None:
         self.write(frame(Orders(stop=[number])))
@@ -133,10 +145,11 @@ class Context(asyncio.Protocol):
     def write(self, data: bytes) -> None:
         if self._transport is None:
             self._unsent.append(data)
-        else:
+        elif not self._transport.is_closing():  # or else it will be found dead, with whatever it was given
             self._transport.write(data)
 
     def close(self) -> None:
+        self._closed = True
         if self._transport is not None:
             self._transport.close()
 
@@ -151,7 +164,7 @@ class _Pipe(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._hear(data)
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _fault: Exception | None) -> None:
         self._context.shut()
 
 
@@ -166,6 +179,8 @@ class Pool:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._opening: set[asyncio.Task[object]] = set()
+        self._unborn: dict[int, list[int]] = {}
+        """Contexts that no zygote was asked for yet, and the descriptors that they will get."""
         self.contexts: dict[int, Context] = {}
         self.lost: asyncio.Event = asyncio.Event()
         """Set when the zygote is gone."""
@@ -177,6 +192,7 @@ class Pool:
         self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)  # noqa: ASYNC220, S603
         theirs.close()
         ours.setblocking(False)
+        allow_many_files()  # after the zygote has started: user code keeps the limit it was given
         self._control = ours
         while True:
             match await self._first_report(ours):
@@ -186,6 +202,8 @@ class Pool:
                     break
         self.lost.clear()
         self._loop.add_reader(ours, self._read)
+        for number in list(self._unborn):
+            self._bear(self.contexts[number])
         return ready
 
     async def _first_report(self, control: socket.socket) -> Report:
@@ -210,8 +228,11 @@ class Pool:
             match _reports.decode(data):
                 case Forked() as forked if forked.context in self.contexts:
                     self.contexts[forked.context].pid = forked.pid
-                case Exited() as exited if (gone := self.contexts.pop(exited.context, None)) is not None:
-                    gone.bury(exited, self._loop)
+                case Exited() as exited if exited.context in self.contexts:
+                    self._bury(exited)
+                case Unforked() as unforked if (unborn := self.contexts.pop(unforked.context, None)) is not None:
+                    unborn.close()
+                    unborn.hears.unforked(unborn, unforked.why)
 
     def fork(self, *, isolated: bool, born: float) -> Context:
         """A new context. It can be given jobs at once; they wait in its socket."""
@@ -219,24 +240,25 @@ class Pool:
         context = Context(next(self._numbers), isolated, born, self.hears)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        descriptors = [theirs.fileno()]
-        pipes: list[tuple[Stream, int]] = []
-        writers: list[int] = []
-        if isolated:
-            streams: tuple[Stream, ...] = ("stdout", "stderr")
-            for stream in streams:
-                reader, writer = os.pipe()
-                pipes.append((stream, reader))
-                writers.append(writer)
-        self._ask(Fork(context.number, isolated), descriptors + writers)
-        theirs.close()
-        for writer in writers:
-            os.close(writer)
+        descriptors = self._unborn[context.number] = [theirs.detach()]
         self.contexts[context.number] = context
         self._spawn(self._loop.connect_accepted_socket(lambda: context, ours))
-        for stream, reader in pipes:
+        streams: tuple[Stream, ...] = ("stdout", "stderr") if isolated else ()
+        for stream in streams:
+            reader, writer = os.pipe()
+            descriptors.append(writer)
             self._spawn(self._loop.connect_read_pipe(self._listener(context, stream), os.fdopen(reader, "rb", 0)))
+        self._bear(context)
         return context
+
+    def _bear(self, context: Context) -> None:
+        """Ask the zygote for it; without a zygote it waits for the next one, and its jobs wait in its socket."""
+        if self._ask(Fork(context.number, context.isolated), self._unborn[context.number]):
+            self._forget_unborn(context)
+
+    def _forget_unborn(self, context: Context) -> None:
+        for descriptor in self._unborn.pop(context.number, ()):
+            os.close(descriptor)
 
     def _listener(self, context: Context, stream: Stream) -> Callable[[], _Pipe]:
         context.open += 1
@@ -247,33 +269,54 @@ class Pool:
         self._opening.add(task)
         task.add_done_callback(self._opening.discard)
 
-    def bury_all(self, status: int) -> None:
-        """Every context has died with the zygote."""
-        while self.contexts:
-            _, context = self.contexts.popitem()
-            context.bury(Exited(context.number, status, 0), self._loop)
-
     def kill(self, context: Context, number: signal.Signals, *, tree: bool = False) -> None:
-        self._ask(Kill(context.number, number, tree))
+        if context.number in self._unborn:
+            self._bury(Exited(context.number, number, 0))
+        else:
+            self._ask(Kill(context.number, number, tree))
 
-    def _ask(self, request: Request, descriptors: Sequence[int] = ()) -> None:
-        if self._control is not None and not self.lost.is_set():
-            self._control.setblocking(True)
-            try:
-                socket.send_fds(self._control, [msgspec.msgpack.encode(request)], descriptors)
-            except OSError:
-                self.lost.set()
-            finally:
-                self._control.setblocking(False)
+    def _bury(self, exited: Exited) -> None:
+        context = self.contexts.pop(exited.context)
+        self._forget_unborn(context)
+        context.bury(exited, self._loop)
+
+    def _ask(self, request: Request, descriptors: Sequence[int] = ()) -> bool:
+        """Whether there was anybody to ask."""
+        if self._control is None or self.lost.is_set():
+            return False
+        self._control.setblocking(True)
+        try:
+            socket.send_fds(self._control, [msgspec.msgpack.encode(request)], descriptors)
+        except OSError:
+            self.lost.set()
+            return False
+        finally:
+            self._control.setblocking(False)
+        return True
+
+    def bury_all(self) -> None:
+        """Every context has died with the zygote."""
+        for number in self.contexts.keys() - self._unborn.keys():
+            self._bury(Exited(number, signal.SIGKILL, 0))
+
+    async def restart(self) -> None:
+        """Put another zygote in the place of one that has died."""
+        await self._part()
+        await self.start()
 
     async def close(self) -> None:
         """End the zygote, which takes everything along."""
+        for context in list(self.contexts.values()):
+            context.close()
+            self._forget_unborn(context)
+        self.contexts.clear()
+        await self._part()
+
+    async def _part(self) -> None:
         if self._control is not None:
             self._loop.remove_reader(self._control)
             self._control.close()
             self._control = None
-        for context in self.contexts.values():
-            context.close()
-        self.contexts.clear()
         if self._process is not None:
             await asyncio.to_thread(self._process.wait)
+            await asyncio.to_thread(end_children)  # what a zygote that was killed has left behind

@@ -2,11 +2,16 @@
 
 import ctypes
 import os
+import resource
 import signal
+import time
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+
+BREATH = 0.002
+"""Seconds in which a killed process ends."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -31,8 +36,14 @@ def adopt_orphans() -> None:
         _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def allow_many_files() -> None:
+    """Have as many descriptors as this process may have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def children(pid: int) -> list[int]:
-    """The processes that this one is the parent of."""
+    """The processes that this one is the parent of; while some of them end, perhaps not all."""
     found: list[int] = []
     for thread in _threads(pid):
         try:
@@ -44,7 +55,7 @@ def children(pid: int) -> list[int]:
 
 def _threads(pid: int) -> list[str]:
     try:
-        return os.listdir(f"/proc/{pid}/task")
+        return [path.name for path in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
         return []
 
@@ -55,6 +66,20 @@ def descendants(pid: int) -> list[int]:
     for child in found:
         found += [one for one in children(child) if one not in found]
     return found
+
+
+def end_children() -> None:
+    """Kill and reap everything that has come of this process, and whatever is handed to it while that goes on."""
+    while True:
+        for child in children(os.getpid()):
+            for one in (child, *descendants(child)):
+                send(one, signal.SIGKILL)
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return  # the one sure sign that there are none: the list of children misses some while others end
+        if not pid:
+            time.sleep(BREATH)
 
 
 def send(pid: int, number: int) -> None:

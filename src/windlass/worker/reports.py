@@ -9,7 +9,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
-from windlass.model.errors import Unavailable, WindlassError
+from windlass.model.errors import Busy, Full, Missing, Unavailable, WindlassError
 from windlass.model.lifecycle import Verdict
 from windlass.model.operations import (
     MOST_AT_ONCE,
@@ -104,9 +104,11 @@ class Reports:
         for pause in itertools.chain(TRY_AGAIN, itertools.repeat(TRY_AGAIN[-1])):
             try:
                 answer = await ask(batch)
-            except Unavailable as fault:
+            except (Unavailable, Full, Busy) as fault:
                 log.warning("cannot report: %s", fault)
                 await self._clock.sleep(pause)
+            except Missing:
+                await self._introduce_again(pause)
             except WindlassError as fault:
                 await self._one_by_one(batch, ask, instead, fault)
                 return
@@ -114,6 +116,13 @@ class Reports:
                 if answer.refused:
                     log.warning("%d reports refused: those jobs are no longer this worker's", len(answer.refused))
                 return
+
+    async def _introduce_again(self, pause: float) -> None:
+        try:
+            await self._membership.introduce()
+        except WindlassError as fault:
+            log.warning("cannot register: %s", fault)
+            await self._clock.sleep(pause)
 
     async def _one_by_one(
         self,

@@ -8,13 +8,14 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol
 
-from windlass.call.arguments import Plan
+from windlass.call.arguments import Arguments, Plan
 from windlass.call.current import RunningJob, running
 from windlass.call.signals import Cancelled, Fail, Retry, Snooze
-from windlass.model.errors import Invalid
+from windlass.model.errors import Invalid, TooLarge
 from windlass.model.job import Error, NewJob, Progress
 from windlass.model.lifecycle import Verdict
-from windlass.worker.frames import Assignment, Ending, Said
+from windlass.model.names import child_id, keyed_id
+from windlass.worker.frames import MOST_RESULT, Assignment, Ending, Said
 
 MOST_MESSAGE = 4000
 MOST_TRACEBACK = 20_000
@@ -45,8 +46,13 @@ class Run:
         self._job: RunningJob | None = None
         self.cancelled = False
         self.spawned: list[NewJob] = []
-        self.stop: Callable[[], None] | None = None
+        self.stop: Callable[[], object] | None = None
         """How to end it early, where there is a way."""
+
+    def begin(self, stop: Callable[[], object]) -> bool:
+        """From here on it can be told to stop, in this way; whether it has not been told already."""
+        self.stop = stop
+        return not self.cancelled
 
     def cancel(self) -> None:
         """Tell it to stop."""
@@ -90,8 +96,13 @@ class Run:
     def spawn(self, new: NewJob) -> str:
         if len(self.spawned) >= MOST_SPAWNED:
             raise Invalid(f"one job may make at most {MOST_SPAWNED} others: queue them instead", at="spawn")
+        given = self._assignment
+        if new.key is not None:
+            id = keyed_id(given.tenant, new.queue, new.key)
+        else:
+            id = new.id or child_id(given.id, f"jobs[{len(self.spawned)}]", new.queue)  # as the engine names it
         self.spawned.append(new)
-        return new.id or ""
+        return id
 
 
 def is_async(callee: Callee) -> bool:
@@ -102,7 +113,7 @@ def call(callee: Callee, assignment: Assignment, run: Run) -> Ending:
     """Run a function to its end in this thread."""
     token = running.set(run)
     try:
-        args, kwargs = callee.plan.unpack(assignment.payload, assignment.content_type)
+        args, kwargs = _arguments(callee, assignment)
         return succeeded(callee, assignment.number, callee.function(*args, **kwargs), run)
     except BaseException as fault:  # noqa: BLE001 - whatever a task raises is its outcome
         return ended(assignment.number, fault)
@@ -114,14 +125,26 @@ async def acall(callee: Callee, assignment: Assignment, run: Run) -> Ending:
     """Run a coroutine function to its end in this loop."""
     running.set(run)
     try:
-        args, kwargs = callee.plan.unpack(assignment.payload, assignment.content_type)
+        args, kwargs = _arguments(callee, assignment)
         return succeeded(callee, assignment.number, await callee.function(*args, **kwargs), run)
     except BaseException as fault:  # noqa: BLE001
         return ended(assignment.number, fault)
 
 
+def _arguments(callee: Callee, assignment: Assignment) -> Arguments:
+    try:
+        return callee.plan.unpack(assignment.payload, assignment.content_type)
+    except Invalid as fault:
+        raise Fail(str(fault)) from None  # it would not fit the next time either
+
+
 def succeeded(callee: Callee, number: int, value: Any, run: Run) -> Ending:
-    return Ending(number, Verdict.OK, callee.plan.pack_result(value), jobs=run.spawned)
+    if run.cancelled:
+        return stopped(number)  # it came back because it was told to: what it brought is not what was asked for
+    result = callee.plan.pack_result(value)
+    if result is not None and len(result) > MOST_RESULT:
+        raise TooLarge(f"the result has {len(result)} bytes, at most {MOST_RESULT} are carried")
+    return Ending(number, Verdict.OK, result, jobs=run.spawned)
 
 
 def ended(number: int, fault: BaseException) -> Ending:
@@ -134,8 +157,13 @@ def ended(number: int, fault: BaseException) -> Ending:
         case Fail():
             return Ending(number, Verdict.FAILED, code=fault.code, error=describe(fault))
         case asyncio.CancelledError() | Cancelled():
-            return Ending(number, Verdict.ERROR, error=Error(type="Cancelled", message="stopped while it ran"))
+            return stopped(number)
     return Ending(number, Verdict.ERROR, error=describe(fault))
+
+
+def stopped(number: int) -> Ending:
+    """The end of a run that was told to stop, and did."""
+    return Ending(number, Verdict.ERROR, error=Error(type="Cancelled", message="stopped while it ran"))
 
 
 def describe(fault: BaseException) -> Error:

@@ -25,15 +25,18 @@ from windlass.worker.reports import Reports
 
 log = logging.getLogger("windlass.worker")
 
-LOOK_EVERY = 1.0
+LOOK_EVERY = 0.25
 """Seconds between two looks at the contexts' age and memory."""
+
+LAST_REPORTS = 5.0
+"""Seconds that a worker which ends waits for a store that does not take its reports."""
 
 
 class Supervisor:
     """One worker, from its first claim to its last report."""
 
     def __init__(
-        self, service: Service, pool: Pool, app: Ready, options: WorkerOptions, clock: Clock, chance: Chance
+        self, service: Service, pool: Pool, app: Ready, options: WorkerOptions, *, clock: Clock, chance: Chance
     ) -> None:
         self._service = service
         self._options = options
@@ -57,19 +60,21 @@ class Supervisor:
     async def run(self) -> None:
         """Work until `stop`, or in a burst until nothing is left."""
         adopt_orphans()
-        await self._claims.patiently(self._membership.introduce)
+        if not await self._claims.introduce():
+            return
         self._crew.fill()
         about = self._membership.about
         log.info("%s runs %s from %s, %d at once", about.name, ", ".join(about.tasks or []), about.queues, about.slots)
-        async with asyncio.TaskGroup() as group:
-            duties = [
-                group.create_task(duty)
-                for duty in (self._reports.run(), self._leases.run(), self._crew.guard(), self._tend())
-            ]
-            await self._claims.run(self._options.slots, burst=self._options.burst)
-            await self._finish_what_runs()
-            for duty in duties:
-                duty.cancel()
+        duties = (self._reports.run(), self._leases.run(), self._crew.guard(), self._tend())
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(duty) for duty in duties]
+                await self._claims.run(self._options.slots, burst=self._options.burst)
+                await self._finish_what_runs()
+                for task in tasks:
+                    task.cancel()
+        except ExceptionGroup as faults:
+            raise faults.exceptions[0] from None  # where one duty cannot go on, none can; the first says why
         await self._take_leave()
 
     def stop(self) -> None:
@@ -98,7 +103,10 @@ class Supervisor:
         if self._jobs.held:
             log.info("gives %d jobs back", len(self._jobs.held))
             self._jobs.give_back()
-        await self._reports.flush()
+        try:
+            await asyncio.wait_for(self._reports.flush(), LAST_REPORTS)
+        except TimeoutError:
+            log.warning("leaves without reporting what has ended: the store does not answer, leases will run out")
 
     async def _take_leave(self) -> None:
         await self._crew.close()

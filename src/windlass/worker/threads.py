@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from windlass.call.signals import Cancelled
 from windlass.worker.frames import Assignment, Ending
 from windlass.worker.outbox import Outbox
-from windlass.worker.running import Callee, Run, call, ended
+from windlass.worker.running import Callee, Run, call, stopped
 
 Item = tuple[Callee, Assignment, Run]
 
@@ -88,16 +88,16 @@ class Threads:
     def _run(self, callee: Callee, assignment: Assignment, run: Run) -> None:
         thread = threading.get_ident()
         ending: Ending | None = None
-        run.stop = lambda: _interrupt(thread)
         try:
-            ending = call(callee, assignment, run)
+            if run.begin(lambda: _interrupt(thread)):
+                ending = call(callee, assignment, run)
             run.end()
             if run.cancelled:
                 _set_exception(ctypes.c_ulong(thread), None)  # what has not struck yet must not strike later
         except Cancelled:
             run.end()  # it struck after the task had returned
         self._done(assignment.number)
-        self._outbox.end(ending or ended(assignment.number, Cancelled()))
+        self._outbox.end(ending or stopped(assignment.number))
 
 
 def _interrupt(thread: int) -> None:

@@ -1,12 +1,14 @@
 """The zygote: imports the user's app once, then forks contexts from it on demand.
 
-A single thread that waits for two things, requests and dead children. It is the parent of every context and the guardian of
-whatever contexts leave behind: an orphan is killed when any context ends, and when the supervisor is gone everything is.
+A single thread that waits for two things, requests and dead children. It is the parent of every context and the
+guardian of whatever contexts leave behind: an orphan is killed when any context ends, and when the supervisor is gone
+everything is.
 Started as `python -m windlass.worker.zygote DESCRIPTOR MODULE:APP`.
 """
 
 import gc
 import importlib
+import io
 import os
 import select
 import signal
@@ -14,16 +16,27 @@ import socket
 import sys
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import msgspec
 
 from windlass.worker import context, isolated
-from windlass.worker.frames import Broken, Exited, Fork, Forked, Kill, Ready, Report, Request
-from windlass.worker.processes import adopt_orphans, children, descendants, die_with_parent, outlive_parent, send
+from windlass.worker.frames import Broken, Exited, Fork, Forked, Kill, Ready, Report, Request, Unforked
+from windlass.worker.processes import (
+    adopt_orphans,
+    children,
+    descendants,
+    die_with_parent,
+    end_children,
+    outlive_parent,
+    send,
+)
 
 MOST_MESSAGE = 1 << 16
 STDOUT, STDERR = 1, 2
+SWEEPS, SWEEP_AGAIN = 3, 50
+"""How often to look for what an ended context has left behind, and the milliseconds between."""
 
 _requests = msgspec.msgpack.Decoder(Request)
 
@@ -38,29 +51,36 @@ class Zygote:
         """Number by pid, of those that live."""
         self._pids: dict[int, int] = {}
         """The other way round."""
+        self._doomed: set[int] = set()
+        """Orphans that were killed and have not been reaped yet."""
+        self._sweeps = 0
+        """How often to look for orphans still: the list of children is not complete while some of them end."""
+        self._woken, self._wake = os.pipe()
+        os.set_blocking(self._woken, False)
+        os.set_blocking(self._wake, False)
 
     def serve(self) -> NoReturn:
         """Until the supervisor closes the connection."""
-        woken, wake = os.pipe()
-        os.set_blocking(woken, False)
-        os.set_blocking(wake, False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         poll = select.poll()
         poll.register(self._control, select.POLLIN)
-        poll.register(woken, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
         while True:
-            ready = dict(poll.poll())
-            if woken in ready:
-                os.read(woken, 4096)
+            ready = dict(poll.poll(SWEEP_AGAIN if self._sweeps else None))
+            if self._woken in ready:
+                os.read(self._woken, MOST_MESSAGE)
             self._bury()
             if self._control.fileno() in ready:
                 self._answer()
 
     def _answer(self) -> None:
-        message, descriptors, _, _ = socket.recv_fds(self._control, MOST_MESSAGE, 3)
+        try:
+            message, descriptors, _, _ = socket.recv_fds(self._control, MOST_MESSAGE, 3, socket.MSG_CMSG_CLOEXEC)
+        except ConnectionResetError:  # it was killed before it had read everything
+            message, descriptors = b"", []
         if not message:
-            self._end()
+            self.end()
         match _requests.decode(message):
             case Fork() as fork:
                 self._fork(fork, descriptors)
@@ -69,11 +89,17 @@ class Zygote:
 
     def _fork(self, fork: Fork, descriptors: list[int]) -> None:
         parent = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as fault:
+            self._tell(Unforked(fork.context, str(fault)))
+            return
+        finally:
+            if os.getpid() == parent:
+                for descriptor in descriptors:
+                    os.close(descriptor)
         if pid == 0:
             self._become(fork, descriptors, parent)
-        for descriptor in descriptors:
-            os.close(descriptor)
         self._contexts[pid] = fork.context
         self._pids[fork.context] = pid
         self._tell(Forked(fork.context, pid))
@@ -87,6 +113,8 @@ class Zygote:
             for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             self._control.close()
+            os.close(self._woken)
+            os.close(self._wake)
             os.setsid()
             link = socket.socket(fileno=descriptors[0])
             if fork.isolated:
@@ -98,8 +126,8 @@ class Zygote:
             status = 0
         except BaseException:  # noqa: BLE001 - whatever it is, this process must not go on as a second zygote
             traceback.print_exc()
-            sys.stderr.flush()
         finally:
+            _flush()
             os._exit(status)
 
     def _kill(self, kill: Kill) -> None:
@@ -112,37 +140,32 @@ class Zygote:
 
     def _bury(self) -> None:
         """Reap the dead, tell of contexts, and end what they left behind."""
-        buried = False
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if pid == 0:
-                break
+        orphans_likely = False
+        while (dead := _reaped()) is not None:
+            pid, status, peak_memory = dead
+            orphans_likely |= pid in self._contexts or pid in self._doomed
+            self._doomed.discard(pid)
             if (number := self._contexts.pop(pid, None)) is not None:
                 del self._pids[number]
-                buried = True
-                self._tell(Exited(number, status, usage.ru_maxrss * 1024))
-        if buried:
+                self._tell(Exited(number, status, peak_memory))
+        if orphans_likely:
+            self._sweeps = SWEEPS
+        if self._sweeps:
+            self._sweeps -= 1
             self._sweep()
 
     def _sweep(self) -> None:
         """Kill orphans: children that are no context of ours came from one that has ended."""
         for child in children(os.getpid()):
             if child not in self._contexts:
+                self._doomed.add(child)
                 for one in (child, *descendants(child)):
                     send(one, signal.SIGKILL)
 
-    def _end(self) -> NoReturn:
+    def end(self) -> NoReturn:
         """Take everything along."""
         self._contexts.clear()
-        while children(os.getpid()):
-            self._sweep()
-            try:
-                os.wait4(-1, 0)
-            except ChildProcessError:
-                break
+        end_children()
         os._exit(0)
 
     def _tell(self, report: Report) -> None:
@@ -156,14 +179,34 @@ def tell(control: socket.socket, report: Report) -> None:
         return  # the supervisor is gone; the next look at the connection finds that
 
 
+def _reaped() -> tuple[int, int, int] | None:
+    """A child that has ended: its pid, its status, its peak memory in bytes."""
+    try:
+        pid, status, usage = os.wait4(-1, os.WNOHANG)
+    except ChildProcessError:
+        return None
+    return (pid, status, usage.ru_maxrss * 1024) if pid else None
+
+
 def _speak_into(out: int, err: int) -> None:
     """Let everything that this process and its children print go where the supervisor reads it."""
     os.dup2(out, STDOUT)
     os.dup2(err, STDERR)
     os.close(out)
     os.close(err)
+
+
+def _speak_by_lines() -> None:
+    """What waited in a buffer would be lost with a process that dies, and printed twice by two that share it."""
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # both are text files
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(line_buffering=True)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(Exception):
+            stream.flush()
 
 
 def load(target: str) -> Any:
@@ -177,23 +220,44 @@ def load(target: str) -> Any:
     return found
 
 
+def broken(fault: BaseException) -> Broken:
+    """What is wrong with the user's module, from its own first line on."""
+    trace = fault.__traceback__
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    lines = "" if trace is None else "".join(traceback.format_exception(type(fault), fault, trace))
+    return Broken(f"{type(fault).__name__}: {fault}", lines[-MOST_MESSAGE // 2 :])
+
+
+def _is_ours(file: str) -> bool:
+    return file == __file__ or "importlib" in file
+
+
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     parent = os.getppid()
     os.setsid()  # what is typed at the supervisor's terminal is the supervisor's business
     die_with_parent(parent)
+    _speak_by_lines()
     try:
         app = load(sys.argv[2])
     except BaseException as fault:  # noqa: BLE001 - told to the supervisor, which tells the user
-        tell(control, Broken(f"{type(fault).__name__}: {fault}", traceback.format_exc()[-MOST_MESSAGE // 2 :]))
+        tell(control, broken(fault))
+        _flush()
         os._exit(1)
+    _flush()
     outlive_parent()
     adopt_orphans()
     gc.collect()
     gc.freeze()
     queues = dict.fromkeys(task.options.get("queue", "default") for task in app.tasks.values())
     tell(control, Ready(list(app.tasks), list(queues), app.store, app.tenant))
-    Zygote(control, app.tasks).serve()
+    zygote = Zygote(control, app.tasks)
+    try:
+        zygote.serve()
+    except BaseException:  # noqa: BLE001 - whatever it is, nobody is left behind
+        traceback.print_exc()
+        zygote.end()
 
 
 if __name__ == "__main__":

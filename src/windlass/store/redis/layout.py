@@ -11,11 +11,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from windlass.model.job import Chunk, Error, Job, Progress, Reason, State, Stream
+from windlass.model.job import Chunk, Error, Job, NewJob, Progress, Reason, State, Stream
 from windlass.model.lifecycle import GONE, Move, Step
 from windlass.model.names import raw_id, text_id
-from windlass.store import Done, Draft, Record, Touch, Wish, terms
+from windlass.store import Done, Draft, Kept, Record, Ripe, Touch, Wish, terms
 from windlass.store.micros import from_micros, span, to_micros
 
 STATES = (
@@ -45,18 +46,19 @@ REASONS = (
     Reason.DELETED,
     Reason.MEMORY,
     Reason.OUTPUT,
+    Reason.DEPENDENCY,
 )
-RUNNING = STATES.index(State.RUNNING)
+BLOCKED, RUNNING = STATES.index(State.BLOCKED), STATES.index(State.RUNNING)
 STATE_NUMBERS = {state: number for number, state in enumerate(STATES)} | {GONE: len(STATES)}
 REASON_NUMBERS = {reason: number for number, reason in enumerate(REASONS)}
 
 HEAD = struct.Struct(">BBBBIBBQQHIiQQQd")
-FLAGS, ATTEMPT, UPDATED, RUN_SIZE, TERMS_SIZE = 3, 4, 7, 9, 10  # places in a head
+STATE, FLAGS, ATTEMPT, UPDATED, RUN_SIZE, TERMS_SIZE = 1, 3, 4, 7, 9, 10  # places in a head
 OWN = struct.Struct(">16sI")
 TOLD = struct.Struct(">8sIQQH")
 LIVE = struct.Struct(">8sIQQBBIBBQQHQd")
 ENDED = struct.Struct(">IQQH")
-ERRORS, PROGRESS, EXTRAS = 4, 8, 128  # flags
+ERRORS, PROGRESS, FOLLOWED, EXTRAS = 4, 8, 64, 128  # flags
 NEW = struct.Struct(">iBdqqqIHI")
 DONE = struct.Struct(">16s8sHq")
 MOVE = struct.Struct(">BIBBBBIBBqHdBq")
@@ -67,6 +69,8 @@ STREAMS: tuple[Stream, ...] = ("stdout", "stderr", "log")
 KEEP_RESULT_FLAGS = {"keep": 0, "once": 16, "none": 32}
 FOR_EVER = -1.0
 NEVER = -1
+AGES_AGO = -(10**17)
+"""In the place of a due time: the job waits for others."""
 
 _pack = msgspec.msgpack.Encoder().encode
 _errors = msgspec.msgpack.Decoder(Error)
@@ -87,9 +91,9 @@ def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
             counts.append(0)
         meta = NEW.pack(
             new.priority,
-            KEEP_RESULT_FLAGS[new.keep_result] + (EXTRAS if new.files else 0),
+            _flags(new),
             FOR_EVER if new.keep_success is None else new.keep_success,
-            0 if new.run_at is None else to_micros(new.run_at),
+            _due(new),
             0 if new.delay is None else span(new.delay),
             NEVER if new.expires is None else span(new.expires),
             len(packed),
@@ -101,10 +105,32 @@ def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
         jobs.append(b"%b\0%b%b" % (route, packed, bytes(new.payload)))
         if new.files:
             jobs.append(_pack(new.files))
+        if new.then is not None:
+            jobs.append(terms.pack_then(draft.tenant, new.then))
+        if new.after:
+            jobs.append(ids(new.after))
     head: list[bytes | str | int] = [len(lines)]
     for name, number in lines.items():
         head += (name, counts[number])
     return head + jobs
+
+
+def _flags(new: NewJob) -> int:
+    flags = KEEP_RESULT_FLAGS[new.keep_result]
+    if new.files:
+        flags += EXTRAS
+    return flags if new.then is None else flags + FOLLOWED
+
+
+def _due(new: NewJob) -> int:
+    if new.after:
+        return AGES_AGO
+    return 0 if new.run_at is None else to_micros(new.run_at)
+
+
+def ids(some: Sequence[str]) -> bytes:
+    """Several ids, one after the other."""
+    return b"".join(map(raw_id, some))
 
 
 @lru_cache(maxsize=4096)
@@ -144,8 +170,8 @@ def succeed_arguments(dones: Sequence[Done]) -> Iterator[bytes | str | int]:
 def apply_arguments(moves: Sequence[Move]) -> Iterator[bytes | str | int]:
     for move in moves:
         yield raw_id(move.id)
-        yield move.fence or b""
-        yield b"" if move.error is None else _pack(move.error)
+        yield ids(move.waits_before) if move.source is State.BLOCKED else move.fence or b""
+        yield ids(move.waits_for) if move.target is State.BLOCKED else _pack(move.error) if move.error else b""
         yield MOVE.pack(
             STATE_NUMBERS[move.source],
             move.attempt_before,
@@ -188,6 +214,7 @@ def records(reply: Sequence[Any], *, whole: bool, handed_out: bool = False) -> l
         head = HEAD.unpack_from(value, OWN.size)
         errors = [_errors.decode(entry) for entry in next(entries)] if head[FLAGS] & ERRORS else []
         progress = _progress.decode(next(entries)) if head[FLAGS] & PROGRESS else None
+        waits = next(entries) if head[STATE] == BLOCKED else b""
         files = _files_of(next(entries)) if handed_out and head[FLAGS] & EXTRAS else {}
         text = OWN.size + HEAD.size
         zero = value.index(0, text)
@@ -196,9 +223,49 @@ def records(reply: Sequence[Any], *, whole: bool, handed_out: bool = False) -> l
         run = _run(value[run_from:end]) if head[RUN_SIZE] else NO_RUN
         size = len(value) - end if whole else size
         job = _job(id, head, value[text:zero], value[zero + 1 : run_from], run, errors, progress, size)
+        if waits:
+            job = replace(job, waits_for=id_list(waits))
         running = job.state is State.RUNNING
         found.append(Record(job, run.token if running else None, value[end:] if whole else None, files))
     return found
+
+
+def id_list(packed: bytes) -> list[str]:
+    return [text_id(packed[at : at + 16]) for at in range(0, len(packed), 16)]
+
+
+def ripe_arguments(done: Sequence[Ripe]) -> Iterator[bytes | str | int]:
+    for one in done:
+        yield raw_id(one.id)
+        yield one.tenant
+        yield one.mark
+        yield len(one.children)
+        yield from map(raw_id, one.children)
+
+
+def ripened(reply: Sequence[Any]) -> list[Ripe]:
+    """What `ripe.lua` answers."""
+    found: list[Ripe] = []
+    for at in range(0, len(reply), 5):
+        member, score, follows, result, children = reply[at : at + 5]
+        state = int(score) % 8
+        found.append(
+            Ripe(
+                text_id(member[:16]),
+                member[16:].decode(),
+                int(score),
+                STATES[state] if state < len(STATES) else None,
+                [text_id(child) for child in children],
+                terms.unpack_then(follows)[1] if follows else None,
+                kept(result) if result else None,
+            )
+        )
+    return found
+
+
+def kept(result: bytes) -> Kept:
+    content_type, _, data = result.partition(b"\0")
+    return Kept(data, content_type.decode())
 
 
 def _files_of(value: bytes) -> dict[str, bytes]:

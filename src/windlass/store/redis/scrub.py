@@ -15,14 +15,19 @@ from windlass.store.redis import layout
 from windlass.store.redis.channel import Argument
 from windlass.store.redis.store import RedisStore
 
-STALE, RESULT, ERRORS, PROGRESS, EXTRAS = 1, 2, 4, 8, 128
+STALE, RESULT, ERRORS, PROGRESS, FOLLOWED, EXTRAS = 1, 2, 4, 8, 64, 128
 CHUNK = 64
-BELONGINGS = (b"r", b"e", b"o", b"f")
+BELONGINGS = (b"r", b"e", b"o", b"f", b"a")
 """Keys of one job's own, beside its record."""
 RUNNING = layout.STATE_NUMBERS[State.RUNNING]
 
-DERIVED = (b":ready:", b":log:", b":heads:", b":tops", b":counts:", b":held", b":lines", b":tenants", b":chunks:")
+DERIVED = (
+    b":ready:", b":log:", b":heads:", b":tops", b":counts:", b":held", b":lines", b":tenants", b":chunks:", b":blocked:"
+)  # fmt: skip
 """Keys that can be derived from the jobs; the time indexes are compared job by job."""
+
+SEQUELS = (b"c", b"t", b"k")
+"""Keys of a followed job, which may outlive it while it is ripe."""
 
 Found = dict[bytes, Any]
 
@@ -137,27 +142,30 @@ def _derive(found: Found, prefix: bytes) -> Found:
         put(f"chunks:{line}", str(pos // CHUNK).encode(), float(pos // CHUNK))
         put(f"log:{line}:{max(number, RUNNING)}:{pos // CHUNK}", bytes((pos % CHUNK,)), id)
         counts[job.tenant, f"{job.queue},{job.task},{number}"] += 1
-        if job.state is State.RUNNING:
-            held[job.worker] += 1
-        if job.state is State.QUEUED:
-            put(f"ready:{lane}", struct.pack(">Q", seq) + id, float(job.priority))
-            for name in (lane, line):
-                firsts[name] = min(firsts.get(name, (job.priority, seq)), (job.priority, seq))
+        match job.state:
+            case State.RUNNING:
+                held[job.worker] += 1
+            case State.BLOCKED:
+                put(f"blocked:{line}", id, float(pos))
+            case State.QUEUED:
+                put(f"ready:{lane}", struct.pack(">Q", seq) + id, float(job.priority))
+                for name in (lane, line):
+                    firsts[name] = min(firsts.get(name, (job.priority, seq)), (job.priority, seq))
     for name, (priority, seq) in firsts.items():
-        tenant, _, rest = name.partition(",")
-        queue, is_lane, _ = rest.partition(",")
-        above = f"{tenant},{queue}" if is_lane else queue
         member = struct.pack(">Q", seq) + name.encode()
-        put(f"heads:{above}", member, float(priority))
+        put(f"heads:{_above(name)}", member, float(priority))
         put("tops", name.encode(), f"{priority} ".encode() + member)
     for (tenant, field), number in counts.items():
         put(f"counts:{tenant}", field.encode(), str(number).encode())
     for worker, number in held.items():
         put("held", worker.encode(), str(number).encode())
-    answer: Found = dict(derived)
-    if tenants:
-        answer[prefix + b":tenants"] = tenants
-    return answer
+    return {**derived, **({prefix + b":tenants": tenants} if tenants else {})}
+
+
+def _above(name: str) -> str:
+    """The line of a lane, or the queue of a line."""
+    tenant, queue, *task = name.split(",")
+    return f"{tenant},{queue}" if task else queue
 
 
 def _check_jobs(found: Found, prefix: bytes) -> list[str]:
@@ -180,6 +188,7 @@ def _check_jobs(found: Found, prefix: bytes) -> list[str]:
             "progress": (id in indexes["progress"], bool(job.flags & PROGRESS)),
             "a result": (prefix + b"r" + id in found, bool(job.flags & RESULT)),
             "errors": (prefix + b"e" + id in found, bool(job.flags & ERRORS)),
+            "something that it waits for": (bool(found.get(prefix + b"a" + id)), job.state is State.BLOCKED),
             "files or output": (any(prefix + kind + id in found for kind in (b"f", b"o")), bool(job.flags & EXTRAS)),
             "output without a gap, and no more than is kept": (_is_sound(found.get(prefix + b"o" + id, [])), True),
         }
@@ -192,6 +201,21 @@ def _check_jobs(found: Found, prefix: bytes) -> list[str]:
     for key in found:
         if key.startswith(tuple(prefix + kind for kind in BELONGINGS)) and key not in owned:
             findings.append(f"{key!r} belongs to no job")
+    return findings + _check_sequels(found, prefix, {id for id, job in jobs.items() if job.flags & FOLLOWED})
+
+
+def _check_sequels(found: Found, prefix: bytes, followed: set[bytes]) -> list[str]:
+    """What waits for a job or follows it belongs to a followed or ripe one; a result kept for that, to a ripe one."""
+    ripe = {member[:16] for member in found.get(prefix + b":ripe", {})}
+    findings = []
+    for kind in SEQUELS:
+        start = prefix + kind
+        owners = ripe if kind == b"k" else ripe | followed
+        findings += [
+            f"{key!r} belongs to no job that is followed or ripe"
+            for key in found
+            if key.startswith(start) and key[len(start) :] not in owners
+        ]
     return findings
 
 

@@ -10,21 +10,25 @@ from datetime import datetime
 import msgspec
 
 from windlass.model.errors import Invalid
-from windlass.model.job import Chunk
+from windlass.model.job import Chunk, State
 from windlass.model.lifecycle import Move
 from windlass.model.names import EVERY_TENANT, is_name, raw_id
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker
 from windlass.store import (
+    MOST_CHILDREN,
     Done,
     Draft,
+    Edge,
     Kept,
     Listener,
     Overdue,
     Reading,
     Record,
+    Ripe,
     Scope,
     Slice,
+    Sweep,
     Tally,
     Touch,
     Touched,
@@ -93,9 +97,6 @@ class RedisStore:
     async def close(self) -> None:
         await self._notices.close()
         await self.partitions.connection.close()
-
-    async def now(self) -> datetime:
-        return from_micros(int(await self.partitions.call("now", 0)))
 
     async def add(self, drafts: Sequence[Draft]) -> list[bool]:
         where = self.partitions.of_queue
@@ -173,14 +174,14 @@ class RedisStore:
                 now = from_micros(int(stamp))
                 for record in layout.records(reply, whole=payload):
                     found[record.job.id] = record
-        return Reading(now or await self.now(), [found.get(id) for id in ids])
+        return Reading(now or await self._now(), [found.get(id) for id in ids])
+
+    async def _now(self) -> datetime:
+        return from_micros(int(await self.partitions.call("now", HOME)))
 
     async def result(self, id: str) -> Kept | None:
         reply = await self.partitions.call("result", self.partitions.of_id(id), [raw_id(id)])
-        if reply is None:
-            return None
-        content_type, _, data = reply.partition(b"\0")
-        return Kept(data, content_type.decode())
+        return None if reply is None else layout.kept(reply)
 
     async def output(self, id: str, after: int, limit: int) -> list[Chunk]:
         partition = self.partitions.of_id(id)
@@ -228,8 +229,8 @@ class RedisStore:
                     found.append(Tally(reply[place].decode(), queue, task, layout.STATES[int(state)], number))
         return sorted(found, key=lambda tally: (tally.tenant, tally.queue, tally.task, tally.state))
 
-    async def promote(self, limit: int) -> int:
-        return await self.partitions.up_to("promote", limit)
+    async def sweep(self, clock: Sweep, limit: int) -> int:
+        return await self.partitions.up_to("promote" if clock is Sweep.RUN else "purge", limit)
 
     async def overdue(self, clock: Overdue, limit: int) -> Reading:
         found: list[tuple[float, Record]] = []
@@ -240,8 +241,26 @@ class RedisStore:
         now = from_micros(min(int(stamp) for stamp, *_ in replies))
         return Reading(now, [record for _, record in found[:limit]])
 
-    async def purge(self, limit: int) -> int:
-        return await self.partitions.up_to("purge", limit)
+    async def bind(self, edges: Sequence[Edge]) -> list[State | None]:
+        states = await self.partitions.spread(
+            "bind",
+            edges,
+            lambda edge: self.partitions.of_id(edge.parent),
+            lambda some: [word for edge in some for word in (raw_id(edge.parent), edge.tenant, raw_id(edge.child))],
+        )
+        return [layout.STATES[state] if state < len(layout.STATES) else None for state in states]
+
+    async def ripe(self, done: Sequence[Ripe], limit: int) -> list[Ripe]:
+        await self.partitions.spread(
+            "ripe",
+            done,
+            lambda one: self.partitions.of_id(one.id),
+            lambda some: [0, 0, *layout.ripe_arguments(some)],
+        )
+        if not limit:
+            return []
+        replies = await self.partitions.each("ripe", [limit, MOST_CHILDREN])
+        return [one for reply in replies for one in layout.ripened(reply)][:limit]
 
     async def enlist(self, id: str, tenant: str, worker: NewWorker, lease: float) -> None:
         await self.partitions.call("worker", HOME, ["enlist", id, span(lease), tenant, msgspec.msgpack.encode(worker)])

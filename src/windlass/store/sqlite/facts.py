@@ -17,7 +17,7 @@ async def facts(store: SqliteStore) -> Facts:
         version=apsw.sqlite_lib_version(),
         durability=f"journal_mode {journal}, synchronous {synchronous}",
         risk="" if synchronous in SAFE else "the last jobs may be lost when the power fails: set synchronous to FULL",
-        now=await store.now(),
+        now=(await store.read([])).now,
     )
 
 

@@ -10,10 +10,10 @@ from operator import itemgetter
 from windlass.model.job import NewJob
 from windlass.store import Draft, Kept, Reading
 from windlass.store.micros import from_micros, span, to_micros
-from windlass.store.sqlite import batches, records
+from windlass.store.sqlite import batches, following, records
 from windlass.store.sqlite.transaction import Transaction
-from windlass.store.sqlite.values import QUEUED, SCHEDULED, key, keys
-from windlass.store.terms import pack, unpack
+from windlass.store.sqlite.values import BLOCKED, QUEUED, SCHEDULED, key, keys
+from windlass.store.terms import pack, pack_then, unpack
 
 MOST_INLINE = 1000
 """Bytes of a payload that sits in its job's own row: rewritten with it, but also found with it."""
@@ -21,7 +21,8 @@ MOST_INLINE = 1000
 _KNOWN = "SELECT id FROM job WHERE id IN carray(?)"
 _ADD = """
     INSERT INTO job (
-        id, lane, line, state, priority, files, size, created_at, updated_at, run_at, expires_at, terms, payload
+        id, lane, line, state, priority, files, followed, waits, size, created_at, updated_at, run_at, expires_at,
+        terms, payload
     ) VALUES {rows}
 """
 _ADD_LARGE = "INSERT INTO payload (job, data) SELECT seq, ?2 FROM job WHERE id = ?1"
@@ -33,7 +34,7 @@ _lane_and_state = itemgetter(1, 3)
 
 _RESULT = """
     SELECT job.seq, job.terms, result.data, result.content_type
-    FROM job CROSS JOIN result ON result.job = job.seq WHERE job.id = ?
+    FROM job CROSS JOIN result ON result.job = job.seq WHERE job.id = ? AND NOT result.spent
 """
 _DROP_RESULT = "DELETE FROM result WHERE job = ?"
 
@@ -67,6 +68,8 @@ def add(tx: Transaction, drafts: Sequence[Draft]) -> list[bool]:
             tx.run(_ADD_LARGE, id, bytes(draft.new.payload))
         for name, data in draft.new.files.items():
             tx.run(_ADD_FILE, id, name, data)
+        if draft.new.then is not None:
+            following.note(tx, id, pack_then(draft.tenant, draft.new.then))
     for (lane, state), count in Counter(map(_lane_and_state, rows)).items():
         tx.count(lane, state, count)
         if state == QUEUED:
@@ -79,13 +82,16 @@ def _row(tx: Transaction, id: bytes, draft: Draft) -> batches.Row:
     new, now = draft.new, tx.now
     lane = tx.lanes.named(draft.tenant, new.queue, new.task)
     due = _due(new, now)
-    state = QUEUED if due is None else SCHEDULED
+    state = BLOCKED if new.after else QUEUED if due is None else SCHEDULED
+    waits = b"".join(keys(new.after)) if new.after else None
     expires_at = None if new.expires is None else now + span(new.expires)
     payload = bytes(new.payload)
     size = len(payload)
     inline = payload if size <= MOST_INLINE else None
-    files = len(new.files)
-    return (id, lane.id, lane.line, state, new.priority, files, size, now, now, due, expires_at, pack(new), inline)
+    return (
+        id, lane.id, lane.line, state, new.priority, len(new.files), new.then is not None, waits, size, now, now, due,
+        expires_at, pack(new), inline,
+    )  # fmt: skip
 
 
 def _due(new: NewJob, now: int) -> int | None:
@@ -118,12 +124,14 @@ def take(tx: Transaction, id: str) -> Kept | None:
     if row is None:
         return None
     seq, _, data, content_type = row
-    tx.run(_DROP_RESULT, seq)
+    if not following.spend(tx, seq):
+        tx.run(_DROP_RESULT, seq)
     return Kept(data=data, content_type=content_type)
 
 
 def vanish(tx: Transaction, seqs: Sequence[int]) -> None:
     """Drop jobs and everything of them. Whoever calls this has counted them out."""
     if seqs:
+        following.vanish(tx, seqs)
         for statement in _VANISH:
             tx.run(statement, batches.numbers(seqs))

@@ -14,10 +14,10 @@ from windlass.model.job import FINISHED, State
 from windlass.model.lifecycle import GONE, Move, Step
 from windlass.model.names import text_id
 from windlass.store.micros import span, to_micros
-from windlass.store.sqlite import batches
+from windlass.store.sqlite import batches, following
 from windlass.store.sqlite.jobs import vanish
 from windlass.store.sqlite.transaction import Transaction
-from windlass.store.sqlite.values import NUMBERS, RUNNING, keys
+from windlass.store.sqlite.values import BLOCKED, ENDED, NUMBERS, RUNNING, keys
 from windlass.store.sqlite.work import drop_leases
 
 MOST_ERRORS = 100
@@ -26,12 +26,16 @@ MOST_ERRORS = 100
 _pack = msgspec.msgpack.Encoder()
 
 _STANDING = """
-    SELECT j.id, j.seq, j.lane, j.state, j.attempt, j.reason, j.errors, j.worker, l.token, l.until
+    SELECT j.id, j.seq, j.lane, j.state, j.attempt, j.reason, j.errors, j.worker, j.followed, j.waits, l.token,
+        l.until
     FROM carray(?) AS wanted CROSS JOIN job AS j ON j.id = wanted.value LEFT JOIN lease AS l ON l.job = j.seq
 """
 _TELL = """
     WITH told (seq, reason, updated_at) AS (VALUES {rows})
     UPDATE job SET reason = told.reason, updated_at = told.updated_at FROM told WHERE job.seq = told.seq
+"""
+_MEET = """
+    WITH met (seq, waits) AS (VALUES {rows}) UPDATE job SET waits = met.waits FROM met WHERE job.seq = met.seq
 """
 _MOVE = """
     WITH moved (
@@ -40,7 +44,7 @@ _MOVE = """
     UPDATE job SET state = moved.state, reason = moved.reason, attempt = moved.attempt, crashes = moved.crashes,
         losses = moved.losses, run_at = moved.run_at, code = moved.code, updated_at = moved.updated_at,
         finished_at = moved.finished_at, purge_at = moved.purge_at, errors = errors + moved.failed,
-        expires_at = iif(moved.waits, expires_at, NULL)
+        waits = NULL, expires_at = iif(moved.waits, expires_at, NULL)
     FROM moved WHERE job.seq = moved.seq
 """
 _ADD_ERROR = "INSERT INTO error (job, n, data) VALUES {rows}"
@@ -63,6 +67,8 @@ class Standing(NamedTuple):
     reason: str | None
     errors: int
     worker: str | None
+    followed: int
+    waits: bytes | None
     token: bytes | None
     until: int | None
 
@@ -72,6 +78,7 @@ class Changes:
 
     def __init__(self) -> None:
         self.told: list[batches.Row] = []
+        self.met: list[batches.Row] = []
         self.moved: list[batches.Row] = []
         self.errors: list[batches.Row] = []
         self.old_errors: list[batches.Row] = []
@@ -112,6 +119,8 @@ def _allows(job: Standing, move: Move, now: int) -> bool:
         return False
     if job.state == RUNNING and (move.fence is None or job.token != move.fence):
         return False
+    if job.state == BLOCKED and job.waits != b"".join(keys(move.waits_before)):
+        return False
     return not move.lapsed or (job.until is not None and job.until <= now)
 
 
@@ -121,10 +130,12 @@ def _note(tx: Transaction, changes: Changes, job: Standing, move: Move) -> None:
         changes.told.append((job.seq, move.reason, tx.now))
         tx.topics.add(f"order/{job.worker}")
         return
+    if move.target is State.BLOCKED:
+        changes.met.append((job.seq, b"".join(keys(move.waits_for))))
+        return
+    _note_end(tx, job, move)
     tx.count(job.lane, job.state, -1)
     ends = move.target in FINISHED
-    if ends:
-        tx.topics.add(f"end/{text_id(job.id)}")
     if move.target is GONE or (ends and move.keep == 0):
         changes.gone.append(job.seq)
         return
@@ -140,6 +151,15 @@ def _note(tx: Transaction, changes: Changes, job: Standing, move: Move) -> None:
         if job.errors >= MOST_ERRORS:
             changes.old_errors.append((job.seq, job.errors - MOST_ERRORS))
     changes.moved.append(_row(job, move, tx.now, ends=ends))
+
+
+def _note_end(tx: Transaction, job: Standing, move: Move) -> None:
+    """If the job ends or goes: whoever listens hears of it, and what waits for it or follows it will be seen to."""
+    ends = move.target in FINISHED
+    if ends:
+        tx.topics.add(f"end/{text_id(job.id)}")
+    if job.followed and job.state not in ENDED and (ends or move.target is GONE):
+        following.ripen(tx, job.seq, NUMBERS[State(move.target)] if ends else None)
 
 
 def _row(job: Standing, move: Move, now: int, *, ends: bool) -> batches.Row:
@@ -167,6 +187,7 @@ def _row(job: Standing, move: Move, now: int, *, ends: bool) -> batches.Row:
 
 def _write(tx: Transaction, changes: Changes) -> None:
     tx.run_all(_TELL, changes.told)
+    tx.run_all(_MEET, changes.met)
     tx.run_all(_MOVE, changes.moved)
     tx.run_all(_ADD_ERROR, changes.errors)
     tx.run_all(_DROP_ERROR, changes.old_errors)

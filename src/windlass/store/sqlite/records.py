@@ -25,8 +25,8 @@ _error = msgspec.msgpack.Decoder(Error)
 
 _COLUMNS = """
     j.seq, j.id, j.lane, j.state, j.priority, j.attempt, j.crashes, j.losses, j.errors, j.files, j.size, j.reason,
-    j.code, j.created_at, j.updated_at, j.run_at, j.started_at, j.finished_at, j.worker, j.node, j.pid, j.terms,
-    l.token, p.data
+    j.code, j.created_at, j.updated_at, j.run_at, j.started_at, j.finished_at, j.worker, j.node, j.pid, j.waits,
+    j.terms, l.token, p.data
 """
 _JOINED = """
     FROM carray(?1) AS wanted
@@ -81,8 +81,8 @@ def _record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
     # The order of `_COLUMNS`, then the payload.
     (
         _, id, lane, state, priority, attempt, crashes, losses, _, _, size, reason,
-        code, created_at, updated_at, run_at, started_at, finished_at, worker, node, pid, terms,
-        token, progress, payload,
+        code, created_at, updated_at, run_at, started_at, finished_at, worker, node, pid, waits,
+        terms, token, progress, payload,
     ) = row  # fmt: skip
     where = tx.lanes.get(lane)
     asked = unpack(terms)
@@ -95,6 +95,7 @@ def _record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
         task=where.task,
         priority=priority,
         state=STATES[state],
+        waits_for=_ids(waits),
         reason=None if reason is None else Reason(reason),
         attempt=attempt,
         crashes=crashes,
@@ -120,3 +121,7 @@ def _record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
 
 def _maybe(micros: int | None) -> datetime | None:
     return None if micros is None else from_micros(micros)
+
+
+def _ids(waits: bytes | None) -> list[str]:
+    return [text_id(waits[at : at + 16]) for at in range(0, len(waits), 16)] if waits else []

@@ -54,6 +54,7 @@ CREATE TABLE job (
     errors      INTEGER NOT NULL DEFAULT 0,        -- how many it ever had: the number of its next
     chunks      INTEGER NOT NULL DEFAULT 0,        -- how many pieces of output it ever had
     files       INTEGER NOT NULL,                  -- how many came with it
+    followed    INTEGER NOT NULL DEFAULT 0,        -- whether another one waits for it or is to follow it, or did
     size        INTEGER NOT NULL,                  -- bytes of the payload
     reason      TEXT,
     code        INTEGER,
@@ -67,6 +68,7 @@ CREATE TABLE job (
     worker      TEXT,
     node        TEXT,
     pid         INTEGER,
+    waits       BLOB,                              -- ids of those that a blocked job still waits for, one after the other
     terms       BLOB NOT NULL,                     -- as `terms.pack` makes them
     payload     BLOB                               -- if small; else in the table of that name
 ) STRICT;
@@ -141,9 +143,37 @@ CREATE UNIQUE INDEX output_place ON output (job, n);
 
 CREATE TABLE result (
     job          INTEGER PRIMARY KEY,
+    spent        INTEGER NOT NULL DEFAULT 0, -- read, but to be given to the job that follows
     content_type TEXT NOT NULL,
     data         BLOB NOT NULL
 ) STRICT;
+
+
+-- That a job waits for another one. Both by their ids: they may vanish before this does.
+CREATE TABLE edge (
+    parent BLOB NOT NULL,
+    child  BLOB NOT NULL,
+    PRIMARY KEY (parent, child)
+) STRICT, WITHOUT ROWID;
+
+
+-- What is to follow a job: as `terms.pack_then` makes it.
+CREATE TABLE sequel (
+    parent BLOB PRIMARY KEY,
+    data   BLOB NOT NULL
+) STRICT;
+
+
+-- Followed jobs that have ended or vanished, until what is due has been done. What belongs to one of these, here and in
+-- the two tables above, may outlive it.
+CREATE TABLE ripe (
+    mark   INTEGER PRIMARY KEY AUTOINCREMENT,
+    id     BLOB NOT NULL,
+    tenant TEXT NOT NULL,
+    state  INTEGER -- NULL = it vanished before it had ended
+) STRICT;
+
+CREATE UNIQUE INDEX ripe_id ON ripe (id, tenant);
 
 
 -- Workers that were heard of; one whose `until` has passed counts as gone.

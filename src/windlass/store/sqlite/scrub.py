@@ -7,7 +7,7 @@ from windlass.model.job import MOST_CHUNKS, MOST_OUTPUT
 from windlass.store.sqlite.moving import MOST_ERRORS
 from windlass.store.sqlite.store import SqliteStore
 from windlass.store.sqlite.transaction import Transaction
-from windlass.store.sqlite.values import ENDED, QUEUED, RUNNING, SCHEDULED, STATES
+from windlass.store.sqlite.values import BLOCKED, ENDED, QUEUED, RUNNING, SCHEDULED, STATES
 
 MOST_SHOWN = 20
 """Findings of one kind."""
@@ -55,6 +55,13 @@ QUESTIONS: dict[str, str] = {
             FROM output GROUP BY job
         ) AS o ON o.job = job.seq
         WHERE kept <> span OR newest <> chunks OR kept > {MOST_CHUNKS} OR bytes > {MOST_OUTPUT}""",
+    "is blocked but waits for nothing, or waits but is not blocked": f"""
+        SELECT hex(id) FROM job WHERE (coalesce(length(waits), 0) > 0) <> (state = {BLOCKED})""",
+    "has something that is to follow it, or waits for it, but is neither followed nor ripe": """
+        SELECT hex(parent) FROM (SELECT parent FROM edge UNION SELECT parent FROM sequel)
+        WHERE parent NOT IN (SELECT id FROM job WHERE followed) AND parent NOT IN (SELECT id FROM ripe)""",
+    "has a result that was read and should not be there": """
+        SELECT hex(id) FROM result JOIN job ON job.seq = result.job WHERE spent AND id NOT IN (SELECT id FROM ripe)""",
     "is in a lane that is not there": "SELECT hex(id) FROM job WHERE lane NOT IN (SELECT id FROM lane)",
     "is in another line than its lane": """
         SELECT hex(job.id) FROM job JOIN lane ON lane.id = job.lane WHERE job.line <> lane.line""",

@@ -6,30 +6,32 @@ Holds what is opened and closed (the connection, the notices); knows no SQL.
 import os
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from datetime import datetime
 from pathlib import Path
 from typing import TypeVar
 
-from windlass.model.job import Chunk
+from windlass.model.job import Chunk, State
 from windlass.model.lifecycle import Move
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker
 from windlass.store import (
     Done,
     Draft,
+    Edge,
     Kept,
     Listener,
     Overdue,
     Reading,
     Record,
+    Ripe,
     Scope,
     Slice,
+    Sweep,
     Tally,
     Touch,
     Touched,
     Wish,
 )
-from windlass.store.sqlite import claims, jobs, listing, moving, output, upkeep, work, workers
+from windlass.store.sqlite import claims, following, jobs, listing, moving, output, upkeep, work, workers
 from windlass.store.sqlite.connection import Connection
 from windlass.store.sqlite.notices import Notices
 from windlass.store.sqlite.opening import MEMORY, connect, resolve
@@ -41,10 +43,9 @@ T = TypeVar("T")
 class SqliteStore:
     """Jobs in one SQLite file, shared by any number of processes on one machine. Made by `open`."""
 
-    def __init__(self, connection: Connection, notices: Notices, clock: Clock) -> None:
+    def __init__(self, connection: Connection, notices: Notices) -> None:
         self._connection = connection
         self._notices = notices
-        self._clock = clock
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], clock: Clock) -> "SqliteStore":
@@ -54,10 +55,7 @@ class SqliteStore:
         """
         place = resolve(path)
         notices = Notices(None if place == MEMORY else Path(f"{place}-wake"))
-        return cls(Connection(connect(place), clock, notices.tell), notices, clock)
-
-    async def now(self) -> datetime:
-        return self._clock.now()
+        return cls(Connection(connect(place), clock, notices.tell), notices)
 
     async def add(self, drafts: Sequence[Draft]) -> list[bool]:
         if not drafts:
@@ -99,14 +97,21 @@ class SqliteStore:
     async def tally(self, tenant: str) -> list[Tally]:
         return await self._connection.read(lambda tx: listing.tally(tx, tenant))
 
-    async def promote(self, limit: int) -> int:
-        return await self._connection.write(lambda tx: upkeep.promote(tx, limit))
+    async def sweep(self, clock: Sweep, limit: int) -> int:
+        return await self._connection.write(lambda tx: upkeep.sweep(tx, clock, limit))
 
     async def overdue(self, clock: Overdue, limit: int) -> Reading:
         return await self._connection.read(lambda tx: upkeep.overdue(tx, clock, limit))
 
-    async def purge(self, limit: int) -> int:
-        return await self._connection.write(lambda tx: upkeep.purge(tx, limit))
+    async def bind(self, edges: Sequence[Edge]) -> list[State | None]:
+        if not edges:
+            return []
+        return await self._connection.write(lambda tx: following.bind(tx, edges))
+
+    async def ripe(self, done: Sequence[Ripe], limit: int) -> list[Ripe]:
+        if not done:  # an idle queue is asked often: it need not be written to
+            return await self._connection.read(lambda tx: following.ripe(tx, done, limit))
+        return await self._connection.write(lambda tx: following.ripe(tx, done, limit))
 
     async def enlist(self, id: str, tenant: str, worker: NewWorker, lease: float) -> None:
         await self._connection.write(lambda tx: workers.enlist(tx, id, tenant, worker, lease))

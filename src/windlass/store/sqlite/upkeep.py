@@ -5,7 +5,7 @@ Each looks at one clock's own index, earliest first, and stops at a limit.
 
 from collections import Counter
 
-from windlass.store import Overdue, Reading
+from windlass.store import Overdue, Reading, Sweep
 from windlass.store.micros import from_micros
 from windlass.store.sqlite import batches, records
 from windlass.store.sqlite.jobs import vanish
@@ -23,7 +23,11 @@ _OVERDUE = {
 _OLD = "SELECT seq, lane, state FROM job WHERE purge_at <= ? ORDER BY purge_at, seq LIMIT ?"
 
 
-def promote(tx: Transaction, limit: int) -> int:
+def sweep(tx: Transaction, clock: Sweep, limit: int) -> int:
+    return _promote(tx, limit) if clock is Sweep.RUN else _purge(tx, limit)
+
+
+def _promote(tx: Transaction, limit: int) -> int:
     due = tx.rows(_DUE, tx.now, limit)
     if not due:
         return 0
@@ -40,7 +44,7 @@ def overdue(tx: Transaction, clock: Overdue, limit: int) -> Reading:
     return Reading(now=from_micros(tx.now), records=list(records.by_seq(tx, seqs)))
 
 
-def purge(tx: Transaction, limit: int) -> int:
+def _purge(tx: Transaction, limit: int) -> int:
     old = tx.rows(_OLD, tx.now, limit)
     vanish(tx, [seq for seq, _, _ in old])
     for (lane, state), count in Counter((lane, state) for _, lane, state in old).items():

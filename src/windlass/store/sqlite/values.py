@@ -14,6 +14,7 @@ STATES = tuple(State)
 
 NUMBERS = {state: number for number, state in enumerate(STATES)}
 
+BLOCKED = NUMBERS[State.BLOCKED]
 SCHEDULED = NUMBERS[State.SCHEDULED]
 QUEUED = NUMBERS[State.QUEUED]
 RUNNING = NUMBERS[State.RUNNING]

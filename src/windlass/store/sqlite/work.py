@@ -11,7 +11,7 @@ import msgspec
 from windlass.model.job import Reason, Terms
 from windlass.store import Done, Touch, Touched
 from windlass.store.micros import span, to_micros
-from windlass.store.sqlite import batches, output
+from windlass.store.sqlite import batches, following, output
 from windlass.store.sqlite.jobs import vanish
 from windlass.store.sqlite.transaction import Transaction
 from windlass.store.sqlite.values import RUNNING, SUCCEEDED, keys
@@ -22,7 +22,7 @@ DEFAULT = Terms(task="any")
 _pack = msgspec.msgpack.Encoder()
 
 _HELD = """
-    SELECT j.id, j.seq, j.lane, j.reason, j.terms, l.token
+    SELECT j.id, j.seq, j.lane, j.reason, j.followed, j.terms, l.token
     FROM carray(?) AS wanted CROSS JOIN job AS j ON j.id = wanted.value CROSS JOIN lease AS l ON l.job = j.seq
 """
 _RENEW = "UPDATE lease SET until = ?2 WHERE job IN carray(?1)"
@@ -49,6 +49,7 @@ class Held(NamedTuple):
     seq: int
     lane: int
     reason: str | None
+    followed: int
     terms: bytes
     token: bytes
 
@@ -102,6 +103,8 @@ def succeed(tx: Transaction, dones: Sequence[Done]) -> list[bool]:
         del held[id]  # it ends once, however often it is in the list
         tx.count(job.lane, RUNNING, -1)
         tx.topics.add(f"end/{done.id}")
+        if job.followed:
+            following.ripen(tx, job.seq, SUCCEEDED)
         terms = unpack(job.terms)
         keep = terms.get("keep_success", DEFAULT.keep_success)
         if keep == 0 or job.reason == Reason.DELETED:

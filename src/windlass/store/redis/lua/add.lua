@@ -1,9 +1,12 @@
 -- Keep new jobs.
--- ARGV[2..]  number of lines; line, jobs of it, …; then per job: meta, body, and its files if its flags say so
---            meta = id (16) .. '>iBdi8i8i8IHI': priority, flags (of keep_result, EXTRAS = files), keep_success (-1 = for ever), run_at, delay,
+-- ARGV[2..]  number of lines; line, jobs of it, …; then per job: meta, body; its files and what is to follow it
+--            if its flags say so; the ids that it waits for if it is blocked
+--            meta = id (16) .. '>iBdi8i8i8IHI': priority, flags (of keep_result, EXTRAS = files), keep_success (-1 = for ever), run_at
+--            (below AGES = blocked), delay,
 --            expires (-1 = never), size of terms, line (from 0), place among the batch's jobs of that line (from 0)
 --            body = route, zero byte, terms, payload
 -- Output     for each job 1 if it is new, else 0
+local AGES = -90000000000000000
 local lines, base = {}, {}
 local at, jobs = 3, 0
 for i = 0, tonumber(ARGV[2]) - 1 do
@@ -22,17 +25,23 @@ for i = 1, jobs do
   local priority, flags, keep, due, delay, expires, terms_size, line, rank = struct.unpack('>iBdi8i8i8IHI', meta, 17)
   if delay > 0 then due = now + delay end
   local state = SCHEDULED
-  if due <= now then state, due = QUEUED, 0 end
+  if due < AGES then state, due = BLOCKED, 0 elseif due <= now then state, due = QUEUED, 0 end
   if expires >= 0 then flags = flags + STALE end
   local pos = base[line] + rank
   local head = struct.pack(HEAD, 1, state, 0, flags, 0, 0, 0, now, due, 0, terms_size, priority, seq + i, pos, now, keep)
   local files = flags >= EXTRAS and ARGV[at]
   if files then at = at + 1 end
+  local follows = bit.band(flags, FOLLOWED) ~= 0 and ARGV[at]
+  if follows then at = at + 1 end
+  local waits = state == BLOCKED and ARGV[at]
+  if waits then at = at + 1 end
   if redis.call('SET', K .. 'j' .. id, head .. body, 'NX') then
     created[i] = 1
     if files then redis.call('SET', K .. 'f' .. id, files) end
+    if follows then redis.call('SET', K .. 't' .. id, follows) end
+    if waits then redis.call('SET', K .. 'a' .. id, waits) end
     local lane = lane_of(string.sub(body, 1, string.find(body, '\0', 1, true) - 1))
-    enter_as(lane, state, id, priority, seq + i, due)
+    enter_as(lane, state, id, priority, seq + i, state == BLOCKED and pos or due)
     list(lane, state, pos, id)
     if expires >= 0 then push(in_(added, ':stale'), now + expires, id) end
     opened[line] = opened[line] or {}

@@ -1,5 +1,6 @@
 -- Write moves that the lifecycle has decided, each only if its job still is what it was decided for.
--- ARGV[2..]  per move: id, fence ('' = none), error ('' = none), and
+-- ARGV[2..]  per move: id; fence ('' = none), of a blocked job the ids it waits for; error ('' = none), or of one that stays blocked the
+--            ids it goes on to wait for; and
 --            '>BIBBBBIBBi8HdBi8': state, attempt and reason before; lapsed; then target, reason, attempt, crashes, losses, due,
 --            code, keep (-1 = for ever), whether it starts anew, finished_at (0 = now)
 -- Output     per move: 1 if it was written, else 0
@@ -17,8 +18,13 @@ local function write(id, fence, failure, packed)
   local job = load(id)
   if not job or job[STATE] ~= state or job[ATTEMPT] ~= attempt or job[REASON] ~= reason then return 0 end
   if state == RUNNING and job.run[TOKEN] ~= fence then return 0 end
+  if state == BLOCKED and redis.call('GET', K .. 'a' .. id) ~= fence then return 0 end
   if lapsed == 1 and tonumber(redis.call('ZSCORE', K .. ':leases', id)) > now then return 0 end
 
+  if target == BLOCKED then
+    redis.call('SET', K .. 'a' .. id, failure)
+    return 1
+  end
   job[UPDATED] = now
   if target == RUNNING then
     job[REASON] = new_reason
@@ -27,6 +33,7 @@ local function write(id, fence, failure, packed)
     return 1
   end
   leave(job)
+  if state < SUCCEEDED and target >= SUCCEEDED and has(job, FOLLOWED) then ripen(id, job.lane.tenant, target) end
   if target == GONE then
     vanish(job, state)
     return 1

@@ -9,6 +9,14 @@
 --   Ke<id>                  list    its errors, oldest first
 --   Ko<id>                  list    the newest of its output, oldest first: each with CHUNK_HEAD below, then its bytes
 --   Kf<id>                  string  the files that came with it, opaque here
+--   Ka<id>                  string  ids of the jobs that a blocked one still waits for, one after the other
+--   Kc<id>                  set     ids of the jobs that wait for it
+--   Kt<id>                  string  what is to follow it, opaque here
+--   Kk<id>                  string  its result, read already, as long as it is wanted for what follows
+--   K:ripe                  zset    followed jobs that ended or vanished, until that is dealt with: member = id .. tenant, score = number of
+--                                   the end * 8 + state; the three keys above then outlive their job
+--   K:ripening              int     the last number given to an end
+--   K:blocked:<line>        zset    blocked jobs of a line by place
 --   K:seq                   int     the last arrival sequence given out
 --   K:pos                   hash    line -> the last place given out in it
 --   K:lines                 zset    lines that hold jobs, by name
@@ -69,11 +77,12 @@ local NO_TOKEN = '\0\0\0\0\0\0\0\0'
 
 local PREFIX = '511' -- read this much at first: nearly always all but the payload
 
-local SCHEDULED, QUEUED, RUNNING, SUCCEEDED, CANCELLED, GONE = 1, 2, 3, 4, 6, 7 -- as in layout.py; 0 is blocked, 5 failed
+local BLOCKED, SCHEDULED, QUEUED, RUNNING, SUCCEEDED, CANCELLED, GONE = 0, 1, 2, 3, 4, 6, 7 -- as in layout.py; 5 is failed
 local PENDING = 3 -- all states up to this share one log: a claim need not touch it
 local DELETED = 14 -- the only reason a script looks at
 
-local STALE, RESULT, ERRORS, PROGRESS, ONCE, NONE, EXTRAS = 1, 2, 4, 8, 16, 32, 128 -- flags; extras = it has files or output
+-- Flags. Followed: another job waits for it or is to follow it, or did; extras: it has files or output.
+local STALE, RESULT, ERRORS, PROGRESS, ONCE, NONE, FOLLOWED, EXTRAS = 1, 2, 4, 8, 16, 32, 64, 128
 
 -- A piece of output: number, bytes that came before it, attempt, time, stream. Of stream NO_STREAM: nothing, but the numbers go on from it.
 local CHUNK_HEAD = '>I8I8II8B'
@@ -200,13 +209,16 @@ local function kind_of(state) return state > PENDING and state or PENDING end
 
 local function member(seq, id) return struct.pack('>I8', seq) .. id end
 
--- Put a job that does not run into the index of its state. `at` = its due time, or the time it is dropped (nil = never).
+-- Put a job that does not run into the index of its state. `at` = its due time, or the time it is dropped (nil = never), or its place
+-- if it is blocked.
 local function enter_as(lane, state, id, priority, seq, at)
   lane.counts[state] = (lane.counts[state] or 0) + 1
   if state == QUEUED then
     push(lane.ready, priority, member(seq, id))
   elseif state == SCHEDULED then
     push(in_(added, ':due'), at, id)
+  elseif state == BLOCKED then
+    push(in_(added, ':blocked:' .. lane.line), at, id)
   elseif at then
     push(in_(added, ':gone'), at, id)
   end
@@ -229,6 +241,9 @@ local function leave(job)
     push(lane.unready, member(job[SEQ], job.id))
   elseif state == SCHEDULED then
     push(in_(removed, ':due'), job.id)
+  elseif state == BLOCKED then
+    push(in_(removed, ':blocked:' .. lane.line), job.id)
+    push(keys, K .. 'a' .. job.id)
   elseif state == RUNNING then
     push(in_(removed, ':leases'), job.id)
     push(ended, job.id)
@@ -269,6 +284,9 @@ local function vanish(job, before)
   if has(job, RESULT) then push(keys, K .. 'r' .. job.id) end
   if has(job, ERRORS) then push(keys, K .. 'e' .. job.id) end
   if has(job, EXTRAS) then push(keys, K .. 'o' .. job.id, K .. 'f' .. job.id) end
+  if has(job, FOLLOWED) and not redis.call('ZSCORE', K .. ':ripe', job.id .. job.lane.tenant) then
+    push(keys, K .. 'c' .. job.id, K .. 't' .. job.id)
+  end
   unlist(job.lane, before, job[POS])
   emptied[job.lane.line .. ' ' .. chunk_of(job[POS])] = true
 end
@@ -367,7 +385,7 @@ end
 -- Answers
 
 -- A job: id, size of its payload (0 if that follows), its bytes as `meta_of` makes them, and its payload if it was read; after it,
--- only if its flags say so, its errors and its progress.
+-- only if its flags say so, its errors and its progress, and if it is blocked what it waits for.
 local function answer(job, meta, to)
   local n = #to
   if job.payload then
@@ -377,6 +395,7 @@ local function answer(job, meta, to)
   end
   if has(job, ERRORS) then to[#to + 1] = redis.call('LRANGE', K .. 'e' .. job.id, 0, -1) end
   if has(job, PROGRESS) then to[#to + 1] = redis.call('HGET', K .. ':progress', job.id) end
+  if job[STATE] == BLOCKED then to[#to + 1] = redis.call('GET', K .. 'a' .. job.id) end
 end
 
 local function stamp(time) return string.format('%.0f', time) end
@@ -384,6 +403,11 @@ local function stamp(time) return string.format('%.0f', time) end
 -- Tell those who wait for the end of a job.
 local function tell_end(id)
   if redis.call('SREM', K .. ':awaited', id) == 1 then publish('end/' .. id) end
+end
+
+-- A followed job has ended, or is about to vanish.
+local function ripen(id, tenant, state)
+  redis.call('ZADD', K .. ':ripe', stamp(redis.call('INCR', K .. ':ripening') * 8 + state), id .. tenant)
 end
 
 -- The time a finished job is dropped; nil = never.

@@ -39,6 +39,16 @@ if states[RUNNING] and #ARGV == 6 then
   return out
 end
 
+-- Blocked jobs alone have an index of their own: they are looked after though they may be few among many.
+if states[BLOCKED] and #ARGV == 6 then
+  local places, jobs = {}, {}
+  local first = redis.call('ZRANGEBYSCORE', K .. ':blocked:' .. line, '(' .. ARGV[3], '+inf', 'LIMIT', 0, most)
+  for _, id in ipairs(first) do wanted(id, places, jobs) end
+  out[2] = tell(places, jobs) and 1 or 0
+  out[1] = after
+  return out
+end
+
 local chunks = redis.call('ZRANGEBYSCORE', K .. ':chunks:' .. line, chunk_of(after + 1), '+inf', 'LIMIT', 0, most_chunks)
 for _, chunk in ipairs(chunks) do
   local places, jobs = {}, {}

@@ -27,6 +27,7 @@ local function finish_first_run(id, live, code, finished, result, flags, attempt
   local zero = string.find(live, '\0', 71, true)
   local lane, whose = lane_of(string.sub(live, 71, zero - 1)), string.sub(live, zero + 1)
   flags = keep_result(id, result, flags)
+  if bit.band(flags, FOLLOWED) ~= 0 then ripen(id, lane.tenant, SUCCEEDED) end
   local run = string.sub(live, 9, 20) .. struct.pack('>I8H', finished, code) .. whose
   local key = K .. 'j' .. id
   redis.call('SETRANGE', key, '1', struct.pack('>BBBI', SUCCEEDED, 0, flags, attempt) .. string.sub(live, 35, 36) .. now8
@@ -49,6 +50,7 @@ local function finish(id, live, code, finished, result, keep)
   leave(job)
   job[STATE], job[REASON], job[UPDATED] = SUCCEEDED, 0, now
   job.run[CODE], job.run[FINISHED] = code, finished
+  if has(job, FOLLOWED) then ripen(id, job.lane.tenant, SUCCEEDED) end
   if keep == 0 then
     vanish(job, RUNNING)
   else

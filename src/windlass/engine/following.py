@@ -1,0 +1,70 @@
+"""Jobs that wait for others (`after`), and jobs that follow others (`then`).
+
+The jobs may lie in different partitions, so nothing here is one atomic step: each step is guarded, does nothing when it
+is done again, and whatever a crash leaves undone is found again, by the index of ripe jobs or among the blocked ones.
+"""
+
+from collections.abc import Sequence
+from itertools import islice
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from windlass.engine.desk import MOST_ROUNDS, Desk
+from windlass.engine.drafts import own_id
+from windlass.model import lifecycle
+from windlass.model.job import MSGPACK, NOTHING, NewJob, State
+from windlass.model.names import child_id
+from windlass.store import Draft, Edge, Kept, Ripe
+
+
+async def add(desk: Desk, drafts: Sequence[Draft]) -> list[bool]:
+    """Keep new jobs. Those that wait are decided at once: what they wait for may have ended already."""
+    created = await desk.store.add(drafts)
+    if waiting := [draft.id for draft in drafts if draft.new.after]:
+        await unblock(desk, waiting)
+    return created
+
+
+async def unblock(desk: Desk, ids: Sequence[str]) -> set[str]:
+    """Decide blocked jobs anew; the ids of those that could not be settled now.
+
+    What each waits for is bound to it first: so whatever is still pending then will say when it has ended.
+    """
+    rest = list(dict.fromkeys(ids))
+    for _ in range(MOST_ROUNDS):
+        if not rest:
+            break
+        reading = await desk.store.read(rest)
+        blocked = [record.job for record in reading.records if record and record.job.state is State.BLOCKED]
+        edges = [Edge(parent, job.tenant, job.id) for job in blocked for parent in job.waits_for]
+        states = iter(await desk.store.bind(edges))
+        stand = [dict(zip(job.waits_for, islice(states, len(job.waits_for)), strict=True)) for job in blocked]
+        decided = [lifecycle.unblock(job, parents, reading.now) for job, parents in zip(blocked, stand, strict=True)]
+        moves = [move for move in decided if move is not None]
+        applied = await desk.store.apply(moves)
+        rest = [move.id for move, done in zip(moves, applied, strict=True) if not done]
+    return set(rest)
+
+
+async def follow_up(desk: Desk, ripe: Sequence[Ripe]) -> None:
+    """Do what is due now that these jobs have ended, and take them off the list."""
+    ordered = sorted(ripe, key=lambda one: one.id)
+    await add(desk, [_following(one, one.then) for one in ordered if one.then and one.state is State.SUCCEEDED])
+    unsettled = await unblock(desk, [child for one in ripe for child in one.children])
+    done = [replace(one, children=[child for child in one.children if child not in unsettled]) for one in ripe]
+    await desk.store.ripe(done, 0)
+
+
+def _following(one: Ripe, then: NewJob) -> Draft:
+    """The job that follows; it was checked when the first of them was enqueued."""
+    new = _given(then, one.result)
+    return Draft(one.tenant, own_id(one.tenant, new) or child_id(one.id, "then", new.queue), new)
+
+
+def _given(new: NewJob, result: Kept | None) -> NewJob:
+    if new.payload is not NOTHING:
+        return new
+    if result is None:
+        return replace(new, content_type=MSGPACK)
+    return replace(new, payload=Raw(result.data), content_type=result.content_type)

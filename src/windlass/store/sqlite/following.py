@@ -1,0 +1,127 @@
+"""Jobs that wait for others and jobs that follow others: edges, sequels, and which jobs have ripened.
+
+Knows these tables; what becomes of the jobs in them is decided elsewhere.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from windlass.model.job import State
+from windlass.model.names import raw_id, text_id
+from windlass.store import MOST_CHILDREN, Edge, Kept, Ripe
+from windlass.store.sqlite import batches
+from windlass.store.sqlite.transaction import Transaction
+from windlass.store.sqlite.values import ENDED, STATES, keys
+from windlass.store.terms import unpack_then
+
+_NOTE = "INSERT OR REPLACE INTO sequel (parent, data) VALUES (?, ?)"
+
+_STANDING = "SELECT job.seq, job.state FROM job JOIN lane ON lane.id = job.lane WHERE job.id = ? AND lane.tenant = ?"
+_RIPENED = "SELECT state FROM ripe WHERE id = ? AND tenant = ?"
+_BIND = "INSERT OR IGNORE INTO edge (parent, child) VALUES (?, ?)"
+_FOLLOWED = "UPDATE job SET followed = 1 WHERE seq = ? AND NOT followed"
+
+_RIPEN = """
+    INSERT OR REPLACE INTO ripe (id, tenant, state)
+    SELECT job.id, lane.tenant, ?2 FROM job JOIN lane ON lane.id = job.lane WHERE job.seq = ?1
+"""
+_FIRST = """
+    SELECT ripe.id, ripe.tenant, ripe.mark, ripe.state, sequel.data
+    FROM ripe LEFT JOIN sequel ON sequel.parent = ripe.id ORDER BY ripe.mark LIMIT ?
+"""
+_RESULT = """
+    SELECT result.data, result.content_type FROM job CROSS JOIN result ON result.job = job.seq WHERE job.id = ?
+"""
+_CHILDREN = f"SELECT child FROM edge WHERE parent = ? ORDER BY child LIMIT {MOST_CHILDREN}"
+
+_UNBIND = "DELETE FROM edge WHERE parent = ?1 AND child IN carray(?2)"
+_TAKE_OFF = """
+    DELETE FROM ripe WHERE id = ?1 AND tenant = ?2 AND mark = ?3 AND NOT EXISTS (SELECT 1 FROM edge WHERE parent = ?1)
+"""
+_IS_FOLLOWED = "SELECT 1 FROM job WHERE id = ? AND followed"
+_DROP_SPENT = "DELETE FROM result WHERE spent AND job = (SELECT seq FROM job WHERE id = ?)"
+_FORGET = ("DELETE FROM sequel WHERE parent = ?", "DELETE FROM edge WHERE parent = ?")
+
+_SPEND = """
+    UPDATE result SET spent = 1
+    WHERE job = ?1 AND EXISTS (SELECT 1 FROM job JOIN ripe ON ripe.id = job.id WHERE job.seq = ?1 AND job.followed)
+"""
+_VANISHING = """
+    SELECT id FROM job WHERE seq IN carray(?) AND followed AND id NOT IN (SELECT id FROM ripe)
+"""
+
+
+def note(tx: Transaction, id: bytes, then: bytes) -> None:
+    """Something is to follow a job."""
+    tx.run(_NOTE, id, then)
+
+
+def bind(tx: Transaction, edges: Sequence[Edge]) -> list[State | None]:
+    return [_bind(tx, edge) for edge in edges]
+
+
+def _bind(tx: Transaction, edge: Edge) -> State | None:
+    parent, child = keys((edge.parent, edge.child))
+    found = tx.first(_STANDING, parent, edge.tenant)
+    if found is None:
+        ripened = tx.first(_RIPENED, parent, edge.tenant)
+        return None if ripened is None or ripened[0] is None else STATES[int(ripened[0])]
+    seq, state = int(found[0]), int(found[1])
+    if state not in ENDED:
+        tx.run(_BIND, parent, child)
+        tx.run(_FOLLOWED, seq)
+    return STATES[state]
+
+
+def ripen(tx: Transaction, seq: int, state: int | None) -> None:
+    """A followed job has ended, or is about to vanish (null)."""
+    tx.run(_RIPEN, seq, state)
+
+
+def ripe(tx: Transaction, done: Sequence[Ripe], limit: int) -> list[Ripe]:
+    for one in done:
+        _take_off(tx, one)
+    return [_told(tx, row) for row in tx.rows(_FIRST, limit)] if limit else []
+
+
+def _take_off(tx: Transaction, one: Ripe) -> None:
+    id = raw_id(one.id)
+    if one.children:
+        tx.run(_UNBIND, id, batches.blobs(keys(one.children)))
+    tx.run(_TAKE_OFF, id, one.tenant, one.mark)
+    if not tx.changed():
+        return
+    tx.run(_DROP_SPENT, id)
+    if tx.first(_IS_FOLLOWED, id) is None:
+        _forget(tx, id)
+
+
+def _told(tx: Transaction, row: tuple[Any, ...]) -> Ripe:
+    id, tenant, mark, state, then = row
+    kept = tx.first(_RESULT, id) if then is not None else None
+    return Ripe(
+        text_id(id),
+        tenant,
+        mark,
+        None if state is None else STATES[state],
+        [text_id(child) for child in tx.column(_CHILDREN, id)],
+        None if then is None else unpack_then(then)[1],
+        None if kept is None else Kept(*kept),
+    )
+
+
+def spend(tx: Transaction, seq: int) -> bool:
+    """A result that may be read once has been read: whether it is still wanted for the job that follows."""
+    tx.run(_SPEND, seq)
+    return tx.changed() > 0
+
+
+def vanish(tx: Transaction, seqs: Sequence[int]) -> None:
+    """Jobs are about to vanish. What belongs to a ripe one stays until it has been dealt with."""
+    for id in tx.column(_VANISHING, batches.numbers(seqs)):
+        _forget(tx, id)
+
+
+def _forget(tx: Transaction, id: bytes) -> None:
+    for statement in _FORGET:
+        tx.run(statement, id)

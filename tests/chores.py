@@ -1,0 +1,291 @@
+"""The app that workers in tests run: tasks of every kind, the well-behaved and the others.
+
+Copied into the folder of each workshop; its tasks tell what happens to them by writing lines to a file there.
+"""
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from windlass import Cancelled, Windlass, current
+
+app = Windlass(tenant=os.environ["WORKSHOP_TENANT"])
+
+NOTES = Path(__file__).with_name("notes")
+
+
+def note(*words: object) -> None:
+    """Written at once and whole, whatever happens next."""
+    file = os.open(NOTES, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, (" ".join(map(str, words)) + "\n").encode())
+    os.close(file)
+
+
+# Four ways to run
+
+
+@app.task
+def add(a: int, b: int) -> int:
+    note("add", current.job.id, os.getpid())
+    return a + b
+
+
+@app.task
+async def co_add(a: int, b: int) -> int:
+    note("add", current.job.id, os.getpid())
+    await asyncio.sleep(0)
+    return a + b
+
+
+@app.task(isolate=True)
+def alone_add(a: int, b: int) -> int:
+    note("add", current.job.id, os.getpid())
+    return a + b
+
+
+@app.task(isolate=True)
+async def alone_co_add(a: int, b: int) -> int:
+    note("add", current.job.id, os.getpid())
+    await asyncio.sleep(0)
+    return a + b
+
+
+# Waiting, and being early
+
+
+@app.task
+def nap(seconds: float, word: str = "nap") -> int:
+    note("start", word, os.getpid())
+    time.sleep(seconds)
+    note("end", word, current.job.attempt)
+    return os.getpid()
+
+
+@app.task
+async def co_nap(seconds: float, word: str = "nap") -> int:
+    note("start", word, os.getpid())
+    await asyncio.sleep(seconds)
+    note("end", word, current.job.attempt)
+    return os.getpid()
+
+
+@app.task(isolate=True)
+def alone_nap(seconds: float, word: str = "nap") -> int:
+    note("start", word, os.getpid())
+    time.sleep(seconds)
+    note("end", word, current.job.attempt)
+    return os.getpid()
+
+
+@app.task
+def compute(seconds: float) -> None:
+    until = time.monotonic() + seconds
+    note("computing", os.getpid())
+    while time.monotonic() < until:
+        pass
+    note("computed")
+
+
+@app.task
+def stamp(sent_at: int) -> None:
+    note("late", time.time_ns() - sent_at)
+
+
+@app.task
+async def co_stamp(sent_at: int) -> None:
+    note("late", time.time_ns() - sent_at)
+
+
+# Never ending, each in its own way
+
+
+def began() -> None:
+    note("began", current.job.task, current.job.attempt, os.getpid())
+
+
+@app.task
+async def co_asleep() -> None:
+    began()
+    await asyncio.sleep(60)
+
+
+@app.task
+async def co_deaf() -> None:
+    began()
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            note("deaf", current.job.task)
+
+
+@app.task
+def busy() -> None:
+    began()
+    while True:
+        pass
+
+
+@app.task
+def asleep() -> None:
+    began()
+    time.sleep(60)
+
+
+@app.task
+def deaf() -> None:
+    began()
+    while True:
+        try:
+            while True:
+                time.sleep(0.01)
+        except BaseException:  # noqa: BLE001 - the very thing that is tested
+            note("deaf", current.job.task)
+
+
+@app.task
+def obedient() -> str:
+    began()
+    while not current.cancelled:
+        try:
+            time.sleep(0.01)
+        except Cancelled:
+            note("told")
+            return "half of it"
+    return "half of it"
+
+
+@app.task(isolate=True)
+def alone_asleep() -> None:
+    began()
+    time.sleep(60)
+
+
+@app.task(isolate=True)
+async def alone_co_asleep() -> None:
+    began()
+    await asyncio.sleep(60)
+
+
+@app.task(isolate=True)
+def alone_deaf() -> None:
+    began()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        try:
+            while True:
+                time.sleep(0.01)
+        except BaseException:  # noqa: BLE001
+            note("deaf", current.job.task)
+
+
+def leave_offspring() -> None:
+    """A process that has left its session and lost its parent."""
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            note("offspring", os.getpid())
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            time.sleep(60)
+        os._exit(0)
+    os.wait()
+
+
+@app.task
+def parent(seconds: float = 60) -> None:
+    began()
+    subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"], start_new_session=True)
+    leave_offspring()
+    time.sleep(seconds)
+
+
+@app.task(isolate=True)
+def alone_parent(seconds: float = 60) -> None:
+    began()
+    leave_offspring()
+    time.sleep(seconds)
+
+
+# Fatal
+
+
+def die(how: str) -> None:
+    began()
+    print(f"about to die by {how}", flush=True)  # noqa: T201 - goes to the job's output
+    match how:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "segfault":
+            ctypes.string_at(0)
+        case "exit":
+            os._exit(3)
+        case "abort":
+            os.abort()
+        case "overflow":
+            sys.setrecursionlimit(1 << 30)
+            _fall()
+
+
+def _fall() -> None:
+    ctypes.CFUNCTYPE(None)(_fall)()
+
+
+@app.task
+def crash(how: str) -> None:
+    die(how)
+
+
+@app.task
+async def co_crash(how: str) -> None:
+    die(how)
+
+
+@app.task(isolate=True)
+def alone_crash(how: str) -> None:
+    die(how)
+
+
+@app.task
+def hold_gil(seconds: float) -> None:
+    note("start", "holding", os.getpid())
+    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    note("end", "holding", current.job.attempt)
+
+
+@app.task(isolate=True)
+def eat(megabytes: int) -> None:
+    began()
+    eaten = []
+    for _ in range(megabytes):
+        eaten.append(bytearray(os.urandom(1 << 20)))
+        time.sleep(0.001)
+    time.sleep(60)
+
+
+@app.task
+def swell(megabytes: int) -> int:
+    """Take memory and never give it back."""
+    globals().setdefault("swollen", []).append(bytearray(os.urandom(megabytes << 20)))
+    return os.getpid()
+
+
+@app.task(isolate=True)
+def chatter(megabytes: int) -> None:
+    began()
+    for _ in range(megabytes):
+        os.write(1, b"x" * (1 << 20))
+
+
+@app.task
+def huge_result(megabytes: int) -> bytes:
+    return bytes(megabytes << 20)
+
+
+@app.task
+def measure(data: bytes) -> int:
+    return len(data)

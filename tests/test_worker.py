@@ -1,0 +1,108 @@
+"""What a worker does all day: it takes jobs at once, runs them side by side, and tells how they ended."""
+
+import statistics
+import time
+
+from tests.workers import ON_A_FILE, Workshop, tell
+from windlass.model.job import State
+
+
+def test_every_kind_of_task_runs_and_nothing_runs_twice(workshop: Workshop) -> None:
+    chores = workshop.chores
+    worker = workshop.start("-c", "32", "--contexts", "2")
+    kinds = [chores.add, chores.co_add] * 12 + [chores.alone_add, chores.alone_co_add]
+    jobs = [kinds[number % len(kinds)].enqueue(number, 1) for number in range(500)]
+    assert [job.result(20) for job in jobs] == list(range(1, 501))
+    ran = [line.split()[0] for line in workshop.notes("add")]
+    assert sorted(ran) == sorted(job.id for job in jobs)
+    assert len({line.split()[1] for line in workshop.notes("add")}) > 2
+    assert worker.stop() == 0
+
+
+@ON_A_FILE
+def test_blocking_tasks_run_at_once(workshop: Workshop) -> None:
+    workshop.start("-c", "30", "--contexts", "1")
+    workshop.chores.add.enqueue(1, 1).result(10)
+    started = time.monotonic()
+    for job in workshop.chores.nap.map([0.5] * 30):
+        job.result(10)
+    took = time.monotonic() - started
+    tell(f"30 naps of 0.5 s took {took:.2f} s")
+    assert took < 2
+
+
+def test_short_jobs_do_not_wait_behind_long_ones(workshop: Workshop) -> None:
+    chores = workshop.chores
+    workshop.start("-c", "8", "--contexts", "1")
+    long = [chores.nap.enqueue(3.0), chores.co_nap.enqueue(3.0), chores.compute.enqueue(3.0)]
+    workshop.noted("start", 2)
+    workshop.noted("computing")
+    for number in range(20):
+        (chores.stamp, chores.co_stamp)[number % 2].enqueue(time.time_ns()).result(10)
+    late = [int(nanoseconds) / 1e6 for nanoseconds in workshop.notes("late")]
+    tell(f"beside a computing thread: median {statistics.median(late):.1f} ms, worst {max(late):.1f} ms")
+    assert statistics.median(late) < 50
+    assert not workshop.notes("end")
+    assert not workshop.notes("computed")
+    assert [workshop.ended(job).state for job in long] == [State.SUCCEEDED] * 3
+
+
+def test_an_idle_worker_starts_a_job_at_once(workshop: Workshop) -> None:
+    chores = workshop.chores
+    workshop.start("--contexts", "1")
+    chores.stamp.enqueue(time.time_ns()).result(10)
+    for number in range(50):
+        time.sleep(0.02)
+        (chores.stamp, chores.co_stamp)[number % 2].enqueue(time.time_ns())
+    late = sorted(int(nanoseconds) / 1e6 for nanoseconds in workshop.noted("late", 51)[1:])
+    tell(f"started after: median {statistics.median(late):.2f} ms, worst {late[-1]:.2f} ms")
+    assert statistics.median(late) < 20
+
+
+def test_a_task_that_holds_the_interpreter_keeps_its_lease(workshop: Workshop) -> None:
+    workshop.start("--contexts", "1", lease="1s")
+    job = workshop.chores.hold_gil.enqueue(4.0)
+    record = workshop.ended(job)
+    assert (record.state, record.attempt, record.losses) == (State.SUCCEEDED, 1, 0)
+    assert len(workshop.notes("start")) == 1
+
+
+def test_a_burst_ends_when_nothing_is_left_and_takes_the_dearest_queue_first(workshop: Workshop) -> None:
+    nap = workshop.chores.nap
+    for number in range(3):
+        nap.using(queue="slow").enqueue(0.0, f"slow{number}")
+        nap.using(queue="dear").enqueue(0.0, f"dear{number}")
+    nap.using(queue="other").enqueue(0.0, "other")
+    workshop.burst("-q", "dear,slow", "-c", "1")
+    order = [line.split()[0] for line in workshop.notes("start")]
+    assert order == ["dear0", "dear1", "dear2", "slow0", "slow1", "slow2"]
+
+
+def test_a_worker_is_listed_while_it_lives(workshop: Workshop) -> None:
+    worker = workshop.start("--name", "anna", "-c", "3")
+    assert "anna" in workshop.run("workers", "ls", "--tenant", workshop.tenant).stdout
+    worker.stop()
+    assert "anna" not in workshop.run("workers", "ls", "--tenant", workshop.tenant).stdout
+
+
+@ON_A_FILE
+def test_a_large_result_fails_alone(workshop: Workshop) -> None:
+    chores = workshop.chores
+    workshop.start("-c", "8", "--contexts", "1")
+    beside = chores.nap.enqueue(1.0)
+    workshop.noted("start")
+    huge = [chores.huge_result.enqueue(megabytes) for megabytes in (2, 100)]
+    for job in huge:
+        record = workshop.ended(job)
+        assert record.state is State.FAILED
+        assert record.crashes == 0
+        assert record.error is not None
+        assert "bytes" in record.error.message
+    record = workshop.ended(beside)
+    assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
+
+
+def test_many_large_payloads_reach_their_tasks(workshop: Workshop) -> None:
+    workshop.start("-c", "200", "--contexts", "1")
+    jobs = workshop.chores.measure.map([b"x" * 1_000_000] * 100)
+    assert [job.result(20) for job in jobs] == [1_000_000] * 100

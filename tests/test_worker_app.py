@@ -1,0 +1,111 @@
+"""The user's module: what a worker makes of one that is broken, slow, talkative or odd."""
+
+import time
+
+import pytest
+
+from tests.servers import Server
+from tests.workers import STORES, MakeWorkshop, StoreKind, Workshop
+from windlass.model.job import Reason, State
+
+GOOD = """
+import os
+from windlass import Windlass
+app = Windlass(tenant=os.environ["WORKSHOP_TENANT"])
+
+@app.task
+def add(a: int, b: int) -> int:
+    return a + b
+"""
+
+EAGER = """
+add.using(key="first").enqueue(1, 1)
+
+import asyncio
+asyncio.run(add.using(key="second").aenqueue(1, 2))
+
+@app.task
+def more() -> str:
+    return add.enqueue(2, 3).id
+"""
+
+
+def refused(workshop: Workshop, target: str = "chores:app") -> str:
+    worker = workshop.start_raw(target=target)
+    assert worker.ended() == 1
+    return worker.said
+
+
+def test_a_module_that_fails_is_named_with_its_own_traceback(make_workshop: MakeWorkshop) -> None:
+    said = refused(make_workshop("def helper():\n    return 1 / 0\n\nhelper()\n"))
+    assert "windlass: chores:app cannot be imported: ZeroDivisionError: division by zero\n" in said
+    assert 'chores.py", line 2, in helper' in said
+    assert "zygote" not in said
+    assert "importlib" not in said
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        (GOOD, "nowhere:app", "nowhere:app cannot be imported: ModuleNotFoundError: No module named 'nowhere'"),
+        (
+            GOOD,
+            "chores:other",
+            "chores:other cannot be imported: AttributeError: module 'chores' has no attribute 'other'",
+        ),
+        ("app = 3", "chores:app", "chores:app cannot be imported: TypeError: chores:app is a int, not a Windlass"),
+        ("import os; os._exit(7)", "chores:app", "the process that imports chores:app has died"),
+        ("raise SystemExit(3)", "chores:app", "chores:app cannot be imported: SystemExit: 3"),
+    ],
+)
+def test_what_is_no_app_is_refused(make_workshop: MakeWorkshop, source: str, target: str, expected: str) -> None:
+    assert expected in refused(make_workshop(source), target)
+
+
+def test_a_task_that_the_app_does_not_have_is_left_to_others(make_workshop: MakeWorkshop) -> None:
+    workshop = make_workshop(GOOD)
+    unknown = workshop.run("enqueue", "mystery", "1", "--tenant", workshop.tenant).stdout.strip()
+    workshop.burst()
+    assert workshop.app.job(unknown).refresh().state is State.QUEUED
+
+
+def test_what_an_app_prints_is_printed_once(make_workshop: MakeWorkshop) -> None:
+    workshop = make_workshop(f"import sys\nsys.stdout.write('hello from the app')\n{GOOD}")
+    worker = workshop.start("--contexts", "4", PYTHONUNBUFFERED="")
+    assert [job.result(5) for job in workshop.chores.add.map([(1, 1)] * 20)] == [2] * 20
+    assert worker.stop() == 0
+    assert worker.said.count("hello from the app") == 1
+
+
+def test_an_app_may_take_its_time(make_workshop: MakeWorkshop) -> None:
+    workshop = make_workshop(f"import time\ntime.sleep(2)\n{GOOD}")
+    started = time.monotonic()
+    worker = workshop.start()
+    assert time.monotonic() - started > 2
+    assert workshop.chores.add.enqueue(1, 1).result(5) == 2
+    assert worker.stop() == 0
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_an_app_may_queue_jobs_while_it_is_imported(
+    make_workshop: MakeWorkshop, redis_server: Server, kind: StoreKind
+) -> None:
+    workshop = make_workshop(GOOD + EAGER, store=redis_server.url if kind == "redis" else "")
+    worker = workshop.start("--contexts", "2")
+    made = [workshop.app.job(workshop.chores.more.enqueue().result(5)) for _ in range(20)]
+    assert [job.result(5) for job in made] == [5] * 20
+    assert workshop.chores.add.using(key="first").enqueue(1, 1).result(5) == 2
+    assert workshop.chores.add.using(key="second").enqueue(1, 2).result(5) == 3
+    assert worker.stop() == 0
+
+
+def test_what_a_task_raises_is_told_from_its_own_first_line_on(make_workshop: MakeWorkshop) -> None:
+    workshop = make_workshop(f"{GOOD}\n@app.task\ndef wrong(by: int) -> float:\n    return 1 / by\n")
+    workshop.start()
+    record = workshop.ended(workshop.chores.wrong.enqueue(0))
+    assert (record.state, record.reason) == (State.FAILED, Reason.ERROR)
+    assert record.error is not None
+    assert record.error.type == "ZeroDivisionError"
+    assert record.error.message == "division by zero"
+    assert 'chores.py", line' in record.error.traceback
+    assert "running.py" not in record.error.traceback

@@ -1,0 +1,136 @@
+"""A worker's processes: replaced in time, kept within bounds, never left behind."""
+
+import resource
+import signal
+import time
+from pathlib import Path
+
+import psutil
+
+from tests.workers import ON_A_FILE, Worker, Workshop, tell, until
+from windlass.model.job import Reason, State
+
+
+def zygote_of(worker: Worker) -> psutil.Process:
+    (zygote,) = psutil.Process(worker.pid).children()
+    return zygote
+
+
+def zombies(worker: Worker) -> list[psutil.Process]:
+    family = psutil.Process(worker.pid).children(recursive=True)
+    return [one for one in family if one.status() == psutil.STATUS_ZOMBIE]
+
+
+@ON_A_FILE
+def test_contexts_are_replaced_after_so_many_jobs(workshop: Workshop) -> None:
+    workshop.start("-c", "4", "--contexts", "1", "--max-jobs", "10")
+    jobs = workshop.chores.add.map([(number, 1) for number in range(100)])
+    assert [job.result(10) for job in jobs] == list(range(1, 101))
+    pids = [line.split()[1] for line in workshop.notes("add")]
+    assert len(pids) == 100
+    assert 5 <= len(set(pids)) <= 11
+
+
+@ON_A_FILE
+def test_contexts_are_replaced_when_they_are_old_or_fat(workshop: Workshop) -> None:
+    chores = workshop.chores
+    workshop.start("-c", "4", "--contexts", "1", "--max-age", "1s", "--max-memory", "300MB")
+    long = chores.nap.enqueue(2.5, "long")
+    first = chores.swell.enqueue(1).result(10)
+    until(lambda: chores.swell.enqueue(1).result(10) != first, within=3)
+    second = chores.swell.enqueue(300).result(10)
+    until(lambda: chores.swell.enqueue(1).result(10) != second, within=0.9)
+    record = workshop.ended(long)
+    assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
+    until(lambda: len(workshop.processes()) == 3)
+
+
+@ON_A_FILE
+def test_a_job_that_takes_too_much_memory_is_killed(workshop: Workshop) -> None:
+    workshop.start("-c", "4", "--contexts", "1", "--max-memory", "200MB")
+    record = workshop.ended(workshop.chores.eat.enqueue(2000))
+    assert (record.state, record.reason, record.attempt) == (State.FAILED, Reason.MEMORY, 1)
+    assert record.error is not None
+    assert record.error.message == "took more memory than this worker allows"
+
+
+@ON_A_FILE
+def test_a_job_that_prints_too_much_is_killed_and_costs_the_supervisor_nothing(workshop: Workshop) -> None:
+    worker = workshop.start("-c", "4", "--contexts", "1")
+    supervisor = psutil.Process(worker.pid)
+    before = supervisor.memory_info().rss
+    record = workshop.ended(workshop.chores.chatter.enqueue(4000))
+    assert (record.state, record.reason, record.attempt) == (State.FAILED, Reason.OUTPUT, 1)
+    grown = (supervisor.memory_info().rss - before) / 2**20
+    tell(f"the supervisor has grown by {grown:.1f} MiB")
+    assert grown < 40
+
+
+def test_nothing_survives_a_killed_supervisor(workshop: Workshop) -> None:
+    chores = workshop.chores
+    worker = workshop.start("-c", "8", "--contexts", "2", lease="1s")
+    for task in (chores.alone_parent, chores.parent, chores.alone_deaf, chores.deaf, chores.busy):
+        task.enqueue()
+    chores.hold_gil.enqueue(30.0)
+    workshop.noted("began", 5)
+    workshop.noted("offspring", 2)
+    assert len(workshop.processes()) > 6
+    killed_at = time.monotonic()
+    worker.send(signal.SIGKILL)
+    until(lambda: not workshop.processes(), within=2)
+    tell(f"all gone after {time.monotonic() - killed_at:.2f} s")
+
+
+def test_a_worker_recovers_when_the_process_that_forks_is_killed(workshop: Workshop) -> None:
+    chores = workshop.chores
+    worker = workshop.start("-c", "8", "--contexts", "1")
+    alone, shared = chores.alone_parent.enqueue(1.0), chores.nap.enqueue(1.0)
+    (offspring,) = workshop.noted("offspring")
+    workshop.noted("start")
+    zygote_of(worker).kill()
+    meanwhile = [chores.add.enqueue(number, 1) for number in range(20)]
+    meanwhile += [chores.alone_add.enqueue(number, 1) for number in range(20, 24)]
+    assert [job.result(10) for job in meanwhile] == list(range(1, 25))
+    until(lambda: not Path(f"/proc/{offspring}").exists())
+    for job in (alone, shared):
+        record = workshop.ended(job)
+        assert (record.state, record.crashes) == (State.SUCCEEDED, 1)
+    assert worker.running
+    until(lambda: not zombies(worker))
+    assert worker.stop() == 0
+
+
+def test_hundreds_of_isolated_jobs_leave_nothing_behind(workshop: Workshop) -> None:
+    chores = workshop.chores
+    worker = workshop.start("-c", "8", "--contexts", "1")
+    supervisor, zygote = psutil.Process(worker.pid), zygote_of(worker)
+
+    def run(number: int) -> None:
+        for job in chores.alone_add.map([(1, 1)] * number):
+            assert job.result(30) == 2
+        chores.alone_parent.enqueue(0).result(10)
+
+    run(20)
+    until(lambda: len(workshop.processes()) == 3)
+    before = supervisor.num_fds(), zygote.num_fds()
+    run(280)
+    until(lambda: len(workshop.processes()) == 3)
+    until(lambda: supervisor.num_fds() <= before[0] + 2, within=3)  # its store may have something open just now
+    until(lambda: zygote.num_fds() <= before[1], within=3)
+    assert not zombies(worker)
+    assert "Exception ignored" not in worker.said
+    assert not [pid for pid in map(int, workshop.notes("offspring")) if Path(f"/proc/{pid}").exists()]
+    assert worker.running
+
+
+@ON_A_FILE
+def test_a_worker_with_few_descriptors_postpones_what_it_cannot_start(workshop: Workshop) -> None:
+    worker = workshop.start("-c", "40", "--contexts", "1")
+    limit = psutil.Process(worker.pid).num_fds() + 24
+    resource.prlimit(worker.pid, resource.RLIMIT_NOFILE, (limit, limit))
+    jobs = workshop.chores.alone_nap.map([0.2] * 12)
+    worker.hear("gets no process: .*Too many open files")
+    for job in jobs:
+        record = workshop.ended(job)
+        assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
+    assert worker.stop() == 0
