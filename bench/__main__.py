@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-NAMES = ("store",)
+NAMES = ("peers", "store", "worker")
 
 
 def main() -> int:

@@ -289,3 +289,10 @@ def huge_result(megabytes: int) -> bytes:
 @app.task
 def measure(data: bytes) -> int:
     return len(data)
+
+
+@app.task
+async def block(seconds: float) -> None:
+    """Keep everybody else in this event loop waiting."""
+    note("start", "blocking", os.getpid())
+    time.sleep(seconds)  # noqa: ASYNC251 - the very thing that is tested

@@ -91,6 +91,19 @@ def test_jobs_cancelled_around_their_start_are_cancelled_and_cost_nobody_anythin
     assert workshop.ended(beside).state is State.SUCCEEDED
 
 
+def test_a_job_cancelled_before_its_context_has_come_to_it_never_begins(workshop: Workshop) -> None:
+    chores = workshop.chores
+    workshop.start("-c", "8", "--contexts", "1")
+    blocking = chores.block.enqueue(0.4)
+    workshop.noted("start")
+    waiting = chores.co_asleep.enqueue()
+    until(lambda: waiting.state is State.RUNNING)
+    waiting.cancel()
+    assert workshop.ended(waiting).state is State.CANCELLED
+    assert workshop.ended(blocking).state is State.SUCCEEDED
+    assert not workshop.notes("began")
+
+
 WAYS = {
     "kill": "SIGKILL",
     "segfault": "SIGSEGV",

@@ -166,7 +166,8 @@ class Task(Generic[P, R, C]):
         self.said: Options = said or {}
         """Those of its options that came with `using`."""
         self.plan = plan or Plan(function)
-        self._template = checked_job(NewJob(task=name, **wishes(options)))
+        self.template = checked_job(NewJob(task=name, **wishes(options)))
+        """A job of it, without its arguments."""
         functools.update_wrapper(self, function)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> C:
@@ -233,7 +234,7 @@ class Task(Generic[P, R, C]):
 
     def new_job(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, named: bool = True) -> NewJob:
         """The job that a call would be: checked, and with its id unless that is left to others. Nothing is sent."""
-        template = self._template
+        template = self.template
         id = template.id
         if named and id is None and template.key is None:
             id = fresh_id(_chance.uuid7(), template.queue)

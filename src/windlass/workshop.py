@@ -99,6 +99,7 @@ class Work(NamedTuple):
 
     held: Held
     payload: bytes
+    files: dict[str, bytes]
     task: Witness | None
 
 
@@ -192,7 +193,7 @@ class Workshop:
             return None
         task = self._tasks.get(claimed.job.task)
         held = Held(1, claimed.job, claimed.token, self.clock.monotonic())
-        return Work(held, bytes(claimed.payload), None if task is None else Witness(task))
+        return Work(held, bytes(claimed.payload), claimed.files, None if task is None else Witness(task))
 
     def _claim(self) -> Claimed | None:
         stats = self.ask(GetStats(tenant=self._tenant)).queues
@@ -206,13 +207,13 @@ class Workshop:
         return next(iter(self.ask(Claim(tenant=self._tenant, worker=self._worker))), None)
 
     def _run(self, work: Work) -> Ending:
-        assignment = assignment_of(work.held.number, work.held.job, work.payload)
+        assignment = assignment_of(work.held.number, work.held.job, work.payload, work.files)
         if work.task is None:
             return unknown(assignment)
         return call(work.task, assignment, Run(assignment, work.held.hear))
 
     async def _arun(self, work: Work) -> Ending:
-        assignment = assignment_of(work.held.number, work.held.job, work.payload)
+        assignment = assignment_of(work.held.number, work.held.job, work.payload, work.files)
         if work.task is None:
             return unknown(assignment)
         return await acall(work.task, assignment, Run(assignment, work.held.hear))

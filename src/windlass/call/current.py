@@ -39,6 +39,9 @@ class Run(Protocol):
     @property
     def job(self) -> RunningJob: ...
 
+    @property
+    def files(self) -> dict[str, bytes]: ...
+
     def progress(self, progress: Progress) -> None: ...
 
     def log(self, text: str) -> None: ...
@@ -62,6 +65,11 @@ class Current:
     def job(self) -> RunningJob:
         """The job itself: id, task, queue, attempt, tags, headers, deadline …"""
         return _run().job
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """The files that came with the job, by name."""
+        return _run().files
 
     @property
     def cancelled(self) -> bool:

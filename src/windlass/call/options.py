@@ -3,14 +3,15 @@
 Knows durations and policies as people write them; whether a value is in bounds is the model's business.
 """
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 import msgspec
 
 from windlass.model.duration import seconds
 from windlass.model.errors import Invalid
-from windlass.model.job import KeepResult
+from windlass.model.job import KeepResult, NewJob
 from windlass.model.retry import PRESETS, Retry
 from windlass.model.wire import invalid
 
@@ -53,6 +54,25 @@ class Options(TaskOptions, total=False):
     """The caller's own name for the job: the same key again is the same job."""
     delay: Duration
     run_at: datetime
+    after: "Sequence[str | Identified]"
+    """Jobs, or their ids, that must have succeeded first. If one does not, this one is cancelled."""
+    then: "Following"
+    """A task that is queued when this job has succeeded; it gets the result as its argument."""
+    files: dict[str, bytes]
+    """Files that go with the job, by name: `current.files` in the task."""
+
+
+class Identified(Protocol):
+    """A job that was queued."""
+
+    id: str
+
+
+class Following(Protocol):
+    """A task, with options of its own."""
+
+    @property
+    def template(self) -> NewJob: ...
 
 
 DURATIONS = ("timeout", "keep_success", "keep_failure", "expires", "delay")
@@ -70,6 +90,12 @@ def wishes(options: Options) -> dict[str, Any]:
     for name in DURATIONS:
         if fields.get(name) is not None:
             fields[name] = _seconds(fields[name], at=name)
+    if "after" in fields:
+        fields["after"] = [one if isinstance(one, str) else one.id for one in fields["after"]]
+    if "then" in fields:
+        fields["then"] = getattr(fields["then"], "template", None)
+        if fields["then"] is None:
+            raise Invalid("give a task: then=notify, or then=notify.using(…)", at="then")
     match fields.get("retry"):
         case str() as preset if preset not in PRESETS:
             raise Invalid(f"{preset!r} is no policy: {', '.join(PRESETS)}, or a Retry of your own", at="retry")

@@ -50,6 +50,7 @@ class Assignment(Struct, frozen=True, array_like=True, gc=False):
     max_retry: int | None = 0
     tags: list[str] = []
     headers: dict[str, str] = {}
+    files: dict[str, bytes] = {}
 
 
 class Orders(Struct, frozen=True, array_like=True, gc=False):

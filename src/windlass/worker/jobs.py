@@ -80,7 +80,7 @@ class Jobs:
             job = one.job
             held = Held(next(self._numbers), job, one.token, now)
             self.held[held.number] = held
-            assignment = assignment_of(held.number, job, bytes(one.payload))
+            assignment = assignment_of(held.number, job, bytes(one.payload), one.files)
             # What has killed a process once gets one of its own: it takes no neighbours along again.
             try:
                 held.context = self._crew.alone() if job.isolate or job.crashes else self._crew.least_busy()
@@ -227,7 +227,7 @@ class Jobs:
         self.ended.set()
 
 
-def assignment_of(number: int, job: Job, payload: bytes) -> Assignment:
+def assignment_of(number: int, job: Job, payload: bytes, files: dict[str, bytes]) -> Assignment:
     return Assignment(
         number,
         job.task,
@@ -243,4 +243,5 @@ def assignment_of(number: int, job: Job, payload: bytes) -> Assignment:
         job.max_retry,
         job.tags,
         job.headers,
+        files,
     )

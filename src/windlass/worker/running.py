@@ -87,6 +87,10 @@ class Run:
             )
         return self._job
 
+    @property
+    def files(self) -> dict[str, bytes]:
+        return self._assignment.files
+
     def progress(self, progress: Progress) -> None:
         self._tell(Said(self._assignment.number, progress=progress))
 

@@ -1,0 +1,131 @@
+"""`./dev bench peers`: Windlass and other Python queues, on the same Redis, in the same run, one after the other.
+
+Each peer is installed from PyPI, in its newest version, into an environment of its own in the user's cache. A peer that
+cannot be installed or run is shown with the reason; the others go on.
+"""
+
+import argparse
+import logging
+import shlex
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from bench.peers import measures
+from bench.peers.environments import NotInstalled, programs_of, version_of
+from bench.peers.figures import Contender, Figures
+from bench.peers.ground import Ground, NotRun, Stand, private_redis
+from bench.peers.measures import Sizes
+from bench.peers.report import markdown
+from bench.peers.systems import PEERS, WINDLASS, System
+
+USUAL = Sizes(jobs=20_000, single=2000, latency=6, idle=5, naps=1000)
+QUICK = Sizes(jobs=2000, single=500, latency=2, idle=2, naps=100)
+
+
+class Run:
+    """One comparison: the systems that are there, the ground, and the figures so far."""
+
+    def __init__(self, ground: Ground, sizes: Sizes) -> None:
+        self.ground = ground
+        self.sizes = sizes
+        self.figures = Figures()
+        self.stands: list[Stand] = []
+
+    def install(self, systems: list[System], *, anew: bool) -> None:
+        for system in systems:
+            try:
+                programs = programs_of(system, anew=anew)
+            except NotInstalled as fault:
+                self.figures.faults[system.name] = f"not installed: {fault}"
+                continue
+            self.stands.append(Stand(self.ground, system, programs))
+            self.figures.versions[system.name] = version_of(system, programs)
+
+    def round(self) -> None:
+        for stand in self.stands:
+            self._try(Contender(stand.system), partial(measures.enqueue, stand, self.sizes))
+            for setting in stand.system.settings:
+                self._try(Contender(stand.system, setting), partial(measures.one_worker, stand, setting, self.sizes))
+            best = self.figures.quickest(stand.system)
+            if best is not None and best.setting is not None:
+                self._try(best, partial(measures.two_workers, stand, best.setting, self.sizes))
+
+    def kill(self) -> None:
+        for stand in self.stands:
+            self._try(Contender(stand.system, stand.system.safe), partial(self._kill, stand))
+
+    def _kill(self, stand: Stand, _: measures.Put) -> None:
+        after = measures.killed(stand, self.sizes.naps)
+        self.figures.aftermaths[stand.system] = after
+        say(f"  {stand.system.name}: {after}")
+
+    def _try(self, contender: Contender, measure: Callable[[measures.Put], None]) -> None:
+        def put(what: str, figure: float) -> None:
+            say(f"  {contender}: {what}: {figure:,.2f}")
+            self.figures.put(contender, what, figure)
+
+        try:
+            measure(put)
+        except NotRun as fault:
+            say(f"  {contender}: {fault}")
+            self.figures.faults[str(contender)] = str(fault)
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
+    logging.getLogger("windlass").setLevel(logging.ERROR)  # it warns of a server that keeps nothing: ours is meant to
+    sizes = QUICK if options.quick else USUAL
+    if options.jobs:
+        sizes = sizes._replace(jobs=options.jobs)
+    names = {name for name in options.only.split(",") if name}
+    if unknown := names - {peer.name for peer in PEERS}:
+        print(f"no such peer: {', '.join(sorted(unknown))}", file=sys.stderr)
+        return 2
+    systems = [WINDLASS, *(peer for peer in PEERS if not names or peer.name in names)]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # as with Ctrl-C, all that was started is ended
+    try:
+        page = compare(systems, sizes, options, shlex.join(["./dev", "bench", "peers", *arguments]))
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+    print(page)
+    if options.write:
+        options.write.write_text(page)
+    return 0
+
+
+def compare(systems: list[System], sizes: Sizes, options: argparse.Namespace, command: str) -> str:
+    """The page that says it all."""
+    with tempfile.TemporaryDirectory(prefix="windlass-bench-") as folder, private_redis(Path(folder)) as server:
+        run = Run(Ground(Path(folder), server.url, server), sizes)
+        run.install(systems, anew=options.upgrade)
+        for number in range(options.rounds or (1 if options.quick else 3)):
+            say(f"round {number + 1}")
+            run.round()
+        if not options.no_kill:
+            say("killed workers")
+            run.kill()
+        redis = server.ask("INFO", "server").split("redis_version:")[1].split("\r")[0]
+    return markdown(run.figures, command, redis, systems)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="./dev bench peers", description=__doc__)
+    parser.add_argument("--only", default="", metavar="A,B", help="these peers; Windlass always runs")
+    parser.add_argument("--rounds", type=int, metavar="N", help="rounds of all systems in turn (3)")
+    parser.add_argument(
+        "--jobs", type=int, metavar="N", help=f"jobs in a backlog, times each one's share ({USUAL.jobs})"
+    )
+    parser.add_argument("--quick", action="store_true", help="one short round: shows that all works, proves nothing")
+    parser.add_argument("--no-kill", action="store_true", help="leave out the killed workers")
+    parser.add_argument("--upgrade", action="store_true", help="install the peers anew")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write the page there too")
+    return parser

@@ -1,0 +1,63 @@
+"""A throw-away environment for each peer, made with uv and kept in the user's cache; the newest versions there are.
+
+Knows no registry: uv finds what it installs as the machine tells it, or as pip has been told.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.peers.systems import System
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "windlass-bench"
+TOO_LONG = 300.0
+
+
+class NotInstalled(Exception):
+    """A peer's packages could not be had."""
+
+
+def programs_of(system: System, *, anew: bool = False) -> Path:
+    """The folder with a system's programs, installed if it is not there."""
+    here = Path(sys.executable).parent
+    if not system.install:
+        return here
+    folder = CACHE / f"{system.name}-{sys.version_info.major}.{sys.version_info.minor}"
+    finished = folder / ".installed"
+    wanted = "\n".join(system.install)
+    if anew or not finished.exists() or finished.read_text() != wanted:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        _uv("venv", "--clear", "--python", sys.executable, str(folder))
+        _uv("pip", "install", "--python", str(folder / "bin/python"), *system.install)
+        finished.write_text(wanted)
+    return folder / "bin"
+
+
+def version_of(system: System, programs: Path) -> str:
+    """The versions of what was asked for, without what came along."""
+    names = [name.partition("[")[0] for name in system.install] or ["windlass"]
+    code = f"from importlib.metadata import version\nfor name in {names}: print(name, version(name))"
+    said = subprocess.run([programs / "python", "-c", code], capture_output=True, text=True, check=True)
+    return ", ".join(said.stdout.splitlines())
+
+
+def _uv(*words: str) -> None:
+    beside = Path(sys.executable).parent / "uv"
+    command = [str(beside) if beside.exists() else "uv", *words, "--quiet"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=TOO_LONG, check=False, env=_trusting_the_machine()
+        )
+    except (OSError, subprocess.TimeoutExpired) as fault:
+        raise NotInstalled(f"uv {words[0]}: {fault}") from fault
+    if done.returncode:
+        raise NotInstalled(" ".join(done.stderr.split())[-300:])
+
+
+def _trusting_the_machine() -> dict[str, str]:
+    """uv brings its own certificates and does not read pip's settings."""
+    environment = {"UV_SYSTEM_CERTS": "1", "UV_NATIVE_TLS": "1", "UV_PYTHON_DOWNLOADS": "never"}
+    if index := os.environ.get("PIP_INDEX_URL"):
+        environment["UV_DEFAULT_INDEX"] = index
+    return environment | os.environ

@@ -1,0 +1,119 @@
+"""Figures of all rounds, and what they say: medians, the best of the peers, the bars that Windlass has to clear."""
+
+import statistics
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from bench.peers.measures import BULK, CROWD, DRAIN, DRAIN_TWO, IDLE, ONE, P50, P99, Aftermath
+from bench.peers.systems import WINDLASS, Setting, System
+
+
+class Contender(NamedTuple):
+    """A system in one of its settings; without one, for what does not depend on it."""
+
+    system: System
+    setting: Setting | None = None
+
+    @property
+    def ours(self) -> bool:
+        return self.system is WINDLASS
+
+    @property
+    def isolated(self) -> bool:
+        return self.setting is not None and self.setting.isolated
+
+    def __str__(self) -> str:
+        return f"{self.system.name} {self.setting.label}" if self.setting else self.system.name
+
+
+class Figures:
+    """What was measured, and what could not be."""
+
+    def __init__(self) -> None:
+        self.versions: dict[str, str] = {}
+        self.faults: dict[str, str] = {}
+        self.aftermaths: dict[System, Aftermath] = {}
+        self._samples: dict[str, dict[Contender, list[float]]] = {}
+
+    def put(self, contender: Contender, what: str, figure: float) -> None:
+        self._samples.setdefault(what, {}).setdefault(contender, []).append(figure)
+
+    def get(self, contender: Contender, what: str) -> float | None:
+        samples = self._samples.get(what, {}).get(contender)
+        return statistics.median(samples) if samples else None
+
+    def of(self, what: str) -> dict[Contender, float]:
+        return {contender: statistics.median(samples) for contender, samples in self._samples.get(what, {}).items()}
+
+    def contenders(self, measures: Iterable[str]) -> list[Contender]:
+        """Whoever has one of these figures, in the order of the first."""
+        return list(dict.fromkeys(contender for what in measures for contender in self._samples.get(what, {})))
+
+    def quickest(self, system: System) -> Contender | None:
+        """The setting in which one worker of a system does the most."""
+        rates = {one: rate for one, rate in self.of(DRAIN).items() if one.system is system and not one.isolated}
+        return max(rates, key=rates.__getitem__, default=None)
+
+
+class Bar(NamedTuple):
+    """What Windlass must reach: so many times the best peer, or if `most`, no more than that."""
+
+    name: str
+    what: str
+    bar: float
+    most: bool = False
+    against: str = ""
+    """The peers' measure, if it is another."""
+    isolated: bool = False
+    absolute: bool = False
+    """Whether the bar is a figure of its own and no ratio."""
+
+
+BARS = (
+    Bar("drain, one worker", DRAIN, 7),
+    Bar("drain, two workers", DRAIN_TWO, 5),
+    Bar("isolated jobs, one worker", DRAIN, 5, isolated=True),
+    Bar("enqueue in bulk", BULK, 5),
+    Bar("enqueue one by one", ONE, 0.9),
+    Bar("enqueue by 64 callers : one by one", CROWD, 4, against=ONE),
+    Bar("start latency p50", P50, 1, most=True),
+    Bar("start latency p99", P99, 1, most=True),
+    Bar("idle, % of a core", IDLE, 1, most=True, absolute=True),
+)
+
+
+class Verdict(NamedTuple):
+    """How Windlass did at one bar."""
+
+    bar: Bar
+    ours: float | None
+    theirs: float | None
+    best: str
+    """The peer that is the best."""
+    ratio: float | None
+    met: bool | None
+
+
+def judge(figures: Figures, bar: Bar) -> Verdict:
+    peers = {
+        one: figure
+        for one, figure in figures.of(bar.against or bar.what).items()
+        if not one.ours and (one.isolated or not bar.isolated)
+    }
+    choose = min if bar.most else max
+    best = choose(peers, key=peers.__getitem__, default=None)
+    theirs = None if best is None else peers[best]
+    ours = _ours(figures, bar)
+    ratio = ours / theirs if ours is not None and theirs else None
+    measured = ours if bar.absolute else ratio
+    met = None if measured is None else measured <= bar.bar if bar.most else measured >= bar.bar
+    return Verdict(bar, ours, theirs, str(best or ""), ratio, met)
+
+
+def _ours(figures: Figures, bar: Bar) -> float | None:
+    ours = {one: figure for one, figure in figures.of(bar.what).items() if one.ours and one.isolated == bar.isolated}
+    if not bar.most:
+        return max(ours.values(), default=None)
+    # What is small in one setting may cost another figure: it counts for the one that drains best.
+    chosen = figures.quickest(WINDLASS)
+    return None if chosen is None else ours.get(chosen)

@@ -1,0 +1,83 @@
+"""Reports: nothing that has ended is forgotten, whatever the queue answers."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from windlass.model.errors import Full, Missing, TooLarge, Unavailable, WindlassError
+from windlass.model.lifecycle import Verdict
+from windlass.model.operations import Applied, Finish, Finished, Operation, Register, Registered, Release, Unrun
+from windlass.model.worker import NewWorker
+from windlass.system import SystemClock
+from windlass.worker.membership import Membership
+from windlass.worker.reports import Reports
+
+
+TOKEN = "00"
+
+
+class Queue:
+    """Refuses reports as it was told to, and remembers those that it took."""
+
+    def __init__(self, *faults: WindlassError) -> None:
+        self._faults = list(faults)
+        self.known = 0
+        self.taken: list[Finished | Unrun] = []
+
+    async def __call__(self, operation: Operation[Any]) -> Any:
+        match operation:
+            case Register():
+                self.known += 1
+                return Registered(worker=f"worker{self.known}", lease=15)
+            case Finish() | Release() if self._faults:
+                raise self._faults.pop(0)
+            case Finish() | Release():
+                assert operation.worker == f"worker{self.known}"
+                self.taken += operation.jobs
+                return Applied(applied=[job.id for job in operation.jobs])
+        raise AssertionError(operation)
+
+
+@asynccontextmanager
+async def reporting(queue: Queue) -> AsyncIterator[Reports]:
+    """Reports to this queue, until all of them are answered."""
+    about = NewWorker(name="anna", node="here", pid=1, queues=["default"])
+    membership = Membership(queue, "default", about)
+    await membership.introduce()
+    reports = Reports(queue, membership, SystemClock())
+    running = asyncio.create_task(reports.run())
+    yield reports
+    await asyncio.wait_for(reports.flush(), 5)
+    running.cancel()
+
+
+def done(id: str) -> Finished:
+    return Finished(id=id, token=TOKEN, outcome=Verdict.OK)
+
+
+async def test_a_queue_that_does_not_answer_is_asked_again() -> None:
+    queue = Queue(Unavailable("away"), Full("no room"), Unavailable("away"))
+    async with reporting(queue) as reports:
+        reports.finish(done("a"))
+        reports.release(Unrun(id="b", token=TOKEN))
+    assert [job.id for job in queue.taken] == ["a", "b"]
+
+
+async def test_a_queue_that_has_forgotten_the_worker_is_told_again_who_it_is() -> None:
+    queue = Queue(Missing("there is no worker"))
+    async with reporting(queue) as reports:
+        reports.finish(done("a"))
+    assert queue.known == 2
+    assert [job.id for job in queue.taken] == ["a"]
+
+
+async def test_an_outcome_that_cannot_be_kept_fails_its_own_job_only() -> None:
+    queue = Queue(TooLarge("all of it"), TooLarge("the first"))
+    async with reporting(queue) as reports:
+        reports.finish(done("a"))
+        reports.finish(done("b"))
+    assert [(job.id, job.outcome) for job in queue.taken if isinstance(job, Finished)] == [
+        ("a", Verdict.FAILED),
+        ("b", Verdict.OK),
+    ]

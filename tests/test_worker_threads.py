@@ -1,0 +1,111 @@
+"""The threads of a context: as few as will do, and each can be told to stop at any moment."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from windlass.call.arguments import Plan
+from windlass.model.lifecycle import Verdict
+from windlass.worker.frames import Assignment, Ending, Frames, News
+from windlass.worker.outbox import Outbox
+from windlass.worker.running import Run
+from windlass.worker.threads import Threads
+
+NOTHING = b"\x90"  # no arguments
+
+
+class Chore(NamedTuple):
+    function: Callable[..., Any]
+    plan: Plan
+
+
+class Room:
+    """Threads, and what they tell at the other end of a socket."""
+
+    def __init__(self, most: int) -> None:
+        self._ours, theirs = socket.socketpair()
+        self._ours.settimeout(5)
+        self._frames = Frames(News)
+        self._endings: list[Ending] = []
+        self._outbox = Outbox(theirs)
+        self._theirs = theirs
+        self._number = 0
+        self.threads = Threads(most, self._outbox, lambda _number: None)
+
+    def put(self, function: Callable[[], Any], *, cancelled: bool = False) -> Run:
+        self._number += 1
+        assignment = Assignment(
+            self._number, "chore", NOTHING, "application/vnd.msgpack", "id", "default", "default", 1, 0, 0.0
+        )
+        run = Run(assignment, self._outbox.say)
+        if cancelled:
+            run.cancel()
+        self.threads.put((Chore(function, Plan(function)), assignment, run))
+        return run
+
+    def ended(self) -> Ending:
+        while not self._endings:
+            for news in self._frames.feed(self._ours.recv(1 << 16)):
+                self._endings += news.endings
+        return self._endings.pop(0)
+
+    def close(self) -> None:
+        self._ours.close()
+        self._theirs.close()
+
+
+@pytest.fixture
+def room() -> Iterator[Room]:
+    opened = Room(most=4)
+    yield opened
+    opened.close()
+
+
+def test_a_job_that_was_told_to_stop_while_it_waited_is_not_begun(room: Room) -> None:
+    ran: list[int] = []
+
+    def chore() -> None:
+        ran.append(1)
+
+    room.put(chore, cancelled=True)
+    assert room.ended().verdict is Verdict.ERROR
+    room.put(chore)
+    assert room.ended().verdict is Verdict.OK
+    assert ran == [1]
+
+
+def test_being_told_to_stop_never_strikes_the_next_job(room: Room) -> None:
+    """Told at every moment around their end, jobs end one way or the other, and those after them end well."""
+    fine = 0
+    for number in range(300):
+        begun = threading.Event()
+
+        def chore(begun: threading.Event = begun, number: int = number) -> int:
+            begun.set()
+            return sum(range(number * 20))
+
+        run = room.put(chore)
+        begun.wait(5)
+        run.cancel()
+        room.ended()
+        room.put(lambda: None)
+        fine += room.ended().verdict is Verdict.OK
+    assert fine == 300
+
+
+def test_whoever_waits_behind_stuck_threads_gets_another_one(room: Room) -> None:
+    stuck = threading.Event()
+    for _ in range(3):
+        room.put(lambda: stuck.wait(5))
+    room.put(lambda: None)
+    deadline = time.monotonic() + 5
+    while threading.active_count() < 5 and time.monotonic() < deadline:
+        room.threads.look()
+        time.sleep(0.003)
+    assert room.ended().number == 4
+    stuck.set()
+    assert sorted(room.ended().number for _ in range(3)) == [1, 2, 3]
