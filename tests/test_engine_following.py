@@ -286,6 +286,8 @@ BAD: list[tuple[dict[str, Any], str, type[WindlassError]]] = [
     ({"after": [fresh_id(bytes([n]) * 16, "a") for n in range(101)]}, "job.after", Invalid),
     ({"after": [NOBODY], "id": NOBODY}, "job.after", Invalid),
     ({"then": nested(11)}, "job.then", Invalid),
+    ({"then": "no job"}, "job.then", Invalid),
+    ({"then": NewJob(task="a", then=7)}, "job.then.then", Invalid),  # type: ignore[arg-type]
     ({"then": NewJob(task="")}, "job.then.task", Invalid),
     ({"then": NewJob(task="a", then=NewJob(task="a", delay=-1.0))}, "job.then.then.delay", Invalid),
     ({"then": NewJob(task="a", payload=Raw(b"x" * (MOST_PAYLOAD + 1)))}, "job.then", TooLarge),

@@ -61,7 +61,9 @@ def _check_after(new: NewJob) -> None:
         raise Invalid("the same job is named twice", at="after")
 
 
-def _checked_then(desk: Desk, then: NewJob) -> NewJob:
+def _checked_then(desk: Desk, then: object) -> NewJob:
+    if not isinstance(then, NewJob):
+        raise Invalid(f"a {type(then).__name__} is not a job", at="then")
     chain = list(_chain(then))
     if len(chain) > MOST_THEN:
         raise Invalid(f"more than {MOST_THEN} jobs that follow each other", at="then")
@@ -71,10 +73,10 @@ def _checked_then(desk: Desk, then: NewJob) -> NewJob:
     return check(desk, then, "then")
 
 
-def _chain(then: NewJob | None) -> Iterator[NewJob]:
+def _chain(then: object) -> Iterator[NewJob]:
     """It and all that follow it, as far as one more than allowed."""
     for _ in range(MOST_THEN + 1):
-        if then is None:
+        if not isinstance(then, NewJob):
             return
         yield then
         then = then.then

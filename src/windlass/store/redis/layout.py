@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from windlass.model.job import Chunk, Error, Job, NewJob, Progress, Reason, State, Stream
+from windlass.model.job import Chunk, Error, Job, Progress, Reason, State, Stream
 from windlass.model.lifecycle import GONE, Move, Step
 from windlass.model.names import raw_id, text_id
 from windlass.store import Done, Draft, Kept, Record, Ripe, Touch, Wish, terms
@@ -91,9 +91,9 @@ def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
             counts.append(0)
         meta = NEW.pack(
             new.priority,
-            _flags(new),
+            KEEP_RESULT_FLAGS[new.keep_result] + (EXTRAS if new.files else 0) + (FOLLOWED if new.then else 0),
             FOR_EVER if new.keep_success is None else new.keep_success,
-            _due(new),
+            AGES_AGO if new.after else 0 if new.run_at is None else to_micros(new.run_at),
             0 if new.delay is None else span(new.delay),
             NEVER if new.expires is None else span(new.expires),
             len(packed),
@@ -113,19 +113,6 @@ def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
     for name, number in lines.items():
         head += (name, counts[number])
     return head + jobs
-
-
-def _flags(new: NewJob) -> int:
-    flags = KEEP_RESULT_FLAGS[new.keep_result]
-    if new.files:
-        flags += EXTRAS
-    return flags if new.then is None else flags + FOLLOWED
-
-
-def _due(new: NewJob) -> int:
-    if new.after:
-        return AGES_AGO
-    return 0 if new.run_at is None else to_micros(new.run_at)
 
 
 def ids(some: Sequence[str]) -> bytes:

@@ -17,6 +17,19 @@ for i = 0, tonumber(ARGV[2]) - 1 do
 end
 local seq = redis.call('INCRBY', K .. ':seq', jobs) - jobs
 
+-- What comes with a job beside its bytes: the letters of the keys, in the order of the arguments.
+local function extras_of(flags, state)
+  local kinds = {}
+  if flags >= EXTRAS then push(kinds, 'f') end
+  if bit.band(flags, FOLLOWED) ~= 0 then push(kinds, 't') end
+  if state == BLOCKED then push(kinds, 'a') end
+  return kinds
+end
+
+local function keep_extras(id, kinds, to)
+  for n, kind in ipairs(kinds) do redis.call('SET', K .. kind .. id, ARGV[to - #kinds + n - 1]) end
+end
+
 local created, queues, opened = {}, {}, {}
 for i = 1, jobs do
   local meta, body = ARGV[at], ARGV[at + 1]
@@ -29,17 +42,11 @@ for i = 1, jobs do
   if expires >= 0 then flags = flags + STALE end
   local pos = base[line] + rank
   local head = struct.pack(HEAD, 1, state, 0, flags, 0, 0, 0, now, due, 0, terms_size, priority, seq + i, pos, now, keep)
-  local files = flags >= EXTRAS and ARGV[at]
-  if files then at = at + 1 end
-  local follows = bit.band(flags, FOLLOWED) ~= 0 and ARGV[at]
-  if follows then at = at + 1 end
-  local waits = state == BLOCKED and ARGV[at]
-  if waits then at = at + 1 end
+  local extras = (flags >= FOLLOWED or state == BLOCKED) and extras_of(flags, state)
+  if extras then at = at + #extras end
   if redis.call('SET', K .. 'j' .. id, head .. body, 'NX') then
     created[i] = 1
-    if files then redis.call('SET', K .. 'f' .. id, files) end
-    if follows then redis.call('SET', K .. 't' .. id, follows) end
-    if waits then redis.call('SET', K .. 'a' .. id, waits) end
+    if extras then keep_extras(id, extras, at) end
     local lane = lane_of(string.sub(body, 1, string.find(body, '\0', 1, true) - 1))
     enter_as(lane, state, id, priority, seq + i, state == BLOCKED and pos or due)
     list(lane, state, pos, id)
