@@ -34,7 +34,7 @@ def test_blocking_tasks_run_at_once(workshop: Workshop) -> None:
 def test_short_jobs_do_not_wait_behind_long_ones(workshop: Workshop) -> None:
     chores = workshop.chores
     workshop.start("-c", "8", "--contexts", "1")
-    long = [chores.nap.enqueue(3.0), chores.co_nap.enqueue(3.0), chores.compute.enqueue(3.0)]
+    long = [chores.nap.enqueue(2.0), chores.co_nap.enqueue(2.0), chores.compute.enqueue(2.0)]
     workshop.noted("start", 2)
     workshop.noted("computing")
     for number in range(20):

@@ -1,5 +1,6 @@
 """The user's module: what a worker makes of one that is broken, slow, talkative or odd."""
 
+import signal
 import time
 
 import pytest
@@ -77,13 +78,17 @@ def test_what_an_app_prints_is_printed_once(make_workshop: MakeWorkshop) -> None
     assert worker.said.count("hello from the app") == 1
 
 
-def test_an_app_may_take_its_time(make_workshop: MakeWorkshop) -> None:
-    workshop = make_workshop(f"import time\ntime.sleep(2)\n{GOOD}")
+def test_an_app_may_take_its_time_and_be_interrupted_meanwhile(make_workshop: MakeWorkshop) -> None:
+    workshop = make_workshop(f"print('importing', flush=True)\nimport time\ntime.sleep(2)\n{GOOD}")
     started = time.monotonic()
-    worker = workshop.start()
+    worker, interrupted = workshop.start_raw(), workshop.start_raw()
+    interrupted.hear("importing")
+    interrupted.send(signal.SIGTERM)
+    interrupted.ended(within=1)
+    worker.hear(" runs add ")
     assert time.monotonic() - started > 2
-    assert workshop.chores.add.enqueue(1, 1).result(5) == 2
     assert worker.stop() == 0
+    assert not workshop.processes()
 
 
 @pytest.mark.parametrize("kind", STORES)

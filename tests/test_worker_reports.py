@@ -13,8 +13,7 @@ from windlass.system import SystemClock
 from windlass.worker.membership import Membership
 from windlass.worker.reports import Reports
 
-
-TOKEN = "00"
+TOKEN = "00"  # noqa: S105 - of a job
 
 
 class Queue:

@@ -2,7 +2,6 @@
 
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -98,14 +97,12 @@ def test_being_told_to_stop_never_strikes_the_next_job(room: Room) -> None:
 
 
 def test_whoever_waits_behind_stuck_threads_gets_another_one(room: Room) -> None:
-    stuck = threading.Event()
+    stuck, reached = threading.Event(), threading.Event()
     for _ in range(3):
         room.put(lambda: stuck.wait(5))
-    room.put(lambda: None)
-    deadline = time.monotonic() + 5
-    while threading.active_count() < 5 and time.monotonic() < deadline:
+    room.put(reached.set)
+    while not reached.wait(0.003):
         room.threads.look()
-        time.sleep(0.003)
     assert room.ended().number == 4
     stuck.set()
     assert sorted(room.ended().number for _ in range(3)) == [1, 2, 3]

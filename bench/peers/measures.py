@@ -129,6 +129,7 @@ def killed(stand: Stand, number: int) -> Aftermath:
     slots = 1 if setting.isolated else 10
     with stand.workers(setting, 1, safe=True) as (worker,):
         _until(ground, number // 3, number * NAP * 3 + BEYOND)
+        time.sleep(NAP / 2)  # a worker with one job at a time is in the middle of it
         worker.kill()
     if not ground.noted():
         raise NotRun(f"no job has run: {worker.last_words()}")

@@ -1,7 +1,7 @@
 """The queues that are compared, and how each one's worker is started. Their tasks and producers are in `apps/`.
 
-A setting is a way to run a worker; where it is not known beforehand which is the quickest, all are measured. Results are
-off wherever that helps, logs say only what goes wrong, asyncio runs on uvloop, and everything else is as it comes.
+A setting is a way to run a worker; where it is not known beforehand which is the quickest, all are measured. Results
+are off wherever that helps, logs say only what goes wrong, asyncio runs on uvloop, and all else is as it comes.
 """
 
 from typing import NamedTuple

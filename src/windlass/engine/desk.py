@@ -5,6 +5,7 @@ Also how a tenant's job is found, and the one way to decide and write moves.
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
+from functools import lru_cache
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -93,6 +94,7 @@ def owns(tenant: str, job: Job) -> bool:
     return tenant in (EVERY_TENANT, job.tenant)
 
 
+@lru_cache(maxsize=1024)  # all jobs of one claim have the same
 def fence(token: str) -> bytes:
     """The bytes of a token; what is no token at all fences off nothing but itself."""
     try:
