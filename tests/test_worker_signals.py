@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.servers import StartServer
-from tests.workers import MakeWorkshop, Workshop, tell, until
+from tests.workers import ON_A_FILE, MakeWorkshop, Workshop, tell, until
 from windlass.model.job import State
 
 
@@ -105,6 +105,7 @@ def test_a_worker_told_to_rest_claims_nothing_until_it_is_told_to_go_on(workshop
     assert worker.stop(1) == 0
 
 
+@ON_A_FILE
 def test_a_worker_that_was_frozen_past_its_lease_stops_what_it_has_lost(workshop: Workshop) -> None:
     frozen = workshop.start("--contexts", "1", lease="1s")
     job, deaf = workshop.chores.nap.enqueue(3.5, "twice"), workshop.chores.deaf.enqueue()

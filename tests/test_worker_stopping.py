@@ -79,7 +79,7 @@ def test_a_deleted_running_job_is_stopped_and_gone(workshop: Workshop) -> None:
 def test_jobs_cancelled_around_their_start_are_cancelled_and_cost_nobody_anything(workshop: Workshop) -> None:
     chores = workshop.chores
     workshop.start("-c", "200", "--contexts", "1")
-    beside = chores.nap.enqueue(2.0)
+    beside = chores.nap.enqueue(1.0)
     workshop.noted("start")
     jobs: list[Job[Any]] = []
     for number in range(100):

@@ -3,7 +3,7 @@
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -17,9 +17,12 @@ from windlass.worker.threads import Threads
 NOTHING = b"\x90"  # no arguments
 
 
-class Chore(NamedTuple):
-    function: Callable[..., Any]
-    plan: Plan
+class Chore:
+    """A task, as far as a thread needs it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.plan = Plan(function)
 
 
 class Room:
@@ -43,7 +46,7 @@ class Room:
         run = Run(assignment, self._outbox.say)
         if cancelled:
             run.cancel()
-        self.threads.put((Chore(function, Plan(function)), assignment, run))
+        self.threads.put((Chore(function), assignment, run))
         return run
 
     def ended(self) -> Ending:

@@ -8,12 +8,13 @@ import struct
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from windlass.model.job import Chunk, Error, Job, Progress, Reason, State, Stream
+from windlass.model.job import Chunk, Error, Job, NewJob, Progress, Reason, State, Stream
 from windlass.model.lifecycle import GONE, Move, Step
 from windlass.model.names import raw_id, text_id
 from windlass.store import Done, Draft, Kept, Record, Ripe, Touch, Wish, terms
@@ -114,6 +115,15 @@ def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
     for name, number in lines.items():
         head += (name, counts[number])
     return head + jobs
+
+
+_waits_or_brings = attrgetter("delay", "run_at", "expires", "after", "files", "then")
+_neither = _waits_or_brings(NewJob(task="x"))
+
+
+def is_bare(new: NewJob) -> bool:
+    """Whether a job waits for nothing and brings nothing along (see `add_one.lua`)."""
+    return bool(_waits_or_brings(new) == _neither)
 
 
 def ids(some: Sequence[str]) -> bytes:

@@ -1,8 +1,8 @@
-"""The scripts, read from `lua/` once: each is the common head and its own file.
+"""The scripts, read from `lua/` once: each is what it needs of the common head, and its own file.
 
-Constants (`local NAME = literal`) are put in place before a script is sent. The head defines some forty functions on
-every call, and what costs time there is each local that a function captures: with the constants in place, a call
-starts in half the time.
+A server runs the head on every call, and what costs time there is each function that is made and each local that it
+captures. So functions that a script does not use are left out, and constants (`local NAME = literal`) are put in
+place: a call starts in a fraction of the time.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 _LITERAL = r"(?:-?\d+|'[^']*')"
 _CONSTANTS = re.compile(rf"^local ([A-Z_]+(?:, [A-Z_]+)*) = ({_LITERAL}(?:, {_LITERAL})*)(?: --.*)?\n", re.MULTILINE)
+_FUNCTION = re.compile(r"^local function (?P<name>\w+)\((?:[^\n]* end\n|.*?^end\n)", re.MULTILINE | re.DOTALL)
 _COMMENT = re.compile(r"^\s*--.*\n|\s+--\s.*$", re.MULTILINE)
 
 
@@ -26,8 +27,23 @@ class Script(NamedTuple):
 @cache
 def script(name: str) -> Script:
     folder = files(__package__) / "lua"
-    source = inline((folder / "keys.lua").read_text() + (folder / f"{name}.lua").read_text())
+    source = inline(shake((folder / "keys.lua").read_text(), (folder / f"{name}.lua").read_text()))
     return Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+def shake(head: str, body: str) -> str:
+    """Head and body together, without the functions of the head that neither uses."""
+    functions = {found["name"]: found[0] for found in _FUNCTION.finditer(head)}
+    used: set[str] = set()
+    fresh = _words(_FUNCTION.sub("", head) + body) & functions.keys()
+    while fresh:
+        used |= fresh
+        fresh = {name for one in fresh for name in _words(functions[one])} & functions.keys() - used
+    return _FUNCTION.sub(lambda found: found[0] if found["name"] in used else "", head) + body
+
+
+def _words(source: str) -> set[str]:
+    return set(re.findall(r"\w+", _COMMENT.sub("", source)))
 
 
 def inline(source: str) -> str:

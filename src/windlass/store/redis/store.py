@@ -100,6 +100,9 @@ class RedisStore:
 
     async def add(self, drafts: Sequence[Draft]) -> list[bool]:
         where = self.partitions.of_queue
+        if len(drafts) == 1 and layout.is_bare(drafts[0].new):
+            (new,) = await self.partitions.call("add_one", where(drafts[0].new.queue), layout.add_arguments(drafts))
+            return [bool(new)]
         added = await self.partitions.spread("add", drafts, lambda draft: where(draft.new.queue), layout.add_arguments)
         return [bool(new) for new in added]
 

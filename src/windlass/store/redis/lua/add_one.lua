@@ -1,0 +1,29 @@
+-- Keep one new job that waits for nothing and brings nothing along: what a lone enqueue mostly is, in as few steps as will do.
+-- ARGV[2..]  as for add.lua, of one job
+-- Output     as for add.lua
+local line, meta, body = ARGV[3], ARGV[5], ARGV[6]
+local id = string.sub(meta, 1, 16)
+local key = K .. 'j' .. id
+if redis.call('EXISTS', key) == 1 then return { 0 } end
+
+local priority, flags, keep, _, _, _, terms_size = struct.unpack('>iBdi8i8i8I', meta, 17)
+local tenant, queue = string.match(line, '^([^,]*),(.*)$')
+local route = string.sub(body, 1, string.find(body, '\0', 1, true) - 1)
+local pos, seq = redis.call('HINCRBY', K .. ':pos', line, '1'), redis.call('INCR', K .. ':seq')
+redis.call('SET', key, struct.pack(HEAD, 1, QUEUED, 0, flags, 0, 0, 0, now, 0, 0, terms_size, priority, seq, pos, now, keep) .. body)
+
+local chunk = tostring(chunk_of(pos))
+redis.call('HSET', log_key(line, PENDING, chunk), place_of(pos), id)
+if redis.call('ZADD', K .. ':chunks:' .. line, chunk, chunk) == 1 then
+  redis.call('ZADD', K .. ':lines', '0', line)
+  redis.call('SADD', K .. ':tenants', tenant)
+end
+redis.call('HINCRBY', K .. ':counts:' .. tenant, string.sub(route, #tenant + 2) .. ',' .. QUEUED, '1')
+
+local ready, own = K .. ':ready:' .. route, member(seq, id)
+redis.call('ZADD', ready, priority, own)
+if redis.call('ZRANK', ready, own) == 0 and lift(ready, K .. ':heads:' .. line, route) then
+  lift(K .. ':heads:' .. line, K .. ':heads:' .. queue, line)
+end
+publish('work/' .. queue)
+return { 1 }
