@@ -55,6 +55,11 @@ def test_a_module_that_fails_is_named_with_its_own_traceback(make_workshop: Make
             "chores:other cannot be imported: AttributeError: module 'chores' has no attribute 'other'",
         ),
         ("app = 3", "chores:app", "chores:app cannot be imported: TypeError: chores:app is a int, not a Windlass"),
+        (
+            "import windlass; app = windlass.Windlass()",
+            "chores:app",
+            "cannot be imported: LookupError: it has no tasks",
+        ),
         ("import os; os._exit(7)", "chores:app", "the process that imports chores:app has died"),
         ("raise SystemExit(3)", "chores:app", "chores:app cannot be imported: SystemExit: 3"),
     ],

@@ -128,6 +128,6 @@ def _about(app: Ready, options: WorkerOptions) -> NewWorker:
         node=host,
         pid=os.getpid(),
         queues=options.queues or app.queues or ["default"],
-        tasks=app.tasks or None,
+        tasks=app.tasks,
         slots=options.slots,
     )

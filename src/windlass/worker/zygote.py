@@ -217,6 +217,8 @@ def load(target: str) -> Any:
         found = getattr(found, part)
     if not isinstance(getattr(found, "tasks", None), dict):
         raise TypeError(f"{target} is a {type(found).__name__}, not a Windlass")
+    if not found.tasks:
+        raise LookupError("it has no tasks; perhaps the modules that define them are not imported")
     return found
 
 
