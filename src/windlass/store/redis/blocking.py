@@ -1,7 +1,7 @@
 """A channel for callers without an event loop: it waits in the socket itself.
 
-`ask` is a coroutine like that of `Channel`, but waits for nothing outside itself: without a loop, everything above it can
-be run to its end. It pauses once, between question and answer, so that a caller can do something else meanwhile.
+`ask` is a coroutine like that of `Channel`, but waits for nothing outside itself: everything above it can be run to its
+end without a loop. It pauses once, between question and answer, so that a caller can do something else meanwhile.
 Any number of threads may ask at once: each takes a connection of its own, and leaves it for the next.
 """
 
