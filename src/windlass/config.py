@@ -49,6 +49,8 @@ class WorkerSection(Struct, frozen=True, kw_only=True):
     """Jobs after which a process is replaced by a fresh one; none = never."""
     max_memory: Bytes | None = None
     """Memory beyond which a process is replaced by a fresh one; none = never."""
+    max_output: Bytes = 64 << 20
+    """What a job alone in its process may print before it is killed."""
     max_age: Seconds | None = None
     """Age at which a process is replaced by a fresh one; none = never."""
     name: Annotated[str, Meta(max_length=128)] = ""

@@ -51,6 +51,10 @@ def worker(
         str | None, Parameter(group=RENEWAL, metavar="SIZE", help="Above so much memory: 512MB, 1GiB.")
     ] = None,
     max_age: Annotated[str | None, Parameter(group=RENEWAL, metavar="TIME", help="After so long: 1h, 2d.")] = None,
+    max_output: Annotated[
+        str | None,
+        Parameter(group=RENEWAL, metavar="SIZE", help="What a job alone may print (64MiB)."),
+    ] = None,
     verbose: Annotated[bool, Parameter(name=("--verbose", "-v"), group=ENDING, help="Say more.")] = False,
     place: Place = HERE,
 ) -> int:
@@ -65,7 +69,7 @@ def worker(
     QUIT stops at once; TSTP (Ctrl-Z) stops claiming, CONT goes on.
     """
     flags = {"queues": queues, "slots": slots, "contexts": contexts, "name": name, "grace": grace}
-    flags |= {"max_jobs": max_jobs, "max_memory": max_memory, "max_age": max_age}
+    flags |= {"max_jobs": max_jobs, "max_memory": max_memory, "max_age": max_age, "max_output": max_output}
     settings = config.load(
         os.environ, Path.cwd(), {"store": place.store} | {f"worker.{key}": value for key, value in flags.items()}
     )

@@ -35,7 +35,9 @@ def sound(operation: O) -> O:
             return wire.checked(operation)
 
 
-_details = attrgetter(*(name for name in Finished.__struct_fields__ if name not in {"id", "token", "outcome", "result"}))
+_details = attrgetter(
+    *(name for name in Finished.__struct_fields__ if name not in {"id", "token", "outcome", "result"})
+)
 _no_details = _details(Finished(id="", token="", outcome=Verdict.OK))
 
 

@@ -132,7 +132,9 @@ async def renew(desk: Desk, operation: Renew) -> Renewed:
 async def _renew_until_ordered(desk: Desk, operation: Renew) -> Renewed:
     loop = asyncio.get_running_loop()
     until = loop.time() + operation.wait
-    bare = replace(operation, jobs=[Alive(id=item.id, token=item.token) for item in operation.jobs])  # news is told once
+    bare = replace(
+        operation, jobs=[Alive(id=item.id, token=item.token) for item in operation.jobs]
+    )  # news is told once
     async with desk.store.listen([f"order/{operation.worker}"]) as listener:
         while True:
             # Looked at once more before the first wait: an order may have come before anybody listened.

@@ -5,6 +5,7 @@ end without a loop. It pauses once, between question and answer, so that a calle
 Any number of threads may ask at once: each takes a connection of its own, and leaves it for the next.
 """
 
+import select
 import socket
 from collections.abc import Generator
 from typing import Any
@@ -44,10 +45,14 @@ class BlockingChannel:
         return reply
 
     def _take(self) -> "_Line":
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return self._opened()
+        while True:
+            try:
+                line = self._idle.pop()
+            except IndexError:
+                return self._opened()
+            if not line.stale:
+                return line
+            line.close()
 
     def _opened(self) -> "_Line":
         to = self._address
@@ -94,6 +99,11 @@ class _Line:
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._replies = hiredis.Reader()
+
+    @property
+    def stale(self) -> bool:
+        """Whether the server has closed it while it rested: nothing else comes unasked."""
+        return bool(select.select([self._link], [], [], 0)[0])
 
     def ask(self, command: tuple[Argument, ...]) -> Any:
         self.send(command)
