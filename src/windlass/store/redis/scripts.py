@@ -14,6 +14,7 @@ from typing import NamedTuple
 _LITERAL = r"(?:-?\d+|'[^']*')"
 _CONSTANTS = re.compile(rf"^local ([A-Z_]+(?:, [A-Z_]+)*) = ({_LITERAL}(?:, {_LITERAL})*)(?: --.*)?\n", re.MULTILINE)
 _FUNCTION = re.compile(r"^local function (?P<name>\w+)\((?:[^\n]* end\n|.*?^end\n)", re.MULTILINE | re.DOTALL)
+_TABLES = re.compile(r"^local (?P<names>\w+(?:, \w+)*) = \{\}(?:, \{\})*\n", re.MULTILINE)
 _COMMENT = re.compile(r"^\s*--.*\n|\s+--\s.*$", re.MULTILINE)
 
 
@@ -32,14 +33,16 @@ def script(name: str) -> Script:
 
 
 def shake(head: str, body: str) -> str:
-    """Head and body together, without the functions of the head that neither uses."""
+    """Head and body together, without the functions and empty tables of the head that neither uses."""
     functions = {found["name"]: found[0] for found in _FUNCTION.finditer(head)}
     used: set[str] = set()
     fresh = _words(_FUNCTION.sub("", head) + body) & functions.keys()
     while fresh:
         used |= fresh
         fresh = {name for one in fresh for name in _words(functions[one])} & functions.keys() - used
-    return _FUNCTION.sub(lambda found: found[0] if found["name"] in used else "", head) + body
+    bare = _FUNCTION.sub(lambda found: found[0] if found["name"] in used else "", head)
+    words = _words(_TABLES.sub("", bare) + body)
+    return _TABLES.sub(lambda found: found[0] if words & set(found["names"].split(", ")) else "", bare) + body
 
 
 def _words(source: str) -> set[str]:

@@ -3,14 +3,12 @@
 -- Output     as for add.lua
 local line, meta, body = ARGV[3], ARGV[5], ARGV[6]
 local id = string.sub(meta, 1, 16)
-local key = K .. 'j' .. id
-if redis.call('EXISTS', key) == 1 then return { 0 } end
-
 local priority, flags, keep, _, _, _, terms_size = struct.unpack('>iBdi8i8i8I', meta, 17)
 local tenant, queue = string.match(line, '^([^,]*),(.*)$')
 local route = string.sub(body, 1, string.find(body, '\0', 1, true) - 1)
 local pos, seq = redis.call('HINCRBY', K .. ':pos', line, '1'), redis.call('INCR', K .. ':seq')
-redis.call('SET', key, struct.pack(HEAD, 1, QUEUED, 0, flags, 0, 0, 0, now, 0, 0, terms_size, priority, seq, pos, now, keep) .. body)
+local head = struct.pack(HEAD, 1, QUEUED, 0, flags, 0, 0, 0, now, 0, 0, terms_size, priority, seq, pos, now, keep)
+if not redis.call('SET', K .. 'j' .. id, head .. body, 'NX') then return { 0 } end
 
 local chunk = tostring(chunk_of(pos))
 redis.call('HSET', log_key(line, PENDING, chunk), place_of(pos), id)
