@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-NAMES = ("peers", "store", "worker")
+NAMES = ("http", "peers", "store", "worker")
 
 
 def main() -> int:

@@ -10,7 +10,7 @@ from windlass.engine import Engine
 from windlass.model import wire
 from windlass.model.job import Job, NewJob, State
 from windlass.model.lifecycle import Verdict
-from windlass.model.operations import Applied, Claim, Claimed, Enqueue, Finish, Finished, Register, Show
+from windlass.model.operations import Accepted, Applied, Claim, Claimed, Enqueue, Finish, Finished, Register, Show
 from windlass.model.worker import NewWorker
 from windlass.store import Store
 
@@ -25,7 +25,12 @@ def packed(value: object) -> Raw:
 
 
 async def enqueue(engine: Engine, task: str = "work", *, tenant: str = "default", **terms: Any) -> Job:
-    return await engine(Enqueue(tenant=tenant, job=NewJob(task=task, **terms)))
+    return taken_in(await engine(Enqueue(tenant=tenant, job=NewJob(task=task, **terms))))
+
+
+def taken_in(accepted: Accepted) -> Job:
+    """The job itself, without the word on whether it was new."""
+    return Job(**{name: getattr(accepted, name) for name in Job.__struct_fields__})
 
 
 async def register(engine: Engine, *queues: str, tenant: str = "default", **more: Any) -> str:

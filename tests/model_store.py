@@ -119,6 +119,7 @@ class ModelStore:
         self._jobs: dict[str, Entry] = {}
         self._workers: dict[str, tuple[Worker, datetime]] = {}
         self._ears: list[Ear] = []
+        self._shelf: dict[tuple[str, str], bytes] = {}
         self._arrivals = itertools.count(1)
         self._sequels: dict[str, Sequels] = {}
         self._ripe: dict[tuple[str, str], tuple[int, State | None]] = {}
@@ -159,8 +160,10 @@ class ModelStore:
 
     async def claim(self, wish: Wish) -> list[Record]:
         now, worker = self._clock.now(), wish.worker
-        if self._alive(worker.id) and now - self._workers[worker.id][0].seen_at >= timedelta(seconds=SEEN_EVERY):
-            await self.greet(worker.id, self._workers[worker.id][0].tenant, wish.lease)
+        if wish.heard and self._alive(worker.id):
+            known, _ = self._workers[worker.id]
+            if now - known.seen_at >= timedelta(seconds=SEEN_EVERY):
+                await self.greet(worker.id, known.tenant, wish.lease)
 
         def rank(entry: Entry) -> tuple[int, int, int]:
             return worker.queues.index(entry.job.queue), entry.job.priority, entry.arrival
@@ -433,6 +436,16 @@ class ModelStore:
 
     def _counted(self, worker: Worker) -> Worker:
         return replace(worker, running=sum(entry.job.worker == worker.id for entry in self.entries(State.RUNNING)))
+
+    # Records beside the jobs
+
+    async def put(self, kind: str, name: str, data: bytes | None) -> None:
+        self._shelf.pop((kind, name), None)
+        if data is not None:
+            self._shelf[kind, name] = data
+
+    async def shelved(self, kind: str) -> dict[str, bytes]:
+        return {name: data for (one, name), data in self._shelf.items() if one == kind}
 
     # Notices
 

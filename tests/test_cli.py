@@ -162,7 +162,7 @@ def test_enqueue_prints_the_id_of_a_job_that_is_there_afterwards(windlass: Windl
     assert queued.status == 0
     shown = windlass("jobs", "show", queued.out.strip(), "--json").json
     assert (shown["task"], shown["state"], shown["payload"]) == ("render", "queued", {"scene": 7})
-    assert "content_type" not in shown, "it was sent as MessagePack, like every job whose type is not worth a word"
+    assert shown["content_type"] == "application/vnd.msgpack"
 
 
 def test_every_option_of_enqueue_reaches_the_job(windlass: Windlass, place: Place) -> None:

@@ -15,7 +15,7 @@ from windlass.model.job import FINISHED, PENDING, State
 from windlass.model.lifecycle import Outcome, Verdict, cancel, delete, finish, release, rerun
 from windlass.model.names import fresh_id
 from windlass.model.worker import NewWorker, Worker
-from windlass.store import Scope, Sweep, Tally
+from windlass.store import Scope, Sweep, Tally, Wish
 
 pytestmark = pytest.mark.parametrize("kind", WITH_MODEL, indirect=True)
 
@@ -401,6 +401,19 @@ async def test_a_claim_is_a_sign_of_life_noted_once_a_second(world: World) -> No
     world.clock.advance(0.000001)
     await world.claim(world.worker(id="w1"))
     assert [worker.seen_at for worker in await world.store.workers("-")] == [world.clock.now()]
+
+
+async def test_a_claim_on_behalf_of_a_worker_is_no_sign_of_its_life(world: World) -> None:
+    await world.store.enlist("w1", "default", SAID, 10)
+    registered = world.clock.now()
+    world.clock.advance(9)
+    id = await world.add()
+    worker = world.worker(id="w1")
+    (taken,) = await world.store.claim(Wish(worker, b"12345678", 1, 60.0, heard=False))
+    assert (taken.job.id, taken.job.worker) == (id, "w1")
+    assert [worker.seen_at for worker in await world.store.workers("-")] == [registered]
+    world.clock.advance(1)
+    assert await world.store.workers("-") == []
 
 
 async def test_a_worker_may_come_back_under_its_name(world: World) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tools.commands import commands
+from tools.routes import routes
 from windlass.model.job import FINISHED, State
 from windlass.model.lifecycle import TABLE, Gone
 
@@ -37,7 +38,11 @@ def lifecycle() -> str:
     return "\n".join(lines)
 
 
-PAGES: dict[str, Callable[[], str]] = {"docs/commands.md": commands, "docs/lifecycle.md": lifecycle}
+PAGES: dict[str, Callable[[], str]] = {
+    "docs/commands.md": commands,
+    "docs/lifecycle.md": lifecycle,
+    "docs/routes.md": routes,
+}
 
 
 def main() -> int:

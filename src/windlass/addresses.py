@@ -1,19 +1,29 @@
-"""What an address means: a file, a Redis server or cluster. Opens what is there; chooses the concrete classes for it.
+"""What an address means: a file, a Redis server or cluster, or a Windlass server. Opens what is there.
 
 The drivers are imported where they are needed: a program uses one kind of store, and many only ask for help.
 """
 
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 from windlass.config import DEFAULT_STORE
 from windlass.engine import Engine, Settings
+from windlass.local import LOOPBACK, data_folder, known_token
 from windlass.model.errors import Invalid
+from windlass.model.operations import Service
 from windlass.store import Store
 from windlass.store.facts import Facts
 from windlass.system import SystemChance, SystemClock
 
 ONE_SERVER = ("redis", "rediss", "unix")
+HTTP = ("http", "https", "http+unix")
+
+
+def is_server(address: str) -> bool:
+    """Whether a Windlass server answers there, not a store."""
+    return address.partition("://")[0] in HTTP and "://" in address
 
 
 def file_of(address: str) -> str | None:
@@ -54,6 +64,29 @@ async def open_engine(address: str = DEFAULT_STORE, settings: Settings | None = 
         yield Engine(store, SystemChance(), settings)
     finally:
         await store.close()
+
+
+@asynccontextmanager
+async def open_service(
+    address: str = DEFAULT_STORE, settings: Settings | None = None, token: str | None = None
+) -> AsyncIterator[Service]:
+    """Whatever answers operations at an address: a client of a server, or an engine over a store."""
+    if not is_server(address):
+        async with open_engine(address, settings) as engine:
+            yield engine
+        return
+    from windlass.client import Client  # noqa: PLC0415
+
+    async with Client(address, token or token_for(address, os.environ)) as client:
+        yield client
+
+
+def token_for(address: str, environ: Mapping[str, str]) -> str:
+    """The token that goes with a server: WINDLASS_TOKEN, or that of this machine if the server is on it."""
+    if said := environ.get("WINDLASS_TOKEN"):
+        return said
+    local = address.startswith("http+unix://") or urlsplit(address).hostname in LOOPBACK
+    return (known_token(data_folder(environ)) or "") if local else ""
 
 
 async def facts_of(engine: Engine, address: str) -> Facts:

@@ -62,23 +62,31 @@ class JobFailed(WindlassError):
 class Windlass:
     """A queue: where its jobs are, and the tasks they run.
 
-    `store` is a file (`jobs.db`) or a server (`redis://…`); absent, the variable WINDLASS_STORE, or `./windlass.db`.
-    Nothing is opened before it is needed. `defaults` are options for every task of this queue.
+    `store` is a file (`jobs.db`) or `redis://…`; `server` is a Windlass server (`http://…`), with its `token`. Absent:
+    the variables WINDLASS_SERVER and WINDLASS_STORE, or `./windlass.db`. Nothing is opened before it is needed.
+    `defaults` are options for every task of this queue.
     """
 
     def __init__(
         self,
         store: str | None = None,
         *,
+        server: str | None = None,
+        token: str | None = None,
         tenant: str = DEFAULT_TENANT,
         defaults: TaskOptions | None = None,
         settings: Settings | None = None,
     ) -> None:
-        self.store = store or os.environ.get("WINDLASS_STORE") or DEFAULT_STORE
+        if store and server:
+            raise Invalid("give a store or a server, not both", at="server")
+        said = server or store or os.environ.get("WINDLASS_SERVER") or os.environ.get("WINDLASS_STORE")
+        self.store = said or DEFAULT_STORE
+        """Its address."""
+        self.token = token
         self.tenant = check_name(tenant, at="tenant")
         self.tasks: dict[str, Task[Any, Any, Any]] = {}
         self.settings = settings
-        self.link: Way = Link(self.store, settings)
+        self.link: Way = Link(self.store, settings, token)
         self._defaults: TaskOptions = defaults or {}
 
     @overload

@@ -4,8 +4,8 @@ import asyncio
 import signal
 import sys
 
-from windlass.addresses import open_engine
-from windlass.engine import Settings
+from windlass.addresses import open_service
+from windlass.engine import Engine, Settings
 from windlass.engine.upkeep import keep_house
 from windlass.system import SystemChance, SystemClock
 from windlass.worker.options import WorkerOptions
@@ -26,15 +26,17 @@ async def work(options: WorkerOptions, address: str | None = None, settings: Set
     try:
         # The app is imported before the store is opened: only it knows which one, and no file is carried over a fork.
         app = await pool.start()
-        async with open_engine(address or app.store, settings) as engine:
+        async with open_service(address or app.store, settings, app.token) as service:
             clock = SystemClock()
-            worker = Supervisor(engine, pool, app, options, clock=clock, chance=SystemChance())
+            worker = Supervisor(service, pool, app, options, clock=clock, chance=SystemChance())
             _obey_signals(worker)
-            upkeep = asyncio.create_task(keep_house(engine, clock))
+            # A server keeps house itself.
+            upkeep = asyncio.create_task(keep_house(service, clock)) if isinstance(service, Engine) else None
             try:
                 await worker.run()
             finally:
-                upkeep.cancel()
+                if upkeep is not None:
+                    upkeep.cancel()
     finally:
         await pool.close()
 

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Coroutine, Iterable
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from windlass.addresses import file_of, open_blocking_store, open_store
+from windlass.addresses import file_of, open_blocking_store, open_service
 from windlass.engine import Engine, Settings
 from windlass.model.errors import Unavailable, WindlassError
 from windlass.model.job import NewJob
@@ -49,9 +49,10 @@ class Way(Protocol):
 class Link:
     """One address, for every kind of caller in every process."""
 
-    def __init__(self, address: str, settings: Settings | None = None) -> None:
+    def __init__(self, address: str, settings: Settings | None = None, token: str | None = None) -> None:
         self._address = address
         self._settings = settings
+        self._token = token
         self._here = _Here()
         self._lock = threading.Lock()
         self._inherited: list[_Here] = []
@@ -101,17 +102,16 @@ class Link:
             here.engines.pop(loop, None)  # whoever asks next may find it answering
             raise
 
-    async def _open(self, here: "_Here", loop: asyncio.AbstractEventLoop) -> Engine:
+    async def _open(self, here: "_Here", loop: asyncio.AbstractEventLoop) -> Service:
         here.lives[loop] = life = self._life(here, loop)
         return await anext(life)
 
-    async def _life(self, here: "_Here", loop: asyncio.AbstractEventLoop) -> AsyncGenerator[Engine, None]:
-        store = await open_store(self._address)
-        try:
-            yield Engine(store, SystemChance(), self._settings)
-        finally:
-            here.forget(loop)
-            await store.close()
+    async def _life(self, here: "_Here", loop: asyncio.AbstractEventLoop) -> AsyncGenerator[Service, None]:
+        async with open_service(self._address, self._settings, self._token) as service:
+            try:
+                yield service
+            finally:
+                here.forget(loop)
 
     async def enqueue(self, tenant: str, new: NewJob) -> str:
         """Queue one job from an event loop, together with whatever others are queued there just now."""
@@ -183,8 +183,8 @@ class _Here:
         self.pid = os.getpid()
         self.quick: Engine | None = None
         self.tried_quick = False
-        self.engines: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Future[Engine]] = WeakKeyDictionary()
-        self.lives: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[Engine, None]] = WeakKeyDictionary()
+        self.engines: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Future[Service]] = WeakKeyDictionary()
+        self.lives: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[Service, None]] = WeakKeyDictionary()
         self.gatherings: WeakKeyDictionary[asyncio.AbstractEventLoop, Gathering] = WeakKeyDictionary()
         self._portal: Portal | None = None
         self._lock = threading.Lock()
@@ -201,7 +201,7 @@ class _Here:
         if self._portal is not None:
             self._portal.close()
 
-    def life_in_portal(self) -> AsyncGenerator[Engine, None] | None:
+    def life_in_portal(self) -> AsyncGenerator[Service, None] | None:
         return None if self._portal is None else self.lives.get(self._portal.loop)
 
     def forget(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -210,7 +210,7 @@ class _Here:
         self.gatherings.pop(loop, None)
 
 
-async def _closed(life: AsyncGenerator[Engine, None]) -> None:
+async def _closed(life: AsyncGenerator[Service, None]) -> None:
     await life.aclose()
 
 

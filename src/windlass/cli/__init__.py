@@ -40,9 +40,11 @@ Without --store, jobs live in ./windlass.db (WINDLASS_STORE or windlass.toml say
 COMMANDS = {
     "enqueue": ("enqueue:enqueue", WORK, "Queue a job and print its id."),
     "worker": ("worker:worker", WORK, "Run jobs."),
+    "serve": ("serve:serve", WORK, "Serve the queue over HTTP."),
     "jobs": ("jobs:jobs", LOOK, "Look at jobs, cancel, retry and delete them."),
     "queues": ("queues:queues", LOOK, "Look at queues."),
     "workers": ("workers:workers", LOOK, "Look at workers."),
+    "tokens": ("tokens:tokens", LOOK, "Say who may use the queue over HTTP."),
     "top": ("top:top", LOOK, "Watch queues, workers and failures."),
     "doctor": ("doctor:doctor", LOOK, "Look for what is wrong with a store and its workers."),
     "bench": ("bench:bench", LOOK, "Measure how fast a store is."),

@@ -15,6 +15,7 @@ from windlass.addresses import facts_of
 from windlass.cli import saying
 from windlass.cli.place import HERE, Place, Queue, opened
 from windlass.cli.queues import serves
+from windlass.engine import Engine
 from windlass.model.errors import Missing, Unavailable, WindlassError
 from windlass.model.job import Job, State
 from windlass.model.match import Match
@@ -102,7 +103,10 @@ def _print(finding: Finding) -> None:
 
 
 async def _store(queue: Queue) -> AsyncIterator[Finding]:
-    facts = await facts_of(queue.engine, queue.address)
+    if not isinstance(queue.service, Engine):
+        yield Finding(what="server", level="ok", found=f"answers at {_without_password(queue.address)}")
+        return
+    facts = await facts_of(queue.service, queue.address)
     yield Finding(what="store", level="ok", found=f"{facts.kind} {facts.version} at {_without_password(queue.address)}")
     level: Level = "warn" if facts.risk else "ok"
     yield Finding(what="durability", level=level, found=facts.durability, advice=facts.risk)
@@ -162,7 +166,9 @@ async def _workers(queue: Queue) -> AsyncIterator[Finding]:
 
 async def _upkeep(queue: Queue) -> AsyncIterator[Finding]:
     """Whoever does upkeep queues due jobs at once; a job that is late says that nobody does."""
-    now = (await facts_of(queue.engine, queue.address)).now
+    now = SystemClock().now()
+    if isinstance(queue.service, Engine):
+        now = (await facts_of(queue.service, queue.address)).now
     looked = await _scheduled(queue)
     late = [job for job in looked.jobs if job.run_at and (now - job.run_at).total_seconds() > LATE]
     if not late:

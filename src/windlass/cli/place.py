@@ -12,12 +12,12 @@ from cyclopts import Group, Parameter
 from msgspec.structs import asdict, replace
 
 from windlass import config
-from windlass.addresses import file_of, open_engine
+from windlass.addresses import file_of, open_service
 from windlass.cli import DASH
-from windlass.engine import Engine, Settings
-from windlass.model.errors import Missing
+from windlass.engine import Settings
+from windlass.model.errors import Invalid, Missing
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT
-from windlass.model.operations import A, Operation
+from windlass.model.operations import A, Operation, Service
 
 OPTIONS = Group("Options", sort_key=20)
 EVERYWHERE = Group("Everywhere", sort_key=100)
@@ -36,6 +36,10 @@ class Place:
             f"Default: ${config.variable('store')}, else `store` in {config.FILE}, else ./{config.DEFAULT_STORE}.",
         ),
     ] = None
+    server: Annotated[
+        str | None,
+        Parameter(metavar="URL", help="A Windlass server instead: http://, https://, http+unix://. $WINDLASS_SERVER."),
+    ] = None
     tenant: Annotated[
         str | None,
         Parameter(
@@ -49,7 +53,10 @@ class Place:
     def settle(self) -> config.Config:
         """The settings that hold for this command."""
         tenant = EVERY_TENANT if self.tenant == DASH else self.tenant
-        return config.load(os.environ, Path.cwd(), {"store": self.store, "tenant": tenant})
+        if self.server and self.store:
+            raise Invalid("give --store or --server, not both", at="--server")
+        server = self.server or (None if self.store else os.environ.get("WINDLASS_SERVER"))
+        return config.load(os.environ, Path.cwd(), {"store": server or self.store, "tenant": tenant})
 
 
 HERE = Place()
@@ -59,13 +66,13 @@ HERE = Place()
 class Queue:
     """An opened queue, asked in the name of one tenant."""
 
-    def __init__(self, engine: Engine, tenant: str, address: str) -> None:
-        self.engine = engine
+    def __init__(self, service: Service, tenant: str, address: str) -> None:
+        self.service = service
         self.tenant = tenant
         self.address = address
 
     async def __call__(self, operation: Operation[A]) -> A:
-        return await self.engine(replace(operation, tenant=self.tenant))
+        return await self.service(replace(operation, tenant=self.tenant))
 
 
 @asynccontextmanager
@@ -75,8 +82,8 @@ async def opened(place: Place, *, create: bool = False, every_tenant: bool = Fal
     if not create:
         _check_file(settings.store)
     logging.basicConfig(format="windlass: %(message)s", level=logging.WARNING)
-    async with open_engine(settings.store, Settings(**asdict(settings.engine))) as engine:
-        yield Queue(engine, EVERY_TENANT if every_tenant else settings.tenant, settings.store)
+    async with open_service(settings.store, Settings(**asdict(settings.engine))) as service:
+        yield Queue(service, EVERY_TENANT if every_tenant else settings.tenant, settings.store)
 
 
 def _check_file(address: str) -> None:

@@ -4,6 +4,7 @@ Knows terminals; knows nothing of stores or of any one command. Text that comes 
 obeyed by the terminal.
 """
 
+import logging
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -60,6 +61,12 @@ def write(text: str) -> None:
 def write_json(value: object) -> None:
     """One JSON document on a line of its own."""
     write(msgspec.json.encode(value).decode())
+
+
+def log(level: int) -> None:
+    """Let the program's own parts tell what they do on stderr; of libraries only what is wrong."""
+    logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
+    logging.getLogger("windlass").setLevel(level)
 
 
 def remark(text: str) -> None:

@@ -12,6 +12,7 @@ from cyclopts import Group, Parameter
 from msgspec.structs import asdict
 
 from windlass import config
+from windlass.cli import saying
 from windlass.cli.place import HERE, Place
 from windlass.daemon import work
 from windlass.engine import Settings
@@ -77,12 +78,10 @@ def worker(
     lease = chosen.pop("lease", settings.engine.lease)
     options = WorkerOptions(target=app, burst=burst, **chosen)
     engine = Settings(lease=lease, most_payload=settings.engine.most_payload)
-    logging.basicConfig(
-        format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S", level=logging.DEBUG if verbose else logging.INFO
-    )
+    saying.log(logging.DEBUG if verbose else logging.INFO)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(work(options, place.store, engine))
+            runner.run(work(options, place.server or place.store, engine))
     except AppBroken as fault:
         sys.stderr.write(f"{fault.traceback}windlass: {app} cannot be imported: {fault}\n")
         return 1

@@ -6,10 +6,12 @@ Also how a tenant's job is found, and the one way to decide and write moves.
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import lru_cache
+from typing import cast
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from windlass.engine.gathering import Gathering
 from windlass.model.errors import Missing
 from windlass.model.job import Job
 from windlass.model.lifecycle import Move
@@ -17,7 +19,7 @@ from windlass.model.names import EVERY_TENANT, check_id
 from windlass.model.ports import Chance
 from windlass.model.wire import MOST_PAYLOAD
 from windlass.model.worker import Worker
-from windlass.store import Record, Store
+from windlass.store import Record, Shelf, Store
 
 Decide = Callable[[Record, datetime], Move | None]
 """What is to happen to a job as it was read at that time; null = nothing."""
@@ -44,8 +46,10 @@ class Desk:
 
     def __init__(self, store: Store, chance: Chance, settings: Settings) -> None:
         self.store = store
+        self.shelf = cast("Shelf", store)  # every store keeps records too
         self.chance = chance
         self.settings = settings
+        self.gathering: Gathering | None = None
         # What a worker said of itself never changes, so it is asked for once; whether it lives is told by its renewals.
         self.known_workers: dict[str, Worker] = {}
 
@@ -54,7 +58,7 @@ class Desk:
         check_id(id)
         record = (await self.store.read([id], payload=payload)).records[0]
         if record is None or not owns(tenant, record.job):
-            raise Missing(f"there is no job {id}", at="id")
+            raise no_job(id)
         return record
 
     async def settle(self, ids: Sequence[str], decide: Decide) -> set[str]:
@@ -88,6 +92,10 @@ class Desk:
         if len(self.known_workers) >= MOST_KNOWN_WORKERS:
             self.known_workers.pop(next(iter(self.known_workers)))
         self.known_workers[worker.id] = worker
+
+
+def no_job(id: str) -> Missing:
+    return Missing(f"there is no job {id}", at="id")
 
 
 def owns(tenant: str, job: Job) -> bool:

@@ -1,14 +1,12 @@
 """New jobs on their way into a store: checked against what is declared and allowed, and given their ids."""
 
-from collections.abc import Iterator
-
 from msgspec.structs import replace
 
 from windlass.engine.desk import Desk
-from windlass.model import wire
-from windlass.model.errors import Invalid, TooLarge
-from windlass.model.job import MOST_THEN, NewJob
-from windlass.model.names import EVERY_TENANT, check_file_name, check_id, check_mark, child_id, fresh_id, keyed_id
+from windlass.model.admission import check_new
+from windlass.model.errors import Invalid
+from windlass.model.job import NewJob
+from windlass.model.names import EVERY_TENANT, child_id, fresh_id, keyed_id
 from windlass.store import Draft
 
 
@@ -31,65 +29,7 @@ def own_id(tenant: str, new: NewJob) -> str | None:
 
 
 def check(desk: Desk, new: NewJob, at: str) -> NewJob:
-    """The same job, if all of it may be; else the fault is told with the path of its field."""
-    try:
-        sound = wire.checked_job(new)
-        wire.check_size(sound.payload, desk.settings.most_payload)
-        _check_files(sound, desk.settings.most_payload)
-        if sound.id is not None and sound.key is not None:
-            raise Invalid("send an id or a key, not both", at="key")
-        if sound.delay is not None and sound.run_at is not None:
-            raise Invalid("send a delay or a run_at, not both", at="run_at")
-        if sound.id is not None:
-            check_id(sound.id)
-            check_mark(sound.id, sound.queue)
-        if sound.after:
-            _check_after(sound)
-        if sound.then is not None:
-            sound = replace(sound, then=_checked_then(desk, sound.then))
-    except wire.FAULTS as fault:
-        raise type(fault)(fault.detail, at=f"{at}.{fault.at}".strip(".")) from None
-    return sound
-
-
-def _check_after(new: NewJob) -> None:
-    if new.delay is not None or new.run_at is not None:
-        raise Invalid("a job waits for other jobs or for a time, not for both", at="after")
-    for place, id in enumerate(new.after):
-        check_id(id, at=f"after[{place}]")
-    if len(set(new.after)) < len(new.after):
-        raise Invalid("the same job is named twice", at="after")
-
-
-def _checked_then(desk: Desk, then: object) -> NewJob:
-    if not isinstance(then, NewJob):
-        raise Invalid(f"a {type(then).__name__} is not a job", at="then")
-    chain = list(_chain(then))
-    if len(chain) > MOST_THEN:
-        raise Invalid(f"more than {MOST_THEN} jobs that follow each other", at="then")
-    size = sum(len(memoryview(new.payload)) + sum(map(len, new.files.values())) for new in chain)
-    if size > desk.settings.most_payload:
-        raise TooLarge(f"{size} bytes of payloads and files, at most {desk.settings.most_payload}", at="then")
-    return check(desk, then, "then")
-
-
-def _chain(then: object) -> Iterator[NewJob]:
-    """It and all that follow it, as far as one more than allowed."""
-    for _ in range(MOST_THEN + 1):
-        if not isinstance(then, NewJob):
-            return
-        yield then
-        then = then.then
-
-
-def _check_files(new: NewJob, most: int) -> None:
-    if not new.files:
-        return
-    for name in new.files:
-        check_file_name(name, at="files")
-    size = sum(map(len, new.files.values())) + len(memoryview(new.payload))
-    if size > most:
-        raise TooLarge(f"{size} bytes with the payload, at most {most}: keep large files elsewhere", at="files")
+    return check_new(new, desk.settings.most_payload, at)
 
 
 def child(desk: Desk, tenant: str, parent: str, name: str, new: NewJob) -> Draft:

@@ -3,22 +3,26 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 from msgspec import Raw
 from msgspec.structs import asdict, replace
 
-from windlass.engine.desk import Desk, owns
+from windlass.engine.desk import Desk, no_job, owns
 from windlass.engine.drafts import draft
 from windlass.engine.following import add
+from windlass.engine.gathering import Gathering
 from windlass.model import lifecycle, wire
-from windlass.model.errors import Invalid
+from windlass.model.errors import Invalid, TooLarge
 from windlass.model.job import FINISHED, TEXT, Job, NewJob, Reason, State
 from windlass.model.lifecycle import ORDERS, TABLE, Move, Step
 from windlass.model.match import Match, index_only, matches, states
 from windlass.model.names import check_id
 from windlass.model.operations import (
     MOST_AT_ONCE,
+    MOST_LINES,
+    Accepted,
     Cancel,
     Changed,
     Count,
@@ -49,10 +53,18 @@ LOOK_AGAIN = 1.0
 """Seconds after which whoever waits looks for itself: a notice may be lost."""
 
 
-async def enqueue(desk: Desk, operation: Enqueue) -> Job:
+async def enqueue(desk: Desk, operation: Enqueue) -> Accepted:
     new = draft(desk, operation.tenant, operation.job, "job")
-    await add(desk, [new])
-    return (await desk.find(new.id, operation.tenant)).job
+    job, created = await _gathering(desk).add(new)
+    if job is None or job.tenant != operation.tenant:
+        raise no_job(new.id)
+    return Accepted(**asdict(job), created=created)
+
+
+def _gathering(desk: Desk) -> Gathering:
+    if desk.gathering is None:
+        desk.gathering = Gathering(partial(add, desk), desk.store)
+    return desk.gathering
 
 
 async def enqueue_many(desk: Desk, operation: EnqueueMany) -> Enqueued:
@@ -66,6 +78,8 @@ async def enqueue_many(desk: Desk, operation: EnqueueMany) -> Enqueued:
 async def enqueue_lines(desk: Desk, operation: EnqueueLines) -> Enqueued:
     if operation.wishes.key is not None:
         raise Invalid("each line is a job of its own: they cannot share a key", at="wishes.key")
+    if operation.text.count("\n") > MOST_LINES:
+        raise TooLarge(f"a text may have {MOST_LINES} lines: send less at once", at="text")
     wishes = {**asdict(operation.wishes), "content_type": TEXT}
     common = NewJob(task=operation.task, delay=operation.delay, **wishes)
     drafts = [
@@ -73,28 +87,38 @@ async def enqueue_lines(desk: Desk, operation: EnqueueLines) -> Enqueued:
         for number, line in enumerate(operation.text.split("\n"), start=1)
         if line.strip() and not line.startswith("#")
     ]
-    created = await add(desk, drafts)
-    return Enqueued(ids=[draft.id for draft in drafts], created=sum(created))
+    created = 0
+    for start in range(0, len(drafts), MOST_AT_ONCE):
+        created += sum(await add(desk, drafts[start : start + MOST_AT_ONCE]))
+    return Enqueued(ids=[draft.id for draft in drafts], created=created)
 
 
 async def show(desk: Desk, operation: Show) -> Job:
     record = await desk.find(operation.id, operation.tenant, payload=operation.payload)
+    if record.job.state not in FINISHED and operation.wait:
+        ended = await _ended(desk, operation, operation.wait)
+        record = replace(record, job=ended.job)
     return record.job if record.payload is None else replace(record.job, payload=Raw(record.payload))
+
+
+async def _ended(desk: Desk, operation: Show | GetResult, wait: float) -> Record:
+    """A job once it has ended, or as it is when that has taken too long."""
+    loop = asyncio.get_running_loop()
+    until = loop.time() + wait
+    async with desk.store.listen([f"end/{operation.id}"]) as listener:
+        while True:
+            record = await desk.find(operation.id, operation.tenant)
+            remaining = until - loop.time()
+            if record.job.state in FINISHED or remaining <= 0:
+                return record
+            await listener.wait(min(LOOK_AGAIN, remaining))
 
 
 async def get_result(desk: Desk, operation: GetResult) -> Result:
     """Answers a pending state if the job has not ended in time."""
     record = await desk.find(operation.id, operation.tenant)
     if record.job.state not in FINISHED and operation.wait:
-        loop = asyncio.get_running_loop()
-        until = loop.time() + operation.wait
-        async with desk.store.listen([f"end/{operation.id}"]) as listener:
-            while True:
-                record = await desk.find(operation.id, operation.tenant)
-                remaining = until - loop.time()
-                if record.job.state in FINISHED or remaining <= 0:
-                    break
-                await listener.wait(min(LOOK_AGAIN, remaining))
+        record = await _ended(desk, operation, operation.wait)
     job = record.job
     kept = await desk.store.result(job.id) if job.state is State.SUCCEEDED else None
     if kept is None:

@@ -44,8 +44,12 @@ from windlass.model.operations import (
     Unrun,
     Workers,
 )
+from windlass.model.push import read_url
 from windlass.model.worker import Worker
 from windlass.store import Done, Record, Touch, Wish
+
+SECRETS = "push.secret"
+"""Where the secrets of workers are kept to which jobs are sent."""
 
 WORKERS_REASONS = (Reason.TIMEOUT, Reason.CRASHED, Reason.MEMORY, Reason.OUTPUT)
 """What only a worker can know of a run."""
@@ -53,8 +57,15 @@ WORKERS_REASONS = (Reason.TIMEOUT, Reason.CRASHED, Reason.MEMORY, Reason.OUTPUT)
 
 async def register(desk: Desk, operation: Register) -> Registered:
     id = text_id(desk.chance.uuid7())
+    if operation.worker.url is not None:
+        read_url(operation.worker.url)
     await desk.store.enlist(id, operation.tenant, operation.worker, desk.settings.lease)
-    return Registered(worker=id, lease=desk.settings.lease)
+    if operation.worker.url is None:
+        return Registered(worker=id, lease=desk.settings.lease)
+    # Kept after the worker: whoever finds a secret without a worker may throw it away.
+    secret = b"".join(desk.chance.token() for _ in range(4)).hex()
+    await desk.shelf.put(SECRETS, id, secret.encode())
+    return Registered(worker=id, lease=desk.settings.lease, secret=secret)
 
 
 async def workers(desk: Desk, operation: Workers) -> list[Worker]:
@@ -123,7 +134,7 @@ async def renew(desk: Desk, operation: Renew) -> Renewed:
     if await desk.store.greet(operation.worker, operation.tenant, desk.settings.lease) is None:
         desk.known_workers.pop(operation.worker, None)
         raise _stranger(operation.worker)
-    renewed = await _renew_now(desk, operation)
+    renewed = await renew_now(desk, operation)
     if not operation.wait or renewed.lost or renewed.orders:
         return renewed
     return await _renew_until_ordered(desk, operation)
@@ -138,16 +149,16 @@ async def _renew_until_ordered(desk: Desk, operation: Renew) -> Renewed:
     async with desk.store.listen([f"order/{operation.worker}"]) as listener:
         while True:
             # Looked at once more before the first wait: an order may have come before anybody listened.
-            renewed = await _renew_now(desk, bare)
+            renewed = await renew_now(desk, bare)
             remaining = until - loop.time()
             if renewed.lost or renewed.orders or remaining <= 0:
                 return renewed
             if await listener.wait(min(LOOK_AGAIN, remaining)):
                 # Of which job this speaks is not said: it may be one that was claimed meanwhile.
-                return await _renew_now(desk, bare)
+                return await renew_now(desk, bare)
 
 
-async def _renew_now(desk: Desk, operation: Renew) -> Renewed:
+async def renew_now(desk: Desk, operation: Renew) -> Renewed:
     if not operation.jobs:
         return Renewed()
     check_output(operation.jobs)

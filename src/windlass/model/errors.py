@@ -30,6 +30,8 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: str
     at: str = ""
     """The path of the faulty field, empty when no single field is at fault."""
+    state: str = ""
+    """The state of the job that was waited for in vain."""
 
 
 class WindlassError(Exception):

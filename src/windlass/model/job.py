@@ -8,7 +8,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Literal
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from windlass.model.names import DEFAULT_QUEUE, Name
 from windlass.model.retry import EXPONENTIAL, Retry, Seconds
@@ -155,7 +155,7 @@ FileName = Annotated[str, Meta(min_length=1, max_length=255)]
 class NewJob(Terms, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A job as it is sent in."""
 
-    payload: Raw = NOTHING
+    payload: Raw = field(default_factory=lambda: NOTHING)  # made, for a schema cannot show it
     """One encoded value, in the encoding that `content_type` names."""
     files: Annotated[dict[FileName, bytes], Meta(max_length=MOST_FILES)] = {}
     """Files that go to the worker with the payload, by name; together with it they are no larger than it may be."""
@@ -220,7 +220,7 @@ class Chunk(NewChunk, frozen=True, kw_only=True):
     """When it came in."""
 
 
-class Job(Terms, frozen=True, kw_only=True):
+class Job(Terms, frozen=True, kw_only=True, omit_defaults=False):
     """A job as the queue knows it: its terms, and what has come of it so far."""
 
     id: str

@@ -7,9 +7,10 @@ from `OPERATIONS`. Whatever answers them (`await service(operation)`) is a `Serv
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+from functools import cache
+from typing import Annotated, Any, Generic, Literal, NamedTuple, Protocol, TypeVar, get_args, get_origin
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from windlass.model.job import (
     MOST_CHUNK,
@@ -30,7 +31,9 @@ from windlass.model.job import (
 from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.names import DEFAULT_TENANT, Name
+from windlass.model.quota import Quota
 from windlass.model.retry import Seconds
+from windlass.model.token import Issued, Scope, Token
 from windlass.model.worker import NewWorker, Worker
 
 A_co = TypeVar("A_co", covariant=True)
@@ -44,6 +47,9 @@ MOST_SPAWNED = 100
 
 MOST_TEXT = 16 * 2**20
 """Characters of a text whose lines become jobs."""
+
+MOST_LINES = 100_000
+"""Lines of it."""
 
 
 class Operation(Struct, Generic[A_co], frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,9 +65,6 @@ class Service(Protocol):
     async def __call__(self, operation: Operation[A], /) -> A: ...
 
 
-Scope = Literal["enqueue", "work", "read", "operate"]
-
-
 class Route(NamedTuple):
     """How an operation is spelled outside."""
 
@@ -69,6 +72,10 @@ class Route(NamedTuple):
     path: str
     status: int
     scope: Scope
+    body: str | None = None
+    """The field that is the whole body of a request; null = its fields are the body's, or stand in the query."""
+    one: str | None = None
+    """The path of the same action on a single job."""
 
 
 OPERATIONS: dict[type[Operation[Any]], Route] = {}
@@ -77,18 +84,41 @@ O = TypeVar("O", bound=type[Operation[Any]])  # noqa: E741
 
 
 def operation(
-    verb: Literal["GET", "POST", "PUT", "PATCH", "DELETE"], path: str, scope: Scope, status: int = 200
+    verb: Literal["GET", "POST", "PUT", "PATCH", "DELETE"],
+    path: str,
+    scope: Scope,
+    status: int = 200,
+    *,
+    body: str | None = None,
+    one: str | None = None,
 ) -> Callable[[O], O]:
     """Enter an operation into the table."""
 
     def enter(kind: O) -> O:
-        OPERATIONS[kind] = Route(verb, path, status, scope)
+        OPERATIONS[kind] = Route(verb, path, status, scope, body, one)
         return kind
 
     return enter
 
 
+@cache
+def answer_type(kind: type[Operation[Any]]) -> Any:
+    """What an operation is answered with, as its class says."""
+    for one in kind.__mro__:
+        for parent in getattr(one, "__orig_bases__", ()):
+            if get_origin(parent) is Operation:
+                return get_args(parent)[0]
+    raise TypeError(f"{kind.__name__} does not say what it is answered with")
+
+
 # Answers
+
+
+class Accepted(Job, frozen=True, kw_only=True):
+    """A job as it was taken in."""
+
+    created: bool
+    """Whether it is new; false = the id or key was there already, and this is that job."""
 
 
 class Enqueued(Struct, frozen=True, kw_only=True):
@@ -107,6 +137,7 @@ class Result(Struct, frozen=True, kw_only=True):
     result: Raw | UnsetType = UNSET
     """The value in the encoding of `content_type`; absent if there is none (any more)."""
     content_type: str = MSGPACK
+    """Empty over HTTP if there is no result, which is told as null there."""
     code: int | None = None
     error: Error | None = None
 
@@ -148,6 +179,8 @@ class Registered(Struct, frozen=True, kw_only=True):
     worker: str
     lease: float
     """Seconds after which an unrenewed job, or a silent worker, is taken for lost."""
+    secret: str | UnsetType = UNSET
+    """The key of the signatures on what is sent to its `url`. This answer is the only place that shows it."""
 
 
 class Claimed(Struct, frozen=True, kw_only=True):
@@ -206,21 +239,21 @@ class Stats(Struct, frozen=True, kw_only=True):
 JobIds = Annotated[list[str], Meta(max_length=MOST_AT_ONCE)]
 
 
-@operation("POST", "/jobs", "enqueue", 201)
-class Enqueue(Operation[Job], frozen=True, kw_only=True):
+@operation("POST", "/jobs", "enqueue", 201, body="job")
+class Enqueue(Operation[Accepted], frozen=True, kw_only=True):
     """Queue one job. The same id or key again answers the job that is there."""
 
     job: NewJob
 
 
-@operation("POST", "/jobs/batch", "enqueue", 201)
+@operation("POST", "/jobs/batch", "enqueue", 201, body="jobs")
 class EnqueueMany(Operation[Enqueued], frozen=True, kw_only=True):
     """Queue many jobs in one round trip; if one of them is invalid, none is queued."""
 
     jobs: Annotated[list[NewJob], Meta(max_length=MOST_AT_ONCE)]
 
 
-@operation("POST", "/tasks/{task}/jobs", "enqueue", 201)
+@operation("POST", "/tasks/{task}/jobs", "enqueue", 201, body="text")
 class EnqueueLines(Operation[Enqueued], frozen=True, kw_only=True):
     """Queue one job for each line of a text; empty lines and lines that begin with `#` are skipped."""
 
@@ -239,6 +272,8 @@ class Show(Operation[Job], frozen=True, kw_only=True):
 
     id: str
     payload: bool = False
+    wait: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    """Seconds to wait for its end, if it has not ended yet."""
 
 
 @operation("GET", "/jobs/{id}/result", "read")
@@ -283,17 +318,17 @@ class Selection(Operation[Changed], frozen=True, kw_only=True):
     dry_run: bool = False
 
 
-@operation("POST", "/jobs/cancel", "operate")
+@operation("POST", "/jobs/cancel", "operate", one="/jobs/{id}/cancel")
 class Cancel(Selection, frozen=True, kw_only=True):
     """Cancel jobs; running ones are stopped."""
 
 
-@operation("POST", "/jobs/retry", "operate")
+@operation("POST", "/jobs/retry", "operate", one="/jobs/{id}/retry")
 class Retry(Selection, frozen=True, kw_only=True):
     """Queue finished jobs again, their attempts counted anew."""
 
 
-@operation("DELETE", "/jobs", "operate")
+@operation("DELETE", "/jobs", "operate", one="/jobs/{id}")
 class Delete(Selection, frozen=True, kw_only=True):
     """Delete jobs and their records; running ones are stopped first."""
 
@@ -354,7 +389,7 @@ class Unrun(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     """Seconds before it may be claimed again."""
 
 
-@operation("POST", "/workers", "work", 201)
+@operation("POST", "/workers", "work", 201, body="worker")
 class Register(Operation[Registered], frozen=True, kw_only=True):
     """Introduce a worker."""
 
@@ -384,7 +419,7 @@ class Claim(Operation[list[Claimed]], frozen=True, kw_only=True):
     """Sixteen random hex digits; sent again with the same ones, a claim answers the same jobs."""
 
 
-@operation("POST", "/workers/{worker}/begin", "work")
+@operation("POST", "/workers/{worker}/begin", "work", body="jobs")
 class Begin(Operation[Applied], frozen=True, kw_only=True):
     """The code of these jobs has started."""
 
@@ -392,7 +427,7 @@ class Begin(Operation[Applied], frozen=True, kw_only=True):
     jobs: Annotated[list[Began], Meta(max_length=MOST_AT_ONCE)]
 
 
-@operation("POST", "/workers/{worker}/renew", "work")
+@operation("POST", "/workers/{worker}/renew", "work", body="jobs")
 class Renew(Operation[Renewed], frozen=True, kw_only=True):
     """Lengthen the leases of these jobs; hear what is to be stopped, at once or as soon as there is something."""
 
@@ -402,7 +437,7 @@ class Renew(Operation[Renewed], frozen=True, kw_only=True):
     """Seconds to wait for orders if there are none yet."""
 
 
-@operation("POST", "/workers/{worker}/finish", "work")
+@operation("POST", "/workers/{worker}/finish", "work", body="jobs")
 class Finish(Operation[Applied], frozen=True, kw_only=True):
     """Report how jobs ended."""
 
@@ -410,7 +445,7 @@ class Finish(Operation[Applied], frozen=True, kw_only=True):
     jobs: Annotated[list[Finished], Meta(max_length=MOST_AT_ONCE)]
 
 
-@operation("POST", "/jobs/{id}/output", "work", 204)
+@operation("POST", "/jobs/{id}/output", "work", 204, body="data")
 class Output(Operation[None], frozen=True, kw_only=True):
     """A running job has put something out, which is also a sign of life; kept as often as it is sent."""
 
@@ -420,9 +455,52 @@ class Output(Operation[None], frozen=True, kw_only=True):
     data: Annotated[bytes, Meta(max_length=MOST_CHUNK)]
 
 
-@operation("POST", "/workers/{worker}/release", "work")
+@operation("POST", "/workers/{worker}/release", "work", body="jobs")
 class Release(Operation[Applied], frozen=True, kw_only=True):
     """Give jobs back unrun; no attempt is used."""
 
     worker: str
     jobs: Annotated[list[Unrun], Meta(max_length=MOST_AT_ONCE)]
+
+
+# Tokens
+
+
+@operation("POST", "/tokens", "admin", 201)
+class AddToken(Operation[Issued], frozen=True, kw_only=True):
+    """Make a token for a tenant. This answer is the only place that shows it."""
+
+    scopes: Annotated[list[Scope], Meta(min_length=1, max_length=5)] = field(
+        default_factory=lambda: ["enqueue", "read"]
+    )
+    expires: Seconds | None = None
+    """Seconds for which it is good; null = for ever."""
+    note: Annotated[str, Meta(max_length=200)] = ""
+    """What it is for."""
+
+
+@operation("GET", "/tokens", "admin")
+class Tokens(Operation[list[Token]], frozen=True, kw_only=True):
+    """The tokens of a tenant, without their secrets."""
+
+
+@operation("DELETE", "/tokens/{key}", "admin", 204)
+class RemoveToken(Operation[None], frozen=True, kw_only=True):
+    """Make a token good for nothing, within a second."""
+
+    key: str
+
+
+# Quotas
+
+
+@operation("PUT", "/quota", "admin", body="quota")
+class PutQuota(Operation[Quota], frozen=True, kw_only=True):
+    """Bound what a tenant sends in over HTTP, in the place of any bounds before."""
+
+    quota: Quota
+
+
+@operation("GET", "/quota", "read")
+class GetQuota(Operation[Quota], frozen=True, kw_only=True):
+    """The bounds on what a tenant sends in."""

@@ -1,11 +1,13 @@
 """The record of a worker: who may claim what, and when it was last heard of."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
 from windlass.model.names import DEFAULT_QUEUE, Name
+
+MOST_URL = 2000
 
 Slots = Annotated[int, Meta(ge=1, le=10_000)]
 
@@ -17,7 +19,7 @@ class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     """For people; need not be unique."""
     node: Annotated[str, Meta(max_length=256)] = ""
     """The machine it runs on."""
-    pid: int = 0
+    pid: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
     """Its own process there."""
     queues: Annotated[list[Name], Meta(min_length=1, max_length=256)] = field(default_factory=lambda: [DEFAULT_QUEUE])
     """The queues it takes jobs from, dearest first."""
@@ -25,6 +27,10 @@ class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     """The tasks it knows; null = whatever its queues hold."""
     slots: Slots = 1
     """How many jobs it runs at once."""
+    url: Annotated[str, Meta(max_length=MOST_URL)] | None = None
+    """Where jobs are sent to it; null = it claims them itself. Whoever may read sees it: no secrets in it."""
+    format: Literal["json", "msgpack"] = "msgpack"
+    """What is sent there, and what is answered in."""
 
 
 class Worker(NewWorker, frozen=True, kw_only=True):

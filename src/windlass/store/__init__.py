@@ -109,6 +109,8 @@ class Wish(Struct, frozen=True):
     lease: float
     repeatable: bool = True
     """Whether the same nonce may come again: then it answers what it took before."""
+    heard: bool = True
+    """Whether the worker itself asks, and so has been heard of; else somebody asks on its behalf."""
 
 
 class Scope(Struct, frozen=True):
@@ -288,4 +290,16 @@ class Store(Protocol):
 
     async def close(self) -> None:
         """Let go of everything that was opened."""
+        ...
+
+
+class Shelf(Protocol):
+    """Where settings live beside the jobs: tokens and the like, few and small. Every store is one too."""
+
+    async def put(self, kind: str, name: str, data: bytes | None) -> None:
+        """Keep a record under its kind and name, in the place of any that was there; null = keep none."""
+        ...
+
+    async def shelved(self, kind: str) -> dict[str, bytes]:
+        """All records of a kind, by name."""
         ...

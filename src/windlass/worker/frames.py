@@ -124,7 +124,9 @@ class Ready(Struct, frozen=True, tag=True):
     queues: list[str]
     """Queues that the tasks name, in the order of their definition."""
     store: str
+    """Its address."""
     tenant: str
+    token: str | None = None
 
 
 class Broken(Struct, frozen=True, tag=True):

@@ -253,7 +253,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     queues = dict.fromkeys(task.options.get("queue", "default") for task in app.tasks.values())
-    tell(control, Ready(list(app.tasks), list(queues), app.store, app.tenant))
+    tell(control, Ready(list(app.tasks), list(queues), app.store, app.tenant, app.token))
     zygote = Zygote(control, app.tasks)
     try:
         zygote.serve()

@@ -108,7 +108,7 @@ class RedisStore:
 
     async def claim(self, wish: Wish) -> list[Record]:
         runs = self._runs_of_queues(wish.worker.queues)
-        if HOME not in dict(runs):
+        if wish.heard and HOME not in dict(runs):
             await self.partitions.call("worker", HOME, ["hear", wish.worker.id, span(wish.lease)])
         if len(runs) > 1 and wish.repeatable:
             # Whether this is a claim sent again must be known of all partitions before the first gives anything new.
@@ -125,6 +125,7 @@ class RedisStore:
         worker, tasks = wish.worker, wish.worker.tasks or []
         repeatable = "1" if wish.repeatable else "0"
         about: list[Argument] = [wish.nonce, repeatable, worker.id, worker.node, span(wish.lease), slots, worker.tenant]
+        about.append("1" if wish.heard else "0")
         reply = await self.partitions.call("claim", partition, [*about, len(tasks), *tasks, *queues])
         return layout.claimed(reply, wish)
 
@@ -297,6 +298,14 @@ class RedisStore:
 
     async def dismiss(self, id: str) -> bool:
         return bool(await self.partitions.call("worker", HOME, ["dismiss", id]))
+
+    async def put(self, kind: str, name: str, data: bytes | None) -> None:
+        words: list[Argument] = ["drop", kind, name] if data is None else ["put", kind, name, data]
+        await self.partitions.call("shelf", HOME, words)
+
+    async def shelved(self, kind: str) -> dict[str, bytes]:
+        found = await self.partitions.call("shelf", HOME, ["all", kind])
+        return {found[at].decode(): found[at + 1] for at in range(0, len(found), 2)}
 
     @asynccontextmanager
     async def listen(self, topics: Sequence[str]) -> AsyncIterator[Listener]:

@@ -48,7 +48,8 @@ _DROP_PROGRESS = "DELETE FROM progress WHERE job IN carray(?)"
 
 def claim(tx: Transaction, wish: Wish) -> list[Record]:
     worker = wish.worker
-    hear(tx, worker.id, wish.lease)
+    if wish.heard:
+        hear(tx, worker.id, wish.lease)
     if taken := tx.column(_TAKEN, worker.id, wish.nonce):
         return _again(tx, wish, taken)
     heads = _first(tx, wish)

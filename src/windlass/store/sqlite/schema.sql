@@ -185,3 +185,12 @@ CREATE TABLE worker (
     until         INTEGER NOT NULL,
     data          BLOB NOT NULL -- MessagePack of `NewWorker`
 ) STRICT, WITHOUT ROWID;
+
+
+-- Settings beside the jobs: tokens and the like.
+CREATE TABLE record (
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (kind, name)
+) STRICT, WITHOUT ROWID;

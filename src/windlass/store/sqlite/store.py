@@ -31,7 +31,7 @@ from windlass.store import (
     Touched,
     Wish,
 )
-from windlass.store.sqlite import claims, following, jobs, listing, moving, output, upkeep, work, workers
+from windlass.store.sqlite import claims, following, jobs, listing, moving, output, shelf, upkeep, work, workers
 from windlass.store.sqlite.connection import Connection
 from windlass.store.sqlite.notices import Notices
 from windlass.store.sqlite.opening import MEMORY, connect, resolve
@@ -124,6 +124,12 @@ class SqliteStore:
 
     async def dismiss(self, id: str) -> bool:
         return await self._connection.write(lambda tx: workers.dismiss(tx, id))
+
+    async def put(self, kind: str, name: str, data: bytes | None) -> None:
+        await self._connection.write(lambda tx: shelf.put(tx, kind, name, data))
+
+    async def shelved(self, kind: str) -> dict[str, bytes]:
+        return await self._connection.read(lambda tx: shelf.shelved(tx, kind))
 
     def listen(self, topics: Sequence[str]) -> AbstractAsyncContextManager[Listener]:
         return self._notices.listen(topics)

@@ -1,21 +1,21 @@
 -- Lease the first jobs that a worker may take.
--- ARGV[2..]  nonce, '1' if it may be sent again, worker, node, lease (us), slots, tenant ('-' = all), number of tasks (0 = any), task, …;
---            queue, …
+-- ARGV[2..]  nonce, '1' if it may be sent again, worker, node, lease (us), slots, tenant ('-' = all), '1' if the worker itself asks,
+--            number of tasks (0 = any), task, …; queue, …
 -- Output     now; then per job: id, its bytes as they were before, and only if its flags say so its errors and its files ('' = it
 --            has output only). Whoever asked knows the rest. Of a claim sent again: nothing (''), then the jobs as usual, payload
 --            included, with their files.
 -- With no slots at all it answers only what the same claim took before.
 local nonce, repeatable, worker, node = ARGV[2], ARGV[3] == '1', ARGV[4], ARGV[5]
 local lease, slots, tenant = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
-local known = tonumber(ARGV[9])
+local heard, known = ARGV[9] == '1', tonumber(ARGV[10])
 local tasks = known > 0 and {} or nil
-for i = 10, 9 + known do tasks[ARGV[i]] = true end
+for i = 11, 10 + known do tasks[ARGV[i]] = true end
 
 local taken = { '' }
-hear(worker, lease)
+if heard then hear(worker, lease) end
 
 -- Sent again: the jobs that this very claim took and that are still held.
-local memory = K .. ':claim:' .. worker .. ',' .. nonce .. ',' .. (ARGV[10 + known] or '')
+local memory = K .. ':claim:' .. worker .. ',' .. nonce .. ',' .. (ARGV[11 + known] or '')
 local last = repeatable and redis.call('GET', memory)
 if last then
   for from = 1, #last, 16 do
@@ -96,7 +96,7 @@ local function start(id, whose)
 end
 
 local ids = {}
-for i = 10 + known, #ARGV do
+for i = 11 + known, #ARGV do
   local queue = ARGV[i]
   while #ids < slots do
     local first, rival = best(queue)

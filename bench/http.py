@@ -1,0 +1,147 @@
+"""`./dev bench http`: the server under load, as ratios to a bare route that echoes the same body.
+
+The load comes from wrk, on the same machine. Each figure is the median of some rounds, taken in turn.
+"""
+
+import argparse
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from bench.processes import Program
+from bench.table import Table
+from tests.servers import Server, free_port
+
+BODY = json.dumps({"task": "noop", "payload": "x" * 100})
+BATCH = 1000
+CROWD = 64
+"""Connections that ask at once."""
+BARS = {"one job a request : echo": 0.3, "jobs/s in batches : echo requests/s": 5.0}
+
+ECHO = """
+import uvicorn
+from starlette.applications import Starlette
+from starlette.responses import Response
+from starlette.routing import Route
+
+async def echo(request):
+    return Response(await request.body(), 201, media_type="application/json")
+
+uvicorn.run(Starlette(routes=[Route("/echo", echo, methods=["POST"])]), port={port}, log_level="error")
+"""
+
+LUA = """
+wrk.method = "POST"
+wrk.headers["Content-Type"] = "{kind}"
+wrk.headers["Authorization"] = "Bearer {token}"
+local file = io.open("{body}", "rb")
+wrk.body = file:read("*a")
+"""
+
+
+class Load(NamedTuple):
+    """What is sent, where, and for how long."""
+
+    folder: Path
+    seconds: int
+    url: str
+    kind: str
+    body: str
+    token: str = ""
+    connections: int = CROWD
+
+
+def load(of: Load) -> float:
+    """Requests a second that were answered well."""
+    folder = of.folder
+    (folder / "body").write_text(of.body)
+    (folder / "load.lua").write_text(LUA.format(kind=of.kind, token=of.token, body=folder / "body"))
+    command = ["wrk", "-t1", f"-c{of.connections}", f"-d{of.seconds}s", "-s", str(folder / "load.lua"), of.url]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    if "Non-2xx" in said:
+        raise RuntimeError(said)
+    return float(next(line.split()[1] for line in said.splitlines() if line.startswith("Requests/sec")))
+
+
+@contextmanager
+def started(command: list[str], folder: Path, port: int, **environment: str) -> Iterator[Program]:
+    program = Program(command, folder=folder, environment=environment, log=folder / "log")
+    try:
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=1):
+                    break
+            except urllib.error.HTTPError:
+                break
+            except OSError:
+                time.sleep(0.05)
+        yield program
+    finally:
+        program.end()
+
+
+def served(store: str, folder: Path, port: int) -> list[str]:
+    return [sys.executable, "-m", "windlass", "serve", "--store", store, "--port", str(port), "--data", str(folder)]
+
+
+def rounds(arguments: argparse.Namespace, folder: Path, addresses: dict[str, str]) -> dict[str, dict[str, list[float]]]:
+    """By store and measure, what each round gave."""
+    found: dict[str, dict[str, list[float]]] = {}
+    echo_port = free_port()
+    (folder / "echo.py").write_text(ECHO.format(port=echo_port))
+    lines = "\n".join([BODY] * BATCH)
+    for _ in range(arguments.rounds):
+        with started([sys.executable, str(folder / "echo.py")], folder, echo_port):
+            url = f"http://127.0.0.1:{echo_port}/echo"
+            echo = load(Load(folder, arguments.seconds, url, "application/json", BODY))
+        for name, address in addresses.items():
+            port = free_port()
+            with started(served(address, folder, port), folder, port):
+                token = (folder / "token").read_text().strip()
+                queue = f"http://127.0.0.1:{port}/v1/default"
+                one = load(Load(folder, arguments.seconds, f"{queue}/jobs", "application/json", BODY, token))
+                batch = Load(folder, arguments.seconds, f"{queue}/jobs/batch", "application/x-ndjson", lines, token, 4)
+                many = load(batch)
+            mine = found.setdefault(name, {})
+            mine.setdefault("echo requests/s", []).append(echo)
+            mine.setdefault("one job a request/s", []).append(one)
+            mine.setdefault("jobs/s in batches", []).append(many * BATCH)
+            mine.setdefault("one job a request : echo", []).append(one / echo)
+            mine.setdefault("jobs/s in batches : echo requests/s", []).append(many * BATCH / echo)
+    return found
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="./dev bench http", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=4)
+    arguments = parser.parse_args(argv)
+    if shutil.which("wrk") is None:
+        print("bench: wrk is missing; on Debian or Ubuntu: apt-get install wrk", file=sys.stderr)
+        return 1
+    with tempfile.TemporaryDirectory(prefix="windlass-bench-") as name:
+        folder = Path(name)
+        folder.chmod(0o700)
+        with Server("redis", folder, fsync="everysec") as server:
+            found = rounds(arguments, folder, {"sqlite": str(folder / "jobs.db"), "redis": server.url})
+    table = Table()
+    for store, measures in found.items():
+        for measure, figures in measures.items():
+            table.put(store, arguments.rounds, measure, statistics.median(figures))
+    print(table.markdown())
+    for measure, bar in BARS.items():
+        for store in found:
+            ratio = statistics.median(found[store][measure])
+            print(f"{measure}, {store}: {ratio:.2f} (bar {bar}: {'met' if ratio >= bar else 'missed'})")
+    return 0

@@ -1,0 +1,78 @@
+"""`windlass serve`: the queue over HTTP."""
+
+import asyncio
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import uvloop
+from cyclopts import Group, Parameter
+from msgspec.structs import asdict
+
+from windlass.cli import saying
+from windlass.cli.place import HERE, Place
+from windlass.engine import Settings
+from windlass.local import data_folder
+from windlass.server.listening import Listening
+from windlass.serving import Serving
+from windlass.serving import serve as run
+from windlass.worker.options import WorkerOptions
+from windlass.worker.pool import AppBroken
+
+WHERE = Group("Where", sort_key=10)
+WORK = Group("The worker inside", sort_key=11)
+
+
+def serve(
+    *,
+    host: Annotated[
+        str, Parameter(group=WHERE, metavar="HOST", help="The address to listen on (127.0.0.1).")
+    ] = "127.0.0.1",
+    port: Annotated[int, Parameter(group=WHERE, metavar="N", help="The port (7717).")] = 7717,
+    socket: Annotated[str, Parameter(group=WHERE, metavar="PATH", help="A unix socket instead.")] = "",
+    data: Annotated[
+        Path | None, Parameter(group=WHERE, metavar="DIR", help="Its own folder (~/.local/state/windlass).")
+    ] = None,
+    push_allow: Annotated[
+        list[str] | None,
+        Parameter(
+            group=WHERE, negative="", metavar="WHERE", help="Also send jobs to this network, or HOST:PORT; repeatable."
+        ),
+    ] = None,
+    app: Annotated[
+        str | None, Parameter(group=WORK, metavar="MODULE:APP", help="Also run the tasks of this app.")
+    ] = None,
+    worker: Annotated[bool, Parameter(group=WORK, negative="--no-worker", help="Whether it does (yes).")] = True,
+    slots: Annotated[int, Parameter(name=("--slots", "-c"), group=WORK, metavar="N", help="Jobs at once (32).")] = 32,
+    place: Place = HERE,
+) -> int:
+    """Serve the queue over HTTP, in MessagePack and JSON; /openapi.json describes it.
+
+    For example:
+      windlass serve                        on http://127.0.0.1:7717, the jobs in ./windlass.db
+      windlass serve --app shop:app         and run the tasks of an app
+      windlass serve --store redis://db     several servers may share one store
+
+    Whoever runs it on this machine needs no token: commands and clients read it from its folder. Others need one:
+    windlass tokens add.
+    """
+    settings = place.settle()
+    chosen = {key: value for key, value in asdict(settings.worker).items() if value is not None and key != "lease"}
+    serving = Serving(
+        store=settings.store,
+        data=data or data_folder(dict(os.environ)),
+        where=Listening(host=host, port=port, socket=socket),
+        settings=Settings(**asdict(settings.engine)),
+        worker=WorkerOptions(target=app, **{**chosen, "slots": slots}) if app and worker else None,
+        push_allow=tuple(push_allow or ()),
+    )
+    saying.log(logging.INFO)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run(serving))
+    except AppBroken as fault:
+        sys.stderr.write(f"{fault.traceback}windlass: {app} cannot be imported: {fault}\n")
+        return 1
+    return 0

@@ -1,0 +1,278 @@
+"""The queue over HTTP, as a service: the same operations, answers and errors as in process.
+
+Speaks MessagePack. Sends a request again only if nothing can have come of the first, or if twice is as good as once.
+"""
+
+from types import TracebackType
+from typing import Any, Self, cast
+from urllib.parse import quote
+
+import httpx2
+import msgspec
+from msgspec import UNSET, Raw
+from msgspec.structs import replace
+
+from windlass.model import wire
+from windlass.model.errors import Invalid, Missing, Problem, Unavailable, WindlassError, from_problem
+from windlass.model.job import MSGPACK, NOTHING, NewJob, State
+from windlass.model.names import EVERY_TENANT, check_id, check_name
+from windlass.model.operations import (
+    A,
+    Claim,
+    Enqueue,
+    EnqueueLines,
+    EnqueueMany,
+    Finished,
+    GetResult,
+    Operation,
+    Output,
+    Result,
+    answer_type,
+)
+from windlass.model.shapes import SHAPES, Shape
+
+ANSWER_WITHIN = 10.0
+"""Seconds that the server has beyond what it was asked to wait."""
+
+TRIES = 2
+
+KEEP_ALIVE = 3.0
+"""Seconds that an idle connection is kept: less than a server keeps it, or a request might meet a closing door."""
+
+BEHIND_A_PROXY = (502, 503, 504)
+"""What stands before a server says so when it cannot reach it."""
+
+_SHAPES = {shape.kind: shape for shape in reversed(SHAPES)}
+"""The first path of each operation."""
+
+
+class Client:
+    """Asks a server. Close it, or use it with `async with`."""
+
+    def __init__(self, server: str, token: str = "", *, transport: httpx2.AsyncBaseTransport | None = None) -> None:
+        address, chosen = _address(server)
+        self._http = httpx2.AsyncClient(
+            base_url=address,
+            transport=transport or chosen,
+            timeout=_timeout(),
+            limits=httpx2.Limits(max_connections=1000, max_keepalive_connections=100, keepalive_expiry=KEEP_ALIVE),
+            trust_env=False,
+            verify=address.startswith("https:"),  # to load certificates takes long, and without TLS there are none
+            headers={"accept": MSGPACK, "content-type": MSGPACK, **_shown(token)},
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, fault: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def __call__(self, operation: Operation[A], /) -> A:
+        shape = _SHAPES[type(operation)]
+        request = self._request(shape, operation)
+        response = await self._send(request, again=_may_be_sent_again(operation))
+        return cast("A", _answer(operation, response))
+
+    def _request(self, shape: Shape, operation: Operation[Any]) -> httpx2.Request:
+        path = shape.path.format(**{name: _step(name, getattr(operation, name)) for name in shape.names})
+        tenant = EVERY_TENANT if operation.tenant == EVERY_TENANT else check_name(operation.tenant, at="tenant")
+        wait = getattr(operation, "wait", 0.0)
+        rest = _flat(shape, operation)
+        headers: dict[str, str] = {}
+        body: bytes | None = None
+        if shape.body is not None:
+            value = getattr(operation, shape.body)
+            if isinstance(operation, EnqueueLines):
+                body, headers = value.encode(), {"content-type": "text/plain; charset=utf-8"}
+            elif isinstance(operation, Output):
+                body, headers = value, {"content-type": "application/octet-stream"}
+            else:
+                body = wire.encode(_sendable(value))
+        elif shape.has_body:
+            body, rest = wire.encode(rest), {}
+        return self._http.build_request(
+            shape.route.verb,
+            f"/v1/{tenant}{path}",
+            params=_query(rest),
+            content=body,
+            headers=headers,
+            timeout=_timeout(wait),
+        )
+
+    async def _send(self, request: httpx2.Request, *, again: bool) -> httpx2.Response:
+        for left in range(TRIES - 1, -1, -1):
+            try:
+                return await self._http.send(request)
+            except httpx2.ConnectError as fault:
+                failure: httpx2.TransportError = fault  # nobody has heard it
+            except httpx2.TransportError as fault:
+                failure = fault
+                if not again:
+                    break
+            if not left:
+                break
+        raise Unavailable(f"the server does not answer: {failure or type(failure).__name__}") from failure
+
+
+def _shown(token: str) -> dict[str, str]:
+    if not (token.isascii() and token.isprintable() and " " not in token):
+        raise Invalid("this is no token: it has a space, a line break or the like in it", at="token")
+    return {"authorization": f"Bearer {token}"} if token else {}
+
+
+def _timeout(wait: float = 0.0) -> httpx2.Timeout:
+    # Whoever waits for a connection of ours has not been refused by anybody yet.
+    return httpx2.Timeout(ANSWER_WITHIN + wait, pool=None)
+
+
+def _step(name: str, value: str) -> str:
+    """A value as one step of a path; what cannot be one is answered as the queue would answer it."""
+    if name == "id":
+        return check_id(value)
+    if name == "task":
+        return check_name(value, at=name)
+    if not value or "/" in value or value in (".", ".."):
+        raise Missing(f"there is no {name} {value[:60]!r}", at=name)
+    return quote(value, safe="")
+
+
+def _address(server: str) -> tuple[str, httpx2.AsyncBaseTransport | None]:
+    """`http://…`, `https://…`, or `http+unix:///path/of/a/socket`."""
+    scheme, separator, rest = server.partition("://")
+    if scheme == "http+unix" and separator:
+        return "http://localhost", httpx2.AsyncHTTPTransport(uds=rest)
+    if scheme not in ("http", "https") or not separator:
+        raise Invalid(f"{server!r} is no server: give http://, https:// or http+unix://", at="server")
+    return server.rstrip("/"), None
+
+
+def _may_be_sent_again(operation: Operation[Any]) -> bool:
+    """Whether twice is as good as once: what only reads, and what is named by the caller."""
+    match operation:
+        case Enqueue():
+            return operation.job.id is not None or operation.job.key is not None
+        case EnqueueMany():
+            return all(new.id is not None or new.key is not None for new in operation.jobs)
+        case Claim():
+            return operation.nonce is not None
+        case _:
+            return _SHAPES[type(operation)].route.verb == "GET" and not isinstance(operation, GetResult)
+
+
+def _sendable(value: Any) -> Any:
+    """A body whose payloads are all in its own format."""
+    match value:
+        case NewJob():
+            return _own(value)
+        case [NewJob(), *_]:
+            return [_own(new) for new in value]
+        case [Finished(), *_]:
+            return [_own_report(report) for report in value]
+        case _:
+            return value
+
+
+def _own(new: NewJob) -> NewJob:
+    """In a MessagePack body a payload of another encoding travels as its bytes, with the name of the encoding."""
+    then = None if new.then is None else _own(new.then)
+    if new.content_type == MSGPACK or new.payload is NOTHING:
+        return new if then is new.then else replace(new, then=then)
+    return replace(new, payload=_wrapped(new.payload), then=then)
+
+
+def _own_report(report: Finished) -> Finished:
+    jobs = [_own(new) for new in report.jobs]
+    if report.content_type == MSGPACK or not isinstance(report.result, Raw):
+        return replace(report, jobs=jobs)
+    return replace(report, jobs=jobs, result=_wrapped(report.result))
+
+
+def _wrapped(raw: Raw) -> Raw:
+    return Raw(wire.encode(bytes(raw)))
+
+
+def _flat(shape: Shape, operation: Operation[Any]) -> dict[str, Any]:
+    """What is neither path nor body, the fields of inner structs beside the others, defaults left out."""
+    found: dict[str, Any] = {}
+    for field in shape.fields:
+        value = getattr(operation, field.name)
+        if field.name in shape.flat:
+            found |= _fields(value, optional=field.default is None)
+        elif value != field.default and not (field.default is None and value is None):
+            found[field.name] = value
+    return found
+
+
+def _fields(value: Any, *, optional: bool) -> dict[str, Any]:
+    """The fields of an inner struct. Where nothing said means nothing chosen, all jobs are named by their states."""
+    if value is None:
+        return {}
+    return msgspec.to_builtins(value) or ({"state": ["pending", "finished"]} if optional else {})
+
+
+def _query(rest: dict[str, Any]) -> list[tuple[str, Any]]:
+    pairs: list[tuple[str, Any]] = []
+    for name, value in msgspec.to_builtins(rest).items():
+        if isinstance(value, dict):
+            word = _word if name == "payload" else _plain
+            pairs += [(f"{name}.{key}", word(one)) for key, one in value.items()]
+        elif name == "tier":
+            pairs.append((name, _word(value)))
+        else:
+            pairs += [(name, _plain(one)) for one in (value if isinstance(value, list) else [value])]
+    return pairs
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def _word(value: Any) -> str:
+    """A value of which only the text tells the type: one that would read as something else is quoted."""
+    try:
+        msgspec.json.decode(_plain(value))
+    except msgspec.DecodeError:
+        return _plain(value)
+    return msgspec.json.encode(value).decode()
+
+
+def _answer(operation: Operation[Any], response: httpx2.Response) -> Any:
+    if response.status_code == httpx2.codes.REQUEST_TIMEOUT and isinstance(operation, GetResult):
+        return _pending(response)
+    if response.status_code >= httpx2.codes.BAD_REQUEST:
+        raise from_problem(_problem(response))
+    kind = answer_type(type(operation))
+    if kind is type(None):
+        return None
+    try:
+        return _without_null(wire.decode(response.content, kind))
+    except Invalid as fault:
+        raise WindlassError(f"the server's answer cannot be read: {fault}") from None
+
+
+def _without_null(answer: Any) -> Any:
+    """A result that is not there is told as null, with no content type."""
+    if isinstance(answer, Result) and not answer.content_type:
+        return replace(answer, result=UNSET, content_type=MSGPACK)
+    return answer
+
+
+def _pending(response: httpx2.Response) -> Result:
+    problem = _problem(response)
+    if problem.code != "unfinished":
+        raise from_problem(problem)
+    return Result(state=State(problem.state))
+
+
+def _problem(response: httpx2.Response) -> Problem:
+    try:
+        return wire.decode(response.content, Problem)
+    except Invalid:
+        status = response.status_code
+        code = Unavailable.code if status in BEHIND_A_PROXY else WindlassError.code
+        return Problem(title="Not ours", status=status, detail=f"the server answered {status}", code=code)

@@ -1,0 +1,100 @@
+"""Tokens: made, listed, removed, and found for whoever comes with one."""
+
+import asyncio
+import hashlib
+import hmac
+import math
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+
+from windlass.engine.desk import Desk
+from windlass.model.errors import Missing
+from windlass.model.names import EVERY_TENANT
+from windlass.model.operations import AddToken, Operation, RemoveToken, Tokens
+from windlass.model.ports import Clock
+from windlass.model.token import PREFIX, Issued, Locked, Pass, Token, key_of
+
+KIND = "token"
+
+REMEMBER = 0.5
+"""Seconds that tokens are taken for what they were: a removed one is refused after at most so long."""
+
+_pack = msgspec.msgpack.Encoder().encode
+_locked = msgspec.msgpack.Decoder(Locked)
+
+
+async def add(desk: Desk, operation: AddToken) -> Issued:
+    key = desk.chance.token().hex()[:12]
+    token = f"{PREFIX}_{key}_{b''.join(desk.chance.token() for _ in range(4)).hex()}"
+    now = (await desk.store.read([])).now
+    expires_at = None if operation.expires is None else now + timedelta(seconds=operation.expires)
+    said: dict[str, Any] = {
+        "key": key,
+        "tenant": operation.tenant,
+        "scopes": operation.scopes,
+        "note": operation.note,
+        "created_at": now,
+        "expires_at": expires_at,
+    }
+    await desk.shelf.put(KIND, key, _pack(Locked(**said, digest=_digest(token))))
+    return Issued(**said, token=token)
+
+
+async def tokens(desk: Desk, operation: Tokens) -> list[Token]:
+    known = [_locked.decode(data) for data in (await desk.shelf.shelved(KIND)).values()]
+    return [
+        msgspec.convert(one, Token, from_attributes=True)
+        for one in sorted(known, key=lambda one: (one.created_at, one.key))
+        if operation.tenant in (EVERY_TENANT, one.tenant)
+    ]
+
+
+async def remove(desk: Desk, operation: RemoveToken) -> None:
+    mine = {one.key for one in await tokens(desk, Tokens(tenant=operation.tenant))}
+    if operation.key not in mine:
+        raise Missing(f"there is no token {operation.key[:60]}", at="key")
+    await desk.shelf.put(KIND, operation.key, None)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
+
+class Keyring:
+    """Finds tokens, asking the store now and then."""
+
+    def __init__(self, desk: Desk, clock: Clock) -> None:
+        self._desk = desk
+        self._clock = clock
+        self._known: dict[str, Locked] = {}
+        self._until = -math.inf
+        self._looking = asyncio.Lock()
+
+    async def find(self, token: str) -> Pass | None:
+        if self._clock.monotonic() >= self._until:
+            await self._look()
+        locked = self._known.get(key_of(token) or "")
+        if locked is None or not hmac.compare_digest(locked.digest, _digest(token)):
+            return None
+        return Pass(locked.tenant, frozenset(locked.scopes))
+
+    async def _look(self) -> None:
+        """Read all tokens that are good now, by the store's clock. Whoever comes meanwhile waits for what is found."""
+        async with self._looking:
+            asked_at = self._clock.monotonic()
+            if asked_at < self._until:
+                return
+            now = (await self._desk.store.read([])).now
+            locked = [_locked.decode(data) for data in (await self._desk.shelf.shelved(KIND)).values()]
+            self._known = {one.key: one for one in locked if one.expires_at is None or one.expires_at > now}
+            self._until = asked_at + REMEMBER
+
+
+ANSWERS: dict[type[Operation[Any]], Callable[[Desk, Any], Awaitable[Any]]] = {
+    AddToken: add,
+    Tokens: tokens,
+    RemoveToken: remove,
+}

@@ -1,0 +1,139 @@
+"""Events: what happens to a job, as those who follow it are told, and how that lies in a stream of server-sent events.
+
+Knows the names and forms. An event tells of the job as it is; what happened between two looks is told as its last
+state.
+"""
+
+from base64 import b64decode
+from collections.abc import AsyncGenerator, AsyncIterable
+from datetime import datetime
+from typing import Literal
+
+import msgspec
+from msgspec import Struct
+
+from windlass.model.job import FINISHED, Chunk, Job, State, Stream
+
+EventName = Literal["queued", "started", "progress", "output", "retrying", "succeeded", "failed", "cancelled"]
+
+NAMES: tuple[EventName, ...] = (
+    "queued",
+    "started",
+    "progress",
+    "output",
+    "retrying",
+    "succeeded",
+    "failed",
+    "cancelled",
+)
+
+
+MOST_ID = 60
+
+
+class Piece(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A piece of output as it is told: as text, or as bytes where it is not UTF-8."""
+
+    n: int
+    attempt: int
+    at: datetime
+    stream: Stream
+    text: str | None = None
+    base64: str | None = None
+    size: int | None = None
+    """Only where the bytes follow by themselves."""
+
+    @property
+    def data(self) -> bytes:
+        return self.text.encode() if self.text is not None else b64decode(self.base64 or "")
+
+
+class Place(Struct, frozen=True):
+    """How far somebody has followed a job: it is the id of an event, and where to go on after it."""
+
+    after: int = 0
+    """The number of the last piece of output."""
+    told: str = ""
+    """What was last told of its state."""
+    attempt: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.after}-{self.told}-{self.attempt}"
+
+
+class Event(Struct, frozen=True, kw_only=True):
+    """Something that happened to a job."""
+
+    name: EventName
+    id: str
+    """Sent as `Last-Event-ID`, it says where to go on."""
+    job: Job | None = None
+    """The job as it is now; null for output."""
+    chunk: Piece | None = None
+    """A piece of output."""
+
+
+def place(id: str) -> Place:
+    """The place that an event's id names; what is none is the beginning."""
+    after, _, rest = id.partition("-")
+    told, _, attempt = rest.partition("-")
+    if not (after.isascii() and after.isdecimal() and attempt.isascii() and attempt.isdecimal() and len(id) <= MOST_ID):
+        return Place()
+    return Place(min(int(after), 2**53), told, int(attempt))
+
+
+def state_event(job: Job) -> EventName:
+    """What the state of a job is called as an event."""
+    if job.state in FINISHED:
+        return _ENDS[job.state]
+    if job.state is State.RUNNING:
+        return "started"
+    return "retrying" if job.attempt else "queued"
+
+
+_ENDS: dict[State, EventName] = {
+    State.SUCCEEDED: "succeeded",
+    State.FAILED: "failed",
+    State.CANCELLED: "cancelled",
+}
+
+
+def piece(chunk: Chunk) -> Piece:
+    """A piece of output as text if it can be."""
+    said = {"n": chunk.n, "attempt": chunk.attempt, "at": chunk.at, "stream": chunk.stream}
+    try:
+        return msgspec.convert({**said, "text": chunk.data.decode()}, Piece)
+    except UnicodeDecodeError:
+        return msgspec.convert({**said, "base64": msgspec.to_builtins(chunk.data)}, Piece)
+
+
+def written(event: Event) -> bytes:
+    """An event as it lies in a stream."""
+    data = msgspec.json.encode(event.job if event.chunk is None else event.chunk)
+    return b"event: %s\nid: %s\ndata: %s\n\n" % (event.name.encode(), event.id.encode(), data)
+
+
+async def read(lines: AsyncIterable[str]) -> AsyncGenerator[Event, None]:
+    """The events in the lines of a stream; whatever else is there is passed over."""
+    name, id, data = "", "", ""
+    async for line in lines:
+        field, _, value = line.rstrip("\r\n").partition(":")
+        value = value.removeprefix(" ")
+        match field:
+            case "event":
+                name = value
+            case "id":
+                id = value
+            case "data":
+                data = f"{data}\n{value}" if data else value
+            case "" if not value and not line.startswith(":"):
+                if name in NAMES and data:
+                    yield _event(name, id, data)
+                name, data = "", ""
+
+
+def _event(name: str, id: str, data: str) -> Event:
+    known = msgspec.convert(name, EventName)
+    if known == "output":
+        return Event(name=known, id=id, chunk=msgspec.json.decode(data, type=Piece))
+    return Event(name=known, id=id, job=msgspec.json.decode(data, type=Job))

@@ -1,0 +1,112 @@
+"""Holds tenants to their quotas: a service that looks at what is sent in, and hands everything on to another.
+
+A rate is counted by each server for itself. How many jobs a tenant has on record is looked up about once a second, so a
+tenant may overshoot by what it sends in that time.
+"""
+
+from typing import Any
+
+from windlass.model.errors import Busy, TooLarge
+from windlass.model.job import NewJob
+from windlass.model.operations import (
+    A,
+    Enqueue,
+    EnqueueLines,
+    EnqueueMany,
+    Finish,
+    GetQuota,
+    GetStats,
+    Operation,
+    Service,
+)
+from windlass.model.ports import Clock
+from windlass.model.quota import Quota
+
+REMEMBER = 1.0
+"""Seconds that a quota, and the number of jobs on record, are taken for what they were."""
+
+MOST_TENANTS = 10_000
+
+
+class Account:
+    """What is known of one tenant."""
+
+    def __init__(self, quota: Quota, stored: int, now: float) -> None:
+        self.quota = quota
+        self.stored = stored
+        self.read_at = now
+        self.refilled_at = now
+        self.left = quota.jobs_per_second or 0.0
+
+    def refill(self, now: float) -> None:
+        rate = self.quota.jobs_per_second or 0.0
+        self.left = min(max(rate, 1.0), self.left + rate * (now - self.refilled_at))
+        self.refilled_at = now
+
+
+class Metered:
+    """A service in front of another."""
+
+    def __init__(self, service: Service, clock: Clock) -> None:
+        self._service = service
+        self._clock = clock
+        self._accounts: dict[str, Account] = {}
+
+    async def __call__(self, operation: Operation[A], /) -> A:
+        news = _new_jobs(operation)
+        if news:
+            await self._admit(operation.tenant, len(news), max(news))
+        return await self._service(operation)
+
+    async def _admit(self, tenant: str, number: int, largest: int) -> None:
+        account = await self._account(tenant)
+        quota = account.quota
+        if quota.payload_bytes is not None and largest > quota.payload_bytes:
+            raise TooLarge(f"{largest} bytes in a payload, this tenant may send {quota.payload_bytes}", at="payload")
+        if quota.stored_jobs is not None and account.stored + number > quota.stored_jobs:
+            raise Busy(f"this tenant may have {quota.stored_jobs} jobs on record and has {account.stored}", at="tenant")
+        if quota.jobs_per_second is not None:
+            account.refill(self._clock.monotonic())
+            if account.left < min(number, max(quota.jobs_per_second, 1.0)):
+                raise Busy(
+                    f"this tenant may send {quota.jobs_per_second:g} jobs a second: send them later", at="tenant"
+                )
+            account.left -= number
+        account.stored += number
+
+    async def _account(self, tenant: str) -> Account:
+        now = self._clock.monotonic()
+        account = self._accounts.get(tenant)
+        if account is not None and now - account.read_at < REMEMBER:
+            return account
+        quota = await self._service(GetQuota(tenant=tenant))
+        stored = await self._stored(tenant) if quota.stored_jobs is not None else 0
+        if account is None or account.quota != quota:
+            if len(self._accounts) >= MOST_TENANTS:
+                self._accounts.pop(next(iter(self._accounts)))
+            account = self._accounts[tenant] = Account(quota, stored, now)
+        account.stored, account.read_at = stored, now
+        return account
+
+    async def _stored(self, tenant: str) -> int:
+        stats = await self._service(GetStats(tenant=tenant))
+        return sum(count for queue in stats.queues for count in queue.states.values())
+
+
+def _new_jobs(operation: Operation[Any]) -> list[int]:
+    """How many bytes each new job brings."""
+    match operation:
+        case Enqueue():
+            return [_weight(operation.job)]
+        case EnqueueMany():
+            return [_weight(new) for new in operation.jobs]
+        case EnqueueLines():
+            return [len(line) for line in operation.text.splitlines() if line.strip() and not line.startswith("#")]
+        case Finish():
+            return [_weight(new) for report in operation.jobs for new in report.jobs]
+        case _:
+            return []
+
+
+def _weight(new: NewJob) -> int:
+    return len(memoryview(new.payload)) + sum(map(len, new.files.values()))

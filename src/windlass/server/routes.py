@@ -1,0 +1,168 @@
+"""A route for every shape: a request becomes an operation, its answer a response."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from windlass.model import wire
+from windlass.model.errors import Invalid, Problem, WindlassError
+from windlass.model.job import FINISHED, State
+from windlass.model.operations import (
+    MOST_AT_ONCE,
+    Accepted,
+    Enqueued,
+    EnqueueLines,
+    EnqueueMany,
+    GetResult,
+    List,
+    Operation,
+    Output,
+    Page,
+    Result,
+    Service,
+)
+from windlass.model.shapes import SHAPES, Shape
+from windlass.model.wire import Format
+from windlass.server import bodies, formats
+from windlass.server.gate import Gate
+from windlass.server.limits import Limits, read_body
+from windlass.server.lines import jobs_of
+
+PREFIX = "/v1/{tenant}"
+
+
+class Unfinished(WindlassError):
+    """The job has not ended in the time that was waited for it."""
+
+    code, title, status, exit_status = "unfinished", "Not finished", 408, 75
+
+    def __init__(self, state: State) -> None:
+        super().__init__(f"the job is {state}")
+        self.state = state
+
+    def problem(self) -> Problem:
+        return replace(super().problem(), state=self.state)
+
+
+class Routes:
+    """Answers requests by asking a service."""
+
+    def __init__(self, service: Service, gate: Gate, limits: Limits) -> None:
+        self._service = service
+        self._gate = gate
+        self._limits = limits
+
+    def all(self) -> list[Route]:
+        # Fixed paths go before those with parameters: /jobs/count is no job.
+        ordered = sorted(SHAPES, key=lambda shape: shape.path.count("{"))
+        return [_route(shape, self._endpoint(shape)) for shape in ordered]
+
+    def _endpoint(self, shape: Shape) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            own = formats.sent(request.headers.get("content-type", "")) or "json"
+            accept = request.headers.get("accept", "")
+            tenant = await self._gate.admit(request, shape.route.scope)
+            if shape.kind is List and formats.wants_lines(accept):
+                return await self._stream(self._from_query(shape, request, tenant))
+            if shape.kind is EnqueueMany and formats.media(request.headers.get("content-type", "")) == formats.NDJSON:
+                return await self._lines(request, tenant)
+            form = formats.wanted(accept, own)
+            operation = await self._read(shape, request, tenant)
+            return _told(shape, await self._service(operation), form)
+
+        return endpoint
+
+    async def _read(self, shape: Shape, request: Request, tenant: str) -> Operation[Any]:
+        if not shape.has_body or (shape.may_have_body and _is_bare(request)):
+            return self._from_query(shape, request, tenant)
+        data = await read_body(request, self._limits)
+        content_type = request.headers.get("content-type", "")
+        path = request.path_params
+        if shape.kind is EnqueueLines:
+            if formats.media(content_type) not in ("text/plain", ""):
+                raise formats.refuse(content_type, "text/plain")
+            return shape.build(tenant, path, self._query(shape, request), _text(data))
+        if shape.kind is Output:
+            return shape.build(tenant, path, self._query(shape, request), data)
+        form = formats.sent(content_type)
+        if form is None:
+            if data or shape.body is not None:
+                raise formats.refuse(content_type, formats.TYPES["msgpack"], formats.TYPES["json"])
+            form = "json"
+        if shape.body is None:
+            if request.url.query:
+                raise Invalid("this route takes a body or a query, not both", at="query")
+            rest = bodies.decode(data or (b"{}" if form == "json" else b"\x80"), shape.struct, form)
+            return shape.build(tenant, path, rest, None)
+        body = bodies.decode(data, shape.hints[shape.body], form)
+        return shape.build(tenant, path, self._query(shape, request), body)
+
+    def _query(self, shape: Shape, request: Request) -> Struct:
+        return shape.from_query(request.query_params.multi_items())
+
+    def _from_query(self, shape: Shape, request: Request, tenant: str) -> Operation[Any]:
+        return shape.build(tenant, request.path_params, self._query(shape, request), None)
+
+    # Streams
+
+    async def _stream(self, operation: Operation[Any]) -> Response:
+        """All matching jobs, a line each, a page at a time."""
+        assert isinstance(operation, List)  # noqa: S101
+        # The first page is asked for before anything is answered: what is wrong shows there, and can still be told.
+        whole = replace(operation, limit=MOST_AT_ONCE)
+        first = await self._service(whole)
+        return StreamingResponse(self._pages(whole, first), media_type=formats.NDJSON)
+
+    async def _pages(self, operation: List, page: Page) -> AsyncIterator[bytes]:
+        while True:
+            if page.jobs:
+                yield b"".join(wire.encode(job, "json") + b"\n" for job in page.jobs)
+            if page.next is None:
+                return
+            page = await self._service(replace(operation, after=page.next))
+
+    async def _lines(self, request: Request, tenant: str) -> Response:
+        """A job a line. All are looked at before the first is queued; then they are, a thousand at a time."""
+        form = formats.wanted(request.headers.get("accept", ""), "json")
+        news = [new async for new in jobs_of(await read_body(request, self._limits), self._limits)]
+        ids: list[str] = []
+        created = 0
+        for start in range(0, len(news), MOST_AT_ONCE):
+            some = await self._service(EnqueueMany(tenant=tenant, jobs=news[start : start + MOST_AT_ONCE]))
+            ids += some.ids
+            created += some.created
+        return Response(bodies.encode(Enqueued(ids=ids, created=created), form), 201, media_type=formats.TYPES[form])
+
+
+def _route(shape: Shape, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
+    route = Route(PREFIX + shape.path, endpoint, methods=[shape.route.verb])
+    route.methods = {shape.route.verb}  # no HEAD: to look at a result may use it up
+    return route
+
+
+def _is_bare(request: Request) -> bool:
+    """Whether a request brings no body."""
+    return request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as fault:
+        raise Invalid(f"not UTF-8: {fault.reason} at byte {fault.start}", at="body") from None
+
+
+def _told(shape: Shape, answer: Any, form: Format) -> Response:
+    status = shape.route.status
+    if isinstance(answer, Result) and answer.state not in FINISHED and shape.kind is GetResult:
+        raise Unfinished(answer.state)
+    if isinstance(answer, Accepted) and not answer.created:
+        status = 200
+    if answer is None:
+        return Response(status_code=204)
+    return Response(bodies.encode(answer, form), status, media_type=formats.TYPES[form])

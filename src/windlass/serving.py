@@ -1,0 +1,132 @@
+"""`windlass serve`: HTTP, the periodic duties and, if there is an app, a worker, in one program.
+
+Puts the rooms together, like `daemon`; starts them in an order in which each finds what it needs, and ends them the
+other way round.
+"""
+
+import asyncio
+import logging
+import signal
+import sys
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from windlass.addresses import open_engine
+from windlass.daemon import SWITCH_EVERY
+from windlass.engine import Engine, Settings
+from windlass.engine.pushing import Pushing
+from windlass.engine.tokens import Keyring
+from windlass.engine.upkeep import keep_house
+from windlass.local import local_token
+from windlass.model.errors import Denied
+from windlass.model.names import EVERY_TENANT
+from windlass.model.operations import Tokens
+from windlass.server import bodies
+from windlass.server.application import application
+from windlass.server.gate import Gate, WithLocal
+from windlass.server.limits import Limits
+from windlass.server.listening import Listening, Server, server
+from windlass.server.quotas import Metered
+from windlass.system import SystemChance, SystemClock
+from windlass.worker.addresses_allowed import read_allowed
+from windlass.worker.delivering import Language, Network
+from windlass.worker.options import WorkerOptions
+from windlass.worker.pool import Pool
+from windlass.worker.push import Push
+from windlass.worker.supervisor import Supervisor
+
+log = logging.getLogger("windlass.server")
+
+
+class Serving(Struct, frozen=True, kw_only=True):
+    """What an operator chooses for a server."""
+
+    store: str
+    data: Path
+    """Its own folder: the token of this machine."""
+    where: Listening = Listening()
+    limits: Limits = Limits()
+    settings: Settings = Settings()
+    worker: WorkerOptions | None = None
+    """The worker in the same program; null = none."""
+    push_allow: tuple[str, ...] = ()
+    """Where jobs may be sent beyond the open network: networks, or hosts with a port."""
+
+
+async def serve(serving: Serving) -> None:
+    """Until a signal ends it: TERM and INT let requests and running jobs finish, a second one does not wait."""
+    sys.setswitchinterval(SWITCH_EVERY)
+    clock = SystemClock()
+    async with AsyncExitStack() as opened:
+        pool = app = None
+        if serving.worker is not None:
+            pool = Pool(serving.worker.target)
+            opened.push_async_callback(pool.close)
+            app = await pool.start()
+        engine = await opened.enter_async_context(open_engine(serving.store, serving.settings))
+        limits = replace(serving.limits, most_payload=serving.settings.most_payload)
+        stop = asyncio.Event()
+        push = _push(engine, serving, clock)
+        gate = await _gate(engine, serving, clock)
+        http = server(application(Metered(push, clock), gate, limits, stop), serving.where)
+        worker = None
+        if pool is not None and app is not None and serving.worker is not None:
+            worker = Supervisor(engine, pool, app, serving.worker, clock=clock, chance=SystemChance())
+        _obey_signals(stop, http, worker)
+        async with asyncio.TaskGroup() as group:
+            duties = [group.create_task(keep_house(engine, clock)), group.create_task(push.run())]
+            group.create_task(_listen(http, stop))
+            if worker is not None:
+                group.create_task(worker.run())
+            await stop.wait()
+            for duty in duties:
+                duty.cancel()
+
+
+async def _listen(http: Server, stop: asyncio.Event) -> None:
+    try:
+        await http.serve()
+    finally:
+        stop.set()  # a port that is taken ends the program
+
+
+def _push(engine: Engine, serving: Serving, clock: SystemClock) -> Push:
+    network = Network(read_allowed(serving.push_allow, loopback=serving.where.local))
+    language = Language(bodies.encode, bodies.decode)
+    return Push(engine, Pushing(engine.desk, clock), network, language, clock=clock, chance=SystemChance())
+
+
+async def _gate(engine: Engine, serving: Serving, clock: SystemClock) -> Gate:
+    keyring = Keyring(engine.desk, clock)
+    if serving.where.local:
+        token = local_token(serving.data, SystemChance())
+        log.info("serves %s; its token is in %s", serving.where.address, serving.data / "token")
+        return Gate(WithLocal(keyring, token), local=not serving.where.socket)
+    if not await engine(Tokens(tenant=EVERY_TENANT)):
+        raise Denied(
+            f"{serving.where.host} can be reached by others, and there are no tokens: add one first "
+            "(windlass tokens add), or listen on 127.0.0.1",
+            at="host",
+        )
+    log.info("serves %s", serving.where.address)
+    return Gate(keyring, local=False)
+
+
+def _obey_signals(stop: asyncio.Event, http: Server, worker: Supervisor | None) -> None:
+    def end() -> None:
+        http.force_exit = stop.is_set()
+        http.should_exit = True
+        if worker is not None:
+            worker.stop()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, end)
+    loop.add_signal_handler(signal.SIGINT, end)
+    if worker is not None:
+        loop.add_signal_handler(signal.SIGQUIT, worker.quit)
+        loop.add_signal_handler(signal.SIGTSTP, worker.pause, True)
+        loop.add_signal_handler(signal.SIGCONT, worker.pause, False)

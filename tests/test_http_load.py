@@ -1,0 +1,192 @@
+"""Many at once, and much at once: against a server in a process of its own, over a file."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Self
+
+import httpx2
+import msgspec
+import pytest
+
+from tests.engines import packed
+from tests.serving import Process, Web, decoded, process, web
+from windlass.engine import Engine
+from windlass.model.job import JSON, NewJob, State
+from windlass.model.match import Match
+from windlass.model.operations import Count, Enqueue, EnqueueMany, List
+
+MIB = 1 << 20
+NDJSON = "application/x-ndjson"
+
+
+class Wire:
+    """One kept connection, as thin as can be: the server is measured, not the client."""
+
+    def __init__(self, running: Process) -> None:
+        self._running = running
+
+    async def __aenter__(self) -> Self:
+        self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._running.port)
+        self._head = (
+            f"POST /v1/default/jobs HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {self._running.token}\r\n"
+            f"content-type: {JSON}\r\ncontent-length: "
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._writer.close()
+
+    async def enqueue(self, body: bytes) -> tuple[int, bytes]:
+        self._writer.write(f"{self._head}{len(body)}\r\n\r\n".encode() + body)
+        head = await self._reader.readuntil(b"\r\n\r\n")
+        length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
+        return int(head[9:12]), await self._reader.readexactly(length)
+
+
+async def listed(running: Process) -> list[str]:
+    """The ids of all jobs that there are."""
+    async with web(running.address, running.token) as client:
+        response = await client.get("/v1/default/jobs", headers={"accept": NDJSON})
+    return [msgspec.json.decode(line)["id"] for line in response.content.splitlines()]
+
+
+async def test_of_ten_thousand_enqueues_at_once_none_is_lost(tmp_path: Path) -> None:
+    """S4 33: two hundred connections, fifty jobs on each."""
+    acknowledged: list[str] = []
+
+    async def send(place: int) -> None:
+        async with Wire(running) as wire:
+            for n in range(50):
+                status, body = await wire.enqueue(b'{"task": "a", "payload": [%d, %d]}' % (place, n))
+                assert status == 201, body
+                acknowledged.append(msgspec.json.decode(body)["id"])
+
+    with process(tmp_path) as running:
+        await asyncio.gather(*(send(place) for place in range(200)))
+        assert len(set(acknowledged)) == 10_000
+        assert sorted(await listed(running)) == sorted(acknowledged)
+
+
+async def test_what_was_acknowledged_outlives_a_kill(tmp_path: Path) -> None:
+    acknowledged: list[str] = []
+    enough = asyncio.Event()
+
+    async def send() -> None:
+        async with Wire(running) as wire:
+            while True:
+                try:
+                    status, body = await wire.enqueue(b'{"task": "a"}')
+                except (asyncio.IncompleteReadError, ConnectionError):
+                    return
+                assert status == 201, body
+                acknowledged.append(msgspec.json.decode(body)["id"])
+                if len(acknowledged) == 1000:
+                    enough.set()
+
+    with process(tmp_path) as running:
+        for _ in range(2):
+            enough.clear()
+            acknowledged_before = len(acknowledged)
+            senders = asyncio.gather(*(send() for _ in range(50)))
+            if not acknowledged_before:
+                await asyncio.wait_for(enough.wait(), 30)
+            else:
+                await asyncio.sleep(0.3)
+            running.kill()
+            await senders
+            assert len(acknowledged) > acknowledged_before
+            running.start()
+        there = await listed(running)
+        assert len(there) == len(set(there))
+        assert set(acknowledged) <= set(there)
+
+
+async def lines(client: httpx2.AsyncClient, path: str) -> AsyncIterator[bytes]:
+    async with client.stream("GET", path, headers={"accept": NDJSON}) as response:
+        assert response.status_code == 200
+        async for piece in response.aiter_bytes():
+            yield piece
+
+
+async def test_a_listing_of_a_hundred_thousand_jobs_takes_no_room(tmp_path: Path) -> None:
+    """S4 20 and 23."""
+    with process(tmp_path) as running:
+        async with web(running.address, running.token) as client:
+            for _ in range(5):
+                body = b'{"task": "a", "payload": "%s"}\n' % (b"x" * 50) * 20_000
+                response = await client.post("/v1/default/jobs/batch", content=body, headers={"content-type": NDJSON})
+                assert decoded(response)["created"] == 20_000
+            running.kill()
+            running.start()  # so that no room is left over from what was sent
+            async for _ in lines(client, "/v1/default/jobs?task=none"):
+                pass
+            before, most, ends = running.memory(), 0, 0
+            begun = time.monotonic()
+            first = None
+            async for piece in lines(client, "/v1/default/jobs"):
+                first = first or time.monotonic() - begun
+                ends += piece.count(b"\n")
+                most = max(most, running.memory())
+            whole = time.monotonic() - begun
+            assert decoded(await client.get("/v1/default/jobs/count"))["count"] == ends == 100_000
+    print(f"first byte {1000 * (first or 0):.0f} ms, all {whole:.1f} s, {(most - before) / MIB:+.1f} MiB")  # noqa: T201
+    assert most - before < 30 * MIB
+    assert first is not None
+    assert first < min(1.0, whole / 3)
+
+
+# Actions on many
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"], indirect=True)
+async def test_actions_on_all_that_match(engine: Engine, page: Web) -> None:
+    """S4 17, 21 and 22: exactly those, and a dry run changes nothing."""
+    news = [NewJob(task="odd" if n % 2 else "even", payload=packed({"n": n})) for n in range(2500)]
+    for start in range(0, 2500, 500):
+        await engine(EnqueueMany(jobs=news[start : start + 500]))
+    await engine(Enqueue(tenant="other", job=NewJob(task="odd")))
+
+    async def act(verb: str, path: str, **more: str) -> int:
+        sent: dict[str, Any] = {"body": more} if verb == "POST" else {"params": more}
+        response = await page.send(verb, path, **sent)
+        assert response.status_code == 200, response.text
+        return int(decoded(response)["changed"])
+
+    assert decoded(await page.send("POST", "/jobs/cancel", {"task": "odd", "dry_run": True})) == {"changed": 1250}
+    assert (await engine(Count(match=Match(state=["queued"])))).count == 2500
+    assert await act("POST", "/jobs/cancel", task="odd") == 1250
+    assert await act("POST", "/jobs/cancel", task="odd") == 0
+    assert (await engine(Count(match=Match(state=["cancelled"], task="odd")))).count == 1250
+    dry = await page.send("POST", "/jobs/retry", {"state": ["finished"], "dry_run": True})
+    assert decoded(dry) == {"changed": 1250}
+    assert decoded(await page.send("POST", "/jobs/retry", {"payload": {"n": 3}})) == {"changed": 1}
+    assert await act("DELETE", "/jobs", state="cancelled", dry_run="true") == 1249
+    assert await act("DELETE", "/jobs", state="cancelled") == 1249
+    assert await act("DELETE", "/jobs", **{"payload.n": "3"}) == 1
+    assert await act("DELETE", "/jobs", task="odd") == 0
+    ids = [job.id for job in (await engine(List(limit=1000))).jobs]
+    by_body = await page.send("DELETE", "/jobs", {"ids": ids})
+    assert decoded(by_body) == {"changed": 1000}
+    assert (await page.send("DELETE", "/jobs?task=a", {"ids": ids})).status_code == 400
+    assert (await engine(Count())).count == 250
+    assert (await engine(Count(tenant="other"))).count == 1
+
+
+@pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
+async def test_a_job_that_goes_during_a_listing_is_left_out(engine: Engine, site: str) -> None:
+    """S4 24."""
+    for _ in range(3):
+        await engine(EnqueueMany(jobs=[NewJob(task="a") for _ in range(1000)]))
+    last = (await engine(List(limit=1000))).jobs[-1]
+    async with web(site) as client:
+        seen = b""
+        async for piece in lines(client, "/v1/default/jobs"):
+            if not seen:
+                response = await client.delete(f"/v1/default/jobs/{last.id}")
+                assert response.status_code == 200
+            seen += piece
+    found = [msgspec.json.decode(line) for line in seen.splitlines()]
+    assert len(found) in (2999, 3000)
+    assert {job["state"] for job in found} == {State.QUEUED}

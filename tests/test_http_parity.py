@@ -1,0 +1,396 @@
+"""The same questions to an engine in process and to a client over HTTP: the same answers, and the same errors.
+
+Each scenario is played twice, on two stores that begin alike, with the same seed and the same clock; whatever it was
+answered, in the order it was answered, must be equal.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+from msgspec import UNSET, Raw
+
+from tests.engines import packed
+from tests.servers import NewPrefix
+from tests.serving import LOCAL, served
+from tests.worlds import EPOCH, SeededChance, StoreKind, VirtualClock, address_of, open_store
+from windlass.client import Client
+from windlass.engine import Engine
+from windlass.model.errors import Conflict, Invalid, Missing, TooLarge, WindlassError
+from windlass.model.job import JSON, TEXT, Job, NewChunk, NewJob, Progress, State, Wishes
+from windlass.model.lifecycle import Verdict
+from windlass.model.match import Match
+from windlass.model.names import fresh_id, queue_mark
+from windlass.model.operations import (
+    OPERATIONS,
+    AddToken,
+    Alive,
+    Began,
+    Begin,
+    Cancel,
+    Claim,
+    Claimed,
+    Count,
+    Delete,
+    Enqueue,
+    EnqueueLines,
+    EnqueueMany,
+    Finish,
+    Finished,
+    GetOutput,
+    GetQuota,
+    GetResult,
+    GetStats,
+    List,
+    Operation,
+    Output,
+    PutQuota,
+    Register,
+    Release,
+    RemoveToken,
+    Renew,
+    Retry,
+    Service,
+    Show,
+    Tokens,
+    Unregister,
+    Unrun,
+    Workers,
+)
+from windlass.model.quota import Quota
+from windlass.model.retry import Retry as Policy
+from windlass.model.worker import NewWorker
+
+A = TypeVar("A")
+
+NOBODY = f"00000000-0000-7000-8000-0000000000{queue_mark('default'):02x}"
+NO_TOKEN = "0123456789abcdef"  # noqa: S105 - nobody's
+
+
+class Script:
+    """Asks a service, and writes down what it is told."""
+
+    def __init__(self, service: Service, clock: VirtualClock) -> None:
+        self._service = service
+        self.clock = clock
+        self.heard: list[Any] = []
+
+    async def ask(self, operation: Operation[A]) -> A:
+        answer = await self._service(operation)
+        self.heard.append((type(operation).__name__, readable(answer)))
+        return answer
+
+    async def refused(self, operation: Operation[Any], kind: type[WindlassError]) -> None:
+        with pytest.raises(WindlassError) as fault:
+            await self._service(operation)
+        assert type(fault.value) is kind
+        at = fault.value.at.rpartition(".")[2]
+        self.heard.append((type(operation).__name__, kind, at if at != "jobs" else ""))  # an array is a body of no name
+
+    # Short ways
+
+    async def enqueue(self, task: str = "work", **terms: Any) -> Job:
+        return await self.ask(Enqueue(job=NewJob(task=task, **terms)))
+
+    async def worker(self, **more: Any) -> str:
+        return (await self.ask(Register(worker=NewWorker(name="w", **more)))).worker
+
+    async def running(self, **terms: Any) -> tuple[str, Claimed]:
+        await self.enqueue(**terms)
+        worker = await self.worker()
+        (claimed,) = await self.ask(Claim(worker=worker))
+        return worker, claimed
+
+    async def finish(self, worker: str, claimed: Claimed, outcome: Verdict = Verdict.OK, **more: Any) -> list[str]:
+        report = Finished(id=claimed.job.id, token=claimed.token, outcome=outcome, **more)
+        return (await self.ask(Finish(worker=worker, jobs=[report]))).applied
+
+
+def readable(answer: Any) -> Any:
+    """An answer that can be compared: what is encoded in it as bytes."""
+    return msgspec.to_builtins(answer, enc_hook=bytes, builtin_types=(bytes,))
+
+
+Scenario = Callable[[Script], Awaitable[None]]
+SCENARIOS: dict[str, Scenario] = {}
+COVERED: set[type[Operation[Any]]] = set()
+
+
+def scenario(*kinds: type[Operation[Any]]) -> Callable[[Scenario], Scenario]:
+    def enter(play: Scenario) -> Scenario:
+        SCENARIOS[play.__name__] = play
+        COVERED.update(kinds)
+        return play
+
+    return enter
+
+
+@scenario(Enqueue, Show)
+async def a_job_is_queued_and_shown(script: Script) -> None:
+    job = await script.enqueue(
+        payload=packed({"n": [1, 2.5, None, b"x"]}),
+        tags=["a", "5"],
+        priority=-7,
+        headers={"trace": "5"},
+        retry=Policy(base=3),
+        max_retry=None,
+        timeout=9.5,
+        files={"a.txt": b"\x00\xff"},
+    )
+    assert job.priority == -7
+    await script.ask(Show(id=job.id))
+    shown = await script.ask(Show(id=job.id, payload=True))
+    assert isinstance(shown.payload, Raw)
+    await script.refused(Show(id=NOBODY), Missing)
+    await script.refused(Show(id="no/id"), Invalid)
+    await script.refused(Show(id=""), Invalid)
+    await script.refused(Show(id=job.id, tenant="other"), Missing)
+    await script.refused(Show(id=job.id, tenant="a b"), Invalid)
+
+
+@scenario(Enqueue)
+async def a_job_sent_twice_is_one(script: Script) -> None:
+    id = fresh_id(bytes(16), "default")
+    assert (await script.ask(Enqueue(job=NewJob(task="a", id=id)))).created
+    assert not (await script.ask(Enqueue(job=NewJob(task="a", id=id)))).created
+    assert (await script.ask(Enqueue(job=NewJob(task="a", key="k/1")))).created
+    assert not (await script.ask(Enqueue(job=NewJob(task="a", key="k/1")))).created
+    await script.refused(Enqueue(job=NewJob(task="a", id=id, key="k")), Invalid)
+    await script.refused(Enqueue(job=NewJob(task="a b")), Invalid)
+    await script.refused(Enqueue(job=NewJob(task="a", payload=packed(b"x" * 2**20))), TooLarge)
+    await script.refused(Enqueue(tenant="-", job=NewJob(task="a")), Invalid)
+
+
+@scenario(Enqueue, EnqueueMany)
+async def jobs_follow_each_other(script: Script) -> None:
+    first = await script.enqueue(then=NewJob(task="second", then=NewJob(task="third", payload=packed(3))))
+    await script.enqueue(after=[first.id])
+    worker = await script.worker()
+    (claimed,) = await script.ask(Claim(worker=worker))
+    assert await script.finish(worker, claimed, result=packed("out"))
+    assert (await script.ask(List())).jobs
+    text = NewJob(task="second", content_type=TEXT, payload=Raw(b"plain"), then=NewJob(task="a b"))
+    await script.refused(Enqueue(job=NewJob(task="first", then=text)), Invalid)
+
+
+@scenario(EnqueueMany)
+async def many_are_queued_or_none(script: Script) -> None:
+    news = [NewJob(task="a", payload=packed(n)) for n in range(3)]
+    assert (await script.ask(EnqueueMany(jobs=[*news, NewJob(task="b", key="k")]))).created == 4
+    assert (await script.ask(EnqueueMany(jobs=[]))).created == 0
+    await script.refused(EnqueueMany(jobs=[*news, NewJob(task="a", priority=2**31)]), Invalid)
+    await script.refused(EnqueueMany(jobs=[NewJob(task="a")] * 1001), Invalid)
+    assert (await script.ask(Count())).count == 4
+
+
+@scenario(EnqueueLines)
+async def lines_become_jobs(script: Script) -> None:
+    wishes = Wishes(tags=["q", "7"], priority=-2, headers={"n": "5"}, retry=Policy(base=1, deadline=9), max_retry=None)
+    text = "first ☃\n\n# no\n  second\r\nthird"
+    made = await script.ask(EnqueueLines(task="line", text=text, wishes=wishes, delay=30.0))
+    assert made.created == 3
+    for id in made.ids:
+        await script.ask(Show(id=id))
+    for tier in ("fast", 5.0, 7):
+        await script.ask(EnqueueLines(task="line", text="x", wishes=Wishes(tier=tier)))
+    await script.ask(List(match=Match(task="line")))
+    await script.refused(EnqueueLines(task="a b", text="x"), Invalid)
+    await script.refused(EnqueueLines(task="a", text="x", wishes=Wishes(key="k")), Invalid)
+    await script.refused(EnqueueLines(task="a", text="x", wishes=Wishes(priority=2**31)), Invalid)
+
+
+@scenario(GetResult, Finish)
+async def results_are_told_or_not_there(script: Script) -> None:
+    for keep in ("keep", "once", "none"):
+        worker, claimed = await script.running(keep_result=keep)
+        assert (await script.ask(GetResult(id=claimed.job.id))).state is State.RUNNING
+        await script.finish(worker, claimed, result=packed(None))
+        first = await script.ask(GetResult(id=claimed.job.id, wait=1.0))
+        second = await script.ask(GetResult(id=claimed.job.id))
+        assert (first.result is UNSET, second.result is UNSET) == (keep == "none", keep != "keep")
+    await script.refused(GetResult(id=NOBODY), Missing)
+    await script.refused(GetResult(id=NOBODY, wait=61.0), Invalid)
+
+
+@scenario(Finish)
+async def outcomes_of_all_kinds(script: Script) -> None:
+    for outcome in Verdict:
+        worker, claimed = await script.running(max_retry=1, payload=packed(str(outcome)))
+        more = {"result": packed({1: 2})} if outcome is Verdict.OK else {"message": "oh", "delay": 5.0}
+        await script.finish(worker, claimed, outcome, **more)
+        await script.finish(worker, claimed, outcome)
+        await script.ask(Show(id=claimed.job.id))
+    worker, claimed = await script.running(payload=packed(1))
+    await script.finish(worker, claimed, result=Raw(b'{"a": 1}'), content_type=JSON, jobs=[NewJob(task="child")])
+    await script.refused(Finish(worker=worker, jobs=[_report(code=99)]), Invalid)
+    await script.refused(Finish(worker="no/body", jobs=[]), Missing)
+    await script.refused(Finish(worker="nobody", jobs=[]), Missing)
+
+
+def _report(**more: Any) -> Finished:
+    return Finished(id=NOBODY, token=NO_TOKEN, outcome=Verdict.OK, **more)
+
+
+@scenario(List, Count)
+async def jobs_are_listed_and_counted(script: Script) -> None:
+    for n in range(5):
+        script.clock.advance(1)
+        await script.enqueue("odd" if n % 2 else "even", payload=packed({"n": n, "text": str(n), "deep": {"x": True}}))
+    await script.enqueue("tagged", tags=["a b", "&c=d", "5"], key="k&=?", queue="other")
+    first = await script.ask(List(limit=2))
+    assert first.next is not None
+    await script.ask(List(limit=2, after=first.next))
+    for match in (
+        Match(task="odd"),
+        Match(queue="other"),
+        Match(state=["pending"]),
+        Match(state=["succeeded", "running"]),
+        Match(tag=["a b", "&c=d", "5"]),
+        Match(key="k&=?"),
+        Match(worker="nobody"),
+        Match(created_after=EPOCH + timedelta(seconds=2), created_before=EPOCH + timedelta(seconds=4)),
+        Match(payload={"n": 3}),
+        Match(payload={"text": "3"}),
+        Match(payload={"deep.x": True, "n": 1}),
+        Match(payload={"n": None}),
+        Match(text="null"),
+    ):
+        listed = await script.ask(List(match=match))
+        assert (await script.ask(Count(match=match))).count == len(listed.jobs)
+    assert (await script.ask(Count(match=Match(payload={"text": "3"})))).count == 1
+    await script.refused(List(limit=1001), Invalid)
+    await script.refused(List(after="nonsense"), Invalid)
+
+
+@scenario(Cancel, Retry, Delete)
+async def actions_by_id_and_by_match(script: Script) -> None:
+    for n in range(6):
+        await script.enqueue("a", payload=packed({"n": n}), max_retry=0)
+    ids = [job.id for job in (await script.ask(List())).jobs]
+    before = EPOCH + timedelta(days=1)
+    for kind in (Cancel, Retry, Delete):
+        await script.refused(kind(), Invalid)
+        await script.refused(kind(ids=[NOBODY]), Missing)
+        await script.refused(kind(ids=["x"]), Invalid)
+        await script.refused(kind(ids=[ids[0]], tenant="other"), Missing)
+        await script.ask(kind(ids=[ids[0]]))
+        await script.ask(kind(match=Match(payload={"n": 1}), dry_run=True))
+        await script.ask(kind(match=Match(payload={"n": 1}, created_before=before)))
+        await script.ask(kind(match=Match()))
+        await script.ask(GetStats())
+    assert (await script.ask(Delete(ids=[fresh_id(n.to_bytes(16), "default") for n in range(1000)]))).changed == 0
+
+
+@scenario(GetStats, Workers, Register, Unregister)
+async def workers_come_and_go(script: Script) -> None:
+    worker = await script.worker(queues=["a", "b"], tasks=["t"], slots=3, node="n", pid=5)
+    await script.ask(Workers())
+    await script.ask(Unregister(worker=worker))
+    await script.refused(Unregister(worker=worker), Missing)
+    await script.refused(Unregister(worker="a/../b"), Missing)
+    await script.refused(Unregister(worker=""), Missing)
+    await script.refused(Register(worker=NewWorker(name="")), Invalid)
+    await script.ask(Workers())
+    await script.ask(GetStats())
+
+
+@scenario(Claim, Begin, Renew, Release)
+async def jobs_are_held(script: Script) -> None:
+    worker, claimed = await script.running(timeout=50.0, files={"f": b"\xff"})
+    item: dict[str, Any] = {"id": claimed.job.id, "token": claimed.token}
+    await script.ask(Begin(worker=worker, jobs=[Began(**item, pid=7)]))
+    progress = Progress(done=1, total=2, note="x")
+    chunk = NewChunk(stream="log", data=b"\xff")
+    await script.ask(Renew(worker=worker, jobs=[Alive(**item, progress=progress, output=[chunk])]))
+    await script.ask(Renew(worker=worker, jobs=[Alive(id=NOBODY, token=NO_TOKEN)], wait=5.0))
+    await script.ask(Cancel(ids=[claimed.job.id]))
+    assert (await script.ask(Renew(worker=worker, jobs=[Alive(**item)], wait=5.0))).orders
+    await script.ask(Release(worker=worker, jobs=[Unrun(**item, delay=3.0), Unrun(id=NOBODY, token=NO_TOKEN)]))
+    assert await script.ask(Claim(worker=worker, slots=5, nonce="0123456789abcdef")) == []
+    await script.refused(Claim(worker=worker, nonce="x"), Invalid)
+    await script.refused(Claim(worker=worker, slots=1001), Invalid)
+    for operation in (Claim(worker="w"), Begin(worker="w", jobs=[]), Renew(worker="w"), Release(worker="w", jobs=[])):
+        await script.refused(operation, Missing)
+
+
+@scenario(Output, GetOutput)
+async def output_is_taken_and_shown(script: Script) -> None:
+    worker, claimed = await script.running()
+    for data in (b"one", b"\xff\x00", b""):
+        await script.ask(Output(id=claimed.job.id, token=claimed.token, stream="stdout", data=data))
+    shown = await script.ask(GetOutput(id=claimed.job.id))
+    assert [chunk.data for chunk in shown.chunks][:2] == [b"one", b"\xff\x00"]
+    await script.ask(GetOutput(id=claimed.job.id, after=1, limit=1))
+    await script.refused(Output(id=claimed.job.id, token=NO_TOKEN, stream="log", data=b"x"), Conflict)
+    await script.refused(Output(id=NOBODY, token=NO_TOKEN, stream="log", data=b"x"), Missing)
+    await script.refused(GetOutput(id=claimed.job.id, limit=0), Invalid)
+    await script.finish(worker, claimed)
+
+
+@scenario(AddToken, Tokens, RemoveToken)
+async def tokens_are_made_and_removed(script: Script) -> None:
+    made = await script.ask(AddToken(tenant="shop", scopes=["read"], expires=60.0, note="n"))
+    await script.ask(AddToken(tenant="-"))
+    await script.ask(Tokens(tenant="-"))
+    assert [one.key for one in await script.ask(Tokens(tenant="shop"))] == [made.key]
+    await script.refused(RemoveToken(tenant="other", key=made.key), Missing)
+    await script.refused(RemoveToken(tenant="shop", key="a/b"), Missing)
+    await script.ask(RemoveToken(tenant="shop", key=made.key))
+    assert await script.ask(Tokens(tenant="shop")) == []
+    await script.refused(AddToken(scopes=[]), Invalid)
+
+
+@scenario(PutQuota, GetQuota)
+async def quotas_are_kept(script: Script) -> None:
+    assert await script.ask(GetQuota(tenant="shop")) == Quota()
+    wide = Quota(jobs_per_second=1e9, stored_jobs=2**53)
+    assert await script.ask(PutQuota(tenant="shop", quota=wide)) == wide
+    assert await script.ask(GetQuota(tenant="shop")) == wide
+    assert await script.ask(GetQuota()) == Quota()
+    await script.refused(PutQuota(quota=Quota(stored_jobs=-1)), Invalid)
+
+
+@asynccontextmanager
+async def opened(kind: StoreKind, address: str, prefix: str) -> AsyncIterator[tuple[Engine, VirtualClock]]:
+    clock = VirtualClock()
+    async with open_store(kind, address, clock, prefix) as store:
+        yield Engine(store, SeededChance()), clock
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_a_client_is_answered_what_the_engine_answers(
+    name: str, kind: StoreKind, request: pytest.FixtureRequest, new_prefix: NewPrefix, tmp_path: Any
+) -> None:
+    address = address_of(kind, request, tmp_path)
+    async with opened(kind, address, new_prefix()) as (engine, clock):
+        inside = Script(engine, clock)
+        await SCENARIOS[name](inside)
+    async with (
+        opened(kind, address, new_prefix()) as (engine, clock),
+        served(engine, clock) as site,
+        Client(site, LOCAL) as client,
+    ):
+        outside = Script(client, clock)
+        await SCENARIOS[name](outside)
+    assert outside.heard == inside.heard
+
+
+def test_every_operation_has_a_scenario() -> None:
+    assert set(OPERATIONS) == COVERED
+
+
+@pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
+async def test_a_text_arrives_as_text_in_either_way(engine: Engine, site: str) -> None:
+    """The one difference there is: over HTTP every payload is in the format of the body."""
+    id = (await engine(EnqueueLines(task="line", text="hello ☃"))).ids[0]
+    async with Client(site, LOCAL) as client:
+        outside = await client(Show(id=id, payload=True))
+    inside = await engine(Show(id=id, payload=True))
+    assert isinstance(inside.payload, Raw)
+    assert isinstance(outside.payload, Raw)
+    assert (bytes(inside.payload).decode(), inside.content_type) == ("hello ☃", TEXT)
+    assert msgspec.msgpack.decode(outside.payload) == "hello ☃"
