@@ -208,29 +208,33 @@ class Task(Generic[P, R, C]):
 
         All of them are checked before the first is sent.
         """
-        news = self._new_jobs(calls)
+        payloads, news = self._payloads(calls), list[NewJob]()
         try:
-            self.app.link.ask_each(self._batches(news))
+            self.app.link.ask_each(self._batches(payloads, news))
         except Unavailable:
-            self.app.link.ask_each(self._batches(news))
+            self.app.link.ask_each(self._batches(payloads, news))
         return [self._handle(new) for new in news]
 
     async def amap(self, calls: Iterable[Any]) -> "list[Job[R]]":
         """The same in asynchronous code."""
-        news = self._new_jobs(calls)
+        payloads, news = self._payloads(calls), list[NewJob]()
         service = await self.app.link.service()
-        for batch in self._batches(news):
+        for batch in self._batches(payloads, news):
             try:
                 await service(batch)
             except Unavailable:
                 await service(batch)
         return [self._handle(new) for new in news]
 
-    def _new_jobs(self, calls: Iterable[Any]) -> list[NewJob]:
-        return [self.new_job(call if isinstance(call, tuple) else (call,), {}) for call in calls]
+    def _payloads(self, calls: Iterable[Any]) -> list[bytes]:
+        pack = self.plan.pack
+        return [pack(call if isinstance(call, tuple) else (call,), {}) for call in calls]
 
-    def _batches(self, news: list[NewJob]) -> Iterator[EnqueueMany]:
-        for start in range(0, len(news), MOST_AT_ONCE):
+    def _batches(self, payloads: list[bytes], news: list[NewJob]) -> Iterator[EnqueueMany]:
+        """The calls as operations, made while others are answered. Jobs are kept: sent again, they are the same."""
+        for start in range(0, len(payloads), MOST_AT_ONCE):
+            if start == len(news):
+                news += [self._new(payload, named=True) for payload in payloads[start : start + MOST_AT_ONCE]]
             yield EnqueueMany(tenant=self.app.tenant, jobs=news[start : start + MOST_AT_ONCE])
 
     def using(self, **options: Unpack[Options]) -> "Task[P, R, C]":
@@ -242,11 +246,14 @@ class Task(Generic[P, R, C]):
 
     def new_job(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, named: bool = True) -> NewJob:
         """The job that a call would be: checked, and with its id unless that is left to others. Nothing is sent."""
+        return self._new(self.plan.pack(args, kwargs), named=named)
+
+    def _new(self, payload: bytes, *, named: bool) -> NewJob:
         template = self.template
         id = template.id
         if named and id is None and template.key is None:
             id = fresh_id(_chance.uuid7(), template.queue)
-        return msgspec.structs.replace(template, id=id, payload=Raw(self.plan.pack(args, kwargs)))
+        return msgspec.structs.replace(template, id=id, payload=Raw(payload))
 
     def _handle(self, new: NewJob) -> "Job[R]":
         id = new.id or keyed_id(self.app.tenant, new.queue, new.key or "")
@@ -269,6 +276,8 @@ def _is_method(function: Callable[..., Any]) -> bool:
 
 class Job(Generic[R]):
     """A job that was queued: its id, and a way to ask for it."""
+
+    __slots__ = ("_app", "_plan", "id")
 
     def __init__(self, id: str, app: Windlass, plan: Plan | None) -> None:
         self.id = id

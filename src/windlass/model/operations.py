@@ -114,7 +114,7 @@ def answer_type(kind: type[Operation[Any]]) -> Any:
 # Answers
 
 
-class Accepted(Job, frozen=True, kw_only=True):
+class Accepted(Job, frozen=True, kw_only=True, gc=False):
     """A job as it was taken in."""
 
     created: bool
@@ -183,7 +183,7 @@ class Registered(Struct, frozen=True, kw_only=True):
     """The key of the signatures on what is sent to its `url`. This answer is the only place that shows it."""
 
 
-class Claimed(Struct, frozen=True, kw_only=True):
+class Claimed(Struct, frozen=True, kw_only=True, gc=False):
     """A job handed to a worker: the right to finish it is the token."""
 
     job: Job
@@ -341,7 +341,7 @@ class GetStats(Operation[Stats], frozen=True, kw_only=True):
 # Work
 
 
-class Held(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Held(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A job that a worker says it holds."""
 
     id: str
@@ -354,7 +354,7 @@ class Began(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     pid: Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 
-class Alive(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Alive(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A job that is still running."""
 
     progress: Progress | None = None
@@ -362,7 +362,7 @@ class Alive(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     """What it has put out since; kept as often as it is sent."""
 
 
-class Finished(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Finished(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """How an attempt ended."""
 
     outcome: Verdict
@@ -382,7 +382,7 @@ class Finished(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     """New jobs of the same tenant, queued together with the finish, once however often it is sent; only with ok."""
 
 
-class Unrun(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Unrun(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A job that is given back."""
 
     delay: Seconds | None = None

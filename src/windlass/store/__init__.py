@@ -32,7 +32,7 @@ MOST_CHILDREN = 100
 """Children of one ripe job that are told at a time."""
 
 
-class Draft(Struct, frozen=True):
+class Draft(Struct, frozen=True, gc=False):
     """A job on its way into a store: checked, and with its id."""
 
     tenant: str
@@ -40,7 +40,7 @@ class Draft(Struct, frozen=True):
     new: NewJob
 
 
-class Record(Struct, frozen=True):
+class Record(Struct, frozen=True, gc=False):
     """A job as a store holds it."""
 
     job: Job
@@ -80,7 +80,7 @@ class Touched(Struct, frozen=True):
     """Why the job has been told to stop, if it has."""
 
 
-class Done(Struct, frozen=True):
+class Done(Struct, frozen=True, gc=False):
     """A success on its way into a store."""
 
     id: str
