@@ -96,8 +96,8 @@ Time = Annotated[datetime, Meta(tz=True)]
 Text = Annotated[str, Meta(max_length=8192)]
 
 
-# Jobs hold nothing that could hold them in turn, so the collector need not look at them (`gc=False`): otherwise it spends
-# a third of the time in which many are made.
+# Jobs hold nothing that could hold them in turn, so the collector need not look at them (`gc=False`): otherwise it
+# takes a third of the time in which many are made.
 
 
 class Wishes(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
