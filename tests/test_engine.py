@@ -888,3 +888,12 @@ async def test_bad_lines_are_refused_by_name_and_none_is_queued(
         await engine(operation)
     assert fault.value.at == at
     assert (await engine(Count())).count == 0
+
+
+async def test_a_job_whose_sender_was_cancelled_before_it_went_out_is_not_queued(engine: Engine) -> None:
+    sending = asyncio.create_task(engine(Enqueue(job=NewJob(task="t"))))
+    await asyncio.sleep(0)  # it waits for the round to end
+    sending.cancel()
+    await asyncio.gather(sending, return_exceptions=True)
+    await asyncio.sleep(0.05)
+    assert (await engine(Count())).count == 0

@@ -52,6 +52,10 @@ class Gathering:
         self._send()
 
     async def _write(self, some: "list[tuple[Draft, asyncio.Future[Kept]]]") -> None:
+        # Whoever was cancelled before his job went out has not queued it: it must not come afterwards.
+        some = [(draft, kept) for draft, kept in some if not kept.done()]
+        if not some:
+            return
         try:
             created = await self._add([draft for draft, _ in some])
             reading = await self._store.read([draft.id for draft, _ in some])
