@@ -1,6 +1,6 @@
 """A queue in one file and a worker beside it: jobs go in, one fails and is run again, one is stopped.
 
-Run it with `./dev demo`. There is no server and nothing to install: the jobs live in a SQLite file that is gone afterwards.
+Run it with `./dev demo`. There is no server: the jobs live in a SQLite file that is gone afterwards.
 """
 
 import os
