@@ -778,7 +778,7 @@ def test_every_field_of_a_worker_says_what_it_is() -> None:
 
 
 def test_the_check_for_undocumented_fields_finds_some() -> None:
-    assert "Page.jobs" in undocumented(operations, "Page")
+    assert "Page.jobs" in undocumented(operations.jobs, "Page")
 
 
 def test_a_store_has_at_most_twenty_methods() -> None:

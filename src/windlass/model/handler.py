@@ -1,0 +1,60 @@
+"""Handlers: a task's code, kept in the queue, in one of several languages or behind a URL."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from windlass.model.names import Name
+from windlass.model.retry import Seconds
+
+Language = Literal["python", "node", "php", "sh", "http"]
+
+MOST_SOURCE = 256 * 2**10
+"""Characters of one piece of source."""
+
+Source = Annotated[str, Meta(max_length=MOST_SOURCE)]
+
+
+class HandlerOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How a handler is run."""
+
+    batch: Annotated[int, Meta(ge=1, le=1000)] = 10
+    """Jobs given to a context at a time."""
+    recycle: Annotated[int, Meta(ge=1)] | None = 1000
+    """Jobs after which a context makes way for a fresh one; null = never."""
+    timeout: Seconds | None = None
+    """Seconds one job may run, unless the job itself says; null = the job's own limit alone."""
+    memory: Annotated[int, Meta(ge=16 * 2**20)] | None = None
+    """Bytes of memory that a context may take; null = what the worker allows."""
+    network: bool = False
+    """Whether the code may reach the network; the worker's operator must allow it too."""
+    whole_batch: bool = False
+    """Of `http`: whether one call carries a batch, one payload and one answer per line."""
+
+
+class NewHandler(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"):
+    """A task's code as it is sent in."""
+
+    lang: Language
+    body: Annotated[str, Meta(min_length=1, max_length=MOST_SOURCE)]
+    """Source that defines `run(payload)`; of `sh` a script; of `http` the URL."""
+    before: Source = ""
+    """Source that runs once in each context, in the same scope."""
+    before_each: Source = ""
+    """Source that runs before each batch."""
+    after_each: Source = ""
+    """Source that runs after each batch."""
+    eid: Name | None = None
+    """Handlers of one tenant and language that say the same may share contexts; null = the handler's own."""
+    options: HandlerOptions = HandlerOptions()
+
+
+class Handler(NewHandler, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    """A task's code as the queue keeps it."""
+
+    tenant: str
+    task: Name
+    version: int
+    """Counts from 1; the newest is the one that runs."""
+    created_at: datetime

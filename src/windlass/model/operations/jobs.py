@@ -1,0 +1,193 @@
+"""Operations on jobs: queue, look, list, count, cancel, run again, delete."""
+
+from typing import Annotated
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from windlass.model.job import MOST_CHUNKS, MSGPACK, Chunk, Error, Job, NewJob, State, Wishes
+from windlass.model.match import Match
+from windlass.model.names import Name
+from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
+from windlass.model.retry import Seconds
+
+MOST_TEXT = 16 * 2**20
+"""Characters of a text whose lines become jobs."""
+
+MOST_LINES = 100_000
+"""Lines of it."""
+
+
+class Accepted(Job, frozen=True, kw_only=True, gc=False):
+    """A job as it was taken in."""
+
+    created: bool
+    """Whether it is new; false = the id or key was there already, and this is that job."""
+
+
+class Enqueued(Struct, frozen=True, kw_only=True):
+    """What became of a batch."""
+
+    ids: list[str]
+    """In the order sent."""
+    created: int
+    """How many of them are new; the others were there already."""
+
+
+class Result(Struct, frozen=True, kw_only=True):
+    """How a job ended."""
+
+    state: State
+    result: Raw | UnsetType = UNSET
+    """The value in the encoding of `content_type`; absent if there is none (any more)."""
+    content_type: str = MSGPACK
+    """Empty over HTTP if there is no result, which is told as null there."""
+    code: int | None = None
+    error: Error | None = None
+
+
+class Page(Struct, frozen=True, kw_only=True):
+    """Some of the matching jobs."""
+
+    jobs: list[Job]
+    next: str | None = None
+    """Give this as `after` for the following page; null = this was the last."""
+
+
+class OutputPage(Struct, frozen=True, kw_only=True):
+    """Some of what a job put out."""
+
+    chunks: list[Chunk]
+    """In order; a gap in their numbers is output that made room for newer."""
+    next: int
+    """Give this as `after` for what follows."""
+    ended: bool
+    """Whether the job has finished: if also no chunk came, there is no more."""
+
+
+class Number(Struct, frozen=True, kw_only=True):
+    """How many."""
+
+    count: int
+
+
+class Changed(Struct, frozen=True, kw_only=True):
+    """How many jobs an action changed, or would change in a dry run."""
+
+    changed: int
+
+
+class QueueStats(Struct, frozen=True, kw_only=True):
+    """How many jobs of one queue and task are in each state."""
+
+    tenant: str
+    queue: str
+    task: str
+    states: dict[State, int]
+
+
+class Stats(Struct, frozen=True, kw_only=True):
+    """How many jobs there are."""
+
+    queues: list[QueueStats]
+
+
+JobIds = Annotated[list[str], Meta(max_length=MOST_AT_ONCE)]
+
+
+@operation("POST", "/jobs", "enqueue", 201, body="job")
+class Enqueue(Operation[Accepted], frozen=True, kw_only=True):
+    """Queue one job. The same id or key again answers the job that is there."""
+
+    job: NewJob
+
+
+@operation("POST", "/jobs/batch", "enqueue", 201, body="jobs")
+class EnqueueMany(Operation[Enqueued], frozen=True, kw_only=True):
+    """Queue many jobs in one round trip; if one of them is invalid, none is queued."""
+
+    jobs: Annotated[list[NewJob], Meta(max_length=MOST_AT_ONCE)]
+
+
+@operation("POST", "/tasks/{task}/jobs", "enqueue", 201, body="text")
+class EnqueueLines(Operation[Enqueued], frozen=True, kw_only=True):
+    """Queue one job for each line of a text; empty lines and lines that begin with `#` are skipped."""
+
+    task: Name
+    text: Annotated[str, Meta(max_length=MOST_TEXT)]
+    """Each line is the payload of a job, as text."""
+    wishes: Wishes = Wishes()
+    """What is asked of the queue for all of them."""
+    delay: Seconds | None = None
+    """Seconds that all of them wait before they may run."""
+
+
+@operation("GET", "/jobs/{id}", "read")
+class Show(Operation[Job], frozen=True, kw_only=True):
+    """One job as it is now."""
+
+    id: str
+    payload: bool = False
+    wait: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    """Seconds to wait for its end, if it has not ended yet."""
+
+
+@operation("GET", "/jobs/{id}/result", "read")
+class GetResult(Operation[Result], frozen=True, kw_only=True):
+    """How a job ended, waiting for it if asked to."""
+
+    id: str
+    wait: Annotated[float, Meta(ge=0, le=60)] = 0.0
+
+
+@operation("GET", "/jobs/{id}/output", "read")
+class GetOutput(Operation[OutputPage], frozen=True, kw_only=True):
+    """What a job has put out so far: the newest of it, however long it runs."""
+
+    id: str
+    after: Annotated[int, Meta(ge=0, le=2**53)] = 0
+    """The number of the last chunk that is known already."""
+    limit: Annotated[int, Meta(ge=1, le=MOST_CHUNKS)] = MOST_CHUNKS
+
+
+@operation("GET", "/jobs", "read")
+class List(Operation[Page], frozen=True, kw_only=True):
+    """Matching jobs, queue by queue in order of arrival, a page at a time."""
+
+    match: Match = Match()
+    limit: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] = 100
+    after: str | None = None
+
+
+@operation("GET", "/jobs/count", "read")
+class Count(Operation[Number], frozen=True, kw_only=True):
+    """How many jobs match."""
+
+    match: Match = Match()
+
+
+class Selection(Operation[Changed], frozen=True, kw_only=True):
+    """An action on the jobs named, or on all that match."""
+
+    ids: JobIds | None = None
+    match: Match | None = None
+    dry_run: bool = False
+
+
+@operation("POST", "/jobs/cancel", "operate", one="/jobs/{id}/cancel")
+class Cancel(Selection, frozen=True, kw_only=True):
+    """Cancel jobs; running ones are stopped."""
+
+
+@operation("POST", "/jobs/retry", "operate", one="/jobs/{id}/retry")
+class Retry(Selection, frozen=True, kw_only=True):
+    """Queue finished jobs again, their attempts counted anew."""
+
+
+@operation("DELETE", "/jobs", "operate", one="/jobs/{id}")
+class Delete(Selection, frozen=True, kw_only=True):
+    """Delete jobs and their records; running ones are stopped first."""
+
+
+@operation("GET", "/stats", "read")
+class GetStats(Operation[Stats], frozen=True, kw_only=True):
+    """How many jobs there are by queue, task and state; costs the same whatever the backlog."""

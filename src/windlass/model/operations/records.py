@@ -1,0 +1,52 @@
+"""Operations on what lies beside the jobs: tokens and quotas."""
+
+from typing import Annotated
+
+from msgspec import Meta, field
+
+from windlass.model.operations.table import Operation, operation
+from windlass.model.quota import Quota
+from windlass.model.retry import Seconds
+from windlass.model.token import Issued, Scope, Token
+
+# Tokens
+
+
+@operation("POST", "/tokens", "admin", 201)
+class AddToken(Operation[Issued], frozen=True, kw_only=True):
+    """Make a token for a tenant. This answer is the only place that shows it."""
+
+    scopes: Annotated[list[Scope], Meta(min_length=1, max_length=5)] = field(
+        default_factory=lambda: ["enqueue", "read"]
+    )
+    expires: Seconds | None = None
+    """Seconds for which it is good; null = for ever."""
+    note: Annotated[str, Meta(max_length=200)] = ""
+    """What it is for."""
+
+
+@operation("GET", "/tokens", "admin")
+class Tokens(Operation[list[Token]], frozen=True, kw_only=True):
+    """The tokens of a tenant, without their secrets."""
+
+
+@operation("DELETE", "/tokens/{key}", "admin", 204)
+class RemoveToken(Operation[None], frozen=True, kw_only=True):
+    """Make a token good for nothing, within a second."""
+
+    key: str
+
+
+# Quotas
+
+
+@operation("PUT", "/quota", "admin", body="quota")
+class PutQuota(Operation[Quota], frozen=True, kw_only=True):
+    """Bound what a tenant sends in over HTTP, in the place of any bounds before."""
+
+    quota: Quota
+
+
+@operation("GET", "/quota", "read")
+class GetQuota(Operation[Quota], frozen=True, kw_only=True):
+    """The bounds on what a tenant sends in."""

@@ -1,0 +1,195 @@
+"""Operations of workers: register, claim, renew, report."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+
+from windlass.model.job import (
+    MOST_CHUNK,
+    MOST_CHUNKS,
+    MSGPACK,
+    Error,
+    Job,
+    NewChunk,
+    NewJob,
+    Progress,
+    Reason,
+    Stream,
+    Time,
+)
+from windlass.model.lifecycle import Verdict
+from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
+from windlass.model.retry import Seconds
+from windlass.model.worker import NewWorker, Worker
+
+MOST_SPAWNED = 100
+"""New jobs in the report of one job."""
+
+
+class Registered(Struct, frozen=True, kw_only=True):
+    """A worker's name in the queue."""
+
+    worker: str
+    lease: float
+    """Seconds after which an unrenewed job, or a silent worker, is taken for lost."""
+    secret: str | UnsetType = UNSET
+    """The key of the signatures on what is sent to its `url`. This answer is the only place that shows it."""
+
+
+class Claimed(Struct, frozen=True, kw_only=True, gc=False):
+    """A job handed to a worker: the right to finish it is the token."""
+
+    job: Job
+    token: str
+    payload: Raw
+    """Encoded as `job.content_type` says."""
+    files: dict[str, bytes] = {}
+    """What was sent with the job, by name."""
+    deadline: datetime | None = None
+
+
+class Applied(Struct, frozen=True, kw_only=True):
+    """What became of a worker's report."""
+
+    applied: list[str] = []
+    refused: list[str] = []
+    """Jobs that this worker does not hold under the token it gave: nothing of them was written."""
+
+
+class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a worker is told of a job that it runs."""
+
+    id: str
+    order: Literal["cancel", "halt", "deadline"]
+    deadline: datetime | None = None
+
+
+class Renewed(Struct, frozen=True, kw_only=True):
+    """What a worker learns when it renews."""
+
+    lost: list[str] = []
+    """Jobs that are no longer this worker's: stop them, report nothing."""
+    orders: list[Order] = []
+
+
+class Held(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """A job that a worker says it holds."""
+
+    id: str
+    token: str
+
+
+class Began(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """A job whose code has started."""
+
+    pid: Annotated[int, Meta(ge=0, le=2**32 - 1)]
+
+
+class Alive(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """A job that is still running."""
+
+    progress: Progress | None = None
+    output: Annotated[list[NewChunk], Meta(max_length=MOST_CHUNKS)] = []
+    """What it has put out since; kept as often as it is sent."""
+
+
+class Finished(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """How an attempt ended."""
+
+    outcome: Verdict
+    code: Annotated[int, Meta(ge=100, le=599)] | None = None
+    """Must agree with the outcome: 1xx retry, 2xx ok, 4xx failed, 5xx error."""
+    result: Raw | UnsetType = UNSET
+    """What the task answered, in the encoding of `content_type`; goes with the outcome ok."""
+    content_type: Annotated[str, Meta(max_length=128)] = MSGPACK
+    message: str = ""
+    error: Error | None = None
+    reason: Reason | None = None
+    """What the worker knows beyond the outcome: `timeout`, `crashed`, `memory` or `output`."""
+    delay: Seconds | None = None
+    """Seconds before the next run, where there is one; null = by the job's retry policy."""
+    finished_at: Time | None = None
+    jobs: Annotated[list[NewJob], Meta(max_length=MOST_SPAWNED)] = []
+    """New jobs of the same tenant, queued together with the finish, once however often it is sent; only with ok."""
+
+
+class Unrun(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """A job that is given back."""
+
+    delay: Seconds | None = None
+    """Seconds before it may be claimed again."""
+
+
+@operation("POST", "/workers", "work", 201, body="worker")
+class Register(Operation[Registered], frozen=True, kw_only=True):
+    """Introduce a worker."""
+
+    worker: NewWorker
+
+
+@operation("GET", "/workers", "read")
+class Workers(Operation[list[Worker]], frozen=True, kw_only=True):
+    """The workers that are alive."""
+
+
+@operation("DELETE", "/workers/{worker}", "work", 204)
+class Unregister(Operation[None], frozen=True, kw_only=True):
+    """A worker takes its leave."""
+
+    worker: str
+
+
+@operation("POST", "/workers/{worker}/claim", "work")
+class Claim(Operation[list[Claimed]], frozen=True, kw_only=True):
+    """Take jobs under a lease, waiting for some if there are none."""
+
+    worker: str
+    slots: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] = 1
+    wait: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    nonce: Annotated[str, Meta(pattern="^[0-9a-f]{16}$(?!\n)")] | None = None
+    """Sixteen random hex digits; sent again with the same ones, a claim answers the same jobs."""
+
+
+@operation("POST", "/workers/{worker}/begin", "work", body="jobs")
+class Begin(Operation[Applied], frozen=True, kw_only=True):
+    """The code of these jobs has started."""
+
+    worker: str
+    jobs: Annotated[list[Began], Meta(max_length=MOST_AT_ONCE)]
+
+
+@operation("POST", "/workers/{worker}/renew", "work", body="jobs")
+class Renew(Operation[Renewed], frozen=True, kw_only=True):
+    """Lengthen the leases of these jobs; hear what is to be stopped, at once or as soon as there is something."""
+
+    worker: str
+    jobs: Annotated[list[Alive], Meta(max_length=10 * MOST_AT_ONCE)] = field(default_factory=list)
+    wait: Annotated[float, Meta(ge=0, le=60)] = 0.0
+    """Seconds to wait for orders if there are none yet."""
+
+
+@operation("POST", "/workers/{worker}/finish", "work", body="jobs")
+class Finish(Operation[Applied], frozen=True, kw_only=True):
+    """Report how jobs ended."""
+
+    worker: str
+    jobs: Annotated[list[Finished], Meta(max_length=MOST_AT_ONCE)]
+
+
+@operation("POST", "/jobs/{id}/output", "work", 204, body="data")
+class Output(Operation[None], frozen=True, kw_only=True):
+    """A running job has put something out, which is also a sign of life; kept as often as it is sent."""
+
+    id: str
+    token: str
+    stream: Stream
+    data: Annotated[bytes, Meta(max_length=MOST_CHUNK)]
+
+
+@operation("POST", "/workers/{worker}/release", "work", body="jobs")
+class Release(Operation[Applied], frozen=True, kw_only=True):
+    """Give jobs back unrun; no attempt is used."""
+
+    worker: str
+    jobs: Annotated[list[Unrun], Meta(max_length=MOST_AT_ONCE)]
