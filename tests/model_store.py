@@ -458,6 +458,13 @@ class ModelStore:
         finally:
             self._ears.remove(ear)
 
+    # News: there is nobody else to tell
+
+    quiet = True
+
+    async def publish(self, news: Sequence[str]) -> None:
+        pass
+
     async def close(self) -> None:
         self._jobs.clear()
 

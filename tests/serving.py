@@ -43,7 +43,7 @@ async def served(
     engine: Engine, clock: Clock, *, local: bool = True, limits: Limits | None = None
 ) -> AsyncIterator[str]:
     """The address of a server that asks this engine."""
-    http = server(application(engine, gate(engine, clock, local=local), limits), Listening(port=0))
+    http = server(application(engine, engine, gate(engine, clock, local=local), limits), Listening(port=0))
     http.config.load()
     http.lifespan = http.config.lifespan_class(http.config)
     await http.startup()

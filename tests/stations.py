@@ -97,7 +97,7 @@ async def station(store: Store, *, lease: float = 15.0, network: Network = HERE)
     sending = Push(engine, Pushing(engine.desk, clock), network, language, clock=clock, chance=SystemChance())
     stopping = asyncio.Event()
     gate = Gate(WithLocal(Keyring(engine.desk, clock), LOCAL), local=True)
-    http = server(application(sending, gate, None, stopping), Listening(port=0))
+    http = server(application(sending, engine, gate, None, stopping), Listening(port=0))
     tasks = [asyncio.create_task(work) for work in (http.serve(), sending.run(), keep_house(engine, clock))]
     async with asyncio.timeout(20):
         while not http.started:  # noqa: ASYNC110 - nobody gives a sign

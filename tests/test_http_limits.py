@@ -325,7 +325,7 @@ def test_no_bytes_make_the_server_fail(shape: Shape) -> None:
         clock = VirtualClock()
         store = SqliteStore.open(":memory:", clock)
         engine = Engine(store, SeededChance())
-        transport = httpx2.ASGITransport(app=application(engine, gate(engine, clock)))
+        transport = httpx2.ASGITransport(app=application(engine, engine, gate(engine, clock)))
         client = httpx2.AsyncClient(transport=transport, base_url="http://localhost", verify=False)
 
         @settings(max_examples=25, deadline=None, database=None, suppress_health_check=list(HealthCheck))

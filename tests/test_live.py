@@ -15,6 +15,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from tests.engines import packed
 from tests.serving import LOCAL, process
 from tests.stations import Station, lines
+from windlass.engine import watching
 from windlass.model import events
 from windlass.model.events import Event
 from windlass.model.job import Job, NewChunk, Progress
@@ -32,7 +33,7 @@ from windlass.model.operations import (
     Renew,
 )
 from windlass.model.worker import NewWorker
-from windlass.server import following, live, sockets
+from windlass.server import live, sockets
 from windlass.server.openapi import document
 
 NOBODY = "00000000-0000-7000-8000-0000000000df"
@@ -138,8 +139,10 @@ async def test_the_end_is_told_within_a_moment_and_a_change_within_a_second(
         await hand.take()
         assert (await seen.next()).name == "started"
         assert loop.time() - at < 1
-        monkeypatch.setattr(following, "LOOK_EVERY", 5.0)
-        await asyncio.sleep(0.4)  # now it looks for the last time, and waits
+        async with asyncio.timeout(5):
+            await hub.engine.feed.ready.wait()
+        monkeypatch.setattr(watching, "LOOK_EVERY", 5.0)
+        await asyncio.sleep(0.4)  # now it looks for the last time, and listens
         at = loop.time()
         await hand.finish(outcome)
         assert (await seen.next()).name == name
@@ -366,7 +369,7 @@ async def drained(line: ClientConnection) -> None:
 
 
 async def test_a_reader_that_is_too_slow_is_dropped(hub: Station, hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(watching, "LOOK_EVERY", 0.01)
     dropped = asyncio.Event()
     tell = sockets._tell
 

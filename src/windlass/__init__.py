@@ -8,12 +8,14 @@ if TYPE_CHECKING:
     from windlass.call.current import current
     from windlass.call.signals import Cancelled, Fail, Retry, Snooze
     from windlass.model.errors import WindlassError
+    from windlass.model.events import Event
     from windlass.model.retry import Retry as RetryPolicy
 
     __version__: str
 
 __all__ = [
     "Cancelled",
+    "Event",
     "Fail",
     "Job",
     "JobFailed",
@@ -30,6 +32,7 @@ __all__ = [
 # Imported when first used: the command line and a worker's processes need only parts of this.
 _PLACES = {
     "Cancelled": "windlass.call.signals",
+    "Event": "windlass.model.events",
     "Fail": "windlass.call.signals",
     "Job": "windlass.app",
     "JobFailed": "windlass.app",

@@ -7,7 +7,7 @@ business, what a payload says is `call`'s.
 import functools
 import inspect
 import os
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 import msgspec
@@ -19,8 +19,10 @@ from windlass.engine import Settings
 from windlass.link import Link, Way
 from windlass.model.duration import seconds
 from windlass.model.errors import Invalid, Unavailable, WindlassError
+from windlass.model.events import Event
 from windlass.model.job import FINISHED, Error, NewJob, State
 from windlass.model.job import Job as Record
+from windlass.model.match import Match
 from windlass.model.names import DEFAULT_TENANT, check_name, fresh_id, keyed_id
 from windlass.model.operations import (
     MOST_AT_ONCE,
@@ -131,6 +133,21 @@ class Windlass:
     def job(self, id: str) -> "Job[Any]":
         """The handle of a job by its id."""
         return Job(id, self, None)
+
+    def events(self, *, task: str | None = None, queue: str | None = None, tag: Iterable[str] = ()) -> Iterator[Event]:
+        """What happens to this queue's jobs from now on, for ever: to all of them, or to those that match.
+
+        Each event is told at most once; one named `gap` says that some were missed.
+        """
+        match = Match(task=task, queue=queue, tag=list(tag))
+        return self.link.hear(lambda teller: teller.watch(self.tenant, match))
+
+    def aevents(
+        self, *, task: str | None = None, queue: str | None = None, tag: Iterable[str] = ()
+    ) -> AsyncGenerator[Event, None]:
+        """The same in asynchronous code."""
+        match = Match(task=task, queue=queue, tag=list(tag))
+        return self.link.ahear(lambda teller: teller.watch(self.tenant, match))
 
     def close(self) -> None:
         """Let go of connections that code without an event loop has opened."""
@@ -329,6 +346,17 @@ class Job(Generic[R]):
             return cast("R", None)
         plan = self._plan or _ANYTHING
         return cast("R", plan.unpack_result(bytes(answer.result), answer.content_type))
+
+    def events(self, since: str = "") -> Iterator[Event]:
+        """What happens to the job, and what it puts out, until it has ended; `since`: the id of the last event known.
+
+        The end is the last event. What happened before is told as the state that the job is in.
+        """
+        return self._app.link.hear(lambda teller: teller.story(self._app.tenant, self.id, since))
+
+    def aevents(self, since: str = "") -> AsyncGenerator[Event, None]:
+        """The same in asynchronous code."""
+        return self._app.link.ahear(lambda teller: teller.story(self._app.tenant, self.id, since))
 
     def cancel(self) -> bool:
         """Stop the job, wherever it stands; whether there was anything to stop."""

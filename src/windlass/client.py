@@ -3,6 +3,8 @@
 Speaks MessagePack. Sends a request again only if nothing can have come of the first, or if twice is as good as once.
 """
 
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self, cast
 from urllib.parse import quote
@@ -12,9 +14,11 @@ import msgspec
 from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
-from windlass.model import wire
+from windlass.model import events, wire
 from windlass.model.errors import Invalid, Missing, Problem, Unavailable, WindlassError, from_problem
-from windlass.model.job import MSGPACK, NOTHING, NewJob, State
+from windlass.model.events import Event
+from windlass.model.job import FINISHED, MSGPACK, NOTHING, NewJob, State
+from windlass.model.match import Match
 from windlass.model.names import EVERY_TENANT, check_id, check_name
 from windlass.model.operations import (
     A,
@@ -33,6 +37,9 @@ from windlass.model.shapes import SHAPES, Shape
 
 ANSWER_WITHIN = 10.0
 """Seconds that the server has beyond what it was asked to wait."""
+
+SILENT_FOR = 60.0
+"""Seconds after which a stream without a word is taken for lost; a server shows more often that it lives."""
 
 TRIES = 2
 
@@ -78,9 +85,43 @@ class Client:
         response = await self._send(request, again=_may_be_sent_again(operation))
         return cast("A", _answer(operation, response))
 
+    async def story(self, tenant: str, id: str, since: str = "") -> AsyncGenerator[Event, None]:
+        """The events of a job, after the one with this id, until it has ended."""
+        path = f"/v1/{_whose(tenant)}/jobs/{check_id(id)}/events"
+        async with aclosing(self._stream(path, {}, {"last-event-id": since} if since else {})) as stream:
+            async for event in stream:
+                yield event
+                if event.job is not None and event.job.state in FINISHED:
+                    return
+
+    async def watch(self, tenant: str, match: Match) -> AsyncGenerator[Event, None]:
+        """The events of all matching jobs from now on."""
+        params = {name: value for name, value in msgspec.to_builtins(match).items() if value}
+        async with aclosing(self._stream(f"/v1/{_whose(tenant)}/events", params, {})) as stream:
+            async for event in stream:
+                yield event
+
+    async def _stream(self, path: str, params: dict[str, Any], headers: dict[str, str]) -> AsyncGenerator[Event, None]:
+        headers = {"accept": "text/event-stream, */*;q=0.1", **headers}
+        timeout = httpx2.Timeout(ANSWER_WITHIN, read=SILENT_FOR, pool=None)
+        try:
+            request = self._http.build_request("GET", path, params=_query(params), headers=headers, timeout=timeout)
+            response = await self._http.send(request, stream=True)
+            async with aclosing(response):
+                if response.status_code == httpx2.codes.NO_CONTENT:
+                    return
+                if response.status_code >= httpx2.codes.BAD_REQUEST:
+                    await response.aread()
+                    raise from_problem(_problem(response))
+                async for event in events.read(response.aiter_lines()):
+                    yield event
+        except httpx2.TransportError as fault:
+            raise Unavailable(f"the server does not answer: {fault or type(fault).__name__}") from fault
+        raise Unavailable("the server tells no more: it stops, or the job is gone")
+
     def _request(self, shape: Shape, operation: Operation[Any]) -> httpx2.Request:
         path = shape.path.format(**{name: _step(name, getattr(operation, name)) for name in shape.names})
-        tenant = EVERY_TENANT if operation.tenant == EVERY_TENANT else check_name(operation.tenant, at="tenant")
+        tenant = _whose(operation.tenant)
         wait = getattr(operation, "wait", 0.0)
         rest = _flat(shape, operation)
         headers: dict[str, str] = {}
@@ -117,6 +158,10 @@ class Client:
             if not left:
                 break
         raise Unavailable(f"the server does not answer: {failure or type(failure).__name__}") from failure
+
+
+def _whose(tenant: str) -> str:
+    return EVERY_TENANT if tenant == EVERY_TENANT else check_name(tenant, at="tenant")
 
 
 def _shown(token: str) -> dict[str, str]:

@@ -12,13 +12,15 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Coroutine, Iterable
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from contextlib import aclosing
+from typing import Any, Generic, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from windlass.addresses import file_of, open_blocking_store, open_service
 from windlass.engine import Engine, Settings
 from windlass.model.errors import Unavailable, WindlassError
+from windlass.model.events import Event, Teller
 from windlass.model.job import NewJob
 from windlass.model.operations import MOST_AT_ONCE, A, EnqueueMany, Operation, Service
 from windlass.model.wire import FAULTS
@@ -28,6 +30,10 @@ T = TypeVar("T")
 
 MOST_IN_FLIGHT = 2
 """Batches of one loop that are on their way at once: one is answered while the next is made."""
+
+
+Ask = Callable[[Teller], AsyncGenerator[Event, None]]
+"""Which events are wanted."""
 
 
 class Way(Protocol):
@@ -40,6 +46,10 @@ class Way(Protocol):
     async def service(self) -> Service: ...
 
     async def enqueue(self, tenant: str, new: NewJob) -> str: ...
+
+    def hear(self, ask: "Ask", /) -> Iterator[Event]: ...
+
+    def ahear(self, ask: "Ask", /) -> AsyncGenerator[Event, None]: ...
 
     def close(self) -> None: ...
 
@@ -122,6 +132,23 @@ class Link:
             service = await self.service()
             gathering = here.gatherings.setdefault(loop, Gathering(service))
         return await gathering.enqueue(tenant, new)
+
+    def hear(self, ask: Ask) -> Iterator[Event]:
+        """Events, one after the other, for code without an event loop."""
+        portal = self._in_this_process().portal()
+        stream = self.ahear(ask)
+        try:
+            while (event := portal.run(_next(stream))) is not None:
+                yield event
+        finally:
+            portal.run(_closed(stream))
+
+    async def ahear(self, ask: Ask) -> AsyncGenerator[Event, None]:
+        """The same in an event loop."""
+        teller = cast("Teller", await self.service())  # whatever answers tells, too
+        async with aclosing(ask(teller)) as stream:
+            async for event in stream:
+                yield event
 
     def close(self) -> None:
         """Let go of what code without a loop has opened here."""
@@ -210,8 +237,12 @@ class _Here:
         self.gatherings.pop(loop, None)
 
 
-async def _closed(life: AsyncGenerator[Service, None]) -> None:
+async def _closed(life: AsyncGenerator[Any, None]) -> None:
     await life.aclose()
+
+
+async def _next(stream: AsyncGenerator[T, None]) -> T | None:
+    return await anext(stream, None)
 
 
 class Portal:

@@ -71,7 +71,7 @@ async def serve(serving: Serving) -> None:
         stop = asyncio.Event()
         push = _push(engine, serving, clock)
         gate = await _gate(engine, serving, clock)
-        http = server(application(Metered(push, clock), gate, limits, stop), serving.where)
+        http = server(application(Metered(push, clock), engine, gate, limits, stop), serving.where)
         worker = None
         if pool is not None and app is not None and serving.worker is not None:
             worker = Supervisor(engine, pool, app, serving.worker, clock=clock, chance=SystemChance())

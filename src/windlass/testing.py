@@ -6,7 +6,7 @@ put themselves in the place of the app's link until their end: packing, engine a
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
@@ -15,8 +15,10 @@ from msgspec.structs import replace
 
 from windlass.app import Task, Windlass
 from windlass.call.options import Duration, wishes
-from windlass.link import Way
+from windlass.link import Ask, Way
 from windlass.model.duration import seconds
+from windlass.model.errors import Invalid
+from windlass.model.events import Event
 from windlass.model.job import FINISHED, Job, NewJob, State
 from windlass.model.operations import A, Enqueued, EnqueueMany, GetResult, Operation, Result, Retry, Service, Show
 from windlass.workshop import Workshop
@@ -151,6 +153,12 @@ class Trial:
 
     async def enqueue(self, tenant: str, new: NewJob) -> str:
         return (await self._answer(EnqueueMany(tenant=tenant, jobs=[new]))).ids[0]
+
+    def hear(self, _: Ask, /) -> Iterator[Event]:
+        raise Invalid("inside a test nothing happens by itself: look at the job instead", at="events")
+
+    def ahear(self, _: Ask, /) -> AsyncGenerator[Event, None]:
+        raise Invalid("inside a test nothing happens by itself: look at the job instead", at="events")
 
     def _note(self, answer: object) -> None:
         if isinstance(answer, Enqueued):

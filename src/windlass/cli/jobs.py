@@ -1,6 +1,8 @@
 """`windlass jobs ls|count|show|result|tail`: look at jobs. What changes them is in `acting`."""
 
+import sys
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from datetime import datetime
 from typing import Annotated
 
@@ -13,6 +15,9 @@ from windlass.cli import acting, following, saying, values
 from windlass.cli.card import card
 from windlass.cli.choosing import ANY_JOB, Chosen
 from windlass.cli.place import HERE, OPTIONS, Place, Queue, opened
+from windlass.model import events
+from windlass.model.errors import Invalid
+from windlass.model.events import Event
 from windlass.model.job import FINISHED, Chunk, Job, State
 from windlass.model.match import Match
 from windlass.model.names import DEFAULT_QUEUE
@@ -159,25 +164,62 @@ async def result(
 
 
 @jobs.command
-async def tail(id: JobId, /, *, place: Place = HERE) -> int:
+async def tail(
+    id: Annotated[str | None, Parameter(name="ID", help="The id of a job; without one, all that match.")] = None,
+    /,
+    *,
+    chosen: Chosen = ANY_JOB,
+    place: Place = HERE,
+) -> int:
     """Follow a job until it has ended: its states, its progress, and what it puts out.
 
-    A job that did not succeed exits 1. Output of earlier is shown too, as far as it is kept.
+    A job that did not succeed exits 1. Output of earlier is shown too, as far as it is kept. Without an id, what
+    happens to all matching jobs is told, from now on and for ever.
 
     For example:
       windlass jobs tail 01936f2e-…
+      windlass jobs tail --task render
     """
+    if id is not None and chosen != ANY_JOB:
+        raise Invalid("give the id of a job, or say which jobs are meant, not both", at="ID")
     async with opened(place) as queue:
-        state = None
-        async for new in following.changes(queue, id):
-            if isinstance(new, Job):
-                state = new.state
-            if place.json:
-                saying.write_json(new if isinstance(new, Job) else Said.of(new))
-            elif isinstance(new, Job):
-                saying.paper().print(_event(new))
+        if id is None:
+            await _watch(queue, chosen.match(), json=place.json)
+        return await _follow(queue, str(id), json=place.json)
+
+
+async def _watch(queue: Queue, match: Match, *, json: bool) -> None:
+    async with aclosing(queue.watch(match)) as stream:
+        async for event in stream:
+            if json:
+                saying.write(events.line(event).decode().rstrip())
             else:
-                saying.paper().print(_lines(new), soft_wrap=True)
+                saying.paper().print(_happened(event))
+            sys.stdout.flush()  # whoever reads it in a pipe waits for it
+
+
+def _happened(event: Event) -> Text:
+    """What has happened to one of many jobs."""
+    if event.job is None:
+        return Text("some events were missed", style="yellow")
+    job = event.job
+    clock = Text(job.updated_at.astimezone().strftime("%H:%M:%S"), style="dim")
+    said = _remark_on(job, job.updated_at) if job.state in FINISHED else following.standing(job)
+    name = Text(f"{event.name:9}", style=saying.STYLES.get(job.state, ""))
+    return Text("  ").join([clock, name, Text(job.id, style="dim"), Text(job.task), Text(said)])
+
+
+async def _follow(queue: Queue, id: str, *, json: bool) -> int:
+    state = None
+    async for new in following.changes(queue, id):
+        if isinstance(new, Job):
+            state = new.state
+        if json:
+            saying.write_json(new if isinstance(new, Job) else Said.of(new))
+        elif isinstance(new, Job):
+            saying.paper().print(_event(new))
+        else:
+            saying.paper().print(_lines(new), soft_wrap=True)
     return 0 if state is State.SUCCEEDED else 1
 
 

@@ -2,11 +2,11 @@
 
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 from cyclopts import Group, Parameter
 from msgspec.structs import asdict, replace
@@ -16,6 +16,8 @@ from windlass.addresses import file_of, open_service
 from windlass.cli import DASH
 from windlass.engine import Settings
 from windlass.model.errors import Invalid, Missing
+from windlass.model.events import Event, Teller
+from windlass.model.match import Match
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT
 from windlass.model.operations import A, Operation, Service
 
@@ -73,6 +75,9 @@ class Queue:
 
     async def __call__(self, operation: Operation[A]) -> A:
         return await self.service(replace(operation, tenant=self.tenant))
+
+    def watch(self, match: Match) -> AsyncGenerator[Event, None]:
+        return cast("Teller", self.service).watch(self.tenant, match)  # whatever answers tells, too
 
 
 @asynccontextmanager

@@ -1,16 +1,21 @@
 """The engine: answers operations in process, over a store.
 
 Combines the pure rooms with a store; knows neither SQL nor keys nor HTTP. `Engine` is a `Service`: whoever
-holds one need not know whether it sits beside the store or across the network.
+holds one need not know whether it sits beside the store or across the network. It also tells what happens to jobs.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, cast
 
-from windlass.engine import jobs, output, quotas, tokens, work
+from windlass.engine import jobs, output, quotas, tokens, watching, work
 from windlass.engine.desk import Desk, Settings
+from windlass.engine.feed import Feed
 from windlass.engine.sound import sound
-from windlass.model.operations import A, Operation
+from windlass.model.events import Event, News, Place, Watching, place, state_event
+from windlass.model.job import FINISHED, Job
+from windlass.model.match import Match
+from windlass.model.operations import A, Operation, Show
 from windlass.model.ports import Chance
 from windlass.store import Store
 
@@ -26,7 +31,30 @@ class Engine:
 
     def __init__(self, store: Store, chance: Chance, settings: Settings | None = None) -> None:
         self.desk = Desk(store, chance, settings or Settings())
+        self.feed = Feed(self.desk.store, self.desk.wire)
 
     async def __call__(self, operation: Operation[A], /) -> A:
         answer = await ANSWERS[type(operation)](self.desk, sound(operation))
         return cast("A", answer)
+
+    def follow(self, tenant: str, job: Job, place: Place) -> AsyncGenerator[News | None, None]:
+        return watching.follow(self, self.feed, tenant, job, place)
+
+    def watching(self, tenant: str, match: Match) -> AbstractAsyncContextManager[Watching]:
+        return self.feed.watching(tenant, match)
+
+    async def story(self, tenant: str, id: str, since: str = "") -> AsyncGenerator[Event, None]:
+        job = await self(Show(tenant=tenant, id=id))
+        at = place(since)
+        if job.state in FINISHED and at.told == state_event(job):
+            return
+        async with aclosing(self.follow(tenant, job, at)) as stream:
+            async for news in stream:
+                if news is not None:
+                    yield news[0]
+
+    async def watch(self, tenant: str, match: Match) -> AsyncGenerator[Event, None]:
+        async with self.watching(tenant, match) as watcher:
+            while True:
+                for event in await watcher.take(60):
+                    yield event

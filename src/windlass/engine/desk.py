@@ -12,6 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from windlass.engine.gathering import Gathering
+from windlass.engine.telling import Telling
 from windlass.model.errors import Missing
 from windlass.model.job import Job
 from windlass.model.lifecycle import Move
@@ -19,7 +20,7 @@ from windlass.model.names import EVERY_TENANT, check_id
 from windlass.model.ports import Chance
 from windlass.model.wire import MOST_PAYLOAD
 from windlass.model.worker import Worker
-from windlass.store import Record, Shelf, Store
+from windlass.store import Record, Shelf, Store, Wire
 
 Decide = Callable[[Record, datetime], Move | None]
 """What is to happen to a job as it was read at that time; null = nothing."""
@@ -45,8 +46,10 @@ class Desk:
     """One engine's working place."""
 
     def __init__(self, store: Store, chance: Chance, settings: Settings) -> None:
-        self.store = store
-        self.shelf = cast("Shelf", store)  # every store keeps records too
+        wire = cast("Wire", store)  # every store carries news, and keeps records too
+        self.store = cast("Store", Telling(store, wire))
+        self.shelf = cast("Shelf", store)
+        self.wire = wire
         self.chance = chance
         self.settings = settings
         self.gathering: Gathering | None = None

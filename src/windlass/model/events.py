@@ -6,15 +6,18 @@ state.
 
 from base64 import b64decode
 from collections.abc import AsyncGenerator, AsyncIterable
+from contextlib import AbstractAsyncContextManager
 from datetime import datetime
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from windlass.model.job import FINISHED, Chunk, Job, State, Stream
+from windlass.model.lifecycle import Move
+from windlass.model.match import Match
 
-EventName = Literal["queued", "started", "progress", "output", "retrying", "succeeded", "failed", "cancelled"]
+EventName = Literal["queued", "started", "progress", "output", "retrying", "succeeded", "failed", "cancelled", "gap"]
 
 NAMES: tuple[EventName, ...] = (
     "queued",
@@ -25,8 +28,9 @@ NAMES: tuple[EventName, ...] = (
     "succeeded",
     "failed",
     "cancelled",
+    "gap",
 )
-
+"""`gap` is no event of a job: it tells that some of many jobs were missed."""
 
 MOST_ID = 60
 
@@ -65,12 +69,48 @@ class Event(Struct, frozen=True, kw_only=True):
     """Something that happened to a job."""
 
     name: EventName
-    id: str
-    """Sent as `Last-Event-ID`, it says where to go on."""
+    id: str = ""
+    """Sent as `Last-Event-ID`, it says where to go on; empty where there is no going back."""
     job: Job | None = None
-    """The job as it is now; null for output."""
+    """The job as it is now; null for output, and for a gap."""
     chunk: Piece | None = None
     """A piece of output."""
+
+
+News = tuple[Event, Chunk | None]
+"""An event and, if it is of output, the bytes."""
+
+
+class Watching(Protocol):
+    """Somebody who watches."""
+
+    async def take(self, seconds: float) -> list[Event]:
+        """All that has happened since, waiting so long for it."""
+        ...
+
+
+class Newsroom(Protocol):
+    """Tells what happens to jobs."""
+
+    def follow(self, tenant: str, job: Job, place: Place) -> AsyncGenerator[News | None, None]:
+        """What is new of a job from a place on, until it has ended; null = nothing, now and then."""
+        ...
+
+    def watching(self, tenant: str, match: Match) -> AbstractAsyncContextManager[Watching]:
+        """What happens to all matching jobs from now on."""
+        ...
+
+
+class Teller(Protocol):
+    """Tells events one after the other, in process or from afar."""
+
+    def story(self, tenant: str, id: str, since: str = "") -> AsyncGenerator[Event, None]:
+        """Those of one job, after the event with this id, until it has ended."""
+        ...
+
+    def watch(self, tenant: str, match: Match) -> AsyncGenerator[Event, None]:
+        """Those of all matching jobs from now on. At most once each; `gap` where some were missed."""
+        ...
 
 
 def place(id: str) -> Place:
@@ -91,6 +131,15 @@ def state_event(job: Job) -> EventName:
     return "retrying" if job.attempt else "queued"
 
 
+def move_event(move: Move) -> EventName | None:
+    """What a change of a job is called as an event; null = nothing that is told."""
+    if move.target in _ENDS:
+        return _ENDS[State(move.target)]
+    if move.target in (State.QUEUED, State.SCHEDULED):
+        return "retrying" if move.attempt else "queued"
+    return None
+
+
 _ENDS: dict[State, EventName] = {
     State.SUCCEEDED: "succeeded",
     State.FAILED: "failed",
@@ -109,8 +158,25 @@ def piece(chunk: Chunk) -> Piece:
 
 def written(event: Event) -> bytes:
     """An event as it lies in a stream."""
-    data = msgspec.json.encode(event.job if event.chunk is None else event.chunk)
-    return b"event: %s\nid: %s\ndata: %s\n\n" % (event.name.encode(), event.id.encode(), data)
+    id = f"id: {event.id}\n" if event.id else ""
+    return b"event: %s\n%sdata: %s\n\n" % (event.name.encode(), id.encode(), data_of(event))
+
+
+def data_of(event: Event) -> bytes:
+    """What an event tells, as JSON."""
+    return msgspec.json.encode(event.job or event.chunk or {})
+
+
+class Line(Struct, frozen=True):
+    """An event as a line of its own."""
+
+    event: EventName
+    data: Raw
+
+
+def line(event: Event) -> bytes:
+    """An event as it lies in a stream of JSON lines."""
+    return msgspec.json.encode(Line(event.name, Raw(data_of(event)))) + b"\n"
 
 
 async def read(lines: AsyncIterable[str]) -> AsyncGenerator[Event, None]:
@@ -134,6 +200,8 @@ async def read(lines: AsyncIterable[str]) -> AsyncGenerator[Event, None]:
 
 def _event(name: str, id: str, data: str) -> Event:
     known = msgspec.convert(name, EventName)
+    if known == "gap":
+        return Event(name=known, id=id)
     if known == "output":
         return Event(name=known, id=id, chunk=msgspec.json.decode(data, type=Piece))
     return Event(name=known, id=id, job=msgspec.json.decode(data, type=Job))

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 
 from windlass.model.errors import Unavailable, WindlassError
+from windlass.model.events import Newsroom
 from windlass.model.operations import GetStats, Service
 from windlass.server import problems
 from windlass.server.gate import Gate
@@ -28,7 +29,11 @@ CODES = {404: ("no_route", "Not found"), 405: ("no_method", "Method not allowed"
 
 
 def application(
-    service: Service, gate: Gate, limits: Limits | None = None, stopping: asyncio.Event | None = None
+    service: Service,
+    newsroom: Newsroom,
+    gate: Gate,
+    limits: Limits | None = None,
+    stopping: asyncio.Event | None = None,
 ) -> Starlette:
     """Everything that is answered over HTTP. Streams end when it is told to be stopping."""
 
@@ -57,7 +62,7 @@ def application(
             Route("/reference", reference),
             Route("/healthz", alive),
             Route("/readyz", ready),
-            *Live(service, gate, stopping or asyncio.Event()).all(),
+            *Live(service, newsroom, gate, stopping or asyncio.Event()).all(),
             *Routes(service, gate, limits or Limits()).all(),
         ],
         exception_handlers={

@@ -1,12 +1,12 @@
 """Jobs followed live: one stream for each follower, told as server-sent events or over a WebSocket.
 
-A stream ends when its job has ended, when the server stops, or when its reader has gone. Whoever comes back says where
-it stopped.
+A stream of one job ends when the job has ended, when the server stops, or when its reader has gone; whoever comes back
+says where it stopped. A stream of all jobs begins where it begins.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, aclosing, contextmanager
 
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response, StreamingResponse
@@ -14,36 +14,84 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from windlass.model import events
-from windlass.model.errors import Busy, WindlassError
-from windlass.model.events import Place
+from windlass.model.errors import Busy, Invalid, WindlassError
+from windlass.model.events import Event, News, Newsroom, Place, Watching
 from windlass.model.job import FINISHED, Job
-from windlass.model.operations import Service, Show
-from windlass.server import sockets
-from windlass.server.following import News, follow
+from windlass.model.match import Match
+from windlass.model.operations import List, Service, Show
+from windlass.model.shapes import SHAPES
+from windlass.server import formats, sockets
 from windlass.server.gate import Gate
 
 EVENT_STREAM = "text/event-stream"
+ALL_EVENTS = "/v1/{tenant}/events"
 EVENTS = "/v1/{tenant}/jobs/{id}/events"
 LIVE = "/v1/{tenant}/jobs/{id}/live"
 
-MOST_STREAMS = 1000
-"""Jobs that are followed at once on one server."""
+MOST_STREAMS = 10_000
+"""Followers at once on one server."""
 
 BREATH = 15.0
 """Seconds after which a stream without news shows that it lives."""
+
+LOOK_EVERY = 2.0
+"""Seconds after which a stream without news looks whether the server stops."""
+
+UNSTORED = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+_LISTING = next(shape for shape in SHAPES if shape.kind is List)
 
 
 class Live:
     """Follows jobs for others."""
 
-    def __init__(self, service: Service, gate: Gate, stopping: asyncio.Event) -> None:
+    def __init__(self, service: Service, newsroom: Newsroom, gate: Gate, stopping: asyncio.Event) -> None:
         self._service = service
+        self._newsroom = newsroom
         self._gate = gate
         self.stopping = stopping
         self._streams = 0
 
     def all(self) -> list[Route | WebSocketRoute]:
-        return [Route(EVENTS, self.events, methods=["GET"]), WebSocketRoute(LIVE, self.live)]
+        return [
+            Route(ALL_EVENTS, self.all_events, methods=["GET"]),
+            Route(EVENTS, self.events, methods=["GET"]),
+            WebSocketRoute(LIVE, self.live),
+        ]
+
+    # All jobs
+
+    async def all_events(self, request: Request) -> Response:
+        """What happens to all matching jobs, as server-sent events or as JSON lines."""
+        tenant = await self._gate.admit(request, "read")
+        self._check_room()
+        match = _match(request)
+        lines = formats.wants_lines(request.headers.get("accept", ""))
+        opened = AsyncExitStack()
+        # Opened before anything is answered: what is wrong can still be told, and who has the answer misses nothing.
+        watcher = await opened.enter_async_context(self._newsroom.watching(tenant, match))
+        write, form = (events.line, formats.NDJSON) if lines else (events.written, EVENT_STREAM)
+        stream = self._watched(watcher, write, b"\n" if lines else b":\n\n")
+        return _Streaming(stream, opened, media_type=form, headers=UNSTORED)
+
+    async def _watched(
+        self, watcher: Watching, write: Callable[[Event], bytes], breath: bytes
+    ) -> AsyncGenerator[bytes, None]:
+        loop = asyncio.get_running_loop()
+        with self._counted():
+            yield breath
+            said = loop.time()
+            while not self.stopping.is_set():
+                some = await watcher.take(LOOK_EVERY)
+                if some:
+                    yield b"".join(map(write, some))
+                elif loop.time() - said > BREATH:
+                    yield breath
+                else:
+                    continue
+                said = loop.time()
+
+    # One job
 
     async def events(self, request: Request) -> Response:
         """As server-sent events."""
@@ -51,8 +99,7 @@ class Live:
         place = events.place(request.headers.get("last-event-id", ""))
         if job.state in FINISHED and place.told == job.state:
             return Response(status_code=204)  # all has been told: a browser comes back no more
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(self._written(tenant, job, place), media_type=EVENT_STREAM, headers=headers)
+        return StreamingResponse(self._written(tenant, job, place), media_type=EVENT_STREAM, headers=UNSTORED)
 
     async def _written(self, tenant: str, job: Job, place: Place) -> AsyncGenerator[bytes, None]:
         yield b"retry: 1000\n\n"
@@ -70,25 +117,56 @@ class Live:
 
     async def follow(self, tenant: str, job: Job, place: Place) -> AsyncGenerator[News | None, None]:
         """What is new of a job, from a place on."""
-        self._streams += 1
-        try:
-            async with aclosing(follow(self._service, tenant, job, place)) as stream:
-                async for news in stream:
-                    yield news
-                    if self.stopping.is_set():
-                        return
-        except WindlassError:
-            return  # it is gone, or cannot be seen now: whoever comes back is told
-        finally:
-            self._streams -= 1
+        with self._counted():
+            try:
+                async with aclosing(self._newsroom.follow(tenant, job, place)) as stream:
+                    async for news in stream:
+                        yield news
+                        if self.stopping.is_set():
+                            return
+            except WindlassError:
+                return  # it is gone, or cannot be seen now: whoever comes back is told
 
     async def find(self, connection: HTTPConnection, token: str | None = None) -> tuple[str, Job]:
         """The job that somebody wants to follow, and in whose name."""
         tenant = await self._gate.admit(connection, "read", token=token)
-        if self._streams >= MOST_STREAMS:
-            raise Busy(f"{MOST_STREAMS} jobs are being followed already: ask now and then instead")
+        self._check_room()
         return tenant, await self._service(Show(tenant=tenant, id=connection.path_params["id"]))
 
     async def live(self, socket: WebSocket) -> None:
         """Over a WebSocket."""
         await sockets.converse(socket, self)
+
+    def _check_room(self) -> None:
+        if self._streams >= MOST_STREAMS:
+            raise Busy(f"there are {MOST_STREAMS} followers already: ask now and then instead")
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        self._streams += 1
+        try:
+            yield
+        finally:
+            self._streams -= 1
+
+
+class _Streaming(StreamingResponse):
+    """A stream that lets go of what was opened for it, whether or not it was ever begun."""
+
+    def __init__(self, stream: AsyncIterator[bytes], opened: AsyncExitStack, **more: object) -> None:
+        super().__init__(stream, **more)  # type: ignore[arg-type]
+        self._opened = opened
+
+    async def __call__(self, *asgi: object) -> None:
+        async with self._opened:
+            await super().__call__(*asgi)  # type: ignore[arg-type]
+
+
+def _match(request: Request) -> Match:
+    """Which jobs are meant, from the query of a listing."""
+    for name in ("limit", "after"):
+        if name in request.query_params:
+            raise Invalid("a stream of events has no pages", at=name)
+    listing = _LISTING.build("-", {}, _LISTING.from_query(request.query_params.multi_items()), None)
+    assert isinstance(listing, List)  # noqa: S101
+    return listing.match

@@ -18,10 +18,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from windlass.model import events
 from windlass.model.errors import Denied, Invalid, Unauthenticated, WindlassError
-from windlass.model.events import Event, Place
+from windlass.model.events import Event, News, Place
 from windlass.model.job import Chunk, Job
 from windlass.server import problems
-from windlass.server.following import News
 
 HELLO_WITHIN = 5.0
 """Seconds in which the first message must come."""

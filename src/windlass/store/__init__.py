@@ -27,6 +27,8 @@ from windlass.model.worker import NewWorker, Worker
 SEEN_EVERY = 1.0
 """Seconds between two notes that a worker has been heard of by its claims: an idle one need not write at each."""
 
+GAP = "gap"
+"""The news that some was missed."""
 
 MOST_CHILDREN = 100
 """Children of one ripe job that are told at a time."""
@@ -302,4 +304,32 @@ class Shelf(Protocol):
 
     async def shelved(self, kind: str) -> dict[str, bytes]:
         """All records of a kind, by name."""
+        ...
+
+
+class Watch(Protocol):
+    """Hears news."""
+
+    async def hear(self) -> list[str]:
+        """What has come, waiting for it; `GAP` among it where some was missed."""
+        ...
+
+
+class Wire(Protocol):
+    """Carries news from whoever writes to whoever watches, across processes. Every store is one too.
+
+    News is short lines that say nothing to a store. Each is told at most once; whoever does not keep up hears of a gap.
+    """
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nobody watches, as far as is known without asking."""
+        ...
+
+    async def publish(self, news: Sequence[str]) -> None:
+        """Tell those who watch, if there are any; looks for them where that is not known."""
+        ...
+
+    def watch(self) -> AbstractAsyncContextManager[Watch]:
+        """Hear all that is published from now on. Entered only when every process will have noticed."""
         ...

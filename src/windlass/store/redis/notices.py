@@ -27,6 +27,10 @@ class Bell:
     def __init__(self) -> None:
         self.rung = asyncio.Event()
 
+    def ring(self, _said: bytes | None) -> None:
+        """Something was said; null = something may have been, and was lost."""
+        self.rung.set()
+
     async def wait(self, seconds: float) -> bool:
         try:
             async with asyncio.timeout(seconds):
@@ -55,10 +59,10 @@ class Notices:
         return f"{self._prefix}/{kind}/".encode() + raw
 
     @asynccontextmanager
-    async def listen(self, topics: Sequence[str]) -> AsyncIterator[Bell]:
+    async def listen(self, topics: Sequence[str], bell: Bell | None = None) -> AsyncIterator[Bell]:
         if isinstance(self._channel, BlockingChannel):
             raise Unavailable("a blocking store cannot listen")
-        bell = Bell()
+        bell = bell or Bell()
         names = [self.name(topic) for topic in topics]
         for name in names:
             self._bells.setdefault(name, set()).add(bell)
@@ -116,9 +120,9 @@ class Notices:
         match message:
             case None:
                 self._lost()
-            case [b"message", name, _]:
+            case [b"message", name, said]:
                 for bell in self._bells.get(name, ()):
-                    bell.rung.set()
+                    bell.ring(said)
             case [b"subscribe", name, _] if name in self._confirmed:
                 self._confirmed[name].set()
 
@@ -127,7 +131,7 @@ class Notices:
         self._subscription = None
         for bells in self._bells.values():
             for bell in bells:
-                bell.rung.set()
+                bell.ring(None)
         if self._bells:
             self._connect()
 

@@ -4,7 +4,7 @@ Knows which script answers what; decides nothing.
 """
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
 
 import msgspec
@@ -32,6 +32,7 @@ from windlass.store import (
     Tally,
     Touch,
     Touched,
+    Watch,
     Wish,
 )
 from windlass.store.micros import from_micros, span
@@ -40,6 +41,7 @@ from windlass.store.redis.channel import Argument
 from windlass.store.redis.connection import Connection
 from windlass.store.redis.notices import Notices
 from windlass.store.redis.partitions import MOST_IN_A_SCRIPT, Partitions
+from windlass.store.redis.wire import Wire
 
 MOST_LINES, MOST_ROUNDS, MOST_CHUNKS = 100, 20, 200
 """What one page looks at: names of lines at a time, how often, and chunks of one line."""
@@ -60,9 +62,10 @@ SPREAD = 16
 class RedisStore:
     """Jobs in Redis. Made by `open`."""
 
-    def __init__(self, partitions: Partitions, notices: Notices) -> None:
+    def __init__(self, partitions: Partitions, notices: Notices, wire: Wire) -> None:
         self.partitions = partitions
         self._notices = notices
+        self._wire = wire
 
     @classmethod
     async def open(
@@ -92,7 +95,8 @@ class RedisStore:
         if partitions not in (None, kept):
             await connection.close()
             raise Invalid(f"this store has {kept} partitions, not {partitions}; that is for good", at="partitions")
-        return cls(Partitions(connection, prefix, kept, clock), Notices(connection.channel, prefix))
+        notices = Notices(connection.channel, prefix)
+        return cls(Partitions(connection, prefix, kept, clock), notices, Wire(connection, notices, prefix))
 
     async def close(self) -> None:
         await self._notices.close()
@@ -315,6 +319,16 @@ class RedisStore:
                 if kind == "end":
                     await self.partitions.call("await", self.partitions.of_id(name), [raw_id(name)])
             yield bell
+
+    @property
+    def quiet(self) -> bool:
+        return self._wire.quiet
+
+    async def publish(self, news: Sequence[str]) -> None:
+        await self._wire.publish(news)
+
+    def watch(self) -> AbstractAsyncContextManager[Watch]:
+        return self._wire.watch()
 
 
 def _cursor(after: str | None) -> tuple[str, int]:

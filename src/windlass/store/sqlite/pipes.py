@@ -6,6 +6,7 @@ the next sender.
 """
 
 import errno
+import fcntl
 import os
 import time
 from collections.abc import Iterable, Iterator
@@ -36,6 +37,11 @@ class Inbox:
         # Open for both, so that it never reads as ended; and named only when open, so that no sender takes it for dead.
         self.descriptor = os.open(fresh, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         fresh.rename(self._path)
+
+    def widen(self, size: int) -> None:
+        """Let so many bytes wait, if the system allows it."""
+        with suppress(OSError):
+            fcntl.fcntl(self.descriptor, fcntl.F_SETPIPE_SZ, size)
 
     def read(self) -> list[str]:
         """The lines that have come."""
@@ -69,12 +75,16 @@ class Outbox:
             self._names = []
         return self._names
 
-    def send(self, names: Iterable[str], lines: Iterable[str]) -> None:
-        """Write lines into pipes, as far as they have room."""
+    def send(self, names: Iterable[str], lines: Iterable[str]) -> list[str]:
+        """Write lines into pipes, as far as they have room; the names of those that did not take all."""
         parts = list(_parts(lines))
+        short = []
         for name in names:
-            with suppress(OSError):  # it is full, it has just gone, or it is not for us to write to
+            try:
                 self._write(self._folder / name, parts)
+            except OSError:  # it is full, it has just gone, or it is not for us to write to
+                short.append(name)
+        return short
 
     def _write(self, path: Path, parts: list[bytes]) -> None:
         try:

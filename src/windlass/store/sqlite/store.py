@@ -29,6 +29,7 @@ from windlass.store import (
     Tally,
     Touch,
     Touched,
+    Watch,
     Wish,
 )
 from windlass.store.sqlite import claims, following, jobs, listing, moving, output, shelf, upkeep, work, workers
@@ -36,6 +37,7 @@ from windlass.store.sqlite.connection import Connection
 from windlass.store.sqlite.notices import Notices
 from windlass.store.sqlite.opening import MEMORY, connect, resolve
 from windlass.store.sqlite.transaction import Transaction
+from windlass.store.sqlite.wire import Wire
 
 T = TypeVar("T")
 
@@ -43,9 +45,10 @@ T = TypeVar("T")
 class SqliteStore:
     """Jobs in one SQLite file, shared by any number of processes on one machine. Made by `open`."""
 
-    def __init__(self, connection: Connection, notices: Notices) -> None:
+    def __init__(self, connection: Connection, notices: Notices, wire: Wire) -> None:
         self._connection = connection
         self._notices = notices
+        self._wire = wire
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], clock: Clock) -> "SqliteStore":
@@ -54,8 +57,9 @@ class SqliteStore:
         The clock is asked on the connection's thread too.
         """
         place = resolve(path)
-        notices = Notices(None if place == MEMORY else Path(f"{place}-wake"))
-        return cls(Connection(connect(place), clock, notices.tell), notices)
+        meeting = None if place == MEMORY else Path(f"{place}-wake")
+        notices = Notices(meeting)
+        return cls(Connection(connect(place), clock, notices.tell), notices, Wire(meeting))
 
     async def add(self, drafts: Sequence[Draft]) -> list[bool]:
         if not drafts:
@@ -133,6 +137,16 @@ class SqliteStore:
 
     def listen(self, topics: Sequence[str]) -> AbstractAsyncContextManager[Listener]:
         return self._notices.listen(topics)
+
+    @property
+    def quiet(self) -> bool:
+        return self._wire.quiet
+
+    async def publish(self, news: Sequence[str]) -> None:
+        await self._wire.publish(news)
+
+    def watch(self) -> AbstractAsyncContextManager[Watch]:
+        return self._wire.watch()
 
     async def close(self) -> None:
         await self._connection.close()

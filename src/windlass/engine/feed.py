@@ -1,0 +1,216 @@
+"""The feed: what happens to all jobs, for those in this process who watch many or follow one.
+
+One pump for all of them hears the news of every process, looks the jobs up once, and hands them out. It runs while
+somebody watches, and belongs to whoever does. Nobody is waited for: who does not keep up is told of a gap.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import NamedTuple
+
+from windlass.engine.desk import owns
+from windlass.model.errors import Invalid, WindlassError
+from windlass.model.events import NAMES, Event
+from windlass.model.job import Job
+from windlass.model.match import Match, matches
+from windlass.store import GAP, Store, Watch, Wire
+
+log = logging.getLogger("windlass.feed")
+
+PAUSE = 0.05
+"""Seconds between two handings out: what comes meanwhile is looked up together."""
+
+MOST_AT_ONCE = 500
+"""Jobs that are looked up for one of them; where more happens, some is missed."""
+
+MOST_WAITING = 1000
+"""Events that wait for one who watches."""
+
+TRY_AGAIN_AFTER = 1.0
+
+_NAMES = {name: name for name in NAMES if name not in ("output", GAP)}
+"""News that is told to those who watch; the rest only to those who follow the job."""
+
+
+class News(NamedTuple):
+    """What has happened to a job that somebody follows."""
+
+    job: Job | None
+    """As it is now; null = look for yourself."""
+    output: bool
+    """Whether it may have put something out."""
+
+
+LOOK = News(None, output=True)
+
+
+class Follower:
+    """Follows one job."""
+
+    def __init__(self, tenant: str, feed: "Feed") -> None:
+        self.tenant = tenant
+        self._feed = feed
+        self._news: News | None = None
+        self._came = asyncio.Event()
+
+    @property
+    def hears(self) -> bool:
+        """Whether all that happens is heard; before, one must look."""
+        return self._feed.ready.is_set()
+
+    def put(self, news: News) -> None:
+        self._news = News(news.job, output=news.output or (self._news is not None and self._news.output))
+        self._came.set()
+
+    async def hear(self, seconds: float) -> News | None:
+        """What has happened; null = nothing in this time."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._came.wait()
+        self._came.clear()
+        news, self._news = self._news, None
+        return news
+
+
+class Watcher:
+    """Watches jobs that match."""
+
+    def __init__(self, tenant: str, match: Match) -> None:
+        self._tenant = tenant
+        self._match = match
+        self._waiting: list[Event] = []
+        self._missed = False
+        self._came = asyncio.Event()
+
+    def put(self, events: Iterable[tuple[Event, Job]]) -> None:
+        for event, job in events:
+            if not (owns(self._tenant, job) and matches(self._match, job)):
+                continue
+            if len(self._waiting) >= MOST_WAITING:
+                self.miss()
+                return
+            self._waiting.append(event)
+            self._came.set()
+
+    def miss(self) -> None:
+        self._missed = True
+        self._came.set()
+
+    async def take(self, seconds: float) -> list[Event]:
+        """All that waits, waiting so long for it."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._came.wait()
+        self._came.clear()
+        taken, self._waiting = self._waiting, []
+        if self._missed:
+            self._missed = False
+            taken.append(Event(name="gap"))
+        return taken
+
+
+class Feed:
+    """One engine's part in it."""
+
+    def __init__(self, store: Store, wire: Wire) -> None:
+        self._store = store
+        self._wire = wire
+        self._watchers: set[Watcher] = set()
+        self._followers: dict[str, set[Follower]] = {}
+        self._pump: asyncio.Task[None] | None = None
+        self.ready = asyncio.Event()
+
+    @asynccontextmanager
+    async def watching(self, tenant: str, match: Match) -> AsyncIterator[Watcher]:
+        """What happens to a tenant's jobs from now on."""
+        if match.payload:
+            raise Invalid("events are not matched by payload: give a task, a queue or a tag", at="payload")
+        watcher = Watcher(tenant, match)
+        self._watchers.add(watcher)
+        self._start()
+        try:
+            await self.ready.wait()
+            yield watcher
+        finally:
+            self._watchers.discard(watcher)
+            await self._stop_if_alone()
+
+    @asynccontextmanager
+    async def following(self, tenant: str, id: str) -> AsyncIterator[Follower]:
+        """What happens to one job. It is heard of a moment later (see `Follower.hears`)."""
+        follower = Follower(tenant, self)
+        self._followers.setdefault(id, set()).add(follower)
+        self._start()
+        try:
+            yield follower
+        finally:
+            self._followers[id].discard(follower)
+            if not self._followers[id]:
+                del self._followers[id]
+            await self._stop_if_alone()
+
+    def _start(self) -> None:
+        if self._pump is None:
+            self._pump = asyncio.create_task(self._keep_on(), name="windlass-feed")
+
+    async def _stop_if_alone(self) -> None:
+        if self._pump is None or self._watchers or self._followers:
+            return
+        pump, self._pump = self._pump, None
+        self.ready.clear()
+        pump.cancel()
+        with suppress(asyncio.CancelledError):
+            await pump
+
+    async def _keep_on(self) -> None:
+        while True:
+            try:
+                async with self._wire.watch() as watch:
+                    self.ready.set()
+                    await self._hand_out(watch)
+            except WindlassError as fault:
+                log.info("no news: %s", fault)
+                self._miss()
+                await asyncio.sleep(TRY_AGAIN_AFTER)
+
+    async def _hand_out(self, watch: Watch) -> None:
+        while True:
+            news = await watch.hear()
+            await self._tell([(name, id) for name, _, id in (line.partition(" ") for line in news)])
+            await asyncio.sleep(PAUSE)
+
+    async def _tell(self, news: list[tuple[str, str]]) -> None:
+        if any(name == GAP for name, _ in news):
+            self._miss()
+        wanted = [id for name, id in news if id in self._followers or (self._watchers and name in _NAMES)]
+        ids = list(dict.fromkeys(wanted))[:MOST_AT_ONCE]
+        reading = await self._store.read(ids)
+        jobs = {record.job.id: record.job for record in reading.records if record is not None}
+        self._tell_followers(news, jobs)
+        self._tell_watchers(news, jobs, set(ids))
+
+    def _tell_followers(self, news: list[tuple[str, str]], jobs: Mapping[str, Job]) -> None:
+        for id in dict.fromkeys(id for _, id in news if id in self._followers):
+            found = News(jobs.get(id), output=("output", id) in news)
+            for follower in self._followers[id]:
+                follower.put(found if found.job and owns(follower.tenant, found.job) else LOOK)
+
+    def _tell_watchers(self, news: list[tuple[str, str]], jobs: Mapping[str, Job], looked_up: set[str]) -> None:
+        if not self._watchers:
+            return
+        known = [(_NAMES[name], id) for name, id in news if name in _NAMES]
+        events = [(Event(name=name, job=jobs[id]), jobs[id]) for name, id in known if id in jobs]
+        missed = any(id not in looked_up for _, id in known)
+        for watcher in self._watchers:
+            watcher.put(events)
+            if missed:
+                watcher.miss()
+
+    def _miss(self) -> None:
+        for watcher in self._watchers:
+            watcher.miss()
+        for followers in self._followers.values():
+            for follower in followers:
+                follower.put(LOOK)

@@ -1,0 +1,87 @@
+"""A store whose writes are told: after each, news goes out on the wire, if anybody watches.
+
+Stands between the engine and every write, so that nothing that happens to a job can be forgotten. A line of news is the
+name of an event and the id of a job; who hears it looks the job up. What cannot be told is not told: a write that was
+done never fails for it.
+"""
+
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from typing import Any
+
+from windlass.model.errors import WindlassError
+from windlass.model.events import move_event
+from windlass.model.lifecycle import GONE, Move
+from windlass.store import Done, Draft, Record, Store, Touch, Touched, Wire, Wish
+
+DELETED = "deleted"
+"""What is told of a job that is gone: nobody can look it up any more."""
+
+
+class Telling:
+    """A store, and the news of it. What is not written is asked of the store itself."""
+
+    def __init__(self, store: Store, wire: Wire) -> None:
+        self._store = store
+        self._wire = wire
+        for name in _PASSED_ON:
+            setattr(self, name, getattr(store, name))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def add(self, drafts: Sequence[Draft]) -> Coroutine[Any, Any, list[bool]]:
+        return self._store.add(drafts) if self._wire.quiet else self._add(drafts)
+
+    async def _add(self, drafts: Sequence[Draft]) -> list[bool]:
+        created = await self._store.add(drafts)
+        await self._tell([f"queued {draft.id}" for draft, new in zip(drafts, created, strict=True) if new])
+        return created
+
+    def claim(self, wish: Wish) -> Coroutine[Any, Any, list[Record]]:
+        return self._store.claim(wish) if self._wire.quiet else self._claim(wish)
+
+    async def _claim(self, wish: Wish) -> list[Record]:
+        records = await self._store.claim(wish)
+        await self._tell([f"started {record.job.id}" for record in records])
+        return records
+
+    def touch(self, touches: Sequence[Touch], lease: float) -> Coroutine[Any, Any, list[Touched]]:
+        return self._store.touch(touches, lease) if self._wire.quiet else self._touch(touches, lease)
+
+    async def _touch(self, touches: Sequence[Touch], lease: float) -> list[Touched]:
+        touched = await self._store.touch(touches, lease)
+        held = [touch for touch, answer in zip(touches, touched, strict=True) if answer.held]
+        output = [f"output {touch.id}" for touch in held if touch.output]
+        await self._tell(output + [f"progress {touch.id}" for touch in held if touch.progress is not None])
+        return touched
+
+    def succeed(self, dones: Sequence[Done]) -> Coroutine[Any, Any, list[bool]]:
+        return self._store.succeed(dones) if self._wire.quiet else self._succeed(dones)
+
+    async def _succeed(self, dones: Sequence[Done]) -> list[bool]:
+        held = await self._store.succeed(dones)
+        await self._tell([f"succeeded {done.id}" for done, ok in zip(dones, held, strict=True) if ok])
+        return held
+
+    def apply(self, moves: Sequence[Move]) -> Coroutine[Any, Any, list[bool]]:
+        return self._store.apply(moves) if self._wire.quiet else self._apply(moves)
+
+    async def _apply(self, moves: Sequence[Move]) -> list[bool]:
+        applied = await self._store.apply(moves)
+        told = [(_word(move), move.id) for move, done in zip(moves, applied, strict=True) if done]
+        await self._tell([f"{word} {id}" for word, id in told if word is not None])
+        return applied
+
+    async def _tell(self, news: list[str]) -> None:
+        if news:
+            with suppress(WindlassError):
+                await self._wire.publish(news)
+
+
+def _word(move: Move) -> str | None:
+    return DELETED if move.target is GONE else move_event(move)
+
+
+_PASSED_ON = ("read", "result", "output", "page", "tally", "sweep", "overdue", "bind", "ripe", "listen", "greet")
+"""What is asked often enough to be found at once."""

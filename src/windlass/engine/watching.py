@@ -1,0 +1,107 @@
+"""Follows a job: says what is new of it as the feed tells, and by looking where the feed does not (yet).
+
+Made from operations and the feed, so it costs nothing while nobody follows.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from msgspec.structs import replace
+
+from windlass.engine.feed import Feed, Follower
+from windlass.model.events import Event, News, Place, piece, state_event
+from windlass.model.job import FINISHED, Chunk, Job, Progress, State
+from windlass.model.operations import GetOutput, Service, Show
+
+LOOK_EVERY = 0.25
+LOOK_EVERY_IF_WAITING = 0.5
+"""Seconds between two looks at a job that runs, and at one that waits to run, until the feed is heard."""
+
+LOOK_EVERY_IF_HEARD = 10.0
+"""The same afterwards: news may be lost."""
+
+BREATHE_EVERY = 2.0
+"""Seconds after which somebody who follows hears at least that there is nothing."""
+
+
+async def follow(
+    service: Service, feed: Feed, tenant: str, job: Job, place: Place
+) -> AsyncGenerator[News | None, None]:
+    """What is new of a job from a place on, until it has ended; null = nothing, now and then."""
+    story = _Story(service, tenant, place)
+    async with feed.following(tenant, job.id) as follower:
+        looking = _Looking(service, follower, tenant)
+        output = True
+        while True:
+            async for news in story.tell(job, output=output):
+                yield news
+            if job.state in FINISHED:
+                return
+            looking.rest(job)
+            while True:
+                yield None
+                if (found := await looking.again(job)) is not None:
+                    job, output = found
+                    break
+
+
+class _Story:
+    """What has been told of a job."""
+
+    def __init__(self, service: Service, tenant: str, place: Place) -> None:
+        self._service = service
+        self._tenant = tenant
+        self._place = place
+        self._progress: Progress | None = None
+
+    async def tell(self, job: Job, *, output: bool) -> AsyncGenerator[News, None]:
+        name = state_event(job)
+        ended = job.state in FINISHED
+        if not ended and (name, job.attempt) != (self._place.told, self._place.attempt):
+            self._place = replace(self._place, told=name, attempt=job.attempt)
+            yield Event(name=name, id=str(self._place), job=job), None
+        if ended or (output and (job.attempt or job.state is not State.QUEUED)):
+            async for chunk in self._output(job):
+                yield Event(name="output", id=str(self._place), chunk=piece(chunk)), chunk
+        if ended:
+            yield Event(name=name, id=str(replace(self._place, told=name, attempt=job.attempt)), job=job), None
+        elif job.progress is not None and job.progress != self._progress:
+            yield Event(name="progress", id=str(self._place), job=job), None
+        self._progress = job.progress
+
+    async def _output(self, job: Job) -> AsyncGenerator[Chunk, None]:
+        while True:
+            page = await self._service(GetOutput(tenant=self._tenant, id=job.id, after=self._place.after))
+            if not page.chunks:
+                return
+            for chunk in page.chunks:
+                self._place = replace(self._place, after=chunk.n)
+                yield chunk
+            self._place = replace(self._place, after=page.next)
+
+
+class _Looking:
+    """Hears of a job, or looks at it when it is time to."""
+
+    def __init__(self, service: Service, follower: Follower, tenant: str) -> None:
+        self._service = service
+        self._follower = follower
+        self._tenant = tenant
+        self._heard = False
+        self._look_at = 0.0
+
+    def rest(self, job: Job) -> None:
+        """Until the next look."""
+        pause = LOOK_EVERY if job.state is State.RUNNING else LOOK_EVERY_IF_WAITING
+        self._look_at = asyncio.get_running_loop().time() + (LOOK_EVERY_IF_HEARD if self._heard else pause)
+
+    async def again(self, job: Job) -> tuple[Job, bool] | None:
+        """The job, and whether it may have put something out; null = it is not time, and nothing was heard."""
+        loop = asyncio.get_running_loop()
+        news = await self._follower.hear(max(0.0, min(self._look_at - loop.time(), BREATHE_EVERY)))
+        if news is None and loop.time() < self._look_at:
+            return None
+        self._heard = self._follower.hears  # asked before the look: whatever comes after it is then heard
+        if news is not None and news.job is not None:
+            return news.job, news.output
+        return await self._service(Show(tenant=self._tenant, id=job.id)), True

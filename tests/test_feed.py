@@ -1,0 +1,414 @@
+"""The feed: what happens to all jobs, told to whoever watches, across processes."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import httpx2
+import pytest
+
+from tests.engines import enqueue, finish, packed, register, take
+from tests.servers import StartServer
+from tests.serving import LOCAL, web
+from tests.stations import Station
+from tests.worlds import StoreKind, VirtualClock, opened
+from windlass import Windlass
+from windlass.addresses import open_store
+from windlass.engine import Engine, feed, upkeep
+from windlass.model import events
+from windlass.model.errors import Invalid, WindlassError
+from windlass.model.events import Event, Watching
+from windlass.model.job import NewJob, Progress
+from windlass.model.lifecycle import Verdict
+from windlass.model.match import Match
+from windlass.model.operations import AddToken, Alive, Cancel, Enqueue, Renew
+from windlass.model.operations import Retry as Rerun
+from windlass.server import live
+from windlass.store import GAP, Store, Watch, Wire
+from windlass.system import SystemChance
+
+Watched = tuple[str, str]
+"""The name of an event, and the task of its job."""
+
+
+@pytest.fixture
+async def other(kind: StoreKind, address: str, clock: VirtualClock, prefix: str, store: Store) -> AsyncIterator[Store]:
+    """The same jobs, opened a second time, as another process would; nobody can open a store in memory twice."""
+    if kind == "sqlite":
+        yield store
+        return
+    async with opened(kind, address, clock, prefix) as found:
+        yield found
+
+
+@pytest.fixture
+def elsewhere(other: Store) -> Engine:
+    return Engine(other, SystemChance())
+
+
+async def told(watcher: Watching, number: int) -> list[Event]:
+    """So many events, and not one more that came with them."""
+    found: list[Event] = []
+    async with asyncio.timeout(10):
+        while len(found) < number:
+            found += await watcher.take(10)
+    assert len(found) == number, found
+    return found
+
+
+def said(found: list[Event]) -> list[Watched]:
+    return [(event.name, event.job.task if event.job else "") for event in found]
+
+
+def quiet(wire: Wire) -> bool:
+    return wire.quiet
+
+
+async def heard(watch: Watch) -> list[str]:
+    async with asyncio.timeout(10):
+        return await watch.hear()
+
+
+# --- The wire -----------------------------------------------------------------------------------------------------
+
+
+async def test_news_reaches_whoever_watches_wherever_it_is_published(store: Store, other: Store) -> None:
+    here, there = cast("Wire", store), cast("Wire", other)
+    async with here.watch() as watch, there.watch() as too:
+        await here.publish(["a 1", "b 2"])
+        assert await heard(watch) == await heard(too) == ["a 1", "b 2"]
+        await there.publish(["c 3"])
+        assert await heard(watch) == await heard(too) == ["c 3"]
+
+
+async def test_a_wire_is_quiet_until_somebody_watches_and_soon_after_the_last_has_gone(
+    store: Store, other: Store
+) -> None:
+    here, there = cast("Wire", store), cast("Wire", other)
+    await there.publish(["nobody hears it"])
+    assert quiet(there)
+    async with here.watch() as watch:
+        assert not quiet(there)
+        await there.publish(["a 1"])
+        assert await heard(watch) == ["a 1"]
+        assert not quiet(there)
+    async with asyncio.timeout(10):
+        while not quiet(there):
+            await there.publish(["b 2"])
+            await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("kind", ["file"], indirect=True)
+async def test_who_reads_too_slowly_hears_of_a_gap(store: Store, other: Store) -> None:
+    here, there = cast("Wire", store), cast("Wire", other)
+    news = [f"word {number:060}" for number in range(1000)]
+    async with here.watch() as watch:
+        for _ in range(40):  # more than a pipe holds; nobody reads meanwhile, for nothing here waits
+            await there.publish(news)
+        first = await heard(watch)
+        assert len(first) < 40_000
+        async with asyncio.timeout(10):
+            while GAP not in first:
+                await asyncio.sleep(0.01)
+                await there.publish(["after 1"])
+                first = await heard(watch)
+        assert first[first.index(GAP) + 1] == "after 1"
+
+
+# --- Watching -----------------------------------------------------------------------------------------------------
+
+
+async def test_the_lives_of_all_jobs_are_told(engine: Engine, elsewhere: Engine, clock: VirtualClock) -> None:
+    async with engine.watching("default", Match()) as watcher:
+        job = await enqueue(elsewhere, "one", max_retry=1)
+        assert said(await told(watcher, 1)) == [("queued", "one")]
+        worker = await register(elsewhere)
+        claimed = await take(elsewhere, worker)
+        (started,) = await told(watcher, 1)
+        assert started.name == "started"
+        assert started.job is not None
+        assert (started.job.id, started.job.worker) == (job.id, worker)
+        alive = Alive(id=job.id, token=claimed.token, progress=Progress(done=1, total=2))
+        await elsewhere(Renew(worker=worker, jobs=[alive]))
+        (progress,) = await told(watcher, 1)
+        assert progress.job is not None
+        assert (progress.name, progress.job.progress) == ("progress", Progress(done=1, total=2))
+        await finish(elsewhere, worker, claimed, Verdict.ERROR)
+        assert said(await told(watcher, 1)) == [("retrying", "one")]
+        clock.advance(3600)
+        await upkeep.promote(elsewhere)
+        await finish(elsewhere, worker, await take(elsewhere, worker), result=packed(7))
+        assert said(await told(watcher, 2)) == [("started", "one"), ("succeeded", "one")]
+        await elsewhere(Rerun(ids=[job.id]))
+        await elsewhere(Cancel(ids=[job.id]))
+        assert said(await told(watcher, 2)) == [("queued", "one"), ("cancelled", "one")]
+
+
+async def test_a_job_whose_worker_is_lost_is_told_too(engine: Engine, elsewhere: Engine, clock: VirtualClock) -> None:
+    await enqueue(engine)
+    worker = await register(engine)
+    await take(engine, worker)
+    async with engine.watching("default", Match()) as watcher:
+        clock.advance(60)
+        assert await upkeep.reclaim(elsewhere) == 1
+        (event,) = await told(watcher, 1)
+        assert event.name == "retrying"
+        assert event.job is not None
+        assert event.job.reason == "lost"
+
+
+async def test_only_matching_jobs_of_the_tenant_are_told(engine: Engine, elsewhere: Engine) -> None:
+    async with AsyncExitStack() as stack:
+        watching = [
+            await stack.enter_async_context(engine.watching(tenant, match))
+            for tenant, match in (
+                ("mine", Match()),
+                ("mine", Match(task="b")),
+                ("mine", Match(tag=["red"])),
+                ("-", Match(queue="mail")),
+            )
+        ]
+        every, by_task, by_tag, admin = watching
+        await enqueue(elsewhere, "secret", tenant="yours", queue="mail")
+        await enqueue(elsewhere, "a", tenant="mine", tags=["red"])
+        await enqueue(elsewhere, "b", tenant="mine")
+        await enqueue(elsewhere, "last", tenant="mine", tags=["red"], queue="mail")
+        assert said(await told(every, 3)) == [("queued", "a"), ("queued", "b"), ("queued", "last")]
+        assert said(await told(by_task, 1)) == [("queued", "b")]
+        assert said(await told(by_tag, 2)) == [("queued", "a"), ("queued", "last")]
+        assert said(await told(admin, 2)) == [("queued", "secret"), ("queued", "last")]
+
+
+async def test_events_are_not_matched_by_payload(engine: Engine) -> None:
+    with pytest.raises(Invalid) as refused:
+        async with engine.watching("default", Match(payload={"a": 1})):
+            pass
+    assert refused.value.at == "payload"
+
+
+@pytest.mark.parametrize("kind", ["file", "redis"], indirect=True)
+async def test_who_does_not_keep_up_is_told_of_a_gap_and_goes_on(
+    engine: Engine, elsewhere: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "MOST_WAITING", 3)
+    async with engine.watching("default", Match()) as slow, engine.watching("default", Match()) as quick:
+        for number in range(5):
+            await enqueue(elsewhere, f"t{number}")
+            await told(quick, 1)
+        found = await told(slow, 4)
+        assert [event.name for event in found] == ["queued"] * 3 + ["gap"]
+        await enqueue(elsewhere, "next")
+        assert said(await told(slow, 1)) == [("queued", "next")]
+
+
+@pytest.mark.parametrize("kind", ["file", "redis"], indirect=True)
+async def test_more_than_can_be_looked_up_is_a_gap(
+    engine: Engine, elsewhere: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "MOST_AT_ONCE", 2)
+    async with engine.watching("default", Match()) as watcher:
+        await asyncio.gather(*(enqueue(elsewhere, f"t{number}") for number in range(5)))
+        assert [event.name for event in await told(watcher, 3)] == ["queued", "queued", "gap"]
+
+
+async def test_the_last_who_leaves_ends_the_feed(engine: Engine, elsewhere: Engine) -> None:
+    async with engine.watching("default", Match()):
+        async with engine.watching("default", Match()):
+            pass
+        assert engine.feed.ready.is_set()
+    assert not engine.feed.ready.is_set()
+    async with engine.watching("default", Match()) as again:
+        await enqueue(elsewhere, "again")
+        assert said(await told(again, 1)) == [("queued", "again")]
+
+
+@pytest.mark.parametrize("kind", ["file", "redis"], indirect=True)
+async def test_a_write_that_cannot_be_told_is_done_all_the_same(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(news: object) -> None:
+        raise WindlassError("no way")
+
+    async with engine.watching("default", Match()):
+        monkeypatch.setattr(engine.desk.wire, "publish", broken)
+        assert (await enqueue(engine)).task == "work"
+
+
+# --- Over HTTP ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["file", "redis"])
+def real_address(request: pytest.FixtureRequest, tmp_path: Path, start_server: StartServer) -> str:
+    """Where an app and a command find the jobs of `hub`."""
+    return str(tmp_path / "jobs.db") if request.param == "file" else start_server("redis").url
+
+
+@pytest.fixture
+async def real_store(real_address: str) -> AsyncIterator[Store]:
+    store = await open_store(real_address)
+    yield store
+    await store.close()
+
+
+@asynccontextmanager
+async def answered(hub: Station, path: str, token: str = LOCAL, **headers: str) -> AsyncIterator[httpx2.Response]:
+    """A stream whose answer has begun: from here on nothing is missed."""
+    async with web(hub.address, token) as client, client.stream("GET", path, headers=headers) as response:
+        yield response
+
+
+@asynccontextmanager
+async def stream(hub: Station, path: str, token: str = LOCAL) -> AsyncIterator[AsyncGenerator[Event, None]]:
+    async with answered(hub, path, token) as response:
+        assert response.headers["content-type"].startswith(live.EVENT_STREAM), await response.aread()
+        async with aclosing(events.read(response.aiter_lines())) as found:
+            yield found
+
+
+async def following(found: AsyncIterator[Any]) -> Any:
+    async with asyncio.timeout(10):
+        return await anext(found)
+
+
+async def test_events_of_all_jobs_come_as_server_sent_events(hub: Station) -> None:
+    async with stream(hub, "/v1/default/events") as seen:
+        job = await hub.enqueue()
+        event = await following(seen)
+        assert (event.name, event.id, event.job.id) == ("queued", "", job.id)
+        await hub.client(Cancel(ids=[job.id]))
+        assert (await following(seen)).name == "cancelled"
+
+
+async def test_they_come_as_lines_of_json_where_that_is_asked_for(hub: Station) -> None:
+    async with answered(hub, "/v1/default/events", accept="application/x-ndjson") as response:
+        assert response.headers["content-type"] == "application/x-ndjson"
+        lines = response.aiter_lines()
+        assert await following(lines) == ""
+        job = await hub.enqueue()
+        event = json.loads(await following(lines))
+        assert (event["event"], event["data"]["id"], event["data"]["state"]) == ("queued", job.id, "queued")
+
+
+async def test_a_query_says_which_jobs_are_meant(hub: Station) -> None:
+    async with stream(hub, "/v1/default/events?task=a&tag=red&state=pending") as seen:
+        await hub.enqueue("b", tags=["red"])
+        await hub.enqueue("a")
+        job = await hub.enqueue("a", tags=["red", "blue"])
+        assert (await following(seen)).job.id == job.id
+
+
+@pytest.mark.parametrize(
+    ("query", "at"), [("limit=1", "limit"), ("after=x", "after"), ("payload.a=1", "payload"), ("colour=red", "colour")]
+)
+async def test_a_wrong_query_is_refused(hub: Station, query: str, at: str) -> None:
+    async with answered(hub, f"/v1/default/events?{query}") as response:
+        assert response.status_code == 400
+        assert at in json.loads(await response.aread())["at"]
+
+
+async def test_nobody_is_told_of_the_jobs_of_another_tenant(hub: Station) -> None:
+    mine = (await hub.client(AddToken(tenant="mine", scopes=["read"]))).token
+    blind = (await hub.client(AddToken(tenant="mine", scopes=["enqueue", "work", "operate"]))).token
+    for path, token, status in (
+        ("/v1/mine/events", "wrong", 401),
+        ("/v1/mine/events", blind, 403),
+        ("/v1/yours/events", mine, 403),
+        ("/v1/-/events", mine, 403),
+    ):
+        async with answered(hub, path, token) as response:
+            assert response.status_code == status, path
+    async with stream(hub, "/v1/mine/events", mine) as own, stream(hub, "/v1/-/events") as every:
+        for tenant in ("yours", "mine"):
+            await hub.client(Enqueue(tenant=tenant, job=NewJob(task="work")))
+        assert (await following(own)).job.tenant == "mine"
+        assert [(await following(every)).job.tenant for _ in range(2)] == ["yours", "mine"]
+
+
+async def test_a_stream_of_all_jobs_ends_when_the_server_stops(hub: Station) -> None:
+    async with answered(hub, "/v1/default/events") as response:
+        hub.stopping.set()
+        async with asyncio.timeout(5):
+            await response.aread()
+    assert not hub.engine.feed.ready.is_set()
+
+
+# --- From Python and the command line -----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["store", "server"])
+def app(request: pytest.FixtureRequest, hub: Station, real_address: str) -> Windlass:
+    """The same queue by way of its store, and by way of its server."""
+    if request.param == "server":
+        return Windlass(server=hub.address, token=LOCAL)
+    return Windlass(real_address)
+
+
+async def test_the_events_of_a_job_are_told_to_its_handle(hub: Station, app: Windlass) -> None:
+    job = await hub.enqueue()
+    async with aclosing(app.job(job.id).aevents()) as seen:
+        first = await following(seen)
+        assert (first.name, first.job.id) == ("queued", job.id)
+        await hub.client(Cancel(ids=[job.id]))
+        last = await following(seen)
+        assert last.name == "cancelled"
+        assert await anext(seen, None) is None
+    assert [event async for event in app.job(job.id).aevents(since=last.id)] == []
+    assert [event.name for event in await asyncio.to_thread(lambda: list(app.job(job.id).events()))] == ["cancelled"]
+    await app.aclose()
+    await asyncio.to_thread(app.close)
+
+
+async def test_the_events_of_all_jobs_are_told_to_an_app(hub: Station, app: Windlass) -> None:
+    async with aclosing(app.aevents(task="mine")) as seen:
+        beginning = asyncio.ensure_future(following(seen))
+        async with asyncio.timeout(10):
+            while not beginning.done():  # nobody says when it has begun to watch
+                await hub.enqueue("other")
+                await hub.enqueue("mine")
+                await asyncio.sleep(0.1)
+        event = beginning.result()
+        assert (event.name, event.job.task) == ("queued", "mine")
+    await app.aclose()
+
+
+async def test_a_handle_without_a_loop_hears_of_a_life(hub: Station, app: Windlass) -> None:
+    job = await hub.enqueue()
+
+    def names() -> list[str]:
+        found: list[str] = []
+        for event in app.job(job.id).events():
+            found.append(event.name)
+            if event.name == "queued":
+                app.job(job.id).cancel()
+        return found
+
+    async with asyncio.timeout(10):
+        assert await asyncio.to_thread(names) == ["queued", "cancelled"]
+    await asyncio.to_thread(app.close)
+
+
+async def test_the_command_line_tells_what_happens_to_matching_jobs(hub: Station, real_address: str) -> None:
+    for place in (["--server", hub.address], ["--store", real_address]):
+        command = [sys.executable, "-m", "windlass", "jobs", "tail", "--task", "mine", "--json", *place]
+        environment = {**os.environ, "WINDLASS_TOKEN": LOCAL}
+        tail = await asyncio.create_subprocess_exec(*command, env=environment, stdout=subprocess.PIPE)
+        assert tail.stdout is not None
+        line = asyncio.ensure_future(tail.stdout.readline())
+        try:
+            async with asyncio.timeout(20):
+                while not line.done():  # nobody says when it has begun to watch
+                    await hub.enqueue("other")
+                    await hub.enqueue("mine")
+                    await asyncio.wait({line}, timeout=0.2)
+            event = json.loads(line.result())
+            assert (event["event"], event["data"]["task"]) == ("queued", "mine")
+        finally:
+            tail.kill()
+            await tail.wait()
+            line.cancel()
