@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from tests.asking import NOTHING, asked, made
-from tests.serving import LOCAL, decoded, encoded, named, served, web
+from tests.serving import LOCAL, decoded, encoded, gate, named, served, web
 from tests.worlds import VirtualClock
 from windlass.engine import Engine
 from windlass.local import known_token, local_token
@@ -37,7 +37,9 @@ from windlass.model.operations import (
 )
 from windlass.model.shapes import SHAPES, Shape
 from windlass.model.token import Scope
+from windlass.server.application import application
 from windlass.server.gate import LOCAL_HOSTS
+from windlass.server.live import ALL_EVENTS, EVENTS, LIVE
 from windlass.system import SystemChance
 
 pytestmark = pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
@@ -293,6 +295,26 @@ async def test_every_route_of_a_local_server_wants_a_local_name(
         assert response.status_code == 403 or not host
 
 
+@pytest.mark.parametrize("shape", SHAPES, ids=named)
+async def test_no_route_of_a_local_server_is_open_to_a_page_of_another_site(
+    shape: Shape, engine: Engine, anybody: httpx2.AsyncClient
+) -> None:
+    host = anybody.base_url.netloc.decode()
+    for headers in (
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"origin": f"http://{host}.evil.example"},
+        {"origin": "http://127.0.0.1:1"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"origin": f"http://{host}", "sec-fetch-site": "cross-site"},
+    ):
+        response = await send(anybody, shape, NOTHING, LOCAL, headers=headers)
+        assert (response.status_code, decoded(response)["at"]) == (403, "origin"), headers
+    for headers in ({"origin": f"http://{host}", "sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"}):
+        assert (await send(anybody, shape, NOTHING, LOCAL, headers=headers)).status_code != 403, headers
+
+
 async def test_a_local_server_has_several_names(engine: Engine, anybody: httpx2.AsyncClient) -> None:
     auth = {"authorization": f"Bearer {LOCAL}"}
     for name in sorted(LOCAL_HOSTS - {"::1"}):
@@ -330,3 +352,12 @@ async def test_the_tokens_of_all_are_for_those_of_all(engine: Engine) -> None:
     await engine(AddToken(tenant=MINE))
     assert len(await engine(Tokens(tenant="-"))) == 1
     assert await engine(Tokens(tenant=THEIRS)) == []
+
+
+async def test_every_route_has_a_case_here_or_beside(engine: Engine, clock: VirtualClock) -> None:
+    """A route that is no operation must be named here, and tested in a file of its own."""
+    app = application(engine, engine, gate(engine, clock))
+    known = {f"/v1/{{tenant}}{shape.path}" for shape in SHAPES}
+    beside = {ALL_EVENTS, EVENTS, LIVE, "/metrics"}
+    open_to_all = {"/openapi.json", "/reference", "/healthz", "/readyz"}
+    assert {getattr(route, "path", "") for route in app.routes} == known | beside | open_to_all

@@ -30,7 +30,7 @@ MOST_WAITING = 1000
 
 TRY_AGAIN_AFTER = 1.0
 
-_NAMES = {name: name for name in NAMES if name not in ("output", GAP)}
+_NAMES = {name: name for name in NAMES if name != "output"}
 """News that is told to those who watch; the rest only to those who follow the job."""
 
 

@@ -28,9 +28,8 @@ NAMES: tuple[EventName, ...] = (
     "succeeded",
     "failed",
     "cancelled",
-    "gap",
 )
-"""`gap` is no event of a job: it tells that some of many jobs were missed."""
+"""Those of a job. `gap` is none: it tells that events of many jobs were missed."""
 
 MOST_ID = 60
 
@@ -193,7 +192,7 @@ async def read(lines: AsyncIterable[str]) -> AsyncGenerator[Event, None]:
             case "data":
                 data = f"{data}\n{value}" if data else value
             case "" if not value and not line.startswith(":"):
-                if name in NAMES and data:
+                if name in (*NAMES, "gap") and data:
                     yield _event(name, id, data)
                 name, data = "", ""
 

@@ -6,6 +6,7 @@ from importlib.metadata import version
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
@@ -17,6 +18,7 @@ from windlass.server import problems
 from windlass.server.gate import Gate
 from windlass.server.limits import Limits
 from windlass.server.live import Live
+from windlass.server.metrics import Counted, Metrics, Requests
 from windlass.server.openapi import document
 from windlass.server.reference import POLICY, page
 from windlass.server.routes import Routes
@@ -56,15 +58,18 @@ def application(
     async def reference(_: Request) -> Response:
         return Response(shown, media_type="text/html", headers={"content-security-policy": POLICY})
 
+    passing, requests = Counted(service), Requests()
     app = Starlette(
         routes=[
             Route("/openapi.json", openapi),
             Route("/reference", reference),
             Route("/healthz", alive),
             Route("/readyz", ready),
+            *Metrics(passing, gate, requests).all(),
             *Live(service, newsroom, gate, stopping or asyncio.Event()).all(),
-            *Routes(service, gate, limits or Limits()).all(),
+            *Routes(passing, gate, limits or Limits()).all(),
         ],
+        middleware=[Middleware(requests.counting)],
         exception_handlers={
             WindlassError: problems.on_error,
             HTTPException: _no_such_route,
@@ -72,6 +77,7 @@ def application(
         },
     )
     app.router.redirect_slashes = False  # a path is what it is
+    requests.know(app.routes)
     return app
 
 

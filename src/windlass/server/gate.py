@@ -2,12 +2,16 @@
 
 import hmac
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
 from windlass.model.errors import Denied, Unauthenticated
 from windlass.model.names import EVERY_TENANT, check_name
 from windlass.model.token import Pass, Scope
+
+OUR_SITES = ("same-origin", "none")
+"""What a browser says of a request that comes from our own page, or from nobody's."""
 
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 
@@ -40,26 +44,50 @@ class Gate:
 
     async def admit(self, request: HTTPConnection, scope: Scope, *, token: str | None = None) -> str:
         """The tenant in whose name the request may do what it asks for. The token may have come in another way."""
-        if self._local:
-            self._check_host(request)
-        found = await self._tokens.find(_token(request) if token is None else token)
-        if found is None:
-            raise Unauthenticated("this token is not known, or not any more", at="authorization")
+        found = await self._known(request, token)
         asked = request.path_params["tenant"]
         if asked != EVERY_TENANT:
             check_name(asked, at="tenant")
         if found.tenant not in (EVERY_TENANT, asked):
             raise Denied(f"this token is not for tenant {asked!r}", at="tenant")
-        if not found.allows(scope):
-            raise Denied(f"this token does not allow to {scope}", at="authorization")
+        _check_scope(found, scope)
         return str(asked)
 
-    def _check_host(self, request: HTTPConnection) -> None:
-        """A page in a browser may have its own name point to this machine: it must not get in that way."""
-        host = request.headers.get("host", "").lower()
-        name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
-        if name not in LOCAL_HOSTS:
-            raise Denied(f"this server is called localhost, not {host[:100]!r}", at="host")
+    async def identify(self, request: HTTPConnection, scope: Scope) -> str:
+        """The same where the path names no tenant: the one of the token."""
+        found = await self._known(request, None)
+        _check_scope(found, scope)
+        return found.tenant
+
+    async def _known(self, request: HTTPConnection, token: str | None) -> Pass:
+        if self._local:
+            _check_host(request)
+            check_origin(request)
+        found = await self._tokens.find(_token(request) if token is None else token)
+        if found is None:
+            raise Unauthenticated("this token is not known, or not any more", at="authorization")
+        return found
+
+
+def _check_scope(found: Pass, scope: Scope) -> None:
+    if not found.allows(scope):
+        raise Denied(f"this token does not allow to {scope}", at="authorization")
+
+
+def _check_host(request: HTTPConnection) -> None:
+    """A page in a browser may have its own name point to this machine: it must not get in that way."""
+    host = request.headers.get("host", "").lower()
+    name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+    if name not in LOCAL_HOSTS:
+        raise Denied(f"this server is called localhost, not {host[:100]!r}", at="host")
+
+
+def check_origin(request: HTTPConnection) -> None:
+    """A page of another site must not speak in the name of whoever looks at it. Only browsers say where they are."""
+    origin = request.headers.get("origin")
+    elsewhere = origin is not None and urlsplit(origin).netloc.lower() != request.headers.get("host", "").lower()
+    if elsewhere or request.headers.get("sec-fetch-site", "none") not in OUR_SITES:
+        raise Denied("a page of another site may not ask for this", at="origin")
 
 
 def _token(request: HTTPConnection) -> str:

@@ -11,6 +11,7 @@ import msgspec
 
 from windlass.model.errors import ERRORS
 from windlass.model.job import TEXT, NewJob
+from windlass.model.match import Match
 from windlass.model.names import NAME_PATTERN
 from windlass.model.operations import (
     Enqueue,
@@ -57,7 +58,7 @@ def document(version: str) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Windlass", "version": version, "description": ABOUT},
         "security": [{"token": []}],
-        "paths": paths | openapi_beside.live_paths() | _plain_paths(),
+        "paths": paths | openapi_beside.live_paths(_match_parameters()) | _plain_paths(),
         "webhooks": openapi_beside.webhooks(components),
         "components": {
             "schemas": {name: _timed(components[name]) for name in sorted(components)},
@@ -123,6 +124,11 @@ def _query_parameters(shape: Shape) -> list[dict[str, Any]]:
             said |= {"style": "deepObject", "description": f"`{name}[NAME]=VALUE`, or `{name}.NAME=VALUE`."}
         found.append(said)
     return found
+
+
+def _match_parameters() -> list[dict[str, Any]]:
+    listing = next(shape for shape in SHAPES if shape.kind is List)
+    return [one for one in _query_parameters(listing) if one["name"] in Match.__struct_fields__]
 
 
 def _inline(struct: Any) -> dict[str, Any]:
@@ -191,4 +197,11 @@ def _plain_paths() -> dict[str, Any]:
             responses["503"] = _problem("The store does not answer.")
         return {"get": {"summary": summary, "security": [], "responses": responses}}
 
-    return {"/healthz": plain("Whether the server lives."), "/readyz": plain("Whether it can work.", may_fail=True)}
+    metrics = plain("Numbers for Prometheus: of the token's tenant, or of everybody. Scope: `read`.", may_fail=True)
+    del metrics["get"]["security"]
+    metrics["get"]["responses"] |= {"401": _problem("Not authenticated."), "403": _problem("Not allowed.")}
+    return {
+        "/healthz": plain("Whether the server lives."),
+        "/readyz": plain("Whether it can work.", may_fail=True),
+        "/metrics": metrics,
+    }

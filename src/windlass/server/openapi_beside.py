@@ -7,7 +7,7 @@ from windlass.model.errors import Problem
 from windlass.model.events import NAMES, Piece
 from windlass.model.job import JSON, Job
 from windlass.model.operations import Claimed, Finished
-from windlass.server.formats import PROBLEM_TYPES, TYPES
+from windlass.server.formats import NDJSON, PROBLEM_TYPES, TYPES
 
 KINDS = [Job, Piece, Claimed, Finished, Problem]
 """What is referred to here."""
@@ -15,6 +15,11 @@ KINDS = [Job, Piece, Claimed, Finished, Problem]
 EVENTS = f"""The events are {", ".join(f"`{name}`" for name in NAMES)}. The data of `output` is a Piece, of any other a
 Job. The stream ends after the job has. Whoever comes back sends the id of the last event, and is told what follows it;
 204 = there is nothing more. What happened between two looks at the job is told as its last state."""
+
+ALL_EVENTS = """Server-sent events, or lines `{"event", "data"}` where `Accept` says so. From when the answer begins,
+each event comes at most once; `gap` tells that some were missed, with no job. The data is the job as it is when it is told,
+which may be further on; told is of jobs that match then. Not told are output, and that a delay is over. A match by
+payload is not possible."""
 
 LIVE = """A WebSocket. Without the header Authorization the first message must be `{"token": …}`, within 5 s; it may say
 `since`, the id of the last event that is known. Each event is a text message `{"event", "id", "data"}` as on the stream
@@ -53,13 +58,29 @@ def _header(name: str, description: str, *, required: bool = True) -> dict[str, 
     }
 
 
-def live_paths() -> dict[str, Any]:
-    """Jobs followed live."""
+def live_paths(match: list[dict[str, Any]]) -> dict[str, Any]:
+    """Jobs followed live. `match` = the parameters that say which jobs are meant."""
     where = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in ("tenant", "id")]
     since = _header("Last-Event-ID", "The id of the last event that is known already.", required=False)
     refused = {str(status): _problem(said) for status, said in REFUSALS.items()}
     stream = {"schema": {"type": "string"}, "example": 'event: queued\nid: 0-queued-0\ndata: {"id": …}\n\n'}
     return {
+        "/v1/{tenant}/events": {
+            "get": {
+                "operationId": "AllEvents",
+                "summary": "What happens to all matching jobs, as it happens.",
+                "description": f"{ALL_EVENTS}\n\nScope: `read`.",
+                "tags": ["jobs"],
+                "parameters": [where[0], *(one for one in match if not one["name"].startswith("payload"))],
+                "responses": {
+                    "200": {
+                        "description": "The events.",
+                        "content": {"text/event-stream": stream, NDJSON: {"schema": {"type": "string"}}},
+                    },
+                    **{status: said for status, said in refused.items() if status != "404"},
+                },
+            }
+        },
         "/v1/{tenant}/jobs/{id}/events": {
             "get": {
                 "operationId": "Events",

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from typing import Protocol
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Raw, Struct
@@ -17,10 +16,11 @@ from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from windlass.model import events
-from windlass.model.errors import Denied, Invalid, Unauthenticated, WindlassError
+from windlass.model.errors import Invalid, Unauthenticated, WindlassError
 from windlass.model.events import Event, News, Place
 from windlass.model.job import Chunk, Job
 from windlass.server import problems
+from windlass.server.gate import check_origin
 
 HELLO_WITHIN = 5.0
 """Seconds in which the first message must come."""
@@ -63,7 +63,7 @@ class Streams(Protocol):
 
 async def converse(socket: WebSocket, streams: Streams) -> None:
     try:
-        _check_origin(socket)
+        check_origin(socket)
         since = socket.headers.get("last-event-id", "")
         if "authorization" in socket.headers:
             tenant, job = await streams.find(socket)
@@ -78,13 +78,6 @@ async def converse(socket: WebSocket, streams: Streams) -> None:
         await _refuse(socket, fault)
     except WebSocketDisconnect:
         return
-
-
-def _check_origin(socket: WebSocket) -> None:
-    """A page of another site must not speak in the name of whoever looks at it."""
-    origin = socket.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != socket.headers.get("host"):
-        raise Denied("a page of another site may not ask for this", at="origin")
 
 
 async def _hello(socket: WebSocket) -> Hello:
