@@ -167,6 +167,12 @@ class Process:
         assert self.child is not None
         return int(psutil.Process(self.child.pid).memory_info().rss)
 
+    def cpu(self) -> float:
+        """Seconds that it has computed."""
+        assert self.child is not None
+        times = psutil.Process(self.child.pid).cpu_times()
+        return float(times.user + times.system)
+
 
 def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("WINDLASS_")}

@@ -43,6 +43,9 @@ class Engine:
     def watching(self, tenant: str, match: Match) -> AbstractAsyncContextManager[Watching]:
         return self.feed.watching(tenant, match)
 
+    def wake(self) -> None:
+        self.feed.wake()
+
     async def story(self, tenant: str, id: str, since: str = "") -> AsyncGenerator[Event, None]:
         job = await self(Show(tenant=tenant, id=id))
         at = place(since)

@@ -25,6 +25,9 @@ PAUSE = 0.05
 MOST_AT_ONCE = 500
 """Jobs that are looked up for one of them; where more happens, some is missed."""
 
+MOST_IN_A_ROW = 20
+"""Followers that are told before others of this event loop have their turn."""
+
 MOST_WAITING = 1000
 """Events that wait for one who watches."""
 
@@ -59,6 +62,9 @@ class Follower:
     def hears(self) -> bool:
         """Whether all that happens is heard; before, one must look."""
         return self._feed.ready.is_set()
+
+    def wake(self) -> None:
+        self._came.set()
 
     def put(self, news: News) -> None:
         self._news = News(news.job, output=news.output or (self._news is not None and self._news.output))
@@ -96,6 +102,9 @@ class Watcher:
 
     def miss(self) -> None:
         self._missed = True
+        self._came.set()
+
+    def wake(self) -> None:
         self._came.set()
 
     async def take(self, seconds: float) -> list[Event]:
@@ -151,6 +160,14 @@ class Feed:
                 del self._followers[id]
             await self._stop_if_alone()
 
+    def wake(self) -> None:
+        """Let everybody look up, though there is no news."""
+        for watcher in self._watchers:
+            watcher.wake()
+        for followers in self._followers.values():
+            for follower in followers:
+                follower.wake()
+
     def _start(self) -> None:
         if self._pump is None:
             self._pump = asyncio.create_task(self._keep_on(), name="windlass-feed")
@@ -188,14 +205,18 @@ class Feed:
         ids = list(dict.fromkeys(wanted))[:MOST_AT_ONCE]
         reading = await self._store.read(ids)
         jobs = {record.job.id: record.job for record in reading.records if record is not None}
-        self._tell_followers(news, jobs)
         self._tell_watchers(news, jobs, set(ids))
+        await self._tell_followers(news, jobs)
 
-    def _tell_followers(self, news: list[tuple[str, str]], jobs: Mapping[str, Job]) -> None:
+    async def _tell_followers(self, news: list[tuple[str, str]], jobs: Mapping[str, Job]) -> None:
+        told = 0
         for id in dict.fromkeys(id for _, id in news if id in self._followers):
             found = News(jobs.get(id), output=("output", id) in news)
-            for follower in self._followers[id]:
+            for follower in tuple(self._followers.get(id, ())):
                 follower.put(found if found.job and owns(follower.tenant, found.job) else LOOK)
+                told += 1
+                if told % MOST_IN_A_ROW == 0:
+                    await asyncio.sleep(0)
 
     def _tell_watchers(self, news: list[tuple[str, str]], jobs: Mapping[str, Job], looked_up: set[str]) -> None:
         if not self._watchers:

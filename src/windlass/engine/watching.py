@@ -17,10 +17,10 @@ LOOK_EVERY = 0.25
 LOOK_EVERY_IF_WAITING = 0.5
 """Seconds between two looks at a job that runs, and at one that waits to run, until the feed is heard."""
 
-LOOK_EVERY_IF_HEARD = 10.0
+LOOK_EVERY_IF_HEARD = 30.0
 """The same afterwards: news may be lost."""
 
-BREATHE_EVERY = 2.0
+BREATHE_EVERY = 5.0
 """Seconds after which somebody who follows hears at least that there is nothing."""
 
 

@@ -99,6 +99,10 @@ class Newsroom(Protocol):
         """What happens to all matching jobs from now on."""
         ...
 
+    def wake(self) -> None:
+        """Let everybody look up, though there is no news."""
+        ...
+
 
 class Teller(Protocol):
     """Tells events one after the other, in process or from afar."""

@@ -34,9 +34,6 @@ MOST_STREAMS = 10_000
 BREATH = 15.0
 """Seconds after which a stream without news shows that it lives."""
 
-LOOK_EVERY = 2.0
-"""Seconds after which a stream without news looks whether the server stops."""
-
 UNSTORED = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 _LISTING = next(shape for shape in SHAPES if shape.kind is List)
@@ -51,6 +48,7 @@ class Live:
         self._gate = gate
         self.stopping = stopping
         self._streams = 0
+        self._ending: asyncio.Task[None] | None = None
 
     def all(self) -> list[Route | WebSocketRoute]:
         return [
@@ -77,19 +75,14 @@ class Live:
     async def _watched(
         self, watcher: Watching, write: Callable[[Event], bytes], breath: bytes
     ) -> AsyncGenerator[bytes, None]:
-        loop = asyncio.get_running_loop()
         with self._counted():
             yield breath
-            said = loop.time()
             while not self.stopping.is_set():
-                some = await watcher.take(LOOK_EVERY)
+                some = await watcher.take(BREATH)
                 if some:
                     yield b"".join(map(write, some))
-                elif loop.time() - said > BREATH:
-                    yield breath
                 else:
-                    continue
-                said = loop.time()
+                    yield breath
 
     # One job
 
@@ -144,10 +137,20 @@ class Live:
     @contextmanager
     def _counted(self) -> Iterator[None]:
         self._streams += 1
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end())
         try:
             yield
         finally:
             self._streams -= 1
+            if not self._streams:
+                self._ending.cancel()
+                self._ending = None
+
+    async def _end(self) -> None:
+        """Nobody waits for news of a server that stops."""
+        await self.stopping.wait()
+        self._newsroom.wake()
 
 
 class _Streaming(StreamingResponse):

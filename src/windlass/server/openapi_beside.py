@@ -17,9 +17,9 @@ Job. The stream ends after the job has. Whoever comes back sends the id of the l
 204 = there is nothing more. What happened between two looks at the job is told as its last state."""
 
 ALL_EVENTS = """Server-sent events, or lines `{"event", "data"}` where `Accept` says so. From when the answer begins,
-each event comes at most once; `gap` tells that some were missed, with no job. The data is the job as it is when it is told,
-which may be further on; told is of jobs that match then. Not told are output, and that a delay is over. A match by
-payload is not possible."""
+each event comes at most once; `gap` tells that some were missed, with no job. The data is the job as it is when it is
+told, which may be further on; told is of jobs that match then. Not told are output, and that a delay is over. A match
+by payload is not possible."""
 
 LIVE = """A WebSocket. Without the header Authorization the first message must be `{"token": …}`, within 5 s; it may say
 `since`, the id of the last event that is known. Each event is a text message `{"event", "id", "data"}` as on the stream
