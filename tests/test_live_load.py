@@ -168,7 +168,7 @@ def judge(found: dict[str, float], number: int, most_memory: float) -> None:
     # The bars are for a machine of its own: where others want each core too, everything waits its turn.
     wanted = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
     assert found["delivery_p99"] <= 1.0 * wanted
-    assert found["enqueue_p99"] <= max(2 * found["enqueue_p99_alone"], 0.1) * wanted
+    assert found["enqueue_p99"] <= max(2 * found["enqueue_p99_alone"], 0.2) * wanted
 
 
 @pytest.mark.timeout(120)
