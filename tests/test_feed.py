@@ -163,6 +163,18 @@ async def test_a_job_whose_worker_is_lost_is_told_too(engine: Engine, elsewhere:
         assert event.job.reason == "lost"
 
 
+async def test_an_end_that_takes_the_record_along_is_told_too(engine: Engine, elsewhere: Engine) -> None:
+    async with engine.watching("default", Match()) as watcher:
+        await enqueue(elsewhere, "brief", keep_success=0)
+        worker = await register(elsewhere)
+        claimed = await take(elsewhere, worker)
+        await told(watcher, 2)
+        await finish(elsewhere, worker, claimed)
+        (event,) = await told(watcher, 1)
+        assert event.job is not None
+        assert (event.name, event.job.state, event.job.task) == ("succeeded", "succeeded", "brief")
+
+
 async def test_only_matching_jobs_of_the_tenant_are_told(engine: Engine, elsewhere: Engine) -> None:
     async with AsyncExitStack() as stack:
         watching = [

@@ -10,10 +10,12 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from windlass.engine.desk import owns
 from windlass.model.errors import Invalid, WindlassError
-from windlass.model.events import NAMES, Event
-from windlass.model.job import Job
+from windlass.model.events import NAMES, Event, EventName
+from windlass.model.job import FINISHED, Job, State
 from windlass.model.match import Match, matches
 from windlass.store import GAP, Store, Watch, Wire
 
@@ -30,6 +32,9 @@ MOST_IN_A_ROW = 20
 
 MOST_WAITING = 1000
 """Events that wait for one who watches."""
+
+MOST_SEEN = 5000
+"""Jobs that are remembered in case that their end takes their record along."""
 
 TRY_AGAIN_AFTER = 1.0
 
@@ -128,6 +133,8 @@ class Feed:
         self._wire = wire
         self._watchers: set[Watcher] = set()
         self._followers: dict[str, set[Follower]] = {}
+        self._seen: dict[str, Job] = {}
+        """Jobs that have not ended, as they were last told."""
         self._pump: asyncio.Task[None] | None = None
         self.ready = asyncio.Event()
 
@@ -177,6 +184,7 @@ class Feed:
             return
         pump, self._pump = self._pump, None
         self.ready.clear()
+        self._seen.clear()
         pump.cancel()
         with suppress(asyncio.CancelledError):
             await pump
@@ -222,12 +230,27 @@ class Feed:
         if not self._watchers:
             return
         known = [(_NAMES[name], id) for name, id in news if name in _NAMES]
-        events = [(Event(name=name, job=jobs[id]), jobs[id]) for name, id in known if id in jobs]
+        found = [(name, jobs.get(id) or self._last_seen(name, id)) for name, id in known]
+        events = [(Event(name=name, job=job), job) for name, job in found if job is not None]
+        self._remember(jobs.values())
         missed = any(id not in looked_up for _, id in known)
         for watcher in self._watchers:
             watcher.put(events)
             if missed:
                 watcher.miss()
+
+    def _last_seen(self, name: EventName, id: str) -> Job | None:
+        """A job whose record is gone with its end, as it was before."""
+        job = self._seen.pop(id, None)
+        return replace(job, state=State(name)) if job is not None and name in FINISHED else None
+
+    def _remember(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            self._seen.pop(job.id, None)
+            if job.state not in FINISHED:
+                self._seen[job.id] = job
+        while len(self._seen) > MOST_SEEN:
+            del self._seen[next(iter(self._seen))]
 
     def _miss(self) -> None:
         for watcher in self._watchers:
