@@ -127,10 +127,12 @@ def shape_of(kind: type[Operation[Any]]) -> Shape:
 class Process:
     """`windlass serve` over a file, to be asked, measured and killed."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, **settings: str) -> None:
         self.folder = folder
         self.port = free_port()
         self.flags = flags
+        self.settings = settings
+        """More of its environment."""
         self.child: subprocess.Popen[bytes] | None = None
 
     @property
@@ -145,7 +147,9 @@ class Process:
         command = [sys.executable, "-m", "windlass", "serve", "--store", str(self.folder / "jobs.db")]
         place = ["--data", str(self.folder / "data"), "--port", str(self.port), *self.flags]
         with (self.folder / "log").open("ab") as log:
-            self.child = subprocess.Popen([*command, *place], stdout=log, stderr=log, env=_environment())
+            self.child = subprocess.Popen(
+                [*command, *place], stdout=log, stderr=log, env=_environment() | self.settings
+            )
         with httpx2.Client(base_url=self.address, trust_env=False, verify=False) as client:
             for _ in range(int(START_WITHIN / 0.02)):
                 assert self.child.poll() is None, (self.folder / "log").read_text()
@@ -185,8 +189,8 @@ def free_port() -> int:
 
 
 @contextmanager
-def process(folder: Path, *flags: str) -> Iterator[Process]:
-    found = Process(folder, *flags)
+def process(folder: Path, *flags: str, **settings: str) -> Iterator[Process]:
+    found = Process(folder, *flags, **settings)
     found.start()
     try:
         yield found

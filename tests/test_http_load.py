@@ -10,8 +10,10 @@ import httpx2
 import msgspec
 import pytest
 
+from tests.board import Board, killing
 from tests.engines import packed
 from tests.serving import Process, Web, decoded, process, web
+from tests.stations import until
 from windlass.engine import Engine
 from windlass.model.job import JSON, NewJob, State
 from windlass.model.match import Match
@@ -29,17 +31,18 @@ class Wire:
 
     async def __aenter__(self) -> Self:
         self._reader, self._writer = await asyncio.open_connection("127.0.0.1", self._running.port)
-        self._head = (
-            f"POST /v1/default/jobs HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {self._running.token}\r\n"
-            f"content-type: {JSON}\r\ncontent-length: "
-        )
+        self._about = f"host: localhost\r\nauthorization: Bearer {self._running.token}\r\ncontent-type: {JSON}\r\n"
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._writer.close()
 
     async def enqueue(self, body: bytes) -> tuple[int, bytes]:
-        self._writer.write(f"{self._head}{len(body)}\r\n\r\n".encode() + body)
+        return await self.ask("POST", "/jobs", body)
+
+    async def ask(self, verb: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        line = f"{verb} /v1/default{path} HTTP/1.1\r\n{self._about}content-length: {len(body)}\r\n\r\n"
+        self._writer.write(line.encode() + body)
         head = await self._reader.readuntil(b"\r\n\r\n")
         length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
         return int(head[9:12]), await self._reader.readexactly(length)
@@ -101,6 +104,55 @@ async def test_what_was_acknowledged_outlives_a_kill(tmp_path: Path) -> None:
         there = await listed(running)
         assert len(there) == len(set(there))
         assert set(acknowledged) <= set(there)
+
+
+@pytest.mark.timeout(180)
+async def test_a_server_answers_while_workers_that_know_only_it_are_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R6-style: what is acknowledged runs, and ends once, whoever dies on the way."""
+    acknowledged: list[str] = []
+    slow: list[float] = []
+
+    async def send(place: int) -> None:
+        async with Wire(running) as wire:
+            for n in range(100):
+                began = time.monotonic()
+                status, body = await wire.enqueue(b'{"task": "work", "payload": [%d, 0.001]}' % (100 * place + n))
+                assert status == 201, body
+                acknowledged.append(msgspec.json.decode(body)["id"])
+                status, body = await wire.ask("GET", f"/jobs/{acknowledged[-1]}")
+                assert status == 200, body
+                slow.append(time.monotonic() - began)
+
+    with process(tmp_path, "--no-worker", WINDLASS_ENGINE_LEASE="2s") as running:
+        monkeypatch.setenv("WINDLASS_TOKEN", running.token)
+        (tmp_path / "board").mkdir()
+        board = Board(tmp_path / "board", running.address, lease=2.0)
+        try:
+            for _ in range(2):
+                board.start()
+            first = board.task("work").enqueue(-1, 0.0)
+            assert await asyncio.to_thread(first.result, 60) == 1
+            with killing(board, every=1.0, seed=3) as killed:
+                while len(killed) < 2:
+                    await asyncio.gather(*(send(place) for place in range(len(acknowledged) // 100, 10)))
+                    await asyncio.sleep(0.2)
+            async with web(running.address, running.token) as client:
+
+                async def counted(query: str = "") -> int:
+                    return int(decoded(await client.get(f"/v1/default/jobs/count{query}"))["count"])
+
+                async def all_ended() -> bool:
+                    return await counted("?state=pending") == 0
+
+                await until(all_ended, within=90)
+                assert await counted() == await counted("?state=succeeded") == 1001
+            assert set(board.ends()) == {-1, *range(1000)}
+            assert sum(board.starts().values()) - 1001 <= 8 * len(killed), "only what ran at a kill runs again"
+        finally:
+            await asyncio.to_thread(board.close)
+    print(f"{len(killed)} killed, slowest pair of requests {1000 * max(slow):.0f} ms")  # noqa: T201
 
 
 async def lines(client: httpx2.AsyncClient, path: str) -> AsyncIterator[bytes]:
