@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from windlass.model.errors import Invalid, TooLarge
-from windlass.model.job import HIGHEST, JSON, LOWEST, MSGPACK, NOTHING, NewJob
+from windlass.model.job import HIGHEST, JSON, LOWEST, MSGPACK, NOTHING, TEXT, NewJob
 from windlass.model.names import NAME_PATTERN, is_name
 
 T = TypeVar("T")
@@ -114,9 +114,9 @@ def checked_job(new: NewJob) -> NewJob:
     return msgspec.structs.replace(bare, payload=new.payload, then=new.then)
 
 
-_wishes = attrgetter(
-    *(name for name in NewJob.__struct_fields__ if name not in {"task", "queue", "priority", "payload", "id"})
-)
+_PLAIN = {"task", "queue", "priority", "payload", "id", "content_type"}
+
+_wishes = attrgetter(*(name for name in NewJob.__struct_fields__ if name not in _PLAIN))
 _no_wishes = _wishes(NewJob(task="x"))
 
 
@@ -124,6 +124,7 @@ def _is_plain(new: NewJob) -> bool:
     """Whether a job asks for nothing but a task, a queue and a priority, as most do: there is little to check then."""
     return (
         _wishes(new) == _no_wishes
+        and new.content_type in (MSGPACK, JSON, TEXT)
         and (new.id is None or type(new.id) is str)
         and type(new.priority) is int
         and LOWEST <= new.priority <= HIGHEST

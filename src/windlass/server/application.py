@@ -61,13 +61,13 @@ def application(
     passing, requests = Counted(service), Requests()
     app = Starlette(
         routes=[
+            *Routes(passing, gate, limits or Limits()).all(),  # first, for they are looked through in this order
             Route("/openapi.json", openapi),
             Route("/reference", reference),
             Route("/healthz", alive),
             Route("/readyz", ready),
             *Metrics(passing, gate, requests).all(),
             *Live(service, newsroom, gate, stopping or asyncio.Event()).all(),
-            *Routes(passing, gate, limits or Limits()).all(),
         ],
         middleware=[Middleware(requests.counting)],
         exception_handlers={

@@ -64,24 +64,23 @@ class Routes:
 
     def _endpoint(self, shape: Shape) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
-            own = formats.sent(request.headers.get("content-type", "")) or "json"
+            content_type = request.headers.get("content-type", "")
             accept = request.headers.get("accept", "")
             tenant = await self._gate.admit(request, shape.route.scope)
             if shape.kind is List and formats.wants_lines(accept):
                 return await self._stream(self._from_query(shape, request, tenant))
-            if shape.kind is EnqueueMany and formats.media(request.headers.get("content-type", "")) == formats.NDJSON:
+            if shape.kind is EnqueueMany and formats.media(content_type) == formats.NDJSON:
                 return await self._lines(request, tenant)
-            form = formats.wanted(accept, own)
-            operation = await self._read(shape, request, tenant)
+            form = formats.wanted(accept, formats.sent(content_type) or "json")
+            operation = await self._read(shape, request, tenant, content_type)
             return _told(shape, await self._service(operation), form)
 
         return endpoint
 
-    async def _read(self, shape: Shape, request: Request, tenant: str) -> Operation[Any]:
+    async def _read(self, shape: Shape, request: Request, tenant: str, content_type: str) -> Operation[Any]:
         if not shape.has_body or (shape.may_have_body and _is_bare(request)):
             return self._from_query(shape, request, tenant)
         data = await read_body(request, self._limits)
-        content_type = request.headers.get("content-type", "")
         path = request.path_params
         if shape.kind is EnqueueLines:
             if formats.media(content_type) not in ("text/plain", ""):
@@ -103,7 +102,8 @@ class Routes:
         return shape.build(tenant, path, self._query(shape, request), body)
 
     def _query(self, shape: Shape, request: Request) -> Struct:
-        return shape.from_query(request.query_params.multi_items())
+        said = request.query_params.multi_items() if request.scope["query_string"] else []
+        return shape.from_query(said)
 
     def _from_query(self, shape: Shape, request: Request, tenant: str) -> Operation[Any]:
         return shape.build(tenant, request.path_params, self._query(shape, request), None)
