@@ -22,7 +22,7 @@ from windlass import Windlass
 from windlass.addresses import open_store
 from windlass.engine import Engine, feed, upkeep
 from windlass.model import events
-from windlass.model.errors import Invalid, WindlassError
+from windlass.model.errors import Invalid, Unavailable, WindlassError
 from windlass.model.events import Event, Watching
 from windlass.model.job import NewJob, Progress
 from windlass.model.lifecycle import Verdict
@@ -250,6 +250,40 @@ async def test_a_write_that_cannot_be_told_is_done_all_the_same(
     async with engine.watching("default", Match()):
         monkeypatch.setattr(engine.desk.wire, "publish", broken)
         assert (await enqueue(engine)).task == "work"
+
+
+@pytest.mark.parametrize("kind", ["file"], indirect=True)
+@pytest.mark.parametrize("fault", [Unavailable("it is away"), ValueError("a bug")])
+async def test_a_lost_wire_is_a_gap_and_is_taken_up_again(
+    engine: Engine, elsewhere: Engine, monkeypatch: pytest.MonkeyPatch, fault: Exception
+) -> None:
+    monkeypatch.setattr(feed, "TRY_AGAIN_AFTER", 0.01)
+
+    async def broken(ids: object, **_: object) -> None:
+        raise fault
+
+    async with engine.watching("default", Match()) as watcher:
+        with monkeypatch.context() as broken_for_now:
+            broken_for_now.setattr(engine.desk.store, "read", broken)
+            await enqueue(elsewhere, "missed")
+            assert [event.name for event in await told(watcher, 1)] == ["gap"]
+        async with asyncio.timeout(10):
+            await engine.feed.ready.wait()
+        await enqueue(elsewhere, "heard")
+        assert said(await told(watcher, 1)) == [("queued", "heard")]
+
+
+@pytest.mark.parametrize("kind", ["file"], indirect=True)
+async def test_a_store_that_tells_nothing_is_said_to_be_away(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed, "BEGIN_WITHIN", 0.1)
+
+    def away() -> Any:
+        raise Unavailable("it is away")
+
+    monkeypatch.setattr(engine.desk.wire, "watch", away)
+    with pytest.raises(Unavailable):
+        async with engine.watching("default", Match()):
+            pass
 
 
 # --- Over HTTP ----------------------------------------------------------------------------------------------------

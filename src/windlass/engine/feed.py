@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from windlass.engine.desk import owns
-from windlass.model.errors import Invalid, WindlassError
+from windlass.model.errors import Invalid, Unavailable, WindlassError
 from windlass.model.events import NAMES, Event, EventName
 from windlass.model.job import FINISHED, Job, State
 from windlass.model.match import Match, matches
@@ -36,7 +36,9 @@ MOST_WAITING = 1000
 MOST_SEEN = 5000
 """Jobs that are remembered in case that their end takes their record along."""
 
+BEGIN_WITHIN = 10.0
 TRY_AGAIN_AFTER = 1.0
+"""Seconds in which somebody who watches must be heard of by all, and after which a lost wire is taken up again."""
 
 _NAMES = {name: name for name in NAMES if name != "output"}
 """News that is told to those who watch; the rest only to those who follow the job."""
@@ -147,7 +149,7 @@ class Feed:
         self._watchers.add(watcher)
         self._start()
         try:
-            await self.ready.wait()
+            await self._begun()
             yield watcher
         finally:
             self._watchers.discard(watcher)
@@ -179,6 +181,13 @@ class Feed:
         if self._pump is None:
             self._pump = asyncio.create_task(self._keep_on(), name="windlass-feed")
 
+    async def _begun(self) -> None:
+        try:
+            async with asyncio.timeout(BEGIN_WITHIN):
+                await self.ready.wait()
+        except TimeoutError:
+            raise Unavailable("the store does not tell what happens: ask again later") from None
+
     async def _stop_if_alone(self) -> None:
         if self._pump is None or self._watchers or self._followers:
             return
@@ -186,8 +195,7 @@ class Feed:
         self.ready.clear()
         self._seen.clear()
         pump.cancel()
-        with suppress(asyncio.CancelledError):
-            await pump
+        await asyncio.wait({pump})
 
     async def _keep_on(self) -> None:
         while True:
@@ -197,8 +205,11 @@ class Feed:
                     await self._hand_out(watch)
             except WindlassError as fault:
                 log.info("no news: %s", fault)
-                self._miss()
-                await asyncio.sleep(TRY_AGAIN_AFTER)
+            except Exception:  # whatever it is, those who watch must not wait for ever
+                log.exception("no news")
+            self.ready.clear()
+            self._miss()
+            await asyncio.sleep(TRY_AGAIN_AFTER)
 
     async def _hand_out(self, watch: Watch) -> None:
         while True:
@@ -241,8 +252,8 @@ class Feed:
 
     def _last_seen(self, name: EventName, id: str) -> Job | None:
         """A job whose record is gone with its end, as it was before."""
-        job = self._seen.pop(id, None)
-        return replace(job, state=State(name)) if job is not None and name in FINISHED else None
+        job = self._seen.pop(id, None) if name in FINISHED else None
+        return None if job is None else replace(job, state=State(name))
 
     def _remember(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
