@@ -146,7 +146,7 @@ async def test_the_end_is_told_within_a_moment_and_a_change_within_a_second(
         at = loop.time()
         await hand.finish(outcome)
         assert (await seen.next()).name == name
-        assert loop.time() - at < 0.15
+        assert loop.time() - at < 1, "heard, not found by looking"
 
 
 async def test_whoever_comes_back_is_told_what_it_missed_and_nothing_twice(hub: Station, hand: Hand) -> None:
