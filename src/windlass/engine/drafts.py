@@ -1,13 +1,42 @@
 """New jobs on their way into a store: checked against what is declared and allowed, and given their ids."""
 
-from msgspec.structs import replace
+from msgspec import Raw
+from msgspec.structs import asdict, replace
 
 from windlass.engine.desk import Desk
 from windlass.model.admission import check_new
-from windlass.model.errors import Invalid
-from windlass.model.job import NewJob
+from windlass.model.errors import Invalid, TooLarge
+from windlass.model.job import TEXT, NewJob
 from windlass.model.names import EVERY_TENANT, child_id, fresh_id, keyed_id
+from windlass.model.operations import MOST_AT_ONCE, MOST_LINES, Enqueue, EnqueueLines, EnqueueMany
 from windlass.store import Draft
+
+
+def drafts_of(desk: Desk, operation: Enqueue | EnqueueMany | EnqueueLines) -> list[Draft]:
+    """All the new jobs that an operation brings, if all of them may be."""
+    match operation:
+        case Enqueue():
+            return [draft(desk, operation.tenant, operation.job, "job")]
+        case EnqueueMany():
+            if len(operation.jobs) > MOST_AT_ONCE:
+                raise Invalid(f"{len(operation.jobs)} jobs in one batch, at most {MOST_AT_ONCE} are allowed", at="jobs")
+            return [draft(desk, operation.tenant, new, f"jobs[{place}]") for place, new in enumerate(operation.jobs)]
+        case _:
+            return _drafts_of_lines(desk, operation)
+
+
+def _drafts_of_lines(desk: Desk, operation: EnqueueLines) -> list[Draft]:
+    if operation.wishes.key is not None:
+        raise Invalid("each line is a job of its own: they cannot share a key", at="wishes.key")
+    if operation.text.count("\n") > MOST_LINES:
+        raise TooLarge(f"a text may have {MOST_LINES} lines: send less at once", at="text")
+    wishes = {**asdict(operation.wishes), "content_type": TEXT}
+    common = NewJob(task=operation.task, delay=operation.delay, **wishes)
+    return [
+        draft(desk, operation.tenant, replace(common, payload=Raw(line.removesuffix("\r").encode())), f"line {number}")
+        for number, line in enumerate(operation.text.split("\n"), start=1)
+        if line.strip() and not line.startswith("#")
+    ]
 
 
 def draft(desk: Desk, tenant: str, new: NewJob, at: str) -> Draft:
