@@ -63,7 +63,7 @@ class Drainer:
         self._asked: deque[Asked] = deque()
         self._poked = asyncio.Event()
         self._moved = asyncio.Condition()
-        self._checked_at = 0.0
+        self._checked_at = -CHECK_EVERY
         self.up = True
         """Whether the store answers."""
         self.flows = True
@@ -73,7 +73,7 @@ class Drainer:
     async def start(self) -> None:
         """Learn how far the store is; raises if it does not answer."""
         journal = self._journal
-        self._marks = [(await self._haul(strand, ANY, 0, ())).mark for strand in range(self._ledger.strands)]
+        self._marks = await self._all_marks()
         if (newest := max(self._marks)) > journal.last:
             log.error("the store has jobs of this journal up to %d, the journal ends with %d", newest, journal.last)
             journal.skip(newest)
@@ -106,6 +106,7 @@ class Drainer:
 
     def poke(self) -> None:
         """Somebody has reason to think that the store does not answer."""
+        self._checked_at = -CHECK_EVERY
         self._poked.set()
 
     async def asked(self, first: int, last: int) -> int | None:
@@ -157,10 +158,11 @@ class Drainer:
             drafts = [_aged(entry, self._clock) for entry in some]
             haul = await self._haul(strand, self._marks[strand], upto, drafts)
             if haul.mark != upto:
-                self._differs(strand, haul.mark)
+                await self._differ()
                 return False
             self._marks[strand] = upto
-            created.update((entry.sequence, new) for entry, new in zip(some, haul.created, strict=True))
+            # None are told of if the mark was there already: then this batch was drained before, and the reply lost.
+            created.update((entry.sequence, new) for entry, new in zip(some, haul.created, strict=False))
             if waiting := [draft.id for draft in drafts if draft.new.after]:
                 await unblock(self._desk, waiting)
         self._answer(upto, created)
@@ -193,17 +195,22 @@ class Drainer:
         for strand, mark in enumerate(self._marks):
             found = (await self._haul(strand, mark, max(mark, drained), ())).mark
             if found != max(mark, drained):
-                self._differs(strand, found)
+                await self._differ()
                 return
             self._marks[strand] = found
         self._journal.forget(drained)
 
-    def _differs(self, strand: int, mark: int) -> None:
+    async def _differ(self) -> None:
         """A mark is not where we left it. Further on: a reply was lost. Further back: the store has lost jobs."""
-        before, self._marks[strand] = self._marks[strand], mark
-        if mark < before:
-            log.warning("the store has gone back from %d to %d: it is given what it lost again", before, mark)
+        before, self._marks = self._marks, await self._all_marks()
+        back = [(old, new) for old, new in zip(before, self._marks, strict=True) if new < old]
+        if back:
+            old, new = min(back, key=lambda pair: pair[1])
+            log.warning("the store has gone back from %d to %d: it is given what it lost again", old, new)
         self._go_back(min(self._marks))
+
+    async def _all_marks(self) -> list[int]:
+        return [(await self._haul(strand, ANY, 0, ())).mark for strand in range(self._ledger.strands)]
 
     def _go_back(self, to: int) -> None:
         start = self._journal.rewind(min(to, self._journal.last))

@@ -257,13 +257,11 @@ class Journal:
 
     def _delete_old(self) -> None:
         now = self._clock.monotonic()
-        writing = self._writer.segment
-        for segment in list(self._segments):
-            if segment.last > self.drained or (writing is not None and segment.path == writing.path):
-                return
-            if segment is self._segments[-1]:
-                return  # it tells where to go on
-            if now - self._drained_at.setdefault(segment.path, now) < self._settings.keep:
+        drained = [one for one in self._segments[:-1] if one.last <= self.drained]  # the last tells where to go on
+        for segment in drained:
+            self._drained_at.setdefault(segment.path, now)
+        for segment in drained:
+            if now - self._drained_at[segment.path] < self._settings.keep:
                 return
             try:
                 self._files.remove(segment.path)
@@ -272,7 +270,7 @@ class Journal:
                 log.warning("%s cannot be deleted: %s", segment.path, fault)
                 return
             self._segments.remove(segment)
-            self._drained_at.pop(segment.path, None)
+            del self._drained_at[segment.path]
 
 
 def _entry(data: bytes, record: Record) -> Entry:

@@ -104,19 +104,26 @@ def recover(files: Files, folder: Path, salt: Callable[[], int]) -> Recovered:
     """Make a folder sound."""
     _finish_salvage(files, folder)
     sound = Recovered([], [], [])
-    for path, upto in _bounds(listed(files, folder)):
+    paths = listed(files, folder)
+    headers = [read_header(files.read(path, 0, HEADER_SIZE)) for path in paths]
+    journal = next((header.journal for header in headers if header is not None), None)
+    for path, upto in _bounds(paths):
         data = files.read(path)
         header = read_header(data)
         if header is None:
-            sound.findings.append(_without_header(files, path, data, upto))
-            continue
+            sound.findings.append(_headless(path, data, upto))
+            if upto is None or journal is None:
+                _put_away(files, path, data)
+                continue
+            header = Header(salt(), journal, first_in_name(path))
+            data = _salvaged(b"", header, header, upto)
+            _replace(files, path, data)
         places, faults = _places(data, header, upto)
         sound.findings.extend(_finding(path, fault) for fault in faults)
         if any(isinstance(fault, Gap) for fault in faults):
             fresh = Header(salt(), header.journal, header.first)
-            data = _salvaged(data, header, fresh, upto)
+            data, header = _salvaged(data, header, fresh, upto), fresh
             _replace(files, path, data)
-            header = fresh
             places, _ = _places(data, header, upto)
         elif faults:
             data = data[: faults[-1].start]
@@ -162,15 +169,13 @@ def _headless(path: Path, data: bytes, upto: int | None) -> Finding:
     return Finding(path, "its header is damaged", first, upto)
 
 
-def _without_header(files: Files, path: Path, data: bytes, upto: int | None) -> Finding:
-    """A file that was never begun is dropped; any other is put aside."""
-    finding = _headless(path, data, upto)
-    if finding.what.startswith("torn"):
+def _put_away(files: Files, path: Path, data: bytes) -> None:
+    """A file that was never begun is dropped; any other that cannot be read is kept for people to look at."""
+    if len(data) <= HEADER_SIZE:
         files.remove(path)
     else:
         files.rename(path, path.with_name(path.name + DAMAGED))
     files.sync_folder(path.parent)
-    return finding
 
 
 def _cut(files: Files, path: Path, size: int) -> None:
