@@ -125,10 +125,11 @@ def shape_of(kind: type[Operation[Any]]) -> Shape:
 
 
 class Process:
-    """`windlass serve` over a file, to be asked, measured and killed."""
+    """`windlass serve` over a file or another store, to be asked, measured and killed."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, store: str | None = None) -> None:
         self.folder = folder
+        self.store = store or str(folder / "jobs.db")
         self.port = free_port()
         self.flags = flags
         self.child: subprocess.Popen[bytes] | None = None
@@ -142,7 +143,7 @@ class Process:
         return known_token(self.folder / "data") or ""
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "windlass", "serve", "--store", str(self.folder / "jobs.db")]
+        command = [sys.executable, "-m", "windlass", "serve", "--store", self.store]
         place = ["--data", str(self.folder / "data"), "--port", str(self.port), *self.flags]
         with (self.folder / "log").open("ab") as log:
             self.child = subprocess.Popen([*command, *place], stdout=log, stderr=log, env=_environment())
@@ -179,8 +180,8 @@ def free_port() -> int:
 
 
 @contextmanager
-def process(folder: Path, *flags: str) -> Iterator[Process]:
-    found = Process(folder, *flags)
+def process(folder: Path, *flags: str, store: str | None = None) -> Iterator[Process]:
+    found = Process(folder, *flags, store=store)
     found.start()
     try:
         yield found

@@ -74,7 +74,7 @@ class Journaled:
                 answer = await self._enqueue(sound(operation))
             case EnqueueMany() | EnqueueLines():
                 answer = await self._enqueue_many(sound(operation))
-            case Show() | GetResult() if not self._drainer.up:
+            case Show() | GetResult() if not self._drainer.flows:
                 answer = await self._look(operation)
             case _:
                 answer = await self._ask(operation)
@@ -88,14 +88,13 @@ class Journaled:
         draft = drafts[0]
         if created:
             return self._accepted(draft, created=True)
-        if self._drainer.up:
+        entry = self._journal.find(draft.id)
+        if entry is None or entry.draft is None:
             job = (await self._engine.desk.find(draft.id, operation.tenant)).job
             return Accepted(**asdict(job), created=False)
-        entry = self._journal.find(draft.id)
-        kept = draft if entry is None or entry.draft is None else entry.draft
-        if kept.tenant != draft.tenant:
+        if entry.draft.tenant != draft.tenant:
             raise no_job(draft.id)
-        return self._accepted(kept, created=False)
+        return self._accepted(entry.draft, created=False)
 
     async def _enqueue_many(self, operation: EnqueueMany | EnqueueLines) -> Enqueued:
         drafts = drafts_of(self._engine.desk, operation)
@@ -132,7 +131,7 @@ class Journaled:
 
     def _accepted(self, draft: Draft, *, created: bool) -> Accepted:
         job = job_of(draft, self._clock.now())
-        if not self._drainer.up:
+        if not self._drainer.flows:
             job = replace(job, reason=Reason.ACCEPTED)
         return Accepted(**asdict(job), created=created)
 
@@ -150,16 +149,14 @@ class Journaled:
             raise
 
     async def _look(self, operation: Show | GetResult) -> Job | Result:
-        """A job while the store is down. Whoever would wait for its end waits for the store."""
+        """A job while the store takes none. Whoever would wait for its end waits for the store."""
         until = self._clock.monotonic() + operation.wait
-        while not self._drainer.up and self._clock.monotonic() < until:
+        while not self._drainer.flows and self._clock.monotonic() < until:
             await self._clock.sleep(LOOK_AGAIN)
-        if self._drainer.up:
-            return cast("Job | Result", await self._ask(operation))
         check_id(operation.id)
-        entry = self._journal.find(operation.id)
+        entry = None if self._drainer.flows else self._journal.find(operation.id)
         if entry is None:
-            raise Unavailable("the store does not answer, and the journal does not know this job")
+            return cast("Job | Result", await self._ask(operation))
         job = accepted_job(entry)
         if job is None or not owns(operation.tenant, job):
             raise no_job(operation.id)
