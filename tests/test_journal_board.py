@@ -40,10 +40,6 @@ def tool() -> str:
     return found
 
 
-def body(board: Board) -> "Body":
-    return Body(board)
-
-
 class Body:
     """Jobs of a board as requests."""
 
@@ -72,7 +68,8 @@ def test_r6_enqueues_go_on_while_the_store_is_down(
     try:
         with process(tmp_path, store=server.url) as serving:
             board.start()
-            crowd = Crowd(serving.port, serving.token, body(board))
+            board.task("work").enqueue(-1, 0.0).result(30)
+            crowd = Crowd(serving.port, serving.token, Body(board))
             found: list[object] = []
 
             def outage() -> None:
@@ -84,17 +81,18 @@ def test_r6_enqueues_go_on_while_the_store_is_down(
 
             crowd.run(number, rate, outage)
             server.start()
-            drained = await_("all drained", lambda: stored(board) == number, within=30)
-            await_("all run", lambda: succeeded(board) == number, within=90)
+            drained = await_("all drained", lambda: stored(board) == number + 1, within=30)
+            await_("all run", lambda: succeeded(board) == number + 1, within=90)
             with capsys.disabled():
-                p99, worst = crowd.slowest(0.99) * 1000, crowd.slowest(1.0) * 1000
-                sys.stdout.write(f"\n{number} jobs: p99 {p99:.1f} ms, worst {worst:.0f} ms, drained {drained:.1f} s\n")
+                healthy, p99 = crowd.slowest(0.99, range(rate)), crowd.slowest(0.99, range(rate, number))
+                figures = f"p99 {p99 * 1000:.1f} ms, {healthy * 1000:.1f} before, drained within {drained:.1f} s"
+                sys.stdout.write(f"\n{number} jobs: {figures}\n")
             ids = crowd.accepted()
             assert len(ids) == number, "every one was accepted"
             assert drained < 15
-            assert crowd.slowest(0.99) < 0.25
+            assert p99 <= max(0.02, 4 * healthy), "no slower than with the store, or within 20 ms"
             assert found[0] == ("queued", "accepted", 503)
-            assert set(board.starts()) == set(range(number))
+            assert set(board.starts()) == set(range(-1, number))
             assert set(board.starts().values()) == {1}, "once each"
             check_order(board, crowd, ids)
     finally:
@@ -146,7 +144,7 @@ def test_s3_item_3_a_killed_server_loses_nothing_that_it_has_acknowledged(
         serving = Process(tmp_path, store=server.url)
         for round_ in range(3):
             serving.start()
-            crowd = Crowd(serving.port, serving.token, body(board), lines=8)
+            crowd = Crowd(serving.port, serving.token, Body(board), lines=8)
             if round_:
                 server.kill()
             killer = threading.Timer(0.8, serving.kill)
@@ -282,19 +280,18 @@ def test_r11_a_full_disk_is_told_over_http_and_over_when_there_is_room(
     tmp_path: Path, start_server: StartServer
 ) -> None:
     """A disk of its own, six megabytes large."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
+    disk = tmp_path / "data"
+    disk.mkdir(mode=0o700)
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(disk)], check=False)
     if mounted.returncode:
         pytest.fail("a file system can only be mounted as root", pytrace=False)
     server = start_server("redis")
     try:
-        with process(tmp_path, "--data", str(disk), store=server.url) as serving:
-            token = (disk / "token").read_text().strip()
+        with process(tmp_path, store=server.url) as serving:
             ballast = disk / "ballast"
             large = draft(1, headers={"x": "y" * 8000}).new
             sample = wire.encode({"task": "a", "headers": large.headers})
-            crowd = Crowd(serving.port, token, lambda _: sample, lines=4)
+            crowd = Crowd(serving.port, serving.token, lambda _: sample, lines=4)
             crowd.run(20, 1000, lambda: None)
             ballast.write_bytes(bytes(int(5.0 * 2**20)))
             crowd.run(200, 1000, lambda: None)

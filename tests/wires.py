@@ -116,32 +116,38 @@ class Crowd:
 
     async def _all(self, number: int, rate: float) -> None:
         began = time.monotonic()
-        await asyncio.gather(
-            *(self._line(line, range(line, number, self._lines), began, rate) for line in range(self._lines))
-        )
+        lines = (self._line(line, range(line, number, self._lines), began, rate) for line in range(self._lines))
+        ended = await asyncio.gather(*lines, return_exceptions=True)
+        for fault in ended:
+            if fault is not None:
+                raise fault
 
     async def _line(self, line: int, numbers: range, began: float, rate: float) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
-        for number in numbers:
-            await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
-            body = self._body(number)
-            head = (
-                f"POST /v1/default/jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {self._token}\r\n"
-                f"Content-Type: application/vnd.msgpack\r\nContent-Length: {len(body)}\r\n\r\n"
-            )
-            asked = time.monotonic()
-            writer.write(head.encode() + body)
-            status, answer = await _answer(reader)
-            self.sent.append(Sent(number, line, status, time.monotonic() - asked, answer))
-        writer.close()
+        try:
+            for number in numbers:
+                await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
+                asked = time.monotonic()
+                writer.write(self._request(self._body(number)))
+                status, answer = await _answer(reader)
+                self.sent.append(Sent(number, line, status, time.monotonic() - asked, answer))
+        finally:
+            writer.close()
+
+    def _request(self, body: bytes) -> bytes:
+        head = (
+            f"POST /v1/default/jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {self._token}\r\n"
+            f"Content-Type: application/vnd.msgpack\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
 
     def accepted(self) -> dict[int, str]:
         """The ids of the jobs that were accepted, by number."""
         return {one.number: msgspec.msgpack.decode(one.body)["id"] for one in self.sent if one.status == 201}
 
-    def slowest(self, share: float) -> float:
-        """Seconds within which this share of all requests was answered."""
-        took = sorted(one.took for one in self.sent)
+    def slowest(self, share: float, numbers: range) -> float:
+        """Seconds within which this share of these requests was answered."""
+        took = sorted(one.took for one in self.sent if one.number in numbers)
         return took[min(len(took) - 1, int(share * len(took)))]
 
 

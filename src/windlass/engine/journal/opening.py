@@ -16,7 +16,7 @@ from windlass.engine.journal.drainer import Drainer
 from windlass.engine.journal.files import Disk, Files
 from windlass.engine.journal.journal import Journal, JournalSettings
 from windlass.engine.journal.service import Journaled
-from windlass.model.errors import JournalFull, WindlassError
+from windlass.model.errors import Conflict, JournalFull, WindlassError
 from windlass.model.ports import Clock
 from windlass.store import Ledger
 
@@ -76,6 +76,21 @@ def _taken(disk: Files, folder: Path, journal_at: Callable[[Path], Journal]) -> 
     if not free:
         raise JournalFull(f"{MOST_JOURNALS} processes write to the journals in {folder}")
     return free[0], free[1:]
+
+
+async def drain_folder(engine: Engine, path: Path, clock: Clock, files: Files | None = None) -> int:
+    """Drain one journal that nobody holds; how many jobs were not in the store yet."""
+    journal = Journal(path, files or Disk(), clock, engine.desk.chance, JournalSettings())
+    if not journal.open():
+        raise Conflict(f"{path} is held by another process: it drains it", at="FOLDER")
+    try:
+        drainer = Drainer(journal, cast("Ledger", engine.desk.store), engine.desk, clock)
+        await drainer.start()
+        waiting = journal.last - journal.drained
+        await drainer.drain()
+        return waiting
+    finally:
+        await journal.close()
 
 
 async def _drain_left(drainer: Drainer, journal: Journal, clock: Clock) -> None:
