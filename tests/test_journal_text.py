@@ -59,9 +59,7 @@ def test_s3_item_8_a_torn_or_malformed_line_is_told_and_skipped_and_the_rest_is_
     unended = list(read_text("#:Batch jobtype=a\none\n#:Batch jobtype=b\ntwo\n"))
     assert [line for line in unended if isinstance(line, Line)] == [Line("", "a", "one"), Line("", "b", "two")]
     assert [line.number for line in unended if isinstance(line, Malformed)] == [1, 3]
-    assert list(read_text("#:Batch date=1\nlost\n#:EndBatch\n"))[0] == Malformed(
-        1, "this batch does not say its jobtype"
-    )
+    assert next(read_text("#:Batch date=1\nlost\n#:EndBatch\n")) == Malformed(1, "this batch does not say its jobtype")
 
 
 @pytest.mark.parametrize("store", ["file", "redis"])
