@@ -11,6 +11,7 @@ import pytest
 from tests.journals import FOLDER, PaperDisk, contents, draft, failing, filled, number_of, only, opened, whole
 from tests.worlds import SeededChance, VirtualClock
 from windlass.engine.journal import Disk, File
+from windlass.engine.journal.files import fleeting
 from windlass.engine.journal.journal import MOST_IN_MEMORY
 from windlass.engine.journal.reserving import Reservations
 from windlass.engine.journal.segments import Finding, listed
@@ -301,6 +302,13 @@ async def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
     await filled(Disk(), 1, tmp_path / "journal")
     assert (tmp_path / "journal").stat().st_mode & 0o777 == 0o700
     assert only(Disk(), tmp_path / "journal").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_folder_that_does_not_last_is_known(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"/dev/vda / ext4 rw 0 0\ntmpfs {tmp_path}/fast tmpfs rw 0 0\n")
+    assert fleeting(tmp_path / "fast" / "journal", mounts) == "tmpfs"
+    assert fleeting(tmp_path / "slow", mounts) is None
 
 
 async def test_a_journal_of_a_newer_format_is_refused(disk: PaperDisk) -> None:

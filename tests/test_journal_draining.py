@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.board import Relay
+from tests.board import Relay, await_
 from tests.journals import draft, number_of
 from tests.servers import NewPrefix, Server, StartServer
+from tests.wires import Wire
+from windlass import Windlass
 from windlass.engine import Engine
 from windlass.engine.journal import Disk, Journal, Journaled, JournalSettings, open_journaled
 from windlass.engine.journal.drainer import Drainer
@@ -227,6 +229,56 @@ async def test_new_jobs_are_accepted_and_everything_else_is_refused_at_once(
         await up(service)
         assert (await service(Show(id=one.id))).reason is None
         assert await in_order(service) == [0, 1, 2, 3]
+
+
+async def test_a_store_that_hangs_is_taken_for_down(
+    redis_server: Server, new_prefix: NewPrefix, tmp_path: Path
+) -> None:
+    with Wire(redis_server.port) as wire:
+        async with journaled_at(f"redis://127.0.0.1:{wire.port}/0", tmp_path, new_prefix()) as service:
+            await service(Enqueue(job=new(0)))
+            await service(Count())
+            wire.cut()
+            await down(service)
+            for number in range(1, 20):
+                began = CLOCK.monotonic()
+                assert (await service(Enqueue(job=new(number)))).reason is Reason.ACCEPTED
+                with pytest.raises(Unavailable):
+                    await service(Count())
+                assert CLOCK.monotonic() - began < 1.0
+            wire.mend()
+            await up(service)
+            assert await in_order(service) == list(range(20))
+
+
+def test_python_code_goes_on_while_the_store_is_down(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server("redis", fsync="always")
+    app = Windlass(server.url, journal=str(tmp_path))
+    add = app.task(name="add")(_add)
+    try:
+        jobs = [add.enqueue(0)]
+        server.kill()
+        jobs += [add.enqueue(number) for number in range(1, 20)]
+        assert jobs[-1].refresh().reason is Reason.ACCEPTED
+        with pytest.raises(Unavailable):
+            jobs[-1].cancel()
+        server.start()
+        await_("all are there", lambda: app.link.ask(Count()).count == 20 if _answers(app) else False)
+        assert jobs[-1].refresh().reason is None
+    finally:
+        app.close()
+
+
+def _add(number: int) -> int:
+    raise NotImplementedError
+
+
+def _answers(app: Windlass) -> bool:
+    try:
+        app.link.ask(GetStats())
+    except Unavailable:
+        return False
+    return True
 
 
 async def test_a_job_that_waited_for_the_store_does_not_wait_its_delay_again(

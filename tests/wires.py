@@ -35,6 +35,11 @@ class Wire:
     def cut(self) -> None:
         self._cut = True
 
+    def mend(self) -> None:
+        """Whoever was connected has to connect again: what was lost stays lost."""
+        self._cut = False
+        self._loop.call_soon_threadsafe(self._hang_up)
+
     def lead(self, port: int) -> None:
         """To another port from now on; whoever was connected has to connect again."""
         self.to = port

@@ -70,6 +70,21 @@ class Files(Protocol):
     def unlock(self, lock: int) -> None: ...
 
 
+FLEETING = ("tmpfs", "ramfs", "overlay")
+"""Kinds of file systems that are gone with the machine or the container."""
+
+
+def fleeting(folder: Path, mounts: Path = Path("/proc/self/mounts")) -> str | None:
+    """The kind of file system that a folder is on, if what lies there does not last."""
+    try:
+        lines = [line.split() for line in mounts.read_text().splitlines()]
+    except OSError:
+        return None  # another kind of system: nobody can say
+    above = [(len(point), kind) for _, point, kind, *_ in lines if folder.resolve().is_relative_to(point)]
+    kind = max(above, default=(0, ""))[1]
+    return kind if kind in FLEETING else None
+
+
 class DiskFile:
     """A file on the disk of this machine."""
 

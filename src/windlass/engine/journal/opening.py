@@ -13,7 +13,7 @@ from typing import cast
 
 from windlass.engine import Engine
 from windlass.engine.journal.drainer import Drainer
-from windlass.engine.journal.files import Disk, Files
+from windlass.engine.journal.files import Disk, Files, fleeting
 from windlass.engine.journal.journal import Journal, JournalSettings
 from windlass.engine.journal.service import Journaled
 from windlass.model.errors import Conflict, JournalFull, WindlassError
@@ -43,6 +43,8 @@ async def open_journaled(
     def journal_at(path: Path) -> Journal:
         return Journal(path, disk, clock, engine.desk.chance, chosen)
 
+    if kind := await asyncio.to_thread(fleeting, folder):
+        log.warning("%s is on a %s: what is accepted does not outlast the machine or its container", folder, kind)
     own, left = await asyncio.to_thread(_taken, disk, folder, journal_at)
     drainer = Drainer(own, ledger, engine.desk, clock)
     try:
