@@ -32,7 +32,7 @@ from windlass.model.operations import (
     Show,
 )
 from windlass.model.worker import NewWorker
-from windlass.store import Haul
+from windlass.store import Haul, Hauled, Ledger
 from windlass.store.redis import RedisStore
 from windlass.store.redis.scrub import scrub
 from windlass.system import SystemChance, SystemClock
@@ -148,10 +148,23 @@ def _log_of(server: Server) -> Path:
 # With the store up
 
 
+class Slow:
+    """A store that takes its time."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.strands, self.strand = ledger.strands, ledger.strand
+
+    async def drain(self, haul: Haul) -> Hauled:
+        await asyncio.sleep(0.02)
+        return await self._ledger.drain(haul)
+
+
 async def test_whoever_looks_after_enqueueing_finds_the_job(
     server: Server, new_prefix: NewPrefix, tmp_path: Path
 ) -> None:
     async with journaled_at(server.url, tmp_path, new_prefix()) as service:
+        service._drainer._ledger = Slow(service._drainer._ledger)
         for number in range(20):
             accepted = await service(Enqueue(job=new(number, queue=f"q{number % 5}")))
             assert accepted.created

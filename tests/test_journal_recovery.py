@@ -65,11 +65,14 @@ async def test_a_tail_that_was_cut_off_at_any_byte_costs_only_what_was_cut() -> 
 async def test_a_tail_of_anything_else_is_cut_off(tail: str) -> None:
     disk, path, ends = await written()
     data = bytes(disk.written[path])
-    other, other_path, other_ends = await written(seed=8)
+    used = with_bytes(path, data)
+    await filled(used, 5, seed=8)
+    later = listed(used, Path("/journal"))[-1]
+    assert later != path
     rubbish = {
         "zeros": bytes(5000),
         "noise": random.Random(1).randbytes(5000),
-        "old records": bytes(other.written[other_path])[other_ends[0] :],
+        "old records": bytes(used.written[later])[HEADER_SIZE:],
     }[tail]
     for complete, end in enumerate(ends):
         kept, findings = await recovered(with_bytes(path, data[:end] + rubbish))

@@ -133,11 +133,11 @@ class Drainer:
     # One step
 
     async def _step(self) -> bool:
-        """Drain one batch; whether there was one. Otherwise look whether the store still has everything."""
+        """Drain one batch; whether there was one. Now and then look whether the store still has everything."""
+        if self._clock.monotonic() - self._checked_at >= CHECK_EVERY or not self.flows:
+            await self._check()
         token = await self._reservations.reserve(MOST_AT_ONCE, 10 * ANSWER_WITHIN)
         if token is None:
-            if self._clock.monotonic() - self._checked_at >= CHECK_EVERY or not (self.up and self.flows):
-                await self._check()
             return False
         entries = self._reservations.read(token)
         try:
