@@ -125,10 +125,11 @@ def shape_of(kind: type[Operation[Any]]) -> Shape:
 
 
 class Process:
-    """`windlass serve` over a file, to be asked, measured and killed."""
+    """`windlass serve` over a file or another store, to be asked, measured and killed."""
 
-    def __init__(self, folder: Path, *flags: str, **settings: str) -> None:
+    def __init__(self, folder: Path, *flags: str, store: str | None = None, **settings: str) -> None:
         self.folder = folder
+        self.store = store or str(folder / "jobs.db")
         self.port = free_port()
         self.flags = flags
         self.settings = settings
@@ -144,7 +145,7 @@ class Process:
         return known_token(self.folder / "data") or ""
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "windlass", "serve", "--store", str(self.folder / "jobs.db")]
+        command = [sys.executable, "-m", "windlass", "serve", "--store", self.store]
         place = ["--data", str(self.folder / "data"), "--port", str(self.port), *self.flags]
         with (self.folder / "log").open("ab") as log:
             self.child = subprocess.Popen(
@@ -189,8 +190,8 @@ def free_port() -> int:
 
 
 @contextmanager
-def process(folder: Path, *flags: str, **settings: str) -> Iterator[Process]:
-    found = Process(folder, *flags, **settings)
+def process(folder: Path, *flags: str, store: str | None = None, **settings: str) -> Iterator[Process]:
+    found = Process(folder, *flags, store=store, **settings)
     found.start()
     try:
         yield found

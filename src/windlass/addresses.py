@@ -6,6 +6,7 @@ The drivers are imported where they are needed: a program uses one kind of store
 import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from windlass.config import DEFAULT_STORE
@@ -68,12 +69,24 @@ async def open_engine(address: str = DEFAULT_STORE, settings: Settings | None = 
 
 @asynccontextmanager
 async def open_service(
-    address: str = DEFAULT_STORE, settings: Settings | None = None, token: str | None = None
+    address: str = DEFAULT_STORE,
+    settings: Settings | None = None,
+    token: str | None = None,
+    journal: str | None = None,
 ) -> AsyncIterator[Service]:
-    """Whatever answers operations at an address: a client of a server, or an engine over a store."""
+    """Whatever answers operations at an address: a client of a server, or an engine over a store.
+
+    `journal`: the folder of a journal in front of the store.
+    """
     if not is_server(address):
         async with open_engine(address, settings) as engine:
-            yield engine
+            if journal is None:
+                yield engine
+                return
+            from windlass.engine.journal import open_journaled  # noqa: PLC0415
+
+            async with open_journaled(engine, Path(journal), SystemClock()) as journaled:
+                yield journaled
         return
     from windlass.client import Client  # noqa: PLC0415
 

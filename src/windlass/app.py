@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Un
 import msgspec
 from msgspec import Raw
 
+from windlass.addresses import file_of, is_server
 from windlass.call.arguments import Plan
 from windlass.call.options import Duration, Options, TaskOptions, wishes
 from windlass.engine import Settings
@@ -66,7 +67,8 @@ class Windlass:
 
     `store` is a file (`jobs.db`) or `redis://…`; `server` is a Windlass server (`http://…`), with its `token`. Absent:
     the variables WINDLASS_SERVER and WINDLASS_STORE, or `./windlass.db`. Nothing is opened before it is needed.
-    `defaults` are options for every task of this queue.
+    `defaults` are options for every task of this queue. With a `journal`, a folder, jobs for a Redis store are kept on
+    this machine's disk first, and queueing goes on while the store does not answer.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Windlass:
         tenant: str = DEFAULT_TENANT,
         defaults: TaskOptions | None = None,
         settings: Settings | None = None,
+        journal: str | None = None,
     ) -> None:
         if store and server:
             raise Invalid("give a store or a server, not both", at="server")
@@ -88,7 +91,9 @@ class Windlass:
         self.tenant = check_name(tenant, at="tenant")
         self.tasks: dict[str, Task[Any, Any, Any]] = {}
         self.settings = settings
-        self.link: Way = Link(self.store, settings, token)
+        if journal and (is_server(self.store) or file_of(self.store) is not None):
+            raise Invalid("a journal is for a Redis store: a file needs none, and a server has its own", at="journal")
+        self.link: Way = Link(self.store, settings, token, journal)
         self._defaults: TaskOptions = defaults or {}
 
     @overload

@@ -66,6 +66,17 @@ class EngineSection(Struct, frozen=True, kw_only=True):
     """The largest payload or result."""
 
 
+class JournalSection(Struct, frozen=True, kw_only=True):
+    """How a server keeps what it has accepted, in front of a store on another machine."""
+
+    keep: Seconds = 600.0
+    """Time that what the store has is kept too, to give it again to a store that loses its newest jobs."""
+    segment_bytes: Bytes = 64 << 20
+    """The size at which the next file is begun."""
+    most_full: Annotated[float, Meta(gt=0, le=1)] = 0.95
+    """The part of its disk beyond which nothing more is accepted."""
+
+
 class Config(Struct, frozen=True, kw_only=True):
     """Every setting there is."""
 
@@ -75,6 +86,7 @@ class Config(Struct, frozen=True, kw_only=True):
     """Whose jobs are meant; `-` = everybody's."""
     worker: WorkerSection = WorkerSection()
     engine: EngineSection = EngineSection()
+    journal: JournalSection = JournalSection()
 
 
 def variable(path: str) -> str:

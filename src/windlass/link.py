@@ -59,8 +59,15 @@ class Way(Protocol):
 class Link:
     """One address, for every kind of caller in every process."""
 
-    def __init__(self, address: str, settings: Settings | None = None, token: str | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        settings: Settings | None = None,
+        token: str | None = None,
+        journal: str | None = None,
+    ) -> None:
         self._address = address
+        self._journal = journal
         self._settings = settings
         self._token = token
         self._here = _Here()
@@ -92,15 +99,22 @@ class Link:
 
     async def _ask_in_portal(self, operation: Operation[A]) -> A:
         while True:
-            service = await self.service()
+            service = await self._own_service()
             try:
                 return await service(operation)
             except Unavailable:
-                if await self.service() is service:  # else it was closed for a fork meanwhile
+                if await self._own_service() is service:  # else it was closed for a fork meanwhile
                     raise
 
     async def service(self) -> Service:
-        """The engine of the running event loop."""
+        """The engine of the running event loop; with a journal, which has one writer, that of the process."""
+        return await self._own_service() if self._journal is None else self._in_portal
+
+    async def _in_portal(self, operation: Operation[A], /) -> A:
+        portal = self._in_this_process().portal()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._ask_in_portal(operation), portal.loop))
+
+    async def _own_service(self) -> Service:
         here = self._in_this_process()
         loop = asyncio.get_running_loop()
         opening = here.engines.get(loop)
@@ -117,7 +131,7 @@ class Link:
         return await anext(life)
 
     async def _life(self, here: "_Here", loop: asyncio.AbstractEventLoop) -> AsyncGenerator[Service, None]:
-        async with open_service(self._address, self._settings, self._token) as service:
+        async with open_service(self._address, self._settings, self._token, self._journal) as service:
             try:
                 yield service
             finally:
@@ -189,7 +203,7 @@ class Link:
         return here.quick
 
     def _quickly_opened(self) -> Engine | None:
-        store = drive(open_blocking_store(self._address))
+        store = None if self._journal else drive(open_blocking_store(self._address))
         return None if store is None else Engine(store, SystemChance(), self._settings)
 
 

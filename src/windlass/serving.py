@@ -14,16 +14,17 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from windlass.addresses import open_engine
+from windlass.addresses import file_of, open_engine
 from windlass.daemon import SWITCH_EVERY
 from windlass.engine import Engine, Settings
+from windlass.engine.journal import JournalSettings, open_journaled
 from windlass.engine.pushing import Pushing
 from windlass.engine.tokens import Keyring
 from windlass.engine.upkeep import keep_house
 from windlass.local import local_token
 from windlass.model.errors import Denied
 from windlass.model.names import EVERY_TENANT
-from windlass.model.operations import Tokens
+from windlass.model.operations import Service, Tokens
 from windlass.server import bodies
 from windlass.server.application import application
 from windlass.server.gate import Gate, WithLocal
@@ -52,6 +53,9 @@ class Serving(Struct, frozen=True, kw_only=True):
     settings: Settings = Settings()
     worker: WorkerOptions | None = None
     """The worker in the same program; null = none."""
+    journal: Path | None = None
+    """The folder of the journal in front of a store on another machine; null = none."""
+    journal_settings: JournalSettings = JournalSettings()
     push_allow: tuple[str, ...] = ()
     """Where jobs may be sent beyond the open network: networks, or hosts with a port."""
 
@@ -67,9 +71,13 @@ async def serve(serving: Serving) -> None:
             opened.push_async_callback(pool.close)
             app = await pool.start()
         engine = await opened.enter_async_context(open_engine(serving.store, serving.settings))
+        service: Service = engine
+        if serving.journal is not None and file_of(serving.store) is None:
+            journaled = open_journaled(engine, serving.journal, clock, serving.journal_settings)
+            service = await opened.enter_async_context(journaled)
         limits = replace(serving.limits, most_payload=serving.settings.most_payload)
         stop = asyncio.Event()
-        push = _push(engine, serving, clock)
+        push = _push(service, engine, serving, clock)
         gate = await _gate(engine, serving, clock)
         http = server(application(Metered(push, clock), engine, gate, limits, stop), serving.where)
         worker = None
@@ -93,10 +101,10 @@ async def _listen(http: Server, stop: asyncio.Event) -> None:
         stop.set()  # a port that is taken ends the program
 
 
-def _push(engine: Engine, serving: Serving, clock: SystemClock) -> Push:
+def _push(service: Service, engine: Engine, serving: Serving, clock: SystemClock) -> Push:
     network = Network(read_allowed(serving.push_allow, loopback=serving.where.local))
     language = Language(bodies.encode, bodies.decode)
-    return Push(engine, Pushing(engine.desk, clock), network, language, clock=clock, chance=SystemChance())
+    return Push(service, Pushing(engine.desk, clock), network, language, clock=clock, chance=SystemChance())
 
 
 async def _gate(engine: Engine, serving: Serving, clock: SystemClock) -> Gate:

@@ -45,6 +45,7 @@ COMMANDS = {
     "queues": ("queues:queues", LOOK, "Look at queues."),
     "workers": ("workers:workers", LOOK, "Look at workers."),
     "tokens": ("tokens:tokens", LOOK, "Say who may use the queue over HTTP."),
+    "journal": ("journal:journal", LOOK, "Look at what a server has accepted."),
     "top": ("top:top", LOOK, "Watch queues, workers and failures."),
     "doctor": ("doctor:doctor", LOOK, "Look for what is wrong with a store and its workers."),
     "bench": ("bench:bench", LOOK, "Measure how fast a store is."),

@@ -60,7 +60,11 @@ def write(text: str) -> None:
 
 def write_json(value: object) -> None:
     """One JSON document on a line of its own."""
-    write(msgspec.json.encode(value).decode())
+    write(in_json(value))
+
+
+def in_json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def log(level: int) -> None:

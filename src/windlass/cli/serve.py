@@ -14,6 +14,7 @@ from msgspec.structs import asdict
 from windlass.cli import saying
 from windlass.cli.place import HERE, Place
 from windlass.engine import Settings
+from windlass.engine.journal import JournalSettings
 from windlass.local import data_folder
 from windlass.server.listening import Listening
 from windlass.serving import Serving
@@ -35,6 +36,10 @@ def serve(
     data: Annotated[
         Path | None, Parameter(group=WHERE, metavar="DIR", help="Its own folder (~/.local/state/windlass).")
     ] = None,
+    journal: Annotated[
+        bool,
+        Parameter(group=WHERE, negative="--no-journal", help="Keep what is accepted for a Redis store on disk (yes)."),
+    ] = True,
     push_allow: Annotated[
         list[str] | None,
         Parameter(
@@ -60,9 +65,12 @@ def serve(
     """
     settings = place.settle()
     chosen = {key: value for key, value in asdict(settings.worker).items() if value is not None and key != "lease"}
+    own = data or data_folder(dict(os.environ))
     serving = Serving(
         store=settings.store,
-        data=data or data_folder(dict(os.environ)),
+        data=own,
+        journal=own / "journal" if journal else None,
+        journal_settings=JournalSettings(**asdict(settings.journal)),
         where=Listening(host=host, port=port, socket=socket),
         settings=Settings(**asdict(settings.engine)),
         worker=WorkerOptions(target=app, **{**chosen, "slots": slots}) if app and worker else None,

@@ -1,24 +1,64 @@
 """New jobs on their way into a store: checked against what is declared and allowed, and given their ids."""
 
-from msgspec.structs import replace
+from msgspec import Raw
+from msgspec.structs import asdict, replace
 
 from windlass.engine.desk import Desk
+from windlass.model import wire
 from windlass.model.admission import check_new
-from windlass.model.errors import Invalid
-from windlass.model.job import NewJob
+from windlass.model.errors import Invalid, TooLarge
+from windlass.model.job import TEXT, NewJob
 from windlass.model.names import EVERY_TENANT, child_id, fresh_id, keyed_id
+from windlass.model.operations import MOST_AT_ONCE, MOST_LINES, Enqueue, EnqueueLines, EnqueueMany
 from windlass.store import Draft
+
+
+def drafts_of(desk: Desk, operation: Enqueue | EnqueueMany | EnqueueLines) -> list[Draft]:
+    """All the new jobs that an operation brings, if all of them may be."""
+    match operation:
+        case Enqueue():
+            return [draft(desk, operation.tenant, operation.job, "job")]
+        case EnqueueMany():
+            if len(operation.jobs) > MOST_AT_ONCE:
+                raise Invalid(f"{len(operation.jobs)} jobs in one batch, at most {MOST_AT_ONCE} are allowed", at="jobs")
+            return [draft(desk, operation.tenant, new, f"jobs[{place}]") for place, new in enumerate(operation.jobs)]
+        case _:
+            return _drafts_of_lines(desk, operation)
+
+
+def _drafts_of_lines(desk: Desk, operation: EnqueueLines) -> list[Draft]:
+    if operation.wishes.key is not None:
+        raise Invalid("each line is a job of its own: they cannot share a key", at="wishes.key")
+    if operation.text.count("\n") > MOST_LINES:
+        raise TooLarge(f"a text may have {MOST_LINES} lines: send less at once", at="text")
+    _check_tenant(operation.tenant)
+    wishes = {**asdict(operation.wishes), "content_type": TEXT}
+    common = check(desk, NewJob(task=operation.task, delay=operation.delay, **wishes), "wishes")
+    most, uuid7 = desk.settings.most_payload, desk.chance.uuid7
+    drafts: list[Draft] = []
+    for number, line in enumerate(operation.text.split("\n"), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        payload = line.removesuffix("\r").encode()
+        if len(payload) > most:
+            wire.check_size(payload, most, at=f"line {number}.payload")
+        drafts.append(Draft(operation.tenant, fresh_id(uuid7(), common.queue), replace(common, payload=Raw(payload))))
+    return drafts
 
 
 def draft(desk: Desk, tenant: str, new: NewJob, at: str) -> Draft:
     """Check one new job and give it its id."""
-    if tenant == EVERY_TENANT:
-        raise Invalid("a job belongs to one tenant, not to '-'", at="tenant")
+    _check_tenant(tenant)
     sound = check(desk, new, at)
     named = Draft(tenant, own_id(tenant, sound) or fresh_id(desk.chance.uuid7(), sound.queue), sound)
     if named.id in sound.after:
         raise Invalid("a job cannot wait for itself", at=f"{at}.after")
     return named
+
+
+def _check_tenant(tenant: str) -> None:
+    if tenant == EVERY_TENANT:
+        raise Invalid("a job belongs to one tenant, not to '-'", at="tenant")
 
 
 def own_id(tenant: str, new: NewJob) -> str | None:

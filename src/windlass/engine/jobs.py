@@ -10,18 +10,17 @@ from msgspec import Raw
 from msgspec.structs import asdict, replace
 
 from windlass.engine.desk import Desk, no_job, owns
-from windlass.engine.drafts import draft
+from windlass.engine.drafts import drafts_of
 from windlass.engine.following import add
 from windlass.engine.gathering import Gathering
 from windlass.model import lifecycle, wire
-from windlass.model.errors import Invalid, TooLarge
-from windlass.model.job import FINISHED, TEXT, Job, NewJob, Reason, State
+from windlass.model.errors import Invalid
+from windlass.model.job import FINISHED, Job, Reason, State
 from windlass.model.lifecycle import ORDERS, TABLE, Move, Step
 from windlass.model.match import Match, index_only, matches, states
 from windlass.model.names import check_id
 from windlass.model.operations import (
     MOST_AT_ONCE,
-    MOST_LINES,
     Accepted,
     Cancel,
     Changed,
@@ -54,7 +53,7 @@ LOOK_AGAIN = 1.0
 
 
 async def enqueue(desk: Desk, operation: Enqueue) -> Accepted:
-    new = draft(desk, operation.tenant, operation.job, "job")
+    (new,) = drafts_of(desk, operation)
     job, created = await _gathering(desk).add(new)
     if job is None or job.tenant != operation.tenant:
         raise no_job(new.id)
@@ -68,25 +67,13 @@ def _gathering(desk: Desk) -> Gathering:
 
 
 async def enqueue_many(desk: Desk, operation: EnqueueMany) -> Enqueued:
-    if len(operation.jobs) > MOST_AT_ONCE:
-        raise Invalid(f"{len(operation.jobs)} jobs in one batch, at most {MOST_AT_ONCE} are allowed", at="jobs")
-    drafts = [draft(desk, operation.tenant, new, f"jobs[{place}]") for place, new in enumerate(operation.jobs)]
+    drafts = drafts_of(desk, operation)
     created = await add(desk, drafts)
     return Enqueued(ids=[draft.id for draft in drafts], created=sum(created))
 
 
 async def enqueue_lines(desk: Desk, operation: EnqueueLines) -> Enqueued:
-    if operation.wishes.key is not None:
-        raise Invalid("each line is a job of its own: they cannot share a key", at="wishes.key")
-    if operation.text.count("\n") > MOST_LINES:
-        raise TooLarge(f"a text may have {MOST_LINES} lines: send less at once", at="text")
-    wishes = {**asdict(operation.wishes), "content_type": TEXT}
-    common = NewJob(task=operation.task, delay=operation.delay, **wishes)
-    drafts = [
-        draft(desk, operation.tenant, replace(common, payload=Raw(line.removesuffix("\r").encode())), f"line {number}")
-        for number, line in enumerate(operation.text.split("\n"), start=1)
-        if line.strip() and not line.startswith("#")
-    ]
+    drafts = drafts_of(desk, operation)
     created = 0
     for start in range(0, len(drafts), MOST_AT_ONCE):
         created += sum(await add(desk, drafts[start : start + MOST_AT_ONCE]))

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from windlass.engine.desk import Desk
-from windlass.model.errors import Missing
+from windlass.model.errors import Missing, Unavailable
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import AddToken, Operation, RemoveToken, Tokens
 from windlass.model.ports import Clock
@@ -21,6 +21,12 @@ KIND = "token"
 
 REMEMBER = 0.5
 """Seconds that tokens are taken for what they were: a removed one is refused after at most so long."""
+
+PATIENCE = 0.5
+"""Seconds that a look at the tokens may take, if some are known."""
+
+TRY_AGAIN = 2.0
+"""Seconds until the next look after one in vain."""
 
 _pack = msgspec.msgpack.Encoder().encode
 _locked = msgspec.msgpack.Decoder(Locked)
@@ -82,13 +88,23 @@ class Keyring:
         return Pass(locked.tenant, frozenset(locked.scopes))
 
     async def _look(self) -> None:
-        """Read all tokens that are good now, by the store's clock. Whoever comes meanwhile waits for what is found."""
+        """Read all tokens that are good now, by the store's clock. Whoever comes meanwhile waits for what is found.
+
+        While the store does not answer, those that it told of last are still good: jobs may be accepted without it.
+        """
         async with self._looking:
             asked_at = self._clock.monotonic()
             if asked_at < self._until:
                 return
-            now = (await self._desk.store.read([])).now
-            locked = [_locked.decode(data) for data in (await self._desk.shelf.shelved(KIND)).values()]
+            try:
+                async with asyncio.timeout(PATIENCE if self._known else None):
+                    now = (await self._desk.store.read([])).now
+                    locked = [_locked.decode(data) for data in (await self._desk.shelf.shelved(KIND)).values()]
+            except (Unavailable, TimeoutError):
+                if not self._known:
+                    raise
+                self._until = self._clock.monotonic() + TRY_AGAIN
+                return
             self._known = {one.key: one for one in locked if one.expires_at is None or one.expires_at > now}
             self._until = asked_at + REMEMBER
 

@@ -10,6 +10,7 @@ WindlassError
 ├── Busy             429  too much at once: ask again later
 ├── Unavailable      503  the store does not answer: ask again later
 └── Full             507  no room to keep it
+    └── JournalFull  507  the server's own journal cannot keep it
 
 Each class carries its wire code, HTTP status and exit status, so that no edge keeps a table of its own.
 Errors are text only: nothing that comes back from a store is ever imported or constructed.
@@ -108,8 +109,15 @@ class Full(WindlassError):
     code, title, status, exit_status = "full", "No room left", 507, 75
 
 
+class JournalFull(Full):
+    """The server's journal cannot be written; nothing of what was sent was kept. It goes on once there is room."""
+
+    code, title = "journal_full", "No room left in the journal"
+
+
 ERRORS: dict[str, type[WindlassError]] = {
-    kind.code: kind for kind in (Invalid, Unauthenticated, Denied, Missing, Conflict, TooLarge, Busy, Unavailable, Full)
+    kind.code: kind
+    for kind in (Invalid, Unauthenticated, Denied, Missing, Conflict, TooLarge, Busy, Unavailable, JournalFull, Full)
 }
 
 

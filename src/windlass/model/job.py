@@ -71,6 +71,8 @@ class Reason(StrEnum):
     """It printed more than its worker allows."""
     DEPENDENCY = "dependency"
     """A job that it waited for did not succeed."""
+    ACCEPTED = "accepted"
+    """It is safe in the server's journal, and waits for the store to answer again."""
 
 
 MOST_PARENTS = 100

@@ -6,7 +6,7 @@ tenant may overshoot by what it sends in that time.
 
 from typing import Any
 
-from windlass.model.errors import Busy, TooLarge
+from windlass.model.errors import Busy, TooLarge, Unavailable
 from windlass.model.job import NewJob
 from windlass.model.operations import (
     A,
@@ -79,8 +79,12 @@ class Metered:
         account = self._accounts.get(tenant)
         if account is not None and now - account.read_at < REMEMBER:
             return account
-        quota = await self._service(GetQuota(tenant=tenant))
-        stored = await self._stored(tenant) if quota.stored_jobs is not None else 0
+        try:
+            quota = await self._service(GetQuota(tenant=tenant))
+            stored = await self._stored(tenant) if quota.stored_jobs is not None else 0
+        except Unavailable:
+            # Whether jobs can be taken in without the store is not for us to say: what was allowed last still is.
+            quota, stored = (account.quota, account.stored) if account else (Quota(), 0)
         if account is None or account.quota != quota:
             if len(self._accounts) >= MOST_TENANTS:
                 self._accounts.pop(next(iter(self._accounts)))

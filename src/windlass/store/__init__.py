@@ -42,6 +42,27 @@ class Draft(Struct, frozen=True, gc=False):
     new: NewJob
 
 
+class Haul(Struct, frozen=True):
+    """Jobs on their way from a journal into one strand of a store: all that it has for it between two numbers."""
+
+    journal: str
+    strand: int
+    since: int
+    """The mark that this follows on: if it is not there, nothing happens."""
+    upto: int
+    """The mark that it leads to."""
+    drafts: Sequence[Draft]
+
+
+class Hauled(Struct, frozen=True):
+    """What became of a haul."""
+
+    mark: int
+    """Where the mark is now."""
+    created: list[bool] = []
+    """For each job whether it is new; none if the mark was elsewhere."""
+
+
 class Record(Struct, frozen=True, gc=False):
     """A job as a store holds it."""
 
@@ -332,4 +353,21 @@ class Wire(Protocol):
 
     def watch(self) -> AbstractAsyncContextManager[Watch]:
         """Hear all that is published from now on. Entered only when every process will have noticed."""
+        ...
+
+
+class Ledger(Protocol):
+    """A store that journals are drained into: it remembers how far each of them has been."""
+
+    @property
+    def strands(self) -> int:
+        """In how many parts it keeps its queues; each has marks of its own."""
+        ...
+
+    def strand(self, draft: Draft) -> int:
+        """The part that a job belongs to."""
+        ...
+
+    async def drain(self, haul: Haul) -> Hauled:
+        """Keep jobs as `add` does and move the mark, in one step; or neither, if the mark is not where it should be."""
         ...

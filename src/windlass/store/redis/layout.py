@@ -48,6 +48,7 @@ REASONS = (
     Reason.MEMORY,
     Reason.OUTPUT,
     Reason.DEPENDENCY,
+    Reason.ACCEPTED,
 )
 BLOCKED, RUNNING = STATES.index(State.BLOCKED), STATES.index(State.RUNNING)
 STATE_NUMBERS = {state: number for number, state in enumerate(STATES)} | {GONE: len(STATES)}

@@ -2,19 +2,21 @@
 
 A server runs the head on every call, and what costs time there is each function that is made and each local that it
 captures. So functions that a script does not use are left out, and constants (`local NAME = literal`) are put in
-place: a call starts in a fraction of the time.
+place: a call starts in a fraction of the time. `include('add')` in a script stands for all of another one.
 """
 
 import hashlib
 import re
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import NamedTuple
 
 _LITERAL = r"(?:-?\d+|'[^']*')"
 _CONSTANTS = re.compile(rf"^local ([A-Z_]+(?:, [A-Z_]+)*) = ({_LITERAL}(?:, {_LITERAL})*)(?: --.*)?\n", re.MULTILINE)
 _FUNCTION = re.compile(r"^local function (?P<name>\w+)\((?:[^\n]* end\n|.*?^end\n)", re.MULTILINE | re.DOTALL)
 _TABLES = re.compile(r"^local (?P<names>\w+(?:, \w+)*) = \{\}(?:, \{\})*\n", re.MULTILINE)
+_INCLUDE = re.compile(r"include\('(\w+)'\)")
 _COMMENT = re.compile(r"^\s*--.*\n|\s+--\s.*$", re.MULTILINE)
 
 
@@ -28,8 +30,14 @@ class Script(NamedTuple):
 @cache
 def script(name: str) -> Script:
     folder = files(__package__) / "lua"
-    source = inline(shake((folder / "keys.lua").read_text(), (folder / f"{name}.lua").read_text()))
+    body = _INCLUDE.sub(lambda found: _called(folder / f"{found[1]}.lua"), (folder / f"{name}.lua").read_text())
+    source = inline(shake((folder / "keys.lua").read_text(), body))
     return Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
+
+
+def _called(file: Traversable) -> str:
+    """Another script as a part of one: what it returns is the value."""
+    return f"(function()\n{file.read_text()}end)()"
 
 
 def shake(head: str, body: str) -> str:

@@ -20,6 +20,8 @@ from windlass.store import (
     Done,
     Draft,
     Edge,
+    Haul,
+    Hauled,
     Kept,
     Listener,
     Overdue,
@@ -109,6 +111,20 @@ class RedisStore:
             return [bool(new)]
         added = await self.partitions.spread("add", drafts, lambda draft: where(draft.new.queue), layout.add_arguments)
         return [bool(new) for new in added]
+
+    @property
+    def strands(self) -> int:
+        return self.partitions.number
+
+    def strand(self, draft: Draft) -> int:
+        return self.partitions.of_queue(draft.new.queue)
+
+    async def drain(self, haul: Haul) -> Hauled:
+        about: list[Argument] = [haul.journal, haul.since, haul.upto]
+        reply = await self.partitions.call("drain", haul.strand, [*layout.add_arguments(haul.drafts), *about])
+        if isinstance(reply, bytes):
+            return Hauled(int(reply))
+        return Hauled(haul.upto, [bool(new) for new in reply])
 
     async def claim(self, wish: Wish) -> list[Record]:
         runs = self._runs_of_queues(wish.worker.queues)

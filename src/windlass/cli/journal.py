@@ -1,0 +1,201 @@
+"""`windlass journal verify|dump|load|drain`: what a server has accepted, on its disk and as text."""
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, Parameter
+from msgspec import Raw, Struct
+
+from windlass.addresses import file_of, open_engine
+from windlass.cli import DASH, saying
+from windlass.cli.place import HERE, OPTIONS, Place, opened
+from windlass.engine.journal import bodies, text
+from windlass.engine.journal.files import Disk
+from windlass.engine.journal.format import LOST
+from windlass.engine.journal.journal import Entry
+from windlass.engine.journal.opening import drain_folder
+from windlass.engine.journal.segments import Finding, listed, walk
+from windlass.local import data_folder
+from windlass.model.errors import Invalid, Missing
+from windlass.model.job import TEXT, NewJob
+from windlass.model.names import DEFAULT_QUEUE
+from windlass.model.operations import MOST_AT_ONCE, EnqueueMany
+from windlass.store.micros import from_micros
+from windlass.system import SystemClock
+
+journal = App(name="journal", help="Look at what a server has accepted.", group_parameters=OPTIONS)
+
+Folder = Annotated[
+    Path | None, Parameter(name="FOLDER", help="The folder of the journals (`journal` in the server's own folder).")
+]
+
+BAD = 1
+
+
+class Verified(Struct, frozen=True):
+    """What is known of one journal."""
+
+    folder: str
+    segments: int
+    records: int
+    first: int
+    last: int
+    findings: list[str]
+    lost: int
+
+
+@journal.command
+def verify(folder: Folder = None, /, *, place: Place = HERE) -> int:
+    """Look for damage; nothing is changed. Exits 1 if acknowledged jobs are lost."""
+    found = [_verified(one) for one in _folders(folder)]
+    if place.json:
+        for one in found:
+            saying.write_json(one)
+        return BAD if any(one.lost for one in found) else 0
+    for one in found:
+        records = f"{saying.plural(one.records, 'record')} ({one.first} to {one.last})" if one.records else "no records"
+        saying.write(f"{one.folder}: {records} in {saying.plural(one.segments, 'segment')}")
+        for finding in one.findings:
+            saying.write(f"  {finding}")
+    return BAD if any(one.lost for one in found) else 0
+
+
+def _verified(folder: Path) -> Verified:
+    disk, sequences, findings, lost = Disk(), list[int](), list[str](), 0
+    for found in walk(disk, folder):
+        if isinstance(found, Finding):
+            gone = f": jobs {found.first} to {found.last} are lost" if found.lost else ""
+            findings.append(f"{found.path.name}: {found.what}{gone}")
+            lost += found.lost
+        elif found[0].flags & LOST:
+            findings.append(f"records up to {found[0].sequence} were damaged before, and are lost")
+        else:
+            sequences.append(found[0].sequence)
+    first, last = (sequences[0], sequences[-1]) if sequences else (0, 0)
+    return Verified(str(folder), len(listed(disk, folder)), len(sequences), first, last, findings, lost)
+
+
+class Dumped(Struct, frozen=True):
+    """One accepted job."""
+
+    sequence: int
+    accepted_at: str
+    tenant: str
+    id: str
+    task: str
+    queue: str
+    payload: str
+
+
+@journal.command
+def dump(
+    folder: Folder = None,
+    /,
+    *,
+    form: Annotated[
+        Literal["json", "records", "batches"],
+        Parameter(metavar="FORM", help="json (all there is), records (id|task|payload), or batches under a header."),
+    ] = "json",
+    place: Place = HERE,
+) -> None:
+    """Print the jobs of the journals as text; what is damaged is told on stderr."""
+    del place
+    for one in _folders(folder):
+        known = ((entry, entry.draft) for entry in _entries(one) if entry.draft is not None)
+        if form == "records":
+            lines = text.write_records((draft.id, draft.new) for _, draft in known)
+        elif form == "batches":
+            lines = text.write_batches((from_micros(entry.accepted), draft.new) for entry, draft in known)
+        else:
+            lines = (_in_json(entry) for entry, _ in known)
+        for line in lines:
+            sys.stdout.write(line)
+
+
+def _entries(folder: Path) -> Iterator[Entry]:
+    for found in walk(Disk(), folder):
+        if isinstance(found, Finding):
+            saying.remark(f"{found.path}: {found.what}")
+            continue
+        record, body = found
+        if not record.flags & LOST:
+            yield Entry(record.sequence, record.accepted, bodies.unpack(record.id, record.tenant, body))
+
+
+def _in_json(entry: Entry) -> str:
+    draft = entry.draft
+    assert draft is not None  # noqa: S101 - others are left out
+    new, when = draft.new, from_micros(entry.accepted).isoformat()
+    (line,) = text.write_records([(draft.id, new)])
+    payload = line.split("|", 2)[2].rstrip("\n")
+    return f"{saying.in_json(Dumped(entry.sequence, when, draft.tenant, draft.id, new.task, new.queue, payload))}\n"
+
+
+@journal.command
+async def load(
+    file: Annotated[str, Parameter(name="FILE", help="A text of records or batches; `-` = from stdin.")],
+    /,
+    *,
+    queue: Annotated[
+        str, Parameter(name=("--queue", "-q"), metavar="NAME", help="The line that the jobs wait in (`default`).")
+    ] = DEFAULT_QUEUE,
+    place: Place = HERE,
+) -> int:
+    """Queue the jobs of a text. One that comes with an id is one job, however often it is loaded.
+
+    Lines that cannot be read are told on stderr and skipped; then it exits 1.
+    """
+    found = list(text.read_text(_text_of(file)))
+    news = [_new(line, queue) for line in found if isinstance(line, text.Line)]
+    created = 0
+    async with opened(place, create=True) as to:
+        for start in range(0, len(news), MOST_AT_ONCE):
+            created += (await to(EnqueueMany(jobs=news[start : start + MOST_AT_ONCE]))).created
+    malformed = [line for line in found if isinstance(line, text.Malformed)]
+    for line in malformed:
+        saying.remark(f"{file}, line {line.number}: {line.why}")
+    saying.write(f"{saying.plural(created, 'new job')} of {len(news):,}")
+    return BAD if malformed else 0
+
+
+def _text_of(file: str) -> str:
+    try:
+        data = sys.stdin.buffer.read() if file == DASH else Path(file).read_bytes()
+    except OSError as fault:
+        raise Missing(f"{file} cannot be read: {fault.strerror}", at="FILE") from None
+    return data.decode(errors="replace")
+
+
+def _new(line: text.Line, queue: str) -> NewJob:
+    payload = Raw(line.payload.encode())
+    return NewJob(task=line.jobtype, queue=queue, key=_key(line.id), payload=payload, content_type=TEXT)
+
+
+def _key(id: str) -> str | None:
+    return id[:512] or None
+
+
+@journal.command
+async def drain(folder: Folder = None, /, *, place: Place = HERE) -> None:
+    """Carry what is in journals that no server holds into the store: of a machine that is gone, from its disk."""
+    settings = place.settle()
+    if file_of(settings.store) is not None:
+        raise Invalid("a journal is drained into a Redis store", at="store")
+    for one in _folders(folder):
+        async with open_engine(settings.store) as engine:
+            number = await drain_folder(engine, one, SystemClock())
+        saying.write(f"{one}: {saying.plural(number, 'job')} drained")
+
+
+def _folders(folder: Path | None) -> list[Path]:
+    """The journals in a folder, or the folder itself if it is one."""
+    place = folder or data_folder(dict(os.environ)) / "journal"
+    if not place.is_dir():
+        raise Missing(f"there is no folder {place}", at="FOLDER")
+    inner = sorted(
+        (one for one in place.iterdir() if one.is_dir() and one.name.isdigit()), key=lambda one: int(one.name)
+    )
+    return inner or [place]

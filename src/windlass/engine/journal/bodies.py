@@ -1,0 +1,65 @@
+"""New jobs as bodies of records, and back.
+
+What is kept is what the store will be told: the job as it was checked, not the request that brought it.
+"""
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec import Raw, Struct
+
+from windlass.model.job import NewJob
+from windlass.model.names import text_id
+from windlass.store import Draft, terms
+
+
+class _Extras(Struct, frozen=True, omit_defaults=True):
+    """What few jobs bring along."""
+
+    delay: float | None = None
+    run_at: datetime | None = None
+    files: dict[str, bytes] = {}
+    then: bytes | None = None
+
+
+_NONE = _Extras()
+
+_pack = msgspec.msgpack.Encoder().encode
+_body = msgspec.msgpack.Decoder(tuple[str, str, int, bytes, bytes, _Extras | None])
+
+
+def pack(draft: Draft) -> bytes:
+    new = draft.new
+    return _pack((new.task, new.queue, new.priority, terms.pack(new), bytes(new.payload), _extras(draft)))
+
+
+def _extras(draft: Draft) -> _Extras | None:
+    new = draft.new
+    if new.delay is None and new.run_at is None and new.then is None and not new.files:
+        return None
+    then = None if new.then is None else terms.pack_then(draft.tenant, new.then)
+    return _Extras(new.delay, new.run_at, new.files, then)
+
+
+def unpack(id: bytes, tenant: str, body: bytes) -> Draft | None:
+    """The job that a body says; null if this program cannot read it."""
+    try:
+        task, queue, priority, packed, payload, extras = _body.decode(body)
+        asked: dict[str, Any] = dict(terms.unpack(packed))
+        brought = extras or _NONE
+        then = None if brought.then is None else terms.unpack_then(brought.then)[1]
+        new = NewJob(
+            **asked,
+            task=task,
+            queue=queue,
+            priority=priority,
+            payload=Raw(payload),
+            delay=brought.delay,
+            run_at=brought.run_at,
+            files=brought.files,
+            then=then,
+        )
+    except (msgspec.MsgspecError, TypeError, ValueError):
+        return None
+    return Draft(tenant, text_id(id), new)

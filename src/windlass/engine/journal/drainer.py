@@ -1,0 +1,276 @@
+"""Carries jobs from the journal into the store, in order.
+
+The store keeps, for each journal, how far it has been drained (its mark), and moves the mark in the same step that
+keeps the jobs. So a batch whose reply was lost is not drained twice, and a store that has lost its newest jobs has lost
+the mark with them: the journal sees that and gives it exactly those again.
+
+A store may keep its queues in several strands, each with a mark of its own. A batch names the mark that it follows on
+and the one that it leads to; between those two it is all that the journal has for the strand.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from windlass.engine.desk import Desk
+from windlass.engine.following import unblock
+from windlass.engine.journal.journal import Entry, Journal
+from windlass.engine.journal.reserving import Reservations
+from windlass.model.errors import Full, Unavailable, WindlassError
+from windlass.model.ports import Clock
+from windlass.store import Draft, Haul, Hauled, Ledger
+from windlass.store.micros import to_micros
+
+log = logging.getLogger("windlass.journal")
+
+MOST_AT_ONCE = 1000
+ANSWER_WITHIN = 2.0
+"""Seconds after which a store that says nothing counts as down."""
+CHECK_EVERY = 1.0
+"""Seconds between two looks at the marks."""
+TRY_EVERY = 0.2
+"""The same while the store is down."""
+OLD = 1_000_000
+"""Microseconds that a job must have waited here before its delay is shortened by it."""
+
+ANY = -1
+"""The mark of no store: asks for what it is."""
+
+
+class Asked:
+    """Somebody who wants to know how many of his jobs were new."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self.first = first
+        self.last = last
+        self.created = 0
+        self.answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+
+class Drainer:
+    """Drains one journal into one store."""
+
+    def __init__(self, journal: Journal, ledger: Ledger, desk: Desk, clock: Clock) -> None:
+        self._journal = journal
+        self._ledger = ledger
+        self._desk = desk
+        self._clock = clock
+        self._reservations = Reservations(journal, clock, desk.chance)
+        self._marks: list[int] = []
+        self._asked: deque[Asked] = deque()
+        self._poked = asyncio.Event()
+        self._moved = asyncio.Condition()
+        self._checked_at = -CHECK_EVERY
+        self.up = True
+        """Whether the store answers."""
+        self.flows = True
+        """Whether it takes jobs."""
+        journal.on_accepted = self._poked.set
+
+    async def start(self) -> None:
+        """Learn how far the store is; raises if it does not answer."""
+        journal = self._journal
+        self._marks = await self._all_marks()
+        if (newest := max(self._marks)) > journal.last:
+            log.error("the store has jobs of this journal up to %d, the journal ends with %d", newest, journal.last)
+            journal.skip(newest)
+        self._go_back(min(self._marks))
+        if waiting := journal.last - journal.drained:
+            log.info("%d jobs in the journal are to be drained", waiting)
+
+    async def run(self) -> None:
+        """Drain for ever."""
+        while True:
+            try:
+                busy = await self._step()
+                self._is_up()
+            except (WindlassError, OSError) as fault:
+                self._is_down(fault)
+                await self._clock.sleep(TRY_EVERY)
+                continue
+            except Exception as fault:
+                log.exception("the journal cannot be drained")  # whatever it is, what is accepted must not be given up
+                self._is_down(fault)
+                await self._clock.sleep(CHECK_EVERY)
+                continue
+            if not busy:
+                await self._rest()
+
+    async def drain(self) -> None:
+        """Drain what there is, once; raises if the store does not take it."""
+        while await self._step():
+            pass
+
+    def poke(self) -> None:
+        """Somebody has reason to think that the store does not answer."""
+        self._checked_at = -CHECK_EVERY
+        self._poked.set()
+
+    async def asked(self, first: int, last: int) -> int | None:
+        """How many of the jobs from one sequence to another were new to the store; null = it cannot be asked."""
+        if not (self.up and self.flows) or first <= self._journal.drained:
+            return None
+        asked = Asked(first, last)
+        self._asked.append(asked)
+        try:
+            return await asked.answer
+        except WindlassError:
+            return None
+
+    async def reach(self, sequence: int, within: float) -> None:
+        """Wait until the store has all up to a sequence, as long as it takes jobs at all, and not longer than that."""
+        if self._journal.drained >= sequence:
+            return
+        try:
+            async with asyncio.timeout(within), self._moved:
+                await self._moved.wait_for(lambda: self._journal.drained >= sequence or not (self.up and self.flows))
+        except TimeoutError:
+            return
+
+    # One step
+
+    async def _step(self) -> bool:
+        """Drain one batch; whether there was one. Now and then look whether the store still has everything."""
+        if self._clock.monotonic() - self._checked_at >= CHECK_EVERY or not self.flows:
+            await self._check()
+        token = await self._reservations.reserve(MOST_AT_ONCE, 10 * ANSWER_WITHIN)
+        if token is None:
+            return False
+        entries = self._reservations.read(token)
+        try:
+            drained = await self._drain(entries)
+        except BaseException:
+            self._reservations.cancel(token)
+            raise
+        if drained:
+            self._reservations.commit(token)
+            self._journal.forget(entries[-1].sequence)
+            await self._tell()
+        return True
+
+    async def _drain(self, entries: Sequence[Entry]) -> bool:
+        upto = entries[-1].sequence
+        created: dict[int, bool] = {}
+        for strand, some in self._by_strand(entries).items():
+            drafts = [_aged(entry, self._clock) for entry in some]
+            haul = await self._haul(strand, self._marks[strand], upto, drafts)
+            if haul.mark != upto:
+                await self._differ()
+                return False
+            self._marks[strand] = upto
+            # None are told of if the mark was there already: then this batch was drained before, and the reply lost.
+            created.update((entry.sequence, new) for entry, new in zip(some, haul.created, strict=False))
+            if waiting := [draft.id for draft in drafts if draft.new.after]:
+                await unblock(self._desk, waiting)
+        self._answer(upto, created)
+        return True
+
+    def _by_strand(self, entries: Sequence[Entry]) -> dict[int, list[Entry]]:
+        """What each strand has not had yet. What no store will take is put aside."""
+        strands: dict[int, list[Entry]] = {}
+        for entry in entries:
+            if entry.draft is None:
+                if entry.raw:
+                    self._journal.reject(entry)
+                continue
+            strand = self._ledger.strand(entry.draft)
+            if entry.sequence > self._marks[strand]:
+                strands.setdefault(strand, []).append(entry)
+        return strands
+
+    async def _haul(self, strand: int, since: int, upto: int, drafts: Sequence[Draft]) -> Hauled:
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN):
+                return await self._ledger.drain(Haul(self._journal.id.hex(), strand, since, upto, drafts))
+        except TimeoutError:
+            raise Unavailable(f"the store does not answer: nothing came within {ANSWER_WITHIN:g} s") from None
+
+    async def _check(self) -> None:
+        """Whether all marks are where we left them; idle strands are brought up to date."""
+        self._checked_at = self._clock.monotonic()
+        drained = self._journal.drained
+        for strand, mark in enumerate(self._marks):
+            found = (await self._haul(strand, mark, max(mark, drained), ())).mark
+            if found != max(mark, drained):
+                await self._differ()
+                return
+            self._marks[strand] = found
+        self._journal.forget(drained)
+
+    async def _differ(self) -> None:
+        """A mark is not where we left it. Further on: a reply was lost. Further back: the store has lost jobs."""
+        before, self._marks = self._marks, await self._all_marks()
+        back = [(old, new) for old, new in zip(before, self._marks, strict=True) if new < old]
+        if back:
+            old, new = min(back, key=lambda pair: pair[1])
+            log.warning("the store has gone back from %d to %d: it is given what it lost again", old, new)
+        self._go_back(min(self._marks))
+
+    async def _all_marks(self) -> list[int]:
+        return [(await self._haul(strand, ANY, 0, ())).mark for strand in range(self._ledger.strands)]
+
+    def _go_back(self, to: int) -> None:
+        start = self._journal.rewind(min(to, self._journal.last))
+        if start > to:
+            log.error("the journal does not have jobs %d to %d any more: they may be lost", to + 1, start)
+        self._reservations.rewind(start)
+
+    # Who waits
+
+    def _answer(self, upto: int, created: dict[int, bool]) -> None:
+        while self._asked and self._asked[0].first <= upto:
+            asked = self._asked[0]
+            last = min(asked.last, upto)
+            asked.created += sum(created.get(sequence, True) for sequence in range(asked.first, last + 1))
+            asked.first = last + 1
+            if asked.first <= asked.last:
+                return
+            self._asked.popleft()
+            if not asked.answer.done():
+                asked.answer.set_result(asked.created)
+
+    async def _tell(self) -> None:
+        async with self._moved:
+            self._moved.notify_all()
+
+    async def _rest(self) -> None:
+        try:
+            async with asyncio.timeout(CHECK_EVERY):
+                await self._poked.wait()
+        except TimeoutError:
+            pass
+        self._poked.clear()
+
+    def _is_up(self) -> None:
+        if not (self.up and self.flows):
+            log.info("the store is back; %d jobs are to be drained", self._journal.last - self._journal.drained)
+        self.up = self.flows = True
+
+    def _is_down(self, fault: Exception) -> None:
+        if self.up and self.flows:
+            log.warning("jobs stay in the journal: %s", fault)
+        self.flows = False
+        self.up = isinstance(fault, Full)
+        while self._asked:
+            asked = self._asked.popleft()
+            if not asked.answer.done():
+                asked.answer.set_exception(Unavailable(str(fault)))
+
+
+def _aged(entry: Entry, clock: Clock) -> Draft:
+    """A job as the store is to take it: the time that it has waited here counts."""
+    draft = entry.draft
+    assert draft is not None  # noqa: S101 - others are put aside
+    new = draft.new
+    if new.delay is None and new.expires is None:
+        return draft
+    waited = to_micros(clock.now()) - entry.accepted
+    if waited < OLD:
+        return draft
+    seconds = waited / 1_000_000
+    delay = None if new.delay is None else max(0.0, new.delay - seconds)
+    expires = None if new.expires is None else max(0.0, new.expires - seconds)
+    return replace(draft, new=replace(new, delay=delay, expires=expires))

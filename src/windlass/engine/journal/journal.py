@@ -1,0 +1,281 @@
+"""A journal: accepts jobs, keeps them in order, finds them, and hands them out to be drained.
+
+Knows nothing of stores. Everything that is accepted stays on disk until it has been drained and some time has passed
+since: a store that loses its newest jobs can be given them again.
+"""
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from windlass.engine.journal import bodies
+from windlass.engine.journal.files import Files
+from windlass.engine.journal.format import HEADER_SIZE, LOST, Header, Record, read_record
+from windlass.engine.journal.segments import Finding, Segment, number_in_name, recover
+from windlass.engine.journal.waiting import Waiting
+from windlass.engine.journal.writer import Parcel, Writer, Written
+from windlass.model.errors import JournalFull
+from windlass.model.names import raw_id
+from windlass.model.ports import Chance, Clock
+from windlass.store import Draft
+from windlass.store.micros import to_micros
+
+log = logging.getLogger("windlass.journal")
+
+MOST_IN_MEMORY = 20_000
+"""Jobs that are kept in memory too, for the drainer; if more wait, they are read from disk."""
+
+MOST_BYTES_IN_MEMORY = 32 << 20
+
+READ_AT_ONCE = 1 << 20
+"""Bytes of a segment that are read at a time."""
+
+LOOK_AT_DISK_EVERY = 0.5
+
+REJECTED = "rejected"
+"""The file with what no store will take: the sequence and the body, in hex digits, a line each."""
+
+
+class JournalSettings(Struct, frozen=True, kw_only=True):
+    """What an operator may choose for a journal."""
+
+    keep: float = 600.0
+    """Seconds that what was drained is kept, for a store that loses its newest jobs."""
+    segment_bytes: int = 64 << 20
+    """Size at which the next segment is begun."""
+    most_full: float = 0.95
+    """The part of its disk beyond which nothing more is accepted."""
+
+
+class Entry(NamedTuple):
+    """One accepted job, in its place."""
+
+    sequence: int
+    accepted: int
+    """Microseconds, by this host's clock."""
+    draft: Draft | None
+    """Null if this program cannot read it, or if it was damaged (and reported then)."""
+    raw: bytes = b""
+    """Its bytes, where it cannot be read."""
+
+
+class Journal:
+    """One folder of segments, opened by one writer."""
+
+    def __init__(self, folder: Path, files: Files, clock: Clock, chance: Chance, settings: JournalSettings) -> None:
+        self.folder = folder
+        self._files = files
+        self._clock = clock
+        self._chance = chance
+        self._settings = settings
+        self._lock: int | None = None
+        self._segments: list[Segment] = []
+        self._waiting = Waiting()
+        self._recent: list[Entry] = []
+        self._recent_bytes = 0
+        self._drained_at: dict[Path, float] = {}
+        self._reading: tuple[int, int] | None = None
+        """A sequence and where the record behind it begins, from the last reading."""
+        self._looked_at_disk = -LOOK_AT_DISK_EVERY
+        self._disk_full = False
+        self.id = b""
+        self.drained = 0
+        self.on_accepted: Callable[[], None] = lambda: None
+        self.findings: list[Finding] = []
+        """What had to be repaired when it was opened."""
+        self._writer = Writer(files, folder, self._header, segment_bytes=settings.segment_bytes)
+        self._writer.may_write = self._check_disk
+        self._writer.on_written = self._on_written
+
+    def open(self) -> bool:
+        """Take the folder and make it sound; whether nobody else has it."""
+        self._files.folder(self.folder)
+        self._lock = self._files.lock(self.folder / "lock")
+        if self._lock is None:
+            return False
+        sound = recover(self._files, self.folder, self._salt)
+        self.findings = sound.findings
+        for finding in sound.findings:
+            lost = f"; {finding.lost} jobs are lost: {finding.first} to {finding.last}" if finding.lost else ""
+            log.log(logging.ERROR if lost else logging.WARNING, "%s: %s%s", finding.path, finding.what, lost)
+        self._segments = sound.segments
+        for places in sound.places:
+            for place in places:
+                self._waiting.add(place)
+        self.id = sound.segments[-1].header.journal if sound.segments else self._chance.token()
+        last = sound.segments[-1].last if sound.segments else 0
+        self.drained = sound.segments[0].header.first - 1 if sound.segments else 0
+        self._writer.begin(last, max((number_in_name(one.path) for one in sound.segments), default=0))
+        return True
+
+    async def close(self) -> None:
+        await self._writer.close()
+        if self._lock is not None:
+            self._files.unlock(self._lock)
+            self._lock = None
+
+    @property
+    def last(self) -> int:
+        """The sequence of the last job that was accepted."""
+        return self._writer.next - 1
+
+    @property
+    def oldest(self) -> int:
+        """The sequence of the oldest job that is still here, or will be the next."""
+        return self._segments[0].header.first if self._segments else self._writer.next
+
+    async def accept(self, drafts: Sequence[Draft]) -> int:
+        """Keep jobs for good; the sequence of the last of them. Returns when they would outlast a power cut."""
+        records = [(raw_id(draft.id), draft.tenant.encode(), bodies.pack(draft)) for draft in drafts]
+        size = sum(len(body) for _, _, body in records)
+        parcel = Parcel(to_micros(self._clock.now()), drafts, records, size)
+        return (await self._writer.write(parcel)).places[-1].sequence
+
+    def find(self, id: str) -> Entry | None:
+        """A job that has not been drained."""
+        found = self._waiting.find(raw_id(id))
+        if found is None or found[0] <= self.drained:
+            return None
+        sequence, at = found
+        segment = self._segment_of(sequence)
+        data = self._files.read(segment.path, at, READ_AT_ONCE)
+        record = read_record(data, segment.header, 0)
+        if record is None:
+            data = self._files.read(segment.path, at)
+            record = read_record(data, segment.header, 0)
+        return None if record is None else _entry(data, record)
+
+    async def read(self, after: int, most: int) -> list[Entry]:
+        """The jobs behind a sequence, in order; as far as there are any, at least one."""
+        if after >= self.last:
+            return []
+        if self._recent and self._recent[0].sequence <= after + 1:
+            start = bisect_right(self._recent, after, key=lambda entry: entry.sequence)
+            return self._recent[start : start + most]
+        return await asyncio.to_thread(self._read_disk, after, most)
+
+    def forget(self, upto: int) -> None:
+        """The store has all jobs up to there. After some time their segments are deleted."""
+        self.drained = upto
+        self._waiting.forget(upto)
+        if self._recent:
+            done = bisect_right(self._recent, upto, key=lambda entry: entry.sequence)
+            del self._recent[:done]
+        if not self._recent:
+            self._recent_bytes = 0
+        self._delete_old()
+
+    def rewind(self, to: int) -> int:
+        """The store has lost what came behind a sequence; the one behind which it can be given again."""
+        self.drained = max(to, self.oldest - 1)
+        self._drained_at = {}
+        return self.drained
+
+    def reject(self, entry: Entry) -> None:
+        """Put aside what no store will take, where people find it."""
+        path = self.folder / REJECTED
+        known = REJECTED in self._files.names(self.folder)
+        file = self._files.open(path) if known else self._files.create(path)
+        try:
+            file.write(b"%d %b\n" % (entry.sequence, entry.raw.hex().encode()))
+            file.sync()
+        finally:
+            file.close()
+        log.error("record %d cannot be read by this program: it was put aside in %s", entry.sequence, path)
+
+    def skip(self, sequence: int) -> None:
+        """The store knows more than is here: those numbers are used."""
+        self._writer.skip(sequence)
+
+    # Writing
+
+    def _header(self, first: int) -> Header:
+        return Header(self._salt(), self.id, first)
+
+    def _salt(self) -> int:
+        return int.from_bytes(self._chance.token()[:4])
+
+    def _check_disk(self) -> None:
+        now = self._clock.monotonic()
+        if self._disk_full or now - self._looked_at_disk >= LOOK_AT_DISK_EVERY:
+            self._disk_full = self._files.fullness(self.folder) >= self._settings.most_full
+            self._looked_at_disk = now
+        if self._disk_full:
+            raise JournalFull(
+                f"the disk of the journal is more than {self._settings.most_full:.0%} full: make room in {self.folder}"
+            )
+
+    def _on_written(self, written: Written, parcel: Parcel) -> None:
+        if self._segments and self._segments[-1].path == written.segment.path:
+            self._segments[-1] = written.segment
+        else:
+            self._segments.append(written.segment)
+        for place, draft in zip(written.places, parcel.drafts, strict=True):
+            self._waiting.add(place)
+            self._recent.append(Entry(place.sequence, parcel.accepted, draft))
+        self._recent_bytes += parcel.size
+        if len(self._recent) > MOST_IN_MEMORY or self._recent_bytes > MOST_BYTES_IN_MEMORY:
+            self._recent, self._recent_bytes = [], 0  # they are on disk
+        self.on_accepted()
+
+    # Reading
+
+    def _segment_of(self, sequence: int) -> Segment:
+        return self._segments[bisect_right(self._segments, sequence, key=lambda one: one.header.first) - 1]
+
+    def _read_disk(self, after: int, most: int) -> list[Entry]:
+        segments = [one for one in self._segments if one.last > after]
+        if not segments:
+            return []
+        segment = segments[0]
+        at = HEADER_SIZE
+        if self._reading is not None and self._reading[0] == after and after >= segment.header.first:
+            at = self._reading[1]
+        found: list[Entry] = []
+        while len(found) < most and at < segment.size:
+            data = self._files.read(segment.path, at, min(READ_AT_ONCE, segment.size - at))
+            if read_record(data, segment.header, 0) is None:
+                data = self._files.read(segment.path, at, segment.size - at)
+            start = 0
+            while len(found) < most and (record := read_record(data, segment.header, start)) is not None:
+                if record.sequence > after:
+                    found.append(_entry(data, record))
+                start = record.end
+            if not start:
+                raise OSError(f"{segment.path} has changed under us at byte {at}")
+            at += start
+        if found:
+            self._reading = found[-1].sequence, at
+        return found
+
+    # Deleting
+
+    def _delete_old(self) -> None:
+        now = self._clock.monotonic()
+        drained = [one for one in self._segments[:-1] if one.last <= self.drained]  # the last tells where to go on
+        for segment in drained:
+            self._drained_at.setdefault(segment.path, now)
+        for segment in drained:
+            if now - self._drained_at[segment.path] < self._settings.keep:
+                return
+            try:
+                self._files.remove(segment.path)
+                self._files.sync_folder(self.folder)
+            except OSError as fault:
+                log.warning("%s cannot be deleted: %s", segment.path, fault)
+                return
+            self._segments.remove(segment)
+            del self._drained_at[segment.path]
+
+
+def _entry(data: bytes, record: Record) -> Entry:
+    body = data[record.body : record.end]
+    if record.flags & LOST:
+        return Entry(record.sequence, record.accepted, None)
+    draft = bodies.unpack(record.id, record.tenant, body)
+    return Entry(record.sequence, record.accepted, draft, b"" if draft else body)

@@ -1,0 +1,214 @@
+"""A service in front of the engine that accepts new jobs into a journal first.
+
+With the store up, a job under an id that we make is answered as soon as the journal has it; one that comes with an id
+or key of its own is answered when the store has it too, for only the store knows whether it is new. Whoever looks
+afterwards finds it: looking waits until the store has what was accepted before.
+
+With the store down, new jobs are still accepted, a job that is only in the journal is shown with the reason `accepted`,
+and everything else is refused at once.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, cast
+
+from msgspec import Raw
+from msgspec.structs import asdict, replace
+
+from windlass.engine import Engine
+from windlass.engine.desk import no_job, owns
+from windlass.engine.drafts import drafts_of
+from windlass.engine.journal.drainer import Drainer
+from windlass.engine.journal.journal import Entry, Journal
+from windlass.engine.sound import sound
+from windlass.model.errors import Unavailable
+from windlass.model.job import Job, Reason, State, Terms
+from windlass.model.names import check_id
+from windlass.model.operations import (
+    A,
+    Accepted,
+    Cancel,
+    Count,
+    Delete,
+    Enqueue,
+    Enqueued,
+    EnqueueLines,
+    EnqueueMany,
+    GetOutput,
+    GetResult,
+    GetStats,
+    List,
+    Operation,
+    Result,
+    Retry,
+    Show,
+)
+from windlass.model.ports import Clock
+from windlass.store import Draft
+from windlass.store.micros import from_micros
+
+LOOKING = (Show, GetResult, GetOutput, List, Count, GetStats, Cancel, Retry, Delete)
+"""What is asked about jobs: those that were accepted before must be there."""
+
+PATIENCE = 1.0
+"""Seconds that looking waits for the store to take what was accepted before."""
+
+LOOK_AGAIN = 0.1
+
+
+class Journaled:
+    """An engine with a journal in front of it."""
+
+    def __init__(self, engine: Engine, journal: Journal, drainer: Drainer, clock: Clock) -> None:
+        self._engine = engine
+        self._journal = journal
+        self._drainer = drainer
+        self._clock = clock
+        self._being_accepted: dict[str, asyncio.Future[None]] = {}
+
+    async def __call__(self, operation: Operation[A], /) -> A:
+        answer: Any
+        match operation:
+            case Enqueue():
+                answer = await self._enqueue(sound(operation))
+            case EnqueueMany() | EnqueueLines():
+                answer = await self._enqueue_many(sound(operation))
+            case Show() | GetResult() if not self._drainer.flows:
+                answer = await self._look(operation)
+            case _:
+                answer = await self._ask(operation)
+        return cast("A", answer)
+
+    # New jobs
+
+    async def _enqueue(self, operation: Enqueue) -> Accepted:
+        drafts = drafts_of(self._engine.desk, operation)
+        created = await self._accept(drafts, named=_is_named(operation))
+        draft = drafts[0]
+        if created:
+            return self._accepted(draft, created=True)
+        entry = self._journal.find(draft.id)
+        if entry is None or entry.draft is None:
+            job = (await self._engine.desk.find(draft.id, operation.tenant)).job
+            return Accepted(**asdict(job), created=False)
+        if entry.draft.tenant != draft.tenant:
+            raise no_job(draft.id)
+        return self._accepted(entry.draft, created=False)
+
+    async def _enqueue_many(self, operation: EnqueueMany | EnqueueLines) -> Enqueued:
+        drafts = drafts_of(self._engine.desk, operation)
+        named = isinstance(operation, EnqueueMany) and any(map(_is_own, operation.jobs))
+        created = await self._accept(drafts, named=named) if drafts else 0
+        return Enqueued(ids=[draft.id for draft in drafts], created=created)
+
+    async def _accept(self, drafts: Sequence[Draft], *, named: bool) -> int:
+        """Keep jobs in the journal; how many are new, as far as can be told."""
+        if not named:
+            await self._journal.accept(drafts)
+            return len(drafts)
+        ids = {draft.id for draft in drafts}
+        while others := [self._being_accepted[id] for id in ids if id in self._being_accepted]:
+            await asyncio.wait(others)
+        fresh = [draft for draft in _once(drafts) if self._journal.find(draft.id) is None]
+        if not fresh:
+            return 0
+        last = await self._kept(fresh)
+        created = await self._drainer.asked(last - len(fresh) + 1, last)
+        return len(fresh) if created is None else created
+
+    async def _kept(self, drafts: Sequence[Draft]) -> int:
+        """Accept jobs under ids of others; whoever sends the same id meanwhile waits until it is known here."""
+        known: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        for draft in drafts:
+            self._being_accepted[draft.id] = known
+        try:
+            return await self._journal.accept(drafts)
+        finally:
+            known.set_result(None)
+            for draft in drafts:
+                del self._being_accepted[draft.id]
+
+    def _accepted(self, draft: Draft, *, created: bool) -> Accepted:
+        job = job_of(draft, self._clock.now())
+        if not self._drainer.flows:
+            job = replace(job, reason=Reason.ACCEPTED)
+        return Accepted(**asdict(job), created=created)
+
+    # Everything else
+
+    async def _ask(self, operation: Operation[A]) -> A:
+        if not self._drainer.up:
+            raise Unavailable("the store does not answer; new jobs are accepted meanwhile")
+        if isinstance(operation, LOOKING):
+            await self._drainer.reach(self._journal.last, PATIENCE)
+        try:
+            return await self._engine(operation)
+        except Unavailable:
+            self._drainer.poke()
+            raise
+
+    async def _look(self, operation: Show | GetResult) -> Job | Result:
+        """A job while the store takes none. Whoever would wait for its end waits for the store."""
+        until = self._clock.monotonic() + operation.wait
+        while not self._drainer.flows and self._clock.monotonic() < until:
+            await self._clock.sleep(LOOK_AGAIN)
+        check_id(operation.id)
+        entry = None if self._drainer.flows else self._journal.find(operation.id)
+        if entry is None:
+            return cast("Job | Result", await self._ask(operation))
+        job = accepted_job(entry)
+        if job is None or not owns(operation.tenant, job):
+            raise no_job(operation.id)
+        if isinstance(operation, GetResult):
+            return Result(state=job.state)
+        if operation.payload and entry.draft is not None:
+            return replace(job, payload=Raw(bytes(entry.draft.new.payload)))
+        return job
+
+
+def _is_named(operation: Enqueue) -> bool:
+    return operation.job.id is not None or operation.job.key is not None
+
+
+def _is_own(new: Any) -> bool:
+    return new.id is not None or new.key is not None
+
+
+def _once(drafts: Sequence[Draft]) -> list[Draft]:
+    """The first of each id."""
+    return list({draft.id: draft for draft in reversed(drafts)}.values())[::-1]
+
+
+def accepted_job(entry: Entry) -> Job | None:
+    """A job that is only in the journal; null if it cannot be read."""
+    if entry.draft is None:
+        return None
+    return replace(job_of(entry.draft, from_micros(entry.accepted)), reason=Reason.ACCEPTED)
+
+
+_TERMS = Terms.__struct_fields__
+
+
+def job_of(draft: Draft, now: datetime) -> Job:
+    """The job that a draft becomes, as far as is known before the store has it."""
+    new = draft.new
+    run_at = new.run_at
+    if new.delay is not None:
+        run_at = from_micros(round((now.timestamp() + new.delay) * 1_000_000))
+    state = State.QUEUED
+    if new.after:
+        state, run_at = State.BLOCKED, None
+    elif run_at is not None:
+        state, run_at = (State.SCHEDULED, run_at) if run_at > now else (State.QUEUED, None)
+    return Job(
+        **{name: getattr(new, name) for name in _TERMS},
+        id=draft.id,
+        tenant=draft.tenant,
+        state=state,
+        waits_for=new.after,
+        created_at=now,
+        updated_at=now,
+        run_at=run_at,
+        size=len(memoryview(new.payload)),
+    )

@@ -1,0 +1,455 @@
+"""A journal in front of a real store: jobs arrive once and in order, whatever becomes of the store meanwhile."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.board import Relay, await_
+from tests.journals import draft, number_of
+from tests.servers import NewPrefix, Server, StartServer
+from tests.wires import Wire
+from windlass import Windlass
+from windlass.engine import Engine
+from windlass.engine.journal import Disk, Journal, Journaled, JournalSettings, open_journaled
+from windlass.engine.journal.drainer import Drainer
+from windlass.model.errors import Missing, Unavailable
+from windlass.model.job import NewJob, Reason, State
+from windlass.model.operations import (
+    Claim,
+    Count,
+    Enqueue,
+    EnqueueLines,
+    EnqueueMany,
+    GetQuota,
+    GetResult,
+    GetStats,
+    List,
+    Register,
+    Show,
+)
+from windlass.model.worker import NewWorker
+from windlass.store import Haul, Hauled, Ledger
+from windlass.store.redis import RedisStore
+from windlass.store.redis.scrub import scrub
+from windlass.system import SystemChance, SystemClock
+
+CLOCK = SystemClock()
+
+
+@asynccontextmanager
+async def engine_at(url: str, prefix: str = "wl") -> AsyncIterator[Engine]:
+    store = await RedisStore.open(url, prefix=prefix)
+    try:
+        yield Engine(store, SystemChance())
+    finally:
+        await store.close()
+
+
+@asynccontextmanager
+async def journaled_at(url: str, folder: Path, prefix: str = "wl") -> AsyncIterator[Journaled]:
+    async with engine_at(url, prefix) as engine, open_journaled(engine, folder, CLOCK) as service:
+        yield service
+
+
+async def until(done: Callable[[], Awaitable[bool]], within: float = 15.0) -> None:
+    async with asyncio.timeout(within):
+        while not await done():
+            await CLOCK.sleep(0.02)
+
+
+async def down(service: Journaled) -> None:
+    """Wait until it is known that the store does not answer."""
+
+    async def refused() -> bool:
+        try:
+            await service(GetStats())
+        except Unavailable:
+            return not service._drainer.up
+        return False
+
+    await until(refused)
+
+
+async def up(service: Journaled) -> None:
+    async def drained() -> bool:
+        return service._drainer.up and service._journal.drained == service._journal.last
+
+    await until(drained)
+
+
+async def in_order(engine: Any) -> list[int]:
+    """The numbers of all queued jobs in the order in which they would run."""
+    worker = (await engine(Register(worker=NewWorker(name="w", slots=1000)))).worker
+    found: list[int] = []
+    while claimed := await engine(Claim(worker=worker, slots=1000)):
+        found += [int.from_bytes(bytes(one.payload)[1:]) for one in claimed]
+    return found
+
+
+def new(number: int, **terms: Any) -> NewJob:
+    return NewJob(task="work", payload=draft(number).new.payload, **terms)
+
+
+# The mark
+
+
+async def test_a_haul_moves_the_mark_with_its_jobs_or_does_nothing(server: Server, new_prefix: NewPrefix) -> None:
+    async with engine_at(server.url, new_prefix()) as engine:
+        store = engine.desk.store
+        assert isinstance(store, RedisStore)
+        drafts = [draft(number) for number in range(3)]
+        strand = store.strand(drafts[0])
+        assert (await store.drain(Haul("j", strand, -1, 0, []))).mark == 0
+        first = await store.drain(Haul("j", strand, 0, 3, drafts))
+        assert (first.mark, first.created) == (3, [True] * 3)
+        again = await store.drain(Haul("j", strand, 0, 3, drafts))
+        assert (again.mark, again.created) == (3, []), "sent again, it does nothing"
+        ahead = await store.drain(Haul("j", strand, 7, 9, [draft(8)]))
+        assert (ahead.mark, ahead.created) == (3, []), "what comes before is missing"
+        other = await store.drain(Haul("k", strand, 0, 5, drafts))
+        assert (other.mark, other.created) == (5, [False] * 3), "each journal has its own; ids are known to all"
+        assert (await engine(Count())).count == 3
+        assert not await scrub(store)
+
+
+async def test_the_mark_and_the_jobs_are_one_step_in_the_log_of_the_server(start_server: StartServer) -> None:
+    """Cut anywhere, the log has both or neither."""
+    server = start_server("redis", fsync="always")
+    async with engine_at(server.url) as engine:
+        store = engine.desk.store
+        assert isinstance(store, RedisStore)
+        await store.drain(Haul("j", 0, 0, 2, [draft(1), draft(2)]))
+        before = _log_of(server).stat().st_size
+        await store.drain(Haul("j", 0, 2, 4, [draft(3), draft(4)]))
+    server.kill()
+    log = _log_of(server)
+    data = log.read_bytes()
+    for size in range(before, len(data), max(1, (len(data) - before) // 12)):
+        log.write_bytes(data[:size])
+        server.start()
+        async with engine_at(server.url) as engine:
+            store = engine.desk.store
+            assert isinstance(store, RedisStore)
+            mark = (await store.drain(Haul("j", 0, -1, 0, []))).mark
+            count = (await engine(Count())).count
+            assert (mark, count) == (2, 2), f"cut at {size} of {len(data)}"
+        server.kill()
+
+
+def _log_of(server: Server) -> Path:
+    (log,) = (server.folder / "appendonlydir").glob("*.incr.aof")
+    return log
+
+
+# With the store up
+
+
+class Slow:
+    """A store that takes its time."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self.strands, self.strand = ledger.strands, ledger.strand
+
+    async def drain(self, haul: Haul) -> Hauled:
+        await asyncio.sleep(0.02)
+        return await self._ledger.drain(haul)
+
+
+async def test_whoever_looks_after_enqueueing_finds_the_job(
+    server: Server, new_prefix: NewPrefix, tmp_path: Path
+) -> None:
+    async with journaled_at(server.url, tmp_path, new_prefix()) as service:
+        service._drainer._ledger = Slow(service._drainer._ledger)
+        for number in range(20):
+            accepted = await service(Enqueue(job=new(number, queue=f"q{number % 5}")))
+            assert accepted.created
+            assert accepted.reason is None
+            shown = await service(Show(id=accepted.id))
+            assert (shown.state, shown.queue, shown.size) == (State.QUEUED, accepted.queue, accepted.size)
+        many = await service(EnqueueMany(jobs=[new(number) for number in range(30)]))
+        lines = await service(EnqueueLines(task="work", text="a\n\n#b\nc\n"))
+        assert (many.created, lines.created, len(lines.ids)) == (30, 2, 2)
+        assert (await service(Count())).count == 52
+        assert {job.id for job in (await service(List(limit=100))).jobs} >= {*many.ids, *lines.ids}
+
+
+async def test_an_id_or_key_that_the_store_knows_is_not_new(
+    redis_server: Server, new_prefix: NewPrefix, tmp_path: Path
+) -> None:
+    prefix = new_prefix()
+    async with engine_at(redis_server.url, prefix) as engine:
+        first = await engine(Enqueue(job=new(1, key="k", priority=7)))
+    async with journaled_at(redis_server.url, tmp_path, prefix) as service:
+        again = await service(Enqueue(job=new(2, key="k")))
+        assert (again.id, again.created, again.priority) == (first.id, False, 7)
+        named = [new(3, key="k"), new(4, key="new"), new(5, key="new")]
+        assert (await service(EnqueueMany(jobs=named))).created == 1
+        with pytest.raises(Missing):
+            await service(Enqueue(tenant="other", job=new(6, id=first.id)))
+
+
+async def test_dependencies_delays_and_files_go_through(
+    redis_server: Server, new_prefix: NewPrefix, tmp_path: Path
+) -> None:
+    async with journaled_at(redis_server.url, tmp_path, new_prefix()) as service:
+        parent = await service(Enqueue(job=new(1)))
+        child = await service(Enqueue(job=new(2, after=[parent.id])))
+        late = await service(Enqueue(job=new(3, delay=60.0, files={"f": b"1"})))
+        assert (child.state, child.waits_for, late.state) == (State.BLOCKED, [parent.id], State.SCHEDULED)
+        assert (await service(Show(id=child.id))).waits_for == [parent.id]
+        kept = await service(Show(id=late.id))
+        assert kept.state is State.SCHEDULED
+        assert kept.run_at is not None
+        assert late.run_at is not None
+        assert abs((kept.run_at - late.run_at).total_seconds()) < 2
+
+
+# With the store down
+
+
+async def test_new_jobs_are_accepted_and_everything_else_is_refused_at_once(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    server = start_server("redis", fsync="always")
+    async with journaled_at(server.url, tmp_path) as service:
+        before = await service(Enqueue(job=new(0)))
+        await service(Show(id=before.id))
+        server.kill()
+        await down(service)
+        one = await service(Enqueue(job=new(1, key="k")))
+        assert (one.created, one.reason, one.state) == (True, Reason.ACCEPTED, State.QUEUED)
+        again = await service(Enqueue(job=new(9, key="k")))
+        assert (again.created, again.id) == (False, one.id)
+        many = await service(EnqueueMany(jobs=[new(2), new(3), new(9, key="k")]))
+        assert many.created == 2
+        shown = await service(Show(id=one.id, payload=True))
+        assert (shown.reason, shown.state, number_of(draft(1))) == (Reason.ACCEPTED, State.QUEUED, 1)
+        assert bytes(shown.payload) == bytes(draft(1).new.payload)  # type: ignore[arg-type]
+        assert (await service(GetResult(id=one.id))).state is State.QUEUED
+        with pytest.raises(Missing):
+            await service(Show(tenant="other", id=one.id))
+        for operation in (GetStats(), GetQuota(), List(), Show(id=before.id), Claim(worker="w")):
+            began = CLOCK.monotonic()
+            with pytest.raises(Unavailable):
+                await service(operation)
+            assert CLOCK.monotonic() - began < 0.05
+        server.start()
+        await up(service)
+        assert (await service(Show(id=one.id))).reason is None
+        assert await in_order(service) == [0, 1, 2, 3]
+
+
+async def test_a_store_that_hangs_is_taken_for_down(
+    redis_server: Server, new_prefix: NewPrefix, tmp_path: Path
+) -> None:
+    with Wire(redis_server.port) as wire:
+        async with journaled_at(f"redis://127.0.0.1:{wire.port}/0", tmp_path, new_prefix()) as service:
+            await service(Enqueue(job=new(0)))
+            await service(Count())
+            wire.cut()
+            await down(service)
+            for number in range(1, 20):
+                began = CLOCK.monotonic()
+                assert (await service(Enqueue(job=new(number)))).reason is Reason.ACCEPTED
+                with pytest.raises(Unavailable):
+                    await service(Count())
+                assert CLOCK.monotonic() - began < 1.0
+            wire.mend()
+            await up(service)
+            assert await in_order(service) == list(range(20))
+
+
+def test_python_code_goes_on_while_the_store_is_down(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server("redis", fsync="always")
+    app = Windlass(server.url, journal=str(tmp_path))
+    add = app.task(name="add")(_add)
+    try:
+        jobs = [add.enqueue(0)]
+        server.kill()
+        jobs += [add.enqueue(number) for number in range(1, 20)]
+        assert jobs[-1].refresh().reason is Reason.ACCEPTED
+        with pytest.raises(Unavailable):
+            jobs[-1].cancel()
+        server.start()
+        await_("all are there", lambda: app.link.ask(Count()).count == 20 if _answers(app) else False)
+        assert jobs[-1].refresh().reason is None
+    finally:
+        app.close()
+
+
+def _add(number: int) -> int:
+    raise NotImplementedError
+
+
+def _answers(app: Windlass) -> bool:
+    try:
+        app.link.ask(GetStats())
+    except Unavailable:
+        return False
+    return True
+
+
+async def test_a_job_that_waited_for_the_store_does_not_wait_its_delay_again(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    server = start_server("redis", fsync="always")
+    async with journaled_at(server.url, tmp_path) as service:
+        server.kill()
+        await down(service)
+        late = await service(Enqueue(job=new(1, delay=5.0)))
+        await asyncio.sleep(1.2)
+        server.start()
+        await up(service)
+        job = await service(Show(id=late.id))
+        assert job.run_at is not None
+        assert late.run_at is not None
+        assert abs((job.run_at - late.run_at).total_seconds()) < 0.5
+
+
+async def test_jobs_of_a_server_that_was_killed_are_drained_by_the_next(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    server = start_server("redis", fsync="always")
+    async with engine_at(server.url) as engine:
+        left = Journal(tmp_path / "1", Disk(), CLOCK, SystemChance(), JournalSettings())
+        assert left.open()
+        await left.accept([draft(number) for number in range(5)])
+        await left.close()
+        async with open_journaled(engine, tmp_path, CLOCK) as service:
+
+            async def all_there() -> bool:
+                return (await service(Count())).count == 5
+
+            await until(all_there)
+
+
+async def test_several_processes_have_a_journal_each(
+    redis_server: Server, new_prefix: NewPrefix, tmp_path: Path
+) -> None:
+    prefix = new_prefix()
+    async with (
+        journaled_at(redis_server.url, tmp_path, prefix) as one,
+        journaled_at(redis_server.url, tmp_path, prefix) as two,
+    ):
+        await asyncio.gather(one(Enqueue(job=new(1))), two(Enqueue(job=new(2))))
+        assert one._journal.folder != two._journal.folder
+        await up(two)
+        assert (await one(Count())).count == 2
+
+
+# When replies or jobs are lost
+
+
+async def test_s3_item_7_a_crash_between_the_store_and_the_commit_makes_one_job(
+    redis_server: Server, new_prefix: NewPrefix, tmp_path: Path
+) -> None:
+    async with engine_at(redis_server.url, new_prefix()) as engine:
+        store = engine.desk.store
+        assert isinstance(store, RedisStore)
+        journal = Journal(tmp_path, Disk(), CLOCK, SystemChance(), JournalSettings())
+        assert journal.open()
+        drafts = [draft(number) for number in range(10)]
+        await journal.accept(drafts)
+        await store.drain(Haul(journal.id.hex(), 0, 0, 6, drafts[:6]))  # and nobody wrote down that it was done
+        await journal.close()
+        again = Journal(tmp_path, Disk(), CLOCK, SystemChance(), JournalSettings())
+        assert again.open()
+        drainer = Drainer(again, store, engine.desk, CLOCK)
+        await drainer.start()
+        await drainer.drain()
+        assert await in_order(engine) == list(range(10))
+        await again.close()
+
+
+async def test_lost_replies_make_no_duplicates_and_lose_nothing(start_server: StartServer, tmp_path: Path) -> None:
+    server = start_server("redis")
+    with Relay(server.port, loss=0.0, seed=3) as relay:
+        async with journaled_at(f"redis://127.0.0.1:{relay.port}/0", tmp_path) as service:
+            relay._loss = 0.2
+            for start in range(0, 600, 3):
+                await asyncio.gather(*(service(Enqueue(job=new(start + one))) for one in range(3)))
+                await asyncio.sleep(0.01)
+            relay._loss = 0.0
+            await up(service)
+            assert relay.lost > 4
+    async with engine_at(server.url) as engine:
+        found = await in_order(engine)
+        assert sorted(found) == list(range(600))
+        assert [number // 3 for number in found] == [number // 3 for number in range(600)], "in order of acceptance"
+
+
+async def test_a_store_that_has_lost_its_newest_jobs_is_given_exactly_those_again(
+    server: Server, new_prefix: NewPrefix, tmp_path: Path
+) -> None:
+    """What a failover leaves behind: an earlier state of everything, the mark included."""
+    prefix = new_prefix()
+    async with journaled_at(server.url, tmp_path, prefix) as service, engine_at(server.url, prefix) as engine:
+        store = engine.desk.store
+        assert isinstance(store, RedisStore)
+        for number in range(10):
+            await service(Enqueue(job=new(number, queue=f"q{number % 3}")))
+        await up(service)
+        await service(Count())
+        drained = service._journal.drained
+
+        async def checked() -> bool:
+            journal = service._journal.id.hex()
+            marks = [(await store.drain(Haul(journal, one, -1, 0, []))).mark for one in range(store.strands)]
+            return set(marks) == {drained}
+
+        await until(checked)
+        await _lose(server, prefix)
+
+        async def back() -> bool:
+            return (await engine(Count())).count == 10
+
+        await until(back)
+        assert not await scrub(store)
+
+
+async def _lose(server: Server, prefix: str) -> None:
+    store = await RedisStore.open(server.url, prefix=prefix)
+    for partition in range(store.partitions.number):
+        key = store.partitions.key(partition)
+        cursor: Any = "0"
+        while True:
+            cursor, keys = await store.partitions.connection.ask(key, "SCAN", cursor, "MATCH", f"{key}*", "COUNT", 1000)
+            for one in keys:
+                await store.partitions.connection.ask(key, "DEL", one)
+            if cursor == b"0":
+                break
+    await store.close()
+
+
+async def test_a_record_that_nobody_can_read_is_put_aside_and_the_rest_goes_on(
+    redis_server: Server, new_prefix: NewPrefix, tmp_path: Path
+) -> None:
+    from windlass.engine.journal import bodies  # noqa: PLC0415
+
+    async with engine_at(redis_server.url, new_prefix()) as engine:
+        store = engine.desk.store
+        assert isinstance(store, RedisStore)
+        journal = Journal(tmp_path, Disk(), CLOCK, SystemChance(), JournalSettings())
+        assert journal.open()
+        pack = bodies.pack
+        await journal.accept([draft(0)])
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bodies, "pack", lambda _: b"\xc1")
+            await journal.accept([draft(1)])
+        assert bodies.pack is pack
+        await journal.accept([draft(2)])
+        await journal.close()
+        again = Journal(tmp_path, Disk(), CLOCK, SystemChance(), JournalSettings())
+        assert again.open()
+        drainer = Drainer(again, store, engine.desk, CLOCK)
+        await drainer.start()
+        await drainer.drain()
+        assert await in_order(engine) == [0, 2]
+        assert (tmp_path / "rejected").read_text() == "2 c1\n"
+        assert again.drained == 3
+        await again.close()
