@@ -267,8 +267,10 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     """When the current or last attempt was claimed."""
     finished_at: datetime | None = None
     """When it ended for good. Null while pending."""
+    assigned: str | None = None
+    """The tier at which it runs, where its queue has tiers. Null unless running; may become a shorter one meanwhile."""
     deadline: datetime | None = None
-    """When the current attempt is stopped: its start plus `timeout`. Null unless running under a limit."""
+    """When the current attempt is stopped: its start plus `timeout`, or plus the time of its tier if that is less."""
     size: int = 0
     """Bytes of its payload."""
     payload: Raw | UnsetType = UNSET

@@ -38,6 +38,10 @@ class Draft(Struct, frozen=True, gc=False):
     tenant: str
     id: str
     new: NewJob
+    group: str = ""
+    """What bounds it, as `store.flow` spells it."""
+    grouping: int = 0
+    """The rules under which the group was made: see `Rules.grouping`."""
 
 
 class Record(Struct, frozen=True, gc=False):
@@ -50,6 +54,8 @@ class Record(Struct, frozen=True, gc=False):
     """Only where it was asked for."""
     files: dict[str, bytes] = {}
     """What came with it, by name; only of a job that is handed out."""
+    group: str = ""
+    """What bounds it."""
 
 
 class Reading(Struct, frozen=True):
@@ -77,7 +83,9 @@ class Touched(Struct, frozen=True):
     held: bool
     """Whether the job is still its own."""
     reason: Reason | None = None
-    """Why the job has been told to stop, if it has."""
+    """Why the job has been told to stop, if it has; `shrunk` = it may go on, until `deadline`."""
+    deadline: datetime | None = None
+    """When a job that runs at a tier is stopped."""
 
 
 class Done(Struct, frozen=True, gc=False):
@@ -198,11 +206,17 @@ class Store(Protocol):
     """Where jobs live. At most twenty methods; a test counts them."""
 
     async def add(self, drafts: Sequence[Draft]) -> list[bool]:
-        """Keep new jobs; for each, whether it is new. One whose id is there changes nothing."""
+        """Keep new jobs; for each, whether it is new. One whose id is there changes nothing.
+
+        Raises `flow.StaleRules`, and keeps none, if a group was made under other rules than those in force.
+        """
         ...
 
     async def claim(self, wish: Wish) -> list[Record]:
         """Lease the first jobs that the worker may take, by its queues' order, then priority, then arrival.
+
+        Where tenants or tasks take turns, the turn goes before the priority. Nothing that `flow` forbids is taken. A
+        flexible job is assigned the longest tier whose caps have room.
 
         They come with their payloads and files. A worker that claims has been heard of (see `SEEN_EVERY`).
         """
