@@ -31,7 +31,7 @@ KEY = "="
 ANY = "*"
 
 
-class StaleRules(Exception):  # noqa: N818 - what happened, not a fault
+class StaleRules(Exception):
     """Jobs came with groups made under rules that are no longer in force: nothing was added."""
 
 
@@ -150,7 +150,8 @@ class Flow(Protocol):
     async def rouse(self, limit: int) -> int:
         """Let jobs be claimed again whose bucket has become free with time, whose lane is open again, or that were
         overlooked; how many lanes there were. Claims do the same for what concerns them; this is for idle workers, who
-        then hear of it."""
+        then hear of it.
+        """
         ...
 
     async def opening(self, queues: Sequence[str]) -> float | None:
