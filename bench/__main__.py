@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-NAMES = ("http", "peers", "store", "worker")
+NAMES = ("flow", "http", "peers", "store", "worker")
 
 
 def main() -> int:

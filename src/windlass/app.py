@@ -24,9 +24,11 @@ from windlass.model.job import Job as Record
 from windlass.model.names import DEFAULT_TENANT, check_name, fresh_id, keyed_id
 from windlass.model.operations import (
     MOST_AT_ONCE,
+    A,
     Cancel,
     EnqueueMany,
     GetResult,
+    Operation,
     Result,
     Show,
 )
@@ -131,6 +133,14 @@ class Windlass:
     def job(self, id: str) -> "Job[Any]":
         """The handle of a job by its id."""
         return Job(id, self, None)
+
+    def ask(self, operation: Operation[A]) -> A:
+        """Ask the queue anything that it answers, in this tenant's name: see `windlass.model.operations`."""
+        return self.link.ask(msgspec.structs.replace(operation, tenant=self.tenant))
+
+    async def aask(self, operation: Operation[A]) -> A:
+        """The same in asynchronous code."""
+        return await (await self.link.service())(msgspec.structs.replace(operation, tenant=self.tenant))
 
     def close(self) -> None:
         """Let go of connections that code without an event loop has opened."""

@@ -11,7 +11,9 @@ from typing import cast
 from msgspec import Struct
 from msgspec.structs import replace
 
+from windlass.engine.experience import Experience
 from windlass.engine.gathering import Gathering
+from windlass.engine.regime import Regimes
 from windlass.model.errors import Missing
 from windlass.model.job import Job
 from windlass.model.lifecycle import Move
@@ -20,6 +22,7 @@ from windlass.model.ports import Chance
 from windlass.model.wire import MOST_PAYLOAD
 from windlass.model.worker import Worker
 from windlass.store import Record, Shelf, Store
+from windlass.store.flow import Flow
 
 Decide = Callable[[Record, datetime], Move | None]
 """What is to happen to a job as it was read at that time; null = nothing."""
@@ -47,9 +50,12 @@ class Desk:
     def __init__(self, store: Store, chance: Chance, settings: Settings) -> None:
         self.store = store
         self.shelf = cast("Shelf", store)  # every store keeps records too
+        self.flow = cast("Flow", store)  # and holds claims to rules
+        self.regimes = Regimes(self.shelf, self.flow)
         self.chance = chance
         self.settings = settings
         self.gathering: Gathering | None = None
+        self.experience = Experience()
         # What a worker said of itself never changes, so it is asked for once; whether it lives is told by its renewals.
         self.known_workers: dict[str, Worker] = {}
 

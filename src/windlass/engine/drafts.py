@@ -3,6 +3,7 @@
 from msgspec.structs import replace
 
 from windlass.engine.desk import Desk
+from windlass.engine.tiers import admit
 from windlass.model.admission import check_new
 from windlass.model.errors import Invalid
 from windlass.model.job import NewJob
@@ -19,6 +20,20 @@ def draft(desk: Desk, tenant: str, new: NewJob, at: str) -> Draft:
     if named.id in sound.after:
         raise Invalid("a job cannot wait for itself", at=f"{at}.after")
     return named
+
+
+async def check_terms(desk: Desk, new: Draft, at: str) -> None:
+    """Refuse a tier that the queue does not have, and a yielding job for which there is no place now."""
+    terms = new.new
+    if terms.tier is None and not terms.yielding:
+        return
+    regime = await desk.regimes.refreshed()
+    try:
+        regime.admitted(new, strict=True)
+    except Invalid as fault:
+        raise Invalid(fault.detail, at=f"{at}.{fault.at}") from None
+    if terms.yielding:
+        await admit(desk, new.tenant, terms.queue)
 
 
 def own_id(tenant: str, new: NewJob) -> str | None:

@@ -10,7 +10,8 @@ from msgspec import Raw
 from msgspec.structs import asdict, replace
 
 from windlass.engine.desk import Desk, no_job, owns
-from windlass.engine.drafts import draft
+from windlass.engine.drafts import check_terms, draft
+from windlass.engine.estimates import at_the_door
 from windlass.engine.following import add
 from windlass.engine.gathering import Gathering
 from windlass.model import lifecycle, wire
@@ -55,10 +56,12 @@ LOOK_AGAIN = 1.0
 
 async def enqueue(desk: Desk, operation: Enqueue) -> Accepted:
     new = draft(desk, operation.tenant, operation.job, "job")
+    await check_terms(desk, new, "job")
     job, created = await _gathering(desk).add(new)
     if job is None or job.tenant != operation.tenant:
         raise no_job(new.id)
-    return Accepted(**asdict(job), created=created)
+    estimate = await at_the_door(desk, job) if created else None
+    return Accepted(**{**asdict(job), "estimate": estimate}, created=created)
 
 
 def _gathering(desk: Desk) -> Gathering:
@@ -71,6 +74,8 @@ async def enqueue_many(desk: Desk, operation: EnqueueMany) -> Enqueued:
     if len(operation.jobs) > MOST_AT_ONCE:
         raise Invalid(f"{len(operation.jobs)} jobs in one batch, at most {MOST_AT_ONCE} are allowed", at="jobs")
     drafts = [draft(desk, operation.tenant, new, f"jobs[{place}]") for place, new in enumerate(operation.jobs)]
+    for place, new in enumerate(drafts):
+        await check_terms(desk, new, f"jobs[{place}]")
     created = await add(desk, drafts)
     return Enqueued(ids=[draft.id for draft in drafts], created=sum(created))
 
@@ -87,6 +92,8 @@ async def enqueue_lines(desk: Desk, operation: EnqueueLines) -> Enqueued:
         for number, line in enumerate(operation.text.split("\n"), start=1)
         if line.strip() and not line.startswith("#")
     ]
+    if drafts:
+        await check_terms(desk, drafts[0], "wishes")
     created = 0
     for start in range(0, len(drafts), MOST_AT_ONCE):
         created += sum(await add(desk, drafts[start : start + MOST_AT_ONCE]))

@@ -251,6 +251,8 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     """The process that runs it or ran it last. Set when its code starts; null between claim and start."""
     progress: Progress | None = None
     """What the running task last said of how far it is."""
+    estimate: float | None = None
+    """Seconds it would wait, as far as could be said when it was taken in. Told only then: later, ask for it."""
     code: int | None = None
     """The code of its last outcome (1xx, 2xx, 4xx, 5xx). Set at each finish."""
     error: Error | None = None

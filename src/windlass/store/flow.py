@@ -68,7 +68,7 @@ class Rules(Struct, frozen=True, kw_only=True, omit_defaults=True):
     edition: int = 0
     """Grows by one with each change."""
     grouping: int = 0
-    """Grows when a job might belong to another group than before: jobs come with the number their group was made under."""
+    """Grows when a job might belong to another group than before; jobs come with the number of their group."""
     allowances: dict[str, Allowance] = {}
     """By the name of a bucket without its key: `TENANT/LIMIT`."""
     tiers: dict[str, list[Level]] = {}
@@ -79,6 +79,10 @@ class Rules(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`TENANT,QUEUE` or `*,QUEUE` whose tasks take turns: the weights of tasks (1 unless named)."""
     shut: dict[str, datetime] = {}
     """`TENANT,QUEUE,TASK`, each part a name or `*`: matching lanes are not claimed from before that time."""
+    sorting: list[str] = []
+    """Such patterns: their jobs may be in wrong groups yet, and are shut meanwhile. Kept, not read."""
+    marks: dict[str, str] = {}
+    """What groups are made from, by bucket or line: a pattern of the jobs concerned, `#`, a digest. Kept, not read."""
 
 
 class Assigned(Struct, frozen=True, array_like=True):
@@ -119,7 +123,7 @@ class Usage(Struct, frozen=True):
     waiting: int
     """Queued jobs of groups with this bucket that are passed by because it (or another of theirs) is full."""
     free_at: datetime | None
-    """When the next start is allowed, if its rate or a pause is what holds it up now; null = nothing of that kind does."""
+    """When the next start is allowed, if its rate or a pause holds it up now; null = neither does."""
 
 
 class Flow(Protocol):
