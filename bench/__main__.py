@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-NAMES = ("http", "journal", "peers", "store", "worker")
+NAMES = ("flow", "http", "journal", "peers", "store", "worker")
 
 
 def main() -> int:

@@ -6,11 +6,13 @@ from typing import Any, NamedTuple
 from windlass.engine import Engine
 from windlass.model.job import NewJob
 from windlass.model.lifecycle import Verdict
+from windlass.model.limit import NewLimit, Which
 from windlass.model.names import queue_mark
 from windlass.model.operations import (
     AddToken,
     Begin,
     Cancel,
+    ChangeQueue,
     Claim,
     Count,
     Delete,
@@ -19,16 +21,27 @@ from windlass.model.operations import (
     EnqueueMany,
     Finish,
     Finished,
+    GetEstimate,
+    GetLimit,
     GetOutput,
+    GetQueue,
+    GetQueueEstimate,
     GetQuota,
     GetResult,
     GetStats,
+    GetTask,
+    Limits,
     List,
     Operation,
     Output,
+    PauseLimit,
+    PauseTask,
+    PutLimit,
     PutQuota,
+    Queues,
     Register,
     Release,
+    RemoveLimit,
     RemoveToken,
     Renew,
     Retry,
@@ -44,7 +57,15 @@ MARK = f"{queue_mark('default'):02x}"
 NOBODY = f"00000000-0000-7000-8000-0000000000{MARK}"
 """The id of no job."""
 
-NOTHING: dict[str, str] = {"id": NOBODY, "worker": f"1{NOBODY[1:]}", "key": "0" * 12, "task": "work", "token": "0" * 16}
+NOTHING: dict[str, str] = {
+    "id": NOBODY,
+    "worker": f"1{NOBODY[1:]}",
+    "key": "0" * 12,
+    "task": "work",
+    "token": "0" * 16,
+    "queue": "noqueue",
+    "name": "lq" + "f" * 16,
+}
 """What a path may name and a body may hold, of which there is nothing."""
 
 
@@ -94,6 +115,18 @@ GOOD: dict[type[Operation[Any]], Fill] = {
     RemoveToken: lambda _: Asked(),
     PutQuota: lambda _: Asked(body={"stored_jobs": 10**6}),
     GetQuota: lambda _: Asked(),
+    PutLimit: lambda _: Asked(body={"running": 3, "match": {"queue": "q", "payload": {"n": {"min": 1}}}}),
+    GetLimit: lambda _: Asked(),
+    Limits: lambda _: Asked(),
+    PauseLimit: lambda _: Asked(body={"paused": True, "why": "tired"}),
+    RemoveLimit: lambda _: Asked(),
+    Queues: lambda _: Asked(),
+    GetQueue: lambda _: Asked(),
+    ChangeQueue: lambda _: Asked(body={"policy": "fair", "weights": {"a": 2}}),
+    GetTask: lambda _: Asked(),
+    PauseTask: lambda _: Asked(body={"paused": False}),
+    GetEstimate: lambda _: Asked(),
+    GetQueueEstimate: lambda _: Asked(),
 }
 
 
@@ -116,4 +149,6 @@ async def made(engine: Engine, tenant: str = "default", *, ended: bool = False) 
         report = Finished(id=job.id, token=claimed.token, outcome=Verdict.OK)
         await engine(Finish(tenant=tenant, worker=worker, jobs=[report]))
     key = (await engine(AddToken(tenant=tenant))).key
-    return {"id": job.id, "worker": worker, "key": key, "task": "work", "token": claimed.token}
+    await engine(PutLimit(tenant=tenant, name=f"l{queue}", limit=NewLimit(running=100, match=Which(queue=queue))))
+    names = {"id": job.id, "worker": worker, "key": key, "task": "work", "token": claimed.token}
+    return names | {"queue": queue, "name": f"l{queue}"}

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from tests.model_flow import Bounds, Lane, lane_of, rank, waiting
 from windlass.model.errors import Invalid
 from windlass.model.job import FINISHED, MOST_CHUNKS, MOST_OUTPUT, Chunk, Job, NewChunk, NewJob, Reason, State, Terms
 from windlass.model.lifecycle import GONE, Move, Step
@@ -42,6 +43,7 @@ from windlass.store import (
     Touched,
     Wish,
 )
+from windlass.store.flow import Regroup, Rules, StaleRules, Usage, Waiting
 
 MOST_ERRORS = 100
 
@@ -53,6 +55,9 @@ class Entry:
     job: Job
     payload: bytes
     arrival: int
+    group: str = ""
+    seconds: float | None = None
+    """How long a run may take at the tier that it was assigned."""
     token: bytes | None = None
     lease_until: datetime | None = None
     expires_at: datetime | None = None
@@ -77,11 +82,18 @@ class Entry:
         return replace(self.record(payload=True), files=self.files)
 
     def record(self, *, payload: bool = False) -> Record:
-        job = self.job
-        limited = job.state is State.RUNNING and job.timeout is not None and job.started_at is not None
-        deadline = later(job.started_at, job.timeout) if limited else None
-        last = job.errors[-1] if job.errors else None
-        return Record(replace(job, deadline=deadline, error=last), self.token, self.payload if payload else None)
+        last = self.job.errors[-1] if self.job.errors else None
+        job = replace(self.job, deadline=self.deadline(), error=last)
+        return Record(job, self.token, self.payload if payload else None, group=self.group)
+
+    def deadline(self) -> datetime | None:
+        bounds = [seconds for seconds in (self.job.timeout, self.seconds) if seconds is not None]
+        return later(self.job.started_at, min(bounds, default=None)) if self.job.state is State.RUNNING else None
+
+    def leave(self) -> None:
+        """It runs no more, or it never did."""
+        self.token = self.lease_until = self.seconds = None
+        self.change(assigned=None)
 
 
 @dataclass
@@ -112,7 +124,7 @@ class Ear:
 
 
 class ModelStore:
-    """Implements `windlass.store.Store`."""
+    """Implements `windlass.store.Store`, `Shelf` and `Flow`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -124,12 +136,18 @@ class ModelStore:
         self._sequels: dict[str, Sequels] = {}
         self._ripe: dict[tuple[str, str], tuple[int, State | None]] = {}
         self._marks = itertools.count(1)
+        self._bounds = Bounds()
+        self._open: set[Lane] = set()
 
     # Jobs come, are claimed, and end
 
     async def add(self, drafts: Sequence[Draft]) -> list[bool]:
         now = self._clock.now()
-        return [self._add(draft, now) for draft in drafts]
+        if any(draft.grouping != self._bounds.rules.grouping for draft in drafts):
+            raise StaleRules
+        new = [self._add(draft, now) for draft in drafts]
+        self._settle()
+        return new
 
     def _add(self, draft: Draft, now: datetime) -> bool:
         if draft.id in self._jobs:
@@ -148,11 +166,11 @@ class ModelStore:
             updated_at=now,
             size=len(bytes(new.payload)),
         )
-        self._jobs[job.id] = Entry(
-            job, bytes(new.payload), next(self._arrivals), expires_at=later(now, new.expires), files=new.files
-        )
+        entry = Entry(job, bytes(new.payload), next(self._arrivals), group=draft.group, files=new.files)
+        entry.expires_at = later(now, new.expires)
+        self._jobs[job.id] = entry
         if new.then is not None:
-            self._jobs[job.id].followed = True
+            entry.followed = True
             self._sequels.setdefault(job.id, Sequels()).then = new.then
         if job.state is State.QUEUED:
             self._notify(f"work/{job.queue}")
@@ -165,34 +183,49 @@ class ModelStore:
             if now - known.seen_at >= timedelta(seconds=SEEN_EVERY):
                 await self.greet(worker.id, known.tenant, wish.lease)
 
-        def rank(entry: Entry) -> tuple[int, int, int]:
-            return worker.queues.index(entry.job.queue), entry.job.priority, entry.arrival
-
         held = [e for e in self.entries(State.RUNNING) if e.job.worker == worker.id and e.token == wish.nonce]
         if held:
-            return [entry.handed_out() for entry in sorted(held, key=rank)]
-        fit = [e for e in self.entries(State.QUEUED) if self._may_take(worker, e.job)]
-        taken = sorted(fit, key=rank)[: wish.slots]
-        for entry in taken:
-            entry.token, entry.lease_until, entry.expires_at = wish.nonce, later(now, wish.lease), None
-            entry.change(
-                state=State.RUNNING,
-                attempt=entry.job.attempt + 1,
-                reason=None,
-                worker=worker.id,
-                node=worker.node or None,
-                pid=None,
-                progress=None,
-                started_at=now,
-                updated_at=now,
-            )
+            held.sort(key=lambda entry: (worker.queues.index(entry.job.queue), *rank(entry)))
+            return [entry.handed_out() for entry in held]
+        taken: list[Entry] = []
+        while len(taken) < wish.slots and (entry := self._first(worker)):
+            self._start(entry, wish, now)
+            taken.append(entry)
+        self._settle()
         return [entry.handed_out() for entry in taken]
+
+    def _first(self, worker: Worker) -> Entry | None:
+        """The job that a worker takes next."""
+        free = self._settle()
+        fit = [entry for entry in free if self._may_take(worker, entry.job)]
+        for queue in worker.queues:
+            if there := [entry for entry in fit if entry.job.queue == queue]:
+                return self._bounds.first(there, free)
+        return None
+
+    def _start(self, entry: Entry, wish: Wish, now: datetime) -> None:
+        tier = self._bounds.tiers(entry, self.entries(State.RUNNING))[-1]
+        self._bounds.start(entry, now)
+        entry.token, entry.lease_until, entry.expires_at = wish.nonce, later(now, wish.lease), None
+        entry.seconds = tier.seconds if tier else None
+        entry.change(
+            state=State.RUNNING,
+            attempt=entry.job.attempt + 1,
+            reason=None,
+            worker=wish.worker.id,
+            node=wish.worker.node or None,
+            pid=None,
+            progress=None,
+            started_at=now,
+            updated_at=now,
+            assigned=tier.name if tier else None,
+        )
 
     def _may_take(self, worker: Worker, job: Job) -> bool:
         return (
             job.queue in worker.queues
             and worker.tenant in (EVERY_TENANT, job.tenant)
-            and (worker.tasks is None or job.task in worker.tasks)
+            and (worker.tasks is None or bool({job.task, f"{job.tenant}/{job.task}"} & set(worker.tasks)))
         )
 
     async def touch(self, touches: Sequence[Touch], lease: float) -> list[Touched]:
@@ -210,11 +243,14 @@ class ModelStore:
             entry.change(progress=touch.progress)
         for chunk in touch.output:
             entry.put(chunk, now)
-        return Touched(touch.id, held=True, reason=entry.job.reason)
+        deadline = entry.deadline() if entry.job.assigned else None
+        return Touched(touch.id, held=True, reason=entry.job.reason, deadline=deadline)
 
     async def succeed(self, dones: Sequence[Done]) -> list[bool]:
         now = self._clock.now()
-        return [self._succeed(done, now) for done in dones]
+        applied = [self._succeed(done, now) for done in dones]
+        self._settle()
+        return applied
 
     def _succeed(self, done: Done, now: datetime) -> bool:
         entry = self._held(done.id, done.token)
@@ -229,33 +265,39 @@ class ModelStore:
 
     async def apply(self, moves: Sequence[Move]) -> list[bool]:
         now = self._clock.now()
-        return [self._apply(move, now) for move in moves]
+        applied = [self._apply(move, now) for move in moves]
+        self._settle()
+        return applied
 
     def _apply(self, move: Move, now: datetime) -> bool:
         entry = self._jobs.get(move.id)
-        if entry is None:
-            return False
-        job = entry.job
-        if (job.state, job.attempt, job.reason) != (move.source, move.attempt_before, move.reason_before):
-            return False
-        if job.state is State.RUNNING and entry.token != move.fence:
-            return False
-        if job.waits_for != move.waits_before:
-            return False
-        if move.lapsed and (entry.lease_until is None or entry.lease_until > now):
+        if entry is None or not self._allows(entry, move, now):
             return False
         if move.target is GONE:
-            if job.state not in FINISHED:
+            if entry.job.state not in FINISHED:
                 self._ripen(entry, None)
             self._vanish(entry)
         elif move.target is State.BLOCKED:
             entry.change(waits_for=move.waits_for)
         elif move.target is State.RUNNING:
             entry.change(reason=move.reason, updated_at=now)
+            if move.assigned:
+                name, entry.seconds = move.assigned
+                entry.change(assigned=name)
             self._notify(f"order/{entry.job.worker}")
         else:
             self._write(entry, move, now)
         return True
+
+    def _allows(self, entry: Entry, move: Move, now: datetime) -> bool:
+        job = entry.job
+        if (job.state, job.attempt, job.reason) != (move.source, move.attempt_before, move.reason_before):
+            return False
+        if job.state is State.RUNNING and (entry.token, job.assigned) != (move.fence, move.assigned_before):
+            return False
+        if job.waits_for != move.waits_before:
+            return False
+        return not move.lapsed or (entry.lease_until is not None and entry.lease_until <= now)
 
     def _write(self, entry: Entry, move: Move, now: datetime) -> None:
         errors = [*entry.job.errors, *([move.error] if move.error else [])][-MOST_ERRORS:]
@@ -278,13 +320,14 @@ class ModelStore:
         if move.target in FINISHED:
             self._end(entry, move.finished_at, move.keep, now)
             return
-        entry.token = entry.lease_until = entry.purge_at = None
+        entry.leave()
+        entry.purge_at = None
         entry.change(finished_at=None)
         if move.target is State.QUEUED:
             self._notify(f"work/{entry.job.queue}")
 
     def _end(self, entry: Entry, finished_at: datetime | None, keep: float | None, now: datetime) -> None:
-        entry.token = entry.lease_until = None
+        entry.leave()
         entry.purge_at = later(now, keep)
         entry.change(finished_at=(finished_at or now).astimezone(UTC))
         self._ripen(entry, entry.job.state)
@@ -342,6 +385,7 @@ class ModelStore:
             for entry in due:
                 entry.change(state=State.QUEUED, updated_at=now)
                 self._notify(f"work/{entry.job.queue}")
+            self._settle()
             return len(due)
         due = self._due(self.entries(*FINISHED), lambda entry: entry.purge_at, now)[:limit]
         for entry in due:
@@ -360,6 +404,58 @@ class ModelStore:
     def _due(self, entries: Iterable[Entry], until: Callable[[Entry], datetime | None], now: datetime) -> list[Entry]:
         found = ((when, entry.arrival, entry) for entry in entries if (when := until(entry)) and when <= now)
         return [entry for _, _, entry in sorted(found, key=lambda item: item[:2])]
+
+    # Flow
+
+    async def rules(self) -> Rules:
+        return self._bounds.rules
+
+    async def regulate(self, rules: Rules) -> bool:
+        done = self._bounds.regulate(rules)
+        self._settle()
+        return done
+
+    async def regroup(self, changes: Sequence[Regroup]) -> list[bool]:
+        done = [self._regroup(change) for change in changes]
+        self._settle()
+        return done
+
+    def _regroup(self, change: Regroup) -> bool:
+        entry = self._jobs.get(change.id)
+        if entry is None or entry.group != change.before or entry.job.state in FINISHED:
+            return False
+        entry.group = change.after
+        return True
+
+    async def hold(self, bucket: str, seconds: float) -> None:
+        self._bounds.hold(bucket, self._clock.now() + timedelta(seconds=seconds))
+        self._settle()
+
+    async def rouse(self, limit: int) -> int:
+        before = self._open
+        self._settle()
+        return min(len(self._open - before), limit)
+
+    async def opening(self, queues: Sequence[str]) -> float | None:
+        queued = [entry for entry in self.entries(State.QUEUED) if entry.job.queue in queues]
+        return self._bounds.opening(queued, self.entries(State.RUNNING), self._clock.now())
+
+    async def waiting(self, tenant: str, queue: str, limit: int) -> list[Waiting]:
+        queued = [entry for entry in self.entries(State.QUEUED) if entry.job.queue == queue]
+        return waiting([entry for entry in queued if tenant in (EVERY_TENANT, entry.job.tenant)], limit)
+
+    async def usage(self, allowance: str, limit: int) -> list[Usage]:
+        queued, running = self.entries(State.QUEUED), self.entries(State.RUNNING)
+        return self._bounds.usage(allowance, queued, running, self._clock.now())[:limit]
+
+    def _settle(self) -> list[Entry]:
+        """See what could start, whose turn it is, and who is to hear of it: after each change, and as time passes."""
+        free = self._bounds.open(self.entries(State.QUEUED), self.entries(State.RUNNING), self._clock.now())
+        before, self._open = self._open, {lane_of(entry) for entry in free}
+        self._bounds.settle(self._open)
+        for _, queue, _, _ in self._open - before:
+            self._notify(f"work/{queue}")
+        return free
 
     # Jobs wait for jobs
 

@@ -104,6 +104,8 @@ SAMPLES: dict[str, Any] = {
     "id": "00000000-0000-7000-8000-0000000000df",
     "worker": "nobody",
     "key": "nokey",
+    "queue": "noqueue",
+    "name": "nolimit",
     "task": "work",
 }
 """What stands in a path where nothing else is said."""

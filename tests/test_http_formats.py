@@ -72,7 +72,7 @@ async def test_every_route_speaks_both_formats_each_way(shape: Shape, engine: En
 @pytest.mark.parametrize("shape", SHAPES, ids=named)
 @pytest.mark.parametrize("form", FORMS)
 async def test_every_route_tells_its_errors_in_the_format_wanted(shape: Shape, form: str, page: Web) -> None:
-    names = dict.fromkeys(("id", "worker", "key", "task"), "-no-")
+    names = dict.fromkeys(("id", "worker", "key", "task", "queue", "name"), "-no-")
     response = await send(page, shape, {**names, "token": "x"}, form, form)
     if response.status_code < 400:
         assert not shape.names

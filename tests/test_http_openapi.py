@@ -55,6 +55,8 @@ def known(running: Process) -> dict[str, str]:
         "worker": requests.post(f"{base}/workers", json={"name": "w"}, headers=auth, timeout=5).json()["worker"],
         "key": requests.post(f"{base}/tokens", json={}, headers=auth, timeout=5).json()["key"],
         "task": "work",
+        "queue": "default",
+        "name": requests.put(f"{base}/limits/some", json={"running": 9}, headers=auth, timeout=5).json()["name"],
     }
 
 

@@ -22,6 +22,7 @@ from windlass.engine import Engine
 from windlass.model.errors import Conflict, Invalid, Missing, TooLarge, WindlassError
 from windlass.model.job import JSON, TEXT, Job, NewChunk, NewJob, Progress, State, Wishes
 from windlass.model.lifecycle import Verdict
+from windlass.model.limit import Condition, NewLimit, Pause, Rate, Which
 from windlass.model.match import Match
 from windlass.model.names import fresh_id, queue_mark
 from windlass.model.operations import (
@@ -31,6 +32,7 @@ from windlass.model.operations import (
     Began,
     Begin,
     Cancel,
+    ChangeQueue,
     Claim,
     Claimed,
     Count,
@@ -40,16 +42,27 @@ from windlass.model.operations import (
     EnqueueMany,
     Finish,
     Finished,
+    GetEstimate,
+    GetLimit,
     GetOutput,
+    GetQueue,
+    GetQueueEstimate,
     GetQuota,
     GetResult,
     GetStats,
+    GetTask,
+    Limits,
     List,
     Operation,
     Output,
+    PauseLimit,
+    PauseTask,
+    PutLimit,
     PutQuota,
+    Queues,
     Register,
     Release,
+    RemoveLimit,
     RemoveToken,
     Renew,
     Retry,
@@ -60,6 +73,7 @@ from windlass.model.operations import (
     Unrun,
     Workers,
 )
+from windlass.model.queue import QueueChange, Tier
 from windlass.model.quota import Quota
 from windlass.model.retry import Retry as Policy
 from windlass.model.worker import NewWorker
@@ -351,6 +365,52 @@ async def quotas_are_kept(script: Script) -> None:
     assert await script.ask(GetQuota(tenant="shop")) == wide
     assert await script.ask(GetQuota()) == Quota()
     await script.refused(PutQuota(quota=Quota(stored_jobs=-1)), Invalid)
+
+
+@scenario(PutLimit, GetLimit, Limits, PauseLimit, RemoveLimit)
+async def limits_are_kept_paused_and_removed(script: Script) -> None:
+    which = Which(queue="default", payload={"n": 7, "m": Condition(any_of=[1, "a"])}, any=[Which(tag=["x"])])
+    limit = NewLimit(match=which, running=1, rate=Rate(count=5, per=2.5, burst=9), key="payload.n")
+    await script.ask(PutLimit(name="some", limit=limit))
+    for _ in range(2):
+        await script.enqueue(payload=packed({"n": 7, "m": "a"}), tags=["x"])
+    worker = await script.worker()
+    assert len(await script.ask(Claim(worker=worker, slots=5))) == 1
+    assert (await script.ask(GetLimit(name="some"))).buckets[0].waiting == 1
+    await script.ask(PauseLimit(name="some", pause=Pause(paused=True, until=EPOCH + timedelta(days=1), why="w")))
+    assert len(await script.ask(Limits())) == 1
+    await script.refused(PutLimit(name="some", limit=NewLimit()), Invalid)
+    await script.refused(GetLimit(name="other"), Missing)
+    await script.ask(RemoveLimit(name="some"))
+    await script.refused(RemoveLimit(name="some"), Missing)
+    assert len(await script.ask(Claim(worker=worker, slots=5))) == 1
+
+
+@scenario(ChangeQueue, GetQueue, Queues, GetTask, PauseTask)
+async def queues_are_run_as_they_are_told(script: Script) -> None:
+    tiers = [Tier(name="fast", seconds=3), Tier(name="slow", seconds=30, cap="50%")]
+    change = QueueChange(tiers=tiers, timeout=60.0, keep_success=None, on_lost="requeue", weights={"work": 2.5})
+    await script.ask(ChangeQueue(queue="default", change=change))
+    await script.worker(slots=4)
+    await script.enqueue(tier="slow")
+    await script.ask(GetQueue(queue="default"))
+    await script.ask(ChangeQueue(queue="default", change=QueueChange(paused=True, why="rest")))
+    await script.ask(Queues())
+    await script.ask(GetQueue(queue="unknown"))
+    await script.refused(ChangeQueue(queue="default", change=QueueChange(tiers=tiers[::-1])), Invalid)
+    await script.ask(PauseTask(task="work", pause=Pause(paused=True)))
+    assert (await script.ask(GetTask(task="work"))).paused
+    assert not (await script.ask(GetTask(task="other"))).paused
+
+
+@scenario(GetEstimate, GetQueueEstimate)
+async def waits_are_estimated(script: Script) -> None:
+    first = await script.enqueue(delay=60.0)
+    await script.ask(GetEstimate(id=first.id))
+    second = await script.enqueue()
+    await script.ask(GetEstimate(id=second.id))
+    await script.ask(GetQueueEstimate(queue="default"))
+    await script.refused(GetEstimate(id=NOBODY), Missing)
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from datetime import timedelta
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 from unittest import mock
 
 import pytest
@@ -30,13 +30,14 @@ from hypothesis.stateful import (
 from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
+from tests.model_flow import buckets_of, name_of
 from tests.model_store import ModelStore
 from tests.servers import StartServer
 from tests.worlds import SeededChance, StoreKind, VirtualClock, opened, scrub
 from windlass.engine import Engine, upkeep
 from windlass.model import wire
 from windlass.model.errors import WindlassError
-from windlass.model.job import MOST_CHUNK, Chunk, Error, Job, NewChunk, NewJob, Progress, Reason, State
+from windlass.model.job import MOST_CHUNK, PENDING, Chunk, Error, Job, NewChunk, NewJob, Progress, Reason, State
 from windlass.model.lifecycle import CODES, Verdict
 from windlass.model.match import Match
 from windlass.model.names import fresh_id
@@ -74,6 +75,7 @@ from windlass.model.retry import FROM_START, UNTIL_DEADLINE
 from windlass.model.retry import Retry as Policy
 from windlass.model.worker import NewWorker
 from windlass.store import Kept, Store
+from windlass.store.flow import Allowance, Flow, Regroup, Rules
 
 A = TypeVar("A")
 
@@ -179,6 +181,15 @@ ENDS = st.fixed_dictionaries(
     }
 )
 """How a run ends."""
+
+GROUPS = {"default": ("", "|-/one", "|-/one=k|-/two"), "a": ("", "|-/three")}
+"""Who is bound by what, by queue. `test_store_flow_walk` looks closer at limits; here they meet whatever happens."""
+
+ALLOWANCES = st.dictionaries(some_of(("-/one", "-/two", "-/three")), some_of((None, 1, 2)))
+"""How many may run at once."""
+
+SHUT = st.dictionaries(some_of(("acme,*,*", "*,default,x", "*,a,*")), some_of((5.0, 86400.0)), max_size=1)
+"""Lanes, and for how many seconds."""
 
 DUTIES = (upkeep.promote, upkeep.reclaim, upkeep.expire, upkeep.follow, upkeep.look_after, upkeep.purge)
 
@@ -475,6 +486,43 @@ class Walk(RuleBasedStateMachine):
         if isinstance(again, Applied):
             assert again == Applied(refused=[item.id for item in operation.jobs]), "a report counts once"
 
+    # Flow
+
+    @rule(
+        bounds=st.none() | st.tuples(ALLOWANCES, SHUT),
+        places=st.lists(st.integers(0, 20), max_size=6),
+        group=st.integers(0, 2),
+    )
+    def bound(self, bounds: Any, places: list[int], group: int) -> None:
+        """Some jobs are to be bound by other limits than before, and the limits are others, or just as they were."""
+        pending = [entry for entry in self.specification.entries(*PENDING) if entry.job.queue in GROUPS]
+        chosen = [pending[place] for place in places if place < len(pending)]
+        changes = [
+            Regroup(entry.job.id, entry.group, groups[group % len(groups)])
+            for entry in chosen
+            if (groups := GROUPS[entry.job.queue])
+        ]
+        self.both(lambda engine: flow(engine).regroup(changes))
+        if bounds is not None:
+            self.regulate(*bounds)
+
+    def regulate(self, running: dict[str, int | None], shut: dict[str, float]) -> None:
+        now, before = self.clock.now(), self.run(self.specification.rules())
+        queues = {"-/one": "default", "-/two": "default", "-/three": "a"}
+        rules = Rules(
+            edition=before.edition + 1,
+            allowances={name: Allowance(running=most, queue=queues[name]) for name, most in running.items()},
+            shut={pattern: now + timedelta(seconds=seconds) for pattern, seconds in shut.items()},
+        )
+        assert self.both(lambda engine: flow(engine).regulate(rules))
+
+    @invariant()
+    def no_place_is_left_behind(self) -> None:
+        held = [bucket for entry in self.specification.entries(State.RUNNING) for bucket in buckets_of(entry.group)]
+        for name in self.run(self.specification.rules()).allowances:
+            told = {one.bucket: one.running for one in self.run(flow(self.real).usage(name, 100)) if one.running}
+            assert told == {bucket: held.count(bucket) for bucket in held if name_of(bucket) == name}
+
     # Time
 
     @rule(
@@ -521,6 +569,10 @@ class Walk(RuleBasedStateMachine):
         assert self.run(scrub(self.store)) == []
 
 
+def flow(engine: Engine) -> Flow:
+    return cast(Flow, engine.desk.store)
+
+
 def said(held: Hold, lie: str | None) -> str:
     return held.token if lie is None else lie
 
@@ -542,7 +594,8 @@ def plain(answer: object) -> object:
     if isinstance(answer, WindlassError):
         return {"error": answer.code, "detail": answer.detail, "at": answer.at}
     if isinstance(answer, Struct):
-        return {name: plain(getattr(answer, name)) for name in answer.__struct_fields__}
+        # An estimate is what one engine has seen lately: two need not say the same.
+        return {name: plain(getattr(answer, name)) for name in answer.__struct_fields__ if name != "estimate"}
     if isinstance(answer, list):
         return [plain(item) for item in answer]
     return bytes(answer) if isinstance(answer, Raw) else answer
@@ -572,6 +625,7 @@ async def everything(engine: Engine) -> dict[str, object]:
         "jobs": {job.id: job for job in jobs},
         "order": [job.id for job in jobs],
         "tokens and payloads": [record and (record.job.id, record.token, record.payload) for record in records],
+        "groups": [record and record.group for record in records],
         "counts": plain(await engine(GetStats(tenant="-"))),
         "workers": plain(await engine(Workers(tenant="-"))),
     }

@@ -1,6 +1,7 @@
 """The scrubbers see what is broken: each test breaks one thing by hand."""
 
 from pathlib import Path
+from typing import cast
 
 import apsw
 import pytest
@@ -11,9 +12,11 @@ from tests.worlds import SeededChance, VirtualClock
 from windlass.engine import Engine
 from windlass.model.job import NewChunk, NewJob
 from windlass.model.lifecycle import Verdict
+from windlass.model.names import fresh_id
 from windlass.model.operations import Alive, Claim, Enqueue, EnqueueMany, Finish, Finished, Register, Renew
-from windlass.model.worker import NewWorker
-from windlass.store import Store
+from windlass.model.worker import NewWorker, Worker
+from windlass.store import Draft, Store, Wish
+from windlass.store.flow import Allowance, Flow, Level, Rules
 from windlass.store.redis import RedisStore
 from windlass.store.redis.scrub import scrub as scrub_redis
 from windlass.store.sqlite import SqliteStore
@@ -37,6 +40,30 @@ async def furnish(store: Store) -> None:
     outcomes = [(first, Verdict.OK), (second, Verdict.ERROR)]
     reports = [Finished(id=one.job.id, token=one.token, outcome=outcome) for one, outcome in outcomes]
     await engine(Finish(worker=worker, jobs=reports))
+    await bind(store)
+
+
+async def bind(store: Store) -> None:
+    """Some jobs that run under rules, and some that these hold up."""
+    flow, chance = cast(Flow, store), SeededChance(1)
+    rules = Rules(
+        edition=1,
+        allowances={"default/x": Allowance(queue="bound", running=1)},
+        tiers={"default,bound": [Level(name="fast", seconds=3, cap=1), Level(name="slow", seconds=30, cap=1)]},
+        fair_queues={"bound": {}},
+        fair_lines={"*,bound": {}},
+    )
+    assert await flow.regulate(rules)
+    groups = ["~|default/x", "=slow|default/x", "=slow", "~"]
+    drafts = [
+        Draft("default", fresh_id(chance.uuid7(), "bound"), NewJob(task=task, queue="bound"), group)
+        for group in groups
+        for task in ("a", "b")
+    ]
+    await store.add(drafts)
+    now = VirtualClock().now()
+    worker = Worker(id="w", name="w", tenant="default", queues=["bound"], registered_at=now, seen_at=now)
+    assert len(await store.claim(Wish(worker, b"12345678", 2, 60.0))) == 2
 
 
 REDIS_DAMAGE = {
@@ -58,6 +85,16 @@ REDIS_DAMAGE = {
     "a stray list of parents": ("SET", "{0}a" + "x" * 16, "y" * 16),
     "stray files": ("SET", "{0}f" + "x" * 16, "y"),
     "stray output": ("RPUSH", "{0}o" + "x" * 16, "y" * 29),
+    "lost places": ("DEL", "{0}:places:default/x"),
+    "a stray place": ("SADD", "{0}:places:default/x", "x" * 16),
+    "lost places at a tier": ("DEL", "{0}:levels:default,bound"),
+    "lost tiers": ("DEL", "{0}:assigned"),
+    "a group missing from its lane": ("DEL", "{0}:heads:default,bound,a"),
+    "a lost group that was passed by": ("ZPOPMIN", "{0}:parked:default/x"),
+    "a group that is passed by though there is room": ("HSET", "{0}:allowances", "default/x", "9 - - - -"),
+    "a lost obstacle": ("DEL", "{0}:obstacles"),
+    "a lost turn of a tenant": ("DEL", "{0}:tags:bound"),
+    "a lost turn of a task": ("DEL", "{0}:tags:default,bound"),
 }
 
 
@@ -91,6 +128,14 @@ SQLITE_DAMAGE = {
     "a keep clock on a waiting job": "UPDATE job SET purge_at = 1 WHERE state = 2",
     "a scheduled job without a time": "UPDATE job SET run_at = NULL WHERE state = 1",
     "a job in a wrong state": "UPDATE job SET state = 3 WHERE state = 2",
+    "a lost place": "UPDATE bucket SET running = running - 1 WHERE name = 'default/x'",
+    "a stray place": "UPDATE bucket SET running = running + 1 WHERE name = 'default/x'",
+    "a lost place at a tier": "UPDATE bucket SET running = 0 WHERE name = 'default,bound#2'",
+    "a lost tier": "UPDATE job SET assigned = NULL, seconds = NULL WHERE assigned = 'slow'",
+    "a group that is passed by for nothing": "UPDATE lane SET parked = 'default/y' WHERE bounds = '~'",
+    "a group without a head": "UPDATE lane SET arrival = NULL WHERE parked = 'default/x'",
+    "a lost turn of a tenant": "UPDATE line SET priority = NULL, arrival = NULL WHERE queue = 'bound'",
+    "a lost turn of a task": "DELETE FROM turn WHERE task = 'a'",
 }
 
 

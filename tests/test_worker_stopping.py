@@ -32,7 +32,7 @@ def test_a_job_that_runs_too_long_is_stopped_whatever_it_does(workshop: Workshop
         record = workshop.ended(job)
         assert (record.state, record.reason, record.attempt) == (State.FAILED, Reason.TIMEOUT, 2), name
         assert record.error is not None
-        assert record.error.message == "ran longer than its timeout of 0.5 s"
+        assert record.error.message == "ran longer than its time limit of 0.5 s"
         assert record.crashes == 0
     assert len(workshop.notes("offspring")) >= 2
     until(lambda: not survivors(workshop), within=2)

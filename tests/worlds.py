@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, cast
 
 import pytest
 from msgspec import Raw
@@ -24,6 +24,7 @@ from windlass.model.lifecycle import Move
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, fresh_id
 from windlass.model.worker import Worker
 from windlass.store import Done, Draft, Record, Scope, Store, Touch, Touched, Wish
+from windlass.store.flow import Flow
 from windlass.store.redis import RedisStore
 from windlass.store.redis import scrub as redis_scrub
 from windlass.store.sqlite import SqliteStore
@@ -32,6 +33,8 @@ from windlass.store.sqlite import scrub as sqlite_scrub
 StoreKind: TypeAlias = Literal["sqlite", "file", "redis", "valkey", "cluster", "model"]
 STORES: tuple[StoreKind, ...] = ("sqlite", "file", "redis", "valkey", "cluster")
 WITH_MODEL: tuple[StoreKind, ...] = (*STORES, "model")
+EACH_CODE: tuple[StoreKind, ...] = ("sqlite", "redis", "valkey", "cluster", "model")
+"""For what is the same in a file and in memory."""
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 ALL = PENDING | FINISHED
@@ -175,6 +178,11 @@ class World:
         self.store = store
         self.clock = clock
         self.chance = chance
+        self.grouping = 0
+
+    @property
+    def flow(self) -> Flow:
+        return cast(Flow, self.store)
 
     def draft(
         self,
@@ -184,15 +192,28 @@ class World:
         queue: str = "default",
         payload: bytes = b"\xc0",
         id: str | None = None,
+        group: str = "",
         **terms: Any,
     ) -> Draft:
         new = NewJob(task=task, queue=queue, payload=Raw(payload), **terms)
-        return Draft(tenant, id or fresh_id(self.chance.uuid7(), queue), new)
+        return Draft(tenant, id or fresh_id(self.chance.uuid7(), queue), new, group, self.grouping)
 
     async def add(self, task: str = "work", **terms: Any) -> str:
         draft = self.draft(task, **terms)
         assert await self.store.add([draft]) == [True]
         return draft.id
+
+    async def add_many(self, count: int, task: str = "work", **terms: Any) -> list[str]:
+        drafts = [self.draft(task, **terms) for _ in range(count)]
+        assert all(await self.store.add(drafts))
+        return [draft.id for draft in drafts]
+
+    async def regulate(self, **rules: Any) -> None:
+        """Change these rules, and no others."""
+        before = await self.flow.rules()
+        after = replace(before, edition=before.edition + 1, **rules)
+        assert await self.flow.regulate(after)
+        self.grouping = after.grouping
 
     def worker(self, *queues: str, id: str = "w1", tenant: str = DEFAULT_TENANT, **more: Any) -> Worker:
         now = self.clock.now()

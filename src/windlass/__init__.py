@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from windlass.app import Job, JobFailed, Task, Windlass
     from windlass.call.current import current
-    from windlass.call.signals import Cancelled, Fail, Retry, Snooze
+    from windlass.call.signals import Cancelled, Fail, RateLimited, Retry, Snooze
     from windlass.model.errors import WindlassError
     from windlass.model.events import Event
     from windlass.model.retry import Retry as RetryPolicy
@@ -19,6 +19,7 @@ __all__ = [
     "Fail",
     "Job",
     "JobFailed",
+    "RateLimited",
     "Retry",
     "RetryPolicy",
     "Snooze",
@@ -36,6 +37,7 @@ _PLACES = {
     "Fail": "windlass.call.signals",
     "Job": "windlass.app",
     "JobFailed": "windlass.app",
+    "RateLimited": "windlass.call.signals",
     "Retry": "windlass.call.signals",
     "Snooze": "windlass.call.signals",
     "Task": "windlass.app",

@@ -27,9 +27,11 @@ from windlass.model.match import Match
 from windlass.model.names import DEFAULT_TENANT, check_name, fresh_id, keyed_id
 from windlass.model.operations import (
     MOST_AT_ONCE,
+    A,
     Cancel,
     EnqueueMany,
     GetResult,
+    Operation,
     Result,
     Show,
 )
@@ -153,6 +155,14 @@ class Windlass:
         """The same in asynchronous code."""
         match = Match(task=task, queue=queue, tag=list(tag))
         return self.link.ahear(lambda teller: teller.watch(self.tenant, match))
+
+    def ask(self, operation: Operation[A]) -> A:
+        """Ask the queue anything that it answers, in this tenant's name: see `windlass.model.operations`."""
+        return self.link.ask(msgspec.structs.replace(operation, tenant=self.tenant))
+
+    async def aask(self, operation: Operation[A]) -> A:
+        """The same in asynchronous code."""
+        return await (await self.link.service())(msgspec.structs.replace(operation, tenant=self.tenant))
 
     def close(self) -> None:
         """Let go of connections that code without an event loop has opened."""

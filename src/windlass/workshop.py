@@ -224,7 +224,9 @@ class Workshop:
         if held.has_news:
             self.ask(Renew(**names, jobs=[held.tell()]))
         if ending.snooze is not None:
-            self.ask(Release(**names, jobs=[Unrun(id=held.id, token=held.token, delay=ending.snooze)]))
+            self.ask(
+                Release(**names, jobs=[Unrun(id=held.id, token=held.token, delay=ending.snooze, rests=ending.rests)])
+            )
         else:
             self._report(held, ending, names)
         if raised is not None and not isinstance(raised, Exception | Cancelled):

@@ -33,5 +33,18 @@ class Snooze(Signal):
         self.after = seconds(after, at="after")
 
 
+class RateLimited(Signal):
+    """Somebody else refuses more of this for now: let no job of the same limit start for so long, then run me again.
+
+    Uses no re-run. What rests is the bucket of each limit that bounds the job, or of the one named; other keys of the
+    limit go on. A job that no limit bounds is snoozed.
+    """
+
+    def __init__(self, after: float | str | timedelta, *, limit: str = "") -> None:
+        super().__init__(f"the task asked for a rest of {after}")
+        self.after = seconds(after, at="after")
+        self.limit = limit
+
+
 class Cancelled(BaseException):
     """Raised inside a synchronous task that was told to stop. Not an `Exception`: `except Exception` lets it by."""

@@ -10,20 +10,33 @@ from rich.table import Table
 from rich.text import Text
 
 from windlass.cli import following, saying, values
+from windlass.model.estimate import Estimate, Why
 from windlass.model.job import FINISHED, PENDING, Job, Wishes
 
 MOST_ERRORS = 5
 """Errors in the list, the newest; the last one is shown in full."""
 
+FOR = {
+    Why.SLOTS: "its turn",
+    Why.LIMIT: "a place in limit",
+    Why.TIER: "a place at tier",
+    Why.TIME: "its time",
+    Why.JOBS: "other jobs",
+    Why.PAUSE: "the end of a pause",
+    Why.WORKER: "a worker of its queue: there is none",
+    Why.HANDLER: "a worker that knows its task: there is none",
+}
+"""What a job waits for, in words."""
+
 TIMES = {"timeout", "keep_success", "keep_failure", "expires"}
 """Wishes that are lengths of time."""
 
 
-def card(job: Job, payload: Any, now: datetime) -> RenderableType:
+def card(job: Job, waits: Estimate, payload: Any, now: datetime) -> RenderableType:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    for name, said in _rows(job, now):
+    for name, said in _rows(job, waits, now):
         grid.add_row(name, said)
     parts: list[RenderableType] = [grid]
     if payload is not None:
@@ -38,10 +51,12 @@ def _section(title: str, text: str) -> list[RenderableType]:
     return [Text(), Text(title, style="dim"), Text("\n".join(f"  {line}" for line in text.splitlines()))]
 
 
-def _rows(job: Job, now: datetime) -> Iterator[tuple[str, Text]]:
+def _rows(job: Job, waits: Estimate, now: datetime) -> Iterator[tuple[str, Text]]:
     yield "job", Text(job.id, style="bold")
     yield "task", Text(f"{job.task}  in queue {job.queue}" + ("" if job.tenant == "default" else f" of {job.tenant}"))
     yield "state", _state(job)
+    if waits.why is not None:
+        yield "waits", Text(wait(waits))
     if job.progress is not None and job.state in PENDING:
         yield "progress", Text(following.progress(job.progress))
     for name, moment in _moments(job):
@@ -54,6 +69,15 @@ def _rows(job: Job, now: datetime) -> Iterator[tuple[str, Text]]:
     for name, said in _unusual(job):
         yield name, Text(said)
     yield from _errors(job, now)
+
+
+def wait(waits: Estimate) -> str:
+    """How long a job will wait, and for what."""
+    parts = [] if waits.seconds is None else [f"about {saying.span(waits.seconds)}"]
+    if waits.position is not None:
+        parts.append(f"position {waits.position}")
+    named = f" {waits.name}" if waits.name else ""
+    return ", ".join([*parts, f"for {FOR[waits.why]}{named}" if waits.why else ""]).strip(", ")
 
 
 def _state(job: Job) -> Text:

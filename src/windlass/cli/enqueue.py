@@ -36,6 +36,12 @@ async def enqueue(
     timeout: Annotated[  # noqa: ASYNC109 - of the job, not of this call
         str | None, Parameter(group=WISHES, metavar="TIME", help="How long one run may take (for ever).")
     ] = None,
+    tier: Annotated[
+        str | None, Parameter(group=WISHES, metavar="TIER", help="The time class it asks for, by name or by seconds.")
+    ] = None,
+    yielding: Annotated[
+        bool, Parameter(group=WISHES, help="Start it at once or not at all; it is halted when others need the place.")
+    ] = False,
     max_retry: Annotated[int, Parameter(group=WISHES, metavar="N", help="Re-runs after a failure (0).")] = 0,
     isolate: Annotated[bool, Parameter(group=WISHES, help="Run it in a process of its own.")] = False,
     wait: Annotated[
@@ -66,6 +72,8 @@ async def enqueue(
         key=key,
         tags=tag or [],
         timeout=None if timeout is None else duration.seconds(timeout, at="--timeout"),
+        tier=_tier(tier),
+        yielding=yielding,
         max_retry=max_retry,
         isolate=isolate,
     )
@@ -80,3 +88,10 @@ async def enqueue(
     else:
         saying.write(job.id)
     return 0
+
+
+def _tier(text: str | None) -> str | float | None:
+    """Seconds, if it reads as a time; else a name."""
+    if text is None or not text[:1].isdecimal():
+        return text
+    return duration.seconds(text, at="--tier")

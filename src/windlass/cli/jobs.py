@@ -17,17 +17,20 @@ from windlass.cli.choosing import ANY_JOB, Chosen
 from windlass.cli.place import HERE, OPTIONS, Place, Queue, opened
 from windlass.model import events
 from windlass.model.errors import Invalid
+from windlass.model.estimate import Estimate
 from windlass.model.events import Event
 from windlass.model.job import FINISHED, Chunk, Job, State
 from windlass.model.match import Match
 from windlass.model.names import DEFAULT_QUEUE
-from windlass.model.operations import MOST_AT_ONCE, Count, GetResult, List, Show
+from windlass.model.operations import MOST_AT_ONCE, Count, GetEstimate, GetResult, List, Show
 from windlass.system import SystemClock
 
 SHOWN = 50
 """Rows of a table, unless somebody wants more."""
 
 JobId = Annotated[str, Parameter(name="ID", help="The id of a job.")]
+
+WAITING = frozenset({State.BLOCKED, State.SCHEDULED, State.QUEUED})
 
 jobs = App(name="jobs", help="Look at jobs, cancel, retry and delete them.", group_parameters=OPTIONS)
 
@@ -126,12 +129,13 @@ async def show(id: JobId, /, *, place: Place = HERE) -> None:
     """
     async with opened(place) as queue:
         job = await queue(Show(id=id, payload=True))
+        waits = await queue(GetEstimate(id=id)) if job.state in WAITING else Estimate()
     payload = values.spoken(job.payload, job.content_type) if isinstance(job.payload, Raw) else None
     if place.json:
         known = msgspec.to_builtins(msgspec.structs.replace(job, payload=UNSET), builtin_types=(datetime,))
-        saying.write_json({**known, "payload": payload})
+        saying.write_json({**known, "estimate": waits.seconds, "payload": payload})
     else:
-        saying.paper().print(card(job, payload, SystemClock().now()))
+        saying.paper().print(card(job, waits, payload, SystemClock().now()))
 
 
 @jobs.command

@@ -1,4 +1,4 @@
-"""`windlass queues ls|show`: how many jobs wait where, and who takes them."""
+"""`windlass queues ls|show`: how many jobs wait where, and who takes them. Pauses and settings: `queue_settings`."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -10,16 +10,20 @@ from rich.text import Text
 
 from windlass.cli import saying
 from windlass.cli.place import HERE, OPTIONS, Place, opened
+from windlass.cli.queue_settings import describe
 from windlass.cli.workers import table_of
 from windlass.model.errors import Missing
 from windlass.model.job import State
 from windlass.model.names import EVERY_TENANT
-from windlass.model.operations import GetStats, QueueStats, Workers
+from windlass.model.operations import GetQueue, GetStats, QueueStats, Workers
+from windlass.model.operations import QueueCard as QueueRecord
 from windlass.model.worker import Worker
 
 USUAL = frozenset({State.QUEUED, State.RUNNING, State.SUCCEEDED, State.FAILED})
 
-queues = App(name="queues", help="Look at queues.", group_parameters=OPTIONS)
+queues = App(name="queues", help="Look at queues, pause them, and say how they are run.", group_parameters=OPTIONS)
+for command in ("pause", "resume", "set"):
+    queues.command(f"windlass.cli.queue_settings:{command.replace('set', 'change')}", name=command)
 
 
 class QueueLine(Struct, frozen=True, kw_only=True):
@@ -99,11 +103,12 @@ class QueueCard(Struct, frozen=True, kw_only=True):
     queue: str
     tasks: list[QueueStats]
     workers: list[Worker]
+    settings: QueueRecord
 
 
 @queues.command
 async def show(queue: Annotated[str, Parameter(name="QUEUE", help="Its name.")], /, *, place: Place = HERE) -> None:
-    """Show one queue: its tasks, and the workers that take jobs from it.
+    """Show one queue: how it is run, its tasks, and the workers that take jobs from it.
 
     For example:
       windlass queues show mail
@@ -111,11 +116,13 @@ async def show(queue: Annotated[str, Parameter(name="QUEUE", help="Its name.")],
     async with opened(place) as to:
         tasks = [line for line in (await to(GetStats())).queues if line.queue == queue]
         workers = [worker for worker in await to(Workers()) if queue in worker.queues]
-    if not tasks and not workers:
+        settings = await to(GetQueue(queue=queue))
+    if not tasks and not workers and settings == QueueRecord(tenant=settings.tenant, queue=queue):
         raise Missing(f"no job and no worker is in queue {queue!r}", at="queue")
     if place.json:
-        saying.write_json(QueueCard(queue=queue, tasks=tasks, workers=workers))
+        saying.write_json(QueueCard(queue=queue, tasks=tasks, workers=workers, settings=settings))
         return
+    saying.remark(describe(settings))
     states = occurring(line.states for line in tasks)
     made = saying.Table("task", *states, right=tuple(states))
     for line in tasks:

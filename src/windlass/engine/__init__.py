@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, cast
 
-from windlass.engine import jobs, output, quotas, tokens, watching, work
+from windlass.engine import estimates, jobs, limits, output, queues, quotas, tokens, watching, work
 from windlass.engine.desk import Desk, Settings
 from windlass.engine.feed import Feed
 from windlass.engine.sound import sound
@@ -22,7 +22,14 @@ from windlass.store import Store
 __all__ = ["ANSWERS", "Engine", "Settings"]
 
 ANSWERS: dict[type[Operation[Any]], Callable[[Desk, Any], Awaitable[Any]]] = (
-    jobs.ANSWERS | work.ANSWERS | output.ANSWERS | tokens.ANSWERS | quotas.ANSWERS
+    jobs.ANSWERS
+    | work.ANSWERS
+    | output.ANSWERS
+    | tokens.ANSWERS
+    | quotas.ANSWERS
+    | limits.ANSWERS
+    | queues.ANSWERS
+    | estimates.ANSWERS
 )
 
 

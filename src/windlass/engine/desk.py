@@ -11,7 +11,9 @@ from typing import cast
 from msgspec import Struct
 from msgspec.structs import replace
 
+from windlass.engine.experience import Experience
 from windlass.engine.gathering import Gathering
+from windlass.engine.regime import Regimes
 from windlass.engine.telling import Telling
 from windlass.model.errors import Missing
 from windlass.model.job import Job
@@ -21,6 +23,7 @@ from windlass.model.ports import Chance
 from windlass.model.wire import MOST_PAYLOAD
 from windlass.model.worker import Worker
 from windlass.store import Record, Shelf, Store, Wire
+from windlass.store.flow import Flow
 
 Decide = Callable[[Record, datetime], Move | None]
 """What is to happen to a job as it was read at that time; null = nothing."""
@@ -50,9 +53,12 @@ class Desk:
         self.store = cast("Store", Telling(store, wire))
         self.shelf = cast("Shelf", store)
         self.wire = wire
+        self.flow = cast("Flow", store)  # and holds claims to rules
+        self.regimes = Regimes(self.shelf, self.flow)
         self.chance = chance
         self.settings = settings
         self.gathering: Gathering | None = None
+        self.experience = Experience()
         # What a worker said of itself never changes, so it is asked for once; whether it lives is told by its renewals.
         self.known_workers: dict[str, Worker] = {}
 

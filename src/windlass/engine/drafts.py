@@ -1,9 +1,12 @@
 """New jobs on their way into a store: checked against what is declared and allowed, and given their ids."""
 
+from collections.abc import Sequence
+
 from msgspec import Raw
 from msgspec.structs import asdict, replace
 
 from windlass.engine.desk import Desk
+from windlass.engine.tiers import admit
 from windlass.model import wire
 from windlass.model.admission import check_new
 from windlass.model.errors import Invalid, TooLarge
@@ -59,6 +62,21 @@ def draft(desk: Desk, tenant: str, new: NewJob, at: str) -> Draft:
 def _check_tenant(tenant: str) -> None:
     if tenant == EVERY_TENANT:
         raise Invalid("a job belongs to one tenant, not to '-'", at="tenant")
+
+
+async def check_terms(desk: Desk, drafts: Sequence[Draft], at: str) -> None:
+    """Refuse tiers that their queues do not have, and yielding jobs for which there is no place now."""
+    for place, new in enumerate(drafts):
+        if new.new.tier is None and not new.new.yielding:
+            continue
+        regime = await desk.regimes.refreshed()
+        try:
+            regime.admitted(new, strict=True)
+        except Invalid as fault:
+            where = f"{at}[{place}]" if at == "jobs" else at
+            raise Invalid(fault.detail, at=f"{where}.{fault.at}") from None
+        if new.new.yielding:
+            await admit(desk, new.tenant, new.new.queue)
 
 
 def own_id(tenant: str, new: NewJob) -> str | None:

@@ -12,18 +12,36 @@ from msgspec.structs import replace
 
 from windlass.engine.desk import MOST_ROUNDS, Desk
 from windlass.engine.drafts import own_id
+from windlass.engine.tiers import attend
 from windlass.model import lifecycle
+from windlass.model.errors import Unavailable
 from windlass.model.job import MSGPACK, NOTHING, NewJob, State
 from windlass.model.names import child_id
 from windlass.store import Draft, Edge, Kept, Ripe
+from windlass.store.flow import StaleRules
 
 
 async def add(desk: Desk, drafts: Sequence[Draft]) -> list[bool]:
     """Keep new jobs. Those that wait are decided at once: what they wait for may have ended already."""
-    created = await desk.store.add(drafts)
+    created = await _add(desk, drafts)
     if waiting := [draft.id for draft in drafts if draft.new.after]:
         await unblock(desk, waiting)
     return created
+
+
+async def _add(desk: Desk, drafts: Sequence[Draft]) -> list[bool]:
+    """Keep new jobs, each in its group under the rules in force."""
+    for _ in range(MOST_ROUNDS):
+        regime = await desk.regimes.current()
+        try:
+            created = await desk.store.add(regime.all_admitted(drafts))
+        except StaleRules:
+            desk.regimes.forget()
+            continue
+        for tenant, queue in regime.tiered(drafts):
+            await attend(desk, tenant, queue)
+        return created
+    raise Unavailable("the rules change faster than jobs come in: try again")
 
 
 async def unblock(desk: Desk, ids: Sequence[str]) -> set[str]:

@@ -10,7 +10,8 @@ from msgspec import Raw
 from msgspec.structs import asdict, replace
 
 from windlass.engine.desk import Desk, no_job, owns
-from windlass.engine.drafts import drafts_of
+from windlass.engine.drafts import check_terms, drafts_of
+from windlass.engine.estimates import at_the_door
 from windlass.engine.following import add
 from windlass.engine.gathering import Gathering
 from windlass.model import lifecycle, wire
@@ -54,10 +55,12 @@ LOOK_AGAIN = 1.0
 
 async def enqueue(desk: Desk, operation: Enqueue) -> Accepted:
     (new,) = drafts_of(desk, operation)
+    await check_terms(desk, [new], "job")
     job, created = await _gathering(desk).add(new)
     if job is None or job.tenant != operation.tenant:
         raise no_job(new.id)
-    return Accepted(**asdict(job), created=created)
+    estimate = await at_the_door(desk, job) if created else None
+    return Accepted(**{**asdict(job), "estimate": estimate}, created=created)
 
 
 def _gathering(desk: Desk) -> Gathering:
@@ -68,12 +71,14 @@ def _gathering(desk: Desk) -> Gathering:
 
 async def enqueue_many(desk: Desk, operation: EnqueueMany) -> Enqueued:
     drafts = drafts_of(desk, operation)
+    await check_terms(desk, drafts, "jobs")
     created = await add(desk, drafts)
     return Enqueued(ids=[draft.id for draft in drafts], created=sum(created))
 
 
 async def enqueue_lines(desk: Desk, operation: EnqueueLines) -> Enqueued:
     drafts = drafts_of(desk, operation)
+    await check_terms(desk, drafts[:1], "wishes")
     created = 0
     for start in range(0, len(drafts), MOST_AT_ONCE):
         created += sum(await add(desk, drafts[start : start + MOST_AT_ONCE]))

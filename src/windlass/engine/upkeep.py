@@ -1,4 +1,4 @@
-"""The periodic duties: promote, reclaim, expire, follow, look after blocked jobs, purge.
+"""The periodic duties: promote, reclaim, expire, follow, look after blocked jobs, purge; and those of flow control.
 
 Each duty takes one bounded step and says how much it did, so that a backlog is worked off without a pause and an idle
 queue costs next to nothing. Any number of processes may keep house at once: every step is guarded by the store.
@@ -10,7 +10,10 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 
 from windlass.engine import Engine
+from windlass.engine.estimates import foretell, keep_promises, learn_run_times
 from windlass.engine.following import follow_up, unblock
+from windlass.engine.rules import keep_caps, sort_out
+from windlass.engine.tiers import attend_all
 from windlass.model import lifecycle
 from windlass.model.errors import WindlassError
 from windlass.model.job import State
@@ -37,11 +40,14 @@ async def promote(engine: Engine) -> int:
 
 async def reclaim(engine: Engine) -> int:
     """Take jobs back whose worker was not heard of for a whole lease."""
+    reading = await engine.desk.store.overdue(Overdue.LEASE, STEP)
+    if not reading.records:
+        return 0
+    regime = await engine.desk.regimes.refreshed()
 
     def lost(record: Record, now: datetime) -> Move:
-        return lifecycle.lose(record.job, now)
+        return lifecycle.lose(record.job, now, regime.settings(record.job.tenant, record.job.queue).on_lost)
 
-    reading = await engine.desk.store.overdue(Overdue.LEASE, STEP)
     return await engine.desk.settle_read(reading.records, reading.now, lost)
 
 
@@ -86,6 +92,38 @@ async def _look_after(engine: Engine, scope: Scope) -> None:
             return
 
 
+async def rouse(engine: Engine) -> int:
+    """Let jobs be claimed whose limit has room again, or whose pause is over."""
+    return await engine.desk.flow.rouse(STEP)
+
+
+async def sort(engine: Engine) -> int:
+    """Go on where whoever changed a limit left waiting jobs unsorted."""
+    await sort_out(engine.desk)
+    return 0
+
+
+async def attend(engine: Engine) -> int:
+    """Take time and places from those who gave way beforehand, for jobs that wait."""
+    return await attend_all(engine.desk)
+
+
+async def cap(engine: Engine) -> int:
+    """Let the caps of tiers follow the workers that come and go."""
+    return await keep_caps(engine.desk)
+
+
+async def learn(engine: Engine) -> int:
+    """Write down how long jobs ran, and how right estimates were."""
+    await learn_run_times(engine.desk)
+    return await keep_promises(engine.desk)
+
+
+async def estimate(engine: Engine) -> int:
+    """Foretell anew how long jobs wait in the queues that somebody watches."""
+    return await foretell(engine.desk)
+
+
 DUTIES: dict[Duty, float] = {
     promote: 0.25,
     reclaim: 1.0,
@@ -93,6 +131,12 @@ DUTIES: dict[Duty, float] = {
     follow: 0.1,
     look_after: 60.0,
     purge: 5.0,
+    rouse: 0.25,
+    sort: 1.0,
+    attend: 0.25,
+    cap: 1.0,
+    learn: 1.0,
+    estimate: 1.0,
 }
 """Each duty and the seconds between its rounds."""
 

@@ -17,6 +17,8 @@ from windlass.engine.desk import Desk, fence
 from windlass.engine.following import add
 from windlass.engine.jobs import LOOK_AGAIN
 from windlass.engine.output import check_output
+from windlass.engine.rules import keep_caps
+from windlass.engine.tiers import attend
 from windlass.model import lifecycle, wire
 from windlass.model.errors import Invalid, Missing
 from windlass.model.job import Error, Reason
@@ -46,10 +48,13 @@ from windlass.model.operations import (
 )
 from windlass.model.push import read_url
 from windlass.model.worker import Worker
-from windlass.store import Done, Record, Touch, Wish
+from windlass.store import Done, Record, Touch, Touched, Wish
+from windlass.store.flow import BAR, KEY
 
 SECRETS = "push.secret"
 """Where the secrets of workers are kept to which jobs are sent."""
+
+LEAST_WAIT = 0.001
 
 WORKERS_REASONS = (Reason.TIMEOUT, Reason.CRASHED, Reason.MEMORY, Reason.OUTPUT)
 """What only a worker can know of a run."""
@@ -60,6 +65,7 @@ async def register(desk: Desk, operation: Register) -> Registered:
     if operation.worker.url is not None:
         read_url(operation.worker.url)
     await desk.store.enlist(id, operation.tenant, operation.worker, desk.settings.lease)
+    await keep_caps(desk)
     if operation.worker.url is None:
         return Registered(worker=id, lease=desk.settings.lease)
     # Kept after the worker: whoever finds a secret without a worker may throw it away.
@@ -77,6 +83,7 @@ async def unregister(desk: Desk, operation: Unregister) -> None:
     desk.known_workers.pop(operation.worker, None)
     if not await desk.store.dismiss(operation.worker):
         raise _stranger(operation.worker)
+    await keep_caps(desk)
 
 
 async def claim(desk: Desk, operation: Claim) -> list[Claimed]:
@@ -84,6 +91,8 @@ async def claim(desk: Desk, operation: Claim) -> list[Claimed]:
     records = await _claim_now(desk, operation, worker)
     if not records and operation.wait:
         records = await _claim_soon(desk, operation, worker)
+    await _attend_after(desk, records)
+    desk.experience.claimed(records, asyncio.get_running_loop().time())
     token = (records[0].token or b"").hex() if records else ""  # one claim, one token
     return [
         Claimed(
@@ -95,6 +104,12 @@ async def claim(desk: Desk, operation: Claim) -> list[Claimed]:
         )
         for record in records
     ]
+
+
+async def _attend_after(desk: Desk, records: Sequence[Record]) -> None:
+    """A claim may have taken the last place for which others wait."""
+    for tenant, queue in {(one.job.tenant, one.job.queue) for one in records if one.job.assigned is not None}:
+        await attend(desk, tenant, queue)
 
 
 async def _claim_now(desk: Desk, operation: Claim, worker: Worker) -> list[Record]:
@@ -112,8 +127,16 @@ async def _claim_soon(desk: Desk, operation: Claim, worker: Worker) -> list[Reco
             remaining = until - loop.time()
             if remaining <= 0:
                 break
-            await listener.wait(min(LOOK_AGAIN, remaining))
+            await listener.wait(min(LOOK_AGAIN, remaining, await _opening(desk, worker)))
     return records
+
+
+async def _opening(desk: Desk, worker: Worker) -> float:
+    """Seconds until something that was passed by may start, by the clock alone."""
+    if not any(one.count or one.closed_until for one in (await desk.regimes.current()).rules.allowances.values()):
+        return LOOK_AGAIN
+    found = await desk.flow.opening(worker.queues)
+    return LOOK_AGAIN if found is None else max(found, LEAST_WAIT)
 
 
 async def begin(desk: Desk, operation: Begin) -> Applied:
@@ -144,7 +167,7 @@ async def _renew_until_ordered(desk: Desk, operation: Renew) -> Renewed:
     loop = asyncio.get_running_loop()
     until = loop.time() + operation.wait
     bare = replace(
-        operation, jobs=[Alive(id=item.id, token=item.token) for item in operation.jobs]
+        operation, jobs=[Alive(id=item.id, token=item.token, deadline=item.deadline) for item in operation.jobs]
     )  # news is told once
     async with desk.store.listen([f"order/{operation.worker}"]) as listener:
         while True:
@@ -166,11 +189,20 @@ async def renew_now(desk: Desk, operation: Renew) -> Renewed:
     return Renewed(
         lost=[answer.id for answer in touched if not answer.held],
         orders=[
-            Order(id=answer.id, order="halt" if answer.reason is Reason.HALTED else "cancel")
-            for answer in touched
-            if answer.reason in lifecycle.ORDERS
+            order
+            for item, answer in zip(operation.jobs, touched, strict=True)
+            if (order := _order(item, answer)) is not None
         ],
     )
+
+
+def _order(item: Alive, answer: Touched) -> Order | None:
+    """What the worker of a job must be told that it does not know."""
+    if answer.reason in lifecycle.ORDERS:
+        return Order(id=answer.id, order="halt" if answer.reason is Reason.HALTED else "cancel")
+    if answer.reason is Reason.SHRUNK and answer.deadline != item.deadline:
+        return Order(id=answer.id, order="deadline", deadline=answer.deadline)
+    return None
 
 
 async def finish(desk: Desk, operation: Finish) -> Applied:
@@ -186,6 +218,7 @@ async def finish(desk: Desk, operation: Finish) -> Applied:
         applied = {(done.id, done.token) for done, held in zip(dones, verdicts, strict=True) if held}
     others = [item for item in operation.jobs if item.outcome is not Verdict.OK]
     applied |= await _settle_held(desk, others, lambda item, record, now: _move(desk, item, record, now))
+    desk.experience.finished((id for id, _ in applied), asyncio.get_running_loop().time())
     return _report(operation.jobs, applied)
 
 
@@ -248,10 +281,32 @@ def _move(desk: Desk, item: Finished, record: Record, now: datetime) -> Move:
 async def release(desk: Desk, operation: Release) -> Applied:
     await _known(desk, operation.worker, operation.tenant)
 
+    resting = await _let_rest(desk, operation.jobs) if any(item.rests is not None for item in operation.jobs) else set()
+
     def back(item: Unrun, record: Record, now: datetime) -> Move:
-        return lifecycle.release(record.job, now, item.delay)
+        return lifecycle.release(record.job, now, None if item.id in resting else item.delay)
 
     return _report(operation.jobs, await _settle_held(desk, operation.jobs, back))
+
+
+async def _let_rest(desk: Desk, items: Sequence[Unrun]) -> set[str]:
+    """Start nothing of these jobs' limits for as long as each of them says; the jobs that have such a limit.
+
+    Before they are given back: or the next one would start in between.
+    """
+    given = {item.id: item for item in items if item.rests is not None and item.delay}
+    held = [one for one in (await desk.store.read(list(given))).records if one and one.token]
+    found = set()
+    for record in held:
+        item = given[record.job.id]
+        if record.token != fence(item.token):
+            continue
+        for bucket in record.group.split(BAR)[1:]:
+            name = bucket.partition(KEY)[0].partition("/")[2]
+            if item.rests in ("", name):
+                await desk.flow.hold(bucket, item.delay or 0.0)
+                found.add(item.id)
+    return found
 
 
 async def _settle_held(

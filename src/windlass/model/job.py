@@ -253,6 +253,8 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     """The process that runs it or ran it last. Set when its code starts; null between claim and start."""
     progress: Progress | None = None
     """What the running task last said of how far it is."""
+    estimate: float | None = None
+    """Seconds it would wait, as far as could be said when it was taken in. Told only then: later, ask for it."""
     code: int | None = None
     """The code of its last outcome (1xx, 2xx, 4xx, 5xx). Set at each finish."""
     error: Error | None = None
@@ -269,8 +271,10 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     """When the current or last attempt was claimed."""
     finished_at: datetime | None = None
     """When it ended for good. Null while pending."""
+    assigned: str | None = None
+    """The tier at which it runs, where its queue has tiers. Null unless running; may become a shorter one meanwhile."""
     deadline: datetime | None = None
-    """When the current attempt is stopped: its start plus `timeout`. Null unless running under a limit."""
+    """When the current attempt is stopped: its start plus `timeout`, or plus the time of its tier if that is less."""
     size: int = 0
     """Bytes of its payload."""
     payload: Raw | UnsetType = UNSET

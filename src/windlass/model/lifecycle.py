@@ -34,6 +34,8 @@ class Step(StrEnum):
     RECLAIM = "reclaim"  # its process or worker died: it goes back at once
     RELEASE = "release"  # its worker gives it back unrun
     SNOOZE = "snooze"  # the task wants a later time
+    SHRINK = "shrink"  # time is taken from it for jobs that wait
+    HALT = "halt"  # its place is taken for jobs that wait
     CANCEL = "cancel"  # somebody does not want it any more
     STOP = "stop"  # the worker has stopped a cancelled job
     EXPIRE = "expire"  # nobody started it in time
@@ -72,6 +74,8 @@ TABLE: dict[tuple[State, Step], State | Gone] = {
     # A running job is only told to stop: its place is taken until its worker says that it has stopped.
     (State.RUNNING, Step.CANCEL): State.RUNNING,
     (State.RUNNING, Step.DELETE): State.RUNNING,
+    (State.RUNNING, Step.SHRINK): State.RUNNING,
+    (State.RUNNING, Step.HALT): State.RUNNING,
     (State.RUNNING, Step.STOP): State.CANCELLED,
     (State.SUCCEEDED, Step.RERUN): State.QUEUED,
     (State.SUCCEEDED, Step.DELETE): GONE,
@@ -140,9 +144,13 @@ class Move(Struct, frozen=True, kw_only=True):
     """…and, if it runs, under this token."""
     waits_before: list[str] = []
     """Guard: refused unless a blocked job still waits for exactly these."""
+    assigned_before: str | None = None
+    """Guard: refused unless a running job is at this tier."""
     lapsed: bool = False
     """Guard: refused if the lease has been renewed meanwhile."""
     target: State | Gone
+    assigned: tuple[str, float] | None = None
+    """The shorter tier of a job that is shrunk, and its seconds; its places at longer ones are given back."""
     waits_for: list[str] = []
     """What a job that stays blocked still waits for."""
     reason: Reason | None
@@ -236,6 +244,17 @@ def cancel(job: Job) -> Move:
     return _move(job, Step.CANCEL, reason=Reason.CANCELLED, keep=_keep(job, job.keep_failure))
 
 
+def shrink(job: Job, tier: str, seconds: float) -> Move:
+    """Time is taken from a running job for others that wait: it goes on at a shorter tier."""
+    reason = job.reason if job.reason in ORDERS else Reason.SHRUNK
+    return replace(_move(job, Step.SHRINK, reason=reason), assigned=(tier, seconds))
+
+
+def halt(job: Job) -> Move:
+    """The place of a running job is taken for others that wait: it is told to stop."""
+    return _move(job, Step.HALT, reason=job.reason if job.reason in ORDERS else Reason.HALTED)
+
+
 def delete(job: Job) -> Move:
     """Somebody wants the record gone. A running job is told to stop and is gone when it has."""
     return _move(job, Step.DELETE, reason=Reason.DELETED)
@@ -316,6 +335,7 @@ def _move(
         attempt_before=job.attempt,
         reason_before=job.reason,
         waits_before=job.waits_for,
+        assigned_before=job.assigned,
         target=next_state(job.state, step),
         reason=reason,
         attempt=job.attempt if attempt is None else attempt,

@@ -70,7 +70,7 @@ def matches(match: Match, job: Job, payload: object = None) -> bool:
         and (match.created_before is None or job.created_at < match.created_before)
         and (match.text is None or (job.error is not None and match.text in job.error.message))
         and all(tag in job.tags for tag in match.tag)
-        and all(_equal(field(payload, path), value) for path, value in match.payload.items())
+        and all(equal(field(payload, path), value) for path, value in match.payload.items())
     )
 
 
@@ -90,7 +90,7 @@ def field(payload: object, path: str) -> object:
     return found
 
 
-def _equal(found: Any, wanted: Scalar) -> bool:
+def equal(found: Any, wanted: Scalar) -> bool:
     # True == 1 in Python; on the wire they are two different values.
     return isinstance(found, bool) == isinstance(wanted, bool) and bool(found == wanted)
 

@@ -40,6 +40,10 @@ class Draft(Struct, frozen=True, gc=False):
     tenant: str
     id: str
     new: NewJob
+    group: str = ""
+    """What bounds it, as `store.flow` spells it."""
+    grouping: int = 0
+    """The rules under which the group was made: see `Rules.grouping`."""
 
 
 class Haul(Struct, frozen=True):
@@ -73,6 +77,8 @@ class Record(Struct, frozen=True, gc=False):
     """Only where it was asked for."""
     files: dict[str, bytes] = {}
     """What came with it, by name; only of a job that is handed out."""
+    group: str = ""
+    """What bounds it."""
 
 
 class Reading(Struct, frozen=True):
@@ -100,7 +106,9 @@ class Touched(Struct, frozen=True):
     held: bool
     """Whether the job is still its own."""
     reason: Reason | None = None
-    """Why the job has been told to stop, if it has."""
+    """Why the job has been told to stop, if it has; `shrunk` = it may go on, until `deadline`."""
+    deadline: datetime | None = None
+    """When a job that runs at a tier is stopped."""
 
 
 class Done(Struct, frozen=True, gc=False):
@@ -126,6 +134,7 @@ class Wish(Struct, frozen=True):
     """What a worker can take now."""
 
     worker: Worker
+    """Its tasks may also be spelled `tenant/task`, which means that tenant's alone."""
     nonce: bytes
     """Eight fresh bytes: the token of every job this claim takes."""
     slots: int
@@ -221,11 +230,17 @@ class Store(Protocol):
     """Where jobs live. At most twenty methods; a test counts them."""
 
     async def add(self, drafts: Sequence[Draft]) -> list[bool]:
-        """Keep new jobs; for each, whether it is new. One whose id is there changes nothing."""
+        """Keep new jobs; for each, whether it is new. One whose id is there changes nothing.
+
+        Raises `flow.StaleRules`, and keeps none, if a group was made under other rules than those in force.
+        """
         ...
 
     async def claim(self, wish: Wish) -> list[Record]:
         """Lease the first jobs that the worker may take, by its queues' order, then priority, then arrival.
+
+        Where tenants or tasks take turns, the turn goes before the priority. Nothing that `flow` forbids is taken. A
+        flexible job is assigned the longest tier whose caps have room.
 
         They come with their payloads and files. A worker that claims has been heard of (see `SEEN_EVERY`).
         """

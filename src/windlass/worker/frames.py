@@ -77,6 +77,8 @@ class Ending(Struct, frozen=True, array_like=True, gc=False):
     delay: float | None = None
     snooze: float | None = None
     """Seconds after which it wants to be run again, this run uncounted."""
+    rests: str | None = None
+    """A limit, or if empty all that bound the job, of which nothing is to start for as long as it snoozes."""
     jobs: list[NewJob] = []
     """Jobs to be queued with its success."""
 

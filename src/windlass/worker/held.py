@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import Iterator
+from datetime import datetime
 from enum import StrEnum
 from operator import itemgetter
 
@@ -44,7 +45,8 @@ class Held:
     """One run of one job, from its claim to its report."""
 
     __slots__ = (
-        "_unsaid", "began", "context", "id", "job", "log", "number", "progress", "since", "stopping", "timer", "token"
+        "_unsaid", "began", "context", "deadline", "id", "job", "log", "number", "progress", "since",
+        "stopping", "timer", "token",
     )  # fmt: skip
 
     def __init__(self, number: int, job: Job, token: str, since: float) -> None:
@@ -54,6 +56,8 @@ class Held:
         self.token = token
         self.since = since
         """When it was claimed, by the supervisor's own clock."""
+        self.deadline = job.deadline
+        """When it is stopped, as the queue says."""
         self.context: Context | None = None
         self.began = False
         """Whether the queue has been told its pid."""
@@ -65,6 +69,18 @@ class Held:
         self.log: list[tuple[Stream, bytes]] = []
         """What it printed (stream, bytes) and nobody has been told yet."""
         self._unsaid = 0
+
+    @property
+    def limit(self) -> float | None:
+        """Seconds that it may run. Both times are the queue's, so its clock need not be ours."""
+        if self.deadline is None or self.job.started_at is None:
+            return None
+        return (self.deadline - self.job.started_at).total_seconds()
+
+    @property
+    def told_deadline(self) -> datetime | None:
+        """The deadline, where it may change: the queue says so only if ours is another."""
+        return self.deadline if self.job.assigned is not None else None
 
     def set_timer(self, timer: asyncio.TimerHandle | None) -> None:
         if self.timer is not None:
@@ -97,4 +113,6 @@ class Held:
         """What it has said since it was last asked."""
         progress, self.progress = self.progress, None
         log, self.log, self._unsaid = self.log, [], 0
-        return Alive(id=self.id, token=self.token, progress=progress, output=[*_chunks(log)])
+        return Alive(
+            id=self.id, token=self.token, progress=progress, output=[*_chunks(log)], deadline=self.told_deadline
+        )

@@ -9,6 +9,7 @@ import logging
 import signal
 from collections import defaultdict
 from collections.abc import Iterable
+from datetime import datetime
 from typing import Protocol
 
 from windlass.model.job import Error, Job, Stream
@@ -89,8 +90,8 @@ class Jobs:
                 continue
             held.context.held.add(held.number)
             batches.setdefault(held.context, []).append(assignment)
-            if job.timeout is not None:
-                held.timer = self._loop.call_later(job.timeout, self.halt, held, Stop.TIMEOUT)
+            if held.limit is not None:
+                held.timer = self._loop.call_later(held.limit, self.halt, held, Stop.TIMEOUT)
         for context, assignments in batches.items():
             context.give(assignments)
         if self.gossip is not None:
@@ -134,6 +135,13 @@ class Jobs:
         if held.context is not None:
             held.context.stop(held.number)
         held.set_timer(self._loop.call_later(SOFT, self._terminate, held))
+
+    def shorten(self, held: Held, deadline: datetime) -> None:
+        """Time was taken from a running job: it is stopped at another time, perhaps at once."""
+        held.deadline = deadline
+        if held.stopping is None and held.limit is not None:
+            left = max(0.0, held.limit - (self._clock.monotonic() - held.since))
+            held.set_timer(self._loop.call_later(left, self.halt, held, Stop.TIMEOUT))
 
     def _terminate(self, held: Held) -> None:
         if held.context is not None and held.context.isolated:
@@ -221,7 +229,7 @@ class Jobs:
         if held.stopping is Stop.BACK and ending.verdict is not Verdict.OK:
             self.reports.release(Unrun(id=held.id, token=held.token))
         elif ending.snooze is not None:
-            self.reports.release(Unrun(id=held.id, token=held.token, delay=ending.snooze))
+            self.reports.release(Unrun(id=held.id, token=held.token, delay=ending.snooze, rests=ending.rests))
         elif held.stopping is not Stop.LOST:
             self.reports.finish(finished(held, ending), held.tell() if held.has_news else None)
         self.ended.set()

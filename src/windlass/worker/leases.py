@@ -7,6 +7,7 @@ second.
 import asyncio
 import logging
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Protocol
 
 from windlass.model.errors import Missing, WindlassError
@@ -40,6 +41,8 @@ class Holder(Protocol):
     def lose(self, held: Held) -> None: ...
 
     def halt(self, held: Held, why: Stop) -> None: ...
+
+    def shorten(self, held: Held, deadline: datetime) -> None: ...
 
 
 class Leases:
@@ -86,7 +89,7 @@ class Leases:
 
     async def _ask(self, jobs: list[Held], wait: float) -> Renewed:
         """Ask for orders; broken off when jobs have come meanwhile, for the answer would not speak of them."""
-        alive = [Alive(id=one.id, token=one.token) for one in jobs]
+        alive = [Alive(id=one.id, token=one.token, deadline=one.told_deadline) for one in jobs]
         asking = asyncio.ensure_future(self._service(Renew(**self._membership.names(), jobs=alive, wait=wait)))
         if wait > YOUNG:
             self._patient = asking
@@ -126,7 +129,11 @@ class Leases:
             if id in running:
                 self._holder.lose(running[id])
         for order in renewed.orders:
-            if order.id in running:
+            if order.id not in running:
+                continue
+            if order.deadline is not None:
+                self._holder.shorten(running[order.id], order.deadline)
+            else:
                 self._holder.halt(running[order.id], Stop.CANCEL)
 
     async def _tell(self) -> None:

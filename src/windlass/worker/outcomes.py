@@ -10,7 +10,7 @@ from windlass.worker.held import Held, Stop
 from windlass.worker.processes import describe_status
 
 STOPPED = {
-    Stop.TIMEOUT: (Reason.TIMEOUT, "ran longer than its timeout of {job.timeout:g} s"),
+    Stop.TIMEOUT: (Reason.TIMEOUT, "ran longer than its time limit of {held.limit:g} s"),
     Stop.OUTPUT: (Reason.OUTPUT, "printed more than this worker allows"),
     Stop.MEMORY: (Reason.MEMORY, "took more memory than this worker allows"),
 }
@@ -29,7 +29,7 @@ def finished(held: Held, ending: Ending) -> Finished:
     error, reason = ending.error or Error(), None
     if held.stopping in STOPPED:
         reason, text = STOPPED[held.stopping]
-        error = Error(type=reason.value.capitalize(), message=text.format(job=held.job), traceback=error.traceback)
+        error = Error(type=reason.value.capitalize(), message=text.format(held=held), traceback=error.traceback)
     elif error.type == CRASHED.type and held.stopping is not Stop.CANCEL:  # told to stop, it was killed in the end
         reason = Reason.CRASHED
     verdict = Verdict.ERROR if reason else ending.verdict

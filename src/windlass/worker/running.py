@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from windlass.call.arguments import Arguments, Plan
 from windlass.call.current import RunningJob, running
-from windlass.call.signals import Cancelled, Fail, Retry, Snooze
+from windlass.call.signals import Cancelled, Fail, RateLimited, Retry, Snooze
 from windlass.model.errors import Invalid, TooLarge
 from windlass.model.job import Error, NewJob, Progress
 from windlass.model.lifecycle import Verdict
@@ -156,6 +156,8 @@ def ended(number: int, fault: BaseException) -> Ending:
     match fault:
         case Snooze():
             return Ending(number, Verdict.RETRY, snooze=fault.after)
+        case RateLimited():
+            return Ending(number, Verdict.RETRY, snooze=fault.after, rests=fault.limit)
         case Retry():
             return Ending(number, Verdict.RETRY, error=describe(fault), delay=fault.after)
         case Fail():

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from windlass.engine.desk import Desk
+from windlass.engine.desk import MOST_ROUNDS, Desk
 from windlass.engine.following import unblock
 from windlass.engine.journal.journal import Entry, Journal
 from windlass.engine.journal.reserving import Reservations
 from windlass.model.errors import Full, Unavailable, WindlassError
 from windlass.model.ports import Clock
 from windlass.store import Draft, Haul, Hauled, Ledger
+from windlass.store.flow import StaleRules
 from windlass.store.micros import to_micros
 
 log = logging.getLogger("windlass.journal")
@@ -156,7 +157,7 @@ class Drainer:
         created: dict[int, bool] = {}
         for strand, some in self._by_strand(entries).items():
             drafts = [_aged(entry, self._clock) for entry in some]
-            haul = await self._haul(strand, self._marks[strand], upto, drafts)
+            haul = await self._haul_grouped(strand, self._marks[strand], upto, drafts)
             if haul.mark != upto:
                 await self._differ()
                 return False
@@ -180,6 +181,16 @@ class Drainer:
             if entry.sequence > self._marks[strand]:
                 strands.setdefault(strand, []).append(entry)
         return strands
+
+    async def _haul_grouped(self, strand: int, since: int, upto: int, drafts: Sequence[Draft]) -> Hauled:
+        """Give jobs to the store, each in its group under the rules in force."""
+        for _ in range(MOST_ROUNDS):
+            regime = await self._desk.regimes.current()
+            try:
+                return await self._haul(strand, since, upto, regime.all_admitted(drafts))
+            except StaleRules:
+                self._desk.regimes.forget()
+        raise Unavailable("the rules change faster than jobs can be drained")
 
     async def _haul(self, strand: int, since: int, upto: int, drafts: Sequence[Draft]) -> Hauled:
         try:

@@ -18,7 +18,7 @@ from msgspec.structs import asdict, replace
 
 from windlass.engine import Engine
 from windlass.engine.desk import no_job, owns
-from windlass.engine.drafts import drafts_of
+from windlass.engine.drafts import check_terms, drafts_of
 from windlass.engine.journal.drainer import Drainer
 from windlass.engine.journal.journal import Entry, Journal
 from windlass.engine.sound import sound
@@ -84,6 +84,7 @@ class Journaled:
 
     async def _enqueue(self, operation: Enqueue) -> Accepted:
         drafts = drafts_of(self._engine.desk, operation)
+        await self._check_terms(drafts, "job")
         created = await self._accept(drafts, named=_is_named(operation))
         draft = drafts[0]
         if created:
@@ -98,9 +99,20 @@ class Journaled:
 
     async def _enqueue_many(self, operation: EnqueueMany | EnqueueLines) -> Enqueued:
         drafts = drafts_of(self._engine.desk, operation)
+        await self._check_terms(drafts, "jobs")
         named = isinstance(operation, EnqueueMany) and any(map(_is_own, operation.jobs))
         created = await self._accept(drafts, named=named) if drafts else 0
         return Enqueued(ids=[draft.id for draft in drafts], created=created)
+
+    async def _check_terms(self, drafts: Sequence[Draft], at: str) -> None:
+        """Check what depends on the rules. While the store is down nobody knows them: a tier is taken as it comes then,
+        but a job that must start at once is refused.
+        """
+        try:
+            await check_terms(self._engine.desk, drafts, at)
+        except Unavailable:
+            if any(draft.new.yielding for draft in drafts):
+                raise
 
     async def _accept(self, drafts: Sequence[Draft], *, named: bool) -> int:
         """Keep jobs in the journal; how many are new, as far as can be told."""

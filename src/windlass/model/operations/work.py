@@ -92,6 +92,8 @@ class Alive(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     progress: Progress | None = None
     output: Annotated[list[NewChunk], Meta(max_length=MOST_CHUNKS)] = []
     """What it has put out since; kept as often as it is sent."""
+    deadline: Time | None = None
+    """When the worker will stop it; told so that the worker hears when that has changed."""
 
 
 class Finished(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -119,6 +121,9 @@ class Unrun(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
 
     delay: Seconds | None = None
     """Seconds before it may be claimed again."""
+    rests: Annotated[str, Meta(max_length=128)] | None = None
+    """A limit that bounds the job, or if empty each that does: its bucket starts nothing for those seconds. A job with
+    such a limit goes back to its place in the queue and waits there."""
 
 
 @operation("POST", "/workers", "work", 201, body="worker")

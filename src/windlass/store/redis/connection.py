@@ -9,7 +9,8 @@ from urllib.parse import urlsplit, urlunsplit
 import hiredis
 from redis.asyncio.connection import parse_url
 
-from windlass.model.errors import Full, Invalid, Unavailable, WindlassError
+from windlass.model.errors import Full, Invalid, Unavailable
+from windlass.store.flow import StaleRules
 from windlass.store.redis.blocking import BlockingChannel
 from windlass.store.redis.channel import Address, Argument, Channel
 from windlass.store.redis.cluster import Cluster
@@ -111,9 +112,11 @@ class own_errors:  # noqa: N801 - reads as a statement
             raise Unavailable(f"the store does not answer: {fault}") from fault
 
 
-def _refusal(text: str) -> WindlassError:
+def _refusal(text: str) -> Exception:
     if text.startswith("NOSCRIPT"):
         return ScriptUnknown(text)
+    if text.startswith("STALERULES"):
+        return StaleRules(text)
     if text.startswith("OOM"):
         return Full("the server is out of memory: raise maxmemory or delete finished jobs")
     return Unavailable(f"the store refused: {text}")

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from windlass.model.job import Chunk, Error, Job, NewJob, Progress, Reason, State, Stream
 from windlass.model.lifecycle import GONE, Move, Step
 from windlass.model.names import raw_id, text_id
-from windlass.store import Done, Draft, Kept, Record, Ripe, Touch, Wish, terms
+from windlass.store import Done, Draft, Kept, Record, Ripe, Touch, Touched, Wish, terms
+from windlass.store.flow import EXPLICIT, FLEXIBLE
 from windlass.store.micros import from_micros, span, to_micros
 
 STATES = (
@@ -82,13 +83,13 @@ _progress = msgspec.msgpack.Decoder(Progress)
 
 
 def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
-    """What `add.lua` is told."""
+    """What `add.lua` is told: of jobs with groups that were made under the same rules."""
     lines: dict[str, int] = {}
     counts: list[int] = []
     jobs: list[bytes | str | int] = []
     for draft in drafts:
         new, packed = draft.new, terms.pack(draft.new)
-        line, route = _names(draft.tenant, new.queue, new.task)
+        line, route = _names(draft.tenant, new.queue, new.task, draft.group)
         number = lines.setdefault(line, len(lines))
         if number == len(counts):
             counts.append(0)
@@ -112,7 +113,7 @@ def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
             jobs.append(terms.pack_then(draft.tenant, new.then))
         if new.after:
             jobs.append(ids(new.after))
-    head: list[bytes | str | int] = [len(lines)]
+    head: list[bytes | str | int] = [drafts[0].grouping if drafts else 0, len(lines)]
     for name, number in lines.items():
         head += (name, counts[number])
     return head + jobs
@@ -122,9 +123,9 @@ _waits_or_brings = attrgetter("delay", "run_at", "expires", "after", "files", "t
 _neither = _waits_or_brings(NewJob(task="x"))
 
 
-def is_bare(new: NewJob) -> bool:
-    """Whether a job waits for nothing and brings nothing along (see `add_one.lua`)."""
-    return bool(_waits_or_brings(new) == _neither)
+def is_bare(draft: Draft) -> bool:
+    """Whether a job waits for nothing, brings nothing along and has no group (see `add_one.lua`)."""
+    return bool(_waits_or_brings(draft.new) == _neither) and not draft.group
 
 
 def ids(some: Sequence[str]) -> bytes:
@@ -133,9 +134,10 @@ def ids(some: Sequence[str]) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def _names(tenant: str, queue: str, task: str) -> tuple[str, bytes]:
+def _names(tenant: str, queue: str, task: str, group: str) -> tuple[str, bytes]:
     """The line and the route of a job."""
-    return f"{tenant},{queue}", f"{tenant},{queue},{task}".encode()
+    lane = f"{tenant},{queue},{task}"
+    return f"{tenant},{queue}", (f"{lane};{group}" if group else lane).encode()
 
 
 def touch_arguments(touches: Sequence[Touch]) -> Iterator[bytes | str | int]:
@@ -147,6 +149,15 @@ def touch_arguments(touches: Sequence[Touch]) -> Iterator[bytes | str | int]:
         yield len(touch.output)
         for chunk in touch.output:
             yield bytes((STREAMS.index(chunk.stream),)) + chunk.data
+
+
+def touched(id: str, held: int, reason: int, told: bytes) -> Touched:
+    """What `touch.lua` answers of one job."""
+    deadline = None
+    if told:
+        (record,) = records([raw_id(id) + bytes(4) + told], whole=False, bare=True)
+        deadline = record.job.deadline
+    return Touched(id, bool(held), REASONS[reason], deadline)
 
 
 def chunks(reply: Sequence[bytes]) -> list[Chunk]:
@@ -186,7 +197,15 @@ def apply_arguments(moves: Sequence[Move]) -> Iterator[bytes | str | int]:
             FOR_EVER if move.keep is None else move.keep,
             move.step is Step.RERUN,
             0 if move.finished_at is None else to_micros(move.finished_at),
-        )
+        ) + _tiers(move)
+
+
+def _tiers(move: Move) -> bytes:
+    """The name of a running job's tier, and the seconds and name of the shorter one that it gets."""
+    if move.assigned is None:
+        return (move.assigned_before or "").encode()
+    name, seconds = move.assigned
+    return f"{move.assigned_before or ''}\0{seconds!r} {name}".encode()
 
 
 class Run(NamedTuple):
@@ -199,20 +218,26 @@ class Run(NamedTuple):
     code: int = 0
     worker: str = ""
     node: str = ""
+    tier: str = ""
+    """Seconds and name of the one at which it runs."""
 
 
 NO_RUN = Run()
 
 
-def records(reply: Sequence[Any], *, whole: bool, handed_out: bool = False) -> list[Record]:
-    """The jobs of a reply, each with its errors and progress (and files) behind it if its flags say so."""
+def records(reply: Sequence[Any], *, whole: bool, handed_out: bool = False, bare: bool = False) -> list[Record]:
+    """The jobs of a reply, each with its errors and progress (and files) behind it if its flags say so.
+
+    A `bare` reply is of jobs alone, whatever their flags say.
+    """
     found: list[Record] = []
     entries = iter(reply)
     for value in entries:
         id, size = OWN.unpack_from(value)
         head = HEAD.unpack_from(value, OWN.size)
-        errors = [_errors.decode(entry) for entry in next(entries)] if head[FLAGS] & ERRORS else []
-        progress = _progress.decode(next(entries)) if head[FLAGS] & PROGRESS else None
+        flags = 0 if bare else head[FLAGS]
+        errors = [_errors.decode(entry) for entry in next(entries)] if flags & ERRORS else []
+        progress = _progress.decode(next(entries)) if flags & PROGRESS else None
         waits = next(entries) if head[STATE] == BLOCKED else b""
         files = _files_of(next(entries)) if handed_out and head[FLAGS] & EXTRAS else {}
         text = OWN.size + HEAD.size
@@ -225,7 +250,8 @@ def records(reply: Sequence[Any], *, whole: bool, handed_out: bool = False) -> l
         if waits:
             job = replace(job, waits_for=id_list(waits))
         running = job.state is State.RUNNING
-        found.append(Record(job, run.token if running else None, value[end:] if whole else None, files))
+        group = parts(value[text:zero])[3]
+        found.append(Record(job, run.token if running else None, value[end:] if whole else None, files, group))
     return found
 
 
@@ -291,19 +317,21 @@ def claimed(reply: Sequence[Any], wish: Wish) -> list[Record]:
         after = (1, RUNNING, 0, 0, head[ATTEMPT] + 1, *head[ATTEMPT + 1 : UPDATED], started, *head[UPDATED + 1 :])
         payload = value[payload_from:payload_to]
         packed = value[zero + 1 : payload_from]
-        if not (packed or head[DUE] or head[RUN_SIZE] or errors or any(head[ATTEMPT:UPDATED])):
-            route = value[HEAD.size : zero]
-            found.append(Record(_first_run(id, head, route, run, len(payload)), wish.nonce, payload, files))
+        route = value[HEAD.size : zero]
+        group = parts(route)[3]
+        tier = next(rest).decode() if group.startswith((EXPLICIT, FLEXIBLE)) else ""
+        if not (packed or head[DUE] or head[RUN_SIZE] or errors or tier or any(head[ATTEMPT:UPDATED])):
+            found.append(Record(_first_run(id, head, route, run, len(payload)), wish.nonce, payload, files, group))
             continue
-        own = run._replace(code=code) if code else run
-        job = _job(id, after, value[HEAD.size : zero], packed, own, errors, None, len(payload))
-        found.append(Record(job, wish.nonce, payload, files))
+        own = run._replace(code=code, tier=tier) if code or tier else run
+        job = _job(id, after, route, packed, own, errors, None, len(payload))
+        found.append(Record(job, wish.nonce, payload, files, group))
     return found
 
 
 def _first_run(id: bytes, head: tuple[Any, ...], route: bytes, run: Run, size: int) -> Job:
     """A job that asked for nothing, was never late and has never run: what most claims bring, made in half the time."""
-    tenant, queue, task = _parts(route)
+    tenant, queue, task, _ = parts(route)
     started = from_micros(run.started)
     return Job(
         id=text_id(id),
@@ -333,12 +361,15 @@ def _job(  # noqa: PLR0917 - the parts of a job, in the order they lie
     size: int,
 ) -> Job:
     _, state, reason, _, attempt, crashes, losses, updated, due, _, _, priority, _, _, created, _ = head
-    tenant, queue, task = _parts(route)
+    tenant, queue, task, _ = parts(route)
     asked = terms.unpack(packed)
     started_at = from_micros(run.started) if run.started else None
+    seconds, _, assigned = run.tier.partition(" ")
+    bounds = [asked["timeout"]] if "timeout" in asked else []
+    bounds += [float(seconds)] if seconds else []
     deadline = None
-    if state == RUNNING and started_at and "timeout" in asked:
-        deadline = started_at + timedelta(seconds=asked["timeout"])
+    if state == RUNNING and started_at and bounds:
+        deadline = started_at + timedelta(seconds=min(bounds))
     return Job(
         **asked,
         id=text_id(id),
@@ -363,18 +394,21 @@ def _job(  # noqa: PLR0917 - the parts of a job, in the order they lie
         run_at=from_micros(due) if due else None,
         started_at=started_at,
         finished_at=from_micros(run.finished) if run.finished else None,
+        assigned=assigned or None,
         deadline=deadline,
         size=size,
     )
 
 
 @lru_cache(maxsize=4096)
-def _parts(route: bytes) -> tuple[str, str, str]:
-    tenant, queue, task = route.decode().split(",")
-    return tenant, queue, task
+def parts(route: bytes) -> tuple[str, str, str, str]:
+    """Tenant, queue, task and group of a job."""
+    lane, _, group = route.decode().partition(";")
+    tenant, queue, task = lane.split(",")
+    return tenant, queue, task, group
 
 
 def _run(data: bytes) -> Run:
-    worker, node, _ = data[TOLD.size :].decode().split("\0")
+    worker, node, tier = data[TOLD.size :].decode().split("\0")
     token, pid, started, finished, code = TOLD.unpack_from(data)
-    return Run(token, pid, started, finished, code, worker, node)
+    return Run(token, pid, started, finished, code, worker, node, tier)

@@ -16,6 +16,13 @@ from windlass.store.redis.connection import Connection
 
 T = TypeVar("T")
 
+BOUNDED = {"add_one": "add", "claim": "claim_bounded", "succeed": "succeed_bounded"}
+"""Scripts for plain jobs alone, and those that take their place where there are others; they are told the same."""
+BEYOND = 0
+"""What the former answer then."""
+LIKELY = 100
+"""After such an answer, so many calls go to the latter at once."""
+
 MOST_IN_A_SCRIPT = 1000
 """Items that one script takes on: longer scripts would make others wait."""
 
@@ -28,6 +35,7 @@ class Partitions:
         self.number = number
         self._prefix = prefix
         self._clock = clock
+        self._bounded = dict.fromkeys(BOUNDED, 0)
 
     def key(self, partition: int) -> str:
         """What every key of a partition begins with."""
@@ -41,8 +49,21 @@ class Partitions:
 
     async def call(self, name: str, partition: int, arguments: Iterable[Argument] = ()) -> Any:
         """A script on one partition."""
+        told = list(arguments)
+        if name not in BOUNDED:
+            return await self._call(name, partition, told)
+        if self._bounded[name]:
+            self._bounded[name] -= 1
+            return await self._call(BOUNDED[name], partition, told)
+        reply = await self._call(name, partition, told)
+        if reply != BEYOND:
+            return reply
+        self._bounded[name] = LIKELY
+        return await self._call(BOUNDED[name], partition, told)
+
+    async def _call(self, name: str, partition: int, arguments: Sequence[Argument]) -> Any:
         now = to_micros(self._clock.now()) if self._clock else 0
-        return await self.connection.call(name, self.key(partition), now, list(arguments))
+        return await self.connection.call(name, self.key(partition), now, arguments)
 
     async def each(self, name: str, arguments: Sequence[Argument] = ()) -> list[Any]:
         """A script on every partition."""

@@ -20,6 +20,20 @@ _INCLUDE = re.compile(r"include\('(\w+)'\)")
 _COMMENT = re.compile(r"^\s*--.*\n|\s+--\s.*$", re.MULTILINE)
 
 
+HEAD = ("keys", "flow", "moves")
+"""The files that a script begins with, in this order."""
+PLAIN = ("keys", "plain", "moves")
+"""The same for scripts that are for plain jobs alone."""
+PARTS = {
+    "add_one": (*PLAIN, "add_one"),
+    "claim": (*PLAIN, "claiming", "claim"),
+    "claim_bounded": (*HEAD, "claiming", "claim_bounded"),
+    "succeed": (*PLAIN, "succeed"),
+    "succeed_bounded": (*HEAD, "succeed"),
+}
+"""What is not just the head and a file of its own name."""
+
+
 class Script(NamedTuple):
     """A script and the name under which a server remembers it."""
 
@@ -30,8 +44,9 @@ class Script(NamedTuple):
 @cache
 def script(name: str) -> Script:
     folder = files(__package__) / "lua"
-    body = _INCLUDE.sub(lambda found: _called(folder / f"{found[1]}.lua"), (folder / f"{name}.lua").read_text())
-    source = inline(shake((folder / "keys.lua").read_text(), body))
+    *head, body = [(folder / f"{part}.lua").read_text() for part in PARTS.get(name, (*HEAD, name))]
+    body = _INCLUDE.sub(lambda found: _called(folder / f"{found[1]}.lua"), body)
+    source = inline(shake("\n".join(head), body))
     return Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 

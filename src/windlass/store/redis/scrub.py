@@ -4,14 +4,13 @@ It derives every index from the jobs alone and compares; so it knows the keyspac
 """
 
 import asyncio
-import struct
 from collections import Counter
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from windlass.model.job import FINISHED, MOST_CHUNKS, MOST_OUTPUT, State
 from windlass.model.names import text_id
-from windlass.store.redis import layout
+from windlass.store.redis import layout, scrub_flow
 from windlass.store.redis.channel import Argument
 from windlass.store.redis.store import RedisStore
 
@@ -22,7 +21,7 @@ BELONGINGS = (b"r", b"e", b"o", b"f", b"a")
 RUNNING = layout.STATE_NUMBERS[State.RUNNING]
 
 DERIVED = (
-    b":ready:", b":log:", b":heads:", b":tops", b":counts:", b":held", b":lines", b":tenants", b":chunks:", b":blocked:"
+    *scrub_flow.DERIVED, b":log:", b":counts:", b":held", b":lines", b":tenants", b":chunks:", b":blocked:"
 )  # fmt: skip
 """Keys that can be derived from the jobs; the time indexes are compared job by job."""
 
@@ -41,13 +40,16 @@ async def scrub(store: RedisStore) -> list[str]:
 
 async def _scrub(store: RedisStore, key: str) -> list[str]:
     found, prefix = await _read(store, key), key.encode()
-    expected = _derive(found, prefix)
+    jobs = _jobs(found, prefix)
+    running = {job.id: job.route for job in jobs if job.state is State.RUNNING}
+    queued = [scrub_flow.Queued(job.id, job.route, job.priority, job.seq) for job in jobs if job.state is State.QUEUED]
+    expected = _derive(jobs, prefix) | scrub_flow.derive(found, prefix, queued, running)
     findings = [
         f"{name!r}: is {found.get(name)!r}, should be {expected.get(name)!r}"
         for name in sorted(expected.keys() | found.keys())
         if name[len(prefix) :].startswith(DERIVED) and expected.get(name) != found.get(name)
     ]
-    return findings + _check_jobs(found, prefix)
+    return findings + _check_jobs(found, prefix) + scrub_flow.check(found, prefix, running)
 
 
 async def _read(store: RedisStore, prefix: str) -> Found:
@@ -98,6 +100,7 @@ class Held(NamedTuple):
     tenant: str
     queue: str
     task: str
+    route: str
     worker: str
     token: bytes
     finished: int
@@ -105,7 +108,8 @@ class Held(NamedTuple):
 
 def _held(id: bytes, value: bytes, live: bytes | None) -> Held:
     _, state_number, _, flags, _, _, _, _, due, run_size, _, priority, seq, pos, _, _ = layout.HEAD.unpack_from(value)
-    tenant, queue, task = value[layout.HEAD.size : value.index(0, layout.HEAD.size)].decode().split(",")
+    packed = value[layout.HEAD.size : value.index(0, layout.HEAD.size)]
+    tenant, queue, task, _ = layout.parts(packed)
     state, token, worker, finished = layout.STATES[state_number], b"", "", 0
     if run_size:
         finished = layout.ENDED.unpack_from(value, len(value) - run_size)[2]
@@ -113,7 +117,8 @@ def _held(id: bytes, value: bytes, live: bytes | None) -> Held:
         token, _, _, _, _, flags, *_ = layout.LIVE.unpack_from(live)
         state, finished = State.RUNNING, 0
         worker = live[layout.LIVE.size :].split(b"\0")[1].decode()
-    return Held(id, state, flags, priority, seq, pos, due, tenant, queue, task, worker, token, finished)
+    route = packed.decode()
+    return Held(id, state, flags, priority, seq, pos, due, tenant, queue, task, route, worker, token, finished)
 
 
 def _jobs(found: Found, prefix: bytes) -> list[Held]:
@@ -123,8 +128,8 @@ def _jobs(found: Found, prefix: bytes) -> list[Held]:
     return [_held(id, value, runs.get(id)) for id, value in jobs.items()]
 
 
-def _derive(found: Found, prefix: bytes) -> Found:
-    """The indexes as they should be."""
+def _derive(jobs: list[Held], prefix: bytes) -> Found:
+    """The indexes as they should be, but for what claims read."""
     derived: dict[bytes, dict[bytes, Any]] = {}
     tenants: set[bytes] = set()
 
@@ -133,10 +138,9 @@ def _derive(found: Found, prefix: bytes) -> Found:
 
     counts: Counter[tuple[str, str]] = Counter()
     held: Counter[str] = Counter()
-    firsts: dict[str, tuple[int, int]] = {}
-    for job in _jobs(found, prefix):
-        id, seq, pos, number = job.id, job.seq, job.pos, layout.STATE_NUMBERS[job.state]
-        line, lane = f"{job.tenant},{job.queue}", f"{job.tenant},{job.queue},{job.task}"
+    for job in jobs:
+        id, pos, number = job.id, job.pos, layout.STATE_NUMBERS[job.state]
+        line = f"{job.tenant},{job.queue}"
         tenants.add(job.tenant.encode())
         put("lines", line.encode(), 0.0)
         put(f"chunks:{line}", str(pos // CHUNK).encode(), float(pos // CHUNK))
@@ -147,25 +151,11 @@ def _derive(found: Found, prefix: bytes) -> Found:
                 held[job.worker] += 1
             case State.BLOCKED:
                 put(f"blocked:{line}", id, float(pos))
-            case State.QUEUED:
-                put(f"ready:{lane}", struct.pack(">Q", seq) + id, float(job.priority))
-                for name in (lane, line):
-                    firsts[name] = min(firsts.get(name, (job.priority, seq)), (job.priority, seq))
-    for name, (priority, seq) in firsts.items():
-        member = struct.pack(">Q", seq) + name.encode()
-        put(f"heads:{_above(name)}", member, float(priority))
-        put("tops", name.encode(), f"{priority} ".encode() + member)
     for (tenant, field), number in counts.items():
         put(f"counts:{tenant}", field.encode(), str(number).encode())
     for worker, number in held.items():
         put("held", worker.encode(), str(number).encode())
     return {**derived, **({prefix + b":tenants": tenants} if tenants else {})}
-
-
-def _above(name: str) -> str:
-    """The line of a lane, or the queue of a line."""
-    tenant, queue, *task = name.split(",")
-    return f"{tenant},{queue}" if task else queue
 
 
 def _check_jobs(found: Found, prefix: bytes) -> list[str]:

@@ -37,16 +37,21 @@ from windlass.store import (
     Watch,
     Wish,
 )
+from windlass.store.flow import StaleRules
 from windlass.store.micros import from_micros, span
 from windlass.store.redis import layout
 from windlass.store.redis.channel import Argument
 from windlass.store.redis.connection import Connection
+from windlass.store.redis.flow import RedisFlow
 from windlass.store.redis.notices import Notices
 from windlass.store.redis.partitions import MOST_IN_A_SCRIPT, Partitions
 from windlass.store.redis.wire import Wire
 
 MOST_LINES, MOST_ROUNDS, MOST_CHUNKS = 100, 20, 200
 """What one page looks at: names of lines at a time, how often, and chunks of one line."""
+
+AGAIN = 1
+"""The answer of a claim that has only parked jobs so far: as many as one script may, fewer each time."""
 
 HOME = 0
 """The partition where the records of workers are."""
@@ -61,7 +66,7 @@ SPREAD = 16
 """Partitions of a new store on a cluster."""
 
 
-class RedisStore:
+class RedisStore(RedisFlow):
     """Jobs in Redis. Made by `open`."""
 
     def __init__(self, partitions: Partitions, notices: Notices, wire: Wire) -> None:
@@ -106,7 +111,9 @@ class RedisStore:
 
     async def add(self, drafts: Sequence[Draft]) -> list[bool]:
         where = self.partitions.of_queue
-        if len(drafts) == 1 and layout.is_bare(drafts[0].new):
+        if len({draft.grouping for draft in drafts}) > 1:
+            raise StaleRules("their groups were made under different rules")
+        if len(drafts) == 1 and layout.is_bare(drafts[0]):
             (new,) = await self.partitions.call("add_one", where(drafts[0].new.queue), layout.add_arguments(drafts))
             return [bool(new)]
         added = await self.partitions.spread("add", drafts, lambda draft: where(draft.new.queue), layout.add_arguments)
@@ -146,7 +153,10 @@ class RedisStore:
         repeatable = "1" if wish.repeatable else "0"
         about: list[Argument] = [wish.nonce, repeatable, worker.id, worker.node, span(wish.lease), slots, worker.tenant]
         about.append("1" if wish.heard else "0")
-        reply = await self.partitions.call("claim", partition, [*about, len(tasks), *tasks, *queues])
+        about += (len(tasks), *tasks, *queues)
+        reply = await self.partitions.call("claim", partition, about)
+        while reply == AGAIN:
+            reply = await self.partitions.call("claim", partition, about)
         return layout.claimed(reply, wish)
 
     def _runs_of_queues(self, queues: Sequence[str]) -> list[tuple[int, list[str]]]:
@@ -166,12 +176,9 @@ class RedisStore:
             touches,
             lambda touch: self.partitions.of_id(touch.id),
             lambda some: [span(lease), *layout.touch_arguments(some)],
-            width=2,
+            width=3,
         )
-        return [
-            Touched(touch.id, bool(held), layout.REASONS[reason])
-            for touch, (held, reason) in zip(touches, replies, strict=True)
-        ]
+        return [layout.touched(touch.id, *reply) for touch, reply in zip(touches, replies, strict=True)]
 
     async def succeed(self, dones: Sequence[Done]) -> list[bool]:
         replies = await self.partitions.spread(

@@ -21,6 +21,8 @@ from windlass.model.ports import Clock
 from windlass.store.micros import to_micros
 from windlass.store.sqlite.lanes import Lanes
 from windlass.store.sqlite.opening import translated
+from windlass.store.sqlite.regulation import Regulation
+from windlass.store.sqlite.settling import settle
 from windlass.store.sqlite.transaction import Transaction
 
 T = TypeVar("T")
@@ -68,6 +70,7 @@ class Connection:
         self._topics: set[str] = set()
         """Committed, and not told yet."""
         self._lanes = Lanes(sql)
+        self._regulation = Regulation(sql)
         self._process = os.getpid()
         self._calls: SimpleQueue[Call] = SimpleQueue()
         self._door = threading.Lock()
@@ -154,10 +157,11 @@ class Connection:
         answers = []
         topics: set[str] = set()
         self._sql.execute(begin)
+        self._regulation.doubt()
         for call in calls:
-            tx = Transaction(self._sql, self._lanes, to_micros(self._clock.now()))
+            tx = Transaction(self._sql, self._lanes, self._regulation, to_micros(self._clock.now()))
             answers.append(Answer(call, call.work(tx)))
-            tx.finish()
+            settle(tx)
             topics |= tx.topics
         self._sql.execute("COMMIT")
         self._topics |= topics
@@ -165,6 +169,7 @@ class Connection:
 
     def _roll_back(self) -> None:
         self._lanes.forget()  # they may have been made just now
+        self._regulation.forget()
         if self._sql.in_transaction:  # SQLite ends it by itself after the worst faults
             with suppress(apsw.Error):  # then the next to begin hears of it
                 self._sql.execute("ROLLBACK")

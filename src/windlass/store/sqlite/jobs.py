@@ -9,6 +9,7 @@ from operator import itemgetter
 
 from windlass.model.job import NewJob
 from windlass.store import Draft, Kept, Reading
+from windlass.store.flow import StaleRules
 from windlass.store.micros import from_micros, span, to_micros
 from windlass.store.sqlite import batches, following, records
 from windlass.store.sqlite.transaction import Transaction
@@ -51,6 +52,9 @@ _VANISH = (
 
 
 def add(tx: Transaction, drafts: Sequence[Draft]) -> list[bool]:
+    grouping = tx.rules.grouping
+    if any(draft.grouping != grouping for draft in drafts):
+        raise StaleRules
     ids = keys([draft.id for draft in drafts])
     seen = set(tx.column(_KNOWN, batches.blobs(ids)))
     fresh: list[tuple[bytes, Draft]] = []
@@ -80,7 +84,7 @@ def add(tx: Transaction, drafts: Sequence[Draft]) -> list[bool]:
 def _row(tx: Transaction, id: bytes, draft: Draft) -> batches.Row:
     """A job in the order of `_ADD`."""
     new, now = draft.new, tx.now
-    lane = tx.lanes.named(draft.tenant, new.queue, new.task)
+    lane = tx.lane(draft.tenant, new.queue, new.task, draft.group)
     due = _due(new, now)
     state = BLOCKED if new.after else QUEUED if due is None else SCHEDULED
     waits = b"".join(keys(new.after)) if new.after else None

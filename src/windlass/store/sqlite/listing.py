@@ -35,8 +35,9 @@ _LINES_OF_QUEUE = f"""
 """
 _SEQS = "SELECT seq FROM job WHERE line = ? AND state = ? AND seq > ? ORDER BY seq LIMIT ?"
 
-_COUNTS = f"SELECT tenant, queue, task, {', '.join(STATES)} FROM lane"
-_COUNTS_OF_TENANT = f"{_COUNTS} WHERE tenant = ?"
+_SUMS = f"SELECT tenant, queue, task, {', '.join(f'sum({state})' for state in STATES)} FROM lane"
+_COUNTS = f"{_SUMS} GROUP BY tenant, queue, task"
+_COUNTS_OF_TENANT = f"{_SUMS} WHERE tenant = ? GROUP BY tenant, queue, task"
 
 
 class Cursor(NamedTuple):

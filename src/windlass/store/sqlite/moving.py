@@ -15,10 +15,11 @@ from windlass.model.lifecycle import GONE, Move, Step
 from windlass.model.names import text_id
 from windlass.store.micros import span, to_micros
 from windlass.store.sqlite import batches, following
+from windlass.store.sqlite.groups import held_levels
 from windlass.store.sqlite.jobs import vanish
 from windlass.store.sqlite.transaction import Transaction
 from windlass.store.sqlite.values import BLOCKED, ENDED, NUMBERS, RUNNING, keys
-from windlass.store.sqlite.work import drop_leases
+from windlass.store.sqlite.work import drop_leases, give_back
 
 MOST_ERRORS = 100
 """Of one job; the oldest makes room."""
@@ -26,13 +27,17 @@ MOST_ERRORS = 100
 _pack = msgspec.msgpack.Encoder()
 
 _STANDING = """
-    SELECT j.id, j.seq, j.lane, j.state, j.attempt, j.reason, j.errors, j.worker, j.followed, j.waits, l.token,
-        l.until
+    SELECT j.id, j.seq, j.lane, j.state, j.attempt, j.reason, j.errors, j.worker, j.followed, j.waits, j.assigned,
+        l.token, l.until
     FROM carray(?) AS wanted CROSS JOIN job AS j ON j.id = wanted.value LEFT JOIN lease AS l ON l.job = j.seq
 """
 _TELL = """
     WITH told (seq, reason, updated_at) AS (VALUES {rows})
     UPDATE job SET reason = told.reason, updated_at = told.updated_at FROM told WHERE job.seq = told.seq
+"""
+_SHRINK = """
+    WITH shrunk (seq, assigned, seconds) AS (VALUES {rows})
+    UPDATE job SET assigned = shrunk.assigned, seconds = shrunk.seconds FROM shrunk WHERE job.seq = shrunk.seq
 """
 _MEET = """
     WITH met (seq, waits) AS (VALUES {rows}) UPDATE job SET waits = met.waits FROM met WHERE job.seq = met.seq
@@ -44,7 +49,7 @@ _MOVE = """
     UPDATE job SET state = moved.state, reason = moved.reason, attempt = moved.attempt, crashes = moved.crashes,
         losses = moved.losses, run_at = moved.run_at, code = moved.code, updated_at = moved.updated_at,
         finished_at = moved.finished_at, purge_at = moved.purge_at, errors = errors + moved.failed,
-        waits = NULL, expires_at = iif(moved.waits, expires_at, NULL)
+        waits = NULL, assigned = NULL, seconds = NULL, expires_at = iif(moved.waits, expires_at, NULL)
     FROM moved WHERE job.seq = moved.seq
 """
 _ADD_ERROR = "INSERT INTO error (job, n, data) VALUES {rows}"
@@ -69,6 +74,7 @@ class Standing(NamedTuple):
     worker: str | None
     followed: int
     waits: bytes | None
+    assigned: str | None
     token: bytes | None
     until: int | None
 
@@ -78,6 +84,7 @@ class Changes:
 
     def __init__(self) -> None:
         self.told: list[batches.Row] = []
+        self.shrunk: list[batches.Row] = []
         self.met: list[batches.Row] = []
         self.moved: list[batches.Row] = []
         self.errors: list[batches.Row] = []
@@ -119,6 +126,8 @@ def _allows(job: Standing, move: Move, now: int) -> bool:
         return False
     if job.state == RUNNING and (move.fence is None or job.token != move.fence):
         return False
+    if job.state == RUNNING and job.assigned != move.assigned_before:
+        return False
     if job.state == BLOCKED and job.waits != b"".join(keys(move.waits_before)):
         return False
     return not move.lapsed or (job.until is not None and job.until <= now)
@@ -127,14 +136,15 @@ def _allows(job: Standing, move: Move, now: int) -> bool:
 def _note(tx: Transaction, changes: Changes, job: Standing, move: Move) -> None:
     """Note what an allowed move changes, and whom to tell."""
     if move.target is State.RUNNING:
-        changes.told.append((job.seq, move.reason, tx.now))
-        tx.topics.add(f"order/{job.worker}")
+        _note_order(tx, changes, job, move)
         return
     if move.target is State.BLOCKED:
         changes.met.append((job.seq, b"".join(keys(move.waits_for))))
         return
     _note_end(tx, job, move)
     tx.count(job.lane, job.state, -1)
+    if job.state == RUNNING:
+        give_back(tx, job.lane, job.assigned)
     ends = move.target in FINISHED
     if move.target is GONE or (ends and move.keep == 0):
         changes.gone.append(job.seq)
@@ -151,6 +161,18 @@ def _note(tx: Transaction, changes: Changes, job: Standing, move: Move) -> None:
         if job.errors >= MOST_ERRORS:
             changes.old_errors.append((job.seq, job.errors - MOST_ERRORS))
     changes.moved.append(_row(job, move, tx.now, ends=ends))
+
+
+def _note_order(tx: Transaction, changes: Changes, job: Standing, move: Move) -> None:
+    """A running job goes on for now; at a shorter tier, it gives back its places at longer ones."""
+    changes.told.append((job.seq, move.reason, tx.now))
+    tx.topics.add(f"order/{job.worker}")
+    if move.assigned is None:
+        return
+    changes.shrunk.append((job.seq, *move.assigned))
+    lane = tx.lanes.get(job.lane)
+    tx.place(held_levels(tx.rules, lane.tenant, lane.queue, job.assigned), -1)
+    tx.place(held_levels(tx.rules, lane.tenant, lane.queue, move.assigned[0]), 1)
 
 
 def _note_end(tx: Transaction, job: Standing, move: Move) -> None:
@@ -187,6 +209,7 @@ def _row(job: Standing, move: Move, now: int, *, ends: bool) -> batches.Row:
 
 def _write(tx: Transaction, changes: Changes) -> None:
     tx.run_all(_TELL, changes.told)
+    tx.run_all(_SHRINK, changes.shrunk)
     tx.run_all(_MEET, changes.met)
     tx.run_all(_MOVE, changes.moved)
     tx.run_all(_ADD_ERROR, changes.errors)

@@ -15,7 +15,7 @@ from windlass.model.errors import Full, Invalid, TooLarge, Unavailable, Windlass
 MEMORY = ":memory:"
 """In the place of a path: a store of its own that lives as long as the object."""
 
-VERSION = 1
+VERSION = 2
 """Of `schema.sql`, kept in the file as `user_version`."""
 
 APPLICATION = 0x576E646C
@@ -133,6 +133,8 @@ def _has_tables(sql: apsw.Connection, path: str) -> bool:
         return True
     if mark == APPLICATION and version > VERSION:
         raise Invalid(f"{path} has format {version}, this Windlass knows {VERSION}: use a newer one", at="path")
+    if mark == APPLICATION and 0 < version < VERSION:
+        raise Invalid(f"{path} has format {version}, this Windlass knows only {VERSION}: begin a new file", at="path")
     if mark or version or sql.execute("SELECT 1 FROM sqlite_schema LIMIT 1").get:
         raise Invalid(f"{path} is a database of something else", at="path")
     return False

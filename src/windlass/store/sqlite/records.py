@@ -26,7 +26,7 @@ _error = msgspec.msgpack.Decoder(Error)
 _COLUMNS = """
     j.seq, j.id, j.lane, j.state, j.priority, j.attempt, j.crashes, j.losses, j.errors, j.files, j.size, j.reason,
     j.code, j.created_at, j.updated_at, j.run_at, j.started_at, j.finished_at, j.worker, j.node, j.pid, j.waits,
-    j.terms, l.token, p.data
+    j.assigned, j.seconds, j.terms, l.token, p.data
 """
 _JOINED = """
     FROM carray(?1) AS wanted
@@ -82,11 +82,10 @@ def _record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
     (
         _, id, lane, state, priority, attempt, crashes, losses, _, _, size, reason,
         code, created_at, updated_at, run_at, started_at, finished_at, worker, node, pid, waits,
-        terms, token, progress, payload,
+        assigned, seconds, terms, token, progress, payload,
     ) = row  # fmt: skip
     where = tx.lanes.get(lane)
     asked = unpack(terms)
-    timeout = asked.get("timeout")
     started = _maybe(started_at)
     job = Job(
         id=text_id(id),
@@ -112,11 +111,18 @@ def _record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
         run_at=_maybe(run_at),
         started_at=started,
         finished_at=_maybe(finished_at),
-        deadline=started + timedelta(seconds=timeout) if started and timeout is not None and state == RUNNING else None,
+        assigned=assigned,
+        deadline=deadline(started, asked.get("timeout"), seconds) if started and state == RUNNING else None,
         size=size,
         **asked,
     )
-    return Record(job=job, token=token, payload=payload)
+    return Record(job=job, token=token, payload=payload, group=where.group)
+
+
+def deadline(started: datetime, timeout: float | None, seconds: float | None) -> datetime | None:
+    """When a run is stopped that may take so long, and so long at its tier."""
+    bounds = [bound for bound in (timeout, seconds) if bound is not None]
+    return started + timedelta(seconds=min(bounds)) if bounds else None
 
 
 def _maybe(micros: int | None) -> datetime | None:

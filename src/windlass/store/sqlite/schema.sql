@@ -1,4 +1,4 @@
--- The tables of one Windlass file, version 1.
+-- The tables of one Windlass file, version 2.
 --
 -- Times are microseconds since 1970, UTC. `job` everywhere but in its own table is a `job.seq`.
 -- States are numbers, in the order of `values.STATES`:
@@ -8,16 +8,25 @@
 
 -- One tenant's queue. Never deleted, so whoever knows its number may keep it.
 CREATE TABLE line (
-    id     INTEGER PRIMARY KEY,
-    tenant TEXT NOT NULL,
-    queue  TEXT NOT NULL
+    id       INTEGER PRIMARY KEY,
+    tenant   TEXT NOT NULL,
+    queue    TEXT NOT NULL,
+    -- Its turn among the tenants of a queue where they take turns, and its first open job where it takes part in that or
+    -- its tasks take turns. See `turns.py`.
+    start    REAL NOT NULL DEFAULT 0,
+    finish   REAL NOT NULL DEFAULT 0,
+    priority INTEGER,
+    arrival  INTEGER, -- NULL = nothing of it is open
+    time     REAL NOT NULL DEFAULT 0 -- among its tasks
 ) STRICT;
 
 CREATE UNIQUE INDEX line_name ON line (tenant, queue);
 CREATE INDEX line_queue ON line (queue, tenant);
+CREATE INDEX line_turn ON line (queue, start, arrival) WHERE arrival IS NOT NULL;
+CREATE INDEX line_first ON line (queue, priority, arrival) WHERE arrival IS NOT NULL;
 
 
--- One tenant's jobs of one task in one queue: what a claim looks at. Never deleted either.
+-- One tenant's jobs of one task and group in one queue: what a claim looks at. Never deleted either.
 CREATE TABLE lane (
     id        INTEGER PRIMARY KEY,
     line      INTEGER NOT NULL,
@@ -25,6 +34,7 @@ CREATE TABLE lane (
     tenant    TEXT NOT NULL,
     queue     TEXT NOT NULL,
     task      TEXT NOT NULL,
+    bounds    TEXT NOT NULL, -- the group: as `store/flow.py` spells it
     -- How many jobs there are in each state.
     blocked   INTEGER NOT NULL DEFAULT 0,
     scheduled INTEGER NOT NULL DEFAULT 0,
@@ -32,11 +42,89 @@ CREATE TABLE lane (
     running   INTEGER NOT NULL DEFAULT 0,
     succeeded INTEGER NOT NULL DEFAULT 0,
     failed    INTEGER NOT NULL DEFAULT 0,
-    cancelled INTEGER NOT NULL DEFAULT 0
+    cancelled INTEGER NOT NULL DEFAULT 0,
+    -- The first of those that are queued.
+    priority  INTEGER,
+    arrival   INTEGER, -- its `seq`; NULL = none is queued
+    -- What keeps it from being claimed from. A lane without any of this is open.
+    parked    TEXT,    -- the bucket that was full when a claim last looked
+    shut      INTEGER, -- until then
+    -- Who takes turns: 0 nobody, 1 the tenants of its queue, 2 the tasks of its line (and perhaps those tenants too).
+    turns     INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
-CREATE UNIQUE INDEX lane_name ON lane (tenant, queue, task);
-CREATE INDEX lane_ready ON lane (queue, tenant) WHERE queued > 0;
+CREATE UNIQUE INDEX lane_name ON lane (tenant, queue, task, bounds);
+-- Open lanes, as somebody looks for them who takes them from a queue, from a line, or where tasks take turns.
+CREATE INDEX lane_open ON lane (queue, priority, arrival)
+    WHERE arrival IS NOT NULL AND parked IS NULL AND shut IS NULL AND turns = 0;
+CREATE INDEX lane_of_line ON lane (line, priority, arrival)
+    WHERE arrival IS NOT NULL AND parked IS NULL AND shut IS NULL AND turns < 2;
+CREATE INDEX lane_of_task ON lane (line, task, priority, arrival)
+    WHERE arrival IS NOT NULL AND parked IS NULL AND shut IS NULL AND turns = 2;
+-- Those that are only parked.
+CREATE INDEX lane_parked ON lane (parked, priority, arrival)
+    WHERE arrival IS NOT NULL AND parked IS NOT NULL AND shut IS NULL;
+CREATE INDEX lane_shut ON lane (shut) WHERE shut IS NOT NULL;
+
+
+-- The lanes of each bucket. As lasting as lanes are.
+CREATE TABLE member (
+    bucket TEXT NOT NULL,
+    lane   INTEGER NOT NULL,
+    PRIMARY KEY (bucket, lane)
+) STRICT, WITHOUT ROWID;
+
+
+-- What a bucket holds, or a level of tiers (`TENANT,QUEUE#2`). One without a row holds nothing.
+CREATE TABLE bucket (
+    name       TEXT PRIMARY KEY,
+    running    INTEGER NOT NULL DEFAULT 0,
+    held_until INTEGER NOT NULL DEFAULT 0,
+    starts     INTEGER NOT NULL DEFAULT 0, -- how many it ever had while its rate went without a burst
+    full_at    INTEGER NOT NULL DEFAULT 0, -- nanoseconds: when all tokens are back, where there is a burst
+    wake_at    INTEGER,                    -- when the clock lets those start that are parked here
+    stirred    INTEGER NOT NULL DEFAULT 0  -- whether some were left parked when there was room
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX bucket_wake ON bucket (wake_at) WHERE wake_at IS NOT NULL;
+CREATE INDEX bucket_stirred ON bucket (name) WHERE stirred;
+
+
+-- When jobs of a bucket were started, as far back as its rate looks.
+CREATE TABLE start (
+    bucket TEXT NOT NULL,
+    n      INTEGER NOT NULL, -- from 0
+    at     INTEGER NOT NULL,
+    PRIMARY KEY (bucket, n)
+) STRICT, WITHOUT ROWID;
+
+
+-- The time among the tenants of a queue where they take turns.
+CREATE TABLE round (
+    queue TEXT PRIMARY KEY,
+    time  REAL NOT NULL
+) STRICT, WITHOUT ROWID;
+
+
+-- The turn of a task in a line where tasks take turns; its columns are like those of `line`.
+CREATE TABLE turn (
+    line     INTEGER NOT NULL,
+    task     TEXT NOT NULL,
+    start    REAL NOT NULL DEFAULT 0,
+    finish   REAL NOT NULL DEFAULT 0,
+    priority INTEGER,
+    arrival  INTEGER,
+    PRIMARY KEY (line, task)
+) STRICT, WITHOUT ROWID;
+
+CREATE INDEX turn_order ON turn (line, start, arrival) WHERE arrival IS NOT NULL;
+
+
+-- The one set of rules in force; none at first.
+CREATE TABLE rules (
+    edition INTEGER NOT NULL,
+    data    BLOB NOT NULL -- MessagePack of `Rules`
+) STRICT;
 
 
 -- Whatever changes a few times in a job's life. What changes with every sign of life (lease, progress) and what can be
@@ -68,6 +156,8 @@ CREATE TABLE job (
     worker      TEXT,
     node        TEXT,
     pid         INTEGER,
+    assigned    TEXT,                              -- the tier at which it runs: only on a running job
+    seconds     REAL,                              -- how long it may run at it
     waits       BLOB,                              -- ids of those that a blocked job still waits for, one after the other
     terms       BLOB NOT NULL,                     -- as `terms.pack` makes them
     payload     BLOB                               -- if small; else in the table of that name

@@ -3,7 +3,10 @@
 Reads only, and reads everything: for tests and for `doctor`, not for every day.
 """
 
+from itertools import islice
+
 from windlass.model.job import MOST_CHUNKS, MOST_OUTPUT
+from windlass.store.sqlite import scrub_flow
 from windlass.store.sqlite.moving import MOST_ERRORS
 from windlass.store.sqlite.store import SqliteStore
 from windlass.store.sqlite.transaction import Transaction
@@ -90,7 +93,7 @@ def _findings(tx: Transaction) -> list[str]:
     for wrong, question in QUESTIONS.items():
         found += [f"job {job} {wrong}" for job in tx.column(f"{question} LIMIT {MOST_SHOWN}")]
     found += [f"lane {lane} has other names than its line" for lane in tx.column(_LINES)]
-    return found + _miscounts(tx)
+    return found + _miscounts(tx) + list(islice(scrub_flow.findings(tx), MOST_SHOWN))
 
 
 def _miscounts(tx: Transaction) -> list[str]:

@@ -32,7 +32,24 @@ from windlass.store import (
     Watch,
     Wish,
 )
-from windlass.store.sqlite import claims, following, jobs, listing, moving, output, shelf, upkeep, work, workers
+from windlass.store.flow import Regroup, Rules, Usage, Waiting
+from windlass.store.sqlite import (
+    buckets,
+    claims,
+    following,
+    jobs,
+    listing,
+    moving,
+    output,
+    parking,
+    regrouping,
+    ruling,
+    shelf,
+    standing,
+    upkeep,
+    work,
+    workers,
+)
 from windlass.store.sqlite.connection import Connection
 from windlass.store.sqlite.notices import Notices
 from windlass.store.sqlite.opening import MEMORY, connect, resolve
@@ -49,6 +66,8 @@ class SqliteStore:
         self._connection = connection
         self._notices = notices
         self._wire = wire
+        self._swept = ""
+        """The last bucket that was looked at for whether it is still needed."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], clock: Clock) -> "SqliteStore":
@@ -128,6 +147,33 @@ class SqliteStore:
 
     async def dismiss(self, id: str) -> bool:
         return await self._connection.write(lambda tx: workers.dismiss(tx, id))
+
+    async def rules(self) -> Rules:
+        return await self._connection.read(ruling.rules)
+
+    async def regulate(self, rules: Rules) -> bool:
+        return await self._connection.write(lambda tx: ruling.regulate(tx, rules))
+
+    async def regroup(self, changes: Sequence[Regroup]) -> list[bool]:
+        if not changes:
+            return []
+        return await self._connection.write(lambda tx: regrouping.regroup(tx, changes))
+
+    async def hold(self, bucket: str, seconds: float) -> None:
+        await self._connection.write(lambda tx: buckets.hold(tx, bucket, seconds))
+
+    async def rouse(self, limit: int) -> int:
+        opened, self._swept = await self._connection.write(lambda tx: parking.rouse(tx, limit, self._swept))
+        return opened
+
+    async def opening(self, queues: Sequence[str]) -> float | None:
+        return await self._connection.read(lambda tx: standing.opening(tx, queues))
+
+    async def waiting(self, tenant: str, queue: str, limit: int) -> list[Waiting]:
+        return await self._connection.read(lambda tx: standing.waiting(tx, tenant, queue, limit))
+
+    async def usage(self, allowance: str, limit: int) -> list[Usage]:
+        return await self._connection.read(lambda tx: standing.usage(tx, allowance, limit))
 
     async def put(self, kind: str, name: str, data: bytes | None) -> None:
         await self._connection.write(lambda tx: shelf.put(tx, kind, name, data))

@@ -1,29 +1,46 @@
-"""What one call sees while it is inside a transaction: statements, the time, the lanes.
+"""What one call sees while it is inside a transaction: statements, the time, the lanes, the rules.
 
-What it leaves behind (counters to shift, topics to tell of) is gathered here, so that no duty can forget it.
+What it leaves behind (counters to shift, places taken and given back, topics to tell of) is gathered here, so that no
+duty can forget it; `settling` writes it.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import apsw
 
+from windlass.store.flow import Rules
 from windlass.store.sqlite import batches, lanes
+from windlass.store.sqlite.regulation import Regulation
 
 
 class Transaction:
     """Made anew for each call; several may share one transaction of the file."""
 
-    __slots__ = ("_shifts", "_sql", "lanes", "now", "topics")
+    __slots__ = ("_regulation", "_sql", "lanes", "now", "places", "shifts", "stirred", "topics")
 
-    def __init__(self, sql: apsw.Connection, known: lanes.Lanes, now: int) -> None:
+    def __init__(self, sql: apsw.Connection, known: lanes.Lanes, regulation: Regulation, now: int) -> None:
         self._sql = sql
-        self._shifts = lanes.Shifts()
+        self._regulation = regulation
         self.lanes = known
         self.now = now
         """Microseconds since 1970: the one time that the call goes by."""
+        self.shifts = lanes.Shifts(int)
+        self.places: defaultdict[str, int] = defaultdict(int)
+        """By bucket: how many more, or fewer, are taken."""
+        self.stirred: set[int] = set()
+        """Lanes that have been parked, opened or shut."""
         self.topics: set[str] = set()
         """To be told of once the transaction is committed."""
+
+    @property
+    def rules(self) -> Rules:
+        """Those in force."""
+        return self._regulation.get()
+
+    def put_rules(self, rules: Rules) -> None:
+        self._regulation.put(rules)
 
     def rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
         return self._sql.execute(statement, values).fetchall()
@@ -48,11 +65,19 @@ class Transaction:
         if rows:
             batches.run(self._sql, template, rows)
 
+    def lane(self, tenant: str, queue: str, task: str, group: str) -> lanes.Lane:
+        """Find a lane, or make it."""
+        return self.lanes.named(tenant, queue, task, group) or self.lanes.make(tenant, queue, task, group, self.rules)
+
     def count(self, lane: int, state: int, more: int) -> None:
         """Note that a lane has so many jobs more in a state."""
-        self._shifts[lane, state] += more
+        self.shifts[lane, state] += more
 
-    def finish(self) -> None:
-        """Write what was noted."""
-        if self._shifts:
-            lanes.shift(self._sql, self._shifts)
+    def place(self, buckets: Iterable[str], more: int) -> None:
+        """Note that a run takes a place in each of these (1) or gives it back (-1)."""
+        for bucket in buckets:
+            self.places[bucket] += more
+
+    def shift(self) -> set[int]:
+        """Write the counters; the lanes in which another job may be the first now."""
+        return lanes.shift(self._sql, self.shifts)

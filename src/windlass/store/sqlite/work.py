@@ -10,9 +10,11 @@ import msgspec
 
 from windlass.model.job import Reason, Terms
 from windlass.store import Done, Touch, Touched
-from windlass.store.micros import span, to_micros
+from windlass.store.micros import from_micros, span, to_micros
 from windlass.store.sqlite import batches, following, output
+from windlass.store.sqlite.groups import held_levels
 from windlass.store.sqlite.jobs import vanish
+from windlass.store.sqlite.records import deadline
 from windlass.store.sqlite.transaction import Transaction
 from windlass.store.sqlite.values import RUNNING, SUCCEEDED, keys
 from windlass.store.terms import unpack
@@ -22,7 +24,7 @@ DEFAULT = Terms(task="any")
 _pack = msgspec.msgpack.Encoder()
 
 _HELD = """
-    SELECT j.id, j.seq, j.lane, j.reason, j.followed, j.terms, l.token
+    SELECT j.id, j.seq, j.lane, j.reason, j.followed, j.terms, j.started_at, j.assigned, j.seconds, l.token
     FROM carray(?) AS wanted CROSS JOIN job AS j ON j.id = wanted.value CROSS JOIN lease AS l ON l.job = j.seq
 """
 _RENEW = "UPDATE lease SET until = ?2 WHERE job IN carray(?1)"
@@ -35,7 +37,7 @@ _SET_PID = """
 _SUCCEED = f"""
     WITH ended (seq, code, updated_at, finished_at, purge_at) AS (VALUES {{rows}})
     UPDATE job SET state = {SUCCEEDED}, reason = NULL, code = ended.code, updated_at = ended.updated_at,
-        finished_at = ended.finished_at, purge_at = ended.purge_at
+        finished_at = ended.finished_at, purge_at = ended.purge_at, assigned = NULL, seconds = NULL
     FROM ended WHERE job.seq = ended.seq
 """
 _RESULT = "INSERT INTO result (job, data, content_type) VALUES {rows}"
@@ -51,6 +53,9 @@ class Held(NamedTuple):
     reason: str | None
     followed: int
     terms: bytes
+    started_at: int
+    assigned: str | None
+    seconds: float | None
     token: bytes
 
 
@@ -71,7 +76,7 @@ def touch(tx: Transaction, touches: Sequence[Touch], lease: float) -> list[Touch
         if job is None or job.token != sign.token:
             answers.append(Touched(id=sign.id, held=False))
             continue
-        answers.append(Touched(id=sign.id, held=True, reason=None if job.reason is None else Reason(job.reason)))
+        answers.append(_touched(sign.id, job))
         renewed.append(job.seq)
         if sign.pid is not None:
             pids[job.seq] = (job.seq, sign.pid, tx.now)
@@ -84,6 +89,14 @@ def touch(tx: Transaction, touches: Sequence[Touch], lease: float) -> list[Touch
     tx.run_all(_SET_PID, list(pids.values()))
     tx.run_all(_SET_PROGRESS, list(progress.values()))
     return answers
+
+
+def _touched(id: str, job: Held) -> Touched:
+    reason = None if job.reason is None else Reason(job.reason)
+    if job.assigned is None:
+        return Touched(id=id, held=True, reason=reason)
+    ends_at = deadline(from_micros(job.started_at), unpack(job.terms).get("timeout"), job.seconds)
+    return Touched(id=id, held=True, reason=reason, deadline=ends_at)
 
 
 def succeed(tx: Transaction, dones: Sequence[Done]) -> list[bool]:
@@ -102,6 +115,7 @@ def succeed(tx: Transaction, dones: Sequence[Done]) -> list[bool]:
         answers.append(True)
         del held[id]  # it ends once, however often it is in the list
         tx.count(job.lane, RUNNING, -1)
+        give_back(tx, job.lane, job.assigned)
         tx.topics.add(f"end/{done.id}")
         if job.followed:
             following.ripen(tx, job.seq, SUCCEEDED)
@@ -126,3 +140,13 @@ def succeed(tx: Transaction, dones: Sequence[Done]) -> list[bool]:
 def drop_leases(tx: Transaction, seqs: Sequence[int]) -> None:
     if seqs:
         tx.run(_DROP_LEASE, batches.numbers(seqs))
+
+
+def give_back(tx: Transaction, lane: int, assigned: str | None) -> None:
+    """A run ends: its places are free."""
+    where = tx.lanes.get(lane)
+    if not where.group:
+        return
+    tx.place(where.buckets, -1)
+    if assigned is not None:
+        tx.place(held_levels(tx.rules, where.tenant, where.queue, assigned), -1)

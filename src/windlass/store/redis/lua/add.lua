@@ -1,15 +1,16 @@
 -- Keep new jobs.
--- ARGV[2..]  number of lines; line, jobs of it, …; then per job: meta, body; its files and what is to follow it
+-- ARGV[2..]  grouping; number of lines; line, jobs of it, …; then per job: meta, body; its files and what is to follow it
 --            if its flags say so; the ids that it waits for if it is blocked
 --            meta = id (16) .. '>iBdi8i8i8IHI': priority, flags (of keep_result, EXTRAS = files), keep_success (-1 = for ever), run_at
 --            (below AGES = blocked), delay,
 --            expires (-1 = never), size of terms, line (from 0), place among the batch's jobs of that line (from 0)
 --            body = route, zero byte, terms, payload
 -- Output     for each job 1 if it is new, else 0
+if (redis.call('HGET', K .. ':flow', '#') or '0') ~= ARGV[2] then return stale() end
 local AGES = -90000000000000000
 local lines, base = {}, {}
-local at, jobs = 3, 0
-for i = 0, tonumber(ARGV[2]) - 1 do
+local at, jobs = 4, 0
+for i = 0, tonumber(ARGV[3]) - 1 do
   lines[i] = ARGV[at]
   base[i] = redis.call('HINCRBY', K .. ':pos', ARGV[at], ARGV[at + 1]) - ARGV[at + 1] + 1
   jobs = jobs + ARGV[at + 1]

@@ -1,10 +1,13 @@
--- Keep one new job that waits for nothing and brings nothing along: what a lone enqueue mostly is, in as few steps as will do.
+-- Keep one new job without a group that waits for nothing and brings nothing along: what a lone enqueue mostly is, in as few steps as will do.
 -- ARGV[2..]  as for add.lua, of one job
--- Output     as for add.lua
-local line, meta, body = ARGV[3], ARGV[5], ARGV[6]
+-- Output     as for add.lua; or 0 if its queue is bounded
+local line, meta, body = ARGV[4], ARGV[6], ARGV[7]
 local id = string.sub(meta, 1, 16)
 local priority, flags, keep, _, _, _, terms_size = struct.unpack('>iBdi8i8i8I', meta, 17)
 local tenant, queue = string.match(line, '^([^,]*),(.*)$')
+local grouping = redis.call('HMGET', K .. ':flow', '#', queue, '*')
+if grouping[2] or grouping[3] then return 0 end
+if (grouping[1] or '0') ~= ARGV[2] then return stale() end
 local route = string.sub(body, 1, string.find(body, '\0', 1, true) - 1)
 local pos, seq = redis.call('HINCRBY', K .. ':pos', line, '1'), redis.call('INCR', K .. ':seq')
 local head = struct.pack(HEAD, 1, QUEUED, 0, flags, 0, 0, 0, now, 0, 0, terms_size, priority, seq, pos, now, keep)

@@ -2,7 +2,8 @@
 -- ARGV[2..]  per move: id; fence ('' = none), of a blocked job the ids it waits for; error ('' = none), or of one that stays blocked the
 --            ids it goes on to wait for; and
 --            '>BIBBBBIBBi8HdBi8': state, attempt and reason before; lapsed; then target, reason, attempt, crashes, losses, due,
---            code, keep (-1 = for ever), whether it starts anew, finished_at (0 = now)
+--            code, keep (-1 = for ever), whether it starts anew, finished_at (0 = now); behind that, if a running job has or gets a
+--            tier: the name of the one before, a zero byte, and the seconds and name of the new one
 -- Output     per move: 1 if it was written, else 0
 -- Its output goes; what it puts out later is numbered on.
 local function forget_output(id)
@@ -12,12 +13,15 @@ local function forget_output(id)
   redis.call('RPUSH', K .. 'o' .. id, struct.pack(CHUNK_HEAD, struct.unpack('>I8', last), 0, 0, 0, NO_STREAM))
 end
 
+local function tier_of(assigned) return assigned and string.match(assigned, ' (.*)$') or '' end
+
 local function write(id, fence, failure, packed)
-  local state, attempt, reason, lapsed, target, new_reason, new_attempt, crashes, losses, due, code, keep, anew, finished =
+  local state, attempt, reason, lapsed, target, new_reason, new_attempt, crashes, losses, due, code, keep, anew, finished, rest =
     struct.unpack('>BIBBBBIBBi8HdBi8', packed)
   local job = load(id)
   if not job or job[STATE] ~= state or job[ATTEMPT] ~= attempt or job[REASON] ~= reason then return 0 end
-  if state == RUNNING and job.run[TOKEN] ~= fence then return 0 end
+  local tier_before, shrunk = string.match(packed, '^([^%z]*)%z?(.*)$', rest)
+  if state == RUNNING and (job.run[TOKEN] ~= fence or tier_of(job.assigned) ~= tier_before) then return 0 end
   if state == BLOCKED and redis.call('GET', K .. 'a' .. id) ~= fence then return 0 end
   if lapsed == 1 and tonumber(redis.call('ZSCORE', K .. ':leases', id)) > now then return 0 end
 
@@ -28,6 +32,10 @@ local function write(id, fence, failure, packed)
   job[UPDATED] = now
   if target == RUNNING then
     job[REASON] = new_reason
+    if shrunk ~= '' then
+      job.assigned = shrunk
+      flow().shrink(id, job.lane, shrunk)
+    end
     save_run(job)
     publish('order/' .. job.run[WORKER])
     return 1

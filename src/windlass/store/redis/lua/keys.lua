@@ -1,4 +1,4 @@
--- The keyspace, the shape of a job, and the moves between indexes. Every script begins with this file;
+-- The keyspace and the shape of a job. Every script begins with this file, flow.lua and moves.lua;
 -- no key is spelled anywhere else.
 --
 -- KEYS[1]  K, the prefix with its hash tag: 'wl{0}'. All keys of one script share that tag, hence one slot.
@@ -21,7 +21,7 @@
 --   K:pos                   hash    line -> the last place given out in it
 --   K:lines                 zset    lines that hold jobs, by name
 --   K:tenants               set     tenants that hold jobs
---   K:ready:<lane>          zset    queued jobs of a lane: score = priority, member = sequence (8 bytes) .. id
+--   K:ready:<route>         zset    queued jobs of a lane, or of a group in it: score = priority, member = sequence (8 bytes) .. id
 --   K:heads:<line>          zset    lanes of a line that have queued jobs: score, member = those of its first job, sequence .. lane
 --   K:heads:<queue>         zset    the same for the lines of a queue: sequence .. line
 --   K:tops                  hash    lane or line -> its member in the heads, to find it again
@@ -43,7 +43,8 @@
 --   K:marks                 hash    journal -> the sequence up to which it has been drained into this partition
 --   K:shelf:<kind>          hash    name -> a record beside the jobs              (first partition only)
 --
--- A line is one tenant's queue ('tenant,queue'), a lane is one task in it ('tenant,queue,task', also a job's route).
+-- A line is one tenant's queue ('tenant,queue'), a lane is one task in it ('tenant,queue,task', also a job's route unless it has a
+-- group: see flow.lua, where the keys of flow control are).
 -- The comma sorts before every character of a name, so lines sort by tenant, then queue.
 --
 -- A job is one string, so that a waiting job is one key and one member:
@@ -97,19 +98,55 @@ local CHUNK = 64
 local MOST_ERRORS = 100
 local MOST_ARGUMENTS = 4000 -- of one call; Lua's stack has room for twice as many
 
+-- Words
+
+local function push(to, a, b)
+  local n = #to
+  to[n + 1] = a
+  if b then to[n + 2] = b end
+end
+
+local function in_(lists, name)
+  local list = lists[name]
+  if not list then
+    list = {}
+    lists[name] = list
+  end
+  return list
+end
+
+local function member(seq, id) return struct.pack('>I8', seq) .. id end
+
+local function stamp(time) return string.format('%.0f', time) end
+
+local function publish(topic) redis.call('PUBLISH', string.match(K, '^(.-){') .. '/' .. topic, '') end
+
+local function send(command, key, words)
+  for from = 1, #words, MOST_ARGUMENTS do
+    redis.call(command, key, unpack(words, from, math.min(from + MOST_ARGUMENTS - 1, #words)))
+  end
+end
+
+local function stale() return redis.error_reply('STALERULES groups were made under other rules') end
+
 -- Jobs
 
 local function has(job, flag) return bit.band(job[FLAGS], flag) ~= 0 end
 local function mark(job, flag) job[FLAGS] = bit.bor(job[FLAGS], flag) end
 local function unmark(job, flag) job[FLAGS] = bit.band(job[FLAGS], bit.bnot(flag)) end
 
--- A lane, with what is gathered for it (see `flush`).
+-- A lane, or a group in it, by its route, with what is gathered for it (see `flush`).
 local lanes = {}
 local function lane_of(route)
   local lane = lanes[route]
   if not lane then
     local tenant, queue, task = string.match(route, '^([^,]*),([^,]*),(.*)$')
-    lane = { route = route, tenant = tenant, queue = queue, task = task, line = tenant .. ',' .. queue }
+    lane = { route = route, name = route, tenant = tenant, queue = queue, task = task, line = tenant .. ',' .. queue }
+    local semicolon = string.find(task, ';', 1, true)
+    if semicolon then
+      lane.task, lane.group = string.sub(task, 1, semicolon - 1), string.sub(task, semicolon + 1)
+      lane.name = lane.line .. ',' .. lane.task
+    end
     lane.counts, lane.into, lane.out, lane.ready, lane.unready = {}, {}, {}, {}, {}
     lanes[route] = lane
   end
@@ -123,9 +160,13 @@ local function load(id, whole, live)
   local value = whole and redis.call('GET', key) or redis.call('GETRANGE', key, '0', PREFIX)
   if not value or value == '' then return nil end
   -- Named here so that the table is made in its final size.
-  local job = { id = id, key = key, body = 0, lane = 0, text = 0, run = 0, payload = false, struct.unpack(HEAD, value) }
+  local job = { id = id, key = key, body = 0, lane = 0, text = 0, run = 0, payload = false, assigned = false, struct.unpack(HEAD, value) }
   local from, run_size = job[HEAD_FIELDS + 1], job[RUN_SIZE]
   local zero = string.find(value, '\0', from, true)
+  if not zero then
+    value = redis.call('GET', key)
+    zero = string.find(value, '\0', from, true)
+  end
   local body = zero + job[TERMS_SIZE] -- head, route and terms end here
   if body > #value then value = redis.call('GETRANGE', key, '0', body - 1) end
   job.body = body
@@ -140,19 +181,20 @@ local function load(id, whole, live)
   if job[STATE] == QUEUED then
     live = live or redis.call('HGET', K .. ':runs', id)
     if live then
-      local run, before, _ = job.run, 0, 0
-      run[TOKEN], run[PID], run[STARTED], job[UPDATED], job[REASON], job[FLAGS], before, _, _, _, _, _, _, _, _, run[WORKER], run[NODE] =
+      local run, before, route, _ = job.run, 0, '', 0
+      run[TOKEN], run[PID], run[STARTED], job[UPDATED], job[REASON], job[FLAGS], before, _, _, _, _, _, _, _, route, run[WORKER], run[NODE] =
         struct.unpack(LIVE, live)
       job[STATE], job[ATTEMPT] = RUNNING, before + 1
+      if string.find(route, ';', 1, true) then job.assigned = redis.call('HGET', K .. ':assigned', id) end
     end
   end
   return job
 end
 
--- A job as it is told: head, route, terms, run.
+-- A job as it is told: head, route, terms, run, and behind it the seconds and the name of its tier.
 local function meta_of(job)
   local run, run_size = '', job[RUN_SIZE]
-  if job.run[STARTED] > 0 or job.run[FINISHED] > 0 then run = struct.pack(RUN, unpack(job.run, 1, NODE)) end
+  if job.run[STARTED] > 0 or job.run[FINISHED] > 0 then run = struct.pack(RUN, unpack(job.run, 1, NODE)) .. (job.assigned or '') end
   job[RUN_SIZE] = #run
   local meta = struct.pack(HEAD, unpack(job, 1, HEAD_FIELDS)) .. job.text .. run
   job[RUN_SIZE] = run_size
@@ -161,9 +203,10 @@ end
 
 -- Write the run of a running job.
 local function save_run(job)
-  local run = job.run
+  local run, route = job.run, job.lane.route
+  if job.assigned and not job.lane.group then route = route .. ';' end -- so that the end of the run knows of it
   local live = struct.pack(LIVE, run[TOKEN], run[PID], run[STARTED], job[UPDATED], job[REASON], job[FLAGS], job[ATTEMPT] - 1, job[CRASHES],
-    job[LOSSES], 0, job[DUE], job[RUN_SIZE], job[POS], job[KEEP], job.lane.route, run[WORKER], run[NODE])
+    job[LOSSES], 0, job[DUE], job[RUN_SIZE], job[POS], job[KEEP], route, run[WORKER], run[NODE])
   redis.call('HSET', K .. ':runs', job.id, live)
 end
 
@@ -185,116 +228,6 @@ local function save(job)
   end
 end
 
--- Indexes. What changes is gathered and written by `flush`, in few calls, at the end of the script.
-
-local added, removed = {}, {} -- time index -> score, id, … and id, …
-local held, ended, keys, unheard, emptied = {}, {}, {}, {}, {}
-
-local function push(to, a, b)
-  local n = #to
-  to[n + 1] = a
-  if b then to[n + 2] = b end
-end
-
-local function in_(lists, name)
-  local list = lists[name]
-  if not list then
-    list = {}
-    lists[name] = list
-  end
-  return list
-end
-
-local function chunk_of(pos) return (pos - pos % CHUNK) / CHUNK end
-local function place_of(pos) return string.char(pos % CHUNK) end
-local function kind_of(state) return state > PENDING and state or PENDING end
-
-local function member(seq, id) return struct.pack('>I8', seq) .. id end
-
--- Put a job that does not run into the index of its state. `at` = its due time, or the time it is dropped (nil = never), or its place
--- if it is blocked.
-local function enter_as(lane, state, id, priority, seq, at)
-  lane.counts[state] = (lane.counts[state] or 0) + 1
-  if state == QUEUED then
-    push(lane.ready, priority, member(seq, id))
-  elseif state == SCHEDULED then
-    push(in_(added, ':due'), at, id)
-  elseif state == BLOCKED then
-    push(in_(added, ':blocked:' .. lane.line), at, id)
-  elseif at then
-    push(in_(added, ':gone'), at, id)
-  end
-end
-
-local function enter(job, at)
-  local state = job[STATE]
-  enter_as(job.lane, state, job.id, job[PRIORITY], job[SEQ], state == SCHEDULED and job[DUE] or at)
-end
-
-local function list(lane, state, pos, id) push(in_(in_(lane.into, kind_of(state)), chunk_of(pos)), place_of(pos), id) end
-
-local function unlist(lane, state, pos) push(in_(in_(lane.out, kind_of(state)), chunk_of(pos)), place_of(pos)) end
-
--- Take a job out of the index of its state.
-local function leave(job)
-  local lane, state = job.lane, job[STATE]
-  lane.counts[state] = (lane.counts[state] or 0) - 1
-  if state == QUEUED then
-    push(lane.unready, member(job[SEQ], job.id))
-  elseif state == SCHEDULED then
-    push(in_(removed, ':due'), job.id)
-  elseif state == BLOCKED then
-    push(in_(removed, ':blocked:' .. lane.line), job.id)
-    push(keys, K .. 'a' .. job.id)
-  elseif state == RUNNING then
-    push(in_(removed, ':leases'), job.id)
-    push(ended, job.id)
-    held[job.run[WORKER]] = (held[job.run[WORKER]] or 0) - 1
-  elseif state >= SUCCEEDED then
-    push(in_(removed, ':gone'), job.id)
-  end
-end
-
--- The listing of a job that is now in another state.
-local function relist(job, before)
-  local after = job[STATE]
-  if kind_of(before) ~= kind_of(after) then
-    unlist(job.lane, before, job[POS])
-    list(job.lane, after, job[POS], job.id)
-  end
-end
-
-local function stop_waiting(job)
-  if has(job, STALE) then
-    unmark(job, STALE)
-    push(in_(removed, ':stale'), job.id)
-  end
-end
-
-local function forget_progress(job)
-  if has(job, PROGRESS) then
-    unmark(job, PROGRESS)
-    push(unheard, job.id)
-  end
-end
-
--- No trace is left of a job that has left its index, where it was in the state `before`.
-local function vanish(job, before)
-  stop_waiting(job)
-  forget_progress(job)
-  push(keys, job.key)
-  if has(job, RESULT) then push(keys, K .. 'r' .. job.id) end
-  if has(job, ERRORS) then push(keys, K .. 'e' .. job.id) end
-  if has(job, EXTRAS) then push(keys, K .. 'o' .. job.id, K .. 'f' .. job.id) end
-  if has(job, FOLLOWED) and not redis.call('ZSCORE', K .. ':ripe', job.id .. job.lane.tenant) then
-    push(keys, K .. 'c' .. job.id, K .. 't' .. job.id)
-  end
-  unlist(job.lane, before, job[POS])
-  emptied[job.lane.line .. ' ' .. chunk_of(job[POS])] = true
-end
-
-local function publish(topic) redis.call('PUBLISH', string.match(K, '^(.-){') .. '/' .. topic, '') end
-
 -- Keep the first job of a lane (or the first lane of a line) where the level above finds it; whether it changed.
 local function lift(own, heads, name)
   local first = redis.call('ZRANGE', own, 0, 0, 'WITHSCORES')
@@ -310,122 +243,4 @@ local function lift(own, heads, name)
     redis.call('HDEL', K .. ':tops', name)
   end
   return true
-end
-
-local function lift_lane(lane)
-  if lift(K .. ':ready:' .. lane.route, K .. ':heads:' .. lane.line, lane.route) then
-    lift(K .. ':heads:' .. lane.line, K .. ':heads:' .. lane.queue, lane.line)
-  end
-end
-
-local function send(command, key, words)
-  for from = 1, #words, MOST_ARGUMENTS do
-    redis.call(command, key, unpack(words, from, math.min(from + MOST_ARGUMENTS - 1, #words)))
-  end
-end
-
-local function log_key(line, kind, chunk) return K .. ':log:' .. line .. ':' .. kind .. ':' .. chunk end
-
-local function send_logs(command, line, lists)
-  for kind, chunks in pairs(lists) do
-    for chunk, entries in pairs(chunks) do send(command, log_key(line, kind, chunk), entries) end
-  end
-end
-
-local function bump(key, field, by)
-  if by ~= 0 and redis.call('HINCRBY', key, field, by) == 0 then redis.call('HDEL', key, field) end
-end
-
-local function flush_lane(lane)
-  send_logs('HDEL', lane.line, lane.out)
-  send_logs('HSET', lane.line, lane.into)
-  for state, by in pairs(lane.counts) do
-    bump(K .. ':counts:' .. lane.tenant, lane.queue .. ',' .. lane.task .. ',' .. state, by)
-  end
-  if #lane.ready > 0 or #lane.unready > 0 then
-    send('ZADD', K .. ':ready:' .. lane.route, lane.ready)
-    send('ZREM', K .. ':ready:' .. lane.route, lane.unready)
-    lift_lane(lane)
-  end
-end
-
--- A chunk without jobs is not looked at again; a line or tenant without jobs is forgotten.
-local function tidy(line, chunk)
-  for kind = PENDING, CANCELLED do
-    if redis.call('EXISTS', log_key(line, kind, chunk)) == 1 then return end
-  end
-  redis.call('ZREM', K .. ':chunks:' .. line, chunk)
-  if redis.call('EXISTS', K .. ':chunks:' .. line) == 1 then return end
-  redis.call('ZREM', K .. ':lines', line)
-  redis.call('HDEL', K .. ':pos', line)
-  local tenant = string.match(line, '^[^,]*')
-  if redis.call('EXISTS', K .. ':counts:' .. tenant) == 0 then redis.call('SREM', K .. ':tenants', tenant) end
-end
-
--- Write everything that was gathered.
-local function flush()
-  for _, lane in pairs(lanes) do flush_lane(lane) end
-  for index, ids in pairs(removed) do send('ZREM', K .. index, ids) end
-  for index, scores in pairs(added) do send('ZADD', K .. index, scores) end
-  send('HDEL', K .. ':runs', ended)
-  for worker, by in pairs(held) do bump(K .. ':held', worker, by) end
-  send('HDEL', K .. ':progress', unheard)
-  for _, key in ipairs(keys) do redis.call('DEL', key) end
-  for place in pairs(emptied) do tidy(string.match(place, '^(.*) (.*)$')) end
-  lanes, added, removed, held, ended, keys, unheard, emptied = {}, {}, {}, {}, {}, {}, {}, {}
-end
-
--- A worker has been heard of; not noted more often than once in a while. Its record is in the first partition only.
-local function hear(worker, lease)
-  local alive = tonumber(redis.call('ZSCORE', K .. ':workers', worker) or 0) > now
-  if alive and now - redis.call('HGET', K .. ':worker:' .. worker, 'seen') >= SEEN_EVERY then
-    redis.call('ZADD', K .. ':workers', now + lease, worker)
-    redis.call('HSET', K .. ':worker:' .. worker, 'seen', string.format('%.0f', now))
-  end
-end
-
--- Answers
-
--- A job: id, size of its payload (0 if that follows), its bytes as `meta_of` makes them, and its payload if it was read; after it,
--- only if its flags say so, its errors and its progress, and if it is blocked what it waits for.
-local function answer(job, meta, to)
-  local n = #to
-  if job.payload then
-    to[n + 1] = job.id .. '\0\0\0\0' .. meta .. job.payload
-  else
-    to[n + 1] = job.id .. struct.pack('>I', redis.call('STRLEN', job.key) - job.body - job[RUN_SIZE]) .. meta
-  end
-  if has(job, ERRORS) then to[#to + 1] = redis.call('LRANGE', K .. 'e' .. job.id, 0, -1) end
-  if has(job, PROGRESS) then to[#to + 1] = redis.call('HGET', K .. ':progress', job.id) end
-  if job[STATE] == BLOCKED then to[#to + 1] = redis.call('GET', K .. 'a' .. job.id) end
-end
-
-local function stamp(time) return string.format('%.0f', time) end
-
--- Tell those who wait for the end of a job.
-local function tell_end(id)
-  if redis.call('SREM', K .. ':awaited', id) == 1 then publish('end/' .. id) end
-end
-
--- A followed job has ended, or is about to vanish.
-local function ripen(id, tenant, state)
-  redis.call('ZADD', K .. ':ripe', stamp(redis.call('INCR', K .. ':ripening') * 8 + state), id .. tenant)
-end
-
--- The time a finished job is dropped; nil = never.
-local drops = {}
-local function drop_at(keep)
-  if keep < 0 then return nil end
-  drops[keep] = drops[keep] or stamp(now + math.floor(keep * 1000000 + 0.5))
-  return drops[keep]
-end
-
--- The first jobs of a time index that are due. An entry without a job is dropped: nothing may block a duty for ever.
-local function due_jobs(index, most)
-  local found = {}
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', K .. index, '-inf', now, 'LIMIT', 0, most)) do
-    local job = load(id)
-    if job then found[#found + 1] = job else redis.call('ZREM', K .. index, id) end
-  end
-  return found
 end

@@ -1,10 +1,13 @@
 -- End jobs well.
 -- ARGV[2..]  per job: '>c16c8Hi8' (id, token, code, finished_at (0 = now)) .. result
 --            result = '' (none), or content type, zero byte, data
--- Output     per job: 1 if it was held under that token, else 0
+-- Output     per job: 1 if it was held under that token, else 0; or 0 if this script cannot deal with them
 local ids = {}
 for i = 2, #ARGV do ids[i - 1] = string.sub(ARGV[i], 1, 16) end
 local lives = redis.call('HMGET', K .. ':runs', unpack(ids))
+for i = 1, #lives do
+  if lives[i] and is_beyond(lives[i], 71) then return 0 end
+end
 
 local function keep_result(id, result, flags)
   if result == '' or bit.band(flags, NONE) ~= 0 then return flags end
@@ -26,6 +29,7 @@ local now8, unleased, dropped = struct.pack('>I8', now), in_(removed, ':leases')
 local function finish_first_run(id, live, code, finished, result, flags, attempt, pos, keep)
   local zero = string.find(live, '\0', 71, true)
   local lane, whose = lane_of(string.sub(live, 71, zero - 1)), string.sub(live, zero + 1)
+  if lane.group then flow().give_back(id, lane, lane.group == '') end
   flags = keep_result(id, result, flags)
   if bit.band(flags, FOLLOWED) ~= 0 then ripen(id, lane.tenant, SUCCEEDED) end
   local run = string.sub(live, 9, 20) .. struct.pack('>I8H', finished, code) .. whose

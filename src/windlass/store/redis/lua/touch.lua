@@ -1,6 +1,6 @@
 -- Signs of life of running jobs.
 -- ARGV[2..]  lease (us); per job: id, token, pid ('' = unchanged), progress ('' = unchanged), pieces of output, stream .. bytes, …
--- Output     per job: 1 or 0 (held), reason
+-- Output     per job: 1 or 0 (held), reason, the job's bytes as `meta_of` makes them if it runs at a tier, else ''
 local until_ = stamp(now + tonumber(ARGV[2]))
 
 -- Keep pieces of output, and no more than so many and so much.
@@ -46,6 +46,7 @@ while i <= #ARGV do
     if pid ~= '' or progress ~= '' or pieces > 0 then save_run(job) end
   end
   push(out, mine and 1 or 0, mine and job[REASON] or 0)
+  push(out, mine and job.assigned and meta_of(job) or '')
   i = i + 5 + pieces
 end
 flush()

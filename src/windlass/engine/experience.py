@@ -1,0 +1,119 @@
+"""What one engine has seen lately: how long jobs ran, and how long they waited that were told how long they would.
+
+Only remembers, in bounded space; `engine.estimates` writes it down and reads it. Costs a claim and a finish next to
+nothing. Moments are seconds of whatever clock the caller reads, always the same.
+"""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from msgspec import Struct
+
+from windlass.model.estimate import Estimate
+from windlass.policy.estimate import Snapshot
+from windlass.policy.learning import RunTimes
+from windlass.store import Record
+
+MOST_RUNNING = 20_000
+"""Claimed jobs that are remembered until they end."""
+
+MOST_FRESH = 1000
+"""Run times of one task that are remembered until they are written down."""
+
+MOST_TASKS = 2000
+"""Tasks whose run times are known."""
+
+MOST_PROMISES = 100
+"""Estimates that are held against what becomes of them."""
+
+MOST_FORECASTS = 1000
+"""Queues whose last forecast is remembered."""
+
+MOST_FORETOLD = 500_000
+"""Jobs in all of those together."""
+
+
+class Promise(Struct, frozen=True):
+    """That a job would start after so long."""
+
+    queue: str
+    seconds: float
+    at: datetime
+    """When it was said, by the store's clock."""
+
+
+class Forecast(Struct, frozen=True):
+    """What was foretold of a queue."""
+
+    snapshot: Snapshot
+    jobs: Mapping[str, Estimate]
+    waiting: Mapping[str, int]
+    """How many jobs, by tenant."""
+    now: datetime
+    """By the store's clock."""
+    at: float
+    cost: float
+    """Seconds that it took."""
+
+
+class Experience:
+    """One engine's."""
+
+    def __init__(self) -> None:
+        self._running: dict[str, tuple[str, float]] = {}
+        self.fresh: dict[str, list[float]] = {}
+        """Run times by `TENANT,TASK` that are not written down yet."""
+        self.times: dict[str, RunTimes] = {}
+        """What all engines have learned, as last read."""
+        self.times_at = float("-inf")
+        self.forecasts: dict[str, Forecast] = {}
+        """By queue."""
+        self.making: set[str] = set()
+        """Queues whose forecast is being made."""
+        self.crowded_until: dict[str, float] = {}
+        """Until when queues are taken to be too long for a look at the door."""
+        self.watched: dict[str, float] = {}
+        """Queues for which somebody has asked, and when."""
+        self.promises: dict[str, Promise] = {}
+        """By job."""
+        self.errors: dict[str, list[float]] = {}
+        """By queue: how wrong promises were that have come true, not written down yet."""
+
+    def claimed(self, records: Iterable[Record], at: float) -> None:
+        """Jobs have started."""
+        for record in records:
+            job = record.job
+            self._running[job.id] = (task_key(job.tenant, job.task), at)
+        while len(self._running) > MOST_RUNNING:
+            del self._running[next(iter(self._running))]
+
+    def finished(self, ids: Iterable[str], at: float) -> None:
+        """Jobs have ended, well or not: each had a slot until now."""
+        for id in ids:
+            seen = self._running.pop(id, None)
+            if seen is None:
+                continue  # another engine handed it out
+            task, began = seen
+            runs = self.fresh.get(task)
+            if runs is None:
+                if len(self.fresh) >= MOST_TASKS:
+                    continue
+                runs = self.fresh[task] = []
+            if len(runs) < MOST_FRESH:
+                runs.append(at - began)
+
+    def promise(self, id: str, promise: Promise) -> None:
+        if len(self.promises) < MOST_PROMISES:
+            self.promises.setdefault(id, promise)
+
+    def remember(self, queue: str, forecast: Forecast) -> None:
+        self.crowded_until.pop(queue, None)
+        self.forecasts.pop(queue, None)
+        self.forecasts[queue] = forecast
+        jobs = sum(len(one.jobs) for one in self.forecasts.values())
+        while len(self.forecasts) > 1 and (len(self.forecasts) > MOST_FORECASTS or jobs > MOST_FORETOLD):
+            jobs -= len(self.forecasts.pop(next(iter(self.forecasts))).jobs)
+
+
+def task_key(tenant: str, task: str) -> str:
+    return f"{tenant},{task}"

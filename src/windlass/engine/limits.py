@@ -1,0 +1,121 @@
+"""Answers to the operations on limits: kept per tenant, in force at once."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from windlass.engine.desk import Desk
+from windlass.engine.groups import NO_KEY, allowance_name
+from windlass.engine.regime import LIMITS
+from windlass.engine.rules import MOST_SORTED, put_in_force, resting, sort_out
+from windlass.model.errors import Conflict, Missing
+from windlass.model.limit import Limit, Pause, check_limit
+from windlass.model.names import check_name
+from windlass.model.operations import (
+    GetLimit,
+    LimitBucket,
+    LimitCard,
+    Limits,
+    Operation,
+    PauseLimit,
+    PutLimit,
+    RemoveLimit,
+)
+from windlass.store.flow import KEY, Usage
+
+MOST_BUCKETS = 100
+"""Buckets that are told of one limit."""
+
+MOST_LIMITS = 1000
+"""Limits of one tenant."""
+
+_pack = msgspec.msgpack.Encoder().encode
+_limit = msgspec.msgpack.Decoder(Limit)
+
+
+async def put(desk: Desk, operation: PutLimit) -> LimitCard:
+    check_name(operation.name, at="name")
+    check_limit(operation.limit)
+    before = await _kept(desk, operation.tenant)
+    if operation.name not in before and len(before) >= MOST_LIMITS:
+        raise Conflict(f"there are {MOST_LIMITS} limits already: remove one first", at="name")
+    old = before.get(operation.name)
+    pause = asdict(_pause(old)) if old else {}
+    limit = Limit(**asdict(operation.limit), name=operation.name, tenant=operation.tenant, **pause)
+    await _keep(desk, limit, old)
+    return await _card(desk, limit, sorting=not await sort_out(desk, MOST_SORTED))
+
+
+async def _keep(desk: Desk, limit: Limit, old: Limit | None) -> None:
+    """Keep it and put it in force; if the store cannot have it, keep what was there before."""
+    name = allowance_name(limit)
+    await desk.shelf.put(LIMITS, name, _pack(limit))
+    try:
+        await put_in_force(desk)
+    except BaseException:
+        await desk.shelf.put(LIMITS, name, _pack(old) if old else None)
+        raise
+
+
+async def get(desk: Desk, operation: GetLimit) -> LimitCard:
+    limit = await _find(desk, operation.tenant, operation.name)
+    return await _card(desk, limit, sorting=bool((await desk.regimes.refreshed()).rules.sorting))
+
+
+async def get_all(desk: Desk, operation: Limits) -> list[Limit]:
+    return list((await _kept(desk, operation.tenant)).values())
+
+
+async def pause(desk: Desk, operation: PauseLimit) -> LimitCard:
+    old = await _find(desk, operation.tenant, operation.name)
+    limit = replace(old, **asdict(operation.pause if operation.pause.paused else Pause()))
+    await _keep(desk, limit, old)
+    return await _card(desk, limit, sorting=False)
+
+
+async def remove(desk: Desk, operation: RemoveLimit) -> None:
+    limit = await _find(desk, operation.tenant, operation.name)
+    await desk.shelf.put(LIMITS, allowance_name(limit), None)
+    await put_in_force(desk)
+
+
+async def _kept(desk: Desk, tenant: str) -> dict[str, Limit]:
+    found = (_limit.decode(data) for _, data in sorted((await desk.shelf.shelved(LIMITS)).items()))
+    return {limit.name: limit for limit in found if limit.tenant == tenant}
+
+
+async def _find(desk: Desk, tenant: str, name: str) -> Limit:
+    limit = (await _kept(desk, tenant)).get(name)
+    if limit is None:
+        raise Missing(f"there is no limit {name[:60]!r}", at="name")
+    return limit
+
+
+def _pause(limit: Limit) -> Pause:
+    return Pause(paused=limit.paused, until=limit.until, why=limit.why)
+
+
+async def _card(desk: Desk, limit: Limit, *, sorting: bool) -> LimitCard:
+    usage = await desk.flow.usage(allowance_name(limit), MOST_BUCKETS)
+    now = (await desk.store.read([])).now
+    if not resting(_pause(limit), now):
+        limit = replace(limit, **asdict(Pause()))
+    buckets = [_bucket(one) for one in sorted(usage, key=lambda one: (-one.running, one.bucket))]
+    return LimitCard(**asdict(limit), sorting=sorting, buckets=buckets)
+
+
+def _bucket(usage: Usage) -> LimitBucket:
+    _, equals, key = usage.bucket.partition(KEY)
+    named = None if not equals else "" if key == NO_KEY else key
+    return LimitBucket(key=named, running=usage.running, waiting=usage.waiting, free_at=usage.free_at)
+
+
+ANSWERS: dict[type[Operation[Any]], Callable[[Desk, Any], Awaitable[Any]]] = {
+    PutLimit: put,
+    GetLimit: get,
+    Limits: get_all,
+    PauseLimit: pause,
+    RemoveLimit: remove,
+}

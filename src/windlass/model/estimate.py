@@ -1,0 +1,52 @@
+"""Estimates: how long a job will still wait, and for what. Only the words; `policy.estimate` finds them."""
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+
+class Why(StrEnum):
+    """What a job waits for."""
+
+    SLOTS = "slots"
+    """Its turn: jobs before it take the slots of the live workers."""
+    LIMIT = "limit"
+    """A place within a limit."""
+    TIER = "tier"
+    """A place at its tier."""
+    TIME = "time"
+    """The time before which it may not run."""
+    JOBS = "jobs"
+    """Other jobs, which must succeed first."""
+    PAUSE = "pause"
+    """Somebody to let its queue, its task or its limit go on."""
+    WORKER = "worker"
+    """A worker: no live one takes jobs from its queue."""
+    HANDLER = "handler"
+    """A worker that knows its task: no live one of its queue does."""
+
+
+class Estimate(Struct, frozen=True, kw_only=True, gc=False):
+    """How long a job will still wait."""
+
+    seconds: float | None = None
+    """Until it starts; null = nobody can say, or it waits no more."""
+    position: int | None = None
+    """Its place among those that wait for the same slots, from 1; null = it is not among them (yet)."""
+    why: Why | None = None
+    """What it waits for; null = it waits no more."""
+    name: str | None = None
+    """Of the limit or the tier that it waits for."""
+
+
+class QueueEstimate(Struct, frozen=True, kw_only=True):
+    """How long jobs of a queue wait."""
+
+    seconds: float | None = None
+    """Until a job that came now would start; null = nobody can say."""
+    waiting: int = 0
+    """How many jobs wait."""
+    why: Why | None = None
+    """What the newcomer would wait for; null = for nothing."""
+    error: float | None = None
+    """By which part of the real wait estimates here were wrong lately: the median; null = none has come true yet."""

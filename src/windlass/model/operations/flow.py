@@ -1,0 +1,117 @@
+"""Operations on what bounds jobs: limits, queues, pauses."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct, field
+
+from windlass.model.job import State, Time
+from windlass.model.limit import Limit, NewLimit, Pause
+from windlass.model.names import Name
+from windlass.model.operations.table import Operation, operation
+from windlass.model.queue import QueueChange, QueueSettings
+
+Why = Annotated[str, Meta(max_length=500)]
+
+
+class LimitBucket(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How one bucket of a limit stands."""
+
+    key: str | None = None
+    """Which; null if the limit has one bucket for all."""
+    running: int = 0
+    waiting: int = 0
+    """Queued jobs that are passed by."""
+    free_at: Time | None = None
+    """When the next may start, if its rate or a pause holds it up now."""
+
+
+class LimitCard(Limit, frozen=True, kw_only=True, omit_defaults=True):
+    """A limit, and how it stands."""
+
+    sorting: bool = False
+    """Whether jobs that waited before it came are still being sorted; those that it may concern wait meanwhile."""
+    buckets: list[LimitBucket] = field(default_factory=list)
+    """Those in use or waited for; the first hundred."""
+
+
+class QueueCard(QueueSettings, frozen=True, kw_only=True, omit_defaults=True):
+    """A queue: how it is run, and how many jobs it has."""
+
+    tenant: str
+    queue: str
+    states: dict[State, int] = field(default_factory=dict)
+    workers: int = 0
+    slots: int = 0
+    """How many jobs the live workers that serve it can run at once."""
+    caps: dict[str, int] = field(default_factory=dict)
+    """By tier, what its cap amounts to now."""
+
+
+@operation("PUT", "/limits/{name}", "operate", body="limit")
+class PutLimit(Operation[LimitCard], frozen=True, kw_only=True):
+    """Bound jobs that match, in the place of any limit of that name; in force at once, for waiting jobs too."""
+
+    name: Name
+    limit: NewLimit
+
+
+@operation("GET", "/limits/{name}", "read")
+class GetLimit(Operation[LimitCard], frozen=True, kw_only=True):
+    """A limit, and how its buckets stand."""
+
+    name: Name
+
+
+@operation("GET", "/limits", "read")
+class Limits(Operation[list[Limit]], frozen=True, kw_only=True):
+    """All limits of a tenant."""
+
+
+@operation("PATCH", "/limits/{name}", "operate", body="pause")
+class PauseLimit(Operation[LimitCard], frozen=True, kw_only=True):
+    """Let no job of a limit start for a while, or let them again."""
+
+    name: Name
+    pause: Pause
+
+
+@operation("DELETE", "/limits/{name}", "operate", 204)
+class RemoveLimit(Operation[None], frozen=True, kw_only=True):
+    """Bound these jobs no more."""
+
+    name: Name
+
+
+@operation("GET", "/queues", "read")
+class Queues(Operation[list[QueueCard]], frozen=True, kw_only=True):
+    """All queues that have jobs, workers or settings."""
+
+
+@operation("GET", "/queues/{queue}", "read")
+class GetQueue(Operation[QueueCard], frozen=True, kw_only=True):
+    """How a queue is run, and how many jobs it has."""
+
+    queue: Name
+
+
+@operation("PATCH", "/queues/{queue}", "operate", body="change")
+class ChangeQueue(Operation[QueueCard], frozen=True, kw_only=True):
+    """Change how a queue is run, pause it or let it go on; what is not named stays."""
+
+    queue: Name
+    change: QueueChange
+
+
+@operation("GET", "/tasks/{task}", "read")
+class GetTask(Operation[Pause], frozen=True, kw_only=True):
+    """Whether a task is paused."""
+
+    task: Name
+
+
+@operation("PATCH", "/tasks/{task}", "operate", body="pause")
+class PauseTask(Operation[Pause], frozen=True, kw_only=True):
+    """Let no job of a task start for a while, or let them again."""
+
+    task: Name
+    pause: Pause

@@ -1,0 +1,259 @@
+"""Tiers: short jobs do not wait behind long ones.
+
+One line's jobs run at levels of time, shortest first. A job at a level counts at all shorter ones too, and at each
+level but the shortest (whose bound is the slots) no more jobs run than its cap says. An *explicit* job asked for its
+level and keeps it. A *flexible* one starts at the longest level that has room, counts as the shortest while it waits,
+and is shrunk when others need its place. A *yielding* one counts at no level, never waits, and is halted when others
+need its slot.
+
+The cycle, while anything waits (`cycle`):
+
+1. From the longest level down to the second: if the first job that is not passed by wants this level or a longer one,
+   and the level is full, one flexible job is shrunk: one of those at the longest level that has any, none shorter than
+   this one. It falls to just below the shortest level that is full, for the waiting job needs room at all of them. If
+   the level is full nevertheless, all who want it or a longer one are passed by, for this cycle.
+2. If a job is left and no slot is free: all flexible jobs fall to the shortest level, which frees nothing at once, and
+   one yielding job is halted, whose slot counts as free from now on.
+3. If a job is left and a slot is free, the first starts, and the cycle begins anew. Otherwise all wait for an end.
+
+Stores start jobs by the same caps; of a cycle's decisions the engine
+carries out those about running jobs.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+
+from msgspec import Struct, field
+
+from windlass.model.queue import Tier
+
+SHORTEST = 0
+
+Chance = Callable[[], float]
+"""Says a number from 0 up to but not including 1: who gives way among equals."""
+
+
+class Kind(Enum):
+    """How a job stands to tiers."""
+
+    EXPLICIT = "explicit"
+    FLEXIBLE = "flexible"
+    YIELDING = "yielding"
+
+
+class Level(Struct, frozen=True):
+    """One tier."""
+
+    name: str
+    seconds: float
+    cap: int
+    """At most so many jobs run at it or at a longer one; of the shortest nobody asks."""
+
+
+class Run(Struct, frozen=True):
+    """A job that runs."""
+
+    id: str
+    kind: Kind
+    level: int = SHORTEST
+    """Where it counts now, from 0 for the shortest."""
+    stopping: bool = False
+    """Whether it was told to stop: its places count as free."""
+
+
+class Wait(Struct, frozen=True):
+    """A job that waits; yielding ones never do."""
+
+    id: str
+    level: int | None = None
+    """The one it asked for; null = flexible."""
+
+
+class Line(Struct, frozen=True):
+    """A line with tiers, as it is now."""
+
+    levels: Sequence[Level]
+    slots: int
+    """How many of its jobs can run at once."""
+    running: Sequence[Run] = ()
+    waiting: Sequence[Wait] = ()
+    """In order."""
+
+
+class Decisions(Struct, frozen=True):
+    """What one round of cycles comes to."""
+
+    shrinks: Mapping[str, int] = field(default_factory=dict)
+    """Running jobs that fall to a shorter level, and to which."""
+    halts: Sequence[str] = ()
+    """Running jobs that are stopped."""
+    starts: Mapping[str, int] = field(default_factory=dict)
+    """Waiting jobs that start, in order, and the level of each once all have."""
+    passed_by: int | None = None
+    """Those that want this level or a longer one wait for a cap; null = nobody does."""
+    short_of_slots: bool = False
+    """Whether somebody who is not passed by waits, for a slot."""
+    free: int = 0
+    """Slots that nobody takes."""
+
+
+class Admission(Struct, frozen=True):
+    """What becomes of a yielding job at the door."""
+
+    admitted: bool
+    shrinks: Mapping[str, int] = field(default_factory=dict)
+
+
+def caps(tiers: Sequence[Tier], slots: int) -> list[int]:
+    """What the caps of tiers amount to.
+
+    A share is rounded down; none is less than one, or more than that of a shorter tier.
+    """
+    found: list[int] = []
+    for tier in tiers:
+        cap = _share(tier.cap, slots) if isinstance(tier.cap, str) else tier.cap
+        found.append(max(1, min([cap, *found[-1:]])))
+    return found
+
+
+def _share(percent: str, slots: int) -> int:
+    return math.floor(float(percent.removesuffix("%")) * slots / 100)
+
+
+def cycle(line: Line, chance: Chance) -> Decisions:
+    """Who gives way, who starts and who waits, once nothing more can happen."""
+    board = _Board(line, chance)
+    passed_by = board.make_room()
+    while board.start_first(passed_by):
+        passed_by = board.make_room()
+    return board.decisions(passed_by)
+
+
+def admit(line: Line, chance: Chance) -> Admission:
+    """Whether a yielding job may start now; if not, the longest of the flexible jobs loses one level."""
+    if cycle(line, chance).free > 0:
+        return Admission(admitted=True)
+    board = _Board(line, chance)
+    level = board.longest_flexible(SHORTEST + 1)
+    if level is not None:
+        board.shrink_one(level, level - 1)
+    return Admission(admitted=False, shrinks=board.shrinks)
+
+
+class _Board:
+    """A line while it is being decided upon."""
+
+    def __init__(self, line: Line, chance: Chance) -> None:
+        self._chance = chance
+        self._levels = line.levels
+        self._caps = [line.slots, *(level.cap for level in line.levels[1:])]
+        self._taken = [0] * len(self._caps)
+        """How many run at each level or a longer one."""
+        self._flexible: list[list[str]] = [[] for _ in self._caps]
+        self._yielding: list[str] = []
+        self._waiting: list[deque[tuple[int, Wait]]] = [deque() for _ in self._caps]
+        """By the level they count as, with their place in the line."""
+        self._starts: dict[str, int] = {}
+        self.shrinks: dict[str, int] = {}
+        self._halts: list[str] = []
+        for run in line.running:
+            if not run.stopping:
+                self._seat(run)
+        for place, wait in enumerate(line.waiting):
+            self._waiting[wait.level or SHORTEST].append((place, wait))
+
+    def _seat(self, run: Run) -> None:
+        if run.kind is Kind.YIELDING:
+            self._taken[SHORTEST] += 1
+            self._yielding.append(run.id)
+            return
+        self._count(run.level, 1)
+        if run.kind is Kind.FLEXIBLE:
+            self._flexible[run.level].append(run.id)
+
+    def _count(self, level: int, change: int, above: int = -1) -> None:
+        for each in range(above + 1, level + 1):
+            self._taken[each] += change
+
+    def _full(self, level: int) -> bool:
+        return self._taken[level] >= self._caps[level]
+
+    def _first(self, passed_by: int) -> int | None:
+        """As which level the first job waits that is not passed by."""
+        heads = [(line[0][0], level) for level, line in enumerate(self._waiting[:passed_by]) if line]
+        return min(heads)[1] if heads else None
+
+    def make_room(self) -> int:
+        """Let running jobs give way to the first; from which level on jobs are passed by."""
+        passed_by = len(self._caps)
+        for level in range(len(self._caps) - 1, SHORTEST, -1):
+            first = self._first(passed_by)
+            if first is None or first < level or not self._full(level):
+                continue
+            longest = self.longest_flexible(level)
+            if longest is not None:
+                self.shrink_one(longest, self._below_the_full(level))
+            if self._full(level):
+                passed_by = level
+        if self._first(passed_by) is not None and self._full(SHORTEST):
+            self._give_way()
+        return passed_by
+
+    def longest_flexible(self, least: int) -> int | None:
+        """The longest level, no shorter than this one, at which flexible jobs run."""
+        for level in range(len(self._caps) - 1, least - 1, -1):
+            if self._flexible[level]:
+                return level
+        return None
+
+    def _below_the_full(self, level: int) -> int:
+        return next(each for each in range(1, level + 1) if self._full(each)) - 1
+
+    def shrink_one(self, level: int, to: int) -> None:
+        self._shrink(self._pick(self._flexible[level]), level, to)
+
+    def _shrink(self, id: str, level: int, to: int) -> None:
+        self._count(level, -1, above=to)
+        self._flexible[to].append(id)
+        (self._starts if id in self._starts else self.shrinks)[id] = to
+
+    def _pick(self, some: list[str]) -> str:
+        return some.pop(int(self._chance() * len(some)))
+
+    def _give_way(self) -> None:
+        for level in range(1, len(self._caps)):
+            while self._flexible[level]:
+                self._shrink(self._flexible[level].pop(0), level, SHORTEST)
+        if self._yielding:
+            self._halts.append(self._pick(self._yielding))
+            self._taken[SHORTEST] -= 1
+
+    def start_first(self, passed_by: int) -> bool:
+        first = self._first(passed_by)
+        if first is None or self._full(SHORTEST):
+            return False
+        wait = self._waiting[first].popleft()[1]
+        level = self._longest_with_room() if wait.level is None else wait.level
+        self._count(level, 1)
+        self._starts[wait.id] = level
+        if wait.level is None:
+            self._flexible[level].append(wait.id)
+        return True
+
+    def _longest_with_room(self) -> int:
+        level = SHORTEST
+        while level + 1 < len(self._caps) and not self._full(level + 1):
+            level += 1
+        return level
+
+    def decisions(self, passed_by: int) -> Decisions:
+        return Decisions(
+            shrinks=self.shrinks,
+            halts=self._halts,
+            starts=self._starts,
+            passed_by=passed_by if any(self._waiting[passed_by:]) else None,
+            short_of_slots=self._first(passed_by) is not None,
+            free=max(0, self._caps[SHORTEST] - self._taken[SHORTEST]),
+        )

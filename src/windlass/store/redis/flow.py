@@ -1,0 +1,143 @@
+"""Flow control over Redis: the rules as the scripts read them, and one script for each question.
+
+Knows how rules are spelled out for `lua/flow.lua`; decides nothing.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+
+import msgspec
+
+from windlass.model.errors import Invalid
+from windlass.model.names import raw_id, text_id
+from windlass.store.flow import Allowance, Level, Regroup, Rules, Usage, Waiting
+from windlass.store.micros import from_micros, span, to_micros
+from windlass.store.redis.channel import Argument
+from windlass.store.redis.layout import parts
+from windlass.store.redis.partitions import Partitions
+
+HOME = 0
+"""The partition whose rules are the ones in force; the others have copies."""
+
+
+class RedisFlow:
+    """What a store in Redis does for flow control."""
+
+    partitions: Partitions
+
+    async def rules(self) -> Rules:
+        found = await self.partitions.call("rules", HOME)
+        return msgspec.msgpack.decode(found, type=Rules) if found else Rules()
+
+    async def regulate(self, rules: Rules) -> bool:
+        if self.partitions.number > 1 and any(allowance.queue is None for allowance in rules.allowances.values()):
+            raise Invalid("on a cluster a limit must name its queue", at="match.queue")
+        if not await self.partitions.call("regulate", HOME, _spelled_out(rules, "next")):
+            return False
+        for partition in range(self.partitions.number):
+            if partition != HOME:
+                await self.partitions.call("regulate", partition, _spelled_out(rules, "later"))
+        return True
+
+    async def regroup(self, changes: Sequence[Regroup]) -> list[bool]:
+        replies = await self.partitions.spread(
+            "regroup",
+            changes,
+            lambda change: self.partitions.of_id(change.id),
+            lambda some: [word for change in some for word in (raw_id(change.id), change.before, change.after)],
+        )
+        return [bool(moved) for moved in replies]
+
+    async def hold(self, bucket: str, seconds: float) -> None:
+        await self.partitions.each("hold", [bucket, span(seconds)])
+
+    async def rouse(self, limit: int) -> int:
+        replies = await self.partitions.each("rouse", [limit])
+        newest = replies[HOME][1]
+        for partition, (_, edition) in enumerate(replies):
+            if edition < newest:  # whoever put the rules in force did not get around to this one
+                await self.partitions.call("regulate", partition, _spelled_out(await self.rules(), "later"))
+        return sum(number for number, _ in replies)
+
+    async def opening(self, queues: Sequence[str]) -> float | None:
+        by_partition: dict[int, list[Argument]] = {}
+        for queue in queues:
+            by_partition.setdefault(self.partitions.of_queue(queue), []).append(queue)
+        found = [await self.partitions.call("opening", number, some) for number, some in by_partition.items()]
+        return min((int(micros) / 1e6 for micros in found if micros is not None), default=None)
+
+    async def waiting(self, tenant: str, queue: str, limit: int) -> list[Waiting]:
+        reply = await self.partitions.call("waiting", self.partitions.of_queue(queue), [tenant, queue, limit])
+        return [_waiting(*reply[at : at + 3]) for at in range(0, len(reply), 3)]
+
+    async def usage(self, allowance: str, limit: int) -> list[Usage]:
+        replies = await self.partitions.each("usage", [allowance, limit])
+        return [_usage(*reply[at : at + 4]) for reply in replies for at in range(0, len(reply), 4)][:limit]
+
+
+def _waiting(route: bytes, count: int, jobs: list[bytes]) -> Waiting:
+    firsts = [
+        (int(priority), int.from_bytes(member[:8]), text_id(member[8:]))
+        for member, priority in zip(jobs[::2], jobs[1::2], strict=True)
+    ]
+    return Waiting(*parts(route), count, firsts)
+
+
+def _usage(bucket: bytes, running: int, waiting: int, free_at: bytes) -> Usage:
+    return Usage(bucket.decode(), running, waiting, from_micros(int(free_at)) if free_at else None)
+
+
+def _spelled_out(rules: Rules, unless: str) -> list[Argument]:
+    """What `regulate.lua` is told."""
+    shut = {pattern: to_micros(until) for pattern, until in rules.shut.items()}
+    sections: list[Mapping[str, Argument]] = [
+        {name: _allowance(allowance) for name, allowance in rules.allowances.items()},
+        {line: _levels(levels) for line, levels in rules.tiers.items() if levels},
+        dict(_weights(rules.fair_queues)) | dict(_weights(rules.fair_lines)),
+        shut,
+        _letters(rules),
+    ]
+    about: list[Argument] = [rules.edition, unless, rules.grouping, msgspec.msgpack.encode(rules)]
+    for section in sections:
+        about.append(len(section))
+        for name, value in section.items():
+            about += (name, value)
+    return about
+
+
+def _allowance(allowance: Allowance) -> str:
+    parts = (
+        allowance.running,
+        allowance.count,
+        span(allowance.per),
+        allowance.burst,
+        _time(allowance.closed_until),
+    )
+    return " ".join("-" if part is None else str(part) for part in parts)
+
+
+def _time(when: datetime | None) -> int | None:
+    return None if when is None else to_micros(when)
+
+
+def _levels(levels: Iterable[Level]) -> str:
+    return " ".join(f"{level.name} {level.seconds!r} {level.cap}" for level in levels)
+
+
+def _weights(fair: Mapping[str, Mapping[str, float]]) -> Iterator[tuple[str, Argument]]:
+    for level, weights in fair.items():
+        yield level, "1"
+        for member, weight in weights.items():
+            yield f"{level} {member}", repr(float(weight))
+
+
+def _letters(rules: Rules) -> dict[str, Argument]:
+    """What holds in which queue."""
+    found: dict[str, set[str]] = {}
+    for queue in rules.fair_queues:
+        found.setdefault(queue, set()).add("q")
+    for line in rules.fair_lines:
+        found.setdefault(line.partition(",")[2], set()).add("l")
+    for pattern in rules.shut:
+        found.setdefault(pattern.split(",")[1], set()).add("s")
+    return {queue: "".join(sorted(letters)) for queue, letters in found.items()}

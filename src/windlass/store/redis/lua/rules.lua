@@ -1,0 +1,3 @@
+-- The rules in force.
+-- Output  as they came, or nothing
+return redis.call('GET', K .. ':rules')

@@ -1,0 +1,343 @@
+"""Estimates through the engine's operations, on each kind of store: how long, for what, and how right that was."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.engines import enqueue, finish, register, take
+from tests.worlds import EPOCH, VirtualClock
+from windlass.engine import Engine
+from windlass.engine.estimates import RUN_TIMES, foretell, keep_promises, learn_run_times, wrong_by
+from windlass.engine.experience import MOST_FORETOLD, MOST_FRESH, MOST_RUNNING, Experience, Forecast
+from windlass.model.errors import Missing
+from windlass.model.estimate import Estimate, QueueEstimate, Why
+from windlass.model.job import Job, NewJob
+from windlass.model.limit import NewLimit, Pause, Rate, Which
+from windlass.model.operations import (
+    Cancel,
+    ChangeQueue,
+    Claim,
+    Enqueue,
+    EnqueueMany,
+    GetEstimate,
+    GetQueueEstimate,
+    PauseTask,
+    PutLimit,
+)
+from windlass.model.queue import QueueChange, Tier
+from windlass.policy.estimate import Snapshot
+from windlass.policy.learning import mean, unpack
+from windlass.store import Record
+
+
+async def estimate(engine: Engine, job: Job, **more: Any) -> Estimate:
+    return await engine(GetEstimate(id=job.id, **more))
+
+
+async def told(engine: Engine, *jobs: Job) -> list[tuple[float | None, int | None, Why | None]]:
+    found = [await estimate(engine, job) for job in jobs]
+    return [(one.seconds, one.position, one.why) for one in found]
+
+
+async def teach(engine: Engine, seconds: float, *, task: str = "work", tenant: str = "default", runs: int = 50) -> None:
+    """Let the engine see runs of a task that take so long."""
+    job = await enqueue(engine, task, tenant=tenant, delay=1000.0)
+    for _ in range(runs):
+        engine.desk.experience.claimed([Record(job)], 0.0)
+        engine.desk.experience.finished([job.id], seconds)
+    await learn_run_times(engine.desk)
+    await engine(Cancel(tenant=tenant, ids=[job.id]))
+
+
+async def tiers(engine: Engine, slow: int = 1, medium: int = 2) -> None:
+    given = [
+        Tier(name="fast", seconds=3),
+        Tier(name="medium", seconds=10, cap=medium),
+        Tier(name="slow", seconds=30, cap=slow),
+    ]
+    await engine(ChangeQueue(queue="default", change=QueueChange(tiers=given)))
+
+
+async def test_jobs_wait_for_those_before_them_as_long_as_such_jobs_have_run(engine: Engine) -> None:
+    await teach(engine, 4.0)
+    worker = await register(engine, slots=2)
+    for _ in range(2):
+        await enqueue(engine)
+        await take(engine, worker)
+    jobs = [await enqueue(engine) for _ in range(4)]
+    found = await told(engine, *jobs)
+    assert [(position, why) for _, position, why in found] == [(n, Why.SLOTS) for n in (1, 2, 3, 4)]
+    assert [seconds for seconds, _, _ in found] == pytest.approx([4.0, 4.0, 8.0, 8.0], rel=0.1)
+
+
+async def test_a_running_job_is_expected_to_end_the_sooner_the_longer_it_has_run(
+    engine: Engine, clock: VirtualClock
+) -> None:
+    await teach(engine, 10.0)
+    worker = await register(engine)
+    await enqueue(engine)
+    await take(engine, worker)
+    job = await enqueue(engine)
+    clock.advance(6)
+    assert (await estimate(engine, job)).seconds == pytest.approx(4.0, abs=1.0)
+
+
+async def test_whoever_runs_or_has_ended_waits_for_nothing(engine: Engine) -> None:
+    worker = await register(engine)
+    job = await enqueue(engine)
+    claimed = await take(engine, worker)
+    assert await estimate(engine, job) == Estimate()
+    await finish(engine, worker, claimed)
+    assert await estimate(engine, job) == Estimate()
+
+
+async def test_a_job_of_another_tenant_has_no_estimate(engine: Engine) -> None:
+    job = await enqueue(engine)
+    with pytest.raises(Missing):
+        await estimate(engine, job, tenant="other")
+
+
+async def test_without_a_worker_nobody_can_say_and_it_says_why(engine: Engine) -> None:
+    job = await enqueue(engine)
+    assert await estimate(engine, job) == Estimate(position=1, why=Why.WORKER)
+    await register(engine, tasks=["other"])
+    assert await estimate(engine, job) == Estimate(position=1, why=Why.HANDLER)
+    await register(engine, tasks=["work"])
+    assert (await estimate(engine, job)).seconds == 0.0
+
+
+async def test_a_scheduled_job_waits_for_its_time_and_a_blocked_one_for_other_jobs(engine: Engine) -> None:
+    await register(engine)
+    scheduled = await enqueue(engine, delay=30.0)
+    blocked = await enqueue(engine, after=[scheduled.id])
+    assert await told(engine, scheduled, blocked) == [(30.0, None, Why.TIME), (None, None, Why.JOBS)]
+
+
+async def test_behind_a_full_limit_a_job_says_which_and_others_pass_by(engine: Engine) -> None:
+    await teach(engine, 5.0, task="mail")
+    await engine(PutLimit(name="smtp", limit=NewLimit(match=Which(queue="default", task="mail"), running=1)))
+    worker = await register(engine, slots=3)
+    await enqueue(engine, "mail")
+    await take(engine, worker)
+    waiting, other = await enqueue(engine, "mail"), await enqueue(engine, "other")
+    found = await estimate(engine, waiting)
+    assert (found.why, found.name) == (Why.LIMIT, "smtp")
+    assert found.seconds == pytest.approx(5.0, rel=0.1)
+    assert (await estimate(engine, other)).seconds == 0.0
+
+
+async def test_a_rate_holds_jobs_up_until_the_clock_allows_them(engine: Engine) -> None:
+    limit = NewLimit(match=Which(queue="default"), rate=Rate(count=1, per=60))
+    await engine(PutLimit(name="slowly", limit=limit))
+    worker = await register(engine, slots=5)
+    jobs = [await enqueue(engine) for _ in range(3)]
+    await take(engine, worker)
+    assert await engine(Claim(worker=worker)) == []
+    found = [await estimate(engine, job) for job in jobs[1:]]
+    assert [(one.why, one.name) for one in found] == [(Why.LIMIT, "slowly")] * 2
+    assert [one.seconds for one in found] == pytest.approx([60.0, 120.0], abs=0.5)
+
+
+async def test_a_pause_is_said_with_its_end_or_without(engine: Engine, clock: VirtualClock) -> None:
+    await register(engine)
+    job = await enqueue(engine)
+    pause = Pause(paused=True, until=clock.now() + timedelta(seconds=90))
+    await engine(PauseTask(task="work", pause=pause))
+    assert await told(engine, job) == [(90.0, 1, Why.PAUSE)]
+    await engine(ChangeQueue(queue="default", change=QueueChange(paused=True)))
+    assert await told(engine, job) == [(None, 1, Why.PAUSE)]
+
+
+async def test_items_17_and_18_with_tiers_the_nominal_time_counts_and_later_arrivals_do_not(engine: Engine) -> None:
+    await tiers(engine)
+    worker = await register(engine, slots=2)
+    for tier in ("slow", None):
+        await enqueue(engine, tier=tier)
+        await take(engine, worker)
+    slow, flexible, medium = [await enqueue(engine, tier=tier) for tier in ("slow", None, "medium")]
+    before = await told(engine, slow, flexible, medium)
+    assert before == [(30.0, 1, Why.TIER), (3.0, 2, Why.SLOTS), (6.0, 3, Why.SLOTS)]
+    for tier in ("fast", "slow", None, "medium", "fast"):
+        await enqueue(engine, tier=tier)
+    assert await told(engine, slow, flexible, medium) == before
+
+
+async def test_jobs_of_tenants_that_share_workers_wait_for_each_other(engine: Engine) -> None:
+    await teach(engine, 2.0, tenant="b")
+    worker = await register(engine, tenant="-")
+    first = await enqueue(engine, tenant="b")
+    second = await enqueue(engine, tenant="a")
+    assert (await estimate(engine, first, tenant="b")).seconds == 0.0
+    assert (await estimate(engine, second, tenant="a")).seconds == pytest.approx(2.0, rel=0.1)
+    await register(engine, tenant="a")
+    assert (await estimate(engine, second, tenant="a")).seconds == 0.0
+    assert worker
+
+
+async def test_a_job_waits_for_a_worker_that_knows_it_though_others_are_free(engine: Engine) -> None:
+    await teach(engine, 7.0, task="rare")
+    await register(engine, tasks=["common"], slots=5)
+    worker = await register(engine, tasks=["rare"])
+    await enqueue(engine, "rare")
+    await take(engine, worker)
+    rare, common = await enqueue(engine, "rare"), await enqueue(engine, "common")
+    assert (await estimate(engine, rare)).seconds == pytest.approx(7.0, rel=0.1)
+    assert (await estimate(engine, common)).seconds == 0.0
+
+
+async def test_a_worker_that_is_busy_with_another_queue_has_no_free_slot(engine: Engine) -> None:
+    await teach(engine, 5.0)
+    worker = await register(engine, "default", "other")
+    await enqueue(engine, queue="other")
+    await take(engine, worker)
+    job = await enqueue(engine)
+    assert (await estimate(engine, job)).seconds == pytest.approx(5.0, rel=0.1)
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"], indirect=True)  # on a cluster a limit bounds one queue
+async def test_places_that_jobs_of_another_queue_take_within_a_limit_count(engine: Engine) -> None:
+    await teach(engine, 5.0)
+    await engine(PutLimit(name="one", limit=NewLimit(match=Which(task="work"), running=1)))
+    worker = await register(engine, "default", "other", slots=3)
+    await enqueue(engine, queue="other")
+    await take(engine, worker)
+    found = await estimate(engine, await enqueue(engine))
+    assert (found.why, found.name) == (Why.LIMIT, "one")
+    assert found.seconds == pytest.approx(5.0, rel=0.1)
+
+
+async def test_a_yielding_job_holds_nobody_up(engine: Engine) -> None:
+    await tiers(engine)
+    worker = await register(engine)
+    await enqueue(engine, yielding=True)
+    await take(engine, worker)
+    job = await enqueue(engine, tier="slow")
+    assert (await estimate(engine, job)).seconds == 0.0
+
+
+async def test_a_queue_says_how_long_a_newcomer_would_wait(engine: Engine) -> None:
+    await teach(engine, 4.0)
+    assert await engine(GetQueueEstimate(queue="default")) == QueueEstimate(why=Why.WORKER)
+    worker = await register(engine)
+    assert await engine(GetQueueEstimate(queue="default")) == QueueEstimate(seconds=0.0)
+    await enqueue(engine)
+    await take(engine, worker)
+    await engine(EnqueueMany(jobs=[NewJob(task="work")] * 9))
+    found = await engine(GetQueueEstimate(queue="default"))
+    assert (found.waiting, found.why) == (9, Why.SLOTS)
+    assert found.seconds == pytest.approx(40.0, rel=0.1)
+
+
+async def test_of_a_queue_a_tenant_is_told_what_concerns_it(engine: Engine) -> None:
+    await register(engine, tenant="b")
+    await enqueue(engine, tenant="b")
+    await enqueue(engine, tenant="a")
+    assert await engine(GetQueueEstimate(tenant="a", queue="default")) == QueueEstimate(waiting=1, why=Why.WORKER)
+    assert (await engine(GetQueueEstimate(tenant="b", queue="default"))).seconds == 1.0
+    assert (await engine(GetQueueEstimate(tenant="c", queue="default"))) == QueueEstimate(why=Why.WORKER)
+    assert (await engine(GetQueueEstimate(tenant="-", queue="default"))).waiting == 2
+
+
+async def accepted(engine: Engine, **terms: Any) -> float | None:
+    return (await engine(Enqueue(job=NewJob(task="work", **terms)))).estimate
+
+
+async def test_at_the_door_a_job_is_told_its_wait_unless_that_takes_too_much_time(engine: Engine) -> None:
+    await teach(engine, 4.0)
+    worker = await register(engine)
+    await enqueue(engine)
+    await take(engine, worker)
+    engine.desk.experience.forecasts.clear()
+    assert await accepted(engine) == pytest.approx(4.0, rel=0.1)
+    last = engine.desk.experience.forecasts["default"]
+    engine.desk.experience.forecasts["default"] = replace(last, cost=60.0)
+    assert await accepted(engine) is None
+    engine.desk.experience.forecasts["default"] = replace(last, cost=0.0)
+    assert await accepted(engine) == pytest.approx(12.0, rel=0.1)
+    assert await accepted(engine, delay=5.0) is None, "it is not in the queue yet"
+
+
+async def test_item_17_with_tiers_each_job_is_told_its_wait_at_the_door(engine: Engine) -> None:
+    await tiers(engine)
+    worker = await register(engine)
+    await enqueue(engine, tier="medium")
+    await take(engine, worker)
+    assert [await accepted(engine, tier=tier) for tier in ("fast", "slow", None)] == [10.0, 13.0, 43.0]
+
+
+async def test_what_was_foretold_is_held_against_what_came(engine: Engine, clock: VirtualClock) -> None:
+    await teach(engine, 10.0)
+    worker = await register(engine)
+    await enqueue(engine)
+    running = await take(engine, worker)
+    await enqueue(engine)
+    experience = engine.desk.experience
+    experience.promises.clear()
+    experience.forecasts.clear()
+    await foretell(engine.desk)
+    assert not experience.promises, "nobody watches the queue"
+    await engine(GetQueueEstimate(queue="default"))
+    while not experience.promises:
+        await foretell(engine.desk)
+    clock.advance(8)
+    await keep_promises(engine.desk)
+    assert (await engine(GetQueueEstimate(queue="default"))).error is None, "it has not come true yet"
+    await finish(engine, worker, running)
+    await take(engine, worker)
+    await keep_promises(engine.desk)
+    found = await engine(GetQueueEstimate(queue="default"))
+    assert found.error == pytest.approx(0.25, abs=0.15), "ten seconds were foretold, it was eight"
+
+
+async def test_run_times_are_learned_from_what_is_claimed_and_finished(engine: Engine) -> None:
+    worker = await register(engine)
+    await enqueue(engine)
+    await finish(engine, worker, await take(engine, worker))
+    assert list(engine.desk.experience.fresh) == ["default,work"]
+    assert await learn_run_times(engine.desk) == 0
+    (kept,) = (await engine.desk.shelf.shelved(RUN_TIMES)).values()
+    learned = mean(unpack(kept))
+    assert learned is not None, "every engine over this store can know it"
+    assert 0 < learned < 5
+
+
+async def test_what_an_engine_remembers_is_bounded(engine: Engine) -> None:
+    experience = Experience()
+    job = await enqueue(engine)
+    records = [Record(replace(job, id=str(number))) for number in range(MOST_RUNNING + 1)]
+    experience.claimed(records, 0.0)
+    experience.finished(["0", "unknown"], 1.0)
+    assert not experience.fresh, "the oldest was forgotten"
+    experience.finished([str(number) for number in range(1, MOST_RUNNING)], 1.0)
+    assert len(experience.fresh["default,work"]) == MOST_FRESH
+
+
+def test_forecasts_of_many_large_queues_do_not_pile_up() -> None:
+    experience = Experience()
+    large = {str(number): Estimate() for number in range(MOST_FORETOLD // 2)}
+    for queue in "abc":
+        experience.remember(queue, Forecast(Snapshot(1), large, {"default": len(large)}, EPOCH, 0.0, 0.0))
+    assert list(experience.forecasts) == ["b", "c"]
+
+
+async def test_a_large_queue_is_foretold_once_for_all_who_ask(engine: Engine) -> None:
+    await teach(engine, 2.0)
+    await register(engine, slots=4)
+    for _ in range(2):
+        await engine(EnqueueMany(jobs=[NewJob(task="work")] * 1000))
+    found = await engine(GetQueueEstimate(queue="default"))
+    assert found.waiting == 2000
+    assert found.seconds == pytest.approx(1000.0, rel=0.1)
+    made = engine.desk.experience.forecasts["default"]
+    engine.desk.experience.forecasts["default"] = replace(made, cost=60.0)
+    job = await enqueue(engine)
+    told = await estimate(engine, job)
+    assert told.seconds == found.seconds, "it came later, and is told what a newcomer is told"
+    assert engine.desk.experience.forecasts["default"].at == made.at
+
+
+@pytest.mark.parametrize(("said", "real", "part"), [(10, 8, 0.25), (8, 10, 0.2), (0, 0, 0), (0.05, 0, 0.5)])
+def test_an_error_is_a_part_of_the_real_wait(said: float, real: float, part: float) -> None:
+    assert wrong_by(said, real) == pytest.approx(part)

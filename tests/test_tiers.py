@@ -1,0 +1,214 @@
+"""Tiers with real workers, on each kind of store: the checklist of S0, with shorter times.
+
+Fast 0.8 s, medium 2 s, slow 6 s; at most 1 slow, 2 slow or medium, 3 in all, unless a test says otherwise.
+"""
+
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from tests.workers import Workshop, tell, until
+from windlass.app import Job
+from windlass.model.errors import Busy, Invalid
+from windlass.model.job import FINISHED, Reason, State
+from windlass.model.operations import ChangeQueue, GetQueue
+from windlass.model.queue import QueueChange, Tier
+
+FAST, MEDIUM, SLOW = 0.8, 2.0, 6.0
+
+SLACK = 0.7
+"""Seconds that a busy machine may take longer."""
+
+
+def regulate(workshop: Workshop, slow: int | str = 1, medium: int | str = 2, fast: int | str = "100%") -> None:
+    tiers = [
+        Tier(name="fast", seconds=FAST, cap=fast),
+        Tier(name="medium", seconds=MEDIUM, cap=medium),
+        Tier(name="slow", seconds=SLOW, cap=slow),
+    ]
+    workshop.app.ask(ChangeQueue(queue="default", change=QueueChange(tiers=tiers)))
+
+
+def run(workshop: Workshop, seconds: float = 60, **options: Any) -> Job[Any]:
+    """A job that takes so long, if it is let."""
+    job: Job[Any] = workshop.chores.co_nap.using(**options).enqueue(seconds, "job")
+    return job
+
+
+def started(job: Job[Any], within: float = 5.0) -> Any:
+    """The record of a job that has been claimed."""
+    until(lambda: job.state not in (State.QUEUED, State.SCHEDULED), within)
+    return job.refresh()
+
+
+def assigned(job: Job[Any]) -> str | None:
+    return job.refresh().assigned
+
+
+def took(record: Any) -> float:
+    return float((record.finished_at - record.started_at).total_seconds())
+
+
+def test_s0_1_a_job_is_stopped_at_its_tiers_time_with_an_error_that_names_it(workshop: Workshop) -> None:
+    regulate(workshop)
+    workshop.start("-c", "3")
+    fast, medium = run(workshop, tier="fast"), run(workshop, tier="medium")
+    for job, limit in ((fast, FAST), (medium, MEDIUM)):
+        record = workshop.ended(job)
+        assert (record.state, record.reason) == (State.FAILED, Reason.TIMEOUT)
+        assert record.error is not None
+        assert f"time limit of {limit:g} s" in record.error.message
+        assert limit <= took(record) < limit + SLACK
+
+
+def test_s0_2_and_3_g1_flexible_jobs_get_the_longest_tiers_that_have_room(workshop: Workshop) -> None:
+    regulate(workshop)
+    workshop.start("-c", "3")
+    jobs = []
+    for _ in range(3):
+        jobs.append(run(workshop, 2.5))
+        started(jobs[-1])
+    assert [assigned(job) for job in jobs] == ["slow", "medium", "fast"]
+    assert workshop.ended(jobs[0]).state is State.SUCCEEDED
+
+
+def test_s0_4_9_10_13_g2_a_slow_job_takes_time_from_flexible_ones_and_starts_when_one_ends(workshop: Workshop) -> None:
+    regulate(workshop)
+    workshop.start("-c", "3")
+    flexible = []
+    for _ in range(3):
+        flexible.append(run(workshop))
+        started(flexible[-1])
+    slow = run(workshop, 3.0, tier="slow")
+    until(lambda: [assigned(job) for job in flexible if job.state is State.RUNNING] in ([], ["fast"] * 3), within=2)
+    records = [workshop.ended(job) for job in flexible]
+    for record in records:
+        assert (record.state, record.reason) == (State.FAILED, Reason.TIMEOUT)
+        assert took(record) >= FAST
+        assert took(record) < FAST + 1.5
+    assert started(slow).assigned == "slow"
+    record = workshop.ended(slow)
+    assert record.state is State.SUCCEEDED
+    assert took(record) >= 3.0
+
+
+def test_s0_5_g3_yielding_jobs_are_denied_at_once_and_time_is_taken_step_by_step(workshop: Workshop) -> None:
+    regulate(workshop)
+    workshop.start("-c", "3")
+    flexible = run(workshop, 5.0)
+    assert started(flexible).assigned == "slow"
+    others = [run(workshop, 0.7, tier="fast"), run(workshop, 0.7, tier="fast")]
+    for job in others:
+        started(job)
+    seen = []
+    for _ in range(3):
+        asked_at = time.monotonic()
+        with pytest.raises(Busy):
+            run(workshop, yielding=True)
+        delay = time.monotonic() - asked_at
+        seen.append((assigned(flexible), delay))
+    tell(seen)
+    assert [tier for tier, _ in seen] == ["medium", "fast", "fast"]
+    assert min(delay for _, delay in seen) < 0.1
+
+
+def test_s0_6_and_16_g4_a_yielding_job_is_halted_for_one_that_waits(workshop: Workshop) -> None:
+    regulate(workshop)
+    worker = workshop.start("-c", "3")
+    yielding = run(workshop, yielding=True)
+    started(yielding)
+    for job in [run(workshop, 0.7, tier="fast"), run(workshop, 0.7, tier="fast")]:
+        started(job)
+    asked_at = time.monotonic()
+    fast = run(workshop, 0.1, tier="fast")
+    record = workshop.ended(yielding)
+    assert (record.state, record.reason) == (State.CANCELLED, Reason.HALTED)
+    assert workshop.ended(fast).state is State.SUCCEEDED
+    tell(f"took the place in {time.monotonic() - asked_at:.2f} s")
+    assert worker.running
+
+
+def test_s0_7_g5_a_medium_job_starts_at_once_where_a_flexible_one_can_be_shrunk(workshop: Workshop) -> None:
+    regulate(workshop, slow=1, medium=1)
+    workshop.start("-c", "2")
+    flexible = run(workshop)
+    assert started(flexible).assigned == "slow"
+    medium = run(workshop, 0.5, tier="medium")
+    assert started(medium).assigned == "medium"
+    assert flexible.state in FINISHED or assigned(flexible) == "fast"
+
+
+def test_s0_8_g6_a_fast_job_overtakes_a_slow_one_for_which_there_is_no_room(workshop: Workshop) -> None:
+    regulate(workshop)
+    workshop.start("-c", "3")
+    long = [run(workshop, 1.5, tier="slow"), run(workshop, 1.5, tier="medium")]
+    for job in long:
+        started(job)
+    slow, fast = run(workshop, 0.1, tier="slow"), run(workshop, 0.1, tier="fast")
+    assert workshop.ended(fast).state is State.SUCCEEDED
+    assert slow.state is State.QUEUED
+    assert [assigned(job) for job in long] == ["slow", "medium"]
+    assert workshop.ended(slow).state is State.SUCCEEDED
+
+
+def test_s0_12_jobs_of_the_same_tier_start_in_order_of_arrival(workshop: Workshop) -> None:
+    regulate(workshop)
+    jobs = [run(workshop, 0.05, tier="slow") for _ in range(8)]
+    workshop.start("-c", "3")
+    times = [workshop.ended(job).started_at for job in jobs]
+    assert times == sorted(times, key=lambda one: one or 0)
+
+
+def test_s0_15_a_yielding_job_runs_at_once_where_there_is_a_place(workshop: Workshop) -> None:
+    regulate(workshop)
+    workshop.start("-c", "1")
+    record: Any = workshop.ended(run(workshop, 0.1, yielding=True))
+    assert record.state is State.SUCCEEDED
+    assert (record.started_at - record.created_at).total_seconds() < 0.5
+
+
+def test_without_a_worker_a_yielding_job_is_denied(workshop: Workshop) -> None:
+    regulate(workshop)
+    with pytest.raises(Busy):
+        run(workshop, yielding=True)
+
+
+def test_unknown_tiers_and_yielding_jobs_where_there_are_none_are_refused_clearly(workshop: Workshop) -> None:
+    with pytest.raises(Invalid, match="no tiers"):
+        run(workshop, yielding=True)
+    regulate(workshop)
+    with pytest.raises(Invalid, match=r"'huge' is no tier of this queue: fast \(0.8 s\), medium \(2 s\), slow \(6 s\)"):
+        run(workshop, tier="huge")
+    with pytest.raises(Invalid, match="is no tier"):
+        run(workshop, tier=7.0)
+
+
+def test_a_tier_may_be_given_in_seconds(workshop: Workshop) -> None:
+    regulate(workshop)
+    workshop.start("-c", "1")
+    job = run(workshop, tier=1.2)
+    assert started(job).assigned == "medium"
+    assert 1.2 <= took(workshop.ended(job)) < 1.2 + SLACK
+
+
+def caps(workshop: Workshop) -> dict[str, int]:
+    return workshop.app.ask(GetQueue(queue="default")).caps
+
+
+def test_s0_23_24_25_caps_follow_workers_that_come_leave_and_die(workshop: Workshop) -> None:
+    regulate(workshop, slow="25%", medium="50%")
+    first = workshop.start("-c", "4", lease="2s")
+    until(lambda: caps(workshop) == {"fast": 4, "medium": 2, "slow": 1}, within=5)
+    jobs = [run(workshop, 4.0, tier="slow") for _ in range(2)]
+    started(jobs[0])
+    assert jobs[1].state is State.QUEUED
+    workshop.start("-c", "4", lease="2s")
+    started(jobs[1], within=5)
+    assert caps(workshop) == {"fast": 8, "medium": 4, "slow": 2}
+    first.send(signal.SIGKILL)
+    until(lambda: caps(workshop) == {"fast": 4, "medium": 2, "slow": 1}, within=10)
+    for worker in workshop.workers[1:]:
+        assert worker.stop(within=15) == 0
+    assert caps(workshop)["fast"] <= 1
