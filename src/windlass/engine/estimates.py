@@ -247,8 +247,11 @@ def _decoded(kept: dict[str, bytes]) -> dict[str, RunTimes]:
 def _promise(desk: Desk, queue: str, made: Forecast) -> None:
     """Hold some of a forecast against what will become of it."""
     ids = [key[2] for lane in made.snapshot.lanes for key in lane.jobs]
-    for _ in range(min(SAMPLE, len(ids))):
-        id = ids[int(desk.chance.fraction() * len(ids))]
+    if not ids:
+        return
+    for part in range(1, SAMPLE + 1):
+        # Spread over the queue, so that long waits are looked at as well as short ones.
+        id = ids[max(0, len(ids) * part // SAMPLE - 1)]
         seconds = made.jobs[id].seconds
         if seconds is not None:
             desk.experience.promise(id, Promise(queue, seconds, made.now))

@@ -30,7 +30,7 @@ SORTING = 1.0
 
 
 def newcomer(tenant: str) -> str:
-    """In place of an id: a job of this tenant that would come now; empty = of any without jobs and workers here."""
+    """In place of an id: a job of this tenant that would come now. Empty: of one without jobs and workers here."""
     return f"+{tenant}"
 
 
