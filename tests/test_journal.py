@@ -279,6 +279,38 @@ async def test_s3_item_9_the_journal_does_not_grow_without_bound(disk: PaperDisk
     await again.close()
 
 
+async def test_what_was_drained_long_ago_is_not_kept_for_lack_of_newer_jobs(disk: PaperDisk) -> None:
+    """Or a store that is emptied on purpose would be given jobs of long ago."""
+    clock = VirtualClock()
+    journal = opened(disk, clock=clock, keep=600)
+    await journal.accept([draft(number) for number in range(10)])
+    for _ in range(3):
+        journal.forget(10)
+        clock.advance(300)
+    journal.forget(10)
+    assert await contents(journal) == []
+    assert len(listed(disk, FOLDER)) == 1
+    await journal.accept([draft(10)])
+    await journal.close()
+    again = opened(disk)
+    assert (await contents(again), again.last, again.id) == ([10], 11, journal.id)
+    assert not again.findings
+    await again.close()
+
+
+async def test_a_trickle_of_jobs_does_not_keep_old_ones(disk: PaperDisk) -> None:
+    clock = VirtualClock()
+    journal = opened(disk, clock=clock, keep=600)
+    for number in range(100):
+        await journal.accept([draft(number)])
+        journal.forget(journal.last)
+        clock.advance(60)
+    kept = await contents(journal)
+    assert 10 <= len(kept) <= 25
+    assert kept[-1] == 99
+    await journal.close()
+
+
 async def test_what_was_not_drained_is_never_deleted(disk: PaperDisk) -> None:
     clock = VirtualClock()
     journal = opened(disk, clock=clock, segment_bytes=1000, keep=1)

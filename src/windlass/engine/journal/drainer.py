@@ -110,15 +110,16 @@ class Drainer:
         self._checked_at = -CHECK_EVERY
         self._poked.set()
 
-    async def asked(self, first: int, last: int) -> int | None:
-        """How many of the jobs from one sequence to another were new to the store; null = it cannot be asked."""
+    async def asked(self, first: int, last: int, within: float) -> int | None:
+        """How many of the jobs from one sequence to another were new to the store; null = it cannot be said in time."""
         if not (self.up and self.flows) or first <= self._journal.drained:
             return None
         asked = Asked(first, last)
         self._asked.append(asked)
         try:
-            return await asked.answer
-        except WindlassError:
+            async with asyncio.timeout(within):
+                return await asked.answer
+        except (WindlassError, TimeoutError):
             return None
 
     async def reach(self, sequence: int, within: float) -> None:

@@ -79,6 +79,7 @@ class Journal:
         self._recent: list[Entry] = []
         self._recent_bytes = 0
         self._drained_at: dict[Path, float] = {}
+        self._begun_at: dict[Path, float] = {}
         self._reading: tuple[int, int] | None = None
         """A sequence and where the record behind it begins, from the last reading."""
         self._looked_at_disk = -LOOK_AT_DISK_EVERY
@@ -91,6 +92,7 @@ class Journal:
         self._writer = Writer(files, folder, self._header, segment_bytes=settings.segment_bytes)
         self._writer.may_write = self._check_disk
         self._writer.on_written = self._on_written
+        self._writer.is_old = self._is_old
 
     def open(self) -> bool:
         """Take the folder and make it sound; whether nobody else has it."""
@@ -200,6 +202,11 @@ class Journal:
     def _salt(self) -> int:
         return int.from_bytes(self._chance.token()[:4])
 
+    def _is_old(self, segment: Segment) -> bool:
+        """What a segment holds is deleted together: so none is written for longer than anything is kept."""
+        now = self._clock.monotonic()
+        return now - self._begun_at.get(segment.path, now) >= self._settings.keep
+
     def _check_disk(self) -> None:
         now = self._clock.monotonic()
         if self._disk_full or now - self._looked_at_disk >= LOOK_AT_DISK_EVERY:
@@ -215,6 +222,8 @@ class Journal:
             self._segments[-1] = written.segment
         else:
             self._segments.append(written.segment)
+            self._begun_at[written.segment.path] = self._clock.monotonic()
+        self._drained_at.pop(written.segment.path, None)
         for place, draft in zip(written.places, parcel.drafts, strict=True):
             self._waiting.add(place)
             self._recent.append(Entry(place.sequence, parcel.accepted, draft))
@@ -257,20 +266,30 @@ class Journal:
 
     def _delete_old(self) -> None:
         now = self._clock.monotonic()
-        drained = [one for one in self._segments[:-1] if one.last <= self.drained]  # the last tells where to go on
+        drained = [one for one in self._segments if one.last <= self.drained]
         for segment in drained:
             self._drained_at.setdefault(segment.path, now)
-        for segment in drained:
-            if now - self._drained_at[segment.path] < self._settings.keep:
-                return
-            try:
+        old = [one for one in drained if now - self._drained_at[one.path] >= self._settings.keep]
+        try:
+            if old and old[-1] is self._segments[-1] and old[-1].last >= old[-1].header.first:
+                self._begin_anew()
+            for segment in old:
+                if segment is self._segments[-1]:
+                    return  # it tells where to go on
                 self._files.remove(segment.path)
                 self._files.sync_folder(self.folder)
-            except OSError as fault:
-                log.warning("%s cannot be deleted: %s", segment.path, fault)
-                return
-            self._segments.remove(segment)
-            del self._drained_at[segment.path]
+                self._segments.remove(segment)
+                self._drained_at.pop(segment.path, None)
+                self._begun_at.pop(segment.path, None)
+        except OSError as fault:
+            log.warning("%s: what was drained cannot be deleted: %s", self.folder, fault)
+
+    def _begin_anew(self) -> None:
+        """All of it was drained long ago: only where to go on is kept."""
+        fresh = self._writer.begin_anew()
+        if fresh is not None:
+            self._segments.append(fresh)
+            self._begun_at[fresh.path] = self._clock.monotonic()
 
 
 def _entry(data: bytes, record: Record) -> Entry:

@@ -52,7 +52,7 @@ LOOKING = (Show, GetResult, GetOutput, List, Count, GetStats, Cancel, Retry, Del
 """What is asked about jobs: those that were accepted before must be there."""
 
 PATIENCE = 1.0
-"""Seconds that looking waits for the store to take what was accepted before."""
+"""Seconds that whoever looks, or wants to know whether his job is new, waits for the store to take what came before."""
 
 LOOK_AGAIN = 0.1
 
@@ -126,7 +126,7 @@ class Journaled:
         if not fresh:
             return 0
         last = await self._kept(fresh)
-        created = await self._drainer.asked(last - len(fresh) + 1, last)
+        created = await self._drainer.asked(last - len(fresh) + 1, last, PATIENCE)
         return len(fresh) if created is None else created
 
     async def _kept(self, drafts: Sequence[Draft]) -> int:

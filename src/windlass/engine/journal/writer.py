@@ -61,6 +61,8 @@ class Writer:
         """The sequence of the next record."""
         self.may_write: Callable[[], None] = lambda: None
         """Raises if there is no room for more."""
+        self.is_old: Callable[[Segment], bool] = lambda _: False
+        """Whether a segment has been written for so long that the next should be begun."""
         self.on_written: Callable[[Written, Parcel], None] = lambda _, __: None
 
     def begin(self, after: int, number: int) -> None:
@@ -71,6 +73,10 @@ class Writer:
         """Numbers up to there are used already, elsewhere: the next record is in a new segment, behind them."""
         self.next = max(self.next, sequence + 1)
         self._let_go()
+
+    def begin_anew(self) -> Segment | None:
+        """An empty segment in the place of the newest; null if something is being written just now."""
+        return self._open_segment() if self._task is None else None
 
     @property
     def segment(self) -> Segment | None:
@@ -114,7 +120,7 @@ class Writer:
         try:
             self.may_write()
             segment = self._segment
-            if segment is None or segment.size >= self._segment_bytes:
+            if segment is None or segment.size >= self._segment_bytes or self.is_old(segment):
                 segment = await loop.run_in_executor(self._thread, self._open_segment)
             data, places = self._packed(segment, [parcel for parcel, _ in group])
             await loop.run_in_executor(self._thread, self._put, segment, data)
