@@ -99,7 +99,7 @@ def new(number: int, **terms: Any) -> NewJob:
 
 async def test_a_haul_moves_the_mark_with_its_jobs_or_does_nothing(server: Server, new_prefix: NewPrefix) -> None:
     async with engine_at(server.url, new_prefix()) as engine:
-        store = engine.desk.store
+        store = engine.desk.shelf
         assert isinstance(store, RedisStore)
         drafts = [draft(number) for number in range(3)]
         strand = store.strand(drafts[0])
@@ -120,7 +120,7 @@ async def test_the_mark_and_the_jobs_are_one_step_in_the_log_of_the_server(start
     """Cut anywhere, the log has both or neither."""
     server = start_server("redis", fsync="always")
     async with engine_at(server.url) as engine:
-        store = engine.desk.store
+        store = engine.desk.shelf
         assert isinstance(store, RedisStore)
         await store.drain(Haul("j", 0, 0, 2, [draft(1), draft(2)]))
         before = _log_of(server).stat().st_size
@@ -132,7 +132,7 @@ async def test_the_mark_and_the_jobs_are_one_step_in_the_log_of_the_server(start
         log.write_bytes(data[:size])
         server.start()
         async with engine_at(server.url) as engine:
-            store = engine.desk.store
+            store = engine.desk.shelf
             assert isinstance(store, RedisStore)
             mark = (await store.drain(Haul("j", 0, -1, 0, []))).mark
             count = (await engine(Count())).count
@@ -349,7 +349,7 @@ async def test_s3_item_7_a_crash_between_the_store_and_the_commit_makes_one_job(
     redis_server: Server, new_prefix: NewPrefix, tmp_path: Path
 ) -> None:
     async with engine_at(redis_server.url, new_prefix()) as engine:
-        store = engine.desk.store
+        store = engine.desk.shelf
         assert isinstance(store, RedisStore)
         journal = Journal(tmp_path, Disk(), CLOCK, SystemChance(), JournalSettings())
         assert journal.open()
@@ -389,7 +389,7 @@ async def test_a_store_that_has_lost_its_newest_jobs_is_given_exactly_those_agai
     """What a failover leaves behind: an earlier state of everything, the mark included."""
     prefix = new_prefix()
     async with journaled_at(server.url, tmp_path, prefix) as service, engine_at(server.url, prefix) as engine:
-        store = engine.desk.store
+        store = engine.desk.shelf
         assert isinstance(store, RedisStore)
         for number in range(10):
             await service(Enqueue(job=new(number, queue=f"q{number % 3}")))
@@ -432,7 +432,7 @@ async def test_a_record_that_nobody_can_read_is_put_aside_and_the_rest_goes_on(
     from windlass.engine.journal import bodies  # noqa: PLC0415
 
     async with engine_at(redis_server.url, new_prefix()) as engine:
-        store = engine.desk.store
+        store = engine.desk.shelf
         assert isinstance(store, RedisStore)
         journal = Journal(tmp_path, Disk(), CLOCK, SystemChance(), JournalSettings())
         assert journal.open()

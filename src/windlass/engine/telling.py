@@ -7,12 +7,12 @@ done never fails for it.
 
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from windlass.model.errors import WindlassError
 from windlass.model.events import move_event
 from windlass.model.lifecycle import GONE, Move
-from windlass.store import Done, Draft, Record, Store, Touch, Touched, Wire, Wish
+from windlass.store import Done, Draft, Haul, Hauled, Ledger, Record, Store, Touch, Touched, Wire, Wish
 
 DELETED = "deleted"
 """What is told of a job that is gone: nobody can look it up any more."""
@@ -37,6 +37,13 @@ class Telling:
         created = await self._store.add(drafts)
         await self._tell([f"queued {draft.id}" for draft, new in zip(drafts, created, strict=True) if new])
         return created
+
+    async def drain(self, haul: Haul) -> Hauled:
+        hauled = await cast("Ledger", self._store).drain(haul)
+        if not self._wire.quiet:
+            pairs = zip(haul.drafts, hauled.created, strict=False)  # none are told of if they were drained before
+            await self._tell([f"queued {draft.id}" for draft, new in pairs if new])
+        return hauled
 
     def claim(self, wish: Wish) -> Coroutine[Any, Any, list[Record]]:
         return self._store.claim(wish) if self._wire.quiet else self._claim(wish)
