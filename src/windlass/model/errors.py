@@ -117,7 +117,7 @@ class JournalFull(Full):
 
 ERRORS: dict[str, type[WindlassError]] = {
     kind.code: kind
-    for kind in (Invalid, Unauthenticated, Denied, Missing, Conflict, TooLarge, Busy, Unavailable, JournalFull, Full)
+    for kind in (Invalid, Unauthenticated, Denied, Missing, Conflict, TooLarge, Busy, Unavailable, Full, JournalFull)
 }
 
 

@@ -177,7 +177,7 @@ def _problems(shape: Shape) -> dict[str, Any]:
         statuses |= {404, 409}
     if shape.route.scope == "enqueue" or shape.kind is Finish:
         statuses.add(429)
-    titles = {error.status: error.title for error in ERRORS.values()}
+    titles = {error.status: error.title for error in reversed(ERRORS.values())}  # the general one, of several
     return {str(status): _problem(f"{titles.get(status, 'Refused')}.") for status in sorted(statuses | {500, 507})}
 
 
