@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-NAMES = ("http", "peers", "store", "worker")
+NAMES = ("functions", "http", "peers", "store", "worker")
 
 
 def main() -> int:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from windlass.engine import Engine
+from windlass.model.handler import NewHandler
 from windlass.model.job import NewJob
 from windlass.model.lifecycle import Verdict
 from windlass.model.names import queue_mark
@@ -19,16 +20,21 @@ from windlass.model.operations import (
     EnqueueMany,
     Finish,
     Finished,
+    GetCode,
+    GetHandler,
     GetOutput,
     GetQuota,
     GetResult,
     GetStats,
+    Handlers,
     List,
     Operation,
     Output,
+    PutHandler,
     PutQuota,
     Register,
     Release,
+    RemoveHandler,
     RemoveToken,
     Renew,
     Retry,
@@ -94,6 +100,11 @@ GOOD: dict[type[Operation[Any]], Fill] = {
     RemoveToken: lambda _: Asked(),
     PutQuota: lambda _: Asked(body={"stored_jobs": 10**6}),
     GetQuota: lambda _: Asked(),
+    PutHandler: lambda _: Asked(body={"lang": "sh", "body": "cat", "beforeEach": ":"}),
+    GetHandler: lambda _: Asked({"version": 1}),
+    Handlers: lambda _: Asked(),
+    RemoveHandler: lambda _: Asked(),
+    GetCode: lambda _: Asked({"known": "0" * 16}),
 }
 
 
@@ -116,4 +127,5 @@ async def made(engine: Engine, tenant: str = "default", *, ended: bool = False) 
         report = Finished(id=job.id, token=claimed.token, outcome=Verdict.OK)
         await engine(Finish(tenant=tenant, worker=worker, jobs=[report]))
     key = (await engine(AddToken(tenant=tenant))).key
+    await engine(PutHandler(tenant=tenant, task="work", handler=NewHandler(lang="sh", body="cat")))
     return {"id": job.id, "worker": worker, "key": key, "task": "work", "token": claimed.token}

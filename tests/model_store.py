@@ -192,7 +192,7 @@ class ModelStore:
         return (
             job.queue in worker.queues
             and worker.tenant in (EVERY_TENANT, job.tenant)
-            and (worker.tasks is None or job.task in worker.tasks)
+            and (worker.tasks is None or not {job.task, f"{job.tenant}/{job.task}"}.isdisjoint(worker.tasks))
         )
 
     async def touch(self, touches: Sequence[Touch], lease: float) -> list[Touched]:

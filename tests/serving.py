@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.worlds import VirtualClock
+from windlass.dialect import s3
 from windlass.engine import Engine
 from windlass.engine.tokens import Keyring
 from windlass.local import known_token
@@ -43,7 +44,9 @@ async def served(
     engine: Engine, clock: Clock, *, local: bool = True, limits: Limits | None = None
 ) -> AsyncIterator[str]:
     """The address of a server that asks this engine."""
-    http = server(application(engine, gate(engine, clock, local=local), limits), Listening(port=0))
+    door = gate(engine, clock, local=local)
+    app = application(engine, door, limits, also=s3.routes(engine, door, limits or Limits()))
+    http = server(app, Listening(port=0))
     http.config.load()
     http.lifespan = http.config.lifespan_class(http.config)
     await http.startup()
@@ -125,10 +128,11 @@ def shape_of(kind: type[Operation[Any]]) -> Shape:
 
 
 class Process:
-    """`windlass serve` over a file, to be asked, measured and killed."""
+    """`windlass serve` over a file unless it is told another store, to be asked, measured and killed."""
 
-    def __init__(self, folder: Path, *flags: str) -> None:
+    def __init__(self, folder: Path, *flags: str, store: str = "") -> None:
         self.folder = folder
+        self.store = store or str(folder / "jobs.db")
         self.port = free_port()
         self.flags = flags
         self.child: subprocess.Popen[bytes] | None = None
@@ -142,7 +146,7 @@ class Process:
         return known_token(self.folder / "data") or ""
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "windlass", "serve", "--store", str(self.folder / "jobs.db")]
+        command = [sys.executable, "-m", "windlass", "serve", "--store", self.store]
         place = ["--data", str(self.folder / "data"), "--port", str(self.port), *self.flags]
         with (self.folder / "log").open("ab") as log:
             self.child = subprocess.Popen([*command, *place], stdout=log, stderr=log, env=_environment())
@@ -179,8 +183,8 @@ def free_port() -> int:
 
 
 @contextmanager
-def process(folder: Path, *flags: str) -> Iterator[Process]:
-    found = Process(folder, *flags)
+def process(folder: Path, *flags: str, store: str = "") -> Iterator[Process]:
+    found = Process(folder, *flags, store=store)
     found.start()
     try:
         yield found

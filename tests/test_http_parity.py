@@ -20,6 +20,7 @@ from tests.worlds import EPOCH, SeededChance, StoreKind, VirtualClock, address_o
 from windlass.client import Client
 from windlass.engine import Engine
 from windlass.model.errors import Conflict, Invalid, Missing, TooLarge, WindlassError
+from windlass.model.handler import HandlerOptions, NewHandler
 from windlass.model.job import JSON, TEXT, Job, NewChunk, NewJob, Progress, State, Wishes
 from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
@@ -40,16 +41,21 @@ from windlass.model.operations import (
     EnqueueMany,
     Finish,
     Finished,
+    GetCode,
+    GetHandler,
     GetOutput,
     GetQuota,
     GetResult,
     GetStats,
+    Handlers,
     List,
     Operation,
     Output,
+    PutHandler,
     PutQuota,
     Register,
     Release,
+    RemoveHandler,
     RemoveToken,
     Renew,
     Retry,
@@ -351,6 +357,29 @@ async def quotas_are_kept(script: Script) -> None:
     assert await script.ask(GetQuota(tenant="shop")) == wide
     assert await script.ask(GetQuota()) == Quota()
     await script.refused(PutQuota(quota=Quota(stored_jobs=-1)), Invalid)
+
+
+@scenario(PutHandler, GetHandler, Handlers, RemoveHandler, GetCode)
+async def handlers_are_kept(script: Script) -> None:
+    first = NewHandler(lang="sh", body="cat", before_each="# ☃", eid="e", options=HandlerOptions(batch=3))
+    await script.ask(PutHandler(tenant="shop", task="line", handler=first))
+    assert (await script.ask(PutHandler(tenant="shop", task="line", handler=first))).version == 1
+    second = await script.ask(PutHandler(tenant="shop", task="line", handler=NewHandler(lang="http", body="http://h/")))
+    assert (await script.ask(GetHandler(tenant="shop", task="line"))).version == second.version == 2
+    assert (await script.ask(GetHandler(tenant="shop", task="line", version=1))).before_each == "# ☃"
+    assert (await script.ask(GetCode(tenant="shop", task="line"))).handler
+    assert not (await script.ask(GetCode(tenant="shop", task="line", known=second.digest))).handler
+    assert await script.ask(Handlers()) == []
+    assert len(await script.ask(Handlers(tenant="-"))) == 1
+    await script.refused(GetHandler(tenant="shop", task="line", version=3), Missing)
+    for kind in (GetHandler, GetCode, RemoveHandler):
+        await script.refused(kind(task="line"), Missing)
+        await script.refused(kind(tenant="-", task="line"), Invalid)
+        await script.refused(kind(tenant="shop", task="a b"), Invalid)
+    await script.refused(PutHandler(tenant="-", task="line", handler=first), Invalid)
+    await script.refused(PutHandler(task="line", handler=NewHandler(lang="sh", body="")), Invalid)
+    await script.ask(RemoveHandler(tenant="shop", task="line"))
+    await script.refused(GetHandler(tenant="shop", task="line"), Missing)
 
 
 @asynccontextmanager

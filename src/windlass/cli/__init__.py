@@ -43,6 +43,7 @@ COMMANDS = {
     "serve": ("serve:serve", WORK, "Serve the queue over HTTP."),
     "jobs": ("jobs:jobs", LOOK, "Look at jobs, cancel, retry and delete them."),
     "queues": ("queues:queues", LOOK, "Look at queues."),
+    "handlers": ("handlers:handlers", LOOK, "Keep the code of tasks in the queue."),
     "workers": ("workers:workers", LOOK, "Look at workers."),
     "tokens": ("tokens:tokens", LOOK, "Say who may use the queue over HTTP."),
     "top": ("top:top", LOOK, "Watch queues, workers and failures."),

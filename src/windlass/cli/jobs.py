@@ -13,6 +13,7 @@ from windlass.cli import acting, following, saying, values
 from windlass.cli.card import card
 from windlass.cli.choosing import ANY_JOB, Chosen
 from windlass.cli.place import HERE, OPTIONS, Place, Queue, opened
+from windlass.cli.queues import why_unclaimed
 from windlass.model.job import FINISHED, Chunk, Job, State
 from windlass.model.match import Match
 from windlass.model.names import DEFAULT_QUEUE
@@ -121,12 +122,15 @@ async def show(id: JobId, /, *, place: Place = HERE) -> None:
     """
     async with opened(place) as queue:
         job = await queue(Show(id=id, payload=True))
+        waits = await why_unclaimed(queue, job) if job.state is State.QUEUED and not place.json else ""
     payload = values.spoken(job.payload, job.content_type) if isinstance(job.payload, Raw) else None
     if place.json:
         known = msgspec.to_builtins(msgspec.structs.replace(job, payload=UNSET), builtin_types=(datetime,))
         saying.write_json({**known, "payload": payload})
     else:
         saying.paper().print(card(job, payload, SystemClock().now()))
+    if waits:
+        saying.remark(f"it waits: {waits}")
 
 
 @jobs.command

@@ -7,7 +7,7 @@ holds one need not know whether it sits beside the store or across the network.
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from windlass.engine import jobs, output, quotas, tokens, work
+from windlass.engine import handlers, jobs, output, quotas, tokens, work
 from windlass.engine.desk import Desk, Settings
 from windlass.engine.sound import sound
 from windlass.model.operations import A, Operation
@@ -17,7 +17,7 @@ from windlass.store import Store
 __all__ = ["ANSWERS", "Engine", "Settings"]
 
 ANSWERS: dict[type[Operation[Any]], Callable[[Desk, Any], Awaitable[Any]]] = (
-    jobs.ANSWERS | work.ANSWERS | output.ANSWERS | tokens.ANSWERS | quotas.ANSWERS
+    jobs.ANSWERS | work.ANSWERS | output.ANSWERS | tokens.ANSWERS | quotas.ANSWERS | handlers.ANSWERS
 )
 
 

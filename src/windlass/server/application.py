@@ -1,6 +1,7 @@
 """The ASGI application: routes, health, and errors told alike."""
 
 import asyncio
+from collections.abc import Sequence
 from importlib.metadata import version
 
 import msgspec
@@ -28,9 +29,14 @@ CODES = {404: ("no_route", "Not found"), 405: ("no_method", "Method not allowed"
 
 
 def application(
-    service: Service, gate: Gate, limits: Limits | None = None, stopping: asyncio.Event | None = None
+    service: Service,
+    gate: Gate,
+    limits: Limits | None = None,
+    stopping: asyncio.Event | None = None,
+    *,
+    also: Sequence[Route] = (),
 ) -> Starlette:
-    """Everything that is answered over HTTP. Streams end when it is told to be stopping."""
+    """Everything that is answered over HTTP, in other dialects last. Streams end when it is told to be stopping."""
 
     async def alive(_: Request) -> Response:
         return Response(b"ok\n", media_type="text/plain")
@@ -59,6 +65,7 @@ def application(
             Route("/readyz", ready),
             *Live(service, gate, stopping or asyncio.Event()).all(),
             *Routes(service, gate, limits or Limits()).all(),
+            *also,
         ],
         exception_handlers={
             WindlassError: problems.on_error,

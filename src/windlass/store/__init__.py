@@ -103,6 +103,7 @@ class Wish(Struct, frozen=True):
     """What a worker can take now."""
 
     worker: Worker
+    """Its tasks may also be spelled `tenant/task`, which means that tenant's alone."""
     nonce: bytes
     """Eight fresh bytes: the token of every job this claim takes."""
     slots: int

@@ -44,7 +44,8 @@ class Held:
     """One run of one job, from its claim to its report."""
 
     __slots__ = (
-        "_unsaid", "began", "context", "id", "job", "log", "number", "progress", "since", "stopping", "timer", "token"
+        "_unsaid", "began", "context", "id", "job", "log", "number", "process", "progress", "since", "stopping",
+        "timer", "token"
     )  # fmt: skip
 
     def __init__(self, number: int, job: Job, token: str, since: float) -> None:
@@ -55,6 +56,9 @@ class Held:
         self.since = since
         """When it was claimed, by the supervisor's own clock."""
         self.context: Context | None = None
+        """The context of the app that runs it; null = its code is kept in the queue."""
+        self.process: int | None = None
+        """The process that runs such code, if one does."""
         self.began = False
         """Whether the queue has been told its pid."""
         self.stopping: Stop | None = None
@@ -87,7 +91,7 @@ class Held:
 
     @property
     def pid(self) -> int | None:
-        return None if self.context is None else self.context.pid
+        return self.process if self.context is None else self.context.pid
 
     @property
     def has_news(self) -> bool:

@@ -23,7 +23,7 @@ AFTER_ALL = (2**31, 0)
 
 _TAKEN = "SELECT job FROM lease WHERE worker = ? AND token = ?"
 
-_READY = "SELECT queue, id, task FROM lane WHERE queued > 0 AND queue IN carray(?)"
+_READY = "SELECT queue, id, tenant, task FROM lane WHERE queued > 0 AND queue IN carray(?)"
 _READY_OF_TENANT = f"{_READY} AND tenant = ?"
 
 _HEADS = f"""
@@ -96,8 +96,8 @@ def _ready(tx: Transaction, wish: Wish) -> dict[str, list[int]]:
         lanes = tx.rows(_READY_OF_TENANT, queues, worker.tenant)
     tasks = None if worker.tasks is None else frozenset(worker.tasks)
     ready: dict[str, list[int]] = defaultdict(list)
-    for queue, lane, task in lanes:
-        if tasks is None or task in tasks:
+    for queue, lane, tenant, task in lanes:
+        if tasks is None or task in tasks or f"{tenant}/{task}" in tasks:
             ready[queue].append(lane)
     return ready
 

@@ -1,6 +1,6 @@
 -- Lease the first jobs that a worker may take.
 -- ARGV[2..]  nonce, '1' if it may be sent again, worker, node, lease (us), slots, tenant ('-' = all), '1' if the worker itself asks,
---            number of tasks (0 = any), task, …; queue, …
+--            number of tasks (0 = any), task or tenant/task, …; queue, …
 -- Output     now; then per job: id, its bytes as they were before, and only if its flags say so its errors and its files ('' = it
 --            has output only). Whoever asked knows the rest. Of a claim sent again: nothing (''), then the jobs as usual, payload
 --            included, with their files.
@@ -30,12 +30,14 @@ end
 
 local function before(a, b) return a.priority < b.priority or (a.priority == b.priority and a.seq < b.seq) end
 
+local function is_known(lane) return tasks[lane.task] or tasks[lane.tenant .. '/' .. lane.task] end
+
 -- The lanes of a line that the worker knows, from the first on: at most two unless it is choosy.
 local function lanes_of(line, into)
   local found = redis.call('ZRANGE', K .. ':heads:' .. line, 0, tasks and -1 or 1, 'WITHSCORES')
   for i = 1, #found, 2 do
     local lane = string.sub(found[i], 9)
-    if not tasks or tasks[lane_of(lane).task] then
+    if not tasks or is_known(lane_of(lane)) then
       into[#into + 1] = { lane = lane, priority = tonumber(found[i + 1]), seq = struct.unpack('>I8', found[i]) }
     end
   end
