@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from windlass.engine import Engine
+from windlass.model.handler import NewHandler
 from windlass.model.job import NewJob
 from windlass.model.lifecycle import Verdict
 from windlass.model.limit import NewLimit, Which
@@ -21,7 +22,9 @@ from windlass.model.operations import (
     EnqueueMany,
     Finish,
     Finished,
+    GetCode,
     GetEstimate,
+    GetHandler,
     GetLimit,
     GetOutput,
     GetQueue,
@@ -30,17 +33,20 @@ from windlass.model.operations import (
     GetResult,
     GetStats,
     GetTask,
+    Handlers,
     Limits,
     List,
     Operation,
     Output,
     PauseLimit,
     PauseTask,
+    PutHandler,
     PutLimit,
     PutQuota,
     Queues,
     Register,
     Release,
+    RemoveHandler,
     RemoveLimit,
     RemoveToken,
     Renew,
@@ -127,6 +133,11 @@ GOOD: dict[type[Operation[Any]], Fill] = {
     PauseTask: lambda _: Asked(body={"paused": False}),
     GetEstimate: lambda _: Asked(),
     GetQueueEstimate: lambda _: Asked(),
+    PutHandler: lambda _: Asked(body={"lang": "sh", "body": "cat", "beforeEach": ":"}),
+    GetHandler: lambda _: Asked({"version": 1}),
+    Handlers: lambda _: Asked(),
+    RemoveHandler: lambda _: Asked(),
+    GetCode: lambda _: Asked({"known": "0" * 16}),
 }
 
 
@@ -150,5 +161,6 @@ async def made(engine: Engine, tenant: str = "default", *, ended: bool = False) 
         await engine(Finish(tenant=tenant, worker=worker, jobs=[report]))
     key = (await engine(AddToken(tenant=tenant))).key
     await engine(PutLimit(tenant=tenant, name=f"l{queue}", limit=NewLimit(running=100, match=Which(queue=queue))))
+    await engine(PutHandler(tenant=tenant, task="work", handler=NewHandler(lang="sh", body="cat")))
     names = {"id": job.id, "worker": worker, "key": key, "task": "work", "token": claimed.token}
     return names | {"queue": queue, "name": f"l{queue}"}

@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.worlds import VirtualClock
+from windlass.dialect import s3
 from windlass.engine import Engine
 from windlass.engine.tokens import Keyring
 from windlass.local import known_token
@@ -43,7 +44,9 @@ async def served(
     engine: Engine, clock: Clock, *, local: bool = True, limits: Limits | None = None
 ) -> AsyncIterator[str]:
     """The address of a server that asks this engine."""
-    http = server(application(engine, engine, gate(engine, clock, local=local), limits), Listening(port=0))
+    door = gate(engine, clock, local=local)
+    app = application(engine, engine, door, limits, also=s3.routes(engine, door, limits or Limits()))
+    http = server(app, Listening(port=0))
     http.config.load()
     http.lifespan = http.config.lifespan_class(http.config)
     await http.startup()

@@ -21,6 +21,7 @@ from tests.worlds import EPOCH, SeededChance, StoreKind, VirtualClock, address_o
 from windlass.client import Client
 from windlass.engine import Engine
 from windlass.model.errors import Conflict, Invalid, Missing, TooLarge, WindlassError
+from windlass.model.handler import HandlerOptions, NewHandler
 from windlass.model.job import JSON, TEXT, Job, NewChunk, NewJob, Progress, State, Wishes
 from windlass.model.lifecycle import Verdict
 from windlass.model.limit import Condition, NewLimit, Pause, Rate, Which
@@ -44,7 +45,9 @@ from windlass.model.operations import (
     EnqueueMany,
     Finish,
     Finished,
+    GetCode,
     GetEstimate,
+    GetHandler,
     GetLimit,
     GetOutput,
     GetQueue,
@@ -53,17 +56,20 @@ from windlass.model.operations import (
     GetResult,
     GetStats,
     GetTask,
+    Handlers,
     Limits,
     List,
     Operation,
     Output,
     PauseLimit,
     PauseTask,
+    PutHandler,
     PutLimit,
     PutQuota,
     Queues,
     Register,
     Release,
+    RemoveHandler,
     RemoveLimit,
     RemoveToken,
     Renew,
@@ -415,6 +421,29 @@ async def waits_are_estimated(script: Script) -> None:
     await script.ask(GetEstimate(id=second.id))
     await script.ask(GetQueueEstimate(queue="default"))
     await script.refused(GetEstimate(id=NOBODY), Missing)
+
+
+@scenario(PutHandler, GetHandler, Handlers, RemoveHandler, GetCode)
+async def handlers_are_kept(script: Script) -> None:
+    first = NewHandler(lang="sh", body="cat", before_each="# ☃", eid="e", options=HandlerOptions(batch=3))
+    await script.ask(PutHandler(tenant="shop", task="line", handler=first))
+    assert (await script.ask(PutHandler(tenant="shop", task="line", handler=first))).version == 1
+    second = await script.ask(PutHandler(tenant="shop", task="line", handler=NewHandler(lang="http", body="http://h/")))
+    assert (await script.ask(GetHandler(tenant="shop", task="line"))).version == second.version == 2
+    assert (await script.ask(GetHandler(tenant="shop", task="line", version=1))).before_each == "# ☃"
+    assert (await script.ask(GetCode(tenant="shop", task="line"))).handler
+    assert not (await script.ask(GetCode(tenant="shop", task="line", known=second.digest))).handler
+    assert await script.ask(Handlers()) == []
+    assert len(await script.ask(Handlers(tenant="-"))) == 1
+    await script.refused(GetHandler(tenant="shop", task="line", version=3), Missing)
+    for kind in (GetHandler, GetCode, RemoveHandler):
+        await script.refused(kind(task="line"), Missing)
+        await script.refused(kind(tenant="-", task="line"), Invalid)
+        await script.refused(kind(tenant="shop", task="a b"), Invalid)
+    await script.refused(PutHandler(tenant="-", task="line", handler=first), Invalid)
+    await script.refused(PutHandler(task="line", handler=NewHandler(lang="sh", body="")), Invalid)
+    await script.ask(RemoveHandler(tenant="shop", task="line"))
+    await script.refused(GetHandler(tenant="shop", task="line"), Missing)
 
 
 @asynccontextmanager

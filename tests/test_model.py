@@ -686,7 +686,6 @@ def test_a_finish_with_a_time_without_a_zone_is_refused() -> None:
         ({"name": ""}, "name"),
         ({"name": "w", "queues": []}, "queues"),
         ({"name": "w", "queues": ["a b"]}, "queues[0]"),
-        ({"name": "w", "tasks": []}, "tasks"),
         ({"name": "w", "slots": 0}, "slots"),
         ({"name": "w", "slots": 10_001}, "slots"),
     ],

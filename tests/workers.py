@@ -183,7 +183,7 @@ class Workshop:
     def start_raw(self, *flags: str, lease: str = "10s", target: str = "chores:app", **variables: str) -> Worker:
         """The same without waiting for it."""
         environ = self.environ | {"WINDLASS_WORKER_LEASE": lease} | variables
-        program = [sys.executable, "-m", "windlass", "worker", target, *flags]
+        program = [sys.executable, "-m", "windlass", "worker", *([target] if target else []), *flags]
         worker = Worker(program, self.folder, environ)
         self.workers.append(worker)
         return worker

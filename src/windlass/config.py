@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct
@@ -55,6 +55,12 @@ class WorkerSection(Struct, frozen=True, kw_only=True):
     """Age at which a process is replaced by a fresh one; none = never."""
     name: Annotated[str, Meta(max_length=128)] = ""
     """What people call it; empty = host and process."""
+    handlers: bool = True
+    """Whether it also runs jobs whose code is kept in the queue."""
+    sandbox: Literal["limits", "confined", "isolated"] = "confined"
+    """How far that code is kept away from the machine; where this cannot be had, none is run."""
+    network: bool = False
+    """Whether handlers that ask for the network get it."""
 
 
 class EngineSection(Struct, frozen=True, kw_only=True):
@@ -77,6 +83,13 @@ class JournalSection(Struct, frozen=True, kw_only=True):
     """The part of its disk beyond which nothing more is accepted."""
 
 
+class ServerSection(Struct, frozen=True, kw_only=True):
+    """What a server lets people do."""
+
+    allow_upload: bool = False
+    """Whether it takes in handlers: code that workers run."""
+
+
 class Config(Struct, frozen=True, kw_only=True):
     """Every setting there is."""
 
@@ -87,6 +100,7 @@ class Config(Struct, frozen=True, kw_only=True):
     worker: WorkerSection = WorkerSection()
     engine: EngineSection = EngineSection()
     journal: JournalSection = JournalSection()
+    server: ServerSection = ServerSection()
 
 
 def variable(path: str) -> str:

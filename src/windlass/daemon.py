@@ -4,19 +4,29 @@ import asyncio
 import signal
 import sys
 
+from msgspec.structs import replace
+
 from windlass.addresses import open_service
+from windlass.config import DEFAULT_STORE
 from windlass.engine import Engine, Settings
 from windlass.engine.upkeep import keep_house
+from windlass.model.names import DEFAULT_TENANT
 from windlass.system import SystemChance, SystemClock
 from windlass.worker.options import WorkerOptions
 from windlass.worker.pool import Pool
-from windlass.worker.supervisor import Supervisor
+from windlass.worker.supervisor import NO_APP, Supervisor
 
 SWITCH_EVERY = 0.0005
 """Seconds after which a thread lets another in: the thread of an embedded store answers at once."""
 
 
-async def work(options: WorkerOptions, address: str | None = None, settings: Settings | None = None) -> None:
+async def work(
+    options: WorkerOptions,
+    address: str | None = None,
+    settings: Settings | None = None,
+    *,
+    tenant: str = DEFAULT_TENANT,
+) -> None:
     """A worker and the periodic duties, in one process, until a signal ends it. Without an address: the app's own.
 
     TERM and INT finish what runs; a second one gives it back; QUIT stops at once; TSTP stops claiming, CONT goes on.
@@ -25,7 +35,7 @@ async def work(options: WorkerOptions, address: str | None = None, settings: Set
     pool = Pool(options.target)
     try:
         # The app is imported before the store is opened: only it knows which one, and no file is carried over a fork.
-        app = await pool.start()
+        app = await pool.start() if options.target else replace(NO_APP, store=DEFAULT_STORE, tenant=tenant)
         async with open_service(address or app.store, settings, app.token) as service:
             clock = SystemClock()
             worker = Supervisor(service, pool, app, options, clock=clock, chance=SystemChance())

@@ -1,4 +1,4 @@
-"""`windlass serve`: HTTP, the periodic duties and, if there is an app, a worker, in one program.
+"""`windlass serve`: HTTP, the periodic duties and workers (of an app, of handlers), in one program.
 
 Puts the rooms together, like `daemon`; starts them in an order in which each finds what it needs, and ends them the
 other way round.
@@ -7,7 +7,9 @@ other way round.
 import asyncio
 import logging
 import signal
+import socket
 import sys
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from msgspec.structs import replace
 
 from windlass.addresses import file_of, open_engine
 from windlass.daemon import SWITCH_EVERY
+from windlass.dialect import s3
 from windlass.engine import Engine, Settings
 from windlass.engine.journal import JournalSettings, open_journaled
 from windlass.engine.pushing import Pushing
@@ -31,13 +34,14 @@ from windlass.server.gate import Gate, WithLocal
 from windlass.server.limits import Limits
 from windlass.server.listening import Listening, Server, server
 from windlass.server.quotas import Metered
+from windlass.server.uploads import NoUploads
 from windlass.system import SystemChance, SystemClock
 from windlass.worker.addresses_allowed import read_allowed
 from windlass.worker.delivering import Language, Network
 from windlass.worker.options import WorkerOptions
 from windlass.worker.pool import Pool
 from windlass.worker.push import Push
-from windlass.worker.supervisor import Supervisor
+from windlass.worker.supervisor import NO_APP, Supervisor
 
 log = logging.getLogger("windlass.server")
 
@@ -56,6 +60,10 @@ class Serving(Struct, frozen=True, kw_only=True):
     journal: Path | None = None
     """The folder of the journal in front of a store on another machine; null = none."""
     journal_settings: JournalSettings = JournalSettings()
+    functions: WorkerOptions | None = None
+    """Another one beside it, which runs what has a handler, of every tenant; null = none."""
+    allow_upload: bool = False
+    """Whether handlers are taken in."""
     push_allow: tuple[str, ...] = ()
     """Where jobs may be sent beyond the open network: networks, or hosts with a port."""
 
@@ -75,19 +83,29 @@ async def serve(serving: Serving) -> None:
         if serving.journal is not None and file_of(serving.store) is None:
             journaled = open_journaled(engine, serving.journal, clock, serving.journal_settings)
             service = await opened.enter_async_context(journaled)
+        if app is not None:
+            engine.desk.reserved = frozenset(f"{app.tenant}/{task}" for task in app.tasks)
         limits = replace(serving.limits, most_payload=serving.settings.most_payload)
         stop = asyncio.Event()
         push = _push(service, engine, serving, clock)
         gate = await _gate(engine, serving, clock)
-        http = server(application(Metered(push, clock), engine, gate, limits, stop), serving.where)
-        worker = None
+        answers: Service = Metered(push, clock)
+        if not serving.allow_upload:
+            answers = NoUploads(answers)
+        also = [*s3.routes(answers, gate, limits)]
+        http = server(application(answers, engine, gate, limits, stop, also=also), serving.where)
+        workers = []
         if pool is not None and app is not None and serving.worker is not None:
-            worker = Supervisor(engine, pool, app, serving.worker, clock=clock, chance=SystemChance())
-        _obey_signals(stop, http, worker)
+            workers.append(Supervisor(engine, pool, app, serving.worker, clock=clock, chance=SystemChance()))
+        if serving.functions is not None:
+            workers.append(functions := _functions(engine, serving.functions, clock))
+            if pool is not None:
+                pool.spared = functions.keepers
+        _obey_signals(stop, http, workers)
         async with asyncio.TaskGroup() as group:
             duties = [group.create_task(keep_house(engine, clock)), group.create_task(push.run())]
             group.create_task(_listen(http, stop))
-            if worker is not None:
+            for worker in workers:
                 group.create_task(worker.run())
             await stop.wait()
             for duty in duties:
@@ -99,6 +117,11 @@ async def _listen(http: Server, stop: asyncio.Event) -> None:
         await http.serve()
     finally:
         stop.set()  # a port that is taken ends the program
+
+
+def _functions(engine: Engine, options: WorkerOptions, clock: SystemClock) -> Supervisor:
+    named = replace(options, name=f"{options.name or socket.gethostname()}-functions")
+    return Supervisor(engine, Pool(""), NO_APP, named, clock=clock, chance=SystemChance())
 
 
 def _push(service: Service, engine: Engine, serving: Serving, clock: SystemClock) -> Push:
@@ -123,18 +146,22 @@ async def _gate(engine: Engine, serving: Serving, clock: SystemClock) -> Gate:
     return Gate(keyring, local=False)
 
 
-def _obey_signals(stop: asyncio.Event, http: Server, worker: Supervisor | None) -> None:
+def _obey_signals(stop: asyncio.Event, http: Server, workers: Sequence[Supervisor]) -> None:
     def end() -> None:
         http.force_exit = stop.is_set()
         http.should_exit = True
-        if worker is not None:
+        for worker in workers:
             worker.stop()
         stop.set()
+
+    def pause(paused: bool) -> None:
+        for worker in workers:
+            worker.pause(paused)
 
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, end)
     loop.add_signal_handler(signal.SIGINT, end)
-    if worker is not None:
-        loop.add_signal_handler(signal.SIGQUIT, worker.quit)
-        loop.add_signal_handler(signal.SIGTSTP, worker.pause, True)
-        loop.add_signal_handler(signal.SIGCONT, worker.pause, False)
+    if workers:
+        loop.add_signal_handler(signal.SIGQUIT, workers[0].quit)
+        loop.add_signal_handler(signal.SIGTSTP, pause, True)
+        loop.add_signal_handler(signal.SIGCONT, pause, False)

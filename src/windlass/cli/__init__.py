@@ -45,6 +45,7 @@ COMMANDS = {
     "queues": ("queues:queues", LOOK, "Look at queues, pause them, and say how they are run."),
     "tasks": ("tasks:tasks", LOOK, "Pause tasks."),
     "limits": ("limits:limits", LOOK, "Bound how many jobs run, or start in a time."),
+    "handlers": ("handlers:handlers", LOOK, "Keep the code of tasks in the queue."),
     "workers": ("workers:workers", LOOK, "Look at workers."),
     "tokens": ("tokens:tokens", LOOK, "Say who may use the queue over HTTP."),
     "journal": ("journal:journal", LOOK, "Look at what a server has accepted."),

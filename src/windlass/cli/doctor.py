@@ -14,12 +14,12 @@ from rich.text import Text
 from windlass.addresses import facts_of
 from windlass.cli import saying
 from windlass.cli.place import HERE, Place, Queue, opened
-from windlass.cli.queues import serves
+from windlass.cli.queues import takes
 from windlass.engine import Engine
 from windlass.model.errors import Missing, Unavailable, WindlassError
 from windlass.model.job import Job, State
 from windlass.model.match import Match
-from windlass.model.operations import MOST_AT_ONCE, GetStats, List, Workers
+from windlass.model.operations import MOST_AT_ONCE, GetStats, Handlers, List, Workers
 from windlass.system import SystemClock
 
 Level = Literal["ok", "warn", "FAIL"]
@@ -152,15 +152,20 @@ async def _workers(queue: Queue) -> AsyncIterator[Finding]:
         yield Finding(what="workers", level="ok", found=found)
     else:
         yield Finding(what="workers", level="warn", found="none", advice="start one: windlass worker MODULE:APP")
+    handled = {(one.tenant, one.task) for one in await queue(Handlers())}
     for line in (await queue(GetStats())).queues:
+        has_handler = (line.tenant, line.task) in handled
         waiting = sum(line.states.get(state, 0) for state in (State.QUEUED, State.SCHEDULED))
-        if waiting and not any(serves(worker, line.tenant, line.queue, line.task) for worker in alive):
+        if waiting and not any(takes(worker, line, handled=has_handler) for worker in alive):
             tenant = "" if line.tenant == "default" else f" of {line.tenant}"
             yield Finding(
                 what="queue",
                 level="warn",
                 found=f"{saying.plural(waiting, 'job')} of task {line.task} in {line.queue}{tenant}, and no worker",
-                advice=f"start one that knows the task: windlass worker MODULE:APP -q {line.queue}",
+                advice=f"start one for its handler: windlass worker -q {line.queue}"
+                if has_handler
+                else f"start one that knows the task: windlass worker MODULE:APP -q {line.queue}; "
+                f"or give it code: windlass handlers set {line.task} FILE",
             )
 
 

@@ -2,11 +2,11 @@
 
 import logging
 import os
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 from cyclopts import Group, Parameter
 from msgspec.structs import asdict, replace
@@ -52,13 +52,13 @@ class Place:
     ] = None
     json: Annotated[bool, Parameter(help="Answer in JSON: one document, or one a line where it is a stream.")] = False
 
-    def settle(self) -> config.Config:
-        """The settings that hold for this command."""
+    def settle(self, flags: Mapping[str, Any] | None = None) -> config.Config:
+        """The settings that hold for this command, under the flags of its own."""
         tenant = EVERY_TENANT if self.tenant == DASH else self.tenant
         if self.server and self.store:
             raise Invalid("give --store or --server, not both", at="--server")
         server = self.server or (None if self.store else os.environ.get("WINDLASS_SERVER"))
-        return config.load(os.environ, Path.cwd(), {"store": server or self.store, "tenant": tenant})
+        return config.load(os.environ, Path.cwd(), {"store": server or self.store, "tenant": tenant, **(flags or {})})
 
 
 HERE = Place()

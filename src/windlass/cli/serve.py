@@ -9,21 +9,23 @@ from typing import Annotated
 
 import uvloop
 from cyclopts import Group, Parameter
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from windlass.cli import saying
 from windlass.cli.place import HERE, Place
+from windlass.cli.worker import options_of
 from windlass.engine import Settings
 from windlass.engine.journal import JournalSettings
 from windlass.local import data_folder
 from windlass.server.listening import Listening
 from windlass.serving import Serving
 from windlass.serving import serve as run
-from windlass.worker.options import WorkerOptions
+from windlass.worker.functions import Tier
 from windlass.worker.pool import AppBroken
 
 WHERE = Group("Where", sort_key=10)
 WORK = Group("The worker inside", sort_key=11)
+UPLOADED = Group("Code that is kept in the queue", sort_key=12)
 
 
 def serve(
@@ -51,6 +53,20 @@ def serve(
     ] = None,
     worker: Annotated[bool, Parameter(group=WORK, negative="--no-worker", help="Whether it does (yes).")] = True,
     slots: Annotated[int, Parameter(name=("--slots", "-c"), group=WORK, metavar="N", help="Jobs at once (32).")] = 32,
+    allow_upload: Annotated[
+        bool | None, Parameter(group=UPLOADED, negative="", help="Take in handlers: code that workers run.")
+    ] = None,
+    handlers: Annotated[
+        bool | None,
+        Parameter(group=UPLOADED, negative="--no-handlers", help="Whether it runs what has a handler (yes)."),
+    ] = None,
+    sandbox: Annotated[
+        Tier | None, Parameter(group=UPLOADED, metavar="TIER", help="limits, confined (the default) or isolated.")
+    ] = None,
+    network: Annotated[
+        bool | None, Parameter(group=UPLOADED, negative="", help="Give the network to handlers that ask for it.")
+    ] = None,
+    verbose: Annotated[bool, Parameter(name=("--verbose", "-v"), group=WHERE, help="Say more.")] = False,
     place: Place = HERE,
 ) -> int:
     """Serve the queue over HTTP, in MessagePack and JSON; /openapi.json describes it.
@@ -58,25 +74,31 @@ def serve(
     For example:
       windlass serve                        on http://127.0.0.1:7717, the jobs in ./windlass.db
       windlass serve --app shop:app         and run the tasks of an app
+      windlass serve --allow-upload         and run functions that are sent in
       windlass serve --store redis://db     several servers may share one store
 
     Whoever runs it on this machine needs no token: commands and clients read it from its folder. Others need one:
     windlass tokens add.
     """
-    settings = place.settle()
-    chosen = {key: value for key, value in asdict(settings.worker).items() if value is not None and key != "lease"}
+    flags = {"worker.handlers": handlers, "worker.sandbox": sandbox, "worker.network": network}
+    settings = place.settle({**flags, "server.allow_upload": allow_upload})
+    where = Listening(host=host, port=port, socket=socket)
+    reach = {"reach": tuple(push_allow or ()), "loopback": where.local}
+    chosen = options_of(settings.worker, slots=slots, **reach)
     own = data or data_folder(dict(os.environ))
     serving = Serving(
         store=settings.store,
         data=own,
         journal=own / "journal" if journal else None,
         journal_settings=JournalSettings(**asdict(settings.journal)),
-        where=Listening(host=host, port=port, socket=socket),
+        where=where,
         settings=Settings(**asdict(settings.engine)),
-        worker=WorkerOptions(target=app, **{**chosen, "slots": slots}) if app and worker else None,
+        worker=replace(chosen, target=app, functions=None) if app and worker else None,
+        functions=chosen if worker and settings.worker.handlers else None,
         push_allow=tuple(push_allow or ()),
+        allow_upload=settings.server.allow_upload,
     )
-    saying.log(logging.INFO)
+    saying.log(logging.DEBUG if verbose else logging.INFO)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run(serving))

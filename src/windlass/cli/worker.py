@@ -2,10 +2,8 @@
 
 import asyncio
 import logging
-import os
 import sys
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import uvloop
 from cyclopts import Group, Parameter
@@ -16,18 +14,24 @@ from windlass.cli import saying
 from windlass.cli.place import HERE, Place
 from windlass.daemon import work
 from windlass.engine import Settings
+from windlass.model.errors import Invalid
+from windlass.worker.functions import FunctionOptions, Tier
 from windlass.worker.options import WorkerOptions
 from windlass.worker.pool import AppBroken
 
 SHARE = Group("How much", sort_key=10)
 RENEWAL = Group("When a process is replaced", sort_key=11)
-ENDING = Group("How it ends", sort_key=12)
+UPLOADED = Group("Code that is kept in the queue", sort_key=12)
+ENDING = Group("How it ends", sort_key=13)
 
 
 def worker(
     app: Annotated[
-        str, Parameter(help="The app whose tasks it runs: `module:name`, or `module` if the name is `app`.")
-    ],
+        str,
+        Parameter(
+            help="The app whose tasks it runs: `module:name`, or `module` if the name is `app`; none = handlers only."
+        ),
+    ] = "",
     /,
     *,
     queues: Annotated[
@@ -56,6 +60,25 @@ def worker(
         str | None,
         Parameter(group=RENEWAL, metavar="SIZE", help="What a job alone may print (64MiB)."),
     ] = None,
+    handlers: Annotated[
+        bool | None,
+        Parameter(group=UPLOADED, negative="--no-handlers", help="Whether it runs what has a handler (yes)."),
+    ] = None,
+    sandbox: Annotated[
+        Tier | None, Parameter(group=UPLOADED, metavar="TIER", help="limits, confined (the default) or isolated.")
+    ] = None,
+    network: Annotated[
+        bool | None, Parameter(group=UPLOADED, negative="", help="Give the network to handlers that ask for it.")
+    ] = None,
+    reach: Annotated[
+        list[str] | None,
+        Parameter(
+            group=UPLOADED,
+            negative="",
+            metavar="WHERE",
+            help="Also call URLs in this network, or HOST:PORT; repeatable.",
+        ),
+    ] = None,
     verbose: Annotated[bool, Parameter(name=("--verbose", "-v"), group=ENDING, help="Say more.")] = False,
     place: Place = HERE,
 ) -> int:
@@ -65,24 +88,33 @@ def worker(
       windlass worker shop:app                 all queues that the app's tasks name
       windlass worker shop:app -q mail,slow    these queues, mail first
       windlass worker shop:app -c 100 --burst  a hundred at once, until none is left
+      windlass worker --tenant -               what has a handler, of all tenants
 
     TERM or Ctrl-C lets running jobs finish within the grace and gives the rest back; a second gives all back at once;
     QUIT stops at once; TSTP (Ctrl-Z) stops claiming, CONT goes on.
     """
     flags = {"queues": queues, "slots": slots, "contexts": contexts, "name": name, "grace": grace}
     flags |= {"max_jobs": max_jobs, "max_memory": max_memory, "max_age": max_age, "max_output": max_output}
-    settings = config.load(
-        os.environ, Path.cwd(), {"store": place.store} | {f"worker.{key}": value for key, value in flags.items()}
-    )
-    chosen = {key: value for key, value in asdict(settings.worker).items() if value is not None}
-    lease = chosen.pop("lease", settings.engine.lease)
-    options = WorkerOptions(target=app, burst=burst, **chosen)
+    flags |= {"handlers": handlers, "sandbox": sandbox, "network": network}
+    settings = place.settle({f"worker.{key}": value for key, value in flags.items()})
+    if not app and not settings.worker.handlers:
+        raise Invalid("there is nothing to run: name an app, or leave out --no-handlers", at="app")
+    lease = settings.engine.lease if settings.worker.lease is None else settings.worker.lease
+    options = options_of(settings.worker, target=app, burst=burst, reach=tuple(reach or ()))
     engine = Settings(lease=lease, most_payload=settings.engine.most_payload)
     saying.log(logging.DEBUG if verbose else logging.INFO)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(work(options, place.server or place.store, engine))
+            address = place.server or (place.store if app else settings.store)
+            runner.run(work(options, address, engine, tenant=settings.tenant))
     except AppBroken as fault:
         sys.stderr.write(f"{fault.traceback}windlass: {app} cannot be imported: {fault}\n")
         return 1
     return 0
+
+
+def options_of(section: config.WorkerSection, **more: Any) -> WorkerOptions:
+    """What the settings say of a worker."""
+    said = {key: value for key, value in asdict(section).items() if value is not None and key != "lease"}
+    functions = FunctionOptions(tier=said.pop("sandbox"), network=said.pop("network"))
+    return WorkerOptions(functions=functions if said.pop("handlers") else None, **{**said, **more})

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Any, cast
 
-from windlass.engine import estimates, jobs, limits, output, queues, quotas, tokens, watching, work
+from windlass.engine import estimates, handlers, jobs, limits, output, queues, quotas, tokens, watching, work
 from windlass.engine.desk import Desk, Settings
 from windlass.engine.feed import Feed
 from windlass.engine.sound import sound
@@ -30,6 +30,7 @@ ANSWERS: dict[type[Operation[Any]], Callable[[Desk, Any], Awaitable[Any]]] = (
     | limits.ANSWERS
     | queues.ANSWERS
     | estimates.ANSWERS
+    | handlers.ANSWERS
 )
 
 

@@ -3,10 +3,10 @@
 Also how a tenant's job is found, and the one way to decide and write moves.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import cast
+from typing import NamedTuple, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -45,6 +45,15 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Bytes of one payload or result."""
 
 
+class Handled(NamedTuple):
+    """Which tasks have handlers, as it was a moment ago."""
+
+    until: float
+    """When to look again, by the loop's clock."""
+    tasks: Mapping[str, Sequence[str]]
+    """By tenant."""
+
+
 class Desk:
     """One engine's working place."""
 
@@ -59,6 +68,9 @@ class Desk:
         self.settings = settings
         self.gathering: Gathering | None = None
         self.experience = Experience()
+        self.handled: Handled | None = None
+        self.reserved: frozenset[str] = frozenset()
+        """Tasks of an app in the same program, as `tenant/task`: handlers cannot take their place."""
         # What a worker said of itself never changes, so it is asked for once; whether it lives is told by its renewals.
         self.known_workers: dict[str, Worker] = {}
 

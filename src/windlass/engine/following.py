@@ -4,6 +4,7 @@ The jobs may lie in different partitions, so nothing here is one atomic step: ea
 is done again, and whatever a crash leaves undone is found again, by the index of ripe jobs or among the blocked ones.
 """
 
+import logging
 from collections.abc import Sequence
 from itertools import islice
 
@@ -20,10 +21,16 @@ from windlass.model.names import child_id
 from windlass.store import Draft, Edge, Kept, Ripe
 from windlass.store.flow import StaleRules
 
+life = logging.getLogger("windlass.job")
+"""One line for each step of a job's life, for whoever wants to read along."""
+
 
 async def add(desk: Desk, drafts: Sequence[Draft]) -> list[bool]:
     """Keep new jobs. Those that wait are decided at once: what they wait for may have ended already."""
     created = await _add(desk, drafts)
+    if life.isEnabledFor(logging.DEBUG):
+        for draft, new in zip(drafts, created, strict=True):
+            life.debug("%s %s entered%s", draft.id, draft.new.task, "" if new else ", again")
     if waiting := [draft.id for draft in drafts if draft.new.after]:
         await unblock(desk, waiting)
     return created

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from windlass.engine import drafts
 from windlass.engine.desk import Desk, fence
 from windlass.engine.following import add
+from windlass.engine.handlers import tasks_of
 from windlass.engine.jobs import LOOK_AGAIN
 from windlass.engine.output import check_output
 from windlass.engine.rules import keep_caps
@@ -62,6 +63,8 @@ WORKERS_REASONS = (Reason.TIMEOUT, Reason.CRASHED, Reason.MEMORY, Reason.OUTPUT)
 
 async def register(desk: Desk, operation: Register) -> Registered:
     id = text_id(desk.chance.uuid7())
+    if operation.worker.tasks == [] and not operation.worker.handlers:
+        raise Invalid("a worker that knows no task and runs no handlers has nothing to do", at="worker.tasks")
     if operation.worker.url is not None:
         read_url(operation.worker.url)
     await desk.store.enlist(id, operation.tenant, operation.worker, desk.settings.lease)
@@ -115,7 +118,10 @@ async def _attend_after(desk: Desk, records: Sequence[Record]) -> None:
 async def _claim_now(desk: Desk, operation: Claim, worker: Worker) -> list[Record]:
     named = operation.nonce is not None
     nonce = bytes.fromhex(operation.nonce) if operation.nonce is not None else desk.chance.token()
-    return await desk.store.claim(Wish(worker, nonce, operation.slots, desk.settings.lease, repeatable=named))
+    tasks = await tasks_of(desk, worker)
+    slots = operation.slots if tasks is None or tasks else 0  # to a store, no tasks would be any
+    able = worker if tasks is worker.tasks else replace(worker, tasks=tasks)
+    return await desk.store.claim(Wish(able, nonce, slots, desk.settings.lease, repeatable=named))
 
 
 async def _claim_soon(desk: Desk, operation: Claim, worker: Worker) -> list[Record]:

@@ -1,9 +1,11 @@
 """Handlers: a task's code, kept in the queue, in one of several languages or behind a URL."""
 
+import hashlib
 from datetime import datetime
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+import msgspec
+from msgspec import Meta, Struct, field
 
 from windlass.model.names import Name
 from windlass.model.retry import Seconds
@@ -13,6 +15,12 @@ Language = Literal["python", "node", "php", "sh", "http"]
 MOST_SOURCE = 256 * 2**10
 """Characters of one piece of source."""
 
+MOST_VERSIONS = 20
+"""Versions of one handler that are kept."""
+
+MOST_HANDLERS = 1000
+"""Handlers of one tenant."""
+
 Source = Annotated[str, Meta(max_length=MOST_SOURCE)]
 
 
@@ -20,7 +28,7 @@ class HandlerOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     """How a handler is run."""
 
     batch: Annotated[int, Meta(ge=1, le=1000)] = 10
-    """Jobs given to a context at a time."""
+    """Jobs given to a context at a time, at most."""
     recycle: Annotated[int, Meta(ge=1)] | None = 1000
     """Jobs after which a context makes way for a fresh one; null = never."""
     timeout: Seconds | None = None
@@ -33,7 +41,7 @@ class HandlerOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     """Of `http`: whether one call carries a batch, one payload and one answer per line."""
 
 
-class NewHandler(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, rename="camel"):
+class NewHandler(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A task's code as it is sent in."""
 
     lang: Language
@@ -41,20 +49,44 @@ class NewHandler(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     """Source that defines `run(payload)`; of `sh` a script; of `http` the URL."""
     before: Source = ""
     """Source that runs once in each context, in the same scope."""
-    before_each: Source = ""
+    before_each: Source = field(default="", name="beforeEach")
     """Source that runs before each batch."""
-    after_each: Source = ""
+    after_each: Source = field(default="", name="afterEach")
     """Source that runs after each batch."""
     eid: Name | None = None
     """Handlers of one tenant and language that say the same may share contexts; null = the handler's own."""
     options: HandlerOptions = HandlerOptions()
 
 
-class Handler(NewHandler, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+class HandlerVersion(Struct, frozen=True, kw_only=True):
+    """One version of a handler, without its code."""
+
+    version: int
+    """Counts from 1; the newest is the one that runs."""
+    digest: str
+    """Of all that was sent in: two that are alike run alike."""
+    lang: Language
+    created_at: datetime
+
+
+class HandlerEntry(HandlerVersion, frozen=True, kw_only=True):
+    """A handler in a list: its newest version."""
+
+    tenant: str
+    task: Name
+
+
+class Handler(NewHandler, frozen=True, kw_only=True, omit_defaults=True):
     """A task's code as the queue keeps it."""
 
     tenant: str
     task: Name
     version: int
     """Counts from 1; the newest is the one that runs."""
+    digest: str
+    """Of all that was sent in: two that are alike run alike."""
     created_at: datetime
+
+
+def digest_of(new: NewHandler) -> str:
+    return hashlib.sha256(msgspec.msgpack.encode(new)).hexdigest()[:16]

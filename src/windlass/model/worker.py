@@ -23,8 +23,10 @@ class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     """Its own process there."""
     queues: Annotated[list[Name], Meta(min_length=1, max_length=256)] = field(default_factory=lambda: [DEFAULT_QUEUE])
     """The queues it takes jobs from, dearest first."""
-    tasks: Annotated[list[Name], Meta(min_length=1, max_length=1000)] | None = None
+    tasks: Annotated[list[Name], Meta(max_length=1000)] | None = None
     """The tasks it knows; null = whatever its queues hold."""
+    handlers: bool = False
+    """Whether it also takes jobs whose task has a handler, as handlers come and go."""
     slots: Slots = 1
     """How many jobs it runs at once."""
     url: Annotated[str, Meta(max_length=MOST_URL)] | None = None

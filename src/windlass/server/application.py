@@ -1,6 +1,7 @@
 """The ASGI application: routes, health, and errors told alike."""
 
 import asyncio
+from collections.abc import Sequence
 from importlib.metadata import version
 
 import msgspec
@@ -36,8 +37,10 @@ def application(
     gate: Gate,
     limits: Limits | None = None,
     stopping: asyncio.Event | None = None,
+    *,
+    also: Sequence[Route] = (),
 ) -> Starlette:
-    """Everything that is answered over HTTP. Streams end when it is told to be stopping."""
+    """Everything that is answered over HTTP, in other dialects last. Streams end when it is told to be stopping."""
 
     async def alive(_: Request) -> Response:
         return Response(b"ok\n", media_type="text/plain")
@@ -68,6 +71,7 @@ def application(
             Route("/readyz", ready),
             *Metrics(passing, gate, requests).all(),
             *Live(service, newsroom, gate, stopping or asyncio.Event()).all(),
+            *also,
         ],
         middleware=[Middleware(requests.counting)],
         exception_handlers={

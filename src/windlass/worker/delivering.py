@@ -68,7 +68,7 @@ class Delivery:
             ssl_context=network.tls,
             max_connections=worker.slots,
             keepalive_expiry=ANSWER_WITHIN,
-            network_backend=_Guarded(network, encrypted=self._address.scheme == "https"),
+            network_backend=Guarded(network, encrypted=self._address.scheme == "https"),
         )
 
     async def close(self) -> None:
@@ -135,7 +135,7 @@ class Delivery:
         return report
 
 
-class _Guarded(httpcore2.AsyncNetworkBackend):
+class Guarded(httpcore2.AsyncNetworkBackend):
     """Connects to what a name means now, if that is allowed, and to nothing that it may mean a moment later."""
 
     def __init__(self, network: Network, *, encrypted: bool) -> None:

@@ -45,7 +45,7 @@ class Held:
     """One run of one job, from its claim to its report."""
 
     __slots__ = (
-        "_unsaid", "began", "context", "deadline", "id", "job", "log", "number", "progress", "since",
+        "_unsaid", "began", "context", "deadline", "id", "job", "log", "number", "process", "progress", "since",
         "stopping", "timer", "token",
     )  # fmt: skip
 
@@ -59,6 +59,9 @@ class Held:
         self.deadline = job.deadline
         """When it is stopped, as the queue says."""
         self.context: Context | None = None
+        """The context of the app that runs it; null = its code is kept in the queue."""
+        self.process: int | None = None
+        """The process that runs such code, if one does."""
         self.began = False
         """Whether the queue has been told its pid."""
         self.stopping: Stop | None = None
@@ -103,7 +106,7 @@ class Held:
 
     @property
     def pid(self) -> int | None:
-        return None if self.context is None else self.context.pid
+        return self.process if self.context is None else self.context.pid
 
     @property
     def has_news(self) -> bool:

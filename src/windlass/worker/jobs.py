@@ -1,6 +1,6 @@
 """The jobs in a worker's hands: started, listened to, stopped, ended.
 
-What is held is in `held`, by number; a job leaves that table in exactly one way, `_end`, which sees to its report.
+What is held is in `held`, by number; a job leaves that table in exactly one way, `leave`, which sees to its report.
 """
 
 import asyncio
@@ -8,13 +8,13 @@ import itertools
 import logging
 import signal
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Protocol
 
 from windlass.model.job import Error, Job, Stream
-from windlass.model.lifecycle import Verdict
-from windlass.model.operations import Claimed, Unrun
+from windlass.model.lifecycle import CODES, Verdict
+from windlass.model.operations import Claimed, Finished, Unrun
 from windlass.model.ports import Clock
 from windlass.worker.crew import Crew
 from windlass.worker.frames import Assignment, Ending, News
@@ -24,6 +24,7 @@ from windlass.worker.pool import Context
 from windlass.worker.reports import Reports
 
 log = logging.getLogger("windlass.worker")
+life = logging.getLogger("windlass.job")
 
 SOFT, TERM = 0.3, 0.3
 """Seconds a job gets after it was told to stop, before TERM; and after TERM, before it is killed."""
@@ -45,18 +46,29 @@ class Gossip(Protocol):
     def forget(self, held: Held) -> None: ...
 
 
+class Elsewhere(Protocol):
+    """Whoever runs the jobs whose code is kept in the queue."""
+
+    def take(self, given: Sequence[tuple[Held, Claimed]]) -> None: ...
+
+    def stop(self, held: Held) -> None: ...
+
+
 class Jobs:
     """What one worker runs."""
 
-    def __init__(self, crew: Crew, reports: Reports, clock: Clock, most_output: int) -> None:
+    def __init__(self, crew: Crew, reports: Reports, clock: Clock, most_output: int, tasks: Collection[str]) -> None:
         self.held: dict[int, Held] = {}
         self.reports = reports
         self.gossip: Gossip | None = None
+        self.elsewhere: Elsewhere | None = None
         self.ended = asyncio.Event()
         """Set whenever a job has ended."""
         self._crew = crew
         self._clock = clock
         self._most_output = most_output
+        self._tasks = frozenset(tasks)
+        """Those of the app: uploaded code cannot take their place."""
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._kept: dict[Context, Ending] = {}
@@ -77,10 +89,15 @@ class Jobs:
     def start(self, claimed: Iterable[Claimed]) -> None:
         now = self._clock.monotonic()
         batches: dict[Context, list[Assignment]] = {}
+        elsewhere: list[tuple[Held, Claimed]] = []
         for one in claimed:
             job = one.job
             held = Held(next(self._numbers), job, one.token, now)
             self.held[held.number] = held
+            life.debug("%s %s running, attempt %d", job.id, job.task, job.attempt)
+            if self.elsewhere is not None and job.task not in self._tasks:
+                elsewhere.append((held, one))
+                continue
             assignment = assignment_of(held.number, job, bytes(one.payload), one.files)
             # What has killed a process once gets one of its own: it takes no neighbours along again.
             try:
@@ -94,6 +111,8 @@ class Jobs:
                 held.timer = self._loop.call_later(held.limit, self.halt, held, Stop.TIMEOUT)
         for context, assignments in batches.items():
             context.give(assignments)
+        if self.elsewhere is not None and elsewhere:
+            self.elsewhere.take(elsewhere)
         if self.gossip is not None:
             self.gossip.has_come()
 
@@ -121,6 +140,11 @@ class Jobs:
             if self._printed[context] > self._most_output:
                 self._kill_for(held, Stop.OUTPUT)
 
+    def has_said(self, held: Held, stream: Stream, data: bytes) -> None:
+        """A job that runs elsewhere has printed something."""
+        held.print(stream, data)
+        self._tell_of(held)
+
     def _tell_of(self, held: Held) -> None:
         if self.gossip is not None:
             self.gossip.has_news(held)
@@ -132,8 +156,10 @@ class Jobs:
         if held.stopping is not None or held.number not in self.held:
             return
         held.stopping = why
-        if held.context is not None:
-            held.context.stop(held.number)
+        if held.context is None:
+            self._stop_elsewhere(held)
+            return
+        held.context.stop(held.number)
         held.set_timer(self._loop.call_later(SOFT, self._terminate, held))
 
     def shorten(self, held: Held, deadline: datetime) -> None:
@@ -142,6 +168,10 @@ class Jobs:
         if held.stopping is None and held.limit is not None:
             left = max(0.0, held.limit - (self._clock.monotonic() - held.since))
             held.set_timer(self._loop.call_later(left, self.halt, held, Stop.TIMEOUT))
+
+    def _stop_elsewhere(self, held: Held) -> None:
+        if self.elsewhere is not None:
+            self.elsewhere.stop(held)
 
     def _terminate(self, held: Held) -> None:
         if held.context is not None and held.context.isolated:
@@ -184,9 +214,12 @@ class Jobs:
         """Kill everything that runs; none of these runs counts."""
         for held in list(self.held.values()):
             held.stopping = held.stopping or Stop.BACK
-            if held.context is not None:
-                self._crew.pool.kill(held.context, signal.SIGKILL, tree=True)
-            kept = None if held.context is None else self._kept.pop(held.context, None)
+            if held.context is None:
+                self._stop_elsewhere(held)
+                self.leave(held, Unrun(id=held.id, token=held.token))
+                continue
+            self._crew.pool.kill(held.context, signal.SIGKILL, tree=True)
+            kept = self._kept.pop(held.context, None)
             self._end(held, kept or Ending(held.number, Verdict.ERROR, error=Error(message="its worker stopped")))
 
     # They end
@@ -219,20 +252,36 @@ class Jobs:
         return [self.held[number] for number in context.held if number in self.held]
 
     def _end(self, held: Held, ending: Ending) -> None:
+        if ending.snooze is not None:
+            self.leave(held, Unrun(id=held.id, token=held.token, delay=ending.snooze, rests=ending.rests))
+        else:
+            self.leave(held, finished(held, ending))
+
+    def leave(self, held: Held, report: Finished | Unrun) -> None:
         """The one way out of `held`."""
-        del self.held[held.number]
+        if self.held.pop(held.number, None) is None:
+            return  # it was given back before it ended elsewhere
+        self._note_end(held, report)
         held.set_timer(None)
         if held.context is not None:
             held.context.held.discard(held.number)
         if self.gossip is not None:
             self.gossip.forget(held)
-        if held.stopping is Stop.BACK and ending.verdict is not Verdict.OK:
+        if held.stopping is Stop.BACK and not (isinstance(report, Finished) and report.outcome is Verdict.OK):
             self.reports.release(Unrun(id=held.id, token=held.token))
-        elif ending.snooze is not None:
-            self.reports.release(Unrun(id=held.id, token=held.token, delay=ending.snooze, rests=ending.rests))
+        elif isinstance(report, Unrun):
+            self.reports.release(report)
         elif held.stopping is not Stop.LOST:
-            self.reports.finish(finished(held, ending), held.tell() if held.has_news else None)
+            self.reports.finish(report, held.tell() if held.has_news else None)
         self.ended.set()
+
+    def _note_end(self, held: Held, report: Finished | Unrun) -> None:
+        if not life.isEnabledFor(logging.DEBUG):
+            return
+        how = "given back"
+        if isinstance(report, Finished):
+            how = f"completed, {report.outcome} {report.code or CODES[report.outcome]}"
+        life.debug("%s %s %s after %.3f s", held.id, held.job.task, how, self._clock.monotonic() - held.since)
 
 
 def assignment_of(number: int, job: Job, payload: bytes, files: dict[str, bytes]) -> Assignment:

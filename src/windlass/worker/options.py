@@ -4,12 +4,14 @@ import os
 
 from msgspec import Struct
 
+from windlass.worker.functions.terms import FunctionOptions
+
 
 class WorkerOptions(Struct, frozen=True, kw_only=True):
     """One worker's settings."""
 
-    target: str
-    """The app whose tasks it runs, as `module:name`."""
+    target: str = ""
+    """The app whose tasks it runs, as `module:name`; empty = none."""
     queues: list[str] = []
     """Where it takes jobs from, dearest first; none = every queue that the app's tasks name."""
     slots: int = 32
@@ -30,3 +32,9 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     """Seconds after which a context is replaced."""
     max_output: int = 64 << 20
     """Bytes that a job alone in its process may print before it is killed."""
+    functions: FunctionOptions | None = None
+    """How it runs jobs whose code is kept in the queue; null = not at all."""
+    reach: tuple[str, ...] = ()
+    """Where handlers of `http` may be beyond the open network: networks, or hosts with a port."""
+    loopback: bool = False
+    """Whether they may be on this machine."""

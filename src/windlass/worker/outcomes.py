@@ -2,10 +2,11 @@
 
 from msgspec import UNSET, Raw
 
-from windlass.model.job import Error, Reason
-from windlass.model.lifecycle import Verdict
+from windlass.model.job import TEXT, Error, NewJob, Reason
+from windlass.model.lifecycle import CODES, Verdict
 from windlass.model.operations import Finished
 from windlass.worker.frames import Ending
+from windlass.worker.functions.terms import FunctionOutcome
 from windlass.worker.held import Held, Stop
 from windlass.worker.processes import describe_status
 
@@ -17,6 +18,9 @@ STOPPED = {
 """Why a worker stops a job by itself, and how it says so."""
 
 CRASHED = Error(type="Crashed")
+
+VERDICTS = {code // 100: verdict for verdict, code in CODES.items()}
+"""What the first digit of a code means; any other asks for another run."""
 
 
 def finished(held: Held, ending: Ending) -> Finished:
@@ -50,3 +54,39 @@ def crashed(held: Held, status: int, peak_memory: int, last_lines: str) -> Endin
     peak = f"; peak memory {peak_memory / 2**20:.0f} MiB" if peak_memory else ""
     message = f"{how} (exit code {code}{peak})"
     return Ending(held.number, Verdict.ERROR, error=Error(type=CRASHED.type, message=message, traceback=last_lines))
+
+
+def answered(held: Held, outcome: FunctionOutcome) -> Finished:
+    """The report on a run of uploaded code."""
+    verdict = VERDICTS.get(outcome.code // 100, Verdict.RETRY)
+    code = outcome.code if outcome.code // 100 in VERDICTS else CODES[verdict]
+    if verdict is Verdict.OK:
+        return Finished(
+            id=held.id,
+            token=held.token,
+            outcome=verdict,
+            code=code,
+            result=UNSET if outcome.result is None else Raw(outcome.result),
+            content_type=outcome.content_type,
+            jobs=[_chained(held, task, payload) for task, payload in outcome.jobs],
+        )
+    return Finished(
+        id=held.id,
+        token=held.token,
+        outcome=verdict,
+        code=None if outcome.reason else code,
+        error=Error(type=outcome.type, message=outcome.message, traceback=outcome.traceback),
+        reason=outcome.reason if held.stopping is not Stop.CANCEL else None,
+        delay=outcome.delay,
+    )
+
+
+def _chained(held: Held, task: str, payload: str) -> NewJob:
+    """A job that another one asked for: in the same queue, where there are workers for it."""
+    return NewJob(task=task, payload=Raw(payload.encode()), content_type=TEXT, queue=held.job.queue)
+
+
+def refused(held: Held, why: str) -> Finished:
+    """The report on a job that this worker will not run."""
+    error = Error(type="Refused", message=why)
+    return Finished(id=held.id, token=held.token, outcome=Verdict.ERROR, error=error)

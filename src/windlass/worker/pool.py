@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -34,7 +34,7 @@ from windlass.worker.frames import (
     assign,
     frame,
 )
-from windlass.worker.processes import allow_many_files, end_children
+from windlass.worker.processes import allow_many_files, end_children, end_children_but
 
 MOST_MESSAGE = 1 << 18
 HEAR_OUT = 0.05
@@ -174,6 +174,8 @@ class Pool:
     def __init__(self, target: str) -> None:
         self._target = target
         self.hears: Hears | None = None
+        self.spared: Callable[[], Collection[int]] | None = None
+        """Children of this process that are none of the zygote's; null = there are none."""
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
@@ -319,4 +321,8 @@ class Pool:
             self._control = None
         if self._process is not None:
             await asyncio.to_thread(self._process.wait)
-            await asyncio.to_thread(end_children)  # what a zygote that was killed has left behind
+            # What a zygote that was killed has left behind.
+            if self.spared is None:
+                await asyncio.to_thread(end_children)
+            else:
+                await asyncio.to_thread(end_children_but, self.spared)

@@ -5,10 +5,15 @@ import os
 import resource
 import signal
 import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+
+LOOKS = 3
+"""Times that no child is found before there is taken to be none: the list misses some while others end."""
 
 BREATH = 0.002
 """Seconds in which a killed process ends."""
@@ -80,6 +85,21 @@ def end_children() -> None:
             return  # the one sure sign that there are none: the list of children misses some while others end
         if not pid:
             time.sleep(BREATH)
+
+
+def end_children_but(spared: Callable[[], Collection[int]]) -> None:
+    """The same where some are to live on, which somebody else reaps. Looked for until there are none several times."""
+    quiet = 0
+    while quiet < LOOKS:
+        doomed = set(children(os.getpid())) - set(spared())
+        for child in doomed:
+            for one in (child, *descendants(child)):
+                send(one, signal.SIGKILL)
+        time.sleep(BREATH)
+        for child in doomed:
+            with suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
+        quiet = 0 if doomed else quiet + 1
 
 
 def send(pid: int, number: int) -> None:

@@ -8,13 +8,20 @@ import logging
 import os
 import socket
 
+from msgspec.structs import replace
+
 from windlass.model.errors import WindlassError
+from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import Service, Unregister
 from windlass.model.ports import Chance, Clock
 from windlass.model.worker import NewWorker
+from windlass.worker.addresses_allowed import read_allowed
 from windlass.worker.claims import Claims
 from windlass.worker.crew import Crew
+from windlass.worker.delivering import Network
 from windlass.worker.frames import Ready
+from windlass.worker.functions import Functions
+from windlass.worker.handled import Handled
 from windlass.worker.jobs import Jobs
 from windlass.worker.leases import Leases
 from windlass.worker.membership import Membership
@@ -27,6 +34,9 @@ log = logging.getLogger("windlass.worker")
 
 LOOK_EVERY = 0.25
 """Seconds between two looks at the contexts' age and memory."""
+
+NO_APP = Ready(tasks=[], queues=[], store="", tenant=EVERY_TENANT)
+"""What a worker without an app starts with: it runs what has a handler."""
 
 LAST_REPORTS = 5.0
 """Seconds that a worker which ends waits for a store that does not take its reports."""
@@ -42,12 +52,20 @@ class Supervisor:
         self._options = options
         self._clock = clock
         self._membership = Membership(service, app.tenant, _about(app, options))
-        self._crew = Crew(pool, options, clock)
+        self._crew = Crew(pool, options if app.tasks else replace(options, contexts=0), clock)
         self._reports = Reports(service, self._membership, clock)
-        self._jobs = Jobs(self._crew, self._reports, clock, options.max_output)
+        self._jobs = Jobs(self._crew, self._reports, clock, options.max_output, app.tasks)
         self._leases = Leases(self._jobs, service, self._membership, clock)
         self._claims = Claims(self._jobs, service, self._membership, clock, chance)
         self._jobs.gossip = self._leases
+        self._functions: Functions | None = None
+        self._handled: Handled | None = None
+        if options.functions is not None:
+            network = Network(read_allowed(options.reach, loopback=options.loopback))
+            self._functions = Functions(options.functions, network, chance=chance)
+            handled = Handled(service, self._functions, self._jobs, clock, options.functions.contexts)
+            self._jobs.elsewhere = self._handled = handled
+            pool.spared = self._functions.keepers
         pool.hears = self._jobs
         self._stops = 0
         self._forced = asyncio.Event()
@@ -57,6 +75,10 @@ class Supervisor:
         """Whether the queue answers this worker's claims."""
         return self._claims.able.is_set()
 
+    def keepers(self) -> list[int]:
+        """The processes that watch over uploaded code, which another worker in this process must spare."""
+        return [] if self._functions is None else self._functions.keepers()
+
     async def run(self) -> None:
         """Work until `stop`, or in a burst until nothing is left."""
         adopt_orphans()
@@ -64,8 +86,12 @@ class Supervisor:
             return
         self._crew.fill()
         about = self._membership.about
-        log.info("%s runs %s from %s, %d at once", about.name, ", ".join(about.tasks or []), about.queues, about.slots)
-        duties = (self._reports.run(), self._leases.run(), self._crew.guard(), self._tend())
+        known = ", ".join(about.tasks or []) or "no tasks of its own"
+        also = " and what has a handler" if about.handlers else ""
+        log.info("%s runs %s from %s%s, %d at once", about.name, known, about.queues, also, about.slots)
+        duties = [self._reports.run(), self._leases.run(), self._crew.guard(), self._tend()]
+        if self._handled is not None:
+            duties.append(self._handled.run())
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(duty) for duty in duties]
@@ -109,6 +135,8 @@ class Supervisor:
             log.warning("leaves without reporting what has ended: the store does not answer, leases will run out")
 
     async def _take_leave(self) -> None:
+        if self._functions is not None:
+            await self._functions.close()
         await self._crew.close()
         try:
             await self._service(Unregister(**self._membership.names()))
@@ -129,5 +157,6 @@ def _about(app: Ready, options: WorkerOptions) -> NewWorker:
         pid=os.getpid(),
         queues=options.queues or app.queues or ["default"],
         tasks=app.tasks,
+        handlers=options.functions is not None,
         slots=options.slots,
     )

@@ -1,0 +1,114 @@
+"""The routes of a function queue as its users write them: a client's jobs of a type, and the handlers of types.
+
+A client is a tenant, a type is a task. Jobs come a line each and get the terms of that queue: another run every five
+minutes for six hours, two minutes a run, two weeks in the archive, a month to be started.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypedDict
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from windlass.model import wire
+from windlass.model.errors import Invalid
+from windlass.model.handler import NewHandler
+from windlass.model.job import DAY, JSON, TEXT, Wishes
+from windlass.model.operations import (
+    OPERATIONS,
+    EnqueueLines,
+    GetHandler,
+    Operation,
+    PutHandler,
+    RemoveHandler,
+    Service,
+)
+from windlass.model.retry import UNTIL_DEADLINE
+from windlass.server import formats
+from windlass.server.gate import Gate
+from windlass.server.limits import Limits, read_body
+
+TERMS = Wishes(
+    max_retry=None,
+    retry=UNTIL_DEADLINE,
+    timeout=120.0,
+    keep_success=14 * DAY,
+    keep_failure=14 * DAY,
+    expires=30 * DAY,
+)
+
+Answer = Callable[[Request], Awaitable[Response]]
+
+
+class Names(TypedDict):
+    """What every path says."""
+
+    tenant: str
+    task: str
+
+
+def routes(service: Service, gate: Gate, limits: Limits) -> list[Route]:
+    """What a server answers in this dialect."""
+
+    async def admitted(request: Request, kind: type[Operation[Any]]) -> Names:
+        tenant = await gate.admit(request, OPERATIONS[kind].scope)
+        return {"tenant": tenant, "task": request.path_params["type"]}
+
+    async def add_jobs(request: Request) -> Response:
+        names = await admitted(request, EnqueueLines)
+        text = _text(await read_body(request, limits))
+        made = await service(EnqueueLines(**names, text=text, wishes=TERMS))
+        if formats.media(request.headers.get("accept", "")) == TEXT:
+            return Response("".join(f"{id}\n" for id in made.ids), media_type=TEXT)
+        return _json({"ok": True, "count": made.created, "ids": made.ids})
+
+    async def add_handler(request: Request) -> Response:
+        names = await admitted(request, PutHandler)
+        entry = await service(PutHandler(**names, handler=await _handler(request, limits)))
+        return _json({"ok": True, "version": entry.version})
+
+    async def get_handler(request: Request) -> Response:
+        names = await admitted(request, GetHandler)
+        return _json(await service(GetHandler(**names)))
+
+    async def delete_handler(request: Request) -> Response:
+        names = await admitted(request, RemoveHandler)
+        await service(RemoveHandler(**names))
+        return _json({"ok": True})
+
+    return [
+        _route("/job/{type}/add", add_jobs, "POST"),
+        _route("/handler/add/{type}/add", add_handler, "POST", "PUT"),
+        _route("/handler/get/{type}", get_handler, "GET"),
+        _route("/handler/del/{type}/delete", delete_handler, "POST", "DELETE"),
+    ]
+
+
+def _route(path: str, answer: Answer, *verbs: str) -> Route:
+    return Route("/{tenant}" + path, answer, methods=list(verbs))
+
+
+async def _handler(request: Request, limits: Limits) -> NewHandler:
+    """The whole handler as JSON, or its source alone with the language as `method`."""
+    data = await read_body(request, limits)
+    method = request.query_params.get("method")
+    if formats.media(request.headers.get("content-type", "")) != JSON:
+        said = {"body": _text(data)} | ({} if method is None else {"lang": method})
+        return wire.decode(wire.encode(said), NewHandler)
+    handler: NewHandler = wire.decode(data, NewHandler, "json")
+    if method not in (None, handler.lang):
+        raise Invalid(f"the body says {handler.lang}", at="method")
+    return handler
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as fault:
+        raise Invalid(f"not UTF-8: {fault.reason} at byte {fault.start}", at="body") from None
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type=JSON)

@@ -1,0 +1,168 @@
+"""A context of Python: reads orders on descriptor 3, runs what they say, answers on descriptor 4.
+
+Started with `python -I` in the context's own folder. The protocol is in docs/functions-protocol.md.
+"""
+
+import base64
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+
+ORDERS, ANSWERS = 3, 4
+RETRY, OK, FAILED, ERROR = 100, 200, 400, 500
+
+
+class Retry(Exception):
+    """Run me again."""
+
+    code = RETRY
+
+    def __init__(self, message: str = "", *, after: float | None = None) -> None:
+        super().__init__(message or "the function asked to be run again")
+        self.after = after
+
+
+class Fail(Exception):
+    """I cannot succeed: do not run me again."""
+
+    def __init__(self, message: str = "", *, code: int = FAILED) -> None:
+        super().__init__(message or "the function failed")
+        self.code = code
+
+
+class Context:
+    """The scope that handlers share, and the batch that runs."""
+
+    def __init__(self) -> None:
+        self.scope: dict[str, object] = {"__name__": "__main__", "Retry": Retry, "Fail": Fail}
+        self.loaded: dict[bytes, dict[str, object]] = {}
+        self.handler: dict[str, object] = {}
+        self.trouble: BaseException | None = None
+        """Why no job of this batch can be run."""
+        self.broken = False
+        self.mark = b""
+        self.answers = open(ANSWERS, "wb", buffering=0)  # noqa: SIM115 - for as long as the process lives
+
+    def load(self, number: bytes, order: bytes) -> None:
+        handler = self.loaded[number] = json.loads(order)
+        self.mark = f"\x1e{handler['mark']}\n".encode()
+        try:
+            self.execute(handler, "before")
+            self.scope.pop("run", None)
+            self.execute(handler, "body")
+            handler["run"] = defined(self.scope)
+        except BaseException as fault:  # noqa: BLE001 - whatever it is, the jobs end with it
+            handler["fault"] = fault
+            self.broken = True
+
+    def execute(self, handler: dict[str, object], part: str) -> None:
+        if handler.get(part):
+            exec(compile(str(handler[part]), f"<{handler['task']}:{part}>", "exec"), self.scope)  # noqa: S102
+
+    def begin(self, number: bytes) -> None:
+        self.handler = self.loaded[number]
+        self.scope["run"] = self.handler.get("run")
+        fault = self.handler.get("fault")
+        self.trouble = fault if isinstance(fault, BaseException) else None
+        if self.trouble is None:
+            try:
+                self.execute(self.handler, "beforeEach")
+            except BaseException as trouble:  # noqa: BLE001
+                self.trouble = trouble
+
+    def run(self, number: bytes, kind: bytes, data: bytes) -> None:
+        try:
+            answer = said(OK, self.function()(read(kind, data)))
+        except BaseException as fault:  # noqa: BLE001 - whatever a function raises is its outcome
+            answer = told(fault)
+        self.separate()
+        self.answers.write(b"done " + number + b" " + answer + b"\n")
+
+    def function(self) -> Callable[[object], object]:
+        if self.trouble is not None:
+            raise self.trouble
+        return self.handler["run"]  # type: ignore[return-value]
+
+    def separate(self) -> None:
+        """What is printed from here on is the next job's."""
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(Exception):
+                stream.flush()
+        for descriptor in (1, 2):
+            with suppress(OSError):
+                os.write(descriptor, self.mark)
+
+    def end(self) -> None:
+        if self.trouble is None:
+            try:
+                self.execute(self.handler, "afterEach")
+            except BaseException:  # noqa: BLE001
+                self.broken = True
+                traceback.print_exc()
+        self.separate()
+        self.answers.write(b"end broken\n" if self.broken else b"end\n")
+
+
+def defined(scope: dict[str, object]) -> object:
+    if not callable(scope.get("run")):
+        raise TypeError("its body defines no run(payload)")
+    return scope["run"]
+
+
+def read(kind: bytes, data: bytes) -> object:
+    if kind == b"json":
+        try:
+            return json.loads(data)
+        except ValueError as fault:
+            raise Fail(f"its payload is no JSON: {fault}") from None
+    if kind in (b"base64", b"text64"):
+        data = base64.b64decode(data)
+    return data if kind == b"base64" else data.decode()
+
+
+def said(code: int, value: object) -> bytes:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return b"%d base64 " % code + base64.b64encode(value)
+    return b"%d json " % code + json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def told(fault: BaseException) -> bytes:
+    code = getattr(fault, "code", None)
+    if type(code) is not int or not (RETRY <= code < OK or FAILED <= code < ERROR + 100):
+        code = ERROR
+    trace = fault.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    error = {
+        "type": type(fault).__qualname__,
+        "message": str(fault),
+        "traceback": "".join(traceback.format_exception(type(fault), fault, trace, chain=False)),
+        "after": getattr(fault, "after", None),
+    }
+    return b"%d error " % code + json.dumps(error, default=str).encode()
+
+
+def main() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+    os.set_inheritable(ORDERS, False)
+    os.set_inheritable(ANSWERS, False)
+    context = Context()
+    with open(ORDERS, "rb") as orders:
+        for line in orders:
+            verb, _, rest = line[:-1].partition(b" ")
+            if verb == b"job":
+                context.run(*rest.split(b" ", 2))
+            elif verb == b"load":
+                context.load(*rest.split(b" ", 1))
+            elif verb == b"batch":
+                context.begin(rest)
+            elif verb == b"end":
+                context.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""A context of the shell: reads orders on descriptor 3, runs `sh` once for each job, answers on descriptor 4.
+
+Started with `python -I` in the context's own folder; its one argument is the shell. The protocol is in
+docs/functions-protocol.md.
+"""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from tempfile import TemporaryFile
+from typing import Any
+
+ORDERS, ANSWERS = 3, 4
+OK, FAILED, ERROR = 200, 400, 500
+TRY_AGAIN, FIRST_FAILED, LAST_FAILED = 75, 64, 78
+
+EXPORTING = 'set -a\neval "$1"\nstatus=$?\nset +a\nenv -0 >&9\nexit "$status"\n'
+"""Runs a piece of source and tells on descriptor 9 the variables it leaves: the jobs after it see them."""
+
+
+class Context:
+    """The variables that scripts see, and the batch that runs."""
+
+    def __init__(self, shell: str) -> None:
+        self.shell = shell
+        self.loaded: dict[bytes, dict[str, Any]] = {}
+        self.handler: dict[str, Any] = {}
+        self.environment = dict(os.environ)
+        self.trouble = ""
+        """Why no job of this batch can be run."""
+        self.broken = False
+        self.mark = b""
+        self.answers = open(ANSWERS, "wb", buffering=0)  # noqa: SIM115 - for as long as the process lives
+
+    def load(self, number: bytes, order: bytes) -> None:
+        handler = self.loaded[number] = json.loads(order)
+        self.mark = f"\x1e{handler['mark']}\n".encode()
+        handler["fault"] = self.prepare(handler, "before")
+        self.broken = self.broken or bool(handler["fault"])
+
+    def prepare(self, handler: dict[str, Any], part: str) -> str:
+        """Run a piece of source whose variables stay; what is wrong with it, if anything."""
+        if not handler.get(part):
+            return ""
+        with TemporaryFile() as told:
+            os.dup2(told.fileno(), 9)
+            done = subprocess.run(  # noqa: S603
+                [self.shell, "-c", EXPORTING, "sh", handler[part]],
+                stdin=subprocess.DEVNULL, env=self.environment, pass_fds=(9,), check=False,
+            )  # fmt: skip
+            os.close(9)
+            told.seek(0)
+            pairs = [pair.partition(b"=") for pair in told.read().split(b"\0") if pair]
+        if done.returncode:
+            return f"{part} ended with {done.returncode}"
+        if pairs:  # none if it ended by itself
+            self.environment = {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
+        return ""
+
+    def begin(self, number: bytes) -> None:
+        self.handler = self.loaded[number]
+        self.trouble = self.handler["fault"] or self.prepare(self.handler, "beforeEach")
+
+    def run(self, number: bytes, kind: bytes, data: bytes) -> None:
+        if self.trouble:
+            answer = told(ERROR, self.trouble)
+        else:
+            answer = self.script(base64.b64decode(data) if kind in (b"base64", b"text64") else data)
+        self.separate()
+        self.answers.write(b"done " + number + b" " + answer + b"\n")
+
+    def script(self, payload: bytes) -> bytes:
+        # Files, not pipes: a script may leave its input unread, and a process behind that never ends.
+        with TemporaryFile() as given, TemporaryFile() as printed:
+            given.write(payload)
+            given.seek(0)
+            command = [self.shell, "-c", self.handler["body"], self.handler["task"]]
+            status = subprocess.run(command, stdin=given, stdout=printed, env=self.environment, check=False).returncode  # noqa: S603
+            printed.seek(0)
+            result = without_jobs(printed)
+        if status == 0:
+            return b"%d text64 " % OK + base64.b64encode(result)
+        how = f"the script ended with {status}" if status > 0 else f"the script was killed by signal {-status}"
+        if status == TRY_AGAIN:
+            return told(OK - 100, how)
+        return told(FAILED + status if FIRST_FAILED <= status <= LAST_FAILED else ERROR, how)
+
+    def separate(self) -> None:
+        """What is printed from here on is the next job's."""
+        sys.stdout.flush()
+        for descriptor in (1, 2):
+            with suppress(OSError):
+                os.write(descriptor, self.mark)
+
+    def end(self) -> None:
+        if not self.trouble and (fault := self.prepare(self.handler, "afterEach")):
+            self.broken = True
+            os.write(2, fault.encode() + b"\n")
+        self.separate()
+        self.answers.write(b"end broken\n" if self.broken else b"end\n")
+
+
+def without_jobs(printed: Iterable[bytes]) -> bytes:
+    """What a script printed; lines that ask for new jobs go to our own output, where they are looked for."""
+    kept: list[bytes] = []
+    for line in printed:
+        if line.startswith((b"J: ", b"#J: ")):
+            sys.stdout.buffer.write(line if line.endswith(b"\n") else line + b"\n")
+        else:
+            kept.append(line)
+    return b"".join(kept)
+
+
+def told(code: int, message: str) -> bytes:
+    return b"%d error " % code + json.dumps({"type": "Exit", "message": message}).encode()
+
+
+def main() -> None:
+    os.set_inheritable(ORDERS, False)
+    os.set_inheritable(ANSWERS, False)
+    context = Context(sys.argv[1])
+    with open(ORDERS, "rb") as orders:
+        for line in orders:
+            verb, _, rest = line[:-1].partition(b" ")
+            if verb == b"job":
+                context.run(*rest.split(b" ", 2))
+            elif verb == b"load":
+                context.load(*rest.split(b" ", 1))
+            elif verb == b"batch":
+                context.begin(rest)
+            elif verb == b"end":
+                context.end()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""Functions behind a URL: a job's payload is posted there, and what is answered is its outcome.
+
+One call for each job, whose status is the code; or one call for a batch, with a payload and an answer on each line. A
+URL comes from a tenant, so the address it leads to is judged as that of a worker is.
+"""
+
+import asyncio
+import errno
+import re
+from collections.abc import Sequence
+
+import httpcore2
+import msgspec
+
+from windlass.model.errors import Denied, Invalid
+from windlass.model.handler import Handler
+from windlass.model.job import JSON, MSGPACK, Reason
+from windlass.model.push import Address, read_url
+from windlass.worker.delivering import Guarded, Network
+from windlass.worker.functions.lines import BYTES
+from windlass.worker.functions.payloads import raw
+from windlass.worker.functions.terms import ERROR, FAILED, OK, RETRY, FunctionJob, FunctionOutcome, Hears
+
+SOCKETS = 10
+MOST_ANSWER = 16 << 20
+ANSWER_WITHIN = 120.0
+"""Seconds that a call may take, unless job or handler say."""
+
+NUMBER = re.compile(rb"\s*(\d{3})(?!\d)\s?(.*)", re.DOTALL)
+
+
+class CallError(Exception):
+    """A call brought no answer."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Calls:
+    """The calls of one worker. To be closed."""
+
+    def __init__(self, network: Network) -> None:
+        self._pools = {
+            encrypted: httpcore2.AsyncConnectionPool(
+                ssl_context=network.tls,
+                max_connections=SOCKETS,
+                keepalive_expiry=30.0,
+                network_backend=Guarded(network, encrypted=encrypted),
+            )
+            for encrypted in (False, True)
+        }
+        self._free = asyncio.Semaphore(SOCKETS)
+
+    async def close(self) -> None:
+        for pool in self._pools.values():
+            await pool.aclose()
+
+    async def outcomes(self, handler: Handler, batch: list[FunctionJob], hears: Hears) -> list[FunctionOutcome]:
+        """What one call comes to, as soon as there is a socket for it."""
+        async with self._free:
+            for job in batch:
+                hears.began(job.id, None, None)
+            return await self._outcomes(handler, batch)
+
+    async def _outcomes(self, handler: Handler, batch: list[FunctionJob]) -> list[FunctionOutcome]:
+        try:
+            address = read_url(handler.body)
+            payloads = [raw(job.payload, job.content_type) for job in batch]
+        except Invalid as fault:
+            return [FunctionOutcome(id=job.id, code=FAILED, type="Invalid", message=str(fault)) for job in batch]
+        most = _time(handler, batch)
+        whole = handler.options.whole_batch
+        body = b"".join(_line(payload) for payload in payloads) if whole else payloads[0]
+        try:
+            async with asyncio.timeout(most):
+                status, answer, kind = await self._post(address, body, "text/plain" if whole else _media(batch[0]))
+        except TimeoutError:
+            return _broken(batch, "ETIMEDOUT", f"no answer within {most:g} s", Reason.TIMEOUT)
+        except CallError as fault:
+            return _broken(batch, fault.code, str(fault))
+        if not whole:
+            return [_single(batch[0], status, answer, kind)]
+        if not OK <= status < OK + 100:
+            return [_single(job, status, b"", kind) for job in batch]
+        return read_answers(batch, answer)
+
+    async def _post(self, address: Address, body: bytes, media: str) -> tuple[int, bytes, str]:
+        url = httpcore2.URL(scheme=address.scheme, host=address.host, port=address.port, target=address.target)
+        headers = [("host", address.authority), ("content-type", media), ("content-length", str(len(body)))]
+        pool = self._pools[address.scheme == "https"]
+        try:
+            async with pool.stream("POST", url, headers=headers, content=body) as response:
+                answer = bytearray()
+                async for piece in response.aiter_stream():
+                    answer += piece
+                    if len(answer) > MOST_ANSWER:
+                        raise CallError("EMSGSIZE", f"the answer has more than {MOST_ANSWER} bytes")
+                kind = dict(response.headers).get(b"content-type", b"text/plain").decode("latin-1")
+                return response.status, bytes(answer), kind
+        except (httpcore2.NetworkError, httpcore2.ProtocolError, OSError, UnicodeError, Denied) as fault:
+            raise CallError(code_of(fault), str(fault) or type(fault).__name__) from None
+
+
+class Call:
+    """A batch on its way: one call, or one for each job."""
+
+    def __init__(self, calls: Calls, handler: Handler, hears: Hears) -> None:
+        self._calls = calls
+        self._handler = handler
+        self._hears = hears
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._unwanted: dict[str, str] = {}
+
+    async def run(self, jobs: Sequence[FunctionJob]) -> None:
+        batches = [list(jobs)] if self._handler.options.whole_batch else [[job] for job in jobs]
+        async with asyncio.TaskGroup() as group:
+            for batch in batches:
+                task = group.create_task(self._run(batch))
+                self._tasks.update((job.id, task) for job in batch)
+
+    def stop(self, id: str, why: str) -> None:
+        """Wait for no answer. What is behind the URL goes on; the others of a whole batch stop with it."""
+        if (task := self._tasks.get(id)) is not None:
+            self._unwanted[id] = why
+            task.cancel()
+
+    async def _run(self, batch: list[FunctionJob]) -> None:
+        try:
+            outcomes = await self._calls.outcomes(self._handler, batch, self._hears)
+        except asyncio.CancelledError:
+            for job in batch:
+                why = self._unwanted.get(job.id, "its batch was stopped")
+                self._hears.ended(FunctionOutcome(id=job.id, code=ERROR, type="Stopped", message=why))
+            raise
+        for outcome in outcomes:
+            self._hears.ended(outcome)
+
+
+def _time(handler: Handler, batch: list[FunctionJob]) -> float:
+    said = [one for job in batch if (one := job.timeout or handler.options.timeout) is not None]
+    return min(said, default=ANSWER_WITHIN)
+
+
+def _media(job: FunctionJob) -> str:
+    return JSON if job.content_type == MSGPACK else job.content_type
+
+
+def _line(payload: bytes) -> bytes:
+    return payload.replace(b"\r", b" ").replace(b"\n", b" ") + b"\n"
+
+
+def _single(job: FunctionJob, status: int, answer: bytes, kind: str) -> FunctionOutcome:
+    """The status of a call is its job's code; what is neither done nor failed runs again."""
+    if OK <= status < OK + 100:
+        return FunctionOutcome(id=job.id, code=status, result=answer or None, content_type=_known(answer, kind))
+    code = status if FAILED <= status < ERROR + 100 else RETRY
+    said = answer[:1000].decode(errors="replace").strip()
+    return FunctionOutcome(id=job.id, code=code, type="Answered", message=f"answered {status}: {said}".rstrip(": "))
+
+
+def _known(answer: bytes, kind: str) -> str:
+    """What the answer is, as far as it may be believed."""
+    media = kind.partition(";")[0].strip().lower()
+    try:
+        answer.decode()
+        if media == JSON:
+            msgspec.json.decode(answer)
+            return JSON
+    except (ValueError, RecursionError, msgspec.MsgspecError):
+        return BYTES
+    return "text/plain"
+
+
+def read_answers(batch: Sequence[FunctionJob], answer: bytes) -> list[FunctionOutcome]:
+    """One line for each job, beginning with its code; `#` begins a comment."""
+    said = [line for line in answer.splitlines() if line.strip() and not line.startswith(b"#")]
+    outcomes: list[FunctionOutcome] = []
+    for at, job in enumerate(batch):
+        if at >= len(said):
+            outcomes += _broken([job], "NO_RESPONSE", "there is no answer to this job")
+            continue
+        found = NUMBER.fullmatch(said[at])
+        if found is None:
+            # Which line is whose cannot be known from here on.
+            return outcomes + _broken(batch[at:], "INVALID_RESPONSE", "its answer does not begin with a code")
+        outcomes.append(_single(job, int(found[1]), found[2], "text/plain"))
+    return outcomes
+
+
+def _broken(
+    batch: Sequence[FunctionJob], code: str, message: str, reason: Reason | None = None
+) -> list[FunctionOutcome]:
+    return [
+        FunctionOutcome(id=job.id, code=ERROR, type=code, message=f"{code}: {message}", reason=reason) for job in batch
+    ]
+
+
+def code_of(fault: BaseException | None) -> str:
+    """The machine's name for what went wrong in a call."""
+    seen: BaseException | None = fault
+    while seen is not None:
+        if isinstance(seen, ExceptionGroup):
+            seen = seen.exceptions[0]
+            continue
+        if isinstance(seen, OSError) and (name := errno.errorcode.get(seen.errno or 0)) is not None:
+            return name
+        seen = seen.__cause__ or seen.__context__
+    return {Denied: "EACCES", httpcore2.ConnectError: "ECONNREFUSED"}.get(type(fault), "EPROTO")

@@ -1,0 +1,304 @@
+"""A context: one process of an interpreter that runs batches of jobs, one job after the other.
+
+Knows the protocol and whose turn it is. A job whose time is over, that prints too much, or whose process dies or
+talks nonsense costs the process; the jobs after it were not begun and are handed back.
+"""
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from typing import Literal
+
+from windlass.model.errors import Invalid
+from windlass.model.handler import Handler
+from windlass.model.job import Reason
+from windlass.worker.functions import lines
+from windlass.worker.functions.payloads import written
+from windlass.worker.functions.printed import JobLines, Parts
+from windlass.worker.functions.process import Exit, Output, Process
+from windlass.worker.functions.terms import ERROR, FAILED, FunctionJob, FunctionOptions, FunctionOutcome, Hears, Tier
+from windlass.worker.processes import describe_status
+
+AHEAD = 100
+"""Jobs that a context is given before it has answered the first of them."""
+AFTER_WITHIN = 60.0
+"""Seconds that `afterEach` may take."""
+LAST_LINES = 2000
+"""Characters of what a dead process printed last."""
+
+NO_HEAP = "heap out of memory"
+"""How Node takes its leave."""
+
+Printed = Literal["stdout", "stderr"]
+
+Ending = tuple[Reason | None, str]
+"""Why a context is being ended, and how that is said of the job at hand."""
+
+
+class Turn:
+    """One job in a context."""
+
+    __slots__ = ("job", "lines", "number", "printed")
+
+    def __init__(self, number: int, job: FunctionJob) -> None:
+        self.number = number
+        self.job = job
+        self.lines = JobLines()
+        self.printed = 0
+
+
+class Batch:
+    """The jobs that a context has in hand."""
+
+    def __init__(self, handler: Handler, jobs: Sequence[FunctionJob], hears: Hears, over: asyncio.Future[None]) -> None:
+        self.handler = handler
+        self.hears = hears
+        self.over = over
+        self.waiting = deque(jobs)
+        self.given: deque[Turn] = deque()
+        """Handed to the process; the first of them is the one that runs."""
+        self.unwanted: dict[str, str] = {}
+        self.closed = False
+        """Whether the process knows that no more jobs come."""
+
+
+class Context:
+    """One process, from its first batch to its end."""
+
+    def __init__(self, options: FunctionOptions, tier: Tier, nonce: str) -> None:
+        self.tier = tier
+        self.folder = ""
+        self.process = Process(self)
+        self.dead = False
+        self.broken = False
+        """Whether it is to get no other batch."""
+        self.jobs = 0
+        """Those it has ended."""
+        self.loaded: dict[str, tuple[int, str]] = {}
+        """The number and digest of each task's handler."""
+        self._options = options
+        self._nonce = nonce
+        mark = lines.mark(nonce)
+        self._parts: dict[Printed, Parts] = {"stdout": Parts(mark), "stderr": Parts(mark)}
+        self._marks = 0
+        """Those that should have gone by."""
+        self._answers = bytearray()
+        self._tail = ""
+        self._numbers = itertools.count(1)
+        self._batch: Batch | None = None
+        self._ending: Ending | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def fits(self, handler: Handler) -> bool:
+        """Whether it has this very handler in it, or none of that task."""
+        return handler.task not in self.loaded or self.loaded[handler.task][1] == handler.digest
+
+    async def run(self, handler: Handler, jobs: Sequence[FunctionJob], hears: Hears) -> list[FunctionJob]:
+        """Run a batch; the jobs that were not begun because the process has ended."""
+        if self.dead:  # as it waited
+            return list(jobs)
+        batch = self._batch = Batch(handler, jobs, hears, self._loop.create_future())
+        if handler.task not in self.loaded:
+            self.loaded[handler.task] = len(self.loaded) + 1, handler.digest
+            self.process.send(lines.load(self.loaded[handler.task][0], handler, self._nonce))
+        self.process.send(lines.batch(self.loaded[handler.task][0]))
+        self._give(batch)
+        self._next(batch)
+        try:
+            await batch.over
+        finally:
+            self._set_timer(None)
+            self._batch = None
+        return list(batch.waiting)
+
+    def stop(self, id: str, why: str) -> None:
+        """Stop a job of the batch, begun or not."""
+        batch = self._batch
+        if batch is None:
+            return
+        batch.unwanted[id] = why
+        for job in [one for one in batch.waiting if one.id == id]:
+            batch.waiting.remove(job)
+            batch.hears.ended(FunctionOutcome(id=id, code=ERROR, message=why, unrun=True))
+        self._look_at_first(batch)
+
+    def end(self, reason: Reason | None = None, how: str = "its context was ended") -> None:
+        """End the process; the job at hand ends as said."""
+        if self._ending is None and not self.dead:
+            self._ending = reason, how
+            self.broken = True
+            self.process.close_output("answers")  # too late
+            self.process.end(self._options.grace)
+
+    # Jobs go in
+
+    def _give(self, batch: Batch) -> None:
+        while batch.waiting and len(batch.given) < AHEAD and self._ending is None and not self.dead:
+            job = batch.waiting.popleft()
+            try:
+                kind, data = written(job.payload, job.content_type)
+            except Invalid as fault:
+                batch.hears.ended(FunctionOutcome(id=job.id, code=FAILED, type="Invalid", message=str(fault)))
+                continue
+            turn = Turn(next(self._numbers), job)
+            batch.given.append(turn)
+            self.process.send(lines.job(turn.number, kind, data))
+        if not batch.waiting and not batch.closed and self._ending is None:
+            batch.closed = True
+            self.process.send(lines.END)
+
+    def _next(self, batch: Batch) -> None:
+        """Another job runs now, or none."""
+        if self._ending is not None:
+            return
+        if not batch.given:
+            self._set_timer(AFTER_WITHIN, None, "afterEach took too long")
+            return
+        job = batch.given[0].job
+        most = job.timeout if job.timeout is not None else batch.handler.options.timeout
+        self._set_timer(most, Reason.TIMEOUT, f"ran longer than its timeout of {most or 0:g} s")
+        batch.hears.began(job.id, self.process.pid, self.tier)
+        self._look_at_first(batch)
+
+    def _look_at_first(self, batch: Batch) -> None:
+        if batch.given and (why := batch.unwanted.get(batch.given[0].job.id)) is not None:
+            self.end(None, why)
+
+    def _set_timer(self, seconds: float | None, reason: Reason | None = None, how: str = "") -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = None if seconds is None else self._loop.call_later(seconds, self._expire, reason, how)
+
+    def _expire(self, reason: Reason | None, how: str) -> None:
+        """The job at hand has run too long, unless its answer just lies unread."""
+        timer = self._timer
+        while self.process.pull("answers"):
+            pass
+        if timer is self._timer:
+            self.end(reason, how)
+
+    # Words come out
+
+    def heard(self, output: Output, data: bytes) -> None:
+        if output == "answers":
+            self._hear_answers(data)
+            return
+        for marks, piece in self._parts[output].feed(data):
+            if piece:
+                self._print(output, marks - self._marks, piece)
+
+    def _print(self, output: Printed, place: int, data: bytes) -> None:
+        """What the job at this place said; of those in hand it is the first unless we have yet to hear of its end."""
+        self._tail = (self._tail + data[-LAST_LINES:].decode(errors="replace"))[-LAST_LINES:]
+        batch = self._batch
+        if batch is None or not 0 <= place < len(batch.given):
+            return
+        turn = batch.given[place]
+        turn.printed += len(data)
+        if turn.printed > self._options.output:
+            self.end(Reason.OUTPUT, "printed more than this worker allows")
+            self.process.close_output(output)
+            return
+        said = turn.lines.feed(data) if output == "stdout" else data
+        if said:
+            batch.hears.said(turn.job.id, output, said)
+
+    def _hear_answers(self, data: bytes) -> None:
+        self._answers += data
+        while self._ending is None and (cut := self._answers.find(b"\n")) >= 0:
+            line = bytes(self._answers[:cut])
+            del self._answers[: cut + 1]
+            try:
+                self._hear(lines.read(line))
+            except lines.Garbage:
+                self.end(Reason.CRASHED, "what its process wrote on descriptor 4 is no answer")
+        if len(self._answers) > self._options.result * 2 + LAST_LINES:
+            self.end(Reason.OUTPUT, f"its result has more than {self._options.result} bytes")
+
+    def _hear(self, said: lines.Done | lines.Ended) -> None:
+        batch = self._batch
+        if batch is None:
+            raise lines.Garbage
+        if isinstance(said, lines.Ended):
+            if batch.given or not batch.closed:
+                raise lines.Garbage
+            self._catch_up()
+            self._marks += 1
+            self.broken = self.broken or said.broken
+            _over(batch)
+            return
+        if not batch.given or batch.given[0].number != said.number:
+            raise lines.Garbage
+        turn = batch.given[0]
+        self._catch_up()
+        self._conclude(batch, turn, said)
+
+    def _catch_up(self) -> None:
+        """Hear what was printed before this answer: it is in the pipes, for the process wrote it first."""
+        for output, parts in self._parts.items():
+            while parts.marks <= self._marks and self.process.pull(output):
+                pass
+            parts.skip_to(self._marks + 1)
+
+    def _conclude(self, batch: Batch, turn: Turn, done: lines.Done) -> None:
+        rest = turn.lines.finish()
+        if rest:
+            batch.hears.said(turn.job.id, "stdout", rest)
+        outcome = self._outcome(turn, done)
+        self._marks += 1
+        batch.given.popleft()
+        self.jobs += 1
+        batch.hears.ended(outcome)
+        self._give(batch)
+        self._next(batch)
+
+    def _outcome(self, turn: Turn, done: lines.Done) -> FunctionOutcome:
+        if turn.lines.excess:
+            how = "asked for more new jobs than one job may"
+            return FunctionOutcome(id=turn.job.id, code=ERROR, message=how, reason=Reason.OUTPUT)
+        outcome = lines.outcome(turn.job.id, done, tuple(turn.lines.found))
+        if outcome.result is not None and len(outcome.result) > self._options.result:
+            how = f"its result has more than {self._options.result} bytes"
+            return FunctionOutcome(id=turn.job.id, code=ERROR, message=how, reason=Reason.OUTPUT)
+        return outcome
+
+    # It ends
+
+    def exited(self, exit: Exit) -> None:  # noqa: A002
+        self.dead = True
+        if self._batch is not None and not self._batch.over.done():
+            self._bury(self._batch, exit)
+
+    def _bury(self, batch: Batch, exit: Exit) -> None:  # noqa: A002
+        """The job at hand ends with its process; those after it wait again."""
+        if batch.given:
+            turn = batch.given.popleft()
+            batch.waiting.extendleft(reversed([one.job for one in batch.given]))
+            batch.given.clear()
+            batch.hears.ended(self._epitaph(turn, exit))
+        for job in [job for job in batch.waiting if job.id in batch.unwanted]:
+            batch.waiting.remove(job)
+            batch.hears.ended(FunctionOutcome(id=job.id, code=ERROR, message=batch.unwanted[job.id], unrun=True))
+        _over(batch)
+
+    def _epitaph(self, turn: Turn, exit: Exit) -> FunctionOutcome:  # noqa: A002
+        id, last = turn.job.id, self._tail.strip()
+        if exit.why == "memory" or (NO_HEAP in last and self._ending is None):
+            how = "took more memory than it is allowed"
+            return FunctionOutcome(id=id, code=ERROR, type="Memory", message=how, reason=Reason.MEMORY, traceback=last)
+        if self._ending is not None:
+            reason, how = self._ending
+            kind = reason.value.capitalize() if reason else "Stopped"
+            return FunctionOutcome(id=id, code=ERROR, type=kind, message=how, reason=reason, traceback=last)
+        how, _ = describe_status(exit.exited)
+        peak = f"; peak memory {exit.peak / 2**20:.0f} MiB" if exit.peak else ""
+        message = f"{how}{peak}"
+        crashed = Reason.CRASHED
+        return FunctionOutcome(id=id, code=ERROR, type="Crashed", message=message, reason=crashed, traceback=last)
+
+
+def _over(batch: Batch) -> None:
+    if not batch.over.done():
+        batch.over.set_result(None)

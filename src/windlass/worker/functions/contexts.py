@@ -1,0 +1,197 @@
+"""The contexts of one worker: reused for the same tenant and handler (or `eid`), never for another tenant.
+
+Knows when one is made, which gets the next batch, when one is too old. How one works is its own business.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Coroutine, Mapping
+from typing import Any, NamedTuple
+
+from windlass.model.handler import Handler
+from windlass.model.ports import Chance
+from windlass.worker.functions.context import Context
+from windlass.worker.functions.process import Refused
+from windlass.worker.functions.sandbox.folders import Folders, closed_to_others
+from windlass.worker.functions.sandbox.interpreters import Interpreter, find
+from windlass.worker.functions.sandbox.plans import Ask, available, in_force, plan
+from windlass.worker.functions.sandbox.users import Users
+from windlass.worker.functions.terms import FunctionOptions
+
+CLOSED = "its worker stopped"
+
+log = logging.getLogger("windlass.functions")
+
+
+class Key(NamedTuple):
+    """What handlers must have in common to share a context."""
+
+    tenant: str
+    lang: str
+    eid: str | None
+    task: str
+    memory: int
+    network: bool
+
+
+class Contexts:
+    """Those that live. To be closed."""
+
+    def __init__(self, options: FunctionOptions, chance: Chance, environment: Mapping[str, str]) -> None:
+        self._options = options
+        self._chance = chance
+        self._environment = environment
+        self._users = Users(options.uids)
+        self._folders: Folders | None = None
+        self._idle: dict[Context, tuple[Key, asyncio.TimerHandle]] = {}
+        """Those without work, the one that has been so for longest first."""
+        self._busy: dict[Context, Key] = {}
+        self._closed = False
+        self._living: set[Context] = set()
+        self._freed = asyncio.Event()
+        self._endings: set[asyncio.Task[None]] = set()
+        self._interpreters: dict[str, Interpreter | str] = {}
+        self._tier_fault: str | None = None
+        self._tier_known = False
+
+    # Who may run at all
+
+    def refusal(self, handler: Handler) -> str | None:
+        """Why a handler's code cannot be run here; null = it can."""
+        if handler.options.network and not self._options.network:
+            return "its handler asks for the network, which this worker does not allow"
+        if not self._tier_known:
+            uid = self._users.of(handler.tenant)
+            self._tier_fault = available(self._options.tier, uid)
+            if uid is not None:
+                self._tier_fault = self._tier_fault or closed_to_others(self._options.folder)
+            self._tier_known = True
+        if self._tier_fault is not None:
+            return self._tier_fault
+        found = self._interpreter(handler.lang)
+        return found if isinstance(found, str) else None
+
+    def _interpreter(self, lang: str) -> Interpreter | str:
+        if lang not in self._interpreters:
+            self._interpreters[lang] = find(lang, self._options.interpreters, as_another=os.geteuid() == 0)
+        return self._interpreters[lang]
+
+    def keepers(self) -> list[int]:
+        """The processes of ours that are at work here."""
+        return [context.process.keeper for context in self._living if context.process.keeper]
+
+    # They come and go
+
+    async def take(self, handler: Handler) -> Context:
+        """A context for a batch of this handler, sooner or later; `Refused` if there can be none."""
+        key = self._key(handler)
+        while not self._closed:
+            if (found := self._free(key, handler)) is not None:
+                self._busy[found] = key
+                return found
+            if len(self._living) < self._options.contexts:
+                return await self._open(key, handler)
+            if self._idle:
+                self._dismiss(next(iter(self._idle)))
+            self._freed.clear()
+            await self._freed.wait()
+        raise Refused(CLOSED)
+
+    def give_back(self, context: Context, handler: Handler) -> None:
+        """Its batch is over."""
+        key = self._busy.pop(context)
+        recycle = handler.options.recycle
+        if context.dead or context.broken or (recycle is not None and context.jobs >= recycle):
+            self._end(context)
+            return
+        timer = asyncio.get_running_loop().call_later(self._options.idle, self._dismiss, context)
+        self._idle[context] = key, timer
+        self._freed.set()
+
+    async def close(self) -> None:
+        """End them all, and be sure that they have."""
+        self._closed = True
+        for context in list(self._idle):
+            self._dismiss(context)
+        for context in list(self._busy):
+            context.end(None, CLOSED)
+        while self._living:
+            self._freed.set()  # whoever waits for a context waits in vain
+            self._freed.clear()
+            await self._freed.wait()
+        self._freed.set()
+        await asyncio.gather(*self._endings)
+        if self._folders is not None:
+            await self._folders.close()
+
+    def _key(self, handler: Handler) -> Key:
+        wanted = handler.options.memory
+        memory = self._options.memory if wanted is None else min(wanted, self._options.memory)
+        task = handler.task if handler.eid is None else ""
+        return Key(handler.tenant, handler.lang, handler.eid, task, memory, handler.options.network)
+
+    def _free(self, key: Key, handler: Handler) -> Context | None:
+        """One that waits for work of this kind; those that hold another version of it have outlived their time."""
+        for context in [one for one, (kind, _) in self._idle.items() if kind == key]:
+            if context.dead or not context.fits(handler):
+                self._dismiss(context)
+                continue
+            _, timer = self._idle.pop(context)
+            timer.cancel()
+            return context
+        return None
+
+    async def _open(self, key: Key, handler: Handler) -> Context:
+        interpreter = self._interpreter(handler.lang)
+        if isinstance(interpreter, str):
+            raise Refused(interpreter)
+        if self._folders is None:
+            self._folders = Folders(self._options.folder)
+            self._keep(self._folders.sweep())
+        tier, uid = self._options.tier, self._users.of(key.tenant)
+        context = Context(self._options, tier, self._chance.token().hex())
+        self._living.add(context)
+        folder = self._folders.make(uid, interpreter.bootstrap, interpreter.source())
+        context.folder = folder
+        try:
+            await context.process.start(
+                lambda wires: plan(
+                    tier,
+                    Ask(interpreter, folder, uid, key.memory, key.network, wires),
+                    self._options,
+                    self._environment,
+                )
+            )
+        except BaseException:
+            self._keep(self._bury(context))
+            raise
+        if self._closed:
+            self._end(context)
+            raise Refused(CLOSED)
+        self._busy[context] = key
+        words = ", ".join(in_force(tier, network=key.network, uid=uid))
+        log.info("context %d of %s runs %s under %s: %s", context.process.pid, key.tenant, key.lang, tier, words)
+        return context
+
+    def _dismiss(self, context: Context) -> None:
+        _, timer = self._idle.pop(context)
+        timer.cancel()
+        self._end(context)
+
+    def _end(self, context: Context) -> None:
+        context.end()
+        self._keep(self._bury(context))
+
+    async def _bury(self, context: Context) -> None:
+        """Its folder goes when the last of its processes has."""
+        await context.process.gone.wait()
+        self._living.discard(context)
+        self._freed.set()
+        if self._folders is not None:
+            await self._folders.remove(context.folder)
+
+    def _keep(self, ending: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(ending)
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)

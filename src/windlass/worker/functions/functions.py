@@ -1,0 +1,122 @@
+"""Runs the jobs of handlers: in contexts, or behind a URL.
+
+Knows which of the two a handler wants, and which job is where, so that it can be stopped.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Protocol
+
+from windlass.model.handler import Handler
+from windlass.model.ports import Chance
+from windlass.worker.delivering import Network
+from windlass.worker.functions.calling import Call, Calls
+from windlass.worker.functions.context import Context
+from windlass.worker.functions.contexts import CLOSED, Contexts
+from windlass.worker.functions.process import Refused
+from windlass.worker.functions.terms import ERROR, FunctionJob, FunctionOptions, FunctionOutcome, Hears
+
+
+class Stoppable(Protocol):
+    """A run of some jobs."""
+
+    def stop(self, id: str, why: str) -> None: ...
+
+
+class Functions:
+    """Everything uploaded that one worker runs. To be closed."""
+
+    def __init__(self, options: FunctionOptions, network: Network, *, chance: Chance) -> None:
+        self._contexts = Contexts(options, chance, os.environ)
+        self._calls = Calls(network)
+        self._runs: dict[str, Stoppable] = {}
+        """Where each job is; of a job that is run anew before it has stopped, the newer one."""
+
+    def refusal(self, handler: Handler) -> str | None:
+        """Why jobs of a handler cannot be run here, if so: its interpreter is missing, or the tier cannot be had."""
+        return None if handler.lang == "http" else self._contexts.refusal(handler)
+
+    async def run(self, handler: Handler, jobs: Sequence[FunctionJob], hears: Hears) -> None:
+        """Run a batch to its end; each job is told of by `hears.ended`, once, as soon as it has ended.
+
+        A job that kills its process costs only itself: those after it go on in a fresh context. Whoever cancels this
+        ends what runs and hears no more of it.
+        """
+        if (refused := self.refusal(handler)) is not None:
+            _hand_back(jobs, hears, refused)
+            return
+        run = Call(self._calls, handler, hears) if handler.lang == "http" else Run(self._contexts, handler, hears)
+        self._runs.update((job.id, run) for job in jobs)
+        try:
+            await run.run(jobs)
+        finally:
+            for job in jobs:
+                if self._runs.get(job.id) is run:
+                    del self._runs[job.id]
+
+    def stop(self, id: str, why: str) -> None:
+        """Stop a job: its outcome (500, `message` = why) is told when it has stopped; `unrun` if it had not begun."""
+        if (run := self._runs.get(id)) is not None:
+            run.stop(id, why)
+
+    def keepers(self) -> list[int]:
+        """The processes of ours that watch over running code; whoever ends other processes must spare them."""
+        return self._contexts.keepers()
+
+    async def close(self) -> None:
+        """End everything at once; what still runs is told as stopped, what was not begun as `unrun`."""
+        for id in list(self._runs):
+            self.stop(id, CLOSED)
+        await self._contexts.close()
+        await self._calls.close()
+
+
+class Run:
+    """A batch on its way through as many contexts as it takes."""
+
+    def __init__(self, contexts: Contexts, handler: Handler, hears: Hears) -> None:
+        self._contexts = contexts
+        self._handler = handler
+        self._hears = hears
+        self._context: Context | None = None
+        self._unwanted: dict[str, str] = {}
+        """Jobs that wait for a context and need none any more, and why."""
+
+    def stop(self, id: str, why: str) -> None:
+        if self._context is not None:
+            self._context.stop(id, why)
+        else:
+            self._unwanted[id] = why
+
+    async def run(self, jobs: Sequence[FunctionJob]) -> None:
+        left = list(jobs)
+        try:
+            while left:
+                left = await self._in_one_context(left)
+        except Refused as fault:
+            _hand_back(left, self._hears, str(fault))
+
+    async def _in_one_context(self, jobs: list[FunctionJob]) -> list[FunctionJob]:
+        """The jobs that are left when their context has ended before them."""
+        context = await self._contexts.take(self._handler)
+        try:
+            wanted = [job for job in jobs if not self._is_unwanted(job)]
+            self._context = context
+            return await context.run(self._handler, wanted, self._hears) if wanted else []
+        except BaseException:
+            context.end()
+            raise
+        finally:
+            self._context = None
+            self._contexts.give_back(context, self._handler)
+
+    def _is_unwanted(self, job: FunctionJob) -> bool:
+        why = self._unwanted.pop(job.id, None)
+        if why is not None:
+            _hand_back([job], self._hears, why)
+        return why is not None
+
+
+def _hand_back(jobs: Sequence[FunctionJob], hears: Hears, why: str) -> None:
+    for job in jobs:
+        hears.ended(FunctionOutcome(id=job.id, code=ERROR, type="Refused", message=why, unrun=True))

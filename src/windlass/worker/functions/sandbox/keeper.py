@@ -1,0 +1,296 @@
+"""Starts one process of foreign code, confined, and keeps watch over everything that comes of it.
+
+A program of its own (`python -I -S keeper.py`), so that nothing has to be done between a fork and an exec of the
+worker. Its standard input is a socket to the worker: first a plan comes, later perhaps the word to end; when the worker
+goes away, so does everything here. It decides nothing: the plan says what is in force. See `Plan` in `plans.py`.
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import struct
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NoReturn
+
+CONTROL = 0
+LOOK_EVERY = 0.25
+"""Seconds between two looks at how much memory there is taken."""
+BREATH = 0.002
+"""Seconds in which a killed process ends."""
+MOST_PLAN = 1 << 20
+
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
+SECCOMP_MODE_FILTER = 2
+LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
+LANDLOCK_RULE_PATH_BENEATH = 1
+
+libc = ctypes.CDLL(None, use_errno=True)
+
+
+# The child: it becomes the foreign code
+
+
+def become(plan: dict[str, Any], parent: int, failed: int) -> NoReturn:
+    """Put everything in force, then run the interpreter. What fails is told, and nothing is run."""
+    try:
+        os.setsid()
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        failed = arrange_descriptors(plan, failed)
+        os.chdir(plan["folder"])
+        os.umask(0o077)
+        ruleset = make_ruleset(plan["landlock"]) if plan["landlock"] else None
+        for name, most in plan["limits"].items():
+            limit(getattr(resource, name), most)
+        if plan["uid"] is not None:
+            os.setgroups([])
+            os.setresgid(plan["uid"], plan["uid"], plan["uid"])
+            os.setresuid(plan["uid"], plan["uid"], plan["uid"])
+        control(PR_SET_PDEATHSIG, signal.SIGKILL)  # a change of user undoes it
+        if os.getppid() != parent:
+            os._exit(1)
+        if plan["no_new_privs"]:
+            control(PR_SET_NO_NEW_PRIVS, 1)
+        if ruleset is not None:
+            call(LANDLOCK_RESTRICT_SELF, ruleset, 0)
+            os.close(ruleset)
+        if plan["seccomp"]:
+            install(bytes.fromhex(plan["seccomp"]))
+        os.execve(plan["argv"][0], plan["argv"], plan["environment"])  # noqa: S606
+    except BaseException as fault:  # noqa: BLE001 - whatever it is, this process must not go on
+        with suppress(OSError):
+            os.write(failed, f"{type(fault).__name__}: {fault}".encode()[:4000])
+    finally:
+        os._exit(1)
+
+
+def arrange_descriptors(plan: dict[str, Any], failed: int) -> int:
+    """Nothing as input; orders on 3, answers on 4; of a filter that another program installs, its bytes on 5."""
+    wires = [fcntl.fcntl(wire, fcntl.F_DUPFD, 20) for wire in plan["wires"]]
+    if plan["filter"]:
+        wires.append(filled(bytes.fromhex(plan["filter"])))
+    failed = fcntl.fcntl(failed, fcntl.F_DUPFD_CLOEXEC, 40)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    for number, wire in enumerate(wires, start=3):
+        os.dup2(wire, number)
+    os.closerange(3 + len(wires), failed)
+    os.closerange(failed + 1, 1 << 20)
+    return failed
+
+
+def filled(data: bytes) -> int:
+    """A descriptor to read these bytes from."""
+    file = os.memfd_create("filter")
+    os.write(file, data)
+    os.lseek(file, 0, os.SEEK_SET)
+    return fcntl.fcntl(file, fcntl.F_DUPFD, 20)
+
+
+def limit(which: int, most: int) -> None:
+    _, hard = resource.getrlimit(which)
+    least = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(which, (least, least))
+
+
+def make_ruleset(rules: dict[str, Any]) -> int:
+    attribute = struct.pack("=QQQ", rules["files"], rules["network"], rules["scopes"])[: rules["size"]]
+    ruleset = call(LANDLOCK_CREATE_RULESET, attribute, len(attribute), 0)
+    for path, access in rules["paths"]:
+        try:
+            beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue  # what is not there needs no rule
+        call(LANDLOCK_ADD_RULE, ruleset, LANDLOCK_RULE_PATH_BENEATH, struct.pack("=Qi", access, beneath), 0)
+        os.close(beneath)
+    return ruleset
+
+
+def install(program: bytes) -> None:
+    code = ctypes.create_string_buffer(program, len(program))
+    length = len(program) // 8
+    control(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, struct.pack("@HP", length, ctypes.addressof(code)))
+
+
+def control(option: int, *values: Any) -> None:
+    given = [value if isinstance(value, bytes) else ctypes.c_ulong(value) for value in (*values, 0, 0, 0, 0)[:4]]
+    if libc.prctl(option, *given):
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl {option}: {os.strerror(error)}")
+
+
+def call(number: int, *values: Any) -> int:
+    given = [value if isinstance(value, bytes) else ctypes.c_long(value) for value in values]
+    found = int(libc.syscall(ctypes.c_long(number), *given))
+    if found < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"system call {number}: {os.strerror(error)}")
+    return found
+
+
+# The parent: it keeps watch
+
+
+def start(plan: dict[str, Any]) -> tuple[int, str]:
+    """The new process, and why it did not come to be, if so."""
+    told, failed = os.pipe2(os.O_CLOEXEC)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        become(plan, parent, failed)
+    os.close(failed)
+    for wire in plan["wires"]:
+        os.close(wire)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for output in (1, 2):  # or its reader would never see the end
+        os.dup2(nothing, output)
+    with os.fdopen(told, "rb") as reader:
+        return pid, reader.read().decode(errors="replace")
+
+
+class Keeper:
+    """The watch over one process and all that comes of it."""
+
+    def __init__(self, worker: socket.socket, pid: int, memory: int) -> None:
+        self.worker = worker
+        self.pid = pid
+        self.memory = memory
+        self.why: str | None = None
+        self.kill_at: float | None = None
+        self.woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+
+    def watch(self) -> None:
+        while True:
+            pause = LOOK_EVERY if self.kill_at is None else max(0.0, min(LOOK_EVERY, self.kill_at - now()))
+            readable, _, _ = select.select([self.worker.fileno(), self.woken], [], [], pause)
+            if self.woken in readable:
+                os.read(self.woken, 4096)
+            if (ended := self.reaped()) is not None:
+                end_all()
+                self.tell({"exited": ended[0], "peak": ended[1], "why": self.why})
+                return
+            if self.worker.fileno() in readable and not self.hear():
+                break
+            if self.kill_at is not None and now() >= self.kill_at:
+                self.kill(signal.SIGKILL)
+                self.kill_at = now() + LOOK_EVERY
+            self.weigh()
+        end_all()
+
+    def hear(self) -> bool:
+        """Whether the worker is still there."""
+        said = self.worker.recv(4096)
+        if said and self.kill_at is None:
+            self.kill_at = now() + json.loads(said.splitlines()[0])["end"]
+            self.kill(signal.SIGTERM)
+        return bool(said)
+
+    def reaped(self) -> tuple[int, int] | None:
+        """How our process ended, and its peak memory; the ends of orphans are of no interest."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return None
+            if pid == self.pid:
+                return status, usage.ru_maxrss * 1024
+            if not pid:
+                return None
+
+    def weigh(self) -> None:
+        if self.why is None and sum(map(resident, family())) > self.memory:
+            self.why = "memory"
+            self.kill(signal.SIGKILL)
+
+    def kill(self, number: int) -> None:
+        for pid in family():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
+
+    def tell(self, news: dict[str, object]) -> None:
+        with suppress(OSError):
+            self.worker.sendall(json.dumps(news).encode() + b"\n")
+
+
+def now() -> float:
+    return time.clock_gettime(time.CLOCK_MONOTONIC)
+
+
+def family() -> list[int]:
+    """Everything that has come of this process, nearest first."""
+    found, seen = children(os.getpid()), set[int]()
+    for pid in found:
+        seen.add(pid)
+        found += [one for one in children(pid) if one not in seen]
+    return found
+
+
+def children(pid: int) -> list[int]:
+    found: list[int] = []
+    with suppress(OSError, ValueError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += map(int, (thread / "children").read_bytes().split())
+    return found
+
+
+def resident(pid: int) -> int:
+    with suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * resource.getpagesize()
+    return 0
+
+
+def end_all() -> None:
+    """Kill and reap everything that has come of us, and what is handed to us while that goes on."""
+    while True:
+        for pid in family():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            return
+        time.sleep(BREATH)
+
+
+def read_plan(worker: socket.socket) -> dict[str, Any]:
+    said = b""
+    while not said.endswith(b"\n"):
+        piece = worker.recv(MOST_PLAN)
+        if not piece:
+            sys.exit(0)
+        said += piece
+    plan: dict[str, Any] = json.loads(said)
+    return plan
+
+
+def main() -> None:
+    os.setsid()
+    worker = socket.socket(fileno=os.dup(CONTROL))
+    control(PR_SET_CHILD_SUBREAPER, 1)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    plan = read_plan(worker)
+    try:
+        pid, refused = start(plan)
+    except OSError as fault:
+        pid, refused = 0, str(fault)
+    keeper = Keeper(worker, pid, plan["memory"])
+    if refused:
+        keeper.tell({"refused": refused})
+        return
+    keeper.tell({"started": pid})
+    keeper.watch()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""System calls that foreign code has no business with, as a program for the kernel's filter.
+
+Knows call numbers of two machines and the filter's eight-byte instructions; puts nothing in force (the keeper does).
+"""
+
+import errno
+import platform
+import struct
+from typing import NamedTuple
+
+LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+NUMBER, ARCHITECTURE = 0, 4
+ALLOW, REFUSE, KILL = 0x7FFF_0000, 0x0005_0000, 0x8000_0000
+
+NEW_NAMESPACES = 0x7E02_0000
+"""Flags of `clone` that ask for a namespace: a user who is root in one reaches much more of the kernel."""
+X32 = 0x4000_0000
+"""The first number of a second table of the same calls."""
+INTERNET = (2, 10)
+"""Families of sockets that reach another machine."""
+
+
+FIRST, SECOND = 16, 24
+"""Where the arguments of a call lie."""
+
+
+class Machine(NamedTuple):
+    """A processor's calls."""
+
+    architecture: int
+    clone: int
+    socket: int
+    of_itself: dict[int, int]
+    """Calls that may change another process, and the argument that names it: 0 is whoever calls."""
+    refused: dict[str, int]
+
+
+EVERYWHERE = {
+    "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
+    "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438, "process_madvise": 440,
+    "mount_setattr": 442,
+}  # fmt: skip
+CLONE3 = 435
+"""Its flags lie in memory, where no filter can look; libraries do without it."""
+
+MACHINES = {
+    "x86_64": Machine(0xC000_003E, 56, 41, {
+        # setpriority, sched_setparam, sched_setscheduler, sched_setaffinity, ioprio_set, prlimit64, sched_setattr
+        141: SECOND, 142: FIRST, 144: FIRST, 203: FIRST, 251: SECOND, 302: FIRST, 314: FIRST,
+    }, {
+        "ptrace": 101, "syslog": 103, "uselib": 134, "vhangup": 153, "modify_ldt": 154, "pivot_root": 155,
+        "adjtimex": 159, "chroot": 161, "acct": 163, "settimeofday": 164, "mount": 165, "umount2": 166, "swapon": 167,
+        "swapoff": 168, "reboot": 169, "iopl": 172, "ioperm": 173, "init_module": 175, "delete_module": 176,
+        "quotactl": 179, "lookup_dcookie": 212, "clock_settime": 227, "kexec_load": 246, "add_key": 248,
+        "request_key": 249, "keyctl": 250, "migrate_pages": 256, "unshare": 272, "move_pages": 279,
+        "perf_event_open": 298, "name_to_handle_at": 303, "open_by_handle_at": 304, "clock_adjtime": 305,
+        "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "finit_module": 313,
+        "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323,
+    }),
+    "aarch64": Machine(0xC000_00B7, 220, 198, {
+        140: SECOND, 118: FIRST, 119: FIRST, 122: FIRST, 30: SECOND, 261: FIRST, 274: FIRST,
+    }, {
+        "lookup_dcookie": 18, "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "vhangup": 58,
+        "quotactl": 60, "acct": 89, "unshare": 97, "kexec_load": 104, "init_module": 105, "delete_module": 106,
+        "clock_settime": 112, "syslog": 116, "ptrace": 117, "reboot": 142, "settimeofday": 170, "adjtimex": 171,
+        "add_key": 217, "request_key": 218, "keyctl": 219, "swapon": 224, "swapoff": 225, "migrate_pages": 238,
+        "move_pages": 239, "perf_event_open": 241, "name_to_handle_at": 264, "open_by_handle_at": 265,
+        "clock_adjtime": 266, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272,
+        "finit_module": 273, "bpf": 280, "userfaultfd": 282, "kexec_file_load": 294,
+    }),
+}  # fmt: skip
+
+
+def machine() -> Machine | None:
+    """The calls of the processor here; null = not known."""
+    return MACHINES.get(platform.machine())
+
+
+def program(calls: Machine, *, network: bool) -> bytes:
+    """A filter: what is refused fails with EPERM; sockets only of the Internet, and only if the network is allowed."""
+    steps = [
+        _step(LOAD, value=ARCHITECTURE), _step(EQUAL, 1, 0, calls.architecture), _step(RETURN, value=KILL),
+        _step(LOAD, value=NUMBER), _step(AT_LEAST, 0, 1, X32), _refuse(errno.EPERM),
+        _step(EQUAL, 0, 1, CLONE3), _refuse(errno.ENOSYS),
+    ]  # fmt: skip
+    for number in sorted({*calls.refused.values(), *EVERYWHERE.values()}):
+        steps += [_step(EQUAL, 0, 1, number), _refuse(errno.EPERM)]
+    for number, argument in calls.of_itself.items():
+        steps += [
+            _step(EQUAL, 0, 4, number), _step(LOAD, value=argument),
+            _step(EQUAL, 1, 0, 0), _refuse(errno.EPERM), _step(RETURN, value=ALLOW),
+        ]  # fmt: skip
+    steps += [
+        _step(EQUAL, 0, 4, calls.clone), _step(LOAD, value=FIRST),
+        _step(ANY_BIT, 0, 1, NEW_NAMESPACES), _refuse(errno.EPERM), _step(RETURN, value=ALLOW),
+    ]  # fmt: skip
+    steps += [_step(EQUAL, 0, 4 if network else 1, calls.socket)]
+    if network:
+        steps += [_step(LOAD, value=FIRST), *(_step(EQUAL, 2 - at, 0, one) for at, one in enumerate(INTERNET))]
+    steps += [_refuse(errno.EACCES), _step(RETURN, value=ALLOW)]
+    return b"".join(steps)
+
+
+def _step(code: int, then: int = 0, otherwise: int = 0, value: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, then, otherwise, value)
+
+
+def _refuse(number: int) -> bytes:
+    return _step(RETURN, value=REFUSE | number)

@@ -1,0 +1,103 @@
+"""The words between a worker and the functions it runs: a job, its outcome, who hears of them, what an operator sets.
+
+Frozen data; nothing here starts or reads anything.
+"""
+
+import os
+from typing import Annotated, Literal, Protocol
+
+from msgspec import Meta, Struct
+
+from windlass.model.job import JSON, MSGPACK, Reason, Stream
+
+Tier = Literal["limits", "confined", "isolated"]
+"""How far uploaded code is kept away from the machine; each has what those before it have."""
+
+OK, RETRY, FAILED, ERROR = 200, 100, 400, 500
+"""The plain code of each kind of outcome."""
+
+
+class FunctionJob(Struct, frozen=True, kw_only=True, gc=False):
+    """One job for uploaded code."""
+
+    id: str
+    tenant: str
+    task: str
+    payload: bytes
+    content_type: str = MSGPACK
+    timeout: float | None = None
+    """Seconds it may run; null = as its handler says."""
+
+
+class FunctionOutcome(Struct, frozen=True, kw_only=True, gc=False):
+    """How one run ended."""
+
+    id: str
+    code: int
+    """1xx retry, 2xx ok, 4xx failed, 5xx error."""
+    result: bytes | None = None
+    """What it answered, in the encoding of `content_type`; null = nothing."""
+    content_type: str = JSON
+    type: str = ""
+    """The name of the error."""
+    message: str = ""
+    traceback: str = ""
+    reason: Reason | None = None
+    """`timeout`, `crashed`, `memory` or `output`, where the worker and not the code ended it."""
+    delay: float | None = None
+    """Seconds before the next run that the code asked for."""
+    jobs: tuple[tuple[str, str], ...] = ()
+    """New jobs that a success asked for: task and payload, as text."""
+    unrun: bool = False
+    """Whether the code was never begun: it was refused, there was no room, or it was stopped before. `message` says."""
+
+
+class Hears(Protocol):
+    """Whoever wants to know of running functions. Called in the event loop; must not wait."""
+
+    def began(self, id: str, pid: int | None, tier: Tier | None) -> None:
+        """A job is given to a process (null for `http`), under this tier."""
+        ...
+
+    def said(self, id: str, stream: Stream, data: bytes) -> None:
+        """A running job printed something that is no new job."""
+        ...
+
+    def ended(self, outcome: FunctionOutcome) -> None:
+        """A job has ended: told once for each job, as soon as it is known."""
+        ...
+
+
+class FunctionOptions(Struct, frozen=True, kw_only=True):
+    """What an operator may choose for uploaded functions."""
+
+    tier: Tier = "confined"
+    """The tier of every function; one that cannot be had here refuses every job."""
+    network: bool = False
+    """Whether handlers that ask for the network get it."""
+    folder: str | None = None
+    """Where contexts have their folders; null = in the machine's folder for temporary files."""
+    interpreters: dict[str, str] = {}
+    """The path of a language's interpreter (`python`, `node`, `php`, `sh`), instead of the one that is found."""
+    environment: list[str] = []
+    """Variables of the worker's environment that functions may see besides the few that are harmless."""
+    contexts: Annotated[int, Meta(ge=1)] = 4 * (os.cpu_count() or 1)
+    """Processes that functions have at most, those that wait for work included."""
+    idle: float = 60.0
+    """Seconds after which a context without work is ended."""
+    grace: float = 0.3
+    """Seconds between TERM and KILL."""
+    memory: int = 512 << 20
+    """Bytes of memory that a context may take, unless its handler asks for less."""
+    processes: int = 64
+    """Processes and threads that the code of one tenant may have."""
+    files: int = 256
+    """Files that one process may have open."""
+    file_size: int = 256 << 20
+    """Bytes of the largest file that it may write."""
+    output: int = 64 << 20
+    """Bytes that one job may print."""
+    result: int = 16 << 20
+    """Bytes of one result."""
+    uids: int = 0x7000_0000
+    """The first of 2²⁸ user ids, one of which stands for each tenant where the worker runs as root."""

@@ -1,0 +1,311 @@
+"""Workers that run code kept in the queue, beside an app's tasks or alone; and the commands that keep the code there.
+
+The numbers in brackets are the promises of an older function queue that a test holds us to.
+"""
+
+import json
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import psutil
+import pytest
+from msgspec import Raw
+
+from tests.serving import process
+from tests.workers import ON_A_FILE, Workshop, until
+from windlass.model import wire
+from windlass.model.handler import HandlerOptions, NewHandler
+from windlass.model.job import FINISHED, Job, NewJob, State, Wishes
+from windlass.model.operations import Cancel, Enqueue, EnqueueLines, GetResult, PutHandler, Show
+from windlass.model.operations import Retry as Rerun
+from windlass.model.retry import Retry
+
+ECHO = "def run(payload):\n    return payload\n"
+
+
+class Bench:
+    """What a test does to the queue of a workshop, without its app."""
+
+    def __init__(self, workshop: Workshop) -> None:
+        self.workshop = workshop
+
+    def ask(self, operation: Any) -> Any:
+        return self.workshop.app.link.ask(operation, waits=True)
+
+    def upload(self, task: str, body: str = ECHO, lang: Any = "python", **more: Any) -> None:
+        handler = NewHandler(lang=lang, body=body, **more)
+        self.ask(PutHandler(tenant=self.workshop.tenant, task=task, handler=handler))
+
+    def feed(self, task: str, *lines: str, **more: Any) -> list[str]:
+        ids: list[str] = self.ask(
+            EnqueueLines(tenant=self.workshop.tenant, task=task, text="\n".join(lines), **more)
+        ).ids
+        return ids
+
+    def job(self, id: str) -> Job:
+        job: Job = self.ask(Show(tenant=self.workshop.tenant, id=id))
+        return job
+
+    def ended(self, id: str) -> Job:
+        assert self.ask(GetResult(tenant=self.workshop.tenant, id=id, wait=20.0)).state in FINISHED, self.job(id)
+        return self.job(id)
+
+    def result(self, id: str) -> Any:
+        job = self.ended(id)
+        assert job.state is State.SUCCEEDED, job
+        answer = self.ask(GetResult(tenant=self.workshop.tenant, id=id))
+        return json.loads(bytes(answer.result))
+
+    def command(self, *words: str) -> str:
+        ran = self.workshop.run(*words, "--tenant", self.workshop.tenant)
+        assert ran.returncode == 0, ran.stderr
+        return ran.stdout + ran.stderr
+
+
+@pytest.fixture
+def bench(workshop: Workshop) -> Bench:
+    return Bench(workshop)
+
+
+# Beside an app
+
+
+def test_a_worker_runs_the_tasks_of_its_app_and_what_has_a_handler(workshop: Workshop, bench: Bench) -> None:
+    workshop.start()
+    added = workshop.chores.add.enqueue(1, 2)
+    bench.upload("echo")
+    (echoed,) = bench.feed("echo", "so")
+    assert workshop.ended(added).state is State.SUCCEEDED
+    assert bench.result(echoed) == "so"
+
+
+@ON_A_FILE
+def test_code_that_was_sent_in_cannot_take_the_place_of_a_task(workshop: Workshop, bench: Bench) -> None:
+    bench.upload("add", "def run(payload):\n    return 'forged'\n")
+    workshop.start()
+    assert workshop.chores.add.enqueue(1, 2).result(20) == 3
+
+
+@ON_A_FILE
+def test_a_worker_that_is_told_not_to_leaves_handlers_alone(workshop: Workshop, bench: Bench) -> None:
+    bench.upload("echo")
+    (id,) = bench.feed("echo", "so")
+    workshop.burst("--no-handlers")
+    assert bench.job(id).state is State.QUEUED
+    workshop.burst()
+    assert bench.result(id) == "so"
+
+
+@ON_A_FILE
+def test_a_function_outlives_the_process_that_forks_the_contexts_of_the_app(workshop: Workshop, bench: Bench) -> None:
+    bench.upload("doze", "sleep 2; echo done", "sh")
+    worker = workshop.start()
+    (id,) = bench.feed("doze", "x")
+    until(lambda: bench.job(id).pid)
+    (zygote,) = [one for one in psutil.Process(worker.pid).children() if "windlass.worker.zygote" in one.cmdline()]
+    zygote.kill()
+    worker.hear("starting it again")
+    assert workshop.chores.add.enqueue(1, 2).result(20) == 3
+    job = bench.ended(id)
+    assert (job.state, job.attempt, job.errors) == (State.SUCCEEDED, 1, [])
+
+
+@ON_A_FILE
+def test_a_server_that_ends_lets_functions_finish_beside_an_app(
+    workshop: Workshop, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[37]"""
+    monkeypatch.chdir(workshop.folder)
+    monkeypatch.setenv("WORKSHOP_TENANT", workshop.tenant)
+    bench.upload("doze", "sleep 2; echo done", "sh")
+    with process(tmp_path, "--app", "chores:app", store=workshop.store) as served:
+        (id,) = bench.feed("doze", "x")
+        until(lambda: bench.job(id).pid)
+        assert served.child is not None
+        served.child.terminate()
+        assert served.child.wait(20) == 0
+    job = bench.job(id)
+    assert (job.state, job.attempt, job.errors) == (State.SUCCEEDED, 1, [])
+
+
+@ON_A_FILE
+def test_a_server_keeps_the_tasks_of_its_app_for_the_app(
+    workshop: Workshop, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(workshop.folder)
+    monkeypatch.setenv("WORKSHOP_TENANT", workshop.tenant)
+    bench.upload("add", "def run(payload):\n    return 'forged'\n")
+    bench.upload("echo")
+    with process(tmp_path, "--app", "chores:app", "--allow-upload", store=workshop.store) as served:
+        jobs = [workshop.chores.add.enqueue(n, n) for n in range(20)]
+        assert [job.result(20) for job in jobs] == [2 * n for n in range(20)]
+        assert bench.result(bench.feed("echo", "x")[0]) == "x"
+        refused = httpx2.put(
+            f"{served.address}/v1/{workshop.tenant}/handlers/add",
+            json={"lang": "sh", "body": "cat"},
+            headers={"authorization": f"Bearer {served.token}"},
+        )
+        assert (refused.status_code, "app" in refused.json()["detail"]) == (409, True)
+
+
+# Alone
+
+
+def test_a_worker_without_an_app_runs_what_has_a_handler(workshop: Workshop, bench: Bench) -> None:
+    bench.upload("echo")
+    ids = bench.feed("echo", *map(str, range(50)))
+    (other,) = bench.feed("add", "1")
+    worker = workshop.start("--tenant", workshop.tenant, target="")
+    assert [bench.result(id) for id in ids] == [str(number) for number in range(50)]
+    assert bench.job(other).state is State.QUEUED
+    assert worker.stop() == 0
+
+
+@ON_A_FILE
+def test_the_same_across_the_network(workshop: Workshop, bench: Bench, tmp_path: Path) -> None:
+    with process(tmp_path, "--no-worker", store=workshop.store) as served:
+        workshop.start("--tenant", "-", "--server", served.address, target="", WINDLASS_TOKEN=served.token)
+        (early,) = bench.feed("echo", "before it was there")
+        bench.upload("echo")
+        assert bench.result(early) == "before it was there"
+        (late,) = bench.feed("echo", "after")
+        assert bench.result(late) == "after"
+
+
+@ON_A_FILE
+def test_the_payload_is_what_was_sent_whatever_it_is(workshop: Workshop, bench: Bench) -> None:
+    """[28]"""
+    bench.upload("kind", "def run(payload):\n    return [type(payload).__name__, payload]\n")
+    given: list[tuple[str, Any]] = [("dict", {"n": [1, None, "ü"]}), ("int", 5), ("NoneType", None), ("str", "J: x|y")]
+    ids = [workshop.app.link.ask(_enqueue(workshop, value)).id for _, value in given]
+    workshop.start("--tenant", workshop.tenant, target="")
+    assert [bench.result(id) for id in ids] == [list(pair) for pair in given]
+
+
+def _enqueue(workshop: Workshop, value: Any) -> Any:
+    return Enqueue(tenant=workshop.tenant, job=NewJob(task="kind", payload=Raw(wire.encode(value))))
+
+
+@ON_A_FILE
+def test_a_second_signal_gives_functions_back_uncounted(workshop: Workshop, bench: Bench) -> None:
+    """[16, 37]"""
+    bench.upload("nap", "sleep 600", "sh", options=HandlerOptions(batch=1))
+    ids = bench.feed("nap", "1", "2", "3")
+    worker = workshop.start("--tenant", workshop.tenant, target="")
+    until(lambda: all(bench.job(id).pid for id in ids))
+    worker.send(signal.SIGTERM)
+    worker.hear("get 30 s to finish")
+    assert worker.stop() == 0
+    assert [(bench.job(id).state, bench.job(id).attempt) for id in ids] == [(State.QUEUED, 0)] * 3
+
+
+@ON_A_FILE
+def test_a_first_signal_lets_functions_finish(workshop: Workshop, bench: Bench) -> None:
+    """[37]"""
+    bench.upload("nap", "sleep 1; echo done", "sh")
+    (id,) = bench.feed("nap", "x")
+    worker = workshop.start("--tenant", workshop.tenant, target="")
+    until(lambda: bench.job(id).pid)
+    assert worker.stop() == 0
+    assert bench.job(id).state is State.SUCCEEDED
+
+
+def test_a_function_longer_than_its_lease_keeps_it_and_is_cancelled_when_asked(
+    workshop: Workshop, bench: Bench
+) -> None:
+    """[14, 16]"""
+    bench.upload("nap", "sleep 600", "sh")
+    ids = bench.feed("nap", *"abcdef")
+    workshop.start("--tenant", workshop.tenant, "-c", "6", target="", lease="1s")
+    until(lambda: bench.job(ids[0]).pid)
+    with pytest.raises(AssertionError):
+        until(lambda: any(bench.job(id).attempt > 1 or bench.job(id).state is not State.RUNNING for id in ids), 2.5)
+    bench.ask(Cancel(tenant=workshop.tenant, ids=ids))
+    assert [bench.ended(id).state for id in ids] == [State.CANCELLED] * 6
+
+
+@ON_A_FILE
+def test_what_a_worker_will_not_run_says_so_and_another_may_run_it(workshop: Workshop, bench: Bench) -> None:
+    bench.upload("fetch", options=HandlerOptions(network=True))
+    policy = Wishes(max_retry=1, retry=Retry(base=0.1, jitter=0))
+    (id,) = bench.feed("fetch", "x", wishes=policy)
+    first = workshop.start("--tenant", workshop.tenant, target="")
+    first.hear("1 jobs of fetch are refused: .*network")
+    first.stop()
+    job = bench.job(id)
+    assert job.error is not None
+    assert (job.error.type, "network" in job.error.message) == ("Refused", True)
+    if job.state is State.FAILED:  # it was refused twice
+        bench.ask(Rerun(tenant=workshop.tenant, ids=[id]))
+    workshop.start("--tenant", workshop.tenant, "--network", target="")
+    assert bench.result(id) == "x"
+
+
+@ON_A_FILE
+def test_the_log_has_a_line_for_each_step_of_a_jobs_life(workshop: Workshop, bench: Bench) -> None:
+    """[38]"""
+    bench.upload("first", "echo 'J: second|x'", "sh")
+    bench.upload("second", "exit 66", "sh")
+    (id,) = bench.feed("first", "x")
+    worker = workshop.start("-v", "--tenant", workshop.tenant, target="")
+    worker.hear(f"{id} first running, attempt 1")
+    worker.hear(f"{id} first completed, ok 200 after [0-9.]+ s")
+    entered = worker.hear("([0-9a-f-]{36}) second entered")
+    worker.hear(f"{re.escape(entered[1])} second completed, failed 466 after")
+
+
+# Commands
+
+
+@ON_A_FILE
+def test_commands_keep_list_show_and_remove_handlers(workshop: Workshop, bench: Bench) -> None:
+    """[26]"""
+    (workshop.folder / "echo.py").write_text(ECHO)
+    (workshop.folder / "echo.js").write_text("run = (payload) => payload")
+    (workshop.folder / "first").write_text("seen = []\n")
+    bench.feed("echo", "")
+    assert "no handlers" in bench.command("handlers", "ls")
+    bench.command("handlers", "set", "echo", "echo.py", "--before", "first", "--batch", "3", "--timeout", "2m")
+    assert "version 2" in bench.command("handlers", "set", "echo", "echo.js")
+    kept = json.loads(bench.command("handlers", "show", "echo", "--version", "1", "--json"))
+    assert (kept["lang"], kept["body"], kept["before"]) == ("python", ECHO, "seen = []\n")
+    assert kept["options"] == {"batch": 3, "timeout": 120.0}
+    assert "run = (payload) => payload" in bench.command("handlers", "show", "echo")
+    assert re.search(r"echo +\S+ +node +2", bench.command("handlers", "ls"))
+    bench.command("handlers", "rm", "echo")
+    assert json.loads(bench.command("handlers", "ls", "--json")) == []
+
+
+@ON_A_FILE
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("set", "echo", "echo.txt"), 2, "--lang"),
+        (("set", "echo", "none.py"), 3, "none.py"),
+        (("set", "a b", "http://h/"), 2, "task"),
+        (("show", "echo"), 3, "no handler"),
+        (("rm", "echo"), 3, "no handler"),
+    ],
+)
+def test_what_cannot_be_done_is_said(workshop: Workshop, words: tuple[str, ...], status: int, said: str) -> None:
+    workshop.run("handlers", "set", "other", "http://localhost/")
+    ran = workshop.run("handlers", *words)
+    assert (ran.returncode, said in ran.stderr) == (status, True), ran.stderr
+
+
+@ON_A_FILE
+def test_a_job_that_nobody_handles_says_so(workshop: Workshop, bench: Bench) -> None:
+    """[27]"""
+    (id,) = bench.feed("echo", "x")
+    workshop.start()
+    assert "no worker runs task echo from queue default, and the task has no handler" in bench.command(
+        "jobs", "show", id
+    )
+    advice = workshop.run("doctor", "--tenant", workshop.tenant).stdout
+    assert "windlass handlers set echo FILE" in advice
+    bench.upload("echo")
+    bench.ended(id)
+    assert "it waits" not in bench.command("jobs", "show", id)
