@@ -7,8 +7,10 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from windlass.engine.desk import Desk
+from windlass.engine.handlers import tasks_of
 from windlass.model.job import State
 from windlass.model.names import EVERY_TENANT
 from windlass.model.worker import Worker
@@ -46,9 +48,9 @@ class Scene(Struct, frozen=True):
 
 
 async def live_workers(desk: Desk, tenant: str, queue: str) -> list[Worker]:
-    """Those who take such jobs; `-` = of any tenant."""
+    """Those who take such jobs, with the tasks that they know now; `-` = of any tenant."""
     return [
-        worker
+        replace(worker, tasks=await tasks_of(desk, worker)) if worker.handlers else worker
         for worker in await desk.store.workers(EVERY_TENANT)
         if queue in worker.queues and (EVERY_TENANT in (tenant, worker.tenant) or worker.tenant == tenant)
     ]

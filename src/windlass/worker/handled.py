@@ -193,5 +193,5 @@ def _job(held: Held, claimed: Claimed) -> FunctionJob:
         task=job.task,
         payload=bytes(claimed.payload),
         content_type=job.content_type,
-        timeout=job.timeout,
+        timeout=held.limit,
     )
