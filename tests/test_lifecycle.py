@@ -52,6 +52,8 @@ retry       .          .          .          scheduled  .          .          .
 reclaim     .          .          .          queued     .          .          .
 release     .          .          .          queued     .          .          .
 snooze      .          .          .          scheduled  .          .          .
+shrink      .          .          .          running    .          .          .
+halt        .          .          .          running    .          .          .
 cancel      cancelled  cancelled  cancelled  running    .          .          .
 stop        .          .          .          cancelled  .          .          .
 expire      failed     failed     failed     .          .          .          .

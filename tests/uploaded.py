@@ -96,9 +96,12 @@ def results(heard: Heard) -> list[Any]:
     return [json.loads(one.result or b"null") for _, one in sorted(heard.outcomes.items())]
 
 
+SERVERS = ("redis", "valkey")
+
+
 def family() -> list[psutil.Process]:
-    """Everything that has come of this test."""
-    return psutil.Process().children(recursive=True)
+    """Everything that has come of this test; servers that tests share are not."""
+    return [one for one in psutil.Process().children(recursive=True) if not one.name().startswith(SERVERS)]
 
 
 def let_others_in(folder: Path) -> None:
