@@ -17,8 +17,9 @@ from msgspec.structs import replace
 
 from windlass.engine.desk import MOST_ROUNDS, Desk
 from windlass.engine.following import unblock
-from windlass.engine.journal.journal import Entry, Journal
+from windlass.engine.journal.journal import Journal
 from windlass.engine.journal.reserving import Reservations
+from windlass.engine.journal.runs import Entry
 from windlass.model.errors import Full, Unavailable, WindlassError
 from windlass.model.ports import Clock
 from windlass.store import Draft, Haul, Hauled, Ledger
