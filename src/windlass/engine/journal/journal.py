@@ -8,8 +8,6 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from itertools import islice
-from operator import attrgetter
 from pathlib import Path
 
 from msgspec import Struct
@@ -17,7 +15,7 @@ from msgspec import Struct
 from windlass.engine.journal import bodies
 from windlass.engine.journal.files import Files
 from windlass.engine.journal.format import HEADER_SIZE, Header, read_record
-from windlass.engine.journal.runs import Entry, Run, entries_in, run_of
+from windlass.engine.journal.runs import Entry, Run, entries_behind, run_of, runs_upto
 from windlass.engine.journal.segments import Finding, Segment, number_in_name, recover
 from windlass.engine.journal.waiting import Waiting
 from windlass.engine.journal.writer import Blank, Parcel, Writer, Written
@@ -42,8 +40,6 @@ READ_AT_ONCE = 1 << 20
 """Bytes of a segment that are read at a time."""
 
 LOOK_AT_DISK_EVERY = 0.5
-
-_LAST = attrgetter("last")
 
 REJECTED = "rejected"
 """The file with what no store will take: the sequence and the body, in hex digits, a line each."""
@@ -76,8 +72,10 @@ class Journal:
         self._recent_bytes = 0
         self._drained_at: dict[Path, float] = {}
         self._begun_at: dict[Path, float] = {}
+        self._stock: list[Run] = []
+        """What was last read from disk."""
         self._reading: tuple[int, int] | None = None
-        """A sequence and where the record behind it begins, from the last reading."""
+        """The sequence that it ends with, and where the record behind that begins."""
         self._looked_at_disk = -LOOK_AT_DISK_EVERY
         self._disk_full = False
         self.id = b""
@@ -153,16 +151,18 @@ class Journal:
         if after >= self.last:
             return []
         if self._recent and self._recent[0].first <= after + 1:
-            start = bisect_right(self._recent, after, key=_LAST)
-            return entries_in(islice(self._recent, start, None), after, most)
-        return await asyncio.to_thread(self._read_disk, after, most)
+            self._stock = []
+            return entries_behind(self._recent, after, most)
+        if not (self._stock and self._stock[0].first <= after + 1 and after < self._stock[-1].last):
+            self._stock = await asyncio.to_thread(self._read_disk, after)
+        return entries_behind(self._stock, after, most)
 
     def forget(self, upto: int) -> None:
         """The store has all jobs up to there. After some time their segments are deleted."""
         self.drained = upto
         self._waiting.forget(upto)
         if self._recent:
-            del self._recent[: bisect_right(self._recent, upto, key=_LAST)]
+            del self._recent[: runs_upto(self._recent, upto)]
         if not self._recent:
             self._recent_bytes = 0
         self._delete_old()
@@ -233,7 +233,8 @@ class Journal:
     def _segment_of(self, sequence: int) -> Segment:
         return self._segments[bisect_right(self._segments, sequence, key=lambda one: one.header.first) - 1]
 
-    def _read_disk(self, after: int, most: int) -> list[Entry]:
+    def _read_disk(self, after: int) -> list[Run]:
+        """What lies behind a sequence, as much as is read at a time."""
         segments = [one for one in self._segments if one.last > after]
         if not segments:
             return []
@@ -241,23 +242,21 @@ class Journal:
         at = HEADER_SIZE
         if self._reading is not None and self._reading[0] == after and after >= segment.header.first:
             at = self._reading[1]
-        found: list[Entry] = []
-        while len(found) < most and at < segment.size:
+        found: list[Run] = []
+        while not found and at < segment.size:
             data = self._files.read(segment.path, at, min(READ_AT_ONCE, segment.size - at))
             if read_record(data, segment.header, 0) is None:
                 data = self._files.read(segment.path, at, segment.size - at)
             start = 0
-            while len(found) < most and (record := read_record(data, segment.header, start)) is not None:
+            while start < READ_AT_ONCE and (record := read_record(data, segment.header, start)) is not None:
                 if record.sequence > after:
-                    found += run_of(data, record).entries(after, most - len(found))
-                    if found[-1].sequence < record.sequence:
-                        break
+                    found.append(run_of(data, record))
                 start = record.end
-            if not start and not found:
+            if not start:
                 raise OSError(f"{segment.path} has changed under us at byte {at}")
             at += start
         if found:
-            self._reading = found[-1].sequence, at
+            self._reading = found[-1].last, at
         return found
 
     # Deleting

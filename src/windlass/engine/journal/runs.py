@@ -4,13 +4,18 @@ A run is made for each request when it is written, and for each record when that
 somebody asks for them.
 """
 
-from collections.abc import Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import islice
+from operator import attrgetter
 from typing import NamedTuple
 
 from windlass.engine.journal import bodies
 from windlass.engine.journal.format import BATCH, FIRST, LOST, Record, first_of, ids_of
 from windlass.engine.lines import Lines, drafts_in, part_of
 from windlass.store import Draft
+
+_LAST = attrgetter("last")
 
 
 class Entry(NamedTuple):
@@ -60,10 +65,15 @@ def run_of(data: bytes, record: Record) -> Run:
     return Run(first, record.sequence, record.accepted, jobs, body if jobs is None else b"")
 
 
-def entries_in(runs: Iterable[Run], after: int, most: int) -> list[Entry]:
-    """The jobs of several runs behind a sequence."""
+def runs_upto(runs: Sequence[Run], sequence: int) -> int:
+    """How many of several runs that follow each other end there or before."""
+    return bisect_right(runs, sequence, key=_LAST)
+
+
+def entries_behind(runs: Sequence[Run], after: int, most: int) -> list[Entry]:
+    """The jobs behind a sequence, of several runs that follow each other."""
     found: list[Entry] = []
-    for run in runs:
+    for run in islice(runs, runs_upto(runs, after), None):
         found += run.entries(after, most - len(found))
         if len(found) >= most:
             break
