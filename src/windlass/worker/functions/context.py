@@ -142,6 +142,7 @@ class Context:
     # Jobs go in
 
     def _give(self, batch: Batch) -> None:
+        orders: list[bytes] = []
         while batch.waiting and len(batch.given) < AHEAD and self._ending is None and not self.dead:
             job = batch.waiting.popleft()
             try:
@@ -151,10 +152,12 @@ class Context:
                 continue
             turn = Turn(next(self._numbers), job)
             batch.given.append(turn)
-            self.process.send(lines.job(turn.number, kind, data))
+            orders.append(lines.job(turn.number, kind, data))
         if not batch.waiting and not batch.closed and self._ending is None:
             batch.closed = True
-            self.process.send(lines.END)
+            orders.append(lines.END)
+        if orders:
+            self.process.send(b"".join(orders))
 
     def _next(self, batch: Batch) -> None:
         """Another job runs now, or none."""
