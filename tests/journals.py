@@ -12,6 +12,8 @@ from msgspec import Raw
 from tests.worlds import SeededChance, VirtualClock
 from windlass.engine.journal import File, Journal, JournalSettings
 from windlass.engine.journal.segments import listed, walk
+from windlass.engine.lines import Lines
+from windlass.model.fresh_ids import marked
 from windlass.model.job import NewJob
 from windlass.model.names import fresh_id
 from windlass.store import Draft
@@ -183,3 +185,10 @@ def failing(disk: PaperDisk, what: str, times: int = 1) -> Iterator[None]:
     disk.faults[what] = times
     yield
     disk.faults.pop(what, None)
+
+
+def lines(start: int, end: int, *, queue: str = "default", tenant: str = "default", **terms: Any) -> Lines:
+    """Jobs with these numbers, as a text brings them."""
+    payloads = [bytes(draft(number).new.payload) for number in range(start, end)]
+    ids = marked(SeededChance(start).uuid7s(len(payloads)), queue)
+    return Lines(tenant, NewJob(task="work", queue=queue, **terms), ids, payloads)

@@ -12,6 +12,7 @@ from tests.journals import FOLDER, PaperDisk, contents, draft, failing, filled, 
 from tests.worlds import SeededChance, VirtualClock
 from windlass.engine.journal import Disk, File
 from windlass.engine.journal.files import fleeting
+from windlass.engine.journal.format import VERSION
 from windlass.engine.journal.journal import MOST_IN_MEMORY
 from windlass.engine.journal.reserving import Reservations
 from windlass.engine.journal.segments import Finding, listed
@@ -348,9 +349,9 @@ async def test_a_journal_of_a_newer_format_is_refused(disk: PaperDisk) -> None:
     data = disk.written[only(disk)]
     from zlib import crc32  # noqa: PLC0415
 
-    data[3] = 2
+    data[3] = VERSION + 1
     data[24:28] = crc32(bytes(data[:24])).to_bytes(4)
-    with pytest.raises(Exception, match="format 2"):
+    with pytest.raises(Exception, match=f"format {VERSION + 1}"):
         opened(disk)
 
 

@@ -403,7 +403,7 @@ async def test_a_store_that_has_lost_its_newest_jobs_is_given_exactly_those_agai
             return set(marks) == {drained}
 
         await until(checked)
-        await _lose(server, prefix)
+        await lose(server, prefix)
 
         async def back() -> bool:
             return (await engine(Count())).count == 10
@@ -412,7 +412,7 @@ async def test_a_store_that_has_lost_its_newest_jobs_is_given_exactly_those_agai
         assert not await scrub(store)
 
 
-async def _lose(server: Server, prefix: str) -> None:
+async def lose(server: Server, prefix: str) -> None:
     store = await RedisStore.open(server.url, prefix=prefix)
     for partition in range(store.partitions.number):
         key = store.partitions.key(partition)

@@ -12,11 +12,11 @@ from msgspec import Raw, Struct
 from windlass.addresses import file_of, open_engine
 from windlass.cli import DASH, saying
 from windlass.cli.place import HERE, OPTIONS, Place, opened
-from windlass.engine.journal import bodies, text
+from windlass.engine.journal import text
 from windlass.engine.journal.files import Disk
-from windlass.engine.journal.format import LOST
-from windlass.engine.journal.journal import Entry
+from windlass.engine.journal.format import LOST, first_of
 from windlass.engine.journal.opening import drain_folder
+from windlass.engine.journal.runs import Entry, run_of
 from windlass.engine.journal.segments import Finding, listed, walk
 from windlass.local import data_folder
 from windlass.model.errors import Invalid, Missing
@@ -64,7 +64,7 @@ def verify(folder: Folder = None, /, *, place: Place = HERE) -> int:
 
 
 def _verified(folder: Path) -> Verified:
-    disk, sequences, findings, lost = Disk(), list[int](), list[str](), 0
+    disk, spans, findings, lost = Disk(), list[tuple[int, int]](), list[str](), 0
     for found in walk(disk, folder):
         if isinstance(found, Finding):
             gone = f": jobs {found.first} to {found.last} are lost" if found.lost else ""
@@ -73,9 +73,10 @@ def _verified(folder: Path) -> Verified:
         elif found[0].flags & LOST:
             findings.append(f"records up to {found[0].sequence} were damaged before, and are lost")
         else:
-            sequences.append(found[0].sequence)
-    first, last = (sequences[0], sequences[-1]) if sequences else (0, 0)
-    return Verified(str(folder), len(listed(disk, folder)), len(sequences), first, last, findings, lost)
+            record, data = found
+            spans.append((first_of(data, record), record.sequence))
+    first, last = (spans[0][0], spans[-1][1]) if spans else (0, 0)
+    return Verified(str(folder), len(listed(disk, folder)), len(spans), first, last, findings, lost)
 
 
 class Dumped(Struct, frozen=True):
@@ -120,9 +121,9 @@ def _entries(folder: Path) -> Iterator[Entry]:
         if isinstance(found, Finding):
             saying.remark(f"{found.path}: {found.what}")
             continue
-        record, body = found
-        if not record.flags & LOST:
-            yield Entry(record.sequence, record.accepted, bodies.unpack(record.id, record.tenant, body))
+        record, data = found
+        run = run_of(data, record)
+        yield from run.entries(0, run.last)
 
 
 def _in_json(entry: Entry) -> str:

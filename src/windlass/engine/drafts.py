@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 
-from msgspec import Raw
 from msgspec.structs import asdict, replace
 
 from windlass.engine.desk import Desk
+from windlass.engine.lines import Lines, drafts_in
 from windlass.engine.tiers import admit
 from windlass.model import wire
 from windlass.model.admission import check_new
 from windlass.model.errors import Invalid, TooLarge
+from windlass.model.fresh_ids import marked
 from windlass.model.job import TEXT, NewJob
 from windlass.model.names import EVERY_TENANT, child_id, fresh_id, keyed_id
 from windlass.model.operations import MOST_AT_ONCE, MOST_LINES, Enqueue, EnqueueLines, EnqueueMany
@@ -26,10 +27,11 @@ def drafts_of(desk: Desk, operation: Enqueue | EnqueueMany | EnqueueLines) -> li
                 raise Invalid(f"{len(operation.jobs)} jobs in one batch, at most {MOST_AT_ONCE} are allowed", at="jobs")
             return [draft(desk, operation.tenant, new, f"jobs[{place}]") for place, new in enumerate(operation.jobs)]
         case _:
-            return _drafts_of_lines(desk, operation)
+            return drafts_in(lines_of(desk, operation))
 
 
-def _drafts_of_lines(desk: Desk, operation: EnqueueLines) -> list[Draft]:
+def lines_of(desk: Desk, operation: EnqueueLines) -> Lines:
+    """The jobs of a text, if all of them may be."""
     if operation.wishes.key is not None:
         raise Invalid("each line is a job of its own: they cannot share a key", at="wishes.key")
     if operation.text.count("\n") > MOST_LINES:
@@ -37,16 +39,23 @@ def _drafts_of_lines(desk: Desk, operation: EnqueueLines) -> list[Draft]:
     _check_tenant(operation.tenant)
     wishes = {**asdict(operation.wishes), "content_type": TEXT}
     common = check(desk, NewJob(task=operation.task, delay=operation.delay, **wishes), "wishes")
-    most, uuid7 = desk.settings.most_payload, desk.chance.uuid7
-    drafts: list[Draft] = []
-    for number, line in enumerate(operation.text.split("\n"), start=1):
-        if not line.strip() or line.startswith("#"):
-            continue
-        payload = line.removesuffix("\r").encode()
-        if len(payload) > most:
+    payloads = _payloads(operation.text)
+    most = desk.settings.most_payload
+    if max(map(len, payloads), default=0) > most:
+        _refuse_largest(operation.text, most)
+    return Lines(operation.tenant, common, marked(desk.chance.uuid7s(len(payloads)), common.queue), payloads)
+
+
+def _payloads(text: str) -> list[bytes]:
+    lines = [line.encode() for line in text.split("\n") if line and line[0] != "#" and not line.isspace()]
+    return [line.removesuffix(b"\r") for line in lines] if "\r" in text else lines
+
+
+def _refuse_largest(text: str, most: int) -> None:
+    """Tell which line is too large."""
+    for number, line in enumerate(text.split("\n"), start=1):
+        for payload in _payloads(line):
             wire.check_size(payload, most, at=f"line {number}.payload")
-        drafts.append(Draft(operation.tenant, fresh_id(uuid7(), common.queue), replace(common, payload=Raw(payload))))
-    return drafts
 
 
 def draft(desk: Desk, tenant: str, new: NewJob, at: str) -> Draft:

@@ -17,8 +17,9 @@ from msgspec.structs import replace
 
 from windlass.engine.desk import MOST_ROUNDS, Desk
 from windlass.engine.following import unblock
-from windlass.engine.journal.journal import Entry, Journal
+from windlass.engine.journal.journal import Journal
 from windlass.engine.journal.reserving import Reservations
+from windlass.engine.journal.runs import Entry
 from windlass.model.errors import Full, Unavailable, WindlassError
 from windlass.model.ports import Clock
 from windlass.store import Draft, Haul, Hauled, Ledger
@@ -173,12 +174,13 @@ class Drainer:
     def _by_strand(self, entries: Sequence[Entry]) -> dict[int, list[Entry]]:
         """What each strand has not had yet. What no store will take is put aside."""
         strands: dict[int, list[Entry]] = {}
+        strand_of = self._ledger.strand
         for entry in entries:
             if entry.draft is None:
                 if entry.raw:
                     self._journal.reject(entry)
                 continue
-            strand = self._ledger.strand(entry.draft)
+            strand = strand_of(entry.draft)
             if entry.sequence > self._marks[strand]:
                 strands.setdefault(strand, []).append(entry)
         return strands

@@ -6,6 +6,9 @@ that old bytes in a reused block of a disk are never taken for records. All numb
     header   'WLJ', version (1 byte), salt (4), journal (8), first sequence (8), CRC-32 of all that (4)
     record   size of the record (4), CRC-32 of the rest (4), journal (8), sequence (8), flags (1), accepted at,
              microseconds (8), job id (16), size of the tenant's name (1), tenant, body
+
+A batch is one record for several jobs, whole or not there: its sequence is that of the last of them, its id is zeros,
+and its body is the sequence of the first (8), their ids (16 each, ascending), and the rest.
 """
 
 import struct
@@ -16,7 +19,8 @@ from zlib import crc32
 from windlass.model.errors import Invalid
 
 MAGIC = b"WLJ"
-VERSION = 1
+VERSION = 2
+"""1 had no batches."""
 
 HEADER = struct.Struct(">3sBI8sQ")
 SUM = struct.Struct(">I")
@@ -29,7 +33,11 @@ SMALLEST = BEFORE.size + REST.size
 LOST = 1
 """Flag of a record that stands for records that were damaged: up to its own sequence, from the one that is its body."""
 
+BATCH = 2
+"""Flag of a record of several jobs."""
+
 FIRST = struct.Struct(">Q")
+ID_SIZE = 16
 
 
 class Header(NamedTuple):
@@ -97,6 +105,13 @@ def pack_record(  # noqa: PLR0917 - the parts of a record, in the order they lie
     return BEFORE.pack(size, crc32(rest, header.salt ^ size)) + rest
 
 
+def pack_batch(  # noqa: PLR0917 - the parts of a record, in the order they lie
+    header: Header, first: int, accepted: int, ids: bytes, tenant: bytes, rest: bytes
+) -> bytes:
+    last = first + len(ids) // ID_SIZE - 1
+    return pack_record(header, last, accepted, bytes(ID_SIZE), tenant, FIRST.pack(first) + ids + rest, BATCH)
+
+
 def pack_lost(header: Header, first: int, last: int) -> bytes:
     """A record in the place of damaged ones."""
     return pack_record(header, last, 0, bytes(16), b"", FIRST.pack(first), LOST)
@@ -152,10 +167,18 @@ def examine(data: bytes, header: Header, upto: int | None) -> Iterator[Record | 
 
 def first_of(data: bytes, record: Record) -> int:
     """The first sequence that a record stands for."""
-    if not record.flags & LOST or record.end - record.body != FIRST.size:
+    if not record.flags & (LOST | BATCH) or record.end - record.body < FIRST.size:
         return record.sequence
     (first,) = FIRST.unpack_from(data, record.body)
     return int(first)
+
+
+def ids_of(data: bytes, record: Record) -> bytes:
+    """The ids of the jobs in a record, one after the other."""
+    if not record.flags & BATCH:
+        return record.id
+    start = record.body + FIRST.size
+    return data[start : min(record.end, start + ID_SIZE * (record.sequence + 1 - first_of(data, record)))]
 
 
 def next_record(data: bytes, header: Header, at: int, least: int) -> int | None:

@@ -9,16 +9,17 @@ import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from msgspec import Struct
 
 from windlass.engine.journal import bodies
 from windlass.engine.journal.files import Files
-from windlass.engine.journal.format import HEADER_SIZE, LOST, Header, Record, read_record
+from windlass.engine.journal.format import HEADER_SIZE, Header, read_record
+from windlass.engine.journal.runs import Entry, Run, entries_behind, run_of, runs_upto
 from windlass.engine.journal.segments import Finding, Segment, number_in_name, recover
 from windlass.engine.journal.waiting import Waiting
-from windlass.engine.journal.writer import Parcel, Writer, Written
+from windlass.engine.journal.writer import Blank, Parcel, Writer, Written
+from windlass.engine.lines import Lines, part_of
 from windlass.model.errors import JournalFull
 from windlass.model.names import raw_id
 from windlass.model.ports import Chance, Clock
@@ -31,6 +32,9 @@ MOST_IN_MEMORY = 20_000
 """Jobs that are kept in memory too, for the drainer; if more wait, they are read from disk."""
 
 MOST_BYTES_IN_MEMORY = 32 << 20
+
+MOST_IN_BATCH = 1000
+"""Jobs of one record: to find one of them all are read."""
 
 READ_AT_ONCE = 1 << 20
 """Bytes of a segment that are read at a time."""
@@ -52,18 +56,6 @@ class JournalSettings(Struct, frozen=True, kw_only=True):
     """The part of its disk beyond which nothing more is accepted."""
 
 
-class Entry(NamedTuple):
-    """One accepted job, in its place."""
-
-    sequence: int
-    accepted: int
-    """Microseconds, by this host's clock."""
-    draft: Draft | None
-    """Null if this program cannot read it, or if it was damaged (and reported then)."""
-    raw: bytes = b""
-    """Its bytes, where it cannot be read."""
-
-
 class Journal:
     """One folder of segments, opened by one writer."""
 
@@ -76,12 +68,14 @@ class Journal:
         self._lock: int | None = None
         self._segments: list[Segment] = []
         self._waiting = Waiting()
-        self._recent: list[Entry] = []
+        self._recent: list[Run] = []
         self._recent_bytes = 0
         self._drained_at: dict[Path, float] = {}
         self._begun_at: dict[Path, float] = {}
+        self._stock: list[Run] = []
+        """What was last read from disk."""
         self._reading: tuple[int, int] | None = None
-        """A sequence and where the record behind it begins, from the last reading."""
+        """The sequence that it ends with, and where the record behind that begins."""
         self._looked_at_disk = -LOOK_AT_DISK_EVERY
         self._disk_full = False
         self.id = b""
@@ -131,11 +125,11 @@ class Journal:
         """The sequence of the oldest job that is still here, or will be the next."""
         return self._segments[0].header.first if self._segments else self._writer.next
 
-    async def accept(self, drafts: Sequence[Draft]) -> int:
+    async def accept(self, jobs: Sequence[Draft] | Lines) -> int:
         """Keep jobs for good; the sequence of the last of them. Returns when they would outlast a power cut."""
-        records = [(raw_id(draft.id), draft.tenant.encode(), bodies.pack(draft)) for draft in drafts]
-        size = sum(len(body) for _, _, body in records)
-        parcel = Parcel(to_micros(self._clock.now()), drafts, records, size)
+        blanks = _batches(jobs) if isinstance(jobs, Lines) else _singles(jobs)
+        size = sum(len(blank.body) for blank in blanks)
+        parcel = Parcel(to_micros(self._clock.now()), jobs, blanks, size)
         return (await self._writer.write(parcel)).places[-1].sequence
 
     def find(self, id: str) -> Entry | None:
@@ -150,24 +144,25 @@ class Journal:
         if record is None:
             data = self._files.read(segment.path, at)
             record = read_record(data, segment.header, 0)
-        return None if record is None else _entry(data, record)
+        return None if record is None else run_of(data, record).entries(sequence - 1, 1)[0]
 
     async def read(self, after: int, most: int) -> list[Entry]:
         """The jobs behind a sequence, in order; as far as there are any, at least one."""
         if after >= self.last:
             return []
-        if self._recent and self._recent[0].sequence <= after + 1:
-            start = bisect_right(self._recent, after, key=lambda entry: entry.sequence)
-            return self._recent[start : start + most]
-        return await asyncio.to_thread(self._read_disk, after, most)
+        if self._recent and self._recent[0].first <= after + 1:
+            self._stock = []
+            return entries_behind(self._recent, after, most)
+        if not (self._stock and self._stock[0].first <= after + 1 and after < self._stock[-1].last):
+            self._stock = await asyncio.to_thread(self._read_disk, after)
+        return entries_behind(self._stock, after, most)
 
     def forget(self, upto: int) -> None:
         """The store has all jobs up to there. After some time their segments are deleted."""
         self.drained = upto
         self._waiting.forget(upto)
         if self._recent:
-            done = bisect_right(self._recent, upto, key=lambda entry: entry.sequence)
-            del self._recent[:done]
+            del self._recent[: runs_upto(self._recent, upto)]
         if not self._recent:
             self._recent_bytes = 0
         self._delete_old()
@@ -224,11 +219,12 @@ class Journal:
             self._segments.append(written.segment)
             self._begun_at[written.segment.path] = self._clock.monotonic()
         self._drained_at.pop(written.segment.path, None)
-        for place, draft in zip(written.places, parcel.drafts, strict=True):
+        for place in written.places:
             self._waiting.add(place)
-            self._recent.append(Entry(place.sequence, parcel.accepted, draft))
+        first, last = written.places[0].first, written.places[-1].sequence
+        self._recent.append(Run(first, last, parcel.accepted, parcel.jobs))
         self._recent_bytes += parcel.size
-        if len(self._recent) > MOST_IN_MEMORY or self._recent_bytes > MOST_BYTES_IN_MEMORY:
+        if last - self._recent[0].first >= MOST_IN_MEMORY or self._recent_bytes > MOST_BYTES_IN_MEMORY:
             self._recent, self._recent_bytes = [], 0  # they are on disk
         self.on_accepted()
 
@@ -237,7 +233,8 @@ class Journal:
     def _segment_of(self, sequence: int) -> Segment:
         return self._segments[bisect_right(self._segments, sequence, key=lambda one: one.header.first) - 1]
 
-    def _read_disk(self, after: int, most: int) -> list[Entry]:
+    def _read_disk(self, after: int) -> list[Run]:
+        """What lies behind a sequence, as much as is read at a time."""
         segments = [one for one in self._segments if one.last > after]
         if not segments:
             return []
@@ -245,21 +242,21 @@ class Journal:
         at = HEADER_SIZE
         if self._reading is not None and self._reading[0] == after and after >= segment.header.first:
             at = self._reading[1]
-        found: list[Entry] = []
-        while len(found) < most and at < segment.size:
+        found: list[Run] = []
+        while not found and at < segment.size:
             data = self._files.read(segment.path, at, min(READ_AT_ONCE, segment.size - at))
             if read_record(data, segment.header, 0) is None:
                 data = self._files.read(segment.path, at, segment.size - at)
             start = 0
-            while len(found) < most and (record := read_record(data, segment.header, start)) is not None:
+            while start < READ_AT_ONCE and (record := read_record(data, segment.header, start)) is not None:
                 if record.sequence > after:
-                    found.append(_entry(data, record))
+                    found.append(run_of(data, record))
                 start = record.end
             if not start:
                 raise OSError(f"{segment.path} has changed under us at byte {at}")
             at += start
         if found:
-            self._reading = found[-1].sequence, at
+            self._reading = found[-1].last, at
         return found
 
     # Deleting
@@ -292,9 +289,10 @@ class Journal:
             self._begun_at[fresh.path] = self._clock.monotonic()
 
 
-def _entry(data: bytes, record: Record) -> Entry:
-    body = data[record.body : record.end]
-    if record.flags & LOST:
-        return Entry(record.sequence, record.accepted, None)
-    draft = bodies.unpack(record.id, record.tenant, body)
-    return Entry(record.sequence, record.accepted, draft, b"" if draft else body)
+def _singles(drafts: Sequence[Draft]) -> list[Blank]:
+    return [Blank(raw_id(draft.id), draft.tenant.encode(), bodies.pack(draft), is_batch=False) for draft in drafts]
+
+
+def _batches(lines: Lines) -> list[Blank]:
+    parts = (part_of(lines, start, start + MOST_IN_BATCH) for start in range(0, len(lines), MOST_IN_BATCH))
+    return [Blank(part.ids, part.tenant.encode(), bodies.pack_lines(part), is_batch=True) for part in parts]

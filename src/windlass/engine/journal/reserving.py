@@ -5,7 +5,8 @@ What is committed is never handed out again; what was cancelled, or not committe
 
 from typing import NamedTuple
 
-from windlass.engine.journal.journal import Entry, Journal
+from windlass.engine.journal.journal import Journal
+from windlass.engine.journal.runs import Entry
 from windlass.model.errors import Conflict
 from windlass.model.ports import Chance, Clock
 

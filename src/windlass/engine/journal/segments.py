@@ -12,11 +12,13 @@ from typing import NamedTuple
 from windlass.engine.journal.files import Files
 from windlass.engine.journal.format import (
     HEADER_SIZE,
+    ID_SIZE,
     Gap,
     Header,
     Record,
     Tail,
     examine,
+    ids_of,
     pack_header,
     pack_lost,
     pack_record,
@@ -56,9 +58,15 @@ class Finding(NamedTuple):
 class Place(NamedTuple):
     """Where a record lies in its segment."""
 
-    id: bytes
+    ids: bytes
+    """Of its jobs, one after the other; ascending if there are several."""
     sequence: int
+    """Of the last of them."""
     at: int
+
+    @property
+    def first(self) -> int:
+        return self.sequence + 1 - len(self.ids) // ID_SIZE
 
 
 def segment_name(first: int, number: int) -> str:
@@ -79,7 +87,7 @@ def listed(files: Files, folder: Path) -> list[Path]:
 
 
 def walk(files: Files, folder: Path) -> Iterator[tuple[Record, bytes] | Finding]:
-    """Every whole record of a folder with its body, and what is not sound, in order; nothing is changed."""
+    """Every whole record of a folder with the bytes it lies in, and what is not sound, in order; nothing is changed."""
     for path, upto in _bounds(listed(files, folder)):
         data = files.read(path)
         header = read_header(data)
@@ -87,7 +95,7 @@ def walk(files: Files, folder: Path) -> Iterator[tuple[Record, bytes] | Finding]
             yield _headless(path, data, upto)
             continue
         for found in examine(data, header, upto):
-            yield (found, data[found.body : found.end]) if isinstance(found, Record) else _finding(path, found)
+            yield (found, data) if isinstance(found, Record) else _finding(path, found)
 
 
 class Recovered(NamedTuple):
@@ -140,7 +148,7 @@ def _places(data: bytes, header: Header, upto: int | None) -> tuple[list[Place],
     at = HEADER_SIZE
     for found in examine(data, header, upto):
         if isinstance(found, Record):
-            places.append(Place(found.id, found.sequence, at))
+            places.append(Place(ids_of(data, found), found.sequence, at))
             at = found.end
         else:
             faults.append(found)

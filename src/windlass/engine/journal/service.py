@@ -18,11 +18,14 @@ from msgspec.structs import asdict, replace
 
 from windlass.engine import Engine
 from windlass.engine.desk import no_job, owns
-from windlass.engine.drafts import check_terms, drafts_of
+from windlass.engine.drafts import check_terms, drafts_of, lines_of
 from windlass.engine.journal.drainer import Drainer
-from windlass.engine.journal.journal import Entry, Journal
+from windlass.engine.journal.journal import Journal
+from windlass.engine.journal.runs import Entry
+from windlass.engine.lines import drafts_in, part_of
 from windlass.engine.sound import sound
 from windlass.model.errors import Unavailable
+from windlass.model.fresh_ids import text_ids
 from windlass.model.job import Job, Reason, State, Terms
 from windlass.model.names import check_id
 from windlass.model.operations import (
@@ -72,8 +75,10 @@ class Journaled:
         match operation:
             case Enqueue():
                 answer = await self._enqueue(sound(operation))
-            case EnqueueMany() | EnqueueLines():
+            case EnqueueMany():
                 answer = await self._enqueue_many(sound(operation))
+            case EnqueueLines():
+                answer = await self._enqueue_lines(sound(operation))
             case Show() | GetResult() if not self._drainer.flows:
                 answer = await self._look(operation)
             case _:
@@ -97,12 +102,19 @@ class Journaled:
             raise no_job(draft.id)
         return self._accepted(entry.draft, created=False)
 
-    async def _enqueue_many(self, operation: EnqueueMany | EnqueueLines) -> Enqueued:
+    async def _enqueue_many(self, operation: EnqueueMany) -> Enqueued:
         drafts = drafts_of(self._engine.desk, operation)
         await self._check_terms(drafts, "jobs")
-        named = isinstance(operation, EnqueueMany) and any(map(_is_own, operation.jobs))
+        named = any(map(_is_own, operation.jobs))
         created = await self._accept(drafts, named=named) if drafts else 0
         return Enqueued(ids=[draft.id for draft in drafts], created=created)
+
+    async def _enqueue_lines(self, operation: EnqueueLines) -> Enqueued:
+        lines = lines_of(self._engine.desk, operation)
+        await self._check_terms(drafts_in(part_of(lines, 0, 1)), "wishes")
+        if lines.payloads:
+            await self._journal.accept(lines)
+        return Enqueued(ids=text_ids(lines.ids), created=len(lines))
 
     async def _check_terms(self, drafts: Sequence[Draft], at: str) -> None:
         """Check what depends on the rules. While the store is down nobody knows them: a tier is taken as it comes then,

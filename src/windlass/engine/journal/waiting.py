@@ -1,12 +1,13 @@
 """Which jobs are only in the journal: found by id, in little memory however long the store is away.
 
-The newest are in a dictionary; what has waited longer is packed, 32 bytes a job. Whatever the store has taken is
-forgotten a page at a time.
+The newest are in a dictionary; what has waited longer is packed, 32 bytes a job. Batches stay as they are: the ids in
+them are in order. Whatever the store has taken is forgotten a page or a batch at a time.
 """
 
 from collections import deque
 from typing import NamedTuple
 
+from windlass.engine.journal.format import ID_SIZE
 from windlass.engine.journal.segments import Place
 
 PAGE = 8192
@@ -32,9 +33,13 @@ class Waiting:
         """The page before the newest one: mostly it is forgotten before it would have to be packed."""
         self._old_last = 0
         self._pages: deque[_Page] = deque()
+        self._batches: deque[Place] = deque()
 
     def add(self, place: Place) -> None:
-        self._new[place.id] = (place.sequence, place.at)
+        if len(place.ids) > ID_SIZE:
+            self._batches.append(place)
+            return
+        self._new[place.ids] = (place.sequence, place.at)
         self._last = place.sequence
         if len(self._new) >= PAGE:
             self._turn()
@@ -50,12 +55,22 @@ class Waiting:
         for page in self._pages:
             if found := _look(page.packed, id):
                 return found
-        return self._old.get(id) or self._new.get(id)
+        return self._old.get(id) or self._new.get(id) or self._find_in_batches(id)
+
+    def _find_in_batches(self, id: bytes) -> tuple[int, int] | None:
+        for place in self._batches:
+            if place.ids[:ID_SIZE] <= id <= place.ids[-ID_SIZE:]:
+                number = _first_from(place.ids, ID_SIZE, id)
+                if place.ids[number * ID_SIZE : (number + 1) * ID_SIZE] == id:
+                    return place.first + number, place.at
+        return None
 
     def forget(self, upto: int) -> None:
         """The store has all up to there."""
         while self._pages and self._pages[0].last <= upto:
             self._pages.popleft()
+        while self._batches and self._batches[0].sequence <= upto:
+            self._batches.popleft()
         if self._old and self._old_last <= upto:
             self._old = {}
         if self._new and self._last <= upto:
@@ -68,14 +83,20 @@ def _packed(places: dict[bytes, tuple[int, int]]) -> bytes:
 
 
 def _look(packed: bytes, id: bytes) -> tuple[int, int] | None:
-    low, high = 0, len(packed) // ENTRY
+    number = _first_from(packed, ENTRY, id)
+    entry = packed[number * ENTRY : (number + 1) * ENTRY]
+    if entry[:ID_SIZE] != id:
+        return None
+    return int.from_bytes(entry[16:24]), int.from_bytes(entry[24:])
+
+
+def _first_from(packed: bytes, size: int, id: bytes) -> int:
+    """The number of the first entry, of so many bytes each, that is not below an id."""
+    low, high = 0, len(packed) // size
     while low < high:
         middle = (low + high) // 2
-        if packed[middle * ENTRY : middle * ENTRY + 16] < id:
+        if packed[middle * size : middle * size + ID_SIZE] < id:
             low = middle + 1
         else:
             high = middle
-    entry = packed[low * ENTRY : (low + 1) * ENTRY]
-    if entry[:16] != id:
-        return None
-    return int.from_bytes(entry[16:24]), int.from_bytes(entry[24:])
+    return low

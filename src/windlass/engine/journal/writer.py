@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from windlass.engine.journal.files import File, Files
-from windlass.engine.journal.format import HEADER_SIZE, Header, pack_header, pack_record
+from windlass.engine.journal.format import HEADER_SIZE, ID_SIZE, Header, pack_batch, pack_header, pack_record
 from windlass.engine.journal.segments import Place, Segment, segment_name
+from windlass.engine.lines import Lines
 from windlass.model.errors import JournalFull, Unavailable, WindlassError
 from windlass.store import Draft
 
@@ -26,13 +27,21 @@ MOST_AT_ONCE = 8 << 20
 """Bytes of one group, but for a larger one that came alone."""
 
 
+class Blank(NamedTuple):
+    """A record without its number."""
+
+    ids: bytes
+    tenant: bytes
+    body: bytes
+    is_batch: bool
+
+
 class Parcel(NamedTuple):
-    """Records of one request, without their numbers: they get those when they are written."""
+    """Records of one request: they get their numbers when they are written."""
 
     accepted: int
-    drafts: Sequence[Draft]
-    records: Sequence[tuple[bytes, bytes, bytes]]
-    """Of each: id, tenant, body."""
+    jobs: Sequence[Draft] | Lines
+    blanks: Sequence[Blank]
     size: int
 
 
@@ -148,11 +157,13 @@ class Writer:
         places: list[list[Place]] = []
         for parcel in parcels:
             own: list[Place] = []
-            for id, tenant, body in parcel.records:
-                record = pack_record(header, sequence, parcel.accepted, id, tenant, body)
-                own.append(Place(id, sequence, at))
+            for ids, tenant, body, is_batch in parcel.blanks:
+                pack = pack_batch if is_batch else pack_record
+                record = pack(header, sequence, parcel.accepted, ids, tenant, body)
+                sequence += len(ids) // ID_SIZE
+                own.append(Place(ids, sequence - 1, at))
                 parts.append(record)
-                sequence, at = sequence + 1, at + len(record)
+                at += len(record)
             places.append(own)
         return b"".join(parts), places
 

@@ -87,8 +87,8 @@ def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
     lines: dict[str, int] = {}
     counts: list[int] = []
     jobs: list[bytes | str | int] = []
-    for draft in drafts:
-        new, packed = draft.new, terms.pack(draft.new)
+    for draft, packed in zip(drafts, terms.pack_all(draft.new for draft in drafts), strict=True):
+        new = draft.new
         line, route = _names(draft.tenant, new.queue, new.task, draft.group)
         number = lines.setdefault(line, len(lines))
         if number == len(counts):

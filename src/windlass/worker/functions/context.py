@@ -44,8 +44,15 @@ class Turn:
     def __init__(self, number: int, job: FunctionJob) -> None:
         self.number = number
         self.job = job
-        self.lines = JobLines()
+        self.lines: JobLines | None = None
+        """Null as long as it has printed nothing, as most never do."""
         self.printed = 0
+
+    def fed(self, data: bytes) -> bytes:
+        """What of its printed lines is not a new job."""
+        if self.lines is None:
+            self.lines = JobLines()
+        return self.lines.feed(data)
 
 
 class Batch:
@@ -135,6 +142,7 @@ class Context:
     # Jobs go in
 
     def _give(self, batch: Batch) -> None:
+        orders: list[bytes] = []
         while batch.waiting and len(batch.given) < AHEAD and self._ending is None and not self.dead:
             job = batch.waiting.popleft()
             try:
@@ -144,10 +152,12 @@ class Context:
                 continue
             turn = Turn(next(self._numbers), job)
             batch.given.append(turn)
-            self.process.send(lines.job(turn.number, kind, data))
+            orders.append(lines.job(turn.number, kind, data))
         if not batch.waiting and not batch.closed and self._ending is None:
             batch.closed = True
-            self.process.send(lines.END)
+            orders.append(lines.END)
+        if orders:
+            self.process.send(b"".join(orders))
 
     def _next(self, batch: Batch) -> None:
         """Another job runs now, or none."""
@@ -158,9 +168,11 @@ class Context:
             return
         job = batch.given[0].job
         most = job.timeout if job.timeout is not None else batch.handler.options.timeout
-        self._set_timer(most, Reason.TIMEOUT, f"ran longer than its timeout of {most or 0:g} s")
+        if most is not None or self._timer is not None:
+            self._set_timer(most, Reason.TIMEOUT, f"ran longer than its timeout of {most or 0:g} s")
         batch.hears.began(job.id, self.process.pid, self.tier)
-        self._look_at_first(batch)
+        if batch.unwanted:
+            self._look_at_first(batch)
 
     def _look_at_first(self, batch: Batch) -> None:
         if batch.given and (why := batch.unwanted.get(batch.given[0].job.id)) is not None:
@@ -201,15 +213,18 @@ class Context:
             self.end(Reason.OUTPUT, "printed more than this worker allows")
             self.process.close_output(output)
             return
-        said = turn.lines.feed(data) if output == "stdout" else data
+        said = turn.fed(data) if output == "stdout" else data
         if said:
             batch.hears.said(turn.job.id, output, said)
 
     def _hear_answers(self, data: bytes) -> None:
         self._answers += data
-        while self._ending is None and (cut := self._answers.find(b"\n")) >= 0:
-            line = bytes(self._answers[:cut])
-            del self._answers[: cut + 1]
+        whole = bytes(self._answers).split(b"\n") if b"\n" in data else []
+        if whole:
+            self._answers = bytearray(whole.pop())
+        for line in whole:
+            if self._ending is not None:
+                break
             try:
                 self._hear(lines.read(line))
             except lines.Garbage:
@@ -238,27 +253,30 @@ class Context:
     def _catch_up(self) -> None:
         """Hear what was printed before this answer: it is in the pipes, for the process wrote it first."""
         for output, parts in self._parts.items():
+            if parts.marks > self._marks:
+                continue
             while parts.marks <= self._marks and self.process.pull(output):
                 pass
             parts.skip_to(self._marks + 1)
 
     def _conclude(self, batch: Batch, turn: Turn, done: lines.Done) -> None:
-        rest = turn.lines.finish()
-        if rest:
+        if turn.lines is not None and (rest := turn.lines.finish()):
             batch.hears.said(turn.job.id, "stdout", rest)
         outcome = self._outcome(turn, done)
         self._marks += 1
         batch.given.popleft()
         self.jobs += 1
         batch.hears.ended(outcome)
-        self._give(batch)
+        if not batch.closed:
+            self._give(batch)
         self._next(batch)
 
     def _outcome(self, turn: Turn, done: lines.Done) -> FunctionOutcome:
-        if turn.lines.excess:
+        asked = turn.lines
+        if asked is not None and asked.excess:
             how = "asked for more new jobs than one job may"
             return FunctionOutcome(id=turn.job.id, code=ERROR, message=how, reason=Reason.OUTPUT)
-        outcome = lines.outcome(turn.job.id, done, tuple(turn.lines.found))
+        outcome = lines.outcome(turn.job.id, done, () if asked is None else tuple(asked.found))
         if outcome.result is not None and len(outcome.result) > self._options.result:
             how = f"its result has more than {self._options.result} bytes"
             return FunctionOutcome(id=turn.job.id, code=ERROR, message=how, reason=Reason.OUTPUT)

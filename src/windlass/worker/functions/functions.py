@@ -100,7 +100,7 @@ class Run:
         """The jobs that are left when their context has ended before them."""
         context = await self._contexts.take(self._handler)
         try:
-            wanted = [job for job in jobs if not self._is_unwanted(job)]
+            wanted = [job for job in jobs if not self._is_unwanted(job)] if self._unwanted else jobs
             self._context = context
             return await context.run(self._handler, wanted, self._hears) if wanted else []
         except BaseException:

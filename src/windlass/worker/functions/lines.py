@@ -81,15 +81,18 @@ def mark(nonce: str) -> bytes:
 
 def read(line: bytes) -> Done | Ended:
     """One line that a context wrote, without its end."""
-    if line in (b"end", b"end broken"):
-        return Ended(line != b"end")
-    verb, *words = line.split(b" ", 4)
-    if verb != b"done" or len(words) != 4 or not words[0].isdigit() or not words[1].isdigit():  # noqa: PLR2004
+    words = line.split(b" ", 4)
+    if len(words) != 5:  # noqa: PLR2004 - done, number, code, kind, data
+        if line in (b"end", b"end broken"):
+            return Ended(line != b"end")
         raise Garbage
-    code = int(words[1][:9])
+    verb, number, said, kind, data = words
+    if verb != b"done" or not number.isdigit() or not said.isdigit():
+        raise Garbage
+    code = int(said[:9])
     if not RETRY <= code < OK + 100 and not FAILED <= code < ERROR + 100:
         raise Garbage
-    return Done(int(words[0][:18]), code, words[2], words[3])
+    return Done(int(number[:18]), code, kind, data)
 
 
 def outcome(id: str, done: Done, jobs: tuple[tuple[str, str], ...]) -> FunctionOutcome:

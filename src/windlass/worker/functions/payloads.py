@@ -22,7 +22,7 @@ def written(payload: bytes, content_type: str) -> tuple[bytes, bytes]:
             return b"json", msgspec.json.encode(value)
         except wire.UNSPEAKABLE as fault:
             raise Invalid(f"its payload has no form in JSON: {fault}") from None
-    if content_type.partition(";")[0].strip() == JSON:
+    if content_type == JSON or content_type.partition(";")[0].strip() == JSON:
         return b"json", payload if b"\n" not in payload else _on_one_line(payload)
     return _text(payload)
 
