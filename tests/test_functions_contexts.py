@@ -1,6 +1,7 @@
 """Contexts of uploaded functions: shared and kept apart, replaced in time, ended when they are told to."""
 
 import asyncio
+import errno
 import os
 import time
 from collections.abc import AsyncIterator
@@ -21,6 +22,7 @@ from tests.uploaded import (
     until_gone,
 )
 from windlass.model.job import JSON
+from windlass.worker.functions.sandbox.folders import Folders
 
 EVERY = pytest.mark.parametrize("lang", LANGUAGES)
 VALUED = pytest.mark.parametrize("lang", WITH_VALUES)
@@ -205,6 +207,31 @@ async def test_a_run_that_is_cancelled_leaves_nothing(shop: Bench) -> None:
     pid = heard.pids["0000"]
     assert pid is not None
     await until_gone(f"/proc/{pid}")
+
+
+async def test_a_context_that_could_not_be_started_takes_no_place_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, "no room")
+
+    for place, name in ((asyncio, "create_subprocess_exec"), (os, "pipe2"), (Folders, "make")):
+        async with bench(contexts=1) as shop:
+            with monkeypatch.context() as broken:
+                broken.setattr(place, name, no_room)
+                heard = await shop.run(handler("python", PID["python"]), b"")
+            assert (heard.one.unrun, "no room" in heard.one.message) == (True, True)
+            assert (await shop.run(handler("python", PID["python"]), b"")).codes == [200]
+
+
+async def test_a_run_that_is_cancelled_while_its_context_starts_leaves_nothing() -> None:
+    async with bench(contexts=1) as shop:
+        running = asyncio.create_task(shop.functions.run(handler("python", PID["python"]), jobs(b""), Heard()))
+        while not family():  # noqa: ASYNC110 - nobody gives a sign
+            await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert (await shop.run(handler("python", PID["python"]), b"")).codes == [200]
+    assert not family()
 
 
 async def test_a_batch_of_ten_thousand_goes_through_one_context(shop: Bench) -> None:

@@ -84,10 +84,13 @@ def _bubblewrap_fault(uid: int | None) -> str | None:
         return "sandbox tier 'isolated' needs bubblewrap: install it (bwrap)"
     command = [path, "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
     groups: list[int] | None = None if uid is None else []
-    tried = subprocess.run(  # noqa: S603
-        command, user=uid, group=uid, extra_groups=groups, cwd="/", env={"PATH": PLACES}, stdin=subprocess.DEVNULL,
-        capture_output=True, timeout=PROBE_WITHIN, check=False,
-    )  # fmt: skip
+    try:
+        tried = subprocess.run(  # noqa: S603
+            command, user=uid, group=uid, extra_groups=groups, cwd="/", env={"PATH": PLACES},
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_WITHIN, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as fault:
+        return f"sandbox tier 'isolated' cannot be had: {fault}"
     if tried.returncode == 0:
         return None
     return f"sandbox tier 'isolated' cannot be had: {tried.stderr.decode(errors='replace').strip()}"
