@@ -67,6 +67,13 @@ async def test_there_are_no_more_contexts_than_allowed_and_all_get_their_turn() 
         assert len(shop.functions._contexts._living) <= 2
 
 
+async def test_a_tenant_may_have_all_contexts_at_once() -> None:
+    work = handler("sh", "sleep 1", batch=1)
+    async with bench(contexts=6, processes=4) as shop:
+        ran = await asyncio.gather(*(shop.run(work, b"") for _ in range(6)))
+    assert [heard.codes for heard in ran] == [[200]] * 6
+
+
 async def test_tenants_share_nothing(shop: Bench) -> None:
     body = """
 import os

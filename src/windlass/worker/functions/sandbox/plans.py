@@ -140,12 +140,13 @@ def clean(environment: Mapping[str, str], more: list[str], folder: str) -> dict[
 
 def limits(ask: Ask, options: FunctionOptions) -> dict[str, int]:
     room = ask.memory + ROOM
+    processes = options.processes * options.contexts  # they are counted by user, whose contexts may be all there are
     return {
         "RLIMIT_AS" if ask.interpreter.address_space else "RLIMIT_DATA": room,
         "RLIMIT_CORE": 0,
         "RLIMIT_FSIZE": options.file_size,
         "RLIMIT_NOFILE": options.files,
-        "RLIMIT_NPROC": options.processes if ask.uid is not None else options.processes + _processes_of_ours(),
+        "RLIMIT_NPROC": processes if ask.uid is not None else processes + _processes_of_ours(),
     }
 
 
