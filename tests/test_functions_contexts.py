@@ -1,6 +1,7 @@
 """Contexts of uploaded functions: shared and kept apart, replaced in time, ended when they are told to."""
 
 import asyncio
+import errno
 import os
 import time
 from collections.abc import AsyncIterator
@@ -21,6 +22,7 @@ from tests.uploaded import (
     until_gone,
 )
 from windlass.model.job import JSON
+from windlass.worker.functions.sandbox.folders import Folders
 
 EVERY = pytest.mark.parametrize("lang", LANGUAGES)
 VALUED = pytest.mark.parametrize("lang", WITH_VALUES)
@@ -63,6 +65,13 @@ async def test_there_are_no_more_contexts_than_allowed_and_all_get_their_turn() 
         found = await asyncio.gather(*(shop.run(work, b"") for work in works for _ in range(2)))
         assert [heard.codes for heard in found] == [[200]] * 10
         assert len(shop.functions._contexts._living) <= 2
+
+
+async def test_a_tenant_may_have_all_contexts_at_once() -> None:
+    work = handler("sh", "sleep 1", batch=1)
+    async with bench(contexts=6, processes=4) as shop:
+        ran = await asyncio.gather(*(shop.run(work, b"") for _ in range(6)))
+    assert [heard.codes for heard in ran] == [[200]] * 6
 
 
 async def test_tenants_share_nothing(shop: Bench) -> None:
@@ -205,6 +214,31 @@ async def test_a_run_that_is_cancelled_leaves_nothing(shop: Bench) -> None:
     pid = heard.pids["0000"]
     assert pid is not None
     await until_gone(f"/proc/{pid}")
+
+
+async def test_a_context_that_could_not_be_started_takes_no_place_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, "no room")
+
+    for place, name in ((asyncio, "create_subprocess_exec"), (os, "pipe2"), (Folders, "make")):
+        async with bench(contexts=1) as shop:
+            with monkeypatch.context() as broken:
+                broken.setattr(place, name, no_room)
+                heard = await shop.run(handler("python", PID["python"]), b"")
+            assert (heard.one.unrun, "no room" in heard.one.message) == (True, True)
+            assert (await shop.run(handler("python", PID["python"]), b"")).codes == [200]
+
+
+async def test_a_run_that_is_cancelled_while_its_context_starts_leaves_nothing() -> None:
+    async with bench(contexts=1) as shop:
+        running = asyncio.create_task(shop.functions.run(handler("python", PID["python"]), jobs(b""), Heard()))
+        while not family():  # noqa: ASYNC110 - nobody gives a sign
+            await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert (await shop.run(handler("python", PID["python"]), b"")).codes == [200]
+    assert not family()
 
 
 async def test_a_batch_of_ten_thousand_goes_through_one_context(shop: Bench) -> None:

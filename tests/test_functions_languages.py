@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tests.uploaded import LANGUAGES, WITH_VALUES, Bench, bench, handler
+from windlass.model.handler import MOST_SCRIPT
 from windlass.model.job import JSON, MSGPACK, TEXT, Reason
 
 EVERY = pytest.mark.parametrize("lang", LANGUAGES)
@@ -75,6 +76,47 @@ async def test_a_node_function_may_be_async_and_import_modules(shop: Bench) -> N
     async function run(payload) { await wait(5); return require('node:path').basename(payload) }
     """
     assert (await shop.value("node", body, b'"/a/b"')).result == b'"b"'
+
+
+async def test_a_script_may_be_as_long_as_it_is_taken_in(shop: Bench) -> None:
+    body = "cat #".ljust(MOST_SCRIPT, "#")
+    assert (await shop.run(handler("sh", body, before="x=1 #".ljust(MOST_SCRIPT, "#")), b"one")).one.result == b"one"
+
+
+async def test_a_file_of_php_may_begin_with_its_tag(shop: Bench) -> None:
+    body = "<?php\nfunction run($payload) { return $payload . SEEN; }"
+    assert (await shop.value("php", body, b'"a"', before="\n<?php const SEEN = 1;")).result == b'"a1"'
+
+
+WRONG_AFTER = {
+    "python": ["raise Retry('x', after='1m')", "raise Retry('x', after=float('nan'))", "raise Retry('x', after=-1)"],
+    "node": ["throw new Retry('x', {after: '1m'})", "throw new Retry('x', {after: Infinity})"],
+    "php": ["throw new Retry('x', after: '1m')"],
+}
+
+
+@pytest.mark.parametrize(("lang", "said"), [(lang, said) for lang, all_ in WRONG_AFTER.items() for said in all_])
+async def test_a_wrong_time_for_another_run_says_so(shop: Bench, lang: str, said: str) -> None:
+    outcome = await shop.value(lang, raising(lang, said), b"0")
+    assert (outcome.code, outcome.type, "after" in outcome.message) == (500, "TypeError", True)
+
+
+@pytest.mark.parametrize(
+    ("lang", "said"),
+    [
+        ("python", "fault = ValueError('x'); fault.after = float('inf'); raise fault"),
+        ("python", "fault = ValueError('x'); fault.after = '1m'; raise fault"),
+        ("php", "throw new Retry('x', after: INF)"),
+    ],
+)
+async def test_an_error_with_a_time_that_means_nothing_is_still_told(shop: Bench, lang: str, said: str) -> None:
+    outcome = await shop.value(lang, raising(lang, said), b"0")
+    assert (outcome.message, outcome.delay, outcome.reason) == ("x", None, None)
+
+
+def raising(lang: str, said: str) -> str:
+    forms = {"python": "def run(p):\n    {}", "node": "function run(p) {{ {} }}", "php": "function run($p) {{ {}; }}"}
+    return forms[lang].format(said)
 
 
 ENDINGS = {

@@ -15,7 +15,7 @@ from windlass.engine.handlers import REMEMBER
 from windlass.engine.jobs import LOOK_AGAIN
 from windlass.engine.upkeep import expire, follow, promote, purge
 from windlass.model.errors import Conflict, Invalid, Missing
-from windlass.model.handler import MOST_VERSIONS, NewHandler
+from windlass.model.handler import MOST_SCRIPT, MOST_VERSIONS, NewHandler
 from windlass.model.job import DAY, NewJob, Reason, State
 from windlass.model.lifecycle import Verdict
 from windlass.model.operations import (
@@ -78,6 +78,24 @@ async def test_only_so_many_versions_are_kept(engine: Engine) -> None:
         await upload(engine, body=f"echo {number}")
     kept = (await engine(GetHandler(task="work"))).versions
     assert [one.version for one in kept] == list(range(MOST_VERSIONS + 3, 3, -1))
+
+
+@pytest.mark.parametrize(
+    ("handler", "at"),
+    [
+        (NewHandler(lang="http", body="not a url"), "body"),
+        (NewHandler(lang="http", body="file:///etc/passwd"), "body"),
+        (NewHandler(lang="http", body="http://user:password@example.com/"), "body"),
+        (NewHandler(lang="sh", body="#" * (MOST_SCRIPT + 1)), "body"),
+        (NewHandler(lang="sh", body="cat", before_each="é" * MOST_SCRIPT), "beforeEach"),
+        (NewHandler(lang="sh", body="cat\0"), "body"),
+    ],
+)
+async def test_what_could_never_run_is_refused(engine: Engine, handler: NewHandler, at: str) -> None:
+    with pytest.raises(Invalid) as fault:
+        await engine(PutHandler(task="work", handler=handler))
+    assert fault.value.at == at
+    assert await engine(Handlers()) == []
 
 
 async def test_removing_a_handler_removes_all_of_its_versions(engine: Engine) -> None:

@@ -3,6 +3,7 @@
 The numbers in brackets are the promises of an older function queue that a test holds us to.
 """
 
+import asyncio
 import json
 import re
 import signal
@@ -16,12 +17,34 @@ from msgspec import Raw
 
 from tests.serving import process
 from tests.workers import ON_A_FILE, Workshop, until
+from windlass.addresses import open_engine
 from windlass.model import wire
 from windlass.model.handler import HandlerOptions, NewHandler
 from windlass.model.job import FINISHED, Job, NewJob, State, Wishes
-from windlass.model.operations import Cancel, Enqueue, EnqueueLines, GetResult, PutHandler, Show
+from windlass.model.match import Match
+from windlass.model.operations import (
+    A,
+    Cancel,
+    Count,
+    Enqueue,
+    EnqueueLines,
+    Finish,
+    GetResult,
+    List,
+    Operation,
+    PutHandler,
+    PutQuota,
+    Service,
+    Show,
+)
 from windlass.model.operations import Retry as Rerun
+from windlass.model.quota import Quota
 from windlass.model.retry import Retry
+from windlass.system import SystemChance, SystemClock
+from windlass.worker.functions import FunctionOptions
+from windlass.worker.options import WorkerOptions
+from windlass.worker.pool import Pool
+from windlass.worker.supervisor import NO_APP, Supervisor
 
 ECHO = "def run(payload):\n    return payload\n"
 
@@ -296,16 +319,67 @@ def test_what_cannot_be_done_is_said(workshop: Workshop, words: tuple[str, ...],
     assert (ran.returncode, said in ran.stderr) == (status, True), ran.stderr
 
 
+class SlowToKeep:
+    """A queue that takes its time over reports."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def __call__(self, operation: Operation[A], /) -> A:
+        if isinstance(operation, Finish):
+            await asyncio.sleep(0.3)
+        return await self._service(operation)
+
+
+async def test_a_burst_runs_also_what_its_last_jobs_make(tmp_path: Path) -> None:
+    first = NewHandler(lang="sh", body="echo 'J: second|x'")
+    options = WorkerOptions(burst=True, functions=FunctionOptions())
+    async with open_engine(str(tmp_path / "queue.db")) as engine:
+        await engine(PutHandler(task="first", handler=first))
+        await engine(PutHandler(task="second", handler=NewHandler(lang="sh", body="true")))
+        await engine(EnqueueLines(task="first", text="x"))
+        clock, chance = SystemClock(), SystemChance()
+        await Supervisor(SlowToKeep(engine), Pool(""), NO_APP, options, clock=clock, chance=chance).run()
+        assert (await engine(Count(match=Match(task="second", state=["succeeded"])))).count == 1
+
+
+BREED = "def run(payload):\n    for _ in range(10):\n        print('J: breed|' + payload)\n"
+
+
+@ON_A_FILE
+def test_a_function_cannot_make_more_jobs_than_its_tenant_may_have(workshop: Workshop, bench: Bench) -> None:
+    tenant = workshop.tenant
+    bench.ask(PutQuota(tenant=tenant, quota=Quota(stored_jobs=300)))
+    bench.upload("breed", BREED)
+    bench.feed("breed", "x")
+    workshop.burst()
+    assert bench.ask(Count(tenant=tenant)).count < 1000  # what is on its way to be reported may be too much
+    assert bench.ask(Count(tenant=tenant, match=Match(state=["succeeded"]))).count > 10
+    refused = bench.ask(List(tenant=tenant, match=Match(state=["failed"]))).jobs
+    assert len(refused) > 10
+    assert {"this tenant may have 300 jobs on record" in job.error.message for job in refused} == {True}
+
+
+@ON_A_FILE
+def test_a_function_cannot_make_larger_jobs_than_its_tenant_may_send(workshop: Workshop, bench: Bench) -> None:
+    bench.ask(PutQuota(tenant=workshop.tenant, quota=Quota(payload_bytes=10)))
+    bench.upload("larger", "def run(payload):\n    print('J: larger|' + payload * 2)\n")
+    bench.feed("larger", "xxx")
+    workshop.burst()
+    jobs = bench.ask(List(tenant=workshop.tenant)).jobs
+    assert sorted((job.size, str(job.state)) for job in jobs) == [(3, "succeeded"), (6, "failed")]
+
+
 @ON_A_FILE
 def test_a_job_that_nobody_handles_says_so(workshop: Workshop, bench: Bench) -> None:
     """[27]"""
     (id,) = bench.feed("echo", "x")
     workshop.start()
-    assert "no worker runs task echo from queue default, and the task has no handler" in bench.command(
-        "jobs", "show", id
-    )
+    said = bench.command("jobs", "show", id)
+    assert said.count("waits") == 1
+    assert "a worker that knows its task, or runs its handler: there is none" in " ".join(said.split())
     advice = workshop.run("doctor", "--tenant", workshop.tenant).stdout
     assert "windlass handlers set echo FILE" in advice
     bench.upload("echo")
     bench.ended(id)
-    assert "it waits" not in bench.command("jobs", "show", id)
+    assert "waits" not in bench.command("jobs", "show", id)

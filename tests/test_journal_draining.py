@@ -1,6 +1,7 @@
 """A journal in front of a real store: jobs arrive once and in order, whatever becomes of the store meanwhile."""
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -326,6 +327,34 @@ async def test_jobs_of_a_server_that_was_killed_are_drained_by_the_next(
                 return (await service(Count())).count == 5
 
             await until(all_there)
+
+
+class StumblingDisk(Disk):
+    """Cannot read records the first time that it is asked to."""
+
+    stumbled = False
+
+    def read(self, path: Path, at: int = 0, size: int = -1) -> bytes:
+        if at and not self.stumbled:
+            self.stumbled = True
+            raise OSError(errno.EIO, "the disk stumbled")
+        return super().read(path, at, size)
+
+
+async def test_what_was_left_is_drained_also_if_the_disk_stumbles(start_server: StartServer, tmp_path: Path) -> None:
+    server, disk = start_server("redis", fsync="always"), StumblingDisk()
+    async with engine_at(server.url) as engine:
+        left = Journal(tmp_path / "1", Disk(), CLOCK, SystemChance(), JournalSettings())
+        assert left.open()
+        await left.accept([draft(1)])
+        await left.close()
+        async with open_journaled(engine, tmp_path, CLOCK, files=disk) as service:
+
+            async def all_there() -> bool:
+                return (await service(Count())).count == 1
+
+            await until(all_there)
+    assert disk.stumbled
 
 
 async def test_several_processes_have_a_journal_each(

@@ -5,10 +5,21 @@ from msgspec import Raw
 
 from tests.worlds import VirtualClock
 from windlass.engine import Engine
-from windlass.model.errors import Busy, TooLarge
+from windlass.model.errors import Busy, Conflict, TooLarge
 from windlass.model.job import NewJob
+from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
-from windlass.model.operations import Count, Delete, Enqueue, EnqueueLines, EnqueueMany, GetQuota, PutQuota
+from windlass.model.operations import (
+    Count,
+    Delete,
+    Enqueue,
+    EnqueueLines,
+    EnqueueMany,
+    Finish,
+    Finished,
+    GetQuota,
+    PutQuota,
+)
 from windlass.model.quota import Quota
 from windlass.server.quotas import REMEMBER, Metered
 
@@ -64,6 +75,21 @@ async def test_a_payload_is_no_larger_than_the_tenant_may_send(service: Metered)
     with pytest.raises(TooLarge):
         await service(Enqueue(job=NewJob(task="t", files={"f": bytes(200)})))
     assert await count(service) == 0
+
+
+async def test_lines_are_counted_as_they_become_jobs(service: Metered) -> None:
+    await service(PutQuota(quota=Quota(stored_jobs=1, payload_bytes=10)))
+    with pytest.raises(TooLarge, match="11 bytes"):
+        await service(EnqueueLines(task="t", text="é" * 5 + "x"))
+    await service(EnqueueLines(task="t", text="one\u2028job\n"))
+    assert await count(service) == 1
+
+
+async def test_a_report_with_more_jobs_than_there_is_room_for_is_not_to_be_sent_again(service: Metered) -> None:
+    await service(PutQuota(quota=Quota(stored_jobs=1)))
+    report = Finished(id="0" * 36, token="0" * 32, outcome=Verdict.OK, jobs=[NewJob(task="t"), NewJob(task="t")])
+    with pytest.raises(Conflict, match="1 jobs on record"):
+        await service(Finish(worker="w", jobs=[report]))
 
 
 async def test_one_tenants_quota_is_not_anothers(service: Metered) -> None:

@@ -271,7 +271,7 @@ def run(p):
             print('full', flush=True)
             time.sleep(1)
 """
-    async with bench(tier=tier, processes=40) as cell:
+    async with bench(tier=tier, processes=40, contexts=1) as cell:
         before = _processes()
         heard = Heard()
         running = asyncio.create_task(cell.functions.run(handler("python", body), jobs(b"", timeout=2.0), heard))

@@ -24,7 +24,7 @@ FOR = {
     Why.JOBS: "other jobs",
     Why.PAUSE: "the end of a pause",
     Why.WORKER: "a worker of its queue: there is none",
-    Why.HANDLER: "a worker that knows its task: there is none",
+    Why.HANDLER: "a worker that knows its task, or runs its handler: there is none",
 }
 """What a job waits for, in words."""
 

@@ -15,7 +15,6 @@ from windlass.cli import acting, following, saying, values
 from windlass.cli.card import card
 from windlass.cli.choosing import ANY_JOB, Chosen
 from windlass.cli.place import HERE, OPTIONS, Place, Queue, opened
-from windlass.cli.queues import why_unclaimed
 from windlass.model import events
 from windlass.model.errors import Invalid
 from windlass.model.estimate import Estimate
@@ -131,15 +130,12 @@ async def show(id: JobId, /, *, place: Place = HERE) -> None:
     async with opened(place) as queue:
         job = await queue(Show(id=id, payload=True))
         waits = await queue(GetEstimate(id=id)) if job.state in WAITING else Estimate()
-        why = await why_unclaimed(queue, job) if job.state is State.QUEUED and not place.json else ""
     payload = values.spoken(job.payload, job.content_type) if isinstance(job.payload, Raw) else None
     if place.json:
         known = msgspec.to_builtins(msgspec.structs.replace(job, payload=UNSET), builtin_types=(datetime,))
         saying.write_json({**known, "estimate": waits.seconds, "payload": payload})
     else:
         saying.paper().print(card(job, waits, payload, SystemClock().now()))
-    if why:
-        saying.remark(f"it waits: {why}")
 
 
 @jobs.command

@@ -9,13 +9,13 @@ from msgspec import Struct
 from rich.text import Text
 
 from windlass.cli import saying
-from windlass.cli.place import HERE, OPTIONS, Place, Queue, opened
+from windlass.cli.place import HERE, OPTIONS, Place, opened
 from windlass.cli.queue_settings import describe
 from windlass.cli.workers import table_of
-from windlass.model.errors import Denied, Missing
-from windlass.model.job import Job, State
+from windlass.model.errors import Missing
+from windlass.model.job import State
 from windlass.model.names import EVERY_TENANT
-from windlass.model.operations import GetQueue, GetStats, Handlers, QueueStats, Workers
+from windlass.model.operations import GetQueue, GetStats, QueueStats, Workers
 from windlass.model.operations import QueueCard as QueueRecord
 from windlass.model.worker import Worker
 
@@ -60,20 +60,6 @@ def takes(worker: Worker, line: QueueStats, *, handled: bool) -> bool:
     return serves(worker, line.tenant, line.queue) and (
         worker.tasks is None or line.task in worker.tasks or (handled and worker.handlers)
     )
-
-
-async def why_unclaimed(to: Queue, job: Job) -> str:
-    """What is missing where nobody would claim a queued job; empty = somebody would, or that cannot be known."""
-    try:
-        alive = await to.service(Workers(tenant=EVERY_TENANT))
-    except Denied:
-        return ""
-    handled = any(one.task == job.task for one in await to.service(Handlers(tenant=job.tenant)))
-    line = QueueStats(tenant=job.tenant, queue=job.queue, task=job.task, states={})
-    if any(takes(worker, line, handled=handled) for worker in alive):
-        return ""
-    more = "" if handled else ", and the task has no handler"
-    return f"no worker runs task {job.task} from queue {job.queue}{more}"
 
 
 @queues.command

@@ -13,7 +13,16 @@ from msgspec.structs import asdict
 
 from windlass.engine.desk import Desk, Handled
 from windlass.model.errors import Conflict, Invalid, Missing
-from windlass.model.handler import MOST_HANDLERS, MOST_VERSIONS, Handler, HandlerEntry, HandlerVersion, digest_of
+from windlass.model.handler import (
+    MOST_HANDLERS,
+    MOST_SCRIPT,
+    MOST_VERSIONS,
+    Handler,
+    HandlerEntry,
+    HandlerVersion,
+    NewHandler,
+    digest_of,
+)
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import (
     Code,
@@ -25,6 +34,7 @@ from windlass.model.operations import (
     PutHandler,
     RemoveHandler,
 )
+from windlass.model.push import read_url
 from windlass.model.worker import Worker
 
 LIST = "handler"
@@ -41,6 +51,7 @@ async def put(desk: Desk, operation: PutHandler) -> HandlerEntry:
     tenant, task = _whose(operation), operation.task
     if f"{tenant}/{task}" in desk.reserved:
         raise Conflict(f"{task} is a task of the app that runs here, which no handler can replace", at="task")
+    _check_source(operation.handler)
     listed = await _listed(desk, tenant)
     if len(listed) >= MOST_HANDLERS and task not in {one.task for one in listed}:
         raise Conflict(f"this tenant has {MOST_HANDLERS} handlers, which is as many as are kept", at="task")
@@ -108,6 +119,20 @@ def _whose(operation: Operation[Any]) -> str:
     if operation.tenant == EVERY_TENANT:
         raise Invalid("a handler belongs to one tenant, not to '-'", at="tenant")
     return operation.tenant
+
+
+def _check_source(new: NewHandler) -> None:
+    """Refuse what could never run."""
+    if new.lang == "http":
+        read_url(new.body, at="body")
+    if new.lang != "sh":
+        return
+    pieces = {"body": new.body, "before": new.before, "beforeEach": new.before_each, "afterEach": new.after_each}
+    for name, source in pieces.items():
+        if "\0" in source:
+            raise Invalid("a script has no zero bytes", at=name)
+        if len(source.encode()) > MOST_SCRIPT:
+            raise Invalid(f"a script may have {MOST_SCRIPT} bytes", at=name)
 
 
 def _shelf(tenant: str, task: str) -> str:

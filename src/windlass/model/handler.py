@@ -15,6 +15,9 @@ Language = Literal["python", "node", "php", "sh", "http"]
 MOST_SOURCE = 256 * 2**10
 """Characters of one piece of source."""
 
+MOST_SCRIPT = 2**17 - 1
+"""Bytes of one piece of source of `sh`: the system gives no program a longer argument."""
+
 MOST_VERSIONS = 20
 """Versions of one handler that are kept."""
 

@@ -44,21 +44,21 @@ class Address(NamedTuple):
         return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
 
-def read_url(url: str) -> Address:
-    """The parts of a worker's address, or what is wrong with it."""
+def read_url(url: str, *, at: str = "worker.url") -> Address:
+    """The parts of an address that jobs are sent to, or what is wrong with it."""
     if len(url) > MOST_URL:
-        raise Invalid(f"an address may have {MOST_URL} characters", at="worker.url")
+        raise Invalid(f"an address may have {MOST_URL} characters", at=at)
     parts = _URL.fullmatch(url)
     if parts is None:
         raise Invalid(
             "not an address that jobs can be sent to: http:// or https://, a host, perhaps a port, a path and a query; "
             "ASCII, without user and password",
-            at="worker.url",
+            at=at,
         )
     scheme = parts["scheme"].lower()
     port = int(parts["port"] or DEFAULT_PORTS[scheme])
     if not 0 < port < 2**16:
-        raise Invalid(f"there is no port {port}", at="worker.url")
+        raise Invalid(f"there is no port {port}", at=at)
     return Address(scheme, parts["host"].strip("[]").lower(), port, parts["target"] or "/")
 
 

@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 
 class Quota(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Bounds on what one tenant sends in over HTTP; null = none."""
+    """Bounds on what one tenant sends in over HTTP, and on what its functions make; null = none."""
 
     jobs_per_second: Annotated[float, Meta(gt=0, le=1e9)] | None = None
     """New jobs in a second, at each server; a second's worth may come at once."""
@@ -14,3 +14,17 @@ class Quota(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
     """Jobs on record, in any state."""
     payload_bytes: Annotated[int, Meta(ge=0, le=2**53)] | None = None
     """Bytes of one payload, with its files."""
+
+
+def too_large(quota: Quota, largest: int) -> str | None:
+    """Why a payload of so many bytes is refused; null = it is not."""
+    if quota.payload_bytes is None or largest <= quota.payload_bytes:
+        return None
+    return f"{largest} bytes in a payload, this tenant may send {quota.payload_bytes}"
+
+
+def too_many(quota: Quota, stored: int, number: int) -> str | None:
+    """Why so many more jobs are refused; null = they are not."""
+    if quota.stored_jobs is None or stored + number <= quota.stored_jobs:
+        return None
+    return f"this tenant may have {quota.stored_jobs} jobs on record and has {stored}"

@@ -6,7 +6,7 @@ tenant may overshoot by what it sends in that time.
 
 from typing import Any
 
-from windlass.model.errors import Busy, TooLarge, Unavailable
+from windlass.model.errors import Busy, Conflict, TooLarge, Unavailable
 from windlass.model.job import NewJob
 from windlass.model.operations import (
     A,
@@ -20,7 +20,7 @@ from windlass.model.operations import (
     Service,
 )
 from windlass.model.ports import Clock
-from windlass.model.quota import Quota
+from windlass.model.quota import Quota, too_large, too_many
 
 REMEMBER = 1.0
 """Seconds that a quota, and the number of jobs on record, are taken for what they were."""
@@ -55,16 +55,17 @@ class Metered:
     async def __call__(self, operation: Operation[A], /) -> A:
         news = _new_jobs(operation)
         if news:
-            await self._admit(operation.tenant, len(news), max(news))
+            await self._admit(operation.tenant, len(news), max(news), reported=isinstance(operation, Finish))
         return await self._service(operation)
 
-    async def _admit(self, tenant: str, number: int, largest: int) -> None:
+    async def _admit(self, tenant: str, number: int, largest: int, *, reported: bool) -> None:
         account = await self._account(tenant)
         quota = account.quota
-        if quota.payload_bytes is not None and largest > quota.payload_bytes:
-            raise TooLarge(f"{largest} bytes in a payload, this tenant may send {quota.payload_bytes}", at="payload")
-        if quota.stored_jobs is not None and account.stored + number > quota.stored_jobs:
-            raise Busy(f"this tenant may have {quota.stored_jobs} jobs on record and has {account.stored}", at="tenant")
+        if (why := too_large(quota, largest)) is not None:
+            raise TooLarge(why, at="payload")
+        if (why := too_many(quota, account.stored, number)) is not None:
+            # Whoever reports the end of a job must not wait for room: it may never come.
+            raise (Conflict if reported else Busy)(why, at="tenant")
         if quota.jobs_per_second is not None:
             account.refill(self._clock.monotonic())
             if account.left < min(number, max(quota.jobs_per_second, 1.0)):
@@ -105,7 +106,8 @@ def _new_jobs(operation: Operation[Any]) -> list[int]:
         case EnqueueMany():
             return [_weight(new) for new in operation.jobs]
         case EnqueueLines():
-            return [len(line) for line in operation.text.splitlines() if line.strip() and not line.startswith("#")]
+            lines = operation.text.split("\n")
+            return [len(line.encode()) for line in lines if line.strip() and not line.startswith("#")]
         case Finish():
             return [_weight(new) for report in operation.jobs for new in report.jobs]
         case _:

@@ -57,10 +57,11 @@ class Claims:
                 free = slots - len(self._jobs.held)
                 if self._rests():
                     continue
+            idle = not self._jobs.held and self._jobs.reports.settled  # or what has ended may yet make new jobs
             claimed = await self._claim(min(free, MOST_AT_ONCE), BURST_WAIT if burst else WAIT)
             if claimed:
                 self._jobs.start(claimed)
-            elif burst and not self._jobs.held and not self._paused:
+            elif burst and idle and not self._jobs.held and not self._paused:
                 return
 
     def _rests(self) -> bool:

@@ -14,7 +14,9 @@ from windlass.model.handler import Handler
 from windlass.model.job import Stream
 from windlass.model.operations import Claimed, Finished, GetCode, Service, Unrun
 from windlass.model.ports import Clock
+from windlass.worker.allowances import Allowance, Allowances, refusal
 from windlass.worker.functions import FunctionJob, FunctionOutcome, Functions, Tier
+from windlass.worker.functions.terms import ERROR
 from windlass.worker.held import Held
 from windlass.worker.outcomes import answered, refused
 
@@ -62,6 +64,7 @@ class Handled:
         self._waiting: set[int] = set()
         """Numbers of jobs whose code is not there yet."""
         self._known: dict[tuple[str, str], _Known] = {}
+        self._allowances = Allowances(service, clock)
         self._paces: dict[str, float] = {}
         """By digest of a handler, the seconds that one job took in the last batch."""
 
@@ -95,6 +98,7 @@ class Handled:
             log.warning("%d jobs of %s wait: %s", len(given), first.task, fault)
             self._give_back(given)
             return
+        allowance = await self._allowances.of(first.tenant)
         wanted = [one for one in given if one[0].number in self._waiting]
         self._waiting.difference_update(held.number for held, _ in wanted)
         if (why := self._functions.refusal(handler)) is not None:
@@ -105,7 +109,7 @@ class Handled:
         size = self._size(handler, len(wanted))
         async with asyncio.TaskGroup() as group:
             for start in range(0, len(wanted), size):
-                group.create_task(self._run_batch(handler, wanted[start : start + size]))
+                group.create_task(self._run_batch(handler, wanted[start : start + size], allowance))
 
     def _size(self, handler: Handler, jobs: int) -> int:
         """How many go to a context together: quick ones as many as may, others spread, so that none waits for long."""
@@ -129,9 +133,9 @@ class Handled:
         self._known[tenant, task] = _Known(handler, now)
         return handler
 
-    async def _run_batch(self, handler: Handler, given: list[Given]) -> None:
+    async def _run_batch(self, handler: Handler, given: list[Given], allowance: Allowance) -> None:
         jobs = [_job(held, claimed) for held, claimed in given]
-        ear = _Ear(self._holder, {held.id: held for held, _ in given}, self._clock)
+        ear = _Ear(self._holder, {held.id: held for held, _ in given}, self._clock, allowance)
         try:
             await self._functions.run(handler, jobs, ear)
         except Exception:
@@ -152,12 +156,13 @@ class Handled:
 class _Ear:
     """Hears of the jobs of one batch."""
 
-    def __init__(self, holder: Holder, batch: dict[str, Held], clock: Clock) -> None:
+    def __init__(self, holder: Holder, batch: dict[str, Held], clock: Clock, allowance: Allowance) -> None:
         self._holder = holder
         self._batch = batch
         self._clock = clock
         self.began_at: float | None = None
         """When the first of them began."""
+        self._allowance = allowance
 
     def began(self, id: str, pid: int | None, tier: Tier | None) -> None:
         self._batch[id].process = pid
@@ -173,12 +178,19 @@ class _Ear:
         if (held := self._current(outcome.id)) is None:
             return
         if not outcome.unrun:
-            self._holder.leave(held, answered(held, outcome))
+            self._holder.leave(held, answered(held, self._allowed(outcome)))
             return
         if held.stopping is None:
             log.warning("job %s was not begun: %s", held.id, outcome.message)
         delay = POSTPONED if held.stopping is None else None
         self._holder.leave(held, Unrun(id=held.id, token=held.token, delay=delay))
+
+    def _allowed(self, outcome: FunctionOutcome) -> FunctionOutcome:
+        """An outcome, unless it asks for more than its tenant may have."""
+        sizes = [len(payload.encode()) for _, payload in outcome.jobs]
+        if not sizes or (why := refusal(self._allowance, sizes)) is None:
+            return outcome
+        return FunctionOutcome(id=outcome.id, code=ERROR, type="Quota", message=f"its new jobs were refused: {why}")
 
     def _current(self, id: str) -> Held | None:
         held = self._batch[id]

@@ -64,6 +64,11 @@ class Reports:
         self._something.set()
         self._nothing.clear()
 
+    @property
+    def settled(self) -> bool:
+        """Whether everything is reported."""
+        return self._nothing.is_set()
+
     async def flush(self) -> None:
         """Until everything is reported."""
         await self._nothing.wait()

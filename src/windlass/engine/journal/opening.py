@@ -16,7 +16,7 @@ from windlass.engine.journal.drainer import Drainer
 from windlass.engine.journal.files import Disk, Files, fleeting
 from windlass.engine.journal.journal import Journal, JournalSettings
 from windlass.engine.journal.service import Journaled
-from windlass.model.errors import Conflict, JournalFull, WindlassError
+from windlass.model.errors import Conflict, JournalFull
 from windlass.model.ports import Clock
 from windlass.store import Ledger
 
@@ -101,7 +101,7 @@ async def _drain_left(drainer: Drainer, journal: Journal, clock: Clock) -> None:
         try:
             await drainer.start()
             await drainer.drain()
-        except WindlassError as fault:
+        except Exception as fault:  # noqa: BLE001 - whatever it is, what is accepted must not be given up
             log.warning("%s cannot be drained yet: %s", journal.folder, fault)
             await clock.sleep(TRY_LEFT_EVERY)
         else:

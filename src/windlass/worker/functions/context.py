@@ -6,6 +6,7 @@ talks nonsense costs the process; the jobs after it were not begun and are hande
 
 import asyncio
 import itertools
+import re
 from collections import deque
 from collections.abc import Sequence
 from typing import Literal
@@ -27,8 +28,8 @@ AFTER_WITHIN = 60.0
 LAST_LINES = 2000
 """Characters of what a dead process printed last."""
 
-NO_HEAP = "heap out of memory"
-"""How Node takes its leave."""
+NO_HEAP = re.compile(r"heap out of memory|Allowed memory size of \d+ bytes exhausted")
+"""How Node and PHP take their leave."""
 
 Printed = Literal["stdout", "stderr"]
 
@@ -303,7 +304,7 @@ class Context:
 
     def _epitaph(self, turn: Turn, exit: Exit) -> FunctionOutcome:  # noqa: A002
         id, last = turn.job.id, self._tail.strip()
-        if exit.why == "memory" or (NO_HEAP in last and self._ending is None):
+        if exit.why == "memory" or (NO_HEAP.search(last) and self._ending is None):
             how = "took more memory than it is allowed"
             return FunctionOutcome(id=id, code=ERROR, type="Memory", message=how, reason=Reason.MEMORY, traceback=last)
         if self._ending is not None:

@@ -146,14 +146,11 @@ class Contexts:
         interpreter = self._interpreter(handler.lang)
         if isinstance(interpreter, str):
             raise Refused(interpreter)
-        if self._folders is None:
-            self._folders = Folders(self._options.folder)
-            self._keep(self._folders.sweep())
         tier, uid = self._options.tier, self._users.of(key.tenant)
+        folder = self._folder(uid, interpreter)
         context = Context(self._options, tier, self._chance.token().hex())
-        self._living.add(context)
-        folder = self._folders.make(uid, interpreter.bootstrap, interpreter.source())
         context.folder = folder
+        self._living.add(context)
         try:
             await context.process.start(
                 lambda wires: plan(
@@ -173,6 +170,15 @@ class Contexts:
         words = ", ".join(in_force(tier, network=key.network, uid=uid))
         log.info("context %d of %s runs %s under %s: %s", context.process.pid, key.tenant, key.lang, tier, words)
         return context
+
+    def _folder(self, uid: int | None, interpreter: Interpreter) -> str:
+        try:
+            if self._folders is None:
+                self._folders = Folders(self._options.folder)
+                self._keep(self._folders.sweep())
+            return self._folders.make(uid, interpreter.bootstrap, interpreter.source())
+        except OSError as fault:
+            raise Refused(f"there was no room for its folder: {fault}") from None
 
     def _dismiss(self, context: Context) -> None:
         _, timer = self._idle.pop(context)

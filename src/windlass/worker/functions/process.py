@@ -6,6 +6,7 @@ everything has ended. Knows descriptors and signals; what the bytes mean is the 
 
 import asyncio
 import fcntl
+import itertools
 import os
 import socket
 import sys
@@ -81,41 +82,41 @@ class Process:
         self._stuck = False
         """Whether it reads more slowly than we write."""
         self._worker: socket.socket | None = None
+        self._keeper: asyncio.subprocess.Process | None = None
         self._news = b""
 
     async def start(self, make: Callable[[tuple[int, int]], Plan]) -> None:
         """Start it by the plan that is made for its two wires; `Refused` if that cannot be carried out."""
-        ours, theirs = socket.socketpair()
-        pipes = [_pipe() for _ in range(4)]
-        (orders, self._orders), *readers = pipes
-        (answers, answer), (out, print_), (err, complain) = readers
+        try:
+            async with asyncio.timeout(START_WITHIN):
+                await self._start(make)
+        except TimeoutError:
+            raise Refused(f"it did not start within {START_WITHIN:g} s") from None
+        except OSError as fault:
+            raise Refused(f"there was no room for a process: {fault}") from None
+        finally:
+            if not self.pid:
+                await self._abandon()
+
+    async def _start(self, make: Callable[[tuple[int, int]], Plan]) -> None:
+        (orders, self._orders), (answers, answer), (out, print_), (err, complain) = _pipes(4)
         self._outputs = {"answers": answers, "stdout": out, "stderr": err}
         for mine in (self._orders, *self._outputs.values()):
             os.set_blocking(mine, False)
         try:
-            keeper = await asyncio.create_subprocess_exec(
-                sys.executable, "-I", "-S", KEEPER, stdin=theirs.fileno(), stdout=print_, stderr=complain,
-                pass_fds=(orders, answer), env={},
-            )  # fmt: skip
-        except OSError as fault:
-            self._release()
-            ours.close()
-            raise Refused(f"there was no room for a process: {fault}") from None
+            self._worker, theirs = socket.socketpair()
+            with theirs:
+                self._keeper = await asyncio.create_subprocess_exec(
+                    sys.executable, "-I", "-S", KEEPER, stdin=theirs.fileno(), stdout=print_, stderr=complain,
+                    pass_fds=(orders, answer), env={},
+                )  # fmt: skip
         finally:
-            theirs.close()
             for other in (orders, answer, print_, complain):
                 os.close(other)
-        ours.setblocking(False)
-        self._worker = ours
-        self._keeper = keeper
-        self.keeper = keeper.pid
-        try:
-            await self._loop.sock_sendall(ours, msgspec.json.encode(make((orders, answer))) + b"\n")
-            async with asyncio.timeout(START_WITHIN):
-                await self._begin()
-        except BaseException:
-            await self._abandon()
-            raise
+        self._worker.setblocking(False)
+        self.keeper = self._keeper.pid
+        await self._loop.sock_sendall(self._worker, msgspec.json.encode(make((orders, answer))) + b"\n")
+        await self._begin()
 
     async def _begin(self) -> None:
         assert self._worker is not None  # noqa: S101 - it was started
@@ -139,7 +140,8 @@ class Process:
         if self._worker is not None:
             self._worker.close()  # its keeper ends everything
             self._worker = None
-        await self._keeper.wait()
+        if self._keeper is not None:
+            await self._keeper.wait()
         self.gone.set()
 
     # What we say to it
@@ -236,6 +238,7 @@ class Process:
         self._ending = self._loop.create_task(self._reap())
 
     async def _reap(self) -> None:
+        assert self._keeper is not None  # noqa: S101 - it was started
         await self._keeper.wait()
         self.gone.set()
 
@@ -246,6 +249,19 @@ class Process:
             self._loop.remove_writer(self._orders)
             os.close(self._orders)
             self._orders = -1
+
+
+def _pipes(number: int) -> list[tuple[int, int]]:
+    """So many, or none."""
+    made: list[tuple[int, int]] = []
+    try:
+        while len(made) < number:
+            made.append(_pipe())
+    except OSError:
+        for end in itertools.chain(*made):
+            os.close(end)
+        raise
+    return made
 
 
 def _pipe() -> tuple[int, int]:

@@ -90,7 +90,7 @@ class FunctionOptions(Struct, frozen=True, kw_only=True):
     memory: int = 512 << 20
     """Bytes of memory that a context may take, unless its handler asks for less."""
     processes: int = 64
-    """Processes and threads that the code of one tenant may have."""
+    """Processes and threads that the code of one tenant may have, times the contexts that there may be."""
     files: int = 256
     """Files that one process may have open."""
     file_size: int = 256 << 20

@@ -15,6 +15,7 @@ const ERROR = 500;
 
 class Retry extends Error {
   constructor(message = "the function asked to be run again", { after = null } = {}) {
+    if (after !== null && !(Number.isFinite(after) && after >= 0)) throw new TypeError("after is a number of seconds");
     super(message);
     this.name = "Retry";
     this.code = RETRY;

@@ -32,8 +32,15 @@ final class WindlassContext
 
     public static function load(string $number, string $order): void
     {
-        self::$handler = json_decode($order, true, 512, JSON_THROW_ON_ERROR) + ['number' => $number, 'fault' => null];
+        $order = array_map(self::untagged(...), json_decode($order, true, 512, JSON_THROW_ON_ERROR));
+        self::$handler = $order + ['number' => $number, 'fault' => null];
         self::$mark = "\x1e" . self::$handler['mark'] . "\n";
+    }
+
+    /** Source as `eval` takes it: a file of PHP begins with a tag. */
+    private static function untagged(string $source): string
+    {
+        return preg_replace('/\A\s*<\?php\b/i', '', $source);
     }
 
     /** What a handler's `run` is called: it need not be the first in this process. */
@@ -127,12 +134,13 @@ final class WindlassContext
     private static function told(Throwable $fault): string
     {
         $code = $fault->getCode();
+        $after = is_numeric($fault->after ?? null) ? (float) $fault->after : NAN;
         $known = is_int($code) && (($code >= 100 && $code < 200) || ($code >= 400 && $code < 600));
         $error = [
             'type' => get_class($fault),
             'message' => $fault->getMessage(),
             'traceback' => self::trace($fault),
-            'after' => $fault->after ?? null,
+            'after' => is_finite($after) ? $after : null,
         ];
         return ($known ? $code : 500) . ' error ' . json_encode($error, JSON_INVALID_UTF8_SUBSTITUTE);
     }

@@ -5,6 +5,7 @@ Started with `python -I` in the context's own folder. The protocol is in docs/fu
 
 import base64
 import json
+import math
 import os
 import sys
 import traceback
@@ -21,6 +22,8 @@ class Retry(Exception):
     code = RETRY
 
     def __init__(self, message: str = "", *, after: float | None = None) -> None:
+        if after is not None and seconds(after) is None:
+            raise TypeError("after is a number of seconds")
         super().__init__(message or "the function asked to be run again")
         self.after = after
 
@@ -129,6 +132,10 @@ def said(code: int, value: object) -> bytes:
     return b"%d json " % code + json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
+def seconds(value: object) -> float | None:
+    return value if isinstance(value, int | float) and 0 <= value < math.inf else None
+
+
 def told(fault: BaseException) -> bytes:
     code = getattr(fault, "code", None)
     if type(code) is not int or not (RETRY <= code < OK or FAILED <= code < ERROR + 100):
@@ -140,7 +147,7 @@ def told(fault: BaseException) -> bytes:
         "type": type(fault).__qualname__,
         "message": str(fault),
         "traceback": "".join(traceback.format_exception(type(fault), fault, trace, chain=False)),
-        "after": getattr(fault, "after", None),
+        "after": seconds(getattr(fault, "after", None)),
     }
     return b"%d error " % code + json.dumps(error, default=str).encode()
 

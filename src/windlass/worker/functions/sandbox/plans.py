@@ -84,10 +84,13 @@ def _bubblewrap_fault(uid: int | None) -> str | None:
         return "sandbox tier 'isolated' needs bubblewrap: install it (bwrap)"
     command = [path, "--unshare-all", "--ro-bind", "/", "/", "--proc", "/proc", "true"]
     groups: list[int] | None = None if uid is None else []
-    tried = subprocess.run(  # noqa: S603
-        command, user=uid, group=uid, extra_groups=groups, cwd="/", env={"PATH": PLACES}, stdin=subprocess.DEVNULL,
-        capture_output=True, timeout=PROBE_WITHIN, check=False,
-    )  # fmt: skip
+    try:
+        tried = subprocess.run(  # noqa: S603
+            command, user=uid, group=uid, extra_groups=groups, cwd="/", env={"PATH": PLACES},
+            stdin=subprocess.DEVNULL, capture_output=True, timeout=PROBE_WITHIN, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as fault:
+        return f"sandbox tier 'isolated' cannot be had: {fault}"
     if tried.returncode == 0:
         return None
     return f"sandbox tier 'isolated' cannot be had: {tried.stderr.decode(errors='replace').strip()}"
@@ -137,12 +140,13 @@ def clean(environment: Mapping[str, str], more: list[str], folder: str) -> dict[
 
 def limits(ask: Ask, options: FunctionOptions) -> dict[str, int]:
     room = ask.memory + ROOM
+    processes = options.processes * options.contexts  # they are counted by user, whose contexts may be all there are
     return {
         "RLIMIT_AS" if ask.interpreter.address_space else "RLIMIT_DATA": room,
         "RLIMIT_CORE": 0,
         "RLIMIT_FSIZE": options.file_size,
         "RLIMIT_NOFILE": options.files,
-        "RLIMIT_NPROC": options.processes if ask.uid is not None else options.processes + _processes_of_ours(),
+        "RLIMIT_NPROC": processes if ask.uid is not None else processes + _processes_of_ours(),
     }
 
 
