@@ -2,21 +2,35 @@
 
 import asyncio
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from tests.engines import enqueue, finish, register, take
-from tests.worlds import SeededChance, VirtualClock
+from tests.worlds import EPOCH, SeededChance, VirtualClock
 from windlass.engine import Engine
 from windlass.engine.tiers import attend, attend_all
-from windlass.model.errors import Busy
+from windlass.model.errors import Busy, Invalid
 from windlass.model.job import Job, NewJob, Reason
 from windlass.model.lifecycle import Verdict
 from windlass.model.limit import NewLimit, Which
 from windlass.model.names import fresh_id
-from windlass.model.operations import Alive, Cancel, ChangeQueue, Claim, Claimed, PutLimit, Renew, Show, Unregister
+from windlass.model.operations import (
+    Alive,
+    Cancel,
+    ChangeQueue,
+    Claim,
+    Claimed,
+    EnqueueMany,
+    PutLimit,
+    Renew,
+    Show,
+    Unregister,
+)
 from windlass.model.queue import QueueChange, Tier
 from windlass.store import Draft
+
+NOBODY = "00000000-0000-7000-8000-0000000000df"
 
 
 async def regulate(engine: Engine, slow: int | str = 1, medium: int | str = 2) -> None:
@@ -171,6 +185,35 @@ async def test_a_yielding_job_is_let_in_where_a_slot_is_free_and_denied_where_no
     assert (await take(engine, worker)).job.yielding
     await engine(Unregister(worker=worker))
     assert await engine.desk.store.workers("-") == []
+
+
+async def test_as_many_yielding_jobs_are_let_in_as_places_are_free_however_they_come(engine: Engine) -> None:
+    await regulate(engine)
+    await register(engine, slots=2)
+    with pytest.raises(Busy):
+        await engine(EnqueueMany(jobs=[NewJob(task="work", yielding=True)] * 3))
+    came = await asyncio.gather(*(enqueue(engine, yielding=True) for _ in range(5)), return_exceptions=True)
+    assert sum(isinstance(one, Job) for one in came) == 2
+    assert sum(isinstance(one, Busy) for one in came) == 3
+
+
+async def test_a_yielding_job_that_is_sent_again_is_not_denied_its_own_place(engine: Engine) -> None:
+    await regulate(engine)
+    worker = await register(engine, slots=1)
+    first = await enqueue(engine, yielding=True, key="mine")
+    assert (await enqueue(engine, yielding=True, key="mine")).id == first.id
+    claimed = await take(engine, worker)
+    assert (await enqueue(engine, yielding=True, key="mine")).id == first.id
+    await finish(engine, worker, claimed)
+    assert (await enqueue(engine, yielding=True)).id != first.id
+
+
+@pytest.mark.parametrize("wait", [{"delay": 1.0}, {"run_at": EPOCH}, {"after": [NOBODY]}])
+async def test_a_yielding_job_cannot_wait_for_anything(engine: Engine, wait: dict[str, Any]) -> None:
+    await regulate(engine)
+    await register(engine)
+    with pytest.raises(Invalid, match="at once or not at all"):
+        await enqueue(engine, yielding=True, **wait)
 
 
 async def test_claiming_the_last_slot_shrinks_flexible_jobs_for_those_still_waiting(engine: Engine) -> None:

@@ -23,12 +23,29 @@ from windlass.addresses import open_store
 from windlass.engine import Engine, feed, upkeep
 from windlass.model import events
 from windlass.model.errors import Invalid, Unavailable, WindlassError
+from windlass.model.estimate import Estimate, Why
 from windlass.model.events import Event, Watching
-from windlass.model.job import NewJob, Progress
+from windlass.model.job import NewJob, Progress, State
 from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
-from windlass.model.operations import AddToken, Alive, Cancel, Enqueue, Renew
+from windlass.model.operations import (
+    AddToken,
+    Alive,
+    Cancel,
+    ChangeQueue,
+    Claim,
+    Enqueue,
+    EnqueueMany,
+    Finish,
+    Finished,
+    GetQueueEstimate,
+    GetResult,
+    Register,
+    Renew,
+)
 from windlass.model.operations import Retry as Rerun
+from windlass.model.queue import QueueChange, Tier
+from windlass.model.worker import NewWorker
 from windlass.server import live
 from windlass.store import GAP, Store, Watch, Wire
 from windlass.system import SystemChance
@@ -400,6 +417,8 @@ async def test_the_events_of_a_job_are_told_to_its_handle(hub: Station, app: Win
     async with aclosing(app.job(job.id).aevents()) as seen:
         first = await following(seen)
         assert (first.name, first.job.id) == ("queued", job.id)
+        waiting = await following(seen)
+        assert (waiting.name, waiting.estimate) == ("estimate", Estimate(position=1, why=Why.WORKER))
         await hub.client(Cancel(ids=[job.id]))
         last = await following(seen)
         assert last.name == "cancelled"
@@ -435,7 +454,37 @@ async def test_a_handle_without_a_loop_hears_of_a_life(hub: Station, app: Windla
         return found
 
     async with asyncio.timeout(10):
-        assert await asyncio.to_thread(names) == ["queued", "cancelled"]
+        found = await asyncio.to_thread(names)
+    assert [name for name in found if name != "estimate"] == ["queued", "cancelled"]
+    await asyncio.to_thread(app.close)
+
+
+async def test_whatever_the_queue_answers_can_be_asked_without_a_loop(hub: Station, app: Windlass) -> None:
+    job = (await hub.enqueue()).id
+
+    def ask() -> None:
+        assert app.ask(Enqueue(job=NewJob(task="work"))).created
+        assert app.ask(GetQueueEstimate(queue="default")).why is Why.WORKER
+        assert app.ask(GetResult(id=job, wait=0.01)).state is State.QUEUED
+        worker = app.ask(Register(worker=NewWorker(name="hand", handlers=True, tasks=["work"], slots=2))).worker
+        (held,) = app.ask(Claim(worker=worker))
+        done = Finished(id=held.job.id, token=held.token, outcome=Verdict.OK)
+        assert app.ask(Finish(worker=worker, jobs=[done])).applied == [held.job.id]
+        app.ask(ChangeQueue(queue="default", change=QueueChange(tiers=[Tier(name="fast", seconds=3)])))
+        app.ask(EnqueueMany(jobs=[NewJob(task="work", queue="default", yielding=True)]))
+        app.close()
+
+    async with asyncio.timeout(20):
+        await asyncio.to_thread(ask)
+
+
+async def test_a_handle_knows_how_long_its_job_will_wait_until_it_waits_no_more(hub: Station, app: Windlass) -> None:
+    job = app.job((await hub.enqueue()).id)
+    waiting = Estimate(position=1, why=Why.WORKER)
+    assert await job.aestimate() == await asyncio.to_thread(job.estimate) == waiting
+    await job.acancel()
+    assert await job.aestimate() == await asyncio.to_thread(job.estimate) == Estimate()
+    await app.aclose()
     await asyncio.to_thread(app.close)
 
 

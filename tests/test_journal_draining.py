@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.board import Relay, await_
+from tests.engines import packed
 from tests.journals import draft, number_of
 from tests.servers import NewPrefix, Server, StartServer
 from tests.wires import Wire
@@ -17,21 +18,26 @@ from windlass import Windlass
 from windlass.engine import Engine
 from windlass.engine.journal import Disk, Journal, Journaled, JournalSettings, open_journaled
 from windlass.engine.journal.drainer import Drainer
-from windlass.model.errors import Missing, Unavailable
-from windlass.model.job import NewJob, Reason, State
+from windlass.model.errors import Busy, Invalid, Missing, Unavailable
+from windlass.model.job import NewJob, Reason, State, Wishes
+from windlass.model.limit import NewLimit, Which
 from windlass.model.operations import (
+    ChangeQueue,
     Claim,
     Count,
     Enqueue,
     EnqueueLines,
     EnqueueMany,
+    GetEstimate,
     GetQuota,
     GetResult,
     GetStats,
     List,
+    PutLimit,
     Register,
     Show,
 )
+from windlass.model.queue import QueueChange, Tier
 from windlass.model.worker import NewWorker
 from windlass.store import Haul, Hauled, Ledger
 from windlass.store.redis import RedisStore
@@ -177,6 +183,36 @@ async def test_whoever_looks_after_enqueueing_finds_the_job(
         assert (many.created, lines.created, len(lines.ids)) == (30, 2, 2)
         assert (await service(Count())).count == 52
         assert {job.id for job in (await service(List(limit=100))).jobs} >= {*many.ids, *lines.ids}
+
+
+async def test_limits_and_tiers_hold_for_jobs_that_came_by_the_journal(
+    redis_server: Server, new_prefix: NewPrefix, tmp_path: Path
+) -> None:
+    tiers = [Tier(name="fast", seconds=3), Tier(name="slow", seconds=30, cap=1)]
+    async with journaled_at(redis_server.url, tmp_path, new_prefix()) as service:
+        service._drainer._ledger = Slow(service._drainer._ledger)
+        await service(PutLimit(name="one", limit=NewLimit(match=Which(task="work"), running=1, key="payload.n")))
+        await service(ChangeQueue(queue="web", change=QueueChange(tiers=tiers, timeout=7)))
+        worker = (await service(Register(worker=NewWorker(name="w", queues=["default", "web"], slots=2)))).worker
+        several = [NewJob(task="work", payload=packed({"n": n})) for n in (1, 1, 2, 2)]
+        await service(EnqueueMany(jobs=several))
+        assert (await service(Count())).count == 4, "and all of them are there now"
+        held = await service(Claim(worker=worker, slots=10))
+        assert len(held) == 2
+        with pytest.raises(Invalid) as fault:
+            await service(Enqueue(job=NewJob(task="work", queue="web", tier="huge")))
+        assert fault.value.at == "job.tier"
+        with pytest.raises(Invalid) as fault:
+            await service(EnqueueLines(task="work", text="a", wishes=Wishes(queue="web", tier="huge")))
+        assert fault.value.at == "wishes.tier"
+        with pytest.raises(Busy):
+            await service(Enqueue(job=NewJob(task="work", queue="web", yielding=True)))
+        fast = await service(Enqueue(job=NewJob(task="other", queue="web", tier="fast")))
+        assert fast.estimate is not None
+        assert fast.estimate > 0
+        plain = await service(Enqueue(job=new(1)))
+        assert (await service(GetEstimate(id=plain.id))).position == 3
+        assert (await service(Show(id=fast.id))).timeout == 7
 
 
 async def test_an_id_or_key_that_the_store_knows_is_not_new(

@@ -89,7 +89,12 @@ async def test_a_tenant_does_not_see_another_ones_limits(engine: Engine) -> None
         (NewLimit(running=1, key="colour"), "key"),
         (NewLimit(running=1, key="payload"), "key"),
         (NewLimit(rate=Rate(count=20_000)), "rate.count"),
+        (NewLimit(running=1, key="payload.a..b"), "key"),
         (NewLimit(running=1, match=Which(payload={"a": Condition()})), "match"),
+        (NewLimit(running=1, match=Which(payload={"a": Condition(any_of=[])})), "match"),
+        (NewLimit(running=1, match=Which(payload={"a": Condition(min=2, max=1)})), "match"),
+        (NewLimit(running=1, match=Which(payload={"": 1})), "match.payload"),
+        (NewLimit(running=1, match=Which(task=Condition(min=1))), "match.task"),
         (
             NewLimit(running=1, match=Which(all=[Which(all=[Which(all=[Which(all=[Which(task="a")])])])])),
             "match.all[0].all[0].all[0].all[0]",
@@ -255,6 +260,31 @@ async def test_a_removed_limit_bounds_nothing_and_a_widened_one_less(engine: Eng
     assert len(await claim(engine, worker)) == 2
     await engine(RemoveLimit(name="some"))
     assert len(await claim(engine, worker)) == 2
+
+
+async def test_a_limit_under_the_name_of_a_removed_one_bounds_only_its_own_jobs(engine: Engine) -> None:
+    worker = await register(engine, "a", "b")
+    await put(engine, match=Which(queue="a"), running=1)
+    for queue in ("a", "a", "a", "b", "b"):
+        await enqueue(engine, queue, queue=queue)
+    assert await tasks(engine, worker, 1) == ["a"]
+    await engine(RemoveLimit(name="some"))
+    await enqueue(engine, "b", queue="b")
+    await put(engine, match=Which(queue="b"), running=1)
+    assert await tasks(engine, worker) == ["a", "a", "b"]
+
+
+async def test_a_removed_limit_is_forgotten_while_its_jobs_go_on(engine: Engine) -> None:
+    await put(engine, running=1)
+    job = await enqueue(engine)
+    await engine(RemoveLimit(name="some"))
+    assert not (await engine.desk.flow.rules()).shut
+    assert await sort_out(engine.desk)
+    rules = await engine.desk.flow.rules()
+    assert (rules.marks, rules.sorting) == ({}, [])
+    (record,) = (await engine.desk.store.read([job.id])).records
+    assert record is not None
+    assert record.group == ""
 
 
 async def test_an_engine_that_has_not_heard_of_a_limit_still_adds_jobs_under_it(engine: Engine) -> None:

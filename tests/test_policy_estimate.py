@@ -45,6 +45,19 @@ def test_a_job_behind_a_full_limit_is_passed_by_and_says_which() -> None:
     }
 
 
+def test_all_who_start_when_a_limit_has_places_again_have_waited_for_it() -> None:
+    bounds = [Bound("mail", places=2)]
+    found = forecast(
+        Snapshot(9, [Busy(3.0, (0,)), Busy(3.0, (0,))], [Lane(keys(1, 2, 3, 4), 5.0, bounds=(0,))], bounds)
+    )
+    assert [(one.seconds, one.why, one.name) for one in found.values()] == [
+        (3.0, Why.LIMIT, "mail"),
+        (3.0, Why.LIMIT, "mail"),
+        (8.0, Why.LIMIT, "mail"),
+        (8.0, Why.LIMIT, "mail"),
+    ]
+
+
 def test_a_limit_over_many_keys_lets_them_in_one_by_one() -> None:
     bounds = [Bound("all", places=2), *(Bound(f"key{key}", places=1) for key in range(50))]
     lanes = [Lane(keys(*range(2 * key, 2 * key + 2)), 1.0, bounds=(0, key + 1)) for key in range(50)]

@@ -20,6 +20,7 @@ from windlass.engine import Settings
 from windlass.link import Link, Way
 from windlass.model.duration import seconds
 from windlass.model.errors import Invalid, Unavailable, WindlassError
+from windlass.model.estimate import Estimate
 from windlass.model.events import Event
 from windlass.model.job import FINISHED, Error, NewJob, State
 from windlass.model.job import Job as Record
@@ -30,6 +31,7 @@ from windlass.model.operations import (
     A,
     Cancel,
     EnqueueMany,
+    GetEstimate,
     GetResult,
     Operation,
     Result,
@@ -372,6 +374,14 @@ class Job(Generic[R]):
     def aevents(self, since: str = "") -> AsyncGenerator[Event, None]:
         """The same in asynchronous code."""
         return self._app.link.ahear(lambda teller: teller.story(self._app.tenant, self.id, since))
+
+    def estimate(self) -> Estimate:
+        """How long the job will still wait (`seconds`), its `position` and `why`; all null if it waits no more."""
+        return self._app.link.ask(GetEstimate(tenant=self._app.tenant, id=self.id))
+
+    async def aestimate(self) -> Estimate:
+        """The same in asynchronous code."""
+        return await (await self._app.link.service())(GetEstimate(tenant=self._app.tenant, id=self.id))
 
     def cancel(self) -> bool:
         """Stop the job, wherever it stands; whether there was anything to stop."""

@@ -22,7 +22,21 @@ from windlass.engine import Engine, Settings
 from windlass.model.errors import Unavailable, WindlassError
 from windlass.model.events import Event, Teller
 from windlass.model.job import NewJob
-from windlass.model.operations import MOST_AT_ONCE, A, EnqueueMany, Operation, Service
+from windlass.model.operations import (
+    MOST_AT_ONCE,
+    A,
+    Cancel,
+    Count,
+    Delete,
+    EnqueueMany,
+    GetResult,
+    GetStats,
+    List,
+    Operation,
+    Retry,
+    Service,
+    Show,
+)
 from windlass.model.wire import FAULTS
 from windlass.system import SystemChance
 
@@ -31,6 +45,8 @@ T = TypeVar("T")
 MOST_IN_FLIGHT = 2
 """Batches of one loop that are on their way at once: one is answered while the next is made."""
 
+AT_ONCE = (Show, GetResult, List, Count, GetStats, Cancel, Retry, Delete)
+"""What an engine can answer without an event loop, unless it shall wait; and new jobs, see `_needs_no_loop`."""
 
 Ask = Callable[[Teller], AsyncGenerator[Event, None]]
 """Which events are wanted."""
@@ -78,7 +94,7 @@ class Link:
     def ask(self, operation: Operation[A], *, waits: bool = False) -> A:
         """Ask from code without an event loop. `waits`: the answer may take a while, by design."""
         here = self._in_this_process()
-        if not waits and (quick := self._quick(here)):
+        if not waits and _needs_no_loop(operation) and (quick := self._quick(here)):
             return drive(quick(operation))
         return here.portal().run(self._ask_in_portal(operation))
 
@@ -90,6 +106,9 @@ class Link:
             return
         asked: Asking[A] | None = None
         for operation in operations:
+            if not _needs_no_loop(operation):
+                self.ask(operation)
+                continue
             following = Asking(quick(operation))
             if asked is not None:
                 asked.answer()
@@ -205,6 +224,13 @@ class Link:
     def _quickly_opened(self) -> Engine | None:
         store = None if self._journal else drive(open_blocking_store(self._address))
         return None if store is None else Engine(store, SystemChance(), self._settings)
+
+
+def _needs_no_loop(operation: Operation[Any]) -> bool:
+    """Whether an engine answers this without waiting for anything but its store, and without looking at a clock."""
+    if isinstance(operation, EnqueueMany):
+        return not any(new.yielding for new in operation.jobs)
+    return isinstance(operation, AT_ONCE) and not getattr(operation, "wait", 0.0)
 
 
 def _before_each_fork(link: Link) -> None:

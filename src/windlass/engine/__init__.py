@@ -6,6 +6,7 @@ holds one need not know whether it sits beside the store or across the network. 
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, aclosing
+from functools import partial
 from typing import Any, cast
 
 from windlass.engine import estimates, handlers, jobs, limits, output, queues, quotas, tokens, watching, work
@@ -46,7 +47,7 @@ class Engine:
         return cast("A", answer)
 
     def follow(self, tenant: str, job: Job, place: Place) -> AsyncGenerator[News | None, None]:
-        return watching.follow(self, self.feed, tenant, job, place)
+        return watching.follow(self, self.feed, tenant, job, place, foretell=partial(estimates.lately, self.desk))
 
     def watching(self, tenant: str, match: Match) -> AbstractAsyncContextManager[Watching]:
         return self.feed.watching(tenant, match)

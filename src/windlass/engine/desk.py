@@ -68,6 +68,8 @@ class Desk:
         self.settings = settings
         self.gathering: Gathering | None = None
         self.experience = Experience()
+        self.let_in: dict[tuple[str, str], dict[str, datetime]] = {}
+        """Yielding jobs of a tenant's queue that are on their way to the store, and until when that is believed."""
         self.handled: Handled | None = None
         self.reserved: frozenset[str] = frozenset()
         """Tasks of an app in the same program, as `tenant/task`: handlers cannot take their place."""

@@ -75,17 +75,23 @@ def _check_tenant(tenant: str) -> None:
 
 async def check_terms(desk: Desk, drafts: Sequence[Draft], at: str) -> None:
     """Refuse tiers that their queues do not have, and yielding jobs for which there is no place now."""
+    if all(new.new.tier is None and not new.new.yielding for new in drafts):
+        return
+    regime = await desk.regimes.refreshed()
     for place, new in enumerate(drafts):
         if new.new.tier is None and not new.new.yielding:
             continue
-        regime = await desk.regimes.refreshed()
         try:
             regime.admitted(new, strict=True)
         except Invalid as fault:
             where = f"{at}[{place}]" if at == "jobs" else at
             raise Invalid(fault.detail, at=f"{where}.{fault.at}") from None
+    lines: dict[tuple[str, str], list[str]] = {}
+    for new in drafts:
         if new.new.yielding:
-            await admit(desk, new.tenant, new.new.queue)
+            lines.setdefault((new.tenant, new.new.queue), []).append(new.id)
+    for (tenant, queue), ids in lines.items():
+        await admit(desk, tenant, queue, ids)
 
 
 def own_id(tenant: str, new: NewJob) -> str | None:

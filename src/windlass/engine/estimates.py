@@ -86,6 +86,19 @@ async def get_queue_estimate(desk: Desk, operation: GetQueueEstimate) -> QueueEs
     )
 
 
+async def lately(desk: Desk, job: Job) -> Estimate | None:
+    """For those who look again and again, by a forecast that all of them share; null = the job is newer than that."""
+    if job.state is State.BLOCKED:
+        return Estimate(why=Why.JOBS)
+    found = await _watched(desk, job.queue, shared=True)
+    if job.state is State.SCHEDULED:
+        return _later(found, job)
+    told = found.jobs.get(job.id)
+    if told is not None or not _large(found):
+        return told
+    return _newcomer(found, job.tenant)
+
+
 def _newcomer(found: Forecast, tenant: str) -> Estimate:
     return found.jobs.get(newcomer(tenant)) or found.jobs.get(newcomer(""), Estimate())
 
@@ -146,32 +159,41 @@ def _alone(found: Forecast, job: Job) -> Estimate:
 async def _of_scheduled(desk: Desk, job: Job) -> Estimate:
     """As if the queue stayed as it is until its time comes."""
     found = await _watched(desk, job.queue)
-    due = max(0.0, (job.run_at - found.now).total_seconds()) if job.run_at else 0.0
     if _large(found):
-        told = _newcomer(found, job.tenant)
-        return (
-            Estimate(why=told.why) if told.seconds is None else Estimate(seconds=max(due, told.seconds), why=Why.TIME)
-        )
+        return _later(found, job)
+    due = _due_in(found, job)
     lane = Lane([(job.priority, LAST, job.id)], UNKNOWN, job.tenant, job.task, opens=due, why=Why.TIME)
     later = forecast(replace(found.snapshot, lanes=[*found.snapshot.lanes, lane]), only=job.id)[job.id]
     return Estimate(seconds=later.seconds, why=later.why if later.seconds is None else Why.TIME)
+
+
+def _later(found: Forecast, job: Job) -> Estimate:
+    """The same without a replay: as long as a newcomer waits, but not before its time."""
+    told = _newcomer(found, job.tenant)
+    if told.seconds is None:
+        return Estimate(why=told.why)
+    return Estimate(seconds=max(_due_in(found, job), told.seconds), why=Why.TIME)
+
+
+def _due_in(found: Forecast, job: Job) -> float:
+    return max(0.0, (job.run_at - found.now).total_seconds()) if job.run_at else 0.0
 
 
 def _time() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def _watched(desk: Desk, queue: str) -> Forecast:
+async def _watched(desk: Desk, queue: str, *, shared: bool = False) -> Forecast:
     """The forecast of a queue that somebody watches from now on."""
     desk.experience.watched[queue] = _time()
-    return await _forecast(desk, queue)
+    return await _forecast(desk, queue, shared=shared)
 
 
-async def _forecast(desk: Desk, queue: str) -> Forecast:
-    """The last forecast of a queue, or a new one where that is due."""
+async def _forecast(desk: Desk, queue: str, *, shared: bool = False) -> Forecast:
+    """The last forecast of a queue, or a new one where that is due; of a small one always, unless it is `shared`."""
     experience = desk.experience
     last = experience.forecasts.get(queue)
-    if last is not None and _large(last) and (queue in experience.making or not _due(last)):
+    if last is not None and (shared or _large(last)) and (queue in experience.making or not _due(last)):
         return last
     experience.making.add(queue)
     try:

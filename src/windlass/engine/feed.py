@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from windlass.engine.desk import owns
 from windlass.model.errors import Invalid, Unavailable, WindlassError
-from windlass.model.events import NAMES, Event, EventName
+from windlass.model.events import ALONE, NAMES, Event, EventName
 from windlass.model.job import FINISHED, Job, State
 from windlass.model.match import Match, matches
 from windlass.store import GAP, Store, Watch, Wire
@@ -40,7 +40,7 @@ BEGIN_WITHIN = 10.0
 TRY_AGAIN_AFTER = 1.0
 """Seconds in which somebody who watches must be heard of by all, and after which a lost wire is taken up again."""
 
-_NAMES = {name: name for name in NAMES if name != "output"}
+_NAMES = {name: name for name in NAMES if name not in ALONE}
 """News that is told to those who watch; the rest only to those who follow the job."""
 
 
@@ -168,6 +168,11 @@ class Feed:
             if not self._followers[id]:
                 del self._followers[id]
             await self._stop_if_alone()
+
+    @property
+    def followers(self) -> int:
+        """Jobs that somebody follows."""
+        return len(self._followers)
 
     def wake(self) -> None:
         """Let everybody look up, though there is no news."""

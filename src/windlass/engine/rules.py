@@ -7,7 +7,7 @@ a note in the rules, and the duty `sort_out` goes on.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -79,7 +79,7 @@ def derive(before: Rules, kept: Regime, workers: Sequence[Worker]) -> Rules:
         },
         shut=dict(_shut(kept, sorting)),
         sorting=sorting,
-        marks=marks | _defaults(kept),
+        marks=marks | _retired(before, marks) | _defaults(kept),
     )
     if made == before:
         return before
@@ -140,6 +140,11 @@ def _marks(kept: Regime) -> Iterable[tuple[str, str]]:
             yield name, f"{name},{ANY}#{_digest(times)}"
 
 
+def _retired(before: Rules, marks: Mapping[str, str]) -> dict[str, str]:
+    """What is no more, but may still be part of groups: it binds nobody, unless something else comes under its name."""
+    return {name: f"{_pattern(mark)}#" for name, mark in before.marks.items() if name and name not in marks}
+
+
 def _defaults(kept: Regime) -> dict[str, str]:
     """What new jobs get; a change of it moves none that are here."""
     given = sorted(
@@ -170,9 +175,10 @@ async def sort_out(desk: Desk, most: int | None = None) -> bool:
     while True:
         regime = await desk.regimes.refreshed()
         rules = regime.rules
-        if not rules.sorting:
+        retired = {name: _pattern(mark) for name, mark in rules.marks.items() if mark.endswith("#")}
+        if not rules.sorting and not retired:
             return True
-        for pattern in rules.sorting:
+        for pattern in sorted({*rules.sorting, *retired.values()}):
             if not await _sort(desk, regime, pattern, most):
                 return False
         opened = replace(
@@ -180,6 +186,7 @@ async def sort_out(desk: Desk, most: int | None = None) -> bool:
             edition=rules.edition + 1,
             sorting=[],
             shut=dict(_shut(regime, [])),
+            marks={name: mark for name, mark in rules.marks.items() if name not in retired},
         )
         if await desk.flow.regulate(opened):
             desk.regimes.forget()

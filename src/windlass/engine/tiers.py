@@ -6,12 +6,14 @@ line at once: each move is guarded by what its job was, and all of them draw the
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from itertools import count
 from operator import itemgetter
 
 from msgspec.structs import replace
 
 from windlass.engine.desk import Desk
+from windlass.engine.regime import YIELDS_WITHIN
 from windlass.engine.scene import Scene, buckets, class_of, is_full, known, look, shut_until
 from windlass.model import lifecycle
 from windlass.model.errors import Busy
@@ -40,17 +42,26 @@ async def attend_all(desk: Desk) -> int:
     return sum(done)
 
 
-async def admit(desk: Desk, tenant: str, queue: str) -> None:
-    """Refuse a yielding job for which no place is free; the longest of the flexible jobs loses some time then."""
+async def admit(desk: Desk, tenant: str, queue: str, ids: Sequence[str]) -> None:
+    """Refuse yielding jobs unless a place is free for each; the longest of the flexible jobs loses some time then."""
     rules = (await desk.regimes.current()).rules
     levels = rules.tiers.get(f"{tenant},{queue}")
     if levels is None:
         return
+    coming = desk.let_in.setdefault((tenant, queue), {})
+    # Read before the look: whoever has arrived by now is seen there.
+    records = (await desk.store.read(list({*ids, *coming}))).records
+    arrived = {record.job.id for record in records if record is not None}
     scene = await look(desk, rules, tenant, queue)
-    answer = policy.admit(_line(scene, levels), desk.chance.fraction)
+    for id in [id for id, until in coming.items() if id in arrived or until < scene.now]:
+        del coming[id]
+    fresh = {*ids} - arrived - coming.keys()  # what is sent again is let in already
+    answer = policy.admit(_line(scene, levels, len(coming)), desk.chance.fraction, len(fresh))
+    if answer.admitted:
+        coming.update(dict.fromkeys(fresh, scene.now + timedelta(seconds=YIELDS_WITHIN)))
+        return
     await _carry_out(desk, scene, levels, answer.shrinks, [])
-    if not answer.admitted:
-        raise Busy(f"no place is free in queue {queue!r}, and a yielding job does not wait: try again later")
+    raise Busy(f"no place is free in queue {queue!r}, and a yielding job does not wait: try again later")
 
 
 async def _attend(desk: Desk, rules: Rules, tenant: str, queue: str) -> int:
@@ -65,8 +76,11 @@ async def _attend(desk: Desk, rules: Rules, tenant: str, queue: str) -> int:
     return await _carry_out(desk, scene, levels, decided.shrinks, decided.halts)
 
 
-def _line(scene: Scene, levels: Sequence[Level]) -> Line:
-    """The scene as the policy sees it: only what could start at once if it had a place is said to wait."""
+def _line(scene: Scene, levels: Sequence[Level], coming: int = 0) -> Line:
+    """The scene as the policy sees it: only what could start at once if it had a place is said to wait.
+
+    `coming` = yielding jobs that were let in and are not there yet.
+    """
     places = {level.name: place for place, level in enumerate(levels)}
     # A yielding job that was let in has a slot already, though it has not been claimed yet.
     expected = sum(one.count for one in scene.waiting if class_of(one.group) == YIELDING)
@@ -78,7 +92,7 @@ def _line(scene: Scene, levels: Sequence[Level]) -> Line:
     ]
     return Line(
         levels=[policy.Level(level.name, level.seconds, level.cap) for level in levels],
-        slots=scene.free + len(scene.running) - expected,
+        slots=scene.free + len(scene.running) - expected - coming,
         running=[_run(record, places) for record in scene.running],
         waiting=[Wait(key[2], wanted) for key, wanted in sorted(waiting, key=itemgetter(0))],
     )

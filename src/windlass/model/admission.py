@@ -20,6 +20,10 @@ def check_new(new: NewJob, most_payload: int, at: str) -> NewJob:
             raise Invalid("send an id or a key, not both", at="key")
         if sound.delay is not None and sound.run_at is not None:
             raise Invalid("send a delay or a run_at, not both", at="run_at")
+        if sound.yielding and (sound.after or sound.delay is not None or sound.run_at is not None):
+            raise Invalid(
+                "a yielding job starts at once or not at all: it cannot wait for a time or a job", at="yielding"
+            )
         if sound.id is not None:
             check_id(sound.id)
             check_mark(sound.id, sound.queue)

@@ -13,23 +13,43 @@ from typing import Literal, Protocol
 import msgspec
 from msgspec import Raw, Struct
 
-from windlass.model.job import FINISHED, Chunk, Job, State, Stream
-from windlass.model.lifecycle import Move
+from windlass.model.estimate import Estimate
+from windlass.model.job import FINISHED, Chunk, Job, Reason, State, Stream
+from windlass.model.lifecycle import Move, Step
 from windlass.model.match import Match
 
-EventName = Literal["queued", "started", "progress", "output", "retrying", "succeeded", "failed", "cancelled", "gap"]
-
-NAMES: tuple[EventName, ...] = (
+EventName = Literal[
     "queued",
+    "estimate",
     "started",
     "progress",
     "output",
+    "shrunk",
+    "halted",
+    "retrying",
+    "succeeded",
+    "failed",
+    "cancelled",
+    "gap",
+]
+
+NAMES: tuple[EventName, ...] = (
+    "queued",
+    "estimate",
+    "started",
+    "progress",
+    "output",
+    "shrunk",
+    "halted",
     "retrying",
     "succeeded",
     "failed",
     "cancelled",
 )
 """Those of a job. `gap` is none: it tells that events of many jobs were missed."""
+
+ALONE = ("estimate", "output")
+"""Those that are told only to who follows the job."""
 
 MOST_ID = 60
 
@@ -71,9 +91,11 @@ class Event(Struct, frozen=True, kw_only=True):
     id: str = ""
     """Sent as `Last-Event-ID`, it says where to go on; empty where there is no going back."""
     job: Job | None = None
-    """The job as it is now; null for output, and for a gap."""
+    """The job as it is now; null for an estimate, for output, and for a gap."""
     chunk: Piece | None = None
     """A piece of output."""
+    estimate: Estimate | None = None
+    """How long the job will still wait."""
 
 
 News = tuple[Event, Chunk | None]
@@ -134,13 +156,18 @@ def state_event(job: Job) -> EventName:
     return "retrying" if job.attempt else "queued"
 
 
+def sacrifice(job: Job) -> EventName | None:
+    """What a running job has given for others that wait, as an event: time, or its place; null = nothing."""
+    return _SACRIFICES.get(job.reason) if job.state is State.RUNNING else None
+
+
 def move_event(move: Move) -> EventName | None:
     """What a change of a job is called as an event; null = nothing that is told."""
     if move.target in _ENDS:
         return _ENDS[State(move.target)]
     if move.target in (State.QUEUED, State.SCHEDULED):
         return "retrying" if move.attempt else "queued"
-    return None
+    return _GIVING_WAY.get(move.step)
 
 
 _ENDS: dict[State, EventName] = {
@@ -148,6 +175,10 @@ _ENDS: dict[State, EventName] = {
     State.FAILED: "failed",
     State.CANCELLED: "cancelled",
 }
+
+_GIVING_WAY: dict[Step, EventName] = {Step.SHRINK: "shrunk", Step.HALT: "halted"}
+
+_SACRIFICES: dict[Reason | None, EventName] = {Reason.SHRUNK: "shrunk", Reason.HALTED: "halted"}
 
 
 def piece(chunk: Chunk) -> Piece:
@@ -167,7 +198,7 @@ def written(event: Event) -> bytes:
 
 def data_of(event: Event) -> bytes:
     """What an event tells, as JSON."""
-    return msgspec.json.encode(event.job or event.chunk or {})
+    return msgspec.json.encode(event.job or event.chunk or event.estimate or {})
 
 
 class Line(Struct, frozen=True):
@@ -207,4 +238,6 @@ def _event(name: str, id: str, data: str) -> Event:
         return Event(name=known, id=id)
     if known == "output":
         return Event(name=known, id=id, chunk=msgspec.json.decode(data, type=Piece))
+    if known == "estimate":
+        return Event(name=known, id=id, estimate=msgspec.json.decode(data, type=Estimate))
     return Event(name=known, id=id, job=msgspec.json.decode(data, type=Job))

@@ -127,22 +127,39 @@ def check_limit(limit: NewLimit) -> None:
 
 def _is_key(key: str) -> bool:
     first, dot, path = key.partition(".")
-    return bool(path) if first == "payload" and dot else key in ("tenant", "queue", "task")
+    return all(path.split(".")) if first == "payload" and dot else key in ("tenant", "queue", "task")
 
 
 def _check_which(which: Which, at: str, depth: int) -> None:
     if depth > MOST_DEPTH:
         raise Invalid(f"`all` and `any` lie more than {MOST_DEPTH} deep", at=at)
     for name in ("tenant", "queue", "task"):
-        wanted = getattr(which, name)
-        if isinstance(wanted, str):
-            check_name(wanted, at=f"{at}.{name}")
+        _check_name_test(getattr(which, name), f"{at}.{name}")
+    for path in which.payload:
+        if not all(path.split(".")):
+            raise Invalid(f"{path!r} is no field: write customer, or order.id", at=f"{at}.payload")
     for wanted in (which.tenant, which.queue, which.task, *which.payload.values()):
-        if isinstance(wanted, Condition) and wanted == Condition():
-            raise Invalid("a test without a condition: give in, min, max or glob", at=at)
+        if isinstance(wanted, Condition):
+            _check_condition(wanted, at)
     for word in ("all", "any"):
         for place, inner in enumerate(getattr(which, word)):
             _check_which(inner, f"{at}.{word}[{place}]", depth + 1)
+
+
+def _check_name_test(wanted: str | Condition | None, at: str) -> None:
+    if isinstance(wanted, str):
+        check_name(wanted, at=at)
+    elif wanted is not None and (wanted.min is not None or wanted.max is not None):
+        raise Invalid("a name is no number: it has no min or max", at=at)
+
+
+def _check_condition(wanted: Condition, at: str) -> None:
+    if wanted == Condition():
+        raise Invalid("a test without a condition: give in, min, max or glob", at=at)
+    if wanted.any_of == []:
+        raise Invalid("`in` names nothing: no value could pass", at=at)
+    if wanted.min is not None and wanted.max is not None and not wanted.min <= wanted.max:
+        raise Invalid(f"no number is at least {wanted.min:g} and at most {wanted.max:g}", at=at)
 
 
 def holds(which: Which, job: Subject) -> bool:

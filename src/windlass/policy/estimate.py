@@ -151,6 +151,8 @@ class _Replay:
         self._cursor = [0] * len(snapshot.lanes)
         self._blocker = [-1] * len(snapshot.lanes)
         """The bound that each lane was last held by since its last start."""
+        self._eased = [(-NEVER, -1)] * len(snapshot.lanes)
+        """When each lane was last let go by a bound that had held it, and which: whoever starts then waited for it."""
         self._origin = [-1] * len(snapshot.lanes)
         """The bound that each lane has come back from."""
         self._parked: list[list[tuple[int, int, int]]] = [[] for _ in snapshot.bounds]
@@ -248,6 +250,10 @@ class _Replay:
         id = lane.jobs[self._cursor[index]][2]
         rank = self.ranks[id] if self.ranks else len(self.starts) + 1
         blocker, self._blocker[index] = self._blocker[index], -1
+        if blocker >= 0:
+            self._eased[index] = self._now, blocker
+        elif self._eased[index][0] == self._now:
+            blocker = self._eased[index][1]
         why, name = self._why(lane, blocker)
         self.starts[id] = Estimate(seconds=self._now, position=rank, why=why, name=name)
         self._cursor[index] += 1

@@ -131,9 +131,9 @@ def cycle(line: Line, chance: Chance) -> Decisions:
     return board.decisions(passed_by)
 
 
-def admit(line: Line, chance: Chance) -> Admission:
-    """Whether a yielding job may start now; if not, the longest of the flexible jobs loses one level."""
-    if cycle(line, chance).free > 0:
+def admit(line: Line, chance: Chance, number: int = 1) -> Admission:
+    """Whether so many yielding jobs may start now; if not, the longest of the flexible jobs loses one level."""
+    if cycle(line, chance).free >= number:
         return Admission(admitted=True)
     board = _Board(line, chance)
     level = board.longest_flexible(SHORTEST + 1)

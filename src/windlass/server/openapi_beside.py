@@ -4,22 +4,24 @@ from typing import Any
 
 from windlass.model import push
 from windlass.model.errors import Problem
+from windlass.model.estimate import Estimate
 from windlass.model.events import NAMES, Piece
 from windlass.model.job import JSON, Job
 from windlass.model.operations import Claimed, Finished
 from windlass.server.formats import NDJSON, PROBLEM_TYPES, TYPES
 
-KINDS = [Job, Piece, Claimed, Finished, Problem]
+KINDS = [Job, Piece, Estimate, Claimed, Finished, Problem]
 """What is referred to here."""
 
-EVENTS = f"""The events are {", ".join(f"`{name}`" for name in NAMES)}. The data of `output` is a Piece, of any other a
+EVENTS = f"""The events are {", ".join(f"`{name}`" for name in NAMES)}. The data of `output` is a Piece, of
+`estimate` (while the job waits: at once, and when it has changed by a second or a tenth) an Estimate, of any other a
 Job. The stream ends after the job has. Whoever comes back sends the id of the last event, and is told what follows it;
 204 = there is nothing more. What happened between two looks at the job is told as its last state."""
 
 ALL_EVENTS = """Server-sent events, or lines `{"event", "data"}` where `Accept` says so. From when the answer begins,
 each event comes at most once; `gap` tells that some were missed, with no job. The data is the job as it is when it is
-told, which may be further on; told is of jobs that match then. Not told are output, and that a delay is over. A match
-by payload is not possible."""
+told, which may be further on; told is of jobs that match then. Not told are output, estimates, and that a delay is
+over. A match by payload is not possible."""
 
 LIVE = """A WebSocket. Without the header Authorization the first message must be `{"token": …}`, within 5 s; it may say
 `since`, the id of the last event that is known. Each event is a text message `{"event", "id", "data"}` as on the stream

@@ -139,7 +139,7 @@ class _Outbox:
         self.is_gone = False
 
     def put(self, event: Event, chunk: Chunk | None) -> None:
-        told: object = event.job
+        told: object = event.job or event.estimate
         if chunk is not None and event.chunk is not None:
             told = replace(event.chunk, text=None, base64=None, size=len(chunk.data))
         message = Message(event.name, event.id, Raw(msgspec.json.encode(told)))

@@ -19,12 +19,13 @@ from msgspec.structs import asdict, replace
 from windlass.engine import Engine
 from windlass.engine.desk import no_job, owns
 from windlass.engine.drafts import check_terms, drafts_of, lines_of
+from windlass.engine.estimates import at_the_door
 from windlass.engine.journal.drainer import Drainer
 from windlass.engine.journal.journal import Journal
 from windlass.engine.journal.runs import Entry
 from windlass.engine.lines import drafts_in, part_of
 from windlass.engine.sound import sound
-from windlass.model.errors import Unavailable
+from windlass.model.errors import Unavailable, WindlassError
 from windlass.model.fresh_ids import text_ids
 from windlass.model.job import Job, Reason, State, Terms
 from windlass.model.names import check_id
@@ -38,6 +39,7 @@ from windlass.model.operations import (
     Enqueued,
     EnqueueLines,
     EnqueueMany,
+    GetEstimate,
     GetOutput,
     GetResult,
     GetStats,
@@ -51,7 +53,7 @@ from windlass.model.ports import Clock
 from windlass.store import Draft
 from windlass.store.micros import from_micros
 
-LOOKING = (Show, GetResult, GetOutput, List, Count, GetStats, Cancel, Retry, Delete)
+LOOKING = (Show, GetResult, GetEstimate, GetOutput, List, Count, GetStats, Cancel, Retry, Delete)
 """What is asked about jobs: those that were accepted before must be there."""
 
 PATIENCE = 1.0
@@ -93,7 +95,7 @@ class Journaled:
         created = await self._accept(drafts, named=_is_named(operation))
         draft = drafts[0]
         if created:
-            return self._accepted(draft, created=True)
+            return replace(self._accepted(draft, created=True), estimate=await self._estimate(draft))
         entry = self._journal.find(draft.id)
         if entry is None or entry.draft is None:
             job = (await self._engine.desk.find(draft.id, operation.tenant)).job
@@ -158,6 +160,17 @@ class Journaled:
         if not self._drainer.flows:
             job = replace(job, reason=Reason.ACCEPTED)
         return Accepted(**asdict(job), created=created)
+
+    async def _estimate(self, draft: Draft) -> float | None:
+        """Seconds that a new job will wait, where its queue has tiers: there whoever sends it waits for the answer."""
+        desk = self._engine.desk
+        try:
+            if not self._drainer.flows or not (await desk.regimes.current()).has_tiers(draft.tenant, draft.new.queue):
+                return None
+            await self._drainer.reach(self._journal.last, PATIENCE)
+            return await at_the_door(desk, (await desk.find(draft.id, draft.tenant)).job)
+        except WindlassError:
+            return None  # it is accepted, whoever can say how long it waits
 
     # Everything else
 
