@@ -17,7 +17,9 @@ from msgspec import Raw
 
 from tests.serving import process
 from tests.workers import ON_A_FILE, Workshop, until
+from windlass import config
 from windlass.addresses import open_engine
+from windlass.cli.worker import options_of
 from windlass.model import wire
 from windlass.model.handler import HandlerOptions, NewHandler
 from windlass.model.job import FINISHED, Job, NewJob, State, Wishes
@@ -317,6 +319,13 @@ def test_what_cannot_be_done_is_said(workshop: Workshop, words: tuple[str, ...],
     workshop.run("handlers", "set", "other", "http://localhost/")
     ran = workshop.run("handlers", *words)
     assert (ran.returncode, said in ran.stderr) == (status, True), ran.stderr
+
+
+def test_what_functions_may_take_is_set_like_everything_else(tmp_path: Path) -> None:
+    environment = {"WINDLASS_FUNCTIONS_MEMORY": "64MiB", "WINDLASS_FUNCTIONS_NODE": "/opt/node"}
+    functions = options_of(config.load(environment, tmp_path, {"worker.sandbox": "isolated"})).functions
+    assert functions == FunctionOptions(tier="isolated", memory=64 << 20, interpreters={"node": "/opt/node"})
+    assert options_of(config.load({}, tmp_path, {})).functions == FunctionOptions()
 
 
 class SlowToKeep:

@@ -184,10 +184,12 @@ async def test_it_cannot_touch_the_processes_above_it(cell: Bench) -> None:
         "call('process_vm_readv', os.getppid(), None, 0, None, 0, 0)",
         f"call('process_vm_readv', {worker}, None, 0, None, 0, 0)",
         f"os.setpriority(os.PRIO_PROCESS, {worker}, 19)",
+        "os.setpriority(os.PRIO_USER, 0, 19)",  # without a user of its own, the worker would be one of these
         f"os.sched_setaffinity({worker}, [0])",
         f"__import__('resource').prlimit({worker}, 7, (0, 0))",
     )
     await attempts(cell, "os.kill(os.getppid(), 15)")  # where it has processes of its own, its parent is one of those
+    assert (await attempts(cell, "os.setpriority(os.PRIO_PROCESS, 0, 5)"))[0][0] == "done"
     assert (await attempts(cell, "1 + 1"))[0] == ["done", "2"]
 
 

@@ -89,7 +89,7 @@ def test_an_interpreter_that_only_root_can_read_is_not_taken(tmp_path: Path) -> 
     found = find("python", {"python": str(hidden / "python3")}, as_another=True)
     assert found == (
         "there is no interpreter of python that other users than root may read: "
-        "install it, or name one in `interpreters`"
+        "install it, or name one (`[functions] python`)"
     )
 
 

@@ -63,6 +63,39 @@ class WorkerSection(Struct, frozen=True, kw_only=True):
     """Whether handlers that ask for the network get it."""
 
 
+class FunctionsSection(Struct, frozen=True, kw_only=True):
+    """What code that is kept in the queue may take of this host."""
+
+    folder: str | None = None
+    """Where it has its folders; none = in the machine's folder for temporary files."""
+    environment: list[str] = []
+    """Variables of the worker's environment that it may see besides the few that are harmless."""
+    contexts: Some | None = None
+    """Processes of interpreters at most, idle ones included; none = four for each processor."""
+    idle: Seconds = 60.0
+    """Time after which one without work is ended."""
+    memory: Bytes = 512 << 20
+    """Memory for one of them with all its processes, unless its handler asks for less."""
+    processes: Some = 64
+    """Processes and threads of one tenant, times `contexts`."""
+    files: Annotated[int, Meta(ge=16, le=2**20)] = 256
+    """Files that one process may have open."""
+    file_size: Bytes = 256 << 20
+    """The largest file that it may write."""
+    output: Bytes = 64 << 20
+    """What one job may print."""
+    result: Bytes = 16 << 20
+    """The largest result."""
+    python: str | None = None
+    """The interpreter of Python; none = the one that is found."""
+    node: str | None = None
+    """The same of Node."""
+    php: str | None = None
+    """The same of PHP."""
+    sh: str | None = None
+    """The shell."""
+
+
 class EngineSection(Struct, frozen=True, kw_only=True):
     """How jobs are taken in and handed out."""
 
@@ -98,6 +131,7 @@ class Config(Struct, frozen=True, kw_only=True):
     tenant: str = DEFAULT_TENANT
     """Whose jobs are meant; `-` = everybody's."""
     worker: WorkerSection = WorkerSection()
+    functions: FunctionsSection = FunctionsSection()
     engine: EngineSection = EngineSection()
     journal: JournalSection = JournalSection()
     server: ServerSection = ServerSection()

@@ -84,7 +84,7 @@ def serve(
     settings = place.settle({**flags, "server.allow_upload": allow_upload})
     where = Listening(host=host, port=port, socket=socket)
     reach = {"reach": tuple(push_allow or ()), "loopback": where.local}
-    chosen = options_of(settings.worker, slots=slots, **reach)
+    chosen = options_of(settings, slots=slots, **reach)
     own = data or data_folder(dict(os.environ))
     serving = Serving(
         store=settings.store,

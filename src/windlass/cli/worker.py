@@ -100,7 +100,7 @@ def worker(
     if not app and not settings.worker.handlers:
         raise Invalid("there is nothing to run: name an app, or leave out --no-handlers", at="app")
     lease = settings.engine.lease if settings.worker.lease is None else settings.worker.lease
-    options = options_of(settings.worker, target=app, burst=burst, reach=tuple(reach or ()))
+    options = options_of(settings, target=app, burst=burst, reach=tuple(reach or ()))
     engine = Settings(lease=lease, most_payload=settings.engine.most_payload)
     saying.log(logging.DEBUG if verbose else logging.INFO)
     try:
@@ -113,8 +113,11 @@ def worker(
     return 0
 
 
-def options_of(section: config.WorkerSection, **more: Any) -> WorkerOptions:
+def options_of(settings: config.Config, **more: Any) -> WorkerOptions:
     """What the settings say of a worker."""
-    said = {key: value for key, value in asdict(section).items() if value is not None and key != "lease"}
-    functions = FunctionOptions(tier=said.pop("sandbox"), network=said.pop("network"))
+    said = {key: value for key, value in asdict(settings.worker).items() if value is not None and key != "lease"}
+    bounds = {key: value for key, value in asdict(settings.functions).items() if value is not None}
+    chosen: dict[str, str] = {lang: bounds.pop(lang) for lang in ("python", "node", "php", "sh") if lang in bounds}
+    tier, network = said.pop("sandbox"), said.pop("network")
+    functions = FunctionOptions(tier=tier, network=network, interpreters=chosen, **bounds)
     return WorkerOptions(functions=functions if said.pop("handlers") else None, **{**said, **more})

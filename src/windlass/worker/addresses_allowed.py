@@ -66,7 +66,7 @@ class Allowed(Struct, frozen=True):
         return any(address in network for network in (*self.networks, *(LOOPBACK if self.loopback else ())))
 
 
-def read_allowed(entries: Sequence[str], *, loopback: bool) -> Allowed:
+def read_allowed(entries: Sequence[str], *, loopback: bool, at: str = "push_allow") -> Allowed:
     """What an operator wrote: networks (`10.1.0.0/16`), addresses, or hosts with a port (`workers.internal:8443`)."""
     networks: list[Network] = []
     hosts: set[tuple[str, int]] = set()
@@ -77,7 +77,7 @@ def read_allowed(entries: Sequence[str], *, loopback: bool) -> Allowed:
         except ValueError:
             host, _, port = entry.rpartition(":")
         if not host or not port.isdecimal():
-            raise Invalid(f"{entry!r} is neither a network (10.1.0.0/16) nor a host with its port", at="push_allow")
+            raise Invalid(f"{entry!r} is neither a network (10.1.0.0/16) nor a host with its port", at=at)
         hosts.add((host.strip("[]").lower(), int(port)))
     return Allowed(loopback, tuple(networks), frozenset(hosts))
 

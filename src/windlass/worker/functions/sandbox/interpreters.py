@@ -79,7 +79,7 @@ def find(lang: str, chosen: Mapping[str, str], *, as_another: bool) -> Interpret
 
 def _lacking(lang: str, *, as_another: bool) -> str:
     where = "that other users than root may read" if as_another else "here"
-    return f"there is no interpreter of {lang} {where}: install it, or name one in `interpreters`"
+    return f"there is no interpreter of {lang} {where}: install it, or name one (`[functions] {lang}`)"
 
 
 def _first(lang: str, chosen: Mapping[str, str], *, as_another: bool) -> str:

@@ -32,6 +32,8 @@ class Machine(NamedTuple):
     socket: int
     of_itself: dict[int, int]
     """Calls that may change another process, and the argument that names it: 0 is whoever calls."""
+    by_kind: dict[int, int]
+    """Those of them whose first argument may name all processes of a user instead, and what it is for one process."""
     refused: dict[str, int]
 
 
@@ -47,7 +49,7 @@ MACHINES = {
     "x86_64": Machine(0xC000_003E, 56, 41, {
         # setpriority, sched_setparam, sched_setscheduler, sched_setaffinity, ioprio_set, prlimit64, sched_setattr
         141: SECOND, 142: FIRST, 144: FIRST, 203: FIRST, 251: SECOND, 302: FIRST, 314: FIRST,
-    }, {
+    }, {141: 0, 251: 1}, {
         "ptrace": 101, "syslog": 103, "uselib": 134, "vhangup": 153, "modify_ldt": 154, "pivot_root": 155,
         "adjtimex": 159, "chroot": 161, "acct": 163, "settimeofday": 164, "mount": 165, "umount2": 166, "swapon": 167,
         "swapoff": 168, "reboot": 169, "iopl": 172, "ioperm": 173, "init_module": 175, "delete_module": 176,
@@ -59,7 +61,7 @@ MACHINES = {
     }),
     "aarch64": Machine(0xC000_00B7, 220, 198, {
         140: SECOND, 118: FIRST, 119: FIRST, 122: FIRST, 30: SECOND, 261: FIRST, 274: FIRST,
-    }, {
+    }, {140: 0, 30: 1}, {
         "lookup_dcookie": 18, "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "vhangup": 58,
         "quotactl": 60, "acct": 89, "unshare": 97, "kexec_load": 104, "init_module": 105, "delete_module": 106,
         "clock_settime": 112, "syslog": 116, "ptrace": 117, "reboot": 142, "settimeofday": 170, "adjtimex": 171,
@@ -85,6 +87,11 @@ def program(calls: Machine, *, network: bool) -> bytes:
     ]  # fmt: skip
     for number in sorted({*calls.refused.values(), *EVERYWHERE.values()}):
         steps += [_step(EQUAL, 0, 1, number), _refuse(errno.EPERM)]
+    for number, one_process in calls.by_kind.items():
+        steps += [
+            _step(EQUAL, 0, 4, number), _step(LOAD, value=FIRST),
+            _step(EQUAL, 1, 0, one_process), _refuse(errno.EPERM), _step(LOAD, value=NUMBER),
+        ]  # fmt: skip
     for number, argument in calls.of_itself.items():
         steps += [
             _step(EQUAL, 0, 4, number), _step(LOAD, value=argument),
