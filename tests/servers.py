@@ -44,6 +44,8 @@ os.execv(sys.argv[1], sys.argv[1:])
 class Server:
     """One server process. Its port and its data outlive `stop` and `kill`: `restart` brings both back."""
 
+    flags: tuple[str, ...] = ()
+
     def __init__(self, kind: Kind, folder: Path, *, fsync: Fsync = "no") -> None:
         self.kind = kind
         self.folder = folder
@@ -103,7 +105,7 @@ class Server:
         conf.write_text(self._settings())
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-S", "-c", BECOME, self._program, str(conf)], stdout=log, stderr=log
+                [sys.executable, "-S", "-c", BECOME, self._program, str(conf), *self.flags], stdout=log, stderr=log
             )
         try:
             self._await("its first answer", self._answers)

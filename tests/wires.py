@@ -9,6 +9,9 @@ from typing import Any, NamedTuple, Self
 
 import msgspec
 
+BEGINNING = 1000
+"""Bytes by which a connection can be told from others."""
+
 
 class Wire:
     """A port that leads to another one, until it is cut: then what is sent is lost, and nobody is told."""
@@ -16,7 +19,7 @@ class Wire:
     def __init__(self, port: int) -> None:
         self.to = port
         self.port = 0
-        self._cut = False
+        self._cut: bytes | None = None
         self._loop = asyncio.new_event_loop()
         self._ready = threading.Event()
         self._over = asyncio.Event()
@@ -32,12 +35,13 @@ class Wire:
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
 
-    def cut(self) -> None:
-        self._cut = True
+    def cut(self, saying: bytes = b"") -> None:
+        """For everybody, or for whoever began by saying this."""
+        self._cut = saying
 
     def mend(self) -> None:
         """Whoever was connected has to connect again: what was lost stays lost."""
-        self._cut = False
+        self._cut = None
         self._loop.call_soon_threadsafe(self._hang_up)
 
     def lead(self, port: int) -> None:
@@ -60,10 +64,10 @@ class Wire:
         await self._over.wait()
         server.close()
         self._hang_up()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # somebody may have connected just now
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -71,21 +75,25 @@ class Wire:
         except OSError:
             writer.transport.abort()
             return
-        pair = {writer, there}
+        pair, said = {writer, there}, bytearray()
         self._writers |= pair
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pass_on(reader, there))
-                group.create_task(self._pass_on(there_reader, writer))
+                group.create_task(self._pass_on(reader, there, said, note=True))
+                group.create_task(self._pass_on(there_reader, writer, said))
         finally:
             self._writers -= pair
             for one in pair:
                 one.transport.abort()
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, said: bytearray, *, note: bool = False
+    ) -> None:
         with suppress(OSError):
             while data := await reader.read(1 << 16):
-                if not self._cut:
+                if note and len(said) < BEGINNING:
+                    said += data
+                if self._cut is None or self._cut not in said:
                     writer.write(data)
                     await writer.drain()
         writer.transport.abort()

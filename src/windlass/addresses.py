@@ -1,4 +1,4 @@
-"""What an address means: a file, a Redis server or cluster, or a Windlass server. Opens what is there.
+"""What an address means: a file, Redis (a server, sentinels, a cluster), or a Windlass server. Opens what is there.
 
 The drivers are imported where they are needed: a program uses one kind of store, and many only ask for help.
 """
@@ -18,7 +18,8 @@ from windlass.store import Store
 from windlass.store.facts import Facts
 from windlass.system import SystemChance, SystemClock
 
-ONE_SERVER = ("redis", "rediss", "unix")
+ONE_SERVER = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
+"""One at a time: sentinels know which."""
 HTTP = ("http", "https", "http+unix")
 
 
@@ -44,8 +45,9 @@ async def open_store(address: str = DEFAULT_STORE) -> Store:
     if address.partition("://")[0] in (*ONE_SERVER, "redis+cluster"):
         from windlass.store.redis import RedisStore  # noqa: PLC0415
 
-        return await RedisStore.open(address)
-    raise Invalid(f"{address!r} is no store: give a file, redis://, rediss://, unix:// or redis+cluster://", at="store")
+        return await RedisStore.open(address, chance=SystemChance())
+    forms = "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://"
+    raise Invalid(f"{address!r} is no store: give a file, {forms}", at="store")
 
 
 async def open_blocking_store(address: str) -> Store | None:
@@ -54,7 +56,7 @@ async def open_blocking_store(address: str) -> Store | None:
         return None
     from windlass.store.redis import RedisStore  # noqa: PLC0415
 
-    return await RedisStore.open(address, blocking=True)
+    return await RedisStore.open(address, chance=SystemChance(), blocking=True)
 
 
 @asynccontextmanager

@@ -127,7 +127,7 @@ class Config(Struct, frozen=True, kw_only=True):
     """Every setting there is."""
 
     store: str = DEFAULT_STORE
-    """Where jobs live: a file, or redis://, rediss://, unix:// or redis+cluster://."""
+    """Where jobs live: a file, or redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://."""
     tenant: str = DEFAULT_TENANT
     """Whose jobs are meant; `-` = everybody's."""
     worker: WorkerSection = WorkerSection()

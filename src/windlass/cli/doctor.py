@@ -4,6 +4,7 @@ Each look gives findings: what was found, whether it is well, and what to do if 
 """
 
 import logging
+import re
 from collections.abc import AsyncIterator, Callable
 from typing import Literal, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
@@ -120,9 +121,10 @@ async def _store(queue: Queue) -> AsyncIterator[Finding]:
 
 
 def _without_password(address: str) -> str:
-    parts = urlsplit(address)
+    shown = re.sub(r"([?&]sentinel_password=)[^&]*", r"\1…", address)
+    parts = urlsplit(shown)
     if not parts.password:
-        return address
+        return shown
     return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":…@")))
 
 

@@ -34,7 +34,7 @@ class Place:
         str | None,
         Parameter(
             metavar="STORE",
-            help="Where jobs live: a file, or redis://, rediss://, unix://, redis+cluster://. "
+            help="Where jobs live: a file, or redis://, rediss://, unix://, redis+sentinel://, redis+cluster://. "
             f"Default: ${config.variable('store')}, else `store` in {config.FILE}, else ./{config.DEFAULT_STORE}.",
         ),
     ] = None

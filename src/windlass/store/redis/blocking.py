@@ -7,13 +7,16 @@ Any number of threads may ask at once: each takes a connection of its own, and l
 
 import select
 import socket
+import time
 from collections.abc import Generator
 from typing import Any
 
 import hiredis
 
 from windlass.model.errors import Unavailable
-from windlass.store.redis.channel import Address, Argument
+from windlass.store.redis.address import Address, Argument
+from windlass.store.redis.channel import check_welcome
+from windlass.store.redis.sentinels import ANSWERS_WITHIN, Place, Sentinels, is_elsewhere
 
 READ_AT_ONCE = 1 << 16
 
@@ -21,14 +24,17 @@ READ_AT_ONCE = 1 << 16
 class BlockingChannel:
     """Connections to one server that are used one question at a time."""
 
-    def __init__(self, address: Address, answer_within: float) -> None:
+    def __init__(self, address: Address, answer_within: float, sentinels: Sentinels | None = None) -> None:
         self._address = address
         self._answer_within = answer_within
+        self._sentinels = sentinels
         self._idle: list[_Line] = []
 
     async def ask(self, *command: Argument) -> Any:
         """The reply to a command; an error reply is raised as `hiredis.ReplyError`."""
-        line = self._take()
+        if self._sentinels is not None and self._sentinels.is_time_to_look(_now()):
+            await self._look(self._sentinels)
+        line = await self._take()
         try:
             line.send(command)
             await _ASKED
@@ -39,31 +45,44 @@ class BlockingChannel:
                 await self.close()  # what has ended one connection has likely ended those that rest
                 raise Unavailable(f"the store does not answer: {fault}") from fault
             raise
-        self._idle.append(line)
-        if isinstance(reply, hiredis.ReplyError):
-            raise reply
-        return reply
+        if not isinstance(reply, hiredis.ReplyError):
+            self._idle.append(line)
+            return reply
+        if self._sentinels is not None and is_elsewhere(reply):
+            self._sentinels.missed()
+            line.close()
+            await self.close()
+        else:
+            self._idle.append(line)
+        raise reply
 
-    def _take(self) -> "_Line":
+    async def _look(self, sentinels: Sentinels) -> None:
+        """Leave a server that is no longer the master, though it may not know yet."""
+        if self._idle and await sentinels.has_moved(_ask_once):
+            await self.close()
+
+    async def _take(self) -> "_Line":
         while True:
             try:
                 line = self._idle.pop()
             except IndexError:
-                return self._opened()
-            if not line.stale:
+                return await self._opened()
+            if not line.stale and (self._sentinels is None or line.place == self._sentinels.place):
                 return line
             line.close()
 
-    def _opened(self) -> "_Line":
-        to = self._address
+    async def _opened(self) -> "_Line":
+        if self._sentinels is None:
+            return _opened(self._address, self._answer_within)
+        _rest(self._sentinels.pause())
         try:
-            line = _Line(_connected(to, self._answer_within))
-        except OSError as fault:
-            raise Unavailable(f"the store does not answer: {fault}") from fault
-        for greeting in to.greetings():
-            if isinstance(reply := line.ask(greeting), hiredis.ReplyError):
-                line.close()
-                raise Unavailable(f"the store does not let us in: {reply}")
+            host, port = await self._sentinels.master(_ask_once)
+            line = _opened(self._address._replace(host=host, port=port), self._answer_within)
+        except Unavailable:
+            self._sentinels.missed()
+            raise
+        self._sentinels.found((host, port), _now())
+        line.place = (host, port)
         return line
 
     async def close(self) -> None:
@@ -80,6 +99,41 @@ class _Pause:
 
 
 _ASKED = _Pause()
+
+
+def _now() -> float:
+    return time.monotonic_ns() / 1e9
+
+
+def _rest(seconds: float) -> None:
+    """The whole thread: there is no loop that others could use meanwhile."""
+    time.sleep(seconds)
+
+
+async def _ask_once(address: Address, command: tuple[Argument, ...]) -> Any:
+    line = _opened(address, ANSWERS_WITHIN)
+    try:
+        return line.ask(command)
+    except OSError as fault:
+        raise Unavailable(f"the store does not answer: {fault}") from fault
+    finally:
+        line.close()
+
+
+def _opened(to: Address, within: float) -> "_Line":
+    try:
+        line = _Line(_connected(to, within))
+    except OSError as fault:
+        raise Unavailable(f"the store does not answer: {fault}") from fault
+    try:
+        for greeting in to.greetings():
+            check_welcome(greeting, line.ask(greeting))
+    except BaseException as fault:
+        line.close()
+        if isinstance(fault, OSError):
+            raise Unavailable(f"the store does not answer: {fault}") from fault
+        raise
+    return line
 
 
 def _connected(to: Address, within: float) -> socket.socket:
@@ -99,6 +153,8 @@ class _Line:
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._replies = hiredis.Reader()
+        self.place: Place | None = None
+        """Where it leads, if sentinels said so."""
 
     @property
     def stale(self) -> bool:

@@ -6,100 +6,149 @@ waits on it; the next caller opens a new one. Nothing is ever sent twice.
 """
 
 import asyncio
-import ssl
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from contextlib import suppress
+from typing import Any, cast
 
 import hiredis
 
 from windlass.model.errors import Unavailable
-
-Argument = bytes | str | int
+from windlass.store.redis.address import ROLE, Address, Argument
+from windlass.store.redis.sentinels import ANSWERS_WITHIN, Sentinels, is_elsewhere
 
 Hear = Callable[[Any], None]
 
 
-class Address(NamedTuple):
-    """Where a server is and how to be let in."""
-
-    host: str = "localhost"
-    port: int = 6379
-    path: str | None = None
-    """A unix socket, instead of host and port."""
-    db: int = 0
-    username: str | None = None
-    password: str | None = None
-    tls: ssl.SSLContext | None = None
-
-    def greetings(self) -> "list[tuple[Argument, ...]]":
-        """What is said first on every connection."""
-        said: list[tuple[Argument, ...]] = []
-        if self.password is not None:
-            said.append(("AUTH", self.username, self.password) if self.username else ("AUTH", self.password))
-        if self.db:
-            said.append(("SELECT", self.db))
-        return said
-
-
 class Channel:
-    """Sends commands to one server; connects when it is first used, and again after a loss."""
+    """Sends commands to one server; connects when it is first used, and again after a loss.
 
-    def __init__(self, address: Address, answer_within: float) -> None:
+    With sentinels it asks them on every connect which server that is now.
+    """
+
+    def __init__(self, address: Address, answer_within: float, sentinels: Sentinels | None = None) -> None:
         self._address = address
         self._answer_within = answer_within
+        self._sentinels = sentinels
         self._pipe: _Pipe | None = None
+        self._overheard: set[_Pipe] = set()
         self._opening = asyncio.Lock()
+        self._looking: asyncio.Task[None] | None = None
+        self._fault: Unavailable | None = None
 
     async def ask(self, *command: Argument) -> Any:
         """The reply to a command; an error reply is raised as `hiredis.ReplyError`."""
         pipe = self._pipe
         if pipe is None or pipe.broken:
             pipe = await self._open()
+        if self._sentinels is not None and self._sentinels.is_time_to_look(self._now()):
+            self._start_to_look(self._sentinels, pipe)
         reply = await pipe.ask(command)
         if isinstance(reply, hiredis.ReplyError):
+            if self._sentinels is not None and is_elsewhere(reply) and not pipe.broken:
+                self._sentinels.missed()
+                pipe.drop(reply)
             raise reply
         return reply
 
+    def _start_to_look(self, sentinels: Sentinels, pipe: "_Pipe") -> None:
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look(sentinels, pipe), name="windlass-sentinels")
+
+    async def _look(self, sentinels: Sentinels, pipe: "_Pipe") -> None:
+        """Leave a server that is no longer the master, though it may not know yet."""
+        if await sentinels.has_moved(_ask_once):
+            pipe.drop(ConnectionResetError("another server is the master now"))
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
+
     async def _open(self) -> "_Pipe":
+        known = self._fault
         async with self._opening:
-            if self._pipe is None or self._pipe.broken:
+            if self._pipe is not None and not self._pipe.broken:
+                return self._pipe
+            if self._fault is not None and self._fault is not known:
+                raise Unavailable(str(self._fault))  # somebody has just tried: all who waited for it are told
+            for pipe in self._overheard:
+                pipe.drop(None)  # what has ended one connection has likely ended the others: they may not know yet
+            try:
                 self._pipe = await self._opened()
+            except Unavailable as fault:
+                self._fault = fault
+                raise
             return self._pipe
 
     async def overhear(self, hear: Hear) -> "Subscription":
         """A connection of its own, for subscriptions: what the server says there unasked is handed on."""
-        return Subscription(await self._opened(), hear)
+        pipe = await self._opened()
+        self._overheard = {other for other in self._overheard if not other.broken} | {pipe}
+        return Subscription(pipe, hear)
 
     async def _opened(self) -> "_Pipe":
+        if self._sentinels is None:
+            return await _connected(self._address, self._answer_within)
+        await asyncio.sleep(self._sentinels.pause())
         try:
-            async with asyncio.timeout(self._answer_within):
-                return await self._connect()
-        except (OSError, TimeoutError) as fault:
-            raise Unavailable(f"the store does not answer: {fault or 'it took too long to connect'}") from fault
-        except hiredis.ReplyError as fault:
-            raise Unavailable(f"the store does not let us in: {fault}") from None
-
-    async def _connect(self) -> "_Pipe":
-        loop = asyncio.get_running_loop()
-        to = self._address
-
-        def make() -> _Pipe:
-            return _Pipe(loop, self._answer_within)
-
-        if to.path is not None:
-            _, pipe = await loop.create_unix_connection(make, to.path)
-        else:
-            _, pipe = await loop.create_connection(make, to.host, to.port, ssl=to.tls)
-        for greeting in to.greetings():
-            if isinstance(reply := await pipe.ask(greeting), hiredis.ReplyError):
-                await pipe.close()
-                raise reply
+            host, port = await self._sentinels.master(_ask_once)
+            pipe = await _connected(self._address._replace(host=host, port=port), self._answer_within)
+        except Unavailable:
+            self._sentinels.missed()
+            raise
+        if self._sentinels.found((host, port), self._now()) and self._pipe is not None:
+            self._pipe.drop(ConnectionResetError("another server is the master now"))
         return pipe
 
     async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._looking
         if self._pipe is not None and not self._pipe.broken:
             await self._pipe.close()
+
+
+async def _ask_once(address: Address, command: tuple[Argument, ...]) -> Any:
+    pipe = await _connected(address, ANSWERS_WITHIN)
+    try:
+        return await pipe.ask(command)
+    finally:
+        await pipe.close()
+
+
+async def _connected(to: Address, within: float) -> "_Pipe":
+    try:
+        async with asyncio.timeout(within):
+            return await _greeted(to, within)
+    except (OSError, TimeoutError) as fault:
+        raise Unavailable(f"the store does not answer: {fault or 'it took too long to connect'}") from fault
+
+
+async def _greeted(to: Address, within: float) -> "_Pipe":
+    loop = asyncio.get_running_loop()
+
+    def make() -> _Pipe:
+        return _Pipe(loop, within)
+
+    if to.path is not None:
+        _, pipe = await loop.create_unix_connection(make, to.path)
+    else:
+        _, pipe = await loop.create_connection(make, to.host, to.port, ssl=to.tls)
+    try:
+        for greeting in to.greetings():
+            check_welcome(greeting, await pipe.ask(greeting))
+    except BaseException:
+        pipe.drop(None)
+        raise
+    return pipe
+
+
+def check_welcome(greeting: tuple[Argument, ...], reply: Any) -> None:
+    """Whether the answer to a greeting lets us in, and where we wanted to be."""
+    if isinstance(reply, hiredis.ReplyError):
+        raise Unavailable(f"the store does not let us in: {reply}")
+    if greeting == ROLE and reply[0] != b"master":
+        raise Unavailable(f"the server that the sentinels name is a {reply[0].decode()}, not the master")
 
 
 class Subscription:

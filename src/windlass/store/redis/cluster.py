@@ -12,7 +12,8 @@ from typing import Any
 import hiredis
 
 from windlass.model.errors import Unavailable
-from windlass.store.redis.channel import Address, Argument, Channel
+from windlass.store.redis.address import Address, Argument
+from windlass.store.redis.channel import Channel
 
 SLOTS = 16384
 MOST_REDIRECTIONS = 5

@@ -1,36 +1,37 @@
 """The connection to a server or cluster: opening, checking, calling scripts, and errors as our own."""
 
 import logging
-import ssl
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 import hiredis
-from redis.asyncio.connection import parse_url
 
 from windlass.model.errors import Full, Invalid, Unavailable
+from windlass.model.ports import Chance
 from windlass.store.flow import StaleRules
+from windlass.store.redis.address import Argument, read_address
 from windlass.store.redis.blocking import BlockingChannel
-from windlass.store.redis.channel import Address, Argument, Channel
+from windlass.store.redis.channel import Channel
 from windlass.store.redis.cluster import Cluster
 from windlass.store.redis.scripts import script
+from windlass.store.redis.sentinels import Sentinels
 
 log = logging.getLogger("windlass.store.redis")
 
 OLDEST = (7, 0)
 ANSWER_WITHIN = 5.0
-CLUSTER = "redis+cluster"
 
 
 class Connection:
     """Calls scripts on one server or one cluster."""
 
-    def __init__(self, url: str, *, blocking: bool = False) -> None:
-        address = _address(url)
-        self.channel: Channel | BlockingChannel = (BlockingChannel if blocking else Channel)(address, ANSWER_WITHIN)
-        """To one server: all there is, or the member of the cluster that we were told of."""
-        self.cluster = Cluster(address, ANSWER_WITHIN) if urlsplit(url).scheme == CLUSTER else None
+    def __init__(self, url: str, *, blocking: bool = False, chance: Chance | None = None) -> None:
+        target = read_address(url)
+        sentinels = Sentinels(target.group, chance) if target.group else None
+        kind = BlockingChannel if blocking else Channel
+        self.channel: Channel | BlockingChannel = kind(target.address, ANSWER_WITHIN, sentinels)
+        """To one server: all there is, the master, or the member of the cluster that we were told of."""
+        self.cluster = Cluster(target.address, ANSWER_WITHIN) if target.cluster else None
 
     async def ask(self, key: str, *command: Argument) -> Any:
         """Send a command that names this key; in a cluster, to the member that holds it."""
@@ -79,20 +80,6 @@ class Connection:
         await self.channel.close()
         if self.cluster is not None:
             await self.cluster.close()
-
-
-def _address(url: str) -> Address:
-    parts = urlsplit(url)
-    if parts.scheme not in ("redis", "rediss", "unix", CLUSTER):
-        raise Invalid(f"{parts.scheme!r} is not redis, rediss, unix or {CLUSTER}", at="store")
-    plain = urlunsplit(parts._replace(scheme="redis")) if parts.scheme == CLUSTER else url
-    try:
-        found: dict[str, Any] = dict(parse_url(plain))
-    except ValueError as fault:
-        raise Invalid(f"not the address of a server: {fault}", at="store") from None
-    tls = ssl.create_default_context() if parts.scheme == "rediss" else None
-    known = {name: found[name] for name in ("host", "port", "path", "db", "username", "password") if name in found}
-    return Address(tls=tls, **known)
 
 
 class ScriptUnknown(Unavailable):

@@ -12,7 +12,7 @@ from windlass.model.errors import Invalid
 from windlass.model.names import raw_id, text_id
 from windlass.store.flow import Allowance, Level, Regroup, Rules, Usage, Waiting
 from windlass.store.micros import from_micros, span, to_micros
-from windlass.store.redis.channel import Argument
+from windlass.store.redis.address import Argument
 from windlass.store.redis.layout import parts
 from windlass.store.redis.partitions import Partitions
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from windlass.model.names import queue_mark
 from windlass.model.ports import Clock
 from windlass.store.micros import to_micros
-from windlass.store.redis.channel import Argument
+from windlass.store.redis.address import Argument
 from windlass.store.redis.connection import Connection
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from windlass.model.job import FINISHED, MOST_CHUNKS, MOST_OUTPUT, State
 from windlass.model.names import text_id
 from windlass.store.redis import layout, scrub_flow
-from windlass.store.redis.channel import Argument
+from windlass.store.redis.address import Argument
 from windlass.store.redis.store import RedisStore
 
 STALE, RESULT, ERRORS, PROGRESS, FOLLOWED, EXTRAS = 1, 2, 4, 8, 64, 128

@@ -13,7 +13,7 @@ from windlass.model.errors import Invalid
 from windlass.model.job import Chunk, State
 from windlass.model.lifecycle import Move
 from windlass.model.names import EVERY_TENANT, is_name, raw_id
-from windlass.model.ports import Clock
+from windlass.model.ports import Chance, Clock
 from windlass.model.worker import NewWorker, Worker
 from windlass.store import (
     MOST_CHILDREN,
@@ -40,7 +40,7 @@ from windlass.store import (
 from windlass.store.flow import StaleRules
 from windlass.store.micros import from_micros, span
 from windlass.store.redis import layout
-from windlass.store.redis.channel import Argument
+from windlass.store.redis.address import Argument
 from windlass.store.redis.connection import Connection
 from windlass.store.redis.flow import RedisFlow
 from windlass.store.redis.notices import Notices
@@ -82,16 +82,18 @@ class RedisStore(RedisFlow):
         prefix: str = "wl",
         partitions: int | None = None,
         clock: Clock | None = None,
+        chance: Chance | None = None,
         blocking: bool = False,
     ) -> "RedisStore":
         """Connect and check the server. The number of partitions is set by whoever opens the store first, for good.
 
-        `clock` replaces the server's own clock; only tests and simulations pass one. A `blocking` store never suspends:
+        `clock` replaces the server's own clock; only tests and simulations pass one. `chance` spreads the
+        questions of many clients to sentinels. A `blocking` store never suspends:
         for callers without an event loop, on one server; it cannot listen.
         """
         if not prefix.isalnum():
             raise Invalid("the prefix is made of letters and digits", at="prefix")
-        connection = Connection(url, blocking=blocking)
+        connection = Connection(url, blocking=blocking, chance=chance)
         try:
             await connection.check()
             wanted = partitions or (SPREAD if connection.cluster else 1)

@@ -1,0 +1,108 @@
+"""What an address says: where servers are, how to be let in, and whether sentinels know which of them counts.
+
+Reads text; opens nothing.
+"""
+
+import ssl
+from typing import Any, NamedTuple
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
+
+from redis.asyncio.connection import parse_url
+
+from windlass.model.errors import Invalid
+
+Argument = bytes | str | int
+
+CLUSTER = "redis+cluster"
+SENTINEL = ("redis+sentinel", "rediss+sentinel")
+SCHEMES = ("redis", "rediss", "unix", CLUSTER, *SENTINEL)
+
+SENTINEL_PORT = 26379
+ROLE = ("ROLE",)
+
+
+class Address(NamedTuple):
+    """Where a server is and how to be let in."""
+
+    host: str = "localhost"
+    port: int = 6379
+    path: str | None = None
+    """A unix socket, instead of host and port."""
+    db: int = 0
+    username: str | None = None
+    password: str | None = None
+    tls: ssl.SSLContext | None = None
+    master: bool = False
+    """Whether it must say of itself that it is one."""
+
+    def greetings(self) -> "list[tuple[Argument, ...]]":
+        """What is said first on every connection."""
+        said: list[tuple[Argument, ...]] = []
+        if self.password is not None:
+            said.append(("AUTH", self.username, self.password) if self.username else ("AUTH", self.password))
+        if self.db:
+            said.append(("SELECT", self.db))
+        if self.master:
+            said.append(ROLE)
+        return said
+
+
+class Group(NamedTuple):
+    """A master that sentinels watch, under a name."""
+
+    name: str
+    sentinels: tuple[Address, ...]
+
+
+class Target(NamedTuple):
+    """What is to be connected to."""
+
+    address: Address
+    """Of the only server, of a member of the cluster, or what is known of every master of the group."""
+    cluster: bool = False
+    group: Group | None = None
+
+
+def read_address(url: str) -> Target:
+    parts = urlsplit(url)
+    if parts.scheme not in SCHEMES:
+        raise Invalid(f"{parts.scheme!r} is not {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}", at="store")
+    tls = ssl.create_default_context() if parts.scheme.startswith("rediss") else None
+    try:
+        if parts.scheme in SENTINEL:
+            return _watched(parts, tls)
+        cluster = parts.scheme == CLUSTER
+        found: dict[str, Any] = dict(parse_url(urlunsplit(parts._replace(scheme="redis")) if cluster else url))
+    except ValueError as fault:
+        raise Invalid(f"not the address of a server: {fault}", at="store") from None
+    known = {name: found[name] for name in ("host", "port", "path", "db", "username", "password") if name in found}
+    return Target(Address(tls=tls, **known), cluster=cluster)
+
+
+def _watched(parts: SplitResult, tls: ssl.SSLContext | None) -> Target:
+    """`redis+sentinel://user:password@host:port,host:port/MASTER/DB?sentinel_password=…`."""
+    login, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = login.partition(":")
+    name, _, db = parts.path.removeprefix("/").partition("/")
+    if not name:
+        raise ValueError("name the master that the sentinels watch: redis+sentinel://host:26379,host:26379/MASTER")
+    options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+    secret = options.pop("sentinel_password", None)
+    if options:
+        raise ValueError(f"{', '.join(options)}: only sentinel_password is known here")
+    master = Address(
+        db=int(db or 0),
+        username=unquote(username) or None,
+        password=unquote(password) or None,
+        tls=tls,
+        master=True,
+    )
+    sentinels = tuple(_sentinel(host)._replace(password=secret, tls=tls) for host in hosts.split(","))
+    return Target(master, group=Group(unquote(name), sentinels))
+
+
+def _sentinel(host: str) -> Address:
+    at = urlsplit(f"//{host}")
+    if not at.hostname:
+        raise ValueError(f"{host!r} names no sentinel")
+    return Address(at.hostname, at.port or SENTINEL_PORT)
