@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from windlass import Cancelled, Windlass, current
+from windlass import Cancelled, RateLimited, Windlass, current
 
 app = Windlass(tenant=os.environ["WORKSHOP_TENANT"])
 
@@ -284,6 +284,15 @@ def chatter(megabytes: int) -> None:
 @app.task
 def huge_result(megabytes: int) -> bytes:
     return bytes(megabytes << 20)
+
+
+@app.task
+def call(customer: int, refused_for: float = 0.0) -> None:
+    """Call somebody who says no the first time, if he is to."""
+    if refused_for and not (NOTES.exists() and f"refused {customer}\n" in NOTES.read_text()):
+        note("refused", customer)
+        raise RateLimited(after=refused_for)
+    note("called", customer)
 
 
 @app.task

@@ -29,6 +29,7 @@ def test_limits_are_set_listed_shown_and_removed(workshop: Workshop) -> None:
     assert "api" in ok(workshop, "limits", "ls")
     shown = json.loads(ok(workshop, "limits", "show", "api", "--json"))
     assert (shown["name"], shown["match"]) == ("api", {"task": "add"})
+    assert "limit api: at most 2" in workshop.run("limits", "show", "api", "--tenant", workshop.tenant).stdout
     ok(workshop, "limits", "rm", "api")
     assert "no limits" in ok(workshop, "limits", "ls")
     assert refused(workshop, "limits", "show", "api")[0] == 3
@@ -72,6 +73,7 @@ def test_queues_tasks_and_limits_are_paused_and_resumed(workshop: Workshop) -> N
     assert "paused: moved" in ok(workshop, "queues", "pause", "default", "--why", "moved")
     job = workshop.chores.add.enqueue(1, 2)
     assert "paused" in ok(workshop, "queues", "show", "default")
+    assert "queue default: paused: moved" in ok(workshop, "queues", "ls")
     assert job.state is State.QUEUED
     ok(workshop, "queues", "resume", "default")
     assert job.result(timeout=10) == 3

@@ -22,11 +22,12 @@ from windlass.addresses import open_engine
 from windlass.cli.worker import options_of
 from windlass.model import wire
 from windlass.model.handler import HandlerOptions, NewHandler
-from windlass.model.job import FINISHED, Job, NewJob, State, Wishes
+from windlass.model.job import FINISHED, Job, NewJob, Reason, State, Wishes
 from windlass.model.match import Match
 from windlass.model.operations import (
     A,
     Cancel,
+    ChangeQueue,
     Count,
     Enqueue,
     EnqueueLines,
@@ -40,6 +41,7 @@ from windlass.model.operations import (
     Show,
 )
 from windlass.model.operations import Retry as Rerun
+from windlass.model.queue import QueueChange, Tier
 from windlass.model.quota import Quota
 from windlass.model.retry import Retry
 from windlass.system import SystemChance, SystemClock
@@ -250,6 +252,18 @@ def test_a_function_longer_than_its_lease_keeps_it_and_is_cancelled_when_asked(
         until(lambda: any(bench.job(id).attempt > 1 or bench.job(id).state is not State.RUNNING for id in ids), 2.5)
     bench.ask(Cancel(tenant=workshop.tenant, ids=ids))
     assert [bench.ended(id).state for id in ids] == [State.CANCELLED] * 6
+
+
+def test_a_function_that_loses_time_to_others_says_that_it_ran_too_long(workshop: Workshop, bench: Bench) -> None:
+    tiers = [Tier(name="fast", seconds=1), Tier(name="slow", seconds=60)]
+    bench.ask(ChangeQueue(tenant=workshop.tenant, queue="default", change=QueueChange(tiers=tiers)))
+    bench.upload("nap", "sleep 600", "sh")
+    (flexible,) = bench.feed("nap", "a")
+    workshop.start("--tenant", workshop.tenant, "-c", "1", target="")
+    until(lambda: bench.job(flexible).pid)
+    bench.feed("nap", "b", wishes=Wishes(tier="fast"))
+    job = bench.ended(flexible)
+    assert (job.reason, job.error and job.error.message) == (Reason.TIMEOUT, "ran longer than its time limit of 1 s")
 
 
 @ON_A_FILE

@@ -132,3 +132,9 @@ def test_what_is_rare_is_described(verb: str, path: str, status: int, sent: dict
 
 def _token(running: Process) -> dict[str, str]:
     return {"authorization": f"Bearer {running.token}"}
+
+
+def test_a_change_of_the_rules_may_conflict_with_another_one() -> None:
+    paths = document("test")["paths"]
+    for path, method in (("/limits/{name}", "put"), ("/queues/{queue}", "patch"), ("/tasks/{task}", "patch")):
+        assert "409" in paths[f"/v1/{{tenant}}{path}"][method]["responses"]

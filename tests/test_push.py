@@ -12,17 +12,21 @@ from windlass.model import push, wire
 from windlass.model.errors import Invalid
 from windlass.model.job import JSON, MSGPACK, Job, Reason, State
 from windlass.model.lifecycle import Verdict
+from windlass.model.limit import NewLimit, Which
 from windlass.model.operations import (
     Cancel,
+    ChangeQueue,
     Finish,
     Finished,
     GetResult,
+    PutLimit,
     Register,
     Renew,
     Unregister,
     Workers,
 )
 from windlass.model.push import read_url
+from windlass.model.queue import QueueChange, Tier
 from windlass.model.worker import NewWorker
 from windlass.server.openapi import document
 from windlass.store import Store
@@ -371,3 +375,37 @@ def test_an_address_that_is_none_is_refused(url: str) -> None:
 )
 def test_an_address_is_read_in_one_way(url: str, parts: tuple[object, ...]) -> None:
     assert read_url(url) == parts
+
+
+async def test_limits_and_tiers_hold_for_jobs_that_are_sent(hub: Station) -> None:
+    tiers = [Tier(name="fast", seconds=1), Tier(name="slow", seconds=30, cap=1)]
+    await hub.client(PutLimit(name="one", limit=NewLimit(match=Which(task="alone"), running=1)))
+    await hub.client(ChangeQueue(queue="default", change=QueueChange(tiers=tiers)))
+    async with receiver(always(202)) as worker:
+        await hub.register(worker, slots=4)
+        fast = await hub.enqueue(tier="fast")
+        alone = [await hub.enqueue("alone", tier="fast") for _ in range(2)]
+        first = await hub.ended(fast)
+        assert first.error is not None
+        assert (first.reason, first.error.message) == (Reason.TIMEOUT, "ran longer than its time limit of 1 s")
+        one, two = [await hub.ended(job) for job in alone]
+        assert one.started_at is not None
+        assert two.started_at is not None
+        assert (two.started_at - one.started_at).total_seconds() >= 1, "one after the other"
+
+
+async def test_a_job_that_was_sent_and_loses_time_to_others_is_stopped_earlier_not_sent_again(hub: Station) -> None:
+    tiers = [Tier(name="fast", seconds=1), Tier(name="slow", seconds=30, cap=1)]
+    await hub.client(ChangeQueue(queue="default", change=QueueChange(tiers=tiers)))
+    async with receiver(always(202)) as worker:
+        await hub.register(worker, slots=1)
+        flexible = await hub.enqueue()
+        await worker.has(1)
+        assert (await hub.shown(flexible)).assigned == "slow"
+        await hub.enqueue("next", tier="fast")
+        ended = await hub.ended(flexible)
+        await worker.has(2)
+    assert ended.error is not None
+    assert (ended.reason, ended.attempt) == (Reason.TIMEOUT, 1)
+    assert ended.error.message == "ran longer than its time limit of 1 s"
+    assert [sent.task for sent in worker.sent] == ["work", "next"]

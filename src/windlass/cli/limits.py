@@ -1,5 +1,6 @@
 """`windlass limits ls|show|set|rm|pause|resume`: at most so many, among jobs that match."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 import msgspec
@@ -40,7 +41,7 @@ async def ls(*, place: Place = HERE) -> None:
 @limits.command
 async def show(name: Name, /, *, place: Place = HERE) -> None:
     """Show one limit, and how its buckets stand."""
-    await _ask(GetLimit(name=name), place)
+    await _ask(GetLimit(name=name), place, say=saying.write)
 
 
 @limits.command(name="set")
@@ -102,13 +103,19 @@ async def resume(name: Name, /, *, place: Place = HERE) -> None:
     await _ask(PauseLimit(name=name, pause=Pause()), place)
 
 
-async def _ask(operation: Operation[LimitCard], place: Place, *, create: bool = False) -> None:
+async def _ask(
+    operation: Operation[LimitCard],
+    place: Place,
+    *,
+    create: bool = False,
+    say: Callable[[str], None] = saying.remark,
+) -> None:
     async with opened(place, create=create) as queue:
         card = await queue(operation)
     if place.json:
         saying.write_json(card)
         return
-    saying.remark(describe(card))
+    say(describe(card))
     if card.buckets:
         now = SystemClock().now()
         table = saying.Table("bucket", "running", "waiting", "free", right=("running", "waiting"))

@@ -15,7 +15,7 @@ from windlass.cli.workers import table_of
 from windlass.model.errors import Missing
 from windlass.model.job import State
 from windlass.model.names import EVERY_TENANT
-from windlass.model.operations import GetQueue, GetStats, QueueStats, Workers
+from windlass.model.operations import GetQueue, GetStats, Queues, QueueStats, Workers
 from windlass.model.operations import QueueCard as QueueRecord
 from windlass.model.worker import Worker
 
@@ -67,12 +67,16 @@ async def ls(*, place: Place = HERE) -> None:
     """List queues, with how many jobs are in each state."""
     async with opened(place) as to:
         found = lines((await to(GetStats())).queues, await to(Workers()))
+        paused = [one for one in await to(Queues()) if one.paused]
     if place.json:
         saying.write_json(found)
-    elif not found:
-        saying.remark("no queues: a queue is there as soon as it has a job")
-    else:
+        return
+    if found:
         saying.paper().print(_table(found))
+    else:
+        saying.remark("no queues: a queue is there as soon as it has a job")
+    for one in paused:
+        saying.remark(describe(one))
 
 
 def _table(found: Sequence[QueueLine]) -> saying.Table:

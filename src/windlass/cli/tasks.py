@@ -1,5 +1,6 @@
 """`windlass tasks pause|resume`: rest for a task, in all its queues."""
 
+from collections.abc import Callable
 from typing import Annotated
 
 from cyclopts import App, Parameter
@@ -34,13 +35,15 @@ async def resume(task: Task, /, *, place: Place = HERE) -> None:
 @tasks.command
 async def show(task: Task, /, *, place: Place = HERE) -> None:
     """Say whether a task is paused."""
-    await _ask(GetTask(task=task), task, place)
+    await _ask(GetTask(task=task), task, place, say=saying.write)
 
 
-async def _ask(operation: Operation[Pause], task: str, place: Place) -> None:
+async def _ask(
+    operation: Operation[Pause], task: str, place: Place, *, say: Callable[[str], None] = saying.remark
+) -> None:
     async with opened(place, create=True) as queue:
         found = await queue(operation)
     if place.json:
         saying.write_json(found)
     else:
-        saying.remark(f"task {task}: {told(found) or 'not paused'}")
+        say(f"task {task}: {told(found) or 'not paused'}")

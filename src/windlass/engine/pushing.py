@@ -137,7 +137,7 @@ class Pushing:
 
     async def renew(self, worker: Worker, jobs: Sequence[Claimed]) -> Renewed:
         """Lengthen the leases of jobs that a worker has, without a word from it."""
-        alive = [Alive(id=one.job.id, token=one.token) for one in jobs]
+        alive = [Alive(id=one.job.id, token=one.token, deadline=one.deadline) for one in jobs]
         return await renew_now(self._desk, Renew(tenant=worker.tenant, worker=worker.id, jobs=alive))
 
     async def held(self, worker: Worker) -> list[Claimed]:

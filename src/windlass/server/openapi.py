@@ -14,6 +14,7 @@ from windlass.model.job import TEXT, NewJob
 from windlass.model.match import Match
 from windlass.model.names import NAME_PATTERN
 from windlass.model.operations import (
+    ChangeQueue,
     Enqueue,
     EnqueueLines,
     EnqueueMany,
@@ -21,11 +22,19 @@ from windlass.model.operations import (
     GetResult,
     List,
     Output,
+    PauseLimit,
+    PauseTask,
+    PutHandler,
+    PutLimit,
+    RemoveLimit,
     answer_type,
 )
 from windlass.model.shapes import SHAPES, Shape
 from windlass.server import openapi_beside
 from windlass.server.formats import BYTES, NDJSON, PROBLEM_TYPES, TYPES
+
+RIVALLED = (PutLimit, PauseLimit, RemoveLimit, ChangeQueue, PauseTask, PutHandler)
+"""What may be refused because there are too many, or because others change the same at the same time."""
 
 REFERENCE = "#/components/schemas/{name}"
 
@@ -175,6 +184,8 @@ def _problems(shape: Shape) -> dict[str, Any]:
     statuses = {400, 401, 403, 406, 503, *([404] if shape.names else []), *([408, 413, 415] if shape.has_body else [])}
     if shape.route.scope == "work":
         statuses |= {404, 409}
+    if shape.kind in RIVALLED:
+        statuses.add(409)
     if shape.route.scope == "enqueue" or shape.kind is Finish:
         statuses.add(429)
     titles = {error.status: error.title for error in reversed(ERRORS.values())}  # the general one, of several

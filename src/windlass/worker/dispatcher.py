@@ -9,7 +9,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
+from datetime import datetime
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from windlass.model.errors import Unavailable, WindlassError
 from windlass.model.job import Error, Reason
@@ -127,7 +130,7 @@ class Dispatcher:
                 free = self.worker.slots - len(self._runs)
             # After a failure one job tries the way for all.
             for one in await self._take(1 if self._failures else free):
-                self._start(group, _Run(one, one.job.timeout))
+                self._start(group, _Run(one, _allowed(one)))
 
     def _start(self, group: asyncio.TaskGroup, run: _Run) -> None:
         self._runs[run.claimed.job.id] = run
@@ -211,7 +214,7 @@ class Dispatcher:
         self._paused_until = now + pause
 
     async def _time_out(self, claimed: Claimed) -> None:
-        said = f"ran longer than its timeout of {claimed.job.timeout:g} s"
+        said = f"ran longer than its time limit of {_allowed(claimed) or 0:g} s"
         error = Error(type="Timeout", message=said)
         await self._finish(
             Finished(id=claimed.job.id, token=claimed.token, outcome=Verdict.ERROR, error=error, reason=Reason.TIMEOUT)
@@ -261,8 +264,20 @@ class Dispatcher:
                 continue
             self.ended(renewed.lost)
             for order in renewed.orders:
-                if (run := self._runs.get(order.id)) is not None and not run.unwanted:
+                if (run := self._runs.get(order.id)) is None or run.unwanted:
+                    continue
+                if order.order == "deadline":
+                    self._shorten(run, order.deadline)
+                else:
                     self._stop(run)
+
+    def _shorten(self, run: _Run, deadline: datetime | None) -> None:
+        """Time was taken from a running job: its limit comes as much earlier as its deadline does."""
+        before, limit = run.claimed.deadline, run.limit.when()
+        if before is None or deadline is None or limit is None:
+            return
+        run.claimed = replace(run.claimed, deadline=deadline)
+        run.limit.reschedule(limit - (before - deadline).total_seconds())
 
     def _stop(self, run: _Run) -> None:
         """The worker hears of it when it renews; one that is still being asked hears the connection close."""
@@ -270,3 +285,10 @@ class Dispatcher:
         now = asyncio.get_running_loop().time()
         until = now + STOP_WITHIN if run.delivered else now
         run.limit.reschedule(min(until, run.limit.when() or until))
+
+
+def _allowed(claimed: Claimed) -> float | None:
+    """Seconds that a run may take: by its timeout, or its tier; null = any number."""
+    if claimed.deadline is None or claimed.job.started_at is None:
+        return claimed.job.timeout
+    return (claimed.deadline - claimed.job.started_at).total_seconds()

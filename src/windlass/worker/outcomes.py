@@ -32,8 +32,7 @@ def finished(held: Held, ending: Ending) -> Finished:
         )
     error, reason = ending.error or Error(), None
     if held.stopping in STOPPED:
-        reason, text = STOPPED[held.stopping]
-        error = Error(type=reason.value.capitalize(), message=text.format(held=held), traceback=error.traceback)
+        reason, error = _stopped(held, held.stopping, error.traceback)
     elif error.type == CRASHED.type and held.stopping is not Stop.CANCEL:  # told to stop, it was killed in the end
         reason = Reason.CRASHED
     verdict = Verdict.ERROR if reason else ending.verdict
@@ -46,6 +45,11 @@ def finished(held: Held, ending: Ending) -> Finished:
         reason=reason,
         delay=ending.delay,
     )
+
+
+def _stopped(held: Held, why: Stop, traceback: str) -> tuple[Reason, Error]:
+    reason, text = STOPPED[why]
+    return reason, Error(type=reason.value.capitalize(), message=text.format(held=held), traceback=traceback)
 
 
 def crashed(held: Held, status: int, peak_memory: int, last_lines: str) -> Ending:
@@ -70,13 +74,18 @@ def answered(held: Held, outcome: FunctionOutcome) -> Finished:
             content_type=outcome.content_type,
             jobs=[_chained(held, task, payload) for task, payload in outcome.jobs],
         )
+    error = Error(type=outcome.type, message=outcome.message, traceback=outcome.traceback)
+    reason = outcome.reason if held.stopping is not Stop.CANCEL else None
+    if held.stopping in STOPPED:
+        verdict = Verdict.ERROR
+        reason, error = _stopped(held, held.stopping, outcome.traceback)
     return Finished(
         id=held.id,
         token=held.token,
         outcome=verdict,
-        code=None if outcome.reason else code,
-        error=Error(type=outcome.type, message=outcome.message, traceback=outcome.traceback),
-        reason=outcome.reason if held.stopping is not Stop.CANCEL else None,
+        code=None if reason or outcome.reason else code,
+        error=error,
+        reason=reason,
         delay=outcome.delay,
     )
 
