@@ -103,16 +103,24 @@ async def tasks_of(desk: Desk, worker: Worker) -> list[str] | None:
     """The tasks that a worker may be given now; those of other tenants than its own as `tenant/task`."""
     if worker.tasks is None or not worker.handlers:
         return worker.tasks
-    loop = asyncio.get_running_loop()
-    if desk.handled is None or desk.handled.until <= loop.time():
+    now = _now()
+    if desk.handled is None or now is None or desk.handled.until <= now:
         tasks: dict[str, list[str]] = {}
         for name in (await desk.shelf.shelved(LIST)).keys() - desk.reserved:
             tenant, _, task = name.partition("/")
             tasks.setdefault(tenant, []).append(task)
-        desk.handled = Handled(loop.time() + REMEMBER, tasks)
+        desk.handled = Handled(0.0 if now is None else now + REMEMBER, tasks)
     if worker.tenant != EVERY_TENANT:
         return [*worker.tasks, *desk.handled.tasks.get(worker.tenant, ())]
     return [*worker.tasks, *(f"{tenant}/{task}" for tenant, tasks in desk.handled.tasks.items() for task in tasks)]
+
+
+def _now() -> float | None:
+    """By the loop's clock; null = whoever asks has no loop, and looks each time."""
+    try:
+        return asyncio.get_running_loop().time()
+    except RuntimeError:
+        return None
 
 
 def _whose(operation: Operation[Any]) -> str:
