@@ -19,6 +19,7 @@ from tests.serving import process
 from tests.test_journal_board import Body
 from tests.watching import NAME, Group, Sentinel, address, replicate, watched_group
 from tests.wires import Crowd
+from tests.workers import until
 from tests.worlds import SeededChance
 from windlass import Windlass
 from windlass.cli.doctor import _without_password as without_password
@@ -75,6 +76,11 @@ def test_no_password_is_shown() -> None:
 # One sentinel that says what the test wants
 
 
+def _offset(server: Server, name: str) -> int:
+    lines = server.ask("INFO", "replication").splitlines()
+    return next(int(line.partition(":")[2]) for line in lines if line.startswith(f"{name}:"))
+
+
 class Pair:
     """A master, its replica, and a sentinel that only tells."""
 
@@ -85,7 +91,11 @@ class Pair:
         self.url = address([sentinel])
 
     def swap(self) -> None:
-        """By hand, so that connections to the old master stay open: sentinels would close them."""
+        """By hand, so that connections to the old master stay open: sentinels would close them.
+
+        Only once the replica has everything: what a switch loses is another test's business.
+        """
+        until(lambda: _offset(self.replica, "slave_repl_offset") >= _offset(self.master, "master_repl_offset"))
         self.replica.ask("REPLICAOF", "NO", "ONE")
         self.master.ask("REPLICAOF", "127.0.0.1", str(self.replica.port))
         self.master, self.replica = self.replica, self.master
@@ -149,8 +159,9 @@ def test_callers_without_an_event_loop_find_the_master_too(pair: Pair) -> None:
     for number in range(2, 5):
         patient(lambda number=number: work.enqueue(number))  # type: ignore[misc]
     assert time.monotonic() - began < 5
-    assert with_app.link.ask(Count()).count == 4
+    found = with_app.link.ask(Count()).count
     with_app.close()
+    assert found == 4
 
 
 def patient(enqueue: Callable[[], object]) -> None:

@@ -64,7 +64,7 @@ class Target(NamedTuple):
 
 
 def read_address(url: str) -> Target:
-    parts = urlsplit(url)
+    parts = _parts(url)
     if parts.scheme not in SCHEMES:
         raise Invalid(f"{parts.scheme!r} is not {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}", at="store")
     tls = ssl.create_default_context() if parts.scheme.startswith("rediss") else None
@@ -77,6 +77,16 @@ def read_address(url: str) -> Target:
         raise Invalid(f"not the address of a server: {fault}", at="store") from None
     known = {name: found[name] for name in ("host", "port", "path", "db", "username", "password") if name in found}
     return Target(Address(tls=tls, **known), cluster=cluster)
+
+
+def _parts(url: str) -> SplitResult:
+    """As `urlsplit`, which knows of one host only and in some Pythons refuses several of which one is in brackets."""
+    scheme, _, rest = url.partition("://")
+    if scheme not in SENTINEL:
+        return urlsplit(url)
+    place, _, query = rest.partition("?")
+    hosts, _, path = place.partition("/")
+    return SplitResult(scheme, hosts, f"/{path}", query, "")
 
 
 def _watched(parts: SplitResult, tls: ssl.SSLContext | None) -> Target:
