@@ -10,7 +10,7 @@ from tests.engines import enqueue, finish, register, take
 from tests.worlds import EPOCH, VirtualClock
 from windlass.engine import Engine
 from windlass.engine.estimates import RUN_TIMES, foretell, keep_promises, learn_run_times, wrong_by
-from windlass.engine.experience import MOST_FORETOLD, MOST_FRESH, MOST_RUNNING, Experience, Forecast
+from windlass.engine.experience import MOST_FORETOLD, MOST_FRESH, MOST_RUNNING, Experience, Forecast, Promise
 from windlass.model.errors import Missing
 from windlass.model.estimate import Estimate, QueueEstimate, Why
 from windlass.model.job import Job, NewJob
@@ -29,7 +29,7 @@ from windlass.model.operations import (
 from windlass.model.queue import QueueChange, Tier
 from windlass.policy.estimate import Snapshot
 from windlass.policy.learning import mean, unpack
-from windlass.store import Record
+from windlass.store import Reading, Record
 
 
 async def estimate(engine: Engine, job: Job, **more: Any) -> Estimate:
@@ -341,3 +341,25 @@ async def test_a_large_queue_is_foretold_once_for_all_who_ask(engine: Engine) ->
 @pytest.mark.parametrize(("said", "real", "part"), [(10, 8, 0.25), (8, 10, 0.2), (0, 0, 0), (0.05, 0, 0.5)])
 def test_an_error_is_a_part_of_the_real_wait(said: float, real: float, part: float) -> None:
     assert wrong_by(said, real) == pytest.approx(part)
+
+
+async def test_promises_made_while_others_are_looked_up_are_kept(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experience, store = engine.desk.experience, engine.desk.store
+    jobs = [await enqueue(engine) for _ in range(3)]
+    promise = Promise("default", 1.0, EPOCH)
+    experience.promises.clear()
+    experience.promises.update({jobs[0].id: promise, jobs[1].id: promise})
+    read = store.read
+
+    async def meanwhile(ids: list[str]) -> Reading:
+        reading = await read(ids)
+        experience.promises[jobs[2].id] = promise
+        del experience.promises[jobs[0].id]
+        return reading
+
+    await engine(Cancel(ids=[jobs[0].id]))
+    monkeypatch.setattr(store, "read", meanwhile)
+    await keep_promises(engine.desk)
+    assert set(experience.promises) == {jobs[1].id, jobs[2].id}

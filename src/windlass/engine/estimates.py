@@ -299,11 +299,14 @@ async def keep_promises(desk: Desk) -> int:
     experience = desk.experience
     if not experience.promises:
         return 0
-    reading = await desk.store.read(list(experience.promises))
-    for id, record in zip(list(experience.promises), reading.records, strict=True):
+    ids = list(experience.promises)  # others come while these are looked up
+    reading = await desk.store.read(ids)
+    for id, record in zip(ids, reading.records, strict=True):
         if record is not None and record.job.state is State.QUEUED:
             continue
-        promise = experience.promises.pop(id)
+        promise = experience.promises.pop(id, None)
+        if promise is None:
+            continue
         began = record.job.started_at if record is not None else None
         if began is not None and began >= promise.at:
             experience.errors.setdefault(promise.queue, []).append(

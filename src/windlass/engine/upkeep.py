@@ -142,13 +142,17 @@ DUTIES: dict[Duty, float] = {
 
 
 async def every(seconds: float, duty: Duty, engine: Engine, clock: Clock) -> None:
-    """Do a duty for ever: all there is to do, then a pause. One failing round does not end it."""
+    """Do a duty for ever: all there is to do, then a pause. One failing round does not end it, whatever failed: whoever
+    keeps house also serves or works, and must not die of a duty.
+    """
     while True:
         try:
             while await duty(engine) >= STEP:
                 await clock.sleep(0)
         except WindlassError as error:
             log.warning("%s: %s", getattr(duty, "__name__", duty), error)
+        except Exception:
+            log.exception("%s failed; it is tried again", getattr(duty, "__name__", duty))
         await clock.sleep(seconds)
 
 
