@@ -17,12 +17,19 @@ from tests.uploaded import (
     family,
     handler,
     jobs,
+    note_who_is_there,
     results,
     there,
     until_gone,
 )
 from windlass.model.job import JSON
 from windlass.worker.functions.sandbox.folders import Folders
+
+
+@pytest.fixture(autouse=True)
+def _newcomers() -> None:
+    note_who_is_there()
+
 
 EVERY = pytest.mark.parametrize("lang", LANGUAGES)
 VALUED = pytest.mark.parametrize("lang", WITH_VALUES)

@@ -98,10 +98,20 @@ def results(heard: Heard) -> list[Any]:
 
 SERVERS = ("redis", "valkey")
 
+earlier: set[int] = set()
+"""Processes of tests before this one."""
+
 
 def family() -> list[psutil.Process]:
-    """Everything that has come of this test; servers that tests share are not."""
-    return [one for one in psutil.Process().children(recursive=True) if not one.name().startswith(SERVERS)]
+    """Everything that has come of this test: not servers that tests share, nor what earlier tests left behind."""
+    found = psutil.Process().children(recursive=True)
+    return [one for one in found if one.pid not in earlier and not one.name().startswith(SERVERS)]
+
+
+def note_who_is_there() -> None:
+    """From here on, the family is what comes."""
+    earlier.clear()
+    earlier.update(one.pid for one in psutil.Process().children(recursive=True))
 
 
 def let_others_in(folder: Path) -> None:
