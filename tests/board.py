@@ -3,7 +3,6 @@
 Tasks append what they do to a file that the queue knows nothing of; what the queue says is compared with that.
 """
 
-import asyncio
 import os
 import random
 import signal
@@ -13,10 +12,11 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
+from tests.wires import Wire
 from windlass import Windlass
 
 APP = '''
@@ -181,65 +181,16 @@ def killing(board: Board, every: float, seed: int) -> Iterator[list[int]]:
         thread.join()
 
 
-class Relay:
+class Relay(Wire):
     """A line to a server that now and then takes a command there and loses the answer."""
 
     def __init__(self, port: int, loss: float, seed: int) -> None:
-        self._port = port
+        super().__init__(port)
         self._loss = loss
         self._chance = random.Random(seed)
         self.lost = 0
-        self.port = 0
-        self._loop = asyncio.new_event_loop()
-        self._ready = threading.Event()
-        self._over = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self._ready.wait()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join()
-
-    def _run(self) -> None:
-        self._loop.run_until_complete(self._serve())
-        self._loop.close()
-
-    async def _serve(self) -> None:
-        server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        self._ready.set()
-        await self._over.wait()
-        server.close()
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # somebody may have connected just now
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there_reader, there = await asyncio.open_connection("127.0.0.1", self._port)
-        forward = asyncio.create_task(_pass_on(reader, there))
-        try:
-            while data := await there_reader.read(1 << 16):
-                if self._chance.random() < self._loss:
-                    self.lost += 1
-                    break
-                writer.write(data)
-                await writer.drain()
-        except (OSError, asyncio.CancelledError):
-            pass
-        finally:
-            forward.cancel()
-            writer.transport.abort()
-            there.transport.abort()
-
-
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(OSError):
-        while data := await reader.read(1 << 16):
-            writer.write(data)
-            await writer.drain()
-    writer.transport.abort()  # whoever has hung up here hangs up there
+    def _breaks(self, *, forth: bool) -> bool:
+        broken = not forth and self._chance.random() < self._loss
+        self.lost += broken
+        return broken

@@ -23,8 +23,9 @@ import windlass
 from tests.servers import Server, StartServer
 from tests.workers import STORES, MakeWorkshop, Workshop, until
 from windlass import JobFailed, RetryPolicy, Windlass, current
-from windlass.app import Job, Task
+from windlass.app import Task
 from windlass.engine import Settings
+from windlass.handle import Job
 from windlass.model.errors import Invalid, Missing, TooLarge, Unavailable
 from windlass.model.job import NewJob, State
 from windlass.model.operations import Count

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.workers import Workshop, tell, until
-from windlass.app import Job
+from windlass.handle import Job
 from windlass.model.errors import Busy, Invalid
 from windlass.model.job import FINISHED, Reason, State
 from windlass.model.operations import ChangeQueue, GetQueue

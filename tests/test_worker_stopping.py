@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.workers import Workshop, tell, until
-from windlass.app import Job
+from windlass.handle import Job
 from windlass.model.job import Reason, State
 from windlass.model.operations import Delete
 

@@ -79,20 +79,26 @@ class Wire:
         self._writers |= pair
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pass_on(reader, there, said, note=True))
+                group.create_task(self._pass_on(reader, there, said, forth=True))
                 group.create_task(self._pass_on(there_reader, writer, said))
         finally:
             self._writers -= pair
             for one in pair:
                 one.transport.abort()
 
+    def _breaks(self, *, forth: bool) -> bool:
+        """Whether the line goes down with what is just to be passed on, forth or back."""
+        return False
+
     async def _pass_on(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, said: bytearray, *, note: bool = False
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, said: bytearray, *, forth: bool = False
     ) -> None:
         with suppress(OSError):
             while data := await reader.read(1 << 16):
-                if note and len(said) < BEGINNING:
+                if forth and len(said) < BEGINNING:
                     said += data
+                if self._breaks(forth=forth):
+                    break
                 if self._cut is None or self._cut not in said:
                     writer.write(data)
                     await writer.drain()

@@ -23,7 +23,8 @@ import psutil
 import pytest
 
 from tests.servers import Server
-from windlass.app import Job, Windlass
+from windlass.app import Windlass
+from windlass.handle import Job
 from windlass.model.job import FINISHED
 from windlass.model.job import Job as Record
 from windlass.model.operations import GetResult

@@ -4,9 +4,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windlass.app import Job, JobFailed, Task, Windlass
+    from windlass.app import Task, Windlass
     from windlass.call.current import current
     from windlass.call.signals import Cancelled, Fail, RateLimited, Retry, Snooze
+    from windlass.handle import Job, JobFailed
     from windlass.model.errors import WindlassError
     from windlass.model.events import Event
     from windlass.model.retry import Retry as RetryPolicy
@@ -35,8 +36,8 @@ _PLACES = {
     "Cancelled": "windlass.call.signals",
     "Event": "windlass.model.events",
     "Fail": "windlass.call.signals",
-    "Job": "windlass.app",
-    "JobFailed": "windlass.app",
+    "Job": "windlass.handle",
+    "JobFailed": "windlass.handle",
     "RateLimited": "windlass.call.signals",
     "Retry": "windlass.call.signals",
     "Snooze": "windlass.call.signals",

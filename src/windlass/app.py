@@ -1,7 +1,7 @@
-"""What a Python user imports: `Windlass`, the tasks made with it, and the handle of a job.
+"""What a Python user imports: `Windlass` and the tasks made with it.
 
-Turns calls into operations and answers into values. Knows no store and no process; how a question travels is `link`'s
-business, what a payload says is `call`'s.
+Turns calls into operations; `handle` turns answers into values. Knows no store and no process; how a question travels
+is `link`'s business, what a payload says is `call`'s.
 """
 
 import functools
@@ -15,31 +15,23 @@ from msgspec import Raw
 
 from windlass.addresses import file_of, is_server
 from windlass.call.arguments import Plan
-from windlass.call.options import Duration, Options, TaskOptions, wishes
+from windlass.call.options import Options, TaskOptions, wishes
 from windlass.engine import Settings
+from windlass.handle import Job
 from windlass.link import Link, Way
-from windlass.model.duration import seconds
-from windlass.model.errors import Invalid, Unavailable, WindlassError
-from windlass.model.estimate import Estimate
+from windlass.model.errors import Invalid, Unavailable
 from windlass.model.events import Event
-from windlass.model.job import FINISHED, Error, NewJob, State
-from windlass.model.job import Job as Record
+from windlass.model.job import NewJob
 from windlass.model.match import Match
 from windlass.model.names import DEFAULT_TENANT, check_name, fresh_id, keyed_id
 from windlass.model.operations import (
     MOST_AT_ONCE,
     A,
-    Cancel,
     EnqueueMany,
-    GetEstimate,
-    GetResult,
     Operation,
-    Result,
-    Show,
 )
-from windlass.model.operations import Retry as Rerun
 from windlass.model.wire import checked_job
-from windlass.system import SystemChance, SystemClock
+from windlass.system import SystemChance
 
 if TYPE_CHECKING:
     from windlass.testing import Testing
@@ -49,21 +41,6 @@ R = TypeVar("R")
 C = TypeVar("C")
 
 DEFAULT_STORE = "windlass.db"
-MOST_WAIT = 30.0
-"""Seconds that one question for a result waits; a longer wait asks again."""
-
-
-class JobFailed(WindlassError):
-    """The job whose result was asked for ended without one."""
-
-    code, title = "job_failed", "The job did not succeed"
-
-    def __init__(self, id: str, state: State, error: Error | None) -> None:
-        what = f"{error.type}: {error.message}".strip(": ") if error else ""
-        super().__init__(f"job {id} {state}{': ' + what if what else ''}")
-        self.id = id
-        self.state = state
-        self.error = error
 
 
 class Windlass:
@@ -298,7 +275,6 @@ class Task(Generic[P, R, C]):
 
 
 _chance = SystemChance()
-_clock = SystemClock()
 
 
 def _is_method(function: Callable[..., Any]) -> bool:
@@ -306,119 +282,3 @@ def _is_method(function: Callable[..., Any]) -> bool:
     holder = str(getattr(function, "__qualname__", "")).rpartition(".")[0]
     first = next(iter(inspect.signature(function).parameters), None)
     return holder != "" and not holder.endswith("<locals>") and first in ("self", "cls")
-
-
-class Job(Generic[R]):
-    """A job that was queued: its id, and a way to ask for it."""
-
-    __slots__ = ("_app", "_plan", "id")
-
-    def __init__(self, id: str, app: Windlass, plan: Plan | None) -> None:
-        self.id = id
-        self._app = app
-        self._plan = plan
-
-    def refresh(self) -> Record:
-        """Everything that the queue knows of the job now."""
-        return self._app.link.ask(Show(tenant=self._app.tenant, id=self.id))
-
-    async def arefresh(self) -> Record:
-        return await (await self._app.link.service())(Show(tenant=self._app.tenant, id=self.id))
-
-    @property
-    def state(self) -> State:
-        """Where the job stands now; asks the queue each time."""
-        return self.refresh().state
-
-    def result(self, timeout: Duration | None = None) -> R:
-        """What the task returned, waiting for it: so long, or until it has ended.
-
-        Raises `TimeoutError` if it has not ended in time, and `JobFailed` if it ended without a result.
-        """
-        until = _until(timeout)
-        while True:
-            answer = self._app.link.ask(self._ask(until), waits=True)
-            if answer.state in FINISHED:
-                return self._value(answer)
-            _check(self.id, until, timeout)
-
-    async def aresult(self, timeout: Duration | None = None) -> R:  # noqa: ASYNC109 - said by those who have no loop too
-        """The same in asynchronous code."""
-        until = _until(timeout)
-        service = await self._app.link.service()
-        while True:
-            answer = await service(self._ask(until))
-            if answer.state in FINISHED:
-                return self._value(answer)
-            _check(self.id, until, timeout)
-
-    def _ask(self, until: float | None) -> GetResult:
-        wait = MOST_WAIT if until is None else min(MOST_WAIT, max(0.0, until - _clock.monotonic()))
-        return GetResult(tenant=self._app.tenant, id=self.id, wait=wait)
-
-    def _value(self, answer: Result) -> R:
-        if answer.state is not State.SUCCEEDED:
-            raise JobFailed(self.id, answer.state, answer.error)
-        if not isinstance(answer.result, Raw):
-            return cast("R", None)
-        plan = self._plan or _ANYTHING
-        return cast("R", plan.unpack_result(bytes(answer.result), answer.content_type))
-
-    def events(self, since: str = "") -> Iterator[Event]:
-        """What happens to the job, and what it puts out, until it has ended; `since`: the id of the last event known.
-
-        The end is the last event. What happened before is told as the state that the job is in.
-        """
-        return self._app.link.hear(lambda teller: teller.story(self._app.tenant, self.id, since))
-
-    def aevents(self, since: str = "") -> AsyncGenerator[Event, None]:
-        """The same in asynchronous code."""
-        return self._app.link.ahear(lambda teller: teller.story(self._app.tenant, self.id, since))
-
-    def estimate(self) -> Estimate:
-        """How long the job will still wait (`seconds`), its `position` and `why`; all null if it waits no more."""
-        return self._app.link.ask(GetEstimate(tenant=self._app.tenant, id=self.id))
-
-    async def aestimate(self) -> Estimate:
-        """The same in asynchronous code."""
-        return await (await self._app.link.service())(GetEstimate(tenant=self._app.tenant, id=self.id))
-
-    def cancel(self) -> bool:
-        """Stop the job, wherever it stands; whether there was anything to stop."""
-        return bool(self._app.link.ask(Cancel(tenant=self._app.tenant, ids=[self.id])).changed)
-
-    async def acancel(self) -> bool:
-        service = await self._app.link.service()
-        return bool((await service(Cancel(tenant=self._app.tenant, ids=[self.id]))).changed)
-
-    def retry(self) -> bool:
-        """Queue the job again if it has ended; whether it had."""
-        return bool(self._app.link.ask(Rerun(tenant=self._app.tenant, ids=[self.id])).changed)
-
-    async def aretry(self) -> bool:
-        service = await self._app.link.service()
-        return bool((await service(Rerun(tenant=self._app.tenant, ids=[self.id]))).changed)
-
-    def __repr__(self) -> str:
-        return f"<job {self.id}>"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Job) and other.id == self.id
-
-    def __hash__(self) -> int:
-        return hash(self.id)
-
-
-def _anything() -> Any: ...
-
-
-_ANYTHING = Plan(_anything)
-
-
-def _until(timeout: Duration | None) -> float | None:
-    return None if timeout is None else _clock.monotonic() + seconds(timeout, at="timeout")
-
-
-def _check(id: str, until: float | None, timeout: Duration | None) -> None:
-    if until is not None and _clock.monotonic() >= until:
-        raise TimeoutError(f"job {id} has not ended within {timeout}")

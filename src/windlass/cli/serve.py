@@ -13,19 +13,17 @@ from msgspec.structs import asdict, replace
 
 from windlass.cli import saying
 from windlass.cli.place import HERE, Place
-from windlass.cli.worker import options_of
+from windlass.cli.worker import UPLOADED, ForNetwork, Handlers, Sandbox, options_of
 from windlass.engine import Settings
 from windlass.engine.journal import JournalSettings
 from windlass.local import data_folder
 from windlass.server.listening import Listening
 from windlass.serving import Serving
 from windlass.serving import serve as run
-from windlass.worker.functions import Tier
 from windlass.worker.pool import AppBroken
 
 WHERE = Group("Where", sort_key=10)
 WORK = Group("The worker inside", sort_key=11)
-UPLOADED = Group("Code that is kept in the queue", sort_key=12)
 
 
 def serve(
@@ -56,16 +54,9 @@ def serve(
     allow_upload: Annotated[
         bool | None, Parameter(group=UPLOADED, negative="", help="Take in handlers: code that workers run.")
     ] = None,
-    handlers: Annotated[
-        bool | None,
-        Parameter(group=UPLOADED, negative="--no-handlers", help="Whether it runs what has a handler (yes)."),
-    ] = None,
-    sandbox: Annotated[
-        Tier | None, Parameter(group=UPLOADED, metavar="TIER", help="limits, confined (the default) or isolated.")
-    ] = None,
-    network: Annotated[
-        bool | None, Parameter(group=UPLOADED, negative="", help="Give the network to handlers that ask for it.")
-    ] = None,
+    handlers: Handlers = None,
+    sandbox: Sandbox = None,
+    network: ForNetwork = None,
     verbose: Annotated[bool, Parameter(name=("--verbose", "-v"), group=WHERE, help="Say more.")] = False,
     place: Place = HERE,
 ) -> int:

@@ -24,6 +24,16 @@ RENEWAL = Group("When a process is replaced", sort_key=11)
 UPLOADED = Group("Code that is kept in the queue", sort_key=12)
 ENDING = Group("How it ends", sort_key=13)
 
+Handlers = Annotated[
+    bool | None, Parameter(group=UPLOADED, negative="--no-handlers", help="Whether it runs what has a handler (yes).")
+]
+Sandbox = Annotated[
+    Tier | None, Parameter(group=UPLOADED, metavar="TIER", help="limits, confined (the default) or isolated.")
+]
+ForNetwork = Annotated[
+    bool | None, Parameter(group=UPLOADED, negative="", help="Give the network to handlers that ask for it.")
+]
+
 
 def worker(
     app: Annotated[
@@ -60,16 +70,9 @@ def worker(
         str | None,
         Parameter(group=RENEWAL, metavar="SIZE", help="What a job alone may print (64MiB)."),
     ] = None,
-    handlers: Annotated[
-        bool | None,
-        Parameter(group=UPLOADED, negative="--no-handlers", help="Whether it runs what has a handler (yes)."),
-    ] = None,
-    sandbox: Annotated[
-        Tier | None, Parameter(group=UPLOADED, metavar="TIER", help="limits, confined (the default) or isolated.")
-    ] = None,
-    network: Annotated[
-        bool | None, Parameter(group=UPLOADED, negative="", help="Give the network to handlers that ask for it.")
-    ] = None,
+    handlers: Handlers = None,
+    sandbox: Sandbox = None,
+    network: ForNetwork = None,
     reach: Annotated[
         list[str] | None,
         Parameter(

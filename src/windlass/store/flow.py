@@ -85,14 +85,6 @@ class Rules(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What groups are made from, by bucket or line: a pattern of the jobs concerned, `#`, a digest. Kept, not read."""
 
 
-class Assigned(Struct, frozen=True, array_like=True):
-    """The tier in force for a run."""
-
-    name: str
-    seconds: float
-    """How long the run may take from its start."""
-
-
 class Regroup(Struct, frozen=True):
     """A job is to belong to another group. Refused unless it still is in the one before, and has not ended."""
 

@@ -39,7 +39,7 @@ from windlass.store import (
 )
 from windlass.store.flow import StaleRules
 from windlass.store.micros import from_micros, span
-from windlass.store.redis import layout
+from windlass.store.redis import answers, layout
 from windlass.store.redis.address import Argument
 from windlass.store.redis.connection import Connection
 from windlass.store.redis.flow import RedisFlow
@@ -159,7 +159,7 @@ class RedisStore(RedisFlow):
         reply = await self.partitions.call("claim", partition, about)
         while reply == AGAIN:
             reply = await self.partitions.call("claim", partition, about)
-        return layout.claimed(reply, wish)
+        return answers.claimed(reply, wish)
 
     def _runs_of_queues(self, queues: Sequence[str]) -> list[tuple[int, list[str]]]:
         """The queues in their order, neighbours of one partition together."""
@@ -180,7 +180,7 @@ class RedisStore(RedisFlow):
             lambda some: [span(lease), *layout.touch_arguments(some)],
             width=3,
         )
-        return [layout.touched(touch.id, *reply) for touch, reply in zip(touches, replies, strict=True)]
+        return [answers.touched(touch.id, *reply) for touch, reply in zip(touches, replies, strict=True)]
 
     async def succeed(self, dones: Sequence[Done]) -> list[bool]:
         replies = await self.partitions.spread(
@@ -205,7 +205,7 @@ class RedisStore(RedisFlow):
                 part = some[start : start + MOST_IN_A_SCRIPT]
                 stamp, *reply = await self.partitions.call("read", number, ["1" if payload else "0", *part])
                 now = from_micros(int(stamp))
-                for record in layout.records(reply, whole=payload):
+                for record in answers.records(reply, whole=payload):
                     found[record.job.id] = record
         return Reading(now or await self._now(), [found.get(id) for id in ids])
 
@@ -214,11 +214,11 @@ class RedisStore(RedisFlow):
 
     async def result(self, id: str) -> Kept | None:
         reply = await self.partitions.call("result", self.partitions.of_id(id), [raw_id(id)])
-        return None if reply is None else layout.kept(reply)
+        return None if reply is None else answers.kept(reply)
 
     async def output(self, id: str, after: int, limit: int) -> list[Chunk]:
         partition = self.partitions.of_id(id)
-        return layout.chunks(await self.partitions.call("output", partition, [raw_id(id), after, limit]))
+        return answers.chunks(await self.partitions.call("output", partition, [raw_id(id), after, limit]))
 
     async def page(self, scope: Scope, after: str | None, limit: int) -> Slice:
         line, place = _cursor(after)
@@ -235,7 +235,7 @@ class RedisStore(RedisFlow):
                     continue
                 asked: list[Argument] = [name, place, limit - len(found), MOST_CHUNKS, *states]
                 place, ended, *reply = await self.partitions.call("page", self.partitions.of_queue(queue), asked)
-                found += layout.records(reply, whole=False)
+                found += answers.records(reply, whole=False)
                 if len(found) == limit or not ended:
                     return Slice(found, f"{name},{place}")
             if len(lines) < MOST_LINES:
@@ -269,7 +269,7 @@ class RedisStore(RedisFlow):
         found: list[tuple[float, Record]] = []
         replies = await self.partitions.each("overdue", [clock.value, limit])
         for _, times, *reply in replies:
-            found += zip(map(float, times), layout.records(reply, whole=False), strict=True)
+            found += zip(map(float, times), answers.records(reply, whole=False), strict=True)
         found.sort(key=lambda pair: pair[0])
         now = from_micros(min(int(stamp) for stamp, *_ in replies))
         return Reading(now, [record for _, record in found[:limit]])
@@ -293,7 +293,7 @@ class RedisStore(RedisFlow):
         if not limit:
             return []
         replies = await self.partitions.each("ripe", [limit, MOST_CHILDREN])
-        return [one for reply in replies for one in layout.ripened(reply)][:limit]
+        return [one for reply in replies for one in answers.ripened(reply)][:limit]
 
     async def enlist(self, id: str, tenant: str, worker: NewWorker, lease: float) -> None:
         await self.partitions.call("worker", HOME, ["enlist", id, span(lease), tenant, msgspec.msgpack.encode(worker)])
