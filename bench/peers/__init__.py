@@ -1,7 +1,7 @@
-"""`./dev bench peers`: Windlass and other Python queues, on the same Redis, in the same run, one after the other.
+"""`./dev bench peers`: Windlass and other queues, on the same Redis, in the same run, one after the other.
 
-Each peer is installed from PyPI, in its newest version, into an environment of its own in the user's cache. A peer that
-cannot be installed or run is shown with the reason; the others go on.
+Each peer is installed from its registry, in its newest version, into an environment of its own in the user's cache. A
+peer that cannot be installed or run is shown with the reason; the others go on.
 """
 
 import argparse

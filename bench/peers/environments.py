@@ -1,9 +1,12 @@
-"""A throw-away environment for each peer, made with uv and kept in the user's cache; the newest versions there are.
+"""A throw-away environment for each peer, made with uv or npm and kept in the user's cache; the newest versions there
+are.
 
-Knows no registry: uv finds what it installs as the machine tells it, or as pip has been told.
+Knows no registry: uv and npm find what they install as the machine tells them, or as pip has been told.
 """
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -27,30 +30,53 @@ def programs_of(system: System, *, anew: bool = False) -> Path:
     finished = folder / ".installed"
     wanted = "\n".join(system.install)
     if anew or not finished.exists() or finished.read_text() != wanted:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _uv("venv", "--clear", "--python", sys.executable, str(folder))
-        _uv("pip", "install", "--python", str(folder / "bin/python"), *system.install)
+        (_make_for_node if system.node else _make_for_python)(folder, system.install)
         finished.write_text(wanted)
     return folder / "bin"
 
 
+def modules_beside(programs: Path) -> Path:
+    """Where Node finds what was installed with these programs."""
+    return programs.parent / "node_modules"
+
+
 def version_of(system: System, programs: Path) -> str:
     """The versions of what was asked for, without what came along."""
+    if system.node:
+        installed = [modules_beside(programs) / name / "package.json" for name in system.install]
+        return ", ".join("{name} {version}".format_map(json.loads(about.read_text())) for about in installed)
     names = [name.partition("[")[0] for name in system.install] or ["windlass"]
     code = f"from importlib.metadata import version\nfor name in {names}: print(name, version(name))"
     said = subprocess.run([programs / "python", "-c", code], capture_output=True, text=True, check=True)
     return ", ".join(said.stdout.splitlines())
 
 
+def _make_for_python(folder: Path, packages: tuple[str, ...]) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _uv("venv", "--clear", "--python", sys.executable, str(folder))
+    _uv("pip", "install", "--python", str(folder / "bin/python"), *packages)
+
+
+def _make_for_node(folder: Path, packages: tuple[str, ...]) -> None:
+    node, npm = shutil.which("node"), shutil.which("npm")
+    if node is None or npm is None:
+        raise NotInstalled("node and npm are not there")
+    shutil.rmtree(folder, ignore_errors=True)
+    (folder / "bin").mkdir(parents=True)
+    (folder / "bin/node").symlink_to(node)
+    _do([npm, "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), *packages], dict(os.environ))
+
+
 def _uv(*words: str) -> None:
     beside = Path(sys.executable).parent / "uv"
-    command = [str(beside) if beside.exists() else "uv", *words, "--quiet"]
+    _do([str(beside) if beside.exists() else "uv", *words, "--quiet"], _trusting_the_machine())
+
+
+def _do(command: list[str], environment: dict[str, str]) -> None:
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=TOO_LONG, check=False, env=_trusting_the_machine()
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TOO_LONG, check=False, env=environment)
     except (OSError, subprocess.TimeoutExpired) as fault:
-        raise NotInstalled(f"uv {words[0]}: {fault}") from fault
+        raise NotInstalled(f"{Path(command[0]).name} {command[1]}: {fault}") from fault
     if done.returncode:
         raise NotInstalled(" ".join(done.stderr.split())[-300:])
 

@@ -67,11 +67,14 @@ class Bar(NamedTuple):
     isolated: bool = False
     absolute: bool = False
     """Whether the bar is a figure of its own and no ratio."""
+    node: bool = False
+    """Against the queues of Node, not those of Python."""
 
 
 BARS = (
     Bar("drain, one worker", DRAIN, 7),
     Bar("drain, two workers", DRAIN_TWO, 5),
+    Bar("drain, one worker, against Node", DRAIN, 1.5, node=True),
     Bar("isolated jobs, one worker", DRAIN, 5, isolated=True),
     Bar("enqueue in bulk", BULK, 5),
     Bar("enqueue one by one", ONE, 0.9),
@@ -98,7 +101,7 @@ def judge(figures: Figures, bar: Bar) -> Verdict:
     peers = {
         one: figure
         for one, figure in figures.of(bar.against or bar.what).items()
-        if not one.ours and (one.isolated or not bar.isolated)
+        if not one.ours and one.system.node == bar.node and (one.isolated or not bar.isolated)
     }
     choose = min if bar.most else max
     best = choose(peers, key=peers.__getitem__, default=None)

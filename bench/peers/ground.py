@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.peers.environments import modules_beside
 from bench.peers.systems import Setting, System
 from bench.processes import Program, running
 from tests.servers import Server
@@ -62,10 +63,10 @@ class Ground:
         return [[int(word) for word in line.split()] for line in whole.splitlines()]
 
     @contextmanager
-    def run(self, commands: list[list[str]], *, safe: bool, slots: int) -> Iterator[list[Program]]:
+    def run(self, commands: list[list[str]], modules: Path, *, safe: bool, slots: int) -> Iterator[list[Program]]:
         """Programs that find this ground in their environment."""
-        environment = {"PYTHONPATH": str(APPS), "BENCH_URL": self.url, "BENCH_NOTES": str(self.notes)}
-        environment["BENCH_SLOTS"] = str(slots)
+        environment = {"PYTHONPATH": str(APPS), "NODE_PATH": str(modules)}
+        environment |= {"BENCH_URL": self.url, "BENCH_NOTES": str(self.notes), "BENCH_SLOTS": str(slots)}
         if safe:  # Windlass has a variable of its own for it
             environment |= {"BENCH_SAFE": "1", "WINDLASS_WORKER_LEASE": "2s"}
         with running(commands, folder=self.folder, environment=environment, log=self.folder / "log") as started:
@@ -82,8 +83,8 @@ class Stand(NamedTuple):
 
     def produce(self, task: str, how: str, number: int, *, rate: float = 0, safe: bool = False) -> Gave:
         """Queue so many jobs from a process in the system's own environment."""
-        words = [self.programs / "python", APPS / "producer.py", self.system.app, task, how, number, rate]
-        with self.ground.run([[str(word) for word in words]], safe=safe, slots=1) as (program,):
+        command = self._filled((*self.system.producer, task, how, str(number), str(rate)), "producer")
+        with self.ground.run([command], modules_beside(self.programs), safe=safe, slots=1) as (program,):
             try:
                 program.process.wait(TOO_LONG)
             except subprocess.TimeoutExpired:
@@ -94,14 +95,17 @@ class Stand(NamedTuple):
 
     @contextmanager
     def workers(self, setting: Setting, number: int, *, safe: bool = False) -> Iterator[list[Program]]:
-        program, *words = setting.command
-        commands = []
-        for _ in range(number):
-            name = SystemChance().token().hex()  # differs also from that of a worker that was killed
-            filled = [word.replace("{url}", self.ground.url).replace("{name}", name) for word in words]
-            commands.append([str(self.programs / program), *filled])
-        with self.ground.run(commands, safe=safe, slots=setting.slots) as started:
+        # The name differs also from that of a worker that was killed.
+        commands = [self._filled(setting.command, SystemChance().token().hex()) for _ in range(number)]
+        with self.ground.run(commands, modules_beside(self.programs), safe=safe, slots=setting.slots) as started:
             yield started
+
+    def _filled(self, command: tuple[str, ...], name: str) -> list[str]:
+        program, *words = command
+        known = {"{url}": self.ground.url, "{apps}": str(APPS), "{name}": name}
+        for mark, meant in known.items():
+            words = [word.replace(mark, meant) for word in words]
+        return [str(self.programs / program), *words]
 
     @contextmanager
     def backlog(self, *, safe: bool = False) -> Iterator[Callable[[], int]]:

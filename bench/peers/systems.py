@@ -12,7 +12,10 @@ class Setting(NamedTuple):
 
     label: str
     command: tuple[str, ...]
-    """A program of its environment and its arguments; `{url}` is the server, `{name}` differs between workers."""
+    """A program of its environment and its arguments.
+
+    `{url}` is the server, `{apps}` the folder of the apps, `{name}` differs between workers.
+    """
     share: float = 0.5
     """Its part of the chosen number of jobs, so that a slow one does not take minutes and a quick one some seconds."""
     task: str = "noop"
@@ -39,10 +42,15 @@ class System(NamedTuple):
     """Whether it can queue many jobs in one call."""
     crowd: bool = False
     """Whether its callers at the same time share a round trip."""
+    node: bool = False
+    """Whether it is written for Node: measured beside the Python queues, with a bar of its own."""
 
     @property
-    def app(self) -> str:
-        return f"{self.name}_app"
+    def producer(self) -> tuple[str, ...]:
+        """The program of its environment that queues jobs, and its first words."""
+        if self.node:
+            return ("node", f"{{apps}}/{self.name}_app.js", "produce")
+        return ("python", "{apps}/producer.py", f"{self.name}_app")
 
 
 def _windlass(*flags: str) -> tuple[str, ...]:
@@ -54,7 +62,7 @@ WINDLASS = System(
     install=(),
     settings=(
         Setting("-c 200", _windlass("-c", "200"), 5),
-        Setting("-c 500", _windlass("-c", "500"), 5),
+        Setting("-c 1000", _windlass("-c", "1000"), 5),
         Setting("-c 200, in threads", _windlass("-c", "200"), 5, task="noop_thread"),
         Setting("-c 32, isolated", _windlass("-c", "32"), 0.1, task="alone", stamp="stamp_alone", isolated=True),
     ),
@@ -173,4 +181,19 @@ STREAQ = System(
     bulk=True,
 )
 
-PEERS = (RQ, CELERY, DRAMATIQ, HUEY, ARQ, SAQ, TASKIQ, STREAQ)
+_BULLMQ = ("node", "{apps}/bullmq_app.js", "work")
+
+BULLMQ = System(
+    name="bullmq",
+    install=("bullmq", "ioredis"),
+    settings=(
+        Setting("concurrency 100", _BULLMQ, 2),
+        Setting("concurrency 500", _BULLMQ, 2, slots=500),
+    ),
+    safe=Setting("concurrency 10, lock 3 s, stalled 1 s", _BULLMQ, slots=10),
+    backlog=(("LLEN", "bull:bench:wait"), ("LLEN", "bull:bench:active")),
+    bulk=True,
+    node=True,
+)
+
+PEERS = (RQ, CELERY, DRAMATIQ, HUEY, ARQ, SAQ, TASKIQ, STREAQ, BULLMQ)
