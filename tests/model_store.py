@@ -540,6 +540,12 @@ class ModelStore:
         if data is not None:
             self._shelf[kind, name] = data
 
+    async def swap(self, kind: str, name: str, before: bytes | None, after: bytes | None) -> bool:
+        if self._shelf.get((kind, name)) != before:
+            return False
+        await self.put(kind, name, after)
+        return True
+
     async def shelved(self, kind: str) -> dict[str, bytes]:
         return {name: data for (one, name), data in self._shelf.items() if one == kind}
 

@@ -21,6 +21,9 @@ from windlass.model.names import child_id
 from windlass.store import Draft, Edge, Kept, Ripe
 from windlass.store.flow import StaleRules
 
+MOST_REGIMES = 100
+"""How often jobs are taken in anew because the rules have changed. Some may be kept already: it is not given up soon."""
+
 life = logging.getLogger("windlass.job")
 """One line for each step of a job's life, for whoever wants to read along."""
 
@@ -38,16 +41,35 @@ async def add(desk: Desk, drafts: Sequence[Draft]) -> list[bool]:
 
 async def _add(desk: Desk, drafts: Sequence[Draft]) -> list[bool]:
     """Keep new jobs, each in its group under the rules in force."""
-    for _ in range(MOST_ROUNDS):
+    regime = await desk.regimes.current()
+    try:
+        created = await desk.store.add(regime.all_admitted(drafts))
+    except StaleRules as stale:
+        created = await _add_others(desk, drafts, stale)
         regime = await desk.regimes.current()
+    for tenant, queue in regime.tiered(drafts):
+        await attend(desk, tenant, queue)
+    return created
+
+
+async def _add_others(desk: Desk, drafts: Sequence[Draft], stale: StaleRules) -> list[bool]:
+    """The rules have changed: keep those that are not kept yet under the new ones. Others may have come in by then, and
+    are sorted like all who wait.
+    """
+    created: list[bool | None] = [*stale.answers] or [None] * len(drafts)
+    for _ in range(MOST_REGIMES):
+        desk.regimes.forget()
+        regime = await desk.regimes.current()
+        places = [place for place, new in enumerate(created) if new is None]
+        answers: Sequence[bool | None]
         try:
-            created = await desk.store.add(regime.all_admitted(drafts))
-        except StaleRules:
-            desk.regimes.forget()
-            continue
-        for tenant, queue in regime.tiered(drafts):
-            await attend(desk, tenant, queue)
-        return created
+            answers = await desk.store.add(regime.all_admitted([drafts[place] for place in places]))
+        except StaleRules as again:
+            answers = again.answers
+        for place, new in zip(places, answers, strict=False):
+            created[place] = new
+        if None not in created:
+            return [bool(new) for new in created]
     raise Unavailable("the rules change faster than jobs come in: try again")
 
 

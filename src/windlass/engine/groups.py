@@ -96,6 +96,8 @@ def class_of(tiers: list[Tier], terms: Terms, *, strict: bool) -> str:
             raise Invalid(f"queue {terms.queue!r} has no tiers: only where it has can a job be yielding", at="yielding")
         return ""
     if not tiers:
+        if strict and terms.tier is not None:
+            raise Invalid(_no_tiers(terms), at="tier")
         return ""
     if terms.tier is None:
         return FLEXIBLE
@@ -105,3 +107,9 @@ def class_of(tiers: list[Tier], terms: Terms, *, strict: bool) -> str:
         if strict:
             raise
         return FLEXIBLE
+
+
+def _no_tiers(terms: Terms) -> str:
+    seconds = isinstance(terms.tier, float | int)
+    instead = "give the job a timeout" if seconds else "name none"
+    return f"queue {terms.queue!r} has no tiers: set some (windlass queues set {terms.queue} --tier …), or {instead}"

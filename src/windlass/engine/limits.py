@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import asdict, replace
 
+from windlass.engine import keeping
 from windlass.engine.desk import Desk
 from windlass.engine.groups import NO_KEY, allowance_name
 from windlass.engine.regime import LIMITS
@@ -41,22 +42,27 @@ async def put(desk: Desk, operation: PutLimit) -> LimitCard:
     before = await _kept(desk, operation.tenant)
     if operation.name not in before and len(before) >= MOST_LIMITS:
         raise Conflict(f"there are {MOST_LIMITS} limits already: remove one first", at="name")
-    old = before.get(operation.name)
-    pause = asdict(_pause(old)) if old else {}
-    limit = Limit(**asdict(operation.limit), name=operation.name, tenant=operation.tenant, **pause)
-    await _keep(desk, limit, old)
+
+    def changed(old: Limit | None) -> Limit:
+        pause = asdict(_pause(old)) if old else {}
+        return Limit(**asdict(operation.limit), name=operation.name, tenant=operation.tenant, **pause)
+
+    limit = await _keep(desk, operation.tenant, operation.name, changed)
     return await _card(desk, limit, sorting=not await sort_out(desk, MOST_SORTED))
 
 
-async def _keep(desk: Desk, limit: Limit, old: Limit | None) -> None:
-    """Keep it and put it in force; if the store cannot have it, keep what was there before."""
-    name = allowance_name(limit)
-    await desk.shelf.put(LIMITS, name, _pack(limit))
+async def _keep(desk: Desk, tenant: str, name: str, change: Callable[[Limit | None], Limit]) -> Limit:
+    """Change a limit and put it in force; if the store cannot have it, keep what was there before."""
+    place = f"{tenant}/{name}"
+    before, after = await keeping.change(
+        desk, LIMITS, place, lambda kept: _pack(change(None if kept is None else _limit.decode(kept)))
+    )
     try:
         await put_in_force(desk)
     except BaseException:
-        await desk.shelf.put(LIMITS, name, _pack(old) if old else None)
+        await desk.shelf.swap(LIMITS, place, after, before)
         raise
+    return _limit.decode(after or b"")
 
 
 async def get(desk: Desk, operation: GetLimit) -> LimitCard:
@@ -69,9 +75,12 @@ async def get_all(desk: Desk, operation: Limits) -> list[Limit]:
 
 
 async def pause(desk: Desk, operation: PauseLimit) -> LimitCard:
-    old = await _find(desk, operation.tenant, operation.name)
-    limit = replace(old, **asdict(operation.pause if operation.pause.paused else Pause()))
-    await _keep(desk, limit, old)
+    def changed(old: Limit | None) -> Limit:
+        if old is None:
+            raise _no_limit(operation.name)
+        return replace(old, **asdict(operation.pause if operation.pause.paused else Pause()))
+
+    limit = await _keep(desk, operation.tenant, operation.name, changed)
     return await _card(desk, limit, sorting=False)
 
 
@@ -89,8 +98,12 @@ async def _kept(desk: Desk, tenant: str) -> dict[str, Limit]:
 async def _find(desk: Desk, tenant: str, name: str) -> Limit:
     limit = (await _kept(desk, tenant)).get(name)
     if limit is None:
-        raise Missing(f"there is no limit {name[:60]!r}", at="name")
+        raise _no_limit(name)
     return limit
+
+
+def _no_limit(name: str) -> Missing:
+    return Missing(f"there is no limit {name[:60]!r}", at="name")
 
 
 def _pause(limit: Limit) -> Pause:

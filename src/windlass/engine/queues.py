@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET
 from msgspec.structs import asdict, replace
 
+from windlass.engine import keeping
 from windlass.engine.desk import Desk
 from windlass.engine.regime import NO_SETTINGS, QUEUES, TASKS
 from windlass.engine.rules import MOST_SORTED, put_in_force, resting, sort_out
@@ -27,11 +28,14 @@ _pause = msgspec.msgpack.Decoder(Pause)
 
 async def change(desk: Desk, operation: ChangeQueue) -> QueueCard:
     name = f"{operation.tenant},{check_name(operation.queue, at='queue')}"
-    old = (await _settings(desk)).get(name)
-    new = _changed(old or NO_SETTINGS, operation.change)
-    if new.tiers and operation.tenant == EVERY_TENANT:
-        raise Invalid("tiers belong to one tenant's queue, not to everybody's", at="tiers")
-    await desk.shelf.put(QUEUES, name, _pack(new) if new != NO_SETTINGS else None)
+
+    def changed(kept: bytes | None) -> bytes | None:
+        new = _changed(NO_SETTINGS if kept is None else _queue.decode(kept), operation.change)
+        if new.tiers and operation.tenant == EVERY_TENANT:
+            raise Invalid("tiers belong to one tenant's queue, not to everybody's", at="tiers")
+        return None if new == NO_SETTINGS else _pack(new)
+
+    await keeping.change(desk, QUEUES, name, changed)
     await put_in_force(desk)
     await sort_out(desk, MOST_SORTED)
     return await get(desk, GetQueue(tenant=operation.tenant, queue=operation.queue))

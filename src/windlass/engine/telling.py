@@ -13,6 +13,7 @@ from windlass.model.errors import WindlassError
 from windlass.model.events import move_event
 from windlass.model.lifecycle import GONE, Move
 from windlass.store import Done, Draft, Haul, Hauled, Ledger, Record, Store, Touch, Touched, Wire, Wish
+from windlass.store.flow import StaleRules
 
 DELETED = "deleted"
 """What is told of a job that is gone: nobody can look it up any more."""
@@ -34,7 +35,11 @@ class Telling:
         return self._store.add(drafts) if self._wire.quiet else self._add(drafts)
 
     async def _add(self, drafts: Sequence[Draft]) -> list[bool]:
-        created = await self._store.add(drafts)
+        try:
+            created = await self._store.add(drafts)
+        except StaleRules as stale:  # some may be kept all the same
+            await self._tell([f"queued {draft.id}" for draft, new in zip(drafts, stale.answers, strict=False) if new])
+            raise
         await self._tell([f"queued {draft.id}" for draft, new in zip(drafts, created, strict=True) if new])
         return created
 

@@ -232,7 +232,8 @@ class Store(Protocol):
     async def add(self, drafts: Sequence[Draft]) -> list[bool]:
         """Keep new jobs; for each, whether it is new. One whose id is there changes nothing.
 
-        Raises `flow.StaleRules`, and keeps none, if a group was made under other rules than those in force.
+        Raises `flow.StaleRules` if a group was made under other rules than those in force. Then it keeps none, or says
+        which it has kept.
         """
         ...
 
@@ -336,6 +337,10 @@ class Shelf(Protocol):
 
     async def put(self, kind: str, name: str, data: bytes | None) -> None:
         """Keep a record under its kind and name, in the place of any that was there; null = keep none."""
+        ...
+
+    async def swap(self, kind: str, name: str, before: bytes | None, after: bytes | None) -> bool:
+        """Keep `after` if what is kept now is `before`; whether it was. Null = none."""
         ...
 
     async def shelved(self, kind: str) -> dict[str, bytes]:

@@ -32,7 +32,15 @@ ANY = "*"
 
 
 class StaleRules(Exception):
-    """Jobs came with groups made under rules that are no longer in force: nothing was added."""
+    """Jobs came with groups made under rules that are no longer in force.
+
+    A store that takes them in parts may have kept some before the rules changed: `answers` says what `add` would say of
+    each, and null of one that was not kept. Without answers none was.
+    """
+
+    def __init__(self, answers: Sequence[bool | None] = ()) -> None:
+        super().__init__("groups were made under other rules")
+        self.answers = answers
 
 
 class Allowance(Struct, frozen=True, kw_only=True, omit_defaults=True):

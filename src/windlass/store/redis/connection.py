@@ -103,7 +103,7 @@ def _refusal(text: str) -> Exception:
     if text.startswith("NOSCRIPT"):
         return ScriptUnknown(text)
     if text.startswith("STALERULES"):
-        return StaleRules(text)
+        return StaleRules()
     if text.startswith("OOM"):
         return Full("the server is out of memory: raise maxmemory or delete finished jobs")
     return Unavailable(f"the store refused: {text}")

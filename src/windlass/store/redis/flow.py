@@ -59,6 +59,16 @@ class RedisFlow:
                 await self.partitions.call("regulate", partition, _spelled_out(await self.rules(), "later"))
         return sum(number for number, _ in replies)
 
+    async def catch_up(self, partition: int, grouping: int) -> bool:
+        """Whether a partition that refused jobs of this grouping did so because it lags behind; now it does not."""
+        if partition == HOME:
+            return False
+        rules = await self.rules()
+        if rules.grouping != grouping:
+            return False
+        await self.partitions.call("regulate", partition, _spelled_out(rules, "later"))
+        return True
+
     async def opening(self, queues: Sequence[str]) -> float | None:
         by_partition: dict[int, list[Argument]] = {}
         for queue in queues:

@@ -5,7 +5,7 @@ their hash tag. With one partition (the default on a single server) every step i
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from windlass.model.names import queue_mark
@@ -89,13 +89,17 @@ class Partitions:
     ) -> list[Any]:
         """A script over items, each on its partition; `width` answers per item, in their order."""
         answers: list[Any] = [None] * len(items)
+        for number, some in self.parts(items, partition):
+            reply = await self.call(name, number, arguments([items[place] for place in some]))
+            for order, place in enumerate(some):
+                answers[place] = reply[order] if width == 1 else reply[order * width : (order + 1) * width]
+        return answers
+
+    def parts(self, items: Sequence[T], partition: Callable[[T], int]) -> Iterator[tuple[int, Sequence[int]]]:
+        """What goes into one script each: a partition, and the places of its items."""
         for number, places in self._groups(items, partition).items():
             for start in range(0, len(places), MOST_IN_A_SCRIPT):
-                some = places[start : start + MOST_IN_A_SCRIPT]
-                reply = await self.call(name, number, arguments([items[place] for place in some]))
-                for order, place in enumerate(some):
-                    answers[place] = reply[order] if width == 1 else reply[order * width : (order + 1) * width]
-        return answers
+                yield number, places[start : start + MOST_IN_A_SCRIPT]
 
     def _groups(self, items: Sequence[T], partition: Callable[[T], int]) -> dict[int, Sequence[int]]:
         """The places of the items of each partition."""

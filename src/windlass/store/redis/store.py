@@ -6,6 +6,7 @@ Knows which script answers what; decides nothing.
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -114,12 +115,32 @@ class RedisStore(RedisFlow):
     async def add(self, drafts: Sequence[Draft]) -> list[bool]:
         where = self.partitions.of_queue
         if len({draft.grouping for draft in drafts}) > 1:
-            raise StaleRules("their groups were made under different rules")
+            raise StaleRules
         if len(drafts) == 1 and layout.is_bare(drafts[0]):
-            (new,) = await self.partitions.call("add_one", where(drafts[0].new.queue), layout.add_arguments(drafts))
+            (new,) = await self._add("add_one", where(drafts[0].new.queue), drafts)
             return [bool(new)]
-        added = await self.partitions.spread("add", drafts, lambda draft: where(draft.new.queue), layout.add_arguments)
-        return [bool(new) for new in added]
+        answers: list[bool | None] = [None] * len(drafts)
+        for partition, places in self.partitions.parts(drafts, lambda draft: where(draft.new.queue)):
+            try:
+                reply = await self._add("add", partition, [drafts[place] for place in places])
+            except StaleRules:
+                raise StaleRules(answers) from None
+            for place, new in zip(places, reply, strict=True):
+                answers[place] = bool(new)
+        return [bool(new) for new in answers]
+
+    async def _add(
+        self, script: str, partition: int, drafts: Sequence[Draft], more: Sequence[Argument] = ()
+    ) -> Any:
+        """What a script says of new jobs of one partition."""
+        arguments: list[Argument] = layout.add_arguments(drafts)
+        arguments += more
+        try:
+            return await self.partitions.call(script, partition, arguments)
+        except StaleRules:
+            if not drafts or not await self.catch_up(partition, drafts[0].grouping):
+                raise
+        return await self.partitions.call(script, partition, arguments)
 
     @property
     def strands(self) -> int:
@@ -130,7 +151,7 @@ class RedisStore(RedisFlow):
 
     async def drain(self, haul: Haul) -> Hauled:
         about: list[Argument] = [haul.journal, haul.since, haul.upto]
-        reply = await self.partitions.call("drain", haul.strand, [*layout.add_arguments(haul.drafts), *about])
+        reply = await self._add("drain", haul.strand, haul.drafts, about)
         if isinstance(reply, bytes):
             return Hauled(int(reply))
         return Hauled(haul.upto, [bool(new) for new in reply])
@@ -331,6 +352,10 @@ class RedisStore(RedisFlow):
     async def put(self, kind: str, name: str, data: bytes | None) -> None:
         words: list[Argument] = ["drop", kind, name] if data is None else ["put", kind, name, data]
         await self.partitions.call("shelf", HOME, words)
+
+    async def swap(self, kind: str, name: str, before: bytes | None, after: bytes | None) -> bool:
+        there = [word for data in (before, after) for word in ("" if data is None else "1", data or b"")]
+        return bool(await self.partitions.call("shelf", HOME, ["swap", kind, name, *there]))
 
     async def shelved(self, kind: str) -> dict[str, bytes]:
         found = await self.partitions.call("shelf", HOME, ["all", kind])

@@ -178,6 +178,9 @@ class SqliteStore:
     async def put(self, kind: str, name: str, data: bytes | None) -> None:
         await self._connection.write(lambda tx: shelf.put(tx, kind, name, data))
 
+    async def swap(self, kind: str, name: str, before: bytes | None, after: bytes | None) -> bool:
+        return await self._connection.write(lambda tx: shelf.swap(tx, kind, name, before, after))
+
     async def shelved(self, kind: str) -> dict[str, bytes]:
         return await self._connection.read(lambda tx: shelf.shelved(tx, kind))
 
