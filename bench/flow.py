@@ -22,7 +22,8 @@ from msgspec import Raw
 from bench.store import LEASE, PAYLOAD, Place, redis_place, say, sqlite_place, together
 from bench.table import Table
 from windlass.engine import Engine
-from windlass.engine.estimates import get_queue_estimate, learn_run_times
+from windlass.engine.estimates import get_queue_estimate
+from windlass.engine.promises import learn_run_times
 from windlass.model.job import NewJob
 from windlass.model.lifecycle import Verdict
 from windlass.model.names import EVERY_TENANT, fresh_id

@@ -9,8 +9,10 @@ from msgspec.structs import replace
 from tests.engines import enqueue, finish, register, take
 from tests.worlds import EPOCH, VirtualClock
 from windlass.engine import Engine
-from windlass.engine.estimates import RUN_TIMES, foretell, keep_promises, learn_run_times, wrong_by
+from windlass.engine.estimates import STALE
 from windlass.engine.experience import MOST_FORETOLD, MOST_FRESH, MOST_RUNNING, Experience, Forecast, Promise
+from windlass.engine.forecasts import RUN_TIMES, foretell
+from windlass.engine.promises import keep_promises, learn_run_times, wrong_by
 from windlass.model.errors import Missing
 from windlass.model.estimate import Estimate, QueueEstimate, Why
 from windlass.model.job import Job, NewJob
@@ -27,8 +29,8 @@ from windlass.model.operations import (
     PutLimit,
 )
 from windlass.model.queue import QueueChange, Tier
-from windlass.policy.estimate import Snapshot
 from windlass.policy.learning import mean, unpack
+from windlass.policy.snapshot import Pool, Snapshot
 from windlass.store import Reading, Record
 
 
@@ -253,9 +255,11 @@ async def test_at_the_door_a_job_is_told_its_wait_unless_that_takes_too_much_tim
     assert await accepted(engine) == pytest.approx(4.0, rel=0.1)
     last = engine.desk.experience.forecasts["default"]
     engine.desk.experience.forecasts["default"] = replace(last, cost=60.0)
-    assert await accepted(engine) is None
+    assert await accepted(engine) == pytest.approx(8.0, rel=0.1), "told from the last forecast, and who came since"
+    engine.desk.experience.forecasts["default"] = replace(last, cost=60.0, at=last.at - STALE)
+    assert await accepted(engine) is None, "that is too long ago"
     engine.desk.experience.forecasts["default"] = replace(last, cost=0.0)
-    assert await accepted(engine) == pytest.approx(12.0, rel=0.1)
+    assert await accepted(engine) == pytest.approx(16.0, rel=0.1)
     assert await accepted(engine, delay=5.0) is None, "it is not in the queue yet"
 
 
@@ -318,7 +322,7 @@ def test_forecasts_of_many_large_queues_do_not_pile_up() -> None:
     experience = Experience()
     large = {str(number): Estimate() for number in range(MOST_FORETOLD // 2)}
     for queue in "abc":
-        experience.remember(queue, Forecast(Snapshot(1), large, {"default": len(large)}, EPOCH, 0.0, 0.0))
+        experience.remember(queue, Forecast(Snapshot([Pool(1)]), large, {}, EPOCH, 0.0, 0.0, len(large)))
     assert list(experience.forecasts) == ["b", "c"]
 
 
@@ -329,12 +333,19 @@ async def test_a_large_queue_is_foretold_once_for_all_who_ask(engine: Engine) ->
         await engine(EnqueueMany(jobs=[NewJob(task="work")] * 1000))
     found = await engine(GetQueueEstimate(queue="default"))
     assert found.waiting == 2000
+    assert found.seconds is not None
     assert found.seconds == pytest.approx(1000.0, rel=0.1)
     made = engine.desk.experience.forecasts["default"]
     engine.desk.experience.forecasts["default"] = replace(made, cost=60.0)
     job = await enqueue(engine)
     told = await estimate(engine, job)
-    assert told.seconds == found.seconds, "it came later, and is told what a newcomer is told"
+    assert told.position == 2001
+    assert told.seconds == pytest.approx(found.seconds, abs=1.0), "it came later, and is told what a newcomer is told"
+    later = await estimate(engine, await enqueue(engine))
+    assert later.position == 2002
+    assert later.seconds == pytest.approx(found.seconds + 0.5, abs=0.4), "behind that one, four of which run at once"
+    urgent = await estimate(engine, await enqueue(engine, priority=-1))
+    assert urgent.seconds == 0.0, "nobody goes before it"
     assert engine.desk.experience.forecasts["default"].at == made.at
 
 

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from tests.tiered import MovingLine
 from windlass.model.estimate import Estimate, Why
-from windlass.policy.estimate import NEVER, Bound, Busy, Key, Lane, Snapshot, forecast
+from windlass.policy.estimate import forecast
 from windlass.policy.learning import RunTimes, learn, mean, remaining
+from windlass.policy.snapshot import NEVER, Bound, Busy, Key, Lane, Pool, Snapshot, Turns
 from windlass.policy.tiers import Level
 
 
@@ -25,19 +26,20 @@ def seconds(snapshot: Snapshot) -> dict[str, float | None]:
 
 def test_jobs_follow_each_other_into_the_slots_by_priority_then_arrival() -> None:
     lanes = [Lane(keys(1, 3), 2.0), Lane(keys(2), 5.0), Lane(keys(4, priority=-1), 1.0)]
-    snapshot = Snapshot(2, [Busy(1.0), Busy(3.0)], lanes)
+    snapshot = Snapshot([Pool(2)], [Busy(1.0), Busy(3.0)], lanes)
     assert seconds(snapshot) == {"j4": 1.0, "j1": 2.0, "j2": 3.0, "j3": 4.0}
     assert {id: one.position for id, one in forecast(snapshot).items()} == {"j4": 1, "j1": 2, "j2": 3, "j3": 4}
     assert {one.why for one in forecast(snapshot).values()} == {Why.SLOTS}
 
 
 def test_a_free_slot_is_taken_at_once() -> None:
-    assert forecast(Snapshot(1, (), [Lane(keys(1), 1.0)]))["j1"] == Estimate(seconds=0.0, position=1, why=Why.SLOTS)
+    found = forecast(Snapshot([Pool(1)], (), [Lane(keys(1), 1.0)]))
+    assert found["j1"] == Estimate(seconds=0.0, position=1, why=Why.SLOTS)
 
 
 def test_a_job_behind_a_full_limit_is_passed_by_and_says_which() -> None:
     bounds = [Bound("mail", places=1)]
-    snapshot = Snapshot(3, [Busy(10.0, (0,))], [Lane(keys(1, 2), 4.0, bounds=(0,)), Lane(keys(3), 1.0)], bounds)
+    snapshot = Snapshot([Pool(3)], [Busy(10.0, (0,))], [Lane(keys(1, 2), 4.0, bounds=(0,)), Lane(keys(3), 1.0)], bounds)
     assert forecast(snapshot) == {
         "j3": Estimate(seconds=0.0, position=3, why=Why.SLOTS),
         "j1": Estimate(seconds=10.0, position=1, why=Why.LIMIT, name="mail"),
@@ -48,7 +50,7 @@ def test_a_job_behind_a_full_limit_is_passed_by_and_says_which() -> None:
 def test_all_who_start_when_a_limit_has_places_again_have_waited_for_it() -> None:
     bounds = [Bound("mail", places=2)]
     found = forecast(
-        Snapshot(9, [Busy(3.0, (0,)), Busy(3.0, (0,))], [Lane(keys(1, 2, 3, 4), 5.0, bounds=(0,))], bounds)
+        Snapshot([Pool(9)], [Busy(3.0, (0,)), Busy(3.0, (0,))], [Lane(keys(1, 2, 3, 4), 5.0, bounds=(0,))], bounds)
     )
     assert [(one.seconds, one.why, one.name) for one in found.values()] == [
         (3.0, Why.LIMIT, "mail"),
@@ -61,7 +63,7 @@ def test_all_who_start_when_a_limit_has_places_again_have_waited_for_it() -> Non
 def test_a_limit_over_many_keys_lets_them_in_one_by_one() -> None:
     bounds = [Bound("all", places=2), *(Bound(f"key{key}", places=1) for key in range(50))]
     lanes = [Lane(keys(*range(2 * key, 2 * key + 2)), 1.0, bounds=(0, key + 1)) for key in range(50)]
-    found = forecast(Snapshot(10, (), lanes, bounds))
+    found = forecast(Snapshot([Pool(10)], (), lanes, bounds))
     starts = sorted(one.seconds for one in found.values() if one.seconds is not None)
     assert starts == [float(number // 2) for number in range(100)]
 
@@ -69,12 +71,12 @@ def test_a_limit_over_many_keys_lets_them_in_one_by_one() -> None:
 def test_who_cannot_use_a_place_leaves_it_to_the_next() -> None:
     bounds = [Bound("all", places=1), Bound("key", opens=100.0)]
     lanes = [Lane(keys(1), 1.0, bounds=(0, 1)), Lane(keys(2), 1.0, bounds=(0,)), Lane(keys(3), 1.0, bounds=(0,))]
-    assert seconds(Snapshot(3, [Busy(5.0, (0,))], lanes, bounds)) == {"j2": 5.0, "j3": 6.0, "j1": 100.0}
+    assert seconds(Snapshot([Pool(3)], [Busy(5.0, (0,))], lanes, bounds)) == {"j2": 5.0, "j3": 6.0, "j1": 100.0}
 
 
 def test_a_rate_lets_its_burst_in_and_then_one_each_interval() -> None:
     bounds = [Bound("rate", interval=2.0, burst=3)]
-    snapshot = Snapshot(10, (), [Lane(keys(*range(5)), 0.5, bounds=(0,))], bounds)
+    snapshot = Snapshot([Pool(10)], (), [Lane(keys(*range(5)), 0.5, bounds=(0,))], bounds)
     assert list(seconds(snapshot).values()) == [0.0, 0.0, 0.0, 2.0, 4.0]
     later = replace(snapshot, bounds=[Bound("rate", interval=2.0, burst=1, opens=1.5)])
     assert list(seconds(later).values()) == [1.5, 3.5, 5.5, 7.5, 9.5]
@@ -89,7 +91,7 @@ def test_what_cannot_start_says_what_it_lacks() -> None:
         Lane(keys(4), 1.0, bounds=(0,)),
         Lane(keys(5), 1.0, opens=9.0, why=Why.TIME),
     ]
-    found = forecast(Snapshot(1, (), lanes, bounds))
+    found = forecast(Snapshot([Pool(1)], (), lanes, bounds))
     assert [(found[f"j{n}"].seconds, found[f"j{n}"].why) for n in range(1, 6)] == [
         (None, Why.HANDLER),
         (None, Why.PAUSE),
@@ -98,19 +100,19 @@ def test_what_cannot_start_says_what_it_lacks() -> None:
         (9.0, Why.TIME),
     ]
     assert found["j4"].name == "closed"
-    assert {one.why for one in forecast(Snapshot(0, (), [Lane(keys(1), 1.0)])).values()} == {Why.WORKER}
+    assert {one.why for one in forecast(Snapshot([Pool(0)], (), [Lane(keys(1), 1.0)])).values()} == {Why.WORKER}
 
 
 def test_tenants_that_take_turns_wait_by_their_weight() -> None:
     lanes = [Lane(keys(*range(8)), 1.0, "big"), Lane(keys(100), 1.0, "small"), Lane(keys(*range(200, 204)), 1.0, "two")]
-    found = seconds(Snapshot(1, (), lanes, tenants={"two": 2.0}))
+    found = seconds(Snapshot([Pool(1)], (), lanes, turns={"": Turns(tenants={"two": 2.0})}))
     assert found["j100"] == 1.0, "one job of another tenant waits for one turn, not for a million"
     assert [found[f"j{n}"] for n in range(200, 204)] == [2.0, 3.0, 5.0, 6.0]
 
 
 def test_an_estimate_of_one_job_leaves_out_all_that_is_behind_it() -> None:
     bounds = [Bound("rate", interval=60.0, opens=60.0)]
-    snapshot = Snapshot(1, (), [Lane(keys(1), 1.0, bounds=(0,)), Lane(keys(2), 100.0)], bounds)
+    snapshot = Snapshot([Pool(1)], (), [Lane(keys(1), 1.0, bounds=(0,)), Lane(keys(2), 100.0)], bounds)
     assert forecast(snapshot, only="j1")["j1"].seconds == 60.0
     assert forecast(snapshot)["j1"].seconds == 100.0
     assert forecast(snapshot, only="gone") == {}
@@ -128,7 +130,7 @@ def random_snapshot(seed: int) -> Snapshot:
         arrivals = sorted(chance.sample(range(100 * place, 100 * place + 100), chance.randint(0, 8)))
         lanes.append(Lane(keys(*arrivals), chance.uniform(0.1, 5), bounds=chance.choice(choices)))
     running = [Busy(chance.uniform(0, 5)) for _ in range(chance.randint(0, 3))]
-    return Snapshot(chance.randint(3, 5), running, lanes, bounds)
+    return Snapshot([Pool(chance.randint(3, 5))], running, lanes, bounds)
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -194,7 +196,7 @@ def test_a_hundred_thousand_waiting_jobs_are_estimated_within_a_second_of_one_co
         Lane([(0, 100 * n + lane, f"{n}-{lane}") for n in range(1000)], 0.1 * lane + 0.1, bounds=(lane % 10,))
         for lane in range(100)
     ]
-    snapshot = Snapshot(100, [Busy(1.0)] * 100, lanes, bounds)
+    snapshot = Snapshot([Pool(100)], [Busy(1.0)] * 100, lanes, bounds)
     begun = time.process_time()
     found = forecast(snapshot)
     assert time.process_time() - begun < 2.0, "measured alone it is well under one; tests share the machine"
@@ -263,7 +265,7 @@ class Town:
         tasks = list(MEANS)
         bounds = [Bound(task, places=self.limits.get(task)) for task in tasks]
         return Snapshot(
-            self.slots,
+            [Pool(self.slots)],
             [
                 Busy(remaining(self.times.get(task, RunTimes()), now - began) or 1.0, (tasks.index(task),))
                 for _, began, task, _ in self.running

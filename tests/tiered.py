@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tests.worlds import SeededChance
-from windlass.policy.estimate import Bound, Busy, Lane, Snapshot
+from windlass.policy.snapshot import Bound, Busy, Lane, Pool, Snapshot
 from windlass.policy.tiers import Admission, Decisions, Kind, Level, Line, Run, Wait, admit, cycle
 
 FAST, MEDIUM, SLOW = range(3)
@@ -263,7 +263,7 @@ class MovingLine:
             Lane([(0, place, one.id)], self.levels[one.wanted or 0].seconds, bounds=tuple(range(one.wanted or 0)))
             for place, one in enumerate(self.queue)
         ]
-        return Snapshot(self.slots, running, lanes, bounds)
+        return Snapshot([Pool(self.slots)], running, lanes, bounds)
 
 
 def random_line(chance: random.Random) -> Line:

@@ -10,8 +10,8 @@ from datetime import datetime
 from msgspec import Struct
 
 from windlass.model.estimate import Estimate
-from windlass.policy.estimate import Snapshot
 from windlass.policy.learning import RunTimes
+from windlass.policy.snapshot import Snapshot
 from windlass.store import Record
 
 MOST_RUNNING = 20_000
@@ -25,6 +25,9 @@ MOST_TASKS = 2000
 
 MOST_PROMISES = 100
 """Estimates that are held against what becomes of them."""
+
+MOST_LATE = 10_000
+"""Jobs of one queue whose places since its last forecast are remembered."""
 
 MOST_FORECASTS = 1000
 """Queues whose last forecast is remembered."""
@@ -54,6 +57,21 @@ class Forecast(Struct, frozen=True):
     at: float
     cost: float
     """Seconds that it took."""
+    size: int
+    """How many jobs, with those of other queues that were in the way."""
+    free: int = 0
+    """Slots that were left over."""
+    pace: float = 0.0
+    """Seconds by which each newcomer puts off the next once all slots are taken."""
+
+
+class Latecomers:
+    """Jobs that one engine took in after a queue's forecast was begun."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.places: dict[str, int] = {}
+        """The first of them, by id: how many had come before."""
 
 
 class Experience:
@@ -72,6 +90,8 @@ class Experience:
         """Queues whose forecast is being made."""
         self.crowded_until: dict[str, float] = {}
         """Until when queues are taken to be too long for a look at the door."""
+        self._since: dict[str, Latecomers] = {}
+        """By queue: who came after its forecast was begun."""
         self.watched: dict[str, float] = {}
         """Queues for which somebody has asked, and when."""
         self.promises: dict[str, Promise] = {}
@@ -102,6 +122,25 @@ class Experience:
             if len(runs) < MOST_FRESH:
                 runs.append(at - began)
 
+    def begin(self, queue: str) -> None:
+        """A look at a queue begins: whoever comes from now on may be missing in it."""
+        self._since[queue] = Latecomers()
+
+    def arrived(self, queue: str, id: str) -> int:
+        """A job came; how many had come before it since the last look."""
+        since = self._since.get(queue)
+        if since is None:
+            return 0
+        place, since.count = since.count, since.count + 1
+        if place < MOST_LATE:
+            since.places[id] = place
+        return place
+
+    def place_since(self, queue: str, id: str) -> int | None:
+        """The same, asked for later; null = it came to another engine, or too many have come."""
+        since = self._since.get(queue)
+        return None if since is None else since.places.get(id)
+
     def promise(self, id: str, promise: Promise) -> None:
         if len(self.promises) < MOST_PROMISES:
             self.promises.setdefault(id, promise)
@@ -112,7 +151,9 @@ class Experience:
         self.forecasts[queue] = forecast
         jobs = sum(len(one.jobs) for one in self.forecasts.values())
         while len(self.forecasts) > 1 and (len(self.forecasts) > MOST_FORECASTS or jobs > MOST_FORETOLD):
-            jobs -= len(self.forecasts.pop(next(iter(self.forecasts))).jobs)
+            oldest = next(iter(self.forecasts))
+            self._since.pop(oldest, None)
+            jobs -= len(self.forecasts.pop(oldest).jobs)
 
 
 def task_key(tenant: str, task: str) -> str:

@@ -1,9 +1,10 @@
 """A queue as it stands at one moment, read for those who decide who gives way or foretell who will start.
 
-Made of several readings, so it may be a little out of joint: whoever acts on it does so under guards.
+A look is at one queue; a survey takes in those that its workers like better too. Both are made of several readings, so
+they may be a little out of joint: whoever acts on them does so under guards.
 """
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from datetime import datetime
 
 from msgspec import Struct
@@ -14,7 +15,8 @@ from windlass.engine.handlers import tasks_of
 from windlass.model.job import State
 from windlass.model.names import EVERY_TENANT
 from windlass.model.worker import Worker
-from windlass.store import Record, Scope
+from windlass.policy.snapshot import ahead
+from windlass.store import Record, Scope, Tally
 from windlass.store.flow import ANY, BAR, KEY, Allowance, Rules, Usage, Waiting
 
 MOST_RUNNING = 20_000
@@ -24,6 +26,9 @@ MOST_BUCKETS = 10_000
 """Buckets of one limit that are looked at."""
 
 MOST_HEADS = 1000
+
+MOST_LISTED = 100_000
+"""Waiting jobs that a survey reads."""
 
 AT_ONCE = 1000
 
@@ -35,7 +40,7 @@ class Scene(Struct, frozen=True):
     """By the store's clock."""
     rules: Rules
     workers: Sequence[Worker]
-    """The live ones that serve the queue."""
+    """The live ones that serve any of the queues."""
     waiting: Sequence[Waiting]
     running: Sequence[Record]
     usage: dict[str, Usage]
@@ -47,29 +52,65 @@ class Scene(Struct, frozen=True):
         return sum(max(0, worker.slots - worker.running) for worker in self.workers)
 
 
-async def live_workers(desk: Desk, tenant: str, queue: str) -> list[Worker]:
-    """Those who take such jobs, with the tasks that they know now; `-` = of any tenant."""
-    return [
-        replace(worker, tasks=await tasks_of(desk, worker)) if worker.handlers else worker
-        for worker in await desk.store.workers(EVERY_TENANT)
-        if queue in worker.queues and (EVERY_TENANT in (tenant, worker.tenant) or worker.tenant == tenant)
-    ]
+async def _able(desk: Desk, worker: Worker) -> Worker:
+    """With the tasks that it knows now."""
+    return replace(worker, tasks=await tasks_of(desk, worker)) if worker.handlers else worker
 
 
-async def look(
-    desk: Desk, rules: Rules, tenant: str, queue: str, *, heads: int | None = None, idle_too: bool = True
-) -> Scene:
-    """Read a tenant's jobs of a queue (`-` = everybody's); not those that run, unless somebody waits or `idle_too`.
+async def look(desk: Desk, rules: Rules, tenant: str, queue: str, *, idle_too: bool = True) -> Scene:
+    """Read a tenant's jobs of a queue; not those that run, unless somebody waits or `idle_too`.
 
-    Of those that wait, so many in each group; null = as many as the live workers could run at once, and one more.
+    Of those that wait, as many in each group as the live workers could run at once, and one more.
     """
-    workers = await live_workers(desk, tenant, queue)
-    if heads is None:
-        heads = min(sum(worker.slots for worker in workers) + 1, MOST_HEADS)
+    workers = [
+        await _able(desk, worker)
+        for worker in await desk.store.workers(EVERY_TENANT)
+        if queue in worker.queues and worker.tenant in (EVERY_TENANT, tenant)
+    ]
+    heads = min(sum(worker.slots for worker in workers) + 1, MOST_HEADS)
     waiting = await desk.flow.waiting(tenant, queue, heads)
     running = [record async for record in _running(desk, tenant, queue)] if waiting or idle_too else []
     now = (await desk.store.read([])).now
     return Scene(now, rules, workers, waiting, running, await _usage(desk, rules, waiting))
+
+
+async def survey(desk: Desk, rules: Rules, queue: str) -> Scene:
+    """Read everybody's jobs of a queue and of those that its workers like better, and all that these workers run."""
+    alive = await desk.store.workers(EVERY_TENANT)
+    queues = ahead(list({tuple(worker.queues) for worker in alive}), queue)
+    workers = [await _able(desk, worker) for worker in alive if queues & {*worker.queues}]
+    counts = await desk.store.tally(EVERY_TENANT)
+    crowded = {one.queue for one in counts if one.state is State.QUEUED and one.count}
+    busy = {one.queue for one in counts if one.state is State.RUNNING and one.count}
+    waiting = await _waiting(desk, sorted(queues & crowded), queued_in(queues, counts))
+    served = queues.union(*(worker.queues for worker in workers))
+    running = [record for name in sorted(served & busy) async for record in _running(desk, EVERY_TENANT, name)]
+    now = (await desk.store.read([])).now
+    return Scene(now, rules, workers, waiting, running, await _usage(desk, rules, waiting))
+
+
+def queued_in(queues: Collection[str], counts: Iterable[Tally]) -> int:
+    return sum(one.count for one in counts if one.queue in queues and one.state is State.QUEUED)
+
+
+async def _waiting(desk: Desk, queues: Sequence[str], total: int) -> list[Waiting]:
+    """Those that wait, but of the longest groups only so many that all together are not too many."""
+    heads = max(1, total)
+    if total > MOST_LISTED:
+        groups = [one.count for queue in queues for one in await desk.flow.waiting(EVERY_TENANT, queue, 1)]
+        heads = even_part(groups, MOST_LISTED)
+    return [one for queue in queues for one in await desk.flow.waiting(EVERY_TENANT, queue, heads)]
+
+
+def even_part(sizes: Iterable[int], most: int) -> int:
+    """How much each may have at most, if small ones have all they want and nobody has less than one."""
+    left = sorted(sizes)
+    for place, size in enumerate(left):
+        share = most // (len(left) - place)
+        if size > share:
+            return max(1, share)
+        most -= size
+    return max(left, default=1)
 
 
 async def _running(desk: Desk, tenant: str, queue: str) -> AsyncIterator[Record]:
@@ -109,20 +150,19 @@ def known(scene: Scene, one: Waiting) -> list[Worker]:
     return [
         worker
         for worker in scene.workers
-        if worker.tenant in (EVERY_TENANT, one.tenant) and (worker.tasks is None or names & set(worker.tasks))
+        if one.queue in worker.queues
+        and worker.tenant in (EVERY_TENANT, one.tenant)
+        and (worker.tasks is None or names & set(worker.tasks))
     ]
 
 
-def shut_until(scene: Scene, one: Waiting) -> datetime | None:
+def shut_until(scene: Scene, tenant: str, queue: str, task: str) -> datetime | None:
     """When a lane that is shut opens; null = it is open."""
     times = [
         until
         for pattern, until in scene.rules.shut.items()
         if until > scene.now
-        and all(
-            part in (ANY, name)
-            for part, name in zip(pattern.split(","), (one.tenant, one.queue, one.task), strict=True)
-        )
+        and all(part in (ANY, name) for part, name in zip(pattern.split(","), (tenant, queue, task), strict=True))
     ]
     return max(times, default=None)
 

@@ -118,7 +118,7 @@ def _run(record: Record, places: Mapping[str, int]) -> Run:
 def _could_start(scene: Scene, one: Waiting) -> bool:
     return (
         bool(known(scene, one))
-        and shut_until(scene, one) is None
+        and shut_until(scene, one.tenant, one.queue, one.task) is None
         and not any(is_full(scene, bucket) for bucket in buckets(one.group))
     )
 

@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 
 from windlass.engine import Engine
-from windlass.engine.estimates import foretell, keep_promises, learn_run_times
 from windlass.engine.following import follow_up, unblock
+from windlass.engine.forecasts import foretell
+from windlass.engine.promises import keep_promises, learn_run_times
 from windlass.engine.rules import keep_caps, sort_out
 from windlass.engine.tiers import attend_all
 from windlass.model import lifecycle

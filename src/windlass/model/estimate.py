@@ -9,7 +9,7 @@ class Why(StrEnum):
     """What a job waits for."""
 
     SLOTS = "slots"
-    """Its turn: jobs before it take the slots of the live workers."""
+    """Its turn: jobs before it, or of dearer queues of the same workers, take the slots."""
     LIMIT = "limit"
     """A place within a limit."""
     TIER = "tier"
@@ -32,7 +32,7 @@ class Estimate(Struct, frozen=True, kw_only=True, gc=False):
     seconds: float | None = None
     """Until it starts; null = nobody can say, or it waits no more."""
     position: int | None = None
-    """Its place among those that wait for the same slots, from 1; null = it is not among them (yet)."""
+    """Its place in its queue, from 1; null = it is not in line (yet)."""
     why: Why | None = None
     """What it waits for; null = it waits no more."""
     name: str | None = None

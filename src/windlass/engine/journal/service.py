@@ -19,7 +19,7 @@ from msgspec.structs import asdict, replace
 from windlass.engine import Engine
 from windlass.engine.desk import no_job, owns
 from windlass.engine.drafts import check_terms, drafts_of, lines_of
-from windlass.engine.estimates import at_the_door
+from windlass.engine.estimates import at_the_door, before_the_door, through_the_door
 from windlass.engine.journal.drainer import Drainer
 from windlass.engine.journal.journal import Journal
 from windlass.engine.journal.runs import Entry
@@ -92,10 +92,14 @@ class Journaled:
     async def _enqueue(self, operation: Enqueue) -> Accepted:
         drafts = drafts_of(self._engine.desk, operation)
         await self._check_terms(drafts, "job")
-        created = await self._accept(drafts, named=_is_named(operation))
         draft = drafts[0]
+        exact = await self._has_tiers(draft)
+        if self._drainer.flows and not exact:
+            await before_the_door(self._engine.desk, draft.new.queue)
+        created = await self._accept(drafts, named=_is_named(operation))
         if created:
-            return replace(self._accepted(draft, created=True), estimate=await self._estimate(draft))
+            accepted = self._accepted(draft, created=True)
+            return replace(accepted, estimate=await self._estimate(accepted, exact=exact))
         entry = self._journal.find(draft.id)
         if entry is None or entry.draft is None:
             job = (await self._engine.desk.find(draft.id, operation.tenant)).job
@@ -161,14 +165,24 @@ class Journaled:
             job = replace(job, reason=Reason.ACCEPTED)
         return Accepted(**asdict(job), created=created)
 
-    async def _estimate(self, draft: Draft) -> float | None:
-        """Seconds that a new job will wait, where its queue has tiers: there whoever sends it waits for the answer."""
-        desk = self._engine.desk
+    async def _has_tiers(self, draft: Draft) -> bool:
+        if not self._drainer.flows:
+            return False
         try:
-            if not self._drainer.flows or not (await desk.regimes.current()).has_tiers(draft.tenant, draft.new.queue):
-                return None
+            return (await self._engine.desk.regimes.current()).has_tiers(draft.tenant, draft.new.queue)
+        except WindlassError:
+            return False
+
+    async def _estimate(self, job: Job, *, exact: bool) -> float | None:
+        """Seconds that a new job will wait. Where its queue has tiers, whoever sends it waits for the answer."""
+        desk = self._engine.desk
+        if not self._drainer.flows:
+            return None
+        if not exact:
+            return through_the_door(desk, job)
+        try:
             await self._drainer.reach(self._journal.last, PATIENCE)
-            return await at_the_door(desk, (await desk.find(draft.id, draft.tenant)).job)
+            return await at_the_door(desk, (await desk.find(job.id, job.tenant)).job)
         except WindlassError:
             return None  # it is accepted, whoever can say how long it waits
 
