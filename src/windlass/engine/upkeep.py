@@ -171,7 +171,7 @@ async def every(seconds: float, duty: Duty, engine: Engine, clock: Clock) -> Non
 
 
 async def keep_house(engine: Engine, clock: Clock, *, briefly: bool = False) -> None:
-    """All duties at once, until cancelled. `briefly`: whoever does so may not be here for long, and waits for nobody."""
+    """All duties at once, until cancelled. `briefly`: whoever does so may be gone soon, and waits for nobody."""
     patient = reclaiming(Vigil(engine.desk.settings.lease, trusting=briefly))
     async with asyncio.TaskGroup() as group:
         for duty, seconds in DUTIES.items():
