@@ -149,7 +149,8 @@ class Process:
     def token(self) -> str:
         return known_token(self.folder / "data") or ""
 
-    def start(self) -> None:
+    def start(self, path: str = "/readyz") -> None:
+        """Start it, and wait until it says there that all is well."""
         command = [sys.executable, "-m", "windlass", "serve", "--store", self.store]
         place = ["--data", str(self.folder / "data"), "--port", str(self.port), *self.flags]
         with (self.folder / "log").open("ab") as log:
@@ -160,7 +161,7 @@ class Process:
             for _ in range(int(START_WITHIN / 0.02)):
                 assert self.child.poll() is None, (self.folder / "log").read_text()
                 try:
-                    if client.get("/readyz").status_code == 200:
+                    if client.get(path).status_code == 200:
                         return
                 except httpx2.TransportError:
                     pass

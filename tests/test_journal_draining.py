@@ -160,7 +160,7 @@ class Slow:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self.strands, self.strand = ledger.strands, ledger.strand
+        self.strands, self.strand, self.ready = ledger.strands, ledger.strand, ledger.ready
 
     async def drain(self, haul: Haul) -> Hauled:
         await asyncio.sleep(0.02)

@@ -36,8 +36,11 @@ def file_of(address: str) -> str | None:
     return rest if scheme == "sqlite" else None
 
 
-async def open_store(address: str = DEFAULT_STORE) -> Store:
-    """The store at an address: a file (`jobs.db`, `sqlite:///srv/jobs.db`, `:memory:`) or a server (`redis://…`)."""
+async def open_store(address: str = DEFAULT_STORE, *, patient: bool = False) -> Store:
+    """The store at an address: a file (`jobs.db`, `sqlite:///srv/jobs.db`, `:memory:`) or a server (`redis://…`).
+
+    `patient`: a server that is not there yet is no fault.
+    """
     if (file := file_of(address)) is not None:
         from windlass.store.sqlite import SqliteStore  # noqa: PLC0415
 
@@ -45,7 +48,7 @@ async def open_store(address: str = DEFAULT_STORE) -> Store:
     if address.partition("://")[0] in (*ONE_SERVER, "redis+cluster"):
         from windlass.store.redis import RedisStore  # noqa: PLC0415
 
-        return await RedisStore.open(address, chance=SystemChance())
+        return await RedisStore.open(address, chance=SystemChance(), patient=patient)
     forms = "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://"
     raise Invalid(f"{address!r} is no store: give a file, {forms}", at="store")
 
@@ -60,9 +63,11 @@ async def open_blocking_store(address: str) -> Store | None:
 
 
 @asynccontextmanager
-async def open_engine(address: str = DEFAULT_STORE, settings: Settings | None = None) -> AsyncIterator[Engine]:
+async def open_engine(
+    address: str = DEFAULT_STORE, settings: Settings | None = None, *, patient: bool = False
+) -> AsyncIterator[Engine]:
     """An engine over the store at an address, closed at the end."""
-    store = await open_store(address)
+    store = await open_store(address, patient=patient)
     try:
         yield Engine(store, SystemChance(), settings)
     finally:
@@ -81,7 +86,7 @@ async def open_service(
     `journal`: the folder of a journal in front of the store.
     """
     if not is_server(address):
-        async with open_engine(address, settings) as engine:
+        async with open_engine(address, settings, patient=journal is not None) as engine:
             if journal is None:
                 yield engine
                 return

@@ -41,7 +41,8 @@ async def work(
             worker = Supervisor(service, pool, app, options, clock=clock, chance=SystemChance())
             _obey_signals(worker)
             # A server keeps house itself.
-            upkeep = asyncio.create_task(keep_house(service, clock)) if isinstance(service, Engine) else None
+            house = keep_house(service, clock, briefly=options.burst) if isinstance(service, Engine) else None
+            upkeep = asyncio.create_task(house) if house is not None else None
             try:
                 await worker.run()
             finally:

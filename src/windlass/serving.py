@@ -9,7 +9,7 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from windlass.engine.pushing import Pushing
 from windlass.engine.tokens import Keyring
 from windlass.engine.upkeep import keep_house
 from windlass.local import local_token
-from windlass.model.errors import Denied
+from windlass.model.errors import Denied, Unavailable
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import Service, Tokens
 from windlass.server import bodies
@@ -44,6 +44,9 @@ from windlass.worker.push import Push
 from windlass.worker.supervisor import NO_APP, Supervisor
 
 log = logging.getLogger("windlass.server")
+
+Met = Callable[[], Awaitable[None]]
+"""Waits until the store has been there."""
 
 
 class Serving(Struct, frozen=True, kw_only=True):
@@ -78,11 +81,15 @@ async def serve(serving: Serving) -> None:
             pool = Pool(serving.worker.target)
             opened.push_async_callback(pool.close)
             app = await pool.start()
-        engine = await opened.enter_async_context(open_engine(serving.store, serving.settings))
+        folder = serving.journal if file_of(serving.store) is None else None
+        opening = open_engine(serving.store, serving.settings, patient=folder is not None)
+        engine = await opened.enter_async_context(opening)
         service: Service = engine
-        if serving.journal is not None and file_of(serving.store) is None:
-            journaled = open_journaled(engine, serving.journal, clock, serving.journal_settings)
-            service = await opened.enter_async_context(journaled)
+        met = _at_once
+        if folder is not None:
+            journaled = open_journaled(engine, folder, clock, serving.journal_settings)
+            service = accepting = await opened.enter_async_context(journaled)
+            met = accepting.met
         if app is not None:
             engine.desk.reserved = frozenset(f"{app.tenant}/{task}" for task in app.tasks)
         limits = replace(serving.limits, most_payload=serving.settings.most_payload)
@@ -103,10 +110,10 @@ async def serve(serving: Serving) -> None:
                 pool.spared = functions.keepers
         _obey_signals(stop, http, workers)
         async with asyncio.TaskGroup() as group:
-            duties = [group.create_task(keep_house(engine, clock)), group.create_task(push.run())]
+            duties = [group.create_task(_then(met, keep_house, engine, clock)), group.create_task(_then(met, push.run))]
             group.create_task(_listen(http, stop))
             for worker in workers:
-                group.create_task(worker.run())
+                group.create_task(_work(worker, met, stop))
             await stop.wait()
             for duty in duties:
                 duty.cancel()
@@ -117,6 +124,25 @@ async def _listen(http: Server, stop: asyncio.Event) -> None:
         await http.serve()
     finally:
         stop.set()  # a port that is taken ends the program
+
+
+async def _at_once() -> None:
+    """The store was there when it was opened."""
+
+
+async def _then(met: Met, duty: Callable[..., Awaitable[None]], *about: object) -> None:
+    """What needs the store begins when it is there."""
+    await met()
+    await duty(*about)
+
+
+async def _work(worker: Supervisor, met: Met, stop: asyncio.Event) -> None:
+    waits = [asyncio.ensure_future(met()), asyncio.ensure_future(stop.wait())]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for one in waits:
+        one.cancel()
+    if not stop.is_set():
+        await worker.run()
 
 
 def _functions(engine: Engine, options: WorkerOptions, clock: SystemClock) -> Supervisor:
@@ -136,7 +162,7 @@ async def _gate(engine: Engine, serving: Serving, clock: SystemClock) -> Gate:
         token = local_token(serving.data, SystemChance())
         log.info("serves %s; its token is in %s", serving.where.address, serving.data / "token")
         return Gate(WithLocal(keyring, token), local=not serving.where.socket)
-    if not await engine(Tokens(tenant=EVERY_TENANT)):
+    if await _has_no_tokens(engine):
         raise Denied(
             f"{serving.where.host} can be reached by others, and there are no tokens: add one first "
             "(windlass tokens add), or listen on 127.0.0.1",
@@ -144,6 +170,13 @@ async def _gate(engine: Engine, serving: Serving, clock: SystemClock) -> Gate:
         )
     log.info("serves %s", serving.where.address)
     return Gate(keyring, local=False)
+
+
+async def _has_no_tokens(engine: Engine) -> bool:
+    try:
+        return not await engine(Tokens(tenant=EVERY_TENANT))
+    except Unavailable:
+        return False  # nobody is let in without one, whenever the store comes
 
 
 def _obey_signals(stop: asyncio.Event, http: Server, workers: Sequence[Supervisor]) -> None:

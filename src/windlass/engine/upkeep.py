@@ -15,13 +15,14 @@ from windlass.engine.forecasts import foretell
 from windlass.engine.promises import keep_promises, learn_run_times
 from windlass.engine.rules import keep_caps, sort_out
 from windlass.engine.tiers import attend_all
+from windlass.engine.vigil import Vigil
 from windlass.model import lifecycle
 from windlass.model.errors import WindlassError
 from windlass.model.job import State
 from windlass.model.lifecycle import Move
 from windlass.model.names import EVERY_TENANT
 from windlass.model.ports import Clock
-from windlass.store import MOST_CHILDREN, Overdue, Record, Scope, Sweep
+from windlass.store import MOST_CHILDREN, Overdue, Reading, Record, Scope, Sweep
 
 log = logging.getLogger("windlass.upkeep")
 
@@ -41,7 +42,20 @@ async def promote(engine: Engine) -> int:
 
 async def reclaim(engine: Engine) -> int:
     """Take jobs back whose worker was not heard of for a whole lease."""
-    reading = await engine.desk.store.overdue(Overdue.LEASE, STEP)
+    return await _take_back(engine, await engine.desk.store.overdue(Overdue.LEASE, STEP))
+
+
+def reclaiming(vigil: Vigil) -> Duty:
+    """The same, but nothing while workers may not have been able to make themselves heard."""
+
+    async def reclaim(engine: Engine) -> int:
+        reading = await engine.desk.store.overdue(Overdue.LEASE, STEP)
+        return await _take_back(engine, reading) if vigil.answered(reading.now) else 0
+
+    return reclaim
+
+
+async def _take_back(engine: Engine, reading: Reading) -> int:
     if not reading.records:
         return 0
     regime = await engine.desk.regimes.refreshed()
@@ -157,8 +171,9 @@ async def every(seconds: float, duty: Duty, engine: Engine, clock: Clock) -> Non
         await clock.sleep(seconds)
 
 
-async def keep_house(engine: Engine, clock: Clock) -> None:
-    """All duties at once, until cancelled."""
+async def keep_house(engine: Engine, clock: Clock, *, briefly: bool = False) -> None:
+    """All duties at once, until cancelled. `briefly`: whoever does so may be gone soon, and waits for nobody."""
+    patient = reclaiming(Vigil(engine.desk.settings.lease, trusting=briefly))
     async with asyncio.TaskGroup() as group:
         for duty, seconds in DUTIES.items():
-            group.create_task(every(seconds, duty, engine, clock))
+            group.create_task(every(seconds, patient if duty is reclaim else duty, engine, clock))

@@ -379,6 +379,10 @@ class Wire(Protocol):
 class Ledger(Protocol):
     """A store that journals are drained into: it remembers how far each of them has been."""
 
+    async def ready(self) -> None:
+        """Find the server and look at it, if it was not there when the store was opened; raises while it is not."""
+        ...
+
     @property
     def strands(self) -> int:
         """In how many parts it keeps its queues; each has marks of its own."""

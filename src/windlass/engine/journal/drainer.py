@@ -11,7 +11,8 @@ and the one that it leads to; between those two it is all that the journal has f
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -26,6 +27,8 @@ from windlass.store import Draft, Haul, Hauled, Ledger
 from windlass.store.flow import StaleRules
 from windlass.store.micros import to_micros
 
+T = TypeVar("T")
+
 log = logging.getLogger("windlass.journal")
 
 MOST_AT_ONCE = 1000
@@ -35,6 +38,7 @@ CHECK_EVERY = 1.0
 """Seconds between two looks at the marks."""
 TRY_EVERY = 0.2
 """The same while the store is down."""
+MOMENT = 0.01
 OLD = 1_000_000
 """Microseconds that a job must have waited here before its delay is shortened by it."""
 
@@ -66,27 +70,52 @@ class Drainer:
         self._poked = asyncio.Event()
         self._moved = asyncio.Condition()
         self._checked_at = -CHECK_EVERY
+        self._found = journal.last
+        self.met = asyncio.Event()
+        """Set when it is known how far the store is."""
         self.up = True
         """Whether the store answers."""
         self.flows = True
         """Whether it takes jobs."""
+        self.fault = ""
+        """Why not."""
         journal.on_accepted = self._poked.set
 
     async def start(self) -> None:
         """Learn how far the store is; raises if it does not answer."""
         journal = self._journal
+        await _in_time(self._ledger.ready())
         self._marks = await self._all_marks()
-        if (newest := max(self._marks)) > journal.last:
-            log.error("the store has jobs of this journal up to %d, the journal ends with %d", newest, journal.last)
-            journal.skip(newest)
+        if (newest := max(self._marks)) > self._found:
+            log.error("the store has jobs of this journal up to %d, the journal ended with %d", newest, self._found)
+            await self._number_anew(newest)
         self._go_back(min(self._marks))
+        self.met.set()
         if waiting := journal.last - journal.drained:
             log.info("%d jobs in the journal are to be drained", waiting)
+
+    async def _number_anew(self, newest: int) -> None:
+        """Numbers up to there are used: what was accepted under them before that was known is accepted once more."""
+        journal = self._journal
+        journal.skip(newest)
+        while journal.last < newest:
+            await self._clock.sleep(MOMENT)
+        at = self._found
+        while entries := [one for one in await journal.read(at, MOST_AT_ONCE) if one.sequence <= newest]:
+            await journal.accept([one.draft for one in entries if one.draft is not None])
+            at = entries[-1].sequence
+
+    def do_without(self, fault: WindlassError) -> None:
+        """The store was not there at the start: `run` finds out how far it is when it comes."""
+        log.warning("new jobs are accepted, and nothing else until the store is there: %s", fault)
+        self._is_down(fault)
 
     async def run(self) -> None:
         """Drain for ever."""
         while True:
             try:
+                if not self.met.is_set():
+                    await self.start()
                 busy = await self._step()
                 self._is_up()
             except (WindlassError, OSError) as fault:
@@ -105,6 +134,10 @@ class Drainer:
         """Drain what there is, once; raises if the store does not take it."""
         while await self._step():
             pass
+
+    def may_have(self, sequence: int) -> bool:
+        """Whether the store may have a job that is in the journal: nobody knows of old ones until it is there."""
+        return not self.met.is_set() and sequence <= self._found
 
     def poke(self) -> None:
         """Somebody has reason to think that the store does not answer."""
@@ -196,11 +229,7 @@ class Drainer:
         raise Unavailable("the rules change faster than jobs can be drained")
 
     async def _haul(self, strand: int, since: int, upto: int, drafts: Sequence[Draft]) -> Hauled:
-        try:
-            async with asyncio.timeout(ANSWER_WITHIN):
-                return await self._ledger.drain(Haul(self._journal.id.hex(), strand, since, upto, drafts))
-        except TimeoutError:
-            raise Unavailable(f"the store does not answer: nothing came within {ANSWER_WITHIN:g} s") from None
+        return await _in_time(self._ledger.drain(Haul(self._journal.id.hex(), strand, since, upto, drafts)))
 
     async def _check(self) -> None:
         """Whether all marks are where we left them; idle strands are brought up to date."""
@@ -264,14 +293,22 @@ class Drainer:
         self.up = self.flows = True
 
     def _is_down(self, fault: Exception) -> None:
-        if self.up and self.flows:
+        if self.up and self.flows and self.met.is_set():
             log.warning("jobs stay in the journal: %s", fault)
-        self.flows = False
+        self.flows, self.fault = False, str(fault)
         self.up = isinstance(fault, Full)
         while self._asked:
             asked = self._asked.popleft()
             if not asked.answer.done():
                 asked.answer.set_exception(Unavailable(str(fault)))
+
+
+async def _in_time(answer: Awaitable[T]) -> T:
+    try:
+        async with asyncio.timeout(ANSWER_WITHIN):
+            return await answer
+    except TimeoutError:
+        raise Unavailable(f"the store does not answer: nothing came within {ANSWER_WITHIN:g} s") from None
 
 
 def _aged(entry: Entry, clock: Clock) -> Draft:

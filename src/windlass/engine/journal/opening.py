@@ -16,7 +16,7 @@ from windlass.engine.journal.drainer import Drainer
 from windlass.engine.journal.files import Disk, Files, fleeting
 from windlass.engine.journal.journal import Journal, JournalSettings
 from windlass.engine.journal.service import Journaled
-from windlass.model.errors import Conflict, JournalFull
+from windlass.model.errors import Conflict, JournalFull, Unavailable
 from windlass.model.ports import Clock
 from windlass.store import Ledger
 
@@ -48,7 +48,10 @@ async def open_journaled(
     own, left = await asyncio.to_thread(_taken, disk, folder, journal_at)
     drainer = Drainer(own, ledger, engine.desk, clock)
     try:
-        await drainer.start()
+        try:
+            await drainer.start()
+        except Unavailable as fault:
+            drainer.do_without(fault)
         tasks = [asyncio.create_task(drainer.run())]
         tasks += [
             asyncio.create_task(_drain_left(Drainer(one, ledger, engine.desk, clock), one, clock)) for one in left

@@ -87,6 +87,10 @@ class Journaled:
                 answer = await self._ask(operation)
         return cast("A", answer)
 
+    async def met(self) -> None:
+        """Until the store has been there."""
+        await self._drainer.met.wait()
+
     # New jobs
 
     async def _enqueue(self, operation: Enqueue) -> Accepted:
@@ -190,7 +194,7 @@ class Journaled:
 
     async def _ask(self, operation: Operation[A]) -> A:
         if not self._drainer.up:
-            raise Unavailable("the store does not answer; new jobs are accepted meanwhile")
+            raise Unavailable(f"{self._drainer.fault}; new jobs are accepted meanwhile")
         if isinstance(operation, LOOKING):
             await self._drainer.reach(self._journal.last, PATIENCE)
         try:
@@ -206,7 +210,7 @@ class Journaled:
             await self._clock.sleep(LOOK_AGAIN)
         check_id(operation.id)
         entry = None if self._drainer.flows else self._journal.find(operation.id)
-        if entry is None:
+        if entry is None or self._drainer.may_have(entry.sequence):
             return cast("Job | Result", await self._ask(operation))
         job = accepted_job(entry)
         if job is None or not owns(operation.tenant, job):

@@ -61,6 +61,7 @@ class Writer:
         self._header = header
         self._segment_bytes = segment_bytes
         self._number = 0
+        self._used = 0
         self._segment: Segment | None = None
         self._file: File | None = None
         self._waiting: deque[tuple[Parcel, asyncio.Future[Written]]] = deque()
@@ -80,8 +81,14 @@ class Writer:
 
     def skip(self, sequence: int) -> None:
         """Numbers up to there are used already, elsewhere: the next record is in a new segment, behind them."""
-        self.next = max(self.next, sequence + 1)
-        self._let_go()
+        self._used = sequence
+        if self._task is None:
+            self._skip_used()
+
+    def _skip_used(self) -> None:
+        if self.next <= self._used:
+            self.next = self._used + 1
+            self._let_go()
 
     def begin_anew(self) -> Segment | None:
         """An empty segment in the place of the newest; null if something is being written just now."""
@@ -109,9 +116,11 @@ class Writer:
     async def _write_all(self) -> None:
         try:
             while group := self._group():
+                self._skip_used()
                 await self._write_group(group)
         finally:
             self._task = None
+            self._skip_used()
 
     def _group(self) -> list[tuple[Parcel, "asyncio.Future[Written]"]]:
         """The next to be written together. Whoever has given up meanwhile has not queued anything."""

@@ -143,10 +143,19 @@ async def _greeted(to: Address, within: float) -> "_Pipe":
     return pipe
 
 
+class Unwelcome(Unavailable):
+    """The server answers, and does not let us in: the address is wrong, and waiting will not mend it."""
+
+
+CROWDED = ("ERR max number of clients", "LOADING")
+"""Refusals that pass."""
+
+
 def check_welcome(greeting: tuple[Argument, ...], reply: Any) -> None:
     """Whether the answer to a greeting lets us in, and where we wanted to be."""
     if isinstance(reply, hiredis.ReplyError):
-        raise Unavailable(f"the store does not let us in: {reply}")
+        kind = Unavailable if str(reply).startswith(CROWDED) else Unwelcome
+        raise kind(f"the store does not let us in: {reply}")
     if greeting == ROLE and reply[0] != b"master":
         raise Unavailable(f"the server that the sentinels name is a {reply[0].decode()}, not the master")
 

@@ -11,7 +11,7 @@ from windlass.model.ports import Chance
 from windlass.store.flow import StaleRules
 from windlass.store.redis.address import Argument, read_address
 from windlass.store.redis.blocking import BlockingChannel
-from windlass.store.redis.channel import Channel
+from windlass.store.redis.channel import Channel, Unwelcome
 from windlass.store.redis.cluster import Cluster
 from windlass.store.redis.scripts import script
 from windlass.store.redis.sentinels import Sentinels
@@ -20,6 +20,9 @@ log = logging.getLogger("windlass.store.redis")
 
 OLDEST = (7, 0)
 ANSWER_WITHIN = 5.0
+
+UNWELCOME = ("NOAUTH", "WRONGPASS", "NOPERM")
+"""Refusals of a server that would have to be asked by another name, or with a password."""
 
 
 class Connection:
@@ -32,9 +35,16 @@ class Connection:
         self.channel: Channel | BlockingChannel = kind(target.address, ANSWER_WITHIN, sentinels)
         """To one server: all there is, the master, or the member of the cluster that we were told of."""
         self.cluster = Cluster(target.address, ANSWER_WITHIN) if target.cluster else None
+        self.known = False
+        """Whether the server has been found to be what it should be: until then nothing is asked of it."""
 
     async def ask(self, key: str, *command: Argument) -> Any:
         """Send a command that names this key; in a cluster, to the member that holds it."""
+        if not self.known:
+            raise Unavailable("the store has not answered yet")
+        return await self._ask(key, *command)
+
+    async def _ask(self, key: str, *command: Argument) -> Any:
         with own_errors():
             if self.cluster is not None:
                 return await self.cluster.ask(key, *command)
@@ -51,8 +61,8 @@ class Connection:
 
     async def keep(self, key: str, value: str) -> str:
         """Set a key for good; what it holds now, whoever set it first."""
-        await self.ask(key, "SET", key, value, "NX")
-        found: bytes = await self.ask(key, "GET", key)
+        await self._ask(key, "SET", key, value, "NX")
+        found: bytes = await self._ask(key, "GET", key)
         return found.decode()
 
     async def check(self) -> None:
@@ -104,6 +114,8 @@ def _refusal(text: str) -> Exception:
         return ScriptUnknown(text)
     if text.startswith("STALERULES"):
         return StaleRules()
+    if text.startswith(UNWELCOME):
+        return Unwelcome(f"the store does not let us in: {text}")
     if text.startswith("OOM"):
         return Full("the server is out of memory: raise maxmemory or delete finished jobs")
     return Unavailable(f"the store refused: {text}")

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from windlass.model.errors import Invalid
+from windlass.model.errors import Invalid, Unavailable
 from windlass.model.job import Chunk, State
 from windlass.model.lifecycle import Move
 from windlass.model.names import EVERY_TENANT, is_name, raw_id
@@ -42,6 +42,7 @@ from windlass.store.flow import StaleRules
 from windlass.store.micros import from_micros, span
 from windlass.store.redis import answers, layout
 from windlass.store.redis.address import Argument
+from windlass.store.redis.channel import Unwelcome
 from windlass.store.redis.connection import Connection
 from windlass.store.redis.flow import RedisFlow
 from windlass.store.redis.notices import Notices
@@ -70,10 +71,14 @@ SPREAD = 16
 class RedisStore(RedisFlow):
     """Jobs in Redis. Made by `open`."""
 
-    def __init__(self, partitions: Partitions, notices: Notices, wire: Wire) -> None:
-        self.partitions = partitions
-        self._notices = notices
-        self._wire = wire
+    def __init__(self, connection: Connection, prefix: str, partitions: int | None, clock: Clock | None) -> None:
+        self._connection = connection
+        self._prefix = prefix
+        self._wanted = partitions
+        usual = SPREAD if connection.cluster else 1
+        self.partitions = Partitions(connection, prefix, partitions or usual, clock)
+        self._notices = Notices(connection.channel, prefix)
+        self._wire = Wire(connection, self._notices, prefix)
 
     @classmethod
     async def open(
@@ -85,32 +90,41 @@ class RedisStore(RedisFlow):
         clock: Clock | None = None,
         chance: Chance | None = None,
         blocking: bool = False,
+        patient: bool = False,
     ) -> "RedisStore":
         """Connect and check the server. The number of partitions is set by whoever opens the store first, for good.
 
         `clock` replaces the server's own clock; only tests and simulations pass one. `chance` spreads the
         questions of many clients to sentinels. A `blocking` store never suspends:
-        for callers without an event loop, on one server; it cannot listen.
+        for callers without an event loop, on one server; it cannot listen. A `patient` one may be opened while the
+        server is not there: it answers nothing until `ready` has found it.
         """
         if not prefix.isalnum():
             raise Invalid("the prefix is made of letters and digits", at="prefix")
-        connection = Connection(url, blocking=blocking, chance=chance)
+        store = cls(Connection(url, blocking=blocking, chance=chance), prefix, partitions, clock)
         try:
-            await connection.check()
-            wanted = partitions or (SPREAD if connection.cluster else 1)
-            kept = int(await connection.keep(f"{prefix}:partitions", str(wanted)))
-        except BaseException:
-            await connection.close()
+            await store.ready()
+        except BaseException as fault:
+            if patient and isinstance(fault, Unavailable) and not isinstance(fault, Unwelcome):
+                return store
+            await store.close()
             raise
-        if partitions not in (None, kept):
-            await connection.close()
-            raise Invalid(f"this store has {kept} partitions, not {partitions}; that is for good", at="partitions")
-        notices = Notices(connection.channel, prefix)
-        return cls(Partitions(connection, prefix, kept, clock), notices, Wire(connection, notices, prefix))
+        return store
+
+    async def ready(self) -> None:
+        connection = self._connection
+        if connection.known:
+            return
+        await connection.check()
+        kept = int(await connection.keep(f"{self._prefix}:partitions", str(self.partitions.number)))
+        if self._wanted not in (None, kept):
+            raise Invalid(f"this store has {kept} partitions, not {self._wanted}; that is for good", at="partitions")
+        self.partitions.number = kept
+        connection.known = True
 
     async def close(self) -> None:
         await self._notices.close()
-        await self.partitions.connection.close()
+        await self._connection.close()
 
     async def add(self, drafts: Sequence[Draft]) -> list[bool]:
         where = self.partitions.of_queue
