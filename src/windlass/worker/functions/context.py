@@ -86,6 +86,8 @@ class Context:
         self._number = 1
         """That of the job at hand; those after it have those after it."""
         self._batch: Batch | None = None
+        self._cpu = 0, 0.0
+        """The number of the job that was last seen at work, and the processor time until then."""
         self._ending: Ending | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -183,6 +185,19 @@ class Context:
             pass
         if timer is self._timer:
             self.end(reason, how)
+
+    def used(self, cpu: float) -> None:
+        """The processor time of a job counts from the first look at it, so that none pays for another."""
+        batch, (number, before) = self._batch, self._cpu
+        if batch is None or not batch.given:
+            return
+        if number != self._number:
+            self._cpu = self._number, cpu
+            return
+        wanted = batch.handler.options.cpu
+        most = self._options.cpu if wanted is None else min(wanted, self._options.cpu)
+        if cpu - before > most:
+            self.end(Reason.TIMEOUT, f"took more than {most:g} s of processor time")
 
     # Words come out
 
