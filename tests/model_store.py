@@ -214,6 +214,7 @@ class ModelStore:
             reason=None,
             worker=wish.worker.id,
             node=wish.worker.node or None,
+            sandbox=wish.worker.sandbox,
             pid=None,
             progress=None,
             started_at=now,

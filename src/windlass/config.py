@@ -76,6 +76,8 @@ class FunctionsSection(Struct, frozen=True, kw_only=True):
     """Time after which one without work is ended."""
     memory: Bytes = 512 << 20
     """Memory for one of them with all its processes, unless its handler asks for less."""
+    cpu: Seconds = 3600.0
+    """Processor time of one job, in all its processes, unless its handler asks for less."""
     processes: Some = 64
     """Processes and threads of one tenant, times `contexts`."""
     files: Annotated[int, Meta(ge=16, le=2**20)] = 256

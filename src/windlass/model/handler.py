@@ -36,6 +36,8 @@ class HandlerOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     """Jobs after which a context makes way for a fresh one; null = never."""
     timeout: Seconds | None = None
     """Seconds one job may run, unless the job itself says; null = the job's own limit alone."""
+    cpu: Seconds | None = None
+    """Seconds of processor time that one job may take, to half a second; null = what the worker allows."""
     memory: Annotated[int, Meta(ge=16 * 2**20)] | None = None
     """Bytes of memory that a context may take; null = what the worker allows."""
     network: bool = False

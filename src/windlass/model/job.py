@@ -249,6 +249,8 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     """The worker that holds it or held it last. Set at each claim."""
     node: str | None = None
     """The machine of that worker. Set at each claim."""
+    sandbox: str | None = None
+    """The tier under which that worker runs code that was sent in; null = it runs none. Set at each claim."""
     pid: int | None = None
     """The process that runs it or ran it last. Set when its code starts; null between claim and start."""
     progress: Progress | None = None

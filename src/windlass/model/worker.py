@@ -27,6 +27,8 @@ class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     """The tasks it knows; null = whatever its queues hold."""
     handlers: bool = False
     """Whether it also takes jobs whose task has a handler, as handlers come and go."""
+    sandbox: Literal["limits", "confined", "isolated"] | None = None
+    """The tier under which it runs code that was sent in; null = it runs none."""
     slots: Slots = 1
     """How many jobs it runs at once."""
     url: Annotated[str, Meta(max_length=MOST_URL)] | None = None

@@ -158,5 +158,6 @@ def _about(app: Ready, options: WorkerOptions) -> NewWorker:
         queues=options.queues or app.queues or ["default"],
         tasks=app.tasks,
         handlers=options.functions is not None,
+        sandbox=None if options.functions is None else options.functions.tier,
         slots=options.slots,
     )

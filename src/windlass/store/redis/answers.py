@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from windlass.model.job import Chunk, Error, Job, Progress, State
 from windlass.model.names import raw_id, text_id
-from windlass.store import Kept, Record, Ripe, Touched, Wish, terms
+from windlass.store import Kept, Record, Ripe, Touched, Wish, places, terms
 from windlass.store.flow import EXPLICIT, FLEXIBLE
 from windlass.store.micros import from_micros
 from windlass.store.redis.layout import (
@@ -74,6 +74,7 @@ class Run(NamedTuple):
     node: str = ""
     tier: str = ""
     """Seconds and name of the one at which it runs."""
+    sandbox: str | None = None
 
 
 NO_RUN = Run()
@@ -148,7 +149,7 @@ def claimed(reply: Sequence[Any], wish: Wish) -> list[Record]:
     if not now:
         return records(entries, whole=True, handed_out=True)
     started = int(now)
-    run = Run(wish.nonce, 0, started, 0, 0, wish.worker.id, wish.worker.node)
+    run = Run(wish.nonce, 0, started, 0, 0, wish.worker.id, wish.worker.node, sandbox=wish.worker.sandbox)
     found: list[Record] = []
     rest = iter(entries)
     for id in rest:
@@ -188,6 +189,7 @@ def _first_run(id: bytes, head: tuple[Any, ...], route: bytes, run: Run, size: i
         attempt=1,
         worker=run.worker or None,
         node=run.node or None,
+        sandbox=run.sandbox,
         created_at=from_micros(head[CREATED]),
         updated_at=started,
         started_at=started,
@@ -229,6 +231,7 @@ def _job(  # noqa: PLR0917 - the parts of a job, in the order they lie
         losses=losses,
         worker=run.worker or None,
         node=run.node or None,
+        sandbox=run.sandbox,
         pid=run.pid or None,
         progress=progress,
         code=run.code or None,
@@ -246,6 +249,7 @@ def _job(  # noqa: PLR0917 - the parts of a job, in the order they lie
 
 
 def _run(data: bytes) -> Run:
-    worker, node, tier = data[TOLD.size :].decode().split("\0")
+    worker, place, tier = data[TOLD.size :].decode().split("\0")
     token, pid, started, finished, code = TOLD.unpack_from(data)
-    return Run(token, pid, started, finished, code, worker, node, tier)
+    node, sandbox = places.read(place)
+    return Run(token, pid, started, finished, code, worker, node or "", tier, sandbox)

@@ -37,6 +37,7 @@ from windlass.store import (
     Touched,
     Watch,
     Wish,
+    places,
 )
 from windlass.store.flow import StaleRules
 from windlass.store.micros import from_micros, span
@@ -188,7 +189,8 @@ class RedisStore(RedisFlow):
     async def _claim(self, wish: Wish, partition: int, queues: list[str], *, slots: int) -> list[Record]:
         worker, tasks = wish.worker, wish.worker.tasks or []
         repeatable = "1" if wish.repeatable else "0"
-        about: list[Argument] = [wish.nonce, repeatable, worker.id, worker.node, span(wish.lease), slots, worker.tenant]
+        place = places.written(worker)
+        about: list[Argument] = [wish.nonce, repeatable, worker.id, place, span(wish.lease), slots, worker.tenant]
         about.append("1" if wish.heard else "0")
         about += (len(tasks), *tasks, *queues)
         reply = await self.partitions.call("claim", partition, about)

@@ -7,7 +7,7 @@ taken. The order of queues is the worker's own.
 
 from collections.abc import Sequence
 
-from windlass.store import Record, Wish
+from windlass.store import Record, Wish, places
 from windlass.store.micros import span
 from windlass.store.sqlite import batches, records
 from windlass.store.sqlite.gate import Gate
@@ -54,7 +54,7 @@ def claim(tx: Transaction, wish: Wish) -> list[Record]:
         tx.count(pick.lane, QUEUED, -1)
         tx.count(pick.lane, RUNNING, 1)
     seqs = [pick.seq for pick in picks]
-    tx.run(_TAKE, batches.numbers(seqs), worker.id, worker.node or None, tx.now)
+    tx.run(_TAKE, batches.numbers(seqs), worker.id, places.written(worker) or None, tx.now)
     tx.run_all(_ASSIGN, [(seq, tier.name, tier.seconds) for seq, _, tier in picks if tier is not None])
     tx.run(_LEASE, batches.numbers(seqs), worker.id, wish.nonce, tx.now + span(wish.lease))
     tx.run(_DROP_PROGRESS, batches.numbers(seqs))

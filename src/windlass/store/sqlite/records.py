@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from windlass.model.job import Error, Job, Progress, Reason
 from windlass.model.names import text_id
-from windlass.store import Record
+from windlass.store import Record, places
 from windlass.store.micros import from_micros
 from windlass.store.sqlite import batches
 from windlass.store.sqlite.transaction import Transaction
@@ -81,12 +81,13 @@ def _record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
     # The order of `_COLUMNS`, then the payload.
     (
         _, id, lane, state, priority, attempt, crashes, losses, _, _, size, reason,
-        code, created_at, updated_at, run_at, started_at, finished_at, worker, node, pid, waits,
+        code, created_at, updated_at, run_at, started_at, finished_at, worker, place, pid, waits,
         assigned, seconds, terms, token, progress, payload,
     ) = row  # fmt: skip
     where = tx.lanes.get(lane)
     asked = unpack(terms)
     started = _maybe(started_at)
+    node, sandbox = places.read(place or "")
     job = Job(
         id=text_id(id),
         tenant=where.tenant,
@@ -101,6 +102,7 @@ def _record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
         losses=losses,
         worker=worker,
         node=node,
+        sandbox=sandbox,
         pid=pid,
         progress=None if progress is None else _progress.decode(progress),
         code=code,

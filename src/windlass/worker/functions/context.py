@@ -5,7 +5,6 @@ talks nonsense costs the process; the jobs after it were not begun and are hande
 """
 
 import asyncio
-import itertools
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -37,23 +36,12 @@ Ending = tuple[Reason | None, str]
 """Why a context is being ended, and how that is said of the job at hand."""
 
 
-class Turn:
-    """One job in a context."""
+class Talk:
+    """What one job has printed; most never do."""
 
-    __slots__ = ("job", "lines", "number", "printed")
-
-    def __init__(self, number: int, job: FunctionJob) -> None:
-        self.number = number
-        self.job = job
-        self.lines: JobLines | None = None
-        """Null as long as it has printed nothing, as most never do."""
-        self.printed = 0
-
-    def fed(self, data: bytes) -> bytes:
-        """What of its printed lines is not a new job."""
-        if self.lines is None:
-            self.lines = JobLines()
-        return self.lines.feed(data)
+    def __init__(self) -> None:
+        self.lines = JobLines()
+        self.bytes = 0
 
 
 class Batch:
@@ -64,8 +52,10 @@ class Batch:
         self.hears = hears
         self.over = over
         self.waiting = deque(jobs)
-        self.given: deque[Turn] = deque()
+        self.given: deque[FunctionJob] = deque()
         """Handed to the process; the first of them is the one that runs."""
+        self.talks: dict[str, Talk] = {}
+        """Of those in hand that have printed something."""
         self.unwanted: dict[str, str] = {}
         self.closed = False
         """Whether the process knows that no more jobs come."""
@@ -88,13 +78,16 @@ class Context:
         self._options = options
         self._nonce = nonce
         mark = lines.mark(nonce)
-        self._parts: dict[Printed, Parts] = {"stdout": Parts(mark), "stderr": Parts(mark)}
+        self._stdout, self._stderr = Parts(mark), Parts(mark)
         self._marks = 0
         """Those that should have gone by."""
         self._answers = bytearray()
         self._tail = ""
-        self._numbers = itertools.count(1)
+        self._number = 1
+        """That of the job at hand; those after it have those after it."""
         self._batch: Batch | None = None
+        self._cpu = 0, 0.0
+        """The number of the job that was last seen at work, and the processor time until then."""
         self._ending: Ending | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
@@ -143,18 +136,19 @@ class Context:
     # Jobs go in
 
     def _give(self, batch: Batch) -> None:
+        if self._ending is not None or self.dead:
+            return
         orders: list[bytes] = []
-        while batch.waiting and len(batch.given) < AHEAD and self._ending is None and not self.dead:
+        while batch.waiting and len(batch.given) < AHEAD:
             job = batch.waiting.popleft()
             try:
                 kind, data = written(job.payload, job.content_type)
             except Invalid as fault:
                 batch.hears.ended(FunctionOutcome(id=job.id, code=FAILED, type="Invalid", message=str(fault)))
                 continue
-            turn = Turn(next(self._numbers), job)
-            batch.given.append(turn)
-            orders.append(lines.job(turn.number, kind, data))
-        if not batch.waiting and not batch.closed and self._ending is None:
+            orders.append(lines.job(self._number + len(batch.given), kind, data))
+            batch.given.append(job)
+        if not batch.waiting and not batch.closed:
             batch.closed = True
             orders.append(lines.END)
         if orders:
@@ -167,7 +161,7 @@ class Context:
         if not batch.given:
             self._set_timer(AFTER_WITHIN, None, "afterEach took too long")
             return
-        job = batch.given[0].job
+        job = batch.given[0]
         most = job.timeout if job.timeout is not None else batch.handler.options.timeout
         if most is not None or self._timer is not None:
             self._set_timer(most, Reason.TIMEOUT, f"ran longer than its timeout of {most or 0:g} s")
@@ -176,7 +170,7 @@ class Context:
             self._look_at_first(batch)
 
     def _look_at_first(self, batch: Batch) -> None:
-        if batch.given and (why := batch.unwanted.get(batch.given[0].job.id)) is not None:
+        if batch.given and (why := batch.unwanted.get(batch.given[0].id)) is not None:
             self.end(None, why)
 
     def _set_timer(self, seconds: float | None, reason: Reason | None = None, how: str = "") -> None:
@@ -192,13 +186,27 @@ class Context:
         if timer is self._timer:
             self.end(reason, how)
 
+    def used(self, cpu: float) -> None:
+        """The processor time of a job counts from the first look at it, so that none pays for another."""
+        batch, (number, before) = self._batch, self._cpu
+        if batch is None or not batch.given:
+            return
+        if number != self._number:
+            self._cpu = self._number, cpu
+            return
+        wanted = batch.handler.options.cpu
+        most = self._options.cpu if wanted is None else min(wanted, self._options.cpu)
+        if cpu - before > most:
+            self.end(Reason.TIMEOUT, f"took more than {most:g} s of processor time")
+
     # Words come out
 
     def heard(self, output: Output, data: bytes) -> None:
         if output == "answers":
             self._hear_answers(data)
             return
-        for marks, piece in self._parts[output].feed(data):
+        parts = self._stdout if output == "stdout" else self._stderr
+        for marks, piece in parts.feed(data):
             if piece:
                 self._print(output, marks - self._marks, piece)
 
@@ -208,15 +216,16 @@ class Context:
         batch = self._batch
         if batch is None or not 0 <= place < len(batch.given):
             return
-        turn = batch.given[place]
-        turn.printed += len(data)
-        if turn.printed > self._options.output:
+        id = batch.given[place].id
+        talk = batch.talks.setdefault(id, Talk())
+        talk.bytes += len(data)
+        if talk.bytes > self._options.output:
             self.end(Reason.OUTPUT, "printed more than this worker allows")
             self.process.close_output(output)
             return
-        said = turn.fed(data) if output == "stdout" else data
+        said = talk.lines.feed(data) if output == "stdout" else data
         if said:
-            batch.hears.said(turn.job.id, output, said)
+            batch.hears.said(id, output, said)
 
     def _hear_answers(self, data: bytes) -> None:
         self._answers += data
@@ -227,44 +236,48 @@ class Context:
             if self._ending is not None:
                 break
             try:
-                self._hear(lines.read(line))
+                self._hear(line)
             except lines.Garbage:
                 self.end(Reason.CRASHED, "what its process wrote on descriptor 4 is no answer")
         if len(self._answers) > self._options.result * 2 + LAST_LINES:
             self.end(Reason.OUTPUT, f"its result has more than {self._options.result} bytes")
 
-    def _hear(self, said: lines.Done | lines.Ended) -> None:
+    def _hear(self, line: bytes) -> None:
         batch = self._batch
         if batch is None:
             raise lines.Garbage
-        if isinstance(said, lines.Ended):
-            if batch.given or not batch.closed:
-                raise lines.Garbage
+        if batch.given:
+            done = lines.done(line, self._number)
             self._catch_up()
-            self._marks += 1
-            self.broken = self.broken or said.broken
-            _over(batch)
+            self._conclude(batch, batch.given[0], done)
             return
-        if not batch.given or batch.given[0].number != said.number:
+        broken = lines.is_broken(line)
+        if not batch.closed:
             raise lines.Garbage
-        turn = batch.given[0]
         self._catch_up()
-        self._conclude(batch, turn, said)
+        self._marks += 1
+        self.broken = self.broken or broken
+        _over(batch)
 
     def _catch_up(self) -> None:
         """Hear what was printed before this answer: it is in the pipes, for the process wrote it first."""
-        for output, parts in self._parts.items():
-            if parts.marks > self._marks:
-                continue
-            while parts.marks <= self._marks and self.process.pull(output):
-                pass
-            parts.skip_to(self._marks + 1)
+        if self._stdout.marks <= self._marks:
+            self._catch_up_with("stdout", self._stdout)
+        if self._stderr.marks <= self._marks:
+            self._catch_up_with("stderr", self._stderr)
 
-    def _conclude(self, batch: Batch, turn: Turn, done: lines.Done) -> None:
-        if turn.lines is not None and (rest := turn.lines.finish()):
-            batch.hears.said(turn.job.id, "stdout", rest)
-        outcome = self._outcome(turn, done)
+    def _catch_up_with(self, output: Printed, parts: Parts) -> None:
+        while parts.marks <= self._marks and self.process.pull(output):
+            pass
+        parts.skip_to(self._marks + 1)
+
+    def _conclude(self, batch: Batch, job: FunctionJob, done: lines.Done) -> None:
+        talk = batch.talks.pop(job.id, None) if batch.talks else None
+        if talk is not None and (rest := talk.lines.finish()):
+            batch.hears.said(job.id, "stdout", rest)
+        outcome = self._outcome(job.id, done, talk)
         self._marks += 1
+        self._number += 1
         batch.given.popleft()
         self.jobs += 1
         batch.hears.ended(outcome)
@@ -272,15 +285,14 @@ class Context:
             self._give(batch)
         self._next(batch)
 
-    def _outcome(self, turn: Turn, done: lines.Done) -> FunctionOutcome:
-        asked = turn.lines
-        if asked is not None and asked.excess:
+    def _outcome(self, id: str, done: lines.Done, talk: Talk | None) -> FunctionOutcome:
+        if talk is not None and talk.lines.excess:
             how = "asked for more new jobs than one job may"
-            return FunctionOutcome(id=turn.job.id, code=ERROR, message=how, reason=Reason.OUTPUT)
-        outcome = lines.outcome(turn.job.id, done, () if asked is None else tuple(asked.found))
+            return FunctionOutcome(id=id, code=ERROR, message=how, reason=Reason.OUTPUT)
+        outcome = lines.outcome(id, done, () if talk is None else tuple(talk.lines.found))
         if outcome.result is not None and len(outcome.result) > self._options.result:
             how = f"its result has more than {self._options.result} bytes"
-            return FunctionOutcome(id=turn.job.id, code=ERROR, message=how, reason=Reason.OUTPUT)
+            return FunctionOutcome(id=id, code=ERROR, message=how, reason=Reason.OUTPUT)
         return outcome
 
     # It ends
@@ -293,17 +305,17 @@ class Context:
     def _bury(self, batch: Batch, exit: Exit) -> None:  # noqa: A002
         """The job at hand ends with its process; those after it wait again."""
         if batch.given:
-            turn = batch.given.popleft()
-            batch.waiting.extendleft(reversed([one.job for one in batch.given]))
+            job = batch.given.popleft()
+            batch.waiting.extendleft(reversed(batch.given))
             batch.given.clear()
-            batch.hears.ended(self._epitaph(turn, exit))
+            batch.hears.ended(self._epitaph(job.id, exit))
         for job in [job for job in batch.waiting if job.id in batch.unwanted]:
             batch.waiting.remove(job)
             batch.hears.ended(FunctionOutcome(id=job.id, code=ERROR, message=batch.unwanted[job.id], unrun=True))
         _over(batch)
 
-    def _epitaph(self, turn: Turn, exit: Exit) -> FunctionOutcome:  # noqa: A002
-        id, last = turn.job.id, self._tail.strip()
+    def _epitaph(self, id: str, exit: Exit) -> FunctionOutcome:  # noqa: A002
+        last = self._tail.strip()
         if exit.why == "memory" or (NO_HEAP.search(last) and self._ending is None):
             how = "took more memory than it is allowed"
             return FunctionOutcome(id=id, code=ERROR, type="Memory", message=how, reason=Reason.MEMORY, traceback=last)

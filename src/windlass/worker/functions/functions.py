@@ -29,8 +29,8 @@ class Functions:
     def __init__(self, options: FunctionOptions, network: Network, *, chance: Chance) -> None:
         self._contexts = Contexts(options, chance, os.environ)
         self._calls = Calls(network)
-        self._runs: dict[str, Stoppable] = {}
-        """Where each job is; of a job that is run anew before it has stopped, the newer one."""
+        self._runs: dict[Stoppable, Sequence[FunctionJob]] = {}
+        """Where each job is, the latest run last."""
 
     def refusal(self, handler: Handler) -> str | None:
         """Why jobs of a handler cannot be run here, if so: its interpreter is missing, or the tier cannot be had."""
@@ -46,18 +46,18 @@ class Functions:
             _hand_back(jobs, hears, refused)
             return
         run = Call(self._calls, handler, hears) if handler.lang == "http" else Run(self._contexts, handler, hears)
-        self._runs.update((job.id, run) for job in jobs)
+        self._runs[run] = jobs
         try:
             await run.run(jobs)
         finally:
-            for job in jobs:
-                if self._runs.get(job.id) is run:
-                    del self._runs[job.id]
+            del self._runs[run]
 
     def stop(self, id: str, why: str) -> None:
         """Stop a job: its outcome (500, `message` = why) is told when it has stopped; `unrun` if it had not begun."""
-        if (run := self._runs.get(id)) is not None:
-            run.stop(id, why)
+        for run, jobs in reversed(self._runs.items()):  # one that is run anew before it has stopped is in the later run
+            if any(job.id == id for job in jobs):
+                run.stop(id, why)
+                return
 
     def keepers(self) -> list[int]:
         """The processes of ours that watch over running code; whoever ends other processes must spare them."""
@@ -65,8 +65,9 @@ class Functions:
 
     async def close(self) -> None:
         """End everything at once; what still runs is told as stopped, what was not begun as `unrun`."""
-        for id in list(self._runs):
-            self.stop(id, CLOSED)
+        for run, jobs in list(self._runs.items()):
+            for job in jobs:
+                run.stop(job.id, CLOSED)
         await self._contexts.close()
         await self._calls.close()
 

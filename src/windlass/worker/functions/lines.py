@@ -5,7 +5,6 @@ Pure. Whatever a context says is checked here before anybody believes it.
 
 import base64
 import binascii
-from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
@@ -23,26 +22,22 @@ NO_MEMORY = frozenset({"MemoryError"})
 """Errors by which a language says that it got no more memory."""
 
 
+CODES = {b"%d" % code: code for code in (*range(RETRY, OK + 100), *range(FAILED, ERROR + 100))}
+
+
 class Garbage(Exception):
     """What a context said is no answer: it is not to be believed any more."""
 
 
-class Done(NamedTuple):
+class Done(Struct, frozen=True, gc=False):
     """A job has ended."""
 
-    number: int
     code: int
     kind: bytes
     data: bytes
 
 
-class Ended(NamedTuple):
-    """A batch has ended; a broken context is to be used for no other."""
-
-    broken: bool
-
-
-class _Said(Struct):
+class _Error(Struct):
     """An error as a context tells it."""
 
     type: str = ""
@@ -79,45 +74,45 @@ def mark(nonce: str) -> bytes:
     return b"\x1e" + nonce.encode() + b"\n"
 
 
-def read(line: bytes) -> Done | Ended:
-    """One line that a context wrote, without its end."""
-    words = line.split(b" ", 4)
-    if len(words) != 5:  # noqa: PLR2004 - done, number, code, kind, data
-        if line in (b"end", b"end broken"):
-            return Ended(line != b"end")
-        raise Garbage
-    verb, number, said, kind, data = words
-    if verb != b"done" or not number.isdigit() or not said.isdigit():
-        raise Garbage
-    code = int(said[:9])
-    if not RETRY <= code < OK + 100 and not FAILED <= code < ERROR + 100:
-        raise Garbage
-    return Done(int(number[:18]), code, kind, data)
+def done(line: bytes, number: int) -> Done:
+    """What a context wrote, without the end of the line: the answer of this job, or nothing that is believed."""
+    try:
+        verb, told, code, kind, data = line.split(b" ", 4)
+        if verb != b"done" or told != b"%d" % number:
+            raise Garbage
+        return Done(CODES[code], kind, data)
+    except (ValueError, KeyError):
+        raise Garbage from None
 
 
-def outcome(id: str, done: Done, jobs: tuple[tuple[str, str], ...]) -> FunctionOutcome:
+def is_broken(line: bytes) -> bool:
+    """The answer to the end of a batch: whether the context is to be used for no other."""
+    if line not in (b"end", b"end broken"):
+        raise Garbage
+    return line != b"end"
+
+
+def outcome(id: str, said: Done, jobs: tuple[tuple[str, str], ...]) -> FunctionOutcome:
     """What a context says of a job, as far as it makes sense."""
     try:
-        if done.kind == b"error":
-            return _failed(id, done)
-        if not OK <= done.code < OK + 100:
+        if said.kind == b"error":
+            return _failed(id, said)
+        if not OK <= said.code < OK + 100:
             raise Garbage
-        result, content_type = _result(done)
+        if said.kind == b"json":
+            msgspec.json.decode(said.data)  # what is no JSON would break the answers that it is put into
+            return FunctionOutcome(id=id, code=said.code, result=said.data, content_type=JSON, jobs=jobs)
+        result, content_type = _decoded(said.kind, said.data)
     except (ValueError, binascii.Error, RecursionError, msgspec.MsgspecError) as fault:
         raise Garbage from fault
-    return FunctionOutcome(id=id, code=done.code, result=result, content_type=content_type, jobs=jobs)
+    return FunctionOutcome(id=id, code=said.code, result=result, content_type=content_type, jobs=jobs)
 
 
-def _result(done: Done) -> tuple[bytes, str]:
-    match done.kind:
-        case b"json":
-            msgspec.json.decode(done.data)  # what is no JSON would break the answers that it is put into
-            return done.data, JSON
-        case b"text64":
-            return _text(base64.b64decode(done.data, validate=True))
-        case b"base64":
-            return base64.b64decode(done.data, validate=True), BYTES
-    raise Garbage
+def _decoded(kind: bytes, data: bytes) -> tuple[bytes, str]:
+    if kind not in (b"text64", b"base64"):
+        raise Garbage
+    result = base64.b64decode(data, validate=True)
+    return _text(result) if kind == b"text64" else (result, BYTES)
 
 
 def _text(data: bytes) -> tuple[bytes, str]:
@@ -128,16 +123,16 @@ def _text(data: bytes) -> tuple[bytes, str]:
     return data, TEXT
 
 
-def _failed(id: str, done: Done) -> FunctionOutcome:
-    said = msgspec.json.decode(done.data, type=_Said)
-    reason = Reason.MEMORY if said.type in NO_MEMORY else None
-    known = said.after is not None and 0 <= said.after < 10 * 365 * 86400
+def _failed(id: str, said: Done) -> FunctionOutcome:
+    error = msgspec.json.decode(said.data, type=_Error)
+    reason = Reason.MEMORY if error.type in NO_MEMORY else None
+    known = error.after is not None and 0 <= error.after < 10 * 365 * 86400
     return FunctionOutcome(
         id=id,
-        code=ERROR if OK <= done.code < OK + 100 else done.code,
-        type=said.type[:200],
-        message=said.message[:MOST_MESSAGE],
-        traceback=said.traceback[-MOST_TRACEBACK:],
+        code=ERROR if OK <= said.code < OK + 100 else said.code,
+        type=error.type[:200],
+        message=error.message[:MOST_MESSAGE],
+        traceback=error.traceback[-MOST_TRACEBACK:],
         reason=reason,
-        delay=said.after if known else None,
+        delay=error.after if known else None,
     )

@@ -11,6 +11,9 @@ from windlass.model import wire
 from windlass.model.errors import Invalid
 from windlass.model.job import JSON, MSGPACK
 
+NEWLINE = 10
+"""As a number it is found much sooner than as bytes."""
+
 
 def written(payload: bytes, content_type: str) -> tuple[bytes, bytes]:
     """A kind (`json`, `text`, `text64`, `base64`) and what stands on the line; `Invalid` if it is not what it says."""
@@ -23,7 +26,7 @@ def written(payload: bytes, content_type: str) -> tuple[bytes, bytes]:
         except wire.UNSPEAKABLE as fault:
             raise Invalid(f"its payload has no form in JSON: {fault}") from None
     if content_type == JSON or content_type.partition(";")[0].strip() == JSON:
-        return b"json", payload if b"\n" not in payload else _on_one_line(payload)
+        return b"json", payload if NEWLINE not in payload else _on_one_line(payload)
     return _text(payload)
 
 
@@ -39,7 +42,7 @@ def _text(payload: bytes) -> tuple[bytes, bytes]:
         payload.decode()
     except UnicodeDecodeError:
         return b"base64", base64.b64encode(payload)
-    return (b"text64", base64.b64encode(payload)) if b"\n" in payload else (b"text", payload)
+    return (b"text64", base64.b64encode(payload)) if NEWLINE in payload else (b"text", payload)
 
 
 def raw(payload: bytes, content_type: str) -> bytes:

@@ -54,12 +54,17 @@ class _News(Struct):
     exited: int | None = None
     peak: int = 0
     why: str | None = None
+    cpu: float | None = None
 
 
 class Listener(Protocol):
     """Whoever has a process."""
 
     def heard(self, output: Output, data: bytes) -> None: ...
+
+    def used(self, cpu: float) -> None:
+        """Everything that came of it has taken so many seconds of processor time by now."""
+        ...
 
     def exited(self, exit: Exit) -> None:  # noqa: A002 - it is one
         """Everything that came of it has ended, and everything it said has been heard."""
@@ -217,11 +222,15 @@ class Process:
             self._over(Exit(KILLED))
 
     def _told_so_far(self) -> bool:
-        if b"\n" not in self._news:
-            return False
-        news = msgspec.json.decode(self._news.partition(b"\n")[0], type=_News)
-        self._over(Exit(news.exited if news.exited is not None else KILLED, news.peak, news.why))
-        return True
+        """Whether it has ended."""
+        *lines, self._news = self._news.split(b"\n")
+        for line in lines:
+            news = msgspec.json.decode(line, type=_News)
+            if news.cpu is None:
+                self._over(Exit(news.exited if news.exited is not None else KILLED, news.peak, news.why))
+                return True
+            self._listener.used(news.cpu)
+        return False
 
     def _over(self, exit: Exit) -> None:  # noqa: A002
         if self._worker is None:

@@ -89,6 +89,8 @@ class FunctionOptions(Struct, frozen=True, kw_only=True):
     """Seconds between TERM and KILL."""
     memory: int = 512 << 20
     """Bytes of memory that a context may take, unless its handler asks for less."""
+    cpu: float = 3600.0
+    """Seconds of processor time that one job may take in all its processes, unless its handler asks for less."""
     processes: int = 64
     """Processes and threads that the code of one tenant may have, times the contexts that there may be."""
     files: int = 256

@@ -22,13 +22,37 @@ class Fail extends Exception
 
 final class WindlassContext
 {
+    private const AS_JSON =
+        JSON_THROW_ON_ERROR | JSON_UNESCAPED_UNICODE | JSON_UNESCAPED_SLASHES | JSON_PRESERVE_ZERO_FRACTION;
+
     public static array $loaded = [];
     public static array $handler = [];
     public static ?Throwable $trouble = null; // why no job of this batch can be run
     public static bool $broken = false;
     public static string $mark = '';
-    public static string $source = '';
-    private static $answers;
+    public static string $order = ''; // the one at hand
+    private static array $wires = [];
+
+    /** Descriptors of our own: those of the function may be closed by it. */
+    public static function open(): void
+    {
+        foreach ([1 => 'w', 2 => 'w', 3 => 'r', 4 => 'w'] as $number => $mode) {
+            self::$wires[$number] = fopen("php://fd/$number", $mode);
+        }
+    }
+
+    /** Run jobs until another order comes; false when there are no more. */
+    public static function next(): bool
+    {
+        while (($order = fgets(self::$wires[3])) !== false) {
+            if (!str_starts_with($order, 'job ')) {
+                self::$order = substr($order, 0, -1);
+                return true;
+            }
+            self::run(...explode(' ', $order, 4));
+        }
+        return false;
+    }
 
     public static function load(string $number, string $order): void
     {
@@ -74,7 +98,7 @@ final class WindlassContext
         self::$loaded[self::$handler['number']] = ['fault' => $fault] + self::$handler;
     }
 
-    public static function run(string $number, string $kind, string $data): void
+    private static function run(string $verb, string $number, string $kind, string $data): void
     {
         try {
             if (self::$trouble !== null) {
@@ -94,20 +118,18 @@ final class WindlassContext
         while (ob_get_level()) {
             ob_end_flush();
         }
-        @fwrite(STDOUT, self::$mark);
-        @fwrite(STDERR, self::$mark);
+        fwrite(self::$wires[1], self::$mark);
+        fwrite(self::$wires[2], self::$mark);
     }
 
     public static function send(string $text): void
     {
-        self::$answers ??= fopen('php://fd/4', 'w');
-        for ($at = 0; $at < strlen($text); $at += $wrote) {
-            $wrote = fwrite(self::$answers, substr($text, $at));
+        for ($at = fwrite(self::$wires[4], $text); $at < strlen($text); $at += $wrote) {
+            $wrote = fwrite(self::$wires[4], substr($text, $at));
             if (!$wrote) {
                 exit(1);
             }
         }
-        fflush(self::$answers);
     }
 
     private static function read(string $kind, string $data): mixed
@@ -119,16 +141,19 @@ final class WindlassContext
                 throw new Fail('its payload is no JSON: ' . $fault->getMessage());
             }
         }
-        return $kind === 'text' ? $data : base64_decode($data);
+        return $kind === 'text' ? substr($data, 0, -1) : base64_decode($data);
     }
 
     private static function said(int $code, mixed $value): string
     {
-        if (is_string($value) && !preg_match('//u', $value)) {
-            return "$code base64 " . base64_encode($value);
+        try {
+            return "$code json " . json_encode($value, self::AS_JSON);
+        } catch (JsonException $fault) {
+            if (is_string($value)) {
+                return "$code base64 " . base64_encode($value);
+            }
+            throw $fault;
         }
-        $flags = JSON_THROW_ON_ERROR | JSON_UNESCAPED_UNICODE | JSON_UNESCAPED_SLASHES | JSON_PRESERVE_ZERO_FRACTION;
-        return "$code json " . json_encode($value, $flags);
     }
 
     private static function told(Throwable $fault): string
@@ -156,18 +181,11 @@ final class WindlassContext
     }
 }
 
-foreach ((function () {
-    $orders = fopen('php://fd/3', 'r');
-    while (($line = fgets($orders)) !== false) {
-        yield substr($line, 0, -1);
-    }
-})() as WindlassContext::$source) {
-    switch (strtok(WindlassContext::$source, ' ')) {
-        case 'job':
-            WindlassContext::run(...array_slice(explode(' ', WindlassContext::$source, 4), 1));
-            break;
+WindlassContext::open();
+while (WindlassContext::next()) {
+    switch (strtok(WindlassContext::$order, ' ')) {
         case 'load':
-            WindlassContext::load(...array_slice(explode(' ', WindlassContext::$source, 3), 1));
+            WindlassContext::load(...array_slice(explode(' ', WindlassContext::$order, 3), 1));
             try {
                 eval(WindlassContext::$handler['before'] ?? '');
                 eval(WindlassContext::body());
@@ -177,7 +195,7 @@ foreach ((function () {
             }
             break;
         case 'batch':
-            WindlassContext::$handler = WindlassContext::$loaded[substr(WindlassContext::$source, 6)];
+            WindlassContext::$handler = WindlassContext::$loaded[substr(WindlassContext::$order, 6)];
             WindlassContext::$trouble = WindlassContext::$handler['fault'];
             if (WindlassContext::$trouble === null) {
                 try {

@@ -18,7 +18,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 CONTROL = 0
 LOOK_EVERY = 0.25
@@ -26,6 +26,7 @@ LOOK_EVERY = 0.25
 BREATH = 0.002
 """Seconds in which a killed process ends."""
 MOST_PLAN = 1 << 20
+TICKS = os.sysconf("SC_CLK_TCK")
 
 PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
 SECCOMP_MODE_FILTER = 2
@@ -157,6 +158,35 @@ def start(plan: dict[str, Any]) -> tuple[int, str]:
         return pid, reader.read().decode(errors="replace")
 
 
+class Look(NamedTuple):
+    """What there is to see of a process: bytes of memory, seconds of processor time."""
+
+    memory: int
+    own: float
+    waited: float
+    """That of its children that have ended and that it waited for."""
+
+
+class Spent:
+    """The processor time of a family, with that of members who have ended."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, Look] = {}
+        self.reaped = 0.0
+        """Of those that ended in our hands."""
+        self.lost = 0.0
+        """Of those that nobody waited for, as far as they were seen: a parent may choose not to be told."""
+        self.settled = 0.0
+        """What of `reaped` was there at the last look."""
+
+    def so_far(self, found: dict[int, Look]) -> float:
+        ended = sum(one.own + one.waited for pid, one in self.seen.items() if pid not in found)
+        waited = sum(found[pid].waited - self.seen[pid].waited for pid in found.keys() & self.seen.keys())
+        self.lost += max(0.0, ended - waited - (self.reaped - self.settled))
+        self.seen, self.settled = found, self.reaped
+        return self.reaped + self.lost + sum(one.own + one.waited for one in found.values())
+
+
 class Keeper:
     """The watch over one process and all that comes of it."""
 
@@ -164,6 +194,8 @@ class Keeper:
         self.worker = worker
         self.pid = pid
         self.memory = memory
+        self.spent = Spent()
+        self.told = 0.0
         self.why: str | None = None
         self.kill_at: float | None = None
         self.woken, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -202,15 +234,22 @@ class Keeper:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
             except ChildProcessError:
                 return None
+            self.spent.reaped += usage.ru_utime + usage.ru_stime
             if pid == self.pid:
                 return status, usage.ru_maxrss * 1024
             if not pid:
                 return None
 
     def weigh(self) -> None:
-        if self.why is None and sum(map(resident, family())) > self.memory:
+        found = {pid: look for pid in family() if (look := looked_at(pid)) is not None}
+        if self.why is None and sum(one.memory for one in found.values()) > self.memory:
             self.why = "memory"
             self.kill(signal.SIGKILL)
+        cpu = self.spent.so_far(found)
+        if cpu > self.told:
+            self.told = cpu
+            with suppress(OSError):
+                self.worker.send(b'{"cpu": %f}\n' % cpu, socket.MSG_DONTWAIT)
 
     def kill(self, number: int) -> None:
         for pid in family():
@@ -243,10 +282,12 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def resident(pid: int) -> int:
+def looked_at(pid: int) -> Look | None:
     with suppress(OSError, ValueError, IndexError):
-        return int(Path(f"/proc/{pid}/statm").read_bytes().split()[1]) * resource.getpagesize()
-    return 0
+        said = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        own, waited = int(said[11]) + int(said[12]), int(said[13]) + int(said[14])
+        return Look(int(said[21]) * resource.getpagesize(), own / TICKS, waited / TICKS)
+    return None
 
 
 def end_all() -> None:
