@@ -143,6 +143,12 @@ class Wish(Struct, frozen=True):
     """Whether the same nonce may come again: then it answers what it took before."""
     heard: bool = True
     """Whether the worker itself asks, and so has been heard of; else somebody asks on its behalf."""
+    stays: float = 0.0
+    """Seconds for which a store that has nothing may keep a repeatable wish and lease the next job to it at once.
+
+    Whoever wishes listens to `wish/WORKER` meanwhile, and then asks again in the same words: that answers what the
+    wish was given, and takes it back if it was given nothing.
+    """
 
 
 class Scope(Struct, frozen=True):
@@ -323,7 +329,10 @@ class Store(Protocol):
         ...
 
     def listen(self, topics: Sequence[str]) -> AbstractAsyncContextManager[Listener]:
-        """Hear of new work (`work/QUEUE`), the end of a job (`end/ID`), orders to a worker (`order/WORKER`)."""
+        """Hear of new work (`work/QUEUE`), the end of a job (`end/ID`), orders to a worker (`order/WORKER`).
+
+        And that a worker's wish was granted (`wish/WORKER`), by stores that keep wishes.
+        """
         ...
 
     async def close(self) -> None:
