@@ -20,6 +20,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from windlass.model.errors import Unavailable
 from windlass.model.job import Chunk, Job, NewChunk, NewJob, Progress, Reason, State
 from windlass.model.lifecycle import Move
 from windlass.model.worker import NewWorker, Worker
@@ -32,6 +33,10 @@ GAP = "gap"
 
 MOST_CHILDREN = 100
 """Children of one ripe job that are told at a time."""
+
+
+class NotLetIn(Unavailable):
+    """The store answers, and refuses whoever asks: waiting does not help."""
 
 
 class Draft(Struct, frozen=True, gc=False):

@@ -45,6 +45,8 @@ class Claims:
         self._broken_off = False
         self._stopped = False
         self._paused = False
+        self._complained = False
+        """Whether it has ever said that it cannot claim."""
         self.able = asyncio.Event()
         """Set while claims are answered: whether this worker can work at all."""
 
@@ -142,8 +144,9 @@ class Claims:
             try:
                 answer = await self._known(ask)
             except (Unavailable, Full, Busy, Missing) as fault:
-                if self.able.is_set():
+                if self.able.is_set() or not self._complained:
                     log.warning("cannot claim: %s", fault)
+                self._complained = True
                 self.able.clear()
                 await self._clock.sleep(next(pauses))
             else:

@@ -8,6 +8,7 @@ import hiredis
 
 from windlass.model.errors import Full, Invalid, Unavailable
 from windlass.model.ports import Chance
+from windlass.store import NotLetIn
 from windlass.store.flow import StaleRules
 from windlass.store.redis.address import Argument, read_address
 from windlass.store.redis.blocking import BlockingChannel
@@ -106,4 +107,6 @@ def _refusal(text: str) -> Exception:
         return StaleRules(text)
     if text.startswith("OOM"):
         return Full("the server is out of memory: raise maxmemory or delete finished jobs")
+    if text.startswith(("NOAUTH", "WRONGPASS", "NOPERM")):
+        return NotLetIn(f"the store does not let us in: {text}")
     return Unavailable(f"the store refused: {text}")
