@@ -1,20 +1,30 @@
 """Programs that run until they are told to stop: puts their rooms together and owns their signals."""
 
 import asyncio
+import itertools
+import logging
 import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from msgspec.structs import replace
 
-from windlass.addresses import open_service
+from windlass.addresses import file_of, open_service
 from windlass.config import DEFAULT_STORE
 from windlass.engine import Engine, Settings
 from windlass.engine.upkeep import keep_house
+from windlass.model.errors import Unavailable
 from windlass.model.names import DEFAULT_TENANT
+from windlass.model.operations import Service
+from windlass.store import NotLetIn
 from windlass.system import SystemChance, SystemClock
+from windlass.worker.claims import TRY_AGAIN
 from windlass.worker.options import WorkerOptions
 from windlass.worker.pool import Pool
 from windlass.worker.supervisor import NO_APP, Supervisor
+
+log = logging.getLogger("windlass.worker")
 
 SWITCH_EVERY = 0.0005
 """Seconds after which a thread lets another in: the thread of an embedded store answers at once."""
@@ -36,7 +46,9 @@ async def work(
     try:
         # The app is imported before the store is opened: only it knows which one, and no file is carried over a fork.
         app = await pool.start() if options.target else replace(NO_APP, store=DEFAULT_STORE, tenant=tenant)
-        async with open_service(address or app.store, settings, app.token) as service:
+        async with _opened(address or app.store, settings, app.token) as service:
+            if service is None:
+                return
             clock = SystemClock()
             worker = Supervisor(service, pool, app, options, clock=clock, chance=SystemChance())
             _obey_signals(worker)
@@ -50,6 +62,42 @@ async def work(
                     upkeep.cancel()
     finally:
         await pool.close()
+
+
+@asynccontextmanager
+async def _opened(address: str, settings: Settings | None, token: str | None) -> AsyncIterator[Service | None]:
+    """The service at an address, as soon as it is there; null = a signal came first.
+
+    A file is there or is not: only a server may come later. One that answers and refuses us would go on refusing.
+    """
+    told_to_stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, told_to_stop.set)
+    async with AsyncExitStack() as stack:
+        for tries in itertools.count():
+            try:
+                service = await stack.enter_async_context(open_service(address, settings, token))
+            except Unavailable as fault:
+                if isinstance(fault, NotLetIn) or file_of(address) is not None:
+                    raise
+                if not tries:
+                    log.warning("cannot claim yet, waits for the store: %s", fault)
+                if await _comes(told_to_stop, within=TRY_AGAIN[min(tries, len(TRY_AGAIN) - 1)]):
+                    yield None
+                    return
+            else:
+                if tries:
+                    log.info("the store is there")
+                yield service
+                return
+
+
+async def _comes(signal_: asyncio.Event, within: float) -> bool:
+    try:
+        await asyncio.wait_for(signal_.wait(), within)
+    except TimeoutError:
+        return False
+    return True
 
 
 def _obey_signals(worker: Supervisor) -> None:

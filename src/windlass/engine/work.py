@@ -115,26 +115,28 @@ async def _attend_after(desk: Desk, records: Sequence[Record]) -> None:
         await attend(desk, tenant, queue)
 
 
-async def _claim_now(desk: Desk, operation: Claim, worker: Worker) -> list[Record]:
+async def _claim_now(desk: Desk, operation: Claim, worker: Worker, stays: float = 0.0) -> list[Record]:
     named = operation.nonce is not None
     nonce = bytes.fromhex(operation.nonce) if operation.nonce is not None else desk.chance.token()
     tasks = await tasks_of(desk, worker)
     slots = operation.slots if tasks is None or tasks else 0  # to a store, no tasks would be any
     able = worker if tasks is worker.tasks else replace(worker, tasks=tasks)
-    return await desk.store.claim(Wish(able, nonce, slots, desk.settings.lease, repeatable=named))
+    return await desk.store.claim(Wish(able, nonce, slots, desk.settings.lease, repeatable=named, stays=stays))
 
 
 async def _claim_soon(desk: Desk, operation: Claim, worker: Worker) -> list[Record]:
     loop = asyncio.get_running_loop()
     until = loop.time() + operation.wait
-    async with desk.store.listen([f"work/{queue}" for queue in worker.queues]) as listener:
-        # Claimed once more before the first wait: work may have come before anybody listened.
-        while not (records := await _claim_now(desk, operation, worker)):
-            remaining = until - loop.time()
-            if remaining <= 0:
-                break
+    topics = [f"work/{queue}" for queue in worker.queues]
+    async with desk.store.listen([*topics, f"wish/{worker.id}"]) as listener:
+        while True:
+            # Claimed once more before the first wait: work may have come before anybody listened. And after the last:
+            # no wish is left behind.
+            remaining = max(0.0, until - loop.time())
+            records = await _claim_now(desk, operation, worker, stays=min(LOOK_AGAIN, remaining))
+            if records or not remaining:
+                return records
             await listener.wait(min(LOOK_AGAIN, remaining, await _opening(desk, worker)))
-    return records
 
 
 async def _opening(desk: Desk, worker: Worker) -> float:

@@ -20,6 +20,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from windlass.model.errors import Unavailable
 from windlass.model.job import Chunk, Job, NewChunk, NewJob, Progress, Reason, State
 from windlass.model.lifecycle import Move
 from windlass.model.worker import NewWorker, Worker
@@ -32,6 +33,10 @@ GAP = "gap"
 
 MOST_CHILDREN = 100
 """Children of one ripe job that are told at a time."""
+
+
+class NotLetIn(Unavailable):
+    """The store answers, and refuses whoever asks: waiting does not help."""
 
 
 class Draft(Struct, frozen=True, gc=False):
@@ -143,6 +148,12 @@ class Wish(Struct, frozen=True):
     """Whether the same nonce may come again: then it answers what it took before."""
     heard: bool = True
     """Whether the worker itself asks, and so has been heard of; else somebody asks on its behalf."""
+    stays: float = 0.0
+    """Seconds for which a store that has nothing may keep a repeatable wish and lease the next job to it at once.
+
+    Whoever wishes listens to `wish/WORKER` meanwhile, and then asks again in the same words: that answers what the
+    wish was given, and takes it back if it was given nothing.
+    """
 
 
 class Scope(Struct, frozen=True):
@@ -324,7 +335,10 @@ class Store(Protocol):
         ...
 
     def listen(self, topics: Sequence[str]) -> AbstractAsyncContextManager[Listener]:
-        """Hear of new work (`work/QUEUE`), the end of a job (`end/ID`), orders to a worker (`order/WORKER`)."""
+        """Hear of new work (`work/QUEUE`), the end of a job (`end/ID`), orders to a worker (`order/WORKER`).
+
+        And that a worker's wish was granted (`wish/WORKER`), by stores that keep wishes.
+        """
         ...
 
     async def close(self) -> None:

@@ -25,6 +25,9 @@ BURST_WAIT = 0.05
 GATHER = 0.002
 """Seconds that freed slots are gathered for one claim."""
 
+HEAD_START = 0.001
+"""Seconds that contexts get for what they were given, before the next claim of a store that has nothing more."""
+
 TRY_AGAIN = (0.1, 0.2, 0.5, 1.0)
 """Seconds between tries while the store does not answer."""
 
@@ -42,6 +45,8 @@ class Claims:
         self._broken_off = False
         self._stopped = False
         self._paused = False
+        self._complained = False
+        """Whether it has ever said that it cannot claim."""
         self.able = asyncio.Event()
         """Set while claims are answered: whether this worker can work at all."""
 
@@ -58,9 +63,12 @@ class Claims:
                 if self._rests():
                     continue
             idle = not self._jobs.held and self._jobs.reports.settled  # or what has ended may yet make new jobs
-            claimed = await self._claim(min(free, MOST_AT_ONCE), BURST_WAIT if burst else WAIT)
+            asked = min(free, MOST_AT_ONCE)
+            claimed = await self._claim(asked, BURST_WAIT if burst else WAIT)
             if claimed:
                 self._jobs.start(claimed)
+                if len(claimed) < asked:
+                    await self._clock.sleep(HEAD_START)
             elif burst and idle and not self._jobs.held and not self._paused:
                 return
 
@@ -136,8 +144,9 @@ class Claims:
             try:
                 answer = await self._known(ask)
             except (Unavailable, Full, Busy, Missing) as fault:
-                if self.able.is_set():
+                if self.able.is_set() or not self._complained:
                     log.warning("cannot claim: %s", fault)
+                self._complained = True
                 self.able.clear()
                 await self._clock.sleep(next(pauses))
             else:

@@ -19,7 +19,7 @@ from windlass.worker.outbox import Outbox
 from windlass.worker.running import Callee, Run, acall, is_async, stopped
 from windlass.worker.threads import Threads
 
-READ_AT_ONCE = 1 << 20
+READ_AT_ONCE = 1 << 16
 LOOK_EVERY = 0.003
 """Seconds between two looks at stuck threads and unsent news, while there is work."""
 
@@ -75,7 +75,7 @@ class Context:
             self._stop(number)
         self._leaving = self._leaving or orders.leave
         if self._looking is None:
-            self._look()
+            self._looking = self._loop.call_later(LOOK_EVERY, self._look)
 
     def _start(self, assignment: Assignment) -> None:
         callee = self._tasks.get(assignment.task)

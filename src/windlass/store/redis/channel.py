@@ -14,8 +14,12 @@ from typing import Any, cast
 import hiredis
 
 from windlass.model.errors import Unavailable
+from windlass.store import NotLetIn
 from windlass.store.redis.address import ROLE, Address, Argument
 from windlass.store.redis.sentinels import ANSWERS_WITHIN, Sentinels, is_elsewhere
+
+PASSING = ("LOADING", "MASTERDOWN", "BUSY", "CLUSTERDOWN", "ERR max number of clients")
+"""Error replies that end by themselves."""
 
 Hear = Callable[[Any], None]
 
@@ -143,19 +147,17 @@ async def _greeted(to: Address, within: float) -> "_Pipe":
     return pipe
 
 
-class Unwelcome(Unavailable):
-    """The server answers, and does not let us in: the address is wrong, and waiting will not mend it."""
-
-
-CROWDED = ("ERR max number of clients", "LOADING")
-"""Refusals that pass."""
+def _refusal(text: str) -> Unavailable:
+    """What an error reply means to whoever wanted to be let in."""
+    if text.startswith(PASSING):
+        return Unavailable(f"the store does not answer: {text}")
+    return NotLetIn(f"the store does not let us in: {text}")
 
 
 def check_welcome(greeting: tuple[Argument, ...], reply: Any) -> None:
     """Whether the answer to a greeting lets us in, and where we wanted to be."""
     if isinstance(reply, hiredis.ReplyError):
-        kind = Unavailable if str(reply).startswith(CROWDED) else Unwelcome
-        raise kind(f"the store does not let us in: {reply}")
+        raise _refusal(str(reply))
     if greeting == ROLE and reply[0] != b"master":
         raise Unavailable(f"the server that the sentinels name is a {reply[0].decode()}, not the master")
 

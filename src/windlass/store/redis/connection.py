@@ -8,10 +8,11 @@ import hiredis
 
 from windlass.model.errors import Full, Invalid, Unavailable
 from windlass.model.ports import Chance
+from windlass.store import NotLetIn
 from windlass.store.flow import StaleRules
 from windlass.store.redis.address import Argument, read_address
 from windlass.store.redis.blocking import BlockingChannel
-from windlass.store.redis.channel import Channel, Unwelcome
+from windlass.store.redis.channel import Channel
 from windlass.store.redis.cluster import Cluster
 from windlass.store.redis.scripts import script
 from windlass.store.redis.sentinels import Sentinels
@@ -21,7 +22,7 @@ log = logging.getLogger("windlass.store.redis")
 OLDEST = (7, 0)
 ANSWER_WITHIN = 5.0
 
-UNWELCOME = ("NOAUTH", "WRONGPASS", "NOPERM")
+NOT_LET_IN = ("NOAUTH", "WRONGPASS", "NOPERM")
 """Refusals of a server that would have to be asked by another name, or with a password."""
 
 
@@ -114,8 +115,8 @@ def _refusal(text: str) -> Exception:
         return ScriptUnknown(text)
     if text.startswith("STALERULES"):
         return StaleRules()
-    if text.startswith(UNWELCOME):
-        return Unwelcome(f"the store does not let us in: {text}")
+    if text.startswith(NOT_LET_IN):
+        return NotLetIn(f"the store does not let us in: {text}")
     if text.startswith("OOM"):
         return Full("the server is out of memory: raise maxmemory or delete finished jobs")
     return Unavailable(f"the store refused: {text}")

@@ -19,26 +19,41 @@ log = logging.getLogger("windlass.store.redis")
 
 CONFIRM_WITHIN = 1.0
 TRY_AGAIN_AFTER = 0.2
+LINGERS = ("work", "wish")
+"""Topics that an idle worker leaves and comes back to: they are not unsubscribed at once."""
+LINGER = 1.0
+"""Seconds until they are."""
 
 
 class Bell:
     """Hears notices on some channels."""
 
     def __init__(self) -> None:
-        self.rung = asyncio.Event()
+        self._rung = False
+        self._waiting: asyncio.Future[None] | None = None
 
     def ring(self, _said: bytes | None) -> None:
         """Something was said; null = something may have been, and was lost."""
-        self.rung.set()
+        self._rung = True
+        _release(self._waiting)
 
     async def wait(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self.rung.wait()
-        except TimeoutError:
-            return False
-        self.rung.clear()
-        return True
+        # By hand, for this is on the way of every job that finds a worker idle: `asyncio.timeout` takes thrice as long.
+        if not self._rung:
+            loop = asyncio.get_running_loop()
+            self._waiting = loop.create_future()
+            timer = loop.call_later(seconds, _release, self._waiting)
+            try:
+                await self._waiting
+            finally:
+                timer.cancel()
+        rung, self._rung = self._rung, False
+        return rung
+
+
+def _release(waiting: "asyncio.Future[None] | None") -> None:
+    if waiting is not None and not waiting.done():
+        waiting.set_result(None)
 
 
 class Notices:
@@ -49,6 +64,8 @@ class Notices:
         self._prefix = prefix
         self._bells: dict[bytes, set[Bell]] = {}
         self._confirmed: dict[bytes, asyncio.Event] = {}
+        self._lingering: set[bytes] = set()
+        self._lingers = tuple(f"{prefix}/{kind}/".encode() for kind in LINGERS)
         self._subscription: Subscription | None = None
         self._connecting: asyncio.Task[None] | None = None
 
@@ -90,11 +107,22 @@ class Notices:
     def _leave(self, bell: Bell, names: list[bytes]) -> None:
         for name in names:
             self._bells[name].discard(bell)
-            if not self._bells[name]:
-                del self._bells[name], self._confirmed[name]
-                if self._subscription is not None:
-                    with suppress(Unavailable):
-                        self._subscription.send("UNSUBSCRIBE", name)
+            if self._bells[name] or name in self._lingering:
+                continue
+            if name.startswith(self._lingers):
+                self._lingering.add(name)
+                asyncio.get_running_loop().call_later(LINGER, self._hang_up, name)
+            else:
+                self._hang_up(name)
+
+    def _hang_up(self, name: bytes) -> None:
+        self._lingering.discard(name)
+        if self._bells[name]:
+            return
+        del self._bells[name], self._confirmed[name]
+        if self._subscription is not None:
+            with suppress(Unavailable):
+                self._subscription.send("UNSUBSCRIBE", name)
 
     def _connect(self) -> None:
         if self._connecting is None:

@@ -17,6 +17,7 @@ _CONSTANTS = re.compile(rf"^local ([A-Z_]+(?:, [A-Z_]+)*) = ({_LITERAL}(?:, {_LI
 _FUNCTION = re.compile(r"^local function (?P<name>\w+)\((?:[^\n]* end\n|.*?^end\n)", re.MULTILINE | re.DOTALL)
 _TABLES = re.compile(r"^local (?P<names>\w+(?:, \w+)*) = \{\}(?:, \{\})*\n", re.MULTILINE)
 _INCLUDE = re.compile(r"include\('(\w+)'\)")
+_TEXT = re.compile(r"'[^'\n]*'")
 _COMMENT = re.compile(r"^\s*--.*\n|\s+--\s.*$", re.MULTILINE)
 
 
@@ -25,8 +26,8 @@ HEAD = ("keys", "flow", "moves")
 PLAIN = ("keys", "plain", "moves")
 """The same for scripts that are for plain jobs alone."""
 PARTS = {
-    "add_one": (*PLAIN, "add_one"),
-    "claim": (*PLAIN, "claiming", "claim"),
+    "add_one": (*PLAIN, "wishes", "add_one"),
+    "claim": (*PLAIN, "wishes", "claiming", "claim"),
     "claim_bounded": (*HEAD, "claiming", "claim_bounded"),
     "succeed": (*PLAIN, "succeed"),
     "succeed_bounded": (*HEAD, "succeed"),
@@ -69,7 +70,7 @@ def shake(head: str, body: str) -> str:
 
 
 def _words(source: str) -> set[str]:
-    return set(re.findall(r"\w+", _COMMENT.sub("", source)))
+    return set(re.findall(r"\w+", _TEXT.sub("", _COMMENT.sub("", source))))
 
 
 def inline(source: str) -> str:

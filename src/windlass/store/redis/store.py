@@ -43,12 +43,12 @@ from windlass.store.flow import StaleRules
 from windlass.store.micros import from_micros, span
 from windlass.store.redis import answers, layout
 from windlass.store.redis.address import Argument
-from windlass.store.redis.channel import Unwelcome
 from windlass.store.redis.connection import Connection
 from windlass.store.redis.flow import RedisFlow
 from windlass.store.redis.notices import Notices
 from windlass.store.redis.partitions import MOST_IN_A_SCRIPT, Partitions
 from windlass.store.redis.wire import Wire
+from windlass.store.redis.wishes import Grants
 
 MOST_LINES, MOST_ROUNDS, MOST_CHUNKS = 100, 20, 200
 """What one page looks at: names of lines at a time, how often, and chunks of one line."""
@@ -80,6 +80,7 @@ class RedisStore(RedisFlow):
         self.partitions = Partitions(connection, prefix, partitions or usual, clock)
         self._notices = Notices(connection.channel, prefix)
         self._wire = Wire(connection, self._notices, prefix)
+        self._grants = Grants()
 
     @classmethod
     async def open(
@@ -106,7 +107,7 @@ class RedisStore(RedisFlow):
         try:
             await store.ready()
         except BaseException as fault:
-            if patient and isinstance(fault, Unavailable) and not isinstance(fault, Unwelcome):
+            if patient and isinstance(fault, Unavailable) and not isinstance(fault, NotLetIn):
                 return store
             await store.close()
             raise
@@ -172,6 +173,8 @@ class RedisStore(RedisFlow):
         return Hauled(haul.upto, [bool(new) for new in reply])
 
     async def claim(self, wish: Wish) -> list[Record]:
+        if (granted := self._grants.take(wish.nonce)) is not None:
+            return answers.claimed(granted, wish)
         runs = self._runs_of_queues(wish.worker.queues)
         if wish.heard and HOME not in dict(runs):
             await self.partitions.call("worker", HOME, ["hear", wish.worker.id, span(wish.lease)])
@@ -191,12 +194,17 @@ class RedisStore(RedisFlow):
         repeatable = "1" if wish.repeatable else "0"
         place = places.written(worker)
         about: list[Argument] = [wish.nonce, repeatable, worker.id, place, span(wish.lease), slots, worker.tenant]
-        about.append("1" if wish.heard else "0")
+        about += ("1" if wish.heard else "0", span(self._stay(wish)))
         about += (len(tasks), *tasks, *queues)
         reply = await self.partitions.call("claim", partition, about)
         while reply == AGAIN:
             reply = await self.partitions.call("claim", partition, about)
         return answers.claimed(reply, wish)
+
+    def _stay(self, wish: Wish) -> float:
+        """How long a wish is kept: not at all where one script could not grant it, or could not know that it is heard."""
+        whole = wish.repeatable and len(self._runs_of_queues(wish.worker.queues)) == 1
+        return wish.stays if whole and self.partitions.connection.cluster is None else 0.0
 
     def _runs_of_queues(self, queues: Sequence[str]) -> list[tuple[int, list[str]]]:
         """The queues in their order, neighbours of one partition together."""
@@ -379,12 +387,13 @@ class RedisStore(RedisFlow):
 
     @asynccontextmanager
     async def listen(self, topics: Sequence[str]) -> AsyncIterator[Listener]:
-        async with self._notices.listen(topics) as bell:
-            for topic in topics:
-                kind, _, name = topic.partition("/")
-                if kind == "end":
-                    await self.partitions.call("await", self.partitions.of_id(name), [raw_id(name)])
-            yield bell
+        with self._grants.bell() as bell:
+            async with self._notices.listen(topics, bell):
+                for topic in topics:
+                    kind, _, name = topic.partition("/")
+                    if kind == "end":
+                        await self.partitions.call("await", self.partitions.of_id(name), [raw_id(name)])
+                yield bell
 
     @property
     def quiet(self) -> bool:

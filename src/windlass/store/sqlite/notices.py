@@ -15,6 +15,7 @@ from windlass.store import Listener
 from windlass.store.sqlite.pipes import Inbox, Outbox
 
 KINDS = ("work", "end", "order")
+"""What is told of. No wish is kept here, so none is ever granted."""
 
 
 class Waiter:
@@ -105,8 +106,8 @@ class Notices:
         for topic in topics:
             by_kind[topic.partition("/")[0]].append(topic)
         with ExitStack() as stack:
-            for kind, own in by_kind.items():
-                stack.enter_context(self._hearing(kind, own, waiter))
+            for kind in by_kind.keys() & set(KINDS):
+                stack.enter_context(self._hearing(kind, by_kind[kind], waiter))
             yield waiter
 
     @contextmanager

@@ -1,4 +1,5 @@
 -- Keep one new job without a group that waits for nothing and brings nothing along: what a lone enqueue mostly is, in as few steps as will do.
+-- If a worker waits for such a job and nothing else does, it is leased to it at once.
 -- ARGV[2..]  as for add.lua, of one job
 -- Output     as for add.lua; or 0 if its queue is bounded
 local line, meta, body = ARGV[4], ARGV[6], ARGV[7]
@@ -19,8 +20,22 @@ if redis.call('ZADD', K .. ':chunks:' .. line, chunk, chunk) == 1 then
   redis.call('ZADD', K .. ':lines', '0', line)
   redis.call('SADD', K .. ':tenants', tenant)
 end
-redis.call('HINCRBY', K .. ':counts:' .. tenant, string.sub(route, #tenant + 2) .. ',' .. QUEUED, '1')
+local job = { id = id, tenant = tenant, queue = queue, task = string.sub(route, #line + 2) }
 
+local function count(state) redis.call('HINCRBY', K .. ':counts:' .. tenant, queue .. ',' .. job.task .. ',' .. state, '1') end
+
+local wish = grant(job, head .. body)
+if wish then
+  local whose = struct.pack('>sss', route, wish.worker, wish.node)
+  redis.call('HSET', K .. ':runs', id, live_of(beginning_of(wish.nonce), head, whose))
+  redis.call('ZADD', K .. ':leases', stamp(now + wish.lease), id)
+  redis.call('HINCRBY', K .. ':held', wish.worker, '1')
+  remember(memory_of(wish.worker, wish.nonce, wish.first), id)
+  count(RUNNING)
+  return { 1 }
+end
+
+count(QUEUED)
 local ready, own = K .. ':ready:' .. route, member(seq, id)
 redis.call('ZADD', ready, priority, own)
 if redis.call('ZRANK', ready, own) == 0 and lift(ready, K .. ':heads:' .. line, route) then

@@ -93,12 +93,12 @@ local function claim_in_flow(queue)
   end
 end
 
-for i = 11 + known, #ARGV do
+for i = 12 + known, #ARGV do
   if mode_of(ARGV[i]) then claim_in_flow(ARGV[i]) else claim_in_order(ARGV[i]) end
 end
 if tries == 0 and #ids < slots then
   -- What comes next may be free all the same. A script must end some time: others wait.
   if #ids == 0 then return 1 end
-  for i = 11 + known, #ARGV do publish('work/' .. ARGV[i]) end
+  for i = 12 + known, #ARGV do publish('work/' .. ARGV[i]) end
 end
 return finish()

@@ -1,22 +1,23 @@
 -- What the two scripts that lease jobs share; their arguments and their answer.
 -- ARGV[2..]  nonce, '1' if it may be sent again, worker, node, lease (us), slots, tenant ('-' = all), '1' if the worker itself asks,
---            number of tasks (0 = any), task or tenant/task, …; queue, …
+--            how long the wish stays if there is nothing (us), number of tasks (0 = any), task or tenant/task, …; queue, …
 -- Output     now; then per job: id, its bytes as they were before, and only if its flags say so its errors and its files ('' = it
 --            has output only). Whoever asked knows the rest. Of a claim sent again: nothing (''), then the jobs as usual, payload
 --            included, with their files. Behind a job whose group is explicit or flexible: the seconds and name of its tier ('' = none).
 -- With no slots at all it answers only what the same claim took before.
 local nonce, repeatable, worker, node = ARGV[2], ARGV[3] == '1', ARGV[4], ARGV[5]
 local lease, slots, tenant = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
-local heard, known = ARGV[9] == '1', tonumber(ARGV[10])
+local heard, stays, known = ARGV[9] == '1', tonumber(ARGV[10]), tonumber(ARGV[11])
 local tasks = known > 0 and {} or nil
-for i = 11, 10 + known do tasks[ARGV[i]] = true end
+for i = 12, 11 + known do tasks[ARGV[i]] = true end
 
 local taken = { '' }
 if heard then hear(worker, lease) end
 
--- Sent again: the jobs that this very claim took and that are still held.
-local memory = K .. ':claim:' .. worker .. ',' .. nonce .. ',' .. (ARGV[11 + known] or '')
+-- Sent again: the jobs that this very claim took, or that were handed over to it, and that are still held.
+local memory = memory_of(worker, nonce, ARGV[12 + known] or '')
 local last = repeatable and redis.call('GET', memory)
+if repeatable then redis.call('DEL', K .. ':wish:' .. nonce) end
 if last then
   for from = 1, #last, 16 do
     local job = load(string.sub(last, from, from + 15), true)
@@ -75,7 +76,7 @@ local function pop(lane, rival, most)
 end
 
 local until_, runs, leases = stamp(now + lease), {}, {}
-local same = struct.pack('>c8II8I8B', nonce, 0, now, now, 0) -- all runs of one claim begin alike (see LIVE)
+local same = beginning_of(nonce) -- all runs of one claim begin alike
 
 local function start(id, whose, route)
   local key = K .. 'j' .. id
@@ -89,7 +90,7 @@ local function start(id, whose, route)
     redis.call('SETRANGE', key, '3', string.char(job[FLAGS]))
     value = string.sub(value, 1, 3) .. string.char(job[FLAGS]) .. string.sub(value, 5)
   end
-  push(runs, id, same .. string.sub(value, 4, 28) .. string.sub(value, 45, 52) .. string.sub(value, 61, 68) .. whose)
+  push(runs, id, live_of(same, value, whose))
   push(leases, until_, id)
   push(taken, id, value)
   if bit.band(flags, ERRORS) ~= 0 then push(taken, redis.call('LRANGE', K .. 'e' .. id, 0, -1)) end
@@ -132,7 +133,7 @@ local function finish()
     send('ZADD', K .. ':leases', leases)
     held[worker] = #runs / 2
     flush()
-    if repeatable then redis.call('SET', memory, table.concat(ids), 'EX', '60') end
+    if repeatable then remember(memory, table.concat(ids)) end
   end
   taken[1] = stamp(now)
   return taken

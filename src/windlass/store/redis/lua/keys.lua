@@ -37,6 +37,8 @@
 --   K:progress              hash    id -> what a job last said of how far it is
 --   K:held                  hash    worker -> how many jobs it runs
 --   K:claim:<worker>,<nonce>,<queue>  string  ids that a claim took from that queue on (expires by itself)
+--   K:wishes:<queue>        zset    nonces of claims that found nothing there and wait, by the time until which they do
+--   K:wish:<nonce>          string  such a claim, with WISH below, until it is sent again or granted (expires by itself)
 --   K:awaited               set     ids whose end somebody waits for (expires by itself)
 --   K:workers               zset    workers by the time they are taken for dead   (first partition only)
 --   K:worker:<id>           hash    a worker's record                             (first partition only)
@@ -77,6 +79,10 @@ local TOKEN, PID, STARTED, FINISHED, CODE, WORKER, NODE = 1, 2, 3, 4, 5, 6, 7
 local LIVE = '>c8II8I8BBIBBI8I8HI8dsss'
 local ENDED = '>II8I8Hss' -- a run without its token
 local NO_TOKEN = '\0\0\0\0\0\0\0\0'
+
+-- A claim that waits: lease (us), tenant ('-' = all), worker, node, its tasks with a comma before and after each ('' = any), its queues
+-- likewise.
+local WISH = '>I8sssss'
 
 local PREFIX = '511' -- read this much at first: nearly always all but the payload
 
@@ -119,7 +125,7 @@ local function member(seq, id) return struct.pack('>I8', seq) .. id end
 
 local function stamp(time) return string.format('%.0f', time) end
 
-local function publish(topic) redis.call('PUBLISH', string.match(K, '^(.-){') .. '/' .. topic, '') end
+local function publish(topic, what) return redis.call('PUBLISH', string.match(K, '^(.-){') .. '/' .. topic, what or '') end
 
 local function send(command, key, words)
   for from = 1, #words, MOST_ARGUMENTS do

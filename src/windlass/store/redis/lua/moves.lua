@@ -150,6 +150,21 @@ local function flush()
   lanes, added, removed, held, ended, keys, unheard, emptied = {}, {}, {}, {}, {}, {}, {}, {}
 end
 
+-- Claims
+
+-- What runs that begin now have in common (see LIVE).
+local function beginning_of(nonce) return struct.pack('>c8II8I8B', nonce, 0, now, now, 0) end
+
+-- The entry in `runs` of a job with these bytes.
+local function live_of(beginning, value, whose)
+  return beginning .. string.sub(value, 4, 28) .. string.sub(value, 45, 52) .. string.sub(value, 61, 68) .. whose
+end
+
+local function memory_of(worker, nonce, queue) return K .. ':claim:' .. worker .. ',' .. nonce .. ',' .. queue end
+
+-- What a claim took: it may be sent again.
+local function remember(memory, ids) redis.call('SET', memory, ids, 'EX', '60') end
+
 -- A worker has been heard of; not noted more often than once in a while. Its record is in the first partition only.
 local function hear(worker, lease)
   local alive = tonumber(redis.call('ZSCORE', K .. ':workers', worker) or 0) > now

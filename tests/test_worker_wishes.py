@@ -1,0 +1,75 @@
+"""Workers that die or freeze while their wish lies in the store: no job is lost, and none waits longer than a lease."""
+
+import signal
+import time
+
+import pytest
+
+from tests.servers import Server, StartServer
+from tests.workers import MakeWorkshop, Worker, Workshop, tell, until
+from windlass.model.job import State
+
+LEASE = 3.0
+SLACK = 5.0
+"""Seconds for the duty that finds a lost lease, the next claim and the run, on a busy machine."""
+
+
+@pytest.fixture
+def server(start_server: StartServer) -> Server:
+    return start_server("redis")
+
+
+@pytest.fixture
+def shop(server: Server, make_workshop: MakeWorkshop) -> Workshop:
+    return make_workshop(store=server.url)
+
+
+def idle_worker(shop: Workshop, server: Server) -> Worker:
+    """A worker whose wish lies in the store."""
+    before = wishes(server)
+    worker = shop.start("-c", "4", "--contexts", "1", lease=f"{LEASE}s")
+    until(lambda: wishes(server) - before)
+    return worker
+
+
+def wishes(server: Server) -> set[str]:
+    return set(server.ask("KEYS", "wl{0}:wish:*").splitlines())
+
+
+def enqueue_one_by_one(shop: Workshop, number: int) -> list[str]:
+    return [shop.chores.add.enqueue(n, 1).id for n in range(number)]
+
+
+def all_end_well(shop: Workshop, jobs: list[str]) -> None:
+    begun = time.monotonic()
+    for id in jobs:
+        assert shop.ended(shop.app.job(id), within=LEASE + SLACK).state is State.SUCCEEDED
+    took = time.monotonic() - begun
+    tell(f"the last of {len(jobs)} ended after {took:.2f} s")
+    assert took < LEASE + SLACK
+    assert {note.split()[0] for note in shop.notes("add")} >= set(jobs)
+
+
+def test_a_killed_workers_wish_takes_no_job_along(shop: Workshop, server: Server) -> None:
+    jobs: list[str] = []
+    for _ in range(3):
+        worker = idle_worker(shop, server)
+        worker.send(signal.SIGKILL)
+        jobs += enqueue_one_by_one(shop, 4)
+        worker.ended()
+    idle_worker(shop, server)
+    all_end_well(shop, jobs)
+
+
+def test_a_frozen_workers_wish_takes_one_job_for_one_lease(shop: Workshop, server: Server) -> None:
+    frozen = idle_worker(shop, server)
+    frozen.send(signal.SIGSTOP)
+    jobs = enqueue_one_by_one(shop, 1)
+    assert shop.app.job(jobs[0]).state is State.RUNNING, "a frozen worker still has its connection"
+    idle_worker(shop, server)
+    jobs += enqueue_one_by_one(shop, 5)
+    all_end_well(shop, jobs)
+    assert [shop.app.job(id).refresh().losses for id in jobs] == [1, 0, 0, 0, 0, 0]
+    frozen.send(signal.SIGCONT)
+    assert frozen.stop() == 0
+    assert shop.app.job(jobs[0]).refresh().losses == 1, "its late report changed nothing"
