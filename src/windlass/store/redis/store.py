@@ -10,7 +10,7 @@ from datetime import datetime
 import msgspec
 
 from windlass.model.errors import Invalid
-from windlass.model.job import Chunk, State
+from windlass.model.job import Chunk, Message, State
 from windlass.model.lifecycle import Move
 from windlass.model.names import EVERY_TENANT, is_name, raw_id
 from windlass.model.ports import Chance, Clock
@@ -31,6 +31,7 @@ from windlass.store import (
     Scope,
     Slice,
     Sweep,
+    Swept,
     Tally,
     Touch,
     Touched,
@@ -38,6 +39,7 @@ from windlass.store import (
     Wish,
 )
 from windlass.store.flow import StaleRules
+from windlass.store.mailbox import Posted, Reader
 from windlass.store.micros import from_micros, span
 from windlass.store.redis import answers, layout
 from windlass.store.redis.address import Argument
@@ -262,8 +264,8 @@ class RedisStore(RedisFlow):
                     found.append(Tally(reply[place].decode(), queue, task, layout.STATES[int(state)], number))
         return sorted(found, key=lambda tally: (tally.tenant, tally.queue, tally.task, tally.state))
 
-    async def sweep(self, clock: Sweep, limit: int) -> int:
-        return await self.partitions.up_to("promote" if clock is Sweep.RUN else "purge", limit)
+    async def sweep(self, clock: Sweep, limit: int) -> list[Swept]:
+        return answers.swept(await self.partitions.up_to("promote" if clock is Sweep.RUN else "purge", limit))
 
     async def overdue(self, clock: Overdue, limit: int) -> Reading:
         found: list[tuple[float, Record]] = []
@@ -327,6 +329,16 @@ class RedisStore(RedisFlow):
 
     async def dismiss(self, id: str) -> bool:
         return bool(await self.partitions.call("worker", HOME, ["dismiss", id]))
+
+    async def post(self, id: str, data: bytes) -> Posted:
+        reply = await self.partitions.call("post", self.partitions.of_id(id), [raw_id(id), data])
+        return Posted(reply.decode())
+
+    async def collect(self, readers: Sequence[Reader]) -> list[list[Message]]:
+        replies = await self.partitions.spread(
+            "collect", readers, lambda reader: self.partitions.of_id(reader.id), layout.collect_arguments
+        )
+        return [answers.messages(reply) for reply in replies]
 
     async def put(self, kind: str, name: str, data: bytes | None) -> None:
         words: list[Argument] = ["drop", kind, name] if data is None else ["put", kind, name, data]
