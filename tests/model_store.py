@@ -19,7 +19,21 @@ from msgspec.structs import replace
 
 from tests.model_flow import Bounds, Lane, lane_of, rank, waiting
 from windlass.model.errors import Invalid
-from windlass.model.job import FINISHED, MOST_CHUNKS, MOST_OUTPUT, Chunk, Job, NewChunk, NewJob, Reason, State, Terms
+from windlass.model.job import (
+    FINISHED,
+    MOST_CHUNKS,
+    MOST_INPUT,
+    MOST_MESSAGES,
+    MOST_OUTPUT,
+    Chunk,
+    Job,
+    Message,
+    NewChunk,
+    NewJob,
+    Reason,
+    State,
+    Terms,
+)
 from windlass.model.lifecycle import GONE, Move, Step
 from windlass.model.names import EVERY_TENANT
 from windlass.model.ports import Clock
@@ -38,12 +52,14 @@ from windlass.store import (
     Scope,
     Slice,
     Sweep,
+    Swept,
     Tally,
     Touch,
     Touched,
     Wish,
 )
 from windlass.store.flow import Regroup, Rules, StaleRules, Usage, Waiting
+from windlass.store.mailbox import Posted, Reader
 
 MOST_ERRORS = 100
 
@@ -67,6 +83,19 @@ class Entry:
     output: list[Chunk] = field(default_factory=list)
     put_out: int = 0
     followed: bool = False
+    input: list[Message] = field(default_factory=list)
+    sent: int = 0
+
+    def swept(self) -> Swept:
+        job = self.job
+        return Swept(job.id, job.tenant, job.queue, job.task, job.state)
+
+    def post(self, data: bytes) -> Posted:
+        if len(self.input) >= MOST_MESSAGES or sum(len(one.data) for one in self.input) + len(data) > MOST_INPUT:
+            return Posted.FULL
+        self.sent += 1
+        self.input.append(Message(self.sent, data))
+        return Posted.KEPT
 
     def put(self, chunk: NewChunk, now: datetime) -> None:
         self.put_out += 1
@@ -92,6 +121,8 @@ class Entry:
 
     def leave(self) -> None:
         """It runs no more, or it never did."""
+        if self.token is not None or self.job.state in FINISHED:
+            self.input, self.sent = [], 0
         self.token = self.lease_until = self.seconds = None
         self.change(assigned=None)
 
@@ -124,7 +155,7 @@ class Ear:
 
 
 class ModelStore:
-    """Implements `windlass.store.Store`, `Shelf` and `Flow`."""
+    """Implements `windlass.store.Store`, `Shelf`, `Flow` and `Mailbox`."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -377,9 +408,31 @@ class ModelStore:
         counts = Counter((job.tenant, job.queue, job.task, job.state) for job in jobs)
         return [Tally(*names, count) for names, count in sorted(counts.items())]
 
+    # They are sent messages
+
+    async def post(self, id: str, data: bytes) -> Posted:
+        entry = self._jobs.get(id)
+        if entry is None or entry.job.state in FINISHED:
+            return Posted.ENDED
+        posted = entry.post(data)
+        if posted is Posted.KEPT and entry.job.state is State.RUNNING:
+            self._notify(f"order/{entry.job.worker}")
+        return posted
+
+    async def collect(self, readers: Sequence[Reader]) -> list[list[Message]]:
+        found = []
+        for reader in readers:
+            entry = self._jobs.get(reader.id)
+            if entry is None or entry.token is None or entry.token != reader.token:
+                found.append([])
+                continue
+            entry.input = [message for message in entry.input if message.n > reader.after]
+            found.append(list(entry.input))
+        return found
+
     # Clocks run out
 
-    async def sweep(self, clock: Sweep, limit: int) -> int:
+    async def sweep(self, clock: Sweep, limit: int) -> list[Swept]:
         now = self._clock.now()
         if clock is Sweep.RUN:
             due = self._due(self.entries(State.SCHEDULED), lambda entry: entry.job.run_at, now)[:limit]
@@ -387,11 +440,11 @@ class ModelStore:
                 entry.change(state=State.QUEUED, updated_at=now)
                 self._notify(f"work/{entry.job.queue}")
             self._settle()
-            return len(due)
+            return [entry.swept() for entry in due]
         due = self._due(self.entries(*FINISHED), lambda entry: entry.purge_at, now)[:limit]
         for entry in due:
             self._vanish(entry)
-        return len(due)
+        return [entry.swept() for entry in due]
 
     async def overdue(self, clock: Overdue, limit: int) -> Reading:
         now = self._clock.now()

@@ -247,7 +247,7 @@ async def test_a_promoted_job_keeps_its_place_of_arrival(world: World) -> None:
     early = await world.add(delay=10)
     later = await world.add()
     world.clock.advance(10)
-    assert await world.store.sweep(Sweep.RUN, 10) == 1
+    assert len(await world.store.sweep(Sweep.RUN, 10)) == 1
     assert ids(await world.claim(slots=2)) == [early, later]
 
 

@@ -148,7 +148,7 @@ async def test_a_waiting_job_is_cancelled(world: World, delay: float | None) -> 
         before, state=State.CANCELLED, reason=Reason.CANCELLED, updated_at=now, finished_at=now
     )
     world.clock.advance(60)
-    assert await world.store.sweep(Sweep.RUN, 10) == 0
+    assert len(await world.store.sweep(Sweep.RUN, 10)) == 0
     assert await world.claim(slots=10) == []
 
 
@@ -186,8 +186,8 @@ async def test_a_deleted_job_leaves_nothing(world: World, state: State) -> None:
     assert await world.store.tally("-") == []
     assert await world.jobs() == []
     world.clock.advance(WEEK)
-    assert await world.store.sweep(Sweep.RUN, 10) == 0
-    assert await world.store.sweep(Sweep.KEEP, 10) == 0
+    assert len(await world.store.sweep(Sweep.RUN, 10)) == 0
+    assert len(await world.store.sweep(Sweep.KEEP, 10)) == 0
     assert await world.claim() == []
 
 
@@ -245,7 +245,7 @@ async def test_a_finished_job_wanted_again_starts_anew(world: World, state: Stat
     )
     assert await world.store.result(id) is None
     world.clock.advance(WEEK)
-    assert await world.store.sweep(Sweep.KEEP, 10) == 0, "it is no longer finished"
+    assert len(await world.store.sweep(Sweep.KEEP, 10)) == 0, "it is no longer finished"
     assert (await world.store.overdue(Overdue.WAIT, 10)).records == [], "whoever wants it again may wait for it"
     assert (await world.take()).job.attempt == 1
 
@@ -275,7 +275,7 @@ async def test_requeued_jobs_keep_their_places_of_arrival(world: World) -> None:
     assert await world.apply(failing(world, taken[second], Verdict.RETRY, delay=0.0), taken[second])
     crashed = Outcome(verdict=Verdict.ERROR, reason=Reason.CRASHED)
     assert await world.apply(finish(taken[first].job, crashed, now, 0.0), taken[first])
-    assert await world.store.sweep(Sweep.RUN, 10) == 1
+    assert len(await world.store.sweep(Sweep.RUN, 10)) == 1
     assert ids(await world.claim(slots=4)) == [first, second, third, fourth]
 
 
@@ -397,7 +397,7 @@ async def test_the_newest_hundred_errors_are_kept(world: World) -> None:
         taken = await world.take()
         outcome = Outcome(verdict=Verdict.ERROR, error=Error(message=str(n)), delay=0.0)
         assert await world.apply(finish(taken.job, outcome, world.clock.now(), 0.0), taken)
-        assert await world.store.sweep(Sweep.RUN, 1) == 1
+        assert len(await world.store.sweep(Sweep.RUN, 1)) == 1
     job = await world.job(id)
     assert [error.message for error in job.errors] == [str(n) for n in range(3, 103)]
     assert job.error == job.errors[-1]
@@ -428,14 +428,14 @@ async def test_a_finished_job_is_kept_for_its_time(world: World, verdict: Verdic
     mine = {"keep_failure": "keep_success", "keep_success": "keep_failure"}[other]
     id = await ended(world, verdict, **{mine: 10.5, other: 0.0})
     world.clock.advance(10.499999)
-    assert await world.store.sweep(Sweep.KEEP, 10) == 0
+    assert len(await world.store.sweep(Sweep.KEEP, 10)) == 0
     assert not await world.gone(id)
     world.clock.advance(0.000001)
-    assert await world.store.sweep(Sweep.KEEP, 10) == 1
+    assert len(await world.store.sweep(Sweep.KEEP, 10)) == 1
     assert await world.gone(id)
     assert await world.store.result(id) is None
     assert await world.store.tally("-") == []
-    assert await world.store.sweep(Sweep.KEEP, 10) == 0
+    assert len(await world.store.sweep(Sweep.KEEP, 10)) == 0
     assert await world.store.add([world.draft(id=id)]) == [True]
 
 
@@ -443,7 +443,7 @@ async def test_a_finished_job_is_kept_for_its_time(world: World, verdict: Verdic
 async def test_never_is_never(world: World, verdict: Verdict) -> None:
     id = await ended(world, verdict, keep_success=None, keep_failure=None)
     world.clock.advance(100 * 365 * 86400.0)
-    assert await world.store.sweep(Sweep.KEEP, 10) == 0
+    assert len(await world.store.sweep(Sweep.KEEP, 10)) == 0
     assert not await world.gone(id)
 
 
@@ -459,7 +459,7 @@ async def test_a_cancelled_job_is_kept_like_a_failed_one(world: World) -> None:
     id = await world.add(keep_failure=5, keep_success=None)
     await world.apply(cancel(await world.job(id)))
     world.clock.advance(5)
-    assert await world.store.sweep(Sweep.KEEP, 10) == 1
+    assert len(await world.store.sweep(Sweep.KEEP, 10)) == 1
     assert await world.gone(id)
 
 
@@ -468,19 +468,19 @@ async def test_the_keep_clock_starts_when_the_end_is_written(world: World) -> No
     taken = await world.take()
     assert await world.succeed(taken, finished_at=world.clock.now() - 9 * SECOND)
     world.clock.advance(9)
-    assert await world.store.sweep(Sweep.KEEP, 10) == 0
+    assert len(await world.store.sweep(Sweep.KEEP, 10)) == 0
     world.clock.advance(1)
-    assert await world.store.sweep(Sweep.KEEP, 10) == 1
+    assert len(await world.store.sweep(Sweep.KEEP, 10)) == 1
 
 
 async def test_what_was_kept_longest_is_purged_first_and_no_more_than_asked(world: World) -> None:
     late, early, middle = [await ended(world, Verdict.OK, keep_success=keep) for keep in (30, 10, 20)]
     world.clock.advance(30)
-    assert await world.store.sweep(Sweep.KEEP, 2) == 2
+    assert len(await world.store.sweep(Sweep.KEEP, 2)) == 2
     assert ids(await world.jobs()) == [late]
     assert await world.gone(early)
     assert await world.gone(middle)
-    assert await world.store.sweep(Sweep.KEEP, 2) == 1
+    assert len(await world.store.sweep(Sweep.KEEP, 2)) == 1
 
 
 async def test_a_purge_takes_from_every_queue(world: World) -> None:
@@ -488,7 +488,7 @@ async def test_a_purge_takes_from_every_queue(world: World) -> None:
         id = await world.add(queue=f"q{n}", keep_failure=n % 3)
         await world.apply(cancel(await world.job(id)))
     world.clock.advance(1)
-    assert await world.store.sweep(Sweep.KEEP, 1000) == 10
+    assert len(await world.store.sweep(Sweep.KEEP, 1000)) == 10
     assert len(await world.jobs()) == 10
 
 
@@ -497,7 +497,7 @@ async def test_a_purge_over_many_queues_takes_no_more_than_asked(world: World) -
         id = await world.add(queue=f"q{n}", keep_failure=1)
         await world.apply(cancel(await world.job(id)))
     world.clock.advance(1)
-    assert [await world.store.sweep(Sweep.KEEP, 8) for _ in range(4)] == [8, 8, 4, 0]
+    assert [len(await world.store.sweep(Sweep.KEEP, 8)) for _ in range(4)] == [8, 8, 4, 0]
 
 
 # Waiting for a time
@@ -506,12 +506,12 @@ async def test_a_purge_over_many_queues_takes_no_more_than_asked(world: World) -
 async def test_a_scheduled_job_is_queued_when_its_time_has_come(world: World) -> None:
     id = await world.add(delay=10)
     world.clock.advance(9.999999)
-    assert await world.store.sweep(Sweep.RUN, 10) == 0
+    assert len(await world.store.sweep(Sweep.RUN, 10)) == 0
     before = await world.job(id)
     world.clock.advance(0.000001)
-    assert await world.store.sweep(Sweep.RUN, 10) == 1
+    assert len(await world.store.sweep(Sweep.RUN, 10)) == 1
     assert await world.job(id) == replace(before, state=State.QUEUED, updated_at=world.clock.now())
-    assert await world.store.sweep(Sweep.RUN, 10) == 0
+    assert len(await world.store.sweep(Sweep.RUN, 10)) == 0
 
 
 async def test_a_re_run_is_queued_when_its_time_has_come_and_says_why_it_waited(world: World) -> None:
@@ -519,7 +519,7 @@ async def test_a_re_run_is_queued_when_its_time_has_come_and_says_why_it_waited(
     assert await world.apply(failing(world, taken, Verdict.ERROR, delay=10), taken)
     before = await world.job(taken.job.id)
     world.clock.advance(10)
-    assert await world.store.sweep(Sweep.RUN, 10) == 1
+    assert len(await world.store.sweep(Sweep.RUN, 10)) == 1
     assert await world.job(taken.job.id) == replace(before, state=State.QUEUED, updated_at=world.clock.now())
     assert before.reason is Reason.ERROR
     assert (await world.take()).job.attempt == 2
@@ -529,24 +529,24 @@ async def test_a_re_run_that_is_due_already_still_waits_to_be_promoted(world: Wo
     taken = await a_run(world, max_retry=1)
     assert await world.apply(failing(world, taken, Verdict.ERROR, delay=0), taken)
     assert await world.claim() == []
-    assert await world.store.sweep(Sweep.RUN, 10) == 1
+    assert len(await world.store.sweep(Sweep.RUN, 10)) == 1
     assert len(await world.claim()) == 1
 
 
 async def test_the_earliest_are_promoted_first_and_no_more_than_asked(world: World) -> None:
     late, early, middle = [await world.add(delay=delay) for delay in (30, 10, 20)]
     world.clock.advance(30)
-    assert await world.store.sweep(Sweep.RUN, 2) == 2
+    assert len(await world.store.sweep(Sweep.RUN, 2)) == 2
     assert (await world.job(late)).state is State.SCHEDULED
     assert ids(await world.claim(slots=5)) == [early, middle]
-    assert await world.store.sweep(Sweep.RUN, 2) == 1
+    assert len(await world.store.sweep(Sweep.RUN, 2)) == 1
 
 
 async def test_a_promotion_takes_from_every_queue(world: World) -> None:
     for n in range(30):
         await world.add(queue=f"q{n}", tenant=f"t{n % 4}", delay=1 + n % 3)
     world.clock.advance(2)
-    assert await world.store.sweep(Sweep.RUN, 1000) == 20
+    assert len(await world.store.sweep(Sweep.RUN, 1000)) == 20
     assert len(await world.jobs(states=frozenset({State.SCHEDULED}))) == 10
 
 
@@ -554,7 +554,7 @@ async def test_a_promotion_over_many_queues_takes_no_more_than_asked(world: Worl
     for n in range(20):
         await world.add(queue=f"q{n}", delay=1)
     world.clock.advance(1)
-    assert [await world.store.sweep(Sweep.RUN, 8) for _ in range(4)] == [8, 8, 4, 0]
+    assert [len(await world.store.sweep(Sweep.RUN, 8)) for _ in range(4)] == [8, 8, 4, 0]
 
 
 async def test_a_promoted_job_keeps_its_priority(world: World) -> None:
@@ -638,7 +638,7 @@ async def test_an_expired_job_is_written_whole(world: World) -> None:
     assert (await world.store.overdue(Overdue.WAIT, 10)).records == []
     assert await world.claim() == []
     world.clock.advance(5)
-    assert await world.store.sweep(Sweep.KEEP, 10) == 1
+    assert len(await world.store.sweep(Sweep.KEEP, 10)) == 1
 
 
 async def test_a_job_that_was_started_once_never_expires(world: World) -> None:
@@ -662,7 +662,7 @@ async def test_a_job_that_has_ended_does_not_expire(world: World) -> None:
 async def test_a_promoted_job_still_expires(world: World) -> None:
     id = await world.add(expires=10, delay=5)
     world.clock.advance(5)
-    assert await world.store.sweep(Sweep.RUN, 10) == 1
+    assert len(await world.store.sweep(Sweep.RUN, 10)) == 1
     world.clock.advance(5)
     assert (await world.store.overdue(Overdue.WAIT, 10)).records == [await world.record(id)]
 

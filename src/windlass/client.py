@@ -31,6 +31,7 @@ from windlass.model.operations import (
     Operation,
     Output,
     Result,
+    Send,
     answer_type,
 )
 from windlass.model.shapes import SHAPES, Shape
@@ -130,7 +131,7 @@ class Client:
             value = getattr(operation, shape.body)
             if isinstance(operation, EnqueueLines):
                 body, headers = value.encode(), {"content-type": "text/plain; charset=utf-8"}
-            elif isinstance(operation, Output):
+            elif isinstance(operation, Output | Send):
                 body, headers = value, {"content-type": "application/octet-stream"}
             else:
                 body = wire.encode(_sendable(value))

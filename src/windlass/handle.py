@@ -16,7 +16,7 @@ from windlass.model.estimate import Estimate
 from windlass.model.events import Event
 from windlass.model.job import FINISHED, Error, State
 from windlass.model.job import Job as Record
-from windlass.model.operations import Cancel, GetEstimate, GetResult, Result, Show
+from windlass.model.operations import Cancel, GetEstimate, GetResult, Result, Send, Show
 from windlass.model.operations import Retry as Rerun
 from windlass.system import SystemClock
 
@@ -118,6 +118,21 @@ class Job(Generic[R]):
     async def aestimate(self) -> Estimate:
         """The same in asynchronous code."""
         return await (await self._app.link.service())(GetEstimate(tenant=self._app.tenant, id=self.id))
+
+    def send(self, data: bytes | str) -> None:
+        """Send a message to the job, whose task must take input (`input=True`): `current.input` gives it there.
+
+        What is sent before it runs waits for it. Raises `Busy` if too much waits, `Conflict` if the job has ended.
+        """
+        self._app.link.ask(self._message(data))
+
+    async def asend(self, data: bytes | str) -> None:
+        """The same in asynchronous code."""
+        await (await self._app.link.service())(self._message(data))
+
+    def _message(self, data: bytes | str) -> Send:
+        said = data.encode() if isinstance(data, str) else data
+        return Send(tenant=self._app.tenant, id=self.id, data=said)
 
     def cancel(self) -> bool:
         """Stop the job, wherever it stands; whether there was anything to stop."""

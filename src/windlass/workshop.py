@@ -25,6 +25,7 @@ from windlass.model.match import Match
 from windlass.model.operations import (
     MOST_AT_ONCE,
     A,
+    Alive,
     Claim,
     Claimed,
     Finish,
@@ -41,7 +42,7 @@ from windlass.model.worker import NewWorker
 from windlass.store.sqlite import SqliteStore
 from windlass.system import SystemChance, SystemClock
 from windlass.worker.context import unknown
-from windlass.worker.frames import Ending
+from windlass.worker.frames import Assignment, Ending
 from windlass.worker.held import Held
 from windlass.worker.jobs import assignment_of
 from windlass.worker.outcomes import finished
@@ -210,13 +211,24 @@ class Workshop:
         assignment = assignment_of(work.held.number, work.held.job, work.payload, work.files)
         if work.task is None:
             return unknown(assignment)
-        return call(work.task, assignment, Run(assignment, work.held.hear))
+        return call(work.task, assignment, self._begun(work, assignment))
 
     async def _arun(self, work: Work) -> Ending:
         assignment = assignment_of(work.held.number, work.held.job, work.payload, work.files)
         if work.task is None:
             return unknown(assignment)
-        return await acall(work.task, assignment, Run(assignment, work.held.hear))
+        return await acall(work.task, assignment, self._begun(work, assignment))
+
+    def _begun(self, work: Work, assignment: Assignment) -> Run:
+        """A run that finds what was sent to it before, and an empty message after that: nobody else sends now."""
+        run = Run(assignment, work.held.hear)
+        if run.inbox is not None:
+            names: dict[str, Any] = {"tenant": self._tenant, "worker": self._worker}
+            asked = Alive(id=work.held.id, token=work.held.token, heard=0)
+            for message in self.ask(Renew(**names, jobs=[asked])).messages:
+                run.inbox.put(message.data)
+            run.inbox.put(b"")
+        return run
 
     def _end(self, work: Work, ending: Ending) -> tuple[Job, BaseException | None]:
         held, raised = work.held, work.task.raised if work.task is not None else None

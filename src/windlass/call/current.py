@@ -3,6 +3,7 @@
 The run is kept in a context variable, so that every thread and coroutine of a context sees its own.
 """
 
+from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Protocol
@@ -46,6 +47,10 @@ class Run(Protocol):
 
     def log(self, text: str) -> None: ...
 
+    def input(self, timeout: float | None) -> bytes: ...
+
+    async def ainput(self) -> bytes: ...
+
     def spawn(self, new: NewJob) -> str: ...
 
 
@@ -83,6 +88,27 @@ class Current:
     def log(self, *values: object, sep: str = " ") -> None:
         """Write a line to the job's own output, kept with the job and readable while it runs."""
         _run().log(sep.join(map(str, values)))
+
+    def input(self, timeout: float | None = None) -> bytes:
+        """The next message that somebody sent to this job, waiting for it: for ever, or `TimeoutError`.
+
+        Only where the task says `input=True`. An empty message is by custom the last one.
+        """
+        return _run().input(timeout)
+
+    async def ainput(self) -> bytes:
+        """The same in a coroutine."""
+        return await _run().ainput()
+
+    def inputs(self) -> Iterator[bytes]:
+        """Message after message, until an empty one comes."""
+        while data := self.input():
+            yield data
+
+    async def ainputs(self) -> AsyncIterator[bytes]:
+        """The same in a coroutine."""
+        while data := await self.ainput():
+            yield data
 
     def spawn(self, task: Sendable, /, *args: Any, **kwargs: Any) -> str:
         """Queue another job together with the success of this one, and return its id.

@@ -38,6 +38,8 @@ class TaskOptions(TypedDict, total=False):
     yielding: bool
     isolate: bool
     """Whether each job gets a process of its own."""
+    input: bool
+    """Whether messages may be sent to it while it runs: `current.input` in the task."""
     keep_result: KeepResult
     keep_success: Duration | None
     keep_failure: Duration | None

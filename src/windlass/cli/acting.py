@@ -1,5 +1,10 @@
-"""`windlass jobs cancel|retry|rm`: change jobs, by their ids or all that match; never all by accident."""
+"""`windlass jobs cancel|retry|rm`: change jobs, by their ids or all that match; never all by accident.
 
+And `send`, which speaks to one.
+"""
+
+import asyncio
+import sys
 from typing import Annotated, NamedTuple
 
 from cyclopts import Parameter
@@ -9,7 +14,7 @@ from windlass.cli.choosing import ANY_JOB, Chosen
 from windlass.cli.place import HERE, Place, Queue, opened
 from windlass.model.errors import Conflict, Invalid
 from windlass.model.match import ANY, Match
-from windlass.model.operations import MOST_AT_ONCE, Cancel, Changed, Delete, Retry, Selection, Show
+from windlass.model.operations import MOST_AT_ONCE, Cancel, Changed, Delete, Retry, Selection, Send, Show
 
 
 class Action(NamedTuple):
@@ -74,6 +79,29 @@ async def rm(
       windlass jobs rm --all --dry-run
     """
     await _act(DELETE, Wanted(ids, chosen.match(), everything, dry_run), place)
+
+
+async def send(
+    id: Annotated[str, Parameter(name="ID", help="The id of a job that takes input.")],
+    message: Annotated[
+        str | None, Parameter(name="MESSAGE", help="What to send; without it, each line that is read is a message.")
+    ] = None,
+    /,
+    *,
+    place: Place = HERE,
+) -> None:
+    """Send a message to a running job, or to one that is still to run. An empty one is by custom the last.
+
+    For example:
+      windlass jobs send 01936f2e-… 'go on'
+      tail -f orders | windlass jobs send 01936f2e-…
+    """
+    async with opened(place) as queue:
+        if message is not None:
+            await queue(Send(id=id, data=message.encode()))
+            return
+        while line := await asyncio.to_thread(sys.stdin.buffer.readline):
+            await queue(Send(id=id, data=line.removesuffix(b"\n")))
 
 
 async def _act(action: Action, wanted: Wanted, place: Place) -> None:

@@ -44,6 +44,9 @@ async def enqueue(
     ] = False,
     max_retry: Annotated[int, Parameter(group=WISHES, metavar="N", help="Re-runs after a failure (0).")] = 0,
     isolate: Annotated[bool, Parameter(group=WISHES, help="Run it in a process of its own.")] = False,
+    takes_input: Annotated[
+        bool, Parameter(name="--input", group=WISHES, help="Let messages be sent to it: see windlass jobs send.")
+    ] = False,
     wait: Annotated[
         list[str] | None,
         Parameter(
@@ -76,6 +79,7 @@ async def enqueue(
         yielding=yielding,
         max_retry=max_retry,
         isolate=isolate,
+        input=takes_input,
     )
     most = following.patience(wait)
     async with opened(place, create=True) as to:

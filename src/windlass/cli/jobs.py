@@ -32,7 +32,7 @@ JobId = Annotated[str, Parameter(name="ID", help="The id of a job.")]
 
 WAITING = frozenset({State.BLOCKED, State.SCHEDULED, State.QUEUED})
 
-jobs = App(name="jobs", help="Look at jobs, cancel, retry and delete them.", group_parameters=OPTIONS)
+jobs = App(name="jobs", help="Look at jobs, send to them, cancel, retry and delete them.", group_parameters=OPTIONS)
 
 
 @jobs.command
@@ -264,5 +264,5 @@ def _event(job: Job) -> Text:
     return Text("  ").join([clock, saying.state(job.state), Text(said)])
 
 
-for command in (acting.cancel, acting.retry, acting.rm):
+for command in (acting.send, acting.cancel, acting.retry, acting.rm):
     jobs.command(command)

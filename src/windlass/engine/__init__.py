@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from functools import partial
 from typing import Any, cast
 
-from windlass.engine import estimates, handlers, jobs, limits, output, queues, quotas, tokens, watching, work
+from windlass.engine import estimates, handlers, jobs, limits, output, queues, quotas, sending, tokens, watching, work
 from windlass.engine.desk import Desk, Settings
 from windlass.engine.feed import Feed
 from windlass.engine.sound import sound
@@ -26,6 +26,7 @@ ANSWERS: dict[type[Operation[Any]], Callable[[Desk, Any], Awaitable[Any]]] = (
     jobs.ANSWERS
     | work.ANSWERS
     | output.ANSWERS
+    | sending.ANSWERS
     | tokens.ANSWERS
     | quotas.ANSWERS
     | limits.ANSWERS

@@ -24,6 +24,7 @@ from windlass.model.wire import MOST_PAYLOAD
 from windlass.model.worker import Worker
 from windlass.store import Record, Shelf, Store, Wire
 from windlass.store.flow import Flow
+from windlass.store.mailbox import Mailbox
 
 Decide = Callable[[Record, datetime], Move | None]
 """What is to happen to a job as it was read at that time; null = nothing."""
@@ -63,6 +64,7 @@ class Desk:
         self.shelf = cast("Shelf", store)
         self.wire = wire
         self.flow = cast("Flow", store)  # and holds claims to rules
+        self.mailbox = cast("Mailbox", store)  # and messages to jobs
         self.regimes = Regimes(self.shelf, self.flow)
         self.chance = chance
         self.settings = settings

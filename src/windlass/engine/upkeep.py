@@ -37,7 +37,7 @@ MOST_RIPE = 100
 
 async def promote(engine: Engine) -> int:
     """Queue scheduled jobs whose time has come."""
-    return await engine.desk.store.sweep(Sweep.RUN, STEP)
+    return len(await engine.desk.store.sweep(Sweep.RUN, STEP))
 
 
 async def reclaim(engine: Engine) -> int:
@@ -78,7 +78,7 @@ async def expire(engine: Engine) -> int:
 
 async def purge(engine: Engine) -> int:
     """Drop finished jobs that have been kept long enough."""
-    return await engine.desk.store.sweep(Sweep.KEEP, STEP)
+    return len(await engine.desk.store.sweep(Sweep.KEEP, STEP))
 
 
 async def follow(engine: Engine) -> int:

@@ -19,6 +19,7 @@ from windlass.engine.handlers import tasks_of
 from windlass.engine.jobs import LOOK_AGAIN
 from windlass.engine.output import check_output
 from windlass.engine.rules import keep_caps
+from windlass.engine.sending import deliveries
 from windlass.engine.tiers import attend
 from windlass.model import lifecycle, wire
 from windlass.model.errors import Invalid, Missing
@@ -56,6 +57,8 @@ SECRETS = "push.secret"
 """Where the secrets of workers are kept to which jobs are sent."""
 
 LEAST_WAIT = 0.001
+
+NOTHING_NEW = Renewed()
 
 WORKERS_REASONS = (Reason.TIMEOUT, Reason.CRASHED, Reason.MEMORY, Reason.OUTPUT)
 """What only a worker can know of a run."""
@@ -166,7 +169,7 @@ async def renew(desk: Desk, operation: Renew) -> Renewed:
         desk.known_workers.pop(operation.worker, None)
         raise _stranger(operation.worker)
     renewed = await renew_now(desk, operation)
-    if not operation.wait or renewed.lost or renewed.orders:
+    if not operation.wait or renewed != NOTHING_NEW:
         return renewed
     return await _renew_until_ordered(desk, operation)
 
@@ -175,14 +178,14 @@ async def _renew_until_ordered(desk: Desk, operation: Renew) -> Renewed:
     loop = asyncio.get_running_loop()
     until = loop.time() + operation.wait
     bare = replace(
-        operation, jobs=[Alive(id=item.id, token=item.token, deadline=item.deadline) for item in operation.jobs]
+        operation, jobs=[replace(item, progress=None, output=[]) for item in operation.jobs]
     )  # news is told once
     async with desk.store.listen([f"order/{operation.worker}"]) as listener:
         while True:
             # Looked at once more before the first wait: an order may have come before anybody listened.
             renewed = await renew_now(desk, bare)
             remaining = until - loop.time()
-            if renewed.lost or renewed.orders or remaining <= 0:
+            if renewed != NOTHING_NEW or remaining <= 0:
                 return renewed
             if await listener.wait(min(LOOK_AGAIN, remaining)):
                 # Of which job this speaks is not said: it may be one that was claimed meanwhile.
@@ -201,6 +204,7 @@ async def renew_now(desk: Desk, operation: Renew) -> Renewed:
             for item, answer in zip(operation.jobs, touched, strict=True)
             if (order := _order(item, answer)) is not None
         ],
+        messages=await deliveries(desk, operation.jobs),
     )
 
 

@@ -133,6 +133,8 @@ class Wishes(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     """Seconds after creation within which it must be started, or it fails as `expired`; null = never."""
     isolate: bool = False
     """Whether it runs in a process of its own."""
+    input: bool = False
+    """Whether messages may be sent to it, which its task takes while it runs."""
     headers: Annotated[dict[Annotated[str, Meta(max_length=128)], Text], Meta(max_length=64)] = {}
     """Texts that travel with the job untouched (trace ids and the like)."""
     content_type: Annotated[str, Meta(max_length=128)] = MSGPACK
@@ -224,6 +226,24 @@ class Chunk(NewChunk, frozen=True, kw_only=True):
     """The run that put it out."""
     at: datetime
     """When it came in."""
+
+
+MOST_MESSAGE = 64 * 2**10
+"""Bytes of one message to a job."""
+
+MOST_INPUT = 256 * 2**10
+"""Bytes of messages that wait for one job."""
+
+MOST_MESSAGES = 1000
+"""Messages that wait for one job."""
+
+
+class Message(Struct, frozen=True):
+    """What somebody has sent to a job."""
+
+    n: int
+    """Its number among all that were sent for this run, from 1."""
+    data: bytes
 
 
 class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):

@@ -7,6 +7,8 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from windlass.server.streams import ABORT
+
 MOST_HEAD = 16 << 10
 """Bytes of a request's line and headers."""
 
@@ -56,6 +58,7 @@ class Guarded(HttpToolsProtocol):
             self._refuse(TOO_LARGE)
             return
         super().on_headers_complete()
+        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item] # one of our own
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:

@@ -5,11 +5,11 @@ says where it stopped. A stream of all jobs begins where it begins.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager
 
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
@@ -18,10 +18,11 @@ from windlass.model.errors import Busy, Invalid, WindlassError
 from windlass.model.events import Event, News, Newsroom, Place, Watching
 from windlass.model.job import FINISHED, Job
 from windlass.model.match import Match
-from windlass.model.operations import List, Service, Show
+from windlass.model.operations import OPERATIONS, List, Send, Service, Show
 from windlass.model.shapes import SHAPES
 from windlass.server import formats, sockets
 from windlass.server.gate import Gate
+from windlass.server.streams import Stream
 
 EVENT_STREAM = "text/event-stream"
 ALL_EVENTS = "/v1/{tenant}/events"
@@ -34,8 +35,6 @@ MOST_STREAMS = 10_000
 BREATH = 15.0
 """Seconds after which a stream without news shows that it lives."""
 
-UNSTORED = {"cache-control": "no-store", "x-accel-buffering": "no"}
-
 _LISTING = next(shape for shape in SHAPES if shape.kind is List)
 
 
@@ -47,6 +46,7 @@ class Live:
         self._newsroom = newsroom
         self._gate = gate
         self.stopping = stopping
+        self.wording = sockets.Wording()
         self._streams = 0
         self._ending: asyncio.Task[None] | None = None
 
@@ -70,7 +70,7 @@ class Live:
         watcher = await opened.enter_async_context(self._newsroom.watching(tenant, match))
         write, form = (events.line, formats.NDJSON) if lines else (events.written, EVENT_STREAM)
         stream = self._watched(watcher, write, b"\n" if lines else b":\n\n")
-        return _Streaming(stream, opened, media_type=form, headers=UNSTORED)
+        return Stream(stream, form, opened)
 
     async def _watched(
         self, watcher: Watching, write: Callable[[Event], bytes], breath: bytes
@@ -92,7 +92,7 @@ class Live:
         place = events.place(request.headers.get("last-event-id", ""))
         if job.state in FINISHED and place.told == job.state:
             return Response(status_code=204)  # all has been told: a browser comes back no more
-        return StreamingResponse(self._written(tenant, job, place), media_type=EVENT_STREAM, headers=UNSTORED)
+        return Stream(self._written(tenant, job, place), EVENT_STREAM)
 
     async def _written(self, tenant: str, job: Job, place: Place) -> AsyncGenerator[bytes, None]:
         yield b"retry: 1000\n\n"
@@ -126,6 +126,11 @@ class Live:
         self._check_room()
         return tenant, await self._service(Show(tenant=tenant, id=connection.path_params["id"]))
 
+    async def send(self, connection: HTTPConnection, token: str | None, id: str, data: bytes) -> None:
+        """A message to a job, from somebody who may do more than look."""
+        tenant = await self._gate.admit(connection, OPERATIONS[Send].scope, token=token)
+        await self._service(Send(tenant=tenant, id=id, data=data))
+
     async def live(self, socket: WebSocket) -> None:
         """Over a WebSocket."""
         await sockets.converse(socket, self)
@@ -151,18 +156,6 @@ class Live:
         """Nobody waits for news of a server that stops."""
         await self.stopping.wait()
         self._newsroom.wake()
-
-
-class _Streaming(StreamingResponse):
-    """A stream that lets go of what was opened for it, whether or not it was ever begun."""
-
-    def __init__(self, stream: AsyncIterator[bytes], opened: AsyncExitStack, **more: object) -> None:
-        super().__init__(stream, **more)  # type: ignore[arg-type]
-        self._opened = opened
-
-    async def __call__(self, *asgi: object) -> None:
-        async with self._opened:
-            await super().__call__(*asgi)  # type: ignore[arg-type]
 
 
 def _match(request: Request) -> Match:

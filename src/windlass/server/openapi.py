@@ -27,6 +27,7 @@ from windlass.model.operations import (
     PutHandler,
     PutLimit,
     RemoveLimit,
+    Send,
     answer_type,
 )
 from windlass.model.shapes import SHAPES, Shape
@@ -151,7 +152,7 @@ def _request_body(shape: Shape) -> dict[str, Any]:
     if shape.kind is EnqueueLines:
         text = {"schema": {"type": "string"}, "example": "first payload\n# a comment\nsecond payload\n"}
         return {"required": True, "content": {TEXT: text}}
-    if shape.kind is Output:
+    if shape.kind in (Output, Send):
         return {"required": True, "content": {BYTES: {"schema": {"type": "string", "format": "binary"}}}}
     schema = _inline(shape.struct) if shape.body is None else _schema(shape.hints[shape.body])
     media: dict[str, Any] = {"schema": schema}

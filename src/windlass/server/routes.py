@@ -24,6 +24,7 @@ from windlass.model.operations import (
     Output,
     Page,
     Result,
+    Send,
     Service,
 )
 from windlass.model.shapes import SHAPES, Shape
@@ -86,7 +87,7 @@ class Routes:
             if formats.media(content_type) not in ("text/plain", ""):
                 raise formats.refuse(content_type, "text/plain")
             return shape.build(tenant, path, self._query(shape, request), _text(data))
-        if shape.kind is Output:
+        if shape.kind in (Output, Send):
             return shape.build(tenant, path, self._query(shape, request), data)
         form = formats.sent(content_type)
         if form is None:

@@ -1,7 +1,7 @@
 """One conversation over a WebSocket: who asks, then the events of a job as messages, each of output with its bytes.
 
-The token comes in a header or in the first message, never in the address. News is not held back for a slow reader: when
-too much waits for it, it is dropped, and may come back.
+The token comes in a header or in the first message, never in the address. Whatever is said after that goes to the job.
+News is not held back for a slow reader: when too much waits for it, it is dropped, and may come back.
 """
 
 import asyncio
@@ -16,20 +16,18 @@ from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from windlass.model import events
-from windlass.model.errors import Invalid, Unauthenticated, WindlassError
+from windlass.model.errors import Invalid, Problem, Unauthenticated, WindlassError
 from windlass.model.events import Event, News, Place
 from windlass.model.job import Chunk, Job
 from windlass.server import problems
 from windlass.server.gate import check_origin
+from windlass.server.outbox import MOST_BUFFERED, Frame, Outbox
 
 HELLO_WITHIN = 5.0
 """Seconds in which the first message must come."""
 
-MOST_BUFFERED = 1 << 20
-"""Bytes that may wait for a slow reader."""
-
-LAST_WORDS = 5.0
-"""Seconds for what still waits when the job has ended."""
+MOST_KNOWN = 256
+"""Messages that are remembered in case that others are told the same."""
 
 ENDED, GOING_AWAY, REFUSED, TOO_SLOW = 1000, 1001, 1008, 1013
 """Why a conversation is over."""
@@ -51,12 +49,23 @@ class Message(Struct, frozen=True):
     data: Raw
 
 
+class Refusal(Struct, frozen=True):
+    """What became of a message to the job that could not be sent."""
+
+    message: int
+    """Which one of this conversation, from 1."""
+    problem: Problem
+
+
 class Streams(Protocol):
     """Finds jobs and follows them."""
 
     stopping: asyncio.Event
+    wording: "Wording"
 
     async def find(self, connection: HTTPConnection, token: str | None = None) -> tuple[str, Job]: ...
+
+    async def send(self, connection: HTTPConnection, token: str | None, id: str, data: bytes) -> None: ...
 
     def follow(self, tenant: str, job: Job, place: Place) -> AsyncGenerator[News | None, None]: ...
 
@@ -64,16 +73,16 @@ class Streams(Protocol):
 async def converse(socket: WebSocket, streams: Streams) -> None:
     try:
         check_origin(socket)
-        since = socket.headers.get("last-event-id", "")
+        since, token = socket.headers.get("last-event-id", ""), None
         if "authorization" in socket.headers:
             tenant, job = await streams.find(socket)
             await socket.accept()
         else:
             await socket.accept()
             hello = await _hello(socket)
-            since = hello.since
-            tenant, job = await streams.find(socket, hello.token)
-        await _tell(socket, streams, tenant, job, events.place(since))
+            since, token = hello.since, hello.token
+            tenant, job = await streams.find(socket, token)
+        await _Talk(socket, streams, token, tenant, job).hold(events.place(since))
     except WindlassError as fault:
         await _refuse(socket, fault)
     except WebSocketDisconnect:
@@ -99,71 +108,85 @@ async def _refuse(socket: WebSocket, fault: WindlassError) -> None:
         await socket.close(REFUSED, str(fault)[:100])
 
 
-async def _tell(socket: WebSocket, streams: Streams, tenant: str, job: Job, place: Place) -> None:
-    outbox = _Outbox(socket)
-    async with asyncio.TaskGroup() as group:
-        sending = group.create_task(outbox.send())
-        hearing = group.create_task(outbox.until_gone())
-        code = await _fill(outbox, streams, tenant, job, place)
-        if code in (ENDED, GOING_AWAY):
-            outbox.end()
-            await asyncio.wait({sending}, timeout=LAST_WORDS)
-        sending.cancel()
-        hearing.cancel()
-    with suppress(RuntimeError, WebSocketDisconnect, TimeoutError):
-        async with asyncio.timeout(1):
-            await socket.close(code)
+class _Talk:
+    """What is said, both ways."""
 
-
-async def _fill(outbox: "_Outbox", streams: Streams, tenant: str, job: Job, place: Place) -> int:
-    """Why there is no more to say."""
-    async with aclosing(streams.follow(tenant, job, place)) as stream:
-        async for news in stream:
-            if news is not None:
-                outbox.put(*news)
-            if outbox.is_gone:
-                return REFUSED
-            if outbox.waiting > MOST_BUFFERED:
-                return TOO_SLOW
-    return GOING_AWAY if streams.stopping.is_set() else ENDED
-
-
-class _Outbox:
-    """What waits to be sent."""
-
-    def __init__(self, socket: WebSocket) -> None:
+    def __init__(self, socket: WebSocket, streams: Streams, token: str | None, tenant: str, job: Job) -> None:
         self._socket = socket
-        self._frames: asyncio.Queue[str | bytes | None] = asyncio.Queue()
-        self.waiting = 0
-        """Bytes of it."""
-        self.is_gone = False
+        self._streams = streams
+        self._token = token
+        self._tenant = tenant
+        self._job = job
+        self._outbox = Outbox(self._send)
 
-    def put(self, event: Event, chunk: Chunk | None) -> None:
-        told: object = event.job or event.estimate
-        if chunk is not None and event.chunk is not None:
-            told = replace(event.chunk, text=None, base64=None, size=len(chunk.data))
-        message = Message(event.name, event.id, Raw(msgspec.json.encode(told)))
-        self._add(msgspec.json.encode(message).decode())
-        if chunk is not None:
-            self._add(chunk.data)
-
-    def end(self) -> None:
-        self._frames.put_nowait(None)
-
-    def _add(self, frame: str | bytes) -> None:
-        self.waiting += len(frame)
-        self._frames.put_nowait(frame)
-
-    async def send(self) -> None:
+    async def hold(self, place: Place) -> None:
+        """Until all is said."""
+        hearing = asyncio.create_task(self._hear())
         try:
-            while (frame := await self._frames.get()) is not None:
-                await (self._socket.send_text(frame) if isinstance(frame, str) else self._socket.send_bytes(frame))
-                self.waiting -= len(frame)
-        except (WebSocketDisconnect, RuntimeError):
-            self.is_gone = True
+            code = await self._tell(place)
+            if code in (ENDED, GOING_AWAY):
+                await self._outbox.empty()
+        finally:
+            hearing.cancel()
+            await asyncio.wait({hearing})
+            self._outbox.close()
+        with suppress(RuntimeError, WebSocketDisconnect, TimeoutError):
+            async with asyncio.timeout(1):
+                await self._socket.close(code)
 
-    async def until_gone(self) -> None:
-        """Whatever is said after the first message is not listened to, but that somebody leaves is."""
-        while (await self._socket.receive())["type"] != "websocket.disconnect":
-            pass
-        self.is_gone = True
+    async def _tell(self, place: Place) -> int:
+        """Why there is no more to say."""
+        outbox = self._outbox
+        async with aclosing(self._streams.follow(self._tenant, self._job, place)) as stream:
+            async for news in stream:
+                if news is not None:
+                    self._put(*news)
+                if outbox.is_gone:
+                    return REFUSED
+                if outbox.waiting > MOST_BUFFERED:
+                    return TOO_SLOW
+        return GOING_AWAY if self._streams.stopping.is_set() else ENDED
+
+    async def _hear(self) -> None:
+        """What is said goes to the job, one message after the other; that somebody leaves is heard too."""
+        number = 0
+        while (heard := await self._socket.receive())["type"] != "websocket.disconnect":
+            number += 1
+            text = heard.get("text")
+            try:
+                data = (heard.get("bytes") or b"") if text is None else text.encode()
+                await self._streams.send(self._socket, self._token, self._job.id, data)
+            except WindlassError as fault:
+                self._say("refused", "", Refusal(number, fault.problem()))
+        self._outbox.is_gone = True
+
+    def _put(self, event: Event, chunk: Chunk | None) -> None:
+        if chunk is None or event.chunk is None:
+            self._say(event.name, event.id, event.job or event.estimate)
+        else:
+            self._say(event.name, event.id, replace(event.chunk, text=None, base64=None, size=len(chunk.data)))
+            self._outbox.add(chunk.data)
+
+    def _say(self, name: str, place: str, told: object) -> None:
+        self._outbox.add(self._streams.wording.of(name, place, told))
+
+    async def _send(self, frame: Frame) -> None:
+        await (self._socket.send_text(frame) if isinstance(frame, str) else self._socket.send_bytes(frame))
+
+
+class Wording:
+    """Messages as they are sent. Those who follow one job are told the same, so it is put into words once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str, int], tuple[object, str]] = {}
+
+    def of(self, name: str, place: str, told: object) -> str:
+        key = (name, place, id(told))
+        found = self._known.get(key)
+        if found is not None and found[0] is told:
+            return found[1]
+        text = msgspec.json.encode(Message(name, place, Raw(msgspec.json.encode(told)))).decode()
+        if len(self._known) >= MOST_KNOWN:
+            del self._known[next(iter(self._known))]
+        self._known[key] = told, text
+        return text

@@ -220,6 +220,16 @@ class Sweep(StrEnum):
     """A finished job that was kept long enough is dropped."""
 
 
+class Swept(Struct, frozen=True, gc=False):
+    """A job whose clock ran out, as it is now or was at last."""
+
+    id: str
+    tenant: str
+    queue: str
+    task: str
+    state: State
+
+
 class Overdue(StrEnum):
     """Clocks whose running out needs a decision."""
 
@@ -296,8 +306,8 @@ class Store(Protocol):
         """How many jobs there are, from counters."""
         ...
 
-    async def sweep(self, clock: Sweep, limit: int) -> int:
-        """Do what needs no decision to jobs whose clock has run out, earliest first; how many there were."""
+    async def sweep(self, clock: Sweep, limit: int) -> list[Swept]:
+        """Do what needs no decision to jobs whose clock has run out, earliest first; which they were."""
         ...
 
     async def overdue(self, clock: Overdue, limit: int) -> Reading:

@@ -14,7 +14,7 @@ import msgspec
 
 from windlass.model.job import Error
 from windlass.model.lifecycle import Verdict
-from windlass.worker.frames import Assignment, Ending, Frames, Orders, TooLong
+from windlass.worker.frames import Assignment, Ending, Frames, Orders, Passed, TooLong
 from windlass.worker.outbox import Outbox
 from windlass.worker.running import Callee, Run, acall, is_async, stopped
 from windlass.worker.threads import Threads
@@ -71,6 +71,8 @@ class Context:
     def obey(self, orders: Orders) -> None:
         for assignment in orders.start:
             self._start(assignment)
+        for passed in orders.input:
+            self._pass_on(passed)
         for number in orders.stop:
             self._stop(number)
         self._leaving = self._leaving or orders.leave
@@ -106,6 +108,11 @@ class Context:
         self._outbox.end(ending)
         if self._outbox.full or not self._runs:
             self._outbox.send()
+
+    def _pass_on(self, passed: Passed) -> None:
+        run = self._runs.get(passed.number)
+        if run is not None and run.inbox is not None:
+            run.inbox.put(passed.data)
 
     def _stop(self, number: int) -> None:
         if (run := self._runs.get(number)) is not None:

@@ -51,6 +51,16 @@ class Assignment(Struct, frozen=True, array_like=True, gc=False):
     tags: list[str] = []
     headers: dict[str, str] = {}
     files: dict[str, bytes] = {}
+    input: bool = False
+    """Whether it is passed what is sent to it."""
+
+
+class Passed(Struct, frozen=True, array_like=True, gc=False):
+    """A message to a job."""
+
+    number: int
+    """The job's."""
+    data: bytes
 
 
 class Orders(Struct, frozen=True, array_like=True, gc=False):
@@ -61,6 +71,7 @@ class Orders(Struct, frozen=True, array_like=True, gc=False):
     """Numbers of jobs that are to end now."""
     leave: bool = False
     """End yourself once nothing is running."""
+    input: list[Passed] = []
 
 
 # Context to supervisor
@@ -89,6 +100,8 @@ class Said(Struct, frozen=True, array_like=True, gc=False):
     number: int
     progress: Progress | None = None
     log: str | None = None
+    taken: int | None = None
+    """How many messages it has taken by now."""
 
 
 class News(Struct, frozen=True, array_like=True, gc=False):

@@ -45,8 +45,8 @@ class Held:
     """One run of one job, from its claim to its report."""
 
     __slots__ = (
-        "_unsaid", "began", "context", "deadline", "id", "job", "log", "number", "process", "progress", "since",
-        "stopping", "timer", "token",
+        "_unsaid", "asked", "began", "context", "deadline", "given", "id", "job", "log", "number", "process",
+        "progress", "since", "stopping", "taken", "timer", "token",
     )  # fmt: skip
 
     def __init__(self, number: int, job: Job, token: str, since: float) -> None:
@@ -72,6 +72,19 @@ class Held:
         self.log: list[tuple[Stream, bytes]] = []
         """What it printed (stream, bytes) and nobody has been told yet."""
         self._unsaid = 0
+        self.given = self.taken = 0
+        """Messages that it was passed, and that its task has taken."""
+        self.asked = False
+        """Whether the question on its way asks for more."""
+
+    @property
+    def heard(self) -> int | None:
+        """The last message that it has; null = it takes none, or not now.
+
+        One at a time: what its task has not taken waits in the queue, which can say that it is full.
+        """
+        takes = self.job.input and self.context is not None
+        return self.given if takes and self.taken >= self.given else None
 
     @property
     def limit(self) -> float | None:
@@ -94,6 +107,8 @@ class Held:
         """It says something of itself."""
         if said.progress is not None:
             self.progress = said.progress
+        if said.taken is not None:
+            self.taken = said.taken
         if said.log is not None:
             self.print("log", said.log.encode() + b"\n")
 

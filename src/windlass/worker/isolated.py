@@ -63,10 +63,19 @@ def _interrupt(_number: int, _frame: object) -> None:
     raise Cancelled
 
 
+def _obey(orders: Orders, run: Run) -> None:
+    for passed in orders.input:
+        if run.inbox is not None:
+            run.inbox.put(passed.data)
+    if orders.stop:
+        run.cancelled = True
+        if run.inbox is not None:
+            run.inbox.close()
+
+
 def _hear(link: socket.socket, frames: Frames[Orders], run: Run) -> None:
     with suppress(OSError):
         while data := link.recv(context.READ_AT_ONCE):
             for orders in frames.feed(data):
-                if orders.stop:
-                    run.cancelled = True
+                _obey(orders, run)
     os._exit(0)  # the supervisor is gone

@@ -14,10 +14,10 @@ from typing import Protocol
 
 from windlass.model.job import Error, Job, Stream
 from windlass.model.lifecycle import CODES, Verdict
-from windlass.model.operations import Claimed, Finished, Unrun
+from windlass.model.operations import Claimed, Delivered, Finished, Unrun
 from windlass.model.ports import Clock
 from windlass.worker.crew import Crew
-from windlass.worker.frames import Assignment, Ending, News
+from windlass.worker.frames import Assignment, Ending, News, Said
 from windlass.worker.held import Held, Stop
 from windlass.worker.outcomes import crashed, finished
 from windlass.worker.pool import Context
@@ -42,6 +42,8 @@ class Gossip(Protocol):
     def has_come(self) -> None: ...
 
     def has_news(self, held: Held) -> None: ...
+
+    def has_room(self, held: Held) -> None: ...
 
     def forget(self, held: Held) -> None: ...
 
@@ -122,7 +124,7 @@ class Jobs:
         for said in news.said:
             if (held := self.held.get(said.number)) is not None:
                 held.hear(said)
-                self._tell_of(held)
+                self._pass_on(held, said)
         for ending in news.endings:
             if context.isolated:
                 self._kept[context] = ending
@@ -130,6 +132,14 @@ class Jobs:
                 self._end(held, ending)
         if news.endings:
             self._crew.retire_if_spent(context)
+
+    def _pass_on(self, held: Held, said: Said) -> None:
+        if self.gossip is None:
+            return
+        if said.taken is None:
+            self.gossip.has_news(held)
+        else:
+            self.gossip.has_room(held)
 
     def output(self, context: Context, stream: Stream, data: bytes) -> None:
         self._printed[context] += len(data)
@@ -148,6 +158,13 @@ class Jobs:
     def _tell_of(self, held: Held) -> None:
         if self.gossip is not None:
             self.gossip.has_news(held)
+
+    def give(self, held: Held, messages: Sequence[Delivered]) -> None:
+        """Pass on what was sent to a job; what it has already is told again until the queue knows that."""
+        fresh = [one.data for one in messages if one.n > held.given]
+        if held.context is not None and fresh:
+            held.given += len(fresh)
+            held.context.pass_on(held.number, fresh)
 
     # They are stopped
 
@@ -301,4 +318,5 @@ def assignment_of(number: int, job: Job, payload: bytes, files: dict[str, bytes]
         job.tags,
         job.headers,
         files,
+        job.input,
     )

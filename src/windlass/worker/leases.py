@@ -1,17 +1,19 @@
 """Signs of life: leases renewed in time, orders heard at once, and what running jobs say passed on.
 
-Two loops. One asks a renewal that waits for orders; the other carries news (pids, progress, output) a few times a
-second.
+Two loops. One asks a renewal that waits for orders and messages; the other carries news (pids, progress, output) a few
+times a second.
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
 from datetime import datetime
+from itertools import groupby
+from operator import attrgetter
 from typing import Protocol
 
 from windlass.model.errors import Missing, WindlassError
-from windlass.model.operations import MOST_AT_ONCE, Alive, Began, Begin, Renew, Renewed, Service
+from windlass.model.operations import MOST_AT_ONCE, Alive, Began, Begin, Delivered, Renew, Renewed, Service
 from windlass.model.ports import Clock
 from windlass.worker.held import Held, Stop
 from windlass.worker.membership import Membership
@@ -43,6 +45,8 @@ class Holder(Protocol):
     def halt(self, held: Held, why: Stop) -> None: ...
 
     def shorten(self, held: Held, deadline: datetime) -> None: ...
+
+    def give(self, held: Held, messages: Sequence[Delivered]) -> None: ...
 
 
 class Leases:
@@ -85,11 +89,15 @@ class Leases:
             else:
                 self._obey(grown, renewed)
                 # It may have been answered early for nothing: a job that ended meanwhile, or is being stopped already.
-                await self._clock.sleep(max(0.0, started + PAUSE - self._clock.monotonic()))
+                # And a message that has just come is mostly taken in that time, so that the next question asks on.
+                since = self._clock.monotonic() if renewed.messages else started
+                await self._clock.sleep(max(0.0, since + PAUSE - self._clock.monotonic()))
 
     async def _ask(self, jobs: list[Held], wait: float) -> Renewed:
         """Ask for orders; broken off when jobs have come meanwhile, for the answer would not speak of them."""
-        alive = [Alive(id=one.id, token=one.token, deadline=one.told_deadline) for one in jobs]
+        alive = [Alive(id=one.id, token=one.token, deadline=one.told_deadline, heard=one.heard) for one in jobs]
+        for one, asked in zip(jobs, alive, strict=True):
+            one.asked = asked.heard is not None
         asking = asyncio.ensure_future(self._service(Renew(**self._membership.names(), jobs=alive, wait=wait)))
         if wait > YOUNG:
             self._patient = asking
@@ -109,6 +117,12 @@ class Leases:
             asyncio.get_running_loop().call_later(YOUNG, self._hurry, self._patient)
             self._patient = None
 
+    def has_room(self, held: Held) -> None:
+        """A job has taken what was sent to it: it wants more, if the question on its way does not say so."""
+        if self._patient is not None and held.heard is not None and not held.asked:
+            self._hurry(self._patient)
+            self._patient = None
+
     def _hurry(self, asking: "asyncio.Future[Renewed]") -> None:
         self._hurried = asking.cancel()
 
@@ -121,13 +135,16 @@ class Leases:
 
     def _obey(self, asked: Sequence[Held], renewed: Renewed) -> None:
         """Do what the answer says of those that were asked about and still run."""
-        if not renewed.lost and not renewed.orders:
+        if not (renewed.lost or renewed.orders or renewed.messages):
             return
         # A job may have come back meanwhile, as another run: the answer does not speak of that one.
         running = {one.id: one for one in asked if self._holder.held.get(one.number) is one}
         for id in renewed.lost:
             if id in running:
                 self._holder.lose(running[id])
+        for id, messages in groupby(renewed.messages, key=attrgetter("id")):
+            if id in running:
+                self._holder.give(running[id], list(messages))
         for order in renewed.orders:
             if order.id not in running:
                 continue

@@ -26,6 +26,7 @@ from windlass.worker.frames import (
     Kill,
     News,
     Orders,
+    Passed,
     Ready,
     Report,
     Request,
@@ -133,6 +134,9 @@ class Context(asyncio.Protocol):
         self.held.update(assignment.number for assignment in assignments)
         for data in assign(assignments):
             self.write(data)
+
+    def pass_on(self, number: int, messages: Sequence[bytes]) -> None:
+        self.write(frame(Orders(input=[Passed(number, data) for data in messages])))
 
     def stop(self, number: int) -> None:
         self.write(frame(Orders(stop=[number])))

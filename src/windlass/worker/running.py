@@ -16,6 +16,7 @@ from windlass.model.job import Error, NewJob, Progress
 from windlass.model.lifecycle import Verdict
 from windlass.model.names import child_id, keyed_id
 from windlass.worker.frames import MOST_RESULT, Assignment, Ending, Said
+from windlass.worker.inbox import Inbox
 
 MOST_MESSAGE = 4000
 MOST_TRACEBACK = 20_000
@@ -35,7 +36,7 @@ Tell = Callable[[Said], None]
 class Run:
     """What `current` stands for while a job runs."""
 
-    __slots__ = ("_assignment", "_job", "_tell", "cancelled", "spawned", "stop")
+    __slots__ = ("_assignment", "_job", "_tell", "cancelled", "inbox", "spawned", "stop")
 
     _stopping = threading.Lock()
     """Between "told to stop" and "has ended" there must be nothing: or the next run of that thread would be struck."""
@@ -48,6 +49,7 @@ class Run:
         self.spawned: list[NewJob] = []
         self.stop: Callable[[], object] | None = None
         """How to end it early, where there is a way."""
+        self.inbox = Inbox(self._say_taken) if assignment.input else None
 
     def begin(self, stop: Callable[[], object]) -> bool:
         """From here on it can be told to stop, in this way; whether it has not been told already."""
@@ -61,6 +63,8 @@ class Run:
                 self.cancelled = True
                 if self.stop is not None:
                     self.stop()
+        if self.inbox is not None:
+            self.inbox.close()
 
     def end(self) -> None:
         """From here on it cannot be told to stop."""
@@ -96,6 +100,20 @@ class Run:
 
     def log(self, text: str) -> None:
         self._tell(Said(self._assignment.number, log=text))
+
+    def input(self, timeout: float | None) -> bytes:
+        return self._box().take(timeout)
+
+    async def ainput(self) -> bytes:
+        return await self._box().atake()
+
+    def _box(self) -> Inbox:
+        if self.inbox is None:
+            raise Invalid("this job takes no input: its task must say input=True", at="input")
+        return self.inbox
+
+    def _say_taken(self, taken: int) -> None:
+        self._tell(Said(self._assignment.number, taken=taken))
 
     def spawn(self, new: NewJob) -> str:
         if len(self.spawned) >= MOST_SPAWNED:

@@ -47,13 +47,14 @@ from windlass.model.operations import (
     Operation,
     Result,
     Retry,
+    Send,
     Show,
 )
 from windlass.model.ports import Clock
 from windlass.store import Draft
 from windlass.store.micros import from_micros
 
-LOOKING = (Show, GetResult, GetEstimate, GetOutput, List, Count, GetStats, Cancel, Retry, Delete)
+LOOKING = (Show, GetResult, GetEstimate, GetOutput, List, Count, GetStats, Send, Cancel, Retry, Delete)
 """What is asked about jobs: those that were accepted before must be there."""
 
 PATIENCE = 1.0

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from windlass.model.job import MOST_CHUNKS, MSGPACK, Chunk, Error, Job, NewJob, State, Wishes
+from windlass.model.job import MOST_CHUNKS, MOST_MESSAGE, MSGPACK, Chunk, Error, Job, NewJob, State, Wishes
 from windlass.model.match import Match
 from windlass.model.names import Name
 from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
@@ -176,6 +176,14 @@ class Selection(Operation[Changed], frozen=True, kw_only=True):
 @operation("POST", "/jobs/cancel", "operate", one="/jobs/{id}/cancel")
 class Cancel(Selection, frozen=True, kw_only=True):
     """Cancel jobs; running ones are stopped."""
+
+
+@operation("POST", "/jobs/{id}/input", "operate", 204, body="data")
+class Send(Operation[None], frozen=True, kw_only=True):
+    """Send a message to a job that takes input: to its run, or to its next one; kept as often as it is sent."""
+
+    id: str
+    data: Annotated[bytes, Meta(max_length=MOST_MESSAGE)]
 
 
 @operation("POST", "/jobs/retry", "operate", one="/jobs/{id}/retry")

@@ -65,12 +65,23 @@ class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
     deadline: datetime | None = None
 
 
+class Delivered(Struct, frozen=True, kw_only=True):
+    """A message to a job, on its way to it."""
+
+    id: str
+    n: int
+    """Its number among those for this run, from 1, without gaps."""
+    data: bytes
+
+
 class Renewed(Struct, frozen=True, kw_only=True):
     """What a worker learns when it renews."""
 
     lost: list[str] = []
     """Jobs that are no longer this worker's: stop them, report nothing."""
     orders: list[Order] = []
+    messages: list[Delivered] = []
+    """What was sent to jobs whose `heard` says that they listen; told again until it does."""
 
 
 class Held(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -94,6 +105,8 @@ class Alive(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     """What it has put out since; kept as often as it is sent."""
     deadline: Time | None = None
     """When the worker will stop it; told so that the worker hears when that has changed."""
+    heard: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+    """The number of the last message that it has, 0 = none yet; null = it wants none now."""
 
 
 class Finished(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -166,12 +179,12 @@ class Begin(Operation[Applied], frozen=True, kw_only=True):
 
 @operation("POST", "/workers/{worker}/renew", "work", body="jobs")
 class Renew(Operation[Renewed], frozen=True, kw_only=True):
-    """Lengthen the leases of these jobs; hear what is to be stopped, at once or as soon as there is something."""
+    """Lengthen the leases of these jobs; hear what is to be stopped and what was sent, at once or as it comes."""
 
     worker: str
     jobs: Annotated[list[Alive], Meta(max_length=10 * MOST_AT_ONCE)] = field(default_factory=list)
     wait: Annotated[float, Meta(ge=0, le=60)] = 0.0
-    """Seconds to wait for orders if there are none yet."""
+    """Seconds to wait for orders or messages if there are none yet."""
 
 
 @operation("POST", "/workers/{worker}/finish", "work", body="jobs")

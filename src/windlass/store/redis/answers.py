@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from windlass.model.job import Chunk, Error, Job, Progress, State
+from windlass.model.job import Chunk, Error, Job, Message, Progress, State
 from windlass.model.names import raw_id, text_id
-from windlass.store import Kept, Record, Ripe, Touched, Wish, places, terms
+from windlass.store import Kept, Record, Ripe, Swept, Touched, Wish, places, terms
 from windlass.store.flow import EXPLICIT, FLEXIBLE
 from windlass.store.micros import from_micros
 from windlass.store.redis.layout import (
@@ -23,6 +23,7 @@ from windlass.store.redis.layout import (
     EXTRAS,
     FLAGS,
     HEAD,
+    MESSAGE,
     OWN,
     PRIORITY,
     PROGRESS,
@@ -60,6 +61,16 @@ def chunks(reply: Sequence[bytes]) -> list[Chunk]:
         data = piece[CHUNK.size :]
         found.append(Chunk(n=n, attempt=attempt, at=from_micros(at), stream=STREAMS[stream], data=data))
     return found
+
+
+def messages(reply: Sequence[bytes]) -> list[Message]:
+    """What `collect.lua` answers of one job."""
+    return [Message(MESSAGE.unpack_from(one)[0], one[MESSAGE.size :]) for one in reply]
+
+
+def swept(reply: Sequence[bytes]) -> list[Swept]:
+    """What `promote.lua` and `purge.lua` answer."""
+    return [Swept(text_id(one[:16]), *parts(one[17:])[:3], state=STATES[one[16]]) for one in reply]
 
 
 class Run(NamedTuple):

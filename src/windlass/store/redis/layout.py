@@ -15,6 +15,7 @@ from windlass.model.job import NewJob, Reason, State, Stream
 from windlass.model.lifecycle import GONE, Move, Step
 from windlass.model.names import raw_id
 from windlass.store import Done, Draft, Ripe, Touch, terms
+from windlass.store.mailbox import Reader
 from windlass.store.micros import span, to_micros
 
 STATES = (
@@ -64,6 +65,7 @@ DONE = struct.Struct(">16s8sHq")
 MOVE = struct.Struct(">BIBBBBIBBqHdBq")
 
 CHUNK = struct.Struct(">QQIQB")
+MESSAGE = struct.Struct(">QQ")
 STREAMS: tuple[Stream, ...] = ("stdout", "stderr", "log")
 
 KEEP_RESULT_FLAGS = {"keep": 0, "once": 16, "none": 32}
@@ -142,6 +144,13 @@ def touch_arguments(touches: Sequence[Touch]) -> Iterator[bytes | str | int]:
         yield len(touch.output)
         for chunk in touch.output:
             yield bytes((STREAMS.index(chunk.stream),)) + chunk.data
+
+
+def collect_arguments(readers: Sequence[Reader]) -> Iterator[bytes | str | int]:
+    for reader in readers:
+        yield raw_id(reader.id)
+        yield reader.token
+        yield reader.after
 
 
 def succeed_arguments(dones: Sequence[Done]) -> Iterator[bytes | str | int]:

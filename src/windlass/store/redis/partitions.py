@@ -71,12 +71,12 @@ class Partitions:
             return [await self.call(name, 0, arguments)]
         return await asyncio.gather(*(self.call(name, partition, arguments) for partition in range(self.number)))
 
-    async def up_to(self, name: str, limit: int) -> int:
-        """A duty over one partition after another, until so much is done."""
-        done = 0
+    async def up_to(self, name: str, limit: int) -> list[Any]:
+        """A duty over one partition after another, until so much is done; what they answer."""
+        done: list[Any] = []
         for partition in range(self.number):
-            if done < limit:
-                done += await self.call(name, partition, [limit - done])
+            if len(done) < limit:
+                done += await self.call(name, partition, [limit - len(done)])
         return done
 
     async def spread(

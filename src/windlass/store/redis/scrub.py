@@ -8,7 +8,7 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from windlass.model.job import FINISHED, MOST_CHUNKS, MOST_OUTPUT, State
+from windlass.model.job import FINISHED, MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT, State
 from windlass.model.names import text_id
 from windlass.store.redis import layout, scrub_flow
 from windlass.store.redis.address import Argument
@@ -16,8 +16,9 @@ from windlass.store.redis.store import RedisStore
 
 STALE, RESULT, ERRORS, PROGRESS, FOLLOWED, EXTRAS = 1, 2, 4, 8, 64, 128
 CHUNK = 64
-BELONGINGS = (b"r", b"e", b"o", b"f", b"a")
+BELONGINGS = (b"r", b"e", b"o", b"i", b"f", b"a")
 """Keys of one job's own, beside its record."""
+_EXTRAS = (b"f", b"o", b"i")
 RUNNING = layout.STATE_NUMBERS[State.RUNNING]
 
 DERIVED = (
@@ -179,7 +180,9 @@ def _check_jobs(found: Found, prefix: bytes) -> list[str]:
             "a result": (prefix + b"r" + id in found, bool(job.flags & RESULT)),
             "errors": (prefix + b"e" + id in found, bool(job.flags & ERRORS)),
             "something that it waits for": (bool(found.get(prefix + b"a" + id)), job.state is State.BLOCKED),
-            "files or output": (any(prefix + kind + id in found for kind in (b"f", b"o")), bool(job.flags & EXTRAS)),
+            "files, output or input": (any(prefix + kind + id in found for kind in _EXTRAS), bool(job.flags & EXTRAS)),
+            "input, if it has ended": (prefix + b"i" + id in found and finished, False),
+            "input without a gap, and no more than may wait": (_is_in_order(found.get(prefix + b"i" + id, [])), True),
             "output without a gap, and no more than is kept": (_is_sound(found.get(prefix + b"o" + id, [])), True),
         }
         for what, (has, should) in checks.items():
@@ -215,3 +218,13 @@ def _is_sound(output: list[bytes]) -> bool:
     numbers = [n for n, *_ in heads]
     whole = all(after == before + 1 for before, after in pairwise(numbers))
     return whole and len(output) <= MOST_CHUNKS and size <= MOST_OUTPUT
+
+
+def _is_in_order(box: list[bytes]) -> bool:
+    heads = [layout.MESSAGE.unpack_from(message) for message in box]
+    sizes = [len(message) - layout.MESSAGE.size for message in box]
+    whole = all(
+        n == before + 1 and finish == start + size
+        for ((before, start), (n, finish)), size in zip(pairwise(heads), sizes[1:], strict=True)
+    )
+    return whole and not any(sizes[:1]) and len(box) - 1 <= MOST_MESSAGES and sum(sizes) <= MOST_INPUT

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from windlass.model.errors import Invalid, Unavailable
-from windlass.model.job import Chunk, State
+from windlass.model.job import Chunk, Message, State
 from windlass.model.lifecycle import Move
 from windlass.model.names import EVERY_TENANT, is_name, raw_id
 from windlass.model.ports import Chance, Clock
@@ -26,12 +26,14 @@ from windlass.store import (
     Kept,
     Listener,
     Overdue,
+    NotLetIn,
     Reading,
     Record,
     Ripe,
     Scope,
     Slice,
     Sweep,
+    Swept,
     Tally,
     Touch,
     Touched,
@@ -40,6 +42,7 @@ from windlass.store import (
     places,
 )
 from windlass.store.flow import StaleRules
+from windlass.store.mailbox import Posted, Reader
 from windlass.store.micros import from_micros, span
 from windlass.store.redis import answers, layout
 from windlass.store.redis.address import Argument
@@ -135,19 +138,17 @@ class RedisStore(RedisFlow):
         if len(drafts) == 1 and layout.is_bare(drafts[0]):
             (new,) = await self._add("add_one", where(drafts[0].new.queue), drafts)
             return [bool(new)]
-        answers: list[bool | None] = [None] * len(drafts)
-        for partition, places in self.partitions.parts(drafts, lambda draft: where(draft.new.queue)):
+        added: list[bool | None] = [None] * len(drafts)
+        for partition, chosen in self.partitions.parts(drafts, lambda draft: where(draft.new.queue)):
             try:
-                reply = await self._add("add", partition, [drafts[place] for place in places])
+                reply = await self._add("add", partition, [drafts[one] for one in chosen])
             except StaleRules:
-                raise StaleRules(answers) from None
-            for place, new in zip(places, reply, strict=True):
-                answers[place] = bool(new)
-        return [bool(new) for new in answers]
+                raise StaleRules(added) from None
+            for one, new in zip(chosen, reply, strict=True):
+                added[one] = bool(new)
+        return [bool(new) for new in added]
 
-    async def _add(
-        self, script: str, partition: int, drafts: Sequence[Draft], more: Sequence[Argument] = ()
-    ) -> Any:
+    async def _add(self, script: str, partition: int, drafts: Sequence[Draft], more: Sequence[Argument] = ()) -> Any:
         """What a script says of new jobs of one partition."""
         arguments: list[Argument] = layout.add_arguments(drafts)
         arguments += more
@@ -202,7 +203,7 @@ class RedisStore(RedisFlow):
         return answers.claimed(reply, wish)
 
     def _stay(self, wish: Wish) -> float:
-        """How long a wish is kept: not at all where one script could not grant it, or could not know that it is heard."""
+        """How long a wish is kept: not at all where one script could not grant it, or not know that it is heard."""
         whole = wish.repeatable and len(self._runs_of_queues(wish.worker.queues)) == 1
         return wish.stays if whole and self.partitions.connection.cluster is None else 0.0
 
@@ -307,8 +308,8 @@ class RedisStore(RedisFlow):
                     found.append(Tally(reply[place].decode(), queue, task, layout.STATES[int(state)], number))
         return sorted(found, key=lambda tally: (tally.tenant, tally.queue, tally.task, tally.state))
 
-    async def sweep(self, clock: Sweep, limit: int) -> int:
-        return await self.partitions.up_to("promote" if clock is Sweep.RUN else "purge", limit)
+    async def sweep(self, clock: Sweep, limit: int) -> list[Swept]:
+        return answers.swept(await self.partitions.up_to("promote" if clock is Sweep.RUN else "purge", limit))
 
     async def overdue(self, clock: Overdue, limit: int) -> Reading:
         found: list[tuple[float, Record]] = []
@@ -372,6 +373,16 @@ class RedisStore(RedisFlow):
 
     async def dismiss(self, id: str) -> bool:
         return bool(await self.partitions.call("worker", HOME, ["dismiss", id]))
+
+    async def post(self, id: str, data: bytes) -> Posted:
+        reply = await self.partitions.call("post", self.partitions.of_id(id), [raw_id(id), data])
+        return Posted(reply.decode())
+
+    async def collect(self, readers: Sequence[Reader]) -> list[list[Message]]:
+        replies = await self.partitions.spread(
+            "collect", readers, lambda reader: self.partitions.of_id(reader.id), layout.collect_arguments
+        )
+        return [answers.messages(reply) for reply in replies]
 
     async def put(self, kind: str, name: str, data: bytes | None) -> None:
         words: list[Argument] = ["drop", kind, name] if data is None else ["put", kind, name, data]

@@ -45,6 +45,7 @@ _VANISH = (
     "DELETE FROM error WHERE job IN carray(?)",
     "DELETE FROM result WHERE job IN carray(?)",
     "DELETE FROM output WHERE job IN carray(?)",
+    "DELETE FROM input WHERE job IN carray(?)",
     "DELETE FROM payload WHERE job IN carray(?)",
     "DELETE FROM file WHERE job IN carray(?)",
     "DELETE FROM job WHERE seq IN carray(?)",

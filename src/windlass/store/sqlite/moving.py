@@ -19,7 +19,7 @@ from windlass.store.sqlite.groups import held_levels
 from windlass.store.sqlite.jobs import vanish
 from windlass.store.sqlite.transaction import Transaction
 from windlass.store.sqlite.values import BLOCKED, ENDED, NUMBERS, RUNNING, keys
-from windlass.store.sqlite.work import drop_leases, give_back
+from windlass.store.sqlite.work import end_runs, give_back
 
 MOST_ERRORS = 100
 """Of one job; the oldest makes room."""
@@ -152,7 +152,7 @@ def _note(tx: Transaction, changes: Changes, job: Standing, move: Move) -> None:
     tx.count(job.lane, NUMBERS[State(move.target)], 1)
     if move.target is State.QUEUED:
         tx.topics.add(f"work/{tx.lanes.get(job.lane).queue}")
-    if job.state == RUNNING:
+    if job.state == RUNNING or ends:
         changes.released.append(job.seq)
     if move.step is Step.RERUN:
         changes.anew.append(job.seq)
@@ -214,7 +214,7 @@ def _write(tx: Transaction, changes: Changes) -> None:
     tx.run_all(_MOVE, changes.moved)
     tx.run_all(_ADD_ERROR, changes.errors)
     tx.run_all(_DROP_ERROR, changes.old_errors)
-    drop_leases(tx, changes.released)
+    end_runs(tx, changes.released)
     if changes.anew:
         for statement in _START_ANEW:
             tx.run(statement, batches.numbers(changes.anew))

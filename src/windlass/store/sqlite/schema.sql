@@ -231,6 +231,18 @@ CREATE TABLE output (
 CREATE UNIQUE INDEX output_place ON output (job, n);
 
 
+-- What was sent to a job for its current or next run; how much is kept is said in `model/job.py`. The first row is the last
+-- message that the run has taken (number 0 if none), without its bytes.
+CREATE TABLE input (
+    job    INTEGER NOT NULL,
+    n      INTEGER NOT NULL, -- without gaps
+    finish INTEGER NOT NULL, -- bytes sent with it and before it
+    data   BLOB NOT NULL
+) STRICT;
+
+CREATE UNIQUE INDEX input_place ON input (job, n);
+
+
 CREATE TABLE result (
     job          INTEGER PRIMARY KEY,
     spent        INTEGER NOT NULL DEFAULT 0, -- read, but to be given to the job that follows

@@ -5,7 +5,7 @@ Reads only, and reads everything: for tests and for `doctor`, not for every day.
 
 from itertools import islice
 
-from windlass.model.job import MOST_CHUNKS, MOST_OUTPUT
+from windlass.model.job import MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT
 from windlass.store.sqlite import scrub_flow
 from windlass.store.sqlite.moving import MOST_ERRORS
 from windlass.store.sqlite.store import SqliteStore
@@ -15,7 +15,7 @@ from windlass.store.sqlite.values import BLOCKED, ENDED, QUEUED, RUNNING, SCHEDU
 MOST_SHOWN = 20
 """Findings of one kind."""
 
-_BELONGINGS = ("payload", "lease", "progress", "error", "result", "output", "file")
+_BELONGINGS = ("payload", "lease", "progress", "error", "result", "output", "input", "file")
 
 _ENDED = ", ".join(map(str, sorted(ENDED)))
 
@@ -58,6 +58,14 @@ QUESTIONS: dict[str, str] = {
             FROM output GROUP BY job
         ) AS o ON o.job = job.seq
         WHERE kept <> span OR newest <> chunks OR kept > {MOST_CHUNKS} OR bytes > {MOST_OUTPUT}""",
+    "has ended, but there is input for it": f"""
+        SELECT DISTINCT hex(id) FROM input JOIN job ON job.seq = input.job WHERE state IN ({_ENDED})""",
+    "has input with a gap, or more of it than may wait": f"""
+        SELECT hex(id) FROM job JOIN (
+            SELECT job, count(*) - 1 AS kept, max(n) - min(n) AS span, sum(length(data)) AS bytes,
+                max(finish) - min(finish) AS said FROM input GROUP BY job
+        ) AS i ON i.job = job.seq
+        WHERE kept <> span OR bytes <> said OR kept > {MOST_MESSAGES} OR bytes > {MOST_INPUT}""",
     "is blocked but waits for nothing, or waits but is not blocked": f"""
         SELECT hex(id) FROM job WHERE (coalesce(length(waits), 0) > 0) <> (state = {BLOCKED})""",
     "has something that is to follow it, or waits for it, but is neither followed nor ripe": """

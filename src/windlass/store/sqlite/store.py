@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TypeVar
 
-from windlass.model.job import Chunk, State
+from windlass.model.job import Chunk, Message, State
 from windlass.model.lifecycle import Move
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker
@@ -26,6 +26,7 @@ from windlass.store import (
     Scope,
     Slice,
     Sweep,
+    Swept,
     Tally,
     Touch,
     Touched,
@@ -33,12 +34,14 @@ from windlass.store import (
     Wish,
 )
 from windlass.store.flow import Regroup, Rules, Usage, Waiting
+from windlass.store.mailbox import Posted, Reader
 from windlass.store.sqlite import (
     buckets,
     claims,
     following,
     jobs,
     listing,
+    mailbox,
     moving,
     output,
     parking,
@@ -120,7 +123,7 @@ class SqliteStore:
     async def tally(self, tenant: str) -> list[Tally]:
         return await self._connection.read(lambda tx: listing.tally(tx, tenant))
 
-    async def sweep(self, clock: Sweep, limit: int) -> int:
+    async def sweep(self, clock: Sweep, limit: int) -> list[Swept]:
         return await self._connection.write(lambda tx: upkeep.sweep(tx, clock, limit))
 
     async def overdue(self, clock: Overdue, limit: int) -> Reading:
@@ -174,6 +177,14 @@ class SqliteStore:
 
     async def usage(self, allowance: str, limit: int) -> list[Usage]:
         return await self._connection.read(lambda tx: standing.usage(tx, allowance, limit))
+
+    async def post(self, id: str, data: bytes) -> Posted:
+        return await self._connection.write(lambda tx: mailbox.post(tx, id, data))
+
+    async def collect(self, readers: Sequence[Reader]) -> list[list[Message]]:
+        if not readers:
+            return []
+        return await self._connection.write(lambda tx: mailbox.collect(tx, readers))
 
     async def put(self, kind: str, name: str, data: bytes | None) -> None:
         await self._connection.write(lambda tx: shelf.put(tx, kind, name, data))

@@ -5,14 +5,15 @@ Each looks at one clock's own index, earliest first, and stops at a limit.
 
 from collections import Counter
 
-from windlass.store import Overdue, Reading, Sweep
+from windlass.model.names import text_id
+from windlass.store import Overdue, Reading, Sweep, Swept
 from windlass.store.micros import from_micros
 from windlass.store.sqlite import batches, records
 from windlass.store.sqlite.jobs import vanish
 from windlass.store.sqlite.transaction import Transaction
-from windlass.store.sqlite.values import QUEUED, SCHEDULED
+from windlass.store.sqlite.values import QUEUED, SCHEDULED, STATES
 
-_DUE = f"SELECT seq, lane FROM job WHERE state = {SCHEDULED} AND run_at <= ? ORDER BY run_at, seq LIMIT ?"
+_DUE = f"SELECT seq, id, lane FROM job WHERE state = {SCHEDULED} AND run_at <= ? ORDER BY run_at, seq LIMIT ?"
 _PROMOTE = f"UPDATE job SET state = {QUEUED}, updated_at = ?2 WHERE seq IN carray(?1)"
 
 _OVERDUE = {
@@ -20,23 +21,23 @@ _OVERDUE = {
     Overdue.WAIT: "SELECT seq FROM job WHERE expires_at <= ? ORDER BY expires_at, seq LIMIT ?",
 }
 
-_OLD = "SELECT seq, lane, state FROM job WHERE purge_at <= ? ORDER BY purge_at, seq LIMIT ?"
+_OLD = "SELECT seq, id, lane, state FROM job WHERE purge_at <= ? ORDER BY purge_at, seq LIMIT ?"
 
 
-def sweep(tx: Transaction, clock: Sweep, limit: int) -> int:
+def sweep(tx: Transaction, clock: Sweep, limit: int) -> list[Swept]:
     return _promote(tx, limit) if clock is Sweep.RUN else _purge(tx, limit)
 
 
-def _promote(tx: Transaction, limit: int) -> int:
+def _promote(tx: Transaction, limit: int) -> list[Swept]:
     due = tx.rows(_DUE, tx.now, limit)
     if not due:
-        return 0
-    tx.run(_PROMOTE, batches.numbers([seq for seq, _ in due]), tx.now)
-    for lane, count in Counter(lane for _, lane in due).items():
+        return []
+    tx.run(_PROMOTE, batches.numbers([seq for seq, _, _ in due]), tx.now)
+    for lane, count in Counter(lane for _, _, lane in due).items():
         tx.count(lane, SCHEDULED, -count)
         tx.count(lane, QUEUED, count)
         tx.topics.add(f"work/{tx.lanes.get(lane).queue}")
-    return len(due)
+    return [_swept(tx, id, lane, QUEUED) for _, id, lane in due]
 
 
 def overdue(tx: Transaction, clock: Overdue, limit: int) -> Reading:
@@ -44,9 +45,14 @@ def overdue(tx: Transaction, clock: Overdue, limit: int) -> Reading:
     return Reading(now=from_micros(tx.now), records=list(records.by_seq(tx, seqs)))
 
 
-def _purge(tx: Transaction, limit: int) -> int:
+def _purge(tx: Transaction, limit: int) -> list[Swept]:
     old = tx.rows(_OLD, tx.now, limit)
-    vanish(tx, [seq for seq, _, _ in old])
-    for (lane, state), count in Counter((lane, state) for _, lane, state in old).items():
+    vanish(tx, [seq for seq, _, _, _ in old])
+    for (lane, state), count in Counter((lane, state) for _, _, lane, state in old).items():
         tx.count(lane, state, -count)
-    return len(old)
+    return [_swept(tx, id, lane, state) for _, id, lane, state in old]
+
+
+def _swept(tx: Transaction, id: bytes, lane: int, state: int) -> Swept:
+    where = tx.lanes.get(lane)
+    return Swept(text_id(id), where.tenant, where.queue, where.task, STATES[state])

@@ -41,7 +41,7 @@ _SUCCEED = f"""
     FROM ended WHERE job.seq = ended.seq
 """
 _RESULT = "INSERT INTO result (job, data, content_type) VALUES {rows}"
-_DROP_LEASE = "DELETE FROM lease WHERE job IN carray(?)"
+_END_RUN = ("DELETE FROM lease WHERE job IN carray(?)", "DELETE FROM input WHERE job IN carray(?)")
 
 
 class Held(NamedTuple):
@@ -132,14 +132,16 @@ def succeed(tx: Transaction, dones: Sequence[Done]) -> list[bool]:
             results.append((job.seq, done.result, done.content_type))
     tx.run_all(_SUCCEED, ended)
     tx.run_all(_RESULT, results)
-    drop_leases(tx, released)
+    end_runs(tx, released)
     vanish(tx, gone)
     return answers
 
 
-def drop_leases(tx: Transaction, seqs: Sequence[int]) -> None:
+def end_runs(tx: Transaction, seqs: Sequence[int]) -> None:
+    """Leases go, and what was sent to these runs."""
     if seqs:
-        tx.run(_DROP_LEASE, batches.numbers(seqs))
+        for statement in _END_RUN:
+            tx.run(statement, batches.numbers(seqs))
 
 
 def give_back(tx: Transaction, lane: int, assigned: str | None) -> None:

@@ -47,6 +47,7 @@ local function write(id, fence, failure, packed)
     return 1
   end
 
+  if state == RUNNING or target >= SUCCEEDED then job[FLAGS] = forget_input(id, job[FLAGS]) end
   job[STATE], job[REASON], job[ATTEMPT], job[CRASHES], job[LOSSES] = target, new_reason, new_attempt, crashes, losses
   job[DUE], job.run[CODE], job.run[TOKEN], job.run[FINISHED] = due, code, NO_TOKEN, 0
   if failure ~= '' then

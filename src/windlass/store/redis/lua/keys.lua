@@ -8,6 +8,8 @@
 --   Kr<id>                  string  its result: content type, a zero byte, data
 --   Ke<id>                  list    its errors, oldest first
 --   Ko<id>                  list    the newest of its output, oldest first: each with CHUNK_HEAD below, then its bytes
+--   Ki<id>                  list    what was sent to it for its current or next run, oldest first: each with MESSAGE_HEAD below, then its bytes;
+--                                   the first is the last that the run has taken (number 0 if none), without its bytes
 --   Kf<id>                  string  the files that came with it, opaque here
 --   Ka<id>                  string  ids of the jobs that a blocked one still waits for, one after the other
 --   Kc<id>                  set     ids of the jobs that wait for it
@@ -90,13 +92,17 @@ local BLOCKED, SCHEDULED, QUEUED, RUNNING, SUCCEEDED, CANCELLED, GONE = 0, 1, 2,
 local PENDING = 3 -- all states up to this share one log: a claim need not touch it
 local DELETED = 14 -- the only reason a script looks at
 
--- Flags. Followed: another job waits for it or is to follow it, or did; extras: it has files or output.
+-- Flags. Followed: another job waits for it or is to follow it, or did; extras: it has files, output or input.
 local STALE, RESULT, ERRORS, PROGRESS, ONCE, NONE, FOLLOWED, EXTRAS = 1, 2, 4, 8, 16, 32, 64, 128
 
 -- A piece of output: number, bytes that came before it, attempt, time, stream. Of stream NO_STREAM: nothing, but the numbers go on from it.
 local CHUNK_HEAD = '>I8I8II8B'
 local CHUNK_HEAD_SIZE, NO_STREAM = 29, 255
 local MOST_OUTPUT, MOST_PIECES = 262144, 1000
+
+-- A message: number, bytes sent with it and before it.
+local MESSAGE_HEAD = '>I8I8'
+local MOST_INPUT, MOST_MESSAGES, MOST_COLLECTED = 262144, 1000, 4194304
 
 local SEEN_EVERY = 1000000
 

@@ -75,6 +75,13 @@ local function forget_progress(job)
   end
 end
 
+-- What was sent to a run goes with it; the flags without it.
+local function forget_input(id, flags)
+  if flags < EXTRAS or redis.call('DEL', K .. 'i' .. id) == 0 then return flags end
+  if redis.call('EXISTS', K .. 'o' .. id, K .. 'f' .. id) > 0 then return flags end
+  return flags - EXTRAS
+end
+
 -- No trace is left of a job that has left its index, where it was in the state `before`.
 local function vanish(job, before)
   stop_waiting(job)
@@ -82,7 +89,10 @@ local function vanish(job, before)
   push(keys, job.key)
   if has(job, RESULT) then push(keys, K .. 'r' .. job.id) end
   if has(job, ERRORS) then push(keys, K .. 'e' .. job.id) end
-  if has(job, EXTRAS) then push(keys, K .. 'o' .. job.id, K .. 'f' .. job.id) end
+  if has(job, EXTRAS) then
+    push(keys, K .. 'o' .. job.id, K .. 'f' .. job.id)
+    push(keys, K .. 'i' .. job.id)
+  end
   if has(job, FOLLOWED) and not redis.call('ZSCORE', K .. ':ripe', job.id .. job.lane.tenant) then
     push(keys, K .. 'c' .. job.id, K .. 't' .. job.id)
   end
@@ -217,3 +227,6 @@ local function due_jobs(index, most)
   end
   return found
 end
+
+-- A job that was swept, as it is told: id, state, lane.
+local function swept(job) return job.id .. string.char(job[STATE]) .. job.lane.name end

@@ -1,10 +1,11 @@
 -- Drop finished jobs that have been kept long enough.
 -- ARGV[2]  most
--- Output   how many
-local jobs = due_jobs(':gone', ARGV[2])
-for _, job in ipairs(jobs) do
+-- Output   each as `swept` makes it
+local out = {}
+for _, job in ipairs(due_jobs(':gone', ARGV[2])) do
+  push(out, swept(job))
   leave(job)
   vanish(job, job[STATE])
 end
 flush()
-return #jobs
+return out

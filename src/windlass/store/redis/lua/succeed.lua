@@ -30,7 +30,7 @@ local function finish_first_run(id, live, code, finished, result, flags, attempt
   local zero = string.find(live, '\0', 71, true)
   local lane, whose = lane_of(string.sub(live, 71, zero - 1)), string.sub(live, zero + 1)
   if lane.group then flow().give_back(id, lane, lane.group == '') end
-  flags = keep_result(id, result, flags)
+  flags = keep_result(id, result, forget_input(id, flags))
   if bit.band(flags, FOLLOWED) ~= 0 then ripen(id, lane.tenant, SUCCEEDED) end
   local run = string.sub(live, 9, 20) .. struct.pack('>I8H', finished, code) .. whose
   local key = K .. 'j' .. id
@@ -58,7 +58,7 @@ local function finish(id, live, code, finished, result, keep)
   if keep == 0 then
     vanish(job, RUNNING)
   else
-    job[FLAGS] = keep_result(id, result, job[FLAGS])
+    job[FLAGS] = keep_result(id, result, forget_input(id, job[FLAGS]))
     enter(job, drop_at(keep))
     relist(job, RUNNING)
     save(job)

@@ -1,0 +1,269 @@
+"""Messages to running jobs, with real workers: beside the store, and over HTTP alone."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import connect
+
+from tests.serving import Process, process
+from tests.workers import MakeWorkshop, Workshop, tell, until
+from windlass import testing
+from windlass.model.errors import Busy, Conflict, Invalid, Missing
+from windlass.model.job import MOST_MESSAGE, MOST_MESSAGES, State
+from windlass.model.operations import Cancel, Delete, Send
+
+pytestmark = pytest.mark.timeout(120)
+
+APP = '''
+import asyncio, os, time
+from pathlib import Path
+from windlass import Windlass, current
+
+app = Windlass(tenant=os.environ["WORKSHOP_TENANT"], token=os.environ.get("WORKSHOP_TOKEN"))
+HERE = Path(__file__).parent
+
+
+def note(*words):
+    file = os.open(HERE / "notes", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(file, (" ".join(map(str, words)) + "\\n").encode())
+    os.close(file)
+
+
+def told(data):
+    note("got", time.time(), data.decode())
+
+
+@app.task(input=True)
+def echo() -> list[str]:
+    note("begun", current.job.attempt)
+    said = []
+    for data in current.inputs():
+        told(data)
+        current.log(data.decode())
+        said.append(data.decode())
+    return said
+
+
+@app.task(input=True)
+async def aecho() -> list[str]:
+    note("begun", current.job.attempt)
+    said = []
+    async for data in current.ainputs():
+        told(data)
+        current.log(data.decode())
+        said.append(data.decode())
+    return said
+
+
+@app.task(input=True)
+def late(file: str) -> int:
+    """Takes nothing before a file is there."""
+    note("begun", current.job.attempt)
+    while not (HERE / file).exists():
+        time.sleep(0.01)
+    return sum(1 for _ in current.inputs())
+
+
+@app.task(input=True)
+def impatient() -> str:
+    try:
+        current.input(timeout=0.05)
+    except TimeoutError as fault:
+        return str(fault)
+
+
+@app.task
+def deaf() -> bytes:
+    return current.input()
+'''
+
+KINDS = ("echo", "aecho", "alone", "aalone")
+"""In a thread, in an event loop, and each of them in a process of its own."""
+
+
+def task(shop: Workshop, kind: str) -> Any:
+    if kind in ("alone", "aalone"):
+        return getattr(shop.chores, "echo" if kind == "alone" else "aecho").using(isolate=True)
+    return getattr(shop.chores, kind)
+
+
+@pytest.fixture
+def far(tmp_path: Path) -> Iterator[Process]:
+    """A server: whoever uses it has nothing else."""
+    (tmp_path / "server").mkdir()
+    with process(tmp_path / "server", "--no-worker") as running:
+        yield running
+
+
+@pytest.fixture(params=["file", "redis", "http"])
+def shop(request: pytest.FixtureRequest, make_workshop: MakeWorkshop, monkeypatch: pytest.MonkeyPatch) -> Workshop:
+    match request.param:
+        case "file":
+            return make_workshop(APP)
+        case "redis":
+            return make_workshop(APP, store=request.getfixturevalue("redis_server").url)
+        case _:
+            running = request.getfixturevalue("far")
+            monkeypatch.setenv("WORKSHOP_TOKEN", running.token)
+            return make_workshop(APP, store=running.address)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_reach_the_task_in_order_and_soon(shop: Workshop, kind: str) -> None:
+    shop.start("-c", "4", "--contexts", "1")
+    job = task(shop, kind).enqueue()
+    shop.noted("begun")
+    sent = []
+    for n in range(20):
+        sent.append(time.time())
+        job.send(f"message-{n}")
+        if n % 4 == 0:
+            shop.noted("got", n + 1)  # some alone, some on each other's heels
+    job.send(b"")
+    assert job.result(timeout=20) == [f"message-{n}" for n in range(20)]
+    delays = sorted(float(line.split()[0]) - at for line, at in zip(shop.notes("got"), sent, strict=True))
+    tell(f"median {delays[10]:.3f} s, longest {delays[-1]:.3f} s")
+    assert delays[10] < 0.5
+
+
+def test_what_is_sent_before_the_run_waits_for_it(shop: Workshop) -> None:
+    job = shop.chores.echo.enqueue()
+    for text in ("one", "two", ""):
+        job.send(text)
+    shop.start("-c", "1", "--contexts", "1")
+    assert job.result(timeout=20) == ["one", "two"]
+
+
+def test_too_much_is_refused_and_nothing_is_lost(shop: Workshop) -> None:
+    shop.start("-c", "2", "--contexts", "1")
+    job = shop.chores.late.enqueue("go")
+    shop.noted("begun")
+    sent = 0
+    with pytest.raises(Busy, match="has not taken what was sent before"):
+        while sent < 4 * MOST_MESSAGES:
+            job.send(b"x")
+            sent += 1
+    assert MOST_MESSAGES <= sent <= 2 * MOST_MESSAGES, "what waits in the queue, and what its worker was given"
+    with pytest.raises(Invalid, match="65536"):
+        job.send(b"x" * (MOST_MESSAGE + 1))
+    (shop.folder / "go").touch()
+
+    def goes() -> bool:
+        try:
+            job.send(b"")
+        except Busy:
+            return False
+        return True
+
+    until(goes)
+    assert job.result(timeout=30) == sent
+
+
+def test_a_job_that_takes_none_or_has_ended_says_so(shop: Workshop) -> None:
+    shop.start("-c", "2", "--contexts", "1")
+    deaf, ended = shop.chores.deaf.enqueue(), shop.chores.echo.enqueue()
+    with pytest.raises(Conflict, match="takes no input"):
+        deaf.send("x")
+    assert "takes no input" in shop.ended(deaf).error.message
+    ended.send("")
+    assert ended.result(timeout=20) == []
+    with pytest.raises(Conflict, match="has ended"):
+        ended.send("x")
+    for id in ("00000000-0000-7000-8000-0000000000df",):
+        with pytest.raises(Missing):
+            shop.app.link.ask(Send(tenant=shop.tenant, id=id, data=b"x"))
+    foreign = Send(tenant="somebody", id=ended.id, data=b"x")
+    with pytest.raises(Missing, match="there is no job"):
+        shop.app.link.ask(foreign)
+    shop.app.link.ask(Delete(tenant=shop.tenant, ids=[ended.id]))
+    with pytest.raises(Missing):
+        ended.send("x")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_job_that_waits_for_a_message_is_stopped_at_once(shop: Workshop, kind: str) -> None:
+    shop.start("-c", "2", "--contexts", "1")
+    job = task(shop, kind).enqueue()
+    shop.noted("begun")
+    shop.app.link.ask(Cancel(tenant=shop.tenant, ids=[job.id]))
+    assert shop.ended(job).state is State.CANCELLED
+
+
+def test_a_run_after_a_killed_worker_begins_with_an_empty_box(shop: Workshop) -> None:
+    worker = shop.start("-c", "1", "--contexts", "1", lease="1s")
+    job = shop.chores.echo.using(max_retry=3).enqueue()
+    shop.noted("begun")
+    job.send("lost with the run")
+    shop.noted("got")
+    worker.send(signal.SIGKILL)
+    worker.ended()
+    shop.start("-c", "1", "--contexts", "1", lease="1s")
+    shop.noted("begun", 2, within=30)
+    job.send("for the second")
+    shop.noted("got", 2)
+    job.send("")
+    assert job.result(timeout=20) == ["for the second"]
+    assert job.refresh().attempt == 2
+
+
+@pytest.mark.parametrize("shop", ["file"], indirect=True)
+def test_a_task_may_wait_for_a_while_only(shop: Workshop) -> None:
+    shop.start("-c", "1", "--contexts", "1")
+    assert shop.chores.impatient.enqueue().result(timeout=20) == "nothing was sent within 0.05 s"
+
+
+@pytest.mark.parametrize("shop", ["file"], indirect=True)
+def test_the_command_sends_words_or_what_it_reads(shop: Workshop) -> None:
+    shop.start("-c", "1", "--contexts", "1")
+    job = shop.chores.echo.enqueue()
+    shop.noted("begun")
+    tenant = ["--tenant", shop.tenant]
+    assert shop.run("jobs", "send", job.id, "hello there", *tenant).returncode == 0
+    assert shop.noted("got")[0].endswith("hello there")
+    assert shop.run("jobs", "send", job.id, "", *tenant).returncode == 0
+    assert job.result(timeout=20) == ["hello there"]
+    late = shop.run("jobs", "send", job.id, "more", *tenant)
+    assert late.returncode != 0
+    assert "has ended" in late.stderr
+
+
+@pytest.mark.parametrize("shop", ["http"], indirect=True)
+async def test_a_websocket_echoes(shop: Workshop, far: Process) -> None:
+    await asyncio.to_thread(shop.start, "-c", "2", "--contexts", "1")
+    job = await shop.chores.aecho.aenqueue()
+    address = f"ws://127.0.0.1:{far.port}/v1/{shop.tenant}/jobs/{job.id}/live"
+    async with asyncio.timeout(30), connect(address, additional_headers={"authorization": f"Bearer {far.token}"}) as ws:
+        heard = []
+        await ws.send(b"one")
+        async for message in ws:
+            if isinstance(message, bytes):
+                heard.append(message)
+                if len(heard) == 2:
+                    await ws.send("")
+                elif len(heard) == 1:
+                    await ws.send("two as text")
+            elif json.loads(message)["event"] == "succeeded":
+                break
+    assert b"".join(heard) == b"one\ntwo as text\n"
+    assert await job.aresult(timeout=10) == ["one", "two as text"]
+
+
+def test_inside_a_test_a_job_finds_what_was_sent_before(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(os.environ, "WORKSHOP_TENANT", "shop")
+    (tmp_path / "inner.py").write_text(APP)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import inner  # type: ignore[import-not-found]  # noqa: PLC0415
+
+    with testing.manual(inner.app) as trial:
+        for echo in (inner.echo, inner.aecho):
+            job = echo.enqueue()
+            job.send("hello")
+            trial.drain()
+            assert job.result() == ["hello"]
