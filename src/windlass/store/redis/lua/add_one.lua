@@ -1,7 +1,7 @@
 -- Keep one new job without a group that waits for nothing and brings nothing along: what a lone enqueue mostly is, in as few steps as will do.
 -- ARGV[2..]  as for add.lua, of one job
 -- Output     as for add.lua; or 0 if its queue is bounded
-local line, meta, body = ARGV[4], ARGV[6], ARGV[7]
+local line, meta, body = ARGV[5], ARGV[7], ARGV[8]
 local id = string.sub(meta, 1, 16)
 local priority, flags, keep, _, _, _, terms_size = struct.unpack('>iBdi8i8i8I', meta, 17)
 local tenant, queue = string.match(line, '^([^,]*),(.*)$')
