@@ -25,6 +25,7 @@ from windlass.model.job import (
     MOST_INPUT,
     MOST_MESSAGES,
     MOST_OUTPUT,
+    PENDING,
     Chunk,
     Job,
     Message,
@@ -77,6 +78,7 @@ class Entry:
     token: bytes | None = None
     lease_until: datetime | None = None
     expires_at: datetime | None = None
+    abandon_at: datetime | None = None
     purge_at: datetime | None = None
     result: Kept | None = None
     files: dict[str, bytes] = field(default_factory=dict)
@@ -199,6 +201,7 @@ class ModelStore:
         )
         entry = Entry(job, bytes(new.payload), next(self._arrivals), group=draft.group, files=new.files)
         entry.expires_at = later(now, new.expires)
+        entry.abandon_at = later(now, new.unattended)
         self._jobs[job.id] = entry
         if new.then is not None:
             entry.followed = True
@@ -305,6 +308,12 @@ class ModelStore:
         entry = self._jobs.get(move.id)
         if entry is None or not self._allows(entry, move, now):
             return False
+        if move.unattended is not None:
+            entry.abandon_at = later(now, move.unattended)
+        if move.step is Step.ATTEND:
+            return True
+        if move.lapsed == "owner":
+            entry.abandon_at = None
         if move.target is GONE:
             if entry.job.state not in FINISHED:
                 self._ripen(entry, None)
@@ -329,7 +338,8 @@ class ModelStore:
             return False
         if job.waits_for != move.waits_before:
             return False
-        return not move.lapsed or (entry.lease_until is not None and entry.lease_until <= now)
+        until = entry.lease_until if move.lapsed == "lease" else entry.abandon_at
+        return move.lapsed is None or (until is not None and until <= now)
 
     def _write(self, entry: Entry, move: Move, now: datetime) -> None:
         errors = [*entry.job.errors, *([move.error] if move.error else [])][-MOST_ERRORS:]
@@ -360,6 +370,7 @@ class ModelStore:
 
     def _end(self, entry: Entry, finished_at: datetime | None, keep: float | None, now: datetime) -> None:
         entry.leave()
+        entry.abandon_at = None
         entry.purge_at = later(now, keep)
         entry.change(finished_at=(finished_at or now).astimezone(UTC))
         self._ripen(entry, entry.job.state)
@@ -450,6 +461,8 @@ class ModelStore:
         now = self._clock.now()
         if clock is Overdue.LEASE:
             due = self._due(self.entries(State.RUNNING), lambda entry: entry.lease_until, now)
+        elif clock is Overdue.OWNER:
+            due = self._due(self.entries(*PENDING), lambda entry: entry.abandon_at, now)
         else:
             waiting = self.entries(State.BLOCKED, State.SCHEDULED, State.QUEUED)
             due = self._due(waiting, lambda entry: entry.expires_at, now)

@@ -132,6 +132,7 @@ OPTIONS: list[tuple[str, Any, Any]] = [
     ("keep_success", "1h", 3600.0),
     ("keep_failure", None, None),
     ("expires", 60, 60.0),
+    ("unattended", "10m", 600.0),
     ("headers", {"trace": "1"}, {"trace": "1"}),
     ("isolate", True, True),
     ("key", "order/7", "order/7"),

@@ -175,6 +175,18 @@ async def a_job_is_queued_and_shown(script: Script) -> None:
     await script.refused(Show(id=job.id, tenant="a b"), Invalid)
 
 
+@scenario(Enqueue, EnqueueLines)
+async def a_job_may_be_left_unattended_for_so_long(script: Script) -> None:
+    job = await script.enqueue(unattended=60.0)
+    assert job.unattended == 60.0
+    script.clock.advance(30)
+    assert (await script.ask(Show(id=job.id))).unattended == 60.0
+    wishes = Wishes(unattended=60.0)
+    (id,) = (await script.ask(EnqueueLines(task="work", text="a", wishes=wishes))).ids
+    assert (await script.ask(Show(id=id))).unattended == 60.0
+    await script.refused(Enqueue(job=NewJob(task="a", unattended=0.5)), Invalid)
+
+
 @scenario(Enqueue)
 async def a_job_sent_twice_is_one(script: Script) -> None:
     id = fresh_id(bytes(16), "default")

@@ -24,6 +24,8 @@ from windlass.model.lifecycle import (
     Outcome,
     Step,
     Verdict,
+    abandon,
+    attend,
     cancel,
     delete,
     expire,
@@ -57,6 +59,8 @@ halt        .          .          .          running    .          .          .
 cancel      cancelled  cancelled  cancelled  running    .          .          .
 stop        .          .          .          cancelled  .          .          .
 expire      failed     failed     failed     .          .          .          .
+attend      blocked    scheduled  queued     running    .          .          .
+abandon     cancelled  cancelled  cancelled  running    .          .          .
 rerun       .          .          .          .          queued     queued     queued
 delete      gone       gone       gone       running    gone       gone       gone
 """
@@ -455,7 +459,7 @@ def test_a_lost_job_goes_back_at_once_and_says_so() -> None:
 @pytest.mark.parametrize("on_lost", ["retry", "requeue", "fail"])
 @pytest.mark.parametrize("order", [None, *sorted(ORDERS)])
 def test_a_loss_is_only_written_while_the_lease_is_out(on_lost: OnLost, order: Reason | None) -> None:
-    assert lose(a_job(reason=order), NOW, on_lost).lapsed
+    assert lose(a_job(reason=order), NOW, on_lost).lapsed == "lease"
 
 
 def test_a_queue_may_have_lost_jobs_fail() -> None:
@@ -594,6 +598,45 @@ def test_a_job_that_nobody_started_in_time_fails_as_expired(state: State) -> Non
 def test_what_was_started_cannot_expire(state: State) -> None:
     with pytest.raises(Conflict):
         expire(a_job(state), NOW)
+
+
+@pytest.mark.parametrize("state", WAITING)
+def test_a_waiting_job_that_nobody_asks_for_is_cancelled_as_abandoned(state: State) -> None:
+    move = abandon(a_job(state, unattended=60.0, keep_failure=5.0))
+    assert (move.target, move.reason, move.keep) == (State.CANCELLED, Reason.ABANDONED, 5.0)
+    assert (move.lapsed, move.error, move.unattended) == ("owner", None, None)
+
+
+@pytest.mark.parametrize("told", [None, Reason.SHRUNK, *sorted(ORDERS)])
+def test_a_running_job_that_nobody_asks_for_is_told_to_stop_and_an_earlier_order_stands(told: Reason | None) -> None:
+    move = abandon(a_job(unattended=60.0, reason=told))
+    assert (move.target, move.lapsed) == (State.RUNNING, "owner")
+    assert move.reason is (told if told in ORDERS else Reason.ABANDONED)
+
+
+@pytest.mark.parametrize("state", sorted(set(State) - FINISHED))
+def test_whoever_asks_for_a_job_sets_its_owner_clock_and_nothing_else(state: State) -> None:
+    job = a_job(state, unattended=60.0, reason=Reason.RETRY, waits_for=["a"] if state is State.BLOCKED else [])
+    move = attend(job)
+    assert move is not None
+    assert (move.source, move.target, move.unattended) == (state, state, 60.0)
+    assert (move.reason, move.attempt, move.waits_for) == (job.reason, job.attempt, job.waits_for)
+
+
+def test_asking_for_a_job_is_not_written_down_where_it_does_not_matter() -> None:
+    for state in State:
+        assert attend(a_job(state)) is None
+    for state in FINISHED:
+        assert attend(a_job(state, unattended=60.0)) is None
+    for order in ORDERS:
+        assert attend(a_job(unattended=60.0, reason=order)) is None
+
+
+@pytest.mark.parametrize("state", sorted(FINISHED))
+def test_an_owner_clock_starts_anew_with_a_job_that_is_wanted_again(state: State) -> None:
+    assert rerun(a_job(state, unattended=60.0)).unattended == 60.0
+    with pytest.raises(Conflict):
+        abandon(a_job(state, unattended=60.0))
 
 
 @pytest.mark.parametrize("state", sorted(FINISHED))

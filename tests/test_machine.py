@@ -117,6 +117,7 @@ TERMS = st.fixed_dictionaries(
         "payload": some_of(PAYLOADS),
         "delay": seldom(0.0, 0.5, 1.0, 30.0),
         "expires": seldom(0.0, 10.0, 100.0),
+        "unattended": seldom(1.0, 10.0, 60.0),
     },
     optional={
         "priority": some_of((-(2**31), -1, 1, 2**31 - 1)),
@@ -191,7 +192,15 @@ ALLOWANCES = st.dictionaries(some_of(("-/one", "-/two", "-/three")), some_of((No
 SHUT = st.dictionaries(some_of(("acme,*,*", "*,default,x", "*,a,*")), some_of((5.0, 86400.0)), max_size=1)
 """Lanes, and for how many seconds."""
 
-DUTIES = (upkeep.promote, upkeep.reclaim, upkeep.expire, upkeep.follow, upkeep.look_after, upkeep.purge)
+DUTIES = (
+    upkeep.promote,
+    upkeep.reclaim,
+    upkeep.expire,
+    upkeep.abandon,
+    upkeep.follow,
+    upkeep.look_after,
+    upkeep.purge,
+)
 
 Selecting: TypeAlias = Cancel | Retry | Delete
 

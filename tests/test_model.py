@@ -22,7 +22,20 @@ from windlass.model import job as job_module
 from windlass.model import names, operations, wire, worker
 from windlass.model.duration import LONGEST, seconds
 from windlass.model.errors import ERRORS, Full, Invalid, JournalFull, Problem, TooLarge, WindlassError, from_problem
-from windlass.model.job import JSON, MSGPACK, NOTHING, TEXT, Error, Job, NewJob, Progress, Reason, State, Terms
+from windlass.model.job import (
+    JSON,
+    LEAST_UNATTENDED,
+    MSGPACK,
+    NOTHING,
+    TEXT,
+    Error,
+    Job,
+    NewJob,
+    Progress,
+    Reason,
+    State,
+    Terms,
+)
 from windlass.model.lifecycle import Verdict
 from windlass.model.match import ABSENT, ANY, Match, field, index_only, matches, states
 from windlass.model.operations import (
@@ -383,6 +396,7 @@ ODD_TERMS: dict[str, Any] = {
     "keep_success": None,
     "keep_failure": 0.0,
     "expires": 60.0,
+    "unattended": 600.0,
     "isolate": True,
     "headers": {"trace": "1-2-3"},
     "content_type": TEXT,
@@ -653,6 +667,7 @@ def test_a_job_made_in_python_is_refused_like_one_that_was_sent(fields: dict[str
         delay=st.none() | st.floats(0, LONGEST),
         max_retry=st.none() | st.integers(0, 1_000_000),
         expires=st.none() | st.floats(0, LONGEST),
+        unattended=st.none() | st.floats(LEAST_UNATTENDED, LONGEST),
         run_at=st.none() | st.datetimes(timezones=st.just(UTC), min_value=datetime(1970, 1, 1)),  # noqa: DTZ001
     )
 )

@@ -33,6 +33,7 @@ TERMS: dict[str, Any] = {
     "keep_success": None,
     "keep_failure": 0.5,
     "expires": 60.0,
+    "unattended": 600.0,
     "isolate": True,
     "headers": {"trace": "1-2-3"},
     "content_type": "text/plain",

@@ -31,6 +31,7 @@ from windlass.model.lifecycle import (
     Move,
     Outcome,
     Verdict,
+    abandon,
     cancel,
     delete,
     expire,
@@ -137,6 +138,7 @@ LOTS = st.lists(
             "priority": some_of((-1, 5)),
             "delay": seldom(1.0, 5.0),
             "expires": seldom(2.0, 20.0),
+            "unattended": seldom(2.0, 20.0),
             "timeout": some_of((2.0, 20.0)),
             "keep_success": st.just(0.0),
             "keep_failure": some_of((0.0, 5.0)),
@@ -404,6 +406,7 @@ class FlowWalk(RuleBasedStateMachine):
         self.both(lambda world: world.store.sweep(Sweep.KEEP, 100))
         self.both(lambda world: give_up(world, Overdue.LEASE, lose))
         self.both(lambda world: give_up(world, Overdue.WAIT, expire))
+        self.both(lambda world: give_up(world, Overdue.OWNER, lambda job, _: abandon(job)))
         self.rouse()
 
     def rouse(self) -> None:

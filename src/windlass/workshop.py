@@ -133,9 +133,9 @@ class Workshop:
     # Time
 
     def advance(self, seconds: float) -> None:
-        """Let time pass; what is due by then becomes due, expires, or leaves."""
+        """Let time pass; what is due by then becomes due, expires, is abandoned, or leaves."""
         self.clock.advance(seconds)
-        for duty in (upkeep.expire, upkeep.promote, upkeep.purge):
+        for duty in (upkeep.expire, upkeep.abandon, upkeep.promote, upkeep.purge):
             self._do(duty)
 
     def _do(self, duty: upkeep.Duty) -> None:

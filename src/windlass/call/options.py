@@ -45,6 +45,8 @@ class TaskOptions(TypedDict, total=False):
     keep_failure: Duration | None
     expires: Duration | None
     """How long it may wait for its first run."""
+    unattended: Duration | None
+    """How long it lives with nobody asking for it, before it is cancelled as abandoned."""
     headers: dict[str, str]
 
 
@@ -77,7 +79,7 @@ class Following(Protocol):
     def template(self) -> NewJob: ...
 
 
-DURATIONS = ("timeout", "keep_success", "keep_failure", "expires", "delay")
+DURATIONS = ("timeout", "keep_success", "keep_failure", "expires", "unattended", "delay")
 POLICY_DURATIONS = ("base", "cap", "deadline")
 
 

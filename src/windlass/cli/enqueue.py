@@ -43,6 +43,14 @@ async def enqueue(
         bool, Parameter(group=WISHES, help="Start it at once or not at all; it is halted when others need the place.")
     ] = False,
     max_retry: Annotated[int, Parameter(group=WISHES, metavar="N", help="Re-runs after a failure (0).")] = 0,
+    unattended: Annotated[
+        str | None,
+        Parameter(
+            group=WISHES,
+            metavar="TIME",
+            help="Cancel it when nobody has asked for it for so long; `--wait` asks (never).",
+        ),
+    ] = None,
     isolate: Annotated[bool, Parameter(group=WISHES, help="Run it in a process of its own.")] = False,
     takes_input: Annotated[
         bool, Parameter(name="--input", group=WISHES, help="Let messages be sent to it: see windlass jobs send.")
@@ -78,6 +86,7 @@ async def enqueue(
         tier=_tier(tier),
         yielding=yielding,
         max_retry=max_retry,
+        unattended=None if unattended is None else duration.seconds(unattended, at="--unattended"),
         isolate=isolate,
         input=takes_input,
     )

@@ -11,6 +11,7 @@ from typing import NamedTuple, cast
 from msgspec import Struct
 from msgspec.structs import replace
 
+from windlass.engine.attending import Attention, attended
 from windlass.engine.experience import Experience
 from windlass.engine.gathering import Gathering
 from windlass.engine.regime import Regimes
@@ -77,13 +78,28 @@ class Desk:
         """Tasks of an app in the same program, as `tenant/task`: handlers cannot take their place."""
         # What a worker said of itself never changes, so it is asked for once; whether it lives is told by its renewals.
         self.known_workers: dict[str, Worker] = {}
+        self._attention = Attention()
 
     async def find(self, id: str, tenant: str, *, payload: bool = False) -> Record:
         """The record of a tenant's own job: somebody else's answers exactly like none."""
+        return (await self._found(id, tenant, payload=payload))[0]
+
+    async def _found(self, id: str, tenant: str, *, payload: bool) -> tuple[Record, datetime]:
+        """The record and the store's time."""
         check_id(id)
-        record = (await self.store.read([id], payload=payload)).records[0]
+        reading = await self.store.read([id], payload=payload)
+        record = reading.records[0]
         if record is None or not owns(tenant, record.job):
             raise no_job(id)
+        return record, reading.now
+
+    async def asked_for(self, id: str, tenant: str, *, payload: bool = False) -> Record:
+        """The same, for somebody who wants to know how the job stands: so it is attended to."""
+        record, now = await self._found(id, tenant, payload=payload)
+        if record.job.unattended is not None and self._attention.is_due(record.job, now):
+            if not await self.settle_read([record], now, attended):
+                await self.settle([id], attended)  # it has changed meanwhile
+            self._attention.note(id, now)
         return record
 
     async def settle(self, ids: Sequence[str], decide: Decide) -> set[str]:

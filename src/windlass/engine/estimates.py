@@ -41,7 +41,7 @@ STALE = 5.0
 
 
 async def get_estimate(desk: Desk, operation: GetEstimate) -> Estimate:
-    job = (await desk.find(operation.id, operation.tenant)).job
+    job = (await desk.asked_for(operation.id, operation.tenant)).job
     match job.state:
         case State.QUEUED:
             return await _of_queued(desk, job)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from msgspec import Raw
 from msgspec.structs import asdict, replace
 
+from windlass.engine.attending import attend_every
 from windlass.engine.desk import Desk, no_job, owns
 from windlass.engine.drafts import check_terms, drafts_of
 from windlass.engine.estimates import at_the_door
@@ -86,7 +87,7 @@ async def enqueue_lines(desk: Desk, operation: EnqueueLines) -> Enqueued:
 
 
 async def show(desk: Desk, operation: Show) -> Job:
-    record = await desk.find(operation.id, operation.tenant, payload=operation.payload)
+    record = await desk.asked_for(operation.id, operation.tenant, payload=operation.payload)
     if record.job.state not in FINISHED and operation.wait:
         ended = await _ended(desk, operation, operation.wait)
         record = replace(record, job=ended.job)
@@ -99,16 +100,16 @@ async def _ended(desk: Desk, operation: Show | GetResult, wait: float) -> Record
     until = loop.time() + wait
     async with desk.store.listen([f"end/{operation.id}"]) as listener:
         while True:
-            record = await desk.find(operation.id, operation.tenant)
+            record = await desk.asked_for(operation.id, operation.tenant)
             remaining = until - loop.time()
             if record.job.state in FINISHED or remaining <= 0:
                 return record
-            await listener.wait(min(LOOK_AGAIN, remaining))
+            await listener.wait(min(LOOK_AGAIN, remaining, attend_every(record.job)))
 
 
 async def get_result(desk: Desk, operation: GetResult) -> Result:
     """Answers a pending state if the job has not ended in time."""
-    record = await desk.find(operation.id, operation.tenant)
+    record = await desk.asked_for(operation.id, operation.tenant)
     if record.job.state not in FINISHED and operation.wait:
         record = await _ended(desk, operation, operation.wait)
     job = record.job

@@ -24,7 +24,7 @@ async def output(desk: Desk, operation: Output) -> None:
 
 async def get_output(desk: Desk, operation: GetOutput) -> OutputPage:
     # Whether it has ended is asked first: whatever an ended job put out is there by then.
-    record = await desk.find(operation.id, operation.tenant)
+    record = await desk.asked_for(operation.id, operation.tenant)
     chunks = await desk.store.output(operation.id, operation.after, operation.limit)
     return OutputPage(
         chunks=chunks,

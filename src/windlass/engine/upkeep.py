@@ -1,4 +1,4 @@
-"""The periodic duties: promote, reclaim, expire, follow, look after blocked jobs, purge; and those of flow control.
+"""The periodic duties: promote, reclaim, expire, abandon, follow, look after blocked jobs, purge; and flow control's.
 
 Each duty takes one bounded step and says how much it did, so that a backlog is worked off without a pause and an idle
 queue costs next to nothing. Any number of processes may keep house at once: every step is guarded by the store.
@@ -76,6 +76,16 @@ async def expire(engine: Engine) -> int:
     return await engine.desk.settle_read(reading.records, reading.now, expired)
 
 
+async def abandon(engine: Engine) -> int:
+    """Cancel jobs that nobody asked for."""
+
+    def abandoned(record: Record, _: datetime) -> Move:
+        return lifecycle.abandon(record.job)
+
+    reading = await engine.desk.store.overdue(Overdue.OWNER, STEP)
+    return await engine.desk.settle_read(reading.records, reading.now, abandoned)
+
+
 async def purge(engine: Engine) -> int:
     """Drop finished jobs that have been kept long enough."""
     return len(await engine.desk.store.sweep(Sweep.KEEP, STEP))
@@ -143,6 +153,7 @@ DUTIES: dict[Duty, float] = {
     promote: 0.25,
     reclaim: 1.0,
     expire: 1.0,
+    abandon: 1.0,
     follow: 0.1,
     look_after: 60.0,
     purge: 5.0,

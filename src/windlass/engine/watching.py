@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 
 from msgspec.structs import replace
 
+from windlass.engine.attending import attend_every
 from windlass.engine.feed import Feed, Follower
 from windlass.model.errors import WindlassError
 from windlass.model.estimate import Estimate
@@ -144,7 +145,8 @@ class _Looking:
     def rest(self, job: Job) -> None:
         """Until the next look."""
         pause = LOOK_EVERY if job.state is State.RUNNING else LOOK_EVERY_IF_WAITING
-        self._look_at = asyncio.get_running_loop().time() + (LOOK_EVERY_IF_HEARD if self._heard else pause)
+        pause = min(LOOK_EVERY_IF_HEARD if self._heard else pause, attend_every(job))
+        self._look_at = asyncio.get_running_loop().time() + pause
 
     async def again(self, job: Job, pause: float) -> tuple[Job, bool] | None:
         """The job, and whether it may have put something out; null = it is not time, and nothing was heard.

@@ -163,6 +163,8 @@ def sacrifice(job: Job) -> EventName | None:
 
 def move_event(move: Move) -> EventName | None:
     """What a change of a job is called as an event; null = nothing that is told."""
+    if move.step is Step.ATTEND:
+        return None
     if move.target in _ENDS:
         return _ENDS[State(move.target)]
     if move.target in (State.QUEUED, State.SCHEDULED):

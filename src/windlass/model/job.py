@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
+from windlass.model.duration import LONGEST
 from windlass.model.names import DEFAULT_QUEUE, Name
 from windlass.model.retry import EXPONENTIAL, Retry, Seconds
 
@@ -71,6 +72,8 @@ class Reason(StrEnum):
     """It printed more than its worker allows."""
     DEPENDENCY = "dependency"
     """A job that it waited for did not succeed."""
+    ABANDONED = "abandoned"
+    """Nobody asked for it for longer than its submitter would have left it unattended."""
     ACCEPTED = "accepted"
     """It is safe in the server's journal, and waits for the store to answer again."""
 
@@ -88,6 +91,9 @@ JSON = "application/json"
 TEXT = "text/plain"
 
 DAY = 86400.0
+
+LEAST_UNATTENDED = 1.0
+"""Seconds: upkeep looks no more often."""
 
 LOWEST, HIGHEST = -(2**31), 2**31 - 1
 """Bounds of a priority."""
@@ -131,6 +137,8 @@ class Wishes(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     """Seconds that the record of a failed or cancelled job stays; null = for ever."""
     expires: Seconds | None = None
     """Seconds after creation within which it must be started, or it fails as `expired`; null = never."""
+    unattended: Annotated[float, Meta(ge=LEAST_UNATTENDED, le=LONGEST)] | None = None
+    """Seconds that it lives with nobody asking for it; then it is cancelled as `abandoned`; null = for ever."""
     isolate: bool = False
     """Whether it runs in a process of its own."""
     input: bool = False

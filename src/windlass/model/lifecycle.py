@@ -4,8 +4,8 @@ Two rules keep it whole. Everything that decides a state is in this file; and th
 store nor a clock nor a worker. Stores apply the `Move`s made here, guarded by what the job was when the
 move was decided; if the job has changed since, the move is refused and decided anew.
 
-How to read it: `TABLE` says what is possible; `unblock`, `finish`, `lose`, `release`, `cancel`, `rerun`, `expire` and
-`delete` say what happens, as one `Move` each. The drawing in the docs is made from `TABLE`.
+How to read it: `TABLE` says what is possible; `unblock`, `finish`, `lose`, `release`, `cancel`, `rerun`, `expire`,
+`attend`, `abandon` and `delete` say what happens, as one `Move` each. The drawing in the docs is made from `TABLE`.
 """
 
 from collections.abc import Mapping
@@ -39,6 +39,8 @@ class Step(StrEnum):
     CANCEL = "cancel"  # somebody does not want it any more
     STOP = "stop"  # the worker has stopped a cancelled job
     EXPIRE = "expire"  # nobody started it in time
+    ATTEND = "attend"  # somebody asks for it: its owner clock starts anew
+    ABANDON = "abandon"  # nobody has asked for it for too long
     RERUN = "rerun"  # somebody wants a finished job again
     DELETE = "delete"  # somebody wants it gone
 
@@ -56,14 +58,20 @@ TABLE: dict[tuple[State, Step], State | Gone] = {
     (State.BLOCKED, Step.UNBLOCK): State.QUEUED,
     (State.BLOCKED, Step.CANCEL): State.CANCELLED,
     (State.BLOCKED, Step.EXPIRE): State.FAILED,
+    (State.BLOCKED, Step.ATTEND): State.BLOCKED,
+    (State.BLOCKED, Step.ABANDON): State.CANCELLED,
     (State.BLOCKED, Step.DELETE): GONE,
     (State.SCHEDULED, Step.PROMOTE): State.QUEUED,
     (State.SCHEDULED, Step.CANCEL): State.CANCELLED,
     (State.SCHEDULED, Step.EXPIRE): State.FAILED,
+    (State.SCHEDULED, Step.ATTEND): State.SCHEDULED,
+    (State.SCHEDULED, Step.ABANDON): State.CANCELLED,
     (State.SCHEDULED, Step.DELETE): GONE,
     (State.QUEUED, Step.CLAIM): State.RUNNING,
     (State.QUEUED, Step.CANCEL): State.CANCELLED,
     (State.QUEUED, Step.EXPIRE): State.FAILED,
+    (State.QUEUED, Step.ATTEND): State.QUEUED,
+    (State.QUEUED, Step.ABANDON): State.CANCELLED,
     (State.QUEUED, Step.DELETE): GONE,
     (State.RUNNING, Step.SUCCEED): State.SUCCEEDED,
     (State.RUNNING, Step.FAIL): State.FAILED,
@@ -71,8 +79,10 @@ TABLE: dict[tuple[State, Step], State | Gone] = {
     (State.RUNNING, Step.RECLAIM): State.QUEUED,
     (State.RUNNING, Step.RELEASE): State.QUEUED,
     (State.RUNNING, Step.SNOOZE): State.SCHEDULED,
+    (State.RUNNING, Step.ATTEND): State.RUNNING,
     # A running job is only told to stop: its place is taken until its worker says that it has stopped.
     (State.RUNNING, Step.CANCEL): State.RUNNING,
+    (State.RUNNING, Step.ABANDON): State.RUNNING,
     (State.RUNNING, Step.DELETE): State.RUNNING,
     (State.RUNNING, Step.SHRINK): State.RUNNING,
     (State.RUNNING, Step.HALT): State.RUNNING,
@@ -91,7 +101,7 @@ MOST_CRASHES = 3
 MOST_LOSSES = 10
 """The lost worker with this number ends a job: what takes a whole worker down each time is poison too."""
 
-ORDERS = frozenset({Reason.CANCELLED, Reason.DELETED, Reason.HALTED})
+ORDERS = frozenset({Reason.CANCELLED, Reason.DELETED, Reason.HALTED, Reason.ABANDONED})
 """Reasons that, on a running job, mean that it has been told to stop."""
 
 NEVER: dict[State | None, str] = {
@@ -102,6 +112,9 @@ NEVER: dict[State | None, str] = {
 """What is said of a job that will not succeed any more."""
 
 OnLost = Literal["retry", "requeue", "fail"]
+
+Lapse = Literal["lease", "owner"]
+"""A clock that may be set anew until the very moment when somebody acts on its having run out."""
 
 
 class Verdict(StrEnum):
@@ -146,8 +159,8 @@ class Move(Struct, frozen=True, kw_only=True):
     """Guard: refused unless a blocked job still waits for exactly these."""
     assigned_before: str | None = None
     """Guard: refused unless a running job is at this tier."""
-    lapsed: bool = False
-    """Guard: refused if the lease has been renewed meanwhile."""
+    lapsed: Lapse | None = None
+    """Guard: refused if this clock has been set anew meanwhile: the lease renewed, the job attended to."""
     target: State | Gone
     assigned: tuple[str, float] | None = None
     """The shorter tier of a job that is shrunk, and its seconds; its places at longer ones are given back."""
@@ -166,6 +179,8 @@ class Move(Struct, frozen=True, kw_only=True):
     """When it ended, as its worker says; null = the store's now."""
     keep: float | None = None
     """Seconds the record of a finished job stays; null = for ever."""
+    unattended: float | None = None
+    """Seconds from now to which the owner clock is set; null = it is left as it is. An end takes it away."""
 
 
 def next_state(state: State, step: Step) -> State | Gone:
@@ -224,7 +239,7 @@ def lose(job: Job, now: datetime, on_lost: OnLost = "retry") -> Move:
         move = _failed(job, Reason.LOST, error=error, losses=job.losses + 1)
     else:
         move = _move(job, Step.RECLAIM, reason=Reason.LOST, error=error, losses=job.losses + 1)
-    return replace(move, lapsed=True)
+    return replace(move, lapsed="lease")
 
 
 def release(job: Job, now: datetime, delay: float | None = None) -> Move:
@@ -265,10 +280,26 @@ def expire(job: Job, now: datetime) -> Move:
     return _failed(job, Reason.EXPIRED, step=Step.EXPIRE, error=_entry(job, None, Reason.EXPIRED, now))
 
 
+def attend(job: Job) -> Move | None:
+    """Somebody asks for the job; null = it need not be written down."""
+    if job.unattended is None or (job.state, Step.ATTEND) not in TABLE or job.reason in ORDERS:
+        return None
+    return replace(_move(job, Step.ATTEND, reason=job.reason), waits_for=job.waits_for, unattended=job.unattended)
+
+
+def abandon(job: Job) -> Move:
+    """Nobody has asked for the job for too long: what a cancel does, for a reason of its own."""
+    if job.state is State.RUNNING:
+        move = _move(job, Step.ABANDON, reason=job.reason if job.reason in ORDERS else Reason.ABANDONED)
+    else:
+        move = _move(job, Step.ABANDON, reason=Reason.ABANDONED, keep=_keep(job, job.keep_failure))
+    return replace(move, lapsed="owner")
+
+
 def rerun(job: Job) -> Move:
     """Somebody wants a finished job again; it starts anew."""
     move = _move(job, Step.RERUN, attempt=0, crashes=0, losses=0)
-    return replace(move, run_at=None, code=None)
+    return replace(move, run_at=None, code=None, unattended=job.unattended)
 
 
 def reruns(job: Job) -> int:

@@ -237,6 +237,8 @@ class Overdue(StrEnum):
     """A running job that was not renewed."""
     WAIT = "wait"
     """A job that nobody started before it expired."""
+    OWNER = "owner"
+    """A job that nobody asked for."""
 
 
 class Listener(Protocol):

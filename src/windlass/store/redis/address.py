@@ -17,6 +17,9 @@ CLUSTER = "redis+cluster"
 SENTINEL = ("redis+sentinel", "rediss+sentinel")
 SCHEMES = ("redis", "rediss", "unix", CLUSTER, *SENTINEL)
 
+TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile")
+"""As redis-py calls them: who vouches for the server (absent = whom the system trusts), and who we are."""
+
 SENTINEL_PORT = 26379
 ROLE = ("ROLE",)
 
@@ -67,8 +70,8 @@ def read_address(url: str) -> Target:
     parts = _parts(url)
     if parts.scheme not in SCHEMES:
         raise Invalid(f"{parts.scheme!r} is not {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}", at="store")
-    tls = ssl.create_default_context() if parts.scheme.startswith("rediss") else None
     try:
+        tls = _tls(parts) if parts.scheme.startswith("rediss") else None
         if parts.scheme in SENTINEL:
             return _watched(parts, tls)
         cluster = parts.scheme == CLUSTER
@@ -77,6 +80,19 @@ def read_address(url: str) -> Target:
         raise Invalid(f"not the address of a server: {fault}", at="store") from None
     known = {name: found[name] for name in ("host", "port", "path", "db", "username", "password") if name in found}
     return Target(Address(tls=tls, **known), cluster=cluster)
+
+
+def _tls(parts: SplitResult) -> ssl.SSLContext:
+    options = {name: value for name, value in parse_qsl(parts.query) if name.startswith("ssl_")}
+    if unknown := options.keys() - set(TLS_OPTIONS):
+        raise ValueError(f"{min(unknown)}: only {', '.join(TLS_OPTIONS)} are known here")
+    try:
+        context = ssl.create_default_context(cafile=options.get("ssl_ca_certs"))
+        if "ssl_certfile" in options:
+            context.load_cert_chain(options["ssl_certfile"], options.get("ssl_keyfile"))
+    except OSError as fault:
+        raise ValueError(f"{', '.join(f'{name}={file}' for name, file in options.items())}: {fault}") from None
+    return context
 
 
 def _parts(url: str) -> SplitResult:
@@ -96,7 +112,8 @@ def _watched(parts: SplitResult, tls: ssl.SSLContext | None) -> Target:
     name, _, db = parts.path.removeprefix("/").partition("/")
     if not name:
         raise ValueError("name the master that the sentinels watch: redis+sentinel://host:26379,host:26379/MASTER")
-    options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+    said = parse_qsl(parts.query, strict_parsing=bool(parts.query))
+    options = {name: value for name, value in said if tls is None or name not in TLS_OPTIONS}
     secret = options.pop("sentinel_password", None)
     if options:
         raise ValueError(f"{', '.join(options)}: only sentinel_password is known here")

@@ -14,8 +14,9 @@ from typing import Any
 import hiredis
 
 from windlass.model.errors import Unavailable
+from windlass.store import machine
 from windlass.store.redis.address import Address, Argument
-from windlass.store.redis.channel import check_welcome
+from windlass.store.redis.channel import check_welcome, unreachable
 from windlass.store.redis.sentinels import ANSWERS_WITHIN, Place, Sentinels, is_elsewhere
 
 READ_AT_ONCE = 1 << 16
@@ -102,7 +103,7 @@ _ASKED = _Pause()
 
 
 def _now() -> float:
-    return time.monotonic_ns() / 1e9
+    return machine.monotonic()
 
 
 def _rest(seconds: float) -> None:
@@ -124,7 +125,7 @@ def _opened(to: Address, within: float) -> "_Line":
     try:
         line = _Line(_connected(to, within))
     except OSError as fault:
-        raise Unavailable(f"the store does not answer: {fault}") from fault
+        raise unreachable(fault) from fault
     try:
         for greeting in to.greetings():
             check_welcome(greeting, line.ask(greeting))

@@ -6,6 +6,7 @@ waits on it; the next caller opens a new one. Nothing is ever sent twice.
 """
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -125,7 +126,14 @@ async def _connected(to: Address, within: float) -> "_Pipe":
         async with asyncio.timeout(within):
             return await _greeted(to, within)
     except (OSError, TimeoutError) as fault:
-        raise Unavailable(f"the store does not answer: {fault or 'it took too long to connect'}") from fault
+        raise unreachable(fault) from fault
+
+
+def unreachable(fault: OSError) -> Unavailable:
+    """What is said of a server to which no connection could be made."""
+    if isinstance(fault, ssl.SSLCertVerificationError):
+        return Unavailable(f"the store's certificate is not trusted: {fault.verify_message} (?ssl_ca_certs=FILE)")
+    return Unavailable(f"the store does not answer: {str(fault) or 'it took too long to connect'}")
 
 
 async def _greeted(to: Address, within: float) -> "_Pipe":

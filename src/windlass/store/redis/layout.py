@@ -12,7 +12,7 @@ from operator import attrgetter
 import msgspec
 
 from windlass.model.job import NewJob, Reason, State, Stream
-from windlass.model.lifecycle import GONE, Move, Step
+from windlass.model.lifecycle import GONE, Lapse, Move, Step
 from windlass.model.names import raw_id
 from windlass.store import Done, Draft, Ripe, Touch, terms
 from windlass.store.mailbox import Reader
@@ -47,6 +47,7 @@ REASONS = (
     Reason.OUTPUT,
     Reason.DEPENDENCY,
     Reason.ACCEPTED,
+    Reason.ABANDONED,
 )
 BLOCKED, RUNNING = STATES.index(State.BLOCKED), STATES.index(State.RUNNING)
 STATE_NUMBERS = {state: number for number, state in enumerate(STATES)} | {GONE: len(STATES)}
@@ -62,7 +63,10 @@ ENDED = struct.Struct(">IQQH")
 ERRORS, PROGRESS, FOLLOWED, EXTRAS = 4, 8, 64, 128  # flags
 NEW = struct.Struct(">iBdqqqIHI")
 DONE = struct.Struct(">16s8sHq")
-MOVE = struct.Struct(">BIBBBBIBBqHdBq")
+OWNER_CLOCK = struct.Struct(">Iq")
+MOVE = struct.Struct(">BIBBBBIBBqHdBqq")
+LAPSES: dict[Lapse | None, int] = {None: 0, "lease": 1, "owner": 2}
+HOW = {Step.RERUN: 1, Step.ATTEND: 2}
 
 CHUNK = struct.Struct(">QQIQB")
 MESSAGE = struct.Struct(">QQ")
@@ -71,6 +75,7 @@ STREAMS: tuple[Stream, ...] = ("stdout", "stderr", "log")
 KEEP_RESULT_FLAGS = {"keep": 0, "once": 16, "none": 32}
 FOR_EVER = -1.0
 NEVER = -1
+AS_IT_IS = -1
 AGES_AGO = -(10**17)
 """In the place of a due time: the job waits for others."""
 
@@ -82,6 +87,7 @@ def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
     lines: dict[str, int] = {}
     counts: list[int] = []
     jobs: list[bytes | str | int] = []
+    owner_clocks: list[bytes] = []  # beside the jobs, for few have one
     for draft, packed in zip(drafts, terms.pack_all(draft.new for draft in drafts), strict=True):
         new = draft.new
         line, route = _names(draft.tenant, new.queue, new.task, draft.group)
@@ -102,19 +108,21 @@ def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
         counts[number] += 1
         jobs.append(raw_id(draft.id) + meta)
         jobs.append(b"%b\0%b%b" % (route, packed, bytes(new.payload)))
+        if new.unattended is not None:
+            owner_clocks.append(OWNER_CLOCK.pack(sum(counts), span(new.unattended)))
         if new.files:
             jobs.append(_pack(new.files))
         if new.then is not None:
             jobs.append(terms.pack_then(draft.tenant, new.then))
         if new.after:
             jobs.append(ids(new.after))
-    head: list[bytes | str | int] = [drafts[0].grouping if drafts else 0, len(lines)]
+    head: list[bytes | str | int] = [drafts[0].grouping if drafts else 0, b"".join(owner_clocks), len(lines)]
     for name, number in lines.items():
         head += (name, counts[number])
     return head + jobs
 
 
-_waits_or_brings = attrgetter("delay", "run_at", "expires", "after", "files", "then")
+_waits_or_brings = attrgetter("delay", "run_at", "expires", "unattended", "after", "files", "then")
 _neither = _waits_or_brings(NewJob(task="x"))
 
 
@@ -169,7 +177,7 @@ def apply_arguments(moves: Sequence[Move]) -> Iterator[bytes | str | int]:
             STATE_NUMBERS[move.source],
             move.attempt_before,
             REASON_NUMBERS[move.reason_before],
-            move.lapsed,
+            LAPSES[move.lapsed],
             STATE_NUMBERS[move.target],
             REASON_NUMBERS[move.reason],
             move.attempt,
@@ -178,8 +186,9 @@ def apply_arguments(moves: Sequence[Move]) -> Iterator[bytes | str | int]:
             0 if move.run_at is None else to_micros(move.run_at),
             move.code or 0,
             FOR_EVER if move.keep is None else move.keep,
-            move.step is Step.RERUN,
+            HOW.get(move.step, 0),
             0 if move.finished_at is None else to_micros(move.finished_at),
+            AS_IT_IS if move.unattended is None else span(move.unattended),
         ) + _tiers(move)
 
 

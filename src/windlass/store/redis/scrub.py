@@ -9,7 +9,9 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from windlass.model.job import FINISHED, MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT, State
+from windlass.model.lifecycle import ORDERS
 from windlass.model.names import text_id
+from windlass.store import terms
 from windlass.store.redis import layout, scrub_flow
 from windlass.store.redis.address import Argument
 from windlass.store.redis.store import RedisStore
@@ -105,21 +107,28 @@ class Held(NamedTuple):
     worker: str
     token: bytes
     finished: int
+    has_owner_clock: bool | None
+    """Whether it should; null = it may, for it was told to stop."""
 
 
 def _held(id: bytes, value: bytes, live: bytes | None) -> Held:
-    _, state_number, _, flags, _, _, _, _, due, run_size, _, priority, seq, pos, _, _ = layout.HEAD.unpack_from(value)
-    packed = value[layout.HEAD.size : value.index(0, layout.HEAD.size)]
+    head = layout.HEAD.unpack_from(value)
+    _, state_number, _, flags, _, _, _, _, due, run_size, terms_size, priority, seq, pos, _, _ = head
+    zero = value.index(0, layout.HEAD.size)
+    packed, asked = value[layout.HEAD.size : zero], terms.unpack(value[zero + 1 : zero + 1 + terms_size])
     tenant, queue, task, _ = layout.parts(packed)
-    state, token, worker, finished = layout.STATES[state_number], b"", "", 0
+    state, token, worker, finished, reason = layout.STATES[state_number], b"", "", 0, 0
     if run_size:
         finished = layout.ENDED.unpack_from(value, len(value) - run_size)[2]
     if live is not None and state is State.QUEUED:
-        token, _, _, _, _, flags, *_ = layout.LIVE.unpack_from(live)
+        token, _, _, _, reason, flags, *_ = layout.LIVE.unpack_from(live)
         state, finished = State.RUNNING, 0
         worker = live[layout.LIVE.size :].split(b"\0")[1].decode()
     route = packed.decode()
-    return Held(id, state, flags, priority, seq, pos, due, tenant, queue, task, route, worker, token, finished)
+    owned: bool | None = "unattended" in asked and state not in FINISHED
+    if owned and layout.REASONS[reason] in ORDERS:
+        owned = None
+    return Held(id, state, flags, priority, seq, pos, due, tenant, queue, task, route, worker, token, finished, owned)
 
 
 def _jobs(found: Found, prefix: bytes) -> list[Held]:
@@ -163,7 +172,7 @@ def _check_jobs(found: Found, prefix: bytes) -> list[str]:
     """Each job is in exactly the time index of its state, and has the keys its flags speak of."""
     findings = []
     jobs = {job.id: job for job in _jobs(found, prefix)}
-    names = ("due", "stale", "leases", "gone", "progress", "runs")
+    names = ("due", "stale", "unattended", "leases", "gone", "progress", "runs")
     indexes: dict[str, dict[bytes, Any]] = {name: found.get(prefix + f":{name}".encode(), {}) for name in names}
     owned = set()
     for id, job in jobs.items():
@@ -174,6 +183,10 @@ def _check_jobs(found: Found, prefix: bytes) -> list[str]:
             "a token": (bool(job.token.strip(b"\0")), running),
             "a due time": (indexes["due"].get(id), float(job.due) if job.state is State.SCHEDULED else None),
             "a wait clock": (id in indexes["stale"], bool(job.flags & STALE)),
+            "an owner clock": (
+                id in indexes["unattended"],
+                id in indexes["unattended"] if job.has_owner_clock is None else job.has_owner_clock,
+            ),
             "a finish time": (bool(job.finished), finished),
             "a time to be dropped": (id in indexes["gone"] and not finished, False),
             "progress": (id in indexes["progress"], bool(job.flags & PROGRESS)),

@@ -1,11 +1,10 @@
 """News between processes by publish and subscribe. A key that expires says that somebody watches."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from windlass.store import GAP
+from windlass.store import GAP, machine
 from windlass.store.redis.connection import Connection
 from windlass.store.redis.notices import Bell, Notices
 
@@ -62,15 +61,15 @@ class Wire:
         self._key = f"{prefix}:watched"
         self._channel = notices.name(TOPIC)
         self._watched = False
-        self._look_at = 0
+        self._look_at = 0.0
 
     @property
     def quiet(self) -> bool:
-        return not self._watched and time.monotonic_ns() < self._look_at
+        return not self._watched and machine.monotonic() < self._look_at
 
     async def publish(self, news: Sequence[str]) -> None:
-        if time.monotonic_ns() >= self._look_at:
-            self._look_at = time.monotonic_ns() + int(LOOK_EVERY * 1e9)
+        if machine.monotonic() >= self._look_at:
+            self._look_at = machine.monotonic() + LOOK_EVERY
             self._watched = await self._connection.ask(self._key, "GET", self._key) is not None
         if self._watched:
             await self._connection.ask(self._key, "PUBLISH", self._channel, "\n".join(news))
@@ -80,6 +79,6 @@ class Wire:
         ear = Ear(self._connection, self._key)
         async with self._notices.listen([TOPIC], ear):
             await ear.claim()
-            self._look_at = 0
+            self._look_at = 0.0
             await asyncio.sleep(LOOK_EVERY)
             yield ear

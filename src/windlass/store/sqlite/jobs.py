@@ -23,7 +23,7 @@ _KNOWN = "SELECT id FROM job WHERE id IN carray(?)"
 _ADD = """
     INSERT INTO job (
         id, lane, line, state, priority, files, followed, waits, size, created_at, updated_at, run_at, expires_at,
-        terms, payload
+        abandon_at, terms, payload
     ) VALUES {rows}
 """
 _ADD_LARGE = "INSERT INTO payload (job, data) SELECT seq, ?2 FROM job WHERE id = ?1"
@@ -90,12 +90,13 @@ def _row(tx: Transaction, id: bytes, draft: Draft) -> batches.Row:
     state = BLOCKED if new.after else QUEUED if due is None else SCHEDULED
     waits = b"".join(keys(new.after)) if new.after else None
     expires_at = None if new.expires is None else now + span(new.expires)
+    abandon_at = None if new.unattended is None else now + span(new.unattended)
     payload = bytes(new.payload)
     size = len(payload)
     inline = payload if size <= MOST_INLINE else None
     return (
         id, lane.id, lane.line, state, new.priority, len(new.files), new.then is not None, waits, size, now, now, due,
-        expires_at, pack(new), inline,
+        expires_at, abandon_at, pack(new), inline,
     )  # fmt: skip
 
 

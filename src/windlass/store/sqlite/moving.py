@@ -28,7 +28,7 @@ _pack = msgspec.msgpack.Encoder()
 
 _STANDING = """
     SELECT j.id, j.seq, j.lane, j.state, j.attempt, j.reason, j.errors, j.worker, j.followed, j.waits, j.assigned,
-        l.token, l.until
+        j.abandon_at, l.token, l.until
     FROM carray(?) AS wanted CROSS JOIN job AS j ON j.id = wanted.value LEFT JOIN lease AS l ON l.job = j.seq
 """
 _TELL = """
@@ -42,14 +42,20 @@ _SHRINK = """
 _MEET = """
     WITH met (seq, waits) AS (VALUES {rows}) UPDATE job SET waits = met.waits FROM met WHERE job.seq = met.seq
 """
+_ATTEND = """
+    WITH asked (seq, abandon_at) AS (VALUES {rows})
+    UPDATE job SET abandon_at = asked.abandon_at FROM asked WHERE job.seq = asked.seq
+"""
 _MOVE = """
     WITH moved (
-        seq, state, reason, attempt, crashes, losses, run_at, code, updated_at, finished_at, purge_at, failed, waits
+        seq, state, reason, attempt, crashes, losses, run_at, code, updated_at, finished_at, purge_at, failed, waits,
+        abandon_at
     ) AS (VALUES {rows})
     UPDATE job SET state = moved.state, reason = moved.reason, attempt = moved.attempt, crashes = moved.crashes,
         losses = moved.losses, run_at = moved.run_at, code = moved.code, updated_at = moved.updated_at,
         finished_at = moved.finished_at, purge_at = moved.purge_at, errors = errors + moved.failed,
-        waits = NULL, assigned = NULL, seconds = NULL, expires_at = iif(moved.waits, expires_at, NULL)
+        waits = NULL, assigned = NULL, seconds = NULL, expires_at = iif(moved.waits, expires_at, NULL),
+        abandon_at = moved.abandon_at
     FROM moved WHERE job.seq = moved.seq
 """
 _ADD_ERROR = "INSERT INTO error (job, n, data) VALUES {rows}"
@@ -75,6 +81,7 @@ class Standing(NamedTuple):
     followed: int
     waits: bytes | None
     assigned: str | None
+    abandon_at: int | None
     token: bytes | None
     until: int | None
 
@@ -86,6 +93,7 @@ class Changes:
         self.told: list[batches.Row] = []
         self.shrunk: list[batches.Row] = []
         self.met: list[batches.Row] = []
+        self.attended: list[batches.Row] = []
         self.moved: list[batches.Row] = []
         self.errors: list[batches.Row] = []
         self.old_errors: list[batches.Row] = []
@@ -130,16 +138,16 @@ def _allows(job: Standing, move: Move, now: int) -> bool:
         return False
     if job.state == BLOCKED and job.waits != b"".join(keys(move.waits_before)):
         return False
-    return not move.lapsed or (job.until is not None and job.until <= now)
+    if move.lapsed is None:
+        return True
+    until = job.until if move.lapsed == "lease" else job.abandon_at
+    return until is not None and until <= now
 
 
 def _note(tx: Transaction, changes: Changes, job: Standing, move: Move) -> None:
     """Note what an allowed move changes, and whom to tell."""
-    if move.target is State.RUNNING:
-        _note_order(tx, changes, job, move)
-        return
-    if move.target is State.BLOCKED:
-        changes.met.append((job.seq, b"".join(keys(move.waits_for))))
+    if move.target is move.source:
+        _note_stay(tx, changes, job, move)
         return
     _note_end(tx, job, move)
     tx.count(job.lane, job.state, -1)
@@ -163,9 +171,21 @@ def _note(tx: Transaction, changes: Changes, job: Standing, move: Move) -> None:
     changes.moved.append(_row(job, move, tx.now, ends=ends))
 
 
+def _note_stay(tx: Transaction, changes: Changes, job: Standing, move: Move) -> None:
+    """A job stays in its state, yet something of it changes."""
+    if move.step is Step.ATTEND:
+        changes.attended.append((job.seq, _abandon_at(job, move, tx.now)))
+    elif move.step is Step.MEET:
+        changes.met.append((job.seq, b"".join(keys(move.waits_for))))
+    else:
+        _note_order(tx, changes, job, move)
+
+
 def _note_order(tx: Transaction, changes: Changes, job: Standing, move: Move) -> None:
     """A running job goes on for now; at a shorter tier, it gives back its places at longer ones."""
     changes.told.append((job.seq, move.reason, tx.now))
+    if move.lapsed == "owner":
+        changes.attended.append((job.seq, None))  # it has run out: the job is told once
     tx.topics.add(f"order/{job.worker}")
     if move.assigned is None:
         return
@@ -204,13 +224,19 @@ def _row(job: Standing, move: Move, now: int, *, ends: bool) -> batches.Row:
         purge_at,
         move.error is not None,
         not ends and move.step is not Step.RERUN,
+        None if ends else _abandon_at(job, move, now),
     )
+
+
+def _abandon_at(job: Standing, move: Move, now: int) -> int | None:
+    return job.abandon_at if move.unattended is None else now + span(move.unattended)
 
 
 def _write(tx: Transaction, changes: Changes) -> None:
     tx.run_all(_TELL, changes.told)
     tx.run_all(_SHRINK, changes.shrunk)
     tx.run_all(_MEET, changes.met)
+    tx.run_all(_ATTEND, changes.attended)
     tx.run_all(_MOVE, changes.moved)
     tx.run_all(_ADD_ERROR, changes.errors)
     tx.run_all(_DROP_ERROR, changes.old_errors)

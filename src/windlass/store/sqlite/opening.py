@@ -18,6 +18,9 @@ MEMORY = ":memory:"
 VERSION = 3
 """Of `schema.sql`, kept in the file as `user_version`."""
 
+OLDEST_VERSION = 2
+"""A file of this version or a later one is brought up to date: `from_2.sql` leads from 2 to 3, and so on."""
+
 APPLICATION = 0x576E646C
 """`Wndl`: marks a file as ours."""
 
@@ -109,10 +112,9 @@ def _set_up(sql: apsw.Connection, path: str) -> apsw.Connection:
     try:
         _set_journal(sql, path)
         sql.execute(PRAGMAS)
-        if not _has_tables(sql, path):
+        if _version(sql, path) < VERSION:
             sql.execute("BEGIN IMMEDIATE")
-            if not _has_tables(sql, path):  # another process may have been quicker
-                _make_tables(sql)
+            _bring_up_to_date(sql, _version(sql, path))  # another process may have been quicker
             sql.execute("COMMIT")
     except BaseException:
         sql.close(True)
@@ -126,22 +128,24 @@ def _set_journal(sql: apsw.Connection, path: str) -> None:
         raise Unavailable(f"{path} is on a file system without shared memory: move it to a local disk")
 
 
-def _has_tables(sql: apsw.Connection, path: str) -> bool:
-    """Whether the file has our tables; refuses one that has others."""
-    version, mark = sql.pragma("user_version"), sql.pragma("application_id")
-    if mark == APPLICATION and version == VERSION:
-        return True
+def _version(sql: apsw.Connection, path: str) -> int:
+    """Of the tables in the file, 0 if it has none; refuses a file with others than ours."""
+    version, mark = int(sql.pragma("user_version")), sql.pragma("application_id")
+    if mark == APPLICATION and OLDEST_VERSION <= version <= VERSION:
+        return version
     if mark == APPLICATION and version > VERSION:
         raise Invalid(f"{path} has format {version}, this Windlass knows {VERSION}: use a newer one", at="path")
-    if mark == APPLICATION and 0 < version < VERSION:
-        raise Invalid(f"{path} has format {version}, this Windlass knows only {VERSION}: begin a new file", at="path")
+    if mark == APPLICATION and 0 < version < OLDEST_VERSION:
+        raise Invalid(f"{path} has format {version}, {OLDEST_VERSION} is the oldest known: begin a new file", at="path")
     if mark or version or sql.execute("SELECT 1 FROM sqlite_schema LIMIT 1").get:
         raise Invalid(f"{path} is a database of something else", at="path")
-    return False
+    return 0
 
 
-def _make_tables(sql: apsw.Connection) -> None:
-    sql.execute(resources.files(__package__).joinpath("schema.sql").read_text("utf-8"))
+def _bring_up_to_date(sql: apsw.Connection, version: int) -> None:
+    steps = [f"from_{old}.sql" for old in range(version, VERSION)] if version else ["schema.sql"]
+    for step in steps:
+        sql.execute(resources.files(__package__).joinpath(step).read_text("utf-8"))
     sql.pragma("application_id", APPLICATION)
     sql.pragma("user_version", VERSION)
 

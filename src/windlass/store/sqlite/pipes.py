@@ -8,10 +8,11 @@ the next sender.
 import errno
 import fcntl
 import os
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
+
+from windlass.store import machine
 
 MOST_AT_ONCE = 4096
 """Bytes that a pipe takes whole, even from several writers at a time (PIPE_BUF)."""
@@ -29,7 +30,7 @@ class Inbox:
     def __init__(self, folder: Path, kind: str) -> None:
         folder.mkdir(mode=0o700, exist_ok=True)
         # Unique among processes that share the folder, even if they do not share their numbering of processes.
-        self.name = f"{kind}-{os.getpid()}-{time.time_ns()}"
+        self.name = f"{kind}-{os.getpid()}-{machine.nanoseconds()}"
         self._path = folder / self.name
         self._rest = b""
         fresh = folder / f".{self.name}"
@@ -70,7 +71,7 @@ class Outbox:
             if changed_at != self._listed_at:
                 self._names = [pipe.name for pipe in self._folder.iterdir()]
                 # The file system's own time is compared, so no other clock will do.
-                self._listed_at = changed_at if time.time_ns() - changed_at > SETTLED else 0
+                self._listed_at = changed_at if machine.nanoseconds() - changed_at > SETTLED else 0
         except OSError:  # nobody has ever listened, or it is not for us to know
             self._names = []
         return self._names

@@ -1,4 +1,4 @@
--- The tables of one Windlass file, version 2.
+-- The tables of one Windlass file, version 3.
 --
 -- Times are microseconds since 1970, UTC. `job` everywhere but in its own table is a `job.seq`.
 -- States are numbers, in the order of `values.STATES`:
@@ -152,6 +152,7 @@ CREATE TABLE job (
     started_at  INTEGER,
     finished_at INTEGER,
     expires_at  INTEGER,                           -- the wait clock: only on a waiting job that was never claimed
+    abandon_at  INTEGER,                           -- the owner clock: only on a pending job
     purge_at    INTEGER,                           -- the keep clock: only on a job that has ended
     worker      TEXT,
     node        TEXT,
@@ -168,6 +169,7 @@ CREATE UNIQUE INDEX job_id ON job (id);
 CREATE INDEX job_ready ON job (lane, priority) WHERE state = 2;
 CREATE INDEX job_due ON job (run_at) WHERE state = 1;
 CREATE INDEX job_stale ON job (expires_at) WHERE expires_at IS NOT NULL;
+CREATE INDEX job_unattended ON job (abandon_at) WHERE abandon_at IS NOT NULL;
 CREATE INDEX job_old ON job (purge_at) WHERE purge_at IS NOT NULL;
 CREATE INDEX job_listing ON job (line, state);
 

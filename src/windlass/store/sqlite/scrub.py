@@ -6,11 +6,13 @@ Reads only, and reads everything: for tests and for `doctor`, not for every day.
 from itertools import islice
 
 from windlass.model.job import MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT
+from windlass.model.lifecycle import ORDERS
 from windlass.store.sqlite import scrub_flow
 from windlass.store.sqlite.moving import MOST_ERRORS
 from windlass.store.sqlite.store import SqliteStore
 from windlass.store.sqlite.transaction import Transaction
 from windlass.store.sqlite.values import BLOCKED, ENDED, QUEUED, RUNNING, SCHEDULED, STATES
+from windlass.store.terms import unpack
 
 MOST_SHOWN = 20
 """Findings of one kind."""
@@ -34,6 +36,8 @@ QUESTIONS: dict[str, str] = {
     "is scheduled without a time": f"SELECT hex(id) FROM job WHERE state = {SCHEDULED} AND run_at IS NULL",
     "has a wait clock but does not wait for its first run": f"""
         SELECT hex(id) FROM job WHERE expires_at IS NOT NULL AND (state > {QUEUED} OR started_at IS NOT NULL)""",
+    "has an owner clock but has ended": f"""
+        SELECT hex(id) FROM job WHERE abandon_at IS NOT NULL AND state IN ({_ENDED})""",
     "has a keep clock but has not ended": f"""
         SELECT hex(id) FROM job WHERE purge_at IS NOT NULL AND state NOT IN ({_ENDED})""",
     "has ended without a time, or has a time without having ended": f"""
@@ -83,6 +87,7 @@ QUESTIONS: dict[str, str] = {
     },
 }
 
+_OWNED = f"SELECT hex(id), terms, reason, abandon_at FROM job WHERE state NOT IN ({_ENDED})"
 _COUNTS = "SELECT lane, state, count(*) FROM job GROUP BY lane, state"
 _COUNTED = f"SELECT id, {', '.join(STATES)} FROM lane"
 _LINES = """
@@ -101,7 +106,16 @@ def _findings(tx: Transaction) -> list[str]:
     for wrong, question in QUESTIONS.items():
         found += [f"job {job} {wrong}" for job in tx.column(f"{question} LIMIT {MOST_SHOWN}")]
     found += [f"lane {lane} has other names than its line" for lane in tx.column(_LINES)]
-    return found + _miscounts(tx) + list(islice(scrub_flow.findings(tx), MOST_SHOWN))
+    return found + _misowned(tx) + _miscounts(tx) + list(islice(scrub_flow.findings(tx), MOST_SHOWN))
+
+
+def _misowned(tx: Transaction) -> list[str]:
+    """Pending jobs have an owner clock if they ask for one; those that were told to stop may have lost it."""
+    return [
+        f"job {job} {'has no owner clock' if abandon_at is None else 'has an owner clock without asking for one'}"
+        for job, packed, reason, abandon_at in tx.rows(_OWNED)
+        if ("unattended" in unpack(packed)) != (abandon_at is not None) and reason not in ORDERS
+    ][:MOST_SHOWN]
 
 
 def _miscounts(tx: Transaction) -> list[str]:

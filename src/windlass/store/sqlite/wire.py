@@ -5,13 +5,12 @@ again.
 """
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from windlass.store import GAP
+from windlass.store import GAP, machine
 from windlass.store.sqlite.pipes import Inbox, Outbox
 
 KIND = "feed"
@@ -70,11 +69,11 @@ class Wire:
         self._far: list[str] = []
         self._short: set[str] = set()
         """Pipes that did not take all that they were last told."""
-        self._look_at = 0
+        self._look_at = 0.0
 
     @property
     def quiet(self) -> bool:
-        return not (self._near or self._far) and (self._outbox is None or time.monotonic_ns() < self._look_at)
+        return not (self._near or self._far) and (self._outbox is None or machine.monotonic() < self._look_at)
 
     async def publish(self, news: Sequence[str]) -> None:
         for ear in self._near:
@@ -82,7 +81,7 @@ class Wire:
                 ear.loop.call_soon_threadsafe(ear.add, news)
         if self._outbox is None:
             return
-        self._look_at = time.monotonic_ns() + int(LOOK_EVERY * 1e9)
+        self._look_at = machine.monotonic() + LOOK_EVERY
         own = {ear.inbox.name for ear in self._near if ear.inbox is not None}
         self._far = [name for name in self._outbox.names() if name.startswith(f"{KIND}-") and name not in own]
         self._short &= set(self._far)

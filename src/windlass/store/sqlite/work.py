@@ -37,7 +37,8 @@ _SET_PID = """
 _SUCCEED = f"""
     WITH ended (seq, code, updated_at, finished_at, purge_at) AS (VALUES {{rows}})
     UPDATE job SET state = {SUCCEEDED}, reason = NULL, code = ended.code, updated_at = ended.updated_at,
-        finished_at = ended.finished_at, purge_at = ended.purge_at, assigned = NULL, seconds = NULL
+        finished_at = ended.finished_at, purge_at = ended.purge_at, abandon_at = NULL, assigned = NULL,
+        seconds = NULL
     FROM ended WHERE job.seq = ended.seq
 """
 _RESULT = "INSERT INTO result (job, data, content_type) VALUES {rows}"

@@ -1,5 +1,5 @@
 -- Keep new jobs.
--- ARGV[2..]  grouping; number of lines; line, jobs of it, …; then per job: meta, body; its files and what is to follow it
+-- ARGV[2..]  grouping; owner clocks ('' = none, else '>Ii8' per job that has one: its number from 1, us); number of lines; line, jobs of it, …; then per job: meta, body; its files and what is to follow it
 --            if its flags say so; the ids that it waits for if it is blocked
 --            meta = id (16) .. '>iBdi8i8i8IHI': priority, flags (of keep_result, EXTRAS = files), keep_success (-1 = for ever), run_at
 --            (below AGES = blocked), delay,
@@ -8,9 +8,13 @@
 -- Output     for each job 1 if it is new, else 0
 if (redis.call('HGET', K .. ':flow', '#') or '0') ~= ARGV[2] then return stale() end
 local AGES = -90000000000000000
-local lines, base = {}, {}
-local at, jobs = 4, 0
-for i = 0, tonumber(ARGV[3]) - 1 do
+local lines, base, unattended = {}, {}, {}
+local at, jobs = 5, 0
+for i = 1, #ARGV[3], 12 do
+  local number, span = struct.unpack('>Ii8', ARGV[3], i)
+  unattended[number] = span
+end
+for i = 0, tonumber(ARGV[4]) - 1 do
   lines[i] = ARGV[at]
   base[i] = redis.call('HINCRBY', K .. ':pos', ARGV[at], ARGV[at + 1]) - ARGV[at + 1] + 1
   jobs = jobs + ARGV[at + 1]
@@ -52,6 +56,7 @@ for i = 1, jobs do
     enter_as(lane, state, id, priority, seq + i, state == BLOCKED and pos or due)
     list(lane, state, pos, id)
     if expires >= 0 then push(in_(added, ':stale'), now + expires, id) end
+    if unattended[i] then push(in_(added, ':unattended'), now + unattended[i], id) end
     opened[line] = opened[line] or {}
     opened[line][chunk_of(pos)] = true
     if state == QUEUED then queues[lane.queue] = true end

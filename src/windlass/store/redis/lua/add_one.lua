@@ -2,7 +2,7 @@
 -- If a worker waits for such a job and nothing else does, it is leased to it at once.
 -- ARGV[2..]  as for add.lua, of one job
 -- Output     as for add.lua; or 0 if its queue is bounded
-local line, meta, body = ARGV[4], ARGV[6], ARGV[7]
+local line, meta, body = ARGV[5], ARGV[7], ARGV[8]
 local id = string.sub(meta, 1, 16)
 local priority, flags, keep, _, _, _, terms_size = struct.unpack('>iBdi8i8i8I', meta, 17)
 local tenant, queue = string.match(line, '^([^,]*),(.*)$')

@@ -1,10 +1,14 @@
 -- Write moves that the lifecycle has decided, each only if its job still is what it was decided for.
 -- ARGV[2..]  per move: id; fence ('' = none), of a blocked job the ids it waits for; error ('' = none), or of one that stays blocked the
 --            ids it goes on to wait for; and
---            '>BIBBBBIBBi8HdBi8': state, attempt and reason before; lapsed; then target, reason, attempt, crashes, losses, due,
---            code, keep (-1 = for ever), whether it starts anew, finished_at (0 = now); behind that, if a running job has or gets a
+--            '>BIBBBBIBBi8HdBi8i8': state, attempt and reason before; which clock must have run out (below); then target, reason,
+--            attempt, crashes, losses, due, code, keep (-1 = for ever), how (below), finished_at (0 = now), the owner clock (us
+--            from now, -1 = as it is); behind that, if a running job has or gets a
 --            tier: the name of the one before, a zero byte, and the seconds and name of the new one
 -- Output     per move: 1 if it was written, else 0
+local LEASE, OWNER = 1, 2 -- clocks
+local ANEW, ATTENDED = 1, 2 -- it starts anew; it is only attended to
+
 -- Its output goes; what it puts out later is numbered on.
 local function forget_output(id)
   local last = redis.call('LINDEX', K .. 'o' .. id, '-1')
@@ -16,14 +20,19 @@ end
 local function tier_of(assigned) return assigned and string.match(assigned, ' (.*)$') or '' end
 
 local function write(id, fence, failure, packed)
-  local state, attempt, reason, lapsed, target, new_reason, new_attempt, crashes, losses, due, code, keep, anew, finished, rest =
-    struct.unpack('>BIBBBBIBBi8HdBi8', packed)
+  local state, attempt, reason, lapsed, target, new_reason, new_attempt, crashes, losses, due, code, keep, how, finished,
+    unattended, rest = struct.unpack('>BIBBBBIBBi8HdBi8i8', packed)
   local job = load(id)
   if not job or job[STATE] ~= state or job[ATTEMPT] ~= attempt or job[REASON] ~= reason then return 0 end
   local tier_before, shrunk = string.match(packed, '^([^%z]*)%z?(.*)$', rest)
   if state == RUNNING and (job.run[TOKEN] ~= fence or tier_of(job.assigned) ~= tier_before) then return 0 end
   if state == BLOCKED and redis.call('GET', K .. 'a' .. id) ~= fence then return 0 end
-  if lapsed == 1 and tonumber(redis.call('ZSCORE', K .. ':leases', id)) > now then return 0 end
+  if lapsed == LEASE and tonumber(redis.call('ZSCORE', K .. ':leases', id)) > now then return 0 end
+  if lapsed == OWNER and tonumber(redis.call('ZSCORE', K .. ':unattended', id) or now + 1) > now then return 0 end
+
+  if unattended >= 0 then redis.call('ZADD', K .. ':unattended', stamp(now + unattended), id) end
+  if how == ATTENDED then return 1 end
+  if target >= SUCCEEDED or lapsed == OWNER then redis.call('ZREM', K .. ':unattended', id) end
 
   if target == BLOCKED then
     redis.call('SET', K .. 'a' .. id, failure)
@@ -55,7 +64,7 @@ local function write(id, fence, failure, packed)
     redis.call('RPUSH', K .. 'e' .. id, failure)
     redis.call('LTRIM', K .. 'e' .. id, -MOST_ERRORS, -1)
   end
-  if anew == 1 then
+  if how == ANEW then
     stop_waiting(job)
     forget_progress(job)
     if has(job, RESULT) then redis.call('DEL', K .. 'r' .. id) end

@@ -4,7 +4,7 @@
 local journal, since, upto = ARGV[#ARGV - 2], ARGV[#ARGV - 1], ARGV[#ARGV]
 local found = redis.call('HGET', K .. ':marks', journal) or '0'
 if found ~= since then return found end
-local made = ARGV[3] == '0' and {} or include('add')
+local made = ARGV[4] == '0' and {} or include('add')
 if made.err then return made end
 if upto ~= since then redis.call('HSET', K .. ':marks', journal, upto) end
 return made

@@ -29,6 +29,7 @@
 --   K:tops                  hash    lane or line -> its member in the heads, to find it again
 --   K:due                   zset    scheduled jobs by due time
 --   K:stale                 zset    jobs never started, by the time they expire
+--   K:unattended            zset    pending jobs with an owner clock, by the time they are abandoned
 --   K:runs                  hash    id -> the current run of a running job, with LIVE below
 --   K:leases                zset    running jobs by the end of their lease
 --   K:gone                  zset    finished jobs by the time they are dropped (absent = kept for ever)

@@ -1,7 +1,7 @@
 -- Jobs whose clock has run out.
--- ARGV[2..]  'lease' or 'wait', most
+-- ARGV[2..]  'lease', 'wait' or 'owner', most
 -- Output     now, { when each ran out }, then the jobs
-local index = ARGV[2] == 'lease' and ':leases' or ':stale'
+local index = ({ lease = ':leases', wait = ':stale', owner = ':unattended' })[ARGV[2]]
 local times = {}
 local out = { stamp(now), times }
 for _, job in ipairs(due_jobs(index, ARGV[3])) do

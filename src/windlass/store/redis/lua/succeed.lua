@@ -85,7 +85,12 @@ for i = 2, #ARGV do
   out[i - 1] = mine and 1 or 0
 end
 flush()
-if next(ends) and redis.call('EXISTS', K .. ':awaited') == 1 then
-  for id in pairs(ends) do tell_end(id) end
+if next(ends) and redis.call('EXISTS', K .. ':awaited', K .. ':unattended') > 0 then
+  local attended = {}
+  for id in pairs(ends) do
+    tell_end(id)
+    push(attended, id)
+  end
+  send('ZREM', K .. ':unattended', attended)
 end
 return out

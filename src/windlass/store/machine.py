@@ -1,0 +1,16 @@
+"""The machine's own time, where no other will do: it spaces questions to the outside and names pipes.
+
+Nothing of a job is decided by it: what is due is judged by the clock that a store was opened with.
+"""
+
+import time
+
+
+def monotonic() -> float:
+    """Seconds that never go back, for callers without an event loop too."""
+    return time.monotonic()
+
+
+def nanoseconds() -> int:
+    """What the file system stamps its files with."""
+    return time.time_ns()
