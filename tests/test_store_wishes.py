@@ -149,7 +149,7 @@ async def left_alone(world: World, **terms: Any) -> None:
     """The next job is not leased to anybody, and whoever claims has it."""
     id = await world.add(**terms)
     assert (await world.job(id)).state is State.QUEUED
-    assert ids(await world.claim(world.worker(terms.get("queue", "default"), id="w9"))) == [id]
+    assert ids(await world.claim(world.worker(id="w9"))) == [id]
 
 
 @KEEPS_WISHES
@@ -182,7 +182,7 @@ async def test_a_wish_is_not_granted_when_its_owner_would_not_hear_of_it(
         await other.close()  # as when its process is killed
         assert isinstance(world.store, RedisStore)
         ask = world.store.partitions.connection.channel.ask
-        while await ask("PUBSUB", "CHANNELS", f"{prefix}/wish/*"):
+        while await ask("PUBSUB", "CHANNELS", f"{prefix}/wish/*"):  # noqa: ASYNC110 - only the server knows
             await asyncio.sleep(0.005)
         await left_alone(world)
 
@@ -194,6 +194,12 @@ async def test_only_a_job_that_waits_for_nothing_and_brings_nothing_is_granted(
 ) -> None:
     async with waiting(world):
         assert (await world.job(await world.add(**terms))).state is not State.RUNNING
+
+
+@KEEPS_WISHES
+async def test_a_job_too_large_for_a_notice_is_not_granted(world: World) -> None:
+    async with waiting(world):
+        await left_alone(world, payload=bytes(70_000))
 
 
 @KEEPS_WISHES
@@ -237,7 +243,7 @@ async def test_a_job_for_an_idle_worker_is_one_script_and_one_notice(start_serve
     await busy(Enqueue(job=NewJob(task="a")))
     assert await idle(Claim(worker=worker))
     claim = asyncio.ensure_future(idle(Claim(worker=worker, wait=20, nonce="ab" * 8)))
-    while not int(server.ask("EXISTS", "wl{0}:wishes:default")):
+    while not int(server.ask("EXISTS", "wl{0}:wishes:default")):  # noqa: ASYNC110 - likewise
         await asyncio.sleep(0.005)
     before = _scripts(server.ask("INFO", "commandstats"))
     accepted = await busy(Enqueue(job=NewJob(task="a")))

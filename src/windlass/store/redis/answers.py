@@ -1,5 +1,6 @@
 """What scripts answer: bytes to `Record` and the like. How they lie is said in `layout`."""
 
+import struct
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -16,8 +17,6 @@ from windlass.store.redis.layout import (
     ATTEMPT,
     BLOCKED,
     CHUNK,
-    CREATED,
-    DUE,
     ENDED,
     ERRORS,
     EXTRAS,
@@ -25,7 +24,6 @@ from windlass.store.redis.layout import (
     HEAD,
     MESSAGE,
     OWN,
-    PRIORITY,
     PROGRESS,
     REASONS,
     RUN_SIZE,
@@ -38,6 +36,11 @@ from windlass.store.redis.layout import (
     UPDATED,
     parts,
 )
+
+NO_HISTORY, NO_TERMS = bytes(7), bytes(14)
+"""The bytes of a head from its flags to its losses, and from its due time to its size of terms, of a plain new job."""
+PRIORITY_AND_CREATION = struct.Struct(">i16xQ")
+"""What follows them."""
 
 _errors = msgspec.msgpack.Decoder(Error)
 _files = msgspec.msgpack.Decoder(dict[str, bytes])
@@ -165,6 +168,13 @@ def claimed(reply: Sequence[Any], wish: Wish) -> list[Record]:
     rest = iter(entries)
     for id in rest:
         value = next(rest)
+        if value[3:10] == NO_HISTORY and value[18:32] == NO_TERMS:
+            zero = value.index(0, HEAD.size)
+            route = value[HEAD.size : zero]
+            if b";" not in route:
+                payload = value[zero + 1 :]
+                found.append(Record(_first_run(id, value, route, run, len(payload)), wish.nonce, payload))
+                continue
         head = HEAD.unpack_from(value)
         errors = [_errors.decode(entry) for entry in next(rest)] if head[FLAGS] & ERRORS else []
         files = _files_of(next(rest)) if head[FLAGS] & EXTRAS else {}
@@ -177,31 +187,29 @@ def claimed(reply: Sequence[Any], wish: Wish) -> list[Record]:
         route = value[HEAD.size : zero]
         group = parts(route)[3]
         tier = next(rest).decode() if group.startswith((EXPLICIT, FLEXIBLE)) else ""
-        if not (packed or head[DUE] or head[RUN_SIZE] or errors or tier or any(head[ATTEMPT:UPDATED])):
-            found.append(Record(_first_run(id, head, route, run, len(payload)), wish.nonce, payload, files, group))
-            continue
         own = run._replace(code=code, tier=tier) if code or tier else run
         job = _job(id, after, route, packed, own, errors, None, len(payload))
         found.append(Record(job, wish.nonce, payload, files, group))
     return found
 
 
-def _first_run(id: bytes, head: tuple[Any, ...], route: bytes, run: Run, size: int) -> Job:
+def _first_run(id: bytes, value: bytes, route: bytes, run: Run, size: int) -> Job:
     """A job that asked for nothing, was never late and has never run: what most claims bring, made in half the time."""
     tenant, queue, task, _ = parts(route)
+    priority, created = PRIORITY_AND_CREATION.unpack_from(value, 32)
     started = from_micros(run.started)
     return Job(
         id=text_id(id),
         tenant=tenant,
         queue=queue,
         task=task,
-        priority=head[PRIORITY],
+        priority=priority,
         state=State.RUNNING,
         attempt=1,
         worker=run.worker or None,
         node=run.node or None,
         sandbox=run.sandbox,
-        created_at=from_micros(head[CREATED]),
+        created_at=from_micros(created),
         updated_at=started,
         started_at=started,
         size=size,

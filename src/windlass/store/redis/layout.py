@@ -55,7 +55,7 @@ REASON_NUMBERS = {reason: number for number, reason in enumerate(REASONS)}
 
 HEAD = struct.Struct(">BBBBIBBQQHIiQQQd")
 # Places in a head; attempt, crashes and losses are neighbours.
-STATE, FLAGS, ATTEMPT, UPDATED, DUE, RUN_SIZE, TERMS_SIZE, PRIORITY, CREATED = 1, 3, 4, 7, 8, 9, 10, 11, 14
+STATE, FLAGS, ATTEMPT, UPDATED, RUN_SIZE, TERMS_SIZE = 1, 3, 4, 7, 9, 10
 OWN = struct.Struct(">16sI")
 TOLD = struct.Struct(">8sIQQH")
 LIVE = struct.Struct(">8sIQQBBIBBQQHQd")

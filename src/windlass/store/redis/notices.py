@@ -157,6 +157,8 @@ class Notices:
     def _lost(self) -> None:
         """Whoever listens is woken: there may have been notices that nobody heard."""
         self._subscription = None
+        for confirmed in self._confirmed.values():
+            confirmed.clear()
         for bells in self._bells.values():
             for bell in bells:
                 bell.ring(None)

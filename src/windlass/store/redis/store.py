@@ -203,7 +203,7 @@ class RedisStore(RedisFlow):
         return answers.claimed(reply, wish)
 
     def _stay(self, wish: Wish) -> float:
-        """How long a wish is kept: not at all where one script could not grant it, or not know that it is heard."""
+        """How long a wish is kept: not at all where one script cannot grant it, or cannot know that it is heard."""
         whole = wish.repeatable and len(self._runs_of_queues(wish.worker.queues)) == 1
         return wish.stays if whole and self.partitions.connection.cluster is None else 0.0
 

@@ -90,9 +90,10 @@ local function start(id, whose, route)
     redis.call('SETRANGE', key, '3', string.char(job[FLAGS]))
     value = string.sub(value, 1, 3) .. string.char(job[FLAGS]) .. string.sub(value, 5)
   end
-  push(runs, id, live_of(same, value, whose))
-  push(leases, until_, id)
-  push(taken, id, value)
+  local n, told = #runs, #taken -- there are as many leases as runs
+  runs[n + 1], runs[n + 2] = id, live_of(same, value, whose)
+  leases[n + 1], leases[n + 2] = until_, id
+  taken[told + 1], taken[told + 2] = id, value
   if bit.band(flags, ERRORS) ~= 0 then push(taken, redis.call('LRANGE', K .. 'e' .. id, 0, -1)) end
   if flags >= EXTRAS then push(taken, redis.call('GET', K .. 'f' .. id) or '') end
   if route.group then

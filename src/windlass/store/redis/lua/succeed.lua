@@ -5,8 +5,18 @@
 local ids = {}
 for i = 2, #ARGV do ids[i - 1] = string.sub(ARGV[i], 1, 16) end
 local lives = redis.call('HMGET', K .. ':runs', unpack(ids))
+
+-- What runs end with, route, worker and node: mostly the same for all of a batch, and taken apart once.
+local tails, tail_of = {}, {}
 for i = 1, #lives do
-  if lives[i] and is_beyond(lives[i], 71) then return 0 end
+  local text = lives[i] and string.sub(lives[i], 71)
+  if text and not tails[text] then
+    if is_beyond(text, 1) then return 0 end
+    local zero = string.find(text, '\0', 1, true)
+    local whose = string.sub(text, zero + 1)
+    tails[text] = { lane = lane_of(string.sub(text, 1, zero - 1)), whose = whose, worker = string.match(whose, '^[^%z]*') }
+  end
+  tail_of[i] = text and tails[text]
 end
 
 local function keep_result(id, result, flags)
@@ -26,27 +36,26 @@ end
 
 -- The usual end, of a job's first run: all that is needed was noted at the claim, so its record is written without being read.
 local now8, unleased, dropped = struct.pack('>I8', now), in_(removed, ':leases'), in_(added, ':gone')
-local function finish_first_run(id, live, code, finished, result, flags, attempt, pos, keep)
-  local zero = string.find(live, '\0', 71, true)
-  local lane, whose = lane_of(string.sub(live, 71, zero - 1)), string.sub(live, zero + 1)
+local function finish_first_run(id, live, tail, code, finished, result, flags, attempt, pos, keep)
+  local lane, worker = tail.lane, tail.worker
   if lane.group then flow().give_back(id, lane, lane.group == '') end
   flags = keep_result(id, result, forget_input(id, flags))
   if bit.band(flags, FOLLOWED) ~= 0 then ripen(id, lane.tenant, SUCCEEDED) end
-  local run = string.sub(live, 9, 20) .. struct.pack('>I8H', finished, code) .. whose
+  local run = string.sub(live, 9, 20) .. struct.pack('>I8H', finished, code) .. tail.whose
   local key = K .. 'j' .. id
   redis.call('SETRANGE', key, '1', struct.pack('>BBBI', SUCCEEDED, 0, flags, attempt) .. string.sub(live, 35, 36) .. now8
     .. string.sub(live, 45, 52) .. struct.pack('>H', #run))
   redis.call('APPEND', key, run)
 
-  local counts, worker = lane.counts, string.sub(whose, 1, string.find(whose, '\0', 1, true) - 1)
+  local counts, place = lane.counts, place_of(pos)
   counts[RUNNING], counts[SUCCEEDED] = (counts[RUNNING] or 0) - 1, (counts[SUCCEEDED] or 0) + 1
   held[worker] = (held[worker] or 0) - 1
-  push(ended, id)
-  push(unleased, id)
+  ended[#ended + 1] = id
+  unleased[#unleased + 1] = id
   if keep >= 0 then push(dropped, drop_at(keep), id) end
   turn_to(lane, chunk_of(pos))
-  push(out_of, place_of(pos))
-  push(into, place_of(pos), id)
+  out_of[#out_of + 1] = place
+  push(into, place, id)
 end
 
 local function finish(id, live, code, finished, result, keep)
@@ -77,7 +86,7 @@ for i = 2, #ARGV do
     if finished == 0 then finished = now end
     if reason == DELETED then keep = 0 end
     if run_size == 0 and keep ~= 0 then
-      finish_first_run(id, live, code, finished, string.sub(ARGV[i], from), flags, before + 1, pos, keep)
+      finish_first_run(id, live, tail_of[i - 1], code, finished, string.sub(ARGV[i], from), flags, before + 1, pos, keep)
     else
       finish(id, live, code, finished, string.sub(ARGV[i], from), keep)
     end

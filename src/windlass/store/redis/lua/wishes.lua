@@ -1,6 +1,7 @@
 -- Claims that wait: left by claim.lua where there is nothing to take, granted by add_one.lua. Only where nothing bounds what may run.
 
 local MOST_LOOKED_AT = 16
+local MOST_BYTES = 65536 -- of a job that a notice carries: a server cuts off whoever does not read long ones in time
 
 local function words_of(list) return #list > 0 and ',' .. table.concat(list, ',') .. ',' or '' end
 
@@ -31,6 +32,7 @@ end
 -- The wish that has waited longest of those that a new job suits, and whose owner hears that it is granted: else the job would wait
 -- for a lease to run out.
 local function grant(job, bytes)
+  if #bytes > MOST_BYTES then return end
   local wishes = K .. ':wishes:' .. job.queue
   local found = redis.call('ZRANGE', wishes, 0, MOST_LOOKED_AT - 1, 'WITHSCORES')
   for i = 1, #found, 2 do
