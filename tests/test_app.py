@@ -134,6 +134,7 @@ OPTIONS: list[tuple[str, Any, Any]] = [
     ("expires", 60, 60.0),
     ("headers", {"trace": "1"}, {"trace": "1"}),
     ("isolate", True, True),
+    ("input", True, True),
     ("key", "order/7", "order/7"),
 ]
 

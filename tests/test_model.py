@@ -384,6 +384,7 @@ ODD_TERMS: dict[str, Any] = {
     "keep_failure": 0.0,
     "expires": 60.0,
     "isolate": True,
+    "input": True,
     "headers": {"trace": "1-2-3"},
     "content_type": TEXT,
     "after": [SOME_ID],

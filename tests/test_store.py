@@ -34,6 +34,7 @@ TERMS: dict[str, Any] = {
     "keep_failure": 0.5,
     "expires": 60.0,
     "isolate": True,
+    "input": True,
     "headers": {"trace": "1-2-3"},
     "content_type": "text/plain",
 }
