@@ -362,12 +362,12 @@ async def messages_reach_whoever_holds_the_job(script: Script) -> None:
     worker = (await script.ask(Register(worker=NewWorker(name="talker", queues=["talk"])))).worker
     (claimed,) = await script.ask(Claim(worker=worker, nonce="00112233445566aa"))
     await script.ask(Send(id=job.id, data=b"\xff\x00"))
-    item = {"id": job.id, "token": claimed.token}
-    assert (await script.ask(Renew(worker=worker, jobs=[Alive(**item)]))).messages == []
-    heard = await script.ask(Renew(worker=worker, jobs=[Alive(**item, heard=0)], wait=5.0))
+    item = Alive(id=job.id, token=claimed.token)
+    assert (await script.ask(Renew(worker=worker, jobs=[item]))).messages == []
+    heard = await script.ask(Renew(worker=worker, jobs=[replace(item, heard=0)], wait=5.0))
     assert [(one.n, one.data) for one in heard.messages] == [(1, b"one"), (2, b"\xff\x00")]
-    await script.ask(Renew(worker=worker, jobs=[Alive(**item, heard=2)]))
-    await script.refused(Renew(worker=worker, jobs=[Alive(**item, heard=-1)]), Invalid)
+    await script.ask(Renew(worker=worker, jobs=[replace(item, heard=2)]))
+    await script.refused(Renew(worker=worker, jobs=[replace(item, heard=-1)]), Invalid)
     await script.refused(Send(id=NOBODY, data=b"x"), Missing)
     await script.refused(Send(id=job.id, data=b"x" * (MOST_MESSAGE + 1)), Invalid)
     await script.finish(worker, claimed)

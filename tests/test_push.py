@@ -108,6 +108,7 @@ async def test_a_worker_never_has_more_jobs_than_slots(hub: Station) -> None:
 
 async def test_a_task_that_a_worker_does_not_know_goes_to_another_and_uses_no_attempt(hub: Station) -> None:
     """S2 25: 404."""
+
     async def only_known(sent: Sent) -> Answer:
         return (404, None) if sent.task == "strange" else (200, {"outcome": "ok"})
 
