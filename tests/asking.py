@@ -51,6 +51,7 @@ from windlass.model.operations import (
     RemoveToken,
     Renew,
     Retry,
+    Send,
     Show,
     Tokens,
     Unregister,
@@ -115,6 +116,7 @@ GOOD: dict[type[Operation[Any]], Fill] = {
     Renew: lambda names: _held(names, progress={"done": 1}),
     Finish: lambda names: _held(names, outcome="ok", result={"r": 1}),
     Release: _held,
+    Send: lambda _: Asked({}, b"\xff", BYTES),
     Output: lambda names: Asked({"token": names["token"], "stream": "log"}, b"\xff", BYTES),
     AddToken: lambda _: Asked(body={"scopes": ["read"]}),
     Tokens: lambda _: Asked(),
@@ -153,7 +155,7 @@ def asked(shape: Shape, names: dict[str, str]) -> Asked:
 async def made(engine: Engine, tenant: str = "default", *, ended: bool = False) -> dict[str, str]:
     """A running job (or one that has ended), its worker and a token, made for a tenant; by the names of paths."""
     queue = f"q{engine.desk.chance.token().hex()}"  # where no other job is
-    job = await engine(Enqueue(tenant=tenant, job=NewJob(task="a", queue=queue)))
+    job = await engine(Enqueue(tenant=tenant, job=NewJob(task="a", queue=queue, input=True)))
     worker = (await engine(Register(tenant=tenant, worker=NewWorker(name="w", queues=[queue])))).worker
     (claimed,) = await engine(Claim(tenant=tenant, worker=worker))
     if ended:

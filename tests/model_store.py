@@ -431,7 +431,7 @@ class ModelStore:
         return posted
 
     async def collect(self, readers: Sequence[Reader]) -> list[list[Message]]:
-        found = []
+        found: list[list[Message]] = []
         for reader in readers:
             entry = self._jobs.get(reader.id)
             if entry is None or entry.token is None or entry.token != reader.token:

@@ -135,6 +135,7 @@ OPTIONS: list[tuple[str, Any, Any]] = [
     ("unattended", "10m", 600.0),
     ("headers", {"trace": "1"}, {"trace": "1"}),
     ("isolate", True, True),
+    ("input", True, True),
     ("key", "order/7", "order/7"),
 ]
 

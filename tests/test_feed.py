@@ -161,7 +161,7 @@ async def test_the_lives_of_all_jobs_are_told(engine: Engine, elsewhere: Engine,
         clock.advance(3600)
         await upkeep.promote(elsewhere)
         await finish(elsewhere, worker, await take(elsewhere, worker), result=packed(7))
-        assert said(await told(watcher, 2)) == [("started", "one"), ("succeeded", "one")]
+        assert said(await told(watcher, 3)) == [("queued", "one"), ("started", "one"), ("succeeded", "one")]
         await elsewhere(Rerun(ids=[job.id]))
         await elsewhere(Cancel(ids=[job.id]))
         assert said(await told(watcher, 2)) == [("queued", "one"), ("cancelled", "one")]

@@ -346,3 +346,27 @@ async def test_what_is_deleted_does_not_run_and_leaves_nothing(desk: Desk) -> No
     await desk.finish(claimed)
     await desk.ask("GET", f"/jobs/{running}", status=404)
     assert (await desk.ask("DELETE", "/jobs?state=pending&state=finished"))["changed"] == 0
+
+
+async def test_a_job_cancelled_before_its_start_never_runs(desk: Desk) -> None:
+    """S2 20: a running one is stopped, one that has ended is left alone, one that is not there is missing."""
+    waiting = await desk.enqueue()
+    assert await desk.ask("POST", f"/jobs/{waiting}/cancel", {}) == {"changed": 1}
+    assert await desk.claim() == []
+    assert (await desk.ask("GET", f"/jobs/{waiting}"))["state"] == "cancelled"
+    assert await desk.ask("POST", f"/jobs/{waiting}/cancel", {}) == {"changed": 0}
+    await desk.enqueue()
+    (claimed,) = await desk.claim()
+    assert await desk.ask("POST", f"/jobs/{claimed['job']['id']}/cancel", {}) == {"changed": 1}
+    held = {"id": claimed["job"]["id"], "token": claimed["token"]}
+    renewed = await desk.ask("POST", f"/workers/{desk.worker}/renew", [held])
+    assert [(order["id"], order["order"]) for order in renewed["orders"]] == [(held["id"], "cancel")]
+    await desk.ask("POST", "/jobs/00000000-0000-7000-8000-0000000000df/cancel", {}, 404)
+
+
+async def test_a_job_is_taken_in_though_nobody_works(desk: Desk) -> None:
+    """S4 1: answered before the work is done, and pending until somebody comes."""
+    id = await desk.enqueue()
+    assert await desk.ask("GET", "/workers") == []
+    assert await desk.ask("GET", "/jobs/count?state=pending") == {"count": 1}
+    assert await desk.run() == id

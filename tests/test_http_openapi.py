@@ -66,6 +66,7 @@ def test_the_document_is_openapi() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=named)
 def test_what_is_described_is_what_happens(shape: Shape, running: Process, known: dict[str, str]) -> None:
+    """S2 35."""
     operation = DESCRIBED[f"/v1/{{tenant}}{shape.path}"][shape.route.verb]
     session = requests.Session()
     session.trust_env = False

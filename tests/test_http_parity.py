@@ -22,7 +22,7 @@ from windlass.client import Client
 from windlass.engine import Engine
 from windlass.model.errors import Conflict, Invalid, Missing, TooLarge, WindlassError
 from windlass.model.handler import HandlerOptions, NewHandler
-from windlass.model.job import JSON, TEXT, Job, NewChunk, NewJob, Progress, State, Wishes
+from windlass.model.job import JSON, MOST_MESSAGE, TEXT, Job, NewChunk, NewJob, Progress, State, Wishes
 from windlass.model.lifecycle import Verdict
 from windlass.model.limit import Condition, NewLimit, Pause, Rate, Which
 from windlass.model.match import Match
@@ -74,6 +74,7 @@ from windlass.model.operations import (
     RemoveToken,
     Renew,
     Retry,
+    Send,
     Service,
     Show,
     Tokens,
@@ -364,6 +365,25 @@ async def output_is_taken_and_shown(script: Script) -> None:
     await script.refused(Output(id=NOBODY, token=NO_TOKEN, stream="log", data=b"x"), Missing)
     await script.refused(GetOutput(id=claimed.job.id, limit=0), Invalid)
     await script.finish(worker, claimed)
+
+
+@scenario(Send)
+async def messages_reach_whoever_holds_the_job(script: Script) -> None:
+    job = await script.ask(Enqueue(job=NewJob(task="talk", queue="talk", input=True)))
+    await script.ask(Send(id=job.id, data=b"one"))
+    worker = (await script.ask(Register(worker=NewWorker(name="talker", queues=["talk"])))).worker
+    (claimed,) = await script.ask(Claim(worker=worker, nonce="00112233445566aa"))
+    await script.ask(Send(id=job.id, data=b"\xff\x00"))
+    item = Alive(id=job.id, token=claimed.token)
+    assert (await script.ask(Renew(worker=worker, jobs=[item]))).messages == []
+    heard = await script.ask(Renew(worker=worker, jobs=[replace(item, heard=0)], wait=5.0))
+    assert [(one.n, one.data) for one in heard.messages] == [(1, b"one"), (2, b"\xff\x00")]
+    await script.ask(Renew(worker=worker, jobs=[replace(item, heard=2)]))
+    await script.refused(Renew(worker=worker, jobs=[replace(item, heard=-1)]), Invalid)
+    await script.refused(Send(id=NOBODY, data=b"x"), Missing)
+    await script.refused(Send(id=job.id, data=b"x" * (MOST_MESSAGE + 1)), Invalid)
+    await script.finish(worker, claimed)
+    await script.refused(Send(id=job.id, data=b"late"), Conflict)
 
 
 @scenario(AddToken, Tokens, RemoveToken)

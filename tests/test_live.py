@@ -17,7 +17,7 @@ from tests.serving import LOCAL, process
 from tests.stations import Station, lines
 from windlass.engine import watching
 from windlass.model import events
-from windlass.model.events import Event
+from windlass.model.events import Event, Place
 from windlass.model.job import Job, NewChunk, Progress
 from windlass.model.lifecycle import Verdict
 from windlass.model.operations import (
@@ -35,6 +35,7 @@ from windlass.model.operations import (
 from windlass.model.worker import NewWorker
 from windlass.server import live, sockets
 from windlass.server.openapi import document
+from windlass.server.outbox import MOST_BUFFERED
 
 NOBODY = "00000000-0000-7000-8000-0000000000df"
 
@@ -375,13 +376,13 @@ async def drained(line: ClientConnection) -> None:
 async def test_a_reader_that_is_too_slow_is_dropped(hub: Station, hand: Hand, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watching, "LOOK_EVERY", 0.01)
     dropped = asyncio.Event()
-    tell = sockets._tell
+    hold = sockets._Talk.hold
 
-    async def told(*about: Any) -> None:
-        await tell(*about)
+    async def held(talk: sockets._Talk, place: Place) -> None:
+        await hold(talk, place)
         dropped.set()
 
-    monkeypatch.setattr(sockets, "_tell", told)
+    monkeypatch.setattr(sockets._Talk, "hold", held)
     job = await hub.enqueue()
     await hand.take()
     async with socket(hub, job.id) as line:
@@ -392,7 +393,7 @@ async def test_a_reader_that_is_too_slow_is_dropped(hub: Station, hand: Hand, mo
             while not dropped.is_set():
                 await hand.say(b"x" * (1 << 16), b"y" * (1 << 16))
                 said += 1 << 17
-        assert said > sockets.MOST_BUFFERED
+        assert said > MOST_BUFFERED
         line.transport.resume_reading()
         with pytest.raises(ConnectionClosed):
             await drained(line)

@@ -37,7 +37,19 @@ from tests.worlds import SeededChance, StoreKind, VirtualClock, opened, scrub
 from windlass.engine import Engine, upkeep
 from windlass.model import wire
 from windlass.model.errors import WindlassError
-from windlass.model.job import MOST_CHUNK, PENDING, Chunk, Error, Job, NewChunk, NewJob, Progress, Reason, State
+from windlass.model.job import (
+    MOST_CHUNK,
+    MOST_MESSAGE,
+    PENDING,
+    Chunk,
+    Error,
+    Job,
+    NewChunk,
+    NewJob,
+    Progress,
+    Reason,
+    State,
+)
 from windlass.model.lifecycle import CODES, Verdict
 from windlass.model.match import Match
 from windlass.model.names import fresh_id
@@ -66,6 +78,7 @@ from windlass.model.operations import (
     Release,
     Renew,
     Retry,
+    Send,
     Show,
     Unregister,
     Unrun,
@@ -130,6 +143,7 @@ TERMS = st.fixed_dictionaries(
         "tags": some_of((["t"], ["t", "u"])),
         "headers": st.just({"trace": "1"}),
         "isolate": st.just(True),
+        "input": st.just(True),
         "then": some_of(
             (
                 NewJob(task="x"),
@@ -170,6 +184,9 @@ WHICH = st.lists(st.integers(0, 5), min_size=1, max_size=3, unique=True)
 
 PRINTS = st.lists(st.tuples(some_of(("stdout", "stderr", "log")), some_of((0, 1, 2, MOST_CHUNK))), max_size=4)
 """What a job puts out: streams, and how many bytes."""
+
+HEARD = some_of((None, 0, 1, 2, 5))
+"""The last message that a job has."""
 
 ENDS = st.fixed_dictionaries(
     {
@@ -327,6 +344,10 @@ class Walk(RuleBasedStateMachine):
             assert (again.ids, again.created) == (first.ids, 0)
         return multiple(*first.ids)
 
+    @rule(id=jobs, tenant=ASKING, size=some_of((0, 1, MOST_MESSAGE)))
+    def talk(self, id: str, tenant: str, size: int) -> None:
+        self.ask(Send(tenant=tenant, id=id, data=b"m" * size))
+
     @rule(id=jobs, match=MATCHES, tenant=ASKING, limit=some_of((1, 3, 100)))
     def look(self, id: str, match: Match, tenant: str, limit: int) -> None:
         async def ids(engine: Engine) -> list[str]:
@@ -434,16 +455,17 @@ class Walk(RuleBasedStateMachine):
         old=holds,
         which=WHICH,
         lie=LIES,
-        says=st.tuples(seldom(1, 2**32 - 1), seldom(Progress(done=0.5, total=2, note="half")), PRINTS),
+        says=st.tuples(seldom(1, 2**32 - 1), seldom(Progress(done=0.5, total=2, note="half")), PRINTS, HEARD),
         lost=st.booleans(),
     )
     def show_life(self, old: Hold, which: list[int], lie: str | None, says: tuple[Any, ...], lost: bool) -> None:
-        pid, progress, prints = says
+        pid, progress, prints, heard = says
         output = [NewChunk(stream=stream, data=b"\xff" * size) for stream, size in prints]
         holds = [*self.held_now(*which), old]
         worker, tenant = holds[0].worker, self.tenants[holds[0].worker]
         began = [Began(id=held.id, token=said(held, lie), pid=pid or 7) for held in holds]
-        alive = [Alive(id=held.id, token=said(held, lie), progress=progress, output=output) for held in holds]
+        news = {"progress": progress, "output": output, "heard": heard}
+        alive = [Alive(id=held.id, token=said(held, lie), **news) for held in holds]
         for operation in (
             Renew(tenant=tenant, worker=worker, jobs=alive),
             *([Begin(tenant=tenant, worker=worker, jobs=began)] if pid else []),

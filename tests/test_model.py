@@ -398,6 +398,7 @@ ODD_TERMS: dict[str, Any] = {
     "expires": 60.0,
     "unattended": 600.0,
     "isolate": True,
+    "input": True,
     "headers": {"trace": "1-2-3"},
     "content_type": TEXT,
     "after": [SOME_ID],

@@ -75,6 +75,7 @@ async def test_a_worker_that_speaks_json_is_sent_json(hub: Station) -> None:
 
 
 async def test_a_worker_that_accepts_a_job_tells_of_it_later_and_only_once(hub: Station) -> None:
+    """S2 25 and 26: 202, and a second report."""
     async with receiver(always(202)) as worker:
         await hub.register(worker)
         job = await hub.enqueue()
@@ -90,6 +91,7 @@ async def _has_begun(hub: Station, job: Job) -> bool:
 
 
 async def test_a_worker_never_has_more_jobs_than_slots(hub: Station) -> None:
+    """S2 24."""
     async with receiver(always(202)) as worker:
         await hub.register(worker, slots=3)
         jobs = [await hub.enqueue() for _ in range(8)]
@@ -105,6 +107,8 @@ async def test_a_worker_never_has_more_jobs_than_slots(hub: Station) -> None:
 
 
 async def test_a_task_that_a_worker_does_not_know_goes_to_another_and_uses_no_attempt(hub: Station) -> None:
+    """S2 25: 404."""
+
     async def only_known(sent: Sent) -> Answer:
         return (404, None) if sent.task == "strange" else (200, {"outcome": "ok"})
 
@@ -143,6 +147,7 @@ async def _all_queued(hub: Station, jobs: list[Job]) -> bool:
 async def test_a_failed_delivery_uses_no_attempt_and_is_tried_again_after_growing_pauses(
     real_store: Store, answer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """S2 25: 400 and 5xx."""
     monkeypatch.setattr(dispatcher, "PAUSES", (0.1, 0.2, 0.4))
     async with station(real_store) as hub, receiver(answer) as worker:
         await hub.register(worker, slots=2)
@@ -174,6 +179,7 @@ async def test_a_worker_that_fails_now_and_then_gets_everything_done_in_the_end(
 
 
 async def test_a_worker_that_cannot_be_reached_loses_its_jobs_to_others_at_once(hub: Station) -> None:
+    """S2 25: refused."""
     async with receiver(OK) as gone, receiver(OK) as there:
         pass
     await hub.register(gone)
@@ -228,6 +234,7 @@ async def test_jobs_of_a_worker_that_renews_stay_its_own_longer_than_a_lease(hub
 
 
 async def test_a_silent_worker_is_dropped_and_its_jobs_go_to_one_that_lives(hub: Station) -> None:
+    """S2 27."""
     async with receiver(always(202)) as silent, receiver(OK) as living:
         await hub.register(silent, slots=2)  # with a slot left, so that it is claimed for to the last
         job = await hub.enqueue()

@@ -35,6 +35,7 @@ TERMS: dict[str, Any] = {
     "expires": 60.0,
     "unattended": 600.0,
     "isolate": True,
+    "input": True,
     "headers": {"trace": "1-2-3"},
     "content_type": "text/plain",
 }

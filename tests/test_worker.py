@@ -8,6 +8,7 @@ from windlass.model.job import State
 
 
 def test_every_kind_of_task_runs_and_nothing_runs_twice(workshop: Workshop) -> None:
+    """S4 4 and 27: in another process, on either store."""
     chores = workshop.chores
     worker = workshop.start("-c", "32", "--contexts", "2")
     kinds = [chores.add, chores.co_add] * 12 + [chores.alone_add, chores.alone_co_add]
@@ -21,6 +22,7 @@ def test_every_kind_of_task_runs_and_nothing_runs_twice(workshop: Workshop) -> N
 
 @ON_A_FILE
 def test_blocking_tasks_run_at_once(workshop: Workshop) -> None:
+    """S4 28: so many at once."""
     workshop.start("-c", "30", "--contexts", "1")
     workshop.chores.add.enqueue(1, 1).result(10)
     started = time.monotonic()
@@ -68,6 +70,7 @@ def test_a_task_that_holds_the_interpreter_keeps_its_lease(workshop: Workshop) -
 
 
 def test_a_burst_ends_when_nothing_is_left_and_takes_the_dearest_queue_first(workshop: Workshop) -> None:
+    """S4 28: burst."""
     nap = workshop.chores.nap
     for number in range(3):
         nap.using(queue="slow").enqueue(0.0, f"slow{number}")

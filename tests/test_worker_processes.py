@@ -82,6 +82,7 @@ def test_nothing_survives_a_killed_supervisor(workshop: Workshop) -> None:
 
 
 def test_a_worker_recovers_when_the_process_that_forks_is_killed(workshop: Workshop) -> None:
+    """S4 29."""
     chores = workshop.chores
     worker = workshop.start("-c", "8", "--contexts", "1")
     alone, shared = chores.alone_parent.enqueue(1.0), chores.nap.enqueue(1.0)

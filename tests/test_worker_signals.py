@@ -26,6 +26,7 @@ def test_an_idle_worker_ends_promptly(workshop: Workshop) -> None:
     indirect=["workshop"],
 )
 def test_a_first_signal_lets_running_jobs_finish(workshop: Workshop, number: signal.Signals) -> None:
+    """S4 28: TERM."""
     chores = workshop.chores
     worker = workshop.start("-c", "4")
     running = [chores.nap.enqueue(0.7), chores.co_nap.enqueue(0.7), chores.alone_nap.enqueue(0.7)]
@@ -49,6 +50,7 @@ def test_a_first_signal_lets_running_jobs_finish(workshop: Workshop, number: sig
     indirect=["workshop"],
 )
 def test_jobs_that_do_not_finish_in_time_are_given_back(workshop: Workshop, way: str) -> None:
+    """S4 28: a second signal."""
     chores = workshop.chores
     worker = workshop.start("--grace", "0.5s" if way == "past the grace" else "30s")
     jobs = [chores.nap.enqueue(1.5, "a"), chores.co_nap.enqueue(1.5, "b"), chores.alone_nap.enqueue(1.5, "c")]

@@ -139,6 +139,7 @@ def test_a_job_that_kills_its_process_fails_after_three_runs(workshop: Workshop,
 
 
 def test_a_killed_context_is_a_crash_of_what_ran_in_it(workshop: Workshop) -> None:
+    """S4 29: what ran in it is not lost."""
     workshop.start("-c", "4", "--contexts", "1")
     job = workshop.chores.nap.enqueue(1.0, "victim")
     os.kill(int(workshop.noted("start")[0].split()[1]), signal.SIGKILL)

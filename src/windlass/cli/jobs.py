@@ -204,6 +204,10 @@ async def _watch(queue: Queue, match: Match, *, json: bool) -> None:
 
 def _happened(event: Event) -> Text:
     """What has happened to one of many jobs."""
+    if event.gone is not None:
+        gone = event.gone
+        words = [Text(" " * 8), Text(f"{event.name:9}"), Text(gone.id, style="dim"), Text(gone.task)]
+        return Text("  ").join([*words, Text(f"was {gone.state}")])
     if event.job is None:
         return Text("some events were missed", style="yellow")
     job = event.job

@@ -17,6 +17,7 @@ from windlass.engine.gathering import Gathering
 from windlass.engine.regime import Regimes
 from windlass.engine.telling import Telling
 from windlass.model.errors import Missing
+from windlass.model.events import Gone
 from windlass.model.job import Job
 from windlass.model.lifecycle import Move
 from windlass.model.names import EVERY_TENANT, check_id
@@ -139,7 +140,7 @@ def no_job(id: str) -> Missing:
     return Missing(f"there is no job {id}", at="id")
 
 
-def owns(tenant: str, job: Job) -> bool:
+def owns(tenant: str, job: Job | Gone) -> bool:
     return tenant in (EVERY_TENANT, job.tenant)
 
 

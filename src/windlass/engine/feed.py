@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from windlass.engine.desk import owns
 from windlass.model.errors import Invalid, Unavailable, WindlassError
-from windlass.model.events import ALONE, NAMES, Event, EventName
-from windlass.model.job import FINISHED, Job, State
-from windlass.model.match import Match, matches
+from windlass.model.events import ALONE, NAMES, Event, EventName, Gone
+from windlass.model.job import FINISHED, PENDING, Job, State
+from windlass.model.match import Match, index_only, matches, states
 from windlass.store import GAP, Store, Watch, Wire
 
 log = logging.getLogger("windlass.feed")
@@ -41,7 +41,28 @@ TRY_AGAIN_AFTER = 1.0
 """Seconds in which somebody who watches must be heard of by all, and after which a lost wire is taken up again."""
 
 _NAMES = {name: name for name in NAMES if name not in ALONE}
-"""News that is told to those who watch; the rest only to those who follow the job."""
+"""News that is told to those who watch, beside deletions; the rest only to those who follow the job."""
+
+
+class Line(NamedTuple):
+    """A line of news: see `engine.telling`."""
+
+    name: str
+    id: str = ""
+    about: tuple[str, ...] = ()
+    """What is said of a job that is gone: tenant, queue, task, state."""
+
+    @classmethod
+    def of(cls, text: str) -> "Line":
+        name, id, *about = (*text.split(" "), "")[:6]
+        return cls(name, id, tuple(word for word in about if word))
+
+    @property
+    def gone(self) -> Gone | None:
+        match self.about:
+            case (tenant, queue, task, state) if self.name == "deleted" and state in FINISHED | PENDING:
+                return Gone(self.id, tenant, queue, task, State(state))
+        return None
 
 
 class News(NamedTuple):
@@ -101,15 +122,21 @@ class Watcher:
         self._missed = False
         self._came = asyncio.Event()
 
-    def put(self, events: Iterable[tuple[Event, Job]]) -> None:
-        for event, job in events:
-            if not (owns(self._tenant, job) and matches(self._match, job)):
+    def put(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if not self._wants(event):
                 continue
             if len(self._waiting) >= MOST_WAITING:
                 self.miss()
                 return
             self._waiting.append(event)
             self._came.set()
+
+    def _wants(self, event: Event) -> bool:
+        if event.job is not None:
+            return owns(self._tenant, event.job) and matches(self._match, event.job)
+        gone = event.gone
+        return gone is not None and owns(self._tenant, gone) and matches_gone(self._match, gone)
 
     def miss(self) -> None:
         self._missed = True
@@ -223,41 +250,49 @@ class Feed:
     async def _hand_out(self, watch: Watch) -> None:
         while True:
             news = await watch.hear()
-            await self._tell([(name, id) for name, _, id in (line.partition(" ") for line in news)])
+            await self._tell([Line.of(text) for text in news])
             await asyncio.sleep(PAUSE)
 
-    async def _tell(self, news: list[tuple[str, str]]) -> None:
-        if any(name == GAP for name, _ in news):
+    async def _tell(self, news: list[Line]) -> None:
+        if any(line.name == GAP for line in news):
             self._miss()
-        wanted = [id for name, id in news if id in self._followers or (self._watchers and name in _NAMES)]
+        wanted = [line.id for line in news if line.id in self._followers or (self._watchers and line.name in _NAMES)]
         ids = list(dict.fromkeys(wanted))[:MOST_AT_ONCE]
         reading = await self._store.read(ids)
         jobs = {record.job.id: record.job for record in reading.records if record is not None}
         self._tell_watchers(news, jobs, set(ids))
         await self._tell_followers(news, jobs)
 
-    async def _tell_followers(self, news: list[tuple[str, str]], jobs: Mapping[str, Job]) -> None:
+    async def _tell_followers(self, news: list[Line], jobs: Mapping[str, Job]) -> None:
         told = 0
-        for id in dict.fromkeys(id for _, id in news if id in self._followers):
-            found = News(jobs.get(id), output=("output", id) in news)
+        spoke = {line.id for line in news if line.name == "output"}
+        for id in dict.fromkeys(line.id for line in news if line.id in self._followers):
+            found = News(jobs.get(id), output=id in spoke)
             for follower in tuple(self._followers.get(id, ())):
                 follower.put(found if found.job and owns(follower.tenant, found.job) else LOOK)
                 told += 1
                 if told % MOST_IN_A_ROW == 0:
                     await asyncio.sleep(0)
 
-    def _tell_watchers(self, news: list[tuple[str, str]], jobs: Mapping[str, Job], looked_up: set[str]) -> None:
+    def _tell_watchers(self, news: list[Line], jobs: Mapping[str, Job], looked_up: set[str]) -> None:
         if not self._watchers:
             return
-        known = [(_NAMES[name], id) for name, id in news if name in _NAMES]
-        found = [(name, jobs.get(id) or self._last_seen(name, id)) for name, id in known]
-        events = [(Event(name=name, job=job), job) for name, job in found if job is not None]
+        events = [event for line in news if (event := self._event(line, jobs)) is not None]
         self._remember(jobs.values())
-        missed = any(id not in looked_up for _, id in known)
+        missed = any(line.name in _NAMES and line.id not in looked_up for line in news)
         for watcher in self._watchers:
             watcher.put(events)
             if missed:
                 watcher.miss()
+
+    def _event(self, line: Line, jobs: Mapping[str, Job]) -> Event | None:
+        """What those who watch are told; null = nothing."""
+        if line.name not in _NAMES:
+            gone = line.gone
+            return None if gone is None else Event(name="deleted", gone=gone)
+        name = _NAMES[line.name]
+        job = jobs.get(line.id) or self._last_seen(name, line.id)
+        return None if job is None else Event(name=name, job=job)
 
     def _last_seen(self, name: EventName, id: str) -> Job | None:
         """A job whose record is gone with its end, as it was before."""
@@ -278,3 +313,13 @@ class Feed:
         for followers in self._followers.values():
             for follower in followers:
                 follower.put(LOOK)
+
+
+def matches_gone(match: Match, gone: Gone) -> bool:
+    """Whether a job that is gone was meant: nobody can say where more is asked for than is known of it."""
+    return (
+        index_only(match)
+        and gone.state in states(match)
+        and match.task in (None, gone.task)
+        and match.queue in (None, gone.queue)
+    )

@@ -1,22 +1,23 @@
 """A store whose writes are told: after each, news goes out on the wire, if anybody watches.
 
 Stands between the engine and every write, so that nothing that happens to a job can be forgotten. A line of news is the
-name of an event and the id of a job; who hears it looks the job up. What cannot be told is not told: a write that was
-done never fails for it.
+name of an event and the id of a job; who hears it looks the job up. Of one that is gone the line says whose it was, of
+which queue and task, and its last state. What cannot be told is not told: a write that was done never fails for it.
 """
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
 from windlass.model.errors import WindlassError
 from windlass.model.events import move_event
+from windlass.model.job import Job
 from windlass.model.lifecycle import GONE, Move
-from windlass.store import Done, Draft, Haul, Hauled, Ledger, Record, Store, Touch, Touched, Wire, Wish
+from windlass.store import Done, Draft, Haul, Hauled, Ledger, Record, Store, Sweep, Swept, Touch, Touched, Wire, Wish
 from windlass.store.flow import StaleRules
 
 DELETED = "deleted"
-"""What is told of a job that is gone: nobody can look it up any more."""
+"""What is told of a job whose record is gone: nobody can look it up any more."""
 
 
 class Telling:
@@ -80,10 +81,24 @@ class Telling:
         return self._store.apply(moves) if self._wire.quiet else self._apply(moves)
 
     async def _apply(self, moves: Sequence[Move]) -> list[bool]:
+        doomed = await self._read([move.id for move in moves if move.target is GONE])
         applied = await self._store.apply(moves)
-        told = [(_word(move), move.id) for move, done in zip(moves, applied, strict=True) if done]
-        await self._tell([f"{word} {id}" for word, id in told if word is not None])
+        written = [move for move, done in zip(moves, applied, strict=True) if done]
+        await self._tell([line for move in written if (line := _line(move, doomed)) is not None])
         return applied
+
+    async def _read(self, ids: Sequence[str]) -> dict[str, Job]:
+        """Jobs that will be gone in a moment."""
+        found = (await self._store.read(ids)).records if ids else []
+        return {record.job.id: record.job for record in found if record is not None}
+
+    def sweep(self, clock: Sweep, limit: int) -> Coroutine[Any, Any, list[Swept]]:
+        return self._store.sweep(clock, limit) if self._wire.quiet else self._sweep(clock, limit)
+
+    async def _sweep(self, clock: Sweep, limit: int) -> list[Swept]:
+        swept = await self._store.sweep(clock, limit)
+        await self._tell([f"queued {one.id}" if clock is Sweep.RUN else _gone(one) for one in swept])
+        return swept
 
     async def _tell(self, news: list[str]) -> None:
         if news:
@@ -91,9 +106,16 @@ class Telling:
                 await self._wire.publish(news)
 
 
-def _word(move: Move) -> str | None:
-    return DELETED if move.target is GONE else move_event(move)
+def _line(move: Move, doomed: Mapping[str, Job]) -> str | None:
+    if move.target is GONE:
+        return _gone(doomed[move.id]) if move.id in doomed else None
+    word = move_event(move)
+    return None if word is None else f"{word} {move.id}"
 
 
-_PASSED_ON = ("read", "result", "output", "page", "tally", "sweep", "overdue", "bind", "ripe", "listen", "greet")
+def _gone(job: Job | Swept) -> str:
+    return f"{DELETED} {job.id} {job.tenant} {job.queue} {job.task} {job.state}"
+
+
+_PASSED_ON = ("read", "result", "output", "page", "tally", "overdue", "bind", "ripe", "listen", "greet")
 """What is asked often enough to be found at once."""

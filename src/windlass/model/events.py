@@ -30,6 +30,7 @@ EventName = Literal[
     "succeeded",
     "failed",
     "cancelled",
+    "deleted",
     "gap",
 ]
 
@@ -46,7 +47,7 @@ NAMES: tuple[EventName, ...] = (
     "failed",
     "cancelled",
 )
-"""Those of a job. `gap` is none: it tells that events of many jobs were missed."""
+"""Those of a job. Only those who watch many hear of `deleted`, and of `gap`: that some events were missed."""
 
 ALONE = ("estimate", "output")
 """Those that are told only to who follows the job."""
@@ -71,6 +72,17 @@ class Piece(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.text.encode() if self.text is not None else b64decode(self.base64 or "")
 
 
+class Gone(Struct, frozen=True):
+    """A job whose record was dropped or deleted: what is still known of it."""
+
+    id: str
+    tenant: str
+    queue: str
+    task: str
+    state: State
+    """The last that it was in."""
+
+
 class Place(Struct, frozen=True):
     """How far somebody has followed a job: it is the id of an event, and where to go on after it."""
 
@@ -91,11 +103,13 @@ class Event(Struct, frozen=True, kw_only=True):
     id: str = ""
     """Sent as `Last-Event-ID`, it says where to go on; empty where there is no going back."""
     job: Job | None = None
-    """The job as it is now; null for an estimate, for output, and for a gap."""
+    """The job as it is now; null for an estimate, for output, for one that is gone, and for a gap."""
     chunk: Piece | None = None
     """A piece of output."""
     estimate: Estimate | None = None
     """How long the job will still wait."""
+    gone: Gone | None = None
+    """What is left to say of a job that is deleted."""
 
 
 News = tuple[Event, Chunk | None]
@@ -200,7 +214,7 @@ def written(event: Event) -> bytes:
 
 def data_of(event: Event) -> bytes:
     """What an event tells, as JSON."""
-    return msgspec.json.encode(event.job or event.chunk or event.estimate or {})
+    return msgspec.json.encode(event.job or event.chunk or event.estimate or event.gone or {})
 
 
 class Line(Struct, frozen=True):
@@ -229,7 +243,7 @@ async def read(lines: AsyncIterable[str]) -> AsyncGenerator[Event, None]:
             case "data":
                 data = f"{data}\n{value}" if data else value
             case "" if not value and not line.startswith(":"):
-                if name in (*NAMES, "gap") and data:
+                if name in (*NAMES, "deleted", "gap") and data:
                     yield _event(name, id, data)
                 name, data = "", ""
 
@@ -242,4 +256,6 @@ def _event(name: str, id: str, data: str) -> Event:
         return Event(name=known, id=id, chunk=msgspec.json.decode(data, type=Piece))
     if known == "estimate":
         return Event(name=known, id=id, estimate=msgspec.json.decode(data, type=Estimate))
+    if known == "deleted":
+        return Event(name=known, id=id, gone=msgspec.json.decode(data, type=Gone))
     return Event(name=known, id=id, job=msgspec.json.decode(data, type=Job))

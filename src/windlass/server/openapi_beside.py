@@ -5,12 +5,12 @@ from typing import Any
 from windlass.model import push
 from windlass.model.errors import Problem
 from windlass.model.estimate import Estimate
-from windlass.model.events import NAMES, Piece
+from windlass.model.events import NAMES, Gone, Piece
 from windlass.model.job import JSON, Job
 from windlass.model.operations import Claimed, Finished
 from windlass.server.formats import NDJSON, PROBLEM_TYPES, TYPES
 
-KINDS = [Job, Piece, Estimate, Claimed, Finished, Problem]
+KINDS = [Job, Piece, Gone, Estimate, Claimed, Finished, Problem]
 """What is referred to here."""
 
 EVENTS = f"""The events are {", ".join(f"`{name}`" for name in NAMES)}. The data of `output` is a Piece, of
@@ -20,13 +20,17 @@ Job. The stream ends after the job has. Whoever comes back sends the id of the l
 
 ALL_EVENTS = """Server-sent events, or lines `{"event", "data"}` where `Accept` says so. From when the answer begins,
 each event comes at most once; `gap` tells that some were missed, with no job. The data is the job as it is when it is
-told, which may be further on; told is of jobs that match then. Not told are output, estimates, and that a delay is
-over. A match by payload is not possible."""
+told, which may be further on; told is of jobs that match then. The end of a delay is told as `queued`. That a record
+was deleted, or dropped after its time, is told as `deleted`, with a Gone, where the match asks for no more than state,
+queue and task. Output and estimates are told only to those who follow the job. A match by payload is not possible."""
 
 LIVE = """A WebSocket. Without the header Authorization the first message must be `{"token": …}`, within 5 s; it may say
 `since`, the id of the last event that is known. Each event is a text message `{"event", "id", "data"}` as on the stream
-of events; after one of `output`, which then has `size` instead of `text`, its bytes come as a binary message. Closed
-with 1000 when the job has ended, 1001 when the server stops, 1008 when refused, 1013 when the reader is too slow."""
+of events; after one of `output`, which then has `size` instead of `text`, its bytes come as a binary message. Each
+message of the other side, text or binary, is sent to the job, in order, if it takes input and the token may `operate`;
+one that cannot be is answered with an event `refused`, whose data has its number in this conversation (`message`, from
+1) and the `problem`. Closed with 1000 when the job has ended, 1001 when the server stops, 1008 when refused, 1013 when
+the reader is too slow."""
 
 DELIVERY = f"""Sent to the `url` that a worker registered, for each job that it has a slot for. The worker must renew
 its registration (`POST /v1/TENANT/workers/WORKER/renew`, at least once in a lease), or it counts as gone. Naming its

@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -32,11 +32,17 @@ MOST_THREADS = 1000
 class Context:
     """What one context does in its event loop."""
 
-    def __init__(self, link: socket.socket, tasks: Mapping[str, Callee], most_threads: int = MOST_THREADS) -> None:
+    def __init__(
+        self,
+        link: socket.socket,
+        tasks: Mapping[str, Callee],
+        frames: Frames[Orders] | None = None,
+        most_threads: int = MOST_THREADS,
+    ) -> None:
         self._link = link
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
-        self._frames = Frames(Orders)
+        self._frames = frames or Frames(Orders)
         self._outbox = Outbox(link)
         self._runs: dict[int, Run] = {}
         self._threads = Threads(most_threads, self._outbox, self._forget)
@@ -137,17 +143,24 @@ def unknown(assignment: Assignment) -> Ending:
     return Ending(assignment.number, Verdict.ERROR, error=error)
 
 
-def live(link: socket.socket, tasks: Mapping[str, Callee], first: Assignment | None = None) -> None:
-    """The life of a context; one that was made for a single job is told of it here, and ends with it.
+def live(
+    link: socket.socket,
+    tasks: Mapping[str, Callee],
+    told: Sequence[Orders] = (),
+    frames: Frames[Orders] | None = None,
+) -> None:
+    """The life of a context; one that was made for a single job has been told of it already, and ends with it.
 
     Nothing is tidied up: what a task has left behind in the loop or in a thread ends with the process.
     """
     sys.setswitchinterval(SWITCH_EVERY)
 
     async def run() -> None:
-        here = Context(link, tasks)
-        if first is not None:
-            here.obey(Orders([first], leave=True))
+        here = Context(link, tasks, frames)
+        for orders in told:
+            here.obey(orders)
+        if told:
+            here.obey(Orders(leave=True))
         await here.live()
 
     loop = asyncio.new_event_loop()

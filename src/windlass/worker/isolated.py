@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from windlass.call.signals import Cancelled
@@ -21,34 +21,44 @@ from windlass.worker.running import Callee, Run, call, ended, is_async
 def live(link: socket.socket, tasks: Mapping[str, Callee]) -> None:
     """The life of such a context: one assignment, then the end."""
     frames = Frames(Orders)
-    assignment = _first(link, frames)
+    told = _first(link, frames)
+    assignment = _assignment(told)
     callee = tasks.get(assignment.task)
     outbox = Outbox(link)
     if callee is None:
         outbox.end(context.unknown(assignment))
     elif is_async(callee):
-        context.live(link, tasks, first=assignment)
+        context.live(link, tasks, told, frames)
     else:
-        _alone(link, frames, outbox, callee, assignment)
+        _alone(link, frames, outbox, callee, told)
     outbox.send()
 
 
-def _first(link: socket.socket, frames: Frames[Orders]) -> Assignment:
-    while True:
+def _first(link: socket.socket, frames: Frames[Orders]) -> list[Orders]:
+    """What it is told at first, the assignment among it; if it began late, there may be more."""
+    told: list[Orders] = []
+    while not any(orders.start for orders in told):
         data = link.recv(context.READ_AT_ONCE)
         if not data:
             os._exit(0)
-        for orders in frames.feed(data):
-            if orders.start:
-                return orders.start[0]
+        told += frames.feed(data)
+    return told
 
 
-def _alone(link: socket.socket, frames: Frames[Orders], outbox: Outbox, callee: Callee, assignment: Assignment) -> None:
+def _assignment(told: Sequence[Orders]) -> Assignment:
+    return next(assignment for orders in told for assignment in orders.start)
+
+
+def _alone(link: socket.socket, frames: Frames[Orders], outbox: Outbox, callee: Callee, told: Sequence[Orders]) -> None:
+    assignment = _assignment(told)
+
     def say_at_once(said: object) -> None:
         outbox.say(said)  # type: ignore[arg-type]
         outbox.send()
 
     run = Run(assignment, say_at_once)
+    for orders in told:
+        _obey(orders, run)
     threading.Thread(target=_hear, args=(link, frames, run), name="windlass-orders", daemon=True).start()
     signal.signal(signal.SIGTERM, _interrupt)
     try:

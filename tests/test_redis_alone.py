@@ -1,0 +1,38 @@
+"""A server, a worker and jobs that queue jobs, with Redis and nothing else."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.servers import Server
+from tests.serving import process
+from tests.workers import MakeWorkshop
+from windlass.handle import Job
+
+APP = """
+import os
+from windlass import Windlass
+app = Windlass(tenant=os.environ["WORKSHOP_TENANT"], token=os.environ["WORKSHOP_TOKEN"])
+
+@app.task
+def add(a: int, b: int) -> int:
+    return a + b
+
+@app.task
+async def order(a: int, b: int) -> str:
+    return (await add.aenqueue(a, b)).id
+"""
+
+
+def test_jobs_queue_jobs_over_a_server_that_has_only_redis(
+    make_workshop: MakeWorkshop, redis_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S2 31 and 33."""
+    (tmp_path / "server").mkdir()
+    with process(tmp_path / "server", "--no-worker", store=redis_server.url) as running:
+        monkeypatch.setenv("WORKSHOP_TOKEN", running.token)
+        shop = make_workshop(APP, store=running.address)
+        shop.start("-c", "2", "--contexts", "1")
+        made = shop.chores.order.enqueue(2, 3).result(timeout=20)
+        assert Job(made, shop.app, None).result(timeout=20) == 5
+        assert not [*tmp_path.rglob("*.db")], "no file holds jobs"
