@@ -220,7 +220,7 @@ def test_a_call_that_cannot_be_made_is_refused_before_anything_is_sent(
         ({"retry": "now"}, "retry: 'now' is no policy: exponential, from-start, until-deadline"),
         ({"retry": {"bas": 1}}, "retry.bas: there is no such field"),
         ({"retry": {"factor": 0}}, "retry.factor: Expected `float` >= 1"),
-        ({"keep_result": "maybe"}, "keep_result: Invalid enum value 'maybe'"),
+        ({"keep_result": "maybe"}, "keep_result: 'maybe' is none of: keep, once, none"),
         ({"max_retry": -1}, "max_retry: Expected `int` >= 0"),
         ({"tags": [""]}, r"tags\[0\]: Expected `str` of length >= 1"),
         ({"headers": {"a": 1}}, "headers"),

@@ -413,7 +413,10 @@ async def test_a_paused_task_waits_in_all_its_queues(engine: Engine) -> None:
         await enqueue(engine, "a", queue=queue)
         await enqueue(engine, "b", queue=queue)
     await engine(PauseTask(task="a", pause=Pause(paused=True, why="broken")))
-    assert await engine(GetTask(task="a")) == Pause(paused=True, why="broken")
+    found = await engine(GetTask(task="a"))
+    assert (found.paused, found.why) == (True, "broken")
+    assert found.since is not None
+    assert (await engine(PauseTask(task="a", pause=Pause(paused=True, why="still")))).since == found.since
     worker = await register(engine, "default", "mail")
     assert await tasks(engine, worker) == ["b", "b"]
     await engine(PauseTask(task="a", pause=Pause()))

@@ -249,7 +249,7 @@ def _read(path: str, given: Any) -> Any:
     try:
         return msgspec.convert(_from_text(given, hint) if isinstance(given, str) else given, hint, strict=False)
     except msgspec.ValidationError as fault:
-        raise Invalid(wire.invalid(fault).detail) from None
+        raise Invalid(wire.invalid(fault, kind=hint).detail) from None
 
 
 def _from_text(text: str, hint: Any) -> Any:

@@ -114,7 +114,7 @@ class Plan:
             packed = _encoder.encode(values)
             self._decoder.decode(packed)
         except UNSPEAKABLE as fault:
-            raise _at_argument(fault) from None
+            raise invalid(fault, at="arguments", kind=self._hints) from None
         return packed
 
     def _bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> inspect.BoundArguments:
@@ -128,7 +128,7 @@ class Plan:
             packed = _encoder.encode([bound.args, bound.kwargs] if self._takes_names else bound.args)
             self._general(msgspec.msgpack.decode(packed), MSGPACK)
         except UNSPEAKABLE as fault:
-            raise _at_argument(fault) from None
+            raise invalid(fault, at="arguments") from None
         return packed
 
     def unpack(self, payload: bytes, content_type: str = MSGPACK) -> Arguments:
@@ -138,7 +138,7 @@ class Plan:
                 return (), self._present(self._decoder.decode(payload))
             return self._arguments(_value(payload, content_type), content_type)
         except UNSPEAKABLE as fault:
-            raise _at_argument(fault) from None
+            raise invalid(fault, at="arguments", kind=self._hints) from None
 
     def _present(self, found: Struct) -> dict[str, Any]:
         values = {name: getattr(found, name) for name in self._names}
@@ -198,7 +198,7 @@ class Plan:
         try:
             return _convert(value, hint, content_type)
         except UNSPEAKABLE as fault:
-            raise invalid(fault, at=f"arguments.{name}") from None
+            raise invalid(fault, at=f"arguments.{name}", kind=hint) from None
 
     def pack_result(self, value: Any) -> bytes:
         try:
@@ -217,7 +217,7 @@ class Plan:
                 return self._result_decoder.decode(data)
             return _convert(_value(data, content_type), self._hints.get("return", Any), content_type)
         except UNSPEAKABLE as fault:
-            raise invalid(fault, at="result") from None
+            raise invalid(fault, at="result", kind=self._hints.get("return")) from None
 
 
 def _readable_hints(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
@@ -245,7 +245,3 @@ def _value(payload: bytes, content_type: str) -> Any:
         return payload.decode()
     except UnicodeDecodeError:
         return payload
-
-
-def _at_argument(fault: Exception) -> Invalid:
-    return invalid(fault, at="arguments")

@@ -122,4 +122,4 @@ def _policy(given: dict[str, Any]) -> Retry:
     try:
         return msgspec.convert({**given, **durations}, Retry)
     except msgspec.ValidationError as fault:
-        raise invalid(fault, at="retry") from None
+        raise invalid(fault, at="retry", kind=Retry) from None

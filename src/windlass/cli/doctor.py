@@ -14,13 +14,16 @@ from rich.text import Text
 
 from windlass.addresses import facts_of
 from windlass.cli import saying
+from windlass.cli.pausing import told
 from windlass.cli.place import HERE, Place, Queue, opened
 from windlass.cli.queues import takes
 from windlass.engine import Engine
 from windlass.model.errors import Missing, Unavailable, WindlassError
 from windlass.model.job import Job, State
+from windlass.model.limit import Limit, Pause
 from windlass.model.match import Match
-from windlass.model.operations import MOST_AT_ONCE, GetStats, Handlers, List, Workers
+from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT
+from windlass.model.operations import MOST_AT_ONCE, GetStats, GetTask, Handlers, Limits, List, Queues, Workers
 from windlass.system import SystemClock
 
 Level = Literal["ok", "warn", "FAIL"]
@@ -38,6 +41,9 @@ LATE = 5.0
 
 MOST_LOOKED_AT = 10_000
 """Scheduled jobs that are looked at."""
+
+MOST_TASKS = 200
+"""Tasks of one tenant that are asked whether they are paused."""
 
 APART = 1.0
 """Seconds that two clocks may differ."""
@@ -209,4 +215,35 @@ async def _scheduled(queue: Queue) -> Scheduled:
     return Scheduled(found, all=False)
 
 
-LOOKS: tuple[Callable[[Queue], AsyncIterator[Finding]], ...] = (_store, _round_trip, _workers, _upkeep)
+async def _pauses(queue: Queue) -> AsyncIterator[Finding]:
+    """Whatever somebody has told to rest: jobs that wait for it wait until it is resumed."""
+    lines = (await queue(GetStats())).queues
+    found = 0
+    for tenant in sorted({EVERY_TENANT, *(line.tenant for line in lines)}):
+        async for pause in _paused_of(queue, tenant, {line.task for line in lines if line.tenant == tenant}):
+            found += 1
+            yield pause
+    if not found:
+        yield Finding(what="pauses", level="ok", found="nothing is paused")
+
+
+async def _paused_of(queue: Queue, tenant: str, tasks: set[str]) -> AsyncIterator[Finding]:
+    """A tenant's pauses; tasks are asked for one by one, so these are the first of them only."""
+    whose = "" if tenant == DEFAULT_TENANT else " of everybody" if tenant == EVERY_TENANT else f" of {tenant}"
+    flag = "" if tenant == DEFAULT_TENANT else f" --tenant {tenant}"
+    named: list[tuple[str, str, Pause | Limit]] = []
+    named += [("queue", one.queue, one) for one in await queue.service(Queues(tenant=tenant))]
+    named += [("limit", one.name, one) for one in await queue.service(Limits(tenant=tenant))]
+    for task in sorted(tasks)[:MOST_TASKS]:
+        named.append(("task", task, await queue.service(GetTask(tenant=tenant, task=task))))
+    for kind, name, pause in named:
+        if pause.paused:
+            yield Finding(
+                what="pauses",
+                level="warn",
+                found=f"{kind} {name}{whose}: {told(pause)}",
+                advice=f"its jobs wait; let them go on: windlass {kind}s resume {name}{flag}",
+            )
+
+
+LOOKS: tuple[Callable[[Queue], AsyncIterator[Finding]], ...] = (_store, _round_trip, _workers, _upkeep, _pauses)

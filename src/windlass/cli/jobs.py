@@ -12,7 +12,7 @@ from msgspec import UNSET, Raw
 from rich.text import Text
 
 from windlass.cli import acting, following, saying, values
-from windlass.cli.card import card
+from windlass.cli.card import card, wait
 from windlass.cli.choosing import ANY_JOB, Chosen
 from windlass.cli.place import HERE, OPTIONS, Place, Queue, opened
 from windlass.model import events
@@ -27,6 +27,9 @@ from windlass.system import SystemClock
 
 SHOWN = 50
 """Rows of a table, unless somebody wants more."""
+
+MOST_ESTIMATED = 50
+"""Waiting jobs of a table that are asked how long they will wait; the others only say that they do."""
 
 JobId = Annotated[str, Parameter(name="ID", help="The id of a job.")]
 
@@ -61,7 +64,8 @@ async def ls(
         most = SHOWN if limit is None else limit
         found = [job async for job in _listed(queue, match, most)]
         total = len(found) if len(found) < most else (await queue(Count(match=match))).count
-    _print_table(found)
+        waits = {job.id: await queue(GetEstimate(id=job.id)) for job in _waiting(found)[:MOST_ESTIMATED]}
+    _print_table(found, waits)
     if total > len(found):
         saying.remark(f"{saying.plural(total - len(found), 'more job')}; --limit shows more, --json shows all")
 
@@ -78,7 +82,11 @@ async def _listed(queue: Queue, match: Match, most: int | None) -> AsyncIterator
         left = None if left is None else left - len(page.jobs)
 
 
-def _print_table(found: list[Job]) -> None:
+def _waiting(found: list[Job]) -> list[Job]:
+    return [job for job in found if job.state in WAITING]
+
+
+def _print_table(found: list[Job], waits: dict[str, Estimate]) -> None:
     if not found:
         saying.remark("no jobs")
         return
@@ -90,7 +98,10 @@ def _print_table(found: list[Job]) -> None:
     for job in found:
         age = saying.span(max(0.0, (now - job.created_at).total_seconds()))
         place = [*[job.tenant] * tenants, job.task, *[job.queue] * queues]
-        made.add(job.id, saying.state(job.state), *place, age, Text(_remark_on(job, now), style="dim"))
+        said = _remark_on(job, now)
+        if job.id in waits and waits[job.id].why is not None:  # else it has started meanwhile
+            said = f"waits {wait(waits[job.id])}"
+        made.add(job.id, saying.state(job.state), *place, age, Text(said, style="dim"))
     saying.paper().print(made)
 
 

@@ -27,4 +27,5 @@ def told(pause: Pause | Limit) -> str:
     if not pause.paused:
         return ""
     end = f" until {pause.until.astimezone():%Y-%m-%d %H:%M:%S}" if pause.until else ""
-    return f"paused{end}{': ' if pause.why else ''}{pause.why}"
+    since = f" (since {pause.since.astimezone():%Y-%m-%d %H:%M:%S})" if pause.since else ""
+    return f"paused{end}{': ' if pause.why else ''}{pause.why}{since}"

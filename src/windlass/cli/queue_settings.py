@@ -12,7 +12,7 @@ from windlass.model import duration
 from windlass.model.errors import Invalid
 from windlass.model.lifecycle import OnLost
 from windlass.model.operations import ChangeQueue, QueueCard
-from windlass.model.queue import Policy, QueueChange, Tier
+from windlass.model.queue import Clearable, Policy, QueueChange, Tier
 
 Queue = Annotated[str, Parameter(name="QUEUE", help="Its name.")]
 
@@ -42,7 +42,10 @@ async def change(
     ] = None,
     weight: Annotated[
         list[str] | None,
-        Parameter(metavar="NAME=N", help="Turns of a task (with --tenant - of a tenant) for one of the others."),
+        Parameter(
+            metavar="NAME=N",
+            help="Turns of a task (with --tenant - of a tenant) for one of the others. `none` takes all away.",
+        ),
     ] = None,
     tier: Annotated[
         list[str] | None,
@@ -64,18 +67,26 @@ async def change(
     keep_failure: Annotated[
         str | None, Parameter(metavar="TIME", help="The same for jobs that failed or were cancelled.")
     ] = None,
+    clear: Annotated[
+        list[Clearable] | None,
+        Parameter(
+            metavar="NAME",
+            help="Take back what was said of policy, weights, tiers, timeout, isolate, on_lost, keep_….",
+        ),
+    ] = None,
     place: Place = HERE,
 ) -> None:
-    """Say how a queue is run. What is not named stays as it is.
+    """Say how a queue is run. What is not named stays as it is; `--clear` takes a setting back.
 
     For example:
       windlass queues set web --tier fast:3s:100% --tier medium:10s:50% --tier slow:30s:20%
       windlass queues set mail --policy fair --weight newsletter=1 --weight receipt=5
       windlass queues set video --timeout 2h --isolate --on-lost fail
+      windlass queues set mail --clear weights --clear keep_success
     """
-    given: dict[str, Any] = {"policy": policy, "isolate": isolate, "on_lost": on_lost}
+    given: dict[str, Any] = {"policy": policy, "isolate": isolate, "on_lost": on_lost, "clear": clear}
     if weight is not None:
-        given["weights"] = dict(_weight(text) for text in weight)
+        given["weights"] = {} if weight == ["none"] else dict(_weight(text) for text in weight)
     if tier is not None:
         given["tiers"] = [] if tier == ["none"] else [_tier(text) for text in tier]
     chosen = {name: value for name, value in given.items() if value is not None}

@@ -9,13 +9,15 @@ from msgspec import Struct
 from rich.text import Text
 
 from windlass.cli import saying
+from windlass.cli.card import wait
 from windlass.cli.place import HERE, OPTIONS, Place, opened
 from windlass.cli.queue_settings import describe
 from windlass.cli.workers import table_of
 from windlass.model.errors import Missing
+from windlass.model.estimate import Estimate, QueueEstimate
 from windlass.model.job import State
 from windlass.model.names import EVERY_TENANT
-from windlass.model.operations import GetQueue, GetStats, Queues, QueueStats, Workers
+from windlass.model.operations import GetQueue, GetQueueEstimate, GetStats, Queues, QueueStats, Workers
 from windlass.model.operations import QueueCard as QueueRecord
 from windlass.model.worker import Worker
 
@@ -111,6 +113,15 @@ class QueueCard(Struct, frozen=True, kw_only=True):
     tasks: list[QueueStats]
     workers: list[Worker]
     settings: QueueRecord
+    estimate: QueueEstimate
+    """How long a job that came now would wait, and how right estimates were lately."""
+
+
+def newcomers_wait(waits: QueueEstimate) -> str:
+    """How long a job that came now would wait, and how far that may be trusted."""
+    told = wait(Estimate(seconds=waits.seconds, why=waits.why)) or "nothing"
+    right = "" if waits.error is None else f"; estimates were wrong by {waits.error:.0%} lately"
+    return f"a job that comes now waits {told}{right}"
 
 
 @queues.command
@@ -124,12 +135,14 @@ async def show(queue: Annotated[str, Parameter(name="QUEUE", help="Its name.")],
         tasks = [line for line in (await to(GetStats())).queues if line.queue == queue]
         workers = [worker for worker in await to(Workers()) if queue in worker.queues]
         settings = await to(GetQueue(queue=queue))
+        waits = await to(GetQueueEstimate(queue=queue))
     if not tasks and not workers and settings == QueueRecord(tenant=settings.tenant, queue=queue):
         raise Missing(f"no job and no worker is in queue {queue!r}", at="queue")
     if place.json:
-        saying.write_json(QueueCard(queue=queue, tasks=tasks, workers=workers, settings=settings))
+        saying.write_json(QueueCard(queue=queue, tasks=tasks, workers=workers, settings=settings, estimate=waits))
         return
     saying.remark(describe(settings))
+    saying.remark(newcomers_wait(waits))
     states = occurring(line.states for line in tasks)
     made = saying.Table("task", *states, right=tuple(states))
     for line in tasks:

@@ -20,14 +20,16 @@ from rich.live import Live
 from rich.text import Text
 
 from windlass.cli import following, saying
+from windlass.cli.card import wait
 from windlass.cli.place import HERE, Place, Queue, opened
 from windlass.cli.queues import QueueLine, lines, numbers, occurring
 from windlass.cli.workers import table_of
 from windlass.model import duration
 from windlass.model.errors import Invalid
+from windlass.model.estimate import Estimate, QueueEstimate
 from windlass.model.job import FINISHED, Job, State
 from windlass.model.match import Match
-from windlass.model.operations import MOST_AT_ONCE, GetStats, List, Workers
+from windlass.model.operations import MOST_AT_ONCE, GetQueueEstimate, GetStats, List, Workers
 from windlass.model.worker import Worker
 from windlass.system import SystemClock
 
@@ -49,6 +51,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     at: datetime
     queues: list[QueueLine]
     workers: list[Worker]
+    waits: dict[str, QueueEstimate] = {}
+    """By `TENANT/QUEUE`: how long a job that came now would wait, where any does."""
     failures: list[Job]
     """The newest of those that were looked at, newest first."""
     failures_at: datetime
@@ -138,7 +142,16 @@ async def _look(queue: Queue, before: Snapshot | None) -> Snapshot:
         failures, failures_at = before.failures, before.failures_at
     else:
         failures, failures_at = await _failures(queue), now
-    return Snapshot(at=now, queues=found, workers=workers, failures=failures, failures_at=failures_at)
+    waits = {name(line): await _newcomer(queue, line) for line in found[:MOST_QUEUES] if line.states.get(State.QUEUED)}
+    return Snapshot(at=now, queues=found, workers=workers, waits=waits, failures=failures, failures_at=failures_at)
+
+
+def name(line: QueueLine) -> str:
+    return f"{line.tenant}/{line.queue}"
+
+
+async def _newcomer(queue: Queue, line: QueueLine) -> QueueEstimate:
+    return await queue.service(GetQueueEstimate(tenant=line.tenant, queue=line.queue))
 
 
 def failed(found: list[QueueLine]) -> int:
@@ -176,11 +189,13 @@ def _queues(before: Snapshot | None, now: Snapshot) -> list[RenderableType]:
         return [Text("no jobs", style="dim")]
     states = occurring(line.states for line in now.queues)
     columns = ("in/s", "done/s", *states)
-    made = saying.Table("queue", *columns, right=columns)
+    made = saying.Table("queue", *columns, "wait", right=columns)
     several = len({line.tenant for line in now.queues}) > 1
     for line in now.queues[:MOST_QUEUES]:
-        name = f"{line.tenant}/{line.queue}" if several else line.queue
-        made.add(name, *_speeds(before, now, line), *numbers(line.states, states))
+        shown = name(line) if several else line.queue
+        waits = now.waits.get(name(line), QueueEstimate())
+        said = Text(wait(Estimate(seconds=waits.seconds, why=waits.why)), style="dim")
+        made.add(shown, *_speeds(before, now, line), *numbers(line.states, states), said)
     return [made, *_more(len(now.queues) - MOST_QUEUES, "queue")]
 
 

@@ -40,6 +40,10 @@ STALE = 5.0
 """Seconds after which a forecast of a small queue says nothing of who comes now."""
 
 
+SELDOM = 60.0
+"""Seconds between two forecasts of a long queue that are made only for who comes to it."""
+
+
 async def get_estimate(desk: Desk, operation: GetEstimate) -> Estimate:
     job = (await desk.asked_for(operation.id, operation.tenant)).job
     match job.state:
@@ -173,19 +177,19 @@ async def before_the_door(desk: Desk, queue: str) -> None:
     """
     experience = desk.experience
     last = experience.forecasts.get(queue)
-    experience.watched[queue] = time()
     if queue in experience.making or time() < experience.crowded_until.get(queue, 0.0):
         return
-    if last is not None and (time() - last.at < STALE / 2 or not is_due(last)):
+    if last is not None and time() - last.at < (SELDOM if is_large(last) else STALE / 2):
         return
     try:
         async with asyncio.timeout(IN_PASSING):
-            if await is_crowded(desk, queue):
-                experience.crowded_until[queue] = time() + 1.0
-            else:
+            if not await is_crowded(desk, queue):
                 await forecast_of(desk, queue)
+                return
     except (TimeoutError, WindlassError):
-        experience.crowded_until[queue] = time() + 1.0
+        pass
+    experience.watched[queue] = time()
+    experience.crowded_until[queue] = time() + SELDOM
 
 
 def through_the_door(desk: Desk, job: Job) -> float | None:

@@ -1,6 +1,7 @@
 """Answers to the operations on limits: kept per tenant, in force at once."""
 
 from collections.abc import Awaitable, Callable
+from datetime import datetime
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ from windlass.engine import keeping
 from windlass.engine.desk import Desk
 from windlass.engine.groups import NO_KEY, allowance_name
 from windlass.engine.regime import LIMITS
-from windlass.engine.rules import MOST_SORTED, put_in_force, resting, sort_out
+from windlass.engine.rules import MOST_SORTED, begun, put_in_force, resting, sort_out
 from windlass.model.errors import Conflict, Missing
 from windlass.model.limit import Limit, Pause, check_limit
 from windlass.model.names import check_name
@@ -71,14 +72,18 @@ async def get(desk: Desk, operation: GetLimit) -> LimitCard:
 
 
 async def get_all(desk: Desk, operation: Limits) -> list[Limit]:
-    return list((await _kept(desk, operation.tenant)).values())
+    now = (await desk.store.read([])).now
+    return [_awake(limit, now) for limit in (await _kept(desk, operation.tenant)).values()]
 
 
 async def pause(desk: Desk, operation: PauseLimit) -> LimitCard:
+    now = (await desk.store.read([])).now
+
     def changed(old: Limit | None) -> Limit:
         if old is None:
             raise _no_limit(operation.name)
-        return replace(old, **asdict(operation.pause if operation.pause.paused else Pause()))
+        since = begun(operation.pause, old, now)
+        return replace(old, **asdict(replace(operation.pause, since=since) if since else Pause()))
 
     limit = await _keep(desk, operation.tenant, operation.name, changed)
     return await _card(desk, limit, sorting=False)
@@ -107,14 +112,18 @@ def _no_limit(name: str) -> Missing:
 
 
 def _pause(limit: Limit) -> Pause:
-    return Pause(paused=limit.paused, until=limit.until, why=limit.why)
+    return Pause(paused=limit.paused, until=limit.until, why=limit.why, since=limit.since)
+
+
+def _awake(limit: Limit, now: datetime) -> Limit:
+    """Without a pause that has ended by itself."""
+    return limit if resting(limit, now) else replace(limit, **asdict(Pause()))
 
 
 async def _card(desk: Desk, limit: Limit, *, sorting: bool) -> LimitCard:
     usage = await desk.flow.usage(allowance_name(limit), MOST_BUCKETS)
     now = (await desk.store.read([])).now
-    if not resting(_pause(limit), now):
-        limit = replace(limit, **asdict(Pause()))
+    limit = _awake(limit, now)
     buckets = [_bucket(one) for one in sorted(usage, key=lambda one: (-one.running, one.bucket))]
     return LimitCard(**asdict(limit), sorting=sorting, buckets=buckets)
 

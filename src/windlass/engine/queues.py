@@ -11,8 +11,9 @@ from msgspec.structs import asdict, replace
 
 from windlass.engine import keeping
 from windlass.engine.desk import Desk
+from windlass.engine.promises import usual_errors
 from windlass.engine.regime import NO_SETTINGS, QUEUES, TASKS
-from windlass.engine.rules import MOST_SORTED, put_in_force, resting, sort_out
+from windlass.engine.rules import MOST_SORTED, begun, put_in_force, resting, sort_out
 from windlass.model.errors import Invalid
 from windlass.model.job import State
 from windlass.model.limit import Pause
@@ -28,9 +29,13 @@ _pause = msgspec.msgpack.Decoder(Pause)
 
 async def change(desk: Desk, operation: ChangeQueue) -> QueueCard:
     name = f"{operation.tenant},{check_name(operation.queue, at='queue')}"
+    now = (await desk.store.read([])).now
 
     def changed(kept: bytes | None) -> bytes | None:
-        new = _changed(NO_SETTINGS if kept is None else _queue.decode(kept), operation.change)
+        old = NO_SETTINGS if kept is None else _queue.decode(kept)
+        new = _changed(old, operation.change)
+        if operation.change.paused is not UNSET:
+            new = replace(new, since=begun(new, old, now))
         if new.tiers and operation.tenant == EVERY_TENANT:
             raise Invalid("tiers belong to one tenant's queue, not to everybody's", at="tiers")
         return None if new == NO_SETTINGS else _pack(new)
@@ -43,6 +48,10 @@ async def change(desk: Desk, operation: ChangeQueue) -> QueueCard:
 
 def _changed(settings: QueueSettings, change: QueueChange) -> QueueSettings:
     given = {name: value for name, value in asdict(change).items() if value is not UNSET}
+    for name in given.pop("clear"):
+        if name in given:
+            raise Invalid("either give it or clear it", at=f"clear.{name}")
+        given[name] = getattr(NO_SETTINGS, name)
     if given.get("paused") is False:
         given = {**given, "until": None, "why": ""}
     elif "paused" not in given and not settings.paused and ("until" in given or "why" in given):
@@ -74,6 +83,7 @@ async def _cards(desk: Desk, tenant: str) -> list[QueueCard]:
     own = {name.partition(",")[2] for name in settings if name.startswith(f"{tenant},")}
     served = {queue for worker in workers if worker.tenant == tenant for queue in worker.queues}
     now = (await desk.store.read([])).now
+    errors = await usual_errors(desk)
     return [
         QueueCard(
             **asdict(_awake(settings.get(f"{tenant},{queue}") or NO_SETTINGS, now)),
@@ -82,6 +92,7 @@ async def _cards(desk: Desk, tenant: str) -> list[QueueCard]:
             states=dict(states.get(queue, {})),
             workers=sum(1 for worker in workers if _serves(worker, tenant, queue)),
             slots=sum(worker.slots for worker in workers if _serves(worker, tenant, queue)),
+            estimate_error=errors.get(queue),
             caps={level.name: level.cap for level in rules.tiers.get(f"{tenant},{queue}", [])},
         )
         for queue in sorted({*states, *own, *served})
@@ -109,9 +120,12 @@ async def get_task(desk: Desk, operation: GetTask) -> Pause:
 
 async def pause_task(desk: Desk, operation: PauseTask) -> Pause:
     name = f"{operation.tenant},{check_name(operation.task, at='task')}"
-    await desk.shelf.put(TASKS, name, _pack(operation.pause) if operation.pause.paused else None)
+    before = await get_task(desk, GetTask(tenant=operation.tenant, task=operation.task))
+    since = begun(operation.pause, before, (await desk.store.read([])).now)
+    pause = replace(operation.pause, since=since) if since else Pause()
+    await desk.shelf.put(TASKS, name, _pack(pause) if pause.paused else None)
     await put_in_force(desk)
-    return operation.pause if operation.pause.paused else Pause()
+    return pause
 
 
 ANSWERS: dict[type[Operation[Any]], Callable[[Desk, Any], Awaitable[Any]]] = {

@@ -237,5 +237,12 @@ async def _payloads(desk: Desk, regime: Regime, records: Sequence[Record]) -> di
     return {one.job.id: one.payload for one in found if one is not None}
 
 
-def resting(pause: Pause, now: datetime) -> bool:
+def resting(pause: Pause | Limit, now: datetime) -> bool:
     return pause.paused and (pause.until is None or pause.until > now)
+
+
+def begun(pause: Pause, before: Pause | Limit | None, now: datetime) -> datetime | None:
+    """Since when something is paused that may have been before; null = it is not."""
+    if not pause.paused:
+        return None
+    return before.since if before is not None and resting(before, now) else now

@@ -75,6 +75,8 @@ class Pause(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
     until: Time | None = None
     """When it goes on by itself; null = when somebody says so."""
     why: Annotated[str, Meta(max_length=500)] = ""
+    since: Time | None = None
+    """When it began: told, never asked."""
 
 
 class NewLimit(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -101,6 +103,8 @@ class Limit(NewLimit, frozen=True, kw_only=True, omit_defaults=True):
     until: Time | None = None
     """When that ends by itself; null = when somebody says so."""
     why: str = ""
+    since: Time | None = None
+    """When it began."""
 
 
 class Subject(Struct, frozen=True):

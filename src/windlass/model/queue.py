@@ -52,6 +52,9 @@ class QueueSettings(Pause, frozen=True, kw_only=True, omit_defaults=True, forbid
     """For jobs that do not say; absent = a week."""
 
 
+Clearable = Literal["policy", "weights", "tiers", "timeout", "isolate", "on_lost", "keep_success", "keep_failure"]
+
+
 class QueueChange(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """What is to be different about a queue; what is absent stays."""
 
@@ -66,6 +69,8 @@ class QueueChange(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     on_lost: OnLost | UnsetType = UNSET
     keep_success: Seconds | UnsetType | None = UNSET
     keep_failure: Seconds | UnsetType | None = UNSET
+    clear: list[Clearable] = []
+    """What is to be as if nobody had ever said anything of it."""
 
 
 def check_tiers(tiers: list[Tier], at: str = "tiers") -> None:

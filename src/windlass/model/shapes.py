@@ -98,7 +98,7 @@ class Shape:
         try:
             return msgspec.convert(given, self.struct, strict=False)
         except msgspec.ValidationError as fault:
-            raise invalid(fault) from None
+            raise invalid(fault, kind=self.struct) from None
 
     @cached_property
     def kinds(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from msgspec import Raw, Struct
 
+from windlass.model.choices import choices
 from windlass.model.errors import Invalid, TooLarge
 from windlass.model.job import HIGHEST, JSON, LOWEST, MSGPACK, NOTHING, TEXT, NewJob
 from windlass.model.names import NAME_PATTERN, is_name
@@ -35,6 +36,8 @@ FAULTS = (Invalid, TooLarge)
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
 
+_NO_CHOICE = re.compile(r"Invalid enum value (.*)\Z", re.DOTALL)
+
 _pack = msgspec.msgpack.Encoder()
 _jsonify = msgspec.json.Encoder()
 
@@ -50,7 +53,7 @@ def decode(data: bytes | Raw, kind: type[T], form: Format = "msgpack") -> T:
             return msgspec.msgpack.decode(data, type=kind)
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as fault:
-        raise invalid(fault) from None
+        raise invalid(fault, kind=kind) from None
 
 
 def decode_new_job(data: bytes, form: Format) -> NewJob:
@@ -144,14 +147,16 @@ def check_size(payload: bytes | Raw, most: int, *, at: str = "payload") -> None:
         raise TooLarge(f"{size} bytes, at most {most} are allowed: store large data elsewhere and send its name", at=at)
 
 
-def invalid(fault: Exception, *, at: str = "") -> Invalid:
-    """A decoder's complaint as our own error, with the field it names."""
+def invalid(fault: Exception, *, at: str = "", kind: Any = None) -> Invalid:
+    """A decoder's complaint as our own error, with the field it names, and with what is allowed there."""
     parts = _COMPLAINT.match(str(fault))
     detail, found = (parts["detail"], (parts["at"] or "").lstrip(".")) if parts else (str(fault), "")
     if unknown := _UNKNOWN.search(detail):
         detail, found = "there is no such field", f"{found}.{unknown[1]}"
     elif missing := _MISSING.search(detail):
         detail, found = "this field is required", f"{found}.{missing[1]}"
+    elif (word := _NO_CHOICE.match(detail)) and (allowed := choices(kind, found)):
+        detail = f"{word[1]} is none of: {', '.join(allowed)}"
     elif repr(NAME_PATTERN) in detail:
         detail = "not a name: letters, digits, '_', '.' and '-', 1 to 128 of them, a letter or digit first"
     return Invalid(detail, at=f"{at}.{found.strip('.')}".strip("."))

@@ -38,5 +38,5 @@ def _job(line: bytes, limits: Limits, at: str) -> NewJob:
     except wire.FAULTS as fault:
         raise type(fault)(fault.detail, at=f"{at}.{fault.at}".strip(".")) from None
     except (msgspec.MsgspecError, RecursionError) as fault:
-        raise wire.invalid(fault, at=at) from None
+        raise wire.invalid(fault, at=at, kind=NewJob) from None
     return check_new(new, limits.most_payload, at)

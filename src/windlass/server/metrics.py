@@ -23,6 +23,8 @@ from windlass.model.operations import (
     Finish,
     GetStats,
     Operation,
+    QueueCard,
+    Queues,
     Service,
     Stats,
     Workers,
@@ -119,6 +121,7 @@ class Metrics:
         parts = [_family("windlass_up", "gauge", "Whether this server answers.", {(): 1})]
         parts += [_jobs(await self._service(GetStats(tenant=tenant)))]
         parts += _workers(await self._service(Workers(tenant=tenant)))
+        parts += [_errors(await self._service(Queues(tenant=tenant)))]
         if tenant == EVERY_TENANT:
             parts += self._passed()
         return Response("".join(parts), headers={"content-type": TEXT, "cache-control": "no-store"})
@@ -153,6 +156,14 @@ def _jobs(stats: Stats) -> str:
         for state, count in queue.states.items():
             numbers[("tenant", queue.tenant), ("queue", queue.queue), ("state", state)] += count
     return _family("windlass_jobs", "gauge", "Jobs on record, by their state.", numbers)
+
+
+def _errors(cards: Iterable[QueueCard]) -> str:
+    about = "By which part of the real wait estimates were wrong lately: the median."
+    known: dict[Labels, float] = {
+        (("queue", card.queue),): card.estimate_error for card in cards if card.estimate_error is not None
+    }
+    return _family("windlass_estimate_error_ratio", "gauge", about, known)
 
 
 def _workers(workers: list[Worker]) -> list[str]:

@@ -45,6 +45,8 @@ class QueueCard(QueueSettings, frozen=True, kw_only=True, omit_defaults=True):
     """How many jobs the live workers that serve it can run at once."""
     caps: dict[str, int] = field(default_factory=dict)
     """By tier, what its cap amounts to now."""
+    estimate_error: float | None = None
+    """By which part of the real wait estimates here were wrong lately, for all tenants: the median; null = unknown."""
 
 
 @operation("PUT", "/limits/{name}", "operate", body="limit")

@@ -1,0 +1,55 @@
+"""Where a field is one of a few words, whoever sends another one is told them, and which field is meant."""
+
+from typing import Any
+
+import pytest
+
+from windlass.config import combine
+from windlass.model import wire
+from windlass.model.choices import choices
+from windlass.model.errors import Invalid
+from windlass.model.handler import NewHandler
+from windlass.model.job import NewJob
+from windlass.model.match import Match
+from windlass.model.operations import AddToken
+from windlass.model.queue import QueueChange
+
+WRONG: list[tuple[type[Any], dict[str, Any], str, str]] = [
+    (NewHandler, {"lang": "perl", "body": "x"}, "lang", "'perl' is none of: python, node, php, sh, http"),
+    (QueueChange, {"policy": "mine"}, "policy", "'mine' is none of: priority, fair"),
+    (QueueChange, {"on_lost": "cry"}, "on_lost", "'cry' is none of: retry, requeue, fail"),
+    (NewJob, {"task": "a", "keep_result": "no"}, "keep_result", "'no' is none of: keep, once, none"),
+    (NewJob, {"task": "a", "then": {"task": "b", "keep_result": "no"}}, "then.keep_result", "'no' is none of: keep,"),
+    (NewJob, {"task": "a", "retry": {"anchor": "middle"}}, "retry.anchor", "'middle' is none of: end, start"),
+    (Match, {"state": ["queued", "lost"]}, "state[1]", "'lost' is none of: blocked, scheduled, queued, running,"),
+    (AddToken, {"scopes": ["sing"]}, "scopes[0]", "'sing' is none of: enqueue, work, read, operate, admin"),
+]
+
+
+@pytest.mark.parametrize("form", ["json", "msgpack"])
+@pytest.mark.parametrize(("kind", "sent", "at", "said"), WRONG)
+def test_a_word_that_is_no_choice_is_answered_with_those_that_are(
+    kind: type[Any], sent: dict[str, Any], at: str, said: str, form: wire.Format
+) -> None:
+    with pytest.raises(Invalid) as caught:
+        wire.decode(wire.encode(sent, form), kind, form)
+    assert caught.value.at == at
+    assert caught.value.detail.startswith(said)
+
+
+def test_in_a_list_the_place_is_named() -> None:
+    with pytest.raises(Invalid, match="is none of: keep, once, none") as caught:
+        wire.decode(b'[{"task": "a"}, {"task": "b", "keep_result": "x"}]', list[NewJob], "json")
+    assert caught.value.at == "[1].keep_result"
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"), [(NewJob, "nowhere.at[0].all"), (NewJob, "task"), ("nothing", ""), (None, "x")]
+)
+def test_where_it_is_not_a_matter_of_words_there_are_none(kind: Any, path: str) -> None:
+    assert choices(kind, path) == []
+
+
+def test_a_setting_says_what_it_may_be() -> None:
+    with pytest.raises(Invalid, match="'none' is none of: limits, confined, isolated"):
+        combine("", {"WINDLASS_WORKER_SANDBOX": "none"}, {})
