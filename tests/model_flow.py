@@ -131,15 +131,16 @@ class Bounds:
 
     # Turns
 
-    def settle(self, lanes: Iterable[Lane]) -> None:
-        """Note who has something to offer, and forget the turns of what is no longer fair."""
+    def settle(self, lanes: Iterable[Lane], queued: Sequence[Bounded]) -> None:
+        """Note who has something to offer, and forget the turns of what is no longer fair or where nobody waits."""
         active: dict[str, set[str]] = defaultdict(set)
         for tenant, queue, task, _ in lanes:
             if queue in self.rules.fair_queues:
                 active[queue].add(tenant)
             if self._fair_line(tenant, queue) is not None:
                 active[f"{tenant},{queue}"].add(task)
-        for place in [place for place in self._turns if not self._is_fair(place)]:
+        waited_for = {place for e in queued for place in (e.job.queue, f"{e.job.tenant},{e.job.queue}")}
+        for place in [place for place in self._turns if place not in waited_for or not self._is_fair(place)]:
             del self._turns[place]
         for place in {*self._turns, *active}:
             self._turns[place].note(active[place])

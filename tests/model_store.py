@@ -452,7 +452,7 @@ class ModelStore:
         """See what could start, whose turn it is, and who is to hear of it: after each change, and as time passes."""
         free = self._bounds.open(self.entries(State.QUEUED), self.entries(State.RUNNING), self._clock.now())
         before, self._open = self._open, {lane_of(entry) for entry in free}
-        self._bounds.settle(self._open)
+        self._bounds.settle(self._open, self.entries(State.QUEUED))
         for _, queue, _, _ in self._open - before:
             self._notify(f"work/{queue}")
         return free

@@ -15,7 +15,7 @@ from windlass.model.errors import Full, Invalid, TooLarge, Unavailable, Windlass
 MEMORY = ":memory:"
 """In the place of a path: a store of its own that lives as long as the object."""
 
-VERSION = 2
+VERSION = 3
 """Of `schema.sql`, kept in the file as `user_version`."""
 
 APPLICATION = 0x576E646C

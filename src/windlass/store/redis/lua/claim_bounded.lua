@@ -101,4 +101,6 @@ if tries == 0 and #ids < slots then
   if #ids == 0 then return 1 end
   for i = 11 + known, #ARGV do publish('work/' .. ARGV[i]) end
 end
-return finish()
+local answered = finish()
+if made.control then made.control.end_rounds() end
+return answered
