@@ -59,13 +59,14 @@ async def store(kind: StoreKind, address: str, prefix: str) -> AsyncIterator[Sto
 async def leavings(store: Store) -> Leavings:
     if isinstance(store, SqliteStore):
         return await store.examine(_rows)
-    found = await _read(cast("RedisStore", store), store.partitions.key(0))
+    redis = cast("RedisStore", store)
+    found = await _read(redis, redis.partitions.key(0))
     return {key.decode(): 1 if isinstance(kept, bytes) else len(kept) for key, kept in found.items()}
 
 
 def _rows(tx: Transaction) -> Leavings:
     tables = tx.column("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
-    return {table: tx.column(f"SELECT count(*) FROM {table}")[0] for table in tables}
+    return {table: tx.column(f"SELECT count(*) FROM {table}")[0] for table in tables}  # noqa: S608 - our own names
 
 
 class Passage:

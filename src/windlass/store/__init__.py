@@ -143,6 +143,8 @@ class Wish(Struct, frozen=True):
     """Whether the same nonce may come again: then it answers what it took before."""
     heard: bool = True
     """Whether the worker itself asks, and so has been heard of; else somebody asks on its behalf."""
+    warm: Sequence[str] = ()
+    """What it would rather run than anything else, as `tenant/task`; has a say only where turns are taken."""
 
 
 class Scope(Struct, frozen=True):

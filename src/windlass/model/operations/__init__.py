@@ -70,6 +70,7 @@ from windlass.model.operations.table import (
 )
 from windlass.model.operations.work import (
     MOST_SPAWNED,
+    MOST_WARM,
     Alive,
     Applied,
     Began,
@@ -96,6 +97,7 @@ __all__ = [
     "MOST_LINES",
     "MOST_SPAWNED",
     "MOST_TEXT",
+    "MOST_WARM",
     "OPERATIONS",
     "A",
     "Accepted",

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 DERIVED = (
-    b":ready:", b":heads:", b":tops", b":groups", b":parked:", b":passed", b":obstacles", b":places:", b":keys:", b":levels:"
+    b":ready:", b":heads:", b":tops", b":groups", b":parked:", b":passed", b":obstacles", b":places:", b":keys:",
+    b":levels:",
 )  # fmt: skip
 
 Found = dict[bytes, Any]

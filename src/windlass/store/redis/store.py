@@ -129,9 +129,7 @@ class RedisStore(RedisFlow):
                 answers[place] = bool(new)
         return [bool(new) for new in answers]
 
-    async def _add(
-        self, script: str, partition: int, drafts: Sequence[Draft], more: Sequence[Argument] = ()
-    ) -> Any:
+    async def _add(self, script: str, partition: int, drafts: Sequence[Draft], more: Sequence[Argument] = ()) -> Any:
         """What a script says of new jobs of one partition."""
         arguments: list[Argument] = layout.add_arguments(drafts)
         arguments += more
@@ -176,7 +174,7 @@ class RedisStore(RedisFlow):
         repeatable = "1" if wish.repeatable else "0"
         about: list[Argument] = [wish.nonce, repeatable, worker.id, worker.node, span(wish.lease), slots, worker.tenant]
         about.append("1" if wish.heard else "0")
-        about += (len(tasks), *tasks, *queues)
+        about += (len(tasks), len(wish.warm), *tasks, *wish.warm, *queues)
         reply = await self.partitions.call("claim", partition, about)
         while reply == AGAIN:
             reply = await self.partitions.call("claim", partition, about)

@@ -1,7 +1,7 @@
 -- Lease the first jobs that a worker may take, from queues in which nothing bounds them: see claiming.lua.
 -- Output  0 if some queue is bounded: then nothing was taken
-for _, letters in ipairs(redis.call('HMGET', K .. ':flow', '*', unpack(ARGV, 11 + known))) do
+for _, letters in ipairs(redis.call('HMGET', K .. ':flow', '*', unpack(ARGV, first_queue))) do
   if letters then return 0 end
 end
-for i = 11 + known, #ARGV do claim_in_order(ARGV[i]) end
+for i = first_queue, #ARGV do claim_in_order(ARGV[i]) end
 return finish()

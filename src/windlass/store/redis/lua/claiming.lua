@@ -1,6 +1,6 @@
 -- What the two scripts that lease jobs share; their arguments and their answer.
 -- ARGV[2..]  nonce, '1' if it may be sent again, worker, node, lease (us), slots, tenant ('-' = all), '1' if the worker itself asks,
---            number of tasks (0 = any), task or tenant/task, …; queue, …
+--            number of tasks (0 = any), number of what it is warm for; task or tenant/task, …; tenant/task, …; queue, …
 -- Output     now; then per job: id, its bytes as they were before, and only if its flags say so its errors and its files ('' = it
 --            has output only). Whoever asked knows the rest. Of a claim sent again: nothing (''), then the jobs as usual, payload
 --            included, with their files. Behind a job whose group is explicit or flexible: the seconds and name of its tier ('' = none).
@@ -8,14 +8,15 @@
 local nonce, repeatable, worker, node = ARGV[2], ARGV[3] == '1', ARGV[4], ARGV[5]
 local lease, slots, tenant = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
 local heard, known = ARGV[9] == '1', tonumber(ARGV[10])
+local first_queue = 12 + known + ARGV[11]
 local tasks = known > 0 and {} or nil
-for i = 11, 10 + known do tasks[ARGV[i]] = true end
+for i = 12, 11 + known do tasks[ARGV[i]] = true end
 
 local taken = { '' }
 if heard then hear(worker, lease) end
 
 -- Sent again: the jobs that this very claim took and that are still held.
-local memory = K .. ':claim:' .. worker .. ',' .. nonce .. ',' .. (ARGV[11 + known] or '')
+local memory = K .. ':claim:' .. worker .. ',' .. nonce .. ',' .. (ARGV[first_queue] or '')
 local last = repeatable and redis.call('GET', memory)
 if last then
   for from = 1, #last, 16 do

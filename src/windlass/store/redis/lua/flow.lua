@@ -87,13 +87,13 @@ local function flow_control()
     redis.call('ZADD', tags, tag, after)
   end
 
-  -- A member is served one job.
-  local function charge(level, name, weights, own)
+  -- A member is served one job. `turn` = the tag of the one whose turn it is, if that is known: being preferred moves no clock.
+  local function charge(level, name, weights, own, turn)
     local top = redis.call('HGET', K .. ':tops', name)
     local seat = string.sub(top, string.find(top, ' ', 1, true) + 1)
     local start = tonumber(redis.call('ZSCORE', K .. ':tags:' .. level, seat))
     local weight = tonumber(redis.call('HGET', K .. ':fair', weights .. ' ' .. own) or 1)
-    local clock = math.max(tonumber(redis.call('HGET', K .. ':clocks', level) or 0), start)
+    local clock = math.max(tonumber(redis.call('HGET', K .. ':clocks', level) or 0), turn or start)
     local finish = exact(start + 1 / weight)
     redis.call('HSET', K .. ':clocks', level, exact(clock))
     redis.call('ZADD', K .. ':turns:' .. level, finish, name)
@@ -101,9 +101,9 @@ local function flow_control()
     redis.call('ZADD', K .. ':tags:' .. level, finish, seat)
   end
 
-  local function serve(lane)
-    if fair_line(lane) then charge(lane.line, lane.name, fair_line(lane), lane.task) end
-    if fair_queue(lane) then charge(lane.queue, lane.line, lane.queue, lane.tenant) end
+  local function serve(lane, turns)
+    if fair_line(lane) then charge(lane.line, lane.name, fair_line(lane), lane.task, turns.turn) end
+    if fair_queue(lane) then charge(lane.queue, lane.line, lane.queue, lane.tenant, turns.turn_of_tenant) end
   end
 
   -- At the end of a call: where nobody waits any more, not even behind an obstacle, what anybody has had of turns is forgotten.
