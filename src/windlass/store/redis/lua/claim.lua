@@ -1,7 +1,8 @@
 -- Lease the first jobs that a worker may take, from queues in which nothing bounds them: see claiming.lua.
 -- Output  0 if some queue is bounded: then nothing was taken
-for _, letters in ipairs(redis.call('HMGET', K .. ':flow', '*', unpack(ARGV, first_queue))) do
-  if letters then return 0 end
+local letters = redis.call('HMGET', K .. ':flow', '*', unpack(ARGV, first_queue))
+for i = 1, #letters do
+  if letters[i] then return 0 end
 end
 for i = first_queue, #ARGV do claim_in_order(ARGV[i]) end
 return finish()
