@@ -6,14 +6,14 @@ jobs of a bucket were started, how long a bucket is on hold, and what each has h
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import Protocol, TypeAlias, TypeVar
 
 from windlass.model.job import Job
-from windlass.store.flow import ANY, BAR, EXPLICIT, FLEXIBLE, KEY, Allowance, Level, Rules, Usage, Waiting
+from windlass.store.flow import ANY, BAR, EXPLICIT, FLEXIBLE, KEY, LEAD, NEAR, Allowance, Level, Rules, Usage, Waiting
 
 MICROSECOND = timedelta(microseconds=1)
 
@@ -46,9 +46,16 @@ class Turns:
             member: self.starts.get(member, max(self.time, self.finishes.get(member, 0.0))) for member in active
         }
 
-    def serve(self, member: str, weight: float) -> None:
+    def choose(self, firsts: Mapping[str, int], warm: Container[str]) -> tuple[str, str]:
+        """Who is served, and whose turn it is; `firsts` = when the first job of each arrived."""
+        order = sorted(firsts, key=lambda one: (self.starts[one], firsts[one]))[:NEAR]
+        near = [one for one in order if one in warm and self.starts[one] < self.starts[order[0]] + LEAD]
+        return (near or order)[0], order[0]
+
+    def serve(self, member: str, weight: float, turn: str) -> None:
+        """One member is served, though it may be another one's turn."""
         start = self.starts[member]
-        self.time = max(self.time, start)
+        self.time = max(self.time, self.starts[turn])
         self.finishes[member] = self.starts[member] = start + 1 / weight
 
 
@@ -131,44 +138,54 @@ class Bounds:
 
     # Turns
 
-    def settle(self, lanes: Iterable[Lane]) -> None:
-        """Note who has something to offer, and forget the turns of what is no longer fair."""
+    def settle(self, lanes: Iterable[Lane], queued: Sequence[Bounded]) -> None:
+        """Note who has something to offer, and forget the turns of what is no longer fair or where nobody waits."""
         active: dict[str, set[str]] = defaultdict(set)
         for tenant, queue, task, _ in lanes:
             if queue in self.rules.fair_queues:
                 active[queue].add(tenant)
             if self._fair_line(tenant, queue) is not None:
                 active[f"{tenant},{queue}"].add(task)
-        for place in [place for place in self._turns if not self._is_fair(place)]:
+        waited_for = {place for e in queued for place in (e.job.queue, f"{e.job.tenant},{e.job.queue}")}
+        for place in [place for place in self._turns if place not in waited_for or not self._is_fair(place)]:
             del self._turns[place]
         for place in {*self._turns, *active}:
             self._turns[place].note(active[place])
 
-    def first(self, fit: Sequence[B], free: Sequence[Bounded]) -> B:
+    def first(self, fit: Sequence[B], free: Sequence[Bounded], warm: Sequence[str]) -> B:
         """Of the jobs of one queue that somebody may take, the one to be taken; it counts as served.
 
-        `free` is all that could start, whoever may take it.
+        `free` is all that could start, whoever may take it; `warm` what he would rather take.
         """
         queue = fit[0].job.queue
         free = [entry for entry in free if entry.job.queue == queue]
         tenant = min(fit, key=rank).job.tenant
         if queue in self.rules.fair_queues:
             firsts = {one: arrival_of_first(e for e in free if e.job.tenant == one) for one in tenants(fit)}
+            offers = {one: self._offer(one, fit, free, warm)[0] for one in firsts}
             turns = self._turns[queue]
-            tenant = min(firsts, key=lambda one: (turns.starts[one], firsts[one]))
-            turns.serve(tenant, self.rules.fair_queues[queue].get(tenant, 1.0))
-        line = [entry for entry in fit if entry.job.tenant == tenant]
+            tenant, turn = turns.choose(firsts, {one for one, entry in offers.items() if is_warm(entry, warm)})
+            turns.serve(tenant, self.rules.fair_queues[queue].get(tenant, 1.0), turn)
+        entry, turn = self._offer(tenant, fit, free, warm)
         weights = self._fair_line(tenant, queue)
-        if weights is None:
-            return min(line, key=rank)
+        if weights is not None:
+            task = entry.job.task
+            self._turns[f"{tenant},{queue}"].serve(task, weights.get(task, 1.0), turn)
+        return entry
+
+    def _offer(self, tenant: str, fit: Sequence[B], free: Sequence[Bounded], warm: Sequence[str]) -> tuple[B, str]:
+        """The job that a tenant gives, and the task whose turn it is."""
+        line = [entry for entry in fit if entry.job.tenant == tenant]
+        queue = line[0].job.queue
+        if self._fair_line(tenant, queue) is None:
+            return min(line, key=rank), ""
         firsts = {
             task: arrival_of_first(e for e in free if (e.job.tenant, e.job.task) == (tenant, task))
             for task in {entry.job.task for entry in line}
         }
-        turns = self._turns[f"{tenant},{queue}"]
-        task = min(firsts, key=lambda one: (turns.starts[one], firsts[one]))
-        turns.serve(task, weights.get(task, 1.0))
-        return min((entry for entry in line if entry.job.task == task), key=rank)
+        liked = {task for task in firsts if f"{tenant}/{task}" in warm}
+        task, turn = self._turns[f"{tenant},{queue}"].choose(firsts, liked)
+        return min((entry for entry in line if entry.job.task == task), key=rank), turn
 
     def start(self, entry: Bounded, now: datetime) -> None:
         """Note that a job starts."""
@@ -224,6 +241,10 @@ def lane_of(entry: Bounded) -> Lane:
 
 def rank(entry: Bounded) -> tuple[int, int]:
     return entry.job.priority, entry.arrival
+
+
+def is_warm(entry: Bounded, warm: Sequence[str]) -> bool:
+    return f"{entry.job.tenant}/{entry.job.task}" in warm
 
 
 def arrival_of_first(entries: Iterable[Bounded]) -> int:

@@ -222,19 +222,20 @@ class ModelStore:
             held.sort(key=lambda entry: (worker.queues.index(entry.job.queue), *rank(entry)))
             return [entry.handed_out() for entry in held]
         taken: list[Entry] = []
-        while len(taken) < wish.slots and (entry := self._first(worker)):
+        while len(taken) < wish.slots and (entry := self._first(wish)):
             self._start(entry, wish, now)
             taken.append(entry)
         self._settle()
         return [entry.handed_out() for entry in taken]
 
-    def _first(self, worker: Worker) -> Entry | None:
+    def _first(self, wish: Wish) -> Entry | None:
         """The job that a worker takes next."""
+        worker = wish.worker
         free = self._settle()
         fit = [entry for entry in free if self._may_take(worker, entry.job)]
         for queue in worker.queues:
             if there := [entry for entry in fit if entry.job.queue == queue]:
-                return self._bounds.first(there, free)
+                return self._bounds.first(there, free, wish.warm)
         return None
 
     def _start(self, entry: Entry, wish: Wish, now: datetime) -> None:
@@ -519,7 +520,7 @@ class ModelStore:
         """See what could start, whose turn it is, and who is to hear of it: after each change, and as time passes."""
         free = self._bounds.open(self.entries(State.QUEUED), self.entries(State.RUNNING), self._clock.now())
         before, self._open = self._open, {lane_of(entry) for entry in free}
-        self._bounds.settle(self._open)
+        self._bounds.settle(self._open, self.entries(State.QUEUED))
         for _, queue, _, _ in self._open - before:
             self._notify(f"work/{queue}")
         return free

@@ -443,6 +443,13 @@ async def queues_are_run_as_they_are_told(script: Script) -> None:
     await script.ask(PauseTask(task="work", pause=Pause(paused=True)))
     assert (await script.ask(GetTask(task="work"))).paused
     assert not (await script.ask(GetTask(task="other"))).paused
+    await script.refused(Enqueue(job=NewJob(task="work", queue="plain", tier="slow")), Invalid)
+    await script.ask(ChangeQueue(queue="turns", change=QueueChange(policy="fair")))
+    for task in "xxyy":
+        await script.enqueue(task, queue="turns")
+    worker = await script.worker(queues=["turns"])
+    warm = [await script.ask(Claim(worker=worker, warm=["default/y"])) for _ in range(3)]
+    assert [one.job.task for claimed in warm for one in claimed] == ["y", "y", "x"]
 
 
 @scenario(GetEstimate, GetQueueEstimate)

@@ -154,6 +154,7 @@ WORKERS = st.fixed_dictionaries(
         "tenant": some_of(("-", "-", *TENANTS)),
         "queues": some_of((("default",), ("default", "other"), ("other", "default"))),
         "tasks": some_of((None, None, ["x"], ["y", "z"], ["x", "b/y"])),
+        "warm": some_of(((), (), ("b/x",), ("a/z", "b/y"))),
     }
 )
 
@@ -172,7 +173,7 @@ HOW_RUNS_END = st.lists(st.tuples(st.integers(0, 40), some_of((*["succeeded"] * 
 SHRINKS = st.tuples(st.integers(0, 40), some_of((1, 1, 2)))
 """Which of the flexible jobs that run, and by how many tiers."""
 
-ALL_KNOWING: dict[str, Any] = {"tenant": "-", "queues": QUEUES, "tasks": None}
+ALL_KNOWING: dict[str, Any] = {"tenant": "-", "queues": QUEUES, "tasks": None, "warm": ()}
 
 
 class FlowWalk(RuleBasedStateMachine):
@@ -313,7 +314,8 @@ class FlowWalk(RuleBasedStateMachine):
     def take(self, worker: dict[str, Any], slots: int, nonce: bytes) -> list[Record]:
         before = self.fullness()
         expected, found = (
-            self.run(one.claim(self.worker(worker), slots, nonce=nonce)) for one in (self.model, self.real)
+            self.run(one.claim(self.worker(worker), slots, nonce=nonce, warm=worker["warm"]))
+            for one in (self.model, self.real)
         )
         assert list(map(brief, found)) == list(map(brief, expected))
         assert found == expected

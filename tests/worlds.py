@@ -225,9 +225,15 @@ class World:
         return Worker(name=id, id=id, tenant=tenant, queues=named, registered_at=now, seen_at=now, **more)
 
     async def claim(
-        self, worker: Worker | None = None, slots: int = 1, *, lease: float = 60.0, nonce: bytes | None = None
+        self,
+        worker: Worker | None = None,
+        slots: int = 1,
+        *,
+        lease: float = 60.0,
+        nonce: bytes | None = None,
+        warm: Sequence[str] = (),
     ) -> list[Record]:
-        wish = Wish(worker or self.worker(), nonce or self.chance.token(), slots, lease)
+        wish = Wish(worker or self.worker(), nonce or self.chance.token(), slots, lease, warm=warm)
         return await self.store.claim(wish)
 
     async def take(self, worker: Worker | None = None, *, lease: float = 60.0) -> Record:

@@ -22,7 +22,7 @@ from windlass.store import Draft, Edge, Kept, Ripe
 from windlass.store.flow import StaleRules
 
 MOST_REGIMES = 100
-"""How often jobs are taken in anew because the rules have changed. Some may be kept already: no early giving up."""
+"""How often jobs are taken in anew because the rules have changed; not given up soon, for some may be kept by then."""
 
 life = logging.getLogger("windlass.job")
 """One line for each step of a job's life, for whoever wants to read along."""

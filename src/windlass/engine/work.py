@@ -124,7 +124,8 @@ async def _claim_now(desk: Desk, operation: Claim, worker: Worker, stays: float 
     tasks = await tasks_of(desk, worker)
     slots = operation.slots if tasks is None or tasks else 0  # to a store, no tasks would be any
     able = worker if tasks is worker.tasks else replace(worker, tasks=tasks)
-    return await desk.store.claim(Wish(able, nonce, slots, desk.settings.lease, repeatable=named, stays=stays))
+    lease, warm = desk.settings.lease, operation.warm
+    return await desk.store.claim(Wish(able, nonce, slots, lease, repeatable=named, stays=stays, warm=warm))
 
 
 async def _claim_soon(desk: Desk, operation: Claim, worker: Worker) -> list[Record]:

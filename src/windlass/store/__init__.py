@@ -154,6 +154,8 @@ class Wish(Struct, frozen=True):
     Whoever wishes listens to `wish/WORKER` meanwhile, and then asks again in the same words: that answers what the
     wish was given, and takes it back if it was given nothing.
     """
+    warm: Sequence[str] = ()
+    """What it would rather run than anything else, as `tenant/task`; has a say only where turns are taken."""
 
 
 class Scope(Struct, frozen=True):

@@ -8,6 +8,8 @@ in the same atomic step in which it leases a job. What every store promises:
   moment, for all workers together. Places are ids of running jobs: whatever ends a run gives them back.
 - Jobs whose bucket is full are passed by, and cost a claim nothing however many they are.
 - A lane that is shut is not claimed from.
+- Where turns are taken, a worker that is warm for some may get theirs a little earlier, but nobody is ever further
+  ahead of whoever's turn it is than `LEAD`.
 
 A group is a text: its class, then its buckets, each after a bar: `=slow`, `~|acme/api`, `|acme/api=42|-/all`.
 
@@ -29,6 +31,12 @@ EXPLICIT = "="
 BAR = "|"
 KEY = "="
 ANY = "*"
+
+
+LEAD = 2.0
+"""Turns of weight 1 by which somebody may be served before whoever's turn it is, for a worker that is warm for him."""
+NEAR = 16
+"""Of those whose turn comes next, at most so many are looked at for that."""
 
 
 class StaleRules(Exception):

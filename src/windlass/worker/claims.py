@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
 from windlass.model.errors import Busy, Full, Missing, Unavailable, WindlassError
@@ -47,6 +47,8 @@ class Claims:
         self._paused = False
         self._complained = False
         """Whether it has ever said that it cannot claim."""
+        self.warm: Callable[[], Sequence[str]] = tuple
+        """Says what has a context waiting for it, as `tenant/task`."""
         self.able = asyncio.Event()
         """Set while claims are answered: whether this worker can work at all."""
 
@@ -105,7 +107,9 @@ class Claims:
         nonce = self._chance.token().hex()
 
         async def ask() -> list[Claimed]:
-            return await self._service(Claim(**self._membership.names(), slots=slots, wait=wait, nonce=nonce))
+            warm = list(self.warm())
+            names = self._membership.names()
+            return await self._service(Claim(**names, slots=slots, wait=wait, nonce=nonce, warm=warm))
 
         claimed = await self._unless_broken_off(ask)
         if claimed is None:

@@ -7,12 +7,13 @@ import asyncio
 import logging
 import math
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from windlass.model.errors import Missing, WindlassError
 from windlass.model.handler import Handler
 from windlass.model.job import Stream
-from windlass.model.operations import Claimed, Finished, GetCode, Service, Unrun
+from windlass.model.operations import MOST_WARM, Claimed, Finished, GetCode, Service, Unrun
 from windlass.model.ports import Clock
 from windlass.worker.allowances import Allowance, Allowances, refusal
 from windlass.worker.functions import FunctionJob, FunctionOutcome, Functions, Tier
@@ -76,6 +77,14 @@ class Handled:
             groups.setdefault((held.job.tenant, held.job.task), []).append((held, claimed))
         for group in groups.values():
             self._taken.put_nowait(group)
+
+    def warm(self) -> list[str]:
+        """The tasks that have a context waiting for them, as `tenant/task`."""
+        tasks, engines = self._functions.warm()
+        if engines:
+            known = self._known.items()
+            tasks |= {name for name, one in known if (one.handler.tenant, one.handler.eid) in engines}
+        return [f"{tenant}/{task}" for tenant, task in islice(tasks, MOST_WARM)]
 
     def stop(self, held: Held) -> None:
         """Stop a job, which then ends like any other."""

@@ -65,6 +65,7 @@ class Supervisor:
             self._functions = Functions(options.functions, network, chance=chance)
             handled = Handled(service, self._functions, self._jobs, clock, options.functions.contexts)
             self._jobs.elsewhere = self._handled = handled
+            self._claims.warm = handled.warm
             pool.spared = self._functions.keepers
         pool.hears = self._jobs
         self._stops = 0

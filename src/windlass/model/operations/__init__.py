@@ -71,6 +71,7 @@ from windlass.model.operations.table import (
 )
 from windlass.model.operations.work import (
     MOST_SPAWNED,
+    MOST_WARM,
     Alive,
     Applied,
     Began,
@@ -98,6 +99,7 @@ __all__ = [
     "MOST_LINES",
     "MOST_SPAWNED",
     "MOST_TEXT",
+    "MOST_WARM",
     "OPERATIONS",
     "A",
     "Accepted",

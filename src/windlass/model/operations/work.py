@@ -23,6 +23,9 @@ from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
 from windlass.model.retry import Seconds
 from windlass.model.worker import NewWorker, Worker
 
+MOST_WARM, MOST_WARM_NAME = 100, 257
+"""Names that a claim may say of what it is warm for, and characters of each."""
+
 MOST_SPAWNED = 100
 """New jobs in the report of one job."""
 
@@ -167,6 +170,10 @@ class Claim(Operation[list[Claimed]], frozen=True, kw_only=True):
     wait: Annotated[float, Meta(ge=0, le=60)] = 0.0
     nonce: Annotated[str, Meta(pattern="^[0-9a-f]{16}$(?!\n)")] | None = None
     """Sixteen random hex digits; sent again with the same ones, a claim answers the same jobs."""
+    warm: Annotated[list[Annotated[str, Meta(max_length=MOST_WARM_NAME)]], Meta(max_length=MOST_WARM)] = field(
+        default_factory=list
+    )
+    """What it has a context waiting for, as `tenant/task`: where turns are taken it gets such jobs a little earlier."""
 
 
 @operation("POST", "/workers/{worker}/begin", "work", body="jobs")

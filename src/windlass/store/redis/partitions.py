@@ -49,21 +49,18 @@ class Partitions:
 
     async def call(self, name: str, partition: int, arguments: Iterable[Argument] = ()) -> Any:
         """A script on one partition."""
-        told = list(arguments)
+        told = arguments if isinstance(arguments, list) else list(arguments)
+        key, now = self.key(partition), to_micros(self._clock.now()) if self._clock else 0
         if name not in BOUNDED:
-            return await self._call(name, partition, told)
+            return await self.connection.call(name, key, now, told)
         if self._bounded[name]:
             self._bounded[name] -= 1
-            return await self._call(BOUNDED[name], partition, told)
-        reply = await self._call(name, partition, told)
+            return await self.connection.call(BOUNDED[name], key, now, told)
+        reply = await self.connection.call(name, key, now, told)
         if reply != BEYOND:
             return reply
         self._bounded[name] = LIKELY
-        return await self._call(BOUNDED[name], partition, told)
-
-    async def _call(self, name: str, partition: int, arguments: Sequence[Argument]) -> Any:
-        now = to_micros(self._clock.now()) if self._clock else 0
-        return await self.connection.call(name, self.key(partition), now, arguments)
+        return await self.connection.call(BOUNDED[name], key, now, told)
 
     async def each(self, name: str, arguments: Sequence[Argument] = ()) -> list[Any]:
         """A script on every partition."""
@@ -88,6 +85,9 @@ class Partitions:
         width: int = 1,
     ) -> list[Any]:
         """A script over items, each on its partition; `width` answers per item, in their order."""
+        if width == 1 and self.number == 1 and 0 < len(items) <= MOST_IN_A_SCRIPT:
+            only: list[Any] = await self.call(name, 0, arguments(items))
+            return only
         answers: list[Any] = [None] * len(items)
         for number, some in self.parts(items, partition):
             reply = await self.call(name, number, arguments([items[place] for place in some]))

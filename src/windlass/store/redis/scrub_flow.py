@@ -5,11 +5,13 @@ the rest. Knows the keyspace of `lua/flow.lua` by heart.
 """
 
 import struct
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 DERIVED = (
-    b":ready:", b":heads:", b":tops", b":groups", b":parked:", b":obstacles", b":places:", b":keys:", b":levels:"
+    b":ready:", b":heads:", b":tops", b":groups", b":parked:", b":passed", b":obstacles", b":places:", b":keys:",
+    b":levels:",
 )  # fmt: skip
 
 Found = dict[bytes, Any]
@@ -37,7 +39,7 @@ def derive(found: Found, prefix: bytes, queued: Iterable[Queued], running: Mappi
     """The keys of flow control as they should be; `running` = the routes of running jobs."""
     flow = _given(found, prefix)
     derived: dict[str, Any] = {}
-    for key, member, value in (*_heads(queued, flow), *_places(running, flow)):
+    for key, member, value in (*_heads(queued, flow), *_places(running, flow), *_passed(flow)):
         derived.setdefault(key, {})[member] = value
     sets = {key: set(members) if _is_set(key) else members for key, members in derived.items()}
     return {prefix + b":" + key.encode(): members for key, members in sets.items()}
@@ -115,6 +117,14 @@ def _seat(name: str, above: str, rank: Rank, flow: Flow) -> Iterator[tuple[str, 
         yield "obstacles", obstacle.encode(), True
         if "=" in obstacle and obstacle[0] != "!" and "^" not in obstacle:
             yield f"keys:{obstacle.partition('=')[0]}", obstacle.encode(), True
+
+
+def _passed(flow: Flow) -> Iterator[tuple[str, bytes, object]]:
+    """How many names are parked in each line and queue."""
+    lines = [name.split(",")[:2] for name in flow.parks]
+    levels = Counter(level for tenant, queue in lines for level in (queue, f"{tenant},{queue}"))
+    for level, count in levels.items():
+        yield "passed", level.encode(), str(count).encode()
 
 
 def _places(running: Mapping[bytes, str], flow: Flow) -> Iterator[tuple[str, bytes, object]]:

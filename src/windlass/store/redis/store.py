@@ -196,7 +196,7 @@ class RedisStore(RedisFlow):
         place = places.written(worker)
         about: list[Argument] = [wish.nonce, repeatable, worker.id, place, span(wish.lease), slots, worker.tenant]
         about += ("1" if wish.heard else "0", span(self._stay(wish)))
-        about += (len(tasks), *tasks, *queues)
+        about += (len(tasks), len(wish.warm), *tasks, *wish.warm, *queues)
         reply = await self.partitions.call("claim", partition, about)
         while reply == AGAIN:
             reply = await self.partitions.call("claim", partition, about)

@@ -3,7 +3,7 @@
 Knows allowances, the levels of tiers (which are buckets too) and the clock; knows neither lanes nor jobs.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from windlass.store.flow import Allowance, Rules
 from windlass.store.micros import span, to_micros
@@ -35,9 +35,9 @@ _HOLD = """
     ON CONFLICT DO UPDATE SET held_until = max(held_until, excluded.held_until)
 """
 _IDLE = """
-    SELECT name, running = 0 AND held_until <= ?2 AND full_at <= ?3 AND wake_at IS NULL AND NOT stirred
-        AND coalesce((SELECT max(at) FROM start WHERE bucket = name AND n = starts - 1), 0) <= ?4
-    FROM bucket WHERE name > ?1 ORDER BY name LIMIT ?5
+    SELECT name, running = 0 AND held_until <= ?2 AND full_at <= ?3 AND wake_at IS NULL AND NOT stirred,
+        coalesce((SELECT max(at) FROM start WHERE bucket = name AND n = starts - 1), 0)
+    FROM bucket WHERE name > ?1 ORDER BY name LIMIT ?4
 """
 _DROP = ("DELETE FROM start WHERE bucket = ?", "DELETE FROM bucket WHERE name = ?")
 
@@ -148,14 +148,15 @@ def hold(tx: Transaction, name: str, seconds: float) -> None:
     tx.run(_HOLD, name, tx.now + span(seconds))
 
 
-def drop_idle(tx: Transaction, longest: int, after: str, limit: int) -> str:
-    """Drop those of the next few after a name that have nothing to remember; where to go on."""
-    found = tx.rows(_IDLE, after, tx.now, tx.now * NANOS, tx.now - longest, limit)
-    _drop(tx, (name for name, idle in found if idle))
-    return found[-1][0] if len(found) == limit else ""
+def standing(tx: Transaction, after: str, limit: int) -> list[tuple[str, bool]]:
+    """The next few after a name, and of each whether it has nothing to remember."""
+    allowances = tx.rules.allowances
+    return [
+        (name, bool(idle) and last <= tx.now - span(allowances.get(allowance_of(name), UNBOUNDED).per))
+        for name, idle, last in tx.rows(_IDLE, after, tx.now, tx.now * NANOS, limit)
+    ]
 
 
-def _drop(tx: Transaction, names: Iterable[str]) -> None:
-    for name in names:
-        for statement in _DROP:
-            tx.run(statement, name)
+def drop(tx: Transaction, name: str) -> None:
+    for statement in _DROP:
+        tx.run(statement, name)

@@ -77,7 +77,7 @@ def _pick(tx: Transaction, wish: Wish) -> list[Pick]:
         return []
     let_time_pass(tx, tx.rules)
     gate = Gate(tx, wish.slots)
-    sources = Sources(tx, gate, wish.worker, wish.slots)
+    sources = Sources(tx, gate, wish)
     picks: list[Pick] = []
     for queue in dict.fromkeys(wish.worker.queues):
         picks += _of_queue(tx, sources, queue, wish.slots - len(picks))

@@ -70,7 +70,7 @@ class Connection:
         self._topics: set[str] = set()
         """Committed, and not told yet."""
         self._lanes = Lanes(sql)
-        self._regulation = Regulation(sql)
+        self._regulation = Regulation(sql, self._lanes.forget_names)
         self._process = os.getpid()
         self._calls: SimpleQueue[Call] = SimpleQueue()
         self._door = threading.Lock()

@@ -1,12 +1,14 @@
 """Names, counters and heads: which number stands for a tenant's queue (line) and for one task's and group's jobs there
 (lane), how many those are, and which of them is the first.
 
-Lines and lanes are never deleted, so a number once read holds for ever and is remembered; one that was made in a
-transaction that failed was never true, hence `forget`. Knows nothing of jobs but the states they are counted in.
+A number is never used twice, so what it stands for is remembered; one that was made in a transaction that failed was
+never true, hence `forget`. Which number a name has is remembered until lanes are dropped. Knows nothing of jobs but the
+states they are counted in.
 """
 
 import sys
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import apsw
@@ -27,6 +29,9 @@ _NEW_LANE = """
     INSERT INTO lane (line, tenant, queue, task, bounds, shut, turns)
     SELECT id, ?1, ?2, ?3, ?4, ?5, ?6 FROM line WHERE tenant = ?1 AND queue = ?2
 """
+_DROP_LANE = "DELETE FROM lane WHERE id = ?"
+_DROP_LINE = "DELETE FROM line WHERE id = ?"
+_DROP_MEMBER = "DELETE FROM member WHERE bucket = ? AND lane = ?"
 _NEW_MEMBER = "INSERT INTO member (bucket, lane) VALUES (?, ?)"
 
 _SHIFTED = ", ".join(f"{state} = {state} + ?" for state in STATES)
@@ -95,8 +100,25 @@ class Lanes:
 
     def forget(self) -> None:
         self._by_id.clear()
+        self.forget_names()
+
+    def forget_names(self) -> None:
         self._by_name.clear()
         self._lines.clear()
+
+    def drop(self, lanes: Iterable[Lane]) -> None:
+        """These have no jobs."""
+        for lane in lanes:
+            self._sql.execute(_DROP_LANE, (lane.id,))
+            self._sql.executemany(_DROP_MEMBER, [(bucket, lane.id) for bucket in lane.buckets])
+            self._by_id.pop(lane.id, None)
+            self._by_name.pop((lane.tenant, lane.queue, lane.task, lane.group), None)
+
+    def drop_lines(self, lines: Iterable[tuple[int, str, str]]) -> None:
+        """These, each with its tenant and queue, have no lanes."""
+        for id, tenant, queue in lines:
+            self._sql.execute(_DROP_LINE, (id,))
+            self._lines.pop((tenant, queue), None)
 
     def _remember(self, row: tuple[Any, ...]) -> Lane:
         id, line, tenant, queue, task, group = row

@@ -7,7 +7,6 @@ left others behind is *stirred*, and `rouse` looks at it again. Knows lanes and 
 from collections.abc import Sequence
 
 from windlass.store.flow import Rules
-from windlass.store.micros import span
 from windlass.store.sqlite import batches, buckets
 from windlass.store.sqlite.transaction import Transaction
 
@@ -78,13 +77,11 @@ def let_time_pass(tx: Transaction, rules: Rules, limit: int = AT_ONCE) -> int:
     return opened
 
 
-def rouse(tx: Transaction, limit: int, swept: str) -> tuple[int, str]:
-    """Let in what can be, and drop some buckets that nobody uses, after a name: how many lanes, and the last name."""
-    rules = tx.rules
-    opened = let_time_pass(tx, rules, limit)
+def rouse(tx: Transaction, limit: int) -> int:
+    """Let in what can be; how many lanes."""
+    opened = let_time_pass(tx, tx.rules, limit)
     for name in tx.column(_STIRRED, limit):
         if opened >= limit:
             break
         opened += let_in(tx, name, limit - opened)
-    longest = max((allowance.per for allowance in rules.allowances.values()), default=0.0)
-    return opened, buckets.drop_idle(tx, span(longest), swept, AT_ONCE)
+    return opened

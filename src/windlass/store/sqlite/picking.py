@@ -6,10 +6,10 @@ streams come from is for `sources` to know.
 """
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
-from windlass.store.flow import Level
+from windlass.store.flow import LEAD, NEAR, Level
 from windlass.store.sqlite.gate import Gate
 from windlass.store.sqlite.lanes import Lane
 from windlass.store.sqlite.transaction import Transaction
@@ -46,6 +46,10 @@ class Stream(Protocol):
         """The first by priority and arrival, whoever's turn it is; asked for after `first`."""
         ...
 
+    def lane(self) -> Lane:
+        """The lane of the first; asked for right before."""
+        ...
+
     def take(self) -> Pick:
         """Take the first; asked for right before."""
         ...
@@ -77,6 +81,9 @@ class Strand:
 
     def earliest(self) -> Place | None:
         return self.first()
+
+    def lane(self) -> Lane:
+        return self._lane
 
     def take(self) -> Pick:
         self._last = self._jobs.pop()
@@ -115,6 +122,9 @@ class Merged:
     def earliest(self) -> Place | None:
         return self.first()
 
+    def lane(self) -> Lane:
+        return self._heap[0][2].lane()
+
     def take(self) -> Pick:
         return self._heap[0][2].take()
 
@@ -129,19 +139,40 @@ class Member(NamedTuple):
     stream: Stream
     other: Place | None
     """Its first job among those that the worker cannot take, which has a say in whose turn it is."""
+    tenant: str
+    task: str | None = None
+    """If tasks take turns."""
 
 
 Tag = tuple[float, int]
 """Start and arrival: the least has its turn."""
 
 
+class Warm:
+    """What a worker would rather run, as `tenant/task`."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
+        self._tenants = frozenset(name.partition("/")[0] for name in self._names)
+
+    def has(self, lane: Lane) -> bool:
+        return f"{lane.tenant}/{lane.task}" in self._names
+
+    def may_have(self, tenant: str, task: str | None) -> bool:
+        return tenant in self._tenants if task is None else f"{tenant}/{task}" in self._names
+
+
 class Turns:
     """Several streams as one, by turns. They come in the order of their tags."""
 
-    def __init__(self, members: Iterator[Member], time: float, weights: Mapping[str, float]) -> None:
+    def __init__(
+        self, members: Iterator[Member], time: float, weights: Mapping[str, float], warm: Warm | None = None
+    ) -> None:
         self._coming = members
         self._next = next(members, None)
         self._weights = weights
+        self._warm = warm
+        self._chosen: Member | None = None
         self._heap: list[tuple[Tag, int, Member]] = []
         self._met = 0
         self._asked: set[str] = set()
@@ -165,10 +196,31 @@ class Turns:
                 heapq.heappop(self._heap)
                 continue
             own = min(place for place in (member.stream.earliest(), member.other) if place is not None)
-            now = (self.finishes.get(member.name, member.start), own[1])
+            now = (self._start(member), own[1])
             if now == tag:
-                return found
+                self._chosen = member
+                return found if self._warm is None else self._preferred(self._warm, found, now[0])
             heapq.heapreplace(self._heap, (now, number, member))
+
+    def _preferred(self, warm: Warm, found: Place, turn: float) -> Place:
+        """Of those whose turn comes next, the first for whom the worker is warm; else the one whose turn it is."""
+        pushed = 0
+        while (coming := self._next) is not None and coming.start < turn + LEAD and pushed < NEAR:
+            self._push(coming)
+            pushed += 1
+        near = heapq.nsmallest(NEAR, ((self._start(one), tag[1], number, one) for tag, number, one in self._heap))
+        for start, _, _, member in near:
+            if start >= turn + LEAD or not warm.may_have(member.tenant, member.task):
+                continue
+            self._asked.add(member.name)
+            place = member.stream.first()
+            if place is not None and warm.has(member.stream.lane()):
+                self._chosen = member
+                return place
+        return found
+
+    def _start(self, member: Member) -> float:
+        return self.finishes.get(member.name, member.start)
 
     def earliest(self) -> Place | None:
         while self._next is not None:
@@ -182,8 +234,11 @@ class Turns:
         self._next = next(self._coming, None)
 
     def take(self) -> Pick:
-        _, _, member = self._heap[0]
-        start = self.finishes.get(member.name, member.start)
-        self.time = max(self.time, start)
-        self.finishes[member.name] = start + 1 / self._weights.get(member.name, 1.0)
+        member = self._chosen or self._heap[0][2]
+        # The time is that of whoever's turn it is: being preferred delays nobody who is yet to come.
+        self.time = max(self.time, self._start(self._heap[0][2]))
+        self.finishes[member.name] = self._start(member) + 1 / self._weights.get(member.name, 1.0)
         return member.stream.take()
+
+    def lane(self) -> Lane:
+        return (self._chosen or self._heap[0][2]).stream.lane()

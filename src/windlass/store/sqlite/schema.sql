@@ -6,9 +6,9 @@
 -- A job waits while its state is below 3, and has ended when it is above. `scrub.py` checks what is promised here.
 
 
--- One tenant's queue. Never deleted, so whoever knows its number may keep it.
+-- One tenant's queue. Dropped some time after its last lane; its number is never used twice.
 CREATE TABLE line (
-    id       INTEGER PRIMARY KEY,
+    id       INTEGER PRIMARY KEY AUTOINCREMENT,
     tenant   TEXT NOT NULL,
     queue    TEXT NOT NULL,
     -- Its turn among the tenants of a queue where they take turns, and its first open job where it takes part in that or
@@ -17,7 +17,10 @@ CREATE TABLE line (
     finish   REAL NOT NULL DEFAULT 0,
     priority INTEGER,
     arrival  INTEGER, -- NULL = nothing of it is open
-    time     REAL NOT NULL DEFAULT 0 -- among its tasks
+    round    INTEGER NOT NULL DEFAULT 0, -- the number of the round that `finish` belongs to
+    -- The round among its own tasks.
+    time     REAL NOT NULL DEFAULT 0,
+    number   INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 CREATE UNIQUE INDEX line_name ON line (tenant, queue);
@@ -26,9 +29,10 @@ CREATE INDEX line_turn ON line (queue, start, arrival) WHERE arrival IS NOT NULL
 CREATE INDEX line_first ON line (queue, priority, arrival) WHERE arrival IS NOT NULL;
 
 
--- One tenant's jobs of one task and group in one queue: what a claim looks at. Never deleted either.
+-- One tenant's jobs of one task and group in one queue: what a claim looks at. Dropped some time after its last job, and
+-- as lasting in its number.
 CREATE TABLE lane (
-    id        INTEGER PRIMARY KEY,
+    id        INTEGER PRIMARY KEY AUTOINCREMENT,
     line      INTEGER NOT NULL,
     -- The names of its line, again: so one index finds every lane of a queue that has work.
     tenant    TEXT NOT NULL,
@@ -65,6 +69,12 @@ CREATE INDEX lane_of_task ON lane (line, task, priority, arrival)
 CREATE INDEX lane_parked ON lane (parked, priority, arrival)
     WHERE arrival IS NOT NULL AND parked IS NOT NULL AND shut IS NULL;
 CREATE INDEX lane_shut ON lane (shut) WHERE shut IS NOT NULL;
+-- Those that have work and are not open, whatever keeps them.
+CREATE INDEX lane_held_up ON lane (queue, line)
+    WHERE arrival IS NOT NULL AND (parked IS NOT NULL OR shut IS NOT NULL);
+-- Those without jobs.
+CREATE INDEX lane_empty ON lane (id) WHERE running = 0 AND succeeded = 0 AND queued = 0 AND failed = 0
+    AND scheduled = 0 AND blocked = 0 AND cancelled = 0;
 
 
 -- The lanes of each bucket. As lasting as lanes are.
@@ -99,10 +109,11 @@ CREATE TABLE start (
 ) STRICT, WITHOUT ROWID;
 
 
--- The time among the tenants of a queue where they take turns.
+-- The round of the tenants of a queue where they take turns.
 CREATE TABLE round (
-    queue TEXT PRIMARY KEY,
-    time  REAL NOT NULL
+    queue  TEXT PRIMARY KEY,
+    time   REAL NOT NULL,
+    number INTEGER NOT NULL DEFAULT 0 -- of those that were before: when nobody waits any more, a new one begins
 ) STRICT, WITHOUT ROWID;
 
 
@@ -114,17 +125,21 @@ CREATE TABLE turn (
     finish   REAL NOT NULL DEFAULT 0,
     priority INTEGER,
     arrival  INTEGER,
+    round    INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (line, task)
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX turn_order ON turn (line, start, arrival) WHERE arrival IS NOT NULL;
 
 
--- The one set of rules in force; none at first.
+-- The one set of rules in force.
 CREATE TABLE rules (
     edition INTEGER NOT NULL,
-    data    BLOB NOT NULL -- MessagePack of `Rules`
+    data    BLOB NOT NULL,   -- MessagePack of `Rules`
+    sweeps  INTEGER NOT NULL -- how often lanes or lines were dropped: then nobody may go by names that he remembers
 ) STRICT;
+
+INSERT INTO rules (edition, data, sweeps) VALUES (0, x'80', 0);
 
 
 -- Whatever changes a few times in a job's life. What changes with every sign of life (lease, progress) and what can be

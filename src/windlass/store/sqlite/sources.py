@@ -10,11 +10,11 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 
 from windlass.model.names import EVERY_TENANT
-from windlass.model.worker import Worker
+from windlass.store import Wish
 from windlass.store.sqlite import batches, turns
 from windlass.store.sqlite.gate import Gate
 from windlass.store.sqlite.patterns import TASKS, task_weights, turns_of
-from windlass.store.sqlite.picking import Member, Merged, Place, Strand, Stream, Turns
+from windlass.store.sqlite.picking import Member, Merged, Place, Strand, Stream, Turns, Warm
 from windlass.store.sqlite.transaction import Transaction
 
 Row = tuple[Any, ...]
@@ -83,11 +83,13 @@ _TASKS_BY_TURN = """
 class Sources:
     """The streams of one claim."""
 
-    def __init__(self, tx: Transaction, gate: Gate, worker: Worker, slots: int) -> None:
+    def __init__(self, tx: Transaction, gate: Gate, wish: Wish) -> None:
+        worker = wish.worker
         self._tx = tx
         self._rules = tx.rules
         self._gate = gate
-        self._slots = slots
+        self._slots = wish.slots
+        self._warm = Warm(wish.warm) if wish.warm else None
         self._tenant = None if worker.tenant == EVERY_TENANT else worker.tenant
         self._tasks = None if worker.tasks is None else tuple(worker.tasks)
         self._rounds: list[tuple[Turns, Callable[[float, Mapping[str, float]], None]]] = []
@@ -127,7 +129,7 @@ class Sources:
     def _by_tenants(self, queue: str) -> Stream:
         members = (self._line(queue, row) for row in self._lines(_LINES_BY_TURN, "start", queue))
         time = turns.queue_time(self._tx, queue)
-        found = Turns(members, time, self._rules.fair_queues[queue])
+        found = Turns(members, time, self._rules.fair_queues[queue], self._warm)
         self._rounds.append((found, partial(turns.serve_tenants, self._tx, queue)))
         return found
 
@@ -136,20 +138,21 @@ class Sources:
         place = (priority, arrival)
         if turns_of(self._rules, tenant, queue) == TASKS:
             other = self._other(_OTHER_OF_TASKS, line, tenant)
-            return Member(tenant, start, place, self._by_tasks(line, tenant, queue), other)
+            return Member(tenant, start, place, self._by_tasks(line, tenant, queue), other, tenant)
         strands = self._strands(lambda after, size: self._heads(_OF_LINE, line, after, size))
-        return Member(tenant, start, place, Merged(strands), self._other(_OTHER_OF_LINE, line))
+        return Member(tenant, start, place, Merged(strands), self._other(_OTHER_OF_LINE, line), tenant)
 
     def _by_tasks(self, line: int, tenant: str, queue: str) -> Stream:
-        members = (self._task(line, *row) for row in self._members(line) if self._knows(tenant, row[3]))
+        members = (self._task(line, tenant, row) for row in self._members(line) if self._knows(tenant, row[3]))
         weights = task_weights(self._rules, tenant, queue) or {}
-        found = Turns(members, turns.line_time(self._tx, line), weights)
+        found = Turns(members, turns.line_time(self._tx, line), weights, self._warm)
         self._rounds.append((found, partial(turns.serve_tasks, self._tx, line)))
         return found
 
-    def _task(self, line: int, start: float, arrival: int, priority: int, task: str) -> Member:
+    def _task(self, line: int, tenant: str, row: Row) -> Member:
+        start, arrival, priority, task = row
         strands = self._strands(lambda after, size: self._tx.rows(_OF_TASK, line, *after, size, task))
-        return Member(task, start, (priority, arrival), Merged(strands), None)
+        return Member(task, start, (priority, arrival), Merged(strands), None, tenant, task)
 
     def _knows(self, tenant: str, task: str) -> bool:
         return self._tasks is None or task in self._tasks or f"{tenant}/{task}" in self._tasks

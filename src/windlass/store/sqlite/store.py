@@ -49,6 +49,7 @@ from windlass.store.sqlite import (
     ruling,
     shelf,
     standing,
+    sweeping,
     upkeep,
     work,
     workers,
@@ -69,8 +70,7 @@ class SqliteStore:
         self._connection = connection
         self._notices = notices
         self._wire = wire
-        self._swept = ""
-        """The last bucket that was looked at for whether it is still needed."""
+        self._swept = sweeping.Marks()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], clock: Clock) -> "SqliteStore":
@@ -166,7 +166,8 @@ class SqliteStore:
         await self._connection.write(lambda tx: buckets.hold(tx, bucket, seconds))
 
     async def rouse(self, limit: int) -> int:
-        opened, self._swept = await self._connection.write(lambda tx: parking.rouse(tx, limit, self._swept))
+        opened = await self._connection.write(lambda tx: parking.rouse(tx, limit))
+        self._swept = await self._connection.write(lambda tx: sweeping.sweep(tx, self._swept))
         return opened
 
     async def opening(self, queues: Sequence[str]) -> float | None:

@@ -67,7 +67,15 @@ class Transaction:
 
     def lane(self, tenant: str, queue: str, task: str, group: str) -> lanes.Lane:
         """Find a lane, or make it."""
-        return self.lanes.named(tenant, queue, task, group) or self.lanes.make(tenant, queue, task, group, self.rules)
+        rules = self.rules  # whoever looks at them hears of lanes that are no more
+        return self.lanes.named(tenant, queue, task, group) or self.lanes.make(tenant, queue, task, group, rules)
+
+    def drop_lanes(self, empty: Sequence[lanes.Lane], lines: Sequence[tuple[int, str, str]]) -> None:
+        """Drop lanes without jobs, and lines without lanes (each with its tenant and queue)."""
+        if empty or lines:
+            self._regulation.sweep()
+            self.lanes.drop(empty)
+            self.lanes.drop_lines(lines)
 
     def count(self, lane: int, state: int, more: int) -> None:
         """Note that a lane has so many jobs more in a state."""

@@ -3,6 +3,7 @@
 Start-time fair queueing. Each round (a queue, or a line) has a time; each member has the tag at which it starts next
 and the one at which it was finished last. The member with the least start is served one job: the time becomes its
 start, and its next start is one weighted step later. A member that has had nothing open comes back at the round's time.
+When nobody waits any more, not even behind an obstacle, the round is over: what anybody has had in it is forgotten.
 """
 
 from collections.abc import Iterable, Mapping
@@ -29,22 +30,37 @@ _SET_TASK = """
     INSERT INTO turn (line, task, priority, arrival, start)
     VALUES (?1, ?2, ?3, ?4, (SELECT time FROM line WHERE id = ?1))
     ON CONFLICT DO UPDATE SET priority = excluded.priority, arrival = excluded.arrival,
-        start = iif(arrival IS NULL, max(finish, excluded.start), start)
+        start = iif(arrival IS NULL, max(
+            excluded.start, iif(round = (SELECT number FROM line WHERE id = ?1), finish, 0)
+        ), start)
 """
 _SET_LINE = """
-    UPDATE line SET priority = ?2, arrival = ?3, start = iif(
-        arrival IS NULL, max(finish, coalesce((SELECT time FROM round WHERE round.queue = line.queue), 0)), start
-    ) WHERE id = ?1
+    UPDATE line SET priority = ?2, arrival = ?3, start = iif(arrival IS NULL, coalesce((
+        SELECT max(time, iif(line.round = round.number, finish, 0)) FROM round WHERE round.queue = line.queue
+    ), finish), start) WHERE id = ?1
 """
+
+_MEMBER_OF_QUEUE = "SELECT 1 FROM line INDEXED BY line_turn WHERE queue = ? AND arrival IS NOT NULL LIMIT 1"
+_HELD_UP = "arrival IS NOT NULL AND (parked IS NOT NULL OR shut IS NOT NULL) LIMIT 1"
+_HELD_UP_IN_LINE = f"SELECT 1 FROM lane INDEXED BY lane_held_up WHERE queue = ? AND line = ? AND {_HELD_UP}"
+_HELD_UP_IN_QUEUE = f"SELECT 1 FROM lane INDEXED BY lane_held_up WHERE queue = ? AND {_HELD_UP}"
+_END_OF_LINE = "UPDATE line SET time = 0, number = number + 1 WHERE id = ?"
+_END_OF_QUEUE = "UPDATE round SET time = 0, number = number + 1 WHERE queue = ?"
 
 _ROUND = "SELECT time FROM round WHERE queue = ?"
 _LINE_ROUND = "SELECT time FROM line WHERE id = ?"
-_SET_ROUND = "INSERT OR REPLACE INTO round (queue, time) VALUES (?, ?)"
+_SET_ROUND = "INSERT INTO round (queue, time) VALUES (?, ?) ON CONFLICT DO UPDATE SET time = excluded.time"
 _SET_LINE_ROUND = "UPDATE line SET time = ?2 WHERE id = ?1"
-_SERVE_LINE = "UPDATE line SET start = ?3, finish = ?3 WHERE tenant = ?2 AND queue = ?1"
-_SERVE_TASK = "UPDATE turn SET start = ?3, finish = ?3 WHERE line = ?1 AND task = ?2"
+_SERVE_LINE = """
+    UPDATE line SET start = ?3, finish = ?3, round = (SELECT number FROM round WHERE queue = ?1)
+    WHERE tenant = ?2 AND queue = ?1
+"""
+_SERVE_TASK = """
+    UPDATE turn SET start = ?3, finish = ?3, round = (SELECT number FROM line WHERE id = ?1)
+    WHERE line = ?1 AND task = ?2
+"""
 
-_FORGET_LINE = "UPDATE line SET start = 0, finish = 0, priority = NULL, arrival = NULL WHERE queue = ?"
+_FORGET_LINE = "UPDATE line SET start = 0, finish = 0, round = 0, priority = NULL, arrival = NULL WHERE queue = ?"
 _FORGET_ROUND = "DELETE FROM round WHERE queue = ?"
 _FORGET_TASKS = "DELETE FROM turn WHERE line = ?"
 _FORGET_LINE_ROUND = "UPDATE line SET time = 0 WHERE id = ?"
@@ -60,11 +76,21 @@ def refresh(tx: Transaction, lanes: Iterable[int]) -> None:
     tasks = {(lane.line, lane.task) for lane in met if turns_of(rules, lane.tenant, lane.queue) == TASKS}
     for line, task in sorted(tasks):
         tx.run(_SET_TASK, line, task, *(tx.first(_FIRST_OF_TASK, line, task) or (None, None)))
-    lines = {lane.line: turns_of(rules, lane.tenant, lane.queue) for lane in met}
-    for line, turns in sorted(lines.items()):
+    lines = {lane.line: (lane.queue, turns_of(rules, lane.tenant, lane.queue)) for lane in met}
+    for line, (queue, turns) in sorted(lines.items()):
         if turns != NOBODY:
-            statement = _FIRST_OF_TASKS if turns == TASKS else _FIRST_OF_LINE
-            tx.run(_SET_LINE, line, *(tx.first(statement, line) or (None, None)))
+            first = tx.first(_FIRST_OF_TASKS if turns == TASKS else _FIRST_OF_LINE, line)
+            tx.run(_SET_LINE, line, *(first or (None, None)))
+            if first is None:
+                _end_rounds(tx, line, queue)
+
+
+def _end_rounds(tx: Transaction, line: int, queue: str) -> None:
+    """A line has nothing open: if nothing waits there either, or in its queue, what was had of turns is forgotten."""
+    if tx.first(_HELD_UP_IN_LINE, queue, line) is None:
+        tx.run(_END_OF_LINE, line)
+    if tx.first(_MEMBER_OF_QUEUE, queue) is None and tx.first(_HELD_UP_IN_QUEUE, queue) is None:
+        tx.run(_END_OF_QUEUE, queue)
 
 
 def queue_time(tx: Transaction, queue: str) -> float:

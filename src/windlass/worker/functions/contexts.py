@@ -81,6 +81,12 @@ class Contexts:
         """The processes of ours that are at work here."""
         return [context.process.keeper for context in self._living if context.process.keeper]
 
+    def warm(self) -> tuple[set[tuple[str, str]], set[tuple[str, str | None]]]:
+        """Tasks and engines (`eid`) that have one waiting for them, each with its tenant."""
+        keys = [key for key, _ in self._idle.values()]
+        tasks = {(key.tenant, key.task) for key in keys if key.eid is None}
+        return tasks, {(key.tenant, key.eid) for key in keys if key.eid is not None}
+
     # They come and go
 
     async def take(self, handler: Handler) -> Context:

@@ -36,6 +36,10 @@ class Functions:
         """Why jobs of a handler cannot be run here, if so: its interpreter is missing, or the tier cannot be had."""
         return None if handler.lang == "http" else self._contexts.refusal(handler)
 
+    def warm(self) -> tuple[set[tuple[str, str]], set[tuple[str, str | None]]]:
+        """Tasks and engines (`eid`) that have a context waiting for them, each with its tenant."""
+        return self._contexts.warm()
+
     async def run(self, handler: Handler, jobs: Sequence[FunctionJob], hears: Hears) -> None:
         """Run a batch to its end; each job is told of by `hears.ended`, once, as soon as it has ended.
 

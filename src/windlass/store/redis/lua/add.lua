@@ -6,7 +6,7 @@
 --            expires (-1 = never), size of terms, line (from 0), place among the batch's jobs of that line (from 0)
 --            body = route, zero byte, terms, payload
 -- Output     for each job 1 if it is new, else 0
-if (redis.call('HGET', K .. ':flow', '#') or '0') ~= ARGV[2] then return stale() end
+if (redis.call('HGET', K .. ':flow', '#') or '0') ~= ARGV[2] then return refuse_rules() end
 local AGES = -90000000000000000
 local lines, base, unattended = {}, {}, {}
 local at, jobs = 5, 0

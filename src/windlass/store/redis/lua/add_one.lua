@@ -8,7 +8,7 @@ local priority, flags, keep, _, _, _, terms_size = struct.unpack('>iBdi8i8i8I', 
 local tenant, queue = string.match(line, '^([^,]*),(.*)$')
 local grouping = redis.call('HMGET', K .. ':flow', '#', queue, '*')
 if grouping[2] or grouping[3] then return 0 end
-if (grouping[1] or '0') ~= ARGV[2] then return stale() end
+if (grouping[1] or '0') ~= ARGV[2] then return refuse_rules() end
 local route = string.sub(body, 1, string.find(body, '\0', 1, true) - 1)
 local pos, seq = redis.call('HINCRBY', K .. ':pos', line, '1'), redis.call('INCR', K .. ':seq')
 local head = struct.pack(HEAD, 1, QUEUED, 0, flags, 0, 0, 0, now, 0, 0, terms_size, priority, seq, pos, now, keep)

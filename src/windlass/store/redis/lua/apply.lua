@@ -92,4 +92,5 @@ for i = 2, #ARGV, 4 do
   out[#out + 1] = write(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
   flush() -- a batch may name a job twice: the second move must find the first one written
 end
+if made.control then made.control.end_rounds() end
 return out

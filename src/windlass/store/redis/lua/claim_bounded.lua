@@ -1,8 +1,18 @@
 -- Lease the first jobs that a worker may take where flow control bounds them: see claiming.lua and flow.lua.
 -- Output  1 if it took nothing, but is to be asked again at once
 local MOST_TRIES = 200
+local LEAD, NEAR = 2, 16 -- as in store/flow.py
 
 local tries = MOST_TRIES
+
+-- What the worker would rather run, and whose that is; nil = it has no wish.
+local warm, warm_tenants = nil, {}
+for i = 13 + known, first_queue - 1 do
+  warm = warm or {}
+  warm[ARGV[i]] = true
+  warm_tenants[string.match(ARGV[i], '^[^/]*')] = true
+end
+local function is_warm(lane) return warm[lane.tenant .. '/' .. lane.task] end
 
 local function claim_in_flow(queue)
   local control = flow()
@@ -12,30 +22,68 @@ local function claim_in_flow(queue)
     return { lane = string.sub(seat, 9), priority = tonumber(priority), seq = struct.unpack('>I8', seat) }
   end
 
-  -- The lanes of a line that the worker knows, as `lanes_of`; where they take turns, the one whose turn it is.
+  -- Members of a round in the order of their tags, with them: all if the worker is choosy, else those that may be served.
+  local function members(level, all)
+    return redis.call('ZRANGE', K .. ':tags:' .. level, 0, tasks and all or warm and NEAR - 1 or 0, 'WITHSCORES')
+  end
+
+  -- The lanes of a line that the worker knows, as `lanes_of`; where they take turns, the one whose turn it is, or one that is near
+  -- its turn and that the worker is warm for. `turn` = the tag of the one whose turn it is.
   local function lanes_in(line, into)
     local weights = control.fair_line({ line = line, queue = queue })
     if not weights then return lanes_of(line, into) end
-    for _, seat in ipairs(redis.call('ZRANGE', K .. ':tags:' .. line, 0, tasks and -1 or 0)) do
-      local lane = lane_of(string.sub(seat, 9))
+    local found, best, turn, seen = members(line, -1), nil, nil, 0
+    for i = 1, #found, 2 do
+      local lane, start = lane_of(string.sub(found[i], 9)), tonumber(found[i + 1])
+      if turn and (not warm or start >= turn + LEAD or seen == NEAR) then break end
       if knows(lane) then
-        local first = first_of(lane)
-        push(into, { lane = lane.name, priority = tonumber(first[2]), seq = struct.unpack('>I8', first[1]) })
-        return
+        best, turn, seen = best or lane, turn or start, seen + 1
+        if warm and is_warm(lane) then
+          best = lane
+          break
+        end
       end
     end
+    if not best then return end
+    local first = first_of(best)
+    push(into, { lane = best.name, priority = tonumber(first[2]), seq = struct.unpack('>I8', first[1]), turn = turn })
+  end
+
+  -- Where tenants take turns: the lane of the one whose turn it is, or as above, and the next of the same.
+  local function turn_of_tenants()
+    local found, best, turn, seen = members(queue, 999), nil, nil, 0
+    for i = 1, #found, 2 do
+      local line, start = string.sub(found[i], 9), tonumber(found[i + 1])
+      if best and (not warm or start >= turn + LEAD or seen == NEAR) then break end
+      if not best or warm_tenants[string.match(line, '^[^,]*')] then
+        local lanes = {}
+        lanes_in(line, lanes)
+        table.sort(lanes, before)
+        if lanes[1] then
+          local liked = warm and is_warm(lane_of(lanes[1].lane))
+          turn = turn or start
+          if liked or not best then best = lanes end
+          if liked then break end
+        end
+      end
+      if best then seen = seen + 1 end
+    end
+    if not best then return nil end
+    best[1].turn_of_tenant = turn
+    return best[1], best[2]
   end
 
   -- The lane whose turn it is, and the one after it where they do not take turns.
   local function turn()
-    local found, by_turns = {}, lets(queue, 'q')
+    local found = {}
     if tenant ~= '-' then
       local line = tenant .. ',' .. queue
       if not lets(queue, 's') or not redis.call('HGET', K .. ':parks', line) then lanes_in(line, found) end
+    elseif lets(queue, 'q') then
+      return turn_of_tenants()
     else
-      for _, head in ipairs(redis.call('ZRANGE', K .. (by_turns and ':tags:' or ':heads:') .. queue, 0, tasks and 999 or 1)) do
+      for _, head in ipairs(redis.call('ZRANGE', K .. ':heads:' .. queue, 0, tasks and 999 or 1)) do
         lanes_in(string.sub(head, 9), found)
-        if by_turns and found[1] then break end
       end
     end
     table.sort(found, before)
@@ -53,7 +101,7 @@ local function claim_in_flow(queue)
   end
 
   -- Take what may be taken of a lane before its rival comes; groups that are held up are parked on the way.
-  local function take_from(lane, rival)
+  local function take_from(lane, rival, turns)
     local by_turns = lets(queue, 'q') or control.fair_line(lane)
     while tries > 0 and #ids < slots do
       local first, next_one = first_in(lane)
@@ -69,7 +117,7 @@ local function claim_in_flow(queue)
       if most > 0 then
         if by_turns then
           most = 1
-          control.serve(lane)
+          control.serve(lane, turns)
         end
         local popped = pop(first, next_one, most)
         start_all(route, popped)
@@ -89,16 +137,18 @@ local function claim_in_flow(queue)
     local first, rival = turn()
     if not first then return end
     local lane = lane_of(first.lane)
-    if control.pass_shut(lane) then tries = tries - 1 else take_from(lane, rival) end
+    if control.pass_shut(lane) then tries = tries - 1 else take_from(lane, rival, first) end
   end
 end
 
-for i = 12 + known, #ARGV do
+for i = first_queue, #ARGV do
   if mode_of(ARGV[i]) then claim_in_flow(ARGV[i]) else claim_in_order(ARGV[i]) end
 end
 if tries == 0 and #ids < slots then
   -- What comes next may be free all the same. A script must end some time: others wait.
   if #ids == 0 then return 1 end
-  for i = 12 + known, #ARGV do publish('work/' .. ARGV[i]) end
+  for i = first_queue, #ARGV do publish('work/' .. ARGV[i]) end
 end
-return finish()
+local answered = finish()
+if made.control then made.control.end_rounds() end
+return answered

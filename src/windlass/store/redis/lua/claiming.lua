@@ -1,6 +1,7 @@
 -- What the two scripts that lease jobs share; their arguments and their answer.
 -- ARGV[2..]  nonce, '1' if it may be sent again, worker, node, lease (us), slots, tenant ('-' = all), '1' if the worker itself asks,
---            how long the wish stays if there is nothing (us), number of tasks (0 = any), task or tenant/task, …; queue, …
+--            how long the wish stays if there is nothing (us), number of tasks (0 = any), number of what it is warm for;
+--            task or tenant/task, …; tenant/task, …; queue, …
 -- Output     now; then per job: id, its bytes as they were before, and only if its flags say so its errors and its files ('' = it
 --            has output only). Whoever asked knows the rest. Of a claim sent again: nothing (''), then the jobs as usual, payload
 --            included, with their files. Behind a job whose group is explicit or flexible: the seconds and name of its tier ('' = none).
@@ -8,14 +9,15 @@
 local nonce, repeatable, worker, node = ARGV[2], ARGV[3] == '1', ARGV[4], ARGV[5]
 local lease, slots, tenant = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
 local heard, stays, known = ARGV[9] == '1', tonumber(ARGV[10]), tonumber(ARGV[11])
+local first_queue = 13 + known + ARGV[12]
 local tasks = known > 0 and {} or nil
-for i = 12, 11 + known do tasks[ARGV[i]] = true end
+for i = 13, 12 + known do tasks[ARGV[i]] = true end
 
 local taken = { '' }
 if heard then hear(worker, lease) end
 
 -- Sent again: the jobs that this very claim took, or that were handed over to it, and that are still held.
-local memory = memory_of(worker, nonce, ARGV[12 + known] or '')
+local memory = memory_of(worker, nonce, ARGV[first_queue] or '')
 local last = repeatable and redis.call('GET', memory)
 if repeatable then redis.call('DEL', K .. ':wish:' .. nonce) end
 if last then

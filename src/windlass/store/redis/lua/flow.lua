@@ -18,11 +18,12 @@
 --   K:levels:<line>         zset    those jobs by the number of their tier (0 = it is no more)
 --   K:parked:<obstacle>     zset    routes, lanes and lines that it holds up, as in the heads
 --   K:parks                 hash    route, lane or line -> the obstacle that holds it up; then it is in no heads
+--   K:passed                hash    queue, or line -> how many of those lie in it
 --   K:obstacles             set     those that hold something up
 --   K:wakes                 zset    obstacles by the time when they pass
 --   K:ajar                  set     obstacles that have let some pass and may let more
 --   K:tags:<queue or line>  zset    where members take turns, those that have something to offer: score = start tag, member as in the heads
---   K:turns:<queue or line> zset    members by their finish tag, if it is beyond the clock
+--   K:turns:<queue or line> zset    members by their finish tag, if it is beyond the clock; forgotten when nobody waits there
 --   K:clocks                hash    queue or line -> its virtual time
 --
 -- A route is a lane, and of a job with a group a semicolon and the group. An obstacle is a bucket, a level ('line^tier') or what shuts
@@ -30,7 +31,8 @@
 -- All of it is made only where it is needed: a call for plain jobs in a plain queue makes none of these functions.
 
 local FEW, MOST, HUGE = 16, 1000, 1000000000
-local SPARE_MS = 3600000 -- the server's clock may differ from the one we are told: nothing expires earlier than it must
+-- The server's clock may differ from the one we are told, if we are: nothing expires earlier than it must.
+local spare_ms = ARGV[1] == '0' and 1000 or 3600000
 
 local made, modes = {}, {}
 
@@ -45,7 +47,7 @@ local function mode_of(queue)
 end
 
 local function flow_control()
-  local buckets, tiers, fair, freed, opened, told = {}, {}, {}, {}, {}, {}
+  local buckets, tiers, fair, freed, opened, told, dry = {}, {}, {}, {}, {}, {}, {}
 
   local function lets(queue, letter) return string.find(mode_of(queue) or '', letter, 1, true) ~= nil end
   local function first_in(key) return redis.call('ZRANGE', key, 0, 0, 'WITHSCORES') end
@@ -74,7 +76,10 @@ local function flow_control()
       tag = redis.call('ZSCORE', tags, before)
       redis.call('ZREM', tags, before)
     end
-    if not after then return end
+    if not after then
+      dry[level] = true
+      return
+    end
     if not tag then
       local clock, finish = redis.call('HGET', K .. ':clocks', level) or 0, redis.call('ZSCORE', K .. ':turns:' .. level, name) or 0
       tag = exact(math.max(tonumber(clock), tonumber(finish)))
@@ -82,13 +87,13 @@ local function flow_control()
     redis.call('ZADD', tags, tag, after)
   end
 
-  -- A member is served one job.
-  local function charge(level, name, weights, own)
+  -- A member is served one job. `turn` = the tag of the one whose turn it is, if that is known: being preferred moves no clock.
+  local function charge(level, name, weights, own, turn)
     local top = redis.call('HGET', K .. ':tops', name)
     local seat = string.sub(top, string.find(top, ' ', 1, true) + 1)
     local start = tonumber(redis.call('ZSCORE', K .. ':tags:' .. level, seat))
     local weight = tonumber(redis.call('HGET', K .. ':fair', weights .. ' ' .. own) or 1)
-    local clock = math.max(tonumber(redis.call('HGET', K .. ':clocks', level) or 0), start)
+    local clock = math.max(tonumber(redis.call('HGET', K .. ':clocks', level) or 0), turn or start)
     local finish = exact(start + 1 / weight)
     redis.call('HSET', K .. ':clocks', level, exact(clock))
     redis.call('ZADD', K .. ':turns:' .. level, finish, name)
@@ -96,12 +101,35 @@ local function flow_control()
     redis.call('ZADD', K .. ':tags:' .. level, finish, seat)
   end
 
-  local function serve(lane)
-    if fair_line(lane) then charge(lane.line, lane.name, fair_line(lane), lane.task) end
-    if fair_queue(lane) then charge(lane.queue, lane.line, lane.queue, lane.tenant) end
+  local function serve(lane, turns)
+    if fair_line(lane) then charge(lane.line, lane.name, fair_line(lane), lane.task, turns.turn) end
+    if fair_queue(lane) then charge(lane.queue, lane.line, lane.queue, lane.tenant, turns.turn_of_tenant) end
+  end
+
+  -- At the end of a call: where nobody waits any more, not even behind an obstacle, what anybody has had of turns is forgotten.
+  local function end_rounds()
+    for level in pairs(dry) do
+      if redis.call('EXISTS', K .. ':tags:' .. level) == 0 and not redis.call('HGET', K .. ':passed', level) then
+        redis.call('UNLINK', K .. ':turns:' .. level)
+        redis.call('HDEL', K .. ':clocks', level)
+      end
+    end
+    dry = {}
   end
 
   -- Places in the heads
+
+  -- So many names of a line are parked more.
+  local function count_passed(line, by)
+    for _, level in ipairs({ line, string.match(line, ',(.*)$') }) do
+      if redis.call('HINCRBY', K .. ':passed', level, by) == 0 then
+        redis.call('HDEL', K .. ':passed', level)
+        dry[level] = true
+      end
+    end
+  end
+
+  local function line_of(name) return string.match(name, '^[^,]*,[^,]*') end
 
   -- Nothing is behind an obstacle any more.
   local function forget(obstacle)
@@ -130,6 +158,7 @@ local function flow_control()
       redis.call('HDEL', K .. ':tops', name)
       if obstacle then
         redis.call('HDEL', K .. ':parks', name)
+        count_passed(line_of(name), -1)
         if redis.call('EXISTS', where) == 0 then forget(obstacle) end
       end
     end
@@ -182,6 +211,7 @@ local function flow_control()
     redis.call('ZREM', heads, own)
     redis.call('ZADD', parked_key(obstacle), string.sub(top, 1, space - 1), own)
     redis.call('HSET', K .. ':parks', name, obstacle)
+    count_passed(line_of(name), 1)
     redis.call('SADD', K .. ':obstacles', obstacle)
     if at then redis.call('ZADD', K .. ':wakes', stamp(at), obstacle) end
     local allowance = string.match(obstacle, '^([^=^!]*)=')
@@ -362,14 +392,14 @@ local function flow_control()
     if bucket.name ~= bucket.allowance then redis.call('SADD', K .. ':keys:' .. bucket.allowance, bucket.name) end
     if not bucket.count then return end
     if bucket.burst then
-      local lasts = SPARE_MS + math.ceil(bucket.burst * bucket.per / bucket.count / 1000)
+      local lasts = spare_ms + math.ceil(bucket.burst * bucket.per / bucket.count / 1000)
       local state = string.format('%d %.0f %.0f', bucket.starts, bucket.from, bucket.brought)
       redis.call('SET', K .. ':tokens:' .. bucket.name, state, 'PX', stamp(lasts))
     else
       local times, time = {}, stamp(now)
       for i = 1, number do times[i] = time end
       send('RPUSH', K .. ':starts:' .. bucket.name, times)
-      redis.call('PEXPIRE', K .. ':starts:' .. bucket.name, stamp(SPARE_MS + math.ceil(bucket.per / 1000)))
+      redis.call('PEXPIRE', K .. ':starts:' .. bucket.name, stamp(spare_ms + math.ceil(bucket.per / 1000)))
     end
     if bucket.starts > 0 or redis.call('EXISTS', parked_key(bucket.name)) == 0 then return end
     local _, at = (bucket.burst and tokens or window)(bucket)
@@ -414,7 +444,7 @@ local function flow_control()
 
   -- Put names that were parked where claims look, and tell whoever waits for work.
   local function bring_back(found)
-    local names, heads, touched, queues = {}, {}, {}, {}
+    local names, heads, touched, queues, lines = {}, {}, {}, {}, {}
     for i = 1, #found, 2 do
       local name = string.sub(found[i], 9)
       push(names, name)
@@ -426,9 +456,11 @@ local function flow_control()
         redis.call('HDEL', K .. ':tops', name)
       end
       touched[lane.name or lane.line] = lane
+      lines[lane.line] = (lines[lane.line] or 0) + 1
       queues[lane.queue] = true
     end
     send('HDEL', K .. ':parks', names)
+    for line, number in pairs(lines) do count_passed(line, -number) end
     for name, scores in pairs(heads) do send('ZADD', K .. ':heads:' .. name, scores) end
     for _, lane in pairs(touched) do (lane.name and settle_lane or settle_line)(lane) end
     for queue in pairs(queues) do
@@ -498,7 +530,7 @@ local function flow_control()
     lets = lets, fair_line = fair_line, fair_queue = fair_queue, serve = serve, first_of = first_of, raise = raise,
     settle_group = settle_group, settle_lane = settle_lane, park_group = park_group, pass_shut = pass_shut, queue_shut = queue_shut,
     bucket_of = bucket_of, buckets_of = buckets_of, tier_named = tier_named, shrink = shrink, admit = admit, is_held_up = is_held_up, take = take,
-    give_back = give_back, wake = wake, wake_due = wake_due, flush = flush,
+    give_back = give_back, wake = wake, wake_due = wake_due, flush = flush, end_rounds = end_rounds,
   }
 end
 

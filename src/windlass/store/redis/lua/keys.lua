@@ -140,7 +140,7 @@ local function send(command, key, words)
   end
 end
 
-local function stale() return redis.error_reply('STALERULES groups were made under other rules') end
+local function refuse_rules() return redis.error_reply('STALERULES groups were made under other rules') end
 
 -- Jobs
 
