@@ -9,10 +9,10 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
-from windlass.model.errors import WindlassError
+from windlass.model.errors import NotReplicated, WindlassError
 from windlass.model.events import move_event
 from windlass.model.lifecycle import GONE, Move
-from windlass.store import Done, Draft, Haul, Hauled, Ledger, Record, Store, Touch, Touched, Wire, Wish
+from windlass.store import Done, Draft, Haul, Hauled, Ledger, Record, Replicating, Store, Touch, Touched, Wire, Wish
 
 DELETED = "deleted"
 """What is told of a job that is gone: nobody can look it up any more."""
@@ -35,14 +35,26 @@ class Telling:
 
     async def _add(self, drafts: Sequence[Draft]) -> list[bool]:
         created = await self._store.add(drafts)
-        await self._tell([f"queued {draft.id}" for draft, new in zip(drafts, created, strict=True) if new])
+        await self._tell_queued(drafts, created)
         return created
+
+    async def add_surely(self, drafts: Sequence[Draft]) -> list[bool]:
+        try:
+            created = await cast("Replicating", self._store).add_surely(drafts)
+        except NotReplicated:
+            await self._tell_queued(drafts, [True] * len(drafts))  # they are there; which are new was not said
+            raise
+        await self._tell_queued(drafts, created)
+        return created
+
+    async def _tell_queued(self, drafts: Sequence[Draft], created: Sequence[bool]) -> None:
+        if not self._wire.quiet:
+            pairs = zip(drafts, created, strict=False)  # none are told of if they were drained before
+            await self._tell([f"queued {draft.id}" for draft, new in pairs if new])
 
     async def drain(self, haul: Haul) -> Hauled:
         hauled = await cast("Ledger", self._store).drain(haul)
-        if not self._wire.quiet:
-            pairs = zip(haul.drafts, hauled.created, strict=False)  # none are told of if they were drained before
-            await self._tell([f"queued {draft.id}" for draft, new in pairs if new])
+        await self._tell_queued(haul.drafts, hauled.created)
         return hauled
 
     def claim(self, wish: Wish) -> Coroutine[Any, Any, list[Record]]:

@@ -10,6 +10,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 from redis.asyncio.connection import parse_url
 
 from windlass.model.errors import Invalid
+from windlass.store.redis.replicas import OPTIONS, Replicas, read_replicas
 
 Argument = bytes | str | int
 
@@ -61,6 +62,8 @@ class Target(NamedTuple):
     """Of the only server, of a member of the cluster, or what is known of every master of the group."""
     cluster: bool = False
     group: Group | None = None
+    replicas: Replicas | None = None
+    """Who else must have a new job before it counts as accepted."""
 
 
 def read_address(url: str) -> Target:
@@ -76,7 +79,7 @@ def read_address(url: str) -> Target:
     except ValueError as fault:
         raise Invalid(f"not the address of a server: {fault}", at="store") from None
     known = {name: found[name] for name in ("host", "port", "path", "db", "username", "password") if name in found}
-    return Target(Address(tls=tls, **known), cluster=cluster)
+    return Target(Address(tls=tls, **known), cluster=cluster, replicas=read_replicas(found))
 
 
 def _parts(url: str) -> SplitResult:
@@ -97,9 +100,9 @@ def _watched(parts: SplitResult, tls: ssl.SSLContext | None) -> Target:
     if not name:
         raise ValueError("name the master that the sentinels watch: redis+sentinel://host:26379,host:26379/MASTER")
     options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
-    secret = options.pop("sentinel_password", None)
-    if options:
-        raise ValueError(f"{', '.join(options)}: only sentinel_password is known here")
+    secret, replicas = options.pop("sentinel_password", None), read_replicas(options)
+    if unknown := [name for name in options if name not in OPTIONS]:
+        raise ValueError(f"{', '.join(unknown)}: only sentinel_password and {', '.join(OPTIONS)} are known here")
     master = Address(
         db=int(db or 0),
         username=unquote(username) or None,
@@ -108,7 +111,7 @@ def _watched(parts: SplitResult, tls: ssl.SSLContext | None) -> Target:
         master=True,
     )
     sentinels = tuple(_sentinel(host)._replace(password=secret, tls=tls) for host in hosts.split(","))
-    return Target(master, group=Group(unquote(name), sentinels))
+    return Target(master, group=Group(unquote(name), sentinels), replicas=replicas)
 
 
 def _sentinel(host: str) -> Address:

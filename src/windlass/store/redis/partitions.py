@@ -5,7 +5,7 @@ their hash tag. With one partition (the default on a single server) every step i
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from windlass.model.names import queue_mark
@@ -15,6 +15,8 @@ from windlass.store.redis.address import Argument
 from windlass.store.redis.connection import Connection
 
 T = TypeVar("T")
+
+Call = Callable[[str, int, Iterable[Argument]], Awaitable[Any]]
 
 BOUNDED = {"add_one": "add", "claim": "claim_bounded", "succeed": "succeed_bounded"}
 """Scripts for plain jobs alone, and those that take their place where there are others; they are told the same."""
@@ -62,8 +64,14 @@ class Partitions:
         return await self._call(BOUNDED[name], partition, told)
 
     async def _call(self, name: str, partition: int, arguments: Sequence[Argument]) -> Any:
-        now = to_micros(self._clock.now()) if self._clock else 0
-        return await self.connection.call(name, self.key(partition), now, arguments)
+        return await self.connection.call(name, self.key(partition), self._now(), arguments)
+
+    async def call_surely(self, name: str, partition: int, arguments: Iterable[Argument]) -> tuple[Any, str]:
+        """The same, and what is missing until enough replicas have what it wrote."""
+        return await self.connection.call_surely(name, self.key(partition), self._now(), list(arguments))
+
+    def _now(self) -> int:
+        return to_micros(self._clock.now()) if self._clock else 0
 
     async def each(self, name: str, arguments: Sequence[Argument] = ()) -> list[Any]:
         """A script on every partition."""
@@ -86,13 +94,15 @@ class Partitions:
         partition: Callable[[T], int],
         arguments: Callable[[Sequence[T]], Iterable[Argument]],
         width: int = 1,
+        call: Call | None = None,
     ) -> list[Any]:
         """A script over items, each on its partition; `width` answers per item, in their order."""
+        ask = call or self.call
         answers: list[Any] = [None] * len(items)
         for number, places in self._groups(items, partition).items():
             for start in range(0, len(places), MOST_IN_A_SCRIPT):
                 some = places[start : start + MOST_IN_A_SCRIPT]
-                reply = await self.call(name, number, arguments([items[place] for place in some]))
+                reply = await ask(name, number, arguments([items[place] for place in some]))
                 for order, place in enumerate(some):
                     answers[place] = reply[order] if width == 1 else reply[order * width : (order + 1) * width]
         return answers

@@ -3,13 +3,14 @@
 Knows which script answers what; decides nothing.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
-from windlass.model.errors import Invalid, Unavailable
+from windlass.model.errors import Invalid, NotReplicated, Unavailable
 from windlass.model.job import Chunk, State
 from windlass.model.lifecycle import Move
 from windlass.model.names import EVERY_TENANT, is_name, raw_id
@@ -46,6 +47,7 @@ from windlass.store.redis.connection import Connection
 from windlass.store.redis.flow import RedisFlow
 from windlass.store.redis.notices import Notices
 from windlass.store.redis.partitions import MOST_IN_A_SCRIPT, Partitions
+from windlass.store.redis.replicas import Replicas
 from windlass.store.redis.wire import Wire
 
 MOST_LINES, MOST_ROUNDS, MOST_CHUNKS = 100, 20, 200
@@ -90,17 +92,20 @@ class RedisStore(RedisFlow):
         chance: Chance | None = None,
         blocking: bool = False,
         patient: bool = False,
+        replicas: Replicas | None = None,
     ) -> "RedisStore":
         """Connect and check the server. The number of partitions is set by whoever opens the store first, for good.
 
         `clock` replaces the server's own clock; only tests and simulations pass one. `chance` spreads the
         questions of many clients to sentinels. A `blocking` store never suspends:
         for callers without an event loop, on one server; it cannot listen. A `patient` one may be opened while the
-        server is not there: it answers nothing until `ready` has found it.
+        server is not there: it answers nothing until `ready` has found it. `replicas` goes before what the address
+        says of them.
         """
         if not prefix.isalnum():
             raise Invalid("the prefix is made of letters and digits", at="prefix")
-        store = cls(Connection(url, blocking=blocking, chance=chance), prefix, partitions, clock)
+        connection = Connection(url, blocking=blocking, chance=chance, replicas=replicas)
+        store = cls(connection, prefix, partitions, clock)
         try:
             await store.ready()
         except BaseException as fault:
@@ -136,6 +141,29 @@ class RedisStore(RedisFlow):
         return [bool(new) for new in added]
 
     @property
+    def replicated_within(self) -> float | None:
+        return self._connection.replicas.within if self._connection.replicas is not None else None
+
+    async def add_surely(self, drafts: Sequence[Draft]) -> list[bool]:
+        if len({draft.grouping for draft in drafts}) > 1:
+            raise StaleRules("their groups were made under different rules")
+        missing = ""
+
+        async def call(name: str, partition: int, arguments: Iterable[Argument]) -> Any:
+            nonlocal missing
+            reply, shortfall = await self.partitions.call_surely(name, partition, arguments)
+            missing = missing or shortfall
+            return reply
+
+        where = self.partitions.of_queue
+        added = await self.partitions.spread(
+            "add", drafts, lambda draft: where(draft.new.queue), layout.add_arguments, call=call
+        )
+        if missing:
+            raise NotReplicated(missing)
+        return [bool(new) for new in added]
+
+    @property
     def strands(self) -> int:
         return self.partitions.number
 
@@ -143,11 +171,15 @@ class RedisStore(RedisFlow):
         return self.partitions.of_queue(draft.new.queue)
 
     async def drain(self, haul: Haul) -> Hauled:
-        about: list[Argument] = [haul.journal, haul.since, haul.upto]
-        reply = await self.partitions.call("drain", haul.strand, [*layout.add_arguments(haul.drafts), *about])
+        told: list[Argument] = [*layout.add_arguments(haul.drafts), haul.journal, haul.since, haul.upto]
+        shortfall: str | None = None
+        if haul.surely:
+            reply, shortfall = await self.partitions.call_surely("drain", haul.strand, told)
+        else:
+            reply = await self.partitions.call("drain", haul.strand, told)
         if isinstance(reply, bytes):
-            return Hauled(int(reply))
-        return Hauled(haul.upto, [bool(new) for new in reply])
+            return Hauled(int(reply), shortfall=shortfall)
+        return Hauled(haul.upto, [bool(new) for new in reply], shortfall)
 
     async def claim(self, wish: Wish) -> list[Record]:
         runs = self._runs_of_queues(wish.worker.queues)
