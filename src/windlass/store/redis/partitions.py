@@ -93,6 +93,7 @@ class Partitions:
         items: Sequence[T],
         partition: Callable[[T], int],
         arguments: Callable[[Sequence[T]], Iterable[Argument]],
+        *,
         width: int = 1,
         call: Call | None = None,
     ) -> list[Any]:
