@@ -45,6 +45,7 @@ from windlass.model.queue import QueueChange, Tier
 from windlass.model.quota import Quota
 from windlass.model.retry import Retry
 from windlass.system import SystemChance, SystemClock
+from windlass.worker.allowances import Allowance, delays
 from windlass.worker.functions import FunctionOptions
 from windlass.worker.options import WorkerOptions
 from windlass.worker.pool import Pool
@@ -381,6 +382,31 @@ def test_a_function_cannot_make_more_jobs_than_its_tenant_may_have(workshop: Wor
     refused = bench.ask(List(tenant=tenant, match=Match(state=["failed"]))).jobs
     assert len(refused) > 10
     assert {"this tenant may have 300 jobs on record" in job.error.message for job in refused} == {True}
+
+
+@ON_A_FILE
+def test_what_functions_make_beyond_a_rate_is_kept_and_starts_later(workshop: Workshop, bench: Bench) -> None:
+    """So a function that makes itself anew is as fast as its tenant may be, and holds up nobody."""
+    tenant = workshop.tenant
+    bench.ask(PutQuota(tenant=tenant, quota=Quota(jobs_per_second=2)))
+    bench.upload("many", "def run(payload):\n    for n in range(6):\n        print(f'J: one|{n}')\n")
+    bench.upload("one", "def run(payload):\n    return payload\n")
+    bench.feed("many", "x")
+    workshop.burst()
+    made = bench.ask(List(tenant=tenant, match=Match(task="one"))).jobs
+    assert len(made) == 6, "none is lost"
+    waits = sorted((job.run_at - job.created_at).total_seconds() if job.run_at else 0.0 for job in made)
+    assert waits[:2] == [0.0, 0.0], "a second's worth comes at once"
+    assert waits[2:] == pytest.approx([0.5, 1.0, 1.5, 2.0], abs=0.1)
+
+
+def test_time_pays_for_what_was_made_before_its_time() -> None:
+    allowance = Allowance()
+    assert delays(allowance, 3, 0.0) == [0.0] * 3
+    allowance.quota = Quota(jobs_per_second=2)
+    assert delays(allowance, 4, 0.0) == [0.0, 0.0, 0.5, 1.0]
+    assert delays(allowance, 1, 0.5) == [1.0], "behind those that are to come"
+    assert delays(allowance, 3, 100.0) == [0.0, 0.0, 0.5], "no more than a second's worth is saved up"
 
 
 @ON_A_FILE

@@ -72,9 +72,11 @@ class Wire:
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             there_reader, there = await asyncio.open_connection("127.0.0.1", self.to)
-        except OSError:
+        except BaseException as fault:
             writer.transport.abort()
-            return
+            if isinstance(fault, OSError):
+                return
+            raise
         pair, said = {writer, there}, bytearray()
         self._writers |= pair
         try:

@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from windlass.config import DEFAULT_STORE
@@ -17,6 +18,9 @@ from windlass.model.operations import Service
 from windlass.store import Store
 from windlass.store.facts import Facts
 from windlass.system import SystemChance, SystemClock
+
+if TYPE_CHECKING:
+    from windlass.store.redis.replicas import Replicas
 
 ONE_SERVER = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 """One at a time: sentinels know which."""
@@ -36,30 +40,44 @@ def file_of(address: str) -> str | None:
     return rest if scheme == "sqlite" else None
 
 
-async def open_store(address: str = DEFAULT_STORE, *, patient: bool = False) -> Store:
+async def open_store(address: str = DEFAULT_STORE, settings: Settings | None = None, *, patient: bool = False) -> Store:
     """The store at an address: a file (`jobs.db`, `sqlite:///srv/jobs.db`, `:memory:`) or a server (`redis://…`).
 
     `patient`: a server that is not there yet is no fault.
     """
     if (file := file_of(address)) is not None:
+        if settings is not None and settings.replicas:
+            raise Invalid("a file has no replicas: they are for a Redis store", at="replicas")
         from windlass.store.sqlite import SqliteStore  # noqa: PLC0415
 
         return SqliteStore.open(file, SystemClock())
     if address.partition("://")[0] in (*ONE_SERVER, "redis+cluster"):
         from windlass.store.redis import RedisStore  # noqa: PLC0415
 
-        return await RedisStore.open(address, chance=SystemChance(), patient=patient)
+        return await RedisStore.open(
+            address, chance=SystemChance(), patient=patient, replicas=_replicas(settings or Settings())
+        )
     forms = "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://"
     raise Invalid(f"{address!r} is no store: give a file, {forms}", at="store")
 
 
-async def open_blocking_store(address: str) -> Store | None:
+def _replicas(settings: Settings) -> "Replicas | None":
+    """Whom new jobs wait for, if that is set; else the address may say it."""
+    if settings.replicas is None:
+        return None
+    from windlass.store.redis.replicas import checked  # noqa: PLC0415
+
+    return checked(settings.replicas, settings.replicated_within, synced=settings.replicas_synced)
+
+
+async def open_blocking_store(address: str, settings: Settings | None = None) -> Store | None:
     """The same for a caller without an event loop, driven to its end in one step; null = it has no such form."""
     if address.partition("://")[0] not in ONE_SERVER:
         return None
     from windlass.store.redis import RedisStore  # noqa: PLC0415
 
-    return await RedisStore.open(address, chance=SystemChance(), blocking=True)
+    replicas = _replicas(settings or Settings())
+    return await RedisStore.open(address, chance=SystemChance(), blocking=True, replicas=replicas)
 
 
 @asynccontextmanager
@@ -67,7 +85,7 @@ async def open_engine(
     address: str = DEFAULT_STORE, settings: Settings | None = None, *, patient: bool = False
 ) -> AsyncIterator[Engine]:
     """An engine over the store at an address, closed at the end."""
-    store = await open_store(address, patient=patient)
+    store = await open_store(address, settings, patient=patient)
     try:
         yield Engine(store, SystemChance(), settings)
     finally:

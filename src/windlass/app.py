@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Un
 
 import msgspec
 from msgspec import Raw
+from msgspec.structs import replace
 
 from windlass.addresses import file_of, is_server
 from windlass.call.arguments import Plan
@@ -49,7 +50,8 @@ class Windlass:
     `store` is a file (`jobs.db`) or `redis://…`; `server` is a Windlass server (`http://…`), with its `token`. Absent:
     the variables WINDLASS_SERVER and WINDLASS_STORE, or `./windlass.db`. Nothing is opened before it is needed.
     `defaults` are options for every task of this queue. With a `journal`, a folder, jobs for a Redis store are kept on
-    this machine's disk first, and queueing goes on while the store does not answer.
+    this machine's disk first, and queueing goes on while the store does not answer. With `replicas`, jobs are queued
+    when so many replicas of Redis have them too.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Windlass:
         defaults: TaskOptions | None = None,
         settings: Settings | None = None,
         journal: str | None = None,
+        replicas: int | None = None,
     ) -> None:
         if store and server:
             raise Invalid("give a store or a server, not both", at="server")
@@ -71,6 +74,10 @@ class Windlass:
         self.token = token
         self.tenant = check_name(tenant, at="tenant")
         self.tasks: dict[str, Task[Any, Any, Any]] = {}
+        if replicas is not None:
+            settings = replace(settings or Settings(), replicas=replicas)
+        if settings is not None and settings.replicas and is_server(self.store):
+            raise Invalid("a server knows itself which replicas it waits for", at="replicas")
         self.settings = settings
         if journal and (is_server(self.store) or file_of(self.store) is not None):
             raise Invalid("a journal is for a Redis store: a file needs none, and a server has its own", at="journal")

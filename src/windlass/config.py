@@ -105,6 +105,12 @@ class EngineSection(Struct, frozen=True, kw_only=True):
     """Time without a sign of life after which a job, or a worker, is taken for lost."""
     most_payload: Bytes = wire.MOST_PAYLOAD
     """The largest payload or result."""
+    replicas: Annotated[int, Meta(ge=0, le=100)] | None = None
+    """Replicas of a Redis store that must have a new job before it counts as accepted; none = as its address says."""
+    replicated_within: Annotated[float, Meta(gt=0, le=60)] = 1.0
+    """Seconds that they are waited for."""
+    replicas_synced: bool = False
+    """Whether they must have it on disk (Redis 7.2 or newer)."""
 
 
 class JournalSection(Struct, frozen=True, kw_only=True):

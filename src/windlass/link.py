@@ -222,7 +222,7 @@ class Link:
         return here.quick
 
     def _quickly_opened(self) -> Engine | None:
-        store = None if self._journal else drive(open_blocking_store(self._address))
+        store = None if self._journal else drive(open_blocking_store(self._address, self._settings))
         return None if store is None else Engine(store, SystemChance(), self._settings)
 
 

@@ -40,6 +40,10 @@ def serve(
         bool,
         Parameter(group=WHERE, negative="--no-journal", help="Keep what is accepted for a Redis store on disk (yes)."),
     ] = True,
+    replicas: Annotated[
+        int | None,
+        Parameter(group=WHERE, metavar="N", help="Replicas of Redis that must have a job before it is accepted (0)."),
+    ] = None,
     push_allow: Annotated[
         list[str] | None,
         Parameter(
@@ -72,7 +76,7 @@ def serve(
     windlass tokens add.
     """
     flags = {"worker.handlers": handlers, "worker.sandbox": sandbox, "worker.network": network}
-    settings = place.settle({**flags, "server.allow_upload": allow_upload})
+    settings = place.settle({**flags, "server.allow_upload": allow_upload, "engine.replicas": replicas})
     where = Listening(host=host, port=port, socket=socket)
     reach = {"reach": tuple(push_allow or ()), "loopback": where.local}
     chosen = options_of(settings, slots=slots, **reach)

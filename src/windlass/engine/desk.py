@@ -24,7 +24,7 @@ from windlass.model.names import EVERY_TENANT, check_id
 from windlass.model.ports import Chance
 from windlass.model.wire import MOST_PAYLOAD
 from windlass.model.worker import Worker
-from windlass.store import Record, Shelf, Store, Wire
+from windlass.store import Record, Replicating, Shelf, Store, Wire
 from windlass.store.flow import Flow
 from windlass.store.mailbox import Mailbox
 
@@ -46,6 +46,12 @@ class Settings(Struct, frozen=True, kw_only=True):
     """Seconds after which an unrenewed job, or a silent worker, is taken for lost."""
     most_payload: int = MOST_PAYLOAD
     """Bytes of one payload or result."""
+    replicas: int | None = None
+    """Replicas of a Redis store that must have a new job before it counts as accepted; null = as its address says."""
+    replicated_within: float = 1.0
+    """Seconds that they are waited for."""
+    replicas_synced: bool = False
+    """Whether they must have it on disk."""
 
 
 class Handled(NamedTuple):
@@ -64,6 +70,9 @@ class Desk:
         wire = cast("Wire", store)  # every store carries news, and keeps records too
         self.store = cast("Store", Telling(store, wire))
         self.shelf = cast("Shelf", store)
+        waits = getattr(store, "replicated_within", None) is not None
+        self.sure = cast("Replicating", self.store) if waits else None
+        """The store, if new jobs are accepted only when its replicas have them too."""
         self.wire = wire
         self.flow = cast("Flow", store)  # and holds claims to rules
         self.mailbox = cast("Mailbox", store)  # and messages to jobs

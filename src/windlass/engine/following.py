@@ -5,7 +5,7 @@ is done again, and whatever a crash leaves undone is found again, by the index o
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 
 from msgspec import Raw
@@ -15,7 +15,7 @@ from windlass.engine.desk import MOST_ROUNDS, Desk
 from windlass.engine.drafts import own_id
 from windlass.engine.tiers import attend
 from windlass.model import lifecycle
-from windlass.model.errors import Unavailable
+from windlass.model.errors import NotReplicated, Unavailable
 from windlass.model.job import MSGPACK, NOTHING, NewJob, State
 from windlass.model.names import child_id
 from windlass.store import Draft, Edge, Kept, Ripe
@@ -28,9 +28,20 @@ life = logging.getLogger("windlass.job")
 """One line for each step of a job's life, for whoever wants to read along."""
 
 
-async def add(desk: Desk, drafts: Sequence[Draft]) -> list[bool]:
-    """Keep new jobs. Those that wait are decided at once: what they wait for may have ended already."""
-    created = await _add(desk, drafts)
+Add = Callable[[Sequence[Draft]], Awaitable[list[bool]]]
+
+
+async def add(desk: Desk, drafts: Sequence[Draft], *, surely: bool = False) -> list[bool]:
+    """Keep new jobs. Those that wait are decided at once: what they wait for may have ended already.
+
+    `surely`: where replicas must have them too, wait for that. Whatever follows from another job does not: its parent
+    must not be held up.
+    """
+    try:
+        created = await _add(desk, drafts, desk.store.add if desk.sure is None or not surely else desk.sure.add_surely)
+    except NotReplicated:
+        await unblock(desk, [draft.id for draft in drafts if draft.new.after])
+        raise
     if life.isEnabledFor(logging.DEBUG):
         for draft, new in zip(drafts, created, strict=True):
             life.debug("%s %s entered%s", draft.id, draft.new.task, "" if new else ", again")
@@ -39,20 +50,20 @@ async def add(desk: Desk, drafts: Sequence[Draft]) -> list[bool]:
     return created
 
 
-async def _add(desk: Desk, drafts: Sequence[Draft]) -> list[bool]:
+async def _add(desk: Desk, drafts: Sequence[Draft], put: Add) -> list[bool]:
     """Keep new jobs, each in its group under the rules in force."""
     regime = await desk.regimes.current()
     try:
-        created = await desk.store.add(regime.all_admitted(drafts))
+        created = await put(regime.all_admitted(drafts))
     except StaleRules as stale:
-        created = await _add_others(desk, drafts, stale)
+        created = await _add_others(desk, drafts, put, stale)
         regime = await desk.regimes.current()
     for tenant, queue in regime.tiered(drafts):
         await attend(desk, tenant, queue)
     return created
 
 
-async def _add_others(desk: Desk, drafts: Sequence[Draft], stale: StaleRules) -> list[bool]:
+async def _add_others(desk: Desk, drafts: Sequence[Draft], put: Add, stale: StaleRules) -> list[bool]:
     """The rules have changed: keep those that are not kept yet under the new ones. Others may have come in by then, and
     are sorted like all who wait.
     """
@@ -63,7 +74,7 @@ async def _add_others(desk: Desk, drafts: Sequence[Draft], stale: StaleRules) ->
         places = [place for place, new in enumerate(created) if new is None]
         answers: Sequence[bool | None]
         try:
-            answers = await desk.store.add(regime.all_admitted([drafts[place] for place in places]))
+            answers = await put(regime.all_admitted([drafts[place] for place in places]))
         except StaleRules as again:
             answers = again.answers
         for place, new in zip(places, answers, strict=False):

@@ -15,6 +15,7 @@ from windlass.engine.drafts import check_terms, drafts_of
 from windlass.engine.estimates import at_the_door
 from windlass.engine.following import add
 from windlass.engine.gathering import Gathering
+from windlass.engine.sureness import accepted_all
 from windlass.model import lifecycle, wire
 from windlass.model.errors import Invalid
 from windlass.model.job import FINISHED, Job, Reason, State
@@ -57,7 +58,8 @@ LOOK_AGAIN = 1.0
 async def enqueue(desk: Desk, operation: Enqueue) -> Accepted:
     (new,) = drafts_of(desk, operation)
     await check_terms(desk, [new], "job")
-    job, created = await _gathering(desk).add(new)
+    with accepted_all([new.id]):
+        job, created = await _gathering(desk).add(new)
     if job is None or job.tenant != operation.tenant:
         raise no_job(new.id)
     estimate = await at_the_door(desk, job) if created else None
@@ -66,24 +68,28 @@ async def enqueue(desk: Desk, operation: Enqueue) -> Accepted:
 
 def _gathering(desk: Desk) -> Gathering:
     if desk.gathering is None:
-        desk.gathering = Gathering(partial(add, desk), desk.store)
+        desk.gathering = Gathering(partial(add, desk, surely=True), desk.store)
     return desk.gathering
 
 
 async def enqueue_many(desk: Desk, operation: EnqueueMany) -> Enqueued:
     drafts = drafts_of(desk, operation)
     await check_terms(desk, drafts, "jobs")
-    created = await add(desk, drafts)
-    return Enqueued(ids=[draft.id for draft in drafts], created=sum(created))
+    ids = [draft.id for draft in drafts]
+    with accepted_all(ids):
+        created = await add(desk, drafts, surely=True)
+    return Enqueued(ids=ids, created=sum(created))
 
 
 async def enqueue_lines(desk: Desk, operation: EnqueueLines) -> Enqueued:
     drafts = drafts_of(desk, operation)
     await check_terms(desk, drafts[:1], "wishes")
+    ids = [draft.id for draft in drafts]
     created = 0
-    for start in range(0, len(drafts), MOST_AT_ONCE):
-        created += sum(await add(desk, drafts[start : start + MOST_AT_ONCE]))
-    return Enqueued(ids=[draft.id for draft in drafts], created=created)
+    with accepted_all(ids):
+        for start in range(0, len(drafts), MOST_AT_ONCE):
+            created += sum(await add(desk, drafts[start : start + MOST_AT_ONCE], surely=True))
+    return Enqueued(ids=ids, created=created)
 
 
 async def show(desk: Desk, operation: Show) -> Job:

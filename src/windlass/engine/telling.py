@@ -9,11 +9,26 @@ from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
-from windlass.model.errors import WindlassError
+from windlass.model.errors import NotReplicated, WindlassError
 from windlass.model.events import move_event
 from windlass.model.job import Job
 from windlass.model.lifecycle import GONE, Move
-from windlass.store import Done, Draft, Haul, Hauled, Ledger, Record, Store, Sweep, Swept, Touch, Touched, Wire, Wish
+from windlass.store import (
+    Done,
+    Draft,
+    Haul,
+    Hauled,
+    Ledger,
+    Record,
+    Replicating,
+    Store,
+    Sweep,
+    Swept,
+    Touch,
+    Touched,
+    Wire,
+    Wish,
+)
 from windlass.store.flow import StaleRules
 
 DELETED = "deleted"
@@ -36,19 +51,32 @@ class Telling:
         return self._store.add(drafts) if self._wire.quiet else self._add(drafts)
 
     async def _add(self, drafts: Sequence[Draft]) -> list[bool]:
+        return await self._added(self._store.add(drafts), drafts)
+
+    async def add_surely(self, drafts: Sequence[Draft]) -> list[bool]:
         try:
-            created = await self._store.add(drafts)
-        except StaleRules as stale:  # some may be kept all the same
-            await self._tell([f"queued {draft.id}" for draft, new in zip(drafts, stale.answers, strict=False) if new])
+            return await self._added(cast("Replicating", self._store).add_surely(drafts), drafts)
+        except NotReplicated:
+            await self._tell_queued(drafts, [True] * len(drafts))  # they are there; which are new was not said
             raise
-        await self._tell([f"queued {draft.id}" for draft, new in zip(drafts, created, strict=True) if new])
+
+    async def _added(self, adding: Coroutine[Any, Any, list[bool]], drafts: Sequence[Draft]) -> list[bool]:
+        try:
+            created = await adding
+        except StaleRules as stale:  # some may be kept all the same
+            await self._tell_queued(drafts, stale.answers)
+            raise
+        await self._tell_queued(drafts, created)
         return created
+
+    async def _tell_queued(self, drafts: Sequence[Draft], created: Sequence[bool | None]) -> None:
+        if not self._wire.quiet:
+            pairs = zip(drafts, created, strict=False)  # none are told of if they were drained before
+            await self._tell([f"queued {draft.id}" for draft, new in pairs if new])
 
     async def drain(self, haul: Haul) -> Hauled:
         hauled = await cast("Ledger", self._store).drain(haul)
-        if not self._wire.quiet:
-            pairs = zip(haul.drafts, hauled.created, strict=False)  # none are told of if they were drained before
-            await self._tell([f"queued {draft.id}" for draft, new in pairs if new])
+        await self._tell_queued(haul.drafts, hauled.created)
         return hauled
 
     def claim(self, wish: Wish) -> Coroutine[Any, Any, list[Record]]:

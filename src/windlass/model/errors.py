@@ -9,6 +9,7 @@ WindlassError
 ├── TooLarge         413  more bytes or items than allowed
 ├── Busy             429  too much at once: ask again later
 ├── Unavailable      503  the store does not answer: ask again later
+│   └── NotReplicated 503 it is accepted, but not by as many as it should be
 └── Full             507  no room to keep it
     └── JournalFull  507  the server's own journal cannot keep it
 
@@ -103,6 +104,14 @@ class Unavailable(WindlassError):
     code, title, status, exit_status = "unavailable", "Unavailable", 503, 75
 
 
+class NotReplicated(Unavailable):
+    """The jobs are accepted, and too few others are known to have them too: what is said again under the same ids is
+    accepted once.
+    """
+
+    code, title = "not_replicated", "Accepted, but not replicated"
+
+
 class Full(WindlassError):
     """There is no room left to keep what was sent; nothing of it was kept."""
 
@@ -117,7 +126,19 @@ class JournalFull(Full):
 
 ERRORS: dict[str, type[WindlassError]] = {
     kind.code: kind
-    for kind in (Invalid, Unauthenticated, Denied, Missing, Conflict, TooLarge, Busy, Unavailable, Full, JournalFull)
+    for kind in (
+        Invalid,
+        Unauthenticated,
+        Denied,
+        Missing,
+        Conflict,
+        TooLarge,
+        Busy,
+        Unavailable,
+        NotReplicated,
+        Full,
+        JournalFull,
+    )
 }
 
 

@@ -9,7 +9,9 @@ class Quota(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
     """Bounds on what one tenant sends in over HTTP, and on what its functions make; null = none."""
 
     jobs_per_second: Annotated[float, Meta(gt=0, le=1e9)] | None = None
-    """New jobs in a second, at each server; a second's worth may come at once."""
+    """New jobs in a second, at each server; a second's worth may come at once. What functions make beyond it is kept,
+    and starts later: at this rate, for each worker.
+    """
     stored_jobs: Annotated[int, Meta(ge=0, le=2**53)] | None = None
     """Jobs on record, in any state."""
     payload_bytes: Annotated[int, Meta(ge=0, le=2**53)] | None = None

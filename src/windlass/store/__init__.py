@@ -61,6 +61,8 @@ class Haul(Struct, frozen=True):
     upto: int
     """The mark that it leads to."""
     drafts: Sequence[Draft]
+    surely: bool = False
+    """Whether somebody waits until the store's replicas have them."""
 
 
 class Hauled(Struct, frozen=True):
@@ -70,6 +72,8 @@ class Hauled(Struct, frozen=True):
     """Where the mark is now."""
     created: list[bool] = []
     """For each job whether it is new; none if the mark was elsewhere."""
+    shortfall: str | None = None
+    """What is missing until enough replicas have them; empty = nothing, null = that was not asked for."""
 
 
 class Record(Struct, frozen=True, gc=False):
@@ -401,6 +405,22 @@ class Wire(Protocol):
 
     def watch(self) -> AbstractAsyncContextManager[Watch]:
         """Hear all that is published from now on. Entered only when every process will have noticed."""
+        ...
+
+
+class Replicating(Protocol):
+    """A store whose server hands on what it is given to others."""
+
+    @property
+    def replicated_within(self) -> float | None:
+        """Seconds in which enough of the others must have a new job; null = nobody waits for that."""
+        ...
+
+    async def add_surely(self, drafts: Sequence[Draft]) -> list[bool]:
+        """As `add`, answered when enough of the others have them; raises `NotReplicated` if that takes too long.
+
+        They are kept then, too.
+        """
         ...
 
 

@@ -5,6 +5,7 @@ Knows quotas and counts. What becomes of a job that asks for too much is decided
 
 from collections.abc import Sequence
 
+from windlass.model.duration import LONGEST
 from windlass.model.errors import WindlassError
 from windlass.model.operations import GetQuota, GetStats, Service
 from windlass.model.ports import Clock
@@ -23,6 +24,9 @@ class Allowance:
         self.quota = Quota()
         self.stored = 0
         self.read_at: float | None = None
+        self.left = 0.0
+        """New jobs that may start now; below zero: those that were made before their time."""
+        self.counted_at: float | None = None
 
 
 class Allowances:
@@ -57,3 +61,20 @@ def refusal(allowance: Allowance, sizes: Sequence[int]) -> str | None:
     if why is None:
         allowance.stored += len(sizes)
     return why
+
+
+def delays(allowance: Allowance, number: int, now: float) -> list[float]:
+    """Seconds after which each of so many new jobs may start, so that they start no faster than the tenant may send.
+
+    They are made in any case: the run that asked for them is over, and would not ask again.
+    """
+    rate = allowance.quota.jobs_per_second
+    if rate is None:
+        allowance.counted_at = None
+        return [0.0] * number
+    at_once = max(rate, 1.0)
+    left = at_once
+    if allowance.counted_at is not None:
+        left = min(at_once, allowance.left + rate * (now - allowance.counted_at))
+    allowance.left, allowance.counted_at = left - number, now
+    return [min(LONGEST, max(0.0, (place - left) / rate)) for place in range(1, number + 1)]

@@ -15,7 +15,7 @@ from windlass.model.handler import Handler
 from windlass.model.job import Stream
 from windlass.model.operations import MOST_WARM, Claimed, Finished, GetCode, Service, Unrun
 from windlass.model.ports import Clock
-from windlass.worker.allowances import Allowance, Allowances, refusal
+from windlass.worker.allowances import Allowance, Allowances, delays, refusal
 from windlass.worker.functions import FunctionJob, FunctionOutcome, Functions, Tier
 from windlass.worker.functions.terms import ERROR
 from windlass.worker.held import Held
@@ -187,7 +187,9 @@ class _Ear:
         if (held := self._current(outcome.id)) is None:
             return
         if not outcome.unrun:
-            self._holder.leave(held, answered(held, self._allowed(outcome)))
+            allowed = self._allowed(outcome)
+            late = delays(self._allowance, len(allowed.jobs), self._clock.monotonic()) if allowed.jobs else []
+            self._holder.leave(held, answered(held, allowed, late))
             return
         if held.stopping is None:
             log.warning("job %s was not begun: %s", held.id, outcome.message)

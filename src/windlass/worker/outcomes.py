@@ -1,5 +1,7 @@
 """What became of a run, in the queue's words."""
 
+from collections.abc import Sequence
+
 from msgspec import UNSET, Raw
 
 from windlass.model.job import TEXT, Error, NewJob, Reason
@@ -60,8 +62,8 @@ def crashed(held: Held, status: int, peak_memory: int, last_lines: str) -> Endin
     return Ending(held.number, Verdict.ERROR, error=Error(type=CRASHED.type, message=message, traceback=last_lines))
 
 
-def answered(held: Held, outcome: FunctionOutcome) -> Finished:
-    """The report on a run of uploaded code."""
+def answered(held: Held, outcome: FunctionOutcome, delays: Sequence[float] = ()) -> Finished:
+    """The report on a run of uploaded code. `delays`: for each job that it made, how long that waits; none = not."""
     verdict = VERDICTS.get(outcome.code // 100, Verdict.RETRY)
     code = outcome.code if outcome.code // 100 in VERDICTS else CODES[verdict]
     if verdict is Verdict.OK:
@@ -72,7 +74,10 @@ def answered(held: Held, outcome: FunctionOutcome) -> Finished:
             code=code,
             result=UNSET if outcome.result is None else Raw(outcome.result),
             content_type=outcome.content_type,
-            jobs=[_chained(held, task, payload) for task, payload in outcome.jobs],
+            jobs=[
+                _chained(held, task, payload, delays[place] if delays else 0.0)
+                for place, (task, payload) in enumerate(outcome.jobs)
+            ],
         )
     error = Error(type=outcome.type, message=outcome.message, traceback=outcome.traceback)
     reason = outcome.reason if held.stopping is not Stop.CANCEL else None
@@ -90,9 +95,10 @@ def answered(held: Held, outcome: FunctionOutcome) -> Finished:
     )
 
 
-def _chained(held: Held, task: str, payload: str) -> NewJob:
+def _chained(held: Held, task: str, payload: str, delay: float) -> NewJob:
     """A job that another one asked for: in the same queue, where there are workers for it."""
-    return NewJob(task=task, payload=Raw(payload.encode()), content_type=TEXT, queue=held.job.queue)
+    data = Raw(payload.encode())
+    return NewJob(task=task, payload=data, content_type=TEXT, queue=held.job.queue, delay=delay or None)
 
 
 def refused(held: Held, why: str) -> Finished:

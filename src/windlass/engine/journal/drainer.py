@@ -11,7 +11,8 @@ and the one that it leads to; between those two it is all that the journal has f
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -21,7 +22,7 @@ from windlass.engine.following import unblock
 from windlass.engine.journal.journal import Journal
 from windlass.engine.journal.reserving import Reservations
 from windlass.engine.journal.runs import Entry
-from windlass.model.errors import Full, Unavailable, WindlassError
+from windlass.model.errors import Full, NotReplicated, Unavailable, WindlassError
 from windlass.model.ports import Clock
 from windlass.store import Draft, Haul, Hauled, Ledger
 from windlass.store.flow import StaleRules
@@ -71,6 +72,12 @@ class Drainer:
         self._moved = asyncio.Condition()
         self._checked_at = -CHECK_EVERY
         self._found = journal.last
+        self._anxious = 0
+        """How many want to know that replicas have their jobs."""
+        self._unsure: set[int] = set()
+        """Strands of which something was hauled that replicas may not have."""
+        self._sure_upto = 0
+        self._shortfall = ""
         self.met = asyncio.Event()
         """Set when it is known how far the store is."""
         self.up = True
@@ -135,6 +142,31 @@ class Drainer:
         while await self._step():
             pass
 
+    @contextmanager
+    def anxious(self) -> Iterator[None]:
+        """Somebody accepts jobs and wants to know that replicas have them: see `replicated`."""
+        self._anxious += 1
+        try:
+            yield
+        finally:
+            self._anxious -= 1
+
+    @property
+    def _replicated_within(self) -> float:
+        return (self._desk.sure.replicated_within if self._desk.sure else None) or 0.0
+
+    async def replicated(self, sequence: int, patience: float) -> None:
+        """Until enough replicas have all up to a sequence; raises if that is not known in time."""
+        within = patience + self._replicated_within
+        await self.reach(sequence, within)
+        if self._sure_upto >= sequence:
+            return
+        if not (self.up and self.flows):
+            raise NotReplicated(f"only into the journal so far: {self.fault}")
+        if self._journal.drained < sequence:
+            raise NotReplicated(f"only into the journal so far: the store has not taken it within {within:g} s")
+        raise NotReplicated(self._shortfall)
+
     def may_have(self, sequence: int) -> bool:
         """Whether the store may have a job that is in the journal: nobody knows of old ones until it is there."""
         return not self.met.is_set() and sequence <= self._found
@@ -190,19 +222,31 @@ class Drainer:
     async def _drain(self, entries: Sequence[Entry]) -> bool:
         upto = entries[-1].sequence
         created: dict[int, bool] = {}
+        surely = self._anxious > 0 and self._desk.sure is not None
         for strand, some in self._by_strand(entries).items():
             drafts = [_aged(entry, self._clock) for entry in some]
-            haul = await self._haul_grouped(strand, self._marks[strand], upto, drafts)
+            haul = await self._haul_grouped(strand, self._marks[strand], upto, drafts, surely=surely)
             if haul.mark != upto:
                 await self._differ()
                 return False
             self._marks[strand] = upto
+            self._note(strand, haul.shortfall)
             # None are told of if the mark was there already: then this batch was drained before, and the reply lost.
             created.update((entry.sequence, new) for entry, new in zip(some, haul.created, strict=False))
             if waiting := [draft.id for draft in drafts if draft.new.after]:
                 await unblock(self._desk, waiting)
+        if not self._unsure:
+            self._sure_upto = upto
         self._answer(upto, created)
         return True
+
+    def _note(self, strand: int, shortfall: str | None) -> None:
+        """Whoever has the newest job of a strand has all of it."""
+        if shortfall == "":
+            self._unsure.discard(strand)
+        else:
+            self._unsure.add(strand)
+            self._shortfall = shortfall or "nobody has asked the replicas"
 
     def _by_strand(self, entries: Sequence[Entry]) -> dict[int, list[Entry]]:
         """What each strand has not had yet. What no store will take is put aside."""
@@ -218,18 +262,23 @@ class Drainer:
                 strands.setdefault(strand, []).append(entry)
         return strands
 
-    async def _haul_grouped(self, strand: int, since: int, upto: int, drafts: Sequence[Draft]) -> Hauled:
+    async def _haul_grouped(
+        self, strand: int, since: int, upto: int, drafts: Sequence[Draft], *, surely: bool
+    ) -> Hauled:
         """Give jobs to the store, each in its group under the rules in force."""
         for _ in range(MOST_ROUNDS):
             regime = await self._desk.regimes.current()
             try:
-                return await self._haul(strand, since, upto, regime.all_admitted(drafts))
+                return await self._haul(strand, since, upto, regime.all_admitted(drafts), surely=surely)
             except StaleRules:
                 self._desk.regimes.forget()
         raise Unavailable("the rules change faster than jobs can be drained")
 
-    async def _haul(self, strand: int, since: int, upto: int, drafts: Sequence[Draft]) -> Hauled:
-        return await _in_time(self._ledger.drain(Haul(self._journal.id.hex(), strand, since, upto, drafts)))
+    async def _haul(
+        self, strand: int, since: int, upto: int, drafts: Sequence[Draft], *, surely: bool = False
+    ) -> Hauled:
+        haul = Haul(self._journal.id.hex(), strand, since, upto, drafts, surely)
+        return await _in_time(self._ledger.drain(haul), ANSWER_WITHIN + (self._replicated_within if surely else 0.0))
 
     async def _check(self) -> None:
         """Whether all marks are where we left them; idle strands are brought up to date."""
@@ -257,6 +306,7 @@ class Drainer:
 
     def _go_back(self, to: int) -> None:
         start = self._journal.rewind(min(to, self._journal.last))
+        self._sure_upto = min(self._sure_upto, start)
         if start > to:
             log.error("the journal does not have jobs %d to %d any more: they may be lost", to + 1, start)
         self._reservations.rewind(start)
@@ -303,12 +353,12 @@ class Drainer:
                 asked.answer.set_exception(Unavailable(str(fault)))
 
 
-async def _in_time(answer: Awaitable[T]) -> T:
+async def _in_time(answer: Awaitable[T], within: float = ANSWER_WITHIN) -> T:
     try:
-        async with asyncio.timeout(ANSWER_WITHIN):
+        async with asyncio.timeout(within):
             return await answer
     except TimeoutError:
-        raise Unavailable(f"the store does not answer: nothing came within {ANSWER_WITHIN:g} s") from None
+        raise Unavailable(f"the store does not answer: nothing came within {within:g} s") from None
 
 
 def _aged(entry: Entry, clock: Clock) -> Draft:

@@ -23,8 +23,9 @@ from windlass.engine.estimates import at_the_door, before_the_door, through_the_
 from windlass.engine.journal.drainer import Drainer
 from windlass.engine.journal.journal import Journal
 from windlass.engine.journal.runs import Entry
-from windlass.engine.lines import drafts_in, part_of
+from windlass.engine.lines import Lines, drafts_in, part_of
 from windlass.engine.sound import sound
+from windlass.engine.sureness import accepted_all
 from windlass.model.errors import Unavailable, WindlassError
 from windlass.model.fresh_ids import text_ids
 from windlass.model.job import Job, Reason, State, Terms
@@ -124,7 +125,7 @@ class Journaled:
         lines = lines_of(self._engine.desk, operation)
         await self._check_terms(drafts_in(part_of(lines, 0, 1)), "wishes")
         if lines.payloads:
-            await self._journal.accept(lines)
+            await self._keep(lines, text_ids(lines.ids))
         return Enqueued(ids=text_ids(lines.ids), created=len(lines))
 
     async def _check_terms(self, drafts: Sequence[Draft], at: str) -> None:
@@ -140,16 +141,21 @@ class Journaled:
     async def _accept(self, drafts: Sequence[Draft], *, named: bool) -> int:
         """Keep jobs in the journal; how many are new, as far as can be told."""
         if not named:
-            await self._journal.accept(drafts)
+            await self._keep(drafts, [draft.id for draft in drafts])
             return len(drafts)
         ids = {draft.id for draft in drafts}
         while others := [self._being_accepted[id] for id in ids if id in self._being_accepted]:
             await asyncio.wait(others)
-        fresh = [draft for draft in _once(drafts) if self._journal.find(draft.id) is None]
+        known = {id: entry for id in ids if (entry := self._journal.find(id)) is not None}
+        if known:
+            await self._replicated(max(entry.sequence for entry in known.values()), [*known])
+        fresh = [draft for draft in _once(drafts) if draft.id not in known]
         if not fresh:
             return 0
-        last = await self._kept(fresh)
-        created = await self._drainer.asked(last - len(fresh) + 1, last, PATIENCE)
+        with self._drainer.anxious():
+            last = await self._kept(fresh)
+            created = await self._drainer.asked(last - len(fresh) + 1, last, PATIENCE)
+            await self._replicated(last, [draft.id for draft in fresh])
         return len(fresh) if created is None else created
 
     async def _kept(self, drafts: Sequence[Draft]) -> int:
@@ -163,6 +169,16 @@ class Journaled:
             known.set_result(None)
             for draft in drafts:
                 del self._being_accepted[draft.id]
+
+    async def _keep(self, jobs: Sequence[Draft] | Lines, ids: Sequence[str]) -> None:
+        """Accept jobs, and where replicas must have them too, wait for that."""
+        with self._drainer.anxious():
+            await self._replicated(await self._journal.accept(jobs), ids)
+
+    async def _replicated(self, last: int, ids: Sequence[str]) -> None:
+        if self._engine.desk.sure is not None:
+            with accepted_all(ids):
+                await self._drainer.replicated(last, PATIENCE)
 
     def _accepted(self, draft: Draft, *, created: bool) -> Accepted:
         job = job_of(draft, self._clock.now())

@@ -10,6 +10,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit, urlunsplit
 from redis.asyncio.connection import parse_url
 
 from windlass.model.errors import Invalid
+from windlass.store.redis.replicas import OPTIONS, Replicas, read_replicas
 
 Argument = bytes | str | int
 
@@ -64,6 +65,8 @@ class Target(NamedTuple):
     """Of the only server, of a member of the cluster, or what is known of every master of the group."""
     cluster: bool = False
     group: Group | None = None
+    replicas: Replicas | None = None
+    """Who else must have a new job before it counts as accepted."""
 
 
 def read_address(url: str) -> Target:
@@ -79,7 +82,7 @@ def read_address(url: str) -> Target:
     except ValueError as fault:
         raise Invalid(f"not the address of a server: {fault}", at="store") from None
     known = {name: found[name] for name in ("host", "port", "path", "db", "username", "password") if name in found}
-    return Target(Address(tls=tls, **known), cluster=cluster)
+    return Target(Address(tls=tls, **known), cluster=cluster, replicas=read_replicas(found))
 
 
 def _tls(parts: SplitResult) -> ssl.SSLContext:
@@ -114,9 +117,9 @@ def _watched(parts: SplitResult, tls: ssl.SSLContext | None) -> Target:
         raise ValueError("name the master that the sentinels watch: redis+sentinel://host:26379,host:26379/MASTER")
     said = parse_qsl(parts.query, strict_parsing=bool(parts.query))
     options = {name: value for name, value in said if tls is None or name not in TLS_OPTIONS}
-    secret = options.pop("sentinel_password", None)
-    if options:
-        raise ValueError(f"{', '.join(options)}: only sentinel_password is known here")
+    secret, replicas = options.pop("sentinel_password", None), read_replicas(options)
+    if unknown := [name for name in options if name not in OPTIONS]:
+        raise ValueError(f"{', '.join(unknown)}: only sentinel_password and {', '.join(OPTIONS)} are known here")
     master = Address(
         db=int(db or 0),
         username=unquote(username) or None,
@@ -125,7 +128,7 @@ def _watched(parts: SplitResult, tls: ssl.SSLContext | None) -> Target:
         master=True,
     )
     sentinels = tuple(_sentinel(host)._replace(password=secret, tls=tls) for host in hosts.split(","))
-    return Target(master, group=Group(unquote(name), sentinels))
+    return Target(master, group=Group(unquote(name), sentinels), replicas=replicas)
 
 
 def _sentinel(host: str) -> Address:

@@ -8,7 +8,7 @@ Any number of threads may ask at once: each takes a connection of its own, and l
 import select
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 import hiredis
@@ -33,13 +33,22 @@ class BlockingChannel:
 
     async def ask(self, *command: Argument) -> Any:
         """The reply to a command; an error reply is raised as `hiredis.ReplyError`."""
+        return (await self._ask_all([command]))[0]
+
+    async def ask_surely(self, command: Sequence[Argument], then: Sequence[Sequence[Argument]]) -> tuple[Any, Any]:
+        """The reply to a command, and that to the last of what is asked behind it on the same connection."""
+        replies = await self._ask_all([command, *then])
+        return replies[0], replies[-1]
+
+    async def _ask_all(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         if self._sentinels is not None and self._sentinels.is_time_to_look(_now()):
             await self._look(self._sentinels)
         line = await self._take()
         try:
-            line.send(command)
+            for command in commands:
+                line.send(tuple(command))
             await _ASKED
-            reply = line.receive()
+            reply, *more = [line.receive() for _ in commands]
         except BaseException as fault:
             line.close()  # its reply may still come: nobody else may read it
             if isinstance(fault, OSError):
@@ -48,7 +57,7 @@ class BlockingChannel:
             raise
         if not isinstance(reply, hiredis.ReplyError):
             self._idle.append(line)
-            return reply
+            return [reply, *more]
         if self._sentinels is not None and is_elsewhere(reply):
             self._sentinels.missed()
             line.close()

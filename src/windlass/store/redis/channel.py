@@ -8,7 +8,7 @@ waits on it; the next caller opens a new one. Nothing is ever sent twice.
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
@@ -43,6 +43,17 @@ class Channel:
 
     async def ask(self, *command: Argument) -> Any:
         """The reply to a command; an error reply is raised as `hiredis.ReplyError`."""
+        return (await self._ask(command))[0]
+
+    async def ask_surely(self, command: Sequence[Argument], then: Sequence[Sequence[Argument]]) -> tuple[Any, Any]:
+        """The reply to a command, and that to the last of what is asked behind it on the same connection.
+
+        Those who come while somebody else waits for the latter share the next one.
+        """
+        reply, pipe = await self._ask(tuple(command))
+        return reply, await pipe.ask_for_all(then)
+
+    async def _ask(self, command: tuple[Argument, ...]) -> "tuple[Any, _Pipe]":
         pipe = self._pipe
         if pipe is None or pipe.broken:
             pipe = await self._open()
@@ -54,7 +65,7 @@ class Channel:
                 self._sentinels.missed()
                 pipe.drop(reply)
             raise reply
-        return reply
+        return reply, pipe
 
     def _start_to_look(self, sentinels: Sentinels, pipe: "_Pipe") -> None:
         if self._looking is None or self._looking.done():
@@ -197,6 +208,9 @@ class _Pipe(asyncio.Protocol):
         self._watch: asyncio.TimerHandle | None = None
         self._closed: asyncio.Future[None] = loop.create_future()
         self._transport: asyncio.Transport | None = None
+        self._turn = asyncio.Lock()
+        self._asked_for_all = self._answered_for_all = 0
+        self._answer_for_all: Any = None
         self.broken = False
         self.hear: Hear | None = None
         """Gets what is not the answer to a question."""
@@ -211,6 +225,16 @@ class _Pipe(asyncio.Protocol):
         if self._watch is None:
             self._watch = self._loop.call_later(self._answer_within, self._check)
         return reply
+
+    async def ask_for_all(self, commands: Sequence[Sequence[Argument]]) -> Any:
+        """The reply to the last of these, sent after now: by us, or by another who wants to know the same."""
+        asked = self._asked_for_all
+        async with self._turn:
+            if self._answered_for_all <= asked:
+                self._asked_for_all = number = self._asked_for_all + 1
+                *_, self._answer_for_all = await asyncio.gather(*(self.ask(tuple(command)) for command in commands))
+                self._answered_for_all = number
+            return self._answer_for_all
 
     def send(self, command: tuple[Argument, ...]) -> None:
         if self.broken or self._transport is None:

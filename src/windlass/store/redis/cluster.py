@@ -7,13 +7,16 @@ followed).
 """
 
 from binascii import crc_hqx
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import hiredis
 
 from windlass.model.errors import Unavailable
 from windlass.store.redis.address import Address, Argument
 from windlass.store.redis.channel import Channel
+
+T = TypeVar("T")
 
 SLOTS = 16384
 MOST_REDIRECTIONS = 5
@@ -30,11 +33,20 @@ class Cluster:
 
     async def ask(self, key: str, *command: Argument) -> Any:
         """The reply to a command on a key."""
+        return await self._at_home(key, lambda channel: channel.ask(*command))
+
+    async def ask_surely(
+        self, key: str, command: Sequence[Argument], then: Sequence[Sequence[Argument]]
+    ) -> tuple[Any, Any]:
+        """As `Channel.ask_surely`, of the server that holds a key."""
+        return await self._at_home(key, lambda channel: channel.ask_surely(command, then))
+
+    async def _at_home(self, key: str, ask: Callable[[Channel], Awaitable[T]]) -> T:
         slot = slot_of(key)
         home = self._homes.get(slot) or await self._find(slot)
         for _ in range(MOST_REDIRECTIONS):
             try:
-                return await self._channel(home).ask(*command)
+                return await ask(self._channel(home))
             except hiredis.ReplyError as fault:
                 kind, _, rest = str(fault).partition(" ")
                 if kind == "ASK":

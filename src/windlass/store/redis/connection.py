@@ -14,6 +14,7 @@ from windlass.store.redis.address import Argument, read_address
 from windlass.store.redis.blocking import BlockingChannel
 from windlass.store.redis.channel import Channel
 from windlass.store.redis.cluster import Cluster
+from windlass.store.redis.replicas import Replicas
 from windlass.store.redis.scripts import script
 from windlass.store.redis.sentinels import Sentinels
 
@@ -29,13 +30,24 @@ NOT_LET_IN = ("NOAUTH", "WRONGPASS", "NOPERM")
 class Connection:
     """Calls scripts on one server or one cluster."""
 
-    def __init__(self, url: str, *, blocking: bool = False, chance: Chance | None = None) -> None:
+    def __init__(
+        self, url: str, *, blocking: bool = False, chance: Chance | None = None, replicas: Replicas | None = None
+    ) -> None:
         target = read_address(url)
-        sentinels = Sentinels(target.group, chance) if target.group else None
-        kind = BlockingChannel if blocking else Channel
-        self.channel: Channel | BlockingChannel = kind(target.address, ANSWER_WITHIN, sentinels)
+
+        def channel(within: float) -> Channel | BlockingChannel:
+            sentinels = Sentinels(target.group, chance) if target.group else None
+            return (BlockingChannel if blocking else Channel)(target.address, within, sentinels)
+
+        self.channel = channel(ANSWER_WITHIN)
         """To one server: all there is, the master, or the member of the cluster that we were told of."""
         self.cluster = Cluster(target.address, ANSWER_WITHIN) if target.cluster else None
+        chosen = target.replicas if replicas is None else replicas
+        self.replicas = chosen if chosen is not None and chosen.number else None
+        self._sure: Channel | BlockingChannel | Cluster | None = None
+        if self.replicas is not None:
+            patience = ANSWER_WITHIN + 2 * self.replicas.within
+            self._sure = Cluster(target.address, patience) if target.cluster else channel(patience)
         self.known = False
         """Whether the server has been found to be what it should be: until then nothing is asked of it."""
 
@@ -59,6 +71,30 @@ class Connection:
         except ScriptUnknown:
             # A server forgets scripts when it restarts or fails over; sending the source makes it remember.
             return await self.ask(key, "EVAL", code.source, 1, key, now, *arguments)
+
+    async def call_surely(self, name: str, key: str, now: int, arguments: Sequence[Argument]) -> tuple[Any, str]:
+        """The same, and what is missing until enough replicas have what it wrote; empty = nothing."""
+        replicas = self.replicas
+        assert replicas is not None  # noqa: S101 - nobody asks for what was not chosen
+        if not self.known:
+            raise Unavailable("the store has not answered yet")
+        code, then = script(name), replicas.questions(key)
+        with own_errors():
+            try:
+                reply, told = await self._ask_surely(key, ("EVALSHA", code.sha, 1, key, now, *arguments), then)
+            except hiredis.ReplyError as fault:
+                if not str(fault).startswith("NOSCRIPT"):
+                    raise
+                reply, told = await self._ask_surely(key, ("EVAL", code.source, 1, key, now, *arguments), then)
+        return reply, replicas.shortfall(told)
+
+    async def _ask_surely(
+        self, key: str, command: Sequence[Argument], then: Sequence[Sequence[Argument]]
+    ) -> tuple[Any, Any]:
+        if isinstance(self._sure, Cluster):
+            return await self._sure.ask_surely(key, command, then)
+        assert self._sure is not None  # noqa: S101 - it goes with the replicas
+        return await self._sure.ask_surely(command, then)
 
     async def keep(self, key: str, value: str) -> str:
         """Set a key for good; what it holds now, whoever set it first."""
@@ -86,9 +122,19 @@ class Connection:
             )
         if settings.get("appendonly") == "no":
             log.warning("appendonly is off: jobs accepted since the last snapshot are lost when the server stops")
+        if self.replicas is not None and self.replicas.synced:
+            await self._check_syncs(version)
+
+    async def _check_syncs(self, version: str) -> None:
+        with own_errors():
+            (known,) = await self.channel.ask("COMMAND", "INFO", "WAITAOF")
+        if known is None:
+            raise Invalid(f"Redis {version} cannot tell what its replicas have on disk: 7.2 is needed", at="store")
 
     async def close(self) -> None:
         await self.channel.close()
+        if self._sure is not None:
+            await self._sure.close()
         if self.cluster is not None:
             await self.cluster.close()
 

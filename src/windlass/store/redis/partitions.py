@@ -50,7 +50,7 @@ class Partitions:
     async def call(self, name: str, partition: int, arguments: Iterable[Argument] = ()) -> Any:
         """A script on one partition."""
         told = arguments if isinstance(arguments, list) else list(arguments)
-        key, now = self.key(partition), to_micros(self._clock.now()) if self._clock else 0
+        key, now = self.key(partition), self._now()
         if name not in BOUNDED:
             return await self.connection.call(name, key, now, told)
         if self._bounded[name]:
@@ -61,6 +61,13 @@ class Partitions:
             return reply
         self._bounded[name] = LIKELY
         return await self.connection.call(BOUNDED[name], key, now, told)
+
+    async def call_surely(self, name: str, partition: int, arguments: list[Argument]) -> tuple[Any, str]:
+        """The same, and what is missing until enough replicas have what it wrote."""
+        return await self.connection.call_surely(name, self.key(partition), self._now(), arguments)
+
+    def _now(self) -> int:
+        return to_micros(self._clock.now()) if self._clock else 0
 
     async def each(self, name: str, arguments: Sequence[Argument] = ()) -> list[Any]:
         """A script on every partition."""

@@ -6,7 +6,6 @@ Knows which script answers what; decides nothing.
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
-from typing import Any
 
 import msgspec
 
@@ -19,14 +18,11 @@ from windlass.model.worker import NewWorker, Worker
 from windlass.store import (
     MOST_CHILDREN,
     Done,
-    Draft,
     Edge,
-    Haul,
-    Hauled,
     Kept,
     Listener,
-    Overdue,
     NotLetIn,
+    Overdue,
     Reading,
     Record,
     Ripe,
@@ -41,15 +37,15 @@ from windlass.store import (
     Wish,
     places,
 )
-from windlass.store.flow import StaleRules
 from windlass.store.mailbox import Posted, Reader
 from windlass.store.micros import from_micros, span
 from windlass.store.redis import answers, layout
+from windlass.store.redis.adding import RedisAdding
 from windlass.store.redis.address import Argument
 from windlass.store.redis.connection import Connection
-from windlass.store.redis.flow import RedisFlow
 from windlass.store.redis.notices import Notices
 from windlass.store.redis.partitions import MOST_IN_A_SCRIPT, Partitions
+from windlass.store.redis.replicas import Replicas
 from windlass.store.redis.wire import Wire
 from windlass.store.redis.wishes import Grants
 
@@ -72,7 +68,7 @@ SPREAD = 16
 """Partitions of a new store on a cluster."""
 
 
-class RedisStore(RedisFlow):
+class RedisStore(RedisAdding):
     """Jobs in Redis. Made by `open`."""
 
     def __init__(self, connection: Connection, prefix: str, partitions: int | None, clock: Clock | None) -> None:
@@ -96,17 +92,20 @@ class RedisStore(RedisFlow):
         chance: Chance | None = None,
         blocking: bool = False,
         patient: bool = False,
+        replicas: Replicas | None = None,
     ) -> "RedisStore":
         """Connect and check the server. The number of partitions is set by whoever opens the store first, for good.
 
         `clock` replaces the server's own clock; only tests and simulations pass one. `chance` spreads the
         questions of many clients to sentinels. A `blocking` store never suspends:
         for callers without an event loop, on one server; it cannot listen. A `patient` one may be opened while the
-        server is not there: it answers nothing until `ready` has found it.
+        server is not there: it answers nothing until `ready` has found it. `replicas` goes before what the address
+        says of them.
         """
         if not prefix.isalnum():
             raise Invalid("the prefix is made of letters and digits", at="prefix")
-        store = cls(Connection(url, blocking=blocking, chance=chance), prefix, partitions, clock)
+        connection = Connection(url, blocking=blocking, chance=chance, replicas=replicas)
+        store = cls(connection, prefix, partitions, clock)
         try:
             await store.ready()
         except BaseException as fault:
@@ -130,48 +129,6 @@ class RedisStore(RedisFlow):
     async def close(self) -> None:
         await self._notices.close()
         await self._connection.close()
-
-    async def add(self, drafts: Sequence[Draft]) -> list[bool]:
-        where = self.partitions.of_queue
-        if len({draft.grouping for draft in drafts}) > 1:
-            raise StaleRules
-        if len(drafts) == 1 and layout.is_bare(drafts[0]):
-            (new,) = await self._add("add_one", where(drafts[0].new.queue), drafts)
-            return [bool(new)]
-        added: list[bool | None] = [None] * len(drafts)
-        for partition, chosen in self.partitions.parts(drafts, lambda draft: where(draft.new.queue)):
-            try:
-                reply = await self._add("add", partition, [drafts[one] for one in chosen])
-            except StaleRules:
-                raise StaleRules(added) from None
-            for one, new in zip(chosen, reply, strict=True):
-                added[one] = bool(new)
-        return [bool(new) for new in added]
-
-    async def _add(self, script: str, partition: int, drafts: Sequence[Draft], more: Sequence[Argument] = ()) -> Any:
-        """What a script says of new jobs of one partition."""
-        arguments: list[Argument] = layout.add_arguments(drafts)
-        arguments += more
-        try:
-            return await self.partitions.call(script, partition, arguments)
-        except StaleRules:
-            if not drafts or not await self.catch_up(partition, drafts[0].grouping):
-                raise
-        return await self.partitions.call(script, partition, arguments)
-
-    @property
-    def strands(self) -> int:
-        return self.partitions.number
-
-    def strand(self, draft: Draft) -> int:
-        return self.partitions.of_queue(draft.new.queue)
-
-    async def drain(self, haul: Haul) -> Hauled:
-        about: list[Argument] = [haul.journal, haul.since, haul.upto]
-        reply = await self._add("drain", haul.strand, haul.drafts, about)
-        if isinstance(reply, bytes):
-            return Hauled(int(reply))
-        return Hauled(haul.upto, [bool(new) for new in reply])
 
     async def claim(self, wish: Wish) -> list[Record]:
         if (granted := self._grants.take(wish.nonce)) is not None:

@@ -46,6 +46,7 @@
 --   K:workers               zset    workers by the time they are taken for dead   (first partition only)
 --   K:worker:<id>           hash    a worker's record                             (first partition only)
 --   K:marks                 hash    journal -> the sequence up to which it has been drained into this partition
+--   K:stirred               string  written so that what is asked of replicas then speaks of everything before it
 --   K:shelf:<kind>          hash    name -> a record beside the jobs              (first partition only)
 --
 -- A line is one tenant's queue ('tenant,queue'), a lane is one task in it ('tenant,queue,task', also a job's route unless it has a
