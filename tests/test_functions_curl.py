@@ -23,7 +23,9 @@ from tests.workers import tell, until
 PAGE = (Path(__file__).parent.parent / "docs" / "functions-curl.md").read_text()
 SERVE, FUNCTIONS, SEND_IN, FEED, WATCH = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
 LANGUAGES = ("python", "node", "php", "sh")
-LEASE = {"WINDLASS_ENGINE_LEASE": "3", "WINDLASS_WORKER_LEASE": "3"}
+LEASE = {"WINDLASS_ENGINE_LEASE": "8", "WINDLASS_WORKER_LEASE": "8"}
+ROOM = {"WINDLASS_FUNCTIONS_CONTEXTS": "20"}
+"""For five functions, four contexts each: none makes way for another."""
 
 
 class Scene:
@@ -38,9 +40,11 @@ class Scene:
         self._worker = self._work()
 
     def _work(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "windlass", "worker", "--store", self.store.url]
+        command = [sys.executable, "-m", "windlass", "worker", "--store", self.store.url, "-c", "4"]
         with (self.folder / "worker.log").open("ab") as log:
-            return subprocess.Popen(command, stdout=log, stderr=log, cwd=self.folder, env={**os.environ, **LEASE})
+            return subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=self.folder, env={**os.environ, **LEASE, **ROOM}
+            )
 
     def script(self, text: str, **variables: object) -> subprocess.Popen[str]:
         environ = {
@@ -74,7 +78,7 @@ class Scene:
         return child.returncode == 0
 
     def kill(self, who: str) -> None:
-        self.kills += 1
+        self.kills += who != "nobody"
         match who:
             case "server":
                 self.serving.kill()
@@ -97,6 +101,13 @@ class Scene:
         text = f'curl -sSf -H "Authorization: Bearer $TOKEN" "$queue/jobs/count?{match}"'
         number: int = json.loads(self.run(text))["count"]
         return number
+
+    def rest(self, within: float) -> None:
+        """Wait until nothing is left to be done."""
+        deadline = time.monotonic() + within
+        while left := self.count("state=pending"):
+            assert time.monotonic() < deadline, f"{left} are left\n{(self.folder / 'worker.log').read_text()[-4000:]}"
+            time.sleep(0.5)  # each look is a process of its own
 
     def listed(self, match: str) -> list[Any]:
         form = "Accept: application/x-ndjson"
@@ -142,8 +153,7 @@ def test_nothing_that_curl_was_told_is_taken_in_is_lost_whoever_is_killed(
             if not well:
                 assert one.fed(*span)
         assert len(one.accepted) >= lines
-        within = 60 + lines / 50
-        until(lambda: one.count("state=pending") == 0, within)
+        one.rest(within=120 + lines / 20)
         done = {job["id"]: job for job in one.listed("state=succeeded")}
         shouts = [job for job in done.values() if job["task"] != "gather"]
         assert one.accepted <= done.keys(), "lost"
