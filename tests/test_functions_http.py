@@ -89,6 +89,7 @@ async def shop() -> AsyncIterator[Bench]:
     ("status", "code"), [(200, 200), (204, 204), (301, 100), (404, 404), (429, 429), (500, 500), (503, 503)]
 )
 async def test_the_status_of_a_call_is_the_code_of_its_job(shop: Bench, status: int, code: int) -> None:
+    """[31]"""
     async with site(lambda _: (status, b"" if status == 204 else b"said", TEXT)) as there:
         heard = await shop.run(handler("http", there.url), b"a", b"b")
     assert heard.codes == [code, code]
@@ -150,6 +151,7 @@ async def test_there_are_ten_calls_at_once_at_most(shop: Bench) -> None:
 async def test_a_batch_has_one_line_for_each_job(
     shop: Bench, answer: bytes, codes: list[int], kinds: list[str]
 ) -> None:
+    """[32]"""
     async with site(lambda _: (200, answer, TEXT)) as there:
         heard = await shop.run(handler("http", there.url, whole_batch=True), b"a", b'{"b": 1}', b"c\nd", b"")
     assert there.bodies == [b'a\n{"b": 1}\nc d\n\n']
@@ -175,6 +177,7 @@ async def test_a_batch_that_is_not_taken_ends_every_job_so(shop: Bench) -> None:
 
 @pytest.mark.parametrize("batch", [False, True])
 async def test_a_call_that_is_refused_is_an_error_with_its_code(shop: Bench, batch: bool) -> None:
+    """[33]"""
     async with site(lambda _: (200, b"", TEXT)) as there:
         url = there.url
     heard = await shop.run(handler("http", url, whole_batch=batch), b"a", b"b")

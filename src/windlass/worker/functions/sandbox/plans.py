@@ -125,7 +125,8 @@ def plan(tier: Tier, ask: Ask, options: FunctionOptions, environment: Mapping[st
         return made
     calls = seccomp.machine()
     assert calls is not None  # noqa: S101 - else the tier is not available
-    filter_ = seccomp.program(calls, network=ask.network).hex()
+    own_user = ask.uid is not None or tier == "isolated"  # there, others' files are not to be seen
+    filter_ = seccomp.program(calls, network=ask.network, own_user=own_user).hex()
     if tier == "isolated":
         return replace(made, argv=[*bubblewrap(ask), *command], no_new_privs=True, filter=filter_)
     read = [*SYSTEM, *SETTINGS, *ask.interpreter.roots, *(FOR_NETWORK if ask.network else ())]

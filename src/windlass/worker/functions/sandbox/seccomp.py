@@ -8,7 +8,7 @@ import platform
 import struct
 from typing import NamedTuple
 
-LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+LOAD, EQUAL, AT_LEAST, ANY_BIT, KEEP_BITS, RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 NUMBER, ARCHITECTURE = 0, 4
 ALLOW, REFUSE, KILL = 0x7FFF_0000, 0x0005_0000, 0x8000_0000
 
@@ -20,6 +20,9 @@ INTERNET = (2, 10)
 """Families of sockets that reach another machine."""
 
 
+UNIX, DATAGRAM, KIND = 1, 2, 0xF
+"""A family and a kind of sockets, and where the kind is told: one of a pair of these could send to any address."""
+
 FIRST, SECOND = 16, 24
 """Where the arguments of a call lie."""
 
@@ -30,26 +33,36 @@ class Machine(NamedTuple):
     architecture: int
     clone: int
     socket: int
+    socketpair: int
     of_itself: dict[int, int]
     """Calls that may change another process, and the argument that names it: 0 is whoever calls."""
     by_kind: dict[int, int]
     """Those of them whose first argument may name all processes of a user instead, and what it is for one process."""
+    by_path: tuple[int, ...]
+    """Calls that change whose a file is, who may do what with it, or its attributes: Landlock knows nothing of them."""
     refused: dict[str, int]
 
 
 EVERYWHERE = {
     "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428, "move_mount": 429,
     "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "pidfd_getfd": 438, "process_madvise": 440,
-    "mount_setattr": 442,
+    "mount_setattr": 442, "quotactl_fd": 443, "memfd_secret": 447,
 }  # fmt: skip
+BY_PATH_EVERYWHERE = {"fchmodat2": 452, "setxattrat": 463, "removexattrat": 466, "file_setattr": 469}
 CLONE3 = 435
 """Its flags lie in memory, where no filter can look; libraries do without it."""
 
 MACHINES = {
-    "x86_64": Machine(0xC000_003E, 56, 41, {
+    "x86_64": Machine(0xC000_003E, 56, 41, 53, {
         # setpriority, sched_setparam, sched_setscheduler, sched_setaffinity, ioprio_set, prlimit64, sched_setattr
         141: SECOND, 142: FIRST, 144: FIRST, 203: FIRST, 251: SECOND, 302: FIRST, 314: FIRST,
-    }, {141: 0, 251: 1}, {
+    }, {141: 0, 251: 1}, (
+        # chmod, fchmodat, chown, lchown, fchownat, setxattr, lsetxattr, removexattr, lremovexattr
+        90, 268, 92, 94, 260, 188, 189, 197, 198,
+    ), {
+        "shmget": 29, "shmat": 30, "shmctl": 31, "semget": 64, "semop": 65, "semctl": 66, "msgget": 68, "msgsnd": 69,
+        "msgrcv": 70, "msgctl": 71, "sethostname": 170, "setdomainname": 171, "semtimedop": 220, "mq_open": 240,
+        "mq_unlink": 241, "fanotify_init": 300, "memfd_create": 319,
         "ptrace": 101, "syslog": 103, "uselib": 134, "vhangup": 153, "modify_ldt": 154, "pivot_root": 155,
         "adjtimex": 159, "chroot": 161, "acct": 163, "settimeofday": 164, "mount": 165, "umount2": 166, "swapon": 167,
         "swapoff": 168, "reboot": 169, "iopl": 172, "ioperm": 173, "init_module": 175, "delete_module": 176,
@@ -59,9 +72,12 @@ MACHINES = {
         "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312, "finit_module": 313,
         "kexec_file_load": 320, "bpf": 321, "userfaultfd": 323,
     }),
-    "aarch64": Machine(0xC000_00B7, 220, 198, {
+    "aarch64": Machine(0xC000_00B7, 220, 198, 199, {
         140: SECOND, 118: FIRST, 119: FIRST, 122: FIRST, 30: SECOND, 261: FIRST, 274: FIRST,
-    }, {140: 0, 30: 1}, {
+    }, {140: 0, 30: 1}, (53, 54, 5, 6, 14, 15), {
+        "sethostname": 161, "setdomainname": 162, "mq_open": 180, "mq_unlink": 181, "msgget": 186, "msgctl": 187,
+        "msgrcv": 188, "msgsnd": 189, "semget": 190, "semctl": 191, "semtimedop": 192, "semop": 193, "shmget": 194,
+        "shmctl": 195, "shmat": 196, "fanotify_init": 262, "memfd_create": 279,
         "lookup_dcookie": 18, "umount2": 39, "mount": 40, "pivot_root": 41, "chroot": 51, "vhangup": 58,
         "quotactl": 60, "acct": 89, "unshare": 97, "kexec_load": 104, "init_module": 105, "delete_module": 106,
         "clock_settime": 112, "syslog": 116, "ptrace": 117, "reboot": 142, "settimeofday": 170, "adjtimex": 171,
@@ -78,14 +94,19 @@ def machine() -> Machine | None:
     return MACHINES.get(platform.machine())
 
 
-def program(calls: Machine, *, network: bool) -> bytes:
-    """A filter: what is refused fails with EPERM; sockets only of the Internet, and only if the network is allowed."""
+def program(calls: Machine, *, network: bool, own_user: bool = True) -> bytes:
+    """A filter: what is refused fails with EPERM; sockets only of the Internet, and only if the network is allowed.
+
+    Code that has no user of its own could change what the worker's files allow, so it changes that of none.
+    """
+    refused = {*calls.refused.values(), *EVERYWHERE.values()}
+    refused |= set() if own_user else {*calls.by_path, *BY_PATH_EVERYWHERE.values()}
     steps = [
         _step(LOAD, value=ARCHITECTURE), _step(EQUAL, 1, 0, calls.architecture), _step(RETURN, value=KILL),
         _step(LOAD, value=NUMBER), _step(AT_LEAST, 0, 1, X32), _refuse(errno.EPERM),
         _step(EQUAL, 0, 1, CLONE3), _refuse(errno.ENOSYS),
     ]  # fmt: skip
-    for number in sorted({*calls.refused.values(), *EVERYWHERE.values()}):
+    for number in sorted(refused):
         steps += [_step(EQUAL, 0, 1, number), _refuse(errno.EPERM)]
     for number, one_process in calls.by_kind.items():
         steps += [
@@ -100,6 +121,11 @@ def program(calls: Machine, *, network: bool) -> bytes:
     steps += [
         _step(EQUAL, 0, 4, calls.clone), _step(LOAD, value=FIRST),
         _step(ANY_BIT, 0, 1, NEW_NAMESPACES), _refuse(errno.EPERM), _step(RETURN, value=ALLOW),
+    ]  # fmt: skip
+    steps += [
+        _step(EQUAL, 0, 7, calls.socketpair), _step(LOAD, value=FIRST), _step(EQUAL, 1, 0, UNIX), _refuse(errno.EACCES),
+        _step(LOAD, value=SECOND), _step(KEEP_BITS, value=KIND), _step(EQUAL, 0, 1, DATAGRAM), _refuse(errno.EACCES),
+        _step(LOAD, value=NUMBER),
     ]  # fmt: skip
     steps += [_step(EQUAL, 0, 4 if network else 1, calls.socket)]
     if network:
