@@ -117,10 +117,11 @@ class Routes:
     async def _stream(self, operation: Operation[Any]) -> Response:
         """All matching jobs, a line each, a page at a time."""
         assert isinstance(operation, List)  # noqa: S101
-        # The first page is asked for before anything is answered: what is wrong shows there, and can still be told.
-        whole = replace(operation, limit=MOST_AT_ONCE)
-        first = await self._service(whole)
-        return StreamingResponse(self._pages(whole, first), media_type=formats.NDJSON)
+        # The first page is asked for before anything is answered: what is wrong shows there, and can still be told. It
+        # is a small one, so that the first byte comes soon.
+        first = await self._service(operation)
+        pages = self._pages(replace(operation, limit=MOST_AT_ONCE), first)
+        return StreamingResponse(pages, media_type=formats.NDJSON)
 
     async def _pages(self, operation: List, page: Page) -> AsyncIterator[bytes]:
         while True:
