@@ -137,13 +137,13 @@ async def test_many_jobs_that_are_alike_are_one_record_and_each_is_found_and_rea
 async def test_jobs_that_differ_are_few_or_do_not_ascend_are_records_of_their_own() -> None:
     disk = PaperDisk()
     journal = opened(disk)
-    few, backwards = made(LEAST_IN_BATCH - 1), made(40)[::-1]
-    different = [replace(one, new=replace(one.new, priority=place)) for place, one in enumerate(made(40))]
+    few, backwards = made(LEAST_IN_BATCH - 1), made(LEAST_IN_BATCH)[::-1]
+    different = [replace(one, new=replace(one.new, priority=place)) for place, one in enumerate(made(LEAST_IN_BATCH))]
     for some in (few, backwards, different):
         await journal.accept(some)
     assert await contents(journal) == [number_of(one) for some in (few, backwards, different) for one in some]
     await journal.close()
-    assert [record.flags for record in records(disk)] == [0] * (len(few) + 80)
+    assert [record.flags for record in records(disk)] == [0] * (3 * LEAST_IN_BATCH - 1)
 
 
 # Heads

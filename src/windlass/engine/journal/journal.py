@@ -38,8 +38,8 @@ MOST_BYTES_IN_MEMORY = 32 << 20
 MOST_IN_BATCH = 1000
 """Jobs of one record: to find one of them all are read."""
 
-LEAST_IN_BATCH = 16
-"""The same, of jobs that came one by one: batches are looked through in turn, single jobs are looked up."""
+LEAST_IN_BATCH = 100
+"""The fewest for which jobs that are alike share one: batches that wait are looked through in turn to find a job."""
 
 READ_AT_ONCE = 1 << 20
 """Bytes of a segment that are read at a time."""
