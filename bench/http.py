@@ -1,6 +1,7 @@
 """`./dev bench http`: the server under load, as ratios to a bare route that echoes the same body.
 
-The load comes from wrk, on the same machine. Each figure is the median of some rounds, taken in turn.
+The load comes from wrk, on the same machine. Each figure is the median of some rounds, taken in turn. After that, once:
+a backlog is listed, claimed and finished over HTTP.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from bench.http_backlog import measured
 from bench.processes import Program
 from bench.table import Table
 from tests.servers import Server, free_port
@@ -26,6 +28,8 @@ BODY = json.dumps({"task": "noop", "payload": "x" * 100})
 BATCH = 1000
 CROWD = 64
 """Connections that ask at once."""
+SHORT, LONG = 100_000, 1_000_000
+"""Jobs of a backlog."""
 BARS = {"one job a request : echo": 0.3, "jobs/s in batches : echo requests/s": 5.0}
 
 ECHO = """
@@ -122,10 +126,25 @@ def rounds(arguments: argparse.Namespace, folder: Path, addresses: dict[str, str
     return found
 
 
+def backlogs(number: int, folder: Path, addresses: dict[str, str]) -> Table:
+    """What becomes of so many jobs on a server of their own, by store."""
+    table = Table()
+    for name, address in addresses.items():
+        port = free_port()
+        with started(served(address, folder, port), folder, port) as program:
+            found = measured(program, port, (folder / "token").read_text().strip(), number)
+        table.put(name, number, "rows/s listed as NDJSON", found.listed)
+        table.put(name, number, "ms to the first row", found.first)
+        table.put(name, number, "MB that the server grew by", found.growth)
+        table.put(name, number, "jobs/s claimed and finished", found.worked)
+    return table
+
+
 def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="./dev bench http", description=__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=int, default=4)
+    parser.add_argument("--long", action="store_true", help=f"a backlog of {LONG:,} jobs, not {SHORT:,}")
     arguments = parser.parse_args(argv)
     if shutil.which("wrk") is None:
         print("bench: wrk is missing; on Debian or Ubuntu: apt-get install wrk", file=sys.stderr)
@@ -135,11 +154,13 @@ def main(argv: list[str]) -> int:
         folder.chmod(0o700)
         with Server("redis", folder, fsync="everysec") as server:
             found = rounds(arguments, folder, {"sqlite": str(folder / "jobs.db"), "redis": server.url})
+            apart = {"sqlite": str(folder / "backlog.db"), "redis": server.url}
+            kept = backlogs(LONG if arguments.long else SHORT, folder, apart)
     table = Table()
     for store, measures in found.items():
         for measure, figures in measures.items():
             table.put(store, arguments.rounds, measure, statistics.median(figures))
-    print(table.markdown())
+    print(table.markdown(), kept.markdown(), sep="\n\n")
     for measure, bar in BARS.items():
         for store in found:
             ratio = statistics.median(found[store][measure])

@@ -8,11 +8,11 @@ from windlass.engine.desk import Desk
 from windlass.engine.lines import Lines, drafts_in
 from windlass.engine.tiers import admit
 from windlass.model import wire
-from windlass.model.admission import check_new
+from windlass.model.admission import check_all, check_new
 from windlass.model.errors import Invalid, TooLarge
-from windlass.model.fresh_ids import marked
+from windlass.model.fresh_ids import marked, text_ids
 from windlass.model.job import TEXT, NewJob
-from windlass.model.names import EVERY_TENANT, child_id, fresh_id, keyed_id
+from windlass.model.names import EVERY_TENANT, child_id, fresh_id, keyed_id, marked_id
 from windlass.model.operations import MOST_AT_ONCE, MOST_LINES, Enqueue, EnqueueLines, EnqueueMany
 from windlass.store import Draft
 
@@ -25,9 +25,22 @@ def drafts_of(desk: Desk, operation: Enqueue | EnqueueMany | EnqueueLines) -> li
         case EnqueueMany():
             if len(operation.jobs) > MOST_AT_ONCE:
                 raise Invalid(f"{len(operation.jobs)} jobs in one batch, at most {MOST_AT_ONCE} are allowed", at="jobs")
-            return [draft(desk, operation.tenant, new, f"jobs[{place}]") for place, new in enumerate(operation.jobs)]
+            return _drafts(desk, operation)
         case _:
             return drafts_in(lines_of(desk, operation))
+
+
+def _drafts(desk: Desk, operation: EnqueueMany) -> list[Draft]:
+    tenant = operation.tenant
+    _check_tenant(tenant)
+    news = check_all(operation.jobs, desk.settings.most_payload, "jobs[{}]".format)
+    fresh = text_ids(desk.chance.uuid7s(len(news)))
+    pairs = zip(news, fresh, strict=True)
+    made = [Draft(tenant, own_id(tenant, new) or marked_id(id, new.queue), new) for new, id in pairs]
+    for place, named in enumerate(made):
+        if named.new.after:
+            _check_other(named, f"jobs[{place}]")
+    return made
 
 
 def lines_of(desk: Desk, operation: EnqueueLines) -> Lines:
@@ -63,9 +76,13 @@ def draft(desk: Desk, tenant: str, new: NewJob, at: str) -> Draft:
     _check_tenant(tenant)
     sound = check(desk, new, at)
     named = Draft(tenant, own_id(tenant, sound) or fresh_id(desk.chance.uuid7(), sound.queue), sound)
-    if named.id in sound.after:
-        raise Invalid("a job cannot wait for itself", at=f"{at}.after")
+    _check_other(named, at)
     return named
+
+
+def _check_other(named: Draft, at: str) -> None:
+    if named.id in named.new.after:
+        raise Invalid("a job cannot wait for itself", at=f"{at}.after")
 
 
 def _check_tenant(tenant: str) -> None:

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from windlass.model.fresh_ids import SIZE, text_ids
-from windlass.model.job import NewJob
+from windlass.model.fresh_ids import SIZE, raw_ids, text_ids
+from windlass.model.job import NOTHING, NewJob
 from windlass.store import Draft
 
 
@@ -29,6 +29,13 @@ class Lines(Struct, frozen=True, gc=False):
 
 def part_of(lines: Lines, start: int, end: int) -> Lines:
     return replace(lines, ids=lines.ids[start * SIZE : end * SIZE], payloads=lines.payloads[start:end])
+
+
+def lines_in(drafts: Sequence[Draft]) -> Lines:
+    """Jobs that are alike, with ascending ids."""
+    common = replace(drafts[0].new, id=None, payload=NOTHING)
+    ids = raw_ids(draft.id for draft in drafts)
+    return Lines(drafts[0].tenant, common, ids, [bytes(draft.new.payload) for draft in drafts])
 
 
 def drafts_in(lines: Lines) -> list[Draft]:

@@ -1,12 +1,12 @@
 """Whether a new job may be taken in: its bounds, and what does not go together."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from msgspec.structs import replace
 
 from windlass.model import wire
 from windlass.model.errors import Invalid, TooLarge
-from windlass.model.job import MOST_THEN, NewJob
+from windlass.model.job import MOST_THEN, NOTHING, NewJob
 from windlass.model.names import check_file_name, check_id, check_mark
 
 
@@ -34,6 +34,20 @@ def check_new(new: NewJob, most_payload: int, at: str) -> NewJob:
     except wire.FAULTS as fault:
         raise type(fault)(fault.detail, at=f"{at}.{fault.at}".strip(".")) from None
     return sound
+
+
+def check_all(news: Sequence[NewJob], most_payload: int, at: Callable[[int], str]) -> list[NewJob]:
+    """The same for several. Neighbours mostly ask for the same: that is looked at once."""
+    found: list[NewJob] = []
+    before: NewJob | None = None
+    for place, new in enumerate(news):
+        asked = replace(new, payload=NOTHING)
+        if asked != before or new.id is not None or new.files or len(memoryview(new.payload)) > most_payload:
+            sound, before = check_new(new, most_payload, at(place)), asked
+            found.append(sound)
+        else:
+            found.append(replace(sound, payload=new.payload))
+    return found
 
 
 def _check_after(new: NewJob) -> None:

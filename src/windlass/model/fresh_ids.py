@@ -3,6 +3,8 @@
 Pure: time and randomness are given. Ids of one call ascend, so that one can be looked up among them.
 """
 
+from collections.abc import Iterable
+
 from windlass.model.names import queue_mark
 
 SIZE = 16
@@ -54,3 +56,8 @@ def text_ids(raw: bytes) -> list[str]:
     for digit, place in enumerate(_PLACES):
         text[place::TEXT_SIZE] = digits[digit :: 2 * SIZE]
     return text.decode().split()
+
+
+def raw_ids(texts: Iterable[str]) -> bytes:
+    """The same ids as bytes, one after the other."""
+    return bytes.fromhex("".join(texts).replace("-", ""))

@@ -74,6 +74,11 @@ def fresh_id(uuid7: bytes, queue: str) -> str:
     return text_id(uuid7[:15] + bytes((queue_mark(queue),)))
 
 
+def marked_id(uuid7: str, queue: str) -> str:
+    """The same from its text."""
+    return f"{uuid7[:-2]}{queue_mark(queue):02x}"
+
+
 def keyed_id(tenant: str, queue: str, key: str) -> str:
     """The id that a caller's own key stands for: the same key is the same job while its record lives."""
     return _made_id(f"{tenant}\0{queue}\0{key}", queue)

@@ -1,5 +1,6 @@
 """Which of the two formats a request is in, and which one its answer is wanted in."""
 
+from functools import lru_cache
 from typing import NamedTuple
 
 from windlass.model.errors import WindlassError
@@ -94,9 +95,10 @@ def wants_lines(accept: str) -> bool:
 
 def sent(content_type: str) -> Format | None:
     """The format of a body; null = neither of the two."""
-    return FORMATS.get(content_type.partition(";")[0].strip().lower())
+    return FORMATS.get(media(content_type))
 
 
+@lru_cache(maxsize=256)
 def media(content_type: str) -> str:
     return content_type.partition(";")[0].strip().lower()
 

@@ -28,10 +28,11 @@ class WithLocal:
     def __init__(self, others: Tokens | None, local: str) -> None:
         self._others = others
         self._local = local.encode()
+        self._pass = Pass(EVERY_TENANT, frozenset({"admin"}))
 
     async def find(self, token: str) -> Pass | None:
         if hmac.compare_digest(token.encode(), self._local):
-            return Pass(EVERY_TENANT, frozenset({"admin"}))
+            return self._pass
         return None if self._others is None else await self._others.find(token)
 
 

@@ -15,6 +15,9 @@ MOST_HEAD = 16 << 10
 HEAD_WITHIN = 10.0
 """Seconds in which they must have arrived."""
 
+WHOLE = "windlass.whole"
+"""Set in the scope of a request whose body has arrived: nobody need wait for it."""
+
 TOO_LARGE = b"431 Request Header Fields Too Large"
 TOO_SLOW = b"408 Request Timeout"
 
@@ -23,14 +26,14 @@ class Guarded(HttpToolsProtocol):
     """A connection whose requests begin in time, and briefly."""
 
     _head = 0
-    """Bytes of the head that is being read."""
+    """Bytes of the head that is being read, and perhaps of what came with its end."""
     _in_head = True
     _refused = False
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._await_head()
+        self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
@@ -39,22 +42,23 @@ class Guarded(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        super().data_received(data)
-        if not self._in_head or self._refused:
-            return
         self._head += len(data)
-        if self._head > MOST_HEAD:
+        super().data_received(data)
+        if not self._in_head:
+            self._head = 0
+        elif self._head > MOST_HEAD and not self._refused:
             self._refuse(TOO_LARGE)
+        elif self._timer is None and not self._refused:
+            self._start_timer()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._await_head()
+        self._in_head = True
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._head = 0
         self._stop_timer()
-        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > MOST_HEAD:
+        if self._head > MOST_HEAD and self._size() > MOST_HEAD:
             self._refuse(TOO_LARGE)
             return
         super().on_headers_complete()
@@ -66,12 +70,15 @@ class Guarded(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if not self._refused:
+            self.scope[WHOLE] = True  # type: ignore[literal-required]
             super().on_message_complete()
 
-    def _await_head(self) -> None:
-        self._in_head = True
-        if self._timer is None:
-            self._timer = self.loop.call_later(HEAD_WITHIN, self._refuse, TOO_SLOW)
+    def _size(self) -> int:
+        """Bytes of a head that has been read."""
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+
+    def _start_timer(self) -> None:
+        self._timer = self.loop.call_later(HEAD_WITHIN, self._refuse, TOO_SLOW)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

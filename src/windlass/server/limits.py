@@ -3,11 +3,12 @@
 import asyncio
 
 from msgspec import Struct
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from windlass.model.errors import Invalid, TooLarge, WindlassError
 from windlass.model.operations import MOST_LINES
 from windlass.model.wire import MOST_PAYLOAD
+from windlass.server.heads import WHOLE
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -36,18 +37,27 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared) > limits.most_body:
         raise _too_large(limits)
-    body = bytearray()
+    if WHOLE in request.scope:
+        return await _received(request, limits)
     try:
         async with asyncio.timeout(limits.body_within):
-            async for piece in request.stream():
-                if len(body) + len(piece) > limits.most_body:
-                    raise _too_large(limits)
-                body += piece
+            return await _received(request, limits)
     except TimeoutError:
         raise Slow(f"the body did not arrive within {limits.body_within:g} s", at="body") from None
-    except ClientDisconnect:
-        raise Invalid("the connection was closed before the body had arrived", at="body") from None
-    return bytes(body)
+
+
+async def _received(request: Request, limits: Limits) -> bytes:
+    pieces: list[bytes] = []
+    size, more = 0, True
+    while more:
+        message = await request.receive()
+        if message["type"] == "http.disconnect":
+            raise Invalid("the connection was closed before the body had arrived", at="body")
+        pieces.append(message["body"])
+        size, more = size + len(pieces[-1]), message["more_body"]
+        if size > limits.most_body:
+            raise _too_large(limits)
+    return b"".join(pieces)
 
 
 def _too_large(limits: Limits) -> TooLarge:

@@ -1,17 +1,16 @@
 """NDJSON: a body whose every line is a job."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from typing import NamedTuple
 
 import msgspec
 
 from windlass.model import wire
-from windlass.model.admission import check_new
+from windlass.model.admission import check_all
 from windlass.model.errors import Invalid, TooLarge
 from windlass.model.job import NewJob
 from windlass.server import bodies
 from windlass.server.limits import Limits
-from windlass.server.translation import is_text
 
 BREATH = 500
 """Lines after which other requests get their turn."""
@@ -19,24 +18,48 @@ BREATH = 500
 _line = msgspec.json.Decoder(NewJob)
 
 
-async def jobs_of(data: bytes, limits: Limits) -> AsyncIterator[NewJob]:
+class Line(NamedTuple):
+    """A line that is not empty."""
+
+    number: int
+    text: bytes
+
+    @property
+    def name(self) -> str:
+        return f"line {self.number}"
+
+
+async def jobs_of(data: bytes, limits: Limits) -> list[NewJob]:
     """The jobs of a body; a fault is told with the number of its line."""
     if data.count(b"\n") > limits.most_lines:
         raise TooLarge(f"a body may have {limits.most_lines} lines: send less at once", at="body")
-    for number, line in enumerate(data.split(b"\n"), start=1):
-        if line.strip():
-            yield _job(line, limits, f"line {number}")
-        if number % BREATH == 0:
-            await asyncio.sleep(0)
+    _check_text(data)
+    lines = [Line(number, text) for number, text in enumerate(data.split(b"\n"), start=1) if text.strip()]
+    found: list[NewJob] = []
+    for start in range(0, len(lines), BREATH):
+        found += _jobs(lines[start : start + BREATH], limits)
+        await asyncio.sleep(0)
+    return found
 
 
-def _job(line: bytes, limits: Limits, at: str) -> NewJob:
-    if not is_text(line):
-        raise Invalid("this is not UTF-8", at=at)
+def _check_text(data: bytes) -> None:
+    """What a decoder skips, payloads above all, it does not look at."""
     try:
-        new = bodies.marked_job(_line.decode(line), "json")
+        data.decode()
+    except UnicodeDecodeError as fault:
+        number = 1 + data.count(b"\n", 0, fault.start)
+        raise Invalid("this is not UTF-8", at=f"line {number}") from None
+
+
+def _jobs(lines: list[Line], limits: Limits) -> list[NewJob]:
+    news = [_job(line) for line in lines]
+    return check_all(news, limits.most_payload, lambda place: lines[place].name)
+
+
+def _job(line: Line) -> NewJob:
+    try:
+        return bodies.marked_job(_line.decode(line.text), "json")
     except wire.FAULTS as fault:
-        raise type(fault)(fault.detail, at=f"{at}.{fault.at}".strip(".")) from None
+        raise type(fault)(fault.detail, at=f"{line.name}.{fault.at}".strip(".")) from None
     except (msgspec.MsgspecError, RecursionError) as fault:
-        raise wire.invalid(fault, at=at, kind=NewJob) from None
-    return check_new(new, limits.most_payload, at)
+        raise wire.invalid(fault, at=line.name, kind=NewJob) from None

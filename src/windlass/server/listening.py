@@ -49,6 +49,7 @@ def server(app: Starlette, where: Listening) -> Server:
             log_level="warning",
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             http=Guarded,
             timeout_graceful_shutdown=5,
             ws_per_message_deflate=False,

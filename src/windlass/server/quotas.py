@@ -115,4 +115,5 @@ def _new_jobs(operation: Operation[Any]) -> list[int]:
 
 
 def _weight(new: NewJob) -> int:
-    return len(memoryview(new.payload)) + sum(map(len, new.files.values()))
+    size = len(memoryview(new.payload))
+    return size + sum(map(len, new.files.values())) if new.files else size

@@ -4,7 +4,7 @@ Only what differs from the defaults is kept: the terms of most jobs are no bytes
 priority are left out because stores keep those where they can search them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from operator import attrgetter
 from types import MappingProxyType
@@ -25,20 +25,7 @@ _decoder = msgspec.msgpack.Decoder(dict[str, Any])
 
 
 def pack(new: NewJob) -> bytes:
-    return _packed(_values(new))
-
-
-def pack_all(news: Iterable[NewJob]) -> Iterator[bytes]:
-    """The terms of several jobs: neighbours mostly have the same."""
-    before, packed = _defaults, b""
-    for new in news:
-        values = _values(new)
-        if values != before:
-            before, packed = values, _packed(values)
-        yield packed
-
-
-def _packed(values: tuple[Any, ...]) -> bytes:
+    values = _values(new)
     if values == _defaults:
         return b""
     pairs = zip(FIELDS, values, _defaults, strict=True)

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from msgspec import Struct
@@ -19,11 +20,12 @@ from windlass.engine.journal.runs import Entry, Run, entries_behind, run_of, run
 from windlass.engine.journal.segments import Finding, Segment, number_in_name, recover
 from windlass.engine.journal.waiting import Waiting
 from windlass.engine.journal.writer import Blank, Parcel, Writer, Written
-from windlass.engine.lines import Lines, part_of
+from windlass.engine.lines import Lines, lines_in, part_of
 from windlass.model.errors import JournalFull
 from windlass.model.names import raw_id
 from windlass.model.ports import Chance, Clock
 from windlass.store import Draft
+from windlass.store.alike import alike
 from windlass.store.micros import to_micros
 
 log = logging.getLogger("windlass.journal")
@@ -35,6 +37,9 @@ MOST_BYTES_IN_MEMORY = 32 << 20
 
 MOST_IN_BATCH = 1000
 """Jobs of one record: to find one of them all are read."""
+
+LEAST_IN_BATCH = 100
+"""The fewest for which jobs that are alike share one: batches that wait are looked through in turn to find a job."""
 
 READ_AT_ONCE = 1 << 20
 """Bytes of a segment that are read at a time."""
@@ -127,7 +132,7 @@ class Journal:
 
     async def accept(self, jobs: Sequence[Draft] | Lines) -> int:
         """Keep jobs for good; the sequence of the last of them. Returns when they would outlast a power cut."""
-        blanks = _batches(jobs) if isinstance(jobs, Lines) else _singles(jobs)
+        blanks = _batches(jobs) if isinstance(jobs, Lines) else _records(jobs)
         size = sum(len(blank.body) for blank in blanks)
         parcel = Parcel(to_micros(self._clock.now()), jobs, blanks, size)
         return (await self._writer.write(parcel)).places[-1].sequence
@@ -213,7 +218,7 @@ class Journal:
             )
 
     def _on_written(self, written: Written, parcel: Parcel) -> None:
-        if self._segments and self._segments[-1].path == written.segment.path:
+        if self._segments and self._segments[-1].path is written.segment.path:
             self._segments[-1] = written.segment
         else:
             self._segments.append(written.segment)
@@ -287,6 +292,18 @@ class Journal:
         if fresh is not None:
             self._segments.append(fresh)
             self._begun_at[fresh.path] = self._clock.monotonic()
+
+
+def _records(drafts: Sequence[Draft]) -> list[Blank]:
+    found: list[Blank] = []
+    for some in alike(drafts):
+        found += _batches(lines_in(some)) if _is_batch(some) else _singles(some)
+    return found
+
+
+def _is_batch(drafts: Sequence[Draft]) -> bool:
+    """Whether a record for all of them is worth it, and they can be found in it."""
+    return len(drafts) >= LEAST_IN_BATCH and all(one.id < other.id for one, other in pairwise(drafts))
 
 
 def _singles(drafts: Sequence[Draft]) -> list[Blank]:

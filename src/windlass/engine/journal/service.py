@@ -11,6 +11,7 @@ and everything else is refused at once.
 import asyncio
 from collections.abc import Sequence
 from datetime import datetime
+from operator import attrgetter
 from typing import Any, cast
 
 from msgspec import Raw
@@ -105,7 +106,8 @@ class Journaled:
         created = await self._accept(drafts, named=_is_named(operation))
         if created:
             accepted = self._accepted(draft, created=True)
-            return replace(accepted, estimate=await self._estimate(accepted, exact=exact))
+            estimate = await self._estimate(accepted, exact=exact)
+            return accepted if estimate is None else replace(accepted, estimate=estimate)
         entry = self._journal.find(draft.id)
         if entry is None or entry.draft is None:
             job = (await self._engine.desk.find(draft.id, operation.tenant)).job
@@ -181,10 +183,8 @@ class Journaled:
                 await self._drainer.replicated(last, PATIENCE)
 
     def _accepted(self, draft: Draft, *, created: bool) -> Accepted:
-        job = job_of(draft, self._clock.now())
-        if not self._drainer.flows:
-            job = replace(job, reason=Reason.ACCEPTED)
-        return Accepted(**asdict(job), created=created)
+        reason = None if self._drainer.flows else Reason.ACCEPTED
+        return Accepted(**_known(draft, self._clock.now()), reason=reason, created=created)
 
     async def _has_tiers(self, draft: Draft) -> bool:
         if not self._drainer.flows:
@@ -256,13 +256,14 @@ def accepted_job(entry: Entry) -> Job | None:
     """A job that is only in the journal; null if it cannot be read."""
     if entry.draft is None:
         return None
-    return replace(job_of(entry.draft, from_micros(entry.accepted)), reason=Reason.ACCEPTED)
+    return Job(**_known(entry.draft, from_micros(entry.accepted)), reason=Reason.ACCEPTED)
 
 
 _TERMS = Terms.__struct_fields__
+_terms = attrgetter(*_TERMS)
 
 
-def job_of(draft: Draft, now: datetime) -> Job:
+def _known(draft: Draft, now: datetime) -> dict[str, Any]:
     """The job that a draft becomes, as far as is known before the store has it."""
     new = draft.new
     run_at = new.run_at
@@ -273,14 +274,14 @@ def job_of(draft: Draft, now: datetime) -> Job:
         state, run_at = State.BLOCKED, None
     elif run_at is not None:
         state, run_at = (State.SCHEDULED, run_at) if run_at > now else (State.QUEUED, None)
-    return Job(
-        **{name: getattr(new, name) for name in _TERMS},
-        id=draft.id,
-        tenant=draft.tenant,
-        state=state,
-        waits_for=new.after,
-        created_at=now,
-        updated_at=now,
-        run_at=run_at,
-        size=len(memoryview(new.payload)),
-    )
+    return {
+        **dict(zip(_TERMS, _terms(new), strict=True)),
+        "id": draft.id,
+        "tenant": draft.tenant,
+        "state": state,
+        "waits_for": new.after,
+        "created_at": now,
+        "updated_at": now,
+        "run_at": run_at,
+        "size": len(memoryview(new.payload)),
+    }

@@ -15,6 +15,7 @@ from windlass.model.job import NewJob, Reason, State, Stream
 from windlass.model.lifecycle import GONE, Lapse, Move, Step
 from windlass.model.names import raw_id
 from windlass.store import Done, Draft, Ripe, Touch, terms
+from windlass.store.alike import alike
 from windlass.store.mailbox import Reader
 from windlass.store.micros import span, to_micros
 
@@ -61,7 +62,8 @@ TOLD = struct.Struct(">8sIQQH")
 LIVE = struct.Struct(">8sIQQBBIBBQQHQd")
 ENDED = struct.Struct(">IQQH")
 ERRORS, PROGRESS, FOLLOWED, EXTRAS = 4, 8, 64, 128  # flags
-NEW = struct.Struct(">iBdqqqIHI")
+NEW = struct.Struct(">iBdqqqIH")
+RANK = struct.Struct(">I")
 DONE = struct.Struct(">16s8sHq")
 OWNER_CLOCK = struct.Struct(">Iq")
 MOVE = struct.Struct(">BIBBBBIBBqHdBqq")
@@ -88,38 +90,53 @@ def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
     counts: list[int] = []
     jobs: list[bytes | str | int] = []
     owner_clocks: list[bytes] = []  # beside the jobs, for few have one
-    for draft, packed in zip(drafts, terms.pack_all(draft.new for draft in drafts), strict=True):
-        new = draft.new
-        line, route = _names(draft.tenant, new.queue, new.task, draft.group)
+    so_far = 0
+    for some in alike(drafts):
+        first, new = some[0], some[0].new
+        line, route = _names(first.tenant, new.queue, new.task, first.group)
         number = lines.setdefault(line, len(lines))
         if number == len(counts):
             counts.append(0)
-        meta = NEW.pack(
-            new.priority,
-            KEEP_RESULT_FLAGS[new.keep_result] + (EXTRAS if new.files else 0) + (FOLLOWED if new.then else 0),
-            FOR_EVER if new.keep_success is None else new.keep_success,
-            AGES_AGO if new.after else 0 if new.run_at is None else to_micros(new.run_at),
-            0 if new.delay is None else span(new.delay),
-            NEVER if new.expires is None else span(new.expires),
-            len(packed),
-            number,
-            counts[number],
-        )
-        counts[number] += 1
-        jobs.append(raw_id(draft.id) + meta)
-        jobs.append(b"%b\0%b%b" % (route, packed, bytes(new.payload)))
+        packed = terms.pack(new)
+        meta, before, extras = _meta(new, len(packed), number), b"%b\0%b" % (route, packed), _extras(first)
+        for rank, draft in enumerate(some, counts[number]):
+            jobs += (raw_id(draft.id) + meta + RANK.pack(rank), before + bytes(draft.new.payload), *extras)
+        counts[number] += len(some)
         if new.unattended is not None:
-            owner_clocks.append(OWNER_CLOCK.pack(sum(counts), span(new.unattended)))
-        if new.files:
-            jobs.append(_pack(new.files))
-        if new.then is not None:
-            jobs.append(terms.pack_then(draft.tenant, new.then))
-        if new.after:
-            jobs.append(ids(new.after))
+            length = span(new.unattended)
+            owner_clocks += (OWNER_CLOCK.pack(so_far + place, length) for place in range(1, len(some) + 1))
+        so_far += len(some)
     head: list[bytes | str | int] = [drafts[0].grouping if drafts else 0, b"".join(owner_clocks), len(lines)]
     for name, number in lines.items():
         head += (name, counts[number])
     return head + jobs
+
+
+def _meta(new: NewJob, terms_size: int, line: int) -> bytes:
+    """What a script must know of a job, but for its place among the batch's jobs of its line."""
+    return NEW.pack(
+        new.priority,
+        KEEP_RESULT_FLAGS[new.keep_result] + (EXTRAS if new.files else 0) + (FOLLOWED if new.then else 0),
+        FOR_EVER if new.keep_success is None else new.keep_success,
+        AGES_AGO if new.after else 0 if new.run_at is None else to_micros(new.run_at),
+        0 if new.delay is None else span(new.delay),
+        NEVER if new.expires is None else span(new.expires),
+        terms_size,
+        line,
+    )
+
+
+def _extras(draft: Draft) -> list[bytes]:
+    """What comes with a job beside its bytes."""
+    new = draft.new
+    found = []
+    if new.files:
+        found.append(_pack(new.files))
+    if new.then is not None:
+        found.append(terms.pack_then(draft.tenant, new.then))
+    if new.after:
+        found.append(ids(new.after))
+    return found
 
 
 _waits_or_brings = attrgetter("delay", "run_at", "expires", "unattended", "after", "files", "then")

@@ -3,12 +3,11 @@
 Knows the tables of jobs; says nothing of who runs them (`work`) or of what state comes next (`moving`).
 """
 
-from collections import Counter
 from collections.abc import Sequence
-from operator import itemgetter
 
 from windlass.model.job import NewJob
 from windlass.store import Draft, Kept, Reading
+from windlass.store.alike import alike
 from windlass.store.flow import StaleRules
 from windlass.store.micros import from_micros, span, to_micros
 from windlass.store.sqlite import batches, following, records
@@ -29,9 +28,6 @@ _ADD = """
 _ADD_LARGE = "INSERT INTO payload (job, data) SELECT seq, ?2 FROM job WHERE id = ?1"
 
 _ADD_FILE = "INSERT INTO file (job, name, data) SELECT seq, ?2, ?3 FROM job WHERE id = ?1"
-
-_lane_and_state = itemgetter(1, 3)
-"""Of a row in the order of `_ADD`."""
 
 _RESULT = """
     SELECT job.seq, job.terms, result.data, result.content_type
@@ -58,46 +54,54 @@ def add(tx: Transaction, drafts: Sequence[Draft]) -> list[bool]:
         raise StaleRules
     ids = keys([draft.id for draft in drafts])
     seen = set(tx.column(_KNOWN, batches.blobs(ids)))
-    fresh: list[tuple[bytes, Draft]] = []
+    fresh: list[Draft] = []
     answers = []
     for id, draft in zip(ids, drafts, strict=True):
         new = id not in seen
         answers.append(new)
         if new:
             seen.add(id)
-            fresh.append((id, draft))
-    rows = [_row(tx, id, draft) for id, draft in fresh]
+            fresh.append(draft)
+    rows = [row for some in alike(fresh) for row in _rows(tx, some)]
     tx.run_all(_ADD, rows)
-    for (id, draft), row in zip(fresh, rows, strict=True):
-        if row[-1] is None:
-            tx.run(_ADD_LARGE, id, bytes(draft.new.payload))
-        for name, data in draft.new.files.items():
-            tx.run(_ADD_FILE, id, name, data)
-        if draft.new.then is not None:
-            following.note(tx, id, pack_then(draft.tenant, draft.new.then))
-    for (lane, state), count in Counter(map(_lane_and_state, rows)).items():
-        tx.count(lane, state, count)
-        if state == QUEUED:
-            tx.topics.add(f"work/{tx.lanes.get(lane).queue}")
+    for draft, row in zip(fresh, rows, strict=True):
+        _add_more(tx, draft, large=row[-1] is None)
     return answers
 
 
-def _row(tx: Transaction, id: bytes, draft: Draft) -> batches.Row:
-    """A job in the order of `_ADD`."""
-    new, now = draft.new, tx.now
-    lane = tx.lane(draft.tenant, new.queue, new.task, draft.group)
+def _rows(tx: Transaction, drafts: Sequence[Draft]) -> list[batches.Row]:
+    """Jobs that are alike, in the order of `_ADD`; they are counted."""
+    new, now = drafts[0].new, tx.now
+    lane = tx.lane(drafts[0].tenant, new.queue, new.task, drafts[0].group)
     due = _due(new, now)
     state = BLOCKED if new.after else QUEUED if due is None else SCHEDULED
     waits = b"".join(keys(new.after)) if new.after else None
     expires_at = None if new.expires is None else now + span(new.expires)
     abandon_at = None if new.unattended is None else now + span(new.unattended)
-    payload = bytes(new.payload)
-    size = len(payload)
-    inline = payload if size <= MOST_INLINE else None
-    return (
-        id, lane.id, lane.line, state, new.priority, len(new.files), new.then is not None, waits, size, now, now, due,
-        expires_at, abandon_at, pack(new), inline,
-    )  # fmt: skip
+    tx.count(lane.id, state, len(drafts))
+    if state == QUEUED:
+        tx.topics.add(f"work/{lane.queue}")
+    before = (lane.id, lane.line, state, new.priority, len(new.files), new.then is not None, waits)
+    after = (now, now, due, expires_at, abandon_at, pack(new))
+    payloads = [bytes(draft.new.payload) for draft in drafts]
+    return [
+        (id, *before, len(payload), *after, payload if len(payload) <= MOST_INLINE else None)
+        for id, payload in zip(keys(draft.id for draft in drafts), payloads, strict=True)
+    ]
+
+
+def _add_more(tx: Transaction, draft: Draft, *, large: bool) -> None:
+    """What has no place in the row of a job."""
+    new = draft.new
+    if not (large or new.files or new.then is not None):
+        return
+    id = key(draft.id)
+    if large:
+        tx.run(_ADD_LARGE, id, bytes(new.payload))
+    for name, data in new.files.items():
+        tx.run(_ADD_FILE, id, name, data)
+    if new.then is not None:
+        following.note(tx, id, pack_then(draft.tenant, new.then))
 
 
 def _due(new: NewJob, now: int) -> int | None:
