@@ -29,7 +29,8 @@ local now8, unleased, dropped = struct.pack('>I8', now), in_(removed, ':leases')
 local function finish_first_run(id, live, code, finished, result, flags, attempt, pos, keep)
   local zero = string.find(live, '\0', 71, true)
   local lane, whose = lane_of(string.sub(live, 71, zero - 1)), string.sub(live, zero + 1)
-  if lane.group then flow().give_back(id, lane, lane.group == '') end
+  -- A group without tiers may have come while the job ran at one.
+  if lane.group then flow().give_back(id, lane, lane.group == '' or redis.call('HEXISTS', K .. ':assigned', id) == 1) end
   flags = keep_result(id, result, flags)
   if bit.band(flags, FOLLOWED) ~= 0 then ripen(id, lane.tenant, SUCCEEDED) end
   local run = string.sub(live, 9, 20) .. struct.pack('>I8H', finished, code) .. whose
