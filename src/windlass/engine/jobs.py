@@ -60,6 +60,8 @@ async def enqueue(desk: Desk, operation: Enqueue) -> Accepted:
     await check_terms(desk, [new], "job")
     with accepted_all([new.id]):
         job, created = await _gathering(desk).add(new)
+        if job is None and not created:  # what was there under its id has just ended and left no record
+            job, created = await _gathering(desk).add(new)
     if job is None or job.tenant != operation.tenant:
         raise no_job(new.id)
     estimate = await at_the_door(desk, job) if created else None

@@ -38,7 +38,8 @@ end
 local now8, unleased, dropped = struct.pack('>I8', now), in_(removed, ':leases'), in_(added, ':gone')
 local function finish_first_run(id, live, tail, code, finished, result, flags, attempt, pos, keep)
   local lane, worker = tail.lane, tail.worker
-  if lane.group then flow().give_back(id, lane, lane.group == '') end
+  -- A group without tiers may have come while the job ran at one.
+  if lane.group then flow().give_back(id, lane, lane.group == '' or redis.call('HEXISTS', K .. ':assigned', id) == 1) end
   flags = keep_result(id, result, forget_input(id, flags))
   if bit.band(flags, FOLLOWED) ~= 0 then ripen(id, lane.tenant, SUCCEEDED) end
   local run = string.sub(live, 9, 20) .. struct.pack('>I8H', finished, code) .. tail.whose
