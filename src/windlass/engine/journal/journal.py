@@ -295,6 +295,8 @@ class Journal:
 
 
 def _records(drafts: Sequence[Draft]) -> list[Blank]:
+    if len(drafts) < LEAST_IN_BATCH:
+        return _singles(drafts)
     found: list[Blank] = []
     for some in alike(drafts):
         found += _batches(lines_in(some)) if _is_batch(some) else _singles(some)
