@@ -57,7 +57,9 @@ def succeeded(board: Board) -> int:
 
 
 @pytest.mark.parametrize(
-    ("rate", "seconds"), [(400, 6), pytest.param(1000, 60, marks=pytest.mark.long)], ids=["short", "long"]
+    ("rate", "seconds"),
+    [(400, 6), pytest.param(1000, 60, marks=[pytest.mark.long, pytest.mark.timeout(500)])],
+    ids=["short", "long"],
 )
 def test_r6_enqueues_go_on_while_the_store_is_down(
     rate: int, seconds: int, tmp_path: Path, start_server: StartServer, capsys: pytest.CaptureFixture[str]

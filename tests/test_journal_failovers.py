@@ -22,7 +22,7 @@ async def test_r8_failover_after_failover_loses_nothing(
     primary, replica = start_server("redis", fsync="always"), start_server("redis", fsync="always")
     accepted: list[int] = []
     waits: list[float] = []
-    with Wire(primary.port) as front:
+    with Wire(primary.port) as front, Wire(primary.port) as link:
         async with open_service(f"redis://127.0.0.1:{front.port}/0", journal=str(tmp_path)) as service:
 
             async def send(number: int) -> None:
@@ -31,15 +31,16 @@ async def test_r8_failover_after_failover_loses_nothing(
                     accepted.append(len(accepted))
 
             for number in range(failovers):
-                with Wire(primary.port) as link:
-                    await follow(replica, link.port)
-                    await send(30)
-                    if number % 2:
-                        link.cut()
-                        await send(100)
-                    primary.kill()
-                    replica.ask("REPLICAOF", "NO", "ONE")
-                    front.lead(replica.port)
+                await follow(replica, link.port)
+                await send(30)
+                if number % 2:
+                    link.cut()
+                    await send(100)
+                primary.kill()
+                replica.ask("REPLICAOF", "NO", "ONE")
+                front.lead(replica.port)
+                link.lead(replica.port)
+                link.mend()
                 await send(10)
                 began = CLOCK.monotonic()
                 await until(lambda: has(service, len(accepted)))

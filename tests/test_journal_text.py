@@ -59,7 +59,30 @@ def test_s3_item_8_a_torn_or_malformed_line_is_told_and_skipped_and_the_rest_is_
     unended = list(read_text("#:Batch jobtype=a\none\n#:Batch jobtype=b\ntwo\n"))
     assert [line for line in unended if isinstance(line, Line)] == [Line("", "a", "one"), Line("", "b", "two")]
     assert [line.number for line in unended if isinstance(line, Malformed)] == [1, 3]
-    assert next(read_text("#:Batch date=1\nlost\n#:EndBatch\n")) == Malformed(1, "this batch does not say its jobtype")
+
+
+def test_the_lines_of_a_batch_that_does_not_say_its_jobtype_are_not_taken_for_records() -> None:
+    found = list(read_text("#:Batch date=1\na|mail|c\n#:EndBatch\nb|mail|d\n"))
+    assert found == [
+        Malformed(1, "this batch does not say its jobtype: it is skipped"),
+        Line("b", "mail", "d"),
+    ]
+
+
+def test_a_line_that_is_no_text_is_told_and_not_mended(tmp_path: Path) -> None:
+    (tmp_path / "text").write_bytes("a|mail|ä\n".encode() + b"b|mail|\xff\xfe\n")
+    loaded = windlass("journal", "load", str(tmp_path / "text"), "--store", str(tmp_path / "jobs.db"))
+    assert (loaded.returncode, loaded.stdout) == (1, "1 new job of 1\n")
+    assert "line 2: not a text in UTF-8" in loaded.stderr
+
+
+def test_a_folder_without_a_journal_is_not_a_sound_one(tmp_path: Path) -> None:
+    for command in ("verify", "dump"):
+        told = windlass("journal", command, str(tmp_path))
+        assert (told.returncode, told.stdout) == (3, "")
+        assert f"there is no journal in {tmp_path}" in told.stderr
+    (tmp_path / "file").touch()
+    assert "is a file" in windlass("journal", "verify", str(tmp_path / "file")).stderr
 
 
 @pytest.mark.parametrize("store", ["file", "redis"])

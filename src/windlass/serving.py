@@ -111,7 +111,7 @@ async def serve(serving: Serving) -> None:
                 pool.spared = functions.keepers
         _obey_signals(stop, http, workers)
         gc.collect()
-        gc.freeze()  # what is loaded now stays: the collector need not look through it again and again
+        gc.freeze()  # what is here now stays: to look through it again and again would make everybody wait 50 ms
         async with asyncio.TaskGroup() as group:
             duties = [group.create_task(_then(met, keep_house, engine, clock)), group.create_task(_then(met, push.run))]
             group.create_task(_listen(http, stop))

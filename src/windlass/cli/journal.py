@@ -167,7 +167,7 @@ def _text_of(file: str) -> str:
         data = sys.stdin.buffer.read() if file == DASH else Path(file).read_bytes()
     except OSError as fault:
         raise Missing(f"{file} cannot be read: {fault.strerror}", at="FILE") from None
-    return data.decode(errors="replace")
+    return data.decode(errors="surrogateescape")  # a line that is no text is told, not mended
 
 
 def _new(line: text.Line, queue: str) -> NewJob:
@@ -194,9 +194,13 @@ async def drain(folder: Folder = None, /, *, place: Place = HERE) -> None:
 def _folders(folder: Path | None) -> list[Path]:
     """The journals in a folder, or the folder itself if it is one."""
     place = folder or data_folder(dict(os.environ)) / "journal"
+    if place.is_file():
+        raise Invalid(f"{place} is a file: give the folder that it is in", at="FOLDER")
     if not place.is_dir():
         raise Missing(f"there is no folder {place}", at="FOLDER")
     inner = sorted(
         (one for one in place.iterdir() if one.is_dir() and one.name.isdigit()), key=lambda one: int(one.name)
     )
+    if not inner and not listed(Disk(), place):
+        raise Missing(f"there is no journal in {place}", at="FOLDER")
     return inner or [place]

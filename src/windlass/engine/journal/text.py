@@ -43,6 +43,7 @@ class Malformed(NamedTuple):
 
 class _Batch(NamedTuple):
     jobtype: str
+    """Empty = it does not say."""
     number: int
 
 
@@ -56,27 +57,34 @@ def read_text(text: str) -> Iterator[Line | Malformed]:
             if batch is not None:
                 yield Malformed(batch.number, "this batch has no end")
             batch = _begun(line, number)
-            if batch is None:
-                yield Malformed(number, "this batch does not say its jobtype")
+            if not batch.jobtype:
+                yield Malformed(number, "this batch does not say its jobtype: it is skipped")
         elif line.startswith(END):
             batch = None
-        elif not line or line.startswith((" ", "#")):
-            continue
-        elif batch is not None:
-            yield Line("", batch.jobtype, line)
-        else:
-            yield _record(line, number)
+        elif line and not line.startswith((" ", "#")) and (batch is None or batch.jobtype):
+            yield _job(line, number, batch)
     if torn:
         yield Malformed(len(lines) + 1, "torn: it has no end")
     if batch is not None:
         yield Malformed(batch.number, "this batch has no end")
 
 
-def _begun(line: str, number: int) -> _Batch | None:
+def _job(line: str, number: int, batch: _Batch | None) -> Line | Malformed:
+    if not _is_utf8(line):
+        return Malformed(number, "not a text in UTF-8")
+    return _record(line, number) if batch is None else Line("", batch.jobtype, line)
+
+
+def _is_utf8(line: str) -> bool:
+    """Whether it was: what could not be read then is there as halves of characters."""
+    return line.isascii() or not any("\ud800" <= one <= "\udfff" for one in line)
+
+
+def _begun(line: str, number: int) -> _Batch:
     pairs = (part.partition("=") for part in line.removeprefix(BATCH).split(","))
     said = {name.strip(): value.strip() for name, _, value in pairs}
     jobtype = said.get("jobtype", "")
-    return _Batch(jobtype, number) if is_name(jobtype) else None
+    return _Batch(jobtype if is_name(jobtype) else "", number)
 
 
 def _record(line: str, number: int) -> Line | Malformed:
