@@ -49,12 +49,13 @@ async def test_a_pair_of_sockets_leads_to_no_others(cell: Bench, tmp_path: Path)
     ):
         heard.bind(str(tmp_path / "s"))
         (tmp_path / "s").chmod(0o777)
-        abstract.bind("\0windlass-attempt")
+        name = f"windlass-attempt-{os.getpid()}"
+        abstract.bind(f"\0{name}")
         for kind in ("socket.SOCK_DGRAM", "socket.SOCK_DGRAM | socket.SOCK_CLOEXEC"):
             await refused(
                 cell,
                 f"socket.socketpair(socket.AF_UNIX, {kind})[0].sendto(b'x', {str(tmp_path / 's')!r})",
-                f"socket.socketpair(socket.AF_UNIX, {kind})[0].sendto(b'x', '\\0windlass-attempt')",
+                f"socket.socketpair(socket.AF_UNIX, {kind})[0].sendto(b'x', '\\0{name}')",
                 f"socket.socketpair(socket.AF_UNIX, {kind})[0].connect({str(tmp_path / 's')!r})",
             )
         await refused(
