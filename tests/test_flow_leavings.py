@@ -62,7 +62,8 @@ async def leavings(store: Store) -> Leavings:
         return await store.examine(_rows)
     redis = cast("RedisStore", store)
     found = await _read(redis, redis.partitions.key(0))
-    return {key.decode(): 1 if isinstance(kept, bytes) else len(kept) for key, kept in found.items()}
+    there = {key: kept for key, kept in found.items() if kept is not None}  # others have expired meanwhile
+    return {key.decode(): 1 if isinstance(kept, bytes) else len(kept) for key, kept in there.items()}
 
 
 def _rows(tx: Transaction) -> Leavings:
