@@ -2,12 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 from msgspec import Raw
 
-from tests.worlds import StoreKind, scrub
+from tests.worlds import SeededChance, StoreKind, VirtualClock, World, scrub
 from windlass.model.job import NewJob
 from windlass.model.names import EVERY_TENANT, fresh_id
 from windlass.model.worker import Worker
@@ -61,7 +62,8 @@ async def leavings(store: Store) -> Leavings:
         return await store.examine(_rows)
     redis = cast("RedisStore", store)
     found = await _read(redis, redis.partitions.key(0))
-    return {key.decode(): 1 if isinstance(kept, bytes) else len(kept) for key, kept in found.items()}
+    there = {key: kept for key, kept in found.items() if kept is not None}  # others have expired meanwhile
+    return {key.decode(): 1 if isinstance(kept, bytes) else len(kept) for key, kept in there.items()}
 
 
 def _rows(tx: Transaction) -> Leavings:
@@ -120,3 +122,22 @@ async def _is_as(store: Store, before: Leavings) -> None:
             await asyncio.sleep(0.05 if found else 0)
             await cast("Flow", store).rouse(1000)
             found = await leavings(store)
+
+
+async def test_what_one_process_has_dropped_another_makes_anew(tmp_path: Path) -> None:
+    """Both remember the numbers of lanes and lines by their names."""
+    clock, chance = VirtualClock(), SeededChance()
+    path = tmp_path / "jobs.db"
+    stores = [SqliteStore.open(path, clock) for _ in "ab"]
+    here, there = (World(store, clock, chance) for store in stores)
+    for adding, taking in ((here, there), (there, here), (here, here), (there, there)):
+        id = await adding.add(tenant="t", group="|-/a=1", keep_success=0)
+        record = await taking.take(taking.worker(tenant="t"))
+        assert record.job.id == id
+        assert await taking.succeed(record)
+        await taking.flow.rouse(100)
+        assert (await leavings(adding.store))["lane"] == 0
+        assert (await leavings(adding.store))["line"] == 0
+        assert await scrub(adding.store) == []
+    for store in stores:
+        await store.close()

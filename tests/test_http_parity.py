@@ -231,6 +231,8 @@ async def lines_become_jobs(script: Script) -> None:
     assert made.created == 3
     for id in made.ids:
         await script.ask(Show(id=id))
+    tiers = [Tier(name="fast", seconds=7.0)]
+    await script.ask(ChangeQueue(queue="default", change=QueueChange(tiers=tiers)))
     for tier in ("fast", 5.0, 7):
         await script.ask(EnqueueLines(task="line", text="x", wishes=Wishes(tier=tier)))
     await script.ask(List(match=Match(task="line")))
