@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.servers import NewPrefix, Server
-from tests.worlds import SeededChance, VirtualClock, World, ids, open_store, scrub
+from tests.worlds import SeededChance, VirtualClock, World, ids, open_store
 from windlass.model.job import Job, Reason, State
 from windlass.model.lifecycle import Move, Outcome, Verdict, abandon, attend, cancel, delete, finish, release, rerun
 from windlass.model.lifecycle import unblock as decide
@@ -289,20 +289,3 @@ async def test_the_scrubber_sees_owner_clocks_that_are_missing_or_too_many_in_a_
     sql.close()
     assert any("has an owner clock but has ended" in finding for finding in await scrub_sqlite(store))
     await store.close()
-
-
-# A file from before
-
-
-async def test_a_file_of_the_format_before_is_brought_up_to_date_with_its_jobs(tmp_path: Path) -> None:
-    path = tmp_path / "jobs.db"
-    async with open_store("file", str(path), VirtualClock(), "x") as store:
-        old = await World(store, VirtualClock(), SeededChance(1)).add(payload=b"\x01")
-    sql = apsw.Connection(str(path))
-    sql.execute("DROP INDEX job_unattended; ALTER TABLE job DROP COLUMN abandon_at; PRAGMA user_version = 2")
-    sql.close()
-    async with open_store("file", str(path), VirtualClock(), "x") as store:
-        world = World(store, VirtualClock(), SeededChance(2))
-        new = await world.add(unattended=10)
-        assert ids(await world.claim(slots=2)) == [old, new]
-        assert await scrub(store) == []
