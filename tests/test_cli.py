@@ -449,7 +449,7 @@ def test_top_prints_a_frame_with_counts_and_failures(windlass: Windlass, place: 
     place.work(broken)
     windlass("enqueue", "t")
     frame = windlass("top", "--once").out
-    assert re.search(r"^default +1 +· +· +1$", frame, re.MULTILINE)
+    assert re.search(r"^default +1 +· +· +1 ", frame, re.MULTILINE)
     assert re.search(rf"^{id}  t +(just now|.* ago) +OSError: no space left$", frame, re.MULTILINE)
     assert "1 worker, 0 of 4 slots in use" in frame
     document = windlass("top", "--once", "--json").json
@@ -461,7 +461,7 @@ def test_top_in_a_pipe_prints_frames_with_speeds(file: Place, windlass: Windlass
     with subprocess.Popen([*PROGRAM, "top", "--every", "0.2s"], stdout=subprocess.PIPE, text=True) as top:
         assert top.stdout is not None
         rows = (line.split() for line in top.stdout if line.startswith("default"))
-        assert next(rows) == ["default", "1", "·", "·", "·"], "the first frame has nothing to compare with"
+        assert next(rows)[:5] == ["default", "1", "·", "·", "·"], "the first frame has nothing to compare with"
         windlass("enqueue", "t")
         assert any(float(row[1]) > 0 for row in rows), "what came in has a speed"
         top.terminate()

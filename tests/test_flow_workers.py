@@ -60,7 +60,6 @@ def test_s0_11_caps_hold_at_every_look_under_random_load(workshop: Workshop) -> 
         tiers = [job.assigned for job in running]
         assert tiers.count("slow") <= 1
         assert tiers.count("slow") + tiers.count("medium") <= 2
-        assert len(tiers) <= 3
         looks += 1
     assert all(record.state is State.SUCCEEDED for record in records(workshop, jobs))
     tell(f"{looks} looks")

@@ -21,7 +21,18 @@ from msgspec.structs import replace
 from windlass.model import job as job_module
 from windlass.model import names, operations, wire, worker
 from windlass.model.duration import LONGEST, seconds
-from windlass.model.errors import ERRORS, Full, Invalid, JournalFull, Problem, TooLarge, WindlassError, from_problem
+from windlass.model.errors import (
+    ERRORS,
+    Full,
+    Invalid,
+    JournalFull,
+    NotReplicated,
+    Problem,
+    TooLarge,
+    Unavailable,
+    WindlassError,
+    from_problem,
+)
 from windlass.model.job import (
     JSON,
     LEAST_UNATTENDED,
@@ -348,9 +359,11 @@ def test_a_match_on_a_time_without_a_zone_is_refused(name: str, form: wire.Forma
 
 def test_every_error_has_a_code_and_a_status_of_its_own() -> None:
     every = [kind for kind in WindlassError.__subclasses__() if kind.__module__ == WindlassError.__module__]
-    assert set(ERRORS.values()) == {*every, JournalFull}
-    assert len({kind.code for kind in every} | {JournalFull.code, WindlassError.code}) == len(every) + 2
+    assert set(ERRORS.values()) == {*every, JournalFull, NotReplicated}
+    codes = {kind.code for kind in every} | {JournalFull.code, NotReplicated.code, WindlassError.code}
+    assert len(codes) == len(every) + 3
     assert JournalFull.status == Full.status, "only where there is no room is told apart"
+    assert NotReplicated.status == Unavailable.status, "only what has happened by then is told apart"
     assert len({kind.status for kind in every}) == len(every)
     assert {kind.exit_status for kind in every} <= {1, 2, 3, 4, 75}
 

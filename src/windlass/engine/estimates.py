@@ -139,7 +139,7 @@ def _due_in(found: Forecast, job: Job) -> float:
 async def at_the_door(desk: Desk, job: Job) -> float | None:
     """Seconds that a job which has just been queued will wait, if that is cheap to say; null = ask for its estimate."""
     if job.state is not State.QUEUED:
-        return None
+        return None if job.started_at is None else 0.0  # a worker was quicker than we
     place = desk.experience.arrived(job.queue, job.id)
     try:
         found = await _at_a_glance(desk, job, place)

@@ -28,7 +28,10 @@ class Tier(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
     seconds: Annotated[float, Meta(gt=0, le=31_536_000)]
     """The longest run of a job at this tier."""
     cap: Annotated[int, Meta(ge=1)] | Percent = "100%"
-    """At most so many jobs run at this tier or a longer one: a number, or a share of the live slots."""
+    """At most so many jobs run at this tier or a longer one: a number, or a share of the live slots.
+
+    Of the shortest tier always 100%: slots are its bound.
+    """
 
 
 class QueueSettings(Pause, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -74,7 +77,7 @@ class QueueChange(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
 
 
 def check_tiers(tiers: list[Tier], at: str = "tiers") -> None:
-    """Refuse tiers that are not in order, or whose caps grow with time."""
+    """Refuse tiers that are not in order, whose caps grow with time, or whose shortest has a cap of its own."""
     for place, (shorter, longer) in enumerate(itertools.pairwise(tiers), start=1):
         if longer.seconds <= shorter.seconds:
             raise Invalid(
@@ -89,6 +92,12 @@ def check_tiers(tiers: list[Tier], at: str = "tiers") -> None:
     for place, tier in enumerate(tiers):
         if isinstance(tier.cap, str) and not 0 < _size(tier.cap) <= 100:  # noqa: PLR2004 - per cent
             raise Invalid(f"{tier.cap} is no share of the slots: more than 0%, at most 100%", at=f"{at}[{place}].cap")
+    if tiers and not (isinstance(tiers[0].cap, str) and _size(tiers[0].cap) == 100):  # noqa: PLR2004 - per cent
+        raise Invalid(
+            f"the shortest tier, {tiers[0].name}, is bounded by the slots alone: its cap is 100%; "
+            "to bound all jobs of the queue set a limit",
+            at=f"{at}[0].cap",
+        )
     if len({tier.name for tier in tiers}) < len(tiers):
         raise Invalid("two tiers have the same name", at=at)
 
