@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from windlass.addresses import file_of, open_engine
 from windlass.daemon import SWITCH_EVERY
-from windlass.dialect import s3
+from windlass.dialect import s3, s4
 from windlass.engine import Engine, Settings
 from windlass.engine.journal import JournalSettings, open_journaled
 from windlass.engine.pushing import Pushing
@@ -68,6 +68,7 @@ class Serving(Struct, frozen=True, kw_only=True):
     """Another one beside it, which runs what has a handler, of every tenant; null = none."""
     allow_upload: bool = False
     """Whether handlers are taken in."""
+    notifications: s4.Habits = s4.Habits()
     push_allow: tuple[str, ...] = ()
     """Where jobs may be sent beyond the open network: networks, or hosts with a port."""
 
@@ -100,7 +101,7 @@ async def serve(serving: Serving) -> None:
         answers: Service = Metered(push, clock)
         if not serving.allow_upload:
             answers = NoUploads(answers)
-        also = [*s3.routes(answers, gate, limits)]
+        also = [*s3.routes(answers, gate, limits), *s4.routes(answers, gate, limits, serving.notifications)]
         http = server(application(answers, engine, gate, limits, stop, also=also), serving.where)
         workers = []
         if pool is not None and app is not None and serving.worker is not None:
