@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from tests.worlds import VirtualClock
-from windlass.dialect import s3, s4
+from windlass.dialect import s2, s3, s4
 from windlass.engine import Engine
 from windlass.engine.tokens import Keyring
 from windlass.local import known_token
@@ -51,7 +51,11 @@ async def served(
 ) -> AsyncIterator[str]:
     """The address of a server that asks this engine, or for other people's routes a service before it."""
     door, service, bounds = gate(engine, clock, local=local), asking or engine, limits or Limits()
-    also = [*s3.routes(service, door, bounds), *s4.routes(service, door, bounds, notifications)]
+    also = [
+        *s2.routes(service, door, bounds),
+        *s3.routes(service, door, bounds),
+        *s4.routes(service, door, bounds, notifications),
+    ]
     app = application(engine, engine, door, limits, also=also)
     http = server(app, Listening(port=0))
     http.config.load()
