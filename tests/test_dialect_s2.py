@@ -248,6 +248,7 @@ async def test_a_poll_hears_of_the_end_at_once_and_of_nothing_before(master: Mas
     await master.fail()
     await asyncio.sleep(0.1)
     assert not waiting.done()
+    await master.ask("GET", f"/job/{id}/polling?timeout=0", status=408)
     await master.later(60)
     run = await master.start()
     ended = time.monotonic()
