@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 from tests.worlds import VirtualClock
-from windlass.dialect import s3
+from windlass.dialect import s2, s3, s4
 from windlass.engine import Engine
 from windlass.engine.tokens import Keyring
 from windlass.local import known_token
 from windlass.model.job import JSON
-from windlass.model.operations import Operation
+from windlass.model.operations import Operation, Service
 from windlass.model.ports import Clock
 from windlass.model.shapes import SHAPES, Shape
 from windlass.server.application import application
@@ -41,11 +41,22 @@ def gate(engine: Engine, clock: Clock, *, local: bool = True) -> Gate:
 
 @asynccontextmanager
 async def served(
-    engine: Engine, clock: Clock, *, local: bool = True, limits: Limits | None = None
+    engine: Engine,
+    clock: Clock,
+    *,
+    local: bool = True,
+    limits: Limits | None = None,
+    notifications: s4.Habits | None = None,
+    asking: Service | None = None,
 ) -> AsyncIterator[str]:
-    """The address of a server that asks this engine."""
-    door = gate(engine, clock, local=local)
-    app = application(engine, engine, door, limits, also=s3.routes(engine, door, limits or Limits()))
+    """The address of a server that asks this engine, or for other people's routes a service before it."""
+    door, service, bounds = gate(engine, clock, local=local), asking or engine, limits or Limits()
+    also = [
+        *s2.routes(service, door, bounds),
+        *s3.routes(service, door, bounds),
+        *s4.routes(service, door, bounds, notifications),
+    ]
+    app = application(engine, engine, door, limits, also=also)
     http = server(app, Listening(port=0))
     http.config.load()
     http.lifespan = http.config.lifespan_class(http.config)

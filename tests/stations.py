@@ -19,6 +19,7 @@ from msgspec import Raw
 from tests.servers import NewPrefix
 from tests.serving import LOCAL
 from windlass.client import Client
+from windlass.dialect import s2
 from windlass.engine import Engine, Settings
 from windlass.engine.pushing import Pushing
 from windlass.engine.tokens import Keyring
@@ -27,16 +28,17 @@ from windlass.model import push, wire
 from windlass.model.job import FINISHED, Job, NewJob
 from windlass.model.operations import Claimed, Enqueue, Register, Registered, Renew, Show
 from windlass.model.worker import NewWorker
-from windlass.server import bodies
 from windlass.server.application import application
 from windlass.server.gate import Gate, WithLocal
+from windlass.server.limits import Limits
 from windlass.server.listening import Listening, server
+from windlass.serving import language_of
 from windlass.store import Store
 from windlass.store.redis import RedisStore
 from windlass.store.sqlite import SqliteStore
 from windlass.system import SystemChance, SystemClock
 from windlass.worker.addresses_allowed import Allowed
-from windlass.worker.delivering import Language, Network
+from windlass.worker.delivering import Network
 from windlass.worker.push import Push
 
 HERE = Network(Allowed(loopback=True), answer_within=5.0)
@@ -93,11 +95,11 @@ class Station:
 async def station(store: Store, *, lease: float = 15.0, network: Network = HERE) -> AsyncIterator[Station]:
     clock = SystemClock()
     engine = Engine(store, SystemChance(), Settings(lease=lease))
-    language = Language(bodies.encode, bodies.decode)
-    sending = Push(engine, Pushing(engine.desk, clock), network, language, clock=clock, chance=SystemChance())
+    sending = Push(engine, Pushing(engine.desk, clock), network, language_of, clock=clock, chance=SystemChance())
     stopping = asyncio.Event()
     gate = Gate(WithLocal(Keyring(engine.desk, clock), LOCAL), local=True)
-    http = server(application(sending, engine, gate, None, stopping), Listening(port=0))
+    also = s2.routes(sending, gate, Limits())
+    http = server(application(sending, engine, gate, None, stopping, also=also), Listening(port=0))
     tasks = [asyncio.create_task(work) for work in (http.serve(), sending.run(), keep_house(engine, clock))]
     async with asyncio.timeout(20):
         while not http.started:  # noqa: ASYNC110 - nobody gives a sign
@@ -129,6 +131,8 @@ class Sent(msgspec.Struct, frozen=True):
     headers: dict[str, str]
     body: bytes
     claimed: Claimed
+    target: str = ""
+    """The path it was sent to."""
 
     @property
     def task(self) -> str:
@@ -141,6 +145,7 @@ class Receiver:
 
     answer: Answering
     format: Any = "msgpack"
+    reads: Any = Claimed
     url: str = ""
     registered: Registered | None = None
     connections: int = 0
@@ -175,7 +180,7 @@ class Receiver:
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:-2])}
         body = await reader.readexactly(int(headers["content-length"]))
         self.times.append(asyncio.get_running_loop().time())
-        sent = Sent(headers, body, wire.decode(body, Claimed, self.format))
+        sent = Sent(headers, body, wire.decode(body, self.reads, self.format), head[0].split()[1])
         self.sent.append(sent)
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)

@@ -131,6 +131,25 @@ class ServerSection(Struct, frozen=True, kw_only=True):
     """Whether it takes in handlers: code that workers run."""
 
 
+class NotificationsSection(Struct, frozen=True, kw_only=True):
+    """What becomes of notifications: what is sent to a server at `/v2/notify`."""
+
+    offload: bool = True
+    """Whether they are answered once they are queued; no = once a worker has done them."""
+    max_retry: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
+    """How many re-runs one gets that fails, if it is queued."""
+    retry_after: Seconds = 20.0
+    """Time from the start of the first run to that of the second; it doubles each time."""
+    keep_success: Seconds = 86400.0
+    """Time that one that succeeded stays on record."""
+    keep_failure: Seconds = 7 * 86400.0
+    """Time that one that failed stays on record."""
+    trailing_null: bool = False
+    """Whether lists end with a null, for programs that count on it."""
+    wrapped_summary: bool = False
+    """Whether each entry of a summary stands inside `runtime`, as in a listing."""
+
+
 class Config(Struct, frozen=True, kw_only=True):
     """Every setting there is."""
 
@@ -143,6 +162,7 @@ class Config(Struct, frozen=True, kw_only=True):
     engine: EngineSection = EngineSection()
     journal: JournalSection = JournalSection()
     server: ServerSection = ServerSection()
+    notifications: NotificationsSection = NotificationsSection()
 
 
 def variable(path: str) -> str:

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from windlass.addresses import file_of, open_engine
 from windlass.daemon import SWITCH_EVERY
-from windlass.dialect import s3
+from windlass.dialect import s2, s3, s4
 from windlass.engine import Engine, Settings
 from windlass.engine.journal import JournalSettings, open_journaled
 from windlass.engine.pushing import Pushing
@@ -29,6 +29,7 @@ from windlass.local import local_token
 from windlass.model.errors import Denied, Unavailable
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import Service, Tokens
+from windlass.model.worker import Worker
 from windlass.server import bodies
 from windlass.server.application import application
 from windlass.server.gate import Gate, WithLocal
@@ -45,6 +46,8 @@ from windlass.worker.push import Push
 from windlass.worker.supervisor import NO_APP, Supervisor
 
 log = logging.getLogger("windlass.server")
+
+OURS = Language(bodies.encode, bodies.decode)
 
 Met = Callable[[], Awaitable[None]]
 """Waits until the store has been there."""
@@ -68,6 +71,7 @@ class Serving(Struct, frozen=True, kw_only=True):
     """Another one beside it, which runs what has a handler, of every tenant; null = none."""
     allow_upload: bool = False
     """Whether handlers are taken in."""
+    notifications: s4.Habits = s4.Habits()
     push_allow: tuple[str, ...] = ()
     """Where jobs may be sent beyond the open network: networks, or hosts with a port."""
 
@@ -100,7 +104,8 @@ async def serve(serving: Serving) -> None:
         answers: Service = Metered(push, clock)
         if not serving.allow_upload:
             answers = NoUploads(answers)
-        also = [*s3.routes(answers, gate, limits)]
+        also = [*s2.routes(answers, gate, limits), *s3.routes(answers, gate, limits)]
+        also += s4.routes(answers, gate, limits, serving.notifications)
         http = server(application(answers, engine, gate, limits, stop, also=also), serving.where)
         workers = []
         if pool is not None and app is not None and serving.worker is not None:
@@ -155,8 +160,12 @@ def _functions(engine: Engine, options: WorkerOptions, clock: SystemClock) -> Su
 
 def _push(service: Service, engine: Engine, serving: Serving, clock: SystemClock) -> Push:
     network = Network(read_allowed(serving.push_allow, loopback=serving.where.local))
-    language = Language(bodies.encode, bodies.decode)
-    return Push(service, Pushing(engine.desk, clock), network, language, clock=clock, chance=SystemChance())
+    return Push(service, Pushing(engine.desk, clock), network, language_of, clock=clock, chance=SystemChance())
+
+
+def language_of(worker: Worker) -> Language:
+    """What a worker is spoken to in."""
+    return s2.LANGUAGE if s2.is_spoken_by(worker) else OURS
 
 
 async def _gate(engine: Engine, serving: Serving, clock: SystemClock) -> Gate:

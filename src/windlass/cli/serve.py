@@ -14,6 +14,7 @@ from msgspec.structs import asdict, replace
 from windlass.cli import saying
 from windlass.cli.place import HERE, Place
 from windlass.cli.worker import UPLOADED, ForNetwork, Handlers, Sandbox, options_of
+from windlass.dialect.s4 import Habits
 from windlass.engine import Settings
 from windlass.engine.journal import JournalSettings
 from windlass.local import data_folder
@@ -92,6 +93,7 @@ def serve(
         functions=chosen if worker and settings.worker.handlers else None,
         push_allow=tuple(push_allow or ()),
         allow_upload=settings.server.allow_upload,
+        notifications=Habits(**asdict(settings.notifications)),
     )
     saying.log(logging.DEBUG if verbose else logging.INFO)
     try:

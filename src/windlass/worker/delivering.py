@@ -6,7 +6,7 @@ is bounded in time and size. Knows HTTP and the form of a job; what becomes of t
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 import httpcore2
@@ -32,6 +32,8 @@ class Language(NamedTuple):
 
     encode: Callable[[Any, Format], bytes]
     decode: Callable[[bytes, Any, Format], Any]
+    types: Mapping[Format, str] = {"json": JSON, "msgpack": MSGPACK}
+    """What each format is called."""
 
 
 class Network(NamedTuple):
@@ -109,7 +111,7 @@ class Delivery:
 
     def _headers(self, claimed: Claimed, body: bytes) -> list[tuple[str, str]]:
         timestamp = str(int(self._clock.now().timestamp()))
-        media = JSON if self._worker.format == "json" else MSGPACK
+        media = self._language.types[self._worker.format]
         return [
             ("host", self._address.authority),
             ("content-type", media),

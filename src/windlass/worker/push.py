@@ -6,7 +6,7 @@ the service that answers requests, so that what workers say here is known at onc
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -52,7 +52,14 @@ class Push:
     """Sends jobs to workers; also answers operations, as the service behind it does."""
 
     def __init__(
-        self, service: Service, turns: Turns, network: Network, language: Language, *, clock: Clock, chance: Chance
+        self,
+        service: Service,
+        turns: Turns,
+        network: Network,
+        language: Callable[[Worker], Language],
+        *,
+        clock: Clock,
+        chance: Chance,
     ) -> None:
         self._service = service
         self._turns = turns
@@ -118,7 +125,7 @@ class Push:
 
     def _start(self, group: asyncio.TaskGroup, worker: Worker, secret: str) -> None:
         log.info("sends jobs to %s at %s", worker.name, worker.url)
-        delivery = Delivery(worker, secret, self._network, self._language, self._clock)
+        delivery = Delivery(worker, secret, self._network, self._language(worker), self._clock)
         dispatcher = Dispatcher(worker, self._service, self._turns, delivery, clock=self._clock, chance=self._chance)
         self._dispatchers[worker.id] = dispatcher, group.create_task(self._watched(dispatcher))
 
