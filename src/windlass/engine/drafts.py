@@ -22,6 +22,8 @@ def drafts_of(desk: Desk, operation: Enqueue | EnqueueMany | EnqueueLines) -> li
     match operation:
         case Enqueue():
             return [draft(desk, operation.tenant, operation.job, "job")]
+        case EnqueueMany(jobs=[new]):
+            return [draft(desk, operation.tenant, new, "jobs[0]")]
         case EnqueueMany():
             if len(operation.jobs) > MOST_AT_ONCE:
                 raise Invalid(f"{len(operation.jobs)} jobs in one batch, at most {MOST_AT_ONCE} are allowed", at="jobs")
@@ -34,9 +36,10 @@ def _drafts(desk: Desk, operation: EnqueueMany) -> list[Draft]:
     tenant = operation.tenant
     _check_tenant(tenant)
     news = check_all(operation.jobs, desk.settings.most_payload, "jobs[{}]".format)
-    fresh = text_ids(desk.chance.uuid7s(len(news)))
-    pairs = zip(news, fresh, strict=True)
-    made = [Draft(tenant, own_id(tenant, new) or marked_id(id, new.queue), new) for new, id in pairs]
+    own = [own_id(tenant, new) for new in news]
+    fresh = iter(text_ids(desk.chance.uuid7s(own.count(None))))
+    pairs = zip(news, own, strict=True)
+    made = [Draft(tenant, marked_id(next(fresh), new.queue) if id is None else id, new) for new, id in pairs]
     for place, named in enumerate(made):
         if named.new.after:
             _check_other(named, f"jobs[{place}]")

@@ -1,20 +1,24 @@
 """What is said to whoever sent jobs that were accepted, but not by as many as they should be."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from windlass.model.errors import NotReplicated
 
 MOST_NAMED = 3
 
 
-@contextmanager
-def accepted_all(ids: Sequence[str]) -> Iterator[None]:
-    """Say which jobs are meant, so that they can be looked at, or sent again under the same ids."""
-    try:
-        yield
-    except NotReplicated as fault:
-        raise NotReplicated(f"{_named(ids)} accepted, but {fault.detail}") from fault
+class accepted_all:  # noqa: N801 - reads as a statement
+    """Says which jobs are meant, so that they can be looked at, or sent again under the same ids."""
+
+    def __init__(self, ids: Sequence[str]) -> None:
+        self._ids = ids
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, fault: BaseException | None, trace: object) -> None:
+        if isinstance(fault, NotReplicated):
+            raise NotReplicated(f"{_named(self._ids)} accepted, but {fault.detail}") from fault
 
 
 def _named(ids: Sequence[str]) -> str:

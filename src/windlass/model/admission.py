@@ -39,15 +39,26 @@ def check_new(new: NewJob, most_payload: int, at: str) -> NewJob:
 def check_all(news: Sequence[NewJob], most_payload: int, at: Callable[[int], str]) -> list[NewJob]:
     """The same for several. Neighbours mostly ask for the same: that is looked at once."""
     found: list[NewJob] = []
-    before: NewJob | None = None
+    before: tuple[NewJob, type] | None = None
     for place, new in enumerate(news):
-        asked = replace(new, payload=NOTHING)
-        if asked != before or new.id is not None or new.files or len(memoryview(new.payload)) > most_payload:
+        asked = replace(new, id=None, payload=NOTHING), type(new.id)
+        if asked != before or new.files or len(memoryview(new.payload)) > most_payload:
             sound, before = check_new(new, most_payload, at(place)), asked
+            as_sent = sound is new
             found.append(sound)
-        else:
-            found.append(replace(sound, payload=new.payload))
+            continue
+        if new.id is not None:
+            _check_own_id(new.id, new.queue, at(place))
+        found.append(new if as_sent else replace(sound, id=new.id, payload=new.payload))
     return found
+
+
+def _check_own_id(id: str, queue: str, at: str) -> None:
+    try:
+        check_id(id)
+        check_mark(id, queue)
+    except Invalid as fault:
+        raise Invalid(fault.detail, at=f"{at}.{fault.at}") from None
 
 
 def _check_after(new: NewJob) -> None:

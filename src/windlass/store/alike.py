@@ -13,6 +13,9 @@ from windlass.store import Draft
 
 def alike(drafts: Sequence[Draft]) -> Iterator[Sequence[Draft]]:
     """All of them in their order, neighbours that are alike together."""
+    if len(drafts) == 1:
+        yield drafts
+        return
     start, before = 0, None
     for place, draft in enumerate(drafts):
         shared = replace(draft, id="", new=replace(draft.new, id=None, payload=NOTHING))
