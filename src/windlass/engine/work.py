@@ -221,7 +221,8 @@ def _order(item: Alive, answer: Touched) -> Order | None:
 async def finish(desk: Desk, operation: Finish) -> Applied:
     await _known(desk, operation.worker, operation.tenant)
     for place, item in enumerate(operation.jobs):
-        _check_finished(desk, item, f"jobs[{place}]")
+        if _says_more(item):
+            _check_finished(desk, item, f"jobs[{place}]")
     if any(item.jobs for item in operation.jobs):
         await _spawn(desk, operation.jobs)
     dones = [_done(item) for item in operation.jobs if item.outcome is Verdict.OK]
@@ -233,6 +234,11 @@ async def finish(desk: Desk, operation: Finish) -> Applied:
     applied |= await _settle_held(desk, others, lambda item, record, now: _move(desk, item, record, now))
     desk.experience.finished((id for id, _ in applied), asyncio.get_running_loop().time())
     return _report(operation.jobs, applied)
+
+
+def _says_more(item: Finished) -> bool:
+    """Whether a report has more to check than that a job ended so."""
+    return item.code is not None or item.reason is not None or bool(item.jobs) or isinstance(item.result, Raw)
 
 
 def _check_finished(desk: Desk, item: Finished, at: str) -> None:
@@ -346,6 +352,8 @@ def _applied(items: Sequence[Held], held: Sequence[bool]) -> Applied:
 
 
 def _report(items: Sequence[Held], applied: set[tuple[str, bytes]]) -> Applied:
+    if len(applied) == len(items):  # so no two of them are the same
+        return Applied(applied=[item.id for item in items], refused=[])
     held = []
     for item in items:
         key = (item.id, fence(item.token))

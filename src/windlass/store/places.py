@@ -3,6 +3,8 @@
 One text, because it is written at each claim and read by nobody but `read`.
 """
 
+from functools import lru_cache
+
 from windlass.model.worker import Worker
 
 BETWEEN = "\x1f"
@@ -13,6 +15,7 @@ def written(worker: Worker) -> str:
     return node if worker.sandbox is None else f"{node}{BETWEEN}{worker.sandbox}"
 
 
+@lru_cache(maxsize=1024)
 def read(place: str) -> tuple[str | None, str | None]:
     """The machine and the sandbox, as far as they are known."""
     node, _, sandbox = place.partition(BETWEEN)

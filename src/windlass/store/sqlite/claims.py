@@ -5,6 +5,7 @@ Where no group and no turn has a say, lanes are merged right here; else `sources
 taken. The order of queues is the worker's own.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 
 from windlass.store import Record, Wish, places
@@ -50,9 +51,9 @@ def claim(tx: Transaction, wish: Wish) -> list[Record]:
     picks = _pick(tx, wish)
     if not picks:
         return []
-    for pick in picks:
-        tx.count(pick.lane, QUEUED, -1)
-        tx.count(pick.lane, RUNNING, 1)
+    for lane, number in Counter(pick.lane for pick in picks).items():
+        tx.count(lane, QUEUED, -number)
+        tx.count(lane, RUNNING, number)
     seqs = [pick.seq for pick in picks]
     tx.run(_TAKE, batches.numbers(seqs), worker.id, places.written(worker) or None, tx.now)
     tx.run_all(_ASSIGN, [(seq, tier.name, tier.seconds) for seq, _, tier in picks if tier is not None])

@@ -123,8 +123,9 @@ def _record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
 
 def deadline(started: datetime, timeout: float | None, seconds: float | None) -> datetime | None:
     """When a run is stopped that may take so long, and so long at its tier."""
-    bounds = [bound for bound in (timeout, seconds) if bound is not None]
-    return started + timedelta(seconds=min(bounds)) if bounds else None
+    if timeout is None and seconds is None:
+        return None
+    return started + timedelta(seconds=min(bound for bound in (timeout, seconds) if bound is not None))
 
 
 def _maybe(micros: int | None) -> datetime | None:
