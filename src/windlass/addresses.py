@@ -5,7 +5,7 @@ The drivers are imported where they are needed: a program uses one kind of store
 
 import os
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -85,11 +85,8 @@ async def open_engine(
     address: str = DEFAULT_STORE, settings: Settings | None = None, *, patient: bool = False
 ) -> AsyncIterator[Engine]:
     """An engine over the store at an address, closed at the end."""
-    store = await open_store(address, settings, patient=patient)
-    try:
-        yield Engine(store, SystemChance(), settings)
-    finally:
-        await store.close()
+    async with AsyncExitStack() as stack:
+        yield await _enter_engine(stack, address, settings, patient=patient)
 
 
 @asynccontextmanager
@@ -103,20 +100,38 @@ async def open_service(
 
     `journal`: the folder of a journal in front of the store.
     """
-    if not is_server(address):
-        async with open_engine(address, settings, patient=journal is not None) as engine:
-            if journal is None:
-                yield engine
-                return
-            from windlass.engine.journal import open_journaled  # noqa: PLC0415
+    async with AsyncExitStack() as stack:
+        yield await enter_service(stack, address, settings, token, journal)
 
-            async with open_journaled(engine, Path(journal), SystemClock()) as journaled:
-                yield journaled
-        return
-    from windlass.client import Client  # noqa: PLC0415
 
-    async with Client(address, token or token_for(address, os.environ)) as client:
-        yield client
+async def enter_service(
+    stack: AsyncExitStack,
+    address: str,
+    settings: Settings | None = None,
+    token: str | None = None,
+    journal: str | None = None,
+) -> Service:
+    """The same, closed with a stack.
+
+    Without a journal no generator waits for the end: an event loop that ends closes all of them at once, and so breaks
+    one that lies within another.
+    """
+    if is_server(address):
+        from windlass.client import Client  # noqa: PLC0415
+
+        return await stack.enter_async_context(Client(address, token or token_for(address, os.environ)))
+    engine = await _enter_engine(stack, address, settings, patient=journal is not None)
+    if journal is None:
+        return engine
+    from windlass.engine.journal import open_journaled  # noqa: PLC0415
+
+    return await stack.enter_async_context(open_journaled(engine, Path(journal), SystemClock()))
+
+
+async def _enter_engine(stack: AsyncExitStack, address: str, settings: Settings | None, *, patient: bool) -> Engine:
+    store = await open_store(address, settings, patient=patient)
+    stack.push_async_callback(store.close)
+    return Engine(store, SystemChance(), settings)
 
 
 def token_for(address: str, environ: Mapping[str, str]) -> str:

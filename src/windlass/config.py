@@ -61,6 +61,8 @@ class WorkerSection(Struct, frozen=True, kw_only=True):
     """How far that code is kept away from the machine; where this cannot be had, none is run."""
     network: bool = False
     """Whether handlers that ask for the network get it."""
+    telemetry: str | None = None
+    """A folder for a file with a row for each run: when, how long, which task, which process; none = no file."""
 
 
 class FunctionsSection(Struct, frozen=True, kw_only=True):

@@ -13,11 +13,11 @@ import os
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from typing import Any, Generic, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
-from windlass.addresses import file_of, open_blocking_store, open_service
+from windlass.addresses import enter_service, file_of, open_blocking_store
 from windlass.engine import Engine, Settings
 from windlass.model.errors import Unavailable, WindlassError
 from windlass.model.events import Event, Teller
@@ -150,7 +150,8 @@ class Link:
         return await anext(life)
 
     async def _life(self, here: "_Here", loop: asyncio.AbstractEventLoop) -> AsyncGenerator[Service, None]:
-        async with open_service(self._address, self._settings, self._token, self._journal) as service:
+        async with AsyncExitStack() as stack:
+            service = await enter_service(stack, self._address, self._settings, self._token, self._journal)
             try:
                 yield service
             finally:
@@ -266,6 +267,8 @@ class _Here:
         if self.quick is not None:
             drive(self.quick.desk.store.close())
         if self._portal is not None:
+            if (life := self.life_in_portal()) is not None:
+                self._portal.run(_closed(life))
             self._portal.close()
 
     def life_in_portal(self) -> AsyncGenerator[Service, None] | None:

@@ -23,6 +23,7 @@ SHARE = Group("How much", sort_key=10)
 RENEWAL = Group("When a process is replaced", sort_key=11)
 UPLOADED = Group("Code that is kept in the queue", sort_key=12)
 ENDING = Group("How it ends", sort_key=13)
+TELLING = Group("What it tells", sort_key=14)
 
 Handlers = Annotated[
     bool | None, Parameter(group=UPLOADED, negative="--no-handlers", help="Whether it runs what has a handler (yes).")
@@ -82,7 +83,13 @@ def worker(
             help="Also call URLs in this network, or HOST:PORT; repeatable.",
         ),
     ] = None,
-    verbose: Annotated[bool, Parameter(name=("--verbose", "-v"), group=ENDING, help="Say more.")] = False,
+    telemetry: Annotated[
+        str | None,
+        Parameter(
+            group=TELLING, metavar="FOLDER", help="Write a row for each run to a CSV file there: when, how long."
+        ),
+    ] = None,
+    verbose: Annotated[bool, Parameter(name=("--verbose", "-v"), group=TELLING, help="Say more.")] = False,
     place: Place = HERE,
 ) -> int:
     """Run jobs.
@@ -98,7 +105,7 @@ def worker(
     """
     flags = {"queues": queues, "slots": slots, "contexts": contexts, "name": name, "grace": grace}
     flags |= {"max_jobs": max_jobs, "max_memory": max_memory, "max_age": max_age, "max_output": max_output}
-    flags |= {"handlers": handlers, "sandbox": sandbox, "network": network}
+    flags |= {"handlers": handlers, "sandbox": sandbox, "network": network, "telemetry": telemetry}
     settings = place.settle({f"worker.{key}": value for key, value in flags.items()})
     if not app and not settings.worker.handlers:
         raise Invalid("there is nothing to run: name an app, or leave out --no-handlers", at="app")

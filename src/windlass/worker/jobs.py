@@ -22,6 +22,7 @@ from windlass.worker.held import Held, Stop
 from windlass.worker.outcomes import crashed, finished
 from windlass.worker.pool import Context
 from windlass.worker.reports import Reports
+from windlass.worker.telemetry import Telemetry
 
 log = logging.getLogger("windlass.worker")
 life = logging.getLogger("windlass.job")
@@ -64,6 +65,7 @@ class Jobs:
         self.reports = reports
         self.gossip: Gossip | None = None
         self.elsewhere: Elsewhere | None = None
+        self.telemetry: Telemetry | None = None
         self.ended = asyncio.Event()
         """Set whenever a job has ended."""
         self._crew = crew
@@ -279,6 +281,8 @@ class Jobs:
         if self.held.pop(held.number, None) is None:
             return  # it was given back before it ended elsewhere
         self._note_end(held, report)
+        if self.telemetry is not None and isinstance(report, Finished):
+            self.telemetry.note(held.job.task, self._clock.monotonic() - held.since)
         held.set_timer(None)
         if held.context is not None:
             held.context.held.discard(held.number)

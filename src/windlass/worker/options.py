@@ -32,6 +32,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     """Seconds after which a context is replaced."""
     max_output: int = 64 << 20
     """Bytes that a job alone in its process may print before it is killed."""
+    telemetry: str | None = None
+    """A folder for a file with a row for each run; null = no file."""
     functions: FunctionOptions | None = None
     """How it runs jobs whose code is kept in the queue; null = not at all."""
     reach: tuple[str, ...] = ()

@@ -29,6 +29,7 @@ from windlass.worker.options import WorkerOptions
 from windlass.worker.pool import Pool
 from windlass.worker.processes import adopt_orphans
 from windlass.worker.reports import Reports
+from windlass.worker.telemetry import Telemetry
 
 log = logging.getLogger("windlass.worker")
 
@@ -58,6 +59,8 @@ class Supervisor:
         self._leases = Leases(self._jobs, service, self._membership, clock)
         self._claims = Claims(self._jobs, service, self._membership, clock, chance)
         self._jobs.gossip = self._leases
+        self._telemetry = None if options.telemetry is None else Telemetry(options.telemetry, clock)
+        self._jobs.telemetry = self._telemetry
         self._functions: Functions | None = None
         self._handled: Handled | None = None
         if options.functions is not None:
@@ -136,6 +139,8 @@ class Supervisor:
             log.warning("leaves without reporting what has ended: the store does not answer, leases will run out")
 
     async def _take_leave(self) -> None:
+        if self._telemetry is not None:
+            self._telemetry.close()
         if self._functions is not None:
             await self._functions.close()
         await self._crew.close()
@@ -148,6 +153,8 @@ class Supervisor:
         while True:
             await self._clock.sleep(LOOK_EVERY)
             self._jobs.kill_fat()
+            if self._telemetry is not None:
+                self._telemetry.flush()
 
 
 def _about(app: Ready, options: WorkerOptions) -> NewWorker:
