@@ -161,7 +161,8 @@ async def _at_a_glance(desk: Desk, job: Job, place: int) -> Estimate | None:
             return None
     if await is_crowded(desk, queue):
         experience.crowded_until[queue] = time() + 1.0
-        return None
+        experience.watched[queue] = time()  # whoever keeps house makes a forecast for those who come next
+        return _from(last, job, place)
     return _alone(await forecast_of(desk, queue), job)
 
 
