@@ -484,6 +484,8 @@ async def test_what_is_not_named_stays_as_it_is(engine: Engine) -> None:
         ([Tier(name="fast", seconds=3, cap=1), Tier(name="slow", seconds=30, cap=2)], "tiers[1].cap"),
         ([Tier(name="fast", seconds=3, cap="10%"), Tier(name="slow", seconds=30, cap="20%")], "tiers[1].cap"),
         ([Tier(name="fast", seconds=3, cap="0%")], "tiers[0].cap"),
+        ([Tier(name="fast", seconds=3, cap=5), Tier(name="slow", seconds=30, cap=2)], "tiers[0].cap"),
+        ([Tier(name="fast", seconds=3, cap="50%")], "tiers[0].cap"),
         ([Tier(name="fast", seconds=3), Tier(name="fast", seconds=4)], "tiers"),
     ],
 )
