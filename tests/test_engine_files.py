@@ -10,6 +10,7 @@ from windlass.model.errors import Invalid, TooLarge, WindlassError
 from windlass.model.job import NewJob
 from windlass.model.operations import Count, Show
 from windlass.model.wire import MOST_PAYLOAD
+from windlass.server import bodies
 
 
 async def test_a_worker_gets_the_files_and_nobody_else_sees_them(engine: Engine) -> None:
@@ -61,4 +62,4 @@ async def test_bad_files_are_refused_by_name(
 @pytest.mark.parametrize("form", ["json", "msgpack"])
 def test_files_are_sent_in_either_format(form: wire.Format) -> None:
     new = NewJob(task="a", payload=Raw(wire.encode(None, form)), files={"f": b"\x00\xff"})
-    assert wire.decode_new_job(wire.encode(new, form), form).files == new.files
+    assert bodies.decode(wire.encode(new, form), NewJob, form).files == new.files

@@ -18,6 +18,7 @@ from windlass.model.match import Match
 from windlass.model.names import child_id, fresh_id
 from windlass.model.operations import Cancel, Claim, Delete, EnqueueMany, Finish, Finished, GetResult, List, Retry, Show
 from windlass.model.wire import MOST_PAYLOAD
+from windlass.server import bodies
 
 NOBODY = "00000000-0000-7000-8000-0000000000df"
 
@@ -313,7 +314,7 @@ async def test_as_much_as_is_allowed_is_allowed(engine: Engine) -> None:
 
 def test_in_json_what_follows_keeps_its_payload_or_has_none() -> None:
     sent = b'{"task": "a", "then": {"task": "b", "then": {"task": "c", "payload": null}}}'
-    new = wire.decode_new_job(sent, "json")
+    new = bodies.decode(sent, NewJob, "json")
     assert new.then is not None
     assert new.then.then is not None
     assert (new.payload, new.content_type) == (Raw(b"null"), JSON)

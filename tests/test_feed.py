@@ -47,7 +47,8 @@ from windlass.model.operations import Retry as Rerun
 from windlass.model.queue import QueueChange, Tier
 from windlass.model.worker import NewWorker
 from windlass.server import live
-from windlass.store import GAP, Store, Watch, Wire
+from windlass.store import Store
+from windlass.store.beside import GAP, Watch, Wire
 from windlass.system import SystemChance
 
 Watched = tuple[str, str]

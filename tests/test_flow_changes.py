@@ -30,7 +30,8 @@ from windlass.model.operations import (
     PutLimit,
 )
 from windlass.model.queue import QueueChange, Tier
-from windlass.store import Shelf, Store
+from windlass.store import Store
+from windlass.store.beside import Shelf
 from windlass.store.redis import RedisStore
 from windlass.store.redis.address import Argument
 

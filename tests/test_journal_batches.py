@@ -26,7 +26,8 @@ from windlass.model.fresh_ids import marked, text_ids
 from windlass.model.job import TEXT, NewJob, Reason, State
 from windlass.model.names import check_id, check_mark, text_id
 from windlass.model.operations import Count, EnqueueLines, EnqueueMany, List, Show
-from windlass.store import Draft, Haul
+from windlass.store import Draft
+from windlass.store.beside import Haul
 from windlass.store.redis import RedisStore
 from windlass.store.redis.scrub import scrub
 from windlass.system import SystemChance

@@ -39,7 +39,7 @@ from windlass.model.operations import (
 )
 from windlass.model.queue import QueueChange, Tier
 from windlass.model.worker import NewWorker
-from windlass.store import Haul, Hauled, Ledger
+from windlass.store.beside import Haul, Hauled, Ledger
 from windlass.store.redis import RedisStore
 from windlass.store.redis.scrub import scrub
 from windlass.system import SystemChance, SystemClock

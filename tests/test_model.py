@@ -62,6 +62,7 @@ from windlass.model.operations import (
 )
 from windlass.model.retry import EXPONENTIAL, FROM_START, PRESETS, UNTIL_DEADLINE, Retry
 from windlass.model.worker import NewWorker
+from windlass.server import bodies
 from windlass.store import Store
 
 BORN = datetime(2026, 1, 1, 12, 30, 15, 123456, tzinfo=UTC)
@@ -547,14 +548,14 @@ def test_a_time_in_another_zone_is_the_same_time(form: wire.Format) -> None:
 
 
 def test_a_job_sent_as_json_keeps_its_payload_as_json() -> None:
-    new = wire.decode_new_job(b'{"task": "a", "payload": {"x":  1}}', "json")
+    new = bodies.decode(b'{"task": "a", "payload": {"x":  1}}', NewJob, "json")
     assert (bytes(new.payload), new.content_type) == (b'{"x":  1}', JSON)
     assert wire.value(new.payload, new.content_type) == {"x": 1}
 
 
 @pytest.mark.parametrize(("form", "nothing"), [("json", b"null"), ("msgpack", b"\xc0")])
 def test_no_payload_is_nothing_in_the_format_of_the_job(form: wire.Format, nothing: bytes) -> None:
-    new = wire.decode_new_job(wire.encode({"task": "a"}, form), form)
+    new = bodies.decode(wire.encode({"task": "a"}, form), NewJob, form)
     assert bytes(new.payload) == nothing
     assert wire.value(new.payload, new.content_type) is None
 

@@ -14,7 +14,8 @@ from windlass.model.job import Job, Reason, State
 from windlass.model.lifecycle import Move, Outcome, Verdict, abandon, attend, cancel, delete, finish, release, rerun
 from windlass.model.lifecycle import unblock as decide
 from windlass.model.names import raw_id
-from windlass.store import Edge, Haul, Overdue, Record, Store, Sweep
+from windlass.store import Edge, Overdue, Record, Store, Sweep
+from windlass.store.beside import Haul
 from windlass.store.redis import RedisStore
 from windlass.store.redis.scrub import scrub as scrub_redis
 from windlass.store.sqlite import SqliteStore

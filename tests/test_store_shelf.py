@@ -2,7 +2,8 @@
 
 from typing import cast
 
-from windlass.store import Shelf, Store
+from windlass.store import Store
+from windlass.store.beside import Shelf
 
 
 async def test_a_record_is_kept_under_its_kind_and_name(store: Store) -> None:

@@ -4,7 +4,7 @@ Knows those headers and shapes, and which of our tags and headers hold them; ask
 """
 
 import hashlib
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -82,11 +82,6 @@ def task_id(scope: Scope, id: str) -> str:
     """An id that says what it is of, and is as unique as the job's own."""
     parts = (scope.service, scope.path, scope.correlator, id.replace("-", ""))
     return ":".join(b64encode(part.encode()).decode() if part else NO_PART for part in parts)
-
-
-def parts_of(task_id: str) -> list[str]:
-    """Service, path, correlator and the digits of the job's id."""
-    return ["" if part == NO_PART else b64decode(part).decode() for part in task_id.split(":")]
 
 
 # What a task is told as

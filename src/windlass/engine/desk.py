@@ -24,7 +24,8 @@ from windlass.model.names import EVERY_TENANT, check_id
 from windlass.model.ports import Chance
 from windlass.model.wire import MOST_PAYLOAD
 from windlass.model.worker import Worker
-from windlass.store import Record, Replicating, Shelf, Store, Wire
+from windlass.store import Record, Store
+from windlass.store.beside import Replicating, Shelf, Wire
 from windlass.store.flow import Flow
 from windlass.store.mailbox import Mailbox
 

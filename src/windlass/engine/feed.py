@@ -17,7 +17,8 @@ from windlass.model.errors import Invalid, Unavailable, WindlassError
 from windlass.model.events import ALONE, NAMES, Event, EventName, Gone
 from windlass.model.job import FINISHED, PENDING, Job, State
 from windlass.model.match import Match, index_only, matches, states
-from windlass.store import GAP, Store, Watch, Wire
+from windlass.store import Store
+from windlass.store.beside import GAP, Watch, Wire
 
 log = logging.getLogger("windlass.feed")
 

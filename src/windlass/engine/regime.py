@@ -16,7 +16,8 @@ from windlass.model.job import DAY, NewJob, Terms
 from windlass.model.limit import Limit, Pause
 from windlass.model.names import EVERY_TENANT
 from windlass.model.queue import QueueSettings, tier_of
-from windlass.store import Draft, Shelf
+from windlass.store import Draft
+from windlass.store.beside import Shelf
 from windlass.store.flow import Flow, Rules
 
 LIMITS, QUEUES, TASKS = "limit", "queue", "task"

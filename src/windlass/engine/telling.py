@@ -13,22 +13,8 @@ from windlass.model.errors import NotReplicated, WindlassError
 from windlass.model.events import move_event
 from windlass.model.job import Job
 from windlass.model.lifecycle import GONE, Move
-from windlass.store import (
-    Done,
-    Draft,
-    Haul,
-    Hauled,
-    Ledger,
-    Record,
-    Replicating,
-    Store,
-    Sweep,
-    Swept,
-    Touch,
-    Touched,
-    Wire,
-    Wish,
-)
+from windlass.store import Done, Draft, Record, Store, Sweep, Swept, Touch, Touched, Wish
+from windlass.store.beside import Haul, Hauled, Ledger, Replicating, Wire
 from windlass.store.flow import StaleRules
 
 DELETED = "deleted"

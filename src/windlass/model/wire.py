@@ -56,27 +56,6 @@ def decode(data: bytes | Raw, kind: type[T], form: Format = "msgpack") -> T:
         raise invalid(fault, kind=kind) from None
 
 
-def decode_new_job(data: bytes, form: Format) -> NewJob:
-    """Read a job as it was sent: its payload stays in the encoding it came in."""
-    return native(decode(data, NewJob, form), form)
-
-
-def native(new: NewJob, form: Format) -> NewJob:
-    """Mark the payload of a job with the format it was sent in, and that of the jobs that follow it."""
-    if form == "msgpack":
-        return new
-    payload = Raw(b"null") if new.payload is NOTHING else new.payload
-    return msgspec.structs.replace(new, content_type=JSON, payload=payload, then=_native_then(new.then))
-
-
-def _native_then(then: NewJob | None) -> NewJob | None:
-    """The same for one that follows: if it names no payload, that is not null but the result of the job before."""
-    if then is None:
-        return None
-    marked = native(then, "json")
-    return marked if then.payload is not NOTHING else msgspec.structs.replace(marked, payload=NOTHING)
-
-
 def value(data: bytes | Raw, content_type: str) -> Any:
     """What an encoded payload or result says; only for those who must look inside."""
     if content_type == MSGPACK:

@@ -24,7 +24,8 @@ from windlass.engine.journal.reserving import Reservations
 from windlass.engine.journal.runs import Entry
 from windlass.model.errors import Full, NotReplicated, Unavailable, WindlassError
 from windlass.model.ports import Clock
-from windlass.store import Draft, Haul, Hauled, Ledger
+from windlass.store import Draft
+from windlass.store.beside import Haul, Hauled, Ledger
 from windlass.store.flow import StaleRules
 from windlass.store.micros import to_micros
 

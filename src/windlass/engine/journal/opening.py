@@ -18,7 +18,7 @@ from windlass.engine.journal.journal import Journal, JournalSettings
 from windlass.engine.journal.service import Journaled
 from windlass.model.errors import Conflict, JournalFull, Unavailable
 from windlass.model.ports import Clock
-from windlass.store import Ledger
+from windlass.store.beside import Ledger
 
 log = logging.getLogger("windlass.journal")
 

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from windlass.model.errors import NotReplicated
-from windlass.store import Draft, Haul, Hauled
+from windlass.store import Draft
+from windlass.store.beside import Haul, Hauled
 from windlass.store.flow import StaleRules
 from windlass.store.redis import layout
 from windlass.store.redis.address import Argument

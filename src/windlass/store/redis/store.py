@@ -33,10 +33,10 @@ from windlass.store import (
     Tally,
     Touch,
     Touched,
-    Watch,
     Wish,
     places,
 )
+from windlass.store.beside import Watch
 from windlass.store.mailbox import Posted, Reader
 from windlass.store.micros import from_micros, span
 from windlass.store.redis import answers, layout

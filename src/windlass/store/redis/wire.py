@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from windlass.store import GAP, machine
+from windlass.store import machine
+from windlass.store.beside import GAP
 from windlass.store.redis.connection import Connection
 from windlass.store.redis.notices import Bell, Notices
 

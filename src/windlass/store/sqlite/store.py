@@ -30,9 +30,9 @@ from windlass.store import (
     Tally,
     Touch,
     Touched,
-    Watch,
     Wish,
 )
+from windlass.store.beside import Watch
 from windlass.store.flow import Regroup, Rules, Usage, Waiting
 from windlass.store.mailbox import Posted, Reader
 from windlass.store.sqlite import (

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from windlass.store import GAP, machine
+from windlass.store import machine
+from windlass.store.beside import GAP
 from windlass.store.sqlite.pipes import Inbox, Outbox
 
 KIND = "feed"
