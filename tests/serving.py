@@ -1,7 +1,6 @@
 """Servers to ask over HTTP: one in the test's own event loop on a real socket, or one in a process of its own."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ import msgspec
 import psutil
 import pytest
 
+from tests.ports import free_port
 from tests.worlds import VirtualClock
 from windlass.dialect import s2, s3, s4
 from windlass.engine import Engine
@@ -198,12 +198,6 @@ class Process:
 
 def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("WINDLASS_")}
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 @contextmanager

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.serving import LOCAL, free_port
+from tests.ports import free_port
+from tests.serving import LOCAL
 from windlass.client import Client
 from windlass.engine import Engine
 from windlass.model.errors import Invalid, Unauthenticated, Unavailable, WindlassError

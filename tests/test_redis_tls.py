@@ -10,7 +10,8 @@ import pytest
 from msgspec import Raw
 
 from tests.engines import enqueue, finish, packed, register, take
-from tests.servers import NewPrefix, Server, free_port
+from tests.ports import free_port
+from tests.servers import NewPrefix, Server
 from windlass import Windlass
 from windlass.engine import Engine
 from windlass.link import drive

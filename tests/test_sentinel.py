@@ -14,7 +14,8 @@ from typing import Self
 import pytest
 
 from tests.board import Board, await_
-from tests.servers import Server, StartServer, free_port
+from tests.ports import free_port
+from tests.servers import Server, StartServer
 from tests.serving import process
 from tests.test_journal_board import Body
 from tests.watching import NAME, Group, Sentinel, address, replicate, watched_group

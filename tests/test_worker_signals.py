@@ -110,7 +110,7 @@ def test_a_worker_told_to_rest_claims_nothing_until_it_is_told_to_go_on(workshop
 @ON_A_FILE
 def test_a_worker_that_was_frozen_past_its_lease_stops_what_it_has_lost(workshop: Workshop) -> None:
     frozen = workshop.start("--contexts", "1", lease="1s")
-    job, deaf = workshop.chores.nap.enqueue(3.5, "twice"), workshop.chores.deaf.enqueue()
+    job, deaf = workshop.chores.stay.enqueue("twice"), workshop.chores.deaf.enqueue()
     (first,) = workshop.noted("start")
     workshop.noted("began")
     frozen.send(signal.SIGSTOP)
@@ -121,6 +121,7 @@ def test_a_worker_that_was_frozen_past_its_lease_stops_what_it_has_lost(workshop
     frozen.hear(f"lost job {job.id}")
     pid = int(first.split()[1])
     until(lambda: not Path(f"/proc/{pid}").exists(), within=1)
+    (workshop.folder / "let go").touch()
     assert deaf.cancel()
     for one, state in ((job, State.SUCCEEDED), (deaf, State.CANCELLED)):
         record = workshop.ended(one)
