@@ -1,8 +1,9 @@
 """Where a field is one of a few words, whoever sends another one is told them, and which field is meant."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from msgspec import Meta
 
 from windlass.config import combine
 from windlass.model import wire
@@ -11,8 +12,9 @@ from windlass.model.errors import Invalid
 from windlass.model.handler import NewHandler
 from windlass.model.job import NewJob
 from windlass.model.match import Match
-from windlass.model.operations import AddToken
+from windlass.model.operations import AddToken, Finished
 from windlass.model.queue import QueueChange
+from windlass.server import bodies
 
 WRONG: list[tuple[type[Any], dict[str, Any], str, str]] = [
     (NewHandler, {"lang": "perl", "body": "x"}, "lang", "'perl' is none of: python, node, php, sh, http"),
@@ -41,6 +43,12 @@ def test_in_a_list_the_place_is_named() -> None:
     with pytest.raises(Invalid, match="is none of: keep, once, none") as caught:
         wire.decode(b'[{"task": "a"}, {"task": "b", "keep_result": "x"}]', list[NewJob], "json")
     assert caught.value.at == "[1].keep_result"
+
+
+def test_in_a_body_with_many_reports_too() -> None:
+    with pytest.raises(Invalid, match="'fine' is none of: ok, failed, retry, error") as caught:
+        bodies.decode(b'[{"id": "a", "token": "b", "outcome": "fine"}]', Annotated[list[Finished], Meta()], "json")
+    assert caught.value.at == "[0].outcome"
 
 
 @pytest.mark.parametrize(

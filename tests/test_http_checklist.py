@@ -370,3 +370,21 @@ async def test_a_job_is_taken_in_though_nobody_works(desk: Desk) -> None:
     assert await desk.ask("GET", "/workers") == []
     assert await desk.ask("GET", "/jobs/count?state=pending") == {"count": 1}
     assert await desk.run() == id
+
+
+async def test_a_page_for_people_finds_jobs_workers_and_limits_with_what_they_say(desk: Desk) -> None:
+    """S2 32: what such a page shows is a question each: what went wrong, who works, which limit a job waits for."""
+    await desk.ask("PUT", "/limits/api", {"match": {"task": "call"}, "running": 1})
+    broken = await desk.enqueue("broken")
+    await desk.run("failed", error={"type": "Missing", "message": "no such customer"})
+    runs, waits = await desk.enqueue("call"), await desk.enqueue("call")
+    await desk.claim(2)
+    jobs = (await desk.ask("GET", "/jobs"))["jobs"]
+    assert [(job["id"], job["state"]) for job in jobs] == [(broken, "failed"), (runs, "running"), (waits, "queued")]
+    assert jobs[0]["error"]["message"] == "no such customer"
+    (worker,) = await desk.ask("GET", "/workers")
+    assert (worker["name"], worker["running"], worker["id"]) == ("w", 1, jobs[1]["worker"])
+    (limit,) = await desk.ask("GET", "/limits")
+    assert (limit["name"], limit["match"], limit["running"]) == ("api", {"task": "call"}, 1)
+    told = await desk.ask("GET", f"/jobs/{waits}/estimate")
+    assert (told["why"], told["name"], told["position"]) == ("limit", "api", 1)

@@ -41,12 +41,13 @@ def _plain(kind: Any) -> Iterator[Any]:
 
 def _inside(kind: Any, field: str | None) -> Iterator[Any]:
     for outer in _plain(kind):
-        if field is None:
+        if isinstance(outer, type) and issubclass(outer, Struct):
+            # A struct that is written as an array is named by its places.
+            yield from (one.type for one in msgspec.structs.fields(outer) if field in (None, one.encode_name))
+        elif field is None:
             yield from get_args(outer)  # of items, or of keys and values
         elif isinstance(outer, Mapping):
             yield outer.get(field)
-        elif isinstance(outer, type) and issubclass(outer, Struct):
-            yield from (one.type for one in msgspec.structs.fields(outer) if one.encode_name == field)
 
 
 def _words(kind: Any) -> Iterator[Any]:
