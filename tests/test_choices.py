@@ -27,6 +27,8 @@ WRONG: list[tuple[type[Any], dict[str, Any], str, str]] = [
     (AddToken, {"scopes": ["sing"]}, "scopes[0]", "'sing' is none of: enqueue, work, read, operate, admin"),
 ]
 
+REPORTS = Annotated[list[Finished], Meta(max_length=1000)]
+
 
 @pytest.mark.parametrize("form", ["json", "msgpack"])
 @pytest.mark.parametrize(("kind", "sent", "at", "said"), WRONG)
@@ -47,7 +49,7 @@ def test_in_a_list_the_place_is_named() -> None:
 
 def test_in_a_body_with_many_reports_too() -> None:
     with pytest.raises(Invalid, match="'fine' is none of: ok, failed, retry, error") as caught:
-        bodies.decode(b'[{"id": "a", "token": "b", "outcome": "fine"}]', Annotated[list[Finished], Meta()], "json")
+        bodies.decode(b'[{"id": "a", "token": "b", "outcome": "fine"}]', REPORTS, "json")
     assert caught.value.at == "[0].outcome"
 
 
