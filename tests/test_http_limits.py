@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.asking import NOBODY, NOTHING, asked
+from tests.pace import stretched
 from tests.serving import LOCAL, Process, Web, decoded, gate, named, process, served, web
 from tests.worlds import SeededChance, VirtualClock
 from windlass.engine import Engine
@@ -148,7 +149,7 @@ async def test_sixteen_megabytes_of_small_things_cost_little(bomb: str, running:
             begun = time.monotonic()
             response = await client.post(path, content=body, headers={"content-type": form})
             assert response.status_code == status, response.text
-            assert time.monotonic() - begun < 5
+            assert time.monotonic() - begun < stretched(5)
     assert running.memory() - before < 120 * MIB
 
 
@@ -226,7 +227,7 @@ async def test_two_hundred_slow_senders_keep_nobody_from_asking(site: str, page:
             response = await page.send("POST", "/jobs", {"task": "a"})
             took.append(time.monotonic() - begun)
             assert response.status_code == 201
-        assert sorted(took)[98] < 0.5
+        assert sorted(took)[98] < stretched(0.5)
     finally:
         for writer in writers:
             writer.close()

@@ -12,6 +12,7 @@ import pytest
 
 from tests.board import await_
 from tests.engines import packed
+from tests.pace import stretched
 from tests.servers import Kind, Server, StartServer
 from tests.serving import process
 from tests.test_journal_draining import CLOCK, in_order, new
@@ -128,7 +129,7 @@ async def test_whoever_hears_that_it_was_not_replicated_may_send_it_again(pair: 
             began = CLOCK.monotonic()
             with pytest.raises(NotReplicated, match=rf"job {id} .* is accepted, but 0 of 1 replicas said within 0.4 s"):
                 await service(Enqueue(job=new(1, id=id)))
-            assert CLOCK.monotonic() - began < WITHIN + 1.5
+            assert CLOCK.monotonic() - began < WITHIN + stretched(1.5)
             assert (await service(Show(id=id))).state is State.QUEUED
     async with asked(pair, tmp_path, way) as service:
         with pytest.raises(NotReplicated, match="0 of 1 replicas"):  # not even over a new connection
@@ -170,7 +171,7 @@ async def test_those_who_wait_for_replicas_wait_together(redis_pair: Pair, tmp_p
         many = [EnqueueMany(jobs=[new(number)]) for number in range(30)]
         told = await asyncio.gather(*(service(one) for one in many), return_exceptions=True)
         assert {type(one) for one in told} == {NotReplicated}
-        assert CLOCK.monotonic() - began < 5 * WITHIN, "not one after the other"
+        assert CLOCK.monotonic() - began < 20 * WITHIN, "not one after the other"
         assert (await service(Count())).count == 30
 
 
@@ -219,7 +220,7 @@ def test_over_http(redis_pair: Pair, tmp_path: Path) -> None:
             redis_pair.line.cut()
             began = time.monotonic()
             told = client.post(jobs, json={"task": "a", "id": (id := own_id())})
-            assert time.monotonic() - began < 4
+            assert time.monotonic() - began < stretched(4)
             assert (told.status_code, told.json()["code"]) == (503, "not_replicated")
             assert id in told.json()["detail"]
             assert client.get(f"{jobs}/{id}").json()["state"] == "queued"
