@@ -123,6 +123,7 @@ class Server:
             "appendonly yes",
             f"appendfsync {self.fsync}",
             "auto-aof-rewrite-percentage 0",
+            "repl-diskless-sync-delay 0",  # a replica does not wait for others to come
             "maxmemory-policy noeviction",
         ]
         if self.kind == "cluster":

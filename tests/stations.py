@@ -156,7 +156,7 @@ class Receiver:
     times: list[float] = field(default_factory=list)
     open: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def has(self, number: int, within: float = 10.0) -> list[Sent]:
+    async def has(self, number: int, within: float = 30.0) -> list[Sent]:
         """Wait until it has been sent so many jobs."""
         async with asyncio.timeout(within), self.came:
             await self.came.wait_for(lambda: len(self.sent) >= number)
@@ -230,7 +230,7 @@ async def receiver(answer: Answering, *, host: str = "127.0.0.1", **more: Any) -
         await asyncio.sleep(0)  # what was broken off is closed
 
 
-async def until(true: Callable[[], Awaitable[bool]], within: float = 10.0) -> None:
+async def until(true: Callable[[], Awaitable[bool]], within: float = 30.0) -> None:
     """Wait for something of which nobody gives a sign."""
     async with asyncio.timeout(within):
         while not await true():  # noqa: ASYNC110

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from tests.engines import register, take
+from tests.pace import stretched
 from tests.serving import decoded, encoded, web
 from tests.worlds import EPOCH, VirtualClock
-from windlass.engine import Engine
+from windlass.engine import Engine, jobs
 from windlass.engine.upkeep import promote, reclaim
 from windlass.model.operations import AddToken, Claimed, Count, Show
 from windlass.model.token import Scope
@@ -238,12 +239,15 @@ async def test_a_job_is_cancelled_before_it_starts_or_not_at_all(master: Master,
         await master.ask("DELETE", f"/job/{unknown}", status=404)
 
 
-async def test_a_poll_hears_of_the_end_at_once_and_of_nothing_before(master: Master, engine: Engine) -> None:
+async def test_a_poll_hears_of_the_end_at_once_and_of_nothing_before(
+    master: Master, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """S2 21 and 22: not of a failure that is tried again."""
+    monkeypatch.setattr(jobs, "LOOK_AGAIN", 60.0)
     id = await master.push(max_retry=1, keep_result=True)
     begun = time.monotonic()
     assert (await master.ask("GET", f"/job/{id}/polling?timeout=0.3", status=408))["state"] == "queued"
-    assert 0.25 < time.monotonic() - begun < 3
+    assert 0.25 < time.monotonic() - begun < stretched(3)
     waiting = asyncio.create_task(master.ask("GET", f"/job/{id}/polling?timeout=30"))
     await master.fail()
     await asyncio.sleep(0.1)
@@ -254,7 +258,7 @@ async def test_a_poll_hears_of_the_end_at_once_and_of_nothing_before(master: Mas
     ended = time.monotonic()
     await master.done(run, result="x")
     assert (await waiting)["result"] == "x"
-    assert time.monotonic() - ended < 0.9, "it was looked for, not heard of"
+    assert time.monotonic() - ended < 20, "it was looked for, not heard of"
     assert (await master.ask("GET", f"/job/{id}/polling"))["status"] == "done"
     for unknown in (NOBODY, "nonsense"):
         await master.ask("GET", f"/job/{unknown}/polling", status=404)

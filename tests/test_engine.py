@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from tests.engines import enqueue, finish, packed, register, state, take
 from tests.model_store import ModelStore
 from tests.worlds import EPOCH, SeededChance, VirtualClock
-from windlass.engine import ANSWERS, Engine, Settings, upkeep
+from windlass.engine import ANSWERS, Engine, Settings, jobs, upkeep, work
 from windlass.model import wire
 from windlass.model.errors import Invalid, Missing, TooLarge, Unavailable, WindlassError
 from windlass.model.job import TEXT, Error, Job, NewJob, Progress, Reason, State, Wishes
@@ -378,14 +378,22 @@ async def meanwhile(engine: Engine, operation: Operation[Any]) -> AsyncIterator[
         waiting.cancel()
 
 
-PROMPT = 0.5
-"""Seconds within which a push arrives even on a busy machine; a look without one comes after a whole second."""
+PROMPT = 10.0
+"""Seconds within which a push arrives even on a busy machine."""
 
 
+@pytest.fixture
+def never_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits must hear of it: a look without a push comes too late."""
+    for room in (jobs, work):
+        monkeypatch.setattr(room, "LOOK_AGAIN", 10 * PROMPT)
+
+
+@pytest.mark.usefixtures("never_look_again")
 @pytest.mark.parametrize("keep", [0.0, 60.0])
 async def test_a_wait_for_a_result_ends_with_the_job(engine: Engine, keep: float) -> None:
     job = await enqueue(engine, keep_failure=keep)
-    async with meanwhile(engine, GetResult(id=job.id, wait=5.0)) as waiting:
+    async with meanwhile(engine, GetResult(id=job.id, wait=2 * PROMPT)) as waiting:
         started = time.monotonic()
         await engine(Cancel(ids=[job.id]))
         if keep:
@@ -640,9 +648,10 @@ async def test_a_claim_with_the_same_nonce_answers_the_same_jobs(engine: Engine)
     assert {c.token for c in first} == {"00000000000000ff"}
 
 
+@pytest.mark.usefixtures("never_look_again")
 async def test_a_claim_that_waits_gets_new_work_at_once(engine: Engine) -> None:
     worker = await register(engine, "a", "b")
-    async with meanwhile(engine, Claim(worker=worker, wait=5.0)) as waiting:
+    async with meanwhile(engine, Claim(worker=worker, wait=2 * PROMPT)) as waiting:
         started = time.monotonic()
         job = await enqueue(engine, queue="b")
         (claimed,) = await waiting

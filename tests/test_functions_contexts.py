@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.pace import stretched
 from tests.uploaded import (
     LANGUAGES,
     WITH_VALUES,
@@ -63,7 +64,7 @@ async def test_batches_at_the_same_time_have_contexts_of_their_own(shop: Bench) 
     started = time.monotonic()
     found = await asyncio.gather(*(shop.run(work, b"") for _ in range(3)))
     assert len({heard.pids["0000"] for heard in found}) == 3
-    assert time.monotonic() - started < 0.9 * 3
+    assert time.monotonic() - started < stretched(0.9 * 3)
 
 
 async def test_there_are_no_more_contexts_than_allowed_and_all_get_their_turn() -> None:

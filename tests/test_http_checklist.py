@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.pace import stretched
 from tests.serving import Web, decoded
 from tests.worlds import EPOCH, VirtualClock
-from windlass.engine import Engine
+from windlass.engine import Engine, jobs
 from windlass.engine.upkeep import promote, purge, reclaim
 
 pytestmark = pytest.mark.parametrize("kind", ["sqlite", "redis"], indirect=True)
@@ -241,14 +242,15 @@ async def asking(desk: Desk, path: str) -> AsyncIterator["asyncio.Task[Any]"]:
     yield task
 
 
-async def test_whoever_waits_for_a_result_hears_of_the_end_at_once(desk: Desk) -> None:
+async def test_whoever_waits_for_a_result_hears_of_the_end_at_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     """S2 21 and 22: of the end, not of a failure that is tried again."""
+    monkeypatch.setattr(jobs, "LOOK_AGAIN", 60.0)
     await desk.ask("GET", "/jobs/00000000-0000-7000-8000-0000000000df/result?wait=1", status=404)
     id = await desk.enqueue(max_retry=1, retry={"base": 0, "jitter": 0})
     begun = time.monotonic()
     await desk.ask("GET", f"/jobs/{id}/result?wait=0.3", status=408)
-    assert 0.25 < time.monotonic() - begun < 2
-    async with asking(desk, f"/jobs/{id}/result?wait=20") as waiting:
+    assert 0.25 < time.monotonic() - begun < stretched(2)
+    async with asking(desk, f"/jobs/{id}/result?wait=30") as waiting:
         await desk.run("error")
         await asyncio.sleep(0.1)
         assert not waiting.done()
@@ -257,10 +259,10 @@ async def test_whoever_waits_for_a_result_hears_of_the_end_at_once(desk: Desk) -
         ended = time.monotonic()
         await desk.finish(claimed, result="done")
         assert decoded(await waiting)["result"] == "done"
-        assert time.monotonic() - ended < 0.9, "it was looked for, not heard of"
+        assert time.monotonic() - ended < 20, "it was looked for, not heard of"
     begun = time.monotonic()
     assert (await desk.ask("GET", f"/jobs/{id}/result?wait=20"))["result"] == "done"
-    assert time.monotonic() - begun < 1
+    assert time.monotonic() - begun < stretched(1)
 
 
 async def test_workers_of_one_name_are_two(desk: Desk) -> None:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.asking import NOBODY, NOTHING, asked
+from tests.pace import stretched
 from tests.serving import LOCAL, Process, Web, decoded, gate, named, process, served, web
 from tests.worlds import SeededChance, VirtualClock
 from windlass.engine import Engine
@@ -30,8 +31,15 @@ in_process = pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
 
 @pytest.fixture
 async def small(engine: Engine, clock: VirtualClock) -> AsyncIterator[Web]:
-    """A server that takes little, and does not wait long for it."""
-    async with served(engine, clock, limits=Limits(most_body=1000, body_within=0.15)) as site, web(site) as client:
+    """A server that takes little."""
+    async with served(engine, clock, limits=Limits(most_body=1000)) as site, web(site) as client:
+        yield Web(client)
+
+
+@pytest.fixture
+async def hasty(engine: Engine, clock: VirtualClock) -> AsyncIterator[Web]:
+    """One that does not wait long for it: not for tests of anything else, on a machine that may be busy."""
+    async with served(engine, clock, limits=Limits(body_within=0.15)) as site, web(site) as client:
         yield Web(client)
 
 
@@ -64,10 +72,10 @@ async def test_a_body_that_is_too_long_is_refused(shape: Shape, small: Web) -> N
 
 @in_process
 @pytest.mark.parametrize("shape", WITH_BODY, ids=named)
-async def test_a_body_that_comes_too_slowly_is_refused(shape: Shape, small: Web) -> None:
+async def test_a_body_that_comes_too_slowly_is_refused(shape: Shape, hasty: Web) -> None:
     path, verb = f"/v1/default{shape.path.format(**NOTHING)}", shape.route.verb
     slow = pieces(b" ", b" ", pause=0.1)
-    response = await small.client.request(verb, path, content=slow, headers={"content-type": media_of(shape)})
+    response = await hasty.client.request(verb, path, content=slow, headers={"content-type": media_of(shape)})
     assert (response.status_code, decoded(response)["code"]) == (408, "slow")
 
 
@@ -148,7 +156,7 @@ async def test_sixteen_megabytes_of_small_things_cost_little(bomb: str, running:
             begun = time.monotonic()
             response = await client.post(path, content=body, headers={"content-type": form})
             assert response.status_code == status, response.text
-            assert time.monotonic() - begun < 5
+            assert time.monotonic() - begun < stretched(5)
     assert running.memory() - before < 120 * MIB
 
 
@@ -226,7 +234,7 @@ async def test_two_hundred_slow_senders_keep_nobody_from_asking(site: str, page:
             response = await page.send("POST", "/jobs", {"task": "a"})
             took.append(time.monotonic() - begun)
             assert response.status_code == 201
-        assert sorted(took)[98] < 0.5
+        assert sorted(took)[98] < stretched(0.5)
     finally:
         for writer in writers:
             writer.close()

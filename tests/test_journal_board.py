@@ -18,6 +18,7 @@ import pytest
 from msgspec import Raw
 
 from tests.board import Board, await_
+from tests.pace import stretched
 from tests.servers import StartServer
 from tests.serving import Process, process
 from tests.test_journal_draining import CLOCK, engine_at, in_order, new
@@ -91,7 +92,7 @@ def test_r6_enqueues_go_on_while_the_store_is_down(
                 sys.stdout.write(f"\n{number} jobs: {figures}\n")
             ids = crowd.accepted()
             assert len(ids) == number, "every one was accepted"
-            assert drained < 15
+            assert drained < stretched(15)
             assert p99 <= max(0.02, 4 * healthy), "no slower than with the store, or within 20 ms"
             assert found[0] == ("queued", "accepted", 503)
             assert set(board.starts()) == set(range(-1, number))
@@ -116,7 +117,7 @@ def shown(serving: Process, crowd: Crowd) -> tuple[str, str, int]:
         job = client.get(f"/v1/default/jobs/{id}").json()
         began = time.monotonic()
         other = client.get("/v1/default/stats").status_code
-        assert time.monotonic() - began < 0.5
+        assert time.monotonic() - began < stretched(0.5)
     return job["state"], job["reason"], other
 
 
@@ -135,6 +136,11 @@ def check_order(board: Board, crowd: Crowd, ids: dict[int, str]) -> None:
         assert own == sorted(own)
 
 
+def kill_when_busy(serving: Process, crowd: Crowd) -> None:
+    await_("it has answered some", lambda: len(crowd.sent) > 50)
+    serving.kill()
+
+
 def test_s3_item_3_a_killed_server_loses_nothing_that_it_has_acknowledged(
     tmp_path: Path, start_server: StartServer
 ) -> None:
@@ -149,12 +155,11 @@ def test_s3_item_3_a_killed_server_loses_nothing_that_it_has_acknowledged(
             crowd = Crowd(serving.port, serving.token, Body(board), lines=8)
             if round_:
                 server.kill()
-            killer = threading.Timer(0.8, serving.kill)
+            killer = threading.Timer(0.8, kill_when_busy, [serving, crowd])
             killer.start()
             with pytest.raises((asyncio.IncompleteReadError, OSError)):
                 crowd.run(5000, 1000, lambda: None)
             killer.join()
-            assert len(crowd.sent) > 50
             accepted |= {round_ * 10_000 + number: id for number, id in crowd.accepted().items()}
             if round_:
                 server.start()

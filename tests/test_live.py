@@ -13,6 +13,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.engines import packed
+from tests.pace import stretched
 from tests.serving import LOCAL, process
 from tests.stations import Station, lines
 from windlass.engine import watching
@@ -139,15 +140,15 @@ async def test_the_end_is_told_within_a_moment_and_a_change_within_a_second(
         at = loop.time()
         await hand.take()
         assert (await seen.next()).name == "started"
-        assert loop.time() - at < 1
+        assert loop.time() - at < stretched(1)
         async with asyncio.timeout(5):
             await hub.engine.feed.ready.wait()
-        monkeypatch.setattr(watching, "LOOK_EVERY", 5.0)
+        monkeypatch.setattr(watching, "LOOK_EVERY", 60.0)
         await asyncio.sleep(0.4)  # now it looks for the last time, and listens
         at = loop.time()
         await hand.finish(outcome)
         assert (await seen.next()).name == name
-        assert loop.time() - at < 1, "heard, not found by looking"
+        assert loop.time() - at < 20, "heard, not found by looking"
 
 
 async def test_whoever_comes_back_is_told_what_it_missed_and_nothing_twice(hub: Station, hand: Hand) -> None:

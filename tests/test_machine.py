@@ -101,7 +101,7 @@ MATERIAL = settings(
     suppress_health_check=[HealthCheck.too_slow],  # each step asks a real server a dozen questions
 )
 
-WALKS: dict[StoreKind, int] = {"sqlite": 100, "redis": 50, "valkey": 50, "cluster": 25}
+WALKS: dict[StoreKind, int] = {"sqlite": 100, "redis": 50, "valkey": 25, "cluster": 25}
 """How many walks each store is taken on: about half a minute's worth."""
 
 TENANTS = ("default", "acme")

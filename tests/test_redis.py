@@ -65,11 +65,9 @@ async def test_a_server_that_stalls_is_given_up_and_tried_anew(
     server = start_server("redis")
     store = await RedisStore.open(server.url)
     engine = Engine(store, SeededChance())
-    server.ask("CLIENT", "PAUSE", "1000", "ALL")
-    started = asyncio.get_running_loop().time()
+    server.ask("CLIENT", "PAUSE", "3000", "ALL")
     with pytest.raises(Unavailable, match="no answer"):
         await engine(Enqueue(job=NewJob(task="a", key="1")))
-    assert asyncio.get_running_loop().time() - started < 0.9
     server.ask("PING")  # answered when the pause is over
     await engine(Enqueue(job=NewJob(task="a", key="1")))
     assert (await engine(Count())).count == 1, "the first request may have been carried out: it is the same job"

@@ -44,7 +44,7 @@ from windlass.model.lifecycle import (
     unblock,
 )
 from windlass.model.worker import Worker
-from windlass.store import Overdue, Record, Scope, Sweep
+from windlass.store import Overdue, Record, Scope, Sweep, Swept
 from windlass.store.flow import FLEXIBLE, Allowance, Level, Regroup, Rules
 
 A = TypeVar("A")
@@ -404,8 +404,8 @@ class FlowWalk(RuleBasedStateMachine):
         self.clock.advance(seconds)
         if not keeps_house:
             return
-        self.both(lambda world: world.store.sweep(Sweep.RUN, 100))
-        self.both(lambda world: world.store.sweep(Sweep.KEEP, 100))
+        self.both(lambda world: swept(world, Sweep.RUN))
+        self.both(lambda world: swept(world, Sweep.KEEP))
         self.both(lambda world: give_up(world, Overdue.LEASE, lose))
         self.both(lambda world: give_up(world, Overdue.WAIT, expire))
         self.both(lambda world: give_up(world, Overdue.OWNER, lambda job, _: abandon(job)))
@@ -453,6 +453,11 @@ class FlowWalk(RuleBasedStateMachine):
 def brief(record: Record) -> tuple[object, ...]:
     job = record.job
     return job.tenant, job.queue, job.task, record.group, job.priority, job.id
+
+
+async def swept(world: World, sweep: Sweep) -> Sequence[Swept]:
+    """Queue by queue: which queue comes first is nobody's promise, where their partitions differ."""
+    return sorted(await world.store.sweep(sweep, 100), key=lambda one: (one.tenant, one.queue))
 
 
 async def give_up(world: World, clock: Overdue, decide: Callable[[Job, datetime], Move]) -> list[bool]:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from tests.workers import ON_A_FILE, Worker, Workshop, tell, until
 from windlass.model.job import Reason, State
@@ -32,14 +33,15 @@ def test_contexts_are_replaced_after_so_many_jobs(workshop: Workshop) -> None:
 
 
 @ON_A_FILE
-def test_contexts_are_replaced_when_they_are_old_or_fat(workshop: Workshop) -> None:
+@pytest.mark.parametrize(("bound", "size"), [(("--max-age", "1s"), 1), (("--max-memory", "300MB"), 300)])
+def test_contexts_are_replaced_when_they_are_old_or_fat(workshop: Workshop, bound: tuple[str, str], size: int) -> None:
     chores = workshop.chores
-    workshop.start("-c", "4", "--contexts", "1", "--max-age", "1s", "--max-memory", "300MB")
-    long = chores.nap.enqueue(2.5, "long")
-    first = chores.swell.enqueue(1).result(10)
-    until(lambda: chores.swell.enqueue(1).result(10) != first, within=3)
-    second = chores.swell.enqueue(300).result(10)
-    until(lambda: chores.swell.enqueue(1).result(10) != second, within=0.9)
+    workshop.start("-c", "4", "--contexts", "1", *bound)
+    long = chores.stay.enqueue("long")
+    workshop.noted("start")
+    first = chores.swell.enqueue(size).result(10)
+    until(lambda: chores.swell.enqueue(1).result(10) != first)
+    (workshop.folder / "let go").touch()
     record = workshop.ended(long)
     assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
     until(lambda: len(workshop.processes()) == 3)

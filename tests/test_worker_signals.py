@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pace import stretched
 from tests.servers import StartServer
 from tests.workers import ON_A_FILE, MakeWorkshop, Workshop, tell, until
 from windlass.model.job import State
@@ -17,7 +18,7 @@ def test_an_idle_worker_ends_promptly(workshop: Workshop) -> None:
     assert worker.stop() == 0
     took = time.monotonic() - started
     tell(f"ended after {took:.2f} s")
-    assert took < 1
+    assert took < stretched(1)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +62,7 @@ def test_jobs_that_do_not_finish_in_time_are_given_back(workshop: Workshop, way:
         worker.send(signal.SIGTERM)
     started = time.monotonic()
     assert worker.ended() == 0
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < stretched(1.5)
     assert [(record.state, record.attempt) for record in (job.refresh() for job in jobs)] == [(State.QUEUED, 0)] * 3
     assert not workshop.processes()
     assert not workshop.notes("end")
@@ -79,7 +80,7 @@ def test_quit_stops_at_once_and_the_lease_brings_the_job_back(workshop: Workshop
     worker.send(signal.SIGQUIT)
     assert worker.ended() == 75
     until(lambda: not workshop.processes(), within=2)
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < stretched(1.5)
     workshop.start(lease="1s")
     record = workshop.ended(job)
     assert (record.state, record.attempt, record.losses) == (State.SUCCEEDED, 2, 1)
@@ -139,7 +140,7 @@ def test_a_worker_ends_promptly_under_load(workshop: Workshop) -> None:
     assert worker.stop() == 0
     took = time.monotonic() - started
     tell(f"ended after {took:.2f} s")
-    assert took < 1.5
+    assert took < stretched(1.5)
     workshop.burst("-c", "100")
     assert [job.refresh().attempt for job in jobs[:300]] == [1] * 300
     assert len(workshop.notes("end")) == 2000
@@ -173,7 +174,7 @@ def test_a_worker_goes_on_by_itself_when_its_store_comes_back(
     over_it.cancel()
     record = workshop.ended(over_it)
     assert (record.state, record.attempt) == (State.CANCELLED, 1)
-    assert time.monotonic() - asked_at < 1
+    assert time.monotonic() - asked_at < stretched(1)
     assert len(workshop.notes("start")) == 4
 
 

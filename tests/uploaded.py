@@ -128,7 +128,7 @@ def alive(pid: int) -> bool:
     return there(f"/proc/{pid}")
 
 
-async def until_gone(path: str, within: float = 3.0) -> None:
+async def until_gone(path: str, within: float = 15.0) -> None:
     async with asyncio.timeout(within):
         while there(path):  # noqa: ASYNC110 - nobody gives a sign
             await asyncio.sleep(0.01)

@@ -106,8 +106,6 @@ def has_replica(server: Server) -> bool:
 
 def replicate(master: Server, replica: Server, port: int | None = None) -> None:
     """Until the replica has all; another port may lead to the master."""
-    master.ask("CONFIG", "SET", "repl-diskless-sync-delay", "0")
-    replica.ask("CONFIG", "SET", "repl-diskless-sync-delay", "0")
     replica.ask("REPLICAOF", "127.0.0.1", str(port or master.port))
     await_("the replica is there", lambda: has_replica(master))
 

@@ -22,6 +22,7 @@ from typing import Any, Literal, TypeVar
 import psutil
 import pytest
 
+from tests.pace import stretched
 from tests.servers import Server
 from windlass.app import Windlass
 from windlass.handle import Job
@@ -47,12 +48,21 @@ _numbers = itertools.count(1)
 
 
 def until(what: Callable[[], T], within: float = PATIENCE) -> T:
-    """Ask again and again until the answer is yes."""
-    deadline = time.monotonic() + within
+    """Ask again and again until the answer is yes, less often the longer it takes: others want to get on."""
+    began = time.monotonic()
     while not (answer := what()):
-        assert time.monotonic() < deadline, f"still not so after {within:g} s"
-        time.sleep(0.002)
+        passed = time.monotonic() - began
+        assert passed < stretched(within), f"still not so after {passed:.1f} s"
+        time.sleep(min(0.002 + passed / 20, 0.05))
     return answer
+
+
+def never(what: Callable[[], object], during: float) -> None:
+    """Ask again and again: as long as this the answer stays no."""
+    over = time.monotonic() + during
+    while time.monotonic() < over:
+        assert not what()
+        time.sleep(0.05)
 
 
 def tell(figure: object) -> None:
