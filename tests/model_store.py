@@ -81,6 +81,8 @@ class Entry:
     abandon_at: datetime | None = None
     purge_at: datetime | None = None
     result: Kept | None = None
+    drop_result_at: datetime | None = None
+    """When the result goes, if its record outlives it; null again when that is done."""
     files: dict[str, bytes] = field(default_factory=dict)
     output: list[Chunk] = field(default_factory=list)
     put_out: int = 0
@@ -88,9 +90,12 @@ class Entry:
     input: list[Message] = field(default_factory=list)
     sent: int = 0
 
-    def swept(self) -> Swept:
+    def swept(self, *, result_only: bool = False) -> Swept:
         job = self.job
-        return Swept(job.id, job.tenant, job.queue, job.task, job.state)
+        return Swept(job.id, job.tenant, job.queue, job.task, job.state, result_only)
+
+    def keep_clock(self) -> datetime | None:
+        return self.drop_result_at or self.purge_at
 
     def post(self, data: bytes) -> Posted:
         if len(self.input) >= MOST_MESSAGES or sum(len(one.data) for one in self.input) + len(data) > MOST_INPUT:
@@ -295,6 +300,9 @@ class ModelStore:
         keep = 0 if entry.job.reason is Reason.DELETED else entry.job.keep_success
         if done.result is not None and entry.job.keep_result != "none":
             entry.result = Kept(done.result, done.content_type)
+            held = entry.job.keep_result_for
+            if held is not None and (keep is None or held < keep):
+                entry.drop_result_at = later(now, held)
         entry.change(state=State.SUCCEEDED, reason=None, code=done.code, updated_at=now)
         self._end(entry, done.finished_at, keep, now)
         return True
@@ -357,7 +365,8 @@ class ModelStore:
             updated_at=now,
         )
         if move.step is Step.RERUN:
-            entry.result = entry.expires_at = None
+            entry.result = entry.drop_result_at = entry.expires_at = None
+            self._forget_spent(entry.job.id)
             entry.output = []
             entry.change(progress=None)
         if move.target in FINISHED:
@@ -387,14 +396,18 @@ class ModelStore:
 
     async def result(self, id: str) -> Kept | None:
         entry = self._jobs.get(id)
-        if entry is None:
+        if entry is None or (entry.drop_result_at is not None and entry.drop_result_at <= self._clock.now()):
             return None
         kept = entry.result
         if entry.job.keep_result == "once":
-            if kept and entry.followed and (id, entry.job.tenant) in self._ripe:
-                self._sequels.setdefault(id, Sequels()).result = kept
-            entry.result = None
+            self._spend(entry)
         return kept
+
+    def _spend(self, entry: Entry) -> None:
+        """A result goes, but for the job that follows."""
+        id, kept, entry.result = entry.job.id, entry.result, None
+        if kept and entry.followed and (id, entry.job.tenant) in self._ripe:
+            self._sequels.setdefault(id, Sequels()).result = kept
 
     async def output(self, id: str, after: int, limit: int) -> list[Chunk]:
         entry = self._jobs.get(id)
@@ -453,10 +466,17 @@ class ModelStore:
                 self._notify(f"work/{entry.job.queue}")
             self._settle()
             return [entry.swept() for entry in due]
-        due = self._due(self.entries(*FINISHED), lambda entry: entry.purge_at, now)[:limit]
-        for entry in due:
+        due = self._due(self.entries(*FINISHED), Entry.keep_clock, now)[:limit]
+        return [self._drop(entry, now) for entry in due]
+
+    def _drop(self, entry: Entry, now: datetime) -> Swept:
+        """A keep clock has run out: of the record, or of its result."""
+        if entry.drop_result_at is None or (entry.purge_at is not None and entry.purge_at <= now):
             self._vanish(entry)
-        return [entry.swept() for entry in due]
+            return entry.swept()
+        entry.drop_result_at = None
+        self._spend(entry)
+        return entry.swept(result_only=True)
 
     async def overdue(self, clock: Overdue, limit: int) -> Reading:
         now = self._clock.now()
@@ -546,8 +566,13 @@ class ModelStore:
     def _vanish(self, entry: Entry) -> None:
         id = entry.job.id
         del self._jobs[id]
+        self._forget_spent(id)
         if entry.followed and (id, entry.job.tenant) not in self._ripe:
             self._sequels.pop(id, None)
+
+    def _forget_spent(self, id: str) -> None:
+        if id in self._sequels:
+            self._sequels[id].result = None
 
     async def ripe(self, done: Sequence[Ripe], limit: int) -> list[Ripe]:
         for one in done:

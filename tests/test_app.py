@@ -133,6 +133,7 @@ OPTIONS: list[tuple[str, Any, Any]] = [
     ("keep_failure", None, None),
     ("expires", 60, 60.0),
     ("unattended", "10m", 600.0),
+    ("keep_result_for", "10m", 600.0),
     ("headers", {"trace": "1"}, {"trace": "1"}),
     ("isolate", True, True),
     ("input", True, True),

@@ -15,7 +15,7 @@ from tests.pace import stretched
 from tests.serving import decoded, encoded, web
 from tests.worlds import EPOCH, VirtualClock
 from windlass.engine import Engine, jobs
-from windlass.engine.upkeep import promote, reclaim
+from windlass.engine.upkeep import promote, purge, reclaim
 from windlass.model.operations import AddToken, Claimed, Count, Show
 from windlass.model.token import Scope
 
@@ -204,6 +204,26 @@ async def test_a_result_is_handed_out_once_or_never(master: Master) -> None:
         await master.done(await master.start(), result=7)
         assert [(await master.job(id))["result"] for _ in range(2)] == results
         assert (await master.job(id))["status"] == "done"
+
+
+async def test_a_result_that_nobody_fetches_is_null_after_an_hour(master: Master, engine: Engine) -> None:
+    """S2 15: and the job is still done."""
+    fetched, forgotten = [await master.push(keep_result=True) for _ in range(2)]
+    for _ in range(2):
+        await master.done(await master.start(), result=7)
+    await master.later(3599)
+    assert (await master.job(fetched))["result"] == 7
+    for sweep in (False, True):
+        await master.later(1)
+        if sweep:
+            assert await purge(engine) == 2
+        for id in (fetched, forgotten):
+            told = await master.job(id)
+            assert (told["status"], told["result"]) == ("done", None)
+            assert (await master.ask("GET", f"/job/{id}/polling"))["result"] is None
+    await master.later(23 * 3600)
+    await purge(engine)
+    await master.ask("GET", f"/job/{forgotten}", status=404)
 
 
 async def test_when_a_job_ended_is_told_in_iso_8601(master: Master) -> None:

@@ -170,7 +170,7 @@ async def test_a_success_after_retries_is_one(desk: Desk) -> None:
 
 
 async def test_results_are_kept_as_asked(desk: Desk) -> None:
-    """S2 12, 13, 14 and 15."""
+    """S2 12, 13 and 14."""
     kept, once, none = [await desk.enqueue(keep_result=keep, keep_success=60) for keep in ("keep", "once", "none")]
     for _ in range(3):
         await desk.run(result={"r": [1]})
@@ -179,6 +179,22 @@ async def test_results_are_kept_as_asked(desk: Desk) -> None:
     assert {(await desk.job(id))["state"] for id in (kept, once, none)} == {"succeeded"}
     await desk.later(61)
     for id in (kept, once, none):
+        await desk.ask("GET", f"/jobs/{id}/result", status=404)
+
+
+async def test_a_result_has_a_time_of_its_own(desk: Desk) -> None:
+    """S2 15: after it there is none, and the job is still there."""
+    never_asked, asked = [await desk.enqueue(keep_result_for=30, keep_success=60) for _ in range(2)]
+    for _ in range(2):
+        await desk.run(result={"r": [1]})
+    assert (await desk.ask("GET", f"/jobs/{asked}/result"))["result"] == {"r": [1]}
+    await desk.later(30)
+    for id in (never_asked, asked):
+        told = await desk.ask("GET", f"/jobs/{id}/result")
+        assert (told["state"], told["code"], told["result"]) == ("succeeded", 200, None)
+        assert (await desk.job(id))["keep_result_for"] == 30
+    await desk.later(30)
+    for id in (never_asked, asked):
         await desk.ask("GET", f"/jobs/{id}/result", status=404)
 
 

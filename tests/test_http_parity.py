@@ -254,6 +254,19 @@ async def results_are_told_or_not_there(script: Script) -> None:
     await script.refused(GetResult(id=NOBODY, wait=61.0), Invalid)
 
 
+@scenario(GetResult)
+async def a_result_goes_before_its_record(script: Script) -> None:
+    for keep in ("keep", "once"):
+        worker, claimed = await script.running(keep_result=keep, keep_result_for=60.0)
+        assert claimed.job.keep_result_for == 60.0
+        await script.finish(worker, claimed, result=packed(7))
+        script.clock.advance(60)
+        told = await script.ask(GetResult(id=claimed.job.id, wait=1.0))
+        assert (told.state, told.result) == (State.SUCCEEDED, UNSET)
+        assert (await script.ask(Show(id=claimed.job.id))).state is State.SUCCEEDED
+    await script.refused(Enqueue(job=NewJob(task="a", keep_result_for=-1.0)), Invalid)
+
+
 @scenario(Finish)
 async def outcomes_of_all_kinds(script: Script) -> None:
     for outcome in Verdict:

@@ -138,6 +138,7 @@ TERMS = st.fixed_dictionaries(
         "max_retry": some_of((1, 3, None)),
         "retry": some_of(RETRIES),
         "keep_result": some_of(("once", "none")),
+        "keep_result_for": some_of((0.0, 1.0, 9.0, 10.0)),
         "keep_success": some_of((None, 0.0, 10.0)),
         "keep_failure": some_of((None, 0.0, 10.0)),
         "tags": some_of((["t"], ["t", "u"])),

@@ -407,6 +407,7 @@ ODD_TERMS: dict[str, Any] = {
     "max_retry": None,
     "retry": ODD_RETRY,
     "keep_result": "once",
+    "keep_result_for": 60.0,
     "keep_success": None,
     "keep_failure": 0.0,
     "expires": 60.0,

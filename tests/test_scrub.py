@@ -6,6 +6,7 @@ from typing import cast
 import apsw
 import pytest
 import redis
+from msgspec import Raw
 
 from tests.servers import NewPrefix, Server
 from tests.worlds import SeededChance, VirtualClock
@@ -28,7 +29,10 @@ async def furnish(store: Store) -> None:
     engine = Engine(store, SeededChance())
     await engine(
         EnqueueMany(
-            jobs=[NewJob(task="a", max_retry=1, files={"f": b"1"})] * 6 + [NewJob(task="b", delay=60, expires=90)]
+            jobs=[
+                *[NewJob(task="a", max_retry=1, files={"f": b"1"}, keep_result_for=60)] * 6,
+                NewJob(task="b", delay=60, expires=90),
+            ]
         )
     )
     parent = await engine(Enqueue(job=NewJob(task="p", queue="busy", then=NewJob(task="c"))))
@@ -38,7 +42,9 @@ async def furnish(store: Store) -> None:
     chunk = NewChunk(stream="log", data=b"hello")
     await engine(Renew(worker=worker, jobs=[Alive(id=first.job.id, token=first.token, output=[chunk] * 3)]))
     outcomes = [(first, Verdict.OK), (second, Verdict.ERROR)]
-    reports = [Finished(id=one.job.id, token=one.token, outcome=outcome) for one, outcome in outcomes]
+    reports = [
+        Finished(id=one.job.id, token=one.token, outcome=outcome, result=Raw(b"\x01")) for one, outcome in outcomes
+    ]
     await engine(Finish(worker=worker, jobs=reports))
     await bind(store)
 
@@ -83,6 +89,8 @@ REDIS_DAMAGE = {
     "stray children": ("SADD", "{0}c" + "x" * 16, "y" * 16),
     "a stray sequel": ("SET", "{0}t" + "x" * 16, "y"),
     "a stray list of parents": ("SET", "{0}a" + "x" * 16, "y" * 16),
+    "a lost time of a result": ("DEL", "{0}:gone"),
+    "a stray time of a result": ("SET", "{0}h" + "x" * 16, "y"),
     "stray files": ("SET", "{0}f" + "x" * 16, "y"),
     "stray output": ("RPUSH", "{0}o" + "x" * 16, "y" * 29),
     "lost places": ("DEL", "{0}:places:default/x"),
@@ -121,11 +129,12 @@ SQLITE_DAMAGE = {
     "a blocked job that waits for nothing": "UPDATE job SET waits = NULL WHERE state = 0",
     "stray children": "INSERT INTO edge VALUES (x'00', x'01')",
     "a stray sequel": "INSERT INTO sequel VALUES (x'00', x'01')",
-    "a spent result": "INSERT INTO result SELECT seq, 1, 'x', x'00' FROM job WHERE state = 4 LIMIT 1",
+    "a spent result": "INSERT OR REPLACE INTO result SELECT seq, 1, 'x', x'00' FROM job WHERE state = 4 LIMIT 1",
     "stray files": "INSERT INTO file VALUES (999, 'f', x'00')",
     "lost files": "DELETE FROM file WHERE job = (SELECT min(job) FROM file)",
     "lost output": "DELETE FROM output WHERE n = 2",
     "a keep clock on a waiting job": "UPDATE job SET purge_at = 1 WHERE state = 2",
+    "a lost time of a result": "UPDATE job SET purge_at = NULL WHERE state = 4",
     "a scheduled job without a time": "UPDATE job SET run_at = NULL WHERE state = 1",
     "a job in a wrong state": "UPDATE job SET state = 3 WHERE state = 2",
     "a lost place": "UPDATE bucket SET running = running - 1 WHERE name = 'default/x'",

@@ -30,6 +30,7 @@ TERMS: dict[str, Any] = {
     "max_retry": None,
     "retry": Retry(base=1.5, factor=3.0, cap=99.0, jitter=0.25, deadline=1000.0, anchor="start"),
     "keep_result": "once",
+    "keep_result_for": 60.0,
     "keep_success": None,
     "keep_failure": 0.5,
     "expires": 60.0,

@@ -293,6 +293,17 @@ def test_time_passes_when_the_test_says_so(app: Windlass, add: Add) -> None:
             late.refresh()
 
 
+def test_a_result_goes_before_its_job_does(app: Windlass, add: Add) -> None:
+    with app.testing.manual() as manual:
+        job = add.using(keep_result_for="10m").enqueue(1, 2)
+        manual.drain()
+        manual.advance("599s")
+        assert job.result() == 3
+        manual.advance("1s")
+        nothing: object = job.result()
+        assert (job.state, nothing) == (State.SUCCEEDED, None)
+
+
 @pytest.mark.parametrize(
     ("raised", "states", "runs", "waits"),
     [

@@ -28,7 +28,7 @@ async def fetch(url: str) -> list[bytes]:
     return [url.encode()]
 
 
-@app.task(isolate=True, tags=["x"], keep_result="once", retry=RetryPolicy(base=1.0))
+@app.task(isolate=True, tags=["x"], keep_result="once", keep_result_for="1h", retry=RetryPolicy(base=1.0))
 async def fetch_alone(url: str) -> bytes:
     return url.encode()
 

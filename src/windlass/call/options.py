@@ -41,6 +41,8 @@ class TaskOptions(TypedDict, total=False):
     input: bool
     """Whether messages may be sent to it while it runs: `current.input` in the task."""
     keep_result: KeepResult
+    keep_result_for: Duration | None
+    """How long the result stays, if the record stays longer; None = as long as the record."""
     keep_success: Duration | None
     keep_failure: Duration | None
     expires: Duration | None
@@ -79,7 +81,7 @@ class Following(Protocol):
     def template(self) -> NewJob: ...
 
 
-DURATIONS = ("timeout", "keep_success", "keep_failure", "expires", "unattended", "delay")
+DURATIONS = ("timeout", "keep_result_for", "keep_success", "keep_failure", "expires", "unattended", "delay")
 POLICY_DURATIONS = ("base", "cap", "deadline")
 
 

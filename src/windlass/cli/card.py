@@ -28,7 +28,7 @@ FOR = {
 }
 """What a job waits for, in words."""
 
-TIMES = {"timeout", "keep_success", "keep_failure", "expires", "unattended"}
+TIMES = {"timeout", "keep_result_for", "keep_success", "keep_failure", "expires", "unattended"}
 """Wishes that are lengths of time."""
 
 

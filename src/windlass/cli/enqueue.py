@@ -51,6 +51,10 @@ async def enqueue(
             help="Cancel it when nobody has asked for it for so long; `--wait` asks (never).",
         ),
     ] = None,
+    keep_result_for: Annotated[
+        str | None,
+        Parameter(group=WISHES, metavar="TIME", help="How long its result stays (as long as its record)."),
+    ] = None,
     isolate: Annotated[bool, Parameter(group=WISHES, help="Run it in a process of its own.")] = False,
     takes_input: Annotated[
         bool, Parameter(name="--input", group=WISHES, help="Let messages be sent to it: see windlass jobs send.")
@@ -79,14 +83,15 @@ async def enqueue(
         payload=values.payload(payload),
         queue=queue,
         priority=priority,
-        delay=None if delay is None else duration.seconds(delay, at="--delay"),
+        delay=_time(delay, "--delay"),
         key=key,
         tags=tag or [],
-        timeout=None if timeout is None else duration.seconds(timeout, at="--timeout"),
+        timeout=_time(timeout, "--timeout"),
         tier=_tier(tier),
         yielding=yielding,
         max_retry=max_retry,
-        unattended=None if unattended is None else duration.seconds(unattended, at="--unattended"),
+        unattended=_time(unattended, "--unattended"),
+        keep_result_for=_time(keep_result_for, "--keep-result-for"),
         isolate=isolate,
         input=takes_input,
     )
@@ -101,6 +106,10 @@ async def enqueue(
     else:
         saying.write(job.id)
     return 0
+
+
+def _time(text: str | None, at: str) -> float | None:
+    return None if text is None else duration.seconds(text, at=at)
 
 
 def _tier(text: str | None) -> str | float | None:

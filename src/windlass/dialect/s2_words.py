@@ -33,6 +33,10 @@ MOST_ERROR = 8192
 """Characters of that value: what is longer is cut, and told as the text that is left."""
 
 
+HELD_FOR = 3600.0
+"""Seconds that a result waits for whoever fetches it."""
+
+
 class Submission(Struct, frozen=True):
     """A job as it is sent in."""
 
@@ -112,6 +116,7 @@ def new_job(sent: Submission, form: Format) -> NewJob:
         priority=sent.priority,
         max_retry=sent.max_retry,
         keep_result="once" if sent.keep_result else "none",
+        keep_result_for=HELD_FOR if sent.keep_result else None,
         timeout=sent.timeout,
     )
 

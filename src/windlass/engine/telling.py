@@ -111,7 +111,8 @@ class Telling:
 
     async def _sweep(self, clock: Sweep, limit: int) -> list[Swept]:
         swept = await self._store.sweep(clock, limit)
-        await self._tell([f"queued {one.id}" if clock is Sweep.RUN else _gone(one) for one in swept])
+        dropped = [one for one in swept if not one.result_only]
+        await self._tell([f"queued {one.id}" if clock is Sweep.RUN else _gone(one) for one in dropped])
         return swept
 
     async def _tell(self, news: list[str]) -> None:

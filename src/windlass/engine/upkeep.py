@@ -87,7 +87,7 @@ async def abandon(engine: Engine) -> int:
 
 
 async def purge(engine: Engine) -> int:
-    """Drop finished jobs that have been kept long enough."""
+    """Drop finished jobs that have been kept long enough, and results that have."""
     return len(await engine.desk.store.sweep(Sweep.KEEP, STEP))
 
 

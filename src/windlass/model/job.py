@@ -131,6 +131,8 @@ class Wishes(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     """When those re-runs come."""
     keep_result: KeepResult = "keep"
     """Whether the result stays with the record, is handed out once, or is dropped at once."""
+    keep_result_for: Seconds | None = None
+    """Seconds after success that the result stays, if its record stays longer; null = as long as the record."""
     keep_success: Seconds | None = DAY
     """Seconds that the record of a success stays; null = for ever."""
     keep_failure: Seconds | None = 7 * DAY

@@ -8,7 +8,8 @@ as a `Move`; the store checks the move's guards and writes it whole, or refuses 
   the same jobs.
 - Every write by a worker is fenced by that token.
 - Due times and leases are judged by the store's own clock; callers pass durations, or times that the store gave them.
-- Finished jobs leave the structures that claims read, and vanish when their keep clock runs out.
+- Finished jobs leave the structures that claims read, and vanish when their keep clock runs out. A result may have less
+  time than its record: then that clock has two stages.
 - No call costs more as the backlog grows, beyond a logarithm; no call loops without a bound.
 
 What stores do beside keeping jobs is in `beside`, `flow` and `mailbox`.
@@ -197,7 +198,7 @@ class Sweep(StrEnum):
     RUN = "run"
     """A scheduled job whose time has come is queued."""
     KEEP = "keep"
-    """A finished job that was kept long enough is dropped."""
+    """A finished job that was kept long enough is dropped; or its result is, if only that was kept long enough."""
 
 
 class Swept(Struct, frozen=True, gc=False):
@@ -208,6 +209,8 @@ class Swept(Struct, frozen=True, gc=False):
     queue: str
     task: str
     state: State
+    result_only: bool = False
+    """Whether only its result was dropped, and its record stays."""
 
 
 class Overdue(StrEnum):
@@ -267,7 +270,7 @@ class Store(Protocol):
         ...
 
     async def result(self, id: str) -> Kept | None:
-        """The result of a job; if it is kept for one reading only, it is gone afterwards."""
+        """The result of a job, unless its time is over; if it is kept for one reading only, it is gone afterwards."""
         ...
 
     async def output(self, id: str, after: int, limit: int) -> list[Chunk]:

@@ -43,6 +43,13 @@ def unpack(packed: bytes) -> Mapping[str, Any]:
     return MappingProxyType(found)
 
 
+def held_for(keep_result: str, keep_result_for: float | None, keep_success: float | None) -> float | None:
+    """Seconds after which a result goes before its record does; null = it goes with it, or was never kept."""
+    if keep_result_for is None or keep_result == "none":
+        return None
+    return keep_result_for if keep_success is None or keep_result_for < keep_success else None
+
+
 class _Following(msgspec.Struct, frozen=True, array_like=True):
     """A job that is to follow another one. Payloads are apart: they may be in any encoding."""
 

@@ -26,6 +26,7 @@ from windlass.store.redis.layout import (
     OWN,
     PROGRESS,
     REASONS,
+    RESULT_ONLY,
     RUN_SIZE,
     RUNNING,
     STATE,
@@ -73,7 +74,10 @@ def messages(reply: Sequence[bytes]) -> list[Message]:
 
 def swept(reply: Sequence[bytes]) -> list[Swept]:
     """What `promote.lua` and `purge.lua` answer."""
-    return [Swept(text_id(one[:16]), *parts(one[17:])[:3], state=STATES[one[16]]) for one in reply]
+    return [
+        Swept(text_id(one[:16]), *parts(one[17:])[:3], STATES[one[16] % RESULT_ONLY], one[16] >= RESULT_ONLY)
+        for one in reply
+    ]
 
 
 class Run(NamedTuple):

@@ -75,6 +75,11 @@ MESSAGE = struct.Struct(">QQ")
 STREAMS: tuple[Stream, ...] = ("stdout", "stderr", "log")
 
 KEEP_RESULT_FLAGS = {"keep": 0, "once": 16, "none": 32}
+TIMED = 48
+"""In the place of these flags: the result goes before its record does; how it is kept is said in a `HOLD`."""
+HOLD = struct.Struct(">?d")
+RESULT_ONLY = 128
+"""Added to the state of a job that was swept: only its result was dropped."""
 FOR_EVER = -1.0
 NEVER = -1
 AS_IT_IS = -1
@@ -116,7 +121,7 @@ def _meta(new: NewJob, terms_size: int, line: int) -> bytes:
     """What a script must know of a job, but for its place among the batch's jobs of its line."""
     return NEW.pack(
         new.priority,
-        KEEP_RESULT_FLAGS[new.keep_result] + (EXTRAS if new.files else 0) + (FOLLOWED if new.then else 0),
+        _flags(new),
         FOR_EVER if new.keep_success is None else new.keep_success,
         AGES_AGO if new.after else 0 if new.run_at is None else to_micros(new.run_at),
         0 if new.delay is None else span(new.delay),
@@ -124,6 +129,11 @@ def _meta(new: NewJob, terms_size: int, line: int) -> bytes:
         terms_size,
         line,
     )
+
+
+def _flags(new: NewJob) -> int:
+    kept = KEEP_RESULT_FLAGS[new.keep_result] if _hold(new) is None else TIMED
+    return kept + (EXTRAS if new.files else 0) + (FOLLOWED if new.then else 0)
 
 
 def _extras(draft: Draft) -> list[bytes]:
@@ -134,12 +144,18 @@ def _extras(draft: Draft) -> list[bytes]:
         found.append(_pack(new.files))
     if new.then is not None:
         found.append(terms.pack_then(draft.tenant, new.then))
+    if (hold := _hold(new)) is not None:
+        found.append(HOLD.pack(new.keep_result == "once", hold))
     if new.after:
         found.append(ids(new.after))
     return found
 
 
-_waits_or_brings = attrgetter("delay", "run_at", "expires", "unattended", "after", "files", "then")
+def _hold(new: NewJob) -> float | None:
+    return terms.held_for(new.keep_result, new.keep_result_for, new.keep_success)
+
+
+_waits_or_brings = attrgetter("delay", "run_at", "expires", "unattended", "after", "files", "then", "keep_result_for")
 _neither = _waits_or_brings(NewJob(task="x"))
 
 

@@ -12,13 +12,14 @@ from windlass.model.job import FINISHED, MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES,
 from windlass.model.lifecycle import ORDERS
 from windlass.model.names import text_id
 from windlass.store import terms
+from windlass.store.micros import span
 from windlass.store.redis import layout, scrub_flow
 from windlass.store.redis.address import Argument
 from windlass.store.redis.store import RedisStore
 
 STALE, RESULT, ERRORS, PROGRESS, FOLLOWED, EXTRAS = 1, 2, 4, 8, 64, 128
 CHUNK = 64
-BELONGINGS = (b"r", b"e", b"o", b"i", b"f", b"a")
+BELONGINGS = (b"r", b"h", b"e", b"o", b"i", b"f", b"a")
 """Keys of one job's own, beside its record."""
 _EXTRAS = (b"f", b"o", b"i")
 RUNNING = layout.STATE_NUMBERS[State.RUNNING]
@@ -109,11 +110,12 @@ class Held(NamedTuple):
     finished: int
     has_owner_clock: bool | None
     """Whether it should; null = it may, for it was told to stop."""
+    updated: int
 
 
 def _held(id: bytes, value: bytes, live: bytes | None) -> Held:
     head = layout.HEAD.unpack_from(value)
-    _, state_number, _, flags, _, _, _, _, due, run_size, terms_size, priority, seq, pos, _, _ = head
+    _, state_number, _, flags, _, _, _, updated, due, run_size, terms_size, priority, seq, pos, _, _ = head
     zero = value.index(0, layout.HEAD.size)
     packed, asked = value[layout.HEAD.size : zero], terms.unpack(value[zero + 1 : zero + 1 + terms_size])
     tenant, queue, task, _ = layout.parts(packed)
@@ -128,7 +130,8 @@ def _held(id: bytes, value: bytes, live: bytes | None) -> Held:
     owned: bool | None = "unattended" in asked and state not in FINISHED
     if owned and layout.REASONS[reason] in ORDERS:
         owned = None
-    return Held(id, state, flags, priority, seq, pos, due, tenant, queue, task, route, worker, token, finished, owned)
+    names, run = (tenant, queue, task, route), (worker, token, finished)
+    return Held(id, state, flags, priority, seq, pos, due, *names, *run, owned, updated)
 
 
 def _jobs(found: Found, prefix: bytes) -> list[Held]:
@@ -189,8 +192,10 @@ def _check_jobs(found: Found, prefix: bytes) -> list[str]:
             ),
             "a finish time": (bool(job.finished), finished),
             "a time to be dropped": (id in indexes["gone"] and not finished, False),
+            "the time of its result, if that is there": _result_time(found, prefix, job),
             "progress": (id in indexes["progress"], bool(job.flags & PROGRESS)),
             "a result": (prefix + b"r" + id in found, bool(job.flags & RESULT)),
+            "a time of its result's own": (prefix + b"h" + id in found, job.flags & layout.TIMED == layout.TIMED),
             "errors": (prefix + b"e" + id in found, bool(job.flags & ERRORS)),
             "something that it waits for": (bool(found.get(prefix + b"a" + id)), job.state is State.BLOCKED),
             "files, output or input": (any(prefix + kind + id in found for kind in _EXTRAS), bool(job.flags & EXTRAS)),
@@ -208,6 +213,14 @@ def _check_jobs(found: Found, prefix: bytes) -> list[str]:
         if key.startswith(tuple(prefix + kind for kind in BELONGINGS)) and key not in owned:
             findings.append(f"{key!r} belongs to no job")
     return findings + _check_sequels(found, prefix, {id for id, job in jobs.items() if job.flags & FOLLOWED})
+
+
+def _result_time(found: Found, prefix: bytes, job: Held) -> tuple[float | None, float | None]:
+    """When a job's result goes, where that has a time of its own; and when it should."""
+    if not job.flags & RESULT or job.flags & layout.TIMED != layout.TIMED:
+        return None, None
+    _, seconds = layout.HOLD.unpack(found[prefix + b"h" + job.id])
+    return found.get(prefix + b":gone", {}).get(job.id), float(job.updated + span(seconds))
 
 
 def _check_sequels(found: Found, prefix: bytes, followed: set[bytes]) -> list[str]:

@@ -42,10 +42,13 @@ _IS_FOLLOWED = "SELECT 1 FROM job WHERE id = ? AND followed"
 _DROP_SPENT = "DELETE FROM result WHERE spent AND job = (SELECT seq FROM job WHERE id = ?)"
 _FORGET = ("DELETE FROM sequel WHERE parent = ?", "DELETE FROM edge WHERE parent = ?")
 
-_SPEND = """
-    UPDATE result SET spent = 1
-    WHERE job = ?1 AND EXISTS (SELECT 1 FROM job JOIN ripe ON ripe.id = job.id WHERE job.seq = ?1 AND job.followed)
-"""
+_SPEND = (
+    """
+    UPDATE result SET spent = 1 WHERE job IN carray(?)
+        AND EXISTS (SELECT 1 FROM job JOIN ripe ON ripe.id = job.id WHERE job.seq = result.job AND job.followed)
+    """,
+    "DELETE FROM result WHERE job IN carray(?) AND NOT spent",
+)
 _VANISHING = """
     SELECT id FROM job WHERE seq IN carray(?) AND followed AND id NOT IN (SELECT id FROM ripe)
 """
@@ -110,10 +113,10 @@ def _told(tx: Transaction, row: tuple[Any, ...]) -> Ripe:
     )
 
 
-def spend(tx: Transaction, seq: int) -> bool:
-    """A result that may be read once has been read: whether it is still wanted for the job that follows."""
-    tx.run(_SPEND, seq)
-    return tx.changed() > 0
+def spend(tx: Transaction, seqs: Sequence[int]) -> None:
+    """Results that were read for the only time, or kept long enough, go; but for the job that follows they stay."""
+    for statement in _SPEND:
+        tx.run(statement, batches.numbers(seqs))
 
 
 def vanish(tx: Transaction, seqs: Sequence[int]) -> None:

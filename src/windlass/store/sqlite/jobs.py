@@ -6,14 +6,14 @@ Knows the tables of jobs; says nothing of who runs them (`work`) or of what stat
 from collections.abc import Sequence
 
 from windlass.model.job import NewJob
-from windlass.store import Draft, Kept, Reading
+from windlass.store import Draft, Reading
 from windlass.store.alike import alike
 from windlass.store.flow import StaleRules
 from windlass.store.micros import from_micros, span, to_micros
 from windlass.store.sqlite import batches, following, records
 from windlass.store.sqlite.transaction import Transaction
 from windlass.store.sqlite.values import BLOCKED, QUEUED, SCHEDULED, key, keys
-from windlass.store.terms import pack, pack_then, unpack
+from windlass.store.terms import pack, pack_then
 
 MOST_INLINE = 1000
 """Bytes of a payload that sits in its job's own row: rewritten with it, but also found with it."""
@@ -28,12 +28,6 @@ _ADD = """
 _ADD_LARGE = "INSERT INTO payload (job, data) SELECT seq, ?2 FROM job WHERE id = ?1"
 
 _ADD_FILE = "INSERT INTO file (job, name, data) SELECT seq, ?2, ?3 FROM job WHERE id = ?1"
-
-_RESULT = """
-    SELECT job.seq, job.terms, result.data, result.content_type
-    FROM job CROSS JOIN result ON result.job = job.seq WHERE job.id = ? AND NOT result.spent
-"""
-_DROP_RESULT = "DELETE FROM result WHERE job = ?"
 
 _VANISH = (
     "DELETE FROM lease WHERE job IN carray(?)",
@@ -117,26 +111,6 @@ def _due(new: NewJob, now: int) -> int | None:
 
 def read(tx: Transaction, ids: Sequence[str], *, payload: bool) -> Reading:
     return Reading(now=from_micros(tx.now), records=records.by_id(tx, ids, payload=payload))
-
-
-def peek(tx: Transaction, id: str) -> tuple[Kept | None, bool]:
-    """The result of a job, and whether it may be read only once."""
-    row = tx.first(_RESULT, key(id))
-    if row is None:
-        return None, False
-    _, terms, data, content_type = row
-    return Kept(data=data, content_type=content_type), unpack(terms).get("keep_result") == "once"
-
-
-def take(tx: Transaction, id: str) -> Kept | None:
-    """The result of a job, which is gone afterwards."""
-    row = tx.first(_RESULT, key(id))
-    if row is None:
-        return None
-    seq, _, data, content_type = row
-    if not following.spend(tx, seq):
-        tx.run(_DROP_RESULT, seq)
-    return Kept(data=data, content_type=content_type)
 
 
 def vanish(tx: Transaction, seqs: Sequence[int]) -> None:

@@ -168,7 +168,7 @@ CREATE TABLE job (
     finished_at INTEGER,
     expires_at  INTEGER,                           -- the wait clock: only on a waiting job that was never claimed
     abandon_at  INTEGER,                           -- the owner clock: only on a pending job
-    purge_at    INTEGER,                           -- the keep clock: only on a job that has ended
+    purge_at    INTEGER,                           -- the keep clock: only on a job that has ended; see `results.py`
     worker      TEXT,
     node        TEXT,
     pid         INTEGER,

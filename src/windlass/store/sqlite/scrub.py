@@ -7,8 +7,10 @@ from itertools import islice
 
 from windlass.model.job import MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT
 from windlass.model.lifecycle import ORDERS
+from windlass.store.micros import span
 from windlass.store.sqlite import scrub_flow
 from windlass.store.sqlite.moving import MOST_ERRORS
+from windlass.store.sqlite.results import first_stage
 from windlass.store.sqlite.store import SqliteStore
 from windlass.store.sqlite.transaction import Transaction
 from windlass.store.sqlite.values import BLOCKED, ENDED, QUEUED, RUNNING, SCHEDULED, STATES
@@ -88,6 +90,10 @@ QUESTIONS: dict[str, str] = {
 }
 
 _OWNED = f"SELECT hex(id), terms, reason, abandon_at FROM job WHERE state NOT IN ({_ENDED})"
+_TIMED = """
+    SELECT hex(job.id), job.terms, job.updated_at, job.purge_at
+    FROM result JOIN job ON job.seq = result.job WHERE NOT result.spent
+"""
 _COUNTS = "SELECT lane, state, count(*) FROM job GROUP BY lane, state"
 _COUNTED = f"SELECT id, {', '.join(STATES)} FROM lane"
 _LINES = """
@@ -106,7 +112,7 @@ def _findings(tx: Transaction) -> list[str]:
     for wrong, question in QUESTIONS.items():
         found += [f"job {job} {wrong}" for job in tx.column(f"{question} LIMIT {MOST_SHOWN}")]
     found += [f"lane {lane} has other names than its line" for lane in tx.column(_LINES)]
-    return found + _misowned(tx) + _miscounts(tx) + list(islice(scrub_flow.findings(tx), MOST_SHOWN))
+    return found + _misowned(tx) + _mistimed(tx) + _miscounts(tx) + list(islice(scrub_flow.findings(tx), MOST_SHOWN))
 
 
 def _misowned(tx: Transaction) -> list[str]:
@@ -115,6 +121,15 @@ def _misowned(tx: Transaction) -> list[str]:
         f"job {job} {'has no owner clock' if abandon_at is None else 'has an owner clock without asking for one'}"
         for job, packed, reason, abandon_at in tx.rows(_OWNED)
         if ("unattended" in unpack(packed)) != (abandon_at is not None) and reason not in ORDERS
+    ][:MOST_SHOWN]
+
+
+def _mistimed(tx: Transaction) -> list[str]:
+    """Results that have a time of their own go by the first stage of the keep clock."""
+    return [
+        f"job {job} has a result with a time of its own, but its keep clock says {purge_at}"
+        for job, packed, ended_at, purge_at in tx.rows(_TIMED)
+        if (seconds := first_stage(unpack(packed))) is not None and purge_at != ended_at + span(seconds)
     ][:MOST_SHOWN]
 
 

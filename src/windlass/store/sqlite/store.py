@@ -46,6 +46,7 @@ from windlass.store.sqlite import (
     output,
     parking,
     regrouping,
+    results,
     ruling,
     shelf,
     standing,
@@ -110,8 +111,8 @@ class SqliteStore:
         return await self._connection.read(lambda tx: jobs.read(tx, ids, payload=payload))
 
     async def result(self, id: str) -> Kept | None:
-        kept, once = await self._connection.read(lambda tx: jobs.peek(tx, id))
-        return await self._connection.write(lambda tx: jobs.take(tx, id)) if once else kept
+        kept, once = await self._connection.read(lambda tx: results.peek(tx, id))
+        return await self._connection.write(lambda tx: results.take(tx, id)) if once else kept
 
     async def output(self, id: str, after: int, limit: int) -> list[Chunk]:
         return await self._connection.read(lambda tx: output.page(tx, id, after, limit))

@@ -4,14 +4,16 @@ Each looks at one clock's own index, earliest first, and stops at a limit.
 """
 
 from collections import Counter
+from typing import NamedTuple
 
 from windlass.model.names import text_id
 from windlass.store import Overdue, Reading, Sweep, Swept
 from windlass.store.micros import from_micros
-from windlass.store.sqlite import batches, records
+from windlass.store.sqlite import batches, records, results
 from windlass.store.sqlite.jobs import vanish
 from windlass.store.sqlite.transaction import Transaction
-from windlass.store.sqlite.values import QUEUED, SCHEDULED, STATES
+from windlass.store.sqlite.values import QUEUED, SCHEDULED, STATES, SUCCEEDED
+from windlass.store.terms import unpack
 
 _DUE = f"SELECT seq, id, lane FROM job WHERE state = {SCHEDULED} AND run_at <= ? ORDER BY run_at, seq LIMIT ?"
 _PROMOTE = f"UPDATE job SET state = {QUEUED}, updated_at = ?2 WHERE seq IN carray(?1)"
@@ -22,7 +24,18 @@ _OVERDUE = {
     Overdue.OWNER: "SELECT seq FROM job WHERE abandon_at <= ? ORDER BY abandon_at, seq LIMIT ?",
 }
 
-_OLD = "SELECT seq, id, lane, state FROM job WHERE purge_at <= ? ORDER BY purge_at, seq LIMIT ?"
+_OLD = "SELECT seq, id, lane, state, terms, updated_at FROM job WHERE purge_at <= ? ORDER BY purge_at, seq LIMIT ?"
+
+
+class Old(NamedTuple):
+    """A finished job whose keep clock has run out, in the order of `_OLD`."""
+
+    seq: int
+    id: bytes
+    lane: int
+    state: int
+    terms: bytes
+    updated_at: int
 
 
 def sweep(tx: Transaction, clock: Sweep, limit: int) -> list[Swept]:
@@ -47,13 +60,25 @@ def overdue(tx: Transaction, clock: Overdue, limit: int) -> Reading:
 
 
 def _purge(tx: Transaction, limit: int) -> list[Swept]:
-    old = tx.rows(_OLD, tx.now, limit)
-    vanish(tx, [seq for seq, _, _, _ in old])
-    for (lane, state), count in Counter((lane, state) for _, _, lane, state in old).items():
+    old = [Old(*row) for row in tx.rows(_OLD, tx.now, limit)]
+    stay = [job for job in old if _outlives_its_result(job, tx.now)]
+    lasting = {job.seq: results.second_stage(unpack(job.terms), job.updated_at) for job in stay}
+    results.outlive(tx, list(lasting.items()))
+    gone = [job for job in old if job.seq not in lasting]
+    vanish(tx, [job.seq for job in gone])
+    for (lane, state), count in Counter((job.lane, job.state) for job in gone).items():
         tx.count(lane, state, -count)
-    return [_swept(tx, id, lane, state) for _, id, lane, state in old]
+    return [_swept(tx, job.id, job.lane, job.state, result_only=job.seq in lasting) for job in old]
 
 
-def _swept(tx: Transaction, id: bytes, lane: int, state: int) -> Swept:
+def _outlives_its_result(job: Old, now: int) -> bool:
+    asked = unpack(job.terms)
+    if job.state != SUCCEEDED or results.first_stage(asked) is None:
+        return False
+    last = results.second_stage(asked, job.updated_at)
+    return last is None or last > now
+
+
+def _swept(tx: Transaction, id: bytes, lane: int, state: int, *, result_only: bool = False) -> Swept:
     where = tx.lanes.get(lane)
-    return Swept(text_id(id), where.tenant, where.queue, where.task, STATES[state])
+    return Swept(text_id(id), where.tenant, where.queue, where.task, STATES[state], result_only)

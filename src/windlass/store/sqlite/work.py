@@ -8,18 +8,16 @@ from typing import NamedTuple
 
 import msgspec
 
-from windlass.model.job import Reason, Terms
+from windlass.model.job import Reason
 from windlass.store import Done, Touch, Touched
 from windlass.store.micros import from_micros, span, to_micros
-from windlass.store.sqlite import batches, following, output
+from windlass.store.sqlite import batches, following, output, results
 from windlass.store.sqlite.groups import held_levels
 from windlass.store.sqlite.jobs import vanish
 from windlass.store.sqlite.records import deadline
 from windlass.store.sqlite.transaction import Transaction
 from windlass.store.sqlite.values import RUNNING, SUCCEEDED, keys
 from windlass.store.terms import unpack
-
-DEFAULT = Terms(task="any")
 
 _pack = msgspec.msgpack.Encoder()
 
@@ -105,7 +103,7 @@ def succeed(tx: Transaction, dones: Sequence[Done]) -> list[bool]:
     held = _held(tx, ids)
     answers = []
     ended: list[batches.Row] = []
-    results: list[batches.Row] = []
+    outcomes: list[batches.Row] = []
     released: list[int] = []
     gone: list[int] = []
     for id, done in zip(ids, dones, strict=True):
@@ -121,18 +119,20 @@ def succeed(tx: Transaction, dones: Sequence[Done]) -> list[bool]:
         if job.followed:
             following.ripen(tx, job.seq, SUCCEEDED)
         terms = unpack(job.terms)
-        keep = terms.get("keep_success", DEFAULT.keep_success)
+        keep = terms.get("keep_success", results.DEFAULT.keep_success)
         if keep == 0 or job.reason == Reason.DELETED:
             gone.append(job.seq)
             continue
         tx.count(job.lane, SUCCEEDED, 1)
         released.append(job.seq)
         finished_at = tx.now if done.finished_at is None else to_micros(done.finished_at)
-        ended.append((job.seq, done.code, tx.now, finished_at, None if keep is None else tx.now + span(keep)))
         if done.result is not None and terms.get("keep_result") != "none":
-            results.append((job.seq, done.result, done.content_type))
+            outcomes.append((job.seq, done.result, done.content_type))
+            first = results.first_stage(terms)
+            keep = keep if first is None else first
+        ended.append((job.seq, done.code, tx.now, finished_at, None if keep is None else tx.now + span(keep)))
     tx.run_all(_SUCCEED, ended)
-    tx.run_all(_RESULT, results)
+    tx.run_all(_RESULT, outcomes)
     end_runs(tx, released)
     vanish(tx, gone)
     return answers

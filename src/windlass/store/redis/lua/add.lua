@@ -1,6 +1,6 @@
 -- Keep new jobs.
--- ARGV[2..]  grouping; owner clocks ('' = none, else '>Ii8' per job that has one: its number from 1, us); number of lines; line, jobs of it, …; then per job: meta, body; its files and what is to follow it
---            if its flags say so; the ids that it waits for if it is blocked
+-- ARGV[2..]  grouping; owner clocks ('' = none, else '>Ii8' per job that has one: its number from 1, us); number of lines; line, jobs of it, …; then per job: meta, body; its files, what is to follow it and
+--            how its result is kept (HOLD) if its flags say so; the ids that it waits for if it is blocked
 --            meta = id (16) .. '>iBdi8i8i8IHI': priority, flags (of keep_result, EXTRAS = files), keep_success (-1 = for ever), run_at
 --            (below AGES = blocked), delay,
 --            expires (-1 = never), size of terms, line (from 0), place among the batch's jobs of that line (from 0)
@@ -27,6 +27,7 @@ local function extras_of(flags, state)
   local kinds = {}
   if flags >= EXTRAS then push(kinds, 'f') end
   if bit.band(flags, FOLLOWED) ~= 0 then push(kinds, 't') end
+  if bit.band(flags, TIMED) == TIMED then push(kinds, 'h') end
   if state == BLOCKED then push(kinds, 'a') end
   return kinds
 end
@@ -47,7 +48,7 @@ for i = 1, jobs do
   if expires >= 0 then flags = flags + STALE end
   local pos = base[line] + rank
   local head = struct.pack(HEAD, 1, state, 0, flags, 0, 0, 0, now, due, 0, terms_size, priority, seq + i, pos, now, keep)
-  local extras = (flags >= FOLLOWED or state == BLOCKED) and extras_of(flags, state)
+  local extras = (flags >= TIMED or state == BLOCKED) and extras_of(flags, state)
   if extras then at = at + #extras end
   if redis.call('SET', K .. 'j' .. id, head .. body, 'NX') then
     created[i] = 1

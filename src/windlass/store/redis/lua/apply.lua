@@ -68,6 +68,7 @@ local function write(id, fence, failure, packed)
     stop_waiting(job)
     forget_progress(job)
     if has(job, RESULT) then redis.call('DEL', K .. 'r' .. id) end
+    if has(job, FOLLOWED) then redis.call('DEL', K .. 'k' .. id) end
     unmark(job, RESULT)
     if has(job, EXTRAS) then forget_output(id) end
   end

@@ -10,6 +10,7 @@
 --   Ko<id>                  list    the newest of its output, oldest first: each with CHUNK_HEAD below, then its bytes
 --   Ki<id>                  list    what was sent to it for its current or next run, oldest first: each with MESSAGE_HEAD below, then its bytes;
 --                                   the first is the last that the run has taken (number 0 if none), without its bytes
+--   Kh<id>                  string  how its result is kept, if that has a time of its own (TIMED), with HOLD below
 --   Kf<id>                  string  the files that came with it, opaque here
 --   Ka<id>                  string  ids of the jobs that a blocked one still waits for, one after the other
 --   Kc<id>                  set     ids of the jobs that wait for it
@@ -32,7 +33,8 @@
 --   K:unattended            zset    pending jobs with an owner clock, by the time they are abandoned
 --   K:runs                  hash    id -> the current run of a running job, with LIVE below
 --   K:leases                zset    running jobs by the end of their lease
---   K:gone                  zset    finished jobs by the time they are dropped (absent = kept for ever)
+--   K:gone                  zset    finished jobs by the time they are dropped (absent = kept for ever); one with a result that has a time
+--                                   of its own by that, until it has come
 --   K:log:<line>:<kind>:<chunk>  hash  place in the chunk (a byte) -> id, for listings; kind = pending, or a finished state;
 --                                  64 places a chunk, so that it stays a compact listpack
 --   K:chunks:<line>         zset    chunks of a line that hold jobs
@@ -96,6 +98,8 @@ local DELETED = 14 -- the only reason a script looks at
 
 -- Flags. Followed: another job waits for it or is to follow it, or did; extras: it has files, output or input.
 local STALE, RESULT, ERRORS, PROGRESS, ONCE, NONE, FOLLOWED, EXTRAS = 1, 2, 4, 8, 16, 32, 64, 128
+local TIMED = 48 -- both ONCE and NONE: the result goes before its record does; the rest is in HOLD
+local HOLD = '>Bd' -- 1 if it may be read once, else 0; seconds that it is kept
 
 -- A piece of output: number, bytes that came before it, attempt, time, stream. Of stream NO_STREAM: nothing, but the numbers go on from it.
 local CHUNK_HEAD = '>I8I8II8B'

@@ -82,6 +82,17 @@ local function forget_input(id, flags)
   return flags - EXTRAS
 end
 
+-- A result was read for the only time, or kept long enough; for the job that follows it stays.
+local function spend(job)
+  unmark(job, RESULT)
+  redis.call('SETRANGE', job.key, '3', string.char(job[FLAGS]))
+  if has(job, FOLLOWED) and redis.call('ZSCORE', K .. ':ripe', job.id .. job.lane.tenant) then
+    redis.call('RENAME', K .. 'r' .. job.id, K .. 'k' .. job.id)
+  else
+    redis.call('DEL', K .. 'r' .. job.id)
+  end
+end
+
 -- No trace is left of a job that has left its index, where it was in the state `before`.
 local function vanish(job, before)
   stop_waiting(job)
@@ -89,12 +100,14 @@ local function vanish(job, before)
   push(keys, job.key)
   if has(job, RESULT) then push(keys, K .. 'r' .. job.id) end
   if has(job, ERRORS) then push(keys, K .. 'e' .. job.id) end
+  if bit.band(job[FLAGS], TIMED) == TIMED then push(keys, K .. 'h' .. job.id) end
   if has(job, EXTRAS) then
     push(keys, K .. 'o' .. job.id, K .. 'f' .. job.id)
     push(keys, K .. 'i' .. job.id)
   end
-  if has(job, FOLLOWED) and not redis.call('ZSCORE', K .. ':ripe', job.id .. job.lane.tenant) then
-    push(keys, K .. 'c' .. job.id, K .. 't' .. job.id)
+  if has(job, FOLLOWED) then
+    push(keys, K .. 'k' .. job.id)
+    if not redis.call('ZSCORE', K .. ':ripe', job.id .. job.lane.tenant) then push(keys, K .. 'c' .. job.id, K .. 't' .. job.id) end
   end
   unlist(job.lane, before, job[POS])
   emptied[job.lane.line .. ' ' .. chunk_of(job[POS])] = true
@@ -228,5 +241,6 @@ local function due_jobs(index, most)
   return found
 end
 
--- A job that was swept, as it is told: id, state, lane.
-local function swept(job) return job.id .. string.char(job[STATE]) .. job.lane.name end
+-- A job that was swept, as it is told: id, state (and RESULT_ONLY if only its result was dropped), lane.
+local RESULT_ONLY = 128
+local function swept(job, and_) return job.id .. string.char(job[STATE] + (and_ or 0)) .. job.lane.name end

@@ -1,18 +1,15 @@
--- The result of a job; one that is kept for a single reading is gone afterwards, but for the job that
--- follows.
+-- The result of a job, unless its time is over; one that is kept for a single reading is gone afterwards, but for the job
+-- that follows.
 -- ARGV[2]  id
 -- Output   content type, zero byte, data; or nothing
 local id = ARGV[2]
 local job = load(id)
 if not job or not has(job, RESULT) then return false end
-local result = redis.call('GET', K .. 'r' .. id)
-if has(job, ONCE) then
-  unmark(job, RESULT)
-  redis.call('SETRANGE', job.key, '3', string.char(job[FLAGS]))
-  if has(job, FOLLOWED) and redis.call('ZSCORE', K .. ':ripe', id .. job.lane.tenant) then
-    redis.call('RENAME', K .. 'r' .. id, K .. 'k' .. id)
-  else
-    redis.call('DEL', K .. 'r' .. id)
-  end
+local once = has(job, ONCE)
+if bit.band(job[FLAGS], TIMED) == TIMED then
+  if tonumber(redis.call('ZSCORE', K .. ':gone', id)) <= now then return false end
+  once = struct.unpack(HOLD, redis.call('GET', K .. 'h' .. id)) == 1
 end
+local result = redis.call('GET', K .. 'r' .. id)
+if once then spend(job) end
 return result

@@ -19,10 +19,13 @@ for i = 1, #lives do
   tail_of[i] = text and tails[text]
 end
 
-local function keep_result(id, result, flags)
-  if result == '' or bit.band(flags, NONE) ~= 0 then return flags end
+-- Keep a result; the flags with it, and the seconds until something of the job is dropped.
+local function keep_result(id, result, flags, keep)
+  local how = bit.band(flags, TIMED)
+  if result == '' or how == NONE then return flags, keep end
   redis.call('SET', K .. 'r' .. id, result)
-  return bit.bor(flags, RESULT)
+  if how == TIMED then keep = select(2, struct.unpack(HOLD, redis.call('GET', K .. 'h' .. id))) end
+  return bit.bor(flags, RESULT), keep
 end
 
 -- Where the entries of a chunk go; jobs of one batch mostly share it.
@@ -40,7 +43,7 @@ local function finish_first_run(id, live, tail, code, finished, result, flags, a
   local lane, worker = tail.lane, tail.worker
   -- A group without tiers may have come while the job ran at one.
   if lane.group then flow().give_back(id, lane, lane.group == '' or redis.call('HEXISTS', K .. ':assigned', id) == 1) end
-  flags = keep_result(id, result, forget_input(id, flags))
+  flags, keep = keep_result(id, result, forget_input(id, flags), keep)
   if bit.band(flags, FOLLOWED) ~= 0 then ripen(id, lane.tenant, SUCCEEDED) end
   local run = string.sub(live, 9, 20) .. struct.pack('>I8H', finished, code) .. tail.whose
   local key = K .. 'j' .. id
@@ -68,7 +71,7 @@ local function finish(id, live, code, finished, result, keep)
   if keep == 0 then
     vanish(job, RUNNING)
   else
-    job[FLAGS] = keep_result(id, result, forget_input(id, job[FLAGS]))
+    job[FLAGS], keep = keep_result(id, result, forget_input(id, job[FLAGS]), keep)
     enter(job, drop_at(keep))
     relist(job, RUNNING)
     save(job)
