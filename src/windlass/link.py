@@ -95,7 +95,8 @@ class Link:
         """Ask from code without an event loop. `waits`: the answer may take a while, by design."""
         here = self._in_this_process()
         if not waits and _needs_no_loop(operation) and (quick := self._quick(here)):
-            return drive(quick(operation))
+            answer = quick.at_once(operation)
+            return drive(quick(operation)) if answer is None else answer
         return here.portal().run(self._ask_in_portal(operation))
 
     def ask_each(self, operations: Iterable[Operation[A]]) -> None:

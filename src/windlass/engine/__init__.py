@@ -10,13 +10,14 @@ from functools import partial
 from typing import Any, cast
 
 from windlass.engine import estimates, handlers, jobs, limits, output, queues, quotas, sending, tokens, watching, work
+from windlass.engine.chutes import Chutes
 from windlass.engine.desk import Desk, Settings
 from windlass.engine.feed import Feed
 from windlass.engine.sound import sound
 from windlass.model.events import Event, News, Place, Watching, place, state_event
 from windlass.model.job import FINISHED, Job
 from windlass.model.match import Match
-from windlass.model.operations import A, Operation, Show
+from windlass.model.operations import A, EnqueueMany, Operation, Show
 from windlass.model.ports import Chance
 from windlass.store import Store
 
@@ -42,10 +43,15 @@ class Engine:
     def __init__(self, store: Store, chance: Chance, settings: Settings | None = None) -> None:
         self.desk = Desk(store, chance, settings or Settings())
         self.feed = Feed(self.desk.store, self.desk.wire)
+        self._chutes = Chutes(self.desk)
 
     async def __call__(self, operation: Operation[A], /) -> A:
         answer = await ANSWERS[type(operation)](self.desk, sound(operation))
         return cast("A", answer)
+
+    def at_once(self, operation: Operation[A]) -> A | None:
+        """The answer, if it is a lone job that can go a short way; null = ask as usual. For callers without a loop."""
+        return cast("A", self._chutes.enqueue(operation)) if isinstance(operation, EnqueueMany) else None
 
     def follow(self, tenant: str, job: Job, place: Place) -> AsyncGenerator[News | None, None]:
         return watching.follow(self, self.feed, tenant, job, place, foretell=partial(estimates.lately, self.desk))

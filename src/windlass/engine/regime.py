@@ -143,6 +143,11 @@ class Regimes:
         self._flow = flow
         self._seen: Regime | None = None
 
+    @property
+    def none_seen(self) -> bool:
+        """Whether there were no rules at the last look."""
+        return self._seen is NO_REGIME
+
     async def current(self) -> Regime:
         if self._seen is None:
             self._seen = await self.read()

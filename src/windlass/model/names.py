@@ -56,11 +56,21 @@ def check_file_name(name: str, *, at: str) -> str:
 
 def check_mark(id: str, queue: str) -> None:
     """Refuse an id that is not of this queue, on every store: or code would work on a file and break on a cluster."""
-    mark = f"{queue_mark(queue):02x}"
+    mark = _mark_text(queue)
     if not id.endswith(mark):
         raise Invalid(
             f"ids in queue {queue!r} end with {mark}: change the last byte, send a key, or leave it out", at="id"
         )
+
+
+def is_id_in(queue: str, text: str) -> bool:
+    """Whether a text is an id that a job of this queue may have."""
+    return _UUID.match(text) is not None and text.endswith(_mark_text(queue))
+
+
+@lru_cache(maxsize=4096)
+def _mark_text(queue: str) -> str:
+    return f"{queue_mark(queue):02x}"
 
 
 @lru_cache(maxsize=4096)

@@ -76,6 +76,22 @@ class Replicating(Protocol):
         ...
 
 
+class Chute(Protocol):
+    """A short way into a store, for jobs that differ in nothing but their ids and payloads."""
+
+    def __call__(self, id: str, payload: bytes, /) -> bool | None:
+        """Whether the job, which is kept now, is new; null = it must go the usual way, under the same id."""
+        ...
+
+
+class Chuting(Protocol):
+    """A store that may have such ways, for callers without an event loop."""
+
+    def chute(self, example: Draft) -> Chute | None:
+        """The one for jobs that are like this one; null = there is none."""
+        ...
+
+
 class Haul(Struct, frozen=True):
     """Jobs on their way from a journal into one strand of a store: all that it has for it between two numbers."""
 

@@ -8,10 +8,12 @@ from typing import Any
 
 from windlass.model.errors import NotReplicated
 from windlass.store import Draft
-from windlass.store.beside import Haul, Hauled
+from windlass.store.beside import Chute, Haul, Hauled
 from windlass.store.flow import StaleRules
 from windlass.store.redis import layout
 from windlass.store.redis.address import Argument
+from windlass.store.redis.blocking import BlockingChannel
+from windlass.store.redis.chute import RedisChute
 from windlass.store.redis.flow import RedisFlow
 
 ENOUGH = ""
@@ -26,6 +28,12 @@ class RedisAdding(RedisFlow):
             (new,), _ = await self._add("add_one", self.strand(drafts[0]), drafts)
             return [bool(new)]
         return await self._add_all(drafts, surely=False)
+
+    def chute(self, example: Draft) -> Chute | None:
+        channel = self.partitions.connection.channel
+        if isinstance(channel, BlockingChannel) and self.partitions.timed_by_server and layout.is_bare(example):
+            return RedisChute(channel, self.partitions, example)
+        return None
 
     @property
     def replicated_within(self) -> float | None:

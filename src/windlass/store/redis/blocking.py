@@ -7,6 +7,7 @@ Any number of threads may ask at once: each takes a connection of its own, and l
 
 import select
 import socket
+import struct
 import time
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -20,6 +21,11 @@ from windlass.store.redis.channel import check_welcome, unreachable
 from windlass.store.redis.sentinels import ANSWERS_WITHIN, Place, Sentinels, is_elsewhere
 
 READ_AT_ONCE = 1 << 16
+
+AWAKE = 0.05
+"""Seconds after an answer for which a connection is taken to be there without a look."""
+
+_TIMEVAL = struct.Struct("@ll")
 
 
 class BlockingChannel:
@@ -40,6 +46,21 @@ class BlockingChannel:
         replies = await self._ask_all([command, *then])
         return replies[0], replies[-1]
 
+    def ask_at_once(self, packed: bytes) -> Any:
+        """The reply to a command that is spelled out already, be it an error; null = no connection rests here."""
+        if self._sentinels is not None and self._sentinels.is_time_to_look(_now()):
+            return None
+        line = self._rested()
+        if line is None:
+            return None
+        try:
+            reply = line.ask_packed(packed)
+        except BaseException as fault:
+            self._lose(line, fault)
+            raise
+        self._idle.append(line)
+        return reply
+
     async def _ask_all(self, commands: Sequence[Sequence[Argument]]) -> list[Any]:
         if self._sentinels is not None and self._sentinels.is_time_to_look(_now()):
             await self._look(self._sentinels)
@@ -50,10 +71,7 @@ class BlockingChannel:
             await _ASKED
             reply, *more = [line.receive() for _ in commands]
         except BaseException as fault:
-            line.close()  # its reply may still come: nobody else may read it
-            if isinstance(fault, OSError):
-                await self.close()  # what has ended one connection has likely ended those that rest
-                raise Unavailable(f"the store does not answer: {fault}") from fault
+            self._lose(line, fault)
             raise
         if not isinstance(reply, hiredis.ReplyError):
             self._idle.append(line)
@@ -71,12 +89,22 @@ class BlockingChannel:
         if self._idle and await sentinels.has_moved(_ask_once):
             await self.close()
 
+    def _lose(self, line: "_Line", fault: BaseException) -> None:
+        line.close()  # its reply may still come: nobody else may read it
+        if isinstance(fault, OSError):
+            self._close_idle()  # what has ended one connection has likely ended those that rest
+            raise Unavailable(f"the store does not answer: {fault}") from fault
+
     async def _take(self) -> "_Line":
+        return self._rested() or await self._opened()
+
+    def _rested(self) -> "_Line | None":
+        """A connection that rests here and still leads where it should."""
         while True:
             try:
                 line = self._idle.pop()
             except IndexError:
-                return await self._opened()
+                return None
             if not line.stale and (self._sentinels is None or line.place == self._sentinels.place):
                 return line
             line.close()
@@ -96,6 +124,9 @@ class BlockingChannel:
         return line
 
     async def close(self) -> None:
+        self._close_idle()
+
+    def _close_idle(self) -> None:
         idle, self._idle = self._idle, []
         for line in idle:
             line.close()
@@ -151,10 +182,21 @@ def _connected(to: Address, within: float) -> socket.socket:
         link = socket.socket(socket.AF_UNIX)
         link.settimeout(within)
         link.connect(to.path)
-        return link
-    link = socket.create_connection((to.host, to.port), within)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return to.tls.wrap_socket(link, server_hostname=to.host) if to.tls else link
+    else:
+        link = socket.create_connection((to.host, to.port), within)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if to.tls:
+            return to.tls.wrap_socket(link, server_hostname=to.host)
+    _leave_patience_to_the_system(link, within)
+    return link
+
+
+def _leave_patience_to_the_system(link: socket.socket, within: float) -> None:
+    """Python waits by a call of its own before each that reads or writes; the system needs none."""
+    patience = _TIMEVAL.pack(int(within), int(within % 1 * 1e6))
+    for side in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        link.setsockopt(socket.SOL_SOCKET, side, patience)
+    link.settimeout(None)
 
 
 class _Line:
@@ -163,28 +205,52 @@ class _Line:
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._replies = hiredis.Reader()
+        self._space = bytearray(READ_AT_ONCE)  # once: to make room costs more than to read into it
+        self._awake_until = 0.0
         self.place: Place | None = None
         """Where it leads, if sentinels said so."""
 
     @property
+    def awake(self) -> bool:
+        """Whether it has just answered."""
+        return _now() < self._awake_until
+
+    @property
     def stale(self) -> bool:
         """Whether the server has closed it while it rested: nothing else comes unasked."""
-        return bool(select.select([self._link], [], [], 0)[0])
+        return not self.awake and bool(select.select([self._link], [], [], 0)[0])
 
     def ask(self, command: tuple[Argument, ...]) -> Any:
         self.send(command)
         return self.receive()
 
+    def ask_packed(self, packed: bytes) -> Any:
+        self._send(packed)
+        return self.receive()
+
     def send(self, command: tuple[Argument, ...]) -> None:
-        self._link.sendall(hiredis.pack_command(command))  # type: ignore[arg-type] # its stub knows only pairs
+        self._send(hiredis.pack_command(command))  # type: ignore[arg-type] # its stub knows only pairs
+
+    def _send(self, packed: bytes) -> None:
+        try:
+            self._link.sendall(packed)
+        except BlockingIOError:
+            raise TimeoutError("timed out") from None
 
     def receive(self) -> Any:
         while (reply := self._replies.gets()) is False:
-            data = self._link.recv(READ_AT_ONCE)
-            if not data:
+            size = self._read()
+            if not size:
                 raise ConnectionResetError("the connection was closed")
-            self._replies.feed(data)
+            self._replies.feed(self._space, 0, size)  # type: ignore[arg-type] # its stub knows only bytes
+        self._awake_until = _now() + AWAKE
         return reply
+
+    def _read(self) -> int:
+        try:
+            return self._link.recv_into(self._space)
+        except BlockingIOError:
+            raise TimeoutError("timed out") from None
 
     def close(self) -> None:
         self._link.close()

@@ -41,6 +41,11 @@ class Partitions:
         """What every key of a partition begins with."""
         return f"{self._prefix}{{{partition}}}"
 
+    @property
+    def timed_by_server(self) -> bool:
+        """Whether time is the server's own, as it is but in tests and simulations."""
+        return self._clock is None
+
     def of_queue(self, queue: str) -> int:
         return queue_mark(queue) % self.number
 
@@ -53,14 +58,21 @@ class Partitions:
         key, now = self.key(partition), self._now()
         if name not in BOUNDED:
             return await self.connection.call(name, key, now, told)
-        if self._bounded[name]:
+        if self.is_likely_bounded(name):
             self._bounded[name] -= 1
             return await self.connection.call(BOUNDED[name], key, now, told)
         reply = await self.connection.call(name, key, now, told)
         if reply != BEYOND:
             return reply
-        self._bounded[name] = LIKELY
+        self.note_bounded(name)
         return await self.connection.call(BOUNDED[name], key, now, told)
+
+    def is_likely_bounded(self, name: str) -> bool:
+        """Whether a script for plain jobs alone has lately met others."""
+        return self._bounded[name] > 0
+
+    def note_bounded(self, name: str) -> None:
+        self._bounded[name] = LIKELY
 
     async def call_surely(self, name: str, partition: int, arguments: list[Argument]) -> tuple[Any, str]:
         """The same, and what is missing until enough replicas have what it wrote."""

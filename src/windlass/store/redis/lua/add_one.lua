@@ -20,11 +20,13 @@ if redis.call('ZADD', K .. ':chunks:' .. line, chunk, chunk) == 1 then
   redis.call('ZADD', K .. ':lines', '0', line)
   redis.call('SADD', K .. ':tenants', tenant)
 end
-local job = { id = id, tenant = tenant, queue = queue, task = string.sub(route, #line + 2) }
+local task = string.sub(route, #line + 2)
 
-local function count(state) redis.call('HINCRBY', K .. ':counts:' .. tenant, queue .. ',' .. job.task .. ',' .. state, '1') end
+local function count(state) redis.call('HINCRBY', K .. ':counts:' .. tenant, queue .. ',' .. task .. ',' .. state, '1') end
 
-local wish = grant(job, head .. body)
+-- The first that waits in its lane: while there is one, no wish would suit this job.
+local top = redis.call('HGET', K .. ':tops', route)
+local wish = not top and grant({ id = id, tenant = tenant, queue = queue, task = task }, head .. body)
 if wish then
   local whose = struct.pack('>sss', route, wish.worker, wish.node)
   redis.call('HSET', K .. ':runs', id, live_of(beginning_of(wish.nonce), head, whose))
@@ -36,9 +38,10 @@ if wish then
 end
 
 count(QUEUED)
-local ready, own = K .. ':ready:' .. route, member(seq, id)
-redis.call('ZADD', ready, priority, own)
-if redis.call('ZRANK', ready, own) == 0 and lift(ready, K .. ':heads:' .. line, route) then
+local ready = K .. ':ready:' .. route
+redis.call('ZADD', ready, stamp(priority), member(seq, id))
+local is_first = not top or priority < tonumber(string.match(top, '^[^ ]*'))
+if is_first and lift(ready, K .. ':heads:' .. line, route) then
   lift(K .. ':heads:' .. line, K .. ':heads:' .. queue, line)
 end
 publish('work/' .. queue)

@@ -1,0 +1,43 @@
+"""What `add_one` is told of a new job, spelled out but for the job's id and payload.
+
+Jobs of one kind differ in nothing else, so all the rest is spelled once. Knows how a command looks on the wire.
+"""
+
+from msgspec import Raw
+from msgspec.structs import replace
+
+from windlass.model.names import raw_id
+from windlass.store import Draft
+from windlass.store.redis import layout
+from windlass.store.redis.address import Argument
+from windlass.store.redis.scripts import script
+
+ID_SIZE = 16
+
+
+class Stencil:
+    """A command with two blanks."""
+
+    def __init__(self, key: str, example: Draft) -> None:
+        blank = replace(example, new=replace(example.new, payload=Raw()))
+        *common, told, body = layout.add_arguments([blank])
+        meta, self._body = _bytes(told)[ID_SIZE:], _bytes(body)
+        words: list[Argument] = ["EVALSHA", script("add_one").sha, 1, key, 0, *common]
+        front = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in map(_bytes, words))
+        self._before_id = b"*%d\r\n%b$%d\r\n" % (len(words) + 2, front, ID_SIZE + len(meta))
+        self._after_id = meta + b"\r\n"
+
+    def filled(self, id: str, payload: bytes) -> bytes:
+        size = len(self._body) + len(payload)
+        return b"%b%b%b$%d\r\n%b%b\r\n" % (
+            self._before_id,
+            raw_id(id),
+            self._after_id,
+            size,
+            self._body,
+            payload,
+        )
+
+
+def _bytes(word: Argument) -> bytes:
+    return word if isinstance(word, bytes) else str(word).encode()

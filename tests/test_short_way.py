@@ -1,0 +1,239 @@
+"""A lone job from code without an event loop: it goes a short way into Redis, and nobody can tell it by the job."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from msgspec import Raw
+from msgspec.structs import asdict
+
+from tests.servers import NewPrefix, Server, StartServer
+from windlass import Windlass
+from windlass.engine import Engine, Settings
+from windlass.link import drive
+from windlass.model.errors import Invalid, TooLarge, Unavailable
+from windlass.model.job import NewJob
+from windlass.model.limit import NewLimit, Which
+from windlass.model.match import Match
+from windlass.model.names import fresh_id
+from windlass.model.operations import Claim, Count, Enqueued, EnqueueMany, List, PutLimit, Register, Show
+from windlass.model.worker import NewWorker
+from windlass.store.redis import RedisStore
+from windlass.system import SystemChance
+
+chance = SystemChance()
+
+
+@pytest.fixture(autouse=True)
+def _seldom_looked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever looks whether somebody watches goes the usual way: in a slow test that must not be every time."""
+    monkeypatch.setattr("windlass.store.redis.wire.LOOK_EVERY", 60.0)
+
+
+@pytest.fixture(params=["redis_server", "valkey_server"])
+def server(request: pytest.FixtureRequest) -> Server:
+    found: Server = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def engine(server: Server, new_prefix: NewPrefix) -> Iterator[Engine]:
+    store = drive(RedisStore.open(server.url, prefix=new_prefix(), blocking=True))
+    engine = Engine(store, chance, Settings(most_payload=1000))
+    drive(engine(one()))  # so that what holds here is known
+    yield engine
+    drive(store.close())
+
+
+def one(task: str = "work", payload: bytes = b"\x01", **wishes: Any) -> EnqueueMany:
+    named = {"id": fresh_id(chance.uuid7(), wishes.get("queue", "default")), **wishes}
+    return EnqueueMany(jobs=[NewJob(task=task, payload=Raw(payload), **named)])
+
+
+def lasting(engine: Engine, id: str) -> dict[str, Any]:
+    """All of a job but what differs between any two."""
+    job = asdict(drive(engine(Show(id=id, payload=True))))
+    return {name: value for name, value in job.items() if name not in ("id", "created_at", "updated_at")}
+
+
+def claimed(engine: Engine, queue: str) -> list[str]:
+    """The ids of what a new worker gets there."""
+    worker = drive(engine(Register(worker=NewWorker(name="w", queues=[queue])))).worker
+    return [claimed.job.id for claimed in asyncio.run(engine(Claim(worker=worker, slots=10)))]
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {},
+        {"priority": -7},
+        {"queue": "other", "timeout": 5.0, "tags": ["a"], "keep_result": "once", "keep_success": None, "max_retry": 2},
+        {"headers": {"x": "é"}, "isolate": True, "content_type": "text/plain"},
+    ],
+)
+def test_a_job_is_the_same_by_either_way(engine: Engine, wishes: dict[str, Any]) -> None:
+    for payload in (b"\x01", b"", b"\r\n\0" * 300):
+        usual, short = one("task", payload, **wishes), one("task", payload, **wishes)
+        drive(engine(usual))
+        assert engine.at_once(short) == Enqueued(ids=[str(short.jobs[0].id)], created=1)
+        assert lasting(engine, str(usual.jobs[0].id)) == lasting(engine, str(short.jobs[0].id))
+
+
+def test_jobs_come_in_order_by_either_way(engine: Engine) -> None:
+    sent = [one(queue="ordered", priority=priority) for priority in (0, 0, 5, -5, 0, -5)]
+    for place, operation in enumerate(sent):
+        assert engine.at_once(operation) if place % 2 else drive(engine(operation))
+    assert claimed(engine, "ordered") == [sent[place].jobs[0].id for place in (3, 5, 0, 1, 4, 2)]
+
+
+def test_a_job_sent_twice_by_the_short_way_is_one(engine: Engine) -> None:
+    operation = one(queue="twice")
+    created = [answer.created for _ in range(2) if (answer := engine.at_once(operation))]
+    assert created == [1, 0]
+    assert drive(engine(Count(match=Match(queue="twice")))).count == 1
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [{"delay": 5.0}, {"expires": 5.0}, {"unattended": 5.0}, {"files": {"a": b"b"}}, {"key": "k", "id": None}, {"id": None}],
+)
+def test_what_waits_or_brings_something_along_goes_the_usual_way(engine: Engine, wishes: dict[str, Any]) -> None:
+    assert engine.at_once(one(**wishes)) is None
+
+
+def test_several_jobs_go_the_usual_way(engine: Engine) -> None:
+    assert engine.at_once(EnqueueMany(jobs=[*one().jobs, *one().jobs])) is None
+    assert engine.at_once(EnqueueMany(jobs=[])) is None
+
+
+@pytest.mark.parametrize(
+    ("operation", "at"),
+    [
+        (one(id="x"), "jobs[0].id"),
+        (one(id="01890000-0000-7000-8000-000000000000"), "jobs[0].id"),
+        (one(id=5), "jobs[0].id"),
+        (one(task="not a name"), "jobs[0].task"),
+        (one(priority=10**12), "jobs[0].priority"),
+    ],
+)
+def test_what_may_not_be_is_refused_as_usual(engine: Engine, operation: EnqueueMany, at: str) -> None:
+    assert engine.at_once(one())
+    assert engine.at_once(operation) is None
+    with pytest.raises(Invalid) as refused:
+        drive(engine(operation))
+    assert refused.value.at == at
+
+
+def test_a_payload_that_is_too_large_is_refused_as_usual(engine: Engine) -> None:
+    assert engine.at_once(one(payload=b"x" * 1000))
+    large = one(payload=b"x" * 1001)
+    assert engine.at_once(large) is None
+    with pytest.raises(TooLarge):
+        drive(engine(large))
+
+
+def test_jobs_of_one_task_that_ask_for_different_things_are_not_mixed_up(engine: Engine) -> None:
+    for priority in (1, 2, 1):
+        operation = one(priority=priority, tags=[str(priority)])
+        assert engine.at_once(operation)
+        job = drive(engine(Show(id=str(operation.jobs[0].id))))
+        assert (job.priority, job.tags) == (priority, [str(priority)])
+
+
+def test_the_way_is_shut_while_rules_are_in_force(engine: Engine) -> None:
+    assert engine.at_once(one(queue="bounded"))
+    other = Engine(engine.desk.wire, chance)  # type: ignore[arg-type] # a store is a wire too
+    drive(other(PutLimit(name="few", limit=NewLimit(match=Which(queue="bounded"), running=1))))
+    for _ in range(3):
+        operation = one(queue="bounded")
+        assert engine.at_once(operation) is None, "the server knows of rules that this engine has not heard of"
+        drive(engine(operation))
+    assert len(claimed(engine, "bounded")) == 1
+
+
+def test_a_server_that_has_forgotten_the_scripts_shuts_the_way_once(server: Server, engine: Engine) -> None:
+    assert engine.at_once(one())
+    server.ask("SCRIPT", "FLUSH")
+    operation = one()
+    assert engine.at_once(operation) is None
+    assert drive(engine(operation)).created == 1
+    assert engine.at_once(one())
+
+
+def test_a_connection_that_was_closed_while_it_rested_is_not_used(
+    server: Server, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("windlass.store.redis.blocking.AWAKE", 0.0)
+    assert engine.at_once(one())
+    server.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    operation = one()
+    assert engine.at_once(operation) is None
+    assert drive(engine(operation)).created == 1
+
+
+def test_a_server_that_stalls_is_given_up_in_time(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("windlass.store.redis.connection.ANSWER_WITHIN", 0.3)
+    server = start_server("redis")
+    engine = Engine(drive(RedisStore.open(server.url, blocking=True)), chance)
+    drive(engine(one()))
+    assert engine.at_once(one())
+    server.ask("CLIENT", "PAUSE", "2000", "ALL")
+    for ask in (engine.at_once, lambda operation: drive(engine(operation))):
+        begun = time.monotonic()
+        with pytest.raises(Unavailable, match="timed out"):
+            ask(one())
+        assert 0.2 < time.monotonic() - begun < 1.5
+    drive(engine.desk.store.close())
+
+
+def test_a_server_that_was_restarted_gets_every_job_once(start_server: StartServer) -> None:
+    server = start_server("redis", fsync="always")
+    app = Windlass(server.url)
+    work = _work_of(app)
+    ids = []
+    for round_ in range(3):
+        ids += [work.enqueue(round_ * 3 + n).id for n in range(3)]
+        server.kill()
+        server.restart()
+    found = app.ask(List()).jobs
+    app.close()
+    assert [job.id for job in found] == ids
+
+
+async def test_every_job_is_told_of_while_somebody_watches(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("windlass.store.redis.wire.LOOK_EVERY", 0.2)
+    app = Windlass(start_server("redis").url)
+    work = _work_of(app)
+    heard: list[str] = []
+
+    async def listen() -> None:
+        async for event in app.aevents():
+            heard.append(event.job.id if event.job else event.name)
+
+    async def enqueue() -> str:
+        job = await asyncio.to_thread(work.enqueue, 1)
+        await asyncio.sleep(0.01)
+        return str(job.id)
+
+    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+        listening = tasks.create_task(listen())
+        while not heard:
+            await enqueue()
+        ids = [await enqueue() for _ in range(20)]
+        while ids[-1] not in heard:
+            await asyncio.sleep(0.01)
+        listening.cancel()
+    await app.aclose()
+    app.close()
+    assert [id for id in heard if id in ids] == ids
+
+
+def _work_of(app: Windlass) -> Any:
+    @app.task
+    def work(n: int) -> None: ...
+
+    return work
