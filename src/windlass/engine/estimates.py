@@ -1,7 +1,7 @@
 """Answers about how long jobs wait: to whoever asks, follows a job, or has just queued one.
 
-Says what `forecasts` foretells, and `latecomers` of who is not in it. A job that is at the door is told what is cheap to
-say: it is in, whoever can say how long it waits.
+Says what `forecasts` foretells, and `latecomers` of who is not in it. A job that is at the door is told what is cheap
+to say: it is in, whoever can say how long it waits.
 """
 
 import asyncio
