@@ -532,6 +532,11 @@ class ModelStore:
         queued = [entry for entry in self.entries(State.QUEUED) if entry.job.queue == queue]
         return waiting([entry for entry in queued if tenant in (EVERY_TENANT, entry.job.tenant)], limit)
 
+    async def rank(self, id: str) -> int | None:
+        queued = self.entries(State.QUEUED)
+        own = next((entry for entry in queued if entry.job.id == id), None)
+        return None if own is None else sum(lane_of(one) == lane_of(own) and rank(one) < rank(own) for one in queued)
+
     async def usage(self, allowance: str, limit: int) -> list[Usage]:
         queued, running = self.entries(State.QUEUED), self.entries(State.RUNNING)
         return self._bounds.usage(allowance, queued, running, self._clock.now())[:limit]

@@ -72,6 +72,24 @@ async def test_waiting_jobs_of_all_tenants_come_with_numbers_that_tell_who_came_
     assert [id for _, _, id in sorted(job for one in found for job in one.jobs)] == jobs
 
 
+async def test_a_queued_job_has_a_rank_among_those_of_its_own_group(world: World) -> None:
+    await world.regulate(allowances=limit(running=1))
+    plain = await world.add_many(3)
+    await world.add_many(2, group="|default/x")
+    await world.add("other")
+    await world.add(tenant="acme")
+    urgent, last = await world.add(priority=-1), await world.add()
+    bound = await world.add(group="|default/x")
+    assert [await world.flow.rank(id) for id in (urgent, *plain, last, bound)] == [0, 1, 2, 3, 4, 2]
+    (held,) = await world.claim(world.worker())
+    assert held.job.id == urgent
+    later = await world.add(delay=5.0)
+    assert [await world.flow.rank(id) for id in (urgent, plain[0], last, later)] == [None, 0, 3, None]
+    await world.succeed(held)
+    assert await world.flow.rank(urgent) is None
+    assert await world.flow.rank("00000000-0000-7000-8000-0000000000df") is None
+
+
 async def test_nobody_waits_in_an_empty_queue(world: World) -> None:
     await world.add(queue="other")
     assert await world.flow.waiting("-", "default", 10) == []

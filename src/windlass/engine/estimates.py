@@ -1,7 +1,7 @@
 """Answers about how long jobs wait: to whoever asks, follows a job, or has just queued one.
 
-Says what `forecasts` foretells. A job that is at the door is told only what is cheap to say: it is in, whoever can say
-how long it waits.
+Says what `forecasts` foretells, and `latecomers` of who is not in it. A job that is at the door is told what is cheap
+to say: it is in, whoever can say how long it waits.
 """
 
 import asyncio
@@ -11,18 +11,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from windlass.engine.desk import Desk
-from windlass.engine.experience import Forecast
-from windlass.engine.forecasts import (
-    aged,
-    forecast_of,
-    is_crowded,
-    is_due,
-    is_large,
-    of_latecomer,
-    of_newcomer,
-    time,
-    watched,
-)
+from windlass.engine.experience import FIRST, Forecast, Place
+from windlass.engine.forecasts import OLDEST, SHARE, forecast_of, glimpse, is_crowded, is_due, is_large, time, watched
+from windlass.engine.latecomers import aged, of_deep, of_latecomer, of_newcomer
 from windlass.engine.promises import usual_errors
 from windlass.engine.snapshots import LAST, UNKNOWN
 from windlass.model.errors import WindlassError
@@ -32,23 +23,25 @@ from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import GetEstimate, GetQueueEstimate, Operation
 from windlass.policy.estimate import forecast
 from windlass.policy.snapshot import Lane
+from windlass.store import Record
 
 IN_PASSING = 0.05
 """Seconds that a job may be kept at the door for an estimate."""
 
 STALE = 5.0
-"""Seconds after which a forecast of a small queue says nothing of who comes now."""
+"""Seconds after which a forecast of a small queue says nothing of who comes now, and for which nobody is kept at the
+door again where a look took too long."""
 
-
-SELDOM = 60.0
-"""Seconds between two forecasts of a long queue that are made only for who comes to it."""
+ROUGHLY = 1.0
+"""Seconds for which a glimpse of a long queue is good for those who come, unless it was dear: then for longer."""
 
 
 async def get_estimate(desk: Desk, operation: GetEstimate) -> Estimate:
-    job = (await desk.asked_for(operation.id, operation.tenant)).job
+    record = await desk.asked_for(operation.id, operation.tenant)
+    job = record.job
     match job.state:
         case State.QUEUED:
-            return await _of_queued(desk, job)
+            return await _of_queued(desk, record)
         case State.BLOCKED:
             return Estimate(why=Why.JOBS)
         case State.SCHEDULED:
@@ -76,27 +69,31 @@ async def lately(desk: Desk, job: Job) -> Estimate | None:
     found = await watched(desk, job.queue, shared=True)
     if job.state is State.SCHEDULED:
         return _later(found, job)
-    return _known(desk, found, job)
+    if job.id not in found.jobs and not is_large(found):
+        return None
+    (record,) = [Record(job)] if job.id in found.jobs else (await desk.store.read([job.id])).records
+    return Estimate() if record is None else await _known(desk, found, record)
 
 
-def _known(desk: Desk, found: Forecast, job: Job) -> Estimate | None:
-    """What a forecast says of a job; null = it is newer than that, and another is made soon."""
+async def _known(desk: Desk, found: Forecast, record: Record) -> Estimate:
+    """What a forecast of a long queue, or one that has it, says of a job."""
+    job = record.job
     told = found.jobs.get(job.id)
     if told is not None:
         return aged(found, told)
-    if not is_large(found):
-        return None
     place = desk.experience.place_since(job.queue, job.id)
-    late = of_latecomer(found, job, place or 0)
+    deep = await of_deep(desk, found, record) if place is None else None
+    if deep is not None:
+        return deep
+    late = of_latecomer(found, record, place or FIRST)
     if place is None or job.priority:
         return late
-    return replace(late, position=sum(found.waiting.values()) + place + 1)
+    return replace(late, position=sum(found.waiting.values()) + place.queue + 1)
 
 
-async def _of_queued(desk: Desk, job: Job) -> Estimate:
-    found = await watched(desk, job.queue)
-    told = _known(desk, found, job) if is_large(found) else None
-    return told or _alone(found, job)
+async def _of_queued(desk: Desk, record: Record) -> Estimate:
+    found = await watched(desk, record.job.queue)
+    return await _known(desk, found, record) if is_large(found) else _alone(found, record.job)
 
 
 def _alone(found: Forecast, job: Job) -> Estimate:
@@ -136,72 +133,97 @@ def _due_in(found: Forecast, job: Job) -> float:
     return max(0.0, (job.run_at - found.now).total_seconds()) if job.run_at else 0.0
 
 
-async def at_the_door(desk: Desk, job: Job) -> float | None:
-    """Seconds that a job which has just been queued will wait, if that is cheap to say; null = ask for its estimate."""
+async def at_the_door(desk: Desk, record: Record) -> float | None:
+    """Seconds that a job which has just been queued will wait; null = that takes too long to say, or nobody can."""
+    job = record.job
     if job.state is not State.QUEUED:
         return None if job.started_at is None else 0.0  # a worker was quicker than we
-    place = desk.experience.arrived(job.queue, job.id)
+    place = _arrived(desk, record)
     try:
-        found = await _at_a_glance(desk, job, place)
+        found = await _at_a_glance(desk, record, place)
     except WindlassError:
         return None
     return found.seconds if found else None
 
 
-async def _at_a_glance(desk: Desk, job: Job, place: int) -> Estimate | None:
+def _arrived(desk: Desk, record: Record) -> Place:
+    job = record.job
+    return desk.experience.arrived(job.queue, (job.tenant, job.task, record.group), job.id)
+
+
+async def _at_a_glance(desk: Desk, record: Record, place: Place) -> Estimate | None:
     """With tiers everybody is told what is exact; elsewhere looks must not take more than a part of the time."""
-    experience, queue = desk.experience, job.queue
+    experience, queue = desk.experience, record.job.queue
     last = experience.forecasts.get(queue)
-    if last is not None and is_large(last) and not is_due(last):
-        return of_latecomer(last, job, place)
-    if not (await desk.regimes.current()).has_tiers(job.tenant, queue):
+    if last is not None and is_large(last) and not _has_passed(last):
+        if is_due(last):
+            experience.watched[queue] = time()  # whoever keeps house makes a better one for those who come next
+        return of_latecomer(last, record, place)
+    if not (await desk.regimes.current()).has_tiers(record.job.tenant, queue):
+        if last is None and queue in experience.making:
+            last = await _being_made(desk, queue)
         if queue in experience.making or (last is not None and not is_due(last)):
-            return _from(last, job, place)
-        if time() < experience.crowded_until.get(queue, 0.0):
-            return None
+            return _from(last, record, place)
     if await is_crowded(desk, queue):
-        experience.crowded_until[queue] = time() + 1.0
-        experience.watched[queue] = time()  # whoever keeps house makes a forecast for those who come next
-        return _from(last, job, place)
-    return _alone(await forecast_of(desk, queue), job)
+        experience.watched[queue] = time()
+        return of_latecomer(await glimpse(desk, queue), record, FIRST)
+    return _alone(await forecast_of(desk, queue), record.job)
 
 
-def _from(last: Forecast | None, job: Job, place: int) -> Estimate | None:
-    return of_latecomer(last, job, place) if last is not None and time() - last.at < STALE else None
+def _has_passed(last: Forecast) -> bool:
+    """Whether too much may have happened in a long queue since."""
+    return time() - last.at > (max(ROUGHLY, SHARE * last.cost) if last.rough else OLDEST)
+
+
+async def _being_made(desk: Desk, queue: str) -> Forecast | None:
+    """The forecast that somebody is about to have made, if that is soon."""
+    try:
+        async with asyncio.timeout(IN_PASSING):
+            await desk.experience.making[queue].wait()
+    except TimeoutError:
+        pass
+    return desk.experience.forecasts.get(queue)
+
+
+def _from(last: Forecast | None, record: Record, place: Place) -> Estimate | None:
+    return of_latecomer(last, record, place) if last is not None and time() - last.at < STALE else None
 
 
 async def before_the_door(desk: Desk, queue: str) -> None:
     """Have a forecast at hand for a job that is about to come, where it goes to a journal first.
 
     The store does not have it when it is asked for its wait: what it is told comes from the last forecast, and from how
-    many came since. Made in passing if the queue is short; else by whoever keeps house, for those who come later.
+    many came since. Of a long queue a glimpse will do; whoever keeps house makes a better one.
     """
     experience = desk.experience
     last = experience.forecasts.get(queue)
-    if queue in experience.making or time() < experience.crowded_until.get(queue, 0.0):
+    if last is not None and (not _has_passed(last) if is_large(last) else time() - last.at < STALE / 2):
         return
-    if last is not None and time() - last.at < (SELDOM if is_large(last) else STALE / 2):
+    if time() < experience.crowded_until.get(queue, 0.0):
         return
     try:
         async with asyncio.timeout(IN_PASSING):
-            if not await is_crowded(desk, queue):
+            if last is None and queue in experience.making:
+                await experience.making[queue].wait()
+            elif await is_crowded(desk, queue):
+                experience.watched[queue] = time()
+                await glimpse(desk, queue)
+            elif queue not in experience.making:
                 await forecast_of(desk, queue)
-                return
     except (TimeoutError, WindlassError):
-        pass
-    experience.watched[queue] = time()
-    experience.crowded_until[queue] = time() + SELDOM
+        experience.watched[queue] = time()
+        experience.crowded_until[queue] = time() + STALE
 
 
-def through_the_door(desk: Desk, job: Job) -> float | None:
+def through_the_door(desk: Desk, record: Record) -> float | None:
     """Seconds that a job which is in the journal will wait, by the last forecast; null = there is none, or no more."""
-    place = desk.experience.arrived(job.queue, job.id)
+    place, job = _arrived(desk, record), record.job
     if job.state is not State.QUEUED:
         return None
     last = desk.experience.forecasts.get(job.queue)
-    if last is None or (time() - last.at >= STALE and is_due(last)):
+    if last is None or (_has_passed(last) if is_large(last) else time() - last.at >= STALE and is_due(last)):
         return None
-    return of_latecomer(last, job, place).seconds
+    return of_latecomer(last, record, place).seconds
 
 
 ANSWERS: dict[type[Operation[Any]], Callable[[Desk, Any], Awaitable[Any]]] = {

@@ -4,14 +4,17 @@ Only remembers, in bounded space; `engine.estimates` writes it down and reads it
 nothing. Moments are seconds of whatever clock the caller reads, always the same.
 """
 
+import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from datetime import datetime
+from typing import NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from windlass.model.estimate import Estimate
 from windlass.policy.learning import RunTimes
-from windlass.policy.snapshot import Snapshot
+from windlass.policy.snapshot import Lane, Snapshot
 from windlass.store import Record
 
 MOST_RUNNING = 20_000
@@ -34,6 +37,10 @@ MOST_FORECASTS = 1000
 
 MOST_FORETOLD = 500_000
 """Jobs in all of those together."""
+
+
+LaneName = tuple[str, str, str]
+"""Tenant, task and group of jobs in one queue."""
 
 
 class Promise(Struct, frozen=True):
@@ -63,6 +70,24 @@ class Forecast(Struct, frozen=True):
     """Slots that were left over."""
     pace: float = 0.0
     """Seconds by which each newcomer puts off the next once all slots are taken."""
+    lanes: Mapping[LaneName, Lane] = {}
+    """Of the queue itself."""
+    newcomers: Mapping[str, Lane] = {}
+    """Jobs that would come now, by tenant; of an empty name: of one without jobs and workers here."""
+    rough: bool = False
+    """Whether jobs were only counted: then it says how long newcomers wait at most, and nothing of anybody else."""
+    told: dict[str, Estimate] = field(default_factory=dict)
+    """What was told since of jobs that are not in it."""
+
+
+class Place(NamedTuple):
+    """How many came before a job since the last look at its queue: in all, and of its own lane."""
+
+    queue: int = 0
+    lane: int = 0
+
+
+FIRST = Place()
 
 
 class Latecomers:
@@ -70,8 +95,18 @@ class Latecomers:
 
     def __init__(self) -> None:
         self.count = 0
-        self.places: dict[str, int] = {}
-        """The first of them, by id: how many had come before."""
+        self.lanes: Counter[LaneName] = Counter()
+        self.places: dict[str, Place] = {}
+        """The first of them, by id."""
+
+    def add(self, lane: LaneName, id: str) -> Place:
+        place = Place(self.count, self.lanes[lane])
+        self.count += 1
+        if place.queue < MOST_LATE:
+            self.places[id] = place
+        if lane in self.lanes or len(self.lanes) < MOST_LATE:
+            self.lanes[lane] += 1
+        return place
 
 
 class Experience:
@@ -86,10 +121,10 @@ class Experience:
         self.times_at = float("-inf")
         self.forecasts: dict[str, Forecast] = {}
         """By queue."""
-        self.making: set[str] = set()
-        """Queues whose forecast is being made."""
+        self.making: dict[str, asyncio.Event] = {}
+        """Queues whose forecast is being made, and what tells that it is."""
         self.crowded_until: dict[str, float] = {}
-        """Until when queues are taken to be too long for a look at the door."""
+        """Until when queues are taken to be too slow for a look at the door."""
         self._since: dict[str, Latecomers] = {}
         """By queue: who came after its forecast was begun."""
         self.watched: dict[str, float] = {}
@@ -126,17 +161,12 @@ class Experience:
         """A look at a queue begins: whoever comes from now on may be missing in it."""
         self._since[queue] = Latecomers()
 
-    def arrived(self, queue: str, id: str) -> int:
-        """A job came; how many had come before it since the last look."""
+    def arrived(self, queue: str, lane: LaneName, id: str) -> Place:
+        """A job came; its place among those who came since the last look."""
         since = self._since.get(queue)
-        if since is None:
-            return 0
-        place, since.count = since.count, since.count + 1
-        if place < MOST_LATE:
-            since.places[id] = place
-        return place
+        return FIRST if since is None else since.add(lane, id)
 
-    def place_since(self, queue: str, id: str) -> int | None:
+    def place_since(self, queue: str, id: str) -> Place | None:
         """The same, asked for later; null = it came to another engine, or too many have come."""
         since = self._since.get(queue)
         return None if since is None else since.places.get(id)

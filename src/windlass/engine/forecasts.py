@@ -1,11 +1,10 @@
 """Makes forecasts: of one look at a queue, for all its jobs at once; never inside a claim.
 
 Of a small queue a forecast is made anew for whoever asks; that of a large one is used for as long as it is cheap
-compared with its cost. Whoever comes after it waits behind all that it knew, and behind those who came in between.
+compared with its cost. Until there is one, a glimpse of counts alone is enough for those who come.
 """
 
 import asyncio
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,14 +14,13 @@ from msgspec.structs import replace
 from windlass.engine.desk import Desk
 from windlass.engine.experience import Forecast, Promise
 from windlass.engine.scene import queued_in, survey
-from windlass.engine.snapshots import LAST, newcomer, take
+from windlass.engine.snapshots import take
 from windlass.model.estimate import Estimate
-from windlass.model.job import Job
 from windlass.model.names import EVERY_TENANT
 from windlass.policy.estimate import forecast
 from windlass.policy.learning import RunTimes, unpack
+from windlass.policy.outlook import outlook
 from windlass.policy.snapshot import Lane, Snapshot
-from windlass.store.flow import Waiting
 
 RUN_TIMES = "runtime"
 """A kind of records on the shelf: by `TENANT,TASK`."""
@@ -39,9 +37,6 @@ OLDEST = 60.0
 WATCHED = 10.0
 """Seconds for which a queue counts as watched after somebody asked."""
 
-MOMENT = 0.1
-"""Seconds for which a forecast counts as made just now."""
-
 SAMPLE = 3
 """Estimates of one forecast that are held against what becomes of them."""
 
@@ -56,7 +51,7 @@ def is_large(found: Forecast) -> bool:
 
 def is_due(last: Forecast) -> bool:
     """Whether it is time to make another."""
-    return time() - last.at > min(OLDEST, SHARE * last.cost)
+    return last.rough or time() - last.at > min(OLDEST, SHARE * last.cost)
 
 
 async def is_crowded(desk: Desk, queue: str) -> bool:
@@ -75,13 +70,27 @@ async def forecast_of(desk: Desk, queue: str, *, shared: bool = False) -> Foreca
     last = experience.forecasts.get(queue)
     if last is not None and (shared or is_large(last)) and (queue in experience.making or not is_due(last)):
         return last
-    experience.making.add(queue)
+    done = experience.making[queue] = asyncio.Event()
+    experience.begin(queue)
     try:
         made = await _made(desk, queue)
+        experience.remember(queue, made)
     finally:
-        experience.making.discard(queue)
-    experience.remember(queue, made)
+        done.set()
+        experience.making.pop(queue, None)
     _promise(desk, queue, made)
+    return made
+
+
+async def glimpse(desk: Desk, queue: str) -> Forecast:
+    """A rough forecast of a long queue, for those who come before there is another."""
+    experience = desk.experience
+    if queue not in experience.making:
+        experience.begin(queue)
+    made = await _made(desk, queue, brief=True)
+    last = experience.forecasts.get(queue)
+    if last is None or last.rough or last.at < made.at - made.cost:
+        experience.remember(queue, made)
     return made
 
 
@@ -96,33 +105,38 @@ async def foretell(desk: Desk) -> int:
     return 0
 
 
-async def _made(desk: Desk, queue: str) -> Forecast:
+async def _made(desk: Desk, queue: str, *, brief: bool = False) -> Forecast:
     begun = time()
-    desk.experience.begin(queue)
     rules = (await desk.regimes.refreshed()).rules
-    scene = await survey(desk, rules, queue)
+    scene = await survey(desk, rules, queue, brief=brief)
     taken, newcomers, run = take(scene, queue, await run_times(desk))
     whole = replace(taken, lanes=[*taken.lanes, *newcomers])
     size = sum(one.count for one in scene.waiting)
-    if size <= SMALL:
-        jobs = forecast(whole)
-    else:  # it takes a while, and others want answers meanwhile
-        jobs = await asyncio.to_thread(forecast, whole)
+    jobs = {} if brief else _own(_stretched(await _replayed(whole, size), taken, newcomers), whole, queue)
+    own = [(one, lane) for one, lane in zip(scene.waiting, taken.lanes, strict=True) if one.queue == queue]
     waiting: Counter[str] = Counter()
-    for one in scene.waiting:
-        if one.queue == queue:
-            waiting[one.tenant] += one.count
+    for one, _ in own:
+        waiting[one.tenant] += one.count
     return Forecast(
         snapshot=taken,
-        jobs=_own(_stretched(jobs, scene.waiting, newcomers), whole, queue),
+        jobs=jobs,
         waiting=waiting,
         size=size,
-        free=_free(taken, queue) - size,
+        free=free_slots(taken, queue) - size,
         pace=_pace(taken, queue, run),
         now=scene.now,
         at=time(),
         cost=time() - begun,
+        lanes={(one.tenant, one.task, one.group): lane for one, lane in own},
+        newcomers={lane.tenant: lane for lane in newcomers},
+        rough=brief,
     )
+
+
+async def _replayed(whole: Snapshot, size: int) -> dict[str, Estimate]:
+    if size <= SMALL:
+        return forecast(whole)
+    return await asyncio.to_thread(forecast, whole)  # it takes a while, and others want answers meanwhile
 
 
 def _own(jobs: dict[str, Estimate], whole: Snapshot, queue: str) -> dict[str, Estimate]:
@@ -132,20 +146,15 @@ def _own(jobs: dict[str, Estimate], whole: Snapshot, queue: str) -> dict[str, Es
     return {key[2]: jobs[key[2]] for lane in whole.lanes if lane.queue == queue for key in lane.jobs}
 
 
-def _stretched(jobs: dict[str, Estimate], waiting: Sequence[Waiting], newcomers: Sequence[Lane]) -> dict[str, Estimate]:
+def _stretched(jobs: dict[str, Estimate], taken: Snapshot, newcomers: Sequence[Lane]) -> dict[str, Estimate]:
     """Where not all jobs were replayed, newcomers wait for the others as well."""
-    total, listed = sum(one.count for one in waiting), sum(len(one.jobs) for one in waiting)
-    if not listed or total <= listed:
-        return jobs
-    for lane in newcomers:
-        id = lane.jobs[0][2]
-        seconds = jobs[id].seconds
-        if seconds is not None:
-            jobs[id] = replace(jobs[id], seconds=seconds * total / listed)
+    if any(lane.rest for lane in taken.lanes):
+        for lane in newcomers:
+            jobs[lane.jobs[0][2]] = outlook(taken, lane)
     return jobs
 
 
-def _free(taken: Snapshot, queue: str) -> int:
+def free_slots(taken: Snapshot, queue: str) -> int:
     """Slots of a queue's workers that no job has."""
     busy = Counter(busy.pool for busy in taken.running)
     return sum(pool.slots - busy[place] for place, pool in enumerate(taken.pools) if queue in pool.queues)
@@ -154,52 +163,9 @@ def _free(taken: Snapshot, queue: str) -> int:
 def _pace(taken: Snapshot, queue: str, run: float) -> float:
     """Seconds by which each job that waits puts off the next, where only slots are short."""
     own = [lane for lane in taken.lanes if lane.queue == queue]
-    count = sum(len(lane.jobs) for lane in own)
-    mean = sum(lane.seconds * len(lane.jobs) for lane in own) / count if count else run
+    count = sum(len(lane.jobs) + lane.rest for lane in own)
+    mean = sum(lane.seconds * (len(lane.jobs) + lane.rest) for lane in own) / count if count else run
     return mean / max(1, sum(pool.slots for pool in taken.pools if queue in pool.queues))
-
-
-def of_newcomer(found: Forecast, tenant: str) -> Estimate:
-    """How long a tenant's job would wait that came when the forecast was made."""
-    return found.jobs.get(newcomer(tenant)) or found.jobs.get(newcomer(""), Estimate())
-
-
-def of_latecomer(found: Forecast, job: Job, place: int) -> Estimate:
-    """How long a job waits that came after a forecast was made, behind so many others who did."""
-    if job.priority:
-        return aged(found, _behind(found, job))
-    told = replace(of_newcomer(found, job.tenant), position=None)
-    if told.seconds is None:
-        return told
-    put_off = max(0, place - max(0, found.free)) * found.pace
-    return aged(found, replace(told, seconds=told.seconds + put_off))
-
-
-def _behind(found: Forecast, job: Job) -> Estimate:
-    """A job that came with a priority of its own waits a little longer than the last that goes before it."""
-    last = (job.priority, LAST, "")
-    lanes = [lane for lane in found.snapshot.lanes if lane.queue == job.queue]
-    own = [lane for lane in lanes if (lane.tenant, lane.task) == (job.tenant, job.task)] or lanes
-    before = [lane.jobs[place - 1] for lane in own if (place := bisect_right(lane.jobs, last))]
-    told = found.jobs[max(before)[2]] if before else of_newcomer(found, job.tenant)
-    first = told.seconds is not None and not before
-    return replace(told, position=None, seconds=_soonest(found.snapshot, job.queue) if first else told.seconds)
-
-
-def _soonest(taken: Snapshot, queue: str) -> float:
-    """When a slot of a queue's workers is free."""
-    if _free(taken, queue) > 0:
-        return 0.0
-    places = {place for place, pool in enumerate(taken.pools) if queue in pool.queues}
-    return min((busy.remaining for busy in taken.running if busy.pool in places), default=0.0)
-
-
-def aged(found: Forecast, told: Estimate) -> Estimate:
-    """What is left of a wait that was foretold some time ago."""
-    age = time() - found.at
-    if told.seconds is None or age < MOMENT:
-        return told
-    return replace(told, seconds=max(0.0, told.seconds - age))
 
 
 async def run_times(desk: Desk) -> dict[str, RunTimes]:

@@ -7,8 +7,7 @@ who came while the last was on its way, so that a thousand callers share a commi
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from windlass.model.job import Job
-from windlass.store import Draft, Store
+from windlass.store import Draft, Record, Store
 
 MOST_AT_ONCE = 1000
 MOST_IN_FLIGHT = 2
@@ -16,7 +15,7 @@ MOST_IN_FLIGHT = 2
 
 Add = Callable[[Sequence[Draft]], Awaitable[list[bool]]]
 
-Kept = tuple[Job | None, bool]
+Kept = tuple[Record | None, bool]
 """The job as it is now (null = gone already), and whether it was new."""
 
 
@@ -66,4 +65,4 @@ class Gathering:
             return
         for (_, kept), record, new in zip(some, reading.records, created, strict=True):
             if not kept.done():
-                kept.set_result((record.job if record else None, new))
+                kept.set_result((record, new))

@@ -59,13 +59,13 @@ async def enqueue(desk: Desk, operation: Enqueue) -> Accepted:
     (new,) = drafts_of(desk, operation)
     await check_terms(desk, [new], "job")
     with accepted_all([new.id]):
-        job, created = await _gathering(desk).add(new)
-        if job is None and not created:  # what was there under its id has just ended and left no record
-            job, created = await _gathering(desk).add(new)
-    if job is None or job.tenant != operation.tenant:
+        record, created = await _gathering(desk).add(new)
+        if record is None and not created:  # what was there under its id has just ended and left no record
+            record, created = await _gathering(desk).add(new)
+    if record is None or record.job.tenant != operation.tenant:
         raise no_job(new.id)
-    estimate = await at_the_door(desk, job) if created else None
-    return Accepted(**{**asdict(job), "estimate": estimate}, created=created)
+    estimate = await at_the_door(desk, record) if created else None
+    return Accepted(**{**asdict(record.job), "estimate": estimate}, created=created)
 
 
 def _gathering(desk: Desk) -> Gathering:

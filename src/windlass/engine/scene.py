@@ -32,6 +32,9 @@ MOST_LISTED = 100_000
 
 AT_ONCE = 1000
 
+FEW = 8
+"""Waiting jobs of each group that are listed for a brief survey: enough to see which priority comes next."""
+
 
 class Scene(Struct, frozen=True):
     """What was read."""
@@ -74,19 +77,24 @@ async def look(desk: Desk, rules: Rules, tenant: str, queue: str, *, idle_too: b
     return Scene(now, rules, workers, waiting, running, await _usage(desk, rules, waiting))
 
 
-async def survey(desk: Desk, rules: Rules, queue: str) -> Scene:
-    """Read everybody's jobs of a queue and of those that its workers like better, and all that these workers run."""
+async def survey(desk: Desk, rules: Rules, queue: str, *, brief: bool = False) -> Scene:
+    """Read everybody's jobs of a queue and of those that its workers like better, and all that these workers run.
+
+    `brief`: of each group only the first few, and how many there are; of all else what one reading gives.
+    """
     alive = await desk.store.workers(EVERY_TENANT)
     queues = ahead(list({tuple(worker.queues) for worker in alive}), queue)
     workers = [await _able(desk, worker) for worker in alive if queues & {*worker.queues}]
     counts = await desk.store.tally(EVERY_TENANT)
     crowded = {one.queue for one in counts if one.state is State.QUEUED and one.count}
     busy = {one.queue for one in counts if one.state is State.RUNNING and one.count}
-    waiting = await _waiting(desk, sorted(queues & crowded), queued_in(queues, counts))
+    waiting = await _waiting(desk, sorted(queues & crowded), FEW if brief else queued_in(queues, counts))
     served = queues.union(*(worker.queues for worker in workers))
-    running = [record for name in sorted(served & busy) async for record in _running(desk, EVERY_TENANT, name)]
+    most = AT_ONCE if brief else MOST_RUNNING
+    running = [record for name in sorted(served & busy) async for record in _running(desk, EVERY_TENANT, name, most)]
     now = (await desk.store.read([])).now
-    return Scene(now, rules, workers, waiting, running, await _usage(desk, rules, waiting))
+    usage = await _usage(desk, rules, waiting, AT_ONCE if brief else MOST_BUCKETS)
+    return Scene(now, rules, workers, waiting, running, usage)
 
 
 def queued_in(queues: Collection[str], counts: Iterable[Tally]) -> int:
@@ -113,9 +121,9 @@ def even_part(sizes: Iterable[int], most: int) -> int:
     return max(left, default=1)
 
 
-async def _running(desk: Desk, tenant: str, queue: str) -> AsyncIterator[Record]:
+async def _running(desk: Desk, tenant: str, queue: str, most: int = MOST_RUNNING) -> AsyncIterator[Record]:
     after, seen = None, 0
-    while seen < MOST_RUNNING:
+    while seen < most:
         piece = await desk.store.page(Scope(tenant, queue, frozenset({State.RUNNING})), after, AT_ONCE)
         for record in piece.records:
             yield record
@@ -124,11 +132,11 @@ async def _running(desk: Desk, tenant: str, queue: str) -> AsyncIterator[Record]
             return
 
 
-async def _usage(desk: Desk, rules: Rules, waiting: Iterable[Waiting]) -> dict[str, Usage]:
+async def _usage(desk: Desk, rules: Rules, waiting: Iterable[Waiting], most: int = MOST_BUCKETS) -> dict[str, Usage]:
     names = {allowance_name(bucket) for one in waiting for bucket in buckets(one.group)}
     found: dict[str, Usage] = {}
     for name in sorted(names & rules.allowances.keys()):
-        found |= {one.bucket: one for one in await desk.flow.usage(name, MOST_BUCKETS)}
+        found |= {one.bucket: one for one in await desk.flow.usage(name, most)}
     return found
 
 

@@ -112,6 +112,7 @@ class _Maker:
             lacks=None if workers else self._lacking(one),
             queue=one.queue,
             pools=self._pools(workers),
+            rest=max(0, one.count - len(one.jobs)),
         )
 
     def newcomer(self, tenant: str) -> Lane:

@@ -71,6 +71,8 @@ class Lane(Struct, frozen=True):
     queue: str = ""
     pools: tuple[int, ...] = (0,)
     """Whose workers may take its jobs."""
+    rest: int = 0
+    """How many more wait behind these."""
 
 
 class Turns(Struct, frozen=True):

@@ -38,6 +38,9 @@ LEAD = 2.0
 NEAR = 16
 """Of those whose turn comes next, at most so many are looked at for that."""
 
+MOST_RANKED = 500_000
+"""Jobs ahead of another that are counted one by one where a store knows no quicker way."""
+
 
 class StaleRules(Exception):
     """Jobs came with groups made under rules that are no longer in force.
@@ -172,6 +175,13 @@ class Flow(Protocol):
 
     async def waiting(self, tenant: str, queue: str, limit: int) -> list[Waiting]:
         """What is queued (`tenant` may be `-`), at most so many jobs of each group."""
+        ...
+
+    async def rank(self, id: str) -> int | None:
+        """How many jobs of its own tenant, queue, task and group are ahead of a queued job; null = it is not queued.
+
+        A store may stop counting at `MOST_RANKED`: then there are at least so many.
+        """
         ...
 
     async def usage(self, allowance: str, limit: int) -> list[Usage]:

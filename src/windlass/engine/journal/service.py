@@ -53,7 +53,7 @@ from windlass.model.operations import (
     Show,
 )
 from windlass.model.ports import Clock
-from windlass.store import Draft
+from windlass.store import Draft, Record
 from windlass.store.micros import from_micros
 
 LOOKING = (Show, GetResult, GetEstimate, GetOutput, List, Count, GetStats, Send, Cancel, Retry, Delete)
@@ -63,6 +63,9 @@ PATIENCE = 1.0
 """Seconds that whoever looks, or wants to know whether his job is new, waits for the store to take what came before."""
 
 LOOK_AGAIN = 0.1
+
+MOST_READ = 16_384
+"""Bytes of a payload that is looked into for the sake of an estimate alone."""
 
 
 class Journaled:
@@ -106,7 +109,7 @@ class Journaled:
         created = await self._accept(drafts, named=_is_named(operation))
         if created:
             accepted = self._accepted(draft, created=True)
-            estimate = await self._estimate(accepted, exact=exact)
+            estimate = await self._estimate(accepted, draft, exact=exact)
             return accepted if estimate is None else replace(accepted, estimate=estimate)
         entry = self._journal.find(draft.id)
         if entry is None or entry.draft is None:
@@ -194,16 +197,27 @@ class Journaled:
         except WindlassError:
             return False
 
-    async def _estimate(self, job: Job, *, exact: bool) -> float | None:
+    async def _group(self, draft: Draft) -> str:
+        """What will bound a job, as far as that is quickly said."""
+        try:
+            regime = await self._engine.desk.regimes.current()
+        except WindlassError:
+            return ""
+        new = draft.new
+        if len(memoryview(new.payload)) > MOST_READ and regime.needs_payload(draft.tenant, new.queue, new.task):
+            return ""
+        return regime.group(draft.tenant, new, bytes(new.payload)) if regime.rules.edition else ""
+
+    async def _estimate(self, job: Job, draft: Draft, *, exact: bool) -> float | None:
         """Seconds that a new job will wait. Where its queue has tiers, whoever sends it waits for the answer."""
         desk = self._engine.desk
         if not self._drainer.flows:
             return None
         if not exact:
-            return through_the_door(desk, job)
+            return through_the_door(desk, Record(job, group=await self._group(draft)))
         try:
             await self._drainer.reach(self._journal.last, PATIENCE)
-            return await at_the_door(desk, (await desk.find(job.id, job.tenant)).job)
+            return await at_the_door(desk, await desk.find(job.id, job.tenant))
         except WindlassError:
             return None  # it is accepted, whoever can say how long it waits
 

@@ -80,6 +80,10 @@ class RedisFlow:
         reply = await self.partitions.call("waiting", self.partitions.of_queue(queue), [tenant, queue, limit])
         return [_waiting(*reply[at : at + 3]) for at in range(0, len(reply), 3)]
 
+    async def rank(self, id: str) -> int | None:
+        found: int | None = await self.partitions.call("rank", self.partitions.of_id(id), [raw_id(id)])
+        return found
+
     async def usage(self, allowance: str, limit: int) -> list[Usage]:
         replies = await self.partitions.each("usage", [allowance, limit])
         return [_usage(*reply[at : at + 4]) for reply in replies for at in range(0, len(reply), 4)][:limit]

@@ -5,8 +5,8 @@ Reads only; nothing here is asked by a claim.
 
 from collections.abc import Sequence
 
-from windlass.model.names import EVERY_TENANT, text_id
-from windlass.store.flow import KEY, Usage, Waiting
+from windlass.model.names import EVERY_TENANT, raw_id, text_id
+from windlass.store.flow import KEY, MOST_RANKED, Usage, Waiting
 from windlass.store.micros import LATEST, from_micros
 from windlass.store.sqlite import batches
 from windlass.store.sqlite.buckets import Bucket, any_bucket
@@ -24,6 +24,16 @@ _LANES_OF_ALL = """
     WHERE line.queue = ? AND lane.arrival IS NOT NULL ORDER BY line.tenant, lane.task, lane.bounds
 """
 _JOBS = f"SELECT priority, seq, id FROM job WHERE state = {QUEUED} AND lane = ? ORDER BY priority, seq LIMIT ?"
+
+_PLACE = f"SELECT lane, priority, seq FROM job WHERE id = ? AND state = {QUEUED}"
+_AHEAD = f"""
+    SELECT count(*) FROM (
+        SELECT 1 FROM job INDEXED BY job_ready WHERE state = {QUEUED} AND lane = ?1 AND priority < ?2
+        UNION ALL
+        SELECT 1 FROM job INDEXED BY job_ready WHERE state = {QUEUED} AND lane = ?1 AND priority = ?2 AND seq < ?3
+        LIMIT {MOST_RANKED}
+    )
+"""
 
 _BUCKETS = """
     SELECT name FROM bucket WHERE (name = ?1 OR (name > ?2 AND name < ?3)) AND running > 0
@@ -58,6 +68,12 @@ def waiting(tx: Transaction, tenant: str, queue: str, limit: int) -> list[Waitin
 def _waiting(tx: Transaction, lane: Lane, queued: int, limit: int) -> Waiting:
     jobs = [(priority, seq, text_id(id)) for priority, seq, id in tx.rows(_JOBS, lane.id, limit)]
     return Waiting(lane.tenant, lane.queue, lane.task, lane.group, queued, jobs)
+
+
+def rank(tx: Transaction, id: str) -> int | None:
+    for place in tx.rows(_PLACE, raw_id(id)):
+        return int(tx.column(_AHEAD, *place)[0])
+    return None
 
 
 def usage(tx: Transaction, allowance: str, limit: int) -> list[Usage]:

@@ -177,6 +177,9 @@ class SqliteStore:
     async def waiting(self, tenant: str, queue: str, limit: int) -> list[Waiting]:
         return await self._connection.read(lambda tx: standing.waiting(tx, tenant, queue, limit))
 
+    async def rank(self, id: str) -> int | None:
+        return await self._connection.read(lambda tx: standing.rank(tx, id))
+
     async def usage(self, allowance: str, limit: int) -> list[Usage]:
         return await self._connection.read(lambda tx: standing.usage(tx, allowance, limit))
 

@@ -1,0 +1,75 @@
+"""What becomes of a yielding job's client when the job is halted: real server, real worker, real connections."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosedOK
+
+from tests.serving import LOCAL
+from tests.stations import Station
+from tests.test_live import follow, socket
+from tests.test_live_flow import after
+from tests.workers import CHORES, Workshop
+from windlass.model.job import Job, Reason, State
+from windlass.model.operations import ChangeQueue
+from windlass.model.queue import QueueChange, Tier
+
+TIERS = [Tier(name="fast", seconds=3), Tier(name="slow", seconds=30, cap=1)]
+
+
+@pytest.fixture
+async def shop(hub: Station, tmp_path: Path) -> AsyncIterator[Workshop]:
+    """Workers that know the server only."""
+    folder = tmp_path / "shop"
+    folder.mkdir()
+    made = Workshop(folder, hub.address, "default", CHORES.read_text())
+    yield made
+    await asyncio.to_thread(made.close)
+
+
+async def nap(hub: Station, seconds: float, **terms: Any) -> Job:
+    return await hub.enqueue("co_nap", {"seconds": seconds, "word": "nap"}, **terms)
+
+
+async def rest_of(line: ClientConnection) -> list[Any]:
+    """All that is said until the server ends it, which it does in good order."""
+    said = []
+    async with asyncio.timeout(20):
+        try:
+            while True:
+                said.append(json.loads(await line.recv()))
+        except ConnectionClosedOK as closed:
+            assert closed.rcvd is not None, "the server ends the connection, not the client"
+            return said
+
+
+async def test_s0_16_a_halted_client_gets_a_last_word_and_a_closed_connection_and_its_worker_takes_the_next_job(
+    hub: Station, shop: Workshop
+) -> None:
+    await hub.client(ChangeQueue(queue="default", change=QueueChange(tiers=TIERS)))
+    worker = await asyncio.to_thread(shop.start, "-c", "1", WINDLASS_TOKEN=LOCAL)
+    yielding = await nap(hub, 60, yielding=True)
+    async with socket(hub, yielding.id) as line, follow(hub, yielding) as stream:
+        await after(stream, "started")
+        await asyncio.to_thread(shop.noted, "start")
+        waiting = await nap(hub, 0.1, tier="fast")
+        messages = await rest_of(line)
+        async with asyncio.timeout(20):
+            events = [event async for event in stream]
+    halted = await hub.shown(yielding)
+    assert (halted.state, halted.reason) == (State.CANCELLED, Reason.HALTED)
+    last = messages[-1]
+    assert (last["event"], last["data"]["state"], last["data"]["reason"]) == ("cancelled", "cancelled", "halted")
+    assert events[-1].name == "cancelled", "whoever follows by server-sent events as well"
+    assert events[-1].job is not None
+    assert events[-1].job.reason is Reason.HALTED
+    taken = await hub.ended(waiting)
+    assert taken.state is State.SUCCEEDED
+    assert taken.worker == halted.worker, "the place was given to the next"
+    assert worker.running, "and nobody had to start anew for it"
+    assert len(shop.notes("end")) == 1, "the halted one never came to its end"
