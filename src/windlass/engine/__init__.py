@@ -16,7 +16,7 @@ from windlass.engine.sound import sound
 from windlass.model.events import Event, News, Place, Watching, place, state_event
 from windlass.model.job import FINISHED, Job
 from windlass.model.match import Match
-from windlass.model.operations import A, Operation, Show
+from windlass.model.operations import A, Hand, Operation, Show
 from windlass.model.ports import Chance
 from windlass.store import Store
 
@@ -46,6 +46,10 @@ class Engine:
     async def __call__(self, operation: Operation[A], /) -> A:
         answer = await ANSWERS[type(operation)](self.desk, sound(operation))
         return cast("A", answer)
+
+    def hand_to(self, worker: str, hand: Hand) -> None:
+        """Let a worker in this process have what its waiting claim is given, ahead of the claim's answer."""
+        self.desk.hands[worker] = hand
 
     def follow(self, tenant: str, job: Job, place: Place) -> AsyncGenerator[News | None, None]:
         return watching.follow(self, self.feed, tenant, job, place, foretell=partial(estimates.lately, self.desk))
