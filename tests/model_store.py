@@ -57,6 +57,7 @@ from windlass.store import (
     Tally,
     Touch,
     Touched,
+    Take,
     Wish,
 )
 from windlass.store.flow import Regroup, Rules, StaleRules, Usage, Waiting
@@ -159,6 +160,9 @@ class Ear:
             return False
         self.heard.clear()
         return True
+
+    def hand_over(self, wish: Wish, take: Take) -> None:
+        """No wish is kept here."""
 
 
 class ModelStore:

@@ -17,7 +17,7 @@ from windlass.engine.sound import sound
 from windlass.model.events import Event, News, Place, Watching, place, state_event
 from windlass.model.job import FINISHED, Job
 from windlass.model.match import Match
-from windlass.model.operations import A, EnqueueMany, Operation, Show
+from windlass.model.operations import A, EnqueueMany, Hand, Operation, Show
 from windlass.model.ports import Chance
 from windlass.store import Store
 
@@ -52,6 +52,10 @@ class Engine:
     def at_once(self, operation: Operation[A]) -> A | None:
         """The answer, if it is a lone job that can go a short way; null = ask as usual. For callers without a loop."""
         return cast("A", self._chutes.enqueue(operation)) if isinstance(operation, EnqueueMany) else None
+
+    def hand_to(self, worker: str, hand: Hand) -> None:
+        """Let a worker in this process have what its waiting claim is given, ahead of the claim's answer."""
+        self.desk.hands[worker] = hand
 
     def follow(self, tenant: str, job: Job, place: Place) -> AsyncGenerator[News | None, None]:
         return watching.follow(self, self.feed, tenant, job, place, foretell=partial(estimates.lately, self.desk))

@@ -21,6 +21,7 @@ from windlass.model.events import Gone
 from windlass.model.job import Job
 from windlass.model.lifecycle import Move
 from windlass.model.names import EVERY_TENANT, check_id
+from windlass.model.operations import Hand
 from windlass.model.ports import Chance
 from windlass.model.wire import MOST_PAYLOAD
 from windlass.model.worker import Worker
@@ -89,6 +90,8 @@ class Desk:
         """Tasks of an app in the same program, as `tenant/task`: handlers cannot take their place."""
         # What a worker said of itself never changes, so it is asked for once; whether it lives is told by its renewals.
         self.known_workers: dict[str, Worker] = {}
+        self.hands: dict[str, Hand] = {}
+        """By worker: who takes what its waiting claim is given, ahead of the claim's answer."""
         self._attention = Attention()
 
     async def find(self, id: str, tenant: str, *, payload: bool = False) -> Record:

@@ -87,6 +87,7 @@ async def workers(desk: Desk, operation: Workers) -> list[Worker]:
 async def unregister(desk: Desk, operation: Unregister) -> None:
     await _known(desk, operation.worker, operation.tenant)
     desk.known_workers.pop(operation.worker, None)
+    desk.hands.pop(operation.worker, None)
     if not await desk.store.dismiss(operation.worker):
         raise _stranger(operation.worker)
     await keep_caps(desk)
@@ -94,11 +95,15 @@ async def unregister(desk: Desk, operation: Unregister) -> None:
 
 async def claim(desk: Desk, operation: Claim) -> list[Claimed]:
     worker = await _known(desk, operation.worker, operation.tenant)
-    records = await _claim_now(desk, operation, worker)
+    records = await desk.store.claim(await _wish(desk, operation, worker))
     if not records and operation.wait:
         records = await _claim_soon(desk, operation, worker)
     await _attend_after(desk, records)
     desk.experience.claimed(records, asyncio.get_running_loop().time())
+    return _handed_out(records)
+
+
+def _handed_out(records: Sequence[Record]) -> list[Claimed]:
     token = (records[0].token or b"").hex() if records else ""  # one claim, one token
     return [
         Claimed(
@@ -118,26 +123,30 @@ async def _attend_after(desk: Desk, records: Sequence[Record]) -> None:
         await attend(desk, tenant, queue)
 
 
-async def _claim_now(desk: Desk, operation: Claim, worker: Worker, stays: float = 0.0) -> list[Record]:
+async def _wish(desk: Desk, operation: Claim, worker: Worker, stays: float = 0.0) -> Wish:
     named = operation.nonce is not None
     nonce = bytes.fromhex(operation.nonce) if operation.nonce is not None else desk.chance.token()
     tasks = await tasks_of(desk, worker)
     slots = operation.slots if tasks is None or tasks else 0  # to a store, no tasks would be any
     able = worker if tasks is worker.tasks else replace(worker, tasks=tasks)
     lease, warm = desk.settings.lease, operation.warm
-    return await desk.store.claim(Wish(able, nonce, slots, lease, repeatable=named, stays=stays, warm=warm))
+    return Wish(able, nonce, slots, lease, repeatable=named, stays=stays, warm=warm)
 
 
 async def _claim_soon(desk: Desk, operation: Claim, worker: Worker) -> list[Record]:
     loop = asyncio.get_running_loop()
     until = loop.time() + operation.wait
     topics = [f"work/{queue}" for queue in worker.queues]
+    hand = desk.hands.get(worker.id)
     async with desk.store.listen([*topics, f"wish/{worker.id}"]) as listener:
         while True:
             # Claimed once more before the first wait: work may have come before anybody listened. And after the last:
             # no wish is left behind.
             remaining = max(0.0, until - loop.time())
-            records = await _claim_now(desk, operation, worker, stays=min(LOOK_AGAIN, remaining))
+            wish = await _wish(desk, operation, worker, stays=min(LOOK_AGAIN, remaining))
+            if hand is not None:
+                listener.hand_over(wish, lambda records: hand(_handed_out(records)))
+            records = await desk.store.claim(wish)
             if records or not remaining:
                 return records
             await listener.wait(min(LOOK_AGAIN, remaining, await _opening(desk, worker)))

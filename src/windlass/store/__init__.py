@@ -15,7 +15,7 @@ as a `Move`; the store checks the move's guards and writes it whole, or refuses 
 What stores do beside keeping jobs is in `beside`, `flow` and `mailbox`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from enum import StrEnum
@@ -224,11 +224,21 @@ class Overdue(StrEnum):
     """A job that nobody asked for."""
 
 
+Take = Callable[[list[Record]], object]
+
+
 class Listener(Protocol):
     """Hears that something happened, not what: whoever waits looks for itself."""
 
     async def wait(self, seconds: float) -> bool:
         """Whether a notice came within so many seconds. Notices may be lost: never wait long without looking."""
+        ...
+
+    def hand_over(self, wish: Wish, take: Take) -> None:
+        """Let `take` have what this wish is given, as soon as that is heard; who asks again is answered all the same.
+
+        A store that keeps no wishes gives them nothing.
+        """
         ...
 
 

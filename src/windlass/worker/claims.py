@@ -4,10 +4,10 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from windlass.model.errors import Busy, Full, Missing, Unavailable, WindlassError
-from windlass.model.operations import MOST_AT_ONCE, Claim, Claimed, Service, Unrun
+from windlass.model.operations import MOST_AT_ONCE, Claim, Claimed, Hand, Service, Unrun
 from windlass.model.ports import Chance, Clock
 from windlass.worker.jobs import Jobs
 from windlass.worker.membership import Membership
@@ -32,17 +32,28 @@ TRY_AGAIN = (0.1, 0.2, 0.5, 1.0)
 """Seconds between tries while the store does not answer."""
 
 
+@runtime_checkable
+class HandsOver(Protocol):
+    """A service in this process, which need not wait for an answer to travel."""
+
+    def hand_to(self, worker: str, hand: Hand) -> None: ...
+
+
 class Claims:
     """One worker's claims."""
 
     def __init__(self, jobs: Jobs, service: Service, membership: Membership, clock: Clock, chance: Chance) -> None:
         self._jobs = jobs
         self._service = service
+        self._hands = service if isinstance(service, HandsOver) else None
         self._membership = membership
         self._clock = clock
         self._chance = chance
         self._asking: asyncio.Task[Any] | None = None
+        """The task that claims, while it may be broken off."""
         self._broken_off = False
+        self._nonce: str | None = None
+        """That of the claim on its way, until it has brought something."""
         self._stopped = False
         self._paused = False
         self._complained = False
@@ -68,8 +79,7 @@ class Claims:
             asked = min(free, MOST_AT_ONCE)
             claimed = await self._claim(asked, BURST_WAIT if burst else WAIT)
             if claimed:
-                self._jobs.start(claimed)
-                if len(claimed) < asked:
+                if self._start(claimed) and len(claimed) < asked:
                     await self._clock.sleep(HEAD_START)
             elif burst and idle and not self._jobs.held and not self._paused:
                 return
@@ -90,7 +100,7 @@ class Claims:
 
     def _break_off(self) -> None:
         self._jobs.ended.set()
-        if self._asking is not None:
+        if self._asking is not None and not self._broken_off:
             self._broken_off = True
             self._asking.cancel()
 
@@ -104,17 +114,28 @@ class Claims:
         return bool(await self._unless_broken_off(ask))
 
     async def _claim(self, slots: int, wait: float) -> list[Claimed]:
-        nonce = self._chance.token().hex()
+        nonce = self._nonce = self._chance.token().hex()
 
         async def ask() -> list[Claimed]:
             warm = list(self.warm())
             names = self._membership.names()
+            if self._hands is not None:
+                self._hands.hand_to(names["worker"], self._start)
             return await self._service(Claim(**names, slots=slots, wait=wait, nonce=nonce, warm=warm))
 
         claimed = await self._unless_broken_off(ask)
-        if claimed is None:
+        if claimed is None and self._nonce is not None:
+            self._nonce = None
             await self._give_back(nonce)
         return claimed or []
+
+    def _start(self, claimed: list[Claimed]) -> bool:
+        """Start what a claim has brought: once, though it may have been handed over before it is answered."""
+        if claimed[0].token != self._nonce:
+            return False
+        self._nonce = None
+        self._jobs.start(claimed)
+        return True
 
     async def _give_back(self, nonce: str) -> None:
         """A claim that was broken off may have taken jobs: asked again in the same words, it names them."""
@@ -130,15 +151,14 @@ class Claims:
         if self._stopped:
             return None
         self._broken_off = False
-        self._asking = asyncio.create_task(self._patiently(ask))
+        # No task of its own: every job that finds this worker idle would wait for one more round of the loop.
+        task = self._asking = asyncio.current_task()
         try:
-            answer: T = await self._asking
+            return await self._patiently(ask)
         except asyncio.CancelledError:
-            if not self._broken_off:
+            if not self._broken_off or task is None or task.uncancel():
                 raise
             return None
-        else:
-            return answer
         finally:
             self._asking = None
 

@@ -47,8 +47,7 @@ class Context:
         self._runs: dict[int, Run] = {}
         self._threads = Threads(most_threads, self._outbox, self._forget)
         self._coroutines: dict[str, bool] = {}
-        self._tasks_of_loop: set[asyncio.Task[None]] = set()
-        self._looking: asyncio.TimerHandle | None = None
+        self._looking: asyncio.Handle | None = None
         self._leaving = False
         self._left = self._loop.create_future()
 
@@ -83,7 +82,7 @@ class Context:
             self._stop(number)
         self._leaving = self._leaving or orders.leave
         if self._looking is None:
-            self._looking = self._loop.call_later(LOOK_EVERY, self._look)
+            self._looking = self._loop.call_soon(self._look_on)  # after the first steps of what has just come
 
     def _start(self, assignment: Assignment) -> None:
         callee = self._tasks.get(assignment.task)
@@ -93,9 +92,7 @@ class Context:
         run = Run(assignment, self._outbox.say)
         self._runs[assignment.number] = run
         if self._is_async(callee, assignment.task):
-            task = self._loop.create_task(self._await(callee, assignment, run))
-            self._tasks_of_loop.add(task)
-            task.add_done_callback(self._tasks_of_loop.discard)
+            run.task = self._loop.create_task(self._await(callee, assignment, run))
         else:
             self._threads.put((callee, assignment, run))
 
@@ -106,7 +103,7 @@ class Context:
 
     async def _await(self, callee: Callee, assignment: Assignment, run: Run) -> None:
         # Only here: a task that is cancelled before its first step would never come to tell of it.
-        if run.begin(asyncio.current_task(self._loop).cancel):  # type: ignore[union-attr] # this is one
+        if run.begin(run.task.cancel):  # type: ignore[union-attr] # this is it
             ending = await acall(callee, assignment, run)
         else:
             ending = stopped(assignment.number)
@@ -129,8 +126,11 @@ class Context:
 
     def _look(self) -> None:
         """While there is work: nothing waits behind a stuck thread, and nothing is left unsent."""
-        self._looking = None
         self._threads.look()
+        self._look_on()
+
+    def _look_on(self) -> None:
+        self._looking = None
         self._outbox.send()
         if self._runs:
             self._looking = self._loop.call_later(LOOK_EVERY, self._look)

@@ -210,6 +210,9 @@ class Frames(Generic[T]):
     def feed(self, data: bytes) -> Iterator[T]:
         """The values that are whole now."""
         buffer = self._buffer
+        if not buffer and len(data) >= LENGTH.size and LENGTH.unpack_from(data)[0] == len(data) - LENGTH.size:
+            yield self._decode(memoryview(data)[LENGTH.size :])  # one frame and no more, as most that come are
+            return
         buffer += data
         at = 0
         while len(buffer) - at >= LENGTH.size:

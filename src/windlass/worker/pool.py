@@ -69,7 +69,7 @@ class Hears(Protocol):
 class Context(asyncio.Protocol):
     """One child process, as its supervisor sees it."""
 
-    def __init__(self, number: int, isolated: bool, born: float, hears: Hears) -> None:
+    def __init__(self, number: int, isolated: bool, born: float, hears: Hears, link: socket.socket) -> None:
         self.number = number
         self.isolated = isolated
         self.born = born
@@ -85,6 +85,7 @@ class Context(asyncio.Protocol):
         self._exited: Exited | None = None
         """How its process has ended, until everything it said has been heard."""
         self.hears = hears
+        self._link = link
         self._frames = Frames(News)
         self._transport: asyncio.WriteTransport | None = None
         self._unsent: list[bytes] = []
@@ -131,7 +132,6 @@ class Context(asyncio.Protocol):
 
     def give(self, assignments: Sequence[Assignment]) -> None:
         self.jobs += len(assignments)
-        self.held.update(assignment.number for assignment in assignments)
         for data in assign(assignments):
             self.write(data)
 
@@ -150,7 +150,17 @@ class Context(asyncio.Protocol):
         if self._transport is None:
             self._unsent.append(data)
         elif not self._transport.is_closing():  # or else it will be found dead, with whatever it was given
-            self._transport.write(data)
+            if not self._transport.get_write_buffer_size():
+                data = data[self._send_at_once(data) :]  # a transport may keep it until the loop's round is over
+            if data:
+                self._transport.write(data)
+
+    def _send_at_once(self, data: bytes) -> int:
+        """How many bytes there was room for."""
+        try:
+            return self._link.send(data)
+        except OSError:  # no room now, or nobody there: the transport finds out which
+            return 0
 
     def close(self) -> None:
         self._closed = True
@@ -243,9 +253,9 @@ class Pool:
     def fork(self, *, isolated: bool, born: float) -> Context:
         """A new context. It can be given jobs at once; they wait in its socket."""
         assert self.hears is not None  # noqa: S101 - set before the first context is made
-        context = Context(next(self._numbers), isolated, born, self.hears)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
+        context = Context(next(self._numbers), isolated, born, self.hears, ours)
         descriptors = self._unborn[context.number] = [theirs.detach()]
         self.contexts[context.number] = context
         self._spawn(self._loop.connect_accepted_socket(lambda: context, ours))

@@ -36,7 +36,7 @@ Tell = Callable[[Said], None]
 class Run:
     """What `current` stands for while a job runs."""
 
-    __slots__ = ("_assignment", "_job", "_tell", "cancelled", "inbox", "spawned", "stop")
+    __slots__ = ("_assignment", "_job", "_tell", "cancelled", "inbox", "spawned", "stop", "task")
 
     _stopping = threading.Lock()
     """Between "told to stop" and "has ended" there must be nothing: or the next run of that thread would be struck."""
@@ -46,6 +46,8 @@ class Run:
         self._tell = tell
         self._job: RunningJob | None = None
         self.cancelled = False
+        self.task: asyncio.Task[None] | None = None
+        """Runs its coroutine; held here, for a loop does not hold its tasks."""
         self.spawned: list[NewJob] = []
         self.stop: Callable[[], object] | None = None
         """How to end it early, where there is a way."""

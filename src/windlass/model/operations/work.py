@@ -1,5 +1,6 @@
 """Operations of workers: register, claim, renew, report."""
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -50,6 +51,10 @@ class Claimed(Struct, frozen=True, kw_only=True, gc=False):
     files: dict[str, bytes] = {}
     """What was sent with the job, by name."""
     deadline: datetime | None = None
+
+
+Hand = Callable[[list[Claimed]], object]
+"""Who takes jobs that are handed to a worker."""
 
 
 class Applied(Struct, frozen=True, kw_only=True):

@@ -3,14 +3,20 @@
 Kept only while somebody listens. What is forgotten here is not lost: the same claim, sent to the server, answers it.
 """
 
+import asyncio
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from windlass.store import Take, Wish
+from windlass.store.redis import answers
 from windlass.store.redis.notices import Bell
 
 GRANT = struct.Struct(">8sQ16s")
 """What a notice of a grant begins with: nonce, time of the lease, id. The bytes of the job follow."""
+
+HEAD_START = 0.001
+"""Seconds that what was handed over has for itself before whoever waits goes on: both want the same processor."""
 
 
 class Grants:
@@ -24,9 +30,9 @@ class Grants:
         return self._granted.pop(nonce, None)
 
     @contextmanager
-    def bell(self) -> Iterator[Bell]:
+    def bell(self) -> "Iterator[GrantBell]":
         """A bell for somebody who may be waiting with a wish."""
-        bell = _GrantBell(self._granted)
+        bell = GrantBell(self._granted)
         try:
             yield bell
         finally:
@@ -34,15 +40,28 @@ class Grants:
                 self._granted.pop(nonce, None)
 
 
-class _GrantBell(Bell):
+class GrantBell(Bell):
+    """Also hears what was granted, and hands it over."""
+
     def __init__(self, granted: dict[bytes, list[bytes]]) -> None:
         super().__init__()
         self._granted = granted
+        self._awaited: tuple[Wish, Take] | None = None
         self.heard: list[bytes] = []
 
+    def hand_over(self, wish: Wish, take: Take) -> None:
+        self._awaited = wish, take
+
     def ring(self, said: bytes | None) -> None:
-        if said:  # all other notices are empty
-            nonce, now, id = GRANT.unpack_from(said)
-            self._granted[nonce] = [b"%d" % now, id, said[GRANT.size :]]
-            self.heard.append(nonce)
-        super().ring(said)
+        if not said:  # as all other notices are
+            super().ring(said)
+            return
+        nonce, now, id = GRANT.unpack_from(said)
+        self._granted[nonce] = answer = [b"%d" % now, id, said[GRANT.size :]]
+        self.heard.append(nonce)
+        if self._awaited is None or self._awaited[0].nonce != nonce:
+            super().ring(said)
+            return
+        wish, take = self._awaited
+        take(answers.claimed(answer, wish))
+        asyncio.get_running_loop().call_later(HEAD_START, super().ring, said)

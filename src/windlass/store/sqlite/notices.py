@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Seque
 from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-from windlass.store import Listener
+from windlass.store import Listener, Take, Wish
 from windlass.store.sqlite.pipes import Inbox, Outbox
 
 KINDS = ("work", "end", "order")
@@ -35,6 +35,9 @@ class Waiter:
             return False
         self._came.clear()
         return True
+
+    def hand_over(self, wish: Wish, take: Take) -> None:
+        """No wish is kept here."""
 
 
 class Ear:
