@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Literal
 
+from msgspec.structs import replace
+
 from windlass.model.errors import Invalid
 from windlass.model.handler import Handler
 from windlass.model.job import Reason
@@ -89,6 +91,9 @@ class Context:
         self._cpu = 0, 0.0
         """The number of the job that was last seen at work, and the processor time until then."""
         self._ending: Ending | None = None
+        self._allowed = 0.0
+        """Seconds that what runs now may take, if there is a time when it is due."""
+        self._due: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -110,7 +115,7 @@ class Context:
         try:
             await batch.over
         finally:
-            self._set_timer(None)
+            self._due = None
             self._batch = None
         return list(batch.waiting)
 
@@ -139,15 +144,17 @@ class Context:
         if self._ending is not None or self.dead:
             return
         orders: list[bytes] = []
-        while batch.waiting and len(batch.given) < AHEAD:
-            job = batch.waiting.popleft()
+        waiting, given, number = batch.waiting, batch.given, self._number + len(batch.given)
+        while waiting and len(given) < AHEAD:
+            job = waiting.popleft()
             try:
                 kind, data = written(job.payload, job.content_type)
             except Invalid as fault:
                 batch.hears.ended(FunctionOutcome(id=job.id, code=FAILED, type="Invalid", message=str(fault)))
                 continue
-            orders.append(lines.job(self._number + len(batch.given), kind, data))
-            batch.given.append(job)
+            given.append(job)
+            orders.append(lines.job(number, kind, data))
+            number += 1
         if not batch.waiting and not batch.closed:
             batch.closed = True
             orders.append(lines.END)
@@ -159,12 +166,12 @@ class Context:
         if self._ending is not None:
             return
         if not batch.given:
-            self._set_timer(AFTER_WITHIN, None, "afterEach took too long")
+            self._allow(AFTER_WITHIN)
             return
         job = batch.given[0]
         most = job.timeout if job.timeout is not None else batch.handler.options.timeout
-        if most is not None or self._timer is not None:
-            self._set_timer(most, Reason.TIMEOUT, f"ran longer than its timeout of {most or 0:g} s")
+        if most is not None or self._due is not None:
+            self._allow(most)
         batch.hears.began(job.id, self.process.pid, self.tier)
         if batch.unwanted:
             self._look_at_first(batch)
@@ -173,18 +180,38 @@ class Context:
         if batch.given and (why := batch.unwanted.get(batch.given[0].id)) is not None:
             self.end(None, why)
 
-    def _set_timer(self, seconds: float | None, reason: Reason | None = None, how: str = "") -> None:
+    def _allow(self, seconds: float | None) -> None:
+        """From now on, so much time; the timer that runs stays, for most jobs end long before it."""
+        if seconds is None:
+            self._due = None
+            return
+        self._allowed, self._due = seconds, self._loop.time() + seconds
+        if self._timer is None or self._timer.when() > self._due:
+            self._set_timer(self._due)
+
+    def _set_timer(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = None if seconds is None else self._loop.call_later(seconds, self._expire, reason, how)
+        self._timer = self._loop.call_at(at, self._look_at_clock)
 
-    def _expire(self, reason: Reason | None, how: str) -> None:
-        """The job at hand has run too long, unless its answer just lies unread."""
-        timer = self._timer
-        while self.process.pull("answers"):
+    def _look_at_clock(self) -> None:
+        """The job at hand may have run too long, unless its answer just lies unread."""
+        self._timer = None
+        while self._is_late() and self.process.pull("answers"):
             pass
-        if timer is self._timer:
-            self.end(reason, how)
+        if self._is_late():
+            self._end_late()
+        elif self._due is not None:
+            self._set_timer(self._due)
+
+    def _is_late(self) -> bool:
+        return self._due is not None and self._loop.time() >= self._due
+
+    def _end_late(self) -> None:
+        if self._batch is not None and self._batch.given:
+            self.end(Reason.TIMEOUT, f"ran longer than its timeout of {self._allowed:g} s")
+        else:
+            self.end(None, "afterEach took too long")
 
     def used(self, cpu: float) -> None:
         """The processor time of a job counts from the first look at it, so that none pays for another."""
@@ -232,13 +259,13 @@ class Context:
         whole = bytes(self._answers).split(b"\n") if b"\n" in data else []
         if whole:
             self._answers = bytearray(whole.pop())
-        for line in whole:
-            if self._ending is not None:
-                break
-            try:
+        try:
+            for line in whole:
+                if self._ending is not None:
+                    break
                 self._hear(line)
-            except lines.Garbage:
-                self.end(Reason.CRASHED, "what its process wrote on descriptor 4 is no answer")
+        except lines.Garbage:
+            self.end(Reason.CRASHED, "what its process wrote on descriptor 4 is no answer")
         if len(self._answers) > self._options.result * 2 + LAST_LINES:
             self.end(Reason.OUTPUT, f"its result has more than {self._options.result} bytes")
 
@@ -246,11 +273,15 @@ class Context:
         batch = self._batch
         if batch is None:
             raise lines.Garbage
-        if batch.given:
-            done = lines.done(line, self._number)
-            self._catch_up()
-            self._conclude(batch, batch.given[0], done)
+        if not batch.given:
+            self._hear_end(batch, line)
             return
+        outcome = lines.outcome(batch.given[0].id, line, self._number)
+        if self._stdout.marks <= self._marks or self._stderr.marks <= self._marks:
+            self._catch_up()
+        self._conclude(batch, outcome)
+
+    def _hear_end(self, batch: Batch, line: bytes) -> None:
         broken = lines.is_broken(line)
         if not batch.closed:
             raise lines.Garbage
@@ -271,11 +302,11 @@ class Context:
             pass
         parts.skip_to(self._marks + 1)
 
-    def _conclude(self, batch: Batch, job: FunctionJob, done: lines.Done) -> None:
-        talk = batch.talks.pop(job.id, None) if batch.talks else None
-        if talk is not None and (rest := talk.lines.finish()):
-            batch.hears.said(job.id, "stdout", rest)
-        outcome = self._outcome(job.id, done, talk)
+    def _conclude(self, batch: Batch, outcome: FunctionOutcome) -> None:
+        if batch.talks and (talk := batch.talks.pop(outcome.id, None)) is not None:
+            outcome = _with_talk(batch, outcome, talk)
+        if outcome.result is not None and len(outcome.result) > self._options.result:
+            outcome = _too_much(outcome.id, f"its result has more than {self._options.result} bytes")
         self._marks += 1
         self._number += 1
         batch.given.popleft()
@@ -285,20 +316,12 @@ class Context:
             self._give(batch)
         self._next(batch)
 
-    def _outcome(self, id: str, done: lines.Done, talk: Talk | None) -> FunctionOutcome:
-        if talk is not None and talk.lines.excess:
-            how = "asked for more new jobs than one job may"
-            return FunctionOutcome(id=id, code=ERROR, message=how, reason=Reason.OUTPUT)
-        outcome = lines.outcome(id, done, () if talk is None else tuple(talk.lines.found))
-        if outcome.result is not None and len(outcome.result) > self._options.result:
-            how = f"its result has more than {self._options.result} bytes"
-            return FunctionOutcome(id=id, code=ERROR, message=how, reason=Reason.OUTPUT)
-        return outcome
-
     # It ends
 
     def exited(self, exit: Exit) -> None:  # noqa: A002
         self.dead = True
+        if self._timer is not None:
+            self._timer.cancel()
         if self._batch is not None and not self._batch.over.done():
             self._bury(self._batch, exit)
 
@@ -328,6 +351,19 @@ class Context:
         message = f"{how}{peak}"
         crashed = Reason.CRASHED
         return FunctionOutcome(id=id, code=ERROR, type="Crashed", message=message, reason=crashed, traceback=last)
+
+
+def _with_talk(batch: Batch, outcome: FunctionOutcome, talk: Talk) -> FunctionOutcome:
+    """How a job ended that has printed something: what it asked for counts if it was a success."""
+    if rest := talk.lines.finish():
+        batch.hears.said(outcome.id, "stdout", rest)
+    if talk.lines.excess:
+        return _too_much(outcome.id, "asked for more new jobs than one job may")
+    return replace(outcome, jobs=tuple(talk.lines.found)) if outcome.result is not None else outcome
+
+
+def _too_much(id: str, how: str) -> FunctionOutcome:
+    return FunctionOutcome(id=id, code=ERROR, message=how, reason=Reason.OUTPUT)
 
 
 def _over(batch: Batch) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from windlass.model.handler import Handler
-from windlass.model.job import JSON, TEXT, Reason
+from windlass.model.job import TEXT, Reason
 from windlass.worker.functions.terms import ERROR, FAILED, OK, RETRY, FunctionOutcome
 
 BYTES = "application/octet-stream"
@@ -22,19 +22,13 @@ NO_MEMORY = frozenset({"MemoryError"})
 """Errors by which a language says that it got no more memory."""
 
 
+of_json = msgspec.json.Decoder().decode
+
 CODES = {b"%d" % code: code for code in (*range(RETRY, OK + 100), *range(FAILED, ERROR + 100))}
 
 
 class Garbage(Exception):
     """What a context said is no answer: it is not to be believed any more."""
-
-
-class Done(Struct, frozen=True, gc=False):
-    """A job has ended."""
-
-    code: int
-    kind: bytes
-    data: bytes
 
 
 class _Error(Struct):
@@ -74,17 +68,6 @@ def mark(nonce: str) -> bytes:
     return b"\x1e" + nonce.encode() + b"\n"
 
 
-def done(line: bytes, number: int) -> Done:
-    """What a context wrote, without the end of the line: the answer of this job, or nothing that is believed."""
-    try:
-        verb, told, code, kind, data = line.split(b" ", 4)
-        if verb != b"done" or told != b"%d" % number:
-            raise Garbage
-        return Done(CODES[code], kind, data)
-    except (ValueError, KeyError):
-        raise Garbage from None
-
-
 def is_broken(line: bytes) -> bool:
     """The answer to the end of a batch: whether the context is to be used for no other."""
     if line not in (b"end", b"end broken"):
@@ -92,20 +75,24 @@ def is_broken(line: bytes) -> bool:
     return line != b"end"
 
 
-def outcome(id: str, said: Done, jobs: tuple[tuple[str, str], ...]) -> FunctionOutcome:
-    """What a context says of a job, as far as it makes sense."""
+def outcome(id: str, line: bytes, number: int) -> FunctionOutcome:
+    """What a context says of the job with this number, without the end of the line, as far as it makes sense."""
     try:
-        if said.kind == b"error":
-            return _failed(id, said)
-        if not OK <= said.code < OK + 100:
+        verb, told, word, kind, data = line.split(b" ", 4)
+        if verb != b"done" or told != b"%d" % number:
             raise Garbage
-        if said.kind == b"json":
-            msgspec.json.decode(said.data)  # what is no JSON would break the answers that it is put into
-            return FunctionOutcome(id=id, code=said.code, result=said.data, content_type=JSON, jobs=jobs)
-        result, content_type = _decoded(said.kind, said.data)
-    except (ValueError, binascii.Error, RecursionError, msgspec.MsgspecError) as fault:
+        code = CODES[word]
+        if kind == b"error":
+            return _failed(id, code, data)
+        if not OK <= code < OK + 100:
+            raise Garbage
+        if kind == b"json":
+            of_json(data)  # what is none would break the answers that it is put into
+            return FunctionOutcome(id=id, code=code, result=data)
+        result, content_type = _decoded(kind, data)
+    except (ValueError, KeyError, binascii.Error, RecursionError, msgspec.MsgspecError) as fault:
         raise Garbage from fault
-    return FunctionOutcome(id=id, code=said.code, result=result, content_type=content_type, jobs=jobs)
+    return FunctionOutcome(id=id, code=code, result=result, content_type=content_type)
 
 
 def _decoded(kind: bytes, data: bytes) -> tuple[bytes, str]:
@@ -123,13 +110,13 @@ def _text(data: bytes) -> tuple[bytes, str]:
     return data, TEXT
 
 
-def _failed(id: str, said: Done) -> FunctionOutcome:
-    error = msgspec.json.decode(said.data, type=_Error)
+def _failed(id: str, code: int, data: bytes) -> FunctionOutcome:
+    error = msgspec.json.decode(data, type=_Error)
     reason = Reason.MEMORY if error.type in NO_MEMORY else None
     known = error.after is not None and 0 <= error.after < 10 * 365 * 86400
     return FunctionOutcome(
         id=id,
-        code=ERROR if OK <= said.code < OK + 100 else said.code,
+        code=ERROR if OK <= code < OK + 100 else code,
         type=error.type[:200],
         message=error.message[:MOST_MESSAGE],
         traceback=error.traceback[-MOST_TRACEBACK:],
