@@ -21,6 +21,7 @@ def from_micros(micros: int) -> datetime:
     return EPOCH + timedelta(microseconds=micros)
 
 
+@lru_cache(maxsize=1024)  # few lengths are used again and again
 def span(seconds: float) -> int:
     """A duration in microseconds, rounded exactly as `timedelta` does."""
     return timedelta(seconds=seconds) // _MICROSECOND

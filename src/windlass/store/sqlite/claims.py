@@ -5,7 +5,7 @@ Where no group and no turn has a say, lanes are merged right here; else `sources
 taken. The order of queues is the worker's own.
 """
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 
 from windlass.store import Record, Wish, places
@@ -17,7 +17,7 @@ from windlass.store.sqlite.picking import Pick
 from windlass.store.sqlite.sources import BEFORE_ALL, Row, Sources
 from windlass.store.sqlite.transaction import Transaction
 from windlass.store.sqlite.values import QUEUED, RUNNING
-from windlass.store.sqlite.workers import hear
+from windlass.store.sqlite.workers import Noted, hear
 
 AFTER_ALL = (2**31, 0)
 """A priority and arrival beyond every job's."""
@@ -32,7 +32,7 @@ _FIRST = f"""
 _TAKE = f"""
     UPDATE job SET state = {RUNNING}, attempt = attempt + 1, reason = NULL, worker = ?2, node = ?3, pid = NULL,
         started_at = ?4, updated_at = ?4, expires_at = NULL
-    WHERE seq IN carray(?1)
+    WHERE seq IN carray(?1) RETURNING {records.STARTED}
 """
 _ASSIGN = """
     WITH told (seq, assigned, seconds) AS (VALUES {rows})
@@ -42,24 +42,34 @@ _LEASE = "INSERT INTO lease (job, worker, token, until) SELECT value, ?2, ?3, ?4
 _DROP_PROGRESS = "DELETE FROM progress WHERE job IN carray(?)"
 
 
-def claim(tx: Transaction, wish: Wish) -> list[Record]:
+def claim(tx: Transaction, wish: Wish, noted: Noted) -> list[Record]:
     worker = wish.worker
     if wish.heard:
-        hear(tx, worker.id, wish.lease)
-    if taken := tx.column(_TAKEN, worker.id, wish.nonce):
+        hear(tx, worker.id, wish.lease, noted)
+    if wish.repeatable and (taken := tx.column(_TAKEN, worker.id, wish.nonce)):
         return _again(tx, wish, taken)
     picks = _pick(tx, wish)
     if not picks:
         return []
-    for lane, number in Counter(pick.lane for pick in picks).items():
+    numbers: defaultdict[int, int] = defaultdict(int)
+    for pick in picks:
+        numbers[pick.lane] += 1
+    for lane, number in numbers.items():
         tx.count(lane, QUEUED, -number)
         tx.count(lane, RUNNING, number)
     seqs = [pick.seq for pick in picks]
-    tx.run(_TAKE, batches.numbers(seqs), worker.id, places.written(worker) or None, tx.now)
+    wanted = batches.numbers(seqs)
+    place = places.written(worker)
+    started = {row[0]: row for row in tx.rows(_TAKE, wanted, worker.id, place or None, tx.now)}
     tx.run_all(_ASSIGN, [(seq, tier.name, tier.seconds) for seq, _, tier in picks if tier is not None])
-    tx.run(_LEASE, batches.numbers(seqs), worker.id, wish.nonce, tx.now + span(wish.lease))
-    tx.run(_DROP_PROGRESS, batches.numbers(seqs))
-    return records.by_seq(tx, seqs, handed_out=True)
+    tx.run(_LEASE, wanted, worker.id, wish.nonce, tx.now + span(wish.lease))
+    run = records.Run(worker.id, *places.read(place), wish.nonce)
+    others = [seq for seq, _, tier in picks if tier is not None or not started[seq][-1]]
+    if not others:
+        return [records.first_run(tx, started[seq], run) for seq in seqs]
+    tx.run(_DROP_PROGRESS, batches.numbers(others))
+    found = dict(zip(others, records.by_seq(tx, others, handed_out=True), strict=True))
+    return [found.get(seq) or records.first_run(tx, started[seq], run) for seq in seqs]
 
 
 def _again(tx: Transaction, wish: Wish, taken: list[int]) -> list[Record]:

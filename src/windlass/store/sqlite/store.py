@@ -72,6 +72,7 @@ class SqliteStore:
         self._notices = notices
         self._wire = wire
         self._swept = sweeping.Marks()
+        self._noted: workers.Noted = {}
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], clock: Clock) -> "SqliteStore":
@@ -90,7 +91,7 @@ class SqliteStore:
         return await self._connection.write(lambda tx: jobs.add(tx, drafts))
 
     async def claim(self, wish: Wish) -> list[Record]:
-        return await self._connection.write(lambda tx: claims.claim(tx, wish))
+        return await self._connection.write(lambda tx: claims.claim(tx, wish, self._noted))
 
     async def touch(self, touches: Sequence[Touch], lease: float) -> list[Touched]:
         if not touches:

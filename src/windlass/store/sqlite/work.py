@@ -3,6 +3,7 @@
 Everything here is fenced: what does not carry the token of the job's current lease changes nothing.
 """
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -32,15 +33,26 @@ _SET_PID = """
     UPDATE job SET pid = begun.pid, updated_at = begun.updated_at FROM begun WHERE job.seq = begun.seq
 """
 
-_SUCCEED = f"""
+_ENDING = """
+    SELECT j.id, j.seq, j.lane, j.reason, j.followed, j.terms, j.assigned,
+        j.assigned IS NOT NULL OR j.abandon_at IS NOT NULL,
+        EXISTS (SELECT 1 FROM input WHERE input.job = j.seq), l.token
+    FROM carray(?) AS wanted CROSS JOIN job AS j ON j.id = wanted.value CROSS JOIN lease AS l ON l.job = j.seq
+"""
+_END = f"""
+    UPDATE job SET state = {SUCCEEDED}, reason = NULL, code = {{0}}, updated_at = {{1}}, finished_at = {{2}},
+        purge_at = {{3}}
+"""
+_SUCCEED = f"{_END.format('?2', '?3', '?3', '?4')} WHERE seq IN carray(?1)"
+_SUCCEED_BEFORE = f"""
     WITH ended (seq, code, updated_at, finished_at, purge_at) AS (VALUES {{rows}})
-    UPDATE job SET state = {SUCCEEDED}, reason = NULL, code = ended.code, updated_at = ended.updated_at,
-        finished_at = ended.finished_at, purge_at = ended.purge_at, abandon_at = NULL, assigned = NULL,
-        seconds = NULL
+    {_END.format("ended.code", "ended.updated_at", "ended.finished_at", "ended.purge_at")}
     FROM ended WHERE job.seq = ended.seq
 """
+_LET_GO = "UPDATE job SET abandon_at = NULL, assigned = NULL, seconds = NULL WHERE seq IN carray(?)"
 _RESULT = "INSERT INTO result (job, data, content_type) VALUES {rows}"
-_END_RUN = ("DELETE FROM lease WHERE job IN carray(?)", "DELETE FROM input WHERE job IN carray(?)")
+_END_LEASE = "DELETE FROM lease WHERE job IN carray(?)"
+_DROP_INPUT = "DELETE FROM input WHERE job IN carray(?)"
 
 
 class Held(NamedTuple):
@@ -55,6 +67,23 @@ class Held(NamedTuple):
     started_at: int
     assigned: str | None
     seconds: float | None
+    token: bytes
+
+
+class Ending(NamedTuple):
+    """A running job that is about to end, in the order of `_ENDING`."""
+
+    id: bytes
+    seq: int
+    lane: int
+    reason: str | None
+    followed: int
+    terms: bytes
+    assigned: str | None
+    bound: int
+    """Whether it has a tier or an owner clock."""
+    addressed: int
+    """Whether anything was sent to it."""
     token: bytes
 
 
@@ -100,11 +129,12 @@ def _touched(id: str, job: Held) -> Touched:
 
 def succeed(tx: Transaction, dones: Sequence[Done]) -> list[bool]:
     ids = keys(done.id for done in dones)
-    held = _held(tx, ids)
+    held = {row[0]: Ending._make(row) for row in tx.rows(_ENDING, batches.blobs(ids))}
     answers = []
-    ended: list[batches.Row] = []
+    ended: defaultdict[tuple[int, int | None], list[int]] = defaultdict(list)  # by code and when they are dropped
+    ended_before: list[batches.Row] = []
     outcomes: list[batches.Row] = []
-    released: list[int] = []
+    released: list[Ending] = []
     gone: list[int] = []
     for id, done in zip(ids, dones, strict=True):
         job = held.get(id)
@@ -124,25 +154,41 @@ def succeed(tx: Transaction, dones: Sequence[Done]) -> list[bool]:
             gone.append(job.seq)
             continue
         tx.count(job.lane, SUCCEEDED, 1)
-        released.append(job.seq)
-        finished_at = tx.now if done.finished_at is None else to_micros(done.finished_at)
+        released.append(job)
         if done.result is not None and terms.get("keep_result") != "none":
             outcomes.append((job.seq, done.result, done.content_type))
             first = results.first_stage(terms)
             keep = keep if first is None else first
-        ended.append((job.seq, done.code, tx.now, finished_at, None if keep is None else tx.now + span(keep)))
-    tx.run_all(_SUCCEED, ended)
+        purge_at = None if keep is None else tx.now + span(keep)
+        if done.finished_at is None:
+            ended[done.code, purge_at].append(job.seq)
+        else:
+            ended_before.append((job.seq, done.code, tx.now, to_micros(done.finished_at), purge_at))
+    for (code, purge_at), seqs in ended.items():
+        tx.run(_SUCCEED, batches.numbers(seqs), code, tx.now, purge_at)
+    tx.run_all(_SUCCEED_BEFORE, ended_before)
     tx.run_all(_RESULT, outcomes)
-    end_runs(tx, released)
+    _let_go(tx, released)
     vanish(tx, gone)
     return answers
+
+
+def _let_go(tx: Transaction, jobs: Sequence[Ending]) -> None:
+    """What goes with a run goes: its lease, its bounds, what was sent to it."""
+    if not jobs:
+        return
+    tx.run(_END_LEASE, batches.numbers([job.seq for job in jobs]))
+    if bound := [job.seq for job in jobs if job.bound]:
+        tx.run(_LET_GO, batches.numbers(bound))
+    if addressed := [job.seq for job in jobs if job.addressed]:
+        tx.run(_DROP_INPUT, batches.numbers(addressed))
 
 
 def end_runs(tx: Transaction, seqs: Sequence[int]) -> None:
     """Leases go, and what was sent to these runs."""
     if seqs:
-        for statement in _END_RUN:
-            tx.run(statement, batches.numbers(seqs))
+        tx.run(_END_LEASE, batches.numbers(seqs))
+        tx.run(_DROP_INPUT, batches.numbers(seqs))
 
 
 def give_back(tx: Transaction, lane: int, assigned: str | None) -> None:

@@ -10,6 +10,11 @@ from windlass.store import SEEN_EVERY
 from windlass.store.micros import from_micros, span
 from windlass.store.sqlite.transaction import Transaction
 
+Noted = dict[str, int]
+"""When one connection last noted of a worker that it was heard of."""
+
+MOST_NOTED = 1000
+
 _pack = msgspec.msgpack.Encoder()
 _unpack = msgspec.msgpack.Decoder(NewWorker)
 
@@ -35,9 +40,15 @@ def enlist(tx: Transaction, id: str, tenant: str, worker: NewWorker, lease: floa
     tx.run(_ENLIST, id, tenant, tx.now, tx.now + span(lease), _pack.encode(worker))
 
 
-def hear(tx: Transaction, id: str, lease: float) -> None:
+def hear(tx: Transaction, id: str, lease: float, noted: Noted) -> None:
     """A worker has been heard of; not noted more often than once in a while."""
+    if tx.now - span(SEEN_EVERY) < noted.get(id, 0) <= tx.now:
+        return
     tx.run(_HEARD, id, tx.now, tx.now + span(lease), tx.now - span(SEEN_EVERY))
+    if tx.changed():
+        if len(noted) >= MOST_NOTED:
+            noted.clear()
+        noted[id] = tx.now
 
 
 def greet(tx: Transaction, id: str, tenant: str, lease: float) -> Worker | None:
