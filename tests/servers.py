@@ -25,7 +25,7 @@ Kind = Literal["redis", "valkey", "cluster"]
 Fsync = Literal["always", "everysec", "no"]
 KINDS: tuple[Kind, ...] = ("redis", "valkey", "cluster")
 
-PATIENCE = 20.0  # seconds for a server to start or to stop, on a busy machine
+PATIENCE = 60.0  # seconds for a server to start or to stop, on a busy machine
 
 # The child asks to be killed when its parent dies, then becomes the server. Not preexec_fn: that runs between fork
 # and exec, where a process with threads may hang. The parent is the *thread* that started it: start on the main one.

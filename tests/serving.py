@@ -32,7 +32,7 @@ from windlass.server.listening import Listening, server
 LOCAL = "wl_local_of-the-tests"
 """The token that may do everything."""
 
-START_WITHIN = 20.0
+START_WITHIN = 60.0
 
 
 def gate(engine: Engine, clock: Clock, *, local: bool = True) -> Gate:

@@ -25,7 +25,7 @@ from tests.servers import Server
 from tests.serving import Process, process
 from tests.workers import PATIENCE, until
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 SOURCES = {
     "python": """

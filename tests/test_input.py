@@ -24,7 +24,7 @@ from windlass.model.job import MOST_MESSAGE, MOST_MESSAGES, MSGPACK, State
 from windlass.model.operations import Cancel, Delete, Send
 from windlass.worker.frames import Assignment, Ending, Frames, News, Orders, Passed, frame
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 APP = '''
 import asyncio, os, time

@@ -29,7 +29,7 @@ from windlass.model.operations import Count, Enqueue, GetStats, Show
 from windlass.store.redis import RedisStore
 from windlass.system import SystemChance
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture

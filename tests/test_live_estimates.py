@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.stations import Station
+from tests.stations import Station, station
 from tests.test_live import follow
 from tests.test_live_flow import estimated, regulate, start
 from windlass.model.estimate import Estimate, Why
@@ -15,9 +15,17 @@ from windlass.model.lifecycle import Verdict
 from windlass.model.limit import NewLimit, Pause, Which
 from windlass.model.operations import ChangeQueue, Claim, Finish, Finished, PauseLimit, PauseTask, PutLimit, RemoveLimit
 from windlass.model.queue import QueueChange
+from windlass.store import Store
 
-SOON = 8.0
-"""Seconds within which a change is told; it is looked for each second."""
+SOON = 30.0
+"""Seconds within which a change is told, however busy the machine; it is looked for each second."""
+
+
+@pytest.fixture
+async def hub(real_store: Store) -> AsyncIterator[Station]:
+    """No lease runs out meanwhile: that would change estimates too."""
+    async with station(real_store, lease=60.0) as found:
+        yield found
 
 
 async def told_that(stream: AsyncIterator[Event], why: Why, name: str | None = None) -> Estimate:

@@ -177,7 +177,7 @@ def judge(found: dict[str, float], number: int, most_memory: float) -> None:
     assert found["enqueue_p99"] <= max(2 * found["enqueue_p99_alone"], 0.2) * wanted
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 async def test_two_thousand_follow_jobs_and_the_deaf_are_dropped(memory: Path) -> None:
     """X2: short."""
     judge(await follow_in_a_crowd(memory, 2000, 8.0), 2000, 250)

@@ -41,7 +41,7 @@ from windlass.model.operations import (
 from windlass.model.worker import NewWorker
 from windlass.system import SystemChance
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 WITHIN = 1.0
 

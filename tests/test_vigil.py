@@ -79,7 +79,7 @@ def stopped(server: Server) -> Iterator[None]:
 LEASE = 6.0
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(240)
 @pytest.mark.parametrize("away", [killed, stopped])
 def test_a_job_whose_lease_ran_out_while_the_store_was_away_goes_on(
     away: Callable[[Server], AbstractContextManager[None]], tmp_path: Path, start_server: StartServer

@@ -35,7 +35,7 @@ T = TypeVar("T")
 StoreKind = Literal["file", "redis"]
 STORES: tuple[StoreKind, ...] = ("file", "redis")
 
-PATIENCE = 20.0
+PATIENCE = 60.0
 """Seconds for what should take a moment, on a busy machine."""
 
 FOLDER = "WORKSHOP"
