@@ -14,9 +14,12 @@ from tests.engines import register, take
 from tests.pace import stretched
 from tests.serving import decoded, encoded, web
 from tests.worlds import EPOCH, VirtualClock
+from windlass.dialect.s2_table import Patience
 from windlass.engine import Engine, jobs
 from windlass.engine.upkeep import promote, purge, reclaim
-from windlass.model.operations import AddToken, Claimed, Count, Show
+from windlass.model.limit import NewLimit, Rate, Which
+from windlass.model.operations import AddToken, Claim, Claimed, Count, PutLimit, Show
+from windlass.model.retry import EXPONENTIAL
 from windlass.model.token import Scope
 
 pytestmark = pytest.mark.parametrize("kind", ["sqlite", "redis"], indirect=True)
@@ -55,6 +58,11 @@ class Master:
     async def start(self) -> tuple[str, Claimed]:
         worker = await register(self.engine)
         return worker, await take(self.engine, worker)
+
+    async def start_all(self) -> list[tuple[str, Claimed]]:
+        """Whatever may start now."""
+        worker = await register(self.engine, slots=100)
+        return [(worker, claimed) for claimed in await self.engine(Claim(worker=worker, slots=100))]
 
     async def done(self, run: tuple[str, Claimed], status: int = 204, **said: Any) -> None:
         worker, claimed = run
@@ -154,7 +162,7 @@ async def test_json_has_the_same_shapes(master: Master) -> None:
 
 
 async def test_lower_numbers_go_first_then_older_jobs(master: Master) -> None:
-    """S2 5, 6 and 7."""
+    """S2 5 and 6."""
     ids = [await master.push(priority=priority) for priority in (5, 0, -5, 0, 2**31 - 1, -(2**31))]
     order = []
     for _ in ids:
@@ -162,6 +170,43 @@ async def test_lower_numbers_go_first_then_older_jobs(master: Master) -> None:
         order.append(run[1].job.id)
         await master.done(run, result=None)
     assert order == [ids[place] for place in (5, 2, 1, 3, 0, 4)]
+
+
+async def test_a_job_with_a_high_number_waits_as_long_as_better_ones_come(master: Master) -> None:
+    """S2 7: it does not get better by waiting."""
+    patient = await master.push(priority=1)
+    for _ in range(20):
+        better = await master.push()
+        await master.later(3600)
+        run = await master.start()
+        assert run[1].job.id == better
+        await master.done(run, result=None)
+    assert (await master.start())[1].job.id == patient
+
+
+async def test_a_failed_job_competes_again_at_its_priority(master: Master) -> None:
+    """S2 8: with those that came meanwhile."""
+    failed = await master.push(priority=-1)
+    assert await master.fail() == failed
+    worse, better = await master.push(), await master.push(priority=-2)
+    await master.later(60)
+    assert [(await master.start())[1].job.id for _ in range(3)] == [better, failed, worse]
+
+
+async def test_the_gaps_between_runs_double(master: Master, engine: Engine) -> None:
+    """S2 10: but for the chance that keeps failures apart."""
+    id = await master.push(max_retry=6)
+    gaps = []
+    for _ in range(6):
+        await master.fail()
+        due = (await engine(Show(id=id))).run_at
+        assert due is not None
+        gaps.append((due - master.clock.now()).total_seconds())
+        await master.later(gaps[-1])
+    expected = [EXPONENTIAL.base * EXPONENTIAL.factor**number for number in range(6)]
+    assert EXPONENTIAL.factor == 2
+    for gap, middle in zip(gaps, expected, strict=True):
+        assert abs(gap - middle) <= EXPONENTIAL.jitter * middle
 
 
 async def test_a_failed_job_is_tried_again_ever_later_and_then_no_more(master: Master, engine: Engine) -> None:
@@ -282,6 +327,7 @@ async def test_a_poll_hears_of_the_end_at_once_and_of_nothing_before(
     assert (await master.ask("GET", f"/job/{id}/polling"))["status"] == "done"
     for unknown in (NOBODY, "nonsense"):
         await master.ask("GET", f"/job/{unknown}/polling", status=404)
+    assert Patience().timeout == 5
     for wrong in ("-1", "61", "soon"):
         await master.ask("GET", f"/job/{id}/polling?timeout={wrong}", status=400)
 
@@ -321,6 +367,40 @@ async def test_a_report_that_makes_no_sense_changes_nothing(master: Master, engi
     await master.done(run, result=1)
     await master.done(run, type="failure", should_retry=False)
     assert (await master.job(run_id))["result"] == 1
+
+
+LIMITS: dict[str, tuple[Which, list[dict[str, Any]], int]] = {
+    "S2 28, by name": (Which(task="mail"), [{"name": "mail"}] * 3, 1),
+    "S2 28, by a field": (Which(payload={"to.host": "x"}), [{"argument": {"to": {"host": "x"}}}] * 3, 1),
+    "S2 29": (
+        Which(task="mail", payload={"urgent": True}),
+        [{"name": "mail", "argument": {"urgent": urgent}} for urgent in (True, False, True)],
+        2,
+    ),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+async def test_a_limit_holds_for_jobs_that_match_and_others_pass_by(master: Master, engine: Engine, limit: str) -> None:
+    """S2 28, 29 and 30: at most one start in ten seconds, and one that runs."""
+    which, jobs, started = LIMITS[limit]
+    await engine(PutLimit(name="l", limit=NewLimit(match=which, running=1, rate=Rate(count=1, per=10.0))))
+    for job in jobs:
+        await master.push(**{"argument": None, **job})
+    other = await master.push("other")
+    taken = await master.start_all()
+    assert len(taken) == started + 1
+    assert taken[-1][1].job.id == other
+    await master.later(10)
+    assert await master.start_all() == [], "the first one still runs"
+    for run in taken:
+        await master.done(run, result=None)
+    (second,) = await master.start_all()
+    await master.done(second, result=None)
+    await master.later(9)
+    assert await master.start_all() == [], "the second one started less than ten seconds ago"
+    await master.later(1)
+    assert len(await master.start_all()) == 2 - started
 
 
 ROUTES: list[tuple[str, str, Scope]] = [

@@ -95,6 +95,7 @@ async def test_a_worker_never_has_more_than_it_asked_for(master: Master) -> None
         for done in range(len(jobs)):
             sent = (await worker.has(done + 1))[done]
             assert len(worker.sent) - done <= 2
+            assert len([job for job in jobs if await master.is_(job, "running")]) <= 2
             await master.done(id, read(sent))
         for job in jobs:
             assert (await master.ended(job))["retry_count"] == 0

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 from tests.engines import enqueue, finish, register, take
 from tests.serving import served, web
 from tests.worlds import EPOCH, VirtualClock
-from windlass.dialect.s4 import PREFIXES, Habits
+from windlass.dialect.s4 import Habits
+from windlass.dialect.s4_table import PREFIXES
 from windlass.engine import Engine
 from windlass.engine.upkeep import promote, purge
 from windlass.model.errors import Unavailable

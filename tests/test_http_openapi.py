@@ -1,5 +1,8 @@
 """The document that the server shows of itself, held against what it does."""
 
+import json
+import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,16 +19,22 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from tests.serving import Process, named, process
+from windlass.dialect import s2_table, s3_table, s4_table
 from windlass.model.job import JSON, MSGPACK
 from windlass.model.shapes import SHAPES, Shape
+from windlass.server.described import Described
 from windlass.server.openapi import document
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 
-DESCRIBED = schemathesis.openapi.from_dict(document("test"))
+DIALECTS = (*s2_table.TABLE, *s3_table.TABLE, *s4_table.TABLE)
+DOCUMENT = document("test", DIALECTS)
+DESCRIBED = schemathesis.openapi.from_dict(DOCUMENT)
+
+PACKED = (MSGPACK, "application/msgpack")
 
 
-@schemathesis.serializer(MSGPACK)
+@schemathesis.serializer(*PACKED)
 def packed(_: schemathesis.SerializationContext, value: Any) -> bytes:
     try:
         return msgspec.msgpack.encode(value)
@@ -33,7 +42,7 @@ def packed(_: schemathesis.SerializationContext, value: Any) -> bytes:
         return b"\xc1"  # a number that it does not have
 
 
-@schemathesis.deserializer(MSGPACK, "application/problem+msgpack")
+@schemathesis.deserializer(*PACKED, "application/problem+msgpack")
 def unpacked(_: schemathesis.DeserializationContext, response: schemathesis.Response) -> Any:
     """As JSON would show it: the schemas speak of that."""
     return msgspec.json.decode(msgspec.json.encode(msgspec.msgpack.decode(response.content)))
@@ -64,30 +73,76 @@ def test_the_document_is_openapi() -> None:
     DESCRIBED.validate()
 
 
+def test_nothing_is_referred_to_that_is_not_there() -> None:
+    names = re.findall(r'"#/components/schemas/([^"]*)"', json.dumps(DOCUMENT))
+    assert set(names) <= set(DOCUMENT["components"]["schemas"])
+
+
+def test_no_two_operations_have_one_name() -> None:
+    named = [operation.get("operationId") for verbs in DOCUMENT["paths"].values() for operation in verbs.values()]
+    given = [name for name in named if name]
+    assert len(set(given)) == len(given)
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=named)
 def test_what_is_described_is_what_happens(shape: Shape, running: Process, known: dict[str, str]) -> None:
     """S2 35."""
-    operation = DESCRIBED[f"/v1/{{tenant}}{shape.path}"][shape.route.verb]
+    try_out(f"/v1/{{tenant}}{shape.path}", shape.route.verb, running, known, {"accept": MSGPACK})
+
+
+ROUTES = [(verb, entry) for entry in DIALECTS for verb in entry.verbs]
+
+
+@pytest.mark.parametrize(("verb", "entry"), ROUTES, ids=[f"{verb} {entry.path}" for verb, entry in ROUTES])
+def test_so_is_what_is_described_of_other_dialects(
+    verb: str, entry: Described, running: Process, known: dict[str, str]
+) -> None:
+    """S2 35."""
+    try_out(entry.path, verb, running, known, {"worker-id": known["worker"], "accept": MSGPACK}, examples=10)
+
+
+def test_a_worker_of_another_dialect_is_told_what_it_will_be_sent() -> None:
+    """S2 35: of the other side, as it is served."""
+    (called,) = DOCUMENT["paths"]["/worker"]["post"]["callbacks"]["job"].items()
+    path, delivery = called[0], called[1]["post"]
+    assert path == "{$request.body#/url}/worker-job"
+    sent = DOCUMENT["components"]["schemas"]["Sent"]
+    assert set(sent["properties"]) == {"id", "name", "argument", "timeout"}
+    assert set(delivery["requestBody"]["content"]) == {"application/msgpack", JSON}
+    assert set(delivery["responses"]) == {"202", "400", "404"}
+
+
+def test_the_server_shows_its_dialects(running: Process) -> None:
+    shown = requests.get(f"{running.address}/openapi.json", timeout=5).json()
+    tags = [tag for verbs in shown["paths"].values() for one in verbs.values() for tag in one.get("tags", [])]
+    assert {"dialect-s2": 8, "dialect-s3": 6, "dialect-s4": 9}.items() <= Counter(tags).items()
+    assert shown["paths"].keys() == DOCUMENT["paths"].keys()
+
+
+def try_out(
+    path: str, verb: str, running: Process, known: dict[str, str], now_and_then: dict[str, str], *, examples: int = 20
+) -> None:
+    """Ask at random for what is described; half of the time for things that are there, with headers of their own."""
     session = requests.Session()
     session.trust_env = False
 
     @settings(
-        max_examples=20,
+        max_examples=examples,
         deadline=None,
         database=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
         derandomize=True,
     )
-    @given(case=operation.as_strategy())
+    @given(case=DESCRIBED[path][verb].as_strategy())
     def ask(case: schemathesis.Case[Any]) -> None:
-        case.path_parameters = {**case.path_parameters, "tenant": "default"}
-        if len(str(case.body)) % 2:
-            case.path_parameters |= {name: known[name] for name in shape.names}
-        if "wait" in case.query:
-            case.query["wait"] = 0
-        accept = (JSON, MSGPACK)[len(str(case.query)) % 2]
-        headers = {"authorization": f"Bearer {running.token}", "accept": accept}
+        there = {name: known[name] for name in case.path_parameters if name in known and len(str(case.body)) % 2}
+        tenant = {"tenant": "default"} if "tenant" in case.path_parameters else {}
+        case.path_parameters = {**case.path_parameters, **there, **tenant}
+        case.query |= {name: 0 for name in ("wait", "timeout") if name in case.query}
+        headers = {"authorization": f"Bearer {running.token}", "accept": JSON}
+        if len(str(case.query)) % 2 or case.headers:
+            headers |= now_and_then
         response = case.call(base_url=running.address, session=session, headers=headers, timeout=20)
         case.validate_response(response, checks=CHECKS)
 

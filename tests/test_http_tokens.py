@@ -365,7 +365,7 @@ async def test_the_tokens_of_all_are_for_those_of_all(engine: Engine) -> None:
 
 
 async def test_every_route_has_a_case_here_or_beside(engine: Engine, clock: VirtualClock) -> None:
-    """A route that is no operation must be named here, and tested in a file of its own."""
+    """A route that is no operation must be named here, and tested in a file of its own; so are other dialects."""
     app = application(engine, engine, gate(engine, clock))
     known = {f"/v1/{{tenant}}{shape.path}" for shape in SHAPES}
     beside = {ALL_EVENTS, EVENTS, LIVE, "/metrics"}

@@ -5,16 +5,15 @@ that they give when they register, and say that they live: those routes had no f
 for the other (`PUT /worker`).
 """
 
-from collections.abc import Awaitable, Callable
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
+from windlass.dialect import s2_table as table
 from windlass.dialect import s2_words as words
+from windlass.dialect.s2_table import WORKER_ID, Patience
 from windlass.dialect.s2_words import LANGUAGE, TYPES, is_spoken_by
 from windlass.model import wire
 from windlass.model.errors import Conflict, Invalid
@@ -36,36 +35,27 @@ from windlass.model.operations import (
 from windlass.model.wire import Format
 from windlass.model.worker import NewWorker
 from windlass.server import bodies, formats
+from windlass.server.described import DescribedRoute
 from windlass.server.gate import Gate
 from windlass.server.limits import Limits, read_body
 from windlass.server.routes import Unfinished
 
 __all__ = ["LANGUAGE", "is_spoken_by", "routes"]
 
-WORKER_ID = "worker-id"
-
 STARTED = (State.RUNNING, State.SUCCEEDED, State.FAILED)
 
-Answer = Callable[[Request], Awaitable[Response]]
 
-
-class Patience(Struct, frozen=True):
-    """How long a poll waits."""
-
-    timeout: Annotated[float, Meta(ge=0, le=60)] = 5.0
-
-
-def routes(service: Service, gate: Gate, limits: Limits) -> list[Route]:
+def routes(service: Service, gate: Gate, limits: Limits) -> list[DescribedRoute]:
     """What a server answers in this dialect."""
     return [*_for_pushers(service, gate, limits), *_for_workers(service, gate, limits)]
 
 
-def _for_pushers(service: Service, gate: Gate, limits: Limits) -> list[Route]:
+def _for_pushers(service: Service, gate: Gate, limits: Limits) -> list[DescribedRoute]:
     async def add(request: Request) -> Response:
         tenant = await _tenant(gate, request, Enqueue)
         sent, form = await _body(request, limits, words.Submission)
         job = await service(Enqueue(tenant=tenant, job=words.new_job(sent, form)))
-        return _told(request, {"job_id": job.id}, 201)
+        return _told(request, words.Queued(job.id), 201)
 
     async def show(request: Request) -> Response:
         tenant = await _tenant(gate, request, Show)
@@ -92,21 +82,21 @@ def _for_pushers(service: Service, gate: Gate, limits: Limits) -> list[Route]:
         return Response(status_code=204)
 
     return [
-        _route("/job", add, "POST"),
-        _route("/job/{id}", show, "GET"),
-        _route("/job/{id}", cancel, "DELETE"),
-        _route("/job/{id}/polling", poll, "GET"),
+        DescribedRoute(table.PUSH, add),
+        DescribedRoute(table.LOOK, show),
+        DescribedRoute(table.CANCEL, cancel),
+        DescribedRoute(table.POLL, poll),
     ]
 
 
-def _for_workers(service: Service, gate: Gate, limits: Limits) -> list[Route]:
+def _for_workers(service: Service, gate: Gate, limits: Limits) -> list[DescribedRoute]:
     async def add(request: Request) -> Response:
         tenant = await _tenant(gate, request, Register)
         sent, form = await _body(request, limits, words.Introduction)
         address = sent.url.rstrip("/") + words.WORKER_JOB
         worker = NewWorker(name=sent.name, slots=sent.max_jobs, url=address, format=form)
         found = await service(Register(tenant=tenant, worker=worker))
-        return _told(request, {"worker_id": found.worker, "lease": found.lease, "secret": found.secret}, 201)
+        return _told(request, words.Joined(found.worker, found.lease, found.secret), 201)
 
     async def keep(request: Request) -> Response:
         tenant = await _tenant(gate, request, Renew)
@@ -128,17 +118,11 @@ def _for_workers(service: Service, gate: Gate, limits: Limits) -> list[Route]:
         return Response(status_code=204)
 
     return [
-        _route("/worker", add, "POST"),
-        _route("/worker", keep, "PUT"),
-        _route("/worker", remove, "DELETE"),
-        _route("/done", done, "POST"),
+        DescribedRoute(table.JOIN, add),
+        DescribedRoute(table.LIVE, keep),
+        DescribedRoute(table.LEAVE, remove),
+        DescribedRoute(table.DONE, done),
     ]
-
-
-def _route(path: str, answer: Answer, verb: str) -> Route:
-    route = Route(path, answer, methods=[verb])
-    route.methods = {verb}  # no HEAD: to look at a result may use it up
-    return route
 
 
 async def _tenant(gate: Gate, request: Request, kind: type[Operation[Any]]) -> str:

@@ -48,12 +48,28 @@ class Submission(Struct, frozen=True):
     timeout: Seconds = 30.0
 
 
+class Queued(Struct, frozen=True):
+    """A job that was taken in."""
+
+    job_id: str
+
+
 class Introduction(Struct, frozen=True):
     """A worker as it introduces itself."""
 
     name: Annotated[str, Meta(min_length=1, max_length=128)]
     max_jobs: Slots
     url: str
+
+
+class Joined(Struct, frozen=True):
+    """A worker that is known now."""
+
+    worker_id: str
+    lease: float
+    """Seconds in which it must say that it lives."""
+    secret: str | UnsetType
+    """What its jobs are signed with."""
 
 
 class Report(Struct, frozen=True, kw_only=True, tag_field="type"):

@@ -4,14 +4,13 @@ A client is a tenant, a type is a task. Jobs come a line each and get the terms 
 minutes for six hours, two minutes a run, two weeks in the archive, a month to be started.
 """
 
-from collections.abc import Awaitable, Callable
 from typing import Any, TypedDict
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
+from windlass.dialect import s3_table as table
 from windlass.model import wire
 from windlass.model.errors import Invalid
 from windlass.model.handler import NewHandler
@@ -27,6 +26,7 @@ from windlass.model.operations import (
 )
 from windlass.model.retry import UNTIL_DEADLINE
 from windlass.server import formats
+from windlass.server.described import DescribedRoute
 from windlass.server.gate import Gate
 from windlass.server.limits import Limits, read_body
 
@@ -39,8 +39,6 @@ TERMS = Wishes(
     expires=30 * DAY,
 )
 
-Answer = Callable[[Request], Awaitable[Response]]
-
 
 class Names(TypedDict):
     """What every path says."""
@@ -49,7 +47,7 @@ class Names(TypedDict):
     task: str
 
 
-def routes(service: Service, gate: Gate, limits: Limits) -> list[Route]:
+def routes(service: Service, gate: Gate, limits: Limits) -> list[DescribedRoute]:
     """What a server answers in this dialect."""
 
     async def admitted(request: Request, kind: type[Operation[Any]]) -> Names:
@@ -62,12 +60,12 @@ def routes(service: Service, gate: Gate, limits: Limits) -> list[Route]:
         made = await service(EnqueueLines(**names, text=text, wishes=TERMS))
         if formats.media(request.headers.get("accept", "")) == TEXT:
             return Response("".join(f"{id}\n" for id in made.ids), media_type=TEXT)
-        return _json({"ok": True, "count": made.created, "ids": made.ids})
+        return _json(table.Added(count=made.created, ids=made.ids))
 
     async def add_handler(request: Request) -> Response:
         names = await admitted(request, PutHandler)
         entry = await service(PutHandler(**names, handler=await _handler(request, limits)))
-        return _json({"ok": True, "version": entry.version})
+        return _json(table.Uploaded(version=entry.version))
 
     async def get_handler(request: Request) -> Response:
         names = await admitted(request, GetHandler)
@@ -76,18 +74,14 @@ def routes(service: Service, gate: Gate, limits: Limits) -> list[Route]:
     async def delete_handler(request: Request) -> Response:
         names = await admitted(request, RemoveHandler)
         await service(RemoveHandler(**names))
-        return _json({"ok": True})
+        return _json(table.Done())
 
     return [
-        _route("/job/{type}/add", add_jobs, "POST"),
-        _route("/handler/add/{type}/add", add_handler, "POST", "PUT"),
-        _route("/handler/get/{type}", get_handler, "GET"),
-        _route("/handler/del/{type}/delete", delete_handler, "POST", "DELETE"),
+        DescribedRoute(table.ADD, add_jobs),
+        DescribedRoute(table.PUT, add_handler),
+        DescribedRoute(table.GET, get_handler),
+        DescribedRoute(table.REMOVE, delete_handler),
     ]
-
-
-def _route(path: str, answer: Answer, *verbs: str) -> Route:
-    return Route("/{tenant}" + path, answer, methods=list(verbs))
 
 
 async def _handler(request: Request, limits: Limits) -> NewHandler:

@@ -6,7 +6,7 @@ time, however many there are.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import msgspec
@@ -14,8 +14,8 @@ from msgspec import Raw, Struct
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
-from starlette.routing import Route
 
+from windlass.dialect import s4_table as table
 from windlass.dialect import s4_words as words
 from windlass.model import wire
 from windlass.model.errors import Full, Missing, Unavailable, WindlassError
@@ -34,11 +34,9 @@ from windlass.model.operations import (
     Show,
 )
 from windlass.model.retry import FROM_START
+from windlass.server.described import DescribedRoute
 from windlass.server.gate import Gate
 from windlass.server.limits import Limits, read_body
-
-PREFIXES = ("/management/queue", "/wq/management")
-"""Two ways to say the same."""
 
 RUN_WITHIN = 180.0
 """Seconds for one run."""
@@ -52,7 +50,6 @@ WAIT = 60.0
 READ_AT_ONCE = 20
 """Notifications in memory at a time: each may be as large as a payload."""
 
-Answer = Callable[[Request], Awaitable[Response]]
 Telling = Callable[[list[Job]], AsyncIterator[bytes]]
 """Jobs as the elements of an array."""
 
@@ -81,7 +78,7 @@ class NotDone(WindlassError):
     code, title, status, exit_status = "not_done", "Not done", 500, 1
 
 
-def routes(service: Service, gate: Gate, limits: Limits, habits: Habits | None = None) -> list[Route]:
+def routes(service: Service, gate: Gate, limits: Limits, habits: Habits | None = None) -> list[DescribedRoute]:
     """What a server answers in this dialect."""
     chosen = habits or Habits()
     terms = _terms(chosen)
@@ -122,21 +119,9 @@ def routes(service: Service, gate: Gate, limits: Limits, habits: Habits | None =
         await service(Delete(tenant=tenant, match=words.match_of(request.headers, [])))
         return Response(status_code=204)
 
-    managing = [
-        route
-        for prefix in PREFIXES
-        for route in (
-            _route(f"{prefix}/notifications", listing, "GET"),
-            _route(f"{prefix}/notifications", delete, "DELETE"),
-            _route(f"{prefix}/notifications/summary", summary, "GET"),
-            _route(f"{prefix}/notifications/count", count, "GET"),
-        )
-    ]
-    return [_route("/v2/notify", notify, "POST"), *managing]
-
-
-def _route(path: str, answer: Answer, verb: str) -> Route:
-    return Route(path, answer, methods=[verb])
+    managing = (listing, delete, summary, count)
+    pairs = [pair for entries in table.MANAGING for pair in zip(entries, managing, strict=True)]
+    return [DescribedRoute(table.NOTIFY, notify), *(DescribedRoute(entry, answer) for entry, answer in pairs)]
 
 
 def _terms(habits: Habits) -> Wishes:

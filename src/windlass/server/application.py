@@ -16,6 +16,7 @@ from windlass.model.errors import Unavailable, WindlassError
 from windlass.model.events import Newsroom
 from windlass.model.operations import GetStats, Service
 from windlass.server import problems
+from windlass.server.described import DescribedRoute
 from windlass.server.gate import Gate
 from windlass.server.limits import Limits
 from windlass.server.live import Live
@@ -38,7 +39,7 @@ def application(
     limits: Limits | None = None,
     stopping: asyncio.Event | None = None,
     *,
-    also: Sequence[Route] = (),
+    also: Sequence[DescribedRoute] = (),
 ) -> Starlette:
     """Everything that is answered over HTTP, in other dialects last. Streams end when it is told to be stopping."""
 
@@ -52,7 +53,7 @@ def application(
             return problems.told(request, fault)
         return Response(b"ok\n", media_type="text/plain")
 
-    known = document(VERSION)
+    known = document(VERSION, tuple(route.entry for route in also))
     described, shown = msgspec.json.encode(known), page(known)
 
     async def openapi(_: Request) -> Response:

@@ -31,20 +31,21 @@ from windlass.model.operations import (
     answer_type,
 )
 from windlass.model.shapes import SHAPES, Shape
-from windlass.server import openapi_beside
+from windlass.server import described, openapi_beside
+from windlass.server.described import REFERENCE, Described
 from windlass.server.formats import BYTES, NDJSON, PROBLEM_TYPES, TYPES
 
 RIVALLED = (PutLimit, PauseLimit, RemoveLimit, ChangeQueue, PauseTask, PutHandler)
 """What may be refused because there are too many, or because others change the same at the same time."""
-
-REFERENCE = "#/components/schemas/{name}"
 
 ABOUT = """A job queue over HTTP. Every route reads and writes MessagePack and JSON, by Content-Type and Accept.
 
 Durations are seconds. Times are RFC 3339 in JSON and timestamps in MessagePack; bytes are base64 in JSON and bin in
 MessagePack. A payload and a result are any value of the format they are sent in; asked for in the other, what that one
 lacks is told as near to it as can be: in JSON an extension as `{"ext": CODE, "data": base64}`, NaN as null, and a key
-that is no text as its text. Errors are problem details."""
+that is no text as its text. Errors are problem details.
+
+Routes with a tag `dialect-…` are those of older queues, in the formats that each names."""
 
 STEPS: dict[str, dict[str, str]] = {
     "tenant": {"pattern": f"^-$|{NAME_PATTERN}", "description": "Whose jobs; `-` = everybody's, for those who may."},
@@ -57,9 +58,10 @@ EXAMPLE = {"task": "render", "payload": {"scene": 7, "file": "a.png"}, "priority
 
 
 @cache
-def document(version: str) -> dict[str, Any]:
-    """The whole document."""
+def document(version: str, also: tuple[Described, ...] = ()) -> dict[str, Any]:
+    """The whole document, with the routes of other dialects."""
     kinds = [NewJob, *openapi_beside.KINDS, *{kind for shape in SHAPES for kind in _types(shape)}]
+    kinds += described.kinds(also)
     _, components = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
     paths: dict[str, dict[str, Any]] = {}
     for shape in SHAPES:
@@ -68,7 +70,7 @@ def document(version: str) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {"title": "Windlass", "version": version, "description": ABOUT},
         "security": [{"token": []}],
-        "paths": paths | openapi_beside.live_paths(_match_parameters()) | _plain_paths(),
+        "paths": paths | openapi_beside.live_paths(_match_parameters()) | _plain_paths() | described.paths(also),
         "webhooks": openapi_beside.webhooks(components),
         "components": {
             "schemas": {name: _timed(components[name]) for name in sorted(components)},

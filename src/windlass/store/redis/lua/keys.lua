@@ -17,7 +17,7 @@
 --   Kt<id>                  string  what is to follow it, opaque here
 --   Kk<id>                  string  its result, read already, as long as it is wanted for what follows
 --   K:ripe                  zset    followed jobs that ended or vanished, until that is dealt with: member = id .. tenant, score = number of
---                                   the end * 8 + state; the three keys above then outlive their job
+--                                   the end * 8 + state; its children and what follows it then outlive their job
 --   K:ripening              int     the last number given to an end
 --   K:blocked:<line>        zset    blocked jobs of a line by place
 --   K:seq                   int     the last arrival sequence given out

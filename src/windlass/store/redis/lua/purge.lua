@@ -2,7 +2,7 @@
 -- ARGV[2]  most
 -- Output   each as `swept` makes it
 
--- When the record of a job goes, if only its result has been kept long enough; nil = never. Its result's clock has run out.
+-- When the record of a job goes whose result goes first; nil = never.
 local function second_stage(job)
   if job[KEEP] < 0 then return nil end
   return job[UPDATED] + math.floor(job[KEEP] * 1000000 + 0.5)
