@@ -5,7 +5,8 @@ watches and no rules are in force, and where the store has one; whoever finds it
 """
 
 import logging
-from typing import NamedTuple, cast
+from operator import attrgetter
+from typing import cast
 
 from msgspec.structs import replace
 
@@ -13,6 +14,7 @@ from windlass.engine.desk import Desk
 from windlass.engine.drafts import drafts_of
 from windlass.engine.following import life
 from windlass.engine.sound import sound
+from windlass.model import wire
 from windlass.model.errors import WindlassError
 from windlass.model.job import NOTHING, NewJob
 from windlass.model.names import is_id_in
@@ -21,32 +23,32 @@ from windlass.store.beside import Chute, Chuting
 
 MOST_KINDS = 1000
 
+Kind = tuple[str, bytes]
+"""Whose jobs, and all that they ask for. As bytes: what was given in Python may be changed there afterwards."""
 
-class _Kind(NamedTuple):
-    """Jobs that ask for the same."""
-
-    asked: NewJob
-    chute: Chute | None
+_particulars = attrgetter(
+    "key", "tier", "yielding", "delay", "run_at", "expires", "unattended", "after", "files", "then"
+)
+_no_particulars = _particulars(NewJob(task="x"))
 
 
 class Chutes:
-    """Those of one engine, one for each task of a tenant's queue."""
+    """Those of one engine."""
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self._store = cast("Chuting", desk.store) if hasattr(desk.store, "chute") else None
-        self._kinds: dict[tuple[str, str, str], _Kind] = {}
+        self._known: dict[Kind, Chute] = {}
 
     def enqueue(self, operation: EnqueueMany) -> Enqueued | None:
         """The answer, if the job could go the short way."""
         if len(operation.jobs) != 1 or not self._open:
             return None
         (new,) = operation.jobs
-        if not type(new.id) is type(new.task) is type(new.queue) is str or not is_id_in(new.queue, new.id):
+        chute, payload = self._chute(operation, new), bytes(new.payload)
+        if chute is None or new.id is None or not is_id_in(new.queue, new.id):
             return None
-        payload = bytes(new.payload)
-        chute = self._chute(operation, new)
-        if chute is None or len(payload) > self._desk.settings.most_payload:
+        if len(payload) > self._desk.settings.most_payload:
             return None
         created = chute(new.id, payload)
         return None if created is None else Enqueued(ids=[new.id], created=int(created))
@@ -57,21 +59,19 @@ class Chutes:
         return desk.wire.quiet and desk.regimes.none_seen and desk.sure is None and not life.isEnabledFor(logging.DEBUG)
 
     def _chute(self, operation: EnqueueMany, new: NewJob) -> Chute | None:
-        lane = operation.tenant, new.queue, new.task
-        asked = replace(new, id=None, payload=NOTHING)
-        kind = self._kinds.get(lane)
-        if kind is None or kind.asked != asked:
-            kind = self._kinds[lane] = _Kind(asked, self._made(operation))
-            if len(self._kinds) > MOST_KINDS:
-                self._kinds.clear()
-        return kind.chute
-
-    def _made(self, operation: EnqueueMany) -> Chute | None:
-        try:
-            (example,) = drafts_of(self._desk, sound(operation))
-        except WindlassError:
-            return None  # the usual way tells what is wrong
-        asks = example.new
-        if self._store is None or asks.key is not None or asks.tier is not None or asks.yielding:
+        if type(new.id) is not str or _particulars(new) != _no_particulars:
             return None
-        return self._store.chute(example)
+        try:
+            kind = operation.tenant, wire.encode(replace(new, id=None, payload=NOTHING))
+            return self._known.get(kind) or self._made(operation, kind)
+        except (*wire.UNSPEAKABLE, WindlassError):
+            return None  # the usual way tells what is wrong
+
+    def _made(self, operation: EnqueueMany, kind: Kind) -> Chute | None:
+        (example,) = drafts_of(self._desk, sound(operation))
+        chute = self._store.chute(example) if self._store else None
+        if chute is not None:
+            if len(self._known) >= MOST_KINDS:
+                self._known.clear()
+            self._known[kind] = chute
+        return chute
