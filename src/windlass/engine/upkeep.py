@@ -167,10 +167,15 @@ DUTIES: dict[Duty, float] = {
 """Each duty and the seconds between its rounds."""
 
 
-async def every(seconds: float, duty: Duty, engine: Engine, clock: Clock) -> None:
+APART = 0.005
+"""Seconds between the first rounds of two duties: all at once would hold up whatever comes just then."""
+
+
+async def every(seconds: float, duty: Duty, engine: Engine, clock: Clock, *, first: float = 0.0) -> None:
     """Do a duty for ever: all there is to do, then a pause. One failing round does not end it, whatever failed: whoever
     keeps house also serves or works, and must not die of a duty.
     """
+    await clock.sleep(first)
     while True:
         try:
             while await duty(engine) >= STEP:
@@ -186,5 +191,6 @@ async def keep_house(engine: Engine, clock: Clock, *, briefly: bool = False) -> 
     """All duties at once, until cancelled. `briefly`: whoever does so may be gone soon, and waits for nobody."""
     patient = reclaiming(Vigil(engine.desk.settings.lease, trusting=briefly))
     async with asyncio.TaskGroup() as group:
-        for duty, seconds in DUTIES.items():
-            group.create_task(every(seconds, patient if duty is reclaim else duty, engine, clock))
+        for place, (duty, seconds) in enumerate(DUTIES.items()):
+            chosen = patient if duty is reclaim else duty
+            group.create_task(every(seconds, chosen, engine, clock, first=place * APART))

@@ -8,7 +8,7 @@ import itertools
 import logging
 import signal
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Protocol
 
@@ -90,7 +90,7 @@ class Jobs:
 
     # They start
 
-    def start(self, claimed: Iterable[Claimed]) -> None:
+    def start(self, claimed: Sequence[Claimed]) -> None:
         now = self._clock.monotonic()
         batches: dict[Context, list[Assignment]] = {}
         elsewhere: list[tuple[Held, Claimed]] = []
@@ -98,7 +98,6 @@ class Jobs:
             job = one.job
             held = Held(next(self._numbers), job, one.token, now)
             self.held[held.number] = held
-            life.debug("%s %s running, attempt %d", job.id, job.task, job.attempt)
             if self.elsewhere is not None and job.task not in self._tasks:
                 elsewhere.append((held, one))
                 continue
@@ -117,8 +116,15 @@ class Jobs:
             context.give(assignments)
         if self.elsewhere is not None and elsewhere:
             self.elsewhere.take(elsewhere)
+        self._note_start(claimed)
         if self.gossip is not None:
             self.gossip.has_come()
+
+    def _note_start(self, claimed: Sequence[Claimed]) -> None:
+        """Only now: until their contexts have them, whoever waits for these jobs waits for us."""
+        if life.isEnabledFor(logging.DEBUG):
+            for one in claimed:
+                life.debug("%s %s running, attempt %d", one.job.id, one.job.task, one.job.attempt)
 
     # They speak
 

@@ -1,0 +1,146 @@
+"""Jobs that come to a waiting worker: handed over as they are heard of, ahead of the answer to its claim, and once."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from tests.servers import StartServer
+from tests.worlds import SeededChance
+from windlass.engine import Engine
+from windlass.model.job import NewJob, State
+from windlass.model.names import EVERY_TENANT
+from windlass.model.operations import Claim, Claimed, Enqueue, Register, Service, Show, Unrun
+from windlass.model.worker import NewWorker
+from windlass.store.redis import RedisStore
+from windlass.system import SystemClock
+from windlass.worker.claims import Claims
+from windlass.worker.membership import Membership
+
+NONCE = "ab" * 8
+
+
+@pytest.fixture
+async def engine(start_server: StartServer) -> AsyncIterator[Engine]:
+    store = await RedisStore.open(start_server("redis").url)
+    yield Engine(store, SeededChance())
+    await store.close()
+
+
+async def registered(engine: Engine) -> str:
+    return (await engine(Register(worker=NewWorker(name="w")))).worker
+
+
+async def waits(engine: Engine) -> None:
+    """Until a claim has left its wish."""
+    while not await engine.desk.store.partitions.connection.ask("wl{0}", "EXISTS", "wl{0}:wishes:default"):  # type: ignore[attr-defined] # noqa: ASYNC110 - no signal says so
+        await asyncio.sleep(0.005)
+
+
+async def test_a_job_is_handed_over_before_its_claim_is_answered(engine: Engine) -> None:
+    worker = await registered(engine)
+    handed: list[Claimed] = []
+    answered_first: list[bool] = []
+
+    def hand(claimed: list[Claimed]) -> None:
+        handed.extend(claimed)
+        answered_first.append(claim.done())
+
+    engine.hand_to(worker, hand)
+    claim = asyncio.ensure_future(engine(Claim(worker=worker, wait=20, nonce=NONCE)))
+    await waits(engine)
+    accepted = await engine(Enqueue(job=NewJob(task="a")))
+    answer = await asyncio.wait_for(claim, 5)
+    assert [one.job.id for one in answer] == [accepted.id]
+    assert (handed, answered_first) == (answer, [False])
+
+
+async def test_what_is_granted_to_another_claim_is_not_handed_over(engine: Engine) -> None:
+    worker, other = await registered(engine), await registered(engine)
+    handed: list[Claimed] = []
+    engine.hand_to(other, handed.extend)
+    claim = asyncio.ensure_future(engine(Claim(worker=worker, wait=20, nonce=NONCE)))
+    await waits(engine)
+    await engine(Enqueue(job=NewJob(task="a")))
+    assert await asyncio.wait_for(claim, 5)
+    assert not handed
+
+
+class Slots:
+    """Stands for the jobs in a worker's hands: notes what is started, and what is given back."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, Claimed] = {}
+        self.ended = asyncio.Event()
+        self.begun = asyncio.Event()
+        self.given_back: list[Unrun] = []
+        self.started: list[str] = []
+        self.settled = True
+        self.reports = self
+
+    def start(self, claimed: list[Claimed]) -> None:
+        for one in claimed:
+            self.started.append(one.job.id)
+            self.held[len(self.started)] = one
+        self.begun.set()
+
+    def release(self, report: Unrun) -> None:
+        self.given_back.append(report)
+
+    async def some_ended(self) -> None:
+        await self.ended.wait()
+
+
+async def claiming(service: Service, slots: Any) -> Claims:
+    membership = Membership(service, EVERY_TENANT, NewWorker(name="w"))
+    await membership.introduce()
+    return Claims(slots, service, membership, SystemClock(), SeededChance())
+
+
+async def test_a_job_that_is_handed_over_starts_once(engine: Engine) -> None:
+    slots = Slots()
+    claims = await claiming(engine, slots)
+    running = asyncio.ensure_future(claims.run(8, burst=False))
+    for number in range(1, 4):
+        await waits(engine)
+        accepted = await engine(Enqueue(job=NewJob(task="a")))
+        await asyncio.wait_for(slots.begun.wait(), 5)
+        slots.begun.clear()
+        assert slots.started[number - 1 :] == [accepted.id]
+    await waits(engine)
+    claims.stop()
+    await asyncio.wait_for(running, 5)
+    assert (len(slots.started), slots.given_back) == (3, [])
+
+
+async def test_a_worker_that_stops_as_a_job_is_handed_over_does_not_give_it_back(engine: Engine) -> None:
+    slots = Slots()
+    claims = await claiming(engine, slots)
+    start = slots.start
+
+    def start_and_stop(claimed: list[Claimed]) -> None:
+        start(claimed)
+        claims.stop()
+
+    slots.start = start_and_stop  # type: ignore[method-assign]
+    running = asyncio.ensure_future(claims.run(8, burst=False))
+    await waits(engine)
+    accepted = await engine(Enqueue(job=NewJob(task="a")))
+    await asyncio.wait_for(running, 5)
+    assert (slots.started, slots.given_back) == ([accepted.id], [])
+    assert (await engine(Show(id=accepted.id))).state is State.RUNNING
+
+
+async def test_a_worker_told_to_rest_and_to_go_on_at_once_goes_on(engine: Engine) -> None:
+    slots = Slots()
+    claims = await claiming(engine, slots)
+    running = asyncio.ensure_future(claims.run(8, burst=False))
+    await waits(engine)
+    for paused in (True, False, True, False):  # several before the claim has heard of the first
+        claims.pause(paused)
+    await engine(Enqueue(job=NewJob(task="a")))
+    await asyncio.wait_for(slots.begun.wait(), 5)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
