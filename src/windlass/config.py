@@ -86,6 +86,10 @@ class FunctionsSection(Struct, frozen=True, kw_only=True):
     """Files that one process may have open."""
     file_size: Bytes = 256 << 20
     """The largest file that it may write."""
+    disk: Bytes = 1 << 30
+    """Files of one context together, unless its handler asks for less."""
+    disk_files: Some = 10_000
+    """Files and folders of one context."""
     output: Bytes = 64 << 20
     """What one job may print."""
     result: Bytes = 16 << 20

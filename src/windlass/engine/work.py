@@ -60,7 +60,7 @@ LEAST_WAIT = 0.001
 
 NOTHING_NEW = Renewed()
 
-WORKERS_REASONS = (Reason.TIMEOUT, Reason.CRASHED, Reason.MEMORY, Reason.OUTPUT)
+WORKERS_REASONS = (Reason.TIMEOUT, Reason.CRASHED, Reason.MEMORY, Reason.OUTPUT, Reason.DISK)
 """What only a worker can know of a run."""
 
 

@@ -40,6 +40,8 @@ class HandlerOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     """Seconds of processor time that one job may take, to half a second; null = what the worker allows."""
     memory: Annotated[int, Meta(ge=16 * 2**20)] | None = None
     """Bytes of memory that a context may take; null = what the worker allows."""
+    disk: Annotated[int, Meta(ge=2**20)] | None = None
+    """Bytes of files that a context may have in its folder; null = what the worker allows."""
     network: bool = False
     """Whether the code may reach the network; the worker's operator must allow it too."""
     whole_batch: bool = False

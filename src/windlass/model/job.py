@@ -70,6 +70,8 @@ class Reason(StrEnum):
     """It took more memory than its worker allows."""
     OUTPUT = "output"
     """It printed more than its worker allows."""
+    DISK = "disk"
+    """It wrote more, or more files, than its worker allows."""
     DEPENDENCY = "dependency"
     """A job that it waited for did not succeed."""
     ABANDONED = "abandoned"

@@ -49,6 +49,7 @@ REASONS = (
     Reason.DEPENDENCY,
     Reason.ACCEPTED,
     Reason.ABANDONED,
+    Reason.DISK,
 )
 BLOCKED, RUNNING = STATES.index(State.BLOCKED), STATES.index(State.RUNNING)
 STATE_NUMBERS = {state: number for number, state in enumerate(STATES)} | {GONE: len(STATES)}

@@ -226,6 +226,10 @@ class Context:
         if cpu - before > most:
             self.end(Reason.TIMEOUT, f"took more than {most:g} s of processor time")
 
+    def half_filled(self) -> None:
+        """What its jobs leave behind is not to be the ruin of a later one."""
+        self.broken = True
+
     # Words come out
 
     def heard(self, output: Output, data: bytes) -> None:
@@ -342,6 +346,9 @@ class Context:
         if exit.why == "memory" or (NO_HEAP.search(last) and self._ending is None):
             how = "took more memory than it is allowed"
             return FunctionOutcome(id=id, code=ERROR, type="Memory", message=how, reason=Reason.MEMORY, traceback=last)
+        if exit.why == "disk":
+            how = "wrote more to its folder than it is allowed"
+            return FunctionOutcome(id=id, code=ERROR, type="Disk", message=how, reason=Reason.DISK, traceback=last)
         if self._ending is not None:
             reason, how = self._ending
             kind = reason.value.capitalize() if reason else "Stopped"

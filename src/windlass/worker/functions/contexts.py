@@ -32,6 +32,7 @@ class Key(NamedTuple):
     eid: str | None
     task: str
     memory: int
+    disk: int
     network: bool
 
 
@@ -132,10 +133,11 @@ class Contexts:
             await self._folders.close()
 
     def _key(self, handler: Handler) -> Key:
-        wanted = handler.options.memory
-        memory = self._options.memory if wanted is None else min(wanted, self._options.memory)
+        wanted = handler.options
+        memory = self._options.memory if wanted.memory is None else min(wanted.memory, self._options.memory)
+        disk = self._options.disk if wanted.disk is None else min(wanted.disk, self._options.disk)
         task = handler.task if handler.eid is None else ""
-        return Key(handler.tenant, handler.lang, handler.eid, task, memory, handler.options.network)
+        return Key(handler.tenant, handler.lang, handler.eid, task, memory, disk, wanted.network)
 
     def _free(self, key: Key, handler: Handler) -> Context | None:
         """One that waits for work of this kind; those that hold another version of it have outlived their time."""
@@ -161,7 +163,7 @@ class Contexts:
             await context.process.start(
                 lambda wires: plan(
                     tier,
-                    Ask(interpreter, folder, uid, key.memory, key.network, wires),
+                    Ask(interpreter, folder, uid, key.memory, key.disk, key.network, wires),
                     self._options,
                     self._environment,
                 )

@@ -43,7 +43,7 @@ class Exit(Struct, frozen=True):
     peak: int = 0
     """Bytes of memory that it held at most."""
     why: str | None = None
-    """`memory` if its keeper ended it for that."""
+    """`memory` or `disk` if its keeper ended it for that."""
 
 
 class _News(Struct):
@@ -55,6 +55,7 @@ class _News(Struct):
     peak: int = 0
     why: str | None = None
     cpu: float | None = None
+    half: bool = False
 
 
 class Listener(Protocol):
@@ -64,6 +65,10 @@ class Listener(Protocol):
 
     def used(self, cpu: float) -> None:
         """Everything that came of it has taken so many seconds of processor time by now."""
+        ...
+
+    def half_filled(self) -> None:
+        """Its folder holds half of what it may."""
         ...
 
     def exited(self, exit: Exit) -> None:  # noqa: A002 - it is one
@@ -226,10 +231,13 @@ class Process:
         *lines, self._news = self._news.split(b"\n")
         for line in lines:
             news = msgspec.json.decode(line, type=_News)
-            if news.cpu is None:
+            if news.cpu is not None:
+                self._listener.used(news.cpu)
+            elif news.half:
+                self._listener.half_filled()
+            else:
                 self._over(Exit(news.exited if news.exited is not None else KILLED, news.peak, news.why))
                 return True
-            self._listener.used(news.cpu)
         return False
 
     def _over(self, exit: Exit) -> None:  # noqa: A002

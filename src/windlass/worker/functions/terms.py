@@ -43,7 +43,7 @@ class FunctionOutcome(Struct, frozen=True, kw_only=True, gc=False):
     message: str = ""
     traceback: str = ""
     reason: Reason | None = None
-    """`timeout`, `crashed`, `memory` or `output`, where the worker and not the code ended it."""
+    """`timeout`, `crashed`, `memory`, `output` or `disk`, where the worker and not the code ended it."""
     delay: float | None = None
     """Seconds before the next run that the code asked for."""
     jobs: tuple[tuple[str, str], ...] = ()
@@ -97,6 +97,10 @@ class FunctionOptions(Struct, frozen=True, kw_only=True):
     """Files that one process may have open."""
     file_size: int = 256 << 20
     """Bytes of the largest file that it may write."""
+    disk: int = 1 << 30
+    """Bytes of files that a context may have in its folder, unless its handler asks for less."""
+    disk_files: int = 10_000
+    """Files and folders that it may have there."""
     output: int = 64 << 20
     """Bytes that one job may print."""
     result: int = 16 << 20

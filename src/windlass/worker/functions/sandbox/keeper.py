@@ -6,16 +6,20 @@ goes away, so does everything here. It decides nothing: the plan says what is in
 """
 
 import ctypes
+import errno
 import fcntl
+import itertools
 import json
 import os
 import resource
 import select
 import signal
 import socket
+import stat
 import struct
 import sys
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -23,6 +27,12 @@ from typing import Any, NamedTuple, NoReturn
 CONTROL = 0
 LOOK_EVERY = 0.25
 """Seconds between two looks at how much memory there is taken."""
+LOOKING = 0.05
+"""The part of its time that a look into the folder may take: one that takes longer comes less often."""
+DEEPEST = 100
+"""Folders in folders that are looked into."""
+HIDDEN = 2.0
+"""What a folder counts that cannot be looked into: whoever hides what it writes has written too much."""
 BREATH = 0.002
 """Seconds in which a killed process ends."""
 MOST_PLAN = 1 << 20
@@ -187,13 +197,63 @@ class Spent:
         return self.reaped + self.lost + sum(one.own + one.waited for one in found.values())
 
 
+def part_taken(folder: str, pids: Iterable[int], disk: int, files: int) -> float:
+    """The part that is taken of what a folder may hold; what is deleted and still open takes room too."""
+    found, size, seen = 0, 0, set[tuple[int, int]]()
+    try:
+        for one in itertools.chain(deleted(pids), within(folder)):
+            found += 1
+            if (one.st_dev, one.st_ino) not in seen:  # a file may have several names
+                seen.add((one.st_dev, one.st_ino))
+                size += one.st_blocks * 512
+            if found > files or size > disk:
+                break
+    except OSError:
+        return HIDDEN
+    return max(found / files, size / disk)
+
+
+def within(folder: str, above: int | None = None, depth: int = 0) -> Iterator[os.stat_result]:
+    """Everything in a folder, whatever is done to it meanwhile; no link is followed."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+    try:
+        if depth > DEEPEST:
+            raise OSError(errno.ENAMETOOLONG, "too deep")
+        with os.scandir(descriptor) as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError, NotADirectoryError):  # it has gone, or is another thing by now
+                    yield (found := entry.stat(follow_symlinks=False))
+                    if stat.S_ISDIR(found.st_mode):
+                        yield from within(entry.name, descriptor, depth + 1)
+    finally:
+        os.close(descriptor)
+
+
+def deleted(pids: Iterable[int]) -> Iterator[os.stat_result]:
+    """Files that have no name any more, but that somebody has open."""
+    for pid in pids:
+        for link in links(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                found = os.stat(link)  # noqa: PTH116
+                if stat.S_ISREG(found.st_mode) and not found.st_nlink:
+                    yield found
+
+
+def links(folder: str) -> list[str]:
+    with suppress(OSError):
+        return [f"{folder}/{name}" for name in os.listdir(folder)]  # noqa: PTH208
+    return []
+
+
 class Keeper:
     """The watch over one process and all that comes of it."""
 
-    def __init__(self, worker: socket.socket, pid: int, memory: int) -> None:
+    def __init__(self, worker: socket.socket, pid: int, plan: dict[str, Any]) -> None:
         self.worker = worker
         self.pid = pid
-        self.memory = memory
+        self.plan = plan
+        self.next_look = 0.0
+        self.half = False
         self.spent = Spent()
         self.told = 0.0
         self.why: str | None = None
@@ -217,6 +277,8 @@ class Keeper:
                 self.kill(signal.SIGKILL)
                 self.kill_at = now() + LOOK_EVERY
             self.weigh()
+            if now() >= self.next_look:
+                self.look_into_folder()
         end_all()
 
     def hear(self) -> bool:
@@ -242,7 +304,7 @@ class Keeper:
 
     def weigh(self) -> None:
         found = {pid: look for pid in family() if (look := looked_at(pid)) is not None}
-        if self.why is None and sum(one.memory for one in found.values()) > self.memory:
+        if self.why is None and sum(one.memory for one in found.values()) > self.plan["memory"]:
             self.why = "memory"
             self.kill(signal.SIGKILL)
         cpu = self.spent.so_far(found)
@@ -250,6 +312,18 @@ class Keeper:
             self.told = cpu
             with suppress(OSError):
                 self.worker.send(b'{"cpu": %f}\n' % cpu, socket.MSG_DONTWAIT)
+
+    def look_into_folder(self) -> None:
+        began = now()
+        part = part_taken(self.plan["folder"], self.spent.seen, self.plan["disk"], self.plan["disk_files"])
+        self.next_look = began + max(LOOK_EVERY, (now() - began) / LOOKING)
+        if part > 1 and self.why is None:
+            self.why = "disk"
+            self.kill(signal.SIGKILL)
+        elif part > 1 / 2 and not self.half:
+            self.half = True
+            with suppress(OSError):
+                self.worker.send(b'{"half": true}\n', socket.MSG_DONTWAIT)
 
     def kill(self, number: int) -> None:
         for pid in family():
@@ -325,7 +399,7 @@ def main() -> None:
         pid, refused = start(plan)
     except OSError as fault:
         pid, refused = 0, str(fault)
-    keeper = Keeper(worker, pid, plan["memory"])
+    keeper = Keeper(worker, pid, plan)
     if refused:
         keeper.tell({"refused": refused})
         return

@@ -46,6 +46,9 @@ class Plan(Struct, frozen=True):
     limits: dict[str, int]
     memory: int
     """Bytes that the whole family of processes may hold."""
+    disk: int
+    """Bytes of files that may be in the folder."""
+    disk_files: int
     no_new_privs: bool = False
     landlock: Rules | None = None
     seccomp: str = ""
@@ -61,6 +64,7 @@ class Ask(Struct, frozen=True):
     folder: str
     uid: int | None
     memory: int
+    disk: int
     network: bool
     wires: tuple[int, int]
 
@@ -120,6 +124,8 @@ def plan(tier: Tier, ask: Ask, options: FunctionOptions, environment: Mapping[st
         uid=ask.uid,
         limits=limits(ask, options),
         memory=ask.memory,
+        disk=ask.disk,
+        disk_files=options.disk_files,
     )
     if tier == "limits":
         return made
@@ -145,7 +151,7 @@ def limits(ask: Ask, options: FunctionOptions) -> dict[str, int]:
     return {
         "RLIMIT_AS" if ask.interpreter.address_space else "RLIMIT_DATA": room,
         "RLIMIT_CORE": 0,
-        "RLIMIT_FSIZE": options.file_size,
+        "RLIMIT_FSIZE": min(options.file_size, ask.disk),
         "RLIMIT_NOFILE": options.files,
         "RLIMIT_NPROC": processes if ask.uid is not None else processes + _processes_of_ours(),
     }
