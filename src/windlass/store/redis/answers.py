@@ -40,8 +40,9 @@ from windlass.store.redis.layout import (
 
 NO_HISTORY, NO_TERMS = bytes(7), bytes(14)
 """The bytes of a head from its flags to its losses, and from its due time to its size of terms, of a plain new job."""
-PRIORITY_AND_CREATION = struct.Struct(">i16xQ")
-"""What follows them."""
+PRIORITY, CREATION = struct.Struct(">i"), struct.Struct(">Q")
+PRIORITY_AT, CREATION_AT = 32, 52
+"""Where these are in a head."""
 
 _errors = msgspec.msgpack.Decoder(Error)
 _files = msgspec.msgpack.Decoder(dict[str, bytes])
@@ -170,14 +171,20 @@ def claimed(reply: Sequence[Any], wish: Wish) -> list[Record]:
     run = Run(wish.nonce, 0, started, 0, 0, wish.worker.id, wish.worker.node, sandbox=wish.worker.sandbox)
     found: list[Record] = []
     rest = iter(entries)
+    like: Job | None = None  # the next job mostly differs from the last in its id and times alone
+    priority_and_route = b"", b""
     for id in rest:
         value = next(rest)
         if value[3:10] == NO_HISTORY and value[18:32] == NO_TERMS:
             zero = value.index(0, HEAD.size)
-            route = value[HEAD.size : zero]
-            if b";" not in route:
+            asked = value[PRIORITY_AT : PRIORITY_AT + PRIORITY.size], value[HEAD.size : zero]
+            if asked != priority_and_route:
+                priority_and_route, like = asked, None if b";" in asked[1] else _first_run(*asked, run)
+            if like is not None:
                 payload = value[zero + 1 :]
-                found.append(Record(_first_run(id, value, route, run, len(payload)), wish.nonce, payload))
+                created = from_micros(CREATION.unpack_from(value, CREATION_AT)[0])
+                job = replace(like, id=text_id(id), created_at=created, size=len(payload))
+                found.append(Record(job, wish.nonce, payload))
                 continue
         head = HEAD.unpack_from(value)
         errors = [_errors.decode(entry) for entry in next(rest)] if head[FLAGS] & ERRORS else []
@@ -197,26 +204,25 @@ def claimed(reply: Sequence[Any], wish: Wish) -> list[Record]:
     return found
 
 
-def _first_run(id: bytes, value: bytes, route: bytes, run: Run, size: int) -> Job:
-    """A job that asked for nothing, was never late and has never run: what most claims bring, made in half the time."""
+def _first_run(priority: bytes, route: bytes, run: Run) -> Job:
+    """A job that asked for nothing, was never late and has never run, as most claims bring, but for what is its own."""
     tenant, queue, task, _ = parts(route)
-    priority, created = PRIORITY_AND_CREATION.unpack_from(value, 32)
     started = from_micros(run.started)
     return Job(
-        id=text_id(id),
+        id="",
         tenant=tenant,
         queue=queue,
         task=task,
-        priority=priority,
+        priority=PRIORITY.unpack(priority)[0],
         state=State.RUNNING,
         attempt=1,
         worker=run.worker or None,
         node=run.node or None,
         sandbox=run.sandbox,
-        created_at=from_micros(created),
+        created_at=started,
         updated_at=started,
         started_at=started,
-        size=size,
+        size=0,
     )
 
 

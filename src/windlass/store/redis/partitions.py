@@ -22,6 +22,8 @@ BEYOND = 0
 """What the former answer then."""
 LIKELY = 100
 """After such an answer, so many calls go to the latter at once."""
+SELDOM = 2
+"""The same, where the next call is likely to be for the former again."""
 
 MOST_IN_A_SCRIPT = 1000
 """Items that one script takes on: longer scripts would make others wait."""
@@ -62,9 +64,9 @@ class Partitions:
             self._bounded[name] -= 1
             return await self.connection.call(BOUNDED[name], key, now, told)
         reply = await self.connection.call(name, key, now, told)
-        if reply != BEYOND:
+        if reply not in (BEYOND, SELDOM):
             return reply
-        self.note_bounded(name)
+        self._bounded[name] = LIKELY if reply == BEYOND else 0
         return await self.connection.call(BOUNDED[name], key, now, told)
 
     def is_likely_bounded(self, name: str) -> bool:

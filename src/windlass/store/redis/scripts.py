@@ -29,8 +29,8 @@ PARTS = {
     "add_one": (*PLAIN, "wishes", "add_one"),
     "claim": (*PLAIN, "wishes", "claiming", "claim"),
     "claim_bounded": (*HEAD, "claiming", "claim_bounded"),
-    "succeed": (*PLAIN, "succeed"),
-    "succeed_bounded": (*HEAD, "succeed"),
+    "succeed": (*PLAIN, "firsts", "succeed"),
+    "succeed_bounded": (*HEAD, "reruns", "succeed"),
 }
 """What is not just the head and a file of its own name."""
 

@@ -43,6 +43,7 @@ from windlass.store.redis import answers, layout
 from windlass.store.redis.adding import RedisAdding
 from windlass.store.redis.address import Argument
 from windlass.store.redis.connection import Connection
+from windlass.store.redis.hearing import Hearing
 from windlass.store.redis.notices import Notices
 from windlass.store.redis.partitions import MOST_IN_A_SCRIPT, Partitions
 from windlass.store.redis.replicas import Replicas
@@ -80,6 +81,7 @@ class RedisStore(RedisAdding):
         self._notices = Notices(connection.channel, prefix)
         self._wire = Wire(connection, self._notices, prefix)
         self._grants = Grants()
+        self._hearing = Hearing(virtual=clock is not None)
 
     @classmethod
     async def open(
@@ -134,7 +136,7 @@ class RedisStore(RedisAdding):
         if (granted := self._grants.take(wish.nonce)) is not None:
             return answers.claimed(granted, wish)
         runs = self._runs_of_queues(wish.worker.queues)
-        if wish.heard and HOME not in dict(runs):
+        if wish.heard and HOME not in dict(runs) and self._hearing.is_to_be_told(wish.worker.id):
             await self.partitions.call("worker", HOME, ["hear", wish.worker.id, span(wish.lease)])
         if len(runs) > 1 and wish.repeatable:
             # Whether this is a claim sent again must be known of all partitions before the first gives anything new.
@@ -152,7 +154,8 @@ class RedisStore(RedisAdding):
         repeatable = "1" if wish.repeatable else "0"
         place = places.written(worker)
         about: list[Argument] = [wish.nonce, repeatable, worker.id, place, span(wish.lease), slots, worker.tenant]
-        about += ("1" if wish.heard else "0", span(self._stay(wish)))
+        heard = wish.heard and partition == HOME and self._hearing.is_to_be_told(worker.id)
+        about += ("1" if heard else "0", span(self._stay(wish)))
         about += (len(tasks), len(wish.warm), *tasks, *wish.warm, *queues)
         reply = await self.partitions.call("claim", partition, about)
         while reply == AGAIN:

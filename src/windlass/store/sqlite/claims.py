@@ -66,10 +66,11 @@ def claim(tx: Transaction, wish: Wish, noted: Noted) -> list[Record]:
     run = records.Run(worker.id, *places.read(place), wish.nonce)
     others = [seq for seq, _, tier in picks if tier is not None or not started[seq][-1]]
     if not others:
-        return [records.first_run(tx, started[seq], run) for seq in seqs]
+        return list(records.first_runs(tx, [started[seq] for seq in seqs], run))
     tx.run(_DROP_PROGRESS, batches.numbers(others))
     found = dict(zip(others, records.by_seq(tx, others, handed_out=True), strict=True))
-    return [found.get(seq) or records.first_run(tx, started[seq], run) for seq in seqs]
+    firsts = records.first_runs(tx, [started[seq] for seq in seqs if seq not in found], run)
+    return [found[seq] if seq in found else next(firsts) for seq in seqs]
 
 
 def _again(tx: Transaction, wish: Wish, taken: list[int]) -> list[Record]:

@@ -37,30 +37,60 @@ local function keep_extras(id, kinds, to)
 end
 
 local created, queues, opened = {}, {}, {}
+
+-- Neighbours mostly differ in nothing but their ids, places and payloads: what follows from the rest is worked out once.
+local shared, state, line, flags, priority, due, expires, before, behind, extras
+local function read(meta)
+  local keep, delay, terms_size
+  shared = meta
+  priority, flags, keep, due, delay, expires, terms_size, line = struct.unpack('>iBdi8i8i8IH', meta)
+  if delay > 0 then due = now + delay end
+  state = SCHEDULED
+  if due < AGES then state, due = BLOCKED, 0 elseif due <= now then state, due = QUEUED, 0 end
+  if expires >= 0 then flags = flags + STALE end
+  before = struct.pack('>BBBBIBBI8I8HIi', 1, state, 0, flags, 0, 0, 0, now, due, 0, terms_size, priority)
+  behind = struct.pack('>I8d', now, keep)
+  priority = tostring(priority)
+  extras = (flags >= TIMED or state == BLOCKED) and extras_of(flags, state)
+end
+
+-- The lane of a job, and where the job is listed.
+local route, lane, chunk, listed = '', nil, nil, nil
+local function turn_to(body, pos)
+  if string.sub(body, 1, #route) ~= route or route == '' then
+    route = string.sub(body, 1, string.find(body, '\0', 1, true))
+    lane, chunk = lane_of(string.sub(route, 1, -2)), nil
+    if state == QUEUED then queues[lane.queue] = true end
+  end
+  if chunk == chunk_of(pos) then return end
+  chunk = chunk_of(pos)
+  listed = in_(in_(in_(lane, 'into'), PENDING), chunk)
+  in_(opened, line)[chunk] = true
+end
+
 for i = 1, jobs do
   local meta, body = ARGV[at], ARGV[at + 1]
   at = at + 2
-  local id = string.sub(meta, 1, 16)
-  local priority, flags, keep, due, delay, expires, terms_size, line, rank = struct.unpack('>iBdi8i8i8IHI', meta, 17)
-  if delay > 0 then due = now + delay end
-  local state = SCHEDULED
-  if due < AGES then state, due = BLOCKED, 0 elseif due <= now then state, due = QUEUED, 0 end
-  if expires >= 0 then flags = flags + STALE end
-  local pos = base[line] + rank
-  local head = struct.pack(HEAD, 1, state, 0, flags, 0, 0, 0, now, due, 0, terms_size, priority, seq + i, pos, now, keep)
-  local extras = (flags >= TIMED or state == BLOCKED) and extras_of(flags, state)
+  local id, rest = string.sub(meta, 1, 16), string.sub(meta, 17, -5)
+  if rest ~= shared then
+    read(rest)
+    route = ''
+  end
   if extras then at = at + #extras end
-  if redis.call('SET', K .. 'j' .. id, head .. body, 'NX') then
+  local seq8, pos = struct.pack('>I8', seq + i), base[line] + struct.unpack('>I', meta, 60)
+  if redis.call('SET', K .. 'j' .. id, before .. seq8 .. struct.pack('>I8', pos) .. behind .. body, 'NX') then
     created[i] = 1
     if extras then keep_extras(id, extras, at) end
-    local lane = lane_of(string.sub(body, 1, string.find(body, '\0', 1, true) - 1))
-    enter_as(lane, state, id, priority, seq + i, state == BLOCKED and pos or due)
-    list(lane, state, pos, id)
+    turn_to(body, pos)
+    if state == QUEUED then
+      lane.counts[QUEUED] = (lane.counts[QUEUED] or 0) + 1
+      push(in_(lane, 'ready'), priority, seq8 .. id)
+    else
+      enter_as(lane, state, id, priority, seq + i, state == BLOCKED and pos or due)
+    end
+    push(listed, place_of(pos), id)
     if expires >= 0 then push(in_(added, ':stale'), now + expires, id) end
     if unattended[i] then push(in_(added, ':unattended'), now + unattended[i], id) end
-    opened[line] = opened[line] or {}
-    opened[line][chunk_of(pos)] = true
-    if state == QUEUED then queues[lane.queue] = true end
   else
     created[i] = 0
   end

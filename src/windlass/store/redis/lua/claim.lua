@@ -1,5 +1,6 @@
 -- Lease the first jobs that a worker may take, from queues in which nothing bounds them: see claiming.lua.
--- Output  0 if some queue is bounded: then nothing was taken
+-- Output  0 if some queue is bounded, 2 if the claim is sent again: then nothing was taken
+if last then return 2 end
 local letters = redis.call('HMGET', K .. ':flow', '*', unpack(ARGV, first_queue))
 for i = 1, #letters do
   if letters[i] then return 0 end
@@ -9,4 +10,7 @@ if #ids == 0 and slots > 0 and stays > 0 then
   leave_wish(stays, { nonce = nonce, lease = lease, tenant = tenant, worker = worker, node = node }, { unpack(ARGV, 13, 12 + known) },
     { unpack(ARGV, first_queue) })
 end
-return finish()
+return finish(function()
+  for _, lane in pairs(lanes) do flush_counts(lane) end
+  flush_indexes()
+end)

@@ -1,5 +1,18 @@
 -- Lease the first jobs that a worker may take where flow control bounds them: see claiming.lua and flow.lua.
 -- Output  1 if it took nothing, but is to be asked again at once
+
+-- Sent again: those that are still held.
+if last then
+  for from = 1, #last, 16 do
+    local job = load(string.sub(last, from, from + 15), true)
+    if job and job[STATE] == RUNNING and job.run[TOKEN] == nonce then
+      answer(job, meta_of(job), taken)
+      if has(job, EXTRAS) then push(taken, redis.call('GET', K .. 'f' .. job.id) or '') end
+    end
+  end
+  if #taken > 1 then return taken end
+end
+
 local MOST_TRIES = 200
 local LEAD, NEAR = 2, 16 -- as in store/flow.py
 
@@ -149,6 +162,6 @@ if tries == 0 and #ids < slots then
   if #ids == 0 then return 1 end
   for i = first_queue, #ARGV do publish('work/' .. ARGV[i]) end
 end
-local answered = finish()
+local answered = finish(flush)
 if made.control then made.control.end_rounds() end
 return answered

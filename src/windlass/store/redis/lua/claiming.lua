@@ -16,32 +16,26 @@ for i = 13, 12 + known do tasks[ARGV[i]] = true end
 local taken = { '' }
 if heard then hear(worker, lease) end
 
--- Sent again: the jobs that this very claim took, or that were handed over to it, and that are still held.
+-- What this very claim took before, or was handed over, if it is sent again.
 local memory = memory_of(worker, nonce, ARGV[first_queue] or '')
 local last = repeatable and redis.call('GET', memory)
 if repeatable then redis.call('DEL', K .. ':wish:' .. nonce) end
-if last then
-  for from = 1, #last, 16 do
-    local job = load(string.sub(last, from, from + 15), true)
-    if job and job[STATE] == RUNNING and job.run[TOKEN] == nonce then
-      answer(job, meta_of(job), taken)
-      if has(job, EXTRAS) then push(taken, redis.call('GET', K .. 'f' .. job.id) or '') end
-    end
-  end
-  if #taken > 1 then return taken end
-end
 
 local function knows(lane) return not tasks or tasks[lane.task] or tasks[lane.tenant .. '/' .. lane.task] end
 
 local function before(a, b) return a.priority < b.priority or (a.priority == b.priority and a.seq < b.seq) end
 
--- The lanes of a line that the worker knows, from the first on: at most two unless it is choosy.
+-- The lanes of a line that the worker knows, from the first on: at most two unless it is choosy. Each with its member in the heads;
+-- the first of them all also with what comes after it there.
 local function lanes_of(line, into)
-  local found = redis.call('ZRANGE', K .. ':heads:' .. line, 0, tasks and -1 or 1, 'WITHSCORES')
+  local found = redis.call('ZRANGE', K .. ':heads:' .. line, '0', tasks and '-1' or '1', 'WITHSCORES')
   for i = 1, #found, 2 do
-    local lane = string.sub(found[i], 9)
+    local seat = found[i]
+    local lane = string.sub(seat, 9)
     if knows(lane_of(lane)) then
-      into[#into + 1] = { lane = lane, priority = tonumber(found[i + 1]), seq = struct.unpack('>I8', found[i]) }
+      local spot = { lane = lane, priority = tonumber(found[i + 1]), seq = struct.unpack('>I8', seat), seat = seat }
+      if i == 1 then spot.leads, spot.after, spot.score_after = true, found[3], found[4] end
+      into[#into + 1] = spot
     end
   end
 end
@@ -60,30 +54,60 @@ local function best(queue)
   return found[1], found[2]
 end
 
--- Take from one lane what comes before the first of the next. (Not by ZPOPMIN, which prints every score.)
+-- Take from one lane what comes before the first of the next. (Not by ZPOPMIN, which prints every score.) Also what is first then, with
+-- its score.
 local function pop(lane, rival, most)
   local ready = K .. ':ready:' .. lane.lane
-  if rival then
-    local found = redis.call('ZRANGE', ready, 0, most - 1, 'WITHSCORES')
-    most = 0
-    while most < #found / 2 do
-      local mine = { priority = tonumber(found[2 * most + 2]), seq = struct.unpack('>I8', found[2 * most + 1]) }
-      if not before(mine, rival) then break end
-      most = most + 1
+  if not rival and most > 1 then
+    local popped = redis.call('ZRANGE', ready, '0', most - 1)
+    redis.call('ZREMRANGEBYRANK', ready, '0', most - 1)
+    local first = redis.call('ZRANGE', ready, '0', '0', 'WITHSCORES')
+    return popped, first[1], first[2]
+  end
+  local found, popped = redis.call('ZRANGE', ready, '0', tostring(most), 'WITHSCORES'), {}
+  while #popped < most and 2 * #popped < #found do
+    local at = 2 * #popped
+    if rival and not before({ priority = tonumber(found[at + 2]), seq = struct.unpack('>I8', found[at + 1]) }, rival) then break end
+    popped[#popped + 1] = found[at + 1]
+  end
+  if #popped > 0 then redis.call('ZREMRANGEBYRANK', ready, '0', tostring(#popped - 1)) end
+  return popped, found[2 * #popped + 1], found[2 * #popped + 2]
+end
+
+-- As `lift`, of a lane and its line that the first jobs were taken from: what was there is known.
+local function lift_after(spot, lane, first, score)
+  local heads, tops, above = K .. ':heads:' .. lane.line, {}, K .. ':heads:' .. lane.queue
+  local seat = first and string.sub(first, 1, 8) .. lane.route
+  redis.call('ZREM', heads, spot.seat)
+  if seat then
+    redis.call('ZADD', heads, score, seat)
+    push(tops, lane.route, score .. ' ' .. seat)
+  else
+    redis.call('HDEL', K .. ':tops', lane.route)
+  end
+  if spot.leads then
+    local after = spot.after and { priority = tonumber(spot.score_after), seq = struct.unpack('>I8', spot.after) }
+    if after and not (seat and before({ priority = tonumber(score), seq = struct.unpack('>I8', seat) }, after)) then
+      seat, score = spot.after, spot.score_after
+    end
+    redis.call('ZREM', above, string.sub(spot.seat, 1, 8) .. lane.line)
+    if seat then
+      seat = string.sub(seat, 1, 8) .. lane.line
+      redis.call('ZADD', above, score, seat)
+      push(tops, lane.line, score .. ' ' .. seat)
+    else
+      redis.call('HDEL', K .. ':tops', lane.line)
     end
   end
-  local popped = redis.call('ZRANGE', ready, 0, most - 1)
-  redis.call('ZREMRANGEBYRANK', ready, 0, most - 1)
-  return popped
+  send('HSET', K .. ':tops', tops)
 end
 
 local until_, runs, leases = stamp(now + lease), {}, {}
 local same = beginning_of(nonce) -- all runs of one claim begin alike
 
-local function start(id, whose, route)
-  local key = K .. 'j' .. id
-  local value = redis.call('GET', key)
+local function start(id, value, whose, route)
   if not value then return 0 end
+  local key = K .. 'j' .. id
   local flags = string.byte(value, 4)
   if bit.band(flags, STALE + PROGRESS) ~= 0 then
     local job = { id = id, key = key, [FLAGS] = flags }
@@ -108,11 +132,15 @@ end
 local ids = {}
 
 local function start_all(route, popped)
-  local whose, started = struct.pack('>sss', route.route, worker, node), 0
+  local whose, started, own = struct.pack('>sss', route.route, worker, node), 0, {}
   for j = 1, #popped do
-    local id = string.sub(popped[j], 9)
-    ids[#ids + 1] = id
-    started = started + start(id, whose, route)
+    popped[j] = string.sub(popped[j], 9)
+    own[j] = K .. 'j' .. popped[j]
+  end
+  local values = #own > 0 and redis.call('MGET', unpack(own)) or {}
+  for j = 1, #popped do
+    ids[#ids + 1] = popped[j]
+    started = started + start(popped[j], values[j], whose, route)
   end
   route.counts[QUEUED] = (route.counts[QUEUED] or 0) - #popped
   route.counts[RUNNING] = (route.counts[RUNNING] or 0) + started
@@ -124,18 +152,19 @@ local function claim_in_order(queue)
     local first, rival = best(queue)
     if not first then return end
     local lane = lane_of(first.lane)
-    local popped = pop(first, rival, slots - #ids)
-    lift_lane(lane)
+    local popped, next_one, score = pop(first, rival, slots - #ids)
+    lift_after(first, lane, next_one, score)
     start_all(lane, popped)
   end
 end
 
-local function finish()
+-- What a claim answers, once what it changed is written.
+local function finish(write)
   if #ids > 0 then
     send('HSET', K .. ':runs', runs)
     send('ZADD', K .. ':leases', leases)
     held[worker] = #runs / 2
-    flush()
+    write()
     if repeatable then remember(memory, table.concat(ids)) end
   end
   taken[1] = stamp(now)

@@ -125,12 +125,12 @@ local function push(to, a, b)
 end
 
 local function in_(lists, name)
-  local list = lists[name]
-  if not list then
-    list = {}
-    lists[name] = list
+  local found = lists[name]
+  if not found then
+    found = {}
+    lists[name] = found
   end
-  return list
+  return found
 end
 
 local function member(seq, id) return struct.pack('>I8', seq) .. id end
@@ -153,7 +153,7 @@ local function has(job, flag) return bit.band(job[FLAGS], flag) ~= 0 end
 local function mark(job, flag) job[FLAGS] = bit.bor(job[FLAGS], flag) end
 local function unmark(job, flag) job[FLAGS] = bit.band(job[FLAGS], bit.bnot(flag)) end
 
--- A lane, or a group in it, by its route, with what is gathered for it (see `flush`).
+-- A lane, or a group in it, by its route, with what is gathered for it (see `flush`): `counts`; `into`, `out`, `ready`, `unready` if any.
 local lanes = {}
 local function lane_of(route)
   local lane = lanes[route]
@@ -165,7 +165,7 @@ local function lane_of(route)
       lane.task, lane.group = string.sub(task, 1, semicolon - 1), string.sub(task, semicolon + 1)
       lane.name = lane.line .. ',' .. lane.task
     end
-    lane.counts, lane.into, lane.out, lane.ready, lane.unready = {}, {}, {}, {}, {}
+    lane.counts = {}
     lanes[route] = lane
   end
   return lane

@@ -12,7 +12,7 @@ local function kind_of(state) return state > PENDING and state or PENDING end
 local function enter_as(lane, state, id, priority, seq, at)
   lane.counts[state] = (lane.counts[state] or 0) + 1
   if state == QUEUED then
-    push(lane.ready, priority, member(seq, id))
+    push(in_(lane, 'ready'), priority, member(seq, id))
   elseif state == SCHEDULED then
     push(in_(added, ':due'), at, id)
   elseif state == BLOCKED then
@@ -27,16 +27,16 @@ local function enter(job, at)
   enter_as(job.lane, state, job.id, job[PRIORITY], job[SEQ], state == SCHEDULED and job[DUE] or at)
 end
 
-local function list(lane, state, pos, id) push(in_(in_(lane.into, kind_of(state)), chunk_of(pos)), place_of(pos), id) end
+local function list(lane, state, pos, id) push(in_(in_(in_(lane, 'into'), kind_of(state)), chunk_of(pos)), place_of(pos), id) end
 
-local function unlist(lane, state, pos) push(in_(in_(lane.out, kind_of(state)), chunk_of(pos)), place_of(pos)) end
+local function unlist(lane, state, pos) push(in_(in_(in_(lane, 'out'), kind_of(state)), chunk_of(pos)), place_of(pos)) end
 
 -- Take a job out of the index of its state.
 local function leave(job)
   local lane, state = job.lane, job[STATE]
   lane.counts[state] = (lane.counts[state] or 0) - 1
   if state == QUEUED then
-    push(lane.unready, member(job[SEQ], job.id))
+    push(in_(lane, 'unready'), member(job[SEQ], job.id))
   elseif state == SCHEDULED then
     push(in_(removed, ':due'), job.id)
   elseif state == BLOCKED then
@@ -130,18 +130,26 @@ local function send_logs(command, line, lists)
 end
 
 local function bump(key, field, by)
-  if by ~= 0 and redis.call('HINCRBY', key, field, by) == 0 then redis.call('HDEL', key, field) end
+  if by ~= 0 and redis.call('HINCRBY', key, field, tostring(by)) == 0 then redis.call('HDEL', key, field) end
 end
 
-local function flush_lane(lane)
-  send_logs('HDEL', lane.line, lane.out)
-  send_logs('HSET', lane.line, lane.into)
+local function flush_listing(lane)
+  if lane.out then send_logs('HDEL', lane.line, lane.out) end
+  if lane.into then send_logs('HSET', lane.line, lane.into) end
+end
+
+local function flush_counts(lane)
   for state, by in pairs(lane.counts) do
     bump(K .. ':counts:' .. lane.tenant, lane.queue .. ',' .. lane.task .. ',' .. state, by)
   end
-  if #lane.ready > 0 or #lane.unready > 0 then
-    send('ZADD', K .. ':ready:' .. lane.route, lane.ready)
-    send('ZREM', K .. ':ready:' .. lane.route, lane.unready)
+end
+
+local function flush_lane(lane)
+  flush_listing(lane)
+  flush_counts(lane)
+  if lane.ready or lane.unready then
+    send('ZADD', K .. ':ready:' .. lane.route, lane.ready or {})
+    send('ZREM', K .. ':ready:' .. lane.route, lane.unready or {})
     lift_lane(lane)
   end
 end
@@ -159,14 +167,18 @@ local function tidy(line, chunk)
   if redis.call('EXISTS', K .. ':counts:' .. tenant) == 0 then redis.call('SREM', K .. ':tenants', tenant) end
 end
 
--- Write everything that was gathered.
-local function flush()
-  for _, lane in pairs(lanes) do flush_lane(lane) end
+local function flush_indexes()
   for index, ids in pairs(removed) do send('ZREM', K .. index, ids) end
   for index, scores in pairs(added) do send('ZADD', K .. index, scores) end
   send('HDEL', K .. ':runs', ended)
   for worker, by in pairs(held) do bump(K .. ':held', worker, by) end
   send('HDEL', K .. ':progress', unheard)
+end
+
+-- Write everything that was gathered.
+local function flush()
+  for _, lane in pairs(lanes) do flush_lane(lane) end
+  flush_indexes()
   for _, key in ipairs(keys) do redis.call('DEL', key) end
   if made.control then made.control.flush() end
   for place in pairs(emptied) do tidy(string.match(place, '^(.*) (.*)$')) end
@@ -229,6 +241,15 @@ local function drop_at(keep)
   if keep < 0 then return nil end
   drops[keep] = drops[keep] or stamp(now + math.floor(keep * 1000000 + 0.5))
   return drops[keep]
+end
+
+-- Keep what a job has come to, if it is to be kept; the flags with it, and the seconds until something of the job is dropped.
+local function keep_result(id, result, flags, keep)
+  local how = bit.band(flags, TIMED)
+  if result == '' or how == NONE then return flags, keep end
+  redis.call('SET', K .. 'r' .. id, result)
+  if how == TIMED then keep = select(2, struct.unpack(HOLD, redis.call('GET', K .. 'h' .. id))) end
+  return bit.bor(flags, RESULT), keep
 end
 
 -- The first jobs of a time index that are due. An entry without a job is dropped: nothing may block a duty for ever.

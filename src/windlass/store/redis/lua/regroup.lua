@@ -25,8 +25,8 @@ local function regroup(id, before, after)
   local zero = string.find(value, '\0', 69, true)
   redis.call('SET', job.key, string.sub(value, 1, 68) .. new.route .. string.sub(value, zero))
   if job[STATE] == QUEUED then
-    push(old.unready, member(job[SEQ], id))
-    push(new.ready, job[PRIORITY], member(job[SEQ], id))
+    push(in_(old, 'unready'), member(job[SEQ], id))
+    push(in_(new, 'ready'), job[PRIORITY], member(job[SEQ], id))
   elseif job[STATE] == RUNNING then
     job.lane = new
     save_run(job)

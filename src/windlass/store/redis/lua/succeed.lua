@@ -6,26 +6,33 @@ local ids = {}
 for i = 2, #ARGV do ids[i - 1] = string.sub(ARGV[i], 1, 16) end
 local lives = redis.call('HMGET', K .. ':runs', unpack(ids))
 
--- What runs end with, route, worker and node: mostly the same for all of a batch, and taken apart once.
-local tails, tail_of = {}, {}
-for i = 1, #lives do
-  local text = lives[i] and string.sub(lives[i], 71)
-  if text and not tails[text] then
-    if is_beyond(text, 1) then return 0 end
-    local zero = string.find(text, '\0', 1, true)
-    local whose = string.sub(text, zero + 1)
-    tails[text] = { lane = lane_of(string.sub(text, 1, zero - 1)), whose = whose, worker = string.match(whose, '^[^%z]*') }
-  end
-  tail_of[i] = text and tails[text]
+-- What a run was noted with (see LIVE), before and behind its job's place: mostly the same for all of a batch, and taken apart once.
+local function front_of(text)
+  local reason, flags, before = struct.unpack('>BBI', text, 29)
+  return {
+    token = string.sub(text, 1, 8), start = string.sub(text, 9, 20), reason = reason, flags = flags, attempt = before + 1,
+    crashes = string.sub(text, 35, 36), due = string.sub(text, 45, 52), again = string.sub(text, 53, 54) ~= '\0\0',
+  }
 end
 
--- Keep a result; the flags with it, and the seconds until something of the job is dropped.
-local function keep_result(id, result, flags, keep)
-  local how = bit.band(flags, TIMED)
-  if result == '' or how == NONE then return flags, keep end
-  redis.call('SET', K .. 'r' .. id, result)
-  if how == TIMED then keep = select(2, struct.unpack(HOLD, redis.call('GET', K .. 'h' .. id))) end
-  return bit.bor(flags, RESULT), keep
+local function back_of(text)
+  local zero = string.find(text, '\0', 9, true)
+  local whose = string.sub(text, zero + 1)
+  return {
+    keep = struct.unpack('>d', text), lane = lane_of(string.sub(text, 9, zero - 1)), whose = whose, worker = string.match(whose, '^[^%z]*'),
+  }
+end
+
+local fronts, backs, front, back = {}, {}, {}, {}
+for i = 1, #lives do
+  local live = lives[i]
+  if live then
+    local early, late = string.sub(live, 1, 54), string.sub(live, 63)
+    if not backs[late] and is_beyond(late, 9) then return 0 end
+    fronts[early], backs[late] = fronts[early] or front_of(early), backs[late] or back_of(late)
+    front[i], back[i] = fronts[early], backs[late]
+    if is_for_others(front[i], back[i]) then return 0 end
+  end
 end
 
 -- Where the entries of a chunk go; jobs of one batch mostly share it.
@@ -33,23 +40,33 @@ local out_of, into, at_lane, at_chunk
 local function turn_to(lane, chunk)
   if lane ~= at_lane or chunk ~= at_chunk then
     at_lane, at_chunk = lane, chunk
-    out_of, into = in_(in_(lane.out, PENDING), chunk), in_(in_(lane.into, SUCCEEDED), chunk)
+    out_of, into = in_(in_(in_(lane, 'out'), PENDING), chunk), in_(in_(in_(lane, 'into'), SUCCEEDED), chunk)
   end
 end
 
+-- How a first run ended: what is written over the head of its record and what is added to it. Kept for the next job, which mostly ends
+-- the same.
+local now8, last = struct.pack('>I8', now), {}
+local function ending_of(early, late, code, finished, flags)
+  if last.early ~= early or last.late ~= late or last.code ~= code or last.finished ~= finished or last.flags ~= flags then
+    local run = early.start .. struct.pack('>I8H', finished, code) .. late.whose
+    local head = struct.pack('>BBBI', SUCCEEDED, 0, flags, early.attempt) .. early.crashes .. now8 .. early.due .. struct.pack('>H', #run)
+    last = { early = early, late = late, code = code, finished = finished, flags = flags, head = head, run = run }
+  end
+  return last
+end
+
 -- The usual end, of a job's first run: all that is needed was noted at the claim, so its record is written without being read.
-local now8, unleased, dropped = struct.pack('>I8', now), in_(removed, ':leases'), in_(added, ':gone')
-local function finish_first_run(id, live, tail, code, finished, result, flags, attempt, pos, keep)
-  local lane, worker = tail.lane, tail.worker
+local unleased, dropped = in_(removed, ':leases'), in_(added, ':gone')
+local function finish_first_run(id, early, late, code, finished, result, pos)
+  local lane, worker = late.lane, late.worker
   -- A group without tiers may have come while the job ran at one.
   if lane.group then flow().give_back(id, lane, lane.group == '' or redis.call('HEXISTS', K .. ':assigned', id) == 1) end
-  flags, keep = keep_result(id, result, forget_input(id, flags), keep)
+  local flags, keep = keep_result(id, result, forget_input(id, early.flags), late.keep)
   if bit.band(flags, FOLLOWED) ~= 0 then ripen(id, lane.tenant, SUCCEEDED) end
-  local run = string.sub(live, 9, 20) .. struct.pack('>I8H', finished, code) .. tail.whose
-  local key = K .. 'j' .. id
-  redis.call('SETRANGE', key, '1', struct.pack('>BBBI', SUCCEEDED, 0, flags, attempt) .. string.sub(live, 35, 36) .. now8
-    .. string.sub(live, 45, 52) .. struct.pack('>H', #run))
-  redis.call('APPEND', key, run)
+  local key, ending = K .. 'j' .. id, ending_of(early, late, code, finished, flags)
+  redis.call('SETRANGE', key, '1', ending.head)
+  redis.call('APPEND', key, ending.run)
 
   local counts, place = lane.counts, place_of(pos)
   counts[RUNNING], counts[SUCCEEDED] = (counts[RUNNING] or 0) - 1, (counts[SUCCEEDED] or 0) + 1
@@ -62,42 +79,24 @@ local function finish_first_run(id, live, tail, code, finished, result, flags, a
   push(into, place, id)
 end
 
-local function finish(id, live, code, finished, result, keep)
-  local job = load(id, false, live)
-  leave(job)
-  job[STATE], job[REASON], job[UPDATED] = SUCCEEDED, 0, now
-  job.run[CODE], job.run[FINISHED] = code, finished
-  if has(job, FOLLOWED) then ripen(id, job.lane.tenant, SUCCEEDED) end
-  if keep == 0 then
-    vanish(job, RUNNING)
-  else
-    job[FLAGS], keep = keep_result(id, result, forget_input(id, job[FLAGS]), keep)
-    enter(job, drop_at(keep))
-    relist(job, RUNNING)
-    save(job)
-  end
-end
-
 local out, ends = {}, {}
 for i = 2, #ARGV do
-  local id, live = ids[i - 1], lives[i - 1]
-  local mine = live and not ends[id] and string.sub(live, 1, 8) == string.sub(ARGV[i], 17, 24)
+  local id, early, late = ids[i - 1], front[i - 1], back[i - 1]
+  local mine = early and not ends[id] and early.token == string.sub(ARGV[i], 17, 24)
   if mine then
     ends[id] = true
     local code, finished, from = struct.unpack('>Hi8', ARGV[i], 25)
-    local reason, flags, before = struct.unpack('>BBI', live, 29)
-    local run_size, pos, keep = struct.unpack('>HI8d', live, 53)
+    local keep = early.reason == DELETED and 0 or late.keep
     if finished == 0 then finished = now end
-    if reason == DELETED then keep = 0 end
-    if run_size == 0 and keep ~= 0 then
-      finish_first_run(id, live, tail_of[i - 1], code, finished, string.sub(ARGV[i], from), flags, before + 1, pos, keep)
+    if early.again or keep == 0 then
+      finish_other(id, lives[i - 1], code, finished, string.sub(ARGV[i], from), keep)
     else
-      finish(id, live, code, finished, string.sub(ARGV[i], from), keep)
+      finish_first_run(id, early, late, code, finished, string.sub(ARGV[i], from), (struct.unpack('>I8', lives[i - 1], 55)))
     end
   end
   out[i - 1] = mine and 1 or 0
 end
-flush()
+write()
 if next(ends) and redis.call('EXISTS', K .. ':awaited', K .. ':unattended') > 0 then
   local attended = {}
   for id in pairs(ends) do

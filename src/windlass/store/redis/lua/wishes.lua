@@ -3,7 +3,7 @@
 local MOST_LOOKED_AT = 16
 local MOST_BYTES = 65536 -- of a job that a notice carries: a server cuts off whoever does not read long ones in time
 
-local function words_of(list) return #list > 0 and ',' .. table.concat(list, ',') .. ',' or '' end
+local function words_of(names) return #names > 0 and ',' .. table.concat(names, ',') .. ',' or '' end
 
 -- Keep a wish for so long. Those that nobody took back in time are forgotten on the way.
 local function leave_wish(stays, wish, tasks, queues)

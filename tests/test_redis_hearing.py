@@ -1,0 +1,30 @@
+"""That a worker was heard of is written where its record is, though scripts are not told at every claim."""
+
+import asyncio
+from itertools import count
+
+from tests.servers import NewPrefix, Server
+from windlass.model.worker import NewWorker
+from windlass.store import Wish
+from windlass.store.redis import RedisStore
+
+
+async def test_a_worker_is_heard_of_though_its_first_queue_is_in_another_partition(
+    redis_server: Server, new_prefix: NewPrefix
+) -> None:
+    store = await RedisStore.open(redis_server.url, prefix=new_prefix(), partitions=16)
+    try:
+        at_home = next(name for n in count() if store.partitions.of_queue(name := f"q{n}") == 0)
+        elsewhere = next(name for n in count() if store.partitions.of_queue(name := f"q{n}") != 0)
+        for id, queues in (("both", [elsewhere, at_home]), ("away", [elsewhere])):
+            await store.enlist(id, "default", NewWorker(name=id, queues=queues), 3600)
+        first, second = await store.workers("default")
+        async with asyncio.timeout(20):
+            while True:
+                for worker in (first, second):
+                    await store.claim(Wish(worker, b"12345678", 1, 3600, repeatable=False))
+                if all(one.seen_at > one.registered_at for one in await store.workers("default")):
+                    break
+                await asyncio.sleep(0.05)
+    finally:
+        await store.close()
