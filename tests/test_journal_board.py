@@ -18,9 +18,9 @@ import pytest
 from msgspec import Raw
 
 from tests.board import Board, await_
+from tests.draining import CLOCK, engine_at, in_order, new
 from tests.servers import StartServer
 from tests.serving import Process, process
-from tests.test_journal_draining import CLOCK, engine_at, in_order, new
 from tests.wires import Crowd, Wire
 from windlass.engine.journal import open_journaled
 from windlass.model import wire
