@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.draining import journaled_at
 from tests.engines import enqueue, finish, register, take
 from tests.pace import stretched
 from tests.servers import NewPrefix, Server
 from tests.test_estimates import estimate, teach, tiers, told
-from tests.test_journal_draining import journaled_at
 from tests.worlds import VirtualClock
 from windlass.engine import Engine, estimates
 from windlass.engine.journal import Journaled

@@ -14,7 +14,7 @@ from tests.worlds import SeededChance, VirtualClock
 from windlass.engine.journal import Disk, File
 from windlass.engine.journal.files import fleeting
 from windlass.engine.journal.format import VERSION
-from windlass.engine.journal.journal import MOST_IN_MEMORY
+from windlass.engine.journal.journal import MOST_DRAFTS_IN_MEMORY
 from windlass.engine.journal.reserving import Reservations
 from windlass.engine.journal.segments import Finding, listed
 from windlass.model.errors import Conflict, JournalFull, Unavailable
@@ -254,11 +254,11 @@ async def test_jobs_come_out_as_they_went_in(disk: PaperDisk) -> None:
 
 
 async def test_a_backlog_is_read_from_disk_and_stays_in_order(disk: PaperDisk) -> None:
-    journal = opened(disk, segment_bytes=1 << 20)
-    number = MOST_IN_MEMORY + 5000
-    for start in range(0, number, 1000):
-        await journal.accept([draft(one) for one in range(start, start + 1000)])
-    assert len(journal._recent) <= MOST_IN_MEMORY
+    journal = opened(disk, segment_bytes=1 << 19)
+    number = 3 * MOST_DRAFTS_IN_MEMORY + 500
+    for start in range(0, number, 500):
+        await journal.accept([draft(one) for one in range(start, start + 500)])
+    assert sum(run.last - run.first + 1 for run in journal._recent) <= MOST_DRAFTS_IN_MEMORY
     assert len(listed(disk, FOLDER)) > 1
     assert await contents(journal) == list(range(number))
     assert number_of(journal.find(draft(3).id).draft) == 3  # type: ignore[union-attr]

@@ -10,13 +10,12 @@ import msgspec
 import pytest
 from msgspec import Raw
 
+from tests.draining import down, drained, engine_at, in_order, journaled_at, lose, redis_of, taken, until, up
 from tests.journals import PaperDisk, contents, draft, lines, number_of, only, opened, whole
 from tests.servers import NewPrefix, Server, StartServer
-from tests.test_journal_draining import CLOCK, down, engine_at, in_order, journaled_at, lose, until, up
 from tests.test_journal_recovery import mutated, recovered, with_bytes
 from tests.test_journal_text import windlass
-from windlass.engine.journal import Disk, Journal, JournalSettings, bodies
-from windlass.engine.journal.drainer import Drainer
+from windlass.engine.journal import Disk, bodies
 from windlass.engine.journal.format import BATCH, HEADER_SIZE, Record
 from windlass.engine.journal.journal import MOST_IN_BATCH, MOST_IN_MEMORY
 from windlass.engine.journal.text import Line, read_text
@@ -28,7 +27,6 @@ from windlass.model.names import check_id, check_mark, text_id
 from windlass.model.operations import Count, EnqueueLines, EnqueueMany, List, Show
 from windlass.store import Draft
 from windlass.store.beside import Haul
-from windlass.store.redis import RedisStore
 from windlass.store.redis.scrub import scrub
 from windlass.system import SystemChance
 
@@ -202,22 +200,14 @@ async def test_a_store_whose_mark_is_inside_a_batch_is_given_the_rest_of_it(
     redis_server: Server, new_prefix: NewPrefix, tmp_path: Path
 ) -> None:
     async with engine_at(redis_server.url, new_prefix()) as engine:
-        store = engine.desk.shelf
-        assert isinstance(store, RedisStore)
-        journal = Journal(tmp_path, Disk(), CLOCK, SystemChance(), JournalSettings())
-        assert journal.open()
+        store = redis_of(engine)
+        journal = taken(tmp_path)
         given = lines(0, 10)
         await journal.accept(given)
         await store.drain(Haul(journal.id.hex(), 0, 0, 6, drafts_in(given)[:6]))
         await journal.close()
-        again = Journal(tmp_path, Disk(), CLOCK, SystemChance(), JournalSettings())
-        assert again.open()
-        drainer = Drainer(again, store, engine.desk, CLOCK)
-        await drainer.start()
-        assert again.drained == 6
-        await drainer.drain()
+        assert await drained(tmp_path, engine) == 6
         assert await in_order(engine) == list(range(10))
-        await again.close()
 
 
 async def test_lines_and_jobs_of_several_queues_arrive_once_also_when_the_store_has_lost_them(
@@ -225,8 +215,7 @@ async def test_lines_and_jobs_of_several_queues_arrive_once_also_when_the_store_
 ) -> None:
     prefix = new_prefix()
     async with journaled_at(server.url, tmp_path, prefix) as service, engine_at(server.url, prefix) as engine:
-        store = engine.desk.shelf
-        assert isinstance(store, RedisStore)
+        store = redis_of(engine)
         for queue in ("a", "b", "c"):
             await service._journal.accept(lines(0, 1200, queue=queue))
             await service(EnqueueMany(jobs=[NewJob(task="work", queue=f"q{number % 5}") for number in range(50)]))
@@ -269,24 +258,15 @@ async def test_a_batch_that_nobody_can_read_is_put_aside_and_the_rest_goes_on(
     redis_server: Server, new_prefix: NewPrefix, tmp_path: Path
 ) -> None:
     async with engine_at(redis_server.url, new_prefix()) as engine:
-        store = engine.desk.shelf
-        assert isinstance(store, RedisStore)
-        journal = Journal(tmp_path, Disk(), CLOCK, SystemChance(), JournalSettings())
-        assert journal.open()
+        journal = taken(tmp_path)
         await journal.accept([draft(0)])
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(bodies, "pack_lines", lambda _: b"\xc1")
             await journal.accept(lines(1, 4))
         await journal.accept([draft(4)])
         await journal.close()
-        again = Journal(tmp_path, Disk(), CLOCK, SystemChance(), JournalSettings())
-        assert again.open()
-        drainer = Drainer(again, store, engine.desk, CLOCK)
-        await drainer.start()
-        await drainer.drain()
+        await drained(tmp_path, engine)
         assert await in_order(engine) == [0, 4]
-        assert again.drained == 5
-        await again.close()
         (line,) = (tmp_path / "rejected").read_text().splitlines()
         assert line.startswith("4 "), "the number of the last of them"
         assert lines(1, 4).ids.hex() in line, "their ids are in what was put aside"

@@ -18,10 +18,10 @@ import pytest
 from msgspec import Raw
 
 from tests.board import Board, await_
+from tests.draining import CLOCK, engine_at, in_order, new
 from tests.pace import stretched
 from tests.servers import StartServer
 from tests.serving import Process, process
-from tests.test_journal_draining import CLOCK, engine_at, in_order, new
 from tests.wires import Crowd, Wire
 from windlass.engine.journal import open_journaled
 from windlass.model import wire
@@ -67,34 +67,38 @@ def test_r6_enqueues_go_on_while_the_store_is_down(
 ) -> None:
     server = start_server("redis", fsync="always")
     board = Board(tmp_path, server.url, lease=30.0)
-    number = rate * (seconds + 2)
+    number = rate * (seconds + 3)
     try:
         with process(tmp_path, store=server.url) as serving:
             board.start()
             board.task("work").enqueue(-1, 0.0).result(30)
             crowd = Crowd(serving.port, serving.token, Body(board))
-            found: list[object] = []
-
-            def outage() -> None:
-                time.sleep(1)
-                server.kill()
-                time.sleep(seconds / 2)
-                found.append(shown(serving, crowd))
-                time.sleep(seconds / 2)
-
-            crowd.run(number, rate, outage)
+            sending = threading.Thread(target=crowd.run, args=(number, rate, lambda: None))
+            sending.start()
+            time.sleep(1)
+            server.kill()
+            time.sleep(seconds / 2)
+            found = shown(serving, crowd)
+            time.sleep(seconds / 2)
             server.start()
-            drained = await_("all drained", lambda: stored(board) == number + 1, within=30)
+            began = time.monotonic()
+            sending.join()
+            await_("all drained", lambda: stored(board) == number + 1, within=30)
+            drained = time.monotonic() - began
             await_("all run", lambda: succeeded(board) == number + 1, within=90)
+            before, down = range(rate), range(rate, rate * (seconds + 1))
+            healthy, p99, back = (
+                crowd.slowest(0.99, some) for some in (before, down, range(rate * (seconds + 1), number))
+            )
             with capsys.disabled():
-                healthy, p99 = crowd.slowest(0.99, range(rate)), crowd.slowest(0.99, range(rate, number))
-                figures = f"p99 {p99 * 1000:.1f} ms, {healthy * 1000:.1f} before, drained within {drained:.1f} s"
-                sys.stdout.write(f"\n{number} jobs: {figures}\n")
+                waits = f"p99 {p99 * 1000:.1f} ms, {healthy * 1000:.1f} before, {back * 1000:.1f} when it is back"
+                sys.stdout.write(f"\n{number} jobs: {waits}; drained within {drained:.1f} s\n")
             ids = crowd.accepted()
             assert len(ids) == number, "every one was accepted"
             assert drained < stretched(15)
             assert p99 <= max(0.02, 4 * healthy), "no slower than with the store, or within 20 ms"
-            assert found[0] == ("queued", "accepted", 503)
+            assert back <= max(0.1, 4 * healthy), "and while it is drained"
+            assert found == ("queued", "accepted", 503)
             assert set(board.starts()) == set(range(-1, number))
             assert set(board.starts().values()) == {1}, "once each"
             check_order(board, crowd, ids)

@@ -2,23 +2,32 @@
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.board import Relay, await_
+from tests.draining import (
+    CLOCK,
+    down,
+    drained,
+    engine_at,
+    in_order,
+    journaled_at,
+    lose,
+    new,
+    redis_of,
+    taken,
+    until,
+    up,
+)
 from tests.engines import packed
 from tests.journals import draft, number_of
 from tests.pace import stretched
 from tests.servers import NewPrefix, Server, StartServer
 from tests.wires import Wire
 from windlass import Windlass
-from windlass.engine import Engine
-from windlass.engine.journal import Disk, Journal, Journaled, JournalSettings, open_journaled
-from windlass.engine.journal.drainer import Drainer
+from windlass.engine.journal import Disk, open_journaled
 from windlass.model.errors import Busy, Invalid, Missing, Unavailable
 from windlass.model.job import NewJob, Reason, State, Wishes
 from windlass.model.limit import NewLimit, Which
@@ -41,74 +50,14 @@ from windlass.model.operations import (
 from windlass.model.queue import QueueChange, Tier
 from windlass.model.worker import NewWorker
 from windlass.store.beside import Haul, Hauled, Ledger
-from windlass.store.redis import RedisStore
 from windlass.store.redis.scrub import scrub
-from windlass.system import SystemChance, SystemClock
-
-CLOCK = SystemClock()
-
-
-@asynccontextmanager
-async def engine_at(url: str, prefix: str = "wl") -> AsyncIterator[Engine]:
-    store = await RedisStore.open(url, prefix=prefix)
-    try:
-        yield Engine(store, SystemChance())
-    finally:
-        await store.close()
-
-
-@asynccontextmanager
-async def journaled_at(url: str, folder: Path, prefix: str = "wl") -> AsyncIterator[Journaled]:
-    async with engine_at(url, prefix) as engine, open_journaled(engine, folder, CLOCK) as service:
-        yield service
-
-
-async def until(done: Callable[[], Awaitable[bool]], within: float = 15.0) -> None:
-    async with asyncio.timeout(within):
-        while not await done():
-            await CLOCK.sleep(0.02)
-
-
-async def down(service: Journaled) -> None:
-    """Wait until it is known that the store does not answer."""
-
-    async def refused() -> bool:
-        try:
-            await service(GetStats())
-        except Unavailable:
-            return not service._drainer.up
-        return False
-
-    await until(refused)
-
-
-async def up(service: Journaled) -> None:
-    async def drained() -> bool:
-        return service._drainer.up and service._journal.drained == service._journal.last
-
-    await until(drained)
-
-
-async def in_order(engine: Any) -> list[int]:
-    """The numbers of all queued jobs in the order in which they would run."""
-    worker = (await engine(Register(worker=NewWorker(name="w", slots=1000)))).worker
-    found: list[int] = []
-    while claimed := await engine(Claim(worker=worker, slots=1000)):
-        found += [int.from_bytes(bytes(one.payload)[1:]) for one in claimed]
-    return found
-
-
-def new(number: int, **terms: Any) -> NewJob:
-    return NewJob(task="work", payload=draft(number).new.payload, **terms)
-
 
 # The mark
 
 
 async def test_a_haul_moves_the_mark_with_its_jobs_or_does_nothing(server: Server, new_prefix: NewPrefix) -> None:
     async with engine_at(server.url, new_prefix()) as engine:
-        store = engine.desk.shelf
-        assert isinstance(store, RedisStore)
+        store = redis_of(engine)
         drafts = [draft(number) for number in range(3)]
         strand = store.strand(drafts[0])
         assert (await store.drain(Haul("j", strand, -1, 0, []))).mark == 0
@@ -128,8 +77,7 @@ async def test_the_mark_and_the_jobs_are_one_step_in_the_log_of_the_server(start
     """Cut anywhere, the log has both or neither."""
     server = start_server("redis", fsync="always")
     async with engine_at(server.url) as engine:
-        store = engine.desk.shelf
-        assert isinstance(store, RedisStore)
+        store = redis_of(engine)
         await store.drain(Haul("j", 0, 0, 2, [draft(1), draft(2)]))
         before = _log_of(server).stat().st_size
         await store.drain(Haul("j", 0, 2, 4, [draft(3), draft(4)]))
@@ -140,8 +88,7 @@ async def test_the_mark_and_the_jobs_are_one_step_in_the_log_of_the_server(start
         log.write_bytes(data[:size])
         server.start()
         async with engine_at(server.url) as engine:
-            store = engine.desk.shelf
-            assert isinstance(store, RedisStore)
+            store = redis_of(engine)
             mark = (await store.drain(Haul("j", 0, -1, 0, []))).mark
             count = (await engine(Count())).count
             assert (mark, count) == (2, 2), f"cut at {size} of {len(data)}"
@@ -354,8 +301,7 @@ async def test_jobs_of_a_server_that_was_killed_are_drained_by_the_next(
 ) -> None:
     server = start_server("redis", fsync="always")
     async with engine_at(server.url) as engine:
-        left = Journal(tmp_path / "1", Disk(), CLOCK, SystemChance(), JournalSettings())
-        assert left.open()
+        left = taken(tmp_path / "1")
         await left.accept([draft(number) for number in range(5)])
         await left.close()
         async with open_journaled(engine, tmp_path, CLOCK) as service:
@@ -381,8 +327,7 @@ class StumblingDisk(Disk):
 async def test_what_was_left_is_drained_also_if_the_disk_stumbles(start_server: StartServer, tmp_path: Path) -> None:
     server, disk = start_server("redis", fsync="always"), StumblingDisk()
     async with engine_at(server.url) as engine:
-        left = Journal(tmp_path / "1", Disk(), CLOCK, SystemChance(), JournalSettings())
-        assert left.open()
+        left = taken(tmp_path / "1")
         await left.accept([draft(1)])
         await left.close()
         async with open_journaled(engine, tmp_path, CLOCK, files=disk) as service:
@@ -415,21 +360,14 @@ async def test_s3_item_7_a_crash_between_the_store_and_the_commit_makes_one_job(
     redis_server: Server, new_prefix: NewPrefix, tmp_path: Path
 ) -> None:
     async with engine_at(redis_server.url, new_prefix()) as engine:
-        store = engine.desk.shelf
-        assert isinstance(store, RedisStore)
-        journal = Journal(tmp_path, Disk(), CLOCK, SystemChance(), JournalSettings())
-        assert journal.open()
+        store = redis_of(engine)
+        journal = taken(tmp_path)
         drafts = [draft(number) for number in range(10)]
         await journal.accept(drafts)
         await store.drain(Haul(journal.id.hex(), 0, 0, 6, drafts[:6]))  # and nobody wrote down that it was done
         await journal.close()
-        again = Journal(tmp_path, Disk(), CLOCK, SystemChance(), JournalSettings())
-        assert again.open()
-        drainer = Drainer(again, store, engine.desk, CLOCK)
-        await drainer.start()
-        await drainer.drain()
+        assert await drained(tmp_path, engine) == 6
         assert await in_order(engine) == list(range(10))
-        await again.close()
 
 
 async def test_lost_replies_make_no_duplicates_and_lose_nothing(start_server: StartServer, tmp_path: Path) -> None:
@@ -455,8 +393,7 @@ async def test_a_store_that_has_lost_its_newest_jobs_is_given_exactly_those_agai
     """What a failover leaves behind: an earlier state of everything, the mark included."""
     prefix = new_prefix()
     async with journaled_at(server.url, tmp_path, prefix) as service, engine_at(server.url, prefix) as engine:
-        store = engine.desk.shelf
-        assert isinstance(store, RedisStore)
+        store = redis_of(engine)
         for number in range(10):
             await service(Enqueue(job=new(number, queue=f"q{number % 3}")))
         await up(service)
@@ -478,30 +415,13 @@ async def test_a_store_that_has_lost_its_newest_jobs_is_given_exactly_those_agai
         assert not await scrub(store)
 
 
-async def lose(server: Server, prefix: str) -> None:
-    store = await RedisStore.open(server.url, prefix=prefix)
-    for partition in range(store.partitions.number):
-        key = store.partitions.key(partition)
-        cursor: Any = "0"
-        while True:
-            cursor, keys = await store.partitions.connection.ask(key, "SCAN", cursor, "MATCH", f"{key}*", "COUNT", 1000)
-            for one in keys:
-                await store.partitions.connection.ask(key, "DEL", one)
-            if cursor == b"0":
-                break
-    await store.close()
-
-
 async def test_a_record_that_nobody_can_read_is_put_aside_and_the_rest_goes_on(
     redis_server: Server, new_prefix: NewPrefix, tmp_path: Path
 ) -> None:
     from windlass.engine.journal import bodies  # noqa: PLC0415
 
     async with engine_at(redis_server.url, new_prefix()) as engine:
-        store = engine.desk.shelf
-        assert isinstance(store, RedisStore)
-        journal = Journal(tmp_path, Disk(), CLOCK, SystemChance(), JournalSettings())
-        assert journal.open()
+        journal = taken(tmp_path)
         pack = bodies.pack
         await journal.accept([draft(0)])
         with pytest.MonkeyPatch.context() as patch:
@@ -510,12 +430,6 @@ async def test_a_record_that_nobody_can_read_is_put_aside_and_the_rest_goes_on(
         assert bodies.pack is pack
         await journal.accept([draft(2)])
         await journal.close()
-        again = Journal(tmp_path, Disk(), CLOCK, SystemChance(), JournalSettings())
-        assert again.open()
-        drainer = Drainer(again, store, engine.desk, CLOCK)
-        await drainer.start()
-        await drainer.drain()
+        await drained(tmp_path, engine)
         assert await in_order(engine) == [0, 2]
         assert (tmp_path / "rejected").read_text() == "2 c1\n"
-        assert again.drained == 3
-        await again.close()

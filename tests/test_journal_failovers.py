@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.draining import CLOCK, in_order, new, until
 from tests.servers import Server, StartServer
-from tests.test_journal_draining import CLOCK, in_order, new, until
 from tests.wires import Wire
 from windlass.addresses import open_service
 from windlass.model.errors import WindlassError

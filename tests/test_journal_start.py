@@ -15,11 +15,11 @@ import pytest
 from msgspec import Raw
 
 from tests.board import Board, await_
+from tests.draining import CLOCK, in_order, journaled_at, new, until, up
 from tests.journals import draft, filled
 from tests.pace import stretched
 from tests.servers import Server, StartServer
 from tests.serving import Process
-from tests.test_journal_draining import CLOCK, in_order, journaled_at, new, until, up
 from windlass import Windlass
 from windlass.engine import Engine
 from windlass.engine.journal import Disk, Journaled, open_journaled

@@ -12,11 +12,11 @@ import httpx2
 import pytest
 
 from tests.board import await_
+from tests.draining import CLOCK, in_order, new
 from tests.engines import packed
 from tests.pace import stretched
 from tests.servers import Kind, Server, StartServer
 from tests.serving import process
-from tests.test_journal_draining import CLOCK, in_order, new
 from tests.wires import Wire
 from windlass import Windlass
 from windlass.addresses import open_engine, open_service

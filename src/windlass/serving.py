@@ -23,8 +23,9 @@ from windlass.dialect import s2, s3, s4
 from windlass.engine import Engine, Settings
 from windlass.engine.journal import JournalSettings, open_journaled
 from windlass.engine.pushing import Pushing
-from windlass.engine.tokens import Keyring
+from windlass.engine.tokens import PATIENCE, Keyring
 from windlass.engine.upkeep import keep_house
+from windlass.lately import BRIEFLY
 from windlass.local import local_token
 from windlass.model.errors import Denied, Unavailable
 from windlass.model.names import EVERY_TENANT
@@ -100,8 +101,9 @@ async def serve(serving: Serving) -> None:
         limits = replace(serving.limits, most_payload=serving.settings.most_payload)
         stop = asyncio.Event()
         push = _push(service, engine, serving, clock)
-        gate = await _gate(engine, serving, clock)
-        answers: Service = Metered(push, clock)
+        briefly = None if folder is None else BRIEFLY
+        gate = await _gate(engine, serving, Keyring(engine.desk, clock, briefly or PATIENCE))
+        answers: Service = Metered(push, clock, briefly)
         if not serving.allow_upload:
             answers = NoUploads(answers)
         also = [*s2.routes(answers, gate, limits), *s3.routes(answers, gate, limits)]
@@ -168,8 +170,7 @@ def language_of(worker: Worker) -> Language:
     return s2.LANGUAGE if s2.is_spoken_by(worker) else OURS
 
 
-async def _gate(engine: Engine, serving: Serving, clock: SystemClock) -> Gate:
-    keyring = Keyring(engine.desk, clock)
+async def _gate(engine: Engine, serving: Serving, keyring: Keyring) -> Gate:
     if serving.where.local:
         token = local_token(serving.data, SystemChance())
         log.info("serves %s; its token is in %s", serving.where.address, serving.data / "token")

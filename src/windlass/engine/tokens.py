@@ -1,9 +1,7 @@
 """Tokens: made, listed, removed, and found for whoever comes with one."""
 
-import asyncio
 import hashlib
 import hmac
-import math
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any
@@ -11,7 +9,8 @@ from typing import Any
 import msgspec
 
 from windlass.engine.desk import Desk
-from windlass.model.errors import Missing, Unavailable
+from windlass.lately import Lately
+from windlass.model.errors import Missing
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import AddToken, Operation, RemoveToken, Tokens
 from windlass.model.ports import Clock
@@ -23,10 +22,7 @@ REMEMBER = 0.5
 """Seconds that tokens are taken for what they were: a removed one is refused after at most so long."""
 
 PATIENCE = 0.5
-"""Seconds that a look at the tokens may take, if some are known."""
-
-TRY_AGAIN = 2.0
-"""Seconds until the next look after one in vain."""
+"""Seconds that a look at the tokens is waited for, if some are known."""
 
 _pack = msgspec.msgpack.Encoder().encode
 _locked = msgspec.msgpack.Decoder(Locked)
@@ -70,43 +66,26 @@ def _digest(token: str) -> bytes:
 
 
 class Keyring:
-    """Finds tokens, asking the store now and then."""
+    """Finds tokens, asking the store now and then.
 
-    def __init__(self, desk: Desk, clock: Clock) -> None:
+    While the store does not answer, those that it told of last are still good: jobs may be accepted without it.
+    """
+
+    def __init__(self, desk: Desk, clock: Clock, patience: float = PATIENCE) -> None:
         self._desk = desk
-        self._clock = clock
-        self._known: dict[str, Locked] = {}
-        self._until = -math.inf
-        self._looking = asyncio.Lock()
+        self._lately = Lately(self._look, clock, REMEMBER, patience)
 
     async def find(self, token: str) -> Pass | None:
-        if self._clock.monotonic() >= self._until:
-            await self._look()
-        locked = self._known.get(key_of(token) or "")
+        locked = (await self._lately.known()).get(key_of(token) or "")
         if locked is None or not hmac.compare_digest(locked.digest, _digest(token)):
             return None
         return Pass(locked.tenant, frozenset(locked.scopes))
 
-    async def _look(self) -> None:
-        """Read all tokens that are good now, by the store's clock. Whoever comes meanwhile waits for what is found.
-
-        While the store does not answer, those that it told of last are still good: jobs may be accepted without it.
-        """
-        async with self._looking:
-            asked_at = self._clock.monotonic()
-            if asked_at < self._until:
-                return
-            try:
-                async with asyncio.timeout(PATIENCE if self._known else None):
-                    now = (await self._desk.store.read([])).now
-                    locked = [_locked.decode(data) for data in (await self._desk.shelf.shelved(KIND)).values()]
-            except (Unavailable, TimeoutError):
-                if not self._known:
-                    raise
-                self._until = self._clock.monotonic() + TRY_AGAIN
-                return
-            self._known = {one.key: one for one in locked if one.expires_at is None or one.expires_at > now}
-            self._until = asked_at + REMEMBER
+    async def _look(self) -> dict[str, Locked]:
+        """All tokens that are good now, by the store's clock."""
+        now = (await self._desk.store.read([])).now
+        locked = [_locked.decode(data) for data in (await self._desk.shelf.shelved(KIND)).values()]
+        return {one.key: one for one in locked if one.expires_at is None or one.expires_at > now}
 
 
 ANSWERS: dict[type[Operation[Any]], Callable[[Desk, Any], Awaitable[Any]]] = {

@@ -176,12 +176,16 @@ async def every(seconds: float, duty: Duty, engine: Engine, clock: Clock, *, fir
     keeps house also serves or works, and must not die of a duty.
     """
     await clock.sleep(first)
+    told = ""
     while True:
         try:
             while await duty(engine) >= STEP:
                 await clock.sleep(0)
+            told = ""
         except WindlassError as error:
-            log.warning("%s: %s", getattr(duty, "__name__", duty), error)
+            if str(error) != told:  # a store that is away is told once by each duty, not ten times a second
+                log.warning("%s: %s", getattr(duty, "__name__", duty), error)
+            told = str(error)
         except Exception:
             log.exception("%s failed; it is tried again", getattr(duty, "__name__", duty))
         await clock.sleep(seconds)

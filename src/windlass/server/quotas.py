@@ -1,11 +1,14 @@
 """Holds tenants to their quotas: a service that looks at what is sent in, and hands everything on to another.
 
 A rate is counted by each server for itself. How many jobs a tenant has on record is looked up about once a second, so a
-tenant may overshoot by what it sends in that time.
+tenant may overshoot by what it sends in that time. While the store does not answer, what was allowed last still is.
 """
 
-from typing import Any
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
 
+from windlass.lately import Lately
 from windlass.model.errors import Busy, Conflict, TooLarge, Unavailable
 from windlass.model.job import NewJob
 from windlass.model.operations import (
@@ -28,28 +31,45 @@ REMEMBER = 1.0
 MOST_TENANTS = 10_000
 
 
+class Found(NamedTuple):
+    """What the store says of a tenant."""
+
+    quota: Quota
+    stored: int
+
+
 class Account:
     """What is known of one tenant."""
 
-    def __init__(self, quota: Quota, stored: int, now: float) -> None:
-        self.quota = quota
-        self.stored = stored
-        self.read_at = now
-        self.refilled_at = now
-        self.left = quota.jobs_per_second or 0.0
+    def __init__(self, lately: Lately[Found], now: float) -> None:
+        self.lately = lately
+        self.quota = Quota()
+        self.stored = 0
+        self.left = 0.0
+        self._refilled_at = now
+        self._found: Found | None = None
+
+    def learn(self, found: Found, now: float) -> None:
+        if found is self._found:
+            return
+        if found.quota != self.quota:
+            self.quota, self.left, self._refilled_at = found.quota, found.quota.jobs_per_second or 0.0, now
+        self.stored, self._found = found.stored, found
 
     def refill(self, now: float) -> None:
         rate = self.quota.jobs_per_second or 0.0
-        self.left = min(max(rate, 1.0), self.left + rate * (now - self.refilled_at))
-        self.refilled_at = now
+        self.left = min(max(rate, 1.0), self.left + rate * (now - self._refilled_at))
+        self._refilled_at = now
 
 
 class Metered:
     """A service in front of another."""
 
-    def __init__(self, service: Service, clock: Clock) -> None:
+    def __init__(self, service: Service, clock: Clock, patience: float | None = None) -> None:
+        """`patience`: seconds that jobs wait for a quota that was known a moment ago; null = as long as it takes."""
         self._service = service
         self._clock = clock
+        self._patience = patience
         self._accounts: dict[str, Account] = {}
 
     async def __call__(self, operation: Operation[A], /) -> A:
@@ -78,20 +98,18 @@ class Metered:
     async def _account(self, tenant: str) -> Account:
         now = self._clock.monotonic()
         account = self._accounts.get(tenant)
-        if account is not None and now - account.read_at < REMEMBER:
-            return account
-        try:
-            quota = await self._service(GetQuota(tenant=tenant))
-            stored = await self._stored(tenant) if quota.stored_jobs is not None else 0
-        except Unavailable:
-            # Whether jobs can be taken in without the store is not for us to say: what was allowed last still is.
-            quota, stored = (account.quota, account.stored) if account else (Quota(), 0)
-        if account is None or account.quota != quota:
+        if account is None:
             if len(self._accounts) >= MOST_TENANTS:
                 self._accounts.pop(next(iter(self._accounts)))
-            account = self._accounts[tenant] = Account(quota, stored, now)
-        account.stored, account.read_at = stored, now
+            lately = Lately(partial(self._found, tenant), self._clock, REMEMBER, self._patience)
+            account = self._accounts[tenant] = Account(lately, now)
+        with suppress(Unavailable):  # whether jobs can be taken in without the store is not for us to say
+            account.learn(await account.lately.known(), now)
         return account
+
+    async def _found(self, tenant: str) -> Found:
+        quota = await self._service(GetQuota(tenant=tenant))
+        return Found(quota, await self._stored(tenant) if quota.stored_jobs is not None else 0)
 
     async def _stored(self, tenant: str) -> int:
         stats = await self._service(GetStats(tenant=tenant))

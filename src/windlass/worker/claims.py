@@ -120,7 +120,7 @@ class Claims:
             warm = list(self.warm())
             names = self._membership.names()
             if self._hands is not None:
-                self._hands.hand_to(names["worker"], self._start)
+                self._hands.hand_to(names["worker"], self._take)
             return await self._service(Claim(**names, slots=slots, wait=wait, nonce=nonce, warm=warm))
 
         claimed = await self._unless_broken_off(ask)
@@ -128,6 +128,10 @@ class Claims:
             self._nonce = None
             await self._give_back(nonce)
         return claimed or []
+
+    def _take(self, claimed: list[Claimed]) -> bool:
+        """Start what is handed over; not when the claim is being broken off, which gives it back."""
+        return not self._rests() and self._start(claimed)
 
     def _start(self, claimed: list[Claimed]) -> bool:
         """Start what a claim has brought: once, though it may have been handed over before it is answered."""

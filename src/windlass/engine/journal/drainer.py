@@ -33,7 +33,8 @@ T = TypeVar("T")
 
 log = logging.getLogger("windlass.journal")
 
-MOST_AT_ONCE = 1000
+MOST_AT_ONCE = 250
+"""Jobs of one haul: this program and the store answer nobody else while they are busy with it, some milliseconds."""
 ANSWER_WITHIN = 2.0
 """Seconds after which a store that says nothing counts as down."""
 CHECK_EVERY = 1.0
@@ -168,6 +169,11 @@ class Drainer:
             raise NotReplicated(f"only into the journal so far: the store has not taken it within {within:g} s")
         raise NotReplicated(self._shortfall)
 
+    @property
+    def behind(self) -> bool:
+        """Whether the store lacks so much of what was accepted that what it says of its queues is not worth asking."""
+        return self._journal.last - self._journal.drained > MOST_AT_ONCE
+
     def may_have(self, sequence: int) -> bool:
         """Whether the store may have a job that is in the journal: nobody knows of old ones until it is there."""
         return not self.met.is_set() and sequence <= self._found
@@ -209,6 +215,7 @@ class Drainer:
         if token is None:
             return False
         entries = self._reservations.read(token)
+        await self._clock.sleep(0)  # whoever came while these were read is answered first
         try:
             drained = await self._drain(entries)
         except BaseException:

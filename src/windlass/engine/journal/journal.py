@@ -33,6 +33,9 @@ log = logging.getLogger("windlass.journal")
 MOST_IN_MEMORY = 20_000
 """Jobs that are kept in memory too, for the drainer; if more wait, they are read from disk."""
 
+MOST_DRAFTS_IN_MEMORY = 4000
+"""The same of jobs that are objects: everybody waits while these are looked through for garbage, or let go."""
+
 MOST_BYTES_IN_MEMORY = 32 << 20
 
 MOST_IN_BATCH = 1000
@@ -74,7 +77,7 @@ class Journal:
         self._segments: list[Segment] = []
         self._waiting = Waiting()
         self._recent: list[Run] = []
-        self._recent_bytes = 0
+        self._recent_bytes = self._recent_drafts = 0
         self._drained_at: dict[Path, float] = {}
         self._begun_at: dict[Path, float] = {}
         self._stock: list[Run] = []
@@ -167,9 +170,11 @@ class Journal:
         self.drained = upto
         self._waiting.forget(upto)
         if self._recent:
-            del self._recent[: runs_upto(self._recent, upto)]
+            known = runs_upto(self._recent, upto)
+            self._recent_drafts -= sum(map(_drafts_in_memory, self._recent[:known]))
+            del self._recent[:known]
         if not self._recent:
-            self._recent_bytes = 0
+            self._recent_bytes = self._recent_drafts = 0
         self._delete_old()
 
     def rewind(self, to: int) -> int:
@@ -227,11 +232,20 @@ class Journal:
         for place in written.places:
             self._waiting.add(place)
         first, last = written.places[0].first, written.places[-1].sequence
-        self._recent.append(Run(first, last, parcel.accepted, parcel.jobs))
+        run = Run(first, last, parcel.accepted, parcel.jobs)
+        self._recent.append(run)
         self._recent_bytes += parcel.size
-        if last - self._recent[0].first >= MOST_IN_MEMORY or self._recent_bytes > MOST_BYTES_IN_MEMORY:
-            self._recent, self._recent_bytes = [], 0  # they are on disk
+        self._recent_drafts += _drafts_in_memory(run)
+        if self._remembers_too_much():
+            self._recent, self._recent_bytes, self._recent_drafts = [], 0, 0  # they are on disk
         self.on_accepted()
+
+    def _remembers_too_much(self) -> bool:
+        return (
+            self._recent_drafts > MOST_DRAFTS_IN_MEMORY
+            or self._recent[-1].last - self._recent[0].first >= MOST_IN_MEMORY
+            or self._recent_bytes > MOST_BYTES_IN_MEMORY
+        )
 
     # Reading
 
@@ -292,6 +306,11 @@ class Journal:
         if fresh is not None:
             self._segments.append(fresh)
             self._begun_at[fresh.path] = self._clock.monotonic()
+
+
+def _drafts_in_memory(run: Run) -> int:
+    """As many objects as it has jobs; those of lines are made when they are asked for."""
+    return 1 if run.jobs is None or isinstance(run.jobs, Lines) else len(run.jobs)
 
 
 def _records(drafts: Sequence[Draft]) -> list[Blank]:

@@ -70,17 +70,29 @@ async def open_journaled(
 
 def _taken(disk: Files, folder: Path, journal_at: Callable[[Path], Journal]) -> tuple[Journal, list[Journal]]:
     """The first journal of a folder that is free, and the others that are."""
-    known = [name for name in disk.names(folder) if name.isdigit()]
+    known = [name for name in _names(disk, folder) if name.isdigit()]
     free: list[Journal] = []
+    fault = f"{MOST_JOURNALS} processes write there"
     for name in sorted({*known, *(str(number) for number in range(len(known) + 1))}, key=int)[:MOST_JOURNALS]:
         if free and name not in known:
             break
         journal = journal_at(folder / name)
-        if journal.open():
-            free.append(journal)
+        try:
+            if journal.open():
+                free.append(journal)
+        except OSError as refused:
+            fault = refused.strerror or str(refused)
+            log.warning("%s cannot be opened, and stays as it is: %s", journal.folder, fault)
     if not free:
-        raise JournalFull(f"{MOST_JOURNALS} processes write to the journals in {folder}")
+        raise JournalFull(f"no journal can be kept in {folder}: {fault}")
     return free[0], free[1:]
+
+
+def _names(disk: Files, folder: Path) -> list[str]:
+    try:
+        return disk.names(folder)
+    except OSError as fault:
+        raise JournalFull(f"no journal can be kept in {folder}: {fault.strerror or fault}") from fault
 
 
 async def drain_folder(engine: Engine, path: Path, clock: Clock, files: Files | None = None) -> int:

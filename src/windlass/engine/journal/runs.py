@@ -10,6 +10,8 @@ from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from windlass.engine.journal import bodies
 from windlass.engine.journal.format import BATCH, FIRST, LOST, Record, first_of, ids_of
 from windlass.engine.lines import Lines, drafts_in, part_of
@@ -30,7 +32,7 @@ class Entry(NamedTuple):
     """Its bytes, where it cannot be read."""
 
 
-class Run(NamedTuple):
+class Run(Struct, frozen=True, gc=False):
     """Jobs that follow each other and were accepted at one time."""
 
     first: int

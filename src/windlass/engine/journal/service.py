@@ -104,7 +104,7 @@ class Journaled:
         await self._check_terms(drafts, "job")
         draft = drafts[0]
         exact = await self._has_tiers(draft)
-        if self._drainer.flows and not exact:
+        if self._drainer.flows and not exact and not self._drainer.behind:
             await before_the_door(self._engine.desk, draft.new.queue)
         created = await self._accept(drafts, named=_is_named(operation))
         if created:
