@@ -11,7 +11,7 @@ from tests.worlds import SeededChance
 from windlass.engine import Engine
 from windlass.model.job import NewJob, State
 from windlass.model.names import EVERY_TENANT
-from windlass.model.operations import Claim, Claimed, Enqueue, Register, Service, Show, Unrun
+from windlass.model.operations import Claim, Claimed, Enqueue, Hand, Register, Service, Show, Unrun
 from windlass.model.worker import NewWorker
 from windlass.store.redis import RedisStore
 from windlass.system import SystemClock
@@ -89,6 +89,7 @@ class Slots:
         self.given_back.append(report)
 
     async def some_ended(self) -> None:
+        self.ended.clear()
         await self.ended.wait()
 
 
@@ -141,6 +142,32 @@ async def test_a_worker_told_to_rest_and_to_go_on_at_once_goes_on(engine: Engine
         claims.pause(paused)
     await engine(Enqueue(job=NewJob(task="a")))
     await asyncio.wait_for(slots.begun.wait(), 5)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_a_worker_told_to_rest_gives_back_what_it_is_handed_meanwhile(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hand_to, slots = engine.hand_to, Slots()
+
+    def hand_late(worker: str, hand: Hand) -> None:
+        def rest_and_take(claimed: list[Claimed]) -> None:
+            claims.pause(True)
+            hand(claimed)
+
+        hand_to(worker, rest_and_take)
+
+    monkeypatch.setattr(engine, "hand_to", hand_late)
+    claims = await claiming(engine, slots)
+    running = asyncio.ensure_future(claims.run(8, burst=False))
+    await waits(engine)
+    accepted = await engine(Enqueue(job=NewJob(task="a")))
+    async with asyncio.timeout(5):
+        while not slots.given_back:  # noqa: ASYNC110 - no signal says so
+            await asyncio.sleep(0.005)
+    assert ([one.id for one in slots.given_back], slots.started) == ([accepted.id], [])
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
