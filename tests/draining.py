@@ -36,7 +36,7 @@ async def journaled_at(url: str, folder: Path, prefix: str = "wl") -> AsyncItera
         yield service
 
 
-async def until(done: Callable[[], Awaitable[bool]], within: float = 15.0) -> None:
+async def until(done: Callable[[], Awaitable[bool]], within: float = 60.0) -> None:
     async with asyncio.timeout(within):
         while not await done():
             await CLOCK.sleep(0.02)

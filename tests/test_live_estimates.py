@@ -48,12 +48,15 @@ async def test_whoever_waits_is_told_when_a_job_ends_earlier_than_was_thought(hu
         assert (await estimated(stream)).seconds == pytest.approx(40, abs=4)
         done = Finished(id=held.job.id, token=held.token, outcome=Verdict.OK)
         await hub.client(Finish(worker=worker, jobs=[done]))
+        began = time.monotonic()
         await hub.client(Claim(worker=worker, wait=5))
         async with asyncio.timeout(SOON):
             while ((found := await estimated(stream)).seconds or 0) > 20:
                 pass
         assert (found.position, found.why) == (1, Why.SLOTS)
-        assert found.seconds == pytest.approx(10, abs=4), "thirty seconds less, as the slow one took none"
+        assert found.seconds is not None
+        left = 10 - (time.monotonic() - began)
+        assert left - 4 < found.seconds < 14, "thirty seconds less, as the slow one took none"
 
 
 async def test_whoever_waits_is_told_of_pauses_as_they_come_and_go(hub: Station) -> None:
