@@ -47,8 +47,8 @@ class BlockingChannel:
         return replies[0], replies[-1]
 
     def ask_at_once(self, packed: bytes) -> Any:
-        """The reply to a command that is spelled out already, be it an error; null = no connection rests here."""
-        if self._sentinels is not None and self._sentinels.is_time_to_look(_now()):
+        """The reply to a command that is spelled out already, be it an error; null = there is something to do first."""
+        if self._sentinels is not None and self._sentinels.will_look(_now()):
             return None
         line = self._rested()
         if line is None:

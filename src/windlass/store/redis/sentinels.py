@@ -77,9 +77,13 @@ class Sentinels:
         self.place, self._misses, self._look_at = place, 0, now + LOOK_EVERY
         return other
 
+    def will_look(self, now: float) -> bool:
+        """Whether whoever comes next is to ask again where the master is."""
+        return now >= self._look_at
+
     def is_time_to_look(self, now: float) -> bool:
         """Whether to ask again where the master is; only one is told so."""
-        if now < self._look_at:
+        if not self.will_look(now):
             return False
         self._look_at = now + LOOK_EVERY
         return True
