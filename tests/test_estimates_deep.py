@@ -1,6 +1,7 @@
 """Deep queues on each kind of store: whoever comes is told at once, and nobody is told more for those behind him."""
 
 import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,6 @@ async def test_the_first_who_comes_to_a_deep_queue_is_told_at_once(engine: Engin
     await fill(engine)
     waits = [(await knock(engine)).estimate for _ in range(3)]
     assert waits == pytest.approx([1500.0] * 3, rel=0.1)
-    assert waits == sorted(waits, key=lambda wait: wait or 0), "each is behind the one before"
     (found,) = engine.desk.experience.forecasts.values()
     assert found.rough, "nobody has replayed three thousand jobs for that"
     assert "default" in engine.desk.experience.watched, "whoever keeps house makes a better forecast"
@@ -92,13 +92,15 @@ async def test_behind_a_full_limit_a_newcomer_is_told_how_long_that_lasts_and_ot
     assert (await knock(engine, task="other")).estimate == pytest.approx(0.0, abs=1.0)
     await engine(GetQueueEstimate(queue="default"))
     assert not engine.desk.experience.forecasts["default"].rough
+    begun = time.monotonic()
     bound, other = await knock(engine), await knock(engine, task="other")
     assert bound.estimate == pytest.approx(6000.0, rel=0.1), "with a whole forecast as well"
     assert (await engine(GetEstimate(id=bound.id))).seconds == pytest.approx(6000.0, rel=0.1)
     assert other.estimate == pytest.approx(0.0, abs=1.0)
     last = await knock(engine)
     assert last.estimate is not None
-    assert last.estimate >= (bound.estimate or 0) + 1.0, "one run later, for only one runs at a time"
+    elapsed = time.monotonic() - begun
+    assert last.estimate + elapsed >= (bound.estimate or 0) + 1.9, "one run later, for only one runs at a time"
 
 
 async def test_each_key_of_a_limit_waits_for_its_own(engine: Engine) -> None:

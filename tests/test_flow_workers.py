@@ -62,7 +62,10 @@ def test_s0_11_caps_hold_at_every_look_under_random_load(workshop: Workshop) -> 
         assert tiers.count("slow") <= 1
         assert tiers.count("slow") + tiers.count("medium") <= 2
         looks += 1
-    assert all(record.state is State.SUCCEEDED for record in records(workshop, jobs))
+    runs = records(workshop, jobs)
+    assert all(record.state is State.SUCCEEDED for record in runs)
+    steps = [1 if line.startswith("start") else -1 for line in workshop.notes()]
+    assert max(itertools.accumulate(steps)) == 3, "in all no more run than there are slots, and no fewer"
     tell(f"{looks} looks")
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from websockets.asyncio.client import ClientConnection
-from websockets.exceptions import ConnectionClosedOK
 
 from tests.serving import LOCAL
 from tests.stations import Station
@@ -38,14 +37,8 @@ async def nap(hub: Station, seconds: float, **terms: Any) -> Job:
 
 async def rest_of(line: ClientConnection) -> list[Any]:
     """All that is said until the server ends it, which it does in good order."""
-    said = []
     async with asyncio.timeout(20):
-        try:
-            while True:
-                said.append(json.loads(await line.recv()))
-        except ConnectionClosedOK as closed:
-            assert closed.rcvd is not None, "the server ends the connection, not the client"
-            return said
+        return [json.loads(message) async for message in line]  # any other end is an error here
 
 
 async def test_s0_16_a_halted_client_gets_a_last_word_and_a_closed_connection_and_its_worker_takes_the_next_job(
