@@ -54,10 +54,10 @@ from windlass.store import (
     Slice,
     Sweep,
     Swept,
+    Take,
     Tally,
     Touch,
     Touched,
-    Take,
     Wish,
 )
 from windlass.store.flow import Regroup, Rules, StaleRules, Usage, Waiting
