@@ -165,7 +165,7 @@ def test_without_users_of_its_own_the_kernel_still_keeps_code_from_its_neighbour
     python = find("python", {}, as_another=True)
     assert isinstance(python, Interpreter)
     wires = os.pipe()
-    ask = plans.Ask(python, str(folder), None, 256 << 20, False, wires)
+    ask = plans.Ask(python, str(folder), None, 256 << 20, 1 << 30, False, wires)
     plan = msgspec.structs.replace(
         plans.plan("confined", ask, FunctionOptions(), os.environ), argv=[python.path, "-I", "-c", SAME_USER]
     )

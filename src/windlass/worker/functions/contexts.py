@@ -7,7 +7,8 @@ import asyncio
 import logging
 import os
 from collections.abc import Coroutine, Mapping
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any
 
 from windlass.model.handler import Handler
 from windlass.model.ports import Chance
@@ -18,22 +19,11 @@ from windlass.worker.functions.sandbox.interpreters import Interpreter, find
 from windlass.worker.functions.sandbox.plans import Ask, available, in_force, plan
 from windlass.worker.functions.sandbox.users import Users
 from windlass.worker.functions.terms import FunctionOptions
+from windlass.worker.functions.warmth import Key, Rest, Waiting, lead, may_go_on, may_open, to_make_way
 
 CLOSED = "its worker stopped"
 
 log = logging.getLogger("windlass.functions")
-
-
-class Key(NamedTuple):
-    """What handlers must have in common to share a context."""
-
-    tenant: str
-    lang: str
-    eid: str | None
-    task: str
-    memory: int
-    disk: int
-    network: bool
 
 
 class Contexts:
@@ -45,8 +35,13 @@ class Contexts:
         self._environment = environment
         self._users = Users(options.uids)
         self._folders: Folders | None = None
-        self._idle: dict[Context, tuple[Key, asyncio.TimerHandle]] = {}
-        """Those without work, the one that has been so for longest first."""
+        self._loop = asyncio.get_running_loop()
+        self._idle: dict[Context, tuple[Key, float, asyncio.TimerHandle]] = {}
+        """Those without work, and since when: the one that has been so for longest first."""
+        self._waiting: dict[Waiting[Context], None] = {}
+        """Batches without a context, in the order in which they came."""
+        self._start = 0.0
+        """Seconds that the last start took."""
         self._busy: dict[Context, Key] = {}
         self._closed = False
         self._living: set[Context] = set()
@@ -84,7 +79,7 @@ class Contexts:
 
     def warm(self) -> tuple[set[tuple[str, str]], set[tuple[str, str | None]]]:
         """Tasks and engines (`eid`) that have one waiting for them, each with its tenant."""
-        keys = [key for key, _ in self._idle.values()]
+        keys = [key for key, _, _ in self._idle.values()]
         tasks = {(key.tenant, key.task) for key in keys if key.eid is None}
         return tasks, {(key.tenant, key.eid) for key in keys if key.eid is not None}
 
@@ -93,17 +88,39 @@ class Contexts:
     async def take(self, handler: Handler) -> Context:
         """A context for a batch of this handler, sooner or later; `Refused` if there can be none."""
         key = self._key(handler)
-        while not self._closed:
-            if (found := self._free(key, handler)) is not None:
-                self._busy[found] = key
-                return found
-            if len(self._living) < self._options.contexts:
-                return await self._open(key, handler)
-            if self._idle:
-                self._dismiss(next(iter(self._idle)))
-            self._freed.clear()
-            await self._freed.wait()
-        raise Refused(CLOSED)
+        mine: Waiting[Context] = Waiting(key, self._loop.time() + lead(self._start))
+        self._waiting[mine] = None
+        try:
+            while not self._closed:
+                now = self._loop.time()
+                if may_go_on(mine, self._waiting, now) and (found := self._free(key, handler)) is not None:
+                    self._busy[found] = key
+                    return found
+                if len(self._living) < self._options.contexts and may_open(mine, self._waiting, now):
+                    break
+                self._make_room(mine, now)
+                await self._wait(mine.due_at - now)
+        finally:
+            del self._waiting[mine]
+            self._freed.set()  # whoever let this one go first
+        if self._closed:
+            raise Refused(CLOSED)
+        return await self._open(key, handler)
+
+    def _make_room(self, mine: Waiting[Context], now: float) -> None:
+        if not self._idle or mine.room in self._living:
+            return
+        idle = {one: Rest(key, since, one.dead) for one, (key, since, _) in self._idle.items()}
+        mine.room = to_make_way(mine, self._waiting, idle, now)
+        if mine.room is not None:
+            self._dismiss(mine.room)
+
+    async def _wait(self, longest: float) -> None:
+        """Until something is free, or so long; for ever if that time is over."""
+        self._freed.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(longest if longest > 0 else None):
+                await self._freed.wait()
 
     def give_back(self, context: Context, handler: Handler) -> None:
         """Its batch is over."""
@@ -112,8 +129,8 @@ class Contexts:
         if context.dead or context.broken or (recycle is not None and context.jobs >= recycle):
             self._end(context)
             return
-        timer = asyncio.get_running_loop().call_later(self._options.idle, self._dismiss, context)
-        self._idle[context] = key, timer
+        timer = self._loop.call_later(self._options.idle, self._dismiss, context)
+        self._idle[context] = key, self._loop.time(), timer
         self._freed.set()
 
     async def close(self) -> None:
@@ -141,11 +158,11 @@ class Contexts:
 
     def _free(self, key: Key, handler: Handler) -> Context | None:
         """One that waits for work of this kind; those that hold another version of it have outlived their time."""
-        for context in [one for one, (kind, _) in self._idle.items() if kind == key]:
+        for context in [one for one, (kind, _, _) in self._idle.items() if kind == key]:
             if context.dead or not context.fits(handler):
                 self._dismiss(context)
                 continue
-            _, timer = self._idle.pop(context)
+            _, _, timer = self._idle.pop(context)
             timer.cancel()
             return context
         return None
@@ -159,6 +176,7 @@ class Contexts:
         context = Context(self._options, tier, self._chance.token().hex())
         context.folder = folder
         self._living.add(context)
+        began = self._loop.time()
         try:
             await context.process.start(
                 lambda wires: plan(
@@ -174,6 +192,7 @@ class Contexts:
         if self._closed:
             self._end(context)
             raise Refused(CLOSED)
+        self._start = self._loop.time() - began
         self._busy[context] = key
         words = ", ".join(in_force(tier, network=key.network, uid=uid))
         log.info("context %d of %s runs %s under %s: %s", context.process.pid, key.tenant, key.lang, tier, words)
@@ -189,7 +208,7 @@ class Contexts:
             raise Refused(f"there was no room for its folder: {fault}") from None
 
     def _dismiss(self, context: Context) -> None:
-        _, timer = self._idle.pop(context)
+        _, _, timer = self._idle.pop(context)
         timer.cancel()
         self._end(context)
 
