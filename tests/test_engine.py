@@ -848,6 +848,28 @@ async def test_a_round_that_fails_is_not_the_last(
     assert rounds[2] - rounds[1] >= 2.0
 
 
+async def test_a_store_that_stays_away_is_told_of_once_each_time(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = VirtualClock()
+    away = [True, True, True, False, True, True, False]
+    rounds = 0
+
+    async def shaky(_: Engine) -> int:
+        nonlocal rounds
+        rounds += 1
+        if rounds <= len(away) and away[rounds - 1]:
+            raise Unavailable("the store is away")
+        return 0
+
+    keeping = asyncio.ensure_future(upkeep.every(2.0, shaky, engine, clock))
+    while rounds <= len(away):
+        await asyncio.sleep(0)
+        clock.advance(1.0)
+    keeping.cancel()
+    assert caplog.text.count("the store is away") == 2
+
+
 async def test_a_backlog_is_worked_off_without_a_pause(engine: Engine) -> None:
     clock = VirtualClock()
     backlog = [upkeep.STEP, upkeep.STEP, upkeep.STEP, 3]
