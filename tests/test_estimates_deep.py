@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from tests.draining import journaled_at
 from tests.engines import enqueue, register
 from tests.servers import NewPrefix, Server
 from tests.stations import Station
 from tests.test_estimates import estimate, teach
-from tests.test_journal_draining import journaled_at
 from tests.worlds import SeededChance
 from windlass.engine import Engine, estimates, scene
 from windlass.engine.forecasts import foretell
