@@ -101,14 +101,16 @@ async def drained(folder: Path, engine: Engine) -> int:
 
 
 async def lose(server: Server, prefix: str) -> None:
+    """All that a partition has, at one stroke: whoever puts it back meanwhile must not lose it again."""
     store = await RedisStore.open(server.url, prefix=prefix)
+    ask = store.partitions.connection.ask
     for partition in range(store.partitions.number):
         key = store.partitions.key(partition)
         cursor: Any = "0"
-        while True:
-            cursor, keys = await store.partitions.connection.ask(key, "SCAN", cursor, "MATCH", f"{key}*", "COUNT", 1000)
-            for one in keys:
-                await store.partitions.connection.ask(key, "DEL", one)
-            if cursor == b"0":
-                break
+        found: set[bytes] = set()
+        while cursor != b"0":
+            cursor, keys = await ask(key, "SCAN", cursor, "MATCH", f"{key}*", "COUNT", 1000)
+            found.update(keys)
+        if found:
+            await ask(key, "DEL", *found)
     await store.close()
