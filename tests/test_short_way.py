@@ -185,6 +185,15 @@ def test_a_connection_that_was_closed_while_it_rested_is_not_used(
     assert drive(engine(operation)).created == 1
 
 
+def test_what_is_not_asked_again_looks_at_its_connection_first(
+    server: Server, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("windlass.store.redis.blocking.AWAKE", 60.0)
+    assert engine.at_once(one())
+    server.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+    assert drive(engine(Count())).count >= 1
+
+
 def test_a_server_that_stalls_is_given_up_in_time(start_server: StartServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("windlass.store.redis.connection.ANSWER_WITHIN", 0.3)
     server = start_server("redis")

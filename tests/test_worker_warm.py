@@ -21,6 +21,7 @@ from windlass.model.operations import (
 )
 from windlass.model.queue import QueueChange
 from windlass.system import SystemChance, SystemClock
+from windlass.worker import supervisor
 from windlass.worker.functions import FunctionOptions
 from windlass.worker.options import WorkerOptions
 from windlass.worker.pool import Pool
@@ -46,8 +47,11 @@ class Overheard:
 
 
 @pytest.mark.parametrize("eid", [None, "shared"])
-async def test_a_worker_says_which_tasks_have_a_context_waiting(tmp_path: Path, eid: str | None) -> None:
+async def test_a_worker_says_which_tasks_have_a_context_waiting(
+    tmp_path: Path, eid: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Tasks of one engine (`eid`) share their contexts, and so their warmth."""
+    monkeypatch.setattr(supervisor, "adopt_orphans", lambda: None)  # those of later tests are not for this process
     options = WorkerOptions(burst=True, slots=1, functions=FunctionOptions(contexts=2))
     async with open_engine(str(tmp_path / "queue.db")) as engine:
         await engine(FAIR)

@@ -43,6 +43,7 @@ from windlass.model.operations import (
     EnqueueMany,
     GetEstimate,
     GetOutput,
+    GetQueueEstimate,
     GetResult,
     GetStats,
     List,
@@ -56,7 +57,10 @@ from windlass.model.ports import Clock
 from windlass.store import Draft, Record
 from windlass.store.micros import from_micros
 
-LOOKING = (Show, GetResult, GetEstimate, GetOutput, List, Count, GetStats, Send, Cancel, Retry, Delete)
+LOOKING = (
+    *(Show, GetResult, GetEstimate, GetQueueEstimate, GetOutput),
+    *(List, Count, GetStats, Send, Cancel, Retry, Delete),
+)
 """What is asked about jobs: those that were accepted before must be there."""
 
 PATIENCE = 1.0

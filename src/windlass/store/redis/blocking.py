@@ -50,7 +50,7 @@ class BlockingChannel:
         """The reply to a command that is spelled out already, be it an error; null = there is something to do first."""
         if self._sentinels is not None and self._sentinels.will_look(_now()):
             return None
-        line = self._rested()
+        line = self._rested(trusting=True)
         if line is None:
             return None
         try:
@@ -98,14 +98,16 @@ class BlockingChannel:
     async def _take(self) -> "_Line":
         return self._rested() or await self._opened()
 
-    def _rested(self) -> "_Line | None":
-        """A connection that rests here and still leads where it should."""
+    def _rested(self, *, trusting: bool = False) -> "_Line | None":
+        """A connection that rests here and still leads where it should. `trusting`: whoever asks may ask again."""
         while True:
             try:
                 line = self._idle.pop()
             except IndexError:
                 return None
-            if not line.stale and (self._sentinels is None or line.place == self._sentinels.place):
+            if ((trusting and line.awake) or not line.stale) and (
+                self._sentinels is None or line.place == self._sentinels.place
+            ):
                 return line
             line.close()
 
@@ -218,7 +220,7 @@ class _Line:
     @property
     def stale(self) -> bool:
         """Whether the server has closed it while it rested: nothing else comes unasked."""
-        return not self.awake and bool(select.select([self._link], [], [], 0)[0])
+        return bool(select.select([self._link], [], [], 0)[0])
 
     def ask(self, command: tuple[Argument, ...]) -> Any:
         self.send(command)
