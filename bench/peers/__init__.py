@@ -1,7 +1,8 @@
 """`./dev bench peers`: Windlass and other queues, on the same Redis, in the same run, one after the other.
 
 Each peer is installed from its registry, in its newest version, into an environment of its own in the user's cache. A
-peer that cannot be installed or run is shown with the reason; the others go on.
+peer that cannot be installed or run is shown with the reason; the others go on. Ctrl-C ends it with what was measured
+until then.
 """
 
 import argparse
@@ -107,14 +108,23 @@ def compare(systems: list[System], sizes: Sizes, options: argparse.Namespace, co
     with tempfile.TemporaryDirectory(prefix="windlass-bench-") as folder, private_redis(Path(folder)) as server:
         run = Run(Ground(Path(folder), server.url, server), sizes)
         run.install(systems, anew=options.upgrade)
-        for number in range(options.rounds or (1 if options.quick else 3)):
-            say(f"round {number + 1}")
-            run.round()
-        if not options.no_kill:
-            say("killed workers")
-            run.kill()
+        try:
+            measure(run, options)
+        except KeyboardInterrupt:
+            if not run.figures:
+                raise
+            run.figures.faults["the rest"] = "interrupted"
         redis = server.ask("INFO", "server").split("redis_version:")[1].split("\r")[0]
     return markdown(run.figures, command, redis, systems)
+
+
+def measure(run: Run, options: argparse.Namespace) -> None:
+    for number in range(options.rounds or (1 if options.quick else 3)):
+        say(f"round {number + 1}")
+        run.round()
+    if not options.no_kill:
+        say("killed workers")
+        run.kill()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -35,6 +35,9 @@ class Figures:
         self.aftermaths: dict[System, Aftermath] = {}
         self._samples: dict[str, dict[Contender, list[float]]] = {}
 
+    def __bool__(self) -> bool:
+        return bool(self._samples)
+
     def put(self, contender: Contender, what: str, figure: float) -> None:
         self._samples.setdefault(what, {}).setdefault(contender, []).append(figure)
 
