@@ -23,8 +23,8 @@ from bench.peers.measures import Sizes
 from bench.peers.report import markdown
 from bench.peers.systems import PEERS, WINDLASS, System
 
-USUAL = Sizes(jobs=20_000, single=2000, latency=6, idle=5, naps=1000)
-QUICK = Sizes(jobs=2000, single=500, latency=2, idle=2, naps=100)
+USUAL = Sizes(jobs=20_000, single=2000, latency=6, idle=5, naps=1000, again=3)
+QUICK = Sizes(jobs=2000, single=500, latency=2, idle=2, naps=100, again=1)
 
 
 class Run:

@@ -1,10 +1,14 @@
-"""Figures of all rounds, and what they say: medians, the best of the peers, the bars that Windlass has to clear."""
+"""Figures of all rounds, and what they say: the best of each, the best of the peers, the bars that Windlass has to clear.
+
+The best and not the median: processors that others share run at half their speed for seconds at a time, so a median
+tells who had the better seconds. The medians of both are told beside.
+"""
 
 import statistics
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from bench.peers.measures import BULK, CROWD, DRAIN, DRAIN_TWO, IDLE, ONE, P50, P99, Aftermath
+from bench.peers.measures import BULK, CROWD, DRAIN, DRAIN_TWO, IDLE, ONE, P50, P99, SMALL_IS_GOOD, Aftermath
 from bench.peers.systems import WINDLASS, Setting, System
 
 
@@ -42,11 +46,15 @@ class Figures:
         self._samples.setdefault(what, {}).setdefault(contender, []).append(figure)
 
     def get(self, contender: Contender, what: str) -> float | None:
-        samples = self._samples.get(what, {}).get(contender)
-        return statistics.median(samples) if samples else None
+        return self.of(what).get(contender)
 
     def of(self, what: str) -> dict[Contender, float]:
-        return {contender: statistics.median(samples) for contender, samples in self._samples.get(what, {}).items()}
+        """The best that each has reached."""
+        best = min if what in SMALL_IS_GOOD else max
+        return {contender: best(samples) for contender, samples in self._samples.get(what, {}).items()}
+
+    def median(self, contender: Contender, what: str) -> float:
+        return statistics.median(self._samples[what][contender])
 
     def contenders(self, measures: Iterable[str]) -> list[Contender]:
         """Whoever has one of these figures, in the order of the first."""
@@ -92,34 +100,45 @@ class Verdict(NamedTuple):
     """How Windlass did at one bar."""
 
     bar: Bar
-    ours: float | None
-    theirs: float | None
-    best: str
+    ours: float | None = None
+    theirs: float | None = None
+    best: str = ""
     """The peer that is the best."""
-    ratio: float | None
-    met: bool | None
+    ratio: float | None = None
+    of_medians: float | None = None
+    """The ratio again, of the same two, by their medians."""
+    met: bool | None = None
 
 
 def judge(figures: Figures, bar: Bar) -> Verdict:
+    ours, theirs = _ours(figures, bar), _best_peer(figures, bar)
+    figure = figures.get(ours, bar.what) if ours else None
+    if ours is None or figure is None:
+        return Verdict(bar)
+    against = bar.against or bar.what
+    other = figures.get(theirs, against) if theirs else None
+    ratio = of_medians = None
+    if theirs and other:
+        ratio = figure / other
+        of_medians = figures.median(ours, bar.what) / figures.median(theirs, against)
+    measured = figure if bar.absolute else ratio
+    met = None if measured is None else measured <= bar.bar if bar.most else measured >= bar.bar
+    return Verdict(bar, figure, other, str(theirs or ""), ratio, of_medians, met)
+
+
+def _best_peer(figures: Figures, bar: Bar) -> Contender | None:
     peers = {
         one: figure
         for one, figure in figures.of(bar.against or bar.what).items()
         if not one.ours and one.system.node == bar.node and (one.isolated or not bar.isolated)
     }
     choose = min if bar.most else max
-    best = choose(peers, key=peers.__getitem__, default=None)
-    theirs = None if best is None else peers[best]
-    ours = _ours(figures, bar)
-    ratio = ours / theirs if ours is not None and theirs else None
-    measured = ours if bar.absolute else ratio
-    met = None if measured is None else measured <= bar.bar if bar.most else measured >= bar.bar
-    return Verdict(bar, ours, theirs, str(best or ""), ratio, met)
+    return choose(peers, key=peers.__getitem__, default=None)
 
 
-def _ours(figures: Figures, bar: Bar) -> float | None:
+def _ours(figures: Figures, bar: Bar) -> Contender | None:
+    if bar.most:
+        # What is small in one setting may cost another figure: it counts for the one that drains best.
+        return figures.quickest(WINDLASS)
     ours = {one: figure for one, figure in figures.of(bar.what).items() if one.ours and one.isolated == bar.isolated}
-    if not bar.most:
-        return max(ours.values(), default=None)
-    # What is small in one setting may cost another figure: it counts for the one that drains best.
-    chosen = figures.quickest(WINDLASS)
-    return None if chosen is None else ours.get(chosen)
+    return max(ours, key=ours.__getitem__, default=None)

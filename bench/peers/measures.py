@@ -28,6 +28,7 @@ P99 = "start p99, ms"
 RSS = "RSS, MB"
 PSS = "PSS, MB"
 IDLE = "idle, % of a core"
+SMALL_IS_GOOD = frozenset({P50, P99, RSS, PSS, IDLE})
 
 Put = Callable[[str, float], None]
 
@@ -45,6 +46,8 @@ class Sizes(NamedTuple):
     """Seconds of idling."""
     naps: int
     """Jobs of which a worker is killed."""
+    again: int
+    """How often in a round what takes a second is measured."""
 
     def backlog(self, setting: Setting) -> int:
         return max(50, int(self.jobs * setting.share))
@@ -54,7 +57,7 @@ def enqueue(stand: Stand, sizes: Sizes, put: Put) -> None:
     ways = [("one", ONE, sizes.single)]
     ways += [("bulk", BULK, sizes.jobs)] if stand.system.bulk else []
     ways += [("crowd", CROWD, sizes.jobs)] if stand.system.crowd else []
-    for how, what, number in ways:
+    for how, what, number in ways * sizes.again:
         stand.ground.clear()
         gave = stand.produce("noop", how, number)
         put(what, gave.jobs / gave.seconds)
@@ -85,9 +88,10 @@ def one_worker(stand: Stand, setting: Setting, sizes: Sizes, put: Put) -> None:
 
 def two_workers(stand: Stand, setting: Setting, sizes: Sizes, put: Put) -> None:
     total = sizes.backlog(setting)
-    fill(stand, setting.task, total)
-    with stand.workers(setting, 2) as workers, stand.backlog() as left:
-        put(DRAIN_TWO, drained(left, total, workers))
+    for _ in range(sizes.again):
+        fill(stand, setting.task, total)
+        with stand.workers(setting, 2) as workers, stand.backlog() as left:
+            put(DRAIN_TWO, drained(left, total, workers))
 
 
 def idle(worker: Program, seconds: float) -> float:

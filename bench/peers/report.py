@@ -37,7 +37,7 @@ def markdown(figures: Figures, command: str, redis: str, systems: Sequence[Syste
 def _made(command: str, redis: str) -> str:
     return (
         f"Made by `{command}` on {datetime.now(UTC):%Y-%m-%d}: {_machine()}, Redis {redis} without persistence.\n"
-        "Medians of all rounds; a no-op task with an argument of 100 bytes; results off where that helps."
+        "The best of all rounds, and beside it the ratio of the medians; a no-op task with an argument of 100 bytes; results off where that helps."
     )
 
 
@@ -49,8 +49,9 @@ def _bars(verdicts: Iterable[Verdict]) -> str:
         wanted = f"{sign} {bar.bar:g} %" if bar.absolute else f"{sign} {bar.bar:g} ×"
         ratio = "–" if verdict.ratio is None else f"{verdict.ratio:.2f} ×"
         figures = [number(verdict.ours), number(verdict.theirs), verdict.best or "–"]
-        rows.append([bar.name, *figures, ratio, wanted, VERDICTS[verdict.met]])
-    return table(["measure", "windlass", "best peer", "which", "ratio", "bar", ""], rows)
+        medians = "–" if verdict.of_medians is None else f"{verdict.of_medians:.2f} ×"
+        rows.append([bar.name, *figures, ratio, wanted, VERDICTS[verdict.met], medians])
+    return table(["measure", "windlass", "best peer", "which", "ratio", "bar", "", "of medians"], rows)
 
 
 def _figures(what: str, measures: Sequence[str], figures: Figures) -> str:
