@@ -94,9 +94,12 @@ class Link:
     def ask(self, operation: Operation[A], *, waits: bool = False) -> A:
         """Ask from code without an event loop. `waits`: the answer may take a while, by design."""
         here = self._in_this_process()
-        if not waits and _needs_no_loop(operation) and (quick := self._quick(here)):
-            answer = quick.at_once(operation)
-            return drive(quick(operation)) if answer is None else answer
+        quick = None if waits else self._quick(here)
+        if quick is not None:
+            if (answer := quick.at_once(operation)) is not None:
+                return answer
+            if _needs_no_loop(operation):
+                return drive(quick(operation))
         return here.portal().run(self._ask_in_portal(operation))
 
     def ask_each(self, operations: Iterable[Operation[A]]) -> None:

@@ -5,10 +5,8 @@ Nothing of a job is decided by it: what is due is judged by the clock that a sto
 
 import time
 
-
-def monotonic() -> float:
-    """Seconds that never go back, for callers without an event loop too."""
-    return time.monotonic()
+monotonic = time.monotonic
+"""Seconds that never go back, for callers without an event loop too."""
 
 
 def nanoseconds() -> int:

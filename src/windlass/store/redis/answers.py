@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import msgspec
@@ -41,6 +42,7 @@ from windlass.store.redis.layout import (
 NO_HISTORY, NO_TERMS = bytes(7), bytes(14)
 """The bytes of a head from its flags to its losses, and from its due time to its size of terms, of a plain new job."""
 PRIORITY, CREATION = struct.Struct(">i"), struct.Struct(">Q")
+BEGINNING = from_micros(0)
 PRIORITY_AT, CREATION_AT = 32, 52
 """Where these are in a head."""
 
@@ -168,24 +170,25 @@ def claimed(reply: Sequence[Any], wish: Wish) -> list[Record]:
     if not now:
         return records(entries, whole=True, handed_out=True)
     started = int(now)
-    run = Run(wish.nonce, 0, started, 0, 0, wish.worker.id, wish.worker.node, sandbox=wish.worker.sandbox)
+    start, worker = from_micros(started), wish.worker
     found: list[Record] = []
     rest = iter(entries)
-    like: Job | None = None  # the next job mostly differs from the last in its id and times alone
-    priority_and_route = b"", b""
     for id in rest:
         value = next(rest)
         if value[3:10] == NO_HISTORY and value[18:32] == NO_TERMS:
             zero = value.index(0, HEAD.size)
-            asked = value[PRIORITY_AT : PRIORITY_AT + PRIORITY.size], value[HEAD.size : zero]
-            if asked != priority_and_route:
-                priority_and_route, like = asked, None if b";" in asked[1] else _first_run(*asked, run)
-            if like is not None:
+            route = value[HEAD.size : zero]
+            if b";" not in route:
+                priority = value[PRIORITY_AT : PRIORITY_AT + PRIORITY.size]
+                like = _first_run(priority, route, worker.id, worker.node, worker.sandbox)
                 payload = value[zero + 1 :]
                 created = from_micros(CREATION.unpack_from(value, CREATION_AT)[0])
-                job = replace(like, id=text_id(id), created_at=created, size=len(payload))
+                job = replace(
+                    like, id=text_id(id), created_at=created, updated_at=start, started_at=start, size=len(payload)
+                )
                 found.append(Record(job, wish.nonce, payload))
                 continue
+        run = Run(wish.nonce, 0, started, 0, 0, worker.id, worker.node, sandbox=worker.sandbox)
         head = HEAD.unpack_from(value)
         errors = [_errors.decode(entry) for entry in next(rest)] if head[FLAGS] & ERRORS else []
         files = _files_of(next(rest)) if head[FLAGS] & EXTRAS else {}
@@ -204,10 +207,10 @@ def claimed(reply: Sequence[Any], wish: Wish) -> list[Record]:
     return found
 
 
-def _first_run(priority: bytes, route: bytes, run: Run) -> Job:
+@lru_cache(maxsize=1000)
+def _first_run(priority: bytes, route: bytes, worker: str, node: str, sandbox: str | None) -> Job:
     """A job that asked for nothing, was never late and has never run, as most claims bring, but for what is its own."""
     tenant, queue, task, _ = parts(route)
-    started = from_micros(run.started)
     return Job(
         id="",
         tenant=tenant,
@@ -216,12 +219,12 @@ def _first_run(priority: bytes, route: bytes, run: Run) -> Job:
         priority=PRIORITY.unpack(priority)[0],
         state=State.RUNNING,
         attempt=1,
-        worker=run.worker or None,
-        node=run.node or None,
-        sandbox=run.sandbox,
-        created_at=started,
-        updated_at=started,
-        started_at=started,
+        worker=worker or None,
+        node=node or None,
+        sandbox=sandbox,
+        created_at=BEGINNING,
+        updated_at=BEGINNING,
+        started_at=BEGINNING,
         size=0,
     )
 
