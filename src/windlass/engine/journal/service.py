@@ -133,9 +133,10 @@ class Journaled:
     async def _enqueue_lines(self, operation: EnqueueLines) -> Enqueued:
         lines = lines_of(self._engine.desk, operation)
         await self._check_terms(drafts_in(part_of(lines, 0, 1)), "wishes")
-        if lines.payloads:
-            await self._keep(lines, text_ids(lines.ids))
-        return Enqueued(ids=text_ids(lines.ids), created=len(lines))
+        ids = text_ids(lines.ids)
+        if ids:
+            await self._keep(lines, ids)
+        return Enqueued(ids=ids, created=len(ids))
 
     async def _check_terms(self, drafts: Sequence[Draft], at: str) -> None:
         """Check what depends on the rules. While the store is down nobody knows them: a tier is taken as it comes then,
