@@ -147,6 +147,14 @@ def read_record(data: bytes, header: Header, at: int) -> Record | None:
     return Record(sequence, flags, accepted, id, tenant, body, end)
 
 
+def size_at(data: bytes, at: int) -> int:
+    """Bytes of the record that begins there, as far as it says."""
+    if at + BEFORE.size > len(data):
+        return 0
+    size, _ = BEFORE.unpack_from(data, at)
+    return int(size)
+
+
 def examine(data: bytes, header: Header, upto: int | None) -> Iterator[Record | Gap | Tail]:
     """Everything in a segment, in order, from its first byte to its last.
 
