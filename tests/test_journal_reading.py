@@ -1,4 +1,4 @@
-"""What a long absence of the store leaves is read back little by little: those who enqueue meanwhile must not notice."""
+"""What a long absence of the store leaves is read back little by little: whoever enqueues must not notice."""
 
 from pathlib import Path
 
