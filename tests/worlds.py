@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from tests.model_store import ModelStore
 from tests.servers import NewPrefix, Server
-from windlass.model.fresh_ids import uuid7s
+from windlass.model.fresh_ids import NOISE, uuid7s
 from windlass.model.job import FINISHED, PENDING, Job, NewJob, State
 from windlass.model.lifecycle import Move
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, fresh_id
@@ -92,7 +92,7 @@ class SeededChance:
         return bytes(made)
 
     def uuid7s(self, number: int) -> bytes:
-        return uuid7s(next(self._milliseconds), self._random.randbytes(16 * number))
+        return uuid7s(next(self._milliseconds), self._random.randbytes(NOISE * number))
 
 
 @asynccontextmanager

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import uuid_utils
 
-from windlass.model.fresh_ids import uuid7s
+from windlass.model.fresh_ids import NOISE, uuid7s
 
 
 class SystemClock:
@@ -37,4 +37,4 @@ class SystemChance:
         return uuid_utils.uuid7().bytes
 
     def uuid7s(self, number: int) -> bytes:
-        return uuid7s(time.time_ns() // 1_000_000, os.urandom(16 * number))
+        return uuid7s(time.time_ns() // 1_000_000, os.urandom(NOISE * number))

@@ -9,12 +9,16 @@ from windlass.engine.lines import Lines, drafts_in
 from windlass.engine.tiers import admit
 from windlass.model import wire
 from windlass.model.admission import check_all, check_new
-from windlass.model.errors import Invalid, TooLarge
+from windlass.model.errors import Invalid
 from windlass.model.fresh_ids import marked, text_ids
 from windlass.model.job import TEXT, NewJob
 from windlass.model.names import EVERY_TENANT, child_id, fresh_id, keyed_id, marked_id
-from windlass.model.operations import MOST_AT_ONCE, MOST_LINES, Enqueue, EnqueueLines, EnqueueMany
+from windlass.model.operations import MOST_AT_ONCE, Enqueue, EnqueueLines, EnqueueMany
+from windlass.model.texts import payloads_in
 from windlass.store import Draft
+
+WIDEST = 4
+"""Bytes of a character, at the most."""
 
 
 def drafts_of(desk: Desk, operation: Enqueue | EnqueueMany | EnqueueLines) -> list[Draft]:
@@ -50,27 +54,20 @@ def lines_of(desk: Desk, operation: EnqueueLines) -> Lines:
     """The jobs of a text, if all of them may be."""
     if operation.wishes.key is not None:
         raise Invalid("each line is a job of its own: they cannot share a key", at="wishes.key")
-    if operation.text.count("\n") > MOST_LINES:
-        raise TooLarge(f"a text may have {MOST_LINES} lines: send less at once", at="text")
     _check_tenant(operation.tenant)
     wishes = {**asdict(operation.wishes), "content_type": TEXT}
     common = check(desk, NewJob(task=operation.task, delay=operation.delay, **wishes), "wishes")
-    payloads = _payloads(operation.text)
+    payloads = payloads_in(operation.text)
     most = desk.settings.most_payload
-    if max(map(len, payloads), default=0) > most:
+    if len(operation.text) > most // WIDEST and max(map(len, payloads), default=0) > most:
         _refuse_largest(operation.text, most)
     return Lines(operation.tenant, common, marked(desk.chance.uuid7s(len(payloads)), common.queue), payloads)
-
-
-def _payloads(text: str) -> list[bytes]:
-    lines = [line.encode() for line in text.split("\n") if line and line[0] != "#" and not line.isspace()]
-    return [line.removesuffix(b"\r") for line in lines] if "\r" in text else lines
 
 
 def _refuse_largest(text: str, most: int) -> None:
     """Tell which line is too large."""
     for number, line in enumerate(text.split("\n"), start=1):
-        for payload in _payloads(line):
+        for payload in payloads_in(line):
             wire.check_size(payload, most, at=f"line {number}.payload")
 
 

@@ -10,11 +10,14 @@ from windlass.model.names import queue_mark
 SIZE = 16
 """Bytes of an id."""
 
-TEXT_SIZE = 37
-"""Characters of an id as text, and one between it and the next."""
+NOISE = 8
+"""Random bytes that go into an id."""
 
-_PLACES = (*range(8), *range(9, 13), *range(14, 18), *range(19, 23), *range(24, 36))
-"""Where the digits of an id stand in its text."""
+_PAIR = 2
+_PAIRED = 40
+"""Characters of an id whose bytes are written in pairs, with one between a pair and the next."""
+_SURPLUS = (4, 29, 34)
+"""Where that is one more than the text of an id has."""
 
 _A_MILLISECOND = 4096
 """Ids that one millisecond has numbers for; further ones take their time from the next."""
@@ -25,16 +28,16 @@ _VARIANT = bytes(byte & 0x3F | 0x80 for byte in range(256))
 
 
 def uuid7s(milliseconds: int, noise: bytes) -> bytes:
-    """UUIDs of version 7 from a time and sixteen random bytes for each: their number is where RFC 9562 has `rand_a`."""
-    step = _A_MILLISECOND * SIZE
+    """UUIDs of version 7 from a time and eight random bytes for each: their number is where RFC 9562 has `rand_a`."""
+    step = _A_MILLISECOND * NOISE
     starts = range(0, len(noise), step)
     return b"".join(_within(milliseconds + n, noise[start : start + step]) for n, start in enumerate(starts))
 
 
 def _within(milliseconds: int, noise: bytes) -> bytes:
-    made, number = bytearray(noise), len(noise) // SIZE
-    for place, byte in enumerate(milliseconds.to_bytes(6)):
-        made[place::SIZE] = bytes((byte,)) * number
+    number = len(noise) // NOISE
+    made = bytearray(milliseconds.to_bytes(6) + bytes(SIZE - 6)) * number
+    memoryview(made).cast("Q")[1::2] = memoryview(noise).cast("Q")
     made[6::SIZE], made[7::SIZE] = _HIGH[:number], _LOW[:number]
     made[8::SIZE] = made[8::SIZE].translate(_VARIANT)
     return bytes(made)
@@ -51,11 +54,11 @@ def text_ids(raw: bytes) -> list[str]:
     """The ids that lie here one after the other, as texts."""
     if not raw:
         return []
-    digits, number = raw.hex().encode(), len(raw) // SIZE
-    text = bytearray(b"-" * (TEXT_SIZE - 1) + b"\n") * number
-    for digit, place in enumerate(_PLACES):
-        text[place::TEXT_SIZE] = digits[digit :: 2 * SIZE]
-    return text.decode().split()
+    text, number = bytearray(raw.hex("-", _PAIR) + "\n", "ascii"), len(raw) // SIZE
+    text[_PAIRED - 1 :: _PAIRED] = b"\n" * number
+    for place in _SURPLUS:
+        text[place::_PAIRED] = b" " * number
+    return text.translate(None, b" ").decode().split()
 
 
 def raw_ids(texts: Iterable[str]) -> bytes:

@@ -24,6 +24,7 @@ from windlass.model.operations import (
 )
 from windlass.model.ports import Clock
 from windlass.model.quota import Quota, too_large, too_many
+from windlass.model.texts import payloads_in
 
 REMEMBER = 1.0
 """Seconds that a quota, and the number of jobs on record, are taken for what they were."""
@@ -124,8 +125,7 @@ def _new_jobs(operation: Operation[Any]) -> list[int]:
         case EnqueueMany():
             return [_weight(new) for new in operation.jobs]
         case EnqueueLines():
-            lines = operation.text.split("\n")
-            return [len(line.encode()) for line in lines if line.strip() and not line.startswith("#")]
+            return list(map(len, payloads_in(operation.text)))
         case Finish():
             return [_weight(new) for report in operation.jobs for new in report.jobs]
         case _:

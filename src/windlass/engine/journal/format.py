@@ -100,21 +100,29 @@ def read_header(data: bytes) -> Header | None:
 def pack_record(  # noqa: PLR0917 - the parts of a record, in the order they lie
     header: Header, sequence: int, accepted: int, id: bytes, tenant: bytes, body: bytes, flags: int = 0
 ) -> bytes:
-    rest = REST.pack(header.journal, sequence, flags, accepted, id, len(tenant)) + tenant + body
-    size = len(rest) + BEFORE.size
-    return BEFORE.pack(size, crc32(rest, header.salt ^ size)) + rest
+    return _sealed(header, REST.pack(header.journal, sequence, flags, accepted, id, len(tenant)) + tenant, body)
 
 
 def pack_batch(  # noqa: PLR0917 - the parts of a record, in the order they lie
     header: Header, first: int, accepted: int, ids: bytes, tenant: bytes, rest: bytes
 ) -> bytes:
     last = first + len(ids) // ID_SIZE - 1
-    return pack_record(header, last, accepted, bytes(ID_SIZE), tenant, FIRST.pack(first) + ids + rest, BATCH)
+    start = REST.pack(header.journal, last, BATCH, accepted, bytes(ID_SIZE), len(tenant)) + tenant
+    return _sealed(header, start + FIRST.pack(first), ids, rest)
 
 
 def pack_lost(header: Header, first: int, last: int) -> bytes:
     """A record in the place of damaged ones."""
     return pack_record(header, last, 0, bytes(16), b"", FIRST.pack(first), LOST)
+
+
+def _sealed(header: Header, *parts: bytes) -> bytes:
+    """A record of these parts, which may be large: they are put together once."""
+    size = BEFORE.size + sum(map(len, parts))
+    checksum = header.salt ^ size
+    for part in parts:
+        checksum = crc32(part, checksum)
+    return b"".join((BEFORE.pack(size, checksum), *parts))
 
 
 def read_record(data: bytes, header: Header, at: int) -> Record | None:
@@ -137,6 +145,14 @@ def read_record(data: bytes, header: Header, at: int) -> Record | None:
     except UnicodeDecodeError:
         return None
     return Record(sequence, flags, accepted, id, tenant, body, end)
+
+
+def size_at(data: bytes, at: int) -> int:
+    """Bytes of the record that begins there, as far as it says."""
+    if at + BEFORE.size > len(data):
+        return 0
+    size, _ = BEFORE.unpack_from(data, at)
+    return int(size)
 
 
 def examine(data: bytes, header: Header, upto: int | None) -> Iterator[Record | Gap | Tail]:

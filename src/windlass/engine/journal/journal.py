@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from windlass.engine.journal import bodies
 from windlass.engine.journal.files import Files
-from windlass.engine.journal.format import HEADER_SIZE, Header, read_record
+from windlass.engine.journal.format import HEADER_SIZE, Header, read_record, size_at
 from windlass.engine.journal.runs import Entry, Run, entries_behind, run_of, runs_upto
 from windlass.engine.journal.segments import Finding, Segment, number_in_name, recover
 from windlass.engine.journal.waiting import Waiting
@@ -44,8 +44,9 @@ MOST_IN_BATCH = 1000
 LEAST_IN_BATCH = 100
 """The fewest for which jobs that are alike share one: batches that wait are looked through in turn to find a job."""
 
-READ_AT_ONCE = 1 << 20
-"""Bytes of a segment that are read at a time."""
+READ_AT_ONCE = 64 << 10
+"""Bytes of a segment that are read at a time, but for a larger record: what is made of them takes the time of those who
+enqueue, and is looked through for garbage with everything else."""
 
 LOOK_AT_DISK_EVERY = 0.5
 
@@ -147,11 +148,8 @@ class Journal:
             return None
         sequence, at = found
         segment = self._segment_of(sequence)
-        data = self._files.read(segment.path, at, READ_AT_ONCE)
+        data = self._read_some(segment, at)
         record = read_record(data, segment.header, 0)
-        if record is None:
-            data = self._files.read(segment.path, at)
-            record = read_record(data, segment.header, 0)
         return None if record is None else run_of(data, record).entries(sequence - 1, 1)[0]
 
     async def read(self, after: int, most: int) -> list[Entry]:
@@ -263,11 +261,9 @@ class Journal:
             at = self._reading[1]
         found: list[Run] = []
         while not found and at < segment.size:
-            data = self._files.read(segment.path, at, min(READ_AT_ONCE, segment.size - at))
-            if read_record(data, segment.header, 0) is None:
-                data = self._files.read(segment.path, at, segment.size - at)
+            data = self._read_some(segment, at)
             start = 0
-            while start < READ_AT_ONCE and (record := read_record(data, segment.header, start)) is not None:
+            while (record := read_record(data, segment.header, start)) is not None:
                 if record.sequence > after:
                     found.append(run_of(data, record))
                 start = record.end
@@ -277,6 +273,13 @@ class Journal:
         if found:
             self._reading = found[-1].last, at
         return found
+
+    def _read_some(self, segment: Segment, at: int) -> bytes:
+        """What lies there, with at least one whole record."""
+        rest = segment.size - at
+        data = self._files.read(segment.path, at, min(READ_AT_ONCE, rest))
+        size = size_at(data, 0)
+        return data if size <= len(data) else self._files.read(segment.path, at, min(size, rest))
 
     # Deleting
 

@@ -9,7 +9,7 @@ and everything else is refused at once.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from operator import attrgetter
 from typing import Any, cast
@@ -134,7 +134,7 @@ class Journaled:
         lines = lines_of(self._engine.desk, operation)
         await self._check_terms(drafts_in(part_of(lines, 0, 1)), "wishes")
         if lines.payloads:
-            await self._keep(lines, text_ids(lines.ids))
+            await self._keep(lines, lambda: text_ids(lines.ids))
         return Enqueued(ids=text_ids(lines.ids), created=len(lines))
 
     async def _check_terms(self, drafts: Sequence[Draft], at: str) -> None:
@@ -150,21 +150,21 @@ class Journaled:
     async def _accept(self, drafts: Sequence[Draft], *, named: bool) -> int:
         """Keep jobs in the journal; how many are new, as far as can be told."""
         if not named:
-            await self._keep(drafts, [draft.id for draft in drafts])
+            await self._keep(drafts, lambda: [draft.id for draft in drafts])
             return len(drafts)
         ids = {draft.id for draft in drafts}
         while others := [self._being_accepted[id] for id in ids if id in self._being_accepted]:
             await asyncio.wait(others)
         known = {id: entry for id in ids if (entry := self._journal.find(id)) is not None}
         if known:
-            await self._replicated(max(entry.sequence for entry in known.values()), [*known])
+            await self._replicated(max(entry.sequence for entry in known.values()), lambda: [*known])
         fresh = [draft for draft in _once(drafts) if draft.id not in known]
         if not fresh:
             return 0
         with self._drainer.anxious():
             last = await self._kept(fresh)
             created = await self._drainer.asked(last - len(fresh) + 1, last, PATIENCE)
-            await self._replicated(last, [draft.id for draft in fresh])
+            await self._replicated(last, lambda: [draft.id for draft in fresh])
         return len(fresh) if created is None else created
 
     async def _kept(self, drafts: Sequence[Draft]) -> int:
@@ -179,14 +179,14 @@ class Journaled:
             for draft in drafts:
                 del self._being_accepted[draft.id]
 
-    async def _keep(self, jobs: Sequence[Draft] | Lines, ids: Sequence[str]) -> None:
+    async def _keep(self, jobs: Sequence[Draft] | Lines, ids: Callable[[], Sequence[str]]) -> None:
         """Accept jobs, and where replicas must have them too, wait for that."""
         with self._drainer.anxious():
             await self._replicated(await self._journal.accept(jobs), ids)
 
-    async def _replicated(self, last: int, ids: Sequence[str]) -> None:
+    async def _replicated(self, last: int, ids: Callable[[], Sequence[str]]) -> None:
         if self._engine.desk.sure is not None:
-            with accepted_all(ids):
+            with accepted_all(ids()):
                 await self._drainer.replicated(last, PATIENCE)
 
     def _accepted(self, draft: Draft, *, created: bool) -> Accepted:

@@ -23,8 +23,8 @@ from windlass.store import Draft
 
 log = logging.getLogger("windlass.journal")
 
-MOST_AT_ONCE = 8 << 20
-"""Bytes of one group, but for a larger one that came alone."""
+MOST_AT_ONCE = 2 << 20
+"""Bytes of one group, but for a larger one that came alone. While it is written, those of the last one come again."""
 
 
 class Blank(NamedTuple):
