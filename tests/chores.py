@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -167,6 +168,28 @@ def obedient() -> str:
             note("told")
             return "half of it"
     return "half of it"
+
+
+@app.task(isolate=True)
+def alone_obedient() -> None:
+    began()
+    while not current.cancelled:
+        time.sleep(0.01)
+    note("obeyed", threading.active_count())
+
+
+@app.task(isolate=True)
+def alone_mother() -> None:
+    if os.fork() == 0:
+        for _ in range(20):
+            _ = current.cancelled
+            time.sleep(0.01)
+        os._exit(0)
+    os.wait()
+    note("alone again")
+    while not current.cancelled:
+        time.sleep(0.01)
+    note("obeyed")
 
 
 @app.task(isolate=True)

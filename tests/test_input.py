@@ -286,8 +286,9 @@ def test_inside_a_test_a_job_finds_what_was_sent_before(monkeypatch: pytest.Monk
 LATE = """
 import socket, sys
 from windlass.worker import isolated
+from windlass.worker.frames import Frames, Orders
 from inner import app
-isolated.live(socket.socket(fileno=int(sys.argv[1])), app.tasks)
+isolated.live(socket.socket(fileno=int(sys.argv[1])), app.tasks, Frames(Orders))
 """
 
 

@@ -10,6 +10,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from types import SimpleNamespace
 from typing import Any
@@ -100,6 +101,11 @@ class Plan:
             else:
                 fields.append((name, hint, msgspec.field(default_factory=lambda: ABSENT)))
         return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True, gc=False)
+
+    def prepare(self) -> None:
+        """Work out now what the first call would need: whoever is copied afterwards has it."""
+        with suppress(TypeError):  # each call says so
+            _ = self._decoder
 
     def pack(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
         """The payload of a call; refused if the function could not be called so."""

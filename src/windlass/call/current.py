@@ -34,8 +34,10 @@ class RunningJob(Struct, frozen=True, kw_only=True):
 class Run(Protocol):
     """One run of a job, as whoever runs it provides it."""
 
-    cancelled: bool
-    """Whether the job has been told to stop."""
+    @property
+    def cancelled(self) -> bool:
+        """Whether the job has been told to stop."""
+        ...
 
     @property
     def job(self) -> RunningJob: ...

@@ -12,6 +12,7 @@ from datetime import datetime
 from windlass.engine import Engine
 from windlass.engine.following import follow_up, unblock
 from windlass.engine.forecasts import foretell
+from windlass.engine.jobs import LOOK_AGAIN
 from windlass.engine.promises import keep_promises, learn_run_times
 from windlass.engine.rules import keep_caps, sort_out
 from windlass.engine.tiers import attend_all
@@ -22,7 +23,7 @@ from windlass.model.job import State
 from windlass.model.lifecycle import Move
 from windlass.model.names import EVERY_TENANT
 from windlass.model.ports import Clock
-from windlass.store import MOST_CHILDREN, Overdue, Reading, Record, Scope, Sweep
+from windlass.store import MOST_CHILDREN, Listener, Overdue, Reading, Record, Scope, Sweep
 
 log = logging.getLogger("windlass.upkeep")
 
@@ -119,13 +120,21 @@ async def _look_after(engine: Engine, scope: Scope) -> None:
 
 async def rouse(engine: Engine) -> int:
     """Let jobs be claimed whose limit has room again, or whose pause is over."""
+    if await _is_unruled(engine):
+        return 0
     return await engine.desk.flow.rouse(STEP)
 
 
 async def sort(engine: Engine) -> int:
     """Go on where whoever changed a limit left waiting jobs unsorted."""
-    await sort_out(engine.desk)
+    if not await _is_unruled(engine):
+        await sort_out(engine.desk)
     return 0
+
+
+async def _is_unruled(engine: Engine) -> bool:
+    """Whether there were no rules a second ago, when `cap` looked: then nothing is held up, and nothing unsorted."""
+    return (await engine.desk.regimes.current()).rules.edition == 0
 
 
 async def attend(engine: Engine) -> int:
@@ -166,20 +175,26 @@ DUTIES: dict[Duty, float] = {
 }
 """Each duty and the seconds between its rounds."""
 
+TOLD: dict[Duty, str] = {follow: "house/ripe"}
+"""Duties that are told when there is something to do: what they listen to. They rest until then."""
 
 APART = 0.005
 """Seconds between the first rounds of two duties: all at once would hold up whatever comes just then."""
 
 
-async def every(seconds: float, duty: Duty, engine: Engine, clock: Clock, *, first: float = 0.0) -> None:
-    """Do a duty for ever: all there is to do, then a pause. One failing round does not end it, whatever failed: whoever
-    keeps house also serves or works, and must not die of a duty.
+async def every(
+    seconds: float, duty: Duty, engine: Engine, clock: Clock, *, first: float = 0.0, listener: Listener | None = None
+) -> None:
+    """Do a duty for ever: all there is to do, then a pause; with a listener, after a round that found nothing, until
+    there is something, or may be. One failing round does not end it, whatever failed: whoever keeps house also serves
+    or works, and must not die of a duty.
     """
     await clock.sleep(first)
     told = ""
     while True:
+        done = STEP
         try:
-            while await duty(engine) >= STEP:
+            while (done := await duty(engine)) >= STEP:
                 await clock.sleep(0)
             told = ""
         except WindlassError as error:
@@ -188,7 +203,16 @@ async def every(seconds: float, duty: Duty, engine: Engine, clock: Clock, *, fir
             told = str(error)
         except Exception:
             log.exception("%s failed; it is tried again", getattr(duty, "__name__", duty))
-        await clock.sleep(seconds)
+        if listener is not None and not done:
+            await listener.wait(LOOK_AGAIN)
+        else:
+            await clock.sleep(seconds)
+
+
+async def whenever(topic: str, seconds: float, duty: Duty, engine: Engine, clock: Clock, *, first: float) -> None:
+    """Do a duty for ever, each time that something is told of under a topic."""
+    async with engine.desk.store.listen([topic]) as listener:
+        await every(seconds, duty, engine, clock, first=first, listener=listener)
 
 
 async def keep_house(engine: Engine, clock: Clock, *, briefly: bool = False) -> None:
@@ -196,5 +220,8 @@ async def keep_house(engine: Engine, clock: Clock, *, briefly: bool = False) -> 
     patient = reclaiming(Vigil(engine.desk.settings.lease, trusting=briefly))
     async with asyncio.TaskGroup() as group:
         for place, (duty, seconds) in enumerate(DUTIES.items()):
-            chosen = patient if duty is reclaim else duty
-            group.create_task(every(seconds, chosen, engine, clock, first=place * APART))
+            chosen, first = patient if duty is reclaim else duty, place * APART
+            if duty in TOLD:
+                group.create_task(whenever(TOLD[duty], seconds, chosen, engine, clock, first=first))
+            else:
+                group.create_task(every(seconds, chosen, engine, clock, first=first))

@@ -342,7 +342,8 @@ class Store(Protocol):
     def listen(self, topics: Sequence[str]) -> AbstractAsyncContextManager[Listener]:
         """Hear of new work (`work/QUEUE`), the end of a job (`end/ID`), orders to a worker (`order/WORKER`).
 
-        And that a worker's wish was granted (`wish/WORKER`), by stores that keep wishes.
+        And that a worker's wish was granted (`wish/WORKER`), by stores that keep wishes; that a job has ripened where
+        none was ripe (`house/ripe`).
         """
         ...
 

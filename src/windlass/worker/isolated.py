@@ -1,14 +1,14 @@
 """A context for one job alone: its process, its session, its output are the job's own.
 
-The function runs in the main thread, so that TERM interrupts it wherever it waits; a second thread hears the
-supervisor.
+The function runs in the main thread, so that TERM interrupts it wherever it waits. What the supervisor says is heard
+when the function asks; a second thread, which costs more than many a job, listens only where messages may come.
 """
 
 import os
 import signal
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from windlass.call.signals import Cancelled
@@ -18,9 +18,8 @@ from windlass.worker.outbox import Outbox
 from windlass.worker.running import Callee, Run, call, ended, is_async
 
 
-def live(link: socket.socket, tasks: Mapping[str, Callee]) -> None:
-    """The life of such a context: one assignment, then the end."""
-    frames = Frames(Orders)
+def live(link: socket.socket, tasks: Mapping[str, Callee], frames: Frames[Orders]) -> None:
+    """The life of such a context: one assignment, then the end. `frames` are new; to make them takes a while."""
     told = _first(link, frames)
     assignment = _assignment(told)
     callee = tasks.get(assignment.task)
@@ -59,7 +58,10 @@ def _alone(link: socket.socket, frames: Frames[Orders], outbox: Outbox, callee: 
     run = Run(assignment, say_at_once)
     for orders in told:
         _obey(orders, run)
-    threading.Thread(target=_hear, args=(link, frames, run), name="windlass-orders", daemon=True).start()
+    if assignment.input:
+        threading.Thread(target=_hear, args=(link, frames, run), name="windlass-orders", daemon=True).start()
+    else:
+        run.look = _look(link, frames, run)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         ending = call(callee, assignment, run)
@@ -78,9 +80,22 @@ def _obey(orders: Orders, run: Run) -> None:
         if run.inbox is not None:
             run.inbox.put(passed.data)
     if orders.stop:
-        run.cancelled = True
-        if run.inbox is not None:
-            run.inbox.close()
+        run.cancel()
+
+
+def _look(link: socket.socket, frames: Frames[Orders], run: Run) -> Callable[[], None]:
+    """A way to hear what has been said by now, for any thread of this process."""
+    here, alone = os.getpid(), threading.Lock()
+
+    def look() -> None:
+        if os.getpid() != here:
+            return  # what is said to the job is not for the processes that it makes
+        with alone, suppress(BlockingIOError):
+            data = link.recv(context.READ_AT_ONCE, socket.MSG_DONTWAIT)
+            for orders in frames.feed(data):
+                _obey(orders, run)
+
+    return look
 
 
 def _hear(link: socket.socket, frames: Frames[Orders], run: Run) -> None:

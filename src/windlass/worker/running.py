@@ -36,7 +36,7 @@ Tell = Callable[[Said], None]
 class Run:
     """What `current` stands for while a job runs."""
 
-    __slots__ = ("_assignment", "_job", "_tell", "cancelled", "inbox", "spawned", "stop", "task")
+    __slots__ = ("_assignment", "_cancelled", "_job", "_tell", "inbox", "look", "spawned", "stop", "task")
 
     _stopping = threading.Lock()
     """Between "told to stop" and "has ended" there must be nothing: or the next run of that thread would be struck."""
@@ -45,13 +45,21 @@ class Run:
         self._assignment = assignment
         self._tell = tell
         self._job: RunningJob | None = None
-        self.cancelled = False
+        self._cancelled = False
+        self.look: Callable[[], None] | None = None
+        """How to find out what it has been told, where nobody listens all the time."""
         self.task: asyncio.Task[None] | None = None
         """Runs its coroutine; held here, for a loop does not hold its tasks."""
         self.spawned: list[NewJob] = []
         self.stop: Callable[[], object] | None = None
         """How to end it early, where there is a way."""
         self.inbox = Inbox(self._say_taken) if assignment.input else None
+
+    @property
+    def cancelled(self) -> bool:
+        if self.look is not None and not self._cancelled:
+            self.look()
+        return self._cancelled
 
     def begin(self, stop: Callable[[], object]) -> bool:
         """From here on it can be told to stop, in this way; whether it has not been told already."""
@@ -61,8 +69,8 @@ class Run:
     def cancel(self) -> None:
         """Tell it to stop."""
         with self._stopping:
-            if not self.cancelled:
-                self.cancelled = True
+            if not self._cancelled:
+                self._cancelled = True
                 if self.stop is not None:
                     self.stop()
         if self.inbox is not None:

@@ -22,7 +22,19 @@ from typing import Any, NoReturn
 import msgspec
 
 from windlass.worker import context, isolated
-from windlass.worker.frames import Broken, Exited, Fork, Forked, Kill, Ready, Report, Request, Unforked
+from windlass.worker.frames import (
+    Broken,
+    Exited,
+    Fork,
+    Forked,
+    Frames,
+    Kill,
+    Orders,
+    Ready,
+    Report,
+    Request,
+    Unforked,
+)
 from windlass.worker.processes import (
     adopt_orphans,
     children,
@@ -47,6 +59,8 @@ class Zygote:
     def __init__(self, control: socket.socket, tasks: Mapping[str, Any]) -> None:
         self._control = control
         self._tasks = tasks
+        self._frames = Frames(Orders)
+        """For the one context that a child becomes: made once, for that takes longer than many a job."""
         self._contexts: dict[int, int] = {}
         """Number by pid, of those that live."""
         self._pids: dict[int, int] = {}
@@ -120,7 +134,7 @@ class Zygote:
             if fork.isolated:
                 adopt_orphans()
                 _speak_into(*descriptors[1:])
-                isolated.live(link, self._tasks)
+                isolated.live(link, self._tasks, self._frames)
             else:
                 context.live(link, self._tasks)
             status = 0
@@ -250,6 +264,8 @@ def main() -> None:
     _flush()
     outlive_parent()
     adopt_orphans()
+    for task in app.tasks.values():
+        task.plan.prepare()
     gc.collect()
     gc.freeze()
     queues = dict.fromkeys(task.options.get("queue", "default") for task in app.tasks.values())

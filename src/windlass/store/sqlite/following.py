@@ -79,6 +79,7 @@ def _bind(tx: Transaction, edge: Edge) -> State | None:
 def ripen(tx: Transaction, seq: int, state: int | None) -> None:
     """A followed job has ended, or is about to vanish (null)."""
     tx.run(_RIPEN, seq, state)
+    tx.topics.add("house/ripe")
 
 
 def ripe(tx: Transaction, done: Sequence[Ripe], limit: int) -> list[Ripe]:

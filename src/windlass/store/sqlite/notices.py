@@ -14,7 +14,7 @@ from pathlib import Path
 from windlass.store import Listener, Take, Wish
 from windlass.store.sqlite.pipes import Inbox, Outbox
 
-KINDS = ("work", "end", "order")
+KINDS = ("work", "end", "order", "house")
 """What is told of. No wish is kept here, so none is ever granted."""
 
 

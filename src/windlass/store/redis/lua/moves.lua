@@ -230,9 +230,10 @@ local function tell_end(id)
   if redis.call('SREM', K .. ':awaited', id) == 1 then publish('end/' .. id) end
 end
 
--- A followed job has ended, or is about to vanish.
+-- A followed job has ended, or is about to vanish. Whoever deals with ripe ones looks again until there are none: so only the first is told of.
 local function ripen(id, tenant, state)
   redis.call('ZADD', K .. ':ripe', stamp(redis.call('INCR', K .. ':ripening') * 8 + state), id .. tenant)
+  if redis.call('ZCARD', K .. ':ripe') == 1 then publish('house/ripe') end
 end
 
 -- The time a finished job is dropped; nil = never.

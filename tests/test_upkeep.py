@@ -1,0 +1,97 @@
+"""How house is kept where there is nothing to do: few questions, and yet what comes is found at once."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.engines import enqueue, finish, register, state
+from tests.worlds import VirtualClock
+from windlass.engine import Engine, upkeep
+from windlass.model.job import State
+from windlass.model.limit import NewLimit, Which
+from windlass.model.operations import Claim, PutLimit
+
+SECONDS = 10
+
+
+class Counting:
+    """Something that is asked, and how often."""
+
+    def __init__(self, asked: Any, counts: Counter[str]) -> None:
+        self._asked = asked
+        self._counts = counts
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._asked, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            self._counts[name] += 1
+            return found(*args, **kwargs)
+
+        return counted if callable(found) else found
+
+
+@asynccontextmanager
+async def kept(engine: Engine, clock: VirtualClock) -> AsyncIterator[None]:
+    house = asyncio.ensure_future(upkeep.keep_house(engine, clock))
+    try:
+        yield
+    finally:
+        house.cancel()
+        await asyncio.gather(house, return_exceptions=True)
+
+
+async def pass_time(clock: VirtualClock, seconds: float) -> None:
+    for _ in range(int(seconds * 20)):
+        clock.advance(0.05)
+        await asyncio.sleep(0.002)
+
+
+async def test_what_follows_a_job_is_dealt_with_as_soon_as_that_has_ended(
+    engine: Engine, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(upkeep, "LOOK_AGAIN", 60.0)  # else it would be found by looking, in the end
+    parents = [await enqueue(engine) for _ in range(2)]
+    jobs = [await enqueue(engine, after=[parent.id], queue="later") for parent in parents]
+    worker = await register(engine)
+    async with kept(engine, clock):
+        await pass_time(clock, 1)
+        for parent, job in zip(parents, jobs, strict=True):
+            (claimed,) = await engine(Claim(worker=worker))
+            assert claimed.job.id == parent.id
+            await finish(engine, worker, claimed)
+            rounds = 0
+            while await state(engine, job.id) is State.BLOCKED:
+                rounds += 1
+                assert rounds < 250, "nobody was told"  # after a minute all blocked jobs are looked after anyway
+                await pass_time(clock, 0.1)
+
+
+async def test_a_house_with_nothing_to_do_asks_the_store_a_few_times_a_second(
+    engine: Engine, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: Counter[str] = Counter()
+    monkeypatch.setattr(engine.desk, "store", Counting(engine.desk.store, counts))
+    monkeypatch.setattr(engine.desk, "flow", Counting(engine.desk.flow, counts))
+    async with kept(engine, clock):
+        await pass_time(clock, SECONDS)
+    assert counts["rouse"] == 0
+    assert counts["ripe"] <= 1 + SECONDS
+    assert counts["sweep"] >= 3 * SECONDS, "scheduled jobs would be late"
+    assert sum(counts.values()) <= 9 * SECONDS, counts
+
+
+async def test_a_house_with_rules_lets_jobs_come_back_that_were_held_up(engine: Engine, clock: VirtualClock) -> None:
+    limit = NewLimit(match=Which(task="a", queue="default"), running=1)
+    await engine(PutLimit(name="one", limit=limit))
+    counts: Counter[str] = Counter()
+    flow = engine.desk.flow
+    engine.desk.flow = Counting(flow, counts)
+    async with kept(engine, clock):
+        await pass_time(clock, 2)
+    engine.desk.flow = flow
+    assert counts["rouse"] >= 4
