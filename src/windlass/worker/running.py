@@ -173,7 +173,7 @@ def _arguments(callee: Callee, assignment: Assignment) -> Arguments:
 def succeeded(callee: Callee, number: int, value: Any, run: Run) -> Ending:
     if run.cancelled:
         return stopped(number)  # it came back because it was told to: what it brought is not what was asked for
-    result = callee.plan.pack_result(value)
+    result = None if value is None else callee.plan.pack_result(value)  # without one, `result` is None too
     if result is not None and len(result) > MOST_RESULT:
         raise TooLarge(f"the result has {len(result)} bytes, at most {MOST_RESULT} are carried")
     return Ending(number, Verdict.OK, result, jobs=run.spawned)

@@ -107,20 +107,19 @@ local same = beginning_of(nonce) -- all runs of one claim begin alike
 
 local function start(id, value, whose, route)
   if not value then return 0 end
-  local key = K .. 'j' .. id
   local flags = string.byte(value, 4)
-  if bit.band(flags, STALE + PROGRESS) ~= 0 then
-    local job = { id = id, key = key, [FLAGS] = flags }
+  if flags > 0 and bit.band(flags, STALE + PROGRESS) ~= 0 then
+    local job = { id = id, [FLAGS] = flags }
     stop_waiting(job)
     forget_progress(job)
-    redis.call('SETRANGE', key, '3', string.char(job[FLAGS]))
+    redis.call('SETRANGE', K .. 'j' .. id, '3', string.char(job[FLAGS]))
     value = string.sub(value, 1, 3) .. string.char(job[FLAGS]) .. string.sub(value, 5)
   end
   local n, told = #runs, #taken -- there are as many leases as runs
   runs[n + 1], runs[n + 2] = id, live_of(same, value, whose)
   leases[n + 1], leases[n + 2] = until_, id
   taken[told + 1], taken[told + 2] = id, value
-  if bit.band(flags, ERRORS) ~= 0 then push(taken, redis.call('LRANGE', K .. 'e' .. id, 0, -1)) end
+  if flags > 0 and bit.band(flags, ERRORS) ~= 0 then push(taken, redis.call('LRANGE', K .. 'e' .. id, 0, -1)) end
   if flags >= EXTRAS then push(taken, redis.call('GET', K .. 'f' .. id) or '') end
   if route.group then
     local tier = flow().take(route, id)

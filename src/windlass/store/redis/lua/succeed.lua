@@ -28,10 +28,14 @@ for i = 1, #lives do
   local live = lives[i]
   if live then
     local early, late = string.sub(live, 1, 54), string.sub(live, 63)
-    if not backs[late] and is_beyond(late, 9) then return 0 end
-    fronts[early], backs[late] = fronts[early] or front_of(early), backs[late] or back_of(late)
-    front[i], back[i] = fronts[early], backs[late]
-    if is_for_others(front[i], back[i]) then return 0 end
+    local known_front, known_back = fronts[early], backs[late]
+    if not known_front or not known_back then
+      if is_beyond(late, 9) then return 0 end
+      known_front, known_back = known_front or front_of(early), known_back or back_of(late)
+      if is_for_others(known_front, known_back) then return 0 end
+      fronts[early], backs[late] = known_front, known_back
+    end
+    front[i], back[i] = known_front, known_back
   end
 end
 

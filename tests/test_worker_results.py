@@ -1,0 +1,18 @@
+"""What is kept of what tasks return."""
+
+import time
+
+from msgspec import UNSET, Raw
+
+from tests.workers import Workshop
+from windlass.model.operations import GetResult
+
+
+def test_a_task_that_returns_none_leaves_nothing_to_keep(workshop: Workshop) -> None:
+    chores, app = workshop.chores, workshop.app
+    workshop.start()
+    silent = [task.enqueue(time.time_ns()) for task in (chores.stamp, chores.co_stamp)]
+    telling = chores.add.enqueue(1, 2)
+    assert [job.result(10) for job in (*silent, telling)] == [None, None, 3]
+    kept = [app.link.ask(GetResult(tenant=app.tenant, id=job.id)).result for job in (*silent, telling)]
+    assert kept == [UNSET, UNSET, Raw(b"\x03")]
