@@ -1,4 +1,4 @@
-"""Figures of all rounds, and what they say: the best of each, the best of the peers, the bars that Windlass has to clear.
+"""Figures of all rounds, and what they say: the best of each, the best peer, the bars that Windlass has to clear.
 
 The best and not the median: processors that others share run at half their speed for seconds at a time, so a median
 tells who had the better seconds. The medians of both are told beside.

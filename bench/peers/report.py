@@ -37,7 +37,8 @@ def markdown(figures: Figures, command: str, redis: str, systems: Sequence[Syste
 def _made(command: str, redis: str) -> str:
     return (
         f"Made by `{command}` on {datetime.now(UTC):%Y-%m-%d}: {_machine()}, Redis {redis} without persistence.\n"
-        "The best of all rounds, and beside it the ratio of the medians; a no-op task with an argument of 100 bytes; results off where that helps."
+        "The best of all rounds, and beside it the ratio of the medians; a no-op task with an argument of 100 bytes;\n"
+        "results off where that helps."
     )
 
 
