@@ -48,6 +48,11 @@ from windlass.worker.supervisor import NO_APP, Supervisor
 
 log = logging.getLogger("windlass.server")
 
+COLLECT_AFTER = 20_000
+"""Objects after which the collector looks for cycles. Requests leave few: after 700, as it comes, it takes a twentieth
+of the server's time.
+"""
+
 OURS = Language(bodies.encode, bodies.decode)
 
 Met = Callable[[], Awaitable[None]]
@@ -119,6 +124,7 @@ async def serve(serving: Serving) -> None:
         _obey_signals(stop, http, workers)
         gc.collect()
         gc.freeze()  # what is here now stays: to look through it again and again would make everybody wait 50 ms
+        gc.set_threshold(COLLECT_AFTER)
         async with asyncio.TaskGroup() as group:
             duties = [group.create_task(_then(met, keep_house, engine, clock)), group.create_task(_then(met, push.run))]
             group.create_task(_listen(http, stop))

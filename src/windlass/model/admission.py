@@ -1,6 +1,6 @@
 """Whether a new job may be taken in: its bounds, and what does not go together."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -8,6 +8,17 @@ from windlass.model import wire
 from windlass.model.errors import Invalid, TooLarge
 from windlass.model.job import MOST_THEN, NOTHING, NewJob
 from windlass.model.names import check_file_name, check_id, check_mark
+
+
+class Sound(list[NewJob]):
+    """Jobs that may be taken in where payloads of so many bytes may: nobody need look at them again."""
+
+    def __init__(self, most_payload: int, news: Iterable[NewJob] = ()) -> None:
+        super().__init__(news)
+        self.most_payload = most_payload
+
+    def part(self, start: int, end: int) -> "Sound":
+        return Sound(self.most_payload, self[start:end])
 
 
 def check_new(new: NewJob, most_payload: int, at: str) -> NewJob:
@@ -36,9 +47,11 @@ def check_new(new: NewJob, most_payload: int, at: str) -> NewJob:
     return sound
 
 
-def check_all(news: Sequence[NewJob], most_payload: int, at: Callable[[int], str]) -> list[NewJob]:
+def check_all(news: Sequence[NewJob], most_payload: int, at: Callable[[int], str]) -> Sound:
     """The same for several. Neighbours mostly ask for the same: that is looked at once."""
-    found: list[NewJob] = []
+    if isinstance(news, Sound) and news.most_payload <= most_payload:
+        return news
+    found = Sound(most_payload)
     before: tuple[NewJob, type] | None = None
     for place, new in enumerate(news):
         asked = replace(new, id=None, payload=NOTHING), type(new.id)

@@ -1,12 +1,11 @@
 """NDJSON: a body whose every line is a job."""
 
 import asyncio
-from typing import NamedTuple
 
 import msgspec
 
 from windlass.model import wire
-from windlass.model.admission import check_all
+from windlass.model.admission import Sound, check_all
 from windlass.model.errors import Invalid, TooLarge
 from windlass.model.job import NewJob
 from windlass.server import bodies
@@ -18,24 +17,17 @@ BREATH = 500
 _line = msgspec.json.Decoder(NewJob)
 
 
-class Line(NamedTuple):
-    """A line that is not empty."""
-
-    number: int
-    text: bytes
-
-    @property
-    def name(self) -> str:
-        return f"line {self.number}"
+Line = tuple[int, bytes]
+"""The number of a line that is not empty, and its text. No more than that, for there are thousands."""
 
 
-async def jobs_of(data: bytes, limits: Limits) -> list[NewJob]:
+async def jobs_of(data: bytes, limits: Limits) -> Sound:
     """The jobs of a body; a fault is told with the number of its line."""
     if data.count(b"\n") > limits.most_lines:
         raise TooLarge(f"a body may have {limits.most_lines} lines: send less at once", at="body")
     _check_text(data)
-    lines = [Line(number, text) for number, text in enumerate(data.split(b"\n"), start=1) if text.strip()]
-    found: list[NewJob] = []
+    lines = [line for line in enumerate(data.split(b"\n"), start=1) if line[1].strip()]
+    found = Sound(limits.most_payload)
     for start in range(0, len(lines), BREATH):
         found += _jobs(lines[start : start + BREATH], limits)
         await asyncio.sleep(0)
@@ -51,15 +43,15 @@ def _check_text(data: bytes) -> None:
         raise Invalid("this is not UTF-8", at=f"line {number}") from None
 
 
-def _jobs(lines: list[Line], limits: Limits) -> list[NewJob]:
-    news = [_job(line) for line in lines]
-    return check_all(news, limits.most_payload, lambda place: lines[place].name)
+def _jobs(lines: list[Line], limits: Limits) -> Sound:
+    news = [_job(number, text) for number, text in lines]
+    return check_all(news, limits.most_payload, lambda place: f"line {lines[place][0]}")
 
 
-def _job(line: Line) -> NewJob:
+def _job(number: int, text: bytes) -> NewJob:
     try:
-        return bodies.marked_job(_line.decode(line.text), "json")
+        return bodies.marked_job(_line.decode(text), "json")
     except wire.FAULTS as fault:
-        raise type(fault)(fault.detail, at=f"{line.name}.{fault.at}".strip(".")) from None
+        raise type(fault)(fault.detail, at=f"line {number}.{fault.at}".strip(".")) from None
     except (msgspec.MsgspecError, RecursionError) as fault:
-        raise wire.invalid(fault, at=line.name, kind=NewJob) from None
+        raise wire.invalid(fault, at=f"line {number}", kind=NewJob) from None

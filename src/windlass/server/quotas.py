@@ -4,6 +4,7 @@ A rate is counted by each server for itself. How many jobs a tenant has on recor
 tenant may overshoot by what it sends in that time. While the store does not answer, what was allowed last still is.
 """
 
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -76,13 +77,13 @@ class Metered:
     async def __call__(self, operation: Operation[A], /) -> A:
         news = _new_jobs(operation)
         if news:
-            await self._admit(operation.tenant, len(news), max(news), reported=isinstance(operation, Finish))
+            await self._admit(operation.tenant, news, reported=isinstance(operation, Finish))
         return await self._service(operation)
 
-    async def _admit(self, tenant: str, number: int, largest: int, *, reported: bool) -> None:
+    async def _admit(self, tenant: str, news: Sequence[NewJob | bytes], *, reported: bool) -> None:
         account = await self._account(tenant)
-        quota = account.quota
-        if (why := too_large(quota, largest)) is not None:
+        quota, number = account.quota, len(news)
+        if quota.payload_bytes is not None and (why := too_large(quota, max(map(_weight, news)))) is not None:
             raise TooLarge(why, at="payload")
         if (why := too_many(quota, account.stored, number)) is not None:
             # Whoever reports the end of a job must not wait for room: it may never come.
@@ -117,21 +118,24 @@ class Metered:
         return sum(count for queue in stats.queues for count in queue.states.values())
 
 
-def _new_jobs(operation: Operation[Any]) -> list[int]:
-    """How many bytes each new job brings."""
+def _new_jobs(operation: Operation[Any]) -> Sequence[NewJob | bytes]:
+    """The new jobs that come with an operation; of those that are lines of a text, what they bring."""
     match operation:
         case Enqueue():
-            return [_weight(operation.job)]
+            return (operation.job,)
         case EnqueueMany():
-            return [_weight(new) for new in operation.jobs]
+            return operation.jobs
         case EnqueueLines():
-            return list(map(len, payloads_in(operation.text)))
+            return payloads_in(operation.text)
         case Finish():
-            return [_weight(new) for report in operation.jobs for new in report.jobs]
+            return [new for report in operation.jobs for new in report.jobs]
         case _:
-            return []
+            return ()
 
 
-def _weight(new: NewJob) -> int:
+def _weight(new: NewJob | bytes) -> int:
+    """How many bytes a new job brings."""
+    if isinstance(new, bytes):
+        return len(new)
     size = len(memoryview(new.payload))
     return size + sum(map(len, new.files.values())) if new.files else size

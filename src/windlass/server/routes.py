@@ -139,7 +139,7 @@ class Routes:
         ids: list[str] = []
         created = 0
         for start in range(0, len(news), MOST_AT_ONCE):
-            some = await self._service(EnqueueMany(tenant=tenant, jobs=news[start : start + MOST_AT_ONCE]))
+            some = await self._service(EnqueueMany(tenant=tenant, jobs=news.part(start, start + MOST_AT_ONCE)))
             ids += some.ids
             created += some.created
         return Response(bodies.encode(Enqueued(ids=ids, created=created), form), 201, media_type=formats.TYPES[form])

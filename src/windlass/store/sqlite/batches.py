@@ -39,10 +39,11 @@ def texts(values: Sequence[str]) -> "apsw.CArrayBinding":
     return apsw.carray(tuple(values))
 
 
-def run(sql: apsw.Connection, template: str, rows: Sequence[Row]) -> None:
-    """Run a statement for all rows, in order."""
+def run(sql: apsw.Connection, template: str, rows: Sequence[Row], shared: Row = ()) -> None:
+    """Run a statement for all rows, in order. Each begins with what they share, which is bound only once."""
     for part in _parts(rows):
-        sql.execute(_text(template, len(part[0]), len(part)), tuple(chain.from_iterable(part)))
+        text = _text(template, len(shared), len(part[0]), len(part))
+        sql.execute(text, (*shared, *chain.from_iterable(part)))
 
 
 def _parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
@@ -54,6 +55,7 @@ def _parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
 
 
 @lru_cache(maxsize=256)
-def _text(template: str, width: int, count: int) -> str:
-    row = f"({','.join('?' * width)})"
+def _text(template: str, shared: int, own: int, count: int) -> str:
+    places = [f"?{place}" for place in range(1, shared + 1)] + ["?"] * own  # one without a number is the next
+    row = f"({','.join(places)})"
     return template.replace(ROWS, ",".join([row] * count))

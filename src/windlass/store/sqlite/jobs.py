@@ -4,6 +4,7 @@ Knows the tables of jobs; says nothing of who runs them (`work`) or of what stat
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from windlass.model.job import NewJob
 from windlass.store import Draft, Reading
@@ -12,7 +13,7 @@ from windlass.store.flow import StaleRules
 from windlass.store.micros import from_micros, span, to_micros
 from windlass.store.sqlite import batches, following, records
 from windlass.store.sqlite.transaction import Transaction
-from windlass.store.sqlite.values import BLOCKED, QUEUED, SCHEDULED, key, keys
+from windlass.store.sqlite.values import BLOCKED, QUEUED, SCHEDULED, keys
 from windlass.store.terms import pack, pack_then
 
 MOST_INLINE = 1000
@@ -21,8 +22,8 @@ MOST_INLINE = 1000
 _KNOWN = "SELECT id FROM job WHERE id IN carray(?)"
 _ADD = """
     INSERT INTO job (
-        id, lane, line, state, priority, files, followed, waits, size, created_at, updated_at, run_at, expires_at,
-        abandon_at, terms, payload
+        lane, line, state, priority, files, followed, waits, created_at, updated_at, run_at, expires_at, abandon_at,
+        terms, id, size, payload
     ) VALUES {rows}
 """
 _ADD_LARGE = "INSERT INTO payload (job, data) SELECT seq, ?2 FROM job WHERE id = ?1"
@@ -42,29 +43,52 @@ _VANISH = (
 )
 
 
+class Rows(NamedTuple):
+    """Jobs that are alike, in the order of `_ADD`."""
+
+    shared: batches.Row
+    own: list[batches.Row]
+
+
 def add(tx: Transaction, drafts: Sequence[Draft]) -> list[bool]:
     grouping = tx.rules.grouping
     if any(draft.grouping != grouping for draft in drafts):
         raise StaleRules
     ids = keys([draft.id for draft in drafts])
     seen = set(tx.column(_KNOWN, batches.blobs(ids)))
-    fresh: list[Draft] = []
+    if not seen and len(set(ids)) == len(ids):
+        _add(tx, drafts, ids)
+        return [True] * len(drafts)
+    fresh: dict[bytes, Draft] = {}
     answers = []
     for id, draft in zip(ids, drafts, strict=True):
         new = id not in seen
         answers.append(new)
         if new:
             seen.add(id)
-            fresh.append(draft)
-    rows = [row for some in alike(fresh) for row in _rows(tx, some)]
-    tx.run_all(_ADD, rows)
-    for draft, row in zip(fresh, rows, strict=True):
-        _add_more(tx, draft, large=row[-1] is None)
+            fresh[id] = draft
+    _add(tx, list(fresh.values()), list(fresh))
     return answers
 
 
-def _rows(tx: Transaction, drafts: Sequence[Draft]) -> list[batches.Row]:
-    """Jobs that are alike, in the order of `_ADD`; they are counted."""
+def _add(tx: Transaction, drafts: Sequence[Draft], ids: Sequence[bytes]) -> None:
+    """Keep jobs that are not there yet."""
+    kinds, start = [], 0
+    for some in alike(drafts):
+        kinds.append(_rows(tx, some, ids[start : start + len(some)]))
+        start += len(some)
+    if len(kinds) == 1:
+        tx.run_all(_ADD, kinds[0].own, kinds[0].shared)
+    else:
+        tx.run_all(_ADD, [(*shared, *row) for shared, own in kinds for row in own])
+    for id, draft in zip(ids, drafts, strict=True):
+        new = draft.new
+        if new.files or new.then is not None or len(memoryview(new.payload)) > MOST_INLINE:
+            _add_more(tx, draft, id)
+
+
+def _rows(tx: Transaction, drafts: Sequence[Draft], ids: Sequence[bytes]) -> Rows:
+    """Jobs that are alike; they are counted."""
     new, now = drafts[0].new, tx.now
     lane = tx.lane(drafts[0].tenant, new.queue, new.task, drafts[0].group)
     due = _due(new, now)
@@ -75,23 +99,21 @@ def _rows(tx: Transaction, drafts: Sequence[Draft]) -> list[batches.Row]:
     tx.count(lane.id, state, len(drafts))
     if state == QUEUED:
         tx.topics.add(f"work/{lane.queue}")
-    before = (lane.id, lane.line, state, new.priority, len(new.files), new.then is not None, waits)
-    after = (now, now, due, expires_at, abandon_at, pack(new))
+    what = (lane.id, lane.line, state, new.priority, len(new.files), new.then is not None, waits)
+    when = (now, now, due, expires_at, abandon_at)
     payloads = [bytes(draft.new.payload) for draft in drafts]
-    return [
-        (id, *before, len(payload), *after, payload if len(payload) <= MOST_INLINE else None)
-        for id, payload in zip(keys(draft.id for draft in drafts), payloads, strict=True)
+    own: list[batches.Row] = [
+        (id, len(payload), payload if len(payload) <= MOST_INLINE else None)
+        for id, payload in zip(ids, payloads, strict=True)
     ]
+    return Rows((*what, *when, pack(new)), own)
 
 
-def _add_more(tx: Transaction, draft: Draft, *, large: bool) -> None:
+def _add_more(tx: Transaction, draft: Draft, id: bytes) -> None:
     """What has no place in the row of a job."""
-    new = draft.new
-    if not (large or new.files or new.then is not None):
-        return
-    id = key(draft.id)
-    if large:
-        tx.run(_ADD_LARGE, id, bytes(new.payload))
+    new, payload = draft.new, bytes(draft.new.payload)
+    if len(payload) > MOST_INLINE:
+        tx.run(_ADD_LARGE, id, payload)
     for name, data in new.files.items():
         tx.run(_ADD_FILE, id, name, data)
     if new.then is not None:

@@ -60,10 +60,10 @@ class Transaction:
         """How many rows the last statement wrote."""
         return self._sql.changes()
 
-    def run_all(self, template: str, rows: Sequence[batches.Row]) -> None:
-        """Run a statement for many rows at once; `{rows}` in it stands for them."""
+    def run_all(self, template: str, rows: Sequence[batches.Row], shared: batches.Row = ()) -> None:
+        """Run a statement for many rows at once; `{rows}` in it stands for them, each after what they share."""
         if rows:
-            batches.run(self._sql, template, rows)
+            batches.run(self._sql, template, rows, shared)
 
     def lane(self, tenant: str, queue: str, task: str, group: str) -> lanes.Lane:
         """Find a lane, or make it."""
