@@ -53,7 +53,7 @@ DEEDS = {
         "exit": "exit {n}",
         "die": "kill -9 $PPID",
         "throw": "false || exit {n}",
-        "leave": f"({LATER}) &",
+        "leave": f"{{{{ ({LATER}) & }}}}",
     },
 }
 
@@ -84,7 +84,7 @@ def noise(chance: random.Random) -> bytes:
 
 
 def misdeed(lang: str, chance: random.Random) -> bytes:
-    """From one to four things that nobody should do."""
+    """From one to four things that nobody should do, on one line."""
     kinds = chance.choices(list(ODDS), list(ODDS.values()), k=chance.randrange(1, 5))
     deeds = [
         DEEDS[lang][kind].format(
@@ -94,4 +94,4 @@ def misdeed(lang: str, chance: random.Random) -> bytes:
         )
         for kind in kinds
     ]
-    return "\n".join(deeds).encode()
+    return "; ".join(deeds).encode()
