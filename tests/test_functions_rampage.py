@@ -4,6 +4,7 @@ import asyncio
 import json
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from windlass.worker.functions.process import Output
 
 EVERY = pytest.mark.parametrize("lang", LANGUAGES)
 
-SMALL = {"output": 300_000, "result": 100_000, "grace": 0.1}
+SMALL: dict[str, Any] = {"output": 300_000, "result": 100_000, "grace": 0.1}
 
 
 @pytest.fixture(autouse=True)
