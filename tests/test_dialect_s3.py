@@ -36,11 +36,12 @@ async def test_each_line_is_a_job_and_the_ids_come_in_order(engine: Engine, shop
     """[1]"""
     added = await add(shop, "one\ntwo\nthree|with a bar\n")
     assert (added["ok"], added["count"], len(set(added["ids"]))) == (True, 3, 3)
-    payloads = [(await engine(Show(tenant="shop", id=id, payload=True))).payload for id in added["ids"]]
-    assert [bytes(payload) for payload in payloads] == [b"one", b"two", b"three|with a bar"]  # type: ignore[arg-type]
+    jobs = [await engine(Show(tenant="shop", id=id, payload=True)) for id in added["ids"]]
+    assert [bytes(job.payload) for job in jobs] == [b"one", b"two", b"three|with a bar"]  # type: ignore[arg-type]
     assert added["ids"] == sorted(added["ids"])
     made_at = [int(check_id(id).replace("-", "")[:12], 16) for id in added["ids"]]  # milliseconds
     assert made_at == sorted(made_at)
+    assert made_at == pytest.approx([job.created_at.timestamp() * 1000 for job in jobs], abs=2000)
 
 
 async def test_empty_lines_and_remarks_are_no_jobs(engine: Engine, shop: httpx2.AsyncClient) -> None:

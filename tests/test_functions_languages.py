@@ -255,6 +255,7 @@ LIFE: dict[str, dict[str, Any]] = {
 
 @EVERY
 async def test_before_runs_once_and_the_others_once_for_each_batch(shop: Bench, lang: str) -> None:
+    """[29]"""
     work = handler(lang, **LIFE[lang])
     batches = [await shop.run(work, b"a", b"b"), await shop.run(work, b"c", b"d")]
     found = [json.loads(one.result or b"") for heard in batches for one in heard.outcomes.values()]

@@ -18,8 +18,10 @@ from windlass.model.errors import Conflict, Invalid, Missing
 from windlass.model.handler import MOST_SCRIPT, MOST_VERSIONS, NewHandler
 from windlass.model.job import DAY, NewJob, Reason, State
 from windlass.model.lifecycle import Verdict
+from windlass.model.match import Match
 from windlass.model.operations import (
     Claim,
+    Count,
     GetCode,
     GetHandler,
     Handlers,
@@ -312,7 +314,7 @@ async def test_an_archived_job_can_be_run_again_by_hand(engine: Engine) -> None:
     assert await claimed(engine, worker) == [("default", "work")]
 
 
-async def test_the_four_outcomes_are_told_apart(engine: Engine) -> None:
+async def test_the_four_outcomes_are_told_and_counted_apart(engine: Engine) -> None:
     """[17, 18, 19, 20, 21]"""
     await upload(engine)
     codes = {Verdict.OK: 201, Verdict.FAILED: 410, Verdict.RETRY: 102, Verdict.ERROR: 503}
@@ -329,6 +331,9 @@ async def test_the_four_outcomes_are_told_apart(engine: Engine) -> None:
         Verdict.RETRY: (State.SCHEDULED, Reason.RETRY, 102),
         Verdict.ERROR: (State.SCHEDULED, Reason.ERROR, 503),
     }
+    for reason in (Reason.FAILED, Reason.RETRY, Reason.ERROR):
+        assert (await engine(Count(match=Match(reason=reason)))).count == 1
+    assert (await engine(Count(match=Match(state=["succeeded"])))).count == 1
 
 
 async def test_what_a_job_answered_is_the_payload_of_the_one_that_follows(engine: Engine) -> None:

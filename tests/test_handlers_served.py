@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import socket
 import subprocess
 import time
 from collections import Counter
@@ -186,6 +187,23 @@ def test_outcomes_are_what_the_code_says(site: Site) -> None:
     assert [site.ended(id)["code"] for id in ids] == [200, 466, 500]
     until(lambda: site.job(again)["state"] == "scheduled")
     assert (site.job(again)["reason"], site.job(again)["attempt"]) == ("retry", 1)
+
+
+@ON_A_FILE
+@pytest.mark.parametrize("listening", [False, True], ids=["refused", "timed out"])
+def test_a_call_that_brings_no_answer_is_made_again(site: Site, listening: bool) -> None:
+    """[33]"""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+        if not listening:
+            silent.close()
+        site.upload("call", url, "http", options={"timeout": 0.3})
+        again: dict[str, Any] = {"max_retry": 1, "retry.base": 0.1}
+        (id,) = site.feed("call", "x", **again)
+        assert site.ended(id)["state"] == "failed"
+    job = site.job(id)
+    assert job["attempt"] == 2
+    assert {error["type"] for error in job["errors"]} == {"ETIMEDOUT" if listening else "ECONNREFUSED"}
 
 
 @ON_A_FILE

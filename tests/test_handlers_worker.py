@@ -286,15 +286,19 @@ def test_what_a_worker_will_not_run_says_so_and_another_may_run_it(workshop: Wor
 
 @ON_A_FILE
 def test_the_log_has_a_line_for_each_step_of_a_jobs_life(workshop: Workshop, bench: Bench) -> None:
-    """[38]"""
+    """[21, 38]"""
     bench.upload("first", "echo 'J: second|x'", "sh")
     bench.upload("second", "exit 66", "sh")
+    bench.upload("exits", "exit $(cat)", "sh")
     (id,) = bench.feed("first", "x")
+    again, broke = bench.feed("exits", "75", "1")
     worker = workshop.start("-v", "--tenant", workshop.tenant, target="")
     worker.hear(f"{id} first running, attempt 1")
     worker.hear(f"{id} first completed, ok 200 after [0-9.]+ s")
     entered = worker.hear("([0-9a-f-]{36}) second entered")
     worker.hear(f"{re.escape(entered[1])} second completed, failed 466 after")
+    worker.hear(f"{again} exits completed, retry 100 after")
+    worker.hear(f"{broke} exits completed, error 500 after")
 
 
 # Commands

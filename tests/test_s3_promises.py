@@ -15,7 +15,8 @@ from windlass.engine import Engine
 from windlass.engine.upkeep import reclaim
 from windlass.model.handler import NewHandler
 from windlass.model.job import State
-from windlass.model.operations import Claim, PutHandler, Show, Workers
+from windlass.model.operations import ChangeQueue, Claim, PutHandler, Show, Workers
+from windlass.model.queue import QueueChange
 
 STORES = pytest.mark.parametrize("kind", ["sqlite", "redis"], indirect=True)
 
@@ -81,6 +82,21 @@ async def test_workers_have_names_of_their_own_and_a_dead_one_is_forgotten(engin
     clock.advance(engine.desk.settings.lease + 1)
     third = await worker_of_functions(engine)
     assert [worker.id for worker in await engine(Workers())] == [third]
+
+
+@STORES
+async def test_what_is_stopped_takes_jobs_in_and_runs_them_when_it_is_started(engine: Engine) -> None:
+    """[37]"""
+    worker = await worker_of_functions(engine)
+    running = await enqueue(engine)
+    held = await take(engine, worker)
+    await engine(ChangeQueue(queue="default", change=QueueChange(paused=True)))
+    job = await enqueue(engine)
+    assert await engine(Claim(worker=worker, slots=5)) == []
+    await finish(engine, worker, held)
+    assert await state(engine, running.id) is State.SUCCEEDED, "what runs goes on"
+    await engine(ChangeQueue(queue="default", change=QueueChange(paused=False)))
+    assert (await take(engine, worker)).job.id == job.id
 
 
 @STORES

@@ -32,7 +32,7 @@ H = TypeVar("H", bound=Held)
 
 TRY_AGAIN = (0.05, 0.1, 0.2, 0.5, 1.0)
 MOST_BYTES = 8 << 20
-"""Of the results in one report."""
+"""Of the results and new jobs in one report."""
 
 
 class Reports:
@@ -152,14 +152,19 @@ def hopeless(report: Finished, fault: WindlassError) -> Finished:
 
 
 def _batches(reports: list[Finished]) -> list[list[Finished]]:
-    """Split by number, and by the size of results."""
+    """Split by number, and by size."""
     batches: list[list[Finished]] = []
     size = MOST_BYTES
     for report in reports:
-        weight = len(memoryview(report.result)) if report.result else 0
+        weight = _weight(report)
         if not batches or len(batches[-1]) >= MOST_AT_ONCE or size + weight > MOST_BYTES:
             batches.append([])
             size = 0
         batches[-1].append(report)
         size += weight
     return batches
+
+
+def _weight(report: Finished) -> int:
+    result = len(memoryview(report.result)) if report.result else 0
+    return result + sum(len(memoryview(job.payload)) for job in report.jobs) if report.jobs else result

@@ -26,6 +26,8 @@ AHEAD = 100
 """Jobs that a context is given before it has answered the first of them."""
 AFTER_WITHIN = 60.0
 """Seconds that `afterEach` may take."""
+LAST_MOMENTS = 1.0
+"""Seconds for which a process that can hear or answer no more may still end by itself."""
 LAST_LINES = 2000
 """Characters of what a dead process printed last."""
 
@@ -84,6 +86,8 @@ class Context:
         self._marks = 0
         """Those that should have gone by."""
         self._answers = bytearray()
+        self._stray = 0
+        """Bytes printed since the last answer that are no job's."""
         self._tail = ""
         self._number = 1
         """That of the job at hand; those after it have those after it."""
@@ -246,17 +250,24 @@ class Context:
         self._tail = (self._tail + data[-LAST_LINES:].decode(errors="replace"))[-LAST_LINES:]
         batch = self._batch
         if batch is None or not 0 <= place < len(batch.given):
+            self._stray += len(data)
+            self._check_output(output, self._stray)
             return
         id = batch.given[place].id
         talk = batch.talks.setdefault(id, Talk())
         talk.bytes += len(data)
-        if talk.bytes > self._options.output:
-            self.end(Reason.OUTPUT, "printed more than this worker allows")
-            self.process.close_output(output)
+        if not self._check_output(output, talk.bytes):
             return
         said = talk.lines.feed(data) if output == "stdout" else data
         if said:
             batch.hears.said(id, output, said)
+
+    def _check_output(self, output: Printed, printed: int) -> bool:
+        if printed <= self._options.output:
+            return True
+        self.end(Reason.OUTPUT, "printed more than this worker allows")
+        self.process.close_output(output)
+        return False
 
     def _hear_answers(self, data: bytes) -> None:
         self._answers += data
@@ -302,8 +313,9 @@ class Context:
             self._catch_up_with("stderr", self._stderr)
 
     def _catch_up_with(self, output: Printed, parts: Parts) -> None:
-        while parts.marks <= self._marks and self.process.pull(output):
-            pass
+        unread = self.process.unread(output)  # and no more: somebody may print faster than we read
+        while parts.marks <= self._marks and unread > 0 and (heard := self.process.pull(output)):
+            unread -= heard
         parts.skip_to(self._marks + 1)
 
     def _conclude(self, batch: Batch, outcome: FunctionOutcome) -> None:
@@ -313,6 +325,7 @@ class Context:
             outcome = _too_much(outcome.id, f"its result has more than {self._options.result} bytes")
         self._marks += 1
         self._number += 1
+        self._stray = 0
         batch.given.popleft()
         self.jobs += 1
         batch.hears.ended(outcome)
@@ -321,6 +334,10 @@ class Context:
         self._next(batch)
 
     # It ends
+
+    def cut_off(self) -> None:
+        """What closes its wires and lives on would be waited for in vain."""
+        self._loop.call_later(LAST_MOMENTS, self.end, Reason.CRASHED, "its process has closed descriptor 3 or 4")
 
     def exited(self, exit: Exit) -> None:  # noqa: A002
         self.dead = True

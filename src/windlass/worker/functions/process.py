@@ -10,6 +10,7 @@ import itertools
 import os
 import socket
 import sys
+import termios
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -69,6 +70,10 @@ class Listener(Protocol):
 
     def half_filled(self) -> None:
         """Its folder holds half of what it may."""
+        ...
+
+    def cut_off(self) -> None:
+        """It has closed a wire: it hears no more orders, or can answer none. Most often it is just ending."""
         ...
 
     def exited(self, exit: Exit) -> None:  # noqa: A002 - it is one
@@ -142,6 +147,7 @@ class Process:
         self.pid = news.started
         for output, descriptor in self._outputs.items():
             self._loop.add_reader(descriptor, self._readable, output)
+        self._loop.add_reader(self._orders, self._unheard)
         self._loop.add_reader(self._worker, self._told)
         self._told_so_far()
 
@@ -179,6 +185,11 @@ class Process:
             self._loop.remove_writer(self._orders)
             self._stuck = False
 
+    def _unheard(self) -> None:
+        """The one thing that can be read from the end we write to: nobody has the other one any more."""
+        self._loop.remove_reader(self._orders)
+        self._listener.cut_off()
+
     def end(self, grace: float) -> None:
         """TERM to all that has come of it, and KILL after the grace."""
         if self._worker is not None:
@@ -187,22 +198,32 @@ class Process:
 
     # What it says to us
 
-    def pull(self, output: Output) -> bool:
-        """Hear what has been written to an output by now; whether there was anything."""
+    def unread(self, output: Output) -> int:
+        """Bytes that have been written to an output and not been heard."""
         descriptor = self._outputs.get(output)
         if descriptor is None:
-            return False
+            return 0
+        found = fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4))
+        return int.from_bytes(found, sys.byteorder)
+
+    def pull(self, output: Output) -> int:
+        """Hear some of what has been written to an output by now; how many bytes there were."""
+        descriptor = self._outputs.get(output)
+        if descriptor is None:
+            return 0
         try:
             data = os.read(descriptor, READ_AT_ONCE)
         except BlockingIOError:
-            return False
+            return 0
         except OSError:
             data = b""
-        if not data:
-            self.close_output(output)
-            return False
-        self._listener.heard(output, data)
-        return True
+        if data:
+            self._listener.heard(output, data)
+            return len(data)
+        self.close_output(output)
+        if output == "answers":
+            self._listener.cut_off()
+        return 0
 
     def _readable(self, output: Output) -> None:
         self.pull(output)
@@ -263,6 +284,7 @@ class Process:
         for output in list(self._outputs):
             self.close_output(output)
         if self._orders >= 0:
+            self._loop.remove_reader(self._orders)
             self._loop.remove_writer(self._orders)
             os.close(self._orders)
             self._orders = -1

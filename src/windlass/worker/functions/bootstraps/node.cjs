@@ -12,6 +12,7 @@ const RETRY = 100;
 const OK = 200;
 const FAILED = 400;
 const ERROR = 500;
+const HALF = /(?<!\\)(?:\\\\)*\\ud/; // a surrogate without its other half, as JSON.stringify writes it
 
 class Retry extends Error {
   constructor(message = "the function asked to be run again", { after = null } = {}) {
@@ -132,7 +133,9 @@ function read(kind, data) {
 function said(code, value) {
   if (value instanceof Uint8Array) return `${code} base64 ${Buffer.from(value).toString("base64")}`;
   const text = JSON.stringify(value);
-  return `${code} json ${text === undefined ? "null" : text}`;
+  if (text === undefined) return `${code} json null`;
+  if (text.includes("\\ud") && HALF.test(text)) throw new TypeError("its result has half a character in it");
+  return `${code} json ${text}`;
 }
 
 function told(fault) {
@@ -140,17 +143,22 @@ function told(fault) {
   const known = Number.isInteger(code) && ((code >= RETRY && code < OK) || (code >= FAILED && code < ERROR + 100));
   const whole = fault instanceof Error;
   const error = {
-    type: whole ? String(fault.name) : "Error",
-    message: whole ? String(fault.message) : String(fault),
+    type: whole ? wellFormed(fault.name) : "Error",
+    message: wellFormed(whole ? fault.message : fault),
     traceback: whole ? trace(fault) : "",
     after: fault && typeof fault.after === "number" ? fault.after : null,
   };
   return `${known ? code : ERROR} error ${JSON.stringify(error)}`;
 }
 
+// Half a character is none in JSON.
+function wellFormed(value) {
+  return Buffer.from(String(value)).toString();
+}
+
 // Without the lines that are of this file.
 function trace(fault) {
-  const lines = String(fault.stack).split("\n");
+  const lines = wellFormed(fault.stack).split("\n");
   return lines.filter((line) => !line.includes(__filename)).join("\n");
 }
 

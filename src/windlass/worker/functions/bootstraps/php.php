@@ -115,8 +115,8 @@ final class WindlassContext
     /** What is printed from here on is the next job's. */
     public static function separate(): void
     {
-        while (ob_get_level()) {
-            ob_end_flush();
+        while (ob_get_level() && @ob_end_flush()) {
+            // until one comes that was made so that it cannot be ended
         }
         fwrite(self::$wires[1], self::$mark);
         fwrite(self::$wires[2], self::$mark);
