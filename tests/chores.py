@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from windlass import Cancelled, RateLimited, Windlass, current
+from windlass import Cancelled, Fail, RateLimited, Windlass, current
 
 app = Windlass(tenant=os.environ["WORKSHOP_TENANT"])
 
@@ -337,3 +337,40 @@ async def block(seconds: float) -> None:
     """Keep everybody else in this event loop waiting."""
     note("start", "blocking", os.getpid())
     time.sleep(seconds)  # noqa: ASYNC251 - the very thing that is tested
+
+
+class WordlessError(Exception):
+    """Cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def _blurt(what: str) -> None:
+    match what:
+        case "nothing":
+            raise WordlessError
+        case "half a character":
+            raise ValueError("a\ud800")
+        case "half a line":
+            current.log("a\ud800")
+            current.progress(1, note="a\ud800")
+        case "no number":
+            current.progress("many")  # type: ignore[arg-type]
+        case "no code":
+            raise Fail("it has", code="none")  # type: ignore[arg-type]
+
+
+@app.task(max_retry=0)
+def blurt(what: str) -> None:
+    _blurt(what)
+
+
+@app.task(max_retry=0)
+async def co_blurt(what: str) -> None:
+    _blurt(what)
+
+
+@app.task(max_retry=0, isolate=True)
+def alone_blurt(what: str) -> None:
+    _blurt(what)

@@ -148,6 +148,14 @@ HALF_A_CHARACTER = {
 }
 
 
+async def test_an_error_of_python_that_cannot_be_put_into_words_is_told() -> None:
+    source = "class Wordless(Exception):\n    def __str__(self): raise SystemExit\n\ndef run(p):\n    raise Wordless"
+    async with bench() as shop:
+        outcome = (await shop.run(handler("python", source), b"")).one
+        assert (outcome.code, outcome.reason) == (500, None)
+        assert outcome.message == "it cannot be put into words: that raised SystemExit"
+
+
 @pytest.mark.parametrize("lang", HALF_A_CHARACTER)
 async def test_an_error_with_half_a_character_in_it_is_told(lang: str) -> None:
     source, message = HALF_A_CHARACTER[lang]

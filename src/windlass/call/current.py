@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from windlass.model.job import NewJob, Progress
+from windlass.model.wire import speakable
 
 
 class RunningJob(Struct, frozen=True, kw_only=True):
@@ -85,7 +86,8 @@ class Current:
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """Say how far the job is; whoever watches it sees this within a second."""
-        _run().progress(Progress(done=done, total=total, note=note[:1000]))
+        whole = None if total is None else float(total)
+        _run().progress(Progress(done=float(done), total=whole, note=speakable(str(note)[:1000])))
 
     def log(self, *values: object, sep: str = " ") -> None:
         """Write a line to the job's own output, kept with the job and readable while it runs."""

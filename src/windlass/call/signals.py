@@ -3,6 +3,9 @@
 from datetime import timedelta
 
 from windlass.model.duration import seconds
+from windlass.model.errors import Invalid
+
+LEAST_CODE, MOST_CODE = 400, 599
 
 
 class Signal(Exception):
@@ -22,6 +25,8 @@ class Fail(Signal):
 
     def __init__(self, message: str = "", *, code: int = 400) -> None:
         super().__init__(message or "the task failed")
+        if type(code) is not int or not LEAST_CODE <= code <= MOST_CODE:
+            raise Invalid(f"{code!r} is no code of a failure: a whole number, {LEAST_CODE} to {MOST_CODE}", at="code")
         self.code = code
 
 

@@ -42,6 +42,11 @@ _pack = msgspec.msgpack.Encoder()
 _jsonify = msgspec.json.Encoder()
 
 
+def speakable(text: str) -> str:
+    """The same text; half characters, which no format has, are spelled out."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def encode(value: object, form: Format = "msgpack") -> bytes:
     return _pack.encode(value) if form == "msgpack" else _jsonify.encode(value)
 

@@ -3,7 +3,11 @@
 import os
 import socket
 import threading
+from contextlib import suppress
 
+from windlass.model.job import Error
+from windlass.model.lifecycle import Verdict
+from windlass.model.wire import UNSPEAKABLE, speakable
 from windlass.worker.frames import LARGE, Ending, News, Said, frame
 
 MANY = 64
@@ -44,11 +48,30 @@ class Outbox:
                 if large:
                     self._send_one_by_one(endings, said)
                 elif endings or said:
-                    self._link.sendall(frame(News(endings, said)))
+                    self._send_together(endings, said)
             except OSError:
                 os._exit(0)  # the supervisor is gone
 
+    def _send_together(self, endings: list[Ending], said: list[Said]) -> None:
+        try:
+            packed = frame(News(endings, said))
+        except UNSPEAKABLE:
+            self._send_one_by_one(endings, said)
+        else:
+            self._link.sendall(packed)
+
     def _send_one_by_one(self, endings: list[Ending], said: list[Said]) -> None:
-        self._link.sendall(frame(News(said=said)))
+        """Also where one of them cannot be said, by whatever a task has put into it: the others go through."""
+        for one in said:
+            with suppress(*UNSPEAKABLE):
+                self._link.sendall(frame(News(said=[one])))
         for ending in endings:
-            self._link.sendall(frame(News([ending])))
+            self._link.sendall(_spoken(ending))
+
+
+def _spoken(ending: Ending) -> bytes:
+    try:
+        return frame(News([ending]))
+    except UNSPEAKABLE as fault:
+        error = Error(type="Unspeakable", message=speakable(f"how it ended cannot be told: {fault}"))
+        return frame(News([Ending(ending.number, Verdict.ERROR, error=error)]))

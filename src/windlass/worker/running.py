@@ -15,6 +15,7 @@ from windlass.model.errors import Invalid, TooLarge
 from windlass.model.job import Error, NewJob, Progress
 from windlass.model.lifecycle import Verdict
 from windlass.model.names import child_id, keyed_id
+from windlass.model.wire import speakable
 from windlass.worker.frames import MOST_RESULT, Assignment, Ending, Said
 from windlass.worker.inbox import Inbox
 
@@ -109,7 +110,7 @@ class Run:
         self._tell(Said(self._assignment.number, progress=progress))
 
     def log(self, text: str) -> None:
-        self._tell(Said(self._assignment.number, log=text))
+        self._tell(Said(self._assignment.number, log=speakable(text)))
 
     def input(self, timeout: float | None) -> bytes:
         return self._box().take(timeout)
@@ -208,4 +209,16 @@ def describe(fault: BaseException) -> Error:
     lines = "".join(traceback.format_exception(type(fault), fault, trace))
     kind = type(fault)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    return Error(type=name, message=str(fault)[:MOST_MESSAGE], traceback=lines[-MOST_TRACEBACK:])
+    return Error(
+        type=speakable(name),
+        message=speakable(_text(fault)[:MOST_MESSAGE]),
+        traceback=speakable(lines[-MOST_TRACEBACK:]),
+    )
+
+
+def _text(fault: BaseException) -> str:
+    """What an exception says. What it does then is its author's: a job must end, whatever that is."""
+    try:
+        return str(fault)
+    except BaseException as again:  # noqa: BLE001
+        return f"it cannot be put into words: that raised {type(again).__qualname__}"

@@ -146,6 +146,13 @@ def seconds(value: object) -> float | None:
     return value if isinstance(value, int | float) and 0 <= value < math.inf else None
 
 
+def text_of(fault: BaseException) -> str:
+    try:
+        return str(fault)
+    except BaseException as again:  # noqa: BLE001 - a function must end, whatever it raises
+        return f"it cannot be put into words: that raised {type(again).__qualname__}"
+
+
 def told(fault: BaseException) -> bytes:
     code = getattr(fault, "code", None)
     if type(code) is not int or not (RETRY <= code < OK or FAILED <= code < ERROR + 100):
@@ -155,7 +162,7 @@ def told(fault: BaseException) -> bytes:
         trace = trace.tb_next
     error = {
         "type": type(fault).__qualname__,
-        "message": str(fault),
+        "message": text_of(fault),
         "traceback": "".join(traceback.format_exception(type(fault), fault, trace, chain=False)),
         "after": seconds(getattr(fault, "after", None)),
     }

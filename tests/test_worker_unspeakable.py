@@ -1,0 +1,59 @@
+"""Tasks that say what cannot be said: each job ends all the same, and takes nobody along."""
+
+import socket
+
+import pytest
+
+from tests.workers import Workshop
+from windlass.model.job import NewJob, State
+from windlass.model.lifecycle import Verdict
+from windlass.worker.frames import Ending, Frames, News, Said
+from windlass.worker.outbox import Outbox
+
+BLURTED = {
+    "nothing": ("chores.WordlessError", "it cannot be put into words: that raised RuntimeError"),
+    "half a character": ("ValueError", "a\\ud800"),
+    "no number": ("ValueError", "could not convert string to float: 'many'"),
+    "no code": ("windlass.model.errors.Invalid", "code: 'none' is no code of a failure: a whole number, 400 to 599"),
+}
+
+
+@pytest.mark.parametrize("name", ["blurt", "co_blurt", "alone_blurt"])
+def test_whatever_a_task_raises_its_job_ends_with_an_error(workshop: Workshop, name: str) -> None:
+    task, add = getattr(workshop.chores, name), workshop.chores.add
+    workshop.start()
+    blurting = {what: task.enqueue(what) for what in BLURTED}
+    beside = add.enqueue(1, 2)
+    for what, (kind, message) in BLURTED.items():
+        job = workshop.ended(blurting[what])
+        assert job.state is State.FAILED
+        assert job.error is not None
+        assert (job.error.type, job.error.message) == (kind, message), what
+    assert beside.result(10) == 3
+
+
+@pytest.mark.parametrize("name", ["blurt", "co_blurt", "alone_blurt"])
+def test_half_a_character_is_spelled_out_in_what_a_job_says(workshop: Workshop, name: str) -> None:
+    workshop.start()
+    job = getattr(workshop.chores, name).enqueue("half a line")
+    ended = workshop.ended(job)
+    assert ended.state is State.SUCCEEDED
+    assert ended.progress is not None
+    assert ended.progress.note == "a\\ud800"
+
+
+def test_an_ending_that_cannot_be_sent_is_an_error_and_the_others_go_through() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        outbox = Outbox(here)
+        outbox.say(Said(1, log="a\ud800"))
+        outbox.say(Said(2, log="well"))
+        outbox.end(Ending(1, Verdict.OK, jobs=[NewJob(task="x", headers={"a": "\ud800"})]))
+        outbox.end(Ending(2, Verdict.OK))
+        outbox.send()
+        heard = list(Frames(News).feed(there.recv(1 << 16)))
+    assert [said for news in heard for said in news.said] == [Said(2, log="well")]
+    bad, good = [ending for news in heard for ending in news.endings]
+    assert (bad.number, bad.verdict, good) == (1, Verdict.ERROR, Ending(2, Verdict.OK))
+    assert bad.error is not None
+    assert "surrogates not allowed" in bad.error.message
