@@ -1,6 +1,12 @@
 """What every test may ask for. The servers have their own module."""
 
+import signal
+
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # As in the background of a shell: what tests start would inherit that, and some of it is to be interrupted.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST = (
     "test_machine",

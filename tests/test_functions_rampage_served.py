@@ -4,7 +4,7 @@ import asyncio
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -33,14 +33,13 @@ class Mumbler:
         self._thread = threading.Thread(target=self._loop.run_forever)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
+        with closing(writer), suppress(asyncio.IncompleteReadError, ConnectionError):
             while head := await reader.readuntil(b"\r\n\r\n"):
                 await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split()[0]))
                 writer.write(self._answer())
                 await writer.drain()
                 if self._chance.random() < 0.5:
                     break
-        writer.close()
 
     def _answer(self) -> bytes:
         chance, body = self._chance, noise(self._chance)
@@ -53,10 +52,19 @@ class Mumbler:
         return self
 
     def __exit__(self, *_: object) -> None:
+        asyncio.run_coroutine_threadsafe(self._hang_up(), self._loop).result(PATIENCE)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._server.close()
         self._loop.close()
+
+    async def _hang_up(self) -> None:
+        """Whoever calls us keeps some connections open."""
+        self._server.close()
+        calls = asyncio.all_tasks() - {asyncio.current_task()}
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await asyncio.sleep(0)  # transports close in the next round
 
 
 class Site:
