@@ -357,6 +357,10 @@ def _blurt(what: str) -> None:
             current.progress(1, note="a\ud800")
         case "no number":
             current.progress("many")  # type: ignore[arg-type]
+        case "no limit":
+            raise RateLimited(1, limit="a b")
+        case "a long line":
+            current.log("start" + "x" * (1 << 20) + "end")
         case "no code":
             raise Fail("it has", code="none")  # type: ignore[arg-type]
 

@@ -7,13 +7,19 @@ import pytest
 from tests.workers import Workshop
 from windlass.model.job import NewJob, State
 from windlass.model.lifecycle import Verdict
+from windlass.model.operations import GetOutput
 from windlass.worker.frames import Ending, Frames, News, Said
+from windlass.worker.held import MOST_UNSAID
 from windlass.worker.outbox import Outbox
 
 BLURTED = {
     "nothing": ("chores.WordlessError", "it cannot be put into words: that raised RuntimeError"),
     "half a character": ("ValueError", "a\\ud800"),
     "no number": ("ValueError", "could not convert string to float: 'many'"),
+    "no limit": (
+        "windlass.model.errors.Invalid",
+        "limit: 'a b' is not a name: letters, digits, '_', '.', '-'; 1 to 128 of them",
+    ),
     "no code": ("windlass.model.errors.Invalid", "code: 'none' is no code of a failure: a whole number, 400 to 599"),
 }
 
@@ -40,6 +46,16 @@ def test_half_a_character_is_spelled_out_in_what_a_job_says(workshop: Workshop, 
     assert ended.state is State.SUCCEEDED
     assert ended.progress is not None
     assert ended.progress.note == "a\\ud800"
+
+
+@pytest.mark.parametrize("name", ["blurt", "co_blurt", "alone_blurt"])
+def test_of_a_line_that_is_too_long_the_end_is_kept(workshop: Workshop, name: str) -> None:
+    workshop.start()
+    job = getattr(workshop.chores, name).enqueue("a long line")
+    assert workshop.ended(job).state is State.SUCCEEDED
+    kept = b"".join(chunk.data for chunk in workshop.app.link.ask(GetOutput(tenant=workshop.tenant, id=job.id)).chunks)
+    assert kept.endswith(b"xend\n")
+    assert len(kept) == MOST_UNSAID
 
 
 def test_an_ending_that_cannot_be_sent_is_an_error_and_the_others_go_through() -> None:

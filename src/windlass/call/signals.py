@@ -4,6 +4,7 @@ from datetime import timedelta
 
 from windlass.model.duration import seconds
 from windlass.model.errors import Invalid
+from windlass.model.names import check_name
 
 LEAST_CODE, MOST_CODE = 400, 599
 
@@ -48,7 +49,7 @@ class RateLimited(Signal):
     def __init__(self, after: float | str | timedelta, *, limit: str = "") -> None:
         super().__init__(f"the task asked for a rest of {after}")
         self.after = seconds(after, at="after")
-        self.limit = limit
+        self.limit = limit if limit == "" else check_name(str(limit), at="limit")
 
 
 class Cancelled(BaseException):

@@ -114,9 +114,10 @@ class Held:
 
     def print(self, stream: Stream, data: bytes) -> None:
         """It prints something; of what nobody was told yet only the newest is kept."""
+        data = data[-MOST_UNSAID:]
         self.log.append((stream, data))
         self._unsaid += len(data)
-        while self._unsaid > MOST_UNSAID and len(self.log) > 1:
+        while self._unsaid > MOST_UNSAID:
             self._unsaid -= len(self.log.pop(0)[1])
 
     @property
