@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from tests.engines import enqueue, finish, register, take
 from tests.worlds import EPOCH, VirtualClock
-from windlass.engine import Engine
+from windlass.engine import Engine, estimates
 from windlass.engine.estimates import STALE
 from windlass.engine.experience import MOST_FORETOLD, MOST_FRESH, MOST_RUNNING, Experience, Forecast, Promise
 from windlass.engine.forecasts import RUN_TIMES, foretell
@@ -51,6 +51,7 @@ async def teach(engine: Engine, seconds: float, *, task: str = "work", tenant: s
         engine.desk.experience.finished([job.id], seconds)
     await learn_run_times(engine.desk)
     await engine(Cancel(tenant=tenant, ids=[job.id]))
+    engine.desk.experience.forecasts.clear()  # what that job was told of
 
 
 async def tiers(engine: Engine, slow: int = 1, medium: int = 2) -> None:
@@ -260,7 +261,41 @@ async def test_at_the_door_a_job_is_told_its_wait_unless_that_takes_too_much_tim
     assert await accepted(engine) is None, "that is too long ago"
     engine.desk.experience.forecasts["default"] = replace(last, cost=0.0)
     assert await accepted(engine) == pytest.approx(16.0, rel=0.1)
-    assert await accepted(engine, delay=5.0) is None, "it is not in the queue yet"
+
+
+async def test_at_the_door_a_job_with_a_delay_is_told_when_it_will_start(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimates, "IN_PASSING", 5.0)  # the machine may be busy with other tests
+    await teach(engine, 4.0)
+    assert await accepted(engine, delay=60.0) is None, "nobody can say: there is no worker"
+    engine.desk.experience.forecasts.clear()
+    worker = await register(engine)
+    assert await accepted(engine, delay=60.0) == pytest.approx(60.0, abs=1.0), "the slot is free"
+    for _ in range(4):
+        await enqueue(engine)
+    await take(engine, worker)
+    engine.desk.experience.forecasts.clear()
+    assert await accepted(engine, delay=5.0) == pytest.approx(16.0, rel=0.2), "behind those who wait, as they are now"
+    assert await accepted(engine, delay=60.0) == pytest.approx(60.0, abs=1.0)
+    assert await accepted(engine) == pytest.approx(16.0, rel=0.1), "whoever comes later does not count as waiting"
+    last = engine.desk.experience.forecasts["default"]
+    engine.desk.experience.forecasts["default"] = replace(last, cost=60.0, at=last.at - 2.0)
+    assert await accepted(engine, delay=60.0) == pytest.approx(58.0, abs=1.0), "the forecast was made two seconds ago"
+
+
+async def test_a_job_with_a_delay_for_a_deep_queue_is_told_by_a_glimpse_of_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(estimates, "IN_PASSING", 5.0)  # the machine may be busy with other tests
+    await teach(engine, 4.0)
+    await register(engine, slots=2)
+    for _ in range(2):
+        await engine(EnqueueMany(jobs=[NewJob(task="work")] * 1000))
+    engine.desk.experience.forecasts.clear()
+    assert await accepted(engine, delay=5.0) == pytest.approx(4000.0, rel=0.1)
+    assert engine.desk.experience.forecasts["default"].rough
+    assert await accepted(engine, delay=5000.0) == pytest.approx(5000.0, abs=1.0)
 
 
 async def test_item_17_with_tiers_each_job_is_told_its_wait_at_the_door(engine: Engine) -> None:

@@ -14,6 +14,7 @@ from tests.servers import NewPrefix, Server
 from tests.test_estimates import estimate, teach, tiers, told
 from tests.worlds import VirtualClock
 from windlass.engine import Engine, estimates
+from windlass.engine.forecasts import foretell
 from windlass.engine.journal import Journaled
 from windlass.engine.scene import even_part
 from windlass.model.estimate import Estimate, Why
@@ -160,9 +161,27 @@ async def test_over_a_journal_a_job_is_told_its_wait_from_the_last_forecast_and_
         waits = [await accepted(service) for _ in range(4)]
         assert waits == pytest.approx([4.0, 6.0, 8.0, 10.0], abs=2.5)
         assert waits == sorted(waits, key=lambda wait: wait or 0.0), "each is behind the one before"
-        assert await accepted(service, delay=5.0) is None
+        assert await accepted(service, delay=60.0) == pytest.approx(60.0, abs=2.5)
         forecasts = engine.desk.experience.forecasts
         assert forecasts.keys() == {"default"}
+
+
+async def test_over_a_journal_that_is_far_behind_a_job_is_told_of_all_who_are_in_it(
+    redis_server: Server, new_prefix: NewPrefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with journaled_at(redis_server.url, tmp_path, new_prefix()) as service:
+        engine, drainer = service._engine, service._drainer
+        await teach(engine, 4.0)
+        await service(Register(worker=NewWorker(name="w", slots=2)))
+        await enqueue(engine)
+        engine.desk.experience.forecasts.clear()
+        monkeypatch.setattr(drainer, "_drain", lambda _: asyncio.sleep(0.05, result=False))  # the store is slow
+        await service(EnqueueMany(jobs=[NewJob(task="work")] * 1000))
+        assert drainer.behind
+        assert await accepted(service) is None, "nobody has looked, and the store is busy"
+        await foretell(engine.desk)
+        assert await accepted(service) == pytest.approx(2000.0, rel=0.1), "whoever keeps house has looked meanwhile"
+        assert await accepted(service, delay=5.0) is not None
 
 
 async def test_over_a_journal_no_job_is_kept_at_the_door_by_a_forecast_that_takes_long(

@@ -45,7 +45,7 @@ async def get_estimate(desk: Desk, operation: GetEstimate) -> Estimate:
         case State.BLOCKED:
             return Estimate(why=Why.JOBS)
         case State.SCHEDULED:
-            return await _of_scheduled(desk, job)
+            return await _of_scheduled(desk, record)
         case _:
             return Estimate()
 
@@ -68,7 +68,7 @@ async def lately(desk: Desk, job: Job) -> Estimate | None:
         return Estimate(why=Why.JOBS)
     found = await watched(desk, job.queue, shared=True)
     if job.state is State.SCHEDULED:
-        return _later(found, job)
+        return _later(found, Record(job))
     if job.id not in found.jobs and not is_large(found):
         return None
     (record,) = [Record(job)] if job.id in found.jobs else (await desk.store.read([job.id])).records
@@ -101,11 +101,12 @@ def _alone(found: Forecast, job: Job) -> Estimate:
     return told or Estimate(seconds=0.0, why=Why.SLOTS)  # it was claimed meanwhile
 
 
-async def _of_scheduled(desk: Desk, job: Job) -> Estimate:
+async def _of_scheduled(desk: Desk, record: Record) -> Estimate:
     """As if the queue stayed as it is until its time comes."""
+    job = record.job
     found = await watched(desk, job.queue)
     if is_large(found):
-        return _later(found, job)
+        return _later(found, record)
     lane = Lane(
         [(job.priority, LAST, job.id)],
         UNKNOWN,
@@ -120,12 +121,13 @@ async def _of_scheduled(desk: Desk, job: Job) -> Estimate:
     return Estimate(seconds=later.seconds, why=later.why if later.seconds is None else Why.TIME)
 
 
-def _later(found: Forecast, job: Job) -> Estimate:
-    """The same without a replay: as long as a newcomer waits, but not before its time."""
-    told = aged(found, of_newcomer(found, job.tenant))
+def _later(found: Forecast, record: Record) -> Estimate:
+    """The same without a replay: as long as one who comes now waits, but not before its time."""
+    told = of_latecomer(found, record, FIRST)
     if told.seconds is None:
-        return Estimate(why=told.why)
-    return Estimate(seconds=max(_due_in(found, job), told.seconds), why=Why.TIME)
+        return told
+    due = aged(found, Estimate(seconds=_due_in(found, record.job)))
+    return Estimate(seconds=max(due.seconds or 0.0, told.seconds), why=Why.TIME)
 
 
 def _due_in(found: Forecast, job: Job) -> float:
@@ -136,6 +138,10 @@ def _due_in(found: Forecast, job: Job) -> float:
 async def at_the_door(desk: Desk, record: Record) -> float | None:
     """Seconds that a job which has just been queued will wait; null = that takes too long to say, or nobody can."""
     job = record.job
+    if job.state is State.SCHEDULED:
+        last = desk.experience.forecasts.get(job.queue)
+        await before_the_door(desk, job.queue, oldest=0.0 if last is None or is_due(last) else STALE)
+        return through_the_door(desk, record)
     if job.state is not State.QUEUED:
         return None if job.started_at is None else 0.0  # a worker was quicker than we
     place = _arrived(desk, record)
@@ -189,17 +195,19 @@ def _from(last: Forecast | None, record: Record, place: Place) -> Estimate | Non
     return of_latecomer(last, record, place) if last is not None and time() - last.at < STALE else None
 
 
-async def before_the_door(desk: Desk, queue: str) -> None:
-    """Have a forecast at hand for a job that is about to come, where it goes to a journal first.
+async def before_the_door(desk: Desk, queue: str, *, oldest: float = STALE / 2, ask: bool = True) -> None:
+    """Have a forecast at hand for a job that will not be in the queue when it is told its wait.
 
-    The store does not have it when it is asked for its wait: what it is told comes from the last forecast, and from how
-    many came since. Of a long queue a glimpse will do; whoever keeps house makes a better one.
+    That is where its time comes later, or where it goes to a journal first: what it is told comes from the last
+    forecast, and from how many came since; that of a short queue may be so many seconds old. Of a long one a glimpse
+    will do: whoever keeps house makes a better one, and all of it where the store should not be asked now.
     """
     experience = desk.experience
     last = experience.forecasts.get(queue)
-    if last is not None and (not _has_passed(last) if is_large(last) else time() - last.at < STALE / 2):
+    if last is not None and (not _has_passed(last) if is_large(last) else time() - last.at < oldest):
         return
-    if time() < experience.crowded_until.get(queue, 0.0):
+    if not ask or time() < experience.crowded_until.get(queue, 0.0):
+        experience.watched[queue] = time()
         return
     try:
         async with asyncio.timeout(IN_PASSING):
@@ -215,15 +223,23 @@ async def before_the_door(desk: Desk, queue: str) -> None:
         experience.crowded_until[queue] = time() + STALE
 
 
-def through_the_door(desk: Desk, record: Record) -> float | None:
-    """Seconds that a job which is in the journal will wait, by the last forecast; null = there is none, or no more."""
-    place, job = _arrived(desk, record), record.job
+def through_the_door(desk: Desk, record: Record, undrained: int = 0) -> float | None:
+    """Seconds that a job will wait whose time comes later, or which is in the journal behind so many others, by the
+    last forecast; null = there is none, or no more.
+    """
+    job = record.job
+    last = desk.experience.forecasts.get(job.queue)
+    if last is not None and (_has_passed(last) if is_large(last) else time() - last.at >= STALE and is_due(last)):
+        last = None
+    if job.state is State.SCHEDULED:
+        return _later(last, record).seconds if last else None
     if job.state is not State.QUEUED:
         return None
-    last = desk.experience.forecasts.get(job.queue)
-    if last is None or (_has_passed(last) if is_large(last) else time() - last.at >= STALE and is_due(last)):
-        return None
-    return of_latecomer(last, record, place).seconds
+    place = _arrived(desk, record)
+    # A journal is drained in order: the forecast misses all who came since, or all who are not drained, if these are
+    # more, for then it was made while some of them waited here already.
+    place = place._replace(queue=max(place.queue, undrained))
+    return of_latecomer(last, record, place).seconds if last else None
 
 
 ANSWERS: dict[type[Operation[Any]], Callable[[Desk, Any], Awaitable[Any]]] = {

@@ -108,8 +108,8 @@ class Journaled:
         await self._check_terms(drafts, "job")
         draft = drafts[0]
         exact = await self._has_tiers(draft)
-        if self._drainer.flows and not exact and not self._drainer.behind:
-            await before_the_door(self._engine.desk, draft.new.queue)
+        if self._drainer.flows and not exact:
+            await before_the_door(self._engine.desk, draft.new.queue, ask=not self._drainer.behind)
         created = await self._accept(drafts, named=_is_named(operation))
         if created:
             accepted = self._accepted(draft, created=True)
@@ -218,7 +218,8 @@ class Journaled:
         if not self._drainer.flows:
             return None
         if not exact:
-            return through_the_door(desk, Record(job, group=await self._group(draft)))
+            before = self._journal.last - self._journal.drained - 1
+            return through_the_door(desk, Record(job, group=await self._group(draft)), undrained=before)
         try:
             await self._drainer.reach(self._journal.last, PATIENCE)
             return await at_the_door(desk, await desk.find(job.id, job.tenant))
