@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -36,8 +36,13 @@ from windlass.system import SystemChance, SystemClock
 
 PAYLOAD = b"\xc4\x62" + bytes(98)  # a MessagePack binary: 100 bytes in all
 BIG = 1000
-ROUNDS = 3
+ROUNDS = 6
+WRITES = ("adds", "bare writes")
+RAW = 4
+"""Bare writes for each add: both are measured for about as long, or the shorter would find the better moments."""
 LEASE = 60.0
+LOOK_EVERY, LOOKS, MOST_LOOKS = 0.25, 4, 20
+"""Seconds between looks at a size, how many must be alike, and how many there are at the most."""
 
 
 class Place(NamedTuple):
@@ -54,19 +59,24 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-async def together(call: Callable[[], Awaitable[int]], total: int, callers: int) -> float:
-    """Jobs per second by several callers at once, as in a worker: while one waits for the store, others work."""
-    done = 0
+async def together(call: Callable[[int], Awaitable[int]], total: int, batch: int, callers: int) -> float:
+    """Jobs per second by several callers at once, as in a worker: while one waits for the store, others work.
+
+    Each sets aside what it is about to do, so that they do `total` together and not a batch each more.
+    """
+    left = total
 
     async def caller() -> None:
-        nonlocal done
-        while done < total:
-            number = await call()  # on a line of its own: `done` must be read after the wait, not before
-            done += number
+        nonlocal left
+        while left > 0:
+            asked = min(batch, left)
+            left -= asked
+            done = await call(asked)  # on a line of its own: `left` must be read after the wait, not before
+            left += asked - done
 
     begun = time.perf_counter()
     await asyncio.gather(*(caller() for _ in range(callers)))
-    return done / (time.perf_counter() - begun)
+    return total / (time.perf_counter() - begun)
 
 
 class Rates:
@@ -84,37 +94,38 @@ class Rates:
         def draft() -> Draft:
             return Draft("default", fresh_id(self.chance.uuid7(), "default"), self.job)
 
-        batches = [[draft() for _ in range(batch)] for _ in range(total // batch + self.callers)]
+        drafts = [draft() for _ in range(total)]
 
-        async def call() -> int:
-            await self.store.add(batches.pop())
-            return batch
+        async def call(number: int) -> int:
+            some, drafts[-number:] = drafts[-number:], []
+            await self.store.add(some)
+            return number
 
-        return await together(call, total, self.callers)
+        return await together(call, total, batch, self.callers)
 
     async def add_through_engine(self, total: int, batch: int) -> float:
-        async def call() -> int:
-            return len((await self.engine(EnqueueMany(jobs=[self.job] * batch))).ids)
+        async def call(number: int) -> int:
+            return len((await self.engine(EnqueueMany(jobs=[self.job] * number))).ids)
 
-        return await together(call, total, self.callers)
+        return await together(call, total, batch, self.callers)
 
     async def drain(self, total: int, batch: int) -> float:
-        async def call() -> int:
-            wish = Wish(self.worker, self.chance.token(), batch, LEASE, repeatable=False)
+        async def call(number: int) -> int:
+            wish = Wish(self.worker, self.chance.token(), number, LEASE, repeatable=False)
             records = await self.store.claim(wish)
             await self.store.succeed([Done(one.job.id, wish.nonce, 200, None, "") for one in records])
             return some(records)
 
-        return await together(call, total, self.callers)
+        return await together(call, total, batch, self.callers)
 
     async def drain_through_engine(self, total: int, batch: int) -> float:
-        async def call() -> int:
-            claimed = await self.engine(Claim(worker=self.worker.id, slots=batch))
+        async def call(number: int) -> int:
+            claimed = await self.engine(Claim(worker=self.worker.id, slots=number))
             reports = [Finished(id=one.job.id, token=one.token, outcome=Verdict.OK) for one in claimed]
             await self.engine(Finish(worker=self.worker.id, jobs=reports))
             return some(claimed)
 
-        return await together(call, total, self.callers)
+        return await together(call, total, batch, self.callers)
 
 
 def some(jobs: Sequence[object]) -> int:
@@ -132,39 +143,95 @@ async def enlisted(store: Store) -> Worker:
     return worker
 
 
-async def measure(place: Place, backlog: int, callers: int, table: Table) -> None:
-    """All figures of one store at one backlog: the best of some rounds each, because the machine is shared."""
+async def settled(size: Callable[[], int]) -> int:
+    """How many bytes something takes once it has let go of the buffers of what it was asked last."""
+    seen = [size()]
+    while len(seen) < MOST_LOOKS and seen[-LOOKS:] != [seen[-1]] * LOOKS:
+        await asyncio.sleep(LOOK_EVERY)
+        seen.append(size())
+    return seen[-1]
+
+
+async def filled(place: Place, backlog: int, callers: int, table: Table) -> Rates:
+    """A store with so many jobs waiting, and what each takes."""
     rates = Rates(place.store, await enlisted(place.store), callers)
-    await rates.add(1, 1)  # a server keeps the text of a script from its first call on; no job weighs that
-    empty = place.size()
-    say(f"  filling up with {backlog:,} jobs")
+    for batch in (1, 2):  # a server keeps the text of a script from its first call on: no job weighs that
+        await rates.add(batch, batch)
+        await rates.drain(batch, batch)
+    empty = await settled(place.size)
+    say(f"{place.name}: filling up with {backlog:,} jobs")
     await rates.add(backlog, BIG)
-    filled = sum(tally.count for tally in await place.store.tally("default"))
-    table.put(place.name, backlog, "bytes per queued job", (place.size() - empty) / (filled - 1))
-    # What one figure adds another drains: the backlog stays what the column says.
-    for batch, total in ((1, 1000), (100, 20_000), (BIG, 20_000)):
-        raw, plain, engine = [], [], []
-        for _ in range(ROUNDS):
-            raw.append(place.raw(total, batch))
-            plain.append(await rates.add(total, batch))
-            engine.append(await rates.add_through_engine(total, batch))
-            await rates.drain(2 * total, 100)
-        table.put(place.name, backlog, f"bare writes/s, batches of {batch}", max(raw))
-        table.put(place.name, backlog, f"adds/s, batches of {batch}", max(plain))
-        table.put(place.name, backlog, f"adds : bare writes, batches of {batch}", max(plain) / max(raw))
-        table.put(place.name, backlog, f"adds/s through the engine, batches of {batch}", max(engine))
-    for batch, total in ((1, 1000), (10, 5000), (100, 20_000)):
-        plain, engine = [], []
-        for _ in range(ROUNDS):
-            await rates.add(2 * total, BIG)
-            plain.append(await rates.drain(total, batch))
-            engine.append(await rates.drain_through_engine(total, batch))
-        what = f"claim+finish/s, batches of {batch}"
-        table.put(place.name, backlog, what, max(plain))
-        table.put(place.name, backlog, f"claim+finish/s through the engine, batches of {batch}", max(engine))
-        if backlog > BIG:
-            slower = table.get(place.name, BIG, what) / max(plain)
-            table.put(place.name, backlog, f"cost against a backlog of 1,000, batches of {batch}", slower)
+    table.put(place.name, backlog, "bytes per queued job", (await settled(place.size) - empty) / backlog)
+    return rates
+
+
+class Column(NamedTuple):
+    """One store at one backlog."""
+
+    backlog: int
+    place: Place
+    rates: Rates
+
+
+Slice = Callable[[Column], Awaitable[dict[str, float]]]
+"""A short measurement: figures by what they tell, each the better the higher. It leaves the backlog as it was."""
+
+
+async def in_turn(columns: Sequence[Column], slice_of: Slice, table: Table) -> None:
+    """The best of some rounds, in each of which every backlog has its turn: the machine is shared, and its speed
+    changes, so what is compared must be measured side by side.
+    """
+    for _ in range(ROUNDS):
+        for column in columns:
+            for what, figure in (await slice_of(column)).items():
+                table.best(column.place.name, column.backlog, what, figure)
+
+
+def adding(batch: int, total: int) -> Slice:
+    async def slice_of(column: Column) -> dict[str, float]:
+        rates = column.rates
+        figures = {
+            f"bare writes/s, batches of {batch}": column.place.raw(RAW * total, batch),
+            f"adds/s, batches of {batch}": await rates.add(total, batch),
+            f"adds/s through the engine, batches of {batch}": await rates.add_through_engine(total, batch),
+        }
+        await rates.drain(2 * total, 100)
+        return figures
+
+    return slice_of
+
+
+def draining(batch: int, total: int) -> Slice:
+    async def slice_of(column: Column) -> dict[str, float]:
+        rates = column.rates
+        await rates.add(2 * total, BIG)
+        return {
+            f"claim+finish/s, batches of {batch}": await rates.drain(total, batch),
+            f"claim+finish/s through the engine, batches of {batch}": await rates.drain_through_engine(total, batch),
+        }
+
+    return slice_of
+
+
+async def measure(columns: Sequence[Column], table: Table) -> None:
+    """All figures of one store."""
+    for batch, total in ((1, 300), (100, 10_000), (BIG, 20_000)):
+        say(f"{columns[0].place.name}: adds, batches of {batch}")
+        await in_turn(columns, adding(batch, total), table)
+    for batch, total in ((1, 300), (10, 2000), (100, 10_000)):
+        say(f"{columns[0].place.name}: claims, batches of {batch}")
+        await in_turn(columns, draining(batch, total), table)
+    for backlog, place, _ in columns:
+        for batch in (1, 100, BIG):
+            adds, bare = (table.get(place.name, backlog, f"{what}/s, batches of {batch}") for what in WRITES)
+            table.put(place.name, backlog, f"adds : bare writes, batches of {batch}", adds / bare)
+        for batch in (1, 10, 100) if backlog > columns[0].backlog else ():
+            own, least = (
+                table.get(place.name, one, f"claim+finish/s, batches of {batch}")
+                for one in (backlog, columns[0].backlog)
+            )
+            what = f"cost against a backlog of {columns[0].backlog:,}, batches of {batch}"
+            table.put(place.name, backlog, what, least / own)
 
 
 @asynccontextmanager
@@ -248,13 +315,15 @@ def bare_insert(path: Path, total: int, batch: int) -> float:
 
 async def run(stores: list[str], backlogs: list[int], fsync: str, callers: int) -> Table:
     table = Table()
-    for backlog in backlogs:
-        for name in stores:
-            say(f"{name}, backlog {backlog:,}")
-            with tempfile.TemporaryDirectory(prefix="windlass-bench-") as folder:
-                place = redis_place(Path(folder), fsync) if name == "redis" else sqlite_place(Path(folder))
-                async with place as ready:
-                    await measure(ready, backlog, callers, table)
+    for name in stores:
+        async with AsyncExitStack() as stack:
+            columns = []
+            for backlog in backlogs:
+                folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="windlass-bench-")))
+                place = redis_place(folder, fsync) if name == "redis" else sqlite_place(folder)
+                ready = await stack.enter_async_context(place)
+                columns.append(Column(backlog, ready, await filled(ready, backlog, callers, table)))
+            await measure(columns, table)
     return table
 
 
@@ -265,7 +334,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--fsync", default="everysec", help="Redis appendfsync (default: %(default)s)")
     parser.add_argument("--callers", type=int, default=6, help="callers at once in one process (default: %(default)s)")
     options = parser.parse_args(arguments)
-    backlogs = [int(number) for number in options.backlogs.split(",")]
+    backlogs = sorted(int(number) for number in options.backlogs.split(","))
     table = asyncio.run(run(options.stores.split(","), backlogs, options.fsync, options.callers))
     print(table.markdown())
     return 0

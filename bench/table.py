@@ -10,6 +10,11 @@ class Table:
     def put(self, store: str, backlog: int, what: str, figure: float) -> None:
         self._figures.setdefault(what, {})[store, backlog] = figure
 
+    def best(self, store: str, backlog: int, what: str, figure: float) -> None:
+        """Put a figure unless there is a higher one."""
+        figures = self._figures.setdefault(what, {})
+        figures[store, backlog] = max(figure, figures.get((store, backlog), figure))
+
     def get(self, store: str, backlog: int, what: str) -> float:
         return self._figures[what][store, backlog]
 
