@@ -92,15 +92,15 @@ class Load:
             await self.store.add(drafts)
 
     async def drain(self, total: int, batch: int) -> float:
-        async def call() -> int:
-            wish = Wish(self.worker, self.chance.token(), batch, LEASE, repeatable=False)
+        async def call(number: int) -> int:
+            wish = Wish(self.worker, self.chance.token(), number, LEASE, repeatable=False)
             records = await self.store.claim(wish)
             await self.store.succeed([Done(one.job.id, wish.nonce, 200, None, "") for one in records])
             if not records:
                 raise RuntimeError("the backlog ran dry")
             return len(records)
 
-        return await together(call, total, self.callers)
+        return await together(call, total, batch, self.callers)
 
 
 def each(*groups: str) -> Iterator[str]:
