@@ -596,6 +596,8 @@ def test_an_interrupted_bench_cleans_up_all_the_same(windlass: Windlass, file: P
         ("nope", 2, "windlass: there is no command 'nope' (see windlass --help)"),
         ("enqeue", 2, "did you mean enqueue?"),
         ("jobs lss", 2, "did you mean ls? (see windlass jobs --help)"),
+        ("jobs ls more", 2, "windlass: jobs ls has no use for 'more' (see windlass jobs ls --help)"),
+        ("serve shop:app", 2, "windlass: serve has no use for 'shop:app'; did you mean --app shop:app?"),
         ("jobs ls --store ftp://x", 2, "windlass: store: 'ftp://x' is no store"),
         ("jobs ls --tenant two/words", 2, "windlass: tenant: "),
         ("top --every 1ms", 2, "windlass: --every: "),

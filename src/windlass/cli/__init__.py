@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 import msgspec
-from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError, UnusedCliTokensError
 
 import windlass
 from windlass.model.errors import Invalid, WindlassError
@@ -102,13 +102,20 @@ def _tokens(argv: Sequence[str]) -> list[str]:
 
 
 def _misuse(fault: CycloptsError, app: App) -> str:
-    inside = " ".join(["windlass", *(fault.command_chain or ()), "--help"])
-    if not isinstance(fault, UnknownCommandError):
-        return f"{str(fault).strip().rstrip('.')} (see {inside})"
-    # Its own message would import every command there is.
+    command = " ".join(fault.command_chain or ())
     wrong = (fault.unused_tokens or ["?"])[0]
-    near = difflib.get_close_matches(wrong, [name for name in fault.app or app if not name.startswith("-")], n=1)
-    return f"there is no command {wrong!r}" + (f"; did you mean {near[0]}?" if near else "") + f" (see {inside})"
+    match fault:
+        case UnknownCommandError():  # its own message would import every command there is
+            commands = [name for name in fault.app or app if not name.startswith("-")]
+            near = difflib.get_close_matches(wrong, commands, n=1)
+            said = f"there is no command {wrong!r}" + (f"; did you mean {near[0]}?" if near else "")
+        case UnusedCliTokensError():
+            said = f"{command} has no use for {wrong!r}"
+            if command == "serve" and ":" in wrong:
+                said += f"; did you mean --app {wrong}?"
+        case _:
+            said = str(fault).strip().rstrip(".")
+    return f"{said} (see {' '.join(['windlass', *command.split(), '--help'])})"
 
 
 def _refuse(error: WindlassError, argv: Sequence[str]) -> int:
