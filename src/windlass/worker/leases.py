@@ -114,7 +114,7 @@ class Leases:
     def has_come(self) -> None:
         """A job has been started."""
         if self._patient is not None:
-            asyncio.get_running_loop().call_later(YOUNG, self._hurry, self._patient)
+            asyncio.get_running_loop().call_later(YOUNG, self._hurry_if_grown, self._patient)
             self._patient = None
 
     def has_room(self, held: Held) -> None:
@@ -122,6 +122,20 @@ class Leases:
         if self._patient is not None and held.heard is not None and not held.asked:
             self._hurry(self._patient)
             self._patient = None
+
+    def _hurry_if_grown(self, asking: "asyncio.Future[Renewed]") -> None:
+        """Break a question off for jobs that it does not speak of; not for what has ended, or has just begun."""
+        if asking.done():
+            return
+        oldest = next(iter(self._holder.held.values()), None)  # they are held in the order they came
+        if oldest is None:
+            self._patient = asking
+            return
+        left = oldest.since + YOUNG - self._clock.monotonic()
+        if left <= 0:
+            self._hurry(asking)
+        else:
+            asyncio.get_running_loop().call_later(max(left, PAUSE), self._hurry_if_grown, asking)
 
     def _hurry(self, asking: "asyncio.Future[Renewed]") -> None:
         self._hurried = asking.cancel()

@@ -1,0 +1,101 @@
+"""Signs of life of a worker: what it asks of its queue, and how often."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+
+from windlass.model.job import Job, State
+from windlass.model.operations import Renew, Renewed, Service
+from windlass.system import SystemClock
+from windlass.worker.held import Held
+from windlass.worker.leases import Holder, Leases
+from windlass.worker.membership import Membership
+
+YOUNG = 0.02
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+class Queue:
+    """Stands for a queue that has no orders: notes what it is asked, and answers when the question has waited."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[Renew] = asyncio.Queue()
+
+    async def __call__(self, operation: Any) -> Renewed:
+        self.asked.put_nowait(operation)
+        await asyncio.sleep(operation.wait)
+        return Renewed()
+
+
+class Hands:
+    """Stands for the jobs in a worker's hands."""
+
+    def __init__(self) -> None:
+        self.held: dict[int, Held] = {}
+
+
+class Member:
+    """Stands for a worker that the queue knows."""
+
+    lease = 30.0
+
+    def names(self) -> dict[str, str]:
+        return {"worker": "w"}
+
+
+@pytest.fixture
+def queue() -> Queue:
+    return Queue()
+
+
+@pytest.fixture
+def hands() -> Hands:
+    return Hands()
+
+
+@pytest.fixture
+async def leases(queue: Queue, hands: Hands, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Leases]:
+    monkeypatch.setattr("windlass.worker.leases.YOUNG", YOUNG)
+    member = cast("Membership", Member())
+    leases = Leases(cast("Holder", hands), cast("Service", queue), member, SystemClock())
+    running = asyncio.ensure_future(leases.run())
+    yield leases
+    running.cancel()
+
+
+def held(number: int, ago: float = 0.0) -> Held:
+    about: dict[str, Any] = {"tenant": "default", "queue": "default", "task": "a", "size": 0}
+    job = Job(id="j", state=State.RUNNING, created_at=NOON, updated_at=NOON, **about)
+    return Held(number, job, "token", SystemClock().monotonic() - ago)
+
+
+async def test_jobs_that_ended_soon_are_not_asked_about(leases: Leases, queue: Queue, hands: Hands) -> None:
+    first = await asyncio.wait_for(queue.asked.get(), 5)
+    for _ in range(3):
+        leases.has_come()
+        await asyncio.sleep(2 * YOUNG)
+    assert (first.jobs, queue.asked.qsize()) == ([], 0)
+
+
+async def test_jobs_that_have_just_begun_are_not_asked_about(leases: Leases, queue: Queue, hands: Hands) -> None:
+    await asyncio.wait_for(queue.asked.get(), 5)
+    hands.held[1] = held(1, ago=-60)  # however slow this machine is
+    leases.has_come()
+    await asyncio.sleep(10 * YOUNG)
+    assert queue.asked.qsize() == 0
+
+
+async def test_a_job_that_goes_on_is_asked_about_though_others_had_ended_before(
+    leases: Leases, queue: Queue, hands: Hands
+) -> None:
+    await asyncio.wait_for(queue.asked.get(), 5)
+    leases.has_come()
+    await asyncio.sleep(2 * YOUNG)
+    hands.held[1] = held(1)
+    leases.has_come()
+    while not (question := await asyncio.wait_for(queue.asked.get(), 5)).jobs:
+        pass
+    assert [one.id for one in question.jobs] == ["j"]
