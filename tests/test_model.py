@@ -142,14 +142,42 @@ SOME_ID = "01890a5d-ac96-774b-bcce-b302099a8057"
 TOKEN = "0123456789abcdef"  # noqa: S105 - nobody's
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "x", SOME_ID.upper(), SOME_ID[:-1], SOME_ID + "0", SOME_ID + "\n", f"{{{SOME_ID}}}", SOME_ID.replace("-", "")],
-)
+NO_IDS = [
+    "",
+    "x",
+    SOME_ID.upper(),
+    SOME_ID[:-1],
+    SOME_ID[:-2],
+    SOME_ID + "0",
+    SOME_ID + "57",
+    SOME_ID + "\n",
+    f"{{{SOME_ID}}}",
+    SOME_ID.replace("-", ""),
+    SOME_ID.replace("-", " "),
+    "é" + SOME_ID[1:],
+]
+
+
+@pytest.mark.parametrize("text", NO_IDS)
 def test_no_id_is(text: str) -> None:
     with pytest.raises(Invalid) as fault:
         names.check_id(text, at="ids[3]")
     assert fault.value.at == "ids[3]"
+
+
+@given(st.uuids(), NAMES)
+def test_an_id_is_of_the_queue_whose_mark_it_bears(made: uuid.UUID, queue: str) -> None:
+    fresh = names.fresh_id(made.bytes, queue)
+    assert names.raw_id_in(queue, fresh) == names.raw_id(fresh)
+    other = bytes([*made.bytes[:15], names.queue_mark(queue) ^ 1])
+    assert names.raw_id_in(queue, names.text_id(other)) is None
+
+
+@pytest.mark.parametrize("text", NO_IDS)
+def test_no_id_is_of_any_queue(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(names, "queue_mark", lambda _: 0x57)
+    assert names.raw_id_in("default", SOME_ID) is not None
+    assert names.raw_id_in("default", text) is None
 
 
 # Durations

@@ -17,7 +17,7 @@ from windlass.engine.sound import sound
 from windlass.model import wire
 from windlass.model.errors import WindlassError
 from windlass.model.job import NOTHING, NewJob
-from windlass.model.names import is_id_in
+from windlass.model.names import raw_id_in
 from windlass.model.operations import Enqueued, EnqueueMany
 from windlass.store.beside import Chute, Chuting
 
@@ -45,12 +45,14 @@ class Chutes:
         if len(operation.jobs) != 1 or not self._open:
             return None
         (new,) = operation.jobs
+        if type(new.id) is not str or new.files:
+            return None
         chute, payload = self._chute(operation, new), bytes(new.payload)
-        if chute is None or new.id is None or not is_id_in(new.queue, new.id):
+        if chute is None or len(payload) > self._desk.settings.most_payload:
             return None
-        if len(payload) > self._desk.settings.most_payload:
+        if (raw := raw_id_in(new.queue, new.id)) is None:
             return None
-        created = chute(new.id, payload)
+        created = chute(raw, payload)
         return None if created is None else Enqueued(ids=[new.id], created=int(created))
 
     @property
@@ -59,8 +61,6 @@ class Chutes:
         return desk.wire.quiet and desk.regimes.none_seen and desk.sure is None and not life.isEnabledFor(logging.DEBUG)
 
     def _chute(self, operation: EnqueueMany, new: NewJob) -> Chute | None:
-        if type(new.id) is not str or _particulars(new) != _no_particulars:
-            return None
         try:
             kind = operation.tenant, wire.encode(replace(new, id=None, payload=NOTHING))
             return self._known.get(kind) or self._made(operation, kind)
@@ -68,6 +68,8 @@ class Chutes:
             return None  # the usual way tells what is wrong
 
     def _made(self, operation: EnqueueMany, kind: Kind) -> Chute | None:
+        if _particulars(operation.jobs[0]) != _no_particulars:
+            return None
         (example,) = drafts_of(self._desk, sound(operation))
         chute = self._store.chute(example) if self._store else None
         if chute is not None:

@@ -25,6 +25,9 @@ Name = Annotated[
 EVERY_TENANT = "-"
 """Stands for all tenants wherever a tenant is asked for; no tenant can have this name."""
 
+ID_SIZE = 16
+"""Bytes of an id."""
+
 DEFAULT_TENANT = "default"
 DEFAULT_QUEUE = "default"
 
@@ -63,9 +66,13 @@ def check_mark(id: str, queue: str) -> None:
         )
 
 
-def is_id_in(queue: str, text: str) -> bool:
-    """Whether a text is an id that a job of this queue may have."""
-    return _UUID.match(text) is not None and text.endswith(_mark_text(queue))
+def raw_id_in(queue: str, text: str) -> bytes | None:
+    """The bytes of an id that a job of this queue may have; null = the text is no such id."""
+    try:
+        raw = raw_id(text)
+    except ValueError:
+        return None
+    return raw if len(raw) == ID_SIZE and raw[-1] == queue_mark(queue) and text_id(raw) == text else None
 
 
 @lru_cache(maxsize=4096)

@@ -79,8 +79,11 @@ class Replicating(Protocol):
 class Chute(Protocol):
     """A short way into a store, for jobs that differ in nothing but their ids and payloads."""
 
-    def __call__(self, id: str, payload: bytes, /) -> bool | None:
-        """Whether the job, which is kept now, is new; null = it must go the usual way, under the same id."""
+    def __call__(self, id: bytes, payload: bytes, /) -> bool | None:
+        """Whether the job, which is kept now, is new; null = it must go the usual way, under the same id.
+
+        The id as its sixteen bytes.
+        """
         ...
 
 

@@ -6,13 +6,11 @@ Jobs of one kind differ in nothing else, so all the rest is spelled once. Knows 
 from msgspec import Raw
 from msgspec.structs import replace
 
-from windlass.model.names import raw_id
+from windlass.model.names import ID_SIZE
 from windlass.store import Draft
 from windlass.store.redis import layout
 from windlass.store.redis.address import Argument
 from windlass.store.redis.scripts import script
-
-ID_SIZE = 16
 
 
 class Stencil:
@@ -27,11 +25,11 @@ class Stencil:
         self._before_id = b"*%d\r\n%b$%d\r\n" % (len(words) + 2, front, ID_SIZE + len(meta))
         self._after_id = meta + b"\r\n"
 
-    def filled(self, id: str, payload: bytes) -> bytes:
+    def filled(self, id: bytes, payload: bytes) -> bytes:
         size = len(self._body) + len(payload)
         return b"%b%b%b$%d\r\n%b%b\r\n" % (
             self._before_id,
-            raw_id(id),
+            id,
             self._after_id,
             size,
             self._body,
