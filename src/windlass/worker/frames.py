@@ -5,7 +5,7 @@ Payloads and results travel as raw bytes: the supervisor never looks inside.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -26,6 +26,8 @@ MOST_RESULT = 256 << 20
 """Bytes of one result that are carried at all; how much is kept is the queue's choice."""
 
 T = TypeVar("T")
+
+_encode = msgspec.msgpack.Encoder().encode
 
 
 # Supervisor to context
@@ -179,21 +181,23 @@ Report = Ready | Broken | Forked | Unforked | Exited
 
 
 def frame(value: object) -> bytes:
-    packed = msgspec.msgpack.encode(value)
+    packed = _encode(value)
     return LENGTH.pack(len(packed)) + packed
 
 
-def assign(assignments: Sequence[Assignment]) -> Iterator[bytes]:
+def assign(assignments: Sequence[Assignment]) -> list[bytes]:
     """Frames that give these jobs to a context."""
+    frames: list[bytes] = []
     batch: list[Assignment] = []
     size = 0
     for assignment in assignments:
         if size > LARGE:
-            yield frame(Orders(batch))
+            frames.append(frame(Orders(batch)))
             batch, size = [], 0
         batch.append(assignment)
         size += len(assignment.payload)
-    yield frame(Orders(batch))
+    frames.append(frame(Orders(batch)))
+    return frames
 
 
 class TooLong(Exception):
@@ -207,12 +211,14 @@ class Frames(Generic[T]):
         self._decode = msgspec.msgpack.Decoder(kind).decode
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[T]:
+    def feed(self, data: bytes) -> Iterable[T]:
         """The values that are whole now."""
+        if not self._buffer and len(data) >= LENGTH.size and LENGTH.unpack_from(data)[0] == len(data) - LENGTH.size:
+            return [self._decode(memoryview(data)[LENGTH.size :])]  # one frame and no more, as most that come are
+        return self._pieced_together(data)
+
+    def _pieced_together(self, data: bytes) -> Iterator[T]:
         buffer = self._buffer
-        if not buffer and len(data) >= LENGTH.size and LENGTH.unpack_from(data)[0] == len(data) - LENGTH.size:
-            yield self._decode(memoryview(data)[LENGTH.size :])  # one frame and no more, as most that come are
-            return
         buffer += data
         at = 0
         while len(buffer) - at >= LENGTH.size:

@@ -2,7 +2,7 @@
 
 import struct
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from windlass.model.job import Chunk, Error, Job, Message, Progress, State
 from windlass.model.names import raw_id, text_id
 from windlass.store import Kept, Record, Ripe, Swept, Touched, Wish, places, terms
 from windlass.store.flow import EXPLICIT, FLEXIBLE
-from windlass.store.micros import from_micros
+from windlass.store.micros import EPOCH, from_micros
 from windlass.store.redis.layout import (
     ATTEMPT,
     BLOCKED,
@@ -43,8 +43,11 @@ NO_HISTORY, NO_TERMS = bytes(7), bytes(14)
 """The bytes of a head from its flags to its losses, and from its due time to its size of terms, of a plain new job."""
 PRIORITY, CREATION = struct.Struct(">i"), struct.Struct(">Q")
 BEGINNING = from_micros(0)
-PRIORITY_AT, CREATION_AT = 32, 52
+PRIORITY_AT, PRIORITY_END, CREATION_AT = 32, 36, 52
 """Where these are in a head."""
+GRANT = struct.Struct(">8sQ16s")
+"""What a notice of a grant begins with: nonce, time of the lease, id. The bytes of the job follow."""
+NONCE_SIZE = 8
 
 _errors = msgspec.msgpack.Decoder(Error)
 _files = msgspec.msgpack.Decoder(dict[str, bytes])
@@ -175,19 +178,10 @@ def claimed(reply: Sequence[Any], wish: Wish) -> list[Record]:
     rest = iter(entries)
     for id in rest:
         value = next(rest)
-        if value[3:10] == NO_HISTORY and value[18:32] == NO_TERMS:
-            zero = value.index(0, HEAD.size)
-            route = value[HEAD.size : zero]
-            if b";" not in route:
-                priority = value[PRIORITY_AT : PRIORITY_AT + PRIORITY.size]
-                like = _first_run(priority, route, worker.id, worker.node, worker.sandbox)
-                payload = value[zero + 1 :]
-                created = from_micros(CREATION.unpack_from(value, CREATION_AT)[0])
-                job = replace(
-                    like, id=text_id(id), created_at=created, updated_at=start, started_at=start, size=len(payload)
-                )
-                found.append(Record(job, wish.nonce, payload))
-                continue
+        created = from_micros(CREATION.unpack_from(value, CREATION_AT)[0])
+        if (plain := _plain(id, value, created, start, wish)) is not None:
+            found.append(plain)
+            continue
         run = Run(wish.nonce, 0, started, 0, 0, worker.id, worker.node, sandbox=worker.sandbox)
         head = HEAD.unpack_from(value)
         errors = [_errors.decode(entry) for entry in next(rest)] if head[FLAGS] & ERRORS else []
@@ -207,9 +201,32 @@ def claimed(reply: Sequence[Any], wish: Wish) -> list[Record]:
     return found
 
 
+def granted(said: bytes, wish: Wish) -> list[Record]:
+    """The job that a notice brings to whoever waits for one: new, and leased in the moment that it came."""
+    _, started, id = GRANT.unpack_from(said)
+    value = said[GRANT.size :]
+    start = EPOCH + timedelta(microseconds=started)  # not by `from_micros`: nobody will ask for that moment again
+    plain = _plain(id, value, start, start, wish)
+    return claimed([b"%d" % started, id, value], wish) if plain is None else [plain]
+
+
+def _plain(id: bytes, value: bytes, created: datetime, start: datetime, wish: Wish) -> Record | None:
+    """A job that asked for nothing, was never late and has never run, as most claims bring; null = another."""
+    if value[3:10] != NO_HISTORY or value[18:32] != NO_TERMS:
+        return None
+    zero = value.index(0, HEAD.size)
+    route = value[HEAD.size : zero]
+    if b";" in route:
+        return None
+    worker, payload = wish.worker, value[zero + 1 :]
+    like = _first_run(value[PRIORITY_AT:PRIORITY_END], route, worker.id, worker.node, worker.sandbox)
+    job = replace(like, id=text_id(id), created_at=created, updated_at=start, started_at=start, size=len(payload))
+    return Record(job, wish.nonce, payload)
+
+
 @lru_cache(maxsize=1000)
 def _first_run(priority: bytes, route: bytes, worker: str, node: str, sandbox: str | None) -> Job:
-    """A job that asked for nothing, was never late and has never run, as most claims bring, but for what is its own."""
+    """Such a job, but for what is its own."""
     tenant, queue, task, _ = parts(route)
     return Job(
         id="",

@@ -133,8 +133,8 @@ class RedisStore(RedisAdding):
         await self._connection.close()
 
     async def claim(self, wish: Wish) -> list[Record]:
-        if (granted := self._grants.take(wish.nonce)) is not None:
-            return answers.claimed(granted, wish)
+        if (granted := self._grants.take(wish)) is not None:
+            return granted
         runs = self._runs_of_queues(wish.worker.queues)
         if wish.heard and HOME not in dict(runs) and self._hearing.is_to_be_told(wish.worker.id):
             await self.partitions.call("worker", HOME, ["hear", wish.worker.id, span(wish.lease)])

@@ -4,16 +4,12 @@ Kept only while somebody listens. What is forgotten here is not lost: the same c
 """
 
 import asyncio
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from windlass.store import Take, Wish
+from windlass.store import Record, Take, Wish
 from windlass.store.redis import answers
 from windlass.store.redis.notices import Bell
-
-GRANT = struct.Struct(">8sQ16s")
-"""What a notice of a grant begins with: nonce, time of the lease, id. The bytes of the job follow."""
 
 HEAD_START = 0.001
 """Seconds that what was handed over has for itself before whoever waits goes on: both want the same processor."""
@@ -23,11 +19,12 @@ class Grants:
     """What was granted to the callers of one store."""
 
     def __init__(self) -> None:
-        self._granted: dict[bytes, list[bytes]] = {}
+        self._granted: dict[bytes, bytes] = {}
 
-    def take(self, nonce: bytes) -> list[bytes] | None:
-        """What was leased under this nonce, as `claim.lua` would answer it; null = nothing that is known of."""
-        return self._granted.pop(nonce, None)
+    def take(self, wish: Wish) -> list[Record] | None:
+        """What was leased under the nonce of a wish, as a claim would answer it; null = nothing that is known of."""
+        said = self._granted.pop(wish.nonce, None)
+        return None if said is None else answers.granted(said, wish)
 
     @contextmanager
     def bell(self) -> "Iterator[GrantBell]":
@@ -43,7 +40,7 @@ class Grants:
 class GrantBell(Bell):
     """Also hears what was granted, and hands it over."""
 
-    def __init__(self, granted: dict[bytes, list[bytes]]) -> None:
+    def __init__(self, granted: dict[bytes, bytes]) -> None:
         super().__init__()
         self._granted = granted
         self._awaited: tuple[Wish, Take] | None = None
@@ -56,12 +53,12 @@ class GrantBell(Bell):
         if not said:  # as all other notices are
             super().ring(said)
             return
-        nonce, now, id = GRANT.unpack_from(said)
-        self._granted[nonce] = answer = [b"%d" % now, id, said[GRANT.size :]]
+        nonce = said[: answers.NONCE_SIZE]
+        self._granted[nonce] = said
         self.heard.append(nonce)
         if self._awaited is None or self._awaited[0].nonce != nonce:
             super().ring(said)
             return
         wish, take = self._awaited
-        take(answers.claimed(answer, wish))
+        take(answers.granted(said, wish))
         asyncio.get_running_loop().call_later(HEAD_START, super().ring, said)
