@@ -100,8 +100,10 @@ class Notices:
         for ear in self._ears:
             if ear.leaving is None:
                 continue
-            with suppress(RuntimeError):  # its loop was closed under it
+            try:
                 ear.loop.call_soon_threadsafe(self._remove, ear)
+            except RuntimeError:  # its loop was closed under it
+                self._remove(ear)
 
     def tell(self, topics: Collection[str]) -> None:
         """Wake whoever listens to these. Called on the connection's thread, after a commit."""
