@@ -117,7 +117,9 @@ class Pushing:
                 tasks = await self._tasks(worker, unknown)
                 records: list[Record] = []
                 if tasks is None or tasks:
-                    wish = Wish(replace(worker, tasks=tasks), nonce, slots, self.lease, heard=False)
+                    able = replace(worker, tasks=tasks)
+                    lasts = (await self._desk.regimes.current()).has_never_twice(worker.queues)
+                    wish = Wish(able, nonce, slots, self.lease, heard=False, lasts=lasts)
                     records = await self._desk.store.claim(wish)
                 remaining = until - loop.time()
                 if records or remaining <= 0:

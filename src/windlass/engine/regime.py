@@ -54,11 +54,16 @@ class Regime:
         self.limits = limits
         self.queues = queues
         self.tasks = tasks
+        self._never_twice = frozenset(name.partition(",")[2] for name, one in queues.items() if one.on_lost == "fail")
         self._lanes: dict[tuple[str, str, str], _Lane] = {}
 
     def settings(self, tenant: str, queue: str) -> QueueSettings:
         """A tenant's own, or else everybody's."""
         return self.queues.get(f"{tenant},{queue}") or self.queues.get(f"{EVERY_TENANT},{queue}") or NO_SETTINGS
+
+    def has_never_twice(self, queues: Iterable[str]) -> bool:
+        """Whether in one of these queues somebody's jobs are to fail rather than be run again."""
+        return not self._never_twice.isdisjoint(queues)
 
     def has_tiers(self, tenant: str, queue: str) -> bool:
         return f"{tenant},{queue}" in self.rules.tiers

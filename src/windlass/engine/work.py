@@ -130,7 +130,8 @@ async def _wish(desk: Desk, operation: Claim, worker: Worker, stays: float = 0.0
     slots = operation.slots if tasks is None or tasks else 0  # to a store, no tasks would be any
     able = worker if tasks is worker.tasks else replace(worker, tasks=tasks)
     lease, warm = desk.settings.lease, operation.warm
-    return Wish(able, nonce, slots, lease, repeatable=named, stays=stays, warm=warm)
+    lasts = (await desk.regimes.current()).has_never_twice(worker.queues)
+    return Wish(able, nonce, slots, lease, repeatable=named, stays=stays, warm=warm, lasts=lasts)
 
 
 async def _claim_soon(desk: Desk, operation: Claim, worker: Worker) -> list[Record]:

@@ -135,6 +135,11 @@ class Wish(Struct, frozen=True):
     """
     warm: Sequence[str] = ()
     """What it would rather run than anything else, as `tenant/task`; has a say only where turns are taken."""
+    lasts: bool = False
+    """Whether a lease must outlast a power cut. Else a store may forget it then: the job is queued, as if never begun.
+
+    For jobs that are to fail rather than be run again.
+    """
 
 
 class Scope(Struct, frozen=True):

@@ -2,7 +2,8 @@
 
 Coroutines hand in functions; the thread takes all that are waiting and runs them as a group: those that only read in
 one snapshot, those that write in one transaction, so that they share the wait for the disk. Nobody gets an answer
-before the commit. Knows threads, loops and transactions; knows nothing of jobs.
+before the commit; when that must be on disk is for `disk` to see to. Knows threads, loops and transactions; knows
+nothing of jobs.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ import apsw
 from windlass.model.errors import Unavailable
 from windlass.model.ports import Clock
 from windlass.store.micros import to_micros
+from windlass.store.sqlite.disk import Disk, Lasts
 from windlass.store.sqlite.lanes import Lanes
 from windlass.store.sqlite.opening import translated
 from windlass.store.sqlite.regulation import Regulation
@@ -37,11 +39,12 @@ OWN_FAULTS = (apsw.FullError, apsw.TooBigError, apsw.ConstraintError)
 class Call:
     """A function on its way to the thread, and the place where its answer is awaited."""
 
-    __slots__ = ("future", "loop", "work", "writes")
+    __slots__ = ("future", "lasts", "loop", "work")
 
-    def __init__(self, work: Callable[[Transaction], Any], *, writes: bool = False) -> None:
+    def __init__(self, work: Callable[[Transaction], Any], lasts: Lasts | None = None) -> None:
         self.work = work
-        self.writes = writes
+        self.lasts = lasts
+        """If it writes."""
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self.loop.create_future()
 
@@ -64,6 +67,7 @@ class Connection:
     def __init__(self, sql: apsw.Connection, clock: Clock, tell: Callable[[set[str]], None]) -> None:
         self._sql = sql
         """The thread's alone."""
+        self._disk = Disk(sql)
         self._clock = clock
         self._tell = tell
         """Called on the thread after each commit that has something to tell."""
@@ -84,9 +88,9 @@ class Connection:
         """Run a function that only reads, in a snapshot."""
         return self._submit(Call(work))
 
-    def write(self, work: Callable[[Transaction], T]) -> Awaitable[T]:
+    def write(self, work: Callable[[Transaction], T], lasts: Lasts = Lasts.WHEN_SEEN) -> Awaitable[T]:
         """Run a function that may write; if it raises, nothing it wrote stays."""
-        return self._submit(Call(work, writes=True))
+        return self._submit(Call(work, lasts))
 
     async def close(self) -> None:
         """Finish what was handed in, then let go of the file."""
@@ -116,21 +120,38 @@ class Connection:
                 last = self._serve()
         finally:
             self._sql.close(True)
+            self._disk.close()
             self._abandon()
         _hand_back([Answer(last)])
 
     def _serve(self) -> Call | None:
         """Answer what is waiting; the call to stop, if that came."""
         calls, last = self._gather()
-        if reads := [call for call in calls if not call.writes]:
+        if reads := [call for call in calls if call.lasts is None]:
             _hand_back(self._run("BEGIN", reads))
-        if writes := [call for call in calls if call.writes]:
-            _hand_back(self._run("BEGIN IMMEDIATE", writes))
+        if writes := [call for call in calls if call.lasts is not None]:
+            self._write(writes)
+        return last
+
+    def _write(self, calls: list[Call]) -> None:
+        lasts = max(call.lasts for call in calls if call.lasts is not None)
+        try:
+            self._disk.prepare(lasts)
+            answers = self._run("BEGIN IMMEDIATE", calls)
+            # Others are told first: whoever is answered wakes up, and wants the interpreter for himself.
+            self._tell_all()
+            if lasts is Lasts.WHEN_ANSWERED:
+                self._disk.sync()
+        except (apsw.Error, OSError) as fault:
+            answers = [Answer(call, fault=translated(fault)) for call in calls]
+        _hand_back(answers)
+        self._disk.write_back()
+
+    def _tell_all(self) -> None:
         if self._topics:
             with suppress(Exception):  # a notice may be lost, the thread may not
                 self._tell(self._topics)
             self._topics = set()
-        return last
 
     def _gather(self) -> tuple[list[Call], Call | None]:
         calls = []
@@ -149,6 +170,8 @@ class Connection:
             return self._run_together(begin, calls)
         except Exception as fault:  # noqa: BLE001 - goes to the callers
             self._roll_back()
+            if isinstance(fault, apsw.IOError):
+                self._disk.doubt()
             if len(calls) > 1 and (isinstance(fault, OWN_FAULTS) or not isinstance(fault, apsw.Error)):
                 return [answer for call in calls for answer in self._run(begin, [call])]
             return [Answer(call, fault=translated(fault)) for call in calls]

@@ -17,6 +17,12 @@ from windlass.store.sqlite.pipes import Inbox, Outbox
 KINDS = ("work", "end", "order", "house")
 """What is told of. No wish is kept here, so none is ever granted."""
 
+LINGERS = ("work", "order")
+"""Kinds that an idle worker leaves and comes back to: the pipe is not taken away at once."""
+
+LINGER = 1.0
+"""Seconds until it is."""
+
 
 class Waiter:
     """One who listens: remembers that a notice came until it is asked."""
@@ -47,6 +53,8 @@ class Ear:
         self.kind = kind
         self.loop = asyncio.get_running_loop()
         self.waiters: dict[str, set[Waiter]] = defaultdict(set)
+        self.leaving: asyncio.TimerHandle | None = None
+        """Runs while nobody listens."""
         self.inbox: Inbox | None = None
         if folder is not None:
             with suppress(OSError):  # a folder that we may not write in: whoever waits must look now and then
@@ -57,6 +65,11 @@ class Ear:
         for topic in topics:
             for waiter in self.waiters.get(topic, ()):
                 waiter.wake()
+
+    def stay(self) -> None:
+        if self.leaving is not None:
+            self.leaving.cancel()
+            self.leaving = None
 
     def close(self) -> None:
         if self.inbox is not None:
@@ -79,6 +92,18 @@ class Notices:
         self._ears: tuple[Ear, ...] = ()
         """Replaced as a whole, since the connection's thread reads it."""
         self._change = threading.Lock()
+        self._closed = False
+
+    def close(self) -> None:
+        """Nobody will listen any more; who still does, ends by himself."""
+        self._closed = True
+        for ear in self._ears:
+            if ear.leaving is None:
+                continue
+            try:
+                ear.loop.call_soon_threadsafe(self._remove, ear)
+            except RuntimeError:  # its loop was closed under it
+                self._remove(ear)
 
     def tell(self, topics: Collection[str]) -> None:
         """Wake whoever listens to these. Called on the connection's thread, after a commit."""
@@ -117,6 +142,7 @@ class Notices:
     def _hearing(self, kind: str, topics: list[str], waiter: Waiter) -> Iterator[None]:
         """An ear for a kind, made for the first who listens and closed after the last."""
         ear = self._ear(kind)
+        ear.stay()
         for topic in topics:
             ear.waiters[topic].add(waiter)
         try:
@@ -127,7 +153,13 @@ class Notices:
                 if not ear.waiters[topic]:
                     del ear.waiters[topic]
             if not ear.waiters:
-                self._remove(ear)
+                self._leave(ear)
+
+    def _leave(self, ear: Ear) -> None:
+        if self._closed or ear.kind not in LINGERS:
+            self._remove(ear)
+        else:
+            ear.leaving = ear.loop.call_later(LINGER, self._remove, ear)
 
     def _ear(self, kind: str) -> Ear:
         loop = asyncio.get_running_loop()

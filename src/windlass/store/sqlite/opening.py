@@ -30,10 +30,12 @@ OLDEST = (3, 51, 3)
 PATIENCE = 15.0
 """Seconds to wait for other processes to let go of the file."""
 
+SHORT_PAUSE, SHORT_PAUSES, PAUSE = 0.0002, 20, 0.002
+"""Seconds between two tries, first and later: most hold the file for one wait for the disk."""
+
 PRAGMAS = """
-    PRAGMA synchronous = FULL;             -- accepted means durable
-    PRAGMA cache_size = -32768;            -- KiB
-    PRAGMA wal_autocheckpoint = 4000;      -- pages, 16 MiB: pages that change often are written back less often
+    PRAGMA synchronous = FULL;             -- accepted means durable; see `disk.py`
+    PRAGMA cache_size = -8192;             -- KiB; what lies beyond is in the system's cache, and costs as little
     PRAGMA journal_size_limit = 67108864;  -- bytes; after a burst the log shrinks again
     PRAGMA temp_store = MEMORY;
 """
@@ -87,7 +89,7 @@ def translated(fault: Exception) -> Exception:
             return TooLarge("a value is larger than SQLite can hold")
         case apsw.BusyError():
             return Unavailable("the store is held by another process: ask again later")
-        case apsw.Error():
+        case apsw.Error() | OSError():
             return Unavailable(f"the store cannot be used: {fault}")
         case OverflowError() | UnicodeError():
             return Invalid(f"a value that the store cannot hold: {fault}")
@@ -152,6 +154,6 @@ def _bring_up_to_date(sql: apsw.Connection, version: int) -> None:
 
 def _wait(tries: int) -> bool:
     # SQLite's own handler sleeps ever longer, up to 100 ms, and so starves whoever has waited longest.
-    pause = 0.002
+    pause = SHORT_PAUSE if tries < SHORT_PAUSES else PAUSE
     time.sleep(pause)
-    return tries * pause < PATIENCE
+    return tries * PAUSE < PATIENCE

@@ -56,6 +56,7 @@ from windlass.store.sqlite import (
     workers,
 )
 from windlass.store.sqlite.connection import Connection
+from windlass.store.sqlite.disk import Lasts
 from windlass.store.sqlite.notices import Notices
 from windlass.store.sqlite.opening import MEMORY, connect, resolve
 from windlass.store.sqlite.transaction import Transaction
@@ -88,15 +89,16 @@ class SqliteStore:
     async def add(self, drafts: Sequence[Draft]) -> list[bool]:
         if not drafts:
             return []
-        return await self._connection.write(lambda tx: jobs.add(tx, drafts))
+        return await self._connection.write(lambda tx: jobs.add(tx, drafts), Lasts.WHEN_ANSWERED)
 
     async def claim(self, wish: Wish) -> list[Record]:
-        return await self._connection.write(lambda tx: claims.claim(tx, wish, self._noted))
+        lasts = Lasts.WHEN_SEEN if wish.lasts else Lasts.SOME_TIME
+        return await self._connection.write(lambda tx: claims.claim(tx, wish, self._noted), lasts)
 
     async def touch(self, touches: Sequence[Touch], lease: float) -> list[Touched]:
         if not touches:
             return []
-        return await self._connection.write(lambda tx: work.touch(tx, touches, lease))
+        return await self._connection.write(lambda tx: work.touch(tx, touches, lease), Lasts.WHEN_ANSWERED)
 
     async def succeed(self, dones: Sequence[Done]) -> list[bool]:
         if not dones:
@@ -145,7 +147,7 @@ class SqliteStore:
         await self._connection.write(lambda tx: workers.enlist(tx, id, tenant, worker, lease))
 
     async def greet(self, id: str, tenant: str, lease: float) -> Worker | None:
-        return await self._connection.write(lambda tx: workers.greet(tx, id, tenant, lease))
+        return await self._connection.write(lambda tx: workers.greet(tx, id, tenant, lease), Lasts.SOME_TIME)
 
     async def workers(self, tenant: str) -> list[Worker]:
         return await self._connection.read(lambda tx: workers.workers(tx, tenant))
@@ -215,6 +217,7 @@ class SqliteStore:
         return self._wire.watch()
 
     async def close(self) -> None:
+        self._notices.close()
         await self._connection.close()
 
     async def examine(self, look: Callable[[Transaction], T]) -> T:
