@@ -7,6 +7,7 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from windlass.server.joining import Joined
 from windlass.server.streams import ABORT
 
 MOST_HEAD = 16 << 10
@@ -33,6 +34,7 @@ class Guarded(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._answers = Joined(transport, self.loop)
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -62,6 +64,8 @@ class Guarded(HttpToolsProtocol):
             self._refuse(TOO_LARGE)
             return
         super().on_headers_complete()
+        if self.cycle is not None:  # else it is to become a WebSocket
+            self.cycle.transport = self._answers
         self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item] # one of our own
 
     def on_body(self, body: bytes) -> None:
