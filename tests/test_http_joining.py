@@ -1,0 +1,82 @@
+"""Answers go out whole: their head and body in one write, unless the body is still to come."""
+
+import asyncio
+import socket
+
+import pytest
+
+from tests.serving import LOCAL
+from windlass.server.joining import Joined
+
+in_process = pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
+
+
+class Wire(asyncio.Transport):
+    """Notes what is done to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[bytes | str] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.done.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return "closed" in self.done
+
+    def close(self) -> None:
+        self.done.append("closed")
+
+
+@pytest.fixture
+async def wire() -> Wire:
+    return Wire()
+
+
+@pytest.fixture
+async def joined(wire: Wire) -> Joined:
+    return Joined(wire, asyncio.get_running_loop())
+
+
+async def test_a_head_and_its_body_are_one_write(wire: Wire, joined: Joined) -> None:
+    joined.write(b"head ")
+    joined.write(b"body")
+    await asyncio.sleep(0)
+    assert wire.done == [b"head body"]
+
+
+async def test_a_head_does_not_wait_for_a_body_that_comes_later(wire: Wire, joined: Joined) -> None:
+    joined.write(b"head")
+    await asyncio.sleep(0)
+    assert wire.done == [b"head"]
+    joined.write(b"body")
+    await asyncio.sleep(0)
+    assert wire.done == [b"head", b"body"]
+
+
+async def test_what_was_written_goes_out_before_the_connection_is_closed(wire: Wire, joined: Joined) -> None:
+    joined.write(b"head")
+    joined.close()
+    await asyncio.sleep(0)
+    assert wire.done == [b"head", "closed"]
+
+
+async def test_nothing_is_written_to_a_connection_that_was_cut_off(wire: Wire, joined: Joined) -> None:
+    joined.write(b"head")
+    wire.close()
+    await asyncio.sleep(0)
+    assert wire.done == ["closed"]
+
+
+@in_process
+async def test_whoever_asks_reads_the_answer_at_once(site: str) -> None:
+    host, _, port = site.removeprefix("http://").partition(":")
+    ask = f"GET /v1/default/jobs/count HTTP/1.1\r\nhost: {host}:{port}\r\nauthorization: Bearer {LOCAL}\r\n\r\n"
+    loop = asyncio.get_running_loop()
+    with socket.create_connection((host, int(port))) as connection:
+        connection.setblocking(False)
+        for _ in range(5):  # on one connection: each answer is joined
+            await loop.sock_sendall(connection, ask.encode())
+            answer = await loop.sock_recv(connection, 1 << 16)
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert answer.endswith(b'{"count":0}')
