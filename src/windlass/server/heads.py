@@ -77,6 +77,14 @@ class Guarded(HttpToolsProtocol):
             self.scope[WHOLE] = True  # type: ignore[literal-required]
             super().on_message_complete()
 
+    def send_400_response(self, msg: str) -> None:
+        self._answers.let_go()
+        super().send_400_response(msg)
+
+    def shutdown(self) -> None:
+        self._answers.let_go()
+        super().shutdown()
+
     def _size(self) -> int:
         """Bytes of a head that has been read."""
         return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
@@ -93,5 +101,5 @@ class Guarded(HttpToolsProtocol):
         self._refused = True
         self._stop_timer()
         if self.cycle is None or self.cycle.response_complete:  # else that answer must not be cut into
-            self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-        self.transport.close()
+            self._answers.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        self._answers.close()
