@@ -44,10 +44,10 @@ def of_latecomer(found: Forecast, record: Record, place: Place) -> Estimate:
         told = _behind(found, job)
     else:
         told = _after_the_last(found, job, lane)
-    told = replace(told, position=None)
     if told.seconds is None:
-        return told
-    return aged(found, told if job.priority else replace(told, seconds=told.seconds + _put_off(found, lane, place)))
+        return replace(told, position=None)
+    seconds = told.seconds if job.priority else told.seconds + _put_off(found, lane, place)
+    return replace(told, position=None, seconds=_left(found, seconds))
 
 
 def _put_off(found: Forecast, lane: Lane | None, place: Place) -> float:
@@ -151,7 +151,9 @@ def _at_rank(found: Forecast, record: Record, lane: Lane, rank: int) -> Estimate
 
 def aged(found: Forecast, told: Estimate) -> Estimate:
     """What is left of a wait that was foretold some time ago."""
+    return told if told.seconds is None else replace(told, seconds=_left(found, told.seconds))
+
+
+def _left(found: Forecast, seconds: float) -> float:
     age = time() - found.at
-    if told.seconds is None or age < MOMENT:
-        return told
-    return replace(told, seconds=max(0.0, told.seconds - age))
+    return seconds if age < MOMENT else max(0.0, seconds - age)

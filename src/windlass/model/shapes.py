@@ -101,6 +101,11 @@ class Shape:
             raise invalid(fault, kind=self.struct) from None
 
     @cached_property
+    def unasked(self) -> Struct:
+        """What an empty query says."""
+        return self.from_query([])
+
+    @cached_property
     def kinds(self) -> dict[str, Any]:
         return {field.encode_name: field.type for field in msgspec.structs.fields(self.struct)}
 

@@ -1,4 +1,4 @@
-"""The ASGI application: routes, health, and errors told alike."""
+"""The ASGI application: all routes, and how the server itself is."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,17 +6,16 @@ from importlib.metadata import version
 
 import msgspec
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
+from starlette.routing import Route
 
-from windlass.model.errors import Unavailable, WindlassError
+from windlass.model.errors import Unavailable
 from windlass.model.events import Newsroom
 from windlass.model.operations import GetStats, Service
 from windlass.server import problems
 from windlass.server.described import DescribedRoute
+from windlass.server.front import Front
 from windlass.server.gate import Gate
 from windlass.server.limits import Limits
 from windlass.server.live import Live
@@ -26,10 +25,6 @@ from windlass.server.reference import POLICY, page
 from windlass.server.routes import Routes
 
 VERSION = version("windlass")
-
-NO_METHOD = 405
-
-CODES = {404: ("no_route", "Not found"), 405: ("no_method", "Method not allowed")}
 
 
 def application(
@@ -63,8 +58,8 @@ def application(
         return Response(shown, media_type="text/html", headers={"content-security-policy": POLICY})
 
     passing, requests = Counted(service), Requests()
-    app = Starlette(
-        routes=[
+    return Front(
+        [
             *Routes(passing, gate, limits or Limits()).all(),  # first, for they are looked through in this order
             Route("/openapi.json", openapi),
             Route("/reference", reference),
@@ -74,28 +69,5 @@ def application(
             *Live(service, newsroom, gate, stopping or asyncio.Event()).all(),
             *also,
         ],
-        middleware=[Middleware(requests.counting)],
-        exception_handlers={
-            WindlassError: problems.on_error,
-            HTTPException: _no_such_route,
-            Exception: problems.on_bug,
-        },
+        requests,
     )
-    app.router.redirect_slashes = False  # a path is what it is
-    requests.know(app.routes)
-    return app
-
-
-async def _no_such_route(request: Request, fault: Exception) -> Response:
-    status = getattr(fault, "status_code", 404)
-    code, title = CODES.get(status, ("error", "Error"))
-    path = request.scope["path"][:200]
-    detail = f"there is no {request.method} {path}; /reference lists what there is"
-    problem = problems.of_status(status, title, detail, code)
-    return problems.response(problem, problems.form_for(request), _allowed(request) if status == NO_METHOD else None)
-
-
-def _allowed(request: Request) -> dict[str, str]:
-    """What may be done at this path, by all of its routes."""
-    routes = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
-    return {"allow": ", ".join(sorted({verb for route in routes for verb in route.methods or ()}))}

@@ -7,6 +7,7 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from windlass.server.joining import Joined
 from windlass.server.streams import ABORT
 
 MOST_HEAD = 16 << 10
@@ -33,6 +34,7 @@ class Guarded(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._answers = Joined(transport, self.loop)
         self._start_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -62,6 +64,8 @@ class Guarded(HttpToolsProtocol):
             self._refuse(TOO_LARGE)
             return
         super().on_headers_complete()
+        if self.cycle is not None:  # else it is to become a WebSocket
+            self.cycle.transport = self._answers
         self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item] # one of our own
 
     def on_body(self, body: bytes) -> None:
@@ -72,6 +76,14 @@ class Guarded(HttpToolsProtocol):
         if not self._refused:
             self.scope[WHOLE] = True  # type: ignore[literal-required]
             super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._answers.let_go()
+        super().send_400_response(msg)
+
+    def shutdown(self) -> None:
+        self._answers.let_go()
+        super().shutdown()
 
     def _size(self) -> int:
         """Bytes of a head that has been read."""
@@ -89,5 +101,5 @@ class Guarded(HttpToolsProtocol):
         self._refused = True
         self._stop_timer()
         if self.cycle is None or self.cycle.response_complete:  # else that answer must not be cut into
-            self.transport.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
-        self.transport.close()
+            self._answers.write(b"HTTP/1.1 " + status + b"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        self._answers.close()

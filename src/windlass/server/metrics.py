@@ -11,7 +11,7 @@ from time import perf_counter
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Scope
 
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import (
@@ -49,36 +49,19 @@ class Requests:
 
     def __init__(self) -> None:
         self._names: dict[object, str] = {}
-        self.statuses: Counter[tuple[str, str, str]] = Counter()
+        self.statuses: Counter[tuple[str, str, int]] = Counter()
         self.times: dict[str, list[int]] = defaultdict(lambda: [0] * (len(BUCKETS) + 1))
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
     def know(self, routes: Iterable[BaseRoute]) -> None:
         self._names = {route.endpoint: route.path for route in routes if isinstance(route, Route)}
 
-    def counting(self, app: ASGIApp) -> ASGIApp:
-        """The same application, counted."""
+    def now(self) -> float:
+        return perf_counter()
 
-        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] != "http":
-                await app(scope, receive, send)
-                return
-            began = perf_counter()
-
-            async def noted(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    self._note(scope, str(message["status"]), perf_counter() - began)
-                await send(message)
-
-            try:
-                await app(scope, receive, noted)
-            except Exception:
-                self._note(scope, "500", perf_counter() - began)
-                raise
-
-        return counted
-
-    def _note(self, scope: Scope, status: str, seconds: float) -> None:
+    def note(self, scope: Scope, status: int, came_at: float) -> None:
+        """An answer begins, to a request that came then."""
+        seconds = self.now() - came_at
         route = self._names.get(scope.get("endpoint"), UNKNOWN)
         verb = scope["method"] if route != UNKNOWN else UNKNOWN  # a verb may be anything: nobody can fill our memory
         self.statuses[verb, route, status] += 1
@@ -131,7 +114,7 @@ class Metrics:
             about = f"Jobs {word} over HTTP on this server."
             yield _family(f"windlass_jobs_{word}_total", "counter", about, {(): self._service.jobs[word]})
         statuses: dict[Labels, float] = {
-            (("method", verb), ("route", route), ("status", status)): count
+            (("method", verb), ("route", route), ("status", str(status))): count
             for (verb, route, status), count in self._requests.statuses.items()
         }
         yield _family("windlass_http_requests_total", "counter", "Requests to this server.", statuses)

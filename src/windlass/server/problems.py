@@ -48,7 +48,7 @@ async def on_error(request: Request, fault: Exception) -> Response:
     return told(request, fault)
 
 
-async def on_bug(request: Request, fault: Exception) -> Response:
+def of_bug(request: Request, fault: Exception) -> Response:
     """Anything else is our mistake: the log has it, the client does not."""
     log.error("%s %s", request.method, request.scope["path"], exc_info=fault)
     problem = Problem(title="Internal error", status=500, detail="this is a mistake of the server's", code="error")

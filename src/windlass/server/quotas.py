@@ -77,11 +77,10 @@ class Metered:
     async def __call__(self, operation: Operation[A], /) -> A:
         news = _new_jobs(operation)
         if news:
-            await self._admit(operation.tenant, news, reported=isinstance(operation, Finish))
+            self._admit(await self._account(operation.tenant), news, reported=isinstance(operation, Finish))
         return await self._service(operation)
 
-    async def _admit(self, tenant: str, news: Sequence[NewJob | bytes], *, reported: bool) -> None:
-        account = await self._account(tenant)
+    def _admit(self, account: Account, news: Sequence[NewJob | bytes], *, reported: bool) -> None:
         quota, number = account.quota, len(news)
         if quota.payload_bytes is not None and (why := too_large(quota, max(map(_weight, news)))) is not None:
             raise TooLarge(why, at="payload")

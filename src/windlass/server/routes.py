@@ -107,8 +107,7 @@ class Routes:
         return shape.build(tenant, path, self._query(shape, request), body)
 
     def _query(self, shape: Shape, request: Request) -> Struct:
-        said = request.query_params.multi_items() if request.scope["query_string"] else []
-        return shape.from_query(said)
+        return shape.from_query(request.query_params.multi_items()) if request.scope["query_string"] else shape.unasked
 
     def _from_query(self, shape: Shape, request: Request, tenant: str) -> Operation[Any]:
         return shape.build(tenant, request.path_params, self._query(shape, request), None)

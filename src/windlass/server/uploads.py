@@ -1,6 +1,7 @@
 """Uploads: whether this server takes in code that workers will run. Until an operator says so, it does not."""
 
-from typing import cast
+from collections.abc import Coroutine
+from typing import Any
 
 from windlass.model.errors import Denied
 from windlass.model.operations import A, Operation, PutHandler, Service
@@ -12,7 +13,7 @@ class NoUploads:
     def __init__(self, service: Service) -> None:
         self._service = service
 
-    async def __call__(self, operation: Operation[A], /) -> A:
+    def __call__(self, operation: Operation[A], /) -> Coroutine[Any, Any, A]:
         if isinstance(operation, PutHandler):
             raise Denied("this server takes no handlers: it would have to be started with --allow-upload", at="handler")
-        return cast("A", await self._service(operation))
+        return self._service(operation)

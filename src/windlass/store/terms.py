@@ -14,22 +14,29 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from windlass.model.job import NOTHING, NewJob, Terms
+from windlass.model.job import MSGPACK, NOTHING, NewJob, Terms
 from windlass.model.retry import Retry
 
 FIELDS = tuple(name for name in Terms.__struct_fields__ if name not in {"task", "queue", "priority"})
 
 _values = attrgetter(*FIELDS)
 _defaults = _values(Terms(task="x"))
+_wishes = attrgetter(*(name for name in FIELDS if name != "content_type"))
+_no_wishes = _wishes(Terms(task="x"))
 _decoder = msgspec.msgpack.Decoder(dict[str, Any])
 
 
 def pack(new: NewJob) -> bytes:
-    values = _values(new)
-    if values == _defaults:
-        return b""
-    pairs = zip(FIELDS, values, _defaults, strict=True)
+    if _wishes(new) == _no_wishes:
+        return _packed_alone(new.content_type)
+    pairs = zip(FIELDS, _values(new), _defaults, strict=True)
     return msgspec.msgpack.encode({name: value for name, value, default in pairs if value != default})
+
+
+@lru_cache(maxsize=64)
+def _packed_alone(content_type: str) -> bytes:
+    """The terms of jobs that ask for nothing and differ in their encoding, as most do."""
+    return b"" if content_type == MSGPACK else msgspec.msgpack.encode({"content_type": content_type})
 
 
 @lru_cache(maxsize=4096)

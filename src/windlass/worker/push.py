@@ -6,9 +6,9 @@ the service that answers requests, so that what workers say here is known at onc
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 from windlass.model.errors import WindlassError
 from windlass.model.names import EVERY_TENANT
@@ -30,6 +30,9 @@ from windlass.worker.delivering import Delivery, Language, Network
 from windlass.worker.dispatcher import Book, Dispatcher
 
 log = logging.getLogger("windlass.push")
+
+HEARD = (Register, Unregister, Finish, Release)
+"""What workers say that concerns us."""
 
 LOOK_EVERY = 1.0
 LOOK_EVERY_IF_NONE = 5.0
@@ -71,7 +74,10 @@ class Push:
         self._new: set[str] = set()
         self._poked = asyncio.Event()
 
-    async def __call__(self, operation: Operation[A], /) -> A:
+    def __call__(self, operation: Operation[A], /) -> Coroutine[Any, Any, A]:
+        return self._heard(operation) if type(operation) in HEARD else self._service(operation)
+
+    async def _heard(self, operation: Operation[A]) -> A:
         answer = await self._service(operation)
         match operation, answer:
             case Register(), Registered() if operation.worker.url is not None:

@@ -25,6 +25,7 @@ from windlass.engine.journal.drainer import Drainer
 from windlass.engine.journal.journal import Journal
 from windlass.engine.journal.runs import Entry
 from windlass.engine.lines import Lines, drafts_in, part_of
+from windlass.engine.regime import Regime
 from windlass.engine.sound import sound
 from windlass.engine.sureness import accepted_all
 from windlass.model.errors import Unavailable, WindlassError
@@ -107,13 +108,14 @@ class Journaled:
         drafts = drafts_of(self._engine.desk, operation)
         await self._check_terms(drafts, "job")
         draft = drafts[0]
-        exact = await self._has_tiers(draft)
+        regime = await self._regime()
+        exact = regime is not None and regime.has_tiers(draft.tenant, draft.new.queue)
         if self._drainer.flows and not exact:
             await before_the_door(self._engine.desk, draft.new.queue, ask=not self._drainer.behind)
         created = await self._accept(drafts, named=_is_named(operation))
         if created:
             accepted = self._accepted(draft, created=True)
-            estimate = await self._estimate(accepted, draft, exact=exact)
+            estimate = await self._estimate(accepted, _group(regime, draft), exact=exact)
             return accepted if estimate is None else replace(accepted, estimate=estimate)
         entry = self._journal.find(draft.id)
         if entry is None or entry.draft is None:
@@ -181,6 +183,9 @@ class Journaled:
 
     async def _keep(self, jobs: Sequence[Draft] | Lines, ids: Callable[[], Sequence[str]]) -> None:
         """Accept jobs, and where replicas must have them too, wait for that."""
+        if self._engine.desk.sure is None:
+            await self._journal.accept(jobs)
+            return
         with self._drainer.anxious():
             await self._replicated(await self._journal.accept(jobs), ids)
 
@@ -193,33 +198,23 @@ class Journaled:
         reason = None if self._drainer.flows else Reason.ACCEPTED
         return Accepted(**_known(draft, self._clock.now()), reason=reason, created=created)
 
-    async def _has_tiers(self, draft: Draft) -> bool:
+    async def _regime(self) -> Regime | None:
+        """What is in force; null = the store does not say."""
         if not self._drainer.flows:
-            return False
+            return None
         try:
-            return (await self._engine.desk.regimes.current()).has_tiers(draft.tenant, draft.new.queue)
+            return await self._engine.desk.regimes.current()
         except WindlassError:
-            return False
+            return None
 
-    async def _group(self, draft: Draft) -> str:
-        """What will bound a job, as far as that is quickly said."""
-        try:
-            regime = await self._engine.desk.regimes.current()
-        except WindlassError:
-            return ""
-        new = draft.new
-        if len(memoryview(new.payload)) > MOST_READ and regime.needs_payload(draft.tenant, new.queue, new.task):
-            return ""
-        return regime.group(draft.tenant, new, bytes(new.payload)) if regime.rules.edition else ""
-
-    async def _estimate(self, job: Job, draft: Draft, *, exact: bool) -> float | None:
+    async def _estimate(self, job: Job, group: str, *, exact: bool) -> float | None:
         """Seconds that a new job will wait. Where its queue has tiers, whoever sends it waits for the answer."""
         desk = self._engine.desk
         if not self._drainer.flows:
             return None
         if not exact:
             before = self._journal.last - self._journal.drained - 1
-            return through_the_door(desk, Record(job, group=await self._group(draft)), undrained=before)
+            return through_the_door(desk, Record(job, group=group), undrained=before)
         try:
             await self._drainer.reach(self._journal.last, PATIENCE)
             return await at_the_door(desk, await desk.find(job.id, job.tenant))
@@ -264,6 +259,16 @@ def _is_named(operation: Enqueue) -> bool:
 
 def _is_own(new: Any) -> bool:
     return new.id is not None or new.key is not None
+
+
+def _group(regime: Regime | None, draft: Draft) -> str:
+    """What will bound a job, as far as that is quickly said."""
+    if regime is None or not regime.rules.edition:
+        return ""
+    new = draft.new
+    if len(memoryview(new.payload)) > MOST_READ and regime.needs_payload(draft.tenant, new.queue, new.task):
+        return ""
+    return regime.group(draft.tenant, new, bytes(new.payload))
 
 
 def _once(drafts: Sequence[Draft]) -> list[Draft]:

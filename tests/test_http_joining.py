@@ -1,0 +1,118 @@
+"""Answers go out whole: what a connection is sent in one round of the event loop is one write, unless it is much."""
+
+import asyncio
+import socket
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+from uvicorn.server import ServerState
+
+from tests.serving import LOCAL
+from windlass.server.heads import Guarded
+from windlass.server.joining import MOST_HELD, Joined
+
+in_process = pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
+
+
+class Wire(asyncio.Transport):
+    """Notes what is done to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: list[bytes | str] = []
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.done.append(bytes(data))
+
+    def is_closing(self) -> bool:
+        return "closed" in self.done
+
+    def close(self) -> None:
+        self.done.append("closed")
+
+
+@pytest.fixture
+async def wire() -> Wire:
+    return Wire()
+
+
+@pytest.fixture
+async def joined(wire: Wire) -> Joined:
+    return Joined(wire, asyncio.get_running_loop())
+
+
+async def test_a_head_and_its_body_are_one_write(wire: Wire, joined: Joined) -> None:
+    joined.write(b"head ")
+    joined.write(b"body")
+    await asyncio.sleep(0)
+    assert wire.done == [b"head body"]
+
+
+async def test_a_head_does_not_wait_for_a_body_that_comes_later(wire: Wire, joined: Joined) -> None:
+    joined.write(b"head")
+    await asyncio.sleep(0)
+    assert wire.done == [b"head"]
+    joined.write(b"body")
+    await asyncio.sleep(0)
+    assert wire.done == [b"head", b"body"]
+
+
+async def test_of_much_nothing_is_held_back(wire: Wire, joined: Joined) -> None:
+    joined.write(b"head")
+    joined.write(b"x" * MOST_HELD)
+    assert wire.done == [b"head" + b"x" * MOST_HELD]
+    joined.write(b"y")
+    await asyncio.sleep(0)
+    assert wire.done[1:] == [b"y"]
+
+
+async def test_what_was_written_goes_out_before_the_connection_is_closed(wire: Wire, joined: Joined) -> None:
+    joined.write(b"head")
+    joined.close()
+    await asyncio.sleep(0)
+    assert wire.done == [b"head", "closed"]
+
+
+async def test_nothing_is_written_to_a_connection_that_was_cut_off(wire: Wire, joined: Joined) -> None:
+    joined.write(b"head")
+    wire.close()
+    await asyncio.sleep(0)
+    assert wire.done == ["closed"]
+
+
+@pytest.mark.parametrize("then", ["stop", "nonsense", "a head without an end"])
+async def test_an_answer_goes_out_before_its_connection_is_closed(wire: Wire, then: str) -> None:
+    over = asyncio.Event()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+        if then == "stop":
+            connection.shutdown()
+        else:
+            connection.data_received(b"\0" if then == "nonsense" else b"GET /" + b"x" * (20 << 10))
+        over.set()
+
+    connection = Guarded(config=uvicorn.Config(app), server_state=ServerState(), app_state={})
+    connection.connection_made(wire)
+    connection.data_received(b"GET / HTTP/1.1\r\nhost: here\r\n\r\n")
+    await over.wait()
+    written = b"".join(part for part in wire.done if isinstance(part, bytes))
+    assert written.startswith(b"HTTP/1.1 204")
+    assert wire.done[-1] == "closed"
+    connection.connection_lost(None)
+
+
+@in_process
+async def test_whoever_asks_reads_the_answer_at_once(site: str) -> None:
+    host, _, port = site.removeprefix("http://").partition(":")
+    ask = f"GET /v1/default/jobs/count HTTP/1.1\r\nhost: {host}:{port}\r\nauthorization: Bearer {LOCAL}\r\n\r\n"
+    loop = asyncio.get_running_loop()
+    with socket.create_connection((host, int(port))) as connection:
+        connection.setblocking(False)
+        for _ in range(5):  # on one connection: each answer is joined
+            await loop.sock_sendall(connection, ask.encode())
+            answer = await loop.sock_recv(connection, 1 << 16)
+            assert answer.startswith(b"HTTP/1.1 200")
+            assert answer.endswith(b'{"count":0}')
