@@ -4,6 +4,7 @@ Its scheduler, store, journal and runner are ours under other names: the policy 
 a server, and the sandbox in which a worker runs functions.
 """
 
+import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,6 +67,10 @@ class Site:
         for id in ids:
             self.ask("GET", f"/jobs/{id}/result", params={"wait": PATIENCE})
         return [self.ask("GET", f"/jobs/{id}") for id in ids]
+
+    def output(self, id: str) -> bytes:
+        chunks = self.ask("GET", f"/jobs/{id}/output")["chunks"]
+        return b"".join(base64.b64decode(chunk["data"]) for chunk in chunks)
 
     def counts(self, *states: str) -> dict[str, int]:
         """How many jobs of each task are in these states."""
