@@ -1,8 +1,8 @@
 """Fewer contexts than are wanted: warm ones go on for a while, and nobody waits for long."""
 
 import asyncio
-import time
 
+from tests.pace import stretched
 from tests.uploaded import Heard, bench, handler, jobs
 from windlass.worker.functions.warmth import LEAD, MOST_LEAD, Key, Rest, Waiting, lead, may_go_on, may_open, to_make_way
 
@@ -68,41 +68,44 @@ def test_a_context_that_somebody_waits_for_is_the_last_to_make_way() -> None:
 
 
 class Streams:
-    """Batches of several handlers, one after the other in each stream, for some seconds."""
+    """Batches of several handlers, one after the other in each stream, until each handler has had its share."""
 
-    def __init__(self) -> None:
+    def __init__(self, handlers: int, share: int) -> None:
         self.pids: set[int | None] = set()
-        self.jobs: dict[str, int] = {}
-        self.longest = 0.0
+        self.batches = dict.fromkeys((f"t{at}" for at in range(handlers)), 0)
+        self._share = share
+
+    @property
+    def enough(self) -> bool:
+        return min(self.batches.values()) >= self._share
 
 
-async def streams(seconds: float, handlers: int, contexts: int, pause: float) -> Streams:
+async def streams(share: int, handlers: int, contexts: int, pause: float) -> Streams:
     """Two streams for each handler; `pause` is what a worker takes to come with the next batch."""
-    seen, end = Streams(), time.monotonic() + seconds
+    seen = Streams(handlers, share)
     async with bench(contexts=contexts) as shop:
 
         async def stream(task: str) -> None:
             kind = handler("python", ECHO, task=task, tenant=task, recycle=None)
-            while (began := time.monotonic()) < end:
+            while not seen.enough:
                 heard = Heard()
                 await shop.functions.run(kind, jobs(*[b"x"] * 10, tenant=task), heard)
-                assert heard.codes == [200] * 10
+                assert heard.codes == [200] * 10, heard.outcomes
                 seen.pids |= set(heard.pids.values())
-                seen.jobs[task] = seen.jobs.get(task, 0) + 10
-                seen.longest = max(seen.longest, time.monotonic() - began)
+                seen.batches[task] += 1
                 await asyncio.sleep(pause)
 
-        await asyncio.gather(*(stream(f"t{at % handlers}") for at in range(2 * handlers)))
+        async with asyncio.timeout(stretched(60)):
+            await asyncio.gather(*(stream(task) for _ in range(2) for task in seen.batches))
     return seen
 
 
 async def test_three_handlers_on_two_contexts_do_not_start_one_for_each_batch() -> None:
-    seen = await streams(4.0, handlers=3, contexts=2, pause=0.005)
-    batches = sum(seen.jobs.values()) / 10
+    seen = await streams(30, handlers=3, contexts=2, pause=0.005)
+    batches = sum(seen.batches.values())
     assert len(seen.pids) < batches / 2, f"{len(seen.pids)} contexts were started for {batches} batches"
-    assert len(seen.jobs) == 3
 
 
 async def test_no_handler_waits_for_as_long_as_others_have_work() -> None:
-    seen = await streams(5.0, handlers=2, contexts=1, pause=0.0)
-    assert min(seen.jobs.values()) * 50 > max(seen.jobs.values()), seen.jobs
+    seen = await streams(100, handlers=2, contexts=1, pause=0.0)
+    assert min(seen.batches.values()) * 50 > max(seen.batches.values()), seen.batches

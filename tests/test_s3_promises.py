@@ -20,16 +20,9 @@ from windlass.model.queue import QueueChange
 
 STORES = pytest.mark.parametrize("kind", ["sqlite", "redis"], indirect=True)
 
-ELSEWHERE = {
-    34: "tests/test_store_flow_turns.py: fair turns of tenants and tasks",
-    35: "tests/test_config.py, and each test that runs on several stores",
-    36: "tests/test_journal_board.py: R6, adds go on while the store is away",
-}
-"""Promises whose tests are about more than functions, and are named for that."""
-
 
 def test_each_promise_has_a_test() -> None:
-    named: set[int] = set(ELSEWHERE)
+    named: set[int] = set()
     for file in Path(__file__).parent.glob("test_*.py"):
         text = file.read_text()
         named.update(int(number) for number in re.findall(r"def test_s3_item_(\d+)", text))

@@ -282,7 +282,8 @@ def run(p):
 """
     async with bench(tier=tier, processes=40, contexts=1) as cell:
         heard = Heard()
-        running = asyncio.create_task(cell.functions.run(handler("python", body), jobs(b"", timeout=2.0), heard))
+        bomb = handler("python", body, tenant=name)  # whose processes are counted by its user, in every test at once
+        running = asyncio.create_task(cell.functions.run(bomb, jobs(b"", timeout=2.0), heard))
         await heard.until("0000", b"full")
         assert 10 < _processes(name) < 80
         started = time.monotonic()

@@ -55,7 +55,9 @@ def serve(
         str | None, Parameter(group=WORK, metavar="MODULE:APP", help="Also run the tasks of this app.")
     ] = None,
     worker: Annotated[bool, Parameter(group=WORK, negative="--no-worker", help="Whether it does (yes).")] = True,
-    slots: Annotated[int, Parameter(name=("--slots", "-c"), group=WORK, metavar="N", help="Jobs at once (32).")] = 32,
+    slots: Annotated[
+        int | None, Parameter(name=("--slots", "-c"), group=WORK, metavar="N", help="Jobs at once (32).")
+    ] = None,
     allow_upload: Annotated[
         bool | None, Parameter(group=UPLOADED, negative="", help="Take in handlers: code that workers run.")
     ] = None,
@@ -76,11 +78,11 @@ def serve(
     Whoever runs it on this machine needs no token: commands and clients read it from its folder. Others need one:
     windlass tokens add.
     """
-    flags = {"worker.handlers": handlers, "worker.sandbox": sandbox, "worker.network": network}
+    flags = {"worker.slots": slots, "worker.handlers": handlers, "worker.sandbox": sandbox, "worker.network": network}
     settings = place.settle({**flags, "server.allow_upload": allow_upload, "engine.replicas": replicas})
     where = Listening(host=host, port=port, socket=socket)
     reach = {"reach": tuple(push_allow or ()), "loopback": where.local}
-    chosen = options_of(settings, slots=slots, **reach)
+    chosen = options_of(settings, **reach)
     own = data or data_folder(dict(os.environ))
     serving = Serving(
         store=settings.store,

@@ -71,6 +71,8 @@ class Context:
     def __init__(self, options: FunctionOptions, tier: Tier, nonce: str) -> None:
         self.tier = tier
         self.folder = ""
+        self.uid: int | None = None
+        """The user it runs as, if not ours."""
         self.process = Process(self)
         self.dead = False
         self.broken = False

@@ -17,6 +17,7 @@ from windlass.worker.functions.process import Refused
 from windlass.worker.functions.sandbox.folders import Folders, closed_to_others
 from windlass.worker.functions.sandbox.interpreters import Interpreter, find
 from windlass.worker.functions.sandbox.plans import Ask, available, in_force, plan
+from windlass.worker.functions.sandbox.strays import end_strays
 from windlass.worker.functions.sandbox.users import Users
 from windlass.worker.functions.terms import FunctionOptions
 from windlass.worker.functions.warmth import Key, Rest, Waiting, lead, may_go_on, may_open, to_make_way
@@ -174,7 +175,7 @@ class Contexts:
         tier, uid = self._options.tier, self._users.of(key.tenant)
         folder = self._folder(uid, interpreter)
         context = Context(self._options, tier, self._chance.token().hex())
-        context.folder = folder
+        context.folder, context.uid = folder, uid
         self._living.add(context)
         began = self._loop.time()
         try:
@@ -219,6 +220,8 @@ class Contexts:
     async def _bury(self, context: Context) -> None:
         """Its folder goes when the last of its processes has."""
         await context.process.gone.wait()
+        if not context.process.kept and context.uid is not None:
+            await asyncio.to_thread(end_strays, context.uid)
         self._living.discard(context)
         self._freed.set()
         if self._folders is not None:

@@ -89,6 +89,8 @@ class Process:
         self.keeper = 0
         """The process that watches over it."""
         self.gone = asyncio.Event()
+        self.kept = True
+        """Whether its keeper lived to see everything end."""
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._outputs: dict[Output, int] = {}
@@ -245,6 +247,7 @@ class Process:
             piece = b""
         self._news += piece
         if not self._told_so_far() and not piece:
+            self.kept = False
             self._over(Exit(KILLED))
 
     def _told_so_far(self) -> bool:

@@ -11,6 +11,7 @@ import os
 import shutil
 import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL
 
@@ -21,10 +22,8 @@ class Folders:
     """The folders of one worker's contexts. To be closed."""
 
     def __init__(self, parent: str | None) -> None:
-        self._home = os.path.realpath(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        self._home, self._lock = _fresh(parent)
         os.chmod(self._home, 0o711)  # noqa: S103, PTH101 - others pass through, none can list it
-        self._lock = os.open(self._home, os.O_RDONLY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)  # held for as long as this process lives
         self._numbers = itertools.count(1)
 
     def make(self, uid: int | None, name: str, source: bytes) -> str:
@@ -48,8 +47,15 @@ class Folders:
     async def sweep(self) -> None:
         """Remove what workers have left behind that were killed."""
         for home in Path(self._home).parent.glob(f"{PREFIX}*"):
-            if _is_orphan(home):
-                await _run("rm", "-rf", "--", str(home))
+            try:
+                lock = _locked(str(home))
+            except OSError:
+                continue  # somebody is at work there, or it is not ours
+            try:
+                if os.fstat(lock).st_uid == os.geteuid():
+                    await _run("rm", "-rf", "--", str(home))
+            finally:
+                os.close(lock)
 
     async def close(self) -> None:
         await _run("rm", "-rf", "--", self._home)
@@ -65,19 +71,24 @@ def closed_to_others(parent: str | None) -> str | None:
     return None
 
 
-def _is_orphan(home: Path) -> bool:
-    """Whether a folder is of our own user, and nobody holds its lock."""
-    try:
-        folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    except OSError:
-        return False
+def _fresh(parent: str | None) -> tuple[str, int]:
+    """A new folder, and its lock, which is held for as long as this process lives."""
+    while True:
+        home = os.path.realpath(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+        with suppress(FileNotFoundError, BlockingIOError):  # another worker swept it away before it was locked
+            return home, _locked(home)
+
+
+def _locked(home: str) -> int:
+    """The lock of a folder that is still there: whoever sweeps one away holds its lock until it has gone."""
+    folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.fstat(folder).st_uid == os.geteuid()
+        os.stat(home)  # noqa: PTH116
     except OSError:
-        return False
-    finally:
         os.close(folder)
+        raise
+    return folder
 
 
 async def _run(program: str, *arguments: str) -> int:
