@@ -12,10 +12,10 @@ from msgspec import Raw
 from tests.worlds import SeededChance, VirtualClock
 from windlass.engine.journal import File, Journal, JournalSettings
 from windlass.engine.journal.segments import listed, walk
-from windlass.engine.lines import Lines
-from windlass.model.fresh_ids import marked
+from windlass.engine.lines import Lines, lines_with
+from windlass.model.fresh_ids import ids_like
 from windlass.model.job import NewJob
-from windlass.model.names import fresh_id
+from windlass.model.names import fresh_id, marked
 from windlass.store import Draft
 
 FOLDER = Path("/journal")
@@ -28,8 +28,9 @@ class PaperFile:
         self._disk = disk
         self._path = path
 
-    def write(self, data: bytes) -> None:
+    def write(self, *parts: bytes) -> None:
         self._disk.note("write", self._path)
+        data = b"".join(parts)
         room = self._disk.room - sum(map(len, self._disk.written.values()))
         self._disk.written[self._path] += data[: max(0, room)]
         if room < len(data):
@@ -190,5 +191,5 @@ def failing(disk: PaperDisk, what: str, times: int = 1) -> Iterator[None]:
 def lines(start: int, end: int, *, queue: str = "default", tenant: str = "default", **terms: Any) -> Lines:
     """Jobs with these numbers, as a text brings them."""
     payloads = [bytes(draft(number).new.payload) for number in range(start, end)]
-    ids = marked(SeededChance(start).uuid7s(len(payloads)), queue)
-    return Lines(tenant, NewJob(task="work", queue=queue, **terms), ids, payloads)
+    ids = ids_like(marked(SeededChance(start).uuid7(), queue), len(payloads))
+    return lines_with(tenant, NewJob(task="work", queue=queue, **terms), ids, payloads)

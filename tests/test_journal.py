@@ -174,12 +174,12 @@ class _MayBeFull:
         self._file, self._disk = file, disk
         self.sync, self.cut, self.close = file.sync, file.cut, file.close
 
-    def write(self, data: bytes) -> None:
+    def write(self, *parts: bytes) -> None:
         if not self._disk.full:
-            self._file.write(data)
+            self._file.write(*parts)
             return
         with Path("/dev/full").open("wb", buffering=0) as device:
-            device.write(data)
+            device.write(b"".join(parts))
 
 
 async def test_a_full_disk_is_said_at_once_and_over_when_it_is_over(tmp_path: Path) -> None:

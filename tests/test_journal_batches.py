@@ -19,11 +19,11 @@ from windlass.engine.journal import Disk, bodies
 from windlass.engine.journal.format import BATCH, HEADER_SIZE, Record
 from windlass.engine.journal.journal import MOST_IN_BATCH, MOST_IN_MEMORY
 from windlass.engine.journal.text import Line, read_text
-from windlass.engine.lines import Lines, drafts_in
+from windlass.engine.lines import drafts_in, lines_with
 from windlass.model.errors import Missing
-from windlass.model.fresh_ids import marked, text_ids
+from windlass.model.fresh_ids import ids_like, text_ids, texts_like
 from windlass.model.job import TEXT, NewJob, Reason, State
-from windlass.model.names import check_id, check_mark, text_id
+from windlass.model.names import check_id, check_mark, marked, text_id
 from windlass.model.operations import Count, EnqueueLines, EnqueueMany, List, Show
 from windlass.store import Draft
 from windlass.store.beside import Haul
@@ -278,7 +278,7 @@ async def test_a_batch_that_nobody_can_read_is_put_aside_and_the_rest_goes_on(
 async def test_batches_are_dumped_a_job_at_a_time(tmp_path: Path) -> None:
     journal = opened(Disk(), tmp_path)
     await journal.accept([text_job("single")])
-    await journal.accept(Lines("shop", text_job("").new, lines(0, 3).ids, [b"one", b"two|2", b"three"]))
+    await journal.accept(lines_with("shop", text_job("").new, lines(0, 3).ids, [b"one", b"two|2", b"three"]))
     await journal.close()
     ids = [text_job("single").id, *text_ids(lines(0, 3).ids)]
     verified = windlass("journal", "verify", str(tmp_path))
@@ -304,8 +304,9 @@ def text_job(payload: str) -> Draft:
 
 @pytest.mark.parametrize("number", [0, 1, 5, 4096, 10_000])
 def test_ids_that_are_made_together_are_like_those_that_are_made_one_by_one_and_ascend(number: int) -> None:
-    raw = marked(SystemChance().uuid7s(number), "q")
-    texts = text_ids(raw)
+    first = marked(SystemChance().uuid7(), "q")
+    raw, texts = ids_like(first, number), texts_like(first, number)
+    assert texts == text_ids(raw)
     assert texts == [text_id(raw[at : at + 16]) for at in range(0, len(raw), 16)]
     assert texts == sorted({*texts})
     assert len(texts) == number
@@ -317,6 +318,6 @@ def test_ids_that_are_made_together_are_like_those_that_are_made_one_by_one_and_
 
 def test_ids_tell_their_time() -> None:
     before = time.time_ns() // 1_000_000
-    made = SystemChance().uuid7s(3)
+    made = ids_like(SystemChance().uuid7(), 3)
     after = time.time_ns() // 1_000_000
     assert before <= int.from_bytes(made[:6]) <= after

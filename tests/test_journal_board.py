@@ -282,7 +282,7 @@ def _step(line: str) -> str | None:
         return "reply"
     if re.search(r"fdatasync\(\d+<[^>]*\.journal>\)\s+= 0", line) or re.search(r"fdatasync resumed>\)\s+= 0", line):
         return "sync"
-    if re.search(r"write\(\d+<[^>]*\.journal>", line):
+    if re.search(r"writev?\(\d+<[^>]*\.journal>", line):
         return "write"
     return None
 

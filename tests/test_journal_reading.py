@@ -4,6 +4,7 @@ from pathlib import Path
 
 from tests.journals import PaperDisk, contents, draft, filled, lines, opened
 from windlass.engine.journal.journal import READ_AT_ONCE
+from windlass.engine.lines import lines_with
 
 LITTLE = 64 << 10
 
@@ -37,7 +38,7 @@ async def test_of_a_record_that_is_larger_only_that_is_read() -> None:
     jobs = lines(0, 1000)
     large = [b"\xc6" + (200).to_bytes(4) + bytes(200)] * 1000
     for _ in range(5):
-        await journal.accept(type(jobs)(jobs.tenant, jobs.common, jobs.ids, large))
+        await journal.accept(lines_with(jobs.tenant, jobs.common, jobs.ids, large))
     last = await journal.accept([draft(7)])
     await journal.close()
     journal = opened(disk)

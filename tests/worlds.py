@@ -19,7 +19,6 @@ from msgspec.structs import replace
 
 from tests.model_store import ModelStore
 from tests.servers import NewPrefix, Server
-from windlass.model.fresh_ids import NOISE, uuid7s
 from windlass.model.job import FINISHED, PENDING, Job, NewJob, State
 from windlass.model.lifecycle import Move
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, fresh_id
@@ -90,9 +89,6 @@ class SeededChance:
         made[6] = made[6] & 0x0F | 0x70
         made[8] = made[8] & 0x3F | 0x80
         return bytes(made)
-
-    def uuid7s(self, number: int) -> bytes:
-        return uuid7s(next(self._milliseconds), self._random.randbytes(NOISE * number))
 
 
 @asynccontextmanager

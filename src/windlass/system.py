@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 
 import uuid_utils
 
-from windlass.model.fresh_ids import NOISE, uuid7s
-
 
 class SystemClock:
     """The host's time."""
@@ -35,6 +33,3 @@ class SystemChance:
 
     def uuid7(self) -> bytes:
         return uuid_utils.uuid7().bytes
-
-    def uuid7s(self, number: int) -> bytes:
-        return uuid7s(time.time_ns() // 1_000_000, os.urandom(NOISE * number))

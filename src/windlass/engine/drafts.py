@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from msgspec.structs import asdict, replace
 
 from windlass.engine.desk import Desk
-from windlass.engine.lines import Lines, drafts_in
+from windlass.engine.lines import Lines, drafts_in, lines_with
 from windlass.engine.tiers import admit
 from windlass.model import wire
 from windlass.model.admission import check_all, check_new
 from windlass.model.errors import Invalid
-from windlass.model.fresh_ids import marked, text_ids
+from windlass.model.fresh_ids import ids_like, texts_like
 from windlass.model.job import TEXT, NewJob
-from windlass.model.names import EVERY_TENANT, child_id, fresh_id, keyed_id, marked_id
+from windlass.model.names import EVERY_TENANT, child_id, fresh_id, keyed_id, marked, marked_id
 from windlass.model.operations import MOST_AT_ONCE, Enqueue, EnqueueLines, EnqueueMany
 from windlass.model.texts import payloads_in
 from windlass.store import Draft
@@ -41,7 +41,7 @@ def _drafts(desk: Desk, operation: EnqueueMany) -> list[Draft]:
     _check_tenant(tenant)
     news = check_all(operation.jobs, desk.settings.most_payload, "jobs[{}]".format)
     own = [own_id(tenant, new) for new in news]
-    fresh = iter(text_ids(desk.chance.uuid7s(own.count(None))))
+    fresh = iter(texts_like(desk.chance.uuid7(), own.count(None)))
     pairs = zip(news, own, strict=True)
     made = [Draft(tenant, marked_id(next(fresh), new.queue) if id is None else id, new) for new, id in pairs]
     for place, named in enumerate(made):
@@ -61,7 +61,8 @@ def lines_of(desk: Desk, operation: EnqueueLines) -> Lines:
     most = desk.settings.most_payload
     if len(operation.text) > most // WIDEST and max(map(len, payloads), default=0) > most:
         _refuse_largest(operation.text, most)
-    return Lines(operation.tenant, common, marked(desk.chance.uuid7s(len(payloads)), common.queue), payloads)
+    ids = ids_like(marked(desk.chance.uuid7(), common.queue), len(payloads))
+    return lines_with(operation.tenant, common, ids, payloads)
 
 
 def _refuse_largest(text: str, most: int) -> None:

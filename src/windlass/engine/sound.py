@@ -9,7 +9,16 @@ from msgspec.structs import replace
 from windlass.model import wire
 from windlass.model.lifecycle import Verdict
 from windlass.model.names import EVERY_TENANT, check_name
-from windlass.model.operations import MOST_AT_ONCE, Enqueue, EnqueueMany, Finish, Finished, Operation
+from windlass.model.operations import (
+    MOST_AT_ONCE,
+    MOST_TEXT,
+    Enqueue,
+    EnqueueLines,
+    EnqueueMany,
+    Finish,
+    Finished,
+    Operation,
+)
 
 O = TypeVar("O", bound=Operation)  # type: ignore[type-arg] # noqa: E741 - whatever it answers
 
@@ -24,6 +33,8 @@ def sound(operation: O) -> O:
     match operation:
         case Enqueue() | EnqueueMany():
             return operation  # each job is checked as it is given its id
+        case EnqueueLines(text=str(text)) if len(text) <= MOST_TEXT:
+            return replace(wire.checked(replace(operation, text="")), text=text)
         case Finish() if _is_short(operation) and all(map(_is_plain, operation.jobs)):
             return operation
         case Finish() if any(item.result is not UNSET or item.jobs for item in operation.jobs):

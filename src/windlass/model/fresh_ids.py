@@ -1,17 +1,15 @@
 """Ids of new jobs by the thousand: what `names` does for one, without a step of Python for each.
 
-Pure: time and randomness are given. Ids of one call ascend, so that one can be looked up among them.
+Ids that are made together differ from the first of them in nothing but their count, which lies in a UUID of version 7
+where RFC 9562 has `rand_a`, behind its time. So they ascend, and one can be looked up among them. Pure.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from windlass.model.names import queue_mark
+from windlass.model.names import text_id
 
 SIZE = 16
 """Bytes of an id."""
-
-NOISE = 8
-"""Random bytes that go into an id."""
 
 _PAIR = 2
 _PAIRED = 40
@@ -20,38 +18,36 @@ _SURPLUS = (4, 29, 34)
 """Where that is one more than the text of an id has."""
 
 _A_MILLISECOND = 4096
-"""Ids that one millisecond has numbers for; further ones take their time from the next."""
+"""Ids that one millisecond has counts for; further ones take their time from the next."""
 
-_HIGH = bytes(0x70 | number >> 8 for number in range(_A_MILLISECOND))
-_LOW = bytes(number & 0xFF for number in range(_A_MILLISECOND))
-_VARIANT = bytes(byte & 0x3F | 0x80 for byte in range(256))
-
-
-def uuid7s(milliseconds: int, noise: bytes) -> bytes:
-    """UUIDs of version 7 from a time and eight random bytes for each: their number is where RFC 9562 has `rand_a`."""
-    step = _A_MILLISECOND * NOISE
-    starts = range(0, len(noise), step)
-    return b"".join(_within(milliseconds + n, noise[start : start + step]) for n, start in enumerate(starts))
+_COUNTS = [(0x7000 + count).to_bytes(2) for count in range(_A_MILLISECOND)]
+_COUNT_TEXTS = [count.hex() for count in _COUNTS]
 
 
-def _within(milliseconds: int, noise: bytes) -> bytes:
-    number = len(noise) // NOISE
-    made = bytearray(milliseconds.to_bytes(6) + bytes(SIZE - 6)) * number
-    memoryview(made).cast("Q")[1::2] = memoryview(noise).cast("Q")
-    made[6::SIZE], made[7::SIZE] = _HIGH[:number], _LOW[:number]
-    made[8::SIZE] = made[8::SIZE].translate(_VARIANT)
-    return bytes(made)
+def ids_like(uuid7: bytes, number: int) -> bytes:
+    """So many ids, one after the other, of which only a fresh UUID was given."""
+    tail = uuid7[8:]
+    return b"".join(head + (tail + head).join(_COUNTS[:some]) + tail for head, some in _heads(uuid7, number))
 
 
-def marked(uuids: bytes, queue: str) -> bytes:
-    """Ids for new jobs of this queue, from fresh UUIDs."""
-    made = bytearray(uuids)
-    made[SIZE - 1 :: SIZE] = bytes((queue_mark(queue),)) * (len(uuids) // SIZE)
-    return bytes(made)
+def texts_like(uuid7: bytes, number: int) -> list[str]:
+    """The same ids as texts."""
+    texts: list[str] = []
+    for head, some in _heads(uuid7, number):
+        before, after = text_id(head + uuid7[6:])[:14], text_id(uuid7)[18:]
+        texts += f"{before}{f'{after} {before}'.join(_COUNT_TEXTS[:some])}{after}".split()
+    return texts
+
+
+def _heads(uuid7: bytes, number: int) -> Iterator[tuple[bytes, int]]:
+    """The time that each millisecond's ids begin with, and how many these are."""
+    milliseconds = int.from_bytes(uuid7[:6])
+    for later, start in enumerate(range(0, number, _A_MILLISECOND)):
+        yield (milliseconds + later).to_bytes(6), min(_A_MILLISECOND, number - start)
 
 
 def text_ids(raw: bytes) -> list[str]:
-    """The ids that lie here one after the other, as texts."""
+    """Any ids that lie here one after the other, as texts."""
     if not raw:
         return []
     text, number = bytearray(raw.hex("-", _PAIR) + "\n", "ascii"), len(raw) // SIZE

@@ -88,7 +88,12 @@ def queue_mark(queue: str) -> int:
 
 def fresh_id(uuid7: bytes, queue: str) -> str:
     """An id for a new job of this queue, from the bytes of a fresh UUIDv7."""
-    return text_id(uuid7[:15] + bytes((queue_mark(queue),)))
+    return text_id(marked(uuid7, queue))
+
+
+def marked(uuid7: bytes, queue: str) -> bytes:
+    """The same as bytes."""
+    return uuid7[:15] + bytes((queue_mark(queue),))
 
 
 def marked_id(uuid7: str, queue: str) -> str:

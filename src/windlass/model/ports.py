@@ -38,7 +38,3 @@ class Chance(Protocol):
     def uuid7(self) -> bytes:
         """Sixteen bytes of a fresh UUID, version 7."""
         ...
-
-    def uuid7s(self, number: int) -> bytes:
-        """So many of them, one after the other, each greater than the one before."""
-        ...

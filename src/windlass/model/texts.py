@@ -5,13 +5,13 @@ Thousands come at a time, so there is no step of Python for each of them where n
 
 from itertools import filterfalse
 
-from windlass.model.errors import TooLarge
+from windlass.model.errors import Invalid, TooLarge
 from windlass.model.operations import MOST_LINES
 
 
 def payloads_in(text: str) -> list[bytes]:
     """What each line brings; blank ones and those that begin with `#` bring nothing."""
-    lines = text.encode().split(b"\n", MOST_LINES + 1)
+    lines = _encoded(text).split(b"\n", MOST_LINES + 1)
     if len(lines) > MOST_LINES + 1:
         raise TooLarge(f"a text may have {MOST_LINES} lines: send less at once", at="text")
     if "#" in text:
@@ -19,3 +19,10 @@ def payloads_in(text: str) -> list[bytes]:
     if "\r" in text:
         lines = [line.removesuffix(b"\r") for line in lines]
     return list(filterfalse(bytes.isspace, filter(None, lines)))
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as fault:
+        raise Invalid(f"cannot be sent: {fault}", at="text") from None

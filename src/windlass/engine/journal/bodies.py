@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, Struct
 
-from windlass.engine.lines import Lines
+from windlass.engine.lines import Lines, payloads_of
 from windlass.model.fresh_ids import SIZE
 from windlass.model.job import NOTHING, NewJob
 from windlass.model.names import text_id
@@ -29,7 +29,7 @@ _NONE = _Extras()
 
 _pack = msgspec.msgpack.Encoder().encode
 _body = msgspec.msgpack.Decoder(tuple[str, str, int, bytes, bytes, _Extras | None])
-_body_of_lines = msgspec.msgpack.Decoder(tuple[str, str, int, bytes, list[bytes], _Extras | None])
+_body_of_lines = msgspec.msgpack.Decoder(tuple[str, str, int, bytes, Raw, _Extras | None])
 
 
 def pack(draft: Draft) -> bytes:
@@ -40,7 +40,7 @@ def pack(draft: Draft) -> bytes:
 def pack_lines(lines: Lines) -> bytes:
     """All of them but their ids."""
     new = lines.common
-    return _pack((new.task, new.queue, new.priority, terms.pack(new), lines.payloads, _extras(lines.tenant, new)))
+    return _pack((new.task, new.queue, new.priority, terms.pack(new), lines.packed, _extras(lines.tenant, new)))
 
 
 def _extras(tenant: str, new: NewJob) -> _Extras | None:
@@ -64,10 +64,10 @@ def unpack_lines(ids: bytes, tenant: str, body: bytes) -> Lines | None:
     """The jobs that the body of a batch says; null if this program cannot read it."""
     try:
         task, queue, priority, packed, payloads, extras = _body_of_lines.decode(body)
-        common = _new(task, queue, priority, packed, NOTHING, extras)
+        found = Lines(tenant, _new(task, queue, priority, packed, NOTHING, extras), ids, payloads)
+        return found if len(payloads_of(found)) * SIZE == len(ids) else None
     except (msgspec.MsgspecError, TypeError, ValueError):
         return None
-    return Lines(tenant, common, ids, payloads) if len(ids) == SIZE * len(payloads) else None
 
 
 def _new(  # noqa: PLR0917 - in the order they lie

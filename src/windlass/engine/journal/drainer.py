@@ -42,6 +42,8 @@ CHECK_EVERY = 1.0
 TRY_EVERY = 0.2
 """The same while the store is down."""
 MOMENT = 0.01
+LONGEST_PAUSE = 0.05
+"""Seconds that are left to those who enqueue, at the most, before more of what waits is drained."""
 OLD = 1_000_000
 """Microseconds that a job must have waited here before its delay is shortened by it."""
 
@@ -73,7 +75,7 @@ class Drainer:
         self._poked = asyncio.Event()
         self._moved = asyncio.Condition()
         self._checked_at = -CHECK_EVERY
-        self._found = journal.last
+        self._found = self._seen = journal.last
         self._anxious = 0
         """How many want to know that replicas have their jobs."""
         self._unsure: set[int] = set()
@@ -125,8 +127,10 @@ class Drainer:
             try:
                 if not self.met.is_set():
                     await self.start()
+                began = self._clock.monotonic()
                 busy = await self._step()
                 self._is_up()
+                await self._give_way(began)
             except (WindlassError, OSError) as fault:
                 self._is_down(fault)
                 await self._clock.sleep(TRY_EVERY)
@@ -226,6 +230,12 @@ class Drainer:
             self._journal.forget(entries[-1].sequence)
             await self._tell()
         return True
+
+    async def _give_way(self, began: float) -> None:
+        """While much waits and others come, they have as much of the time as the draining has."""
+        others_came, self._seen = self._journal.last > self._seen, self._journal.last
+        if others_came and self.behind:
+            await self._clock.sleep(min(LONGEST_PAUSE, self._clock.monotonic() - began))
 
     async def _drain(self, entries: Sequence[Entry]) -> bool:
         upto = entries[-1].sequence

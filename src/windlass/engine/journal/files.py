@@ -6,17 +6,21 @@ synced. What is said here is said in the words of the system: errors are `OSErro
 
 import fcntl
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 
+MOST_PARTS = os.sysconf("SC_IOV_MAX")
+"""What the system puts together in one call."""
+
 
 class File(Protocol):
     """A file that is being written."""
 
-    def write(self, data: bytes) -> None:
-        """Append all of it."""
+    def write(self, *parts: bytes) -> None:
+        """Append all of them."""
         ...
 
     def sync(self) -> None:
@@ -91,10 +95,16 @@ class DiskFile:
     def __init__(self, path: Path, flags: int) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | flags, FILE_MODE)
 
-    def write(self, data: bytes) -> None:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
+    def write(self, *parts: bytes) -> None:
+        for start in range(0, len(parts), MOST_PARTS):
+            self._write_some(parts[start : start + MOST_PARTS])
+
+    def _write_some(self, parts: Sequence[bytes]) -> None:
+        written = os.writev(self._descriptor, parts)
+        if written < sum(map(len, parts)):
+            rest = memoryview(b"".join(parts))[written:]
+            while rest:
+                rest = rest[os.write(self._descriptor, rest) :]
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)

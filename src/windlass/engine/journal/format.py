@@ -100,12 +100,14 @@ def read_header(data: bytes) -> Header | None:
 def pack_record(  # noqa: PLR0917 - the parts of a record, in the order they lie
     header: Header, sequence: int, accepted: int, id: bytes, tenant: bytes, body: bytes, flags: int = 0
 ) -> bytes:
-    return _sealed(header, REST.pack(header.journal, sequence, flags, accepted, id, len(tenant)) + tenant, body)
+    start = REST.pack(header.journal, sequence, flags, accepted, id, len(tenant)) + tenant
+    return b"".join(_sealed(header, start, body))
 
 
 def pack_batch(  # noqa: PLR0917 - the parts of a record, in the order they lie
     header: Header, first: int, accepted: int, ids: bytes, tenant: bytes, rest: bytes
-) -> bytes:
+) -> tuple[bytes, ...]:
+    """The parts of a record, which are large: putting them together is left to whoever writes them."""
     last = first + len(ids) // ID_SIZE - 1
     start = REST.pack(header.journal, last, BATCH, accepted, bytes(ID_SIZE), len(tenant)) + tenant
     return _sealed(header, start + FIRST.pack(first), ids, rest)
@@ -116,13 +118,13 @@ def pack_lost(header: Header, first: int, last: int) -> bytes:
     return pack_record(header, last, 0, bytes(16), b"", FIRST.pack(first), LOST)
 
 
-def _sealed(header: Header, *parts: bytes) -> bytes:
-    """A record of these parts, which may be large: they are put together once."""
+def _sealed(header: Header, *parts: bytes) -> tuple[bytes, ...]:
+    """All parts of a record: what says its size and its checksum, and these."""
     size = BEFORE.size + sum(map(len, parts))
     checksum = header.salt ^ size
     for part in parts:
         checksum = crc32(part, checksum)
-    return b"".join((BEFORE.pack(size, checksum), *parts))
+    return BEFORE.pack(size, checksum), *parts
 
 
 def read_record(data: bytes, header: Header, at: int) -> Record | None:

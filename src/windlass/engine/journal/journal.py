@@ -20,7 +20,7 @@ from windlass.engine.journal.runs import Entry, Run, entries_behind, run_of, run
 from windlass.engine.journal.segments import Finding, Segment, number_in_name, recover
 from windlass.engine.journal.waiting import Waiting
 from windlass.engine.journal.writer import Blank, Parcel, Writer, Written
-from windlass.engine.lines import Lines, lines_in, part_of
+from windlass.engine.lines import Lines, lines_in, parts_of
 from windlass.model.errors import JournalFull
 from windlass.model.names import raw_id
 from windlass.model.ports import Chance, Clock
@@ -335,5 +335,5 @@ def _singles(drafts: Sequence[Draft]) -> list[Blank]:
 
 
 def _batches(lines: Lines) -> list[Blank]:
-    parts = (part_of(lines, start, start + MOST_IN_BATCH) for start in range(0, len(lines), MOST_IN_BATCH))
-    return [Blank(part.ids, part.tenant.encode(), bodies.pack_lines(part), is_batch=True) for part in parts]
+    tenant = lines.tenant.encode()
+    return [Blank(part.ids, tenant, bodies.pack_lines(part), is_batch=True) for part in parts_of(lines, MOST_IN_BATCH)]

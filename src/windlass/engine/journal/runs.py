@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from windlass.engine.journal import bodies
 from windlass.engine.journal.format import BATCH, FIRST, LOST, Record, first_of, ids_of
-from windlass.engine.lines import Lines, drafts_in, part_of
+from windlass.engine.lines import Lines, drafts_in
 from windlass.store import Draft
 
 _LAST = attrgetter("last")
@@ -48,7 +48,7 @@ class Run(Struct, frozen=True, gc=False):
             return [Entry(self.last, self.accepted, None, self.raw)]
         start = max(0, after + 1 - self.first)
         end = start + most
-        some = drafts_in(part_of(self.jobs, start, end)) if isinstance(self.jobs, Lines) else self.jobs[start:end]
+        some = drafts_in(self.jobs, start, end) if isinstance(self.jobs, Lines) else self.jobs[start:end]
         return [Entry(sequence, self.accepted, draft) for sequence, draft in enumerate(some, self.first + start)]
 
 

@@ -24,12 +24,12 @@ from windlass.engine.estimates import at_the_door, before_the_door, through_the_
 from windlass.engine.journal.drainer import Drainer
 from windlass.engine.journal.journal import Journal
 from windlass.engine.journal.runs import Entry
-from windlass.engine.lines import Lines, drafts_in, part_of
+from windlass.engine.lines import Lines, sample_of
 from windlass.engine.regime import Regime
 from windlass.engine.sound import sound
 from windlass.engine.sureness import accepted_all
 from windlass.model.errors import Unavailable, WindlassError
-from windlass.model.fresh_ids import text_ids
+from windlass.model.fresh_ids import SIZE, texts_like
 from windlass.model.job import Job, Reason, State, Terms
 from windlass.model.names import check_id
 from windlass.model.operations import (
@@ -134,10 +134,15 @@ class Journaled:
 
     async def _enqueue_lines(self, operation: EnqueueLines) -> Enqueued:
         lines = lines_of(self._engine.desk, operation)
-        await self._check_terms(drafts_in(part_of(lines, 0, 1)), "wishes")
-        if lines.payloads:
-            await self._keep(lines, lambda: text_ids(lines.ids))
-        return Enqueued(ids=text_ids(lines.ids), created=len(lines))
+        if not lines:
+            return Enqueued(ids=[], created=0)
+        await self._check_terms([sample_of(lines)], "wishes")
+
+        def ids() -> list[str]:
+            return texts_like(lines.ids[:SIZE], len(lines))
+
+        await self._keep(lines, ids)
+        return Enqueued(ids=ids(), created=len(lines))
 
     async def _check_terms(self, drafts: Sequence[Draft], at: str) -> None:
         """Check what depends on the rules. While the store is down nobody knows them: a tier is taken as it comes then,

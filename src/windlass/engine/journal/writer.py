@@ -140,12 +140,13 @@ class Writer:
             segment = self._segment
             if segment is None or segment.size >= self._segment_bytes or self.is_old(segment):
                 segment = await loop.run_in_executor(self._thread, self._open_segment)
-            data, places = self._packed(segment, [parcel for parcel, _ in group])
-            await loop.run_in_executor(self._thread, self._put, segment, data)
+            parts, places = self._packed(segment, [parcel for parcel, _ in group])
+            await loop.run_in_executor(self._thread, self._put, segment, parts)
         except (WindlassError, OSError) as fault:
             self._refuse(group, fault)
             return
-        self._segment = segment = segment._replace(last=places[-1][-1].sequence, size=segment.size + len(data))
+        size = segment.size + sum(map(len, parts))
+        self._segment = segment = segment._replace(last=places[-1][-1].sequence, size=size)
         self.next = segment.last + 1
         for (parcel, future), own in zip(group, places, strict=True):
             kept = Written(segment, own)
@@ -160,21 +161,20 @@ class Writer:
             if not written.done():
                 written.set_exception(kind(str(fault)))
 
-    def _packed(self, segment: Segment, parcels: Sequence[Parcel]) -> tuple[bytes, list[list[Place]]]:
+    def _packed(self, segment: Segment, parcels: Sequence[Parcel]) -> tuple[list[bytes], list[list[Place]]]:
         header, sequence, at = segment.header, self.next, segment.size
         parts: list[bytes] = []
         places: list[list[Place]] = []
         for parcel in parcels:
             own: list[Place] = []
-            for ids, tenant, body, is_batch in parcel.blanks:
-                pack = pack_batch if is_batch else pack_record
-                record = pack(header, sequence, parcel.accepted, ids, tenant, body)
+            for blank in parcel.blanks:
+                record, ids = _record(header, sequence, parcel.accepted, blank), blank.ids
                 sequence += len(ids) // ID_SIZE
                 own.append(Place(ids, sequence - 1, at))
-                parts.append(record)
-                at += len(record)
+                parts += record
+                at += sum(map(len, record))
             places.append(own)
-        return b"".join(parts), places
+        return parts, places
 
     # In the thread
 
@@ -198,10 +198,10 @@ class Writer:
         self._segment = Segment(path, header, header.first - 1, HEADER_SIZE)
         return self._segment
 
-    def _put(self, segment: Segment, data: bytes) -> None:
+    def _put(self, segment: Segment, parts: Sequence[bytes]) -> None:
         assert self._file is not None  # noqa: S101 - it goes with the segment
         try:
-            self._file.write(data)
+            self._file.write(*parts)
         except OSError as fault:
             self._take_back(segment)
             raise JournalFull(f"the journal cannot be written: {fault.strerror}; nothing of it was kept") from fault
@@ -225,3 +225,11 @@ class Writer:
         if file is not None:
             with suppress(OSError):
                 file.close()
+
+
+def _record(header: Header, sequence: int, accepted: int, blank: Blank) -> tuple[bytes, ...]:
+    """The parts of a record, now that its number is known."""
+    ids, tenant, body, is_batch = blank
+    if is_batch:
+        return pack_batch(header, sequence, accepted, ids, tenant, body)
+    return (pack_record(header, sequence, accepted, ids, tenant, body),)
