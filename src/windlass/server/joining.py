@@ -1,33 +1,27 @@
-"""What a connection is to be sent in one round of the event loop, in one write at the end of it.
+"""The head of an answer and its body, which uvicorn writes one after the other, in one write.
 
-uvicorn writes the head of an answer and its body one after the other, and a write is dear: it wakes whoever listens at
-the other end. So where a whole crowd is answered in one round, nobody is woken before all answers are made. Knows bytes
-and a transport, nothing else.
+A write to a connection is dear: it wakes whoever listens at the other end. Knows bytes and a transport, nothing else.
 """
 
 import asyncio
 
-MOST_HELD = 64 << 10
-"""Bytes of one connection: beyond that its transport is told, so that it can say when its reader is too slow."""
-
 
 class Joined(asyncio.Transport):
-    """The way out for answers of one connection."""
+    """The way out for answers of one connection: what was written first waits for what follows in the same round."""
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self._transport = transport
         self._loop = loop
-        self._held: list[bytes | bytearray | memoryview] = []
-        self._size = 0
+        self._held = b""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        if not self._held:
-            self._loop.call_soon(self.let_go)
-        self._held.append(data)
-        self._size += len(data)
-        if self._size > MOST_HELD:
-            self.let_go()
+        if self._held:
+            held, self._held = self._held, b""
+            self._transport.write(held + data)
+        else:
+            self._held = bytes(data)
+            self._loop.call_soon(self.let_go)  # the head of a stream: nobody knows when more comes
 
     def close(self) -> None:
         self.let_go()
@@ -38,6 +32,6 @@ class Joined(asyncio.Transport):
 
     def let_go(self) -> None:
         """Send now what is held."""
-        held, self._held, self._size = self._held, [], 0
-        if held and not self._transport.is_closing():
-            self._transport.write(b"".join(held))
+        if self._held and not self._transport.is_closing():
+            self._transport.write(self._held)
+        self._held = b""
