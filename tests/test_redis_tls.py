@@ -14,10 +14,10 @@ from tests.ports import free_port
 from tests.servers import NewPrefix, Server
 from windlass import Windlass
 from windlass.engine import Engine
-from windlass.link import drive
 from windlass.model.errors import Invalid, Unavailable
 from windlass.model.job import NewJob
 from windlass.model.operations import Claim, EnqueueMany, GetResult
+from windlass.portal import drive
 from windlass.store.redis import RedisStore
 from windlass.system import SystemChance
 

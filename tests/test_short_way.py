@@ -13,7 +13,6 @@ from msgspec.structs import asdict
 from tests.servers import NewPrefix, Server, StartServer
 from windlass import Windlass
 from windlass.engine import Engine, Settings
-from windlass.link import drive
 from windlass.model.errors import Invalid, TooLarge, Unavailable
 from windlass.model.job import NewJob
 from windlass.model.limit import NewLimit, Which
@@ -21,6 +20,7 @@ from windlass.model.match import Match
 from windlass.model.names import fresh_id
 from windlass.model.operations import Claim, Count, Enqueued, EnqueueMany, List, PutLimit, Register, Show
 from windlass.model.worker import NewWorker
+from windlass.portal import drive
 from windlass.store.redis import RedisStore
 from windlass.system import SystemChance
 

@@ -12,9 +12,9 @@ import asyncio
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from windlass.addresses import enter_service, file_of, open_blocking_store
@@ -38,6 +38,7 @@ from windlass.model.operations import (
     Show,
 )
 from windlass.model.wire import FAULTS
+from windlass.portal import Asking, Portal, drive
 from windlass.system import SystemChance
 
 T = TypeVar("T")
@@ -292,29 +293,6 @@ async def _next(stream: AsyncGenerator[T, None]) -> T | None:
     return await anext(stream, None)
 
 
-class Portal:
-    """A thread that runs an event loop for those who have none."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self.loop.run_forever, name="windlass", daemon=True)
-        self._thread.start()
-
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        try:
-            return future.result()
-        except BaseException:
-            future.cancel()  # the caller was interrupted: nobody waits any more
-            raise
-
-    def close(self) -> None:
-        self.run(self.loop.shutdown_asyncgens())
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join()
-        self.loop.close()
-
-
 class Gathering:
     """Jobs that are queued at about the same moment travel together."""
 
@@ -370,33 +348,3 @@ class Gathering:
 def _fail(future: "asyncio.Future[str]", fault: Exception) -> None:
     if not future.done():
         future.set_exception(fault)
-
-
-class Asking(Generic[T]):
-    """A question on its way: a coroutine that waits for nothing outside itself, run up to where it has asked."""
-
-    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
-        self._coroutine = coroutine
-        self._answered = False
-        self._step()
-
-    def _step(self) -> None:
-        try:
-            pause = self._coroutine.send(None)
-        except StopIteration as end:
-            self._answer: T = end.value
-            self._answered = True
-            return
-        if pause is not None:
-            self._coroutine.close()
-            raise RuntimeError("this can only be asked in an event loop")
-
-    def answer(self) -> T:
-        while not self._answered:
-            self._step()
-        return self._answer
-
-
-def drive(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run such a coroutine to its end."""
-    return Asking(coroutine).answer()

@@ -17,7 +17,6 @@ from msgspec.structs import replace
 from windlass.call.arguments import Plan
 from windlass.call.signals import Cancelled
 from windlass.engine import Engine, Settings, upkeep
-from windlass.link import Portal
 from windlass.model.duration import LONGEST
 from windlass.model.errors import WindlassError
 from windlass.model.job import Job, State
@@ -39,6 +38,7 @@ from windlass.model.operations import (
     Unrun,
 )
 from windlass.model.worker import NewWorker
+from windlass.portal import Portal
 from windlass.store.sqlite import SqliteStore
 from windlass.system import SystemChance, SystemClock
 from windlass.worker.context import unknown
