@@ -5,7 +5,7 @@ An endpoint is an application of its own: around a function Starlette puts anoth
 """
 
 from collections.abc import Awaitable, Callable, Mapping
-from types import MappingProxyType
+from functools import cached_property
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,13 +17,11 @@ Answer = Callable[[Request], Awaitable[Response]]
 class Asked(Request):
     """A request."""
 
-    headers: Mapping[str, str] = MappingProxyType({})  # type: ignore[assignment]
-    """By their names in lower case; of several of one name, the first."""
-
-    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        super().__init__(scope, receive, send)
-        said = reversed(scope["headers"])
-        self.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in said}
+    @cached_property
+    def headers(self) -> Mapping[str, str]:  # type: ignore[override]
+        """By their names in lower case; of several of one name, the first."""
+        said = reversed(self.scope["headers"])
+        return {name.decode("latin-1"): value.decode("latin-1") for name, value in said}
 
 
 class Endpoint:
