@@ -35,7 +35,7 @@ SHORT_PAUSE, SHORT_PAUSES, PAUSE = 0.0002, 20, 0.002
 
 PRAGMAS = """
     PRAGMA synchronous = FULL;             -- accepted means durable; see `disk.py`
-    PRAGMA cache_size = -8192;             -- KiB; what lies beyond is in the system's cache, and costs as little
+    PRAGMA cache_size = -16384;            -- KiB; what lies beyond is in the system's cache, and costs as little
     PRAGMA journal_size_limit = 67108864;  -- bytes; after a burst the log shrinks again
     PRAGMA temp_store = MEMORY;
 """
