@@ -12,10 +12,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from itertools import count
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from msgspec import Raw
 
@@ -46,7 +46,7 @@ from windlass.system import SystemChance, SystemClock
 BATCHES = ((1, 600), (100, 10_000))
 """Jobs claimed at a time, and how many in all."""
 
-ROUNDS = 3
+ROUNDS = 6
 KEYS = 10_000
 TENANTS = 10_000
 PLENTY = 1_000_000
@@ -153,28 +153,46 @@ SCENES = {
 }
 
 
+class Stand(NamedTuple):
+    """A store in which one scene is set, and how more of its jobs are made."""
+
+    label: str
+    load: Load
+    groups: Iterator[str]
+    tenants: Iterator[str] | None
+
+
+async def set_up(what: str, place: Place, parked: int, callers: int) -> Stand:
+    prepare = SCENES[what]
+    fair = prepare is by_turns
+    load = Load(place.store, callers, everybodys=fair)
+    groups = await prepare(load, parked)
+    tenants = (f"t{number % TENANTS}" for number in count()) if fair else None
+    await load.add(BATCHES[-1][0] * callers, groups, tenants)  # so that it never runs dry
+    return Stand(f"{parked:,} {what}" if prepare is behind_a_full_limit else what, load, groups, tenants)
+
+
 async def measure_claims(name: str, make: Make, parked: int, callers: int, table: Table) -> None:
-    for what, prepare in SCENES.items():
-        say(f"{name}: {what}")
-        fair = prepare is by_turns
-        tenants = (f"t{number % TENANTS}" for number in count()) if fair else None
-        async with make(what) as place:
-            load = Load(place.store, callers, everybodys=fair)
-            groups = await prepare(load, parked)
-            label = f"{parked:,} {what}" if prepare is behind_a_full_limit else what
-            for batch, total in BATCHES:
-                rates = []
-                for _ in range(ROUNDS):
-                    await load.add(total + batch * callers, groups, tenants)
-                    rates.append(await load.drain(total, batch))
-                line = f"claim+finish/s, {label}, batches of {batch}"
-                table.put(name, parked, line, max(rates))
-                say(f"  {max(rates):,.0f}/s in batches of {batch}")
-                if prepare is not without:
-                    plain = table.get(name, parked, f"claim+finish/s, no limits, batches of {batch}")
-                    table.put(
-                        name, parked, f"part of the rate without, {label}, batches of {batch}", max(rates) / plain
-                    )
+    """All scenes are set at once and have their turns in each round: the machine changes its speed."""
+    async with AsyncExitStack() as stack:
+        stands = []
+        for what in SCENES:
+            say(f"{name}: {what}")
+            place = await stack.enter_async_context(make(what))
+            stands.append(await set_up(what, place, parked, callers))
+        for batch, total in BATCHES:
+            say(f"{name}: batches of {batch}")
+            for _ in range(ROUNDS):
+                for label, load, groups, tenants in stands:
+                    await load.add(total, groups, tenants)
+                    rate = await load.drain(total, batch)
+                    table.best(name, parked, f"claim+finish/s, {label}, batches of {batch}", rate)
+            without_any, *others = (
+                (label, table.get(name, parked, f"claim+finish/s, {label}, batches of {batch}")) for label, *_ in stands
+            )
+            for label, rate in others:
+                part = f"part of the rate without, {label}, batches of {batch}"
+                table.put(name, parked, part, rate / without_any[1])
 
 
 async def measure_forecast(name: str, make: Make, parked: int, table: Table) -> None:

@@ -2,7 +2,7 @@
 
 Jobs a second through one warm context of each language, in batches, against a bare loop in that language that reads a
 line of JSON from a pipe and writes it back (for `sh`: that starts a shell for each line); and the time from nothing to
-the first answer, by language and sandbox tier.
+the first answer, by language and sandbox tier. Before that `bench journal`: what accepting jobs costs.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, get_args
 
+from bench import journal
 from bench.table import Table
 from windlass.model.handler import Handler, HandlerOptions, Language
 from windlass.model.job import JSON, Stream
@@ -189,4 +190,6 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=2000, help="a round (2000; of sh a twentieth)")
     parser.add_argument("--rounds", type=int, default=10)
     said: Any = parser.parse_args(argv)
+    sys.stderr.write("  the journal\n")
+    journal.main([])
     return asyncio.run(measure(said.jobs, said.rounds))
