@@ -175,6 +175,13 @@ class Experience:
         if len(self.promises) < MOST_PROMISES:
             self.promises.setdefault(id, promise)
 
+    def manned(self, queues: Iterable[str]) -> None:
+        """A worker of these queues came: what was foretold of one that had none holds no more."""
+        for queue in queues:
+            last = self.forecasts.get(queue)
+            if last is not None and not any(queue in pool.queues for pool in last.snapshot.pools):
+                del self.forecasts[queue]
+
     def remember(self, queue: str, forecast: Forecast) -> None:
         self.crowded_until.pop(queue, None)
         self.forecasts.pop(queue, None)

@@ -72,6 +72,7 @@ async def register(desk: Desk, operation: Register) -> Registered:
         read_url(operation.worker.url)
     await desk.store.enlist(id, operation.tenant, operation.worker, desk.settings.lease)
     await keep_caps(desk)
+    desk.experience.manned(operation.worker.queues)
     if operation.worker.url is None:
         return Registered(worker=id, lease=desk.settings.lease)
     # Kept after the worker: whoever finds a secret without a worker may throw it away.
