@@ -8,12 +8,12 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
-import httpx2
 import pytest
 
 from tests.rampage import RUNS, misdeed, noise
 from tests.servers import StartServer
 from tests.serving import Process, process
+from tests.sites import Site, calling
 from tests.workers import PATIENCE, until
 
 pytestmark = pytest.mark.timeout(600)
@@ -67,16 +67,8 @@ class Mumbler:
         await asyncio.sleep(0)  # transports close in the next round
 
 
-class Site:
-    """A server as anybody would ask it."""
-
-    def __init__(self, http: httpx2.Client) -> None:
-        self._http = http
-
-    def ask(self, verb: str, path: str, **more: Any) -> Any:
-        response = self._http.request(verb, f"/v1/default{path}", **more)
-        assert response.is_success, response.text
-        return response.json()
+class Fed(Site):
+    """A server that is given functions and lines for them."""
 
     def upload(self, task: str, lang: str, body: str, **options: Any) -> None:
         limits = {"timeout": 5, "batch": 5, **options}
@@ -86,19 +78,14 @@ class Site:
         ids: list[str] = self.ask("POST", f"/tasks/{task}/jobs", content=b"\n".join(lines))["ids"]
         return ids
 
-    def ended(self, id: str) -> Any:
-        self.ask("GET", f"/jobs/{id}/result", params={"wait": PATIENCE})
-        return self.ask("GET", f"/jobs/{id}")
-
 
 @contextmanager
-def site(served: Process) -> Iterator[Site]:
-    headers = {"authorization": f"Bearer {served.token}"}
-    with httpx2.Client(base_url=served.address, headers=headers, trust_env=False, timeout=2 * PATIENCE) as http:
-        yield Site(http)
+def site(served: Process) -> Iterator[Fed]:
+    with calling(served) as http:
+        yield Fed(http)
 
 
-def send_in(one: Site, url: str) -> None:
+def send_in(one: Fed, url: str) -> None:
     for lang, body in RUNS.items():
         one.upload(lang, lang, body)
     one.upload("http", "http", url)

@@ -10,15 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 
 from tests.draining import CLOCK, up
 from tests.servers import Server, StartServer
 from tests.serving import Process, process
+from tests.sites import Site, calling
 from tests.test_cluster import PARTITIONS, QUEUES, two
 from tests.uploaded import let_others_in
-from tests.workers import PATIENCE, until
+from tests.workers import until
 from windlass.engine import Engine
 from windlass.engine.journal import open_journaled
 from windlass.model.job import NewJob
@@ -33,23 +33,15 @@ pytestmark = pytest.mark.timeout(240)
 ECHO = "def run(payload):\n    return payload\n"
 
 
-class Site:
-    """A server as anybody would ask it."""
-
-    def __init__(self, http: httpx2.Client) -> None:
-        self._http = http
-
-    def ask(self, verb: str, path: str, **more: Any) -> Any:
-        response = self._http.request(verb, f"/v1/default{path}", **more)
-        assert response.is_success, response.text
-        return response.json()
+class Parts(Site):
+    """A server whose parts are looked at."""
 
     def status(self, path: str) -> int:
-        return self._http.get(path).status_code
+        return self.http.get(path).status_code
 
     def slots(self) -> list[int]:
         """Of the workers that work for everybody."""
-        return [worker["slots"] for worker in self._http.get("/v1/-/workers").json()]
+        return [worker["slots"] for worker in self.http.get("/v1/-/workers").json()]
 
     def upload(self, *tasks: str, body: str = ECHO, **options: Any) -> None:
         for task in tasks:
@@ -63,10 +55,8 @@ class Site:
         ids: list[str] = self.ask("POST", f"/tasks/{task}/jobs", content=lines)["ids"]
         return ids
 
-    def ended(self, ids: list[str]) -> list[Any]:
-        for id in ids:
-            self.ask("GET", f"/jobs/{id}/result", params={"wait": PATIENCE})
-        return [self.ask("GET", f"/jobs/{id}") for id in ids]
+    def all_ended(self, ids: list[str]) -> list[Any]:
+        return [self.ended(id) for id in ids]
 
     def output(self, id: str) -> bytes:
         chunks = self.ask("GET", f"/jobs/{id}/output")["chunks"]
@@ -79,10 +69,9 @@ class Site:
 
 
 @contextmanager
-def asked(serving: Process) -> Iterator[Site]:
-    headers = {"authorization": f"Bearer {serving.token}"}
-    with httpx2.Client(base_url=serving.address, headers=headers, trust_env=False, timeout=2 * PATIENCE) as http:
-        yield Site(http)
+def asked(serving: Process) -> Iterator[Parts]:
+    with calling(serving) as http:
+        yield Parts(http)
 
 
 def in_order(jobs: list[Any]) -> list[str]:
@@ -104,7 +93,7 @@ def test_s3_item_34_waiting_types_are_counted_and_none_waits_for_the_end_of_anot
             ids = site.feed("busy", 30) + site.feed("late", 6)
             assert site.counts("queued") == {"busy": 30, "late": 6}
             site.change_queue(paused=False)
-            order = in_order(site.ended(ids))
+            order = in_order(site.all_ended(ids))
             until(lambda: site.counts("queued", "running") == {})
             if policy == "fair":
                 assert order[:12].count("late") >= 4, order
@@ -125,7 +114,7 @@ def test_s3_item_34_what_runs_is_told_apart_from_what_waits(tmp_path: Path) -> N
             until(lambda: site.counts("running") == {"holds": 1})
             assert site.counts("queued") == {"holds": 2}
             let_go.touch()
-            assert {job["state"] for job in site.ended(ids)} == {"succeeded"}
+            assert {job["state"] for job in site.all_ended(ids)} == {"succeeded"}
             assert site.counts("running") == {}
 
 
@@ -149,7 +138,7 @@ def test_s3_item_35_each_part_is_replaced_by_configuration(
     flags = [flag] if flag else []
     with process(tmp_path, *flags, store=store, WINDLASS_CONFIG=str(settings)) as serving, asked(serving) as site:
         site.upload("echo")
-        jobs = site.ended(site.feed("echo", 5))
+        jobs = site.all_ended(site.feed("echo", 5))
         assert [(job["state"], job["sandbox"]) for job in jobs] == [("succeeded", sandbox)] * 5
         assert site.slots() == [3]
     assert (tmp_path / "jobs.db").exists() == (kind == "file")
@@ -172,16 +161,16 @@ def test_s3_item_36_one_of_two_stores_away_does_not_stop_work_on_the_other(
     ):
         for site in (away, here):
             site.upload("echo")
-            assert len(site.ended(site.feed("echo", 3))) == 3
+            assert len(site.all_ended(site.feed("echo", 3))) == 3
         stores[0].kill()
         until(lambda: away.status("/readyz") == 503)
         kept = away.feed("echo", 20)
         assert len(set(kept)) == 20, "they are accepted"
         assert {away.ask("GET", f"/jobs/{id}")["reason"] for id in kept} == {"accepted"}
-        assert {job["state"] for job in here.ended(here.feed("echo", 20))} == {"succeeded"}
+        assert {job["state"] for job in here.all_ended(here.feed("echo", 20))} == {"succeeded"}
         stores[0].start()
         until(lambda: away.status("/readyz") == 200)
-        assert {(job["state"], job["attempt"]) for job in away.ended(kept)} == {("succeeded", 1)}
+        assert {(job["state"], job["attempt"]) for job in away.all_ended(kept)} == {("succeeded", 1)}
 
 
 async def test_s3_item_36_adds_go_on_while_half_of_a_cluster_is_away(

@@ -56,7 +56,7 @@ def test_x5_a_function_gets_at_nothing_of_its_server_and_the_level_in_force_is_t
         site.upload("attempt", body=ATTEMPTS)
         payload = f"{tmp_path}|{server.port if server else serving.port}|{serving.child.pid}|{serving.port}"
         ids = site.ask("POST", "/tasks/attempt/jobs", content=payload)["ids"]
-        (job,) = site.ended(ids)
+        (job,) = site.all_ended(ids)
         found = site.ask("GET", f"/jobs/{ids[0]}/result")["result"]
         got = [one for one in found if one.startswith("got")]
         assert len(found) == 12
