@@ -9,15 +9,16 @@ import logging
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.peers.ground import Ground, Stand, drained, private_redis
+from bench.peers.ground import POLL, Ground, Stand, drained, private_redis
 from bench.peers.measures import fill, idle, latency
 from bench.peers.systems import WINDLASS, Setting
-from bench.processes import Weight
+from bench.processes import Program, Weight
 from bench.table import Table
 
 SHARED = next(setting for setting in WINDLASS.settings if not setting.isolated)
@@ -28,8 +29,8 @@ WARM_UP = 100
 """Jobs after which a worker is up."""
 BAR = 0.9
 """A drain of the longest backlog against the shortest."""
-AROUND = 3
-"""Drains of the shortest backlog before and after each longer one, which lasts while the machine changes its speed."""
+SLICE = 1.0
+"""Seconds of a long drain between two drains of the shortest backlog."""
 
 
 class Sizes(NamedTuple):
@@ -64,26 +65,64 @@ def drain(stand: Stand, setting: Setting, total: int) -> tuple[float, Weight, We
         return rate, light[0], worker.weight()
 
 
-def around(stand: Stand, shortest: int, total: int) -> tuple[float, tuple[float, Weight, Weight]]:
-    """A drain, and its rate against that of the shortest backlog before and after it."""
-    shorts = [drain(stand, SHARED, shortest)[0] for _ in range(AROUND)]
-    long = drain(stand, SHARED, total)
-    shorts += [drain(stand, SHARED, shortest)[0] for _ in range(AROUND)]
-    return long[0] / statistics.median(shorts), long
+def in_turn(long: Stand, short: Stand, total: int, shortest: int) -> tuple[float, float, Weight, Weight]:
+    """A long drain in slices, and after each one of the shortest backlog on another store.
+
+    The machine changes its speed meanwhile, for both. Answers jobs per second of the long one, the same against the
+    short ones, and what its worker weighs at first and at last.
+    """
+    for stand in (long, short):
+        fill(stand, SHARED.task, WARM_UP)
+    with (
+        long.workers(SHARED, 1) as (busy,), long.backlog() as left,
+        short.workers(SHARED, 1) as (other,), short.backlog() as others_left,
+    ):  # fmt: skip
+        drained(left, WARM_UP, [busy])
+        drained(others_left, WARM_UP, [other])
+        busy.pause()
+        long.produce(SHARED.task, "bulk", total)
+        light = busy.weight()
+        seconds = others_seconds = 0.0
+        slices, remaining = 0, left()
+        begun = remaining
+        while remaining:
+            other.pause()
+            short.produce(SHARED.task, "bulk", shortest)
+            seconds += _slice(busy, left)
+            remaining = left()
+            other.resume()
+            others_seconds += shortest / drained(others_left, shortest, [other])
+            slices += 1
+        rate = begun / seconds
+        return rate, rate / (slices * shortest / others_seconds), light, busy.weight()
+
+
+def _slice(busy: Program, left: Callable[[], int]) -> float:
+    """Let a worker drain for a while; the seconds that it took, fewer if it came to the end."""
+    begun = time.perf_counter()
+    busy.resume()
+    while (now := time.perf_counter()) - begun < SLICE and left():
+        time.sleep(POLL)
+    busy.pause()
+    return now - begun
 
 
 def measure(store: str, stand: Stand, sizes: Sizes, table: Table) -> None:
     shortest, *longer = sizes.backlogs
-    for total in sizes.backlogs:
-        say(f"  draining {total:,}")
-        if total in longer:
-            ratios, rounds = zip(*(around(stand, shortest, total) for _ in range(sizes.rounds)), strict=True)
-            table.put(store, total, AGAINST, statistics.median(ratios))
-        else:
-            rounds = tuple(drain(stand, SHARED, total) for _ in range(sizes.rounds))
+
+    def put(total: int, rounds: Sequence[tuple[float, Weight, Weight]]) -> None:
         table.put(store, total, DRAIN, statistics.median(rate for rate, _, _ in rounds))
         table.put(store, total, "memory at the start, MB (PSS)", statistics.median(one.pss for _, one, _ in rounds))
         table.put(store, total, "memory at the end, MB (PSS)", statistics.median(one.pss for _, _, one in rounds))
+
+    say(f"  draining {shortest:,}")
+    put(shortest, [drain(stand, SHARED, shortest) for _ in range(sizes.rounds)])
+    for total in longer:
+        say(f"  draining {total:,}, and {shortest:,} now and then")
+        with stand_on(store) as other:
+            rounds = [in_turn(stand, other, total, shortest) for _ in range(sizes.rounds)]
+        put(total, [(rate, light, heavy) for rate, _, light, heavy in rounds])
+        table.put(store, total, AGAINST, statistics.median(ratio for _, ratio, _, _ in rounds))
     say("  latency and idling")
     fill(stand, SHARED.task, WARM_UP)
     with stand.workers(SHARED, 1) as (worker,), stand.backlog() as left:
