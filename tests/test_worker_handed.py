@@ -1,24 +1,30 @@
 """Jobs that come to a waiting worker: handed over as they are heard of, ahead of the answer to its claim, and once."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+from msgspec import Raw
 
 from tests.servers import StartServer
 from tests.worlds import SeededChance
 from windlass.engine import Engine
 from windlass.model.job import NewJob, State
-from windlass.model.names import EVERY_TENANT
-from windlass.model.operations import Claim, Claimed, Enqueue, Hand, Register, Service, Show, Unrun
+from windlass.model.names import EVERY_TENANT, raw_id
+from windlass.model.operations import Claim, Claimed, Enqueue, Glimpse, Hand, Register, Service, Show, Unrun
 from windlass.model.worker import NewWorker
+from windlass.store.micros import to_micros
 from windlass.store.redis import RedisStore
 from windlass.system import SystemClock
 from windlass.worker.claims import Claims
+from windlass.worker.frames import Assignment
+from windlass.worker.jobs import Jobs
 from windlass.worker.membership import Membership
 
 NONCE = "ab" * 8
+
+Read = Callable[[], list[Claimed]]
 
 
 @pytest.fixture
@@ -43,8 +49,8 @@ async def test_a_job_is_handed_over_before_its_claim_is_answered(engine: Engine)
     handed: list[Claimed] = []
     answered_first: list[bool] = []
 
-    def hand(claimed: list[Claimed]) -> None:
-        handed.extend(claimed)
+    def hand(_seen: Glimpse | None, read: Read) -> None:
+        handed.extend(read())
         answered_first.append(claim.done())
 
     engine.hand_to(worker, hand)
@@ -59,12 +65,90 @@ async def test_a_job_is_handed_over_before_its_claim_is_answered(engine: Engine)
 async def test_what_is_granted_to_another_claim_is_not_handed_over(engine: Engine) -> None:
     worker, other = await registered(engine), await registered(engine)
     handed: list[Claimed] = []
-    engine.hand_to(other, handed.extend)
+    engine.hand_to(other, lambda _seen, read: handed.extend(read()))
     claim = asyncio.ensure_future(engine(Claim(worker=worker, wait=20, nonce=NONCE)))
     await waits(engine)
     await engine(Enqueue(job=NewJob(task="a")))
     assert await asyncio.wait_for(claim, 5)
     assert not handed
+
+
+async def seen_of(engine: Engine, new: NewJob) -> tuple[Glimpse | None, Claimed]:
+    """What was seen of a job in passing, and what was read of it."""
+    worker = await registered(engine)
+    seen: list[Glimpse | None] = []
+    engine.hand_to(worker, lambda glimpse, _: seen.append(glimpse))
+    claim = asyncio.ensure_future(engine(Claim(worker=worker, wait=20, nonce=NONCE)))
+    await waits(engine)
+    await engine(Enqueue(job=new))
+    (claimed,) = await asyncio.wait_for(claim, 5)
+    (glimpse,) = seen
+    return glimpse, claimed
+
+
+async def test_a_job_that_asks_for_nothing_is_seen_in_passing(engine: Engine) -> None:
+    new = NewJob(task="a", priority=-7, payload=Raw(b"\xa3a\x00b"))
+    glimpse, claimed = await seen_of(engine, new)
+    job, token, payload = claimed.job, claimed.token, claimed.payload
+    assert glimpse == Glimpse(
+        bytes.fromhex(token),
+        to_micros(job.created_at),
+        raw_id(job.id),
+        -7,
+        b"default,default,a",
+        bytes(payload),
+    )
+    assert bytes(payload) == b"\xa3a\x00b"
+
+
+@pytest.mark.parametrize(
+    "wish", [{"timeout": 5}, {"max_retry": 3}, {"tags": ["x"]}, {"isolate": True}, {"content_type": "text/plain"}]
+)
+async def test_a_job_that_asks_for_something_is_read(engine: Engine, wish: dict[str, Any]) -> None:
+    glimpse, _ = await seen_of(engine, NewJob(task="a", payload=Raw(b"\xa1a"), **wish))
+    assert glimpse is None
+
+
+class Desk:
+    """Stands for a worker's contexts, and for one of them: notes what it is given, and what is read meanwhile."""
+
+    isolated = False
+
+    def __init__(self) -> None:
+        self.held: set[int] = set()
+        self.noted: list[str] = []
+
+    def least_busy(self) -> "Desk":
+        return self
+
+    def give(self, assignments: list[Assignment]) -> None:
+        self.noted.append("given")
+
+    def give_newcomer(self, number: int, seen: Glimpse) -> None:
+        self.held.add(number)
+        self.noted.append("given")
+
+
+@pytest.mark.parametrize(("tasks", "then"), [(["a"], ["given", "read"]), (["b"], ["read", "given"])])
+async def test_a_newcomer_is_given_away_before_it_is_read(engine: Engine, tasks: list[str], then: list[str]) -> None:
+    """But for the first of its kind, and what may be uploaded code."""
+    desk: Any = Desk()
+    jobs = Jobs(desk, desk, SystemClock(), 1000, tasks)
+    glimpse, claimed = await seen_of(engine, NewJob(task="a", payload=Raw(b"\xa1a")))
+    assert glimpse is not None
+
+    def read() -> list[Claimed]:
+        desk.noted.append("read")
+        return [claimed]
+
+    jobs.start_at_a_glance(glimpse, read)
+    jobs.start_at_a_glance(glimpse, read)
+    assert desk.noted == ["read", "given", *then]
+    assert [(number, held.id, held.context) for number, held in jobs.held.items()] == [
+        (1, claimed.job.id, desk),
+        (2, claimed.job.id, desk),
+    ]
+    assert desk.held == {1, 2}
 
 
 class Slots:
@@ -84,6 +168,9 @@ class Slots:
             self.started.append(one.job.id)
             self.held[len(self.started)] = one
         self.begun.set()
+
+    def start_at_a_glance(self, _seen: Glimpse, read: Read) -> None:
+        self.start(read())
 
     def release(self, report: Unrun) -> None:
         self.given_back.append(report)
@@ -153,9 +240,9 @@ async def test_a_worker_told_to_rest_gives_back_what_it_is_handed_meanwhile(
     hand_to, slots = engine.hand_to, Slots()
 
     def hand_late(worker: str, hand: Hand) -> None:
-        def rest_and_take(claimed: list[Claimed]) -> None:
+        def rest_and_take(seen: Glimpse | None, read: Read) -> None:
             claims.pause(True)
-            hand(claimed)
+            hand(seen, read)
 
         hand_to(worker, rest_and_take)
 

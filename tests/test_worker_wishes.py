@@ -74,3 +74,31 @@ def test_a_frozen_workers_wish_takes_one_job_for_one_lease(shop: Workshop, serve
     frozen.send(signal.SIGCONT)
     assert frozen.stop() == 0
     assert shop.app.job(jobs[0]).refresh().losses == 1, "its late report changed nothing"
+
+
+TELLS = """
+import os
+from windlass import Windlass, current
+app = Windlass(tenant=os.environ["WORKSHOP_TENANT"])
+
+@app.task
+def tell(word: str) -> dict[str, str]:
+    return {name: repr(getattr(current.job, name)) for name in type(current.job).__annotations__} | {"word": word}
+"""
+
+
+def test_a_job_knows_the_same_of_itself_however_it_came(server: Server, make_workshop: MakeWorkshop) -> None:
+    shop = make_workshop(TELLS, server.url)
+    early = shop.chores.tell.enqueue("w")
+    worker = idle_worker(shop, server)
+    told = [early.result(timeout=20)]
+    for _ in range(3):  # the first of its kind is read, and the next are seen in passing
+        until(lambda: wishes(server))
+        job = shop.chores.tell.enqueue("w")
+        told.append(job.result(timeout=20))
+        assert told[-1]["id"] == repr(job.id)
+        assert told[-1]["created_at"] == repr(job.refresh().created_at)
+    for one in told:
+        del one["id"], one["created_at"]
+    assert told == [told[0]] * 4
+    assert worker.stop() == 0

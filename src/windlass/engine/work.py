@@ -147,7 +147,7 @@ async def _claim_soon(desk: Desk, operation: Claim, worker: Worker) -> list[Reco
             remaining = max(0.0, until - loop.time())
             wish = await _wish(desk, operation, worker, stays=min(LOOK_AGAIN, remaining))
             if hand is not None:
-                listener.hand_over(wish, lambda records: hand(_handed_out(records)))
+                listener.hand_over(wish, lambda glimpse, read: hand(glimpse, lambda: _handed_out(read())))
             records = await desk.store.claim(wish)
             if records or not remaining:
                 return records

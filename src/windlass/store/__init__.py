@@ -26,6 +26,7 @@ from msgspec import Struct
 from windlass.model.errors import Unavailable
 from windlass.model.job import Chunk, Job, NewChunk, NewJob, Progress, Reason, State
 from windlass.model.lifecycle import Move
+from windlass.model.operations import Glimpse
 from windlass.model.worker import NewWorker, Worker
 
 SEEN_EVERY = 1.0
@@ -229,7 +230,8 @@ class Overdue(StrEnum):
     """A job that nobody asked for."""
 
 
-Take = Callable[[list[Record]], object]
+Take = Callable[[Glimpse | None, Callable[[], list[Record]]], object]
+"""Who takes what a wish is given: what is seen of it in passing, if anything, and the way to read it."""
 
 
 class Listener(Protocol):

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from windlass.model.errors import Busy, Full, Missing, Unavailable, WindlassError
-from windlass.model.operations import MOST_AT_ONCE, Claim, Claimed, Hand, Service, Unrun
+from windlass.model.operations import MOST_AT_ONCE, Claim, Claimed, Glimpse, Hand, Service, Unrun
 from windlass.model.ports import Chance, Clock
 from windlass.worker.jobs import Jobs
 from windlass.worker.membership import Membership
@@ -129,9 +129,15 @@ class Claims:
             await self._give_back(nonce)
         return claimed or []
 
-    def _take(self, claimed: list[Claimed]) -> bool:
+    def _take(self, glimpse: Glimpse | None, read: Callable[[], list[Claimed]]) -> None:
         """Start what is handed over; not when the claim is being broken off, which gives it back."""
-        return not self._rests() and self._start(claimed)
+        if self._paused or self._stopped:
+            return
+        if glimpse is None:
+            self._start(read())
+        elif glimpse.token.hex() == self._nonce:
+            self._nonce = None
+            self._jobs.start_at_a_glance(glimpse, read)
 
     def _start(self, claimed: list[Claimed]) -> bool:
         """Start what a claim has brought: once, though it may have been handed over before it is answered."""

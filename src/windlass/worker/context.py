@@ -74,6 +74,8 @@ class Context:
             os._exit(1)  # an order that was not understood is a job that would wait for ever
 
     def obey(self, orders: Orders) -> None:
+        if orders.newcomer is not None:
+            self._start(orders.newcomer.assignment())
         for assignment in orders.start:
             self._start(assignment)
         for passed in orders.input:

@@ -11,8 +11,9 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from windlass.model.job import Error, NewJob, Progress
+from windlass.model.job import MSGPACK, Error, NewJob, Progress
 from windlass.model.lifecycle import Verdict
+from windlass.model.names import text_id
 
 LENGTH = struct.Struct(">I")
 
@@ -57,6 +58,23 @@ class Assignment(Struct, frozen=True, array_like=True, gc=False):
     """Whether it is passed what is sent to it."""
 
 
+class Newcomer(Struct, frozen=True, array_like=True, gc=False):
+    """One job to run that is new and asks for nothing, in the bytes in which it came."""
+
+    number: int
+    id: bytes
+    names: bytes
+    payload: bytes
+    priority: int
+    created_at: int
+    """Microseconds since 1970."""
+
+    def assignment(self) -> Assignment:
+        tenant, queue, task = self.names.decode().split(",")
+        id, created_at = text_id(self.id), self.created_at / 1e6
+        return Assignment(self.number, task, self.payload, MSGPACK, id, queue, tenant, 1, self.priority, created_at)
+
+
 class Passed(Struct, frozen=True, array_like=True, gc=False):
     """A message to a job."""
 
@@ -74,6 +92,7 @@ class Orders(Struct, frozen=True, array_like=True, gc=False):
     leave: bool = False
     """End yourself once nothing is running."""
     input: list[Passed] = []
+    newcomer: Newcomer | None = None
 
 
 # Context to supervisor

@@ -8,13 +8,13 @@ import itertools
 import logging
 import signal
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 from typing import Protocol
 
 from windlass.model.job import Error, Job, Stream
 from windlass.model.lifecycle import CODES, Verdict
-from windlass.model.operations import Claimed, Delivered, Finished, Unrun
+from windlass.model.operations import Claimed, Delivered, Finished, Glimpse, Unrun
 from windlass.model.ports import Clock
 from windlass.worker.crew import Crew
 from windlass.worker.frames import Assignment, Ending, News, Said
@@ -32,6 +32,9 @@ SOFT, TERM = 0.3, 0.3
 
 POSTPONED = 2.0
 """Seconds before a job is claimed again that got no process."""
+
+MOST_NAMES = 1000
+"""Tenants, queues and tasks of which it is remembered that newcomers with these names are the app's."""
 
 LAST_LINES = 2000
 """Characters of what a crashed job printed last, kept with its error."""
@@ -73,6 +76,8 @@ class Jobs:
         self._most_output = most_output
         self._tasks = frozenset(tasks)
         """Those of the app: uploaded code cannot take their place."""
+        self._ours: set[bytes] = set()
+        """Names of newcomers whose task is one of the app's."""
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._kept: dict[Context, Ending] = {}
@@ -90,14 +95,36 @@ class Jobs:
 
     # They start
 
-    def start(self, claimed: Sequence[Claimed]) -> None:
+    def start_at_a_glance(self, glimpse: Glimpse, read: Callable[[], list[Claimed]]) -> None:
+        """Read a new job only when its context has it: until then whoever waits for it waits for us."""
+        begun = self._begin(glimpse) if glimpse.names in self._ours else None
+        claimed = read()
+        self.start(claimed, begun)
+        if begun is None and claimed[0].job.task in self._tasks and len(self._ours) < MOST_NAMES:
+            self._ours.add(glimpse.names)
+
+    def _begin(self, glimpse: Glimpse) -> tuple[int, Context] | None:
+        """Give a newcomer to a context, under a number; null = there is none to give it to."""
+        try:
+            context = self._crew.least_busy()
+        except OSError:
+            return None
+        number = next(self._numbers)
+        context.give_newcomer(number, glimpse)
+        return number, context
+
+    def start(self, claimed: Sequence[Claimed], begun: tuple[int, Context] | None = None) -> None:
+        """`begun`: the only one of them has been given away already."""
         now = self._clock.monotonic()
         batches: dict[Context, list[Assignment]] = {}
         elsewhere: list[tuple[Held, Claimed]] = []
         for one in claimed:
             job = one.job
-            held = Held(next(self._numbers), job, one.token, now)
+            held = Held(next(self._numbers) if begun is None else begun[0], job, one.token, now)
             self.held[held.number] = held
+            if begun is not None:
+                held.context = begun[1]
+                continue
             if self.elsewhere is not None and job.task not in self._tasks:
                 elsewhere.append((held, one))
                 continue

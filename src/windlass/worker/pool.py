@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from windlass.model.job import Stream
+from windlass.model.operations import Glimpse
 from windlass.worker.frames import (
     Assignment,
     Broken,
@@ -24,6 +25,7 @@ from windlass.worker.frames import (
     Forked,
     Frames,
     Kill,
+    Newcomer,
     News,
     Orders,
     Passed,
@@ -134,6 +136,12 @@ class Context(asyncio.Protocol):
         self.jobs += len(assignments)
         for data in assign(assignments):
             self.write(data)
+
+    def give_newcomer(self, number: int, glimpse: Glimpse) -> None:
+        self.jobs += 1
+        self.held.add(number)
+        job = Newcomer(number, glimpse.id, glimpse.names, glimpse.payload, glimpse.priority, glimpse.created_at)
+        self.write(frame(Orders(newcomer=job)))
 
     def pass_on(self, number: int, messages: Sequence[bytes]) -> None:
         self.write(frame(Orders(input=[Passed(number, data) for data in messages])))

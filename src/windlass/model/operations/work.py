@@ -53,8 +53,22 @@ class Claimed(Struct, frozen=True, kw_only=True, gc=False):
     deadline: datetime | None = None
 
 
-Hand = Callable[[list[Claimed]], object]
-"""Who takes jobs that are handed to a worker."""
+class Glimpse(Struct, frozen=True, gc=False):
+    """A new job that asks for nothing, as it is seen in passing: all there is to it, in bytes as they came."""
+
+    token: bytes
+    created_at: int
+    """Microseconds since 1970."""
+    id: bytes
+    priority: int
+    names: bytes
+    """Of tenant, queue and task, with commas between them."""
+    payload: bytes
+    """MessagePack."""
+
+
+Hand = Callable[[Glimpse | None, Callable[[], list[Claimed]]], object]
+"""Who takes jobs that are handed to a worker: what is seen of one in passing, if anything, and the way to read them."""
 
 
 class Applied(Struct, frozen=True, kw_only=True):

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from windlass.model.job import Chunk, Error, Job, Message, Progress, State
 from windlass.model.names import raw_id, text_id
+from windlass.model.operations import Glimpse
 from windlass.store import Kept, Record, Ripe, Swept, Touched, Wish, places, terms
 from windlass.store.flow import EXPLICIT, FLEXIBLE
 from windlass.store.micros import EPOCH, from_micros
@@ -39,8 +40,10 @@ from windlass.store.redis.layout import (
     parts,
 )
 
+HISTORY, TERMS = slice(3, 10), slice(18, 32)
+"""The bytes of a head from its flags to its losses, and from its due time to its size of terms."""
 NO_HISTORY, NO_TERMS = bytes(7), bytes(14)
-"""The bytes of a head from its flags to its losses, and from its due time to its size of terms, of a plain new job."""
+"""Those of a plain new job."""
 PRIORITY, CREATION = struct.Struct(">i"), struct.Struct(">Q")
 BEGINNING = from_micros(0)
 PRIORITY_AT, PRIORITY_END, CREATION_AT = 32, 36, 52
@@ -48,6 +51,9 @@ PRIORITY_AT, PRIORITY_END, CREATION_AT = 32, 36, 52
 GRANT = struct.Struct(">8sQ16s")
 """What a notice of a grant begins with: nonce, time of the lease, id. The bytes of the job follow."""
 NONCE_SIZE = 8
+SEEN = struct.Struct(">8sQ16s32xi32x")
+"""The same, and of the head behind it the priority."""
+GRANT_HISTORY, GRANT_TERMS = (slice(GRANT.size + part.start, GRANT.size + part.stop) for part in (HISTORY, TERMS))
 
 _errors = msgspec.msgpack.Decoder(Error)
 _files = msgspec.msgpack.Decoder(dict[str, bytes])
@@ -201,6 +207,15 @@ def claimed(reply: Sequence[Any], wish: Wish) -> list[Record]:
     return found
 
 
+def glimpse(said: bytes) -> Glimpse | None:
+    """What such a notice says in passing, if the job asked for nothing. Who has a group is never granted like this."""
+    if said[GRANT_HISTORY] != NO_HISTORY or said[GRANT_TERMS] != NO_TERMS:
+        return None
+    names, _, payload = said[SEEN.size :].partition(b"\0")
+    token, created_at, id, priority = SEEN.unpack_from(said)
+    return Glimpse(token, created_at, id, priority, names, payload)
+
+
 def granted(said: bytes, wish: Wish) -> list[Record]:
     """The job that a notice brings to whoever waits for one: new, and leased in the moment that it came."""
     _, started, id = GRANT.unpack_from(said)
@@ -212,7 +227,7 @@ def granted(said: bytes, wish: Wish) -> list[Record]:
 
 def _plain(id: bytes, value: bytes, created: datetime, start: datetime, wish: Wish) -> Record | None:
     """A job that asked for nothing, was never late and has never run, as most claims bring; null = another."""
-    if value[3:10] != NO_HISTORY or value[18:32] != NO_TERMS:
+    if value[HISTORY] != NO_HISTORY or value[TERMS] != NO_TERMS:
         return None
     zero = value.index(0, HEAD.size)
     route = value[HEAD.size : zero]
