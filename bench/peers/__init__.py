@@ -21,10 +21,14 @@ from bench.peers.figures import Contender, Figures
 from bench.peers.ground import Ground, NotRun, Stand, private_redis
 from bench.peers.measures import Sizes
 from bench.peers.report import markdown
+from bench.peers.starts import in_turn
 from bench.peers.systems import PEERS, WINDLASS, System
 
-USUAL = Sizes(jobs=20_000, single=2000, latency=6, idle=5, naps=1000, again=3)
-QUICK = Sizes(jobs=2000, single=500, latency=2, idle=2, naps=100, again=1)
+USUAL = Sizes(jobs=20_000, single=2000, latency=6, idle=5, naps=1000, again=3, turns=12)
+QUICK = Sizes(jobs=2000, single=500, latency=2, idle=2, naps=100, again=1, turns=2)
+
+MOST_ENTRANTS = 4
+"""Windlass and the peers whose starts are measured in turn."""
 
 
 class Run:
@@ -54,6 +58,23 @@ class Run:
             best = self.figures.quickest(stand.system)
             if best is not None and best.setting is not None:
                 self._try(best, partial(measures.two_workers, stand, best.setting, self.sizes))
+
+    def start(self) -> None:
+        """Those that start jobs soonest, in turn."""
+        entrants = self.figures.soonest(MOST_ENTRANTS)
+        if not entrants:
+            return
+        stands = {stand.system: stand for stand in self.stands}
+        lanes = [(stands[one.system], one.setting) for one in entrants if one.setting is not None]
+        try:
+            found = in_turn(lanes, self.sizes.turns)
+        except NotRun as fault:
+            self.figures.faults["starts in turn"] = str(fault)
+            return
+        for contender, (p50, p99) in zip(entrants, found, strict=True):
+            say(f"  {contender}: {p50:.2f} and {p99:.2f} ms")
+            self.figures.put(contender, measures.TURN_P50, p50)
+            self.figures.put(contender, measures.TURN_P99, p99)
 
     def kill(self) -> None:
         for stand in self.stands:
@@ -122,6 +143,8 @@ def measure(run: Run, options: argparse.Namespace) -> None:
     for number in range(options.rounds or (1 if options.quick else 3)):
         say(f"round {number + 1}")
         run.round()
+    say("starts in turn")
+    run.start()
     if not options.no_kill:
         say("killed workers")
         run.kill()

@@ -11,6 +11,8 @@ from bench.processes import Program
 
 RATE = 50.0
 """Jobs per second whose start is timed."""
+PATIENCE = 10.0
+"""Seconds for paced jobs after the last was queued, the start of a worker included."""
 NAP = 0.05
 """Seconds that a job takes whose worker is killed."""
 SETTLE = 2.0
@@ -25,10 +27,12 @@ DRAIN = "one worker, jobs/s"
 DRAIN_TWO = "two workers, jobs/s"
 P50 = "start p50, ms"
 P99 = "start p99, ms"
+TURN_P50 = "start p50 in turn, ms"
+TURN_P99 = "start p99 in turn, ms"
 RSS = "RSS, MB"
 PSS = "PSS, MB"
 IDLE = "idle, % of a core"
-SMALL_IS_GOOD = frozenset({P50, P99, RSS, PSS, IDLE})
+SMALL_IS_GOOD = frozenset({P50, P99, TURN_P50, TURN_P99, RSS, PSS, IDLE})
 
 Put = Callable[[str, float], None]
 
@@ -48,6 +52,8 @@ class Sizes(NamedTuple):
     """Jobs of which a worker is killed."""
     again: int
     """How often in a round what takes a second is measured."""
+    turns: int
+    """Seconds in turn of those that start jobs soonest."""
 
     def backlog(self, setting: Setting) -> int:
         return max(50, int(self.jobs * setting.share))
@@ -103,16 +109,25 @@ def idle(worker: Program, seconds: float) -> float:
 
 def latency(stand: Stand, setting: Setting, seconds: float) -> tuple[float, float]:
     """Milliseconds from the call that queues a job to its first line, for an idle worker: median, and 99 of 100."""
+    return percentiles(waits(stand, setting, seconds))
+
+
+def percentiles(waits: list[float]) -> tuple[float, float]:
+    ordered = sorted(waits)
+    return ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100]
+
+
+def waits(stand: Stand, setting: Setting, seconds: float) -> list[float]:
+    """Such milliseconds of each paced job."""
     ground, number = stand.ground, int(RATE * seconds)
     ground.notes.write_bytes(b"")
     stand.produce(setting.stamp, "paced", number, rate=RATE)
-    until = time.perf_counter() + 5
+    until = time.perf_counter() + PATIENCE
     while len(ground.noted()) < number:
         if time.perf_counter() > until:
             raise NotRun(f"only {len(ground.noted())} of {number} paced jobs have run")
         time.sleep(POLL)
-    waits = sorted((started - queued) / 1e6 for queued, started in ground.noted())
-    return waits[len(waits) // 2], waits[len(waits) * 99 // 100]
+    return [(started - queued) / 1e6 for queued, started in ground.noted()]
 
 
 class Aftermath(NamedTuple):

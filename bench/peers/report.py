@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import psutil
 
 from bench.peers.figures import BARS, Contender, Figures, Verdict, judge
-from bench.peers.measures import BULK, CROWD, DRAIN, DRAIN_TWO, IDLE, ONE, P50, P99, PSS, RSS
+from bench.peers.measures import BULK, CROWD, DRAIN, DRAIN_TWO, IDLE, ONE, P50, P99, PSS, RSS, TURN_P50, TURN_P99
 from bench.peers.systems import System
 
 WORKERS = (DRAIN, DRAIN_TWO, P50, P99, RSS, PSS, IDLE)
@@ -24,6 +24,8 @@ def markdown(figures: Figures, command: str, redis: str, systems: Sequence[Syste
         _bars([judge(figures, bar) for bar in BARS]),
         "## Workers",
         _figures("worker", WORKERS, figures),
+        "## Starts in turn, the others held still",
+        _figures("worker", (TURN_P50, TURN_P99), figures),
         "## Producers",
         _figures("producer", PRODUCERS, figures),
         "## A worker killed with `kill -9`, another one started",
