@@ -147,7 +147,8 @@ def _batches(handler: Handler, jobs: Sequence[FunctionJob]) -> list[list[Functio
 
 
 def _time(handler: Handler, job: FunctionJob) -> float:
-    return job.timeout or handler.options.timeout or ANSWER_WITHIN
+    wished = job.timeout if job.timeout is not None else handler.options.timeout
+    return ANSWER_WITHIN if wished is None else wished
 
 
 def _media(job: FunctionJob) -> str:
