@@ -63,3 +63,12 @@ def test_where_it_is_not_a_matter_of_words_there_are_none(kind: Any, path: str) 
 def test_a_setting_says_what_it_may_be() -> None:
     with pytest.raises(Invalid, match="'none' is none of: limits, confined, isolated"):
         combine("", {"WINDLASS_WORKER_SANDBOX": "none"}, {})
+
+
+@pytest.mark.parametrize("form", ["json", "msgpack"])
+def test_what_is_not_all_there_is_told_in_plain_words(form: wire.Format) -> None:
+    whole = wire.encode(NewHandler(lang="sh", body="cat"), form)
+    for part in (b"", whole[:-1]):
+        with pytest.raises(Invalid) as fault:
+            wire.decode(part, NewHandler, form)
+        assert "empty, or ends too soon" in str(fault.value)

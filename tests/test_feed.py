@@ -292,15 +292,23 @@ async def test_a_lost_wire_is_a_gap_and_is_taken_up_again(
 
 
 @pytest.mark.parametrize("kind", ["file"], indirect=True)
-async def test_a_store_that_tells_nothing_is_said_to_be_away(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed, "BEGIN_WITHIN", 0.1)
+@pytest.mark.parametrize("away", [True, False])
+async def test_a_store_that_tells_nothing_is_said_to_be_away(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, away: bool
+) -> None:
+    """At once if it says so itself."""
+    monkeypatch.setattr(feed, "BEGIN_WITHIN", 30.0 if away else 0.1)
 
-    def away() -> Any:
-        raise Unavailable("it is away")
+    @asynccontextmanager
+    async def watch() -> AsyncIterator[Any]:
+        if away:
+            raise Unavailable("it is away")
+        await asyncio.sleep(60)
+        yield
 
-    monkeypatch.setattr(engine.desk.wire, "watch", away)
+    monkeypatch.setattr(engine.desk.wire, "watch", watch)
     with pytest.raises(Unavailable):
-        async with engine.watching("default", Match()):
+        async with asyncio.timeout(5), engine.watching("default", Match()):
             pass
 
 

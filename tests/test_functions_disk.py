@@ -1,5 +1,6 @@
 """What uploaded functions may write: the bytes and the number of files of one context are bounded, on every tier."""
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -129,6 +130,16 @@ async def test_a_context_that_its_jobs_have_half_filled_makes_way_before_one_has
         kept = handler("python", LEAVES, batch=1)
         found = [results(await shop.run(kept, b"%d" % at))[0] for at in range(5)]
     assert found == [1, 2, 3, 1, 2]
+
+
+async def test_a_context_that_is_found_half_full_while_it_rests_gets_no_other_batch() -> None:
+    async with bench(disk=5 * MIB) as shop:
+        quick = handler("python", LEAVES.replace("2**20", "3 * 2**20").replace("0.6", "0"))
+        first = await shop.run(quick, b"1")
+        await asyncio.sleep(0.8)  # it is looked at four times a second
+        second = await shop.run(quick, b"2")
+    assert first.codes + second.codes == [200, 200]
+    assert first.pids["0000"] != second.pids["0000"]
 
 
 async def test_what_lies_in_a_warm_context_within_bounds_is_left_alone() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -170,6 +171,42 @@ async def test_a_batch_that_is_not_taken_ends_every_job_so(shop: Bench) -> None:
     async with site(lambda _: (503, b"200\n200\n", TEXT)) as there:
         heard = await shop.run(handler("http", there.url, whole_batch=True), b"a", b"b")
     assert heard.codes == [503, 503]
+    assert {one.message for one in heard.outcomes.values()} == {"answered 503: 200\n200"}
+
+
+async def test_one_job_of_a_batch_can_be_stopped_and_the_others_have_their_answers(shop: Bench) -> None:
+    def answer(_: bytes) -> Answer:
+        shop.functions.stop("0001", "enough")
+        return 200, b"200 a\n200 b\n200 c\n", TEXT
+
+    async with site(answer) as there:
+        heard = await shop.run(handler("http", there.url, whole_batch=True), b"a", b"b", b"c")
+    assert len(there.bodies) == 1
+    assert heard.codes == [200, 500, 200]
+    assert [heard.outcomes[id].result for id in ("0000", "0002")] == [b"a", b"c"]
+    assert (heard.outcomes["0001"].type, heard.outcomes["0001"].message) == ("Stopped", "enough")
+
+
+async def test_a_batch_of_which_nothing_is_wanted_any_more_is_given_up(shop: Bench) -> None:
+    async with site(lambda _: None) as there:
+        work, heard = handler("http", there.url, whole_batch=True), Heard()
+        running = asyncio.create_task(shop.functions.run(work, jobs(b"", b""), heard))
+        async with asyncio.timeout(5):
+            while there.at_once < 1:  # noqa: ASYNC110 - nobody gives a sign
+                await asyncio.sleep(0.01)
+        for id in ("0000", "0001"):
+            shop.functions.stop(id, "enough")
+        await asyncio.wait_for(running, 5)
+    assert heard.codes == [500, 500]
+
+
+async def test_a_job_with_little_time_takes_none_from_others_of_its_batch(shop: Bench) -> None:
+    heard = Heard()
+    mixed = [*jobs(b"slow", timeout=0.2), *jobs(b"b", b"c", start=1)]
+    async with site(lambda body: None if b"slow" in body else (200, b"200\n200\n", TEXT)) as there:
+        await shop.functions.run(handler("http", there.url, whole_batch=True), mixed, heard)
+    assert sorted(there.bodies) == [b"b\nc\n", b"slow\n"]
+    assert heard.codes == [500, 200, 200]
 
 
 # No answer
@@ -227,6 +264,15 @@ async def test_a_url_does_not_lead_to_where_only_this_machine_can_reach(url: str
         outcome = (await shop.run(handler("http", url.format(port=port)), b"", timeout=5.0)).one
     assert (outcome.code, outcome.type) == (500, "EACCES")
     assert there.bodies == []
+
+
+async def test_a_name_that_nobody_knows_is_told_as_such() -> None:
+    async def unknown(host: str, port: int) -> list[str]:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    async with bench(reach=Network(Allowed(), resolve=unknown)) as shop:
+        outcome = (await shop.run(handler("http", "https://nobody.example/"), b"", timeout=5.0)).one
+    assert (outcome.code, outcome.type) == (500, "ENOTFOUND")
 
 
 @pytest.mark.parametrize("url", ["ftp://x/", "file:///etc/passwd", "http://user@host/", "nonsense", "http://h\r\nx/"])

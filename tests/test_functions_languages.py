@@ -78,6 +78,43 @@ async def test_a_node_function_may_be_async_and_import_modules(shop: Bench) -> N
     assert (await shop.value("node", body, b'"/a/b"')).result == b'"b"'
 
 
+async def test_a_python_function_may_be_async_and_keeps_its_loop(shop: Bench) -> None:
+    body = """
+import asyncio
+loops = set()
+async def run(payload):
+    await asyncio.sleep(0.001)
+    loops.add(id(asyncio.get_running_loop()))
+    if payload == "bad":
+        raise Fail("no " + payload)
+    return len(loops)
+"""
+    heard = await shop.run(handler("python", body), b"one", b"bad", b"two")
+    assert [one.result for one in heard.outcomes.values()] == [b"1", None, b"1"]
+    assert (heard.outcomes["0001"].code, heard.outcomes["0001"].message) == (400, "no bad")
+
+
+async def test_what_is_thrown_in_node_need_not_be_an_error(shop: Bench) -> None:
+    async def said(thrown: str) -> tuple[int, str]:
+        outcome = await shop.value("node", f"function run(payload) {{ throw {thrown} }}")
+        return outcome.code, outcome.message
+
+    assert await said("{ code: 404, message: 'no such scene' }") == (404, "no such scene")
+    assert await said("{ scene: 7 }") == (500, "{ scene: 7 }")
+    assert await said("'oops'") == (500, "oops")
+
+
+async def test_php_tells_of_a_fault_once(shop: Bench) -> None:
+    heard = await shop.run(handler("php", "function run($payload) { return $missing; }"), b"")
+    assert heard.printed["0000", "stderr"].count(b"Undefined variable $missing") == 1
+
+
+async def test_many_short_lines_take_a_script_no_more_memory_than_long_ones(shop: Bench) -> None:
+    """Each of them would take forty bytes beside its own."""
+    lines = handler("sh", "yes | head -c 3000000", memory=64 << 20)
+    assert (await shop.run(lines, b"")).one.result == b"y\n" * 1_500_000
+
+
 async def test_a_script_may_be_as_long_as_it_is_taken_in(shop: Bench) -> None:
     body = "cat #".ljust(MOST_SCRIPT, "#")
     assert (await shop.run(handler("sh", body, before="x=1 #".ljust(MOST_SCRIPT, "#")), b"one")).one.result == b"one"
@@ -287,11 +324,16 @@ async def test_a_beginning_that_fails_fails_every_job_of_the_batch(shop: Bench, 
 
 
 @EVERY
-async def test_an_end_that_fails_changes_no_outcome_and_costs_the_context(shop: Bench, lang: str) -> None:
+async def test_an_end_that_fails_changes_no_outcome_and_costs_the_context(
+    shop: Bench, lang: str, caplog: pytest.LogCaptureFixture
+) -> None:
     work = handler(lang, FINE[lang], after_each=BROKEN[lang])
     first, second = await shop.run(work, b"a", b"b"), await shop.run(work, b"c")
     assert first.codes + second.codes == [200, 200, 200]
     assert first.pids["0000"] == first.pids["0001"] != second.pids["0000"]
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text.partition(" failed: ")[0] for text in told] == ["afterEach of work of acme"] * 2
+    assert all("no luck" in text for text in told)
 
 
 @VALUED

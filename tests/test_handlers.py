@@ -88,6 +88,8 @@ async def test_only_so_many_versions_are_kept(engine: Engine) -> None:
         (NewHandler(lang="http", body="not a url"), "body"),
         (NewHandler(lang="http", body="file:///etc/passwd"), "body"),
         (NewHandler(lang="http", body="http://user:password@example.com/"), "body"),
+        (NewHandler(lang="http", body="http://localhost/", before="x = 1"), "before"),
+        (NewHandler(lang="http", body="http://localhost/", after_each="x = 1"), "afterEach"),
         (NewHandler(lang="sh", body="#" * (MOST_SCRIPT + 1)), "body"),
         (NewHandler(lang="sh", body="cat", before_each="é" * MOST_SCRIPT), "beforeEach"),
         (NewHandler(lang="sh", body="cat\0"), "body"),

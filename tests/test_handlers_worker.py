@@ -7,6 +7,8 @@ import asyncio
 import json
 import re
 import signal
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -312,11 +314,12 @@ def test_commands_keep_list_show_and_remove_handlers(workshop: Workshop, bench: 
     (workshop.folder / "first").write_text("seen = []\n")
     bench.feed("echo", "")
     assert "no handlers" in bench.command("handlers", "ls")
-    bench.command("handlers", "set", "echo", "echo.py", "--before", "first", "--batch", "3", "--timeout", "2m")
+    terms = ("--batch", "3", "--timeout", "2m", "--cpu", "9s", "--memory", "64MiB", "--disk", "10MiB")
+    bench.command("handlers", "set", "echo", "echo.py", "--before", "first", *terms)
     assert "version 2" in bench.command("handlers", "set", "echo", "echo.js")
     kept = json.loads(bench.command("handlers", "show", "echo", "--version", "1", "--json"))
     assert (kept["lang"], kept["body"], kept["before"]) == ("python", ECHO, "seen = []\n")
-    assert kept["options"] == {"batch": 3, "timeout": 120.0}
+    assert kept["options"] == {"batch": 3, "timeout": 120.0, "cpu": 9.0, "memory": 64 << 20, "disk": 10 << 20}
     assert "run = (payload) => payload" in bench.command("handlers", "show", "echo")
     assert re.search(r"echo +\S+ +node +2", bench.command("handlers", "ls"))
     bench.command("handlers", "rm", "echo")
@@ -370,6 +373,47 @@ async def test_a_burst_runs_also_what_its_last_jobs_make(tmp_path: Path, monkeyp
         clock, chance = SystemClock(), SystemChance()
         await Supervisor(SlowToKeep(engine), Pool(""), NO_APP, options, clock=clock, chance=chance).run()
         assert (await engine(Count(match=Match(task="second", state=["succeeded"])))).count == 1
+
+
+def test_what_a_function_makes_is_on_the_terms_of_its_maker(workshop: Workshop, bench: Bench) -> None:
+    """Else nothing of a chain would ever be run again, for a line cannot name terms. [19] [20] [22] [24]"""
+    terms = Wishes(
+        priority=3, timeout=50.0, max_retry=2, retry=Retry(base=0.01, jitter=0.0), keep_success=3600.0,
+        keep_failure=7200.0, expires=900.0, tags=["mine"],
+    )  # fmt: skip
+    bench.upload("first", "def run(payload):\n    print('J: second|' + payload)\n")
+    bench.upload("second", "def run(payload):\n    raise Retry()\n")
+    workshop.start()
+    (first,) = bench.feed("first", "x", wishes=terms)
+    bench.ended(first)
+    (listed,) = bench.ask(List(tenant=workshop.tenant, match=Match(task="second"))).jobs
+    made = bench.ended(listed.id)
+    same = ("priority", "timeout", "max_retry", "retry", "keep_success", "keep_failure", "expires")
+    assert {name: getattr(made, name) for name in same} == {name: getattr(terms, name) for name in same}
+    assert (made.tags, made.state, made.attempt, made.code) == ([], State.FAILED, 3, 100)
+
+
+@ON_A_FILE
+def test_jobs_that_go_in_one_call_are_not_spread(workshop: Workshop, bench: Bench) -> None:
+    bodies = list[bytes]()
+
+    class Here(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(self.rfile.read(int(self.headers["content-length"])))
+            answer = b"200\n" * bodies[-1].count(b"\n")
+            self.send_response(200)
+            self.send_header("content-length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Here) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        bench.upload("hook", url, "http", options=HandlerOptions(whole_batch=True, batch=4))
+        bench.feed("hook", *"abcdef")
+        workshop.burst("--reach", f"127.0.0.1:{server.server_port}")
+        server.shutdown()
+    assert sorted(bodies) == [b"a\nb\nc\nd\n", b"e\nf\n"]
 
 
 BREED = "def run(payload):\n    for _ in range(10):\n        print('J: breed|' + payload)\n"

@@ -8,7 +8,7 @@ HEAD = """# Routes
 Made from the code by `python -m tools.fresh`; do not edit. All paths are under `/v1/{tenant}`; `/openapi.json` says
 more.
 A *scope* is what a token must allow. In brackets: what the query, or a body that is a map, may hold; `match` stands for
-the fields of a match.
+the fields of a match, `wishes` for what may be asked for a job (`max_retry`, `priority`, …).
 
 | | route | scope | body | answer | |
 |---|---|---|---|---|---|

@@ -64,7 +64,9 @@ async def put(
     limit: Annotated[
         str | None, Parameter(name="--timeout", metavar="TIME", help="What one job may take: 30s, 2m.")
     ] = None,
+    cpu: Annotated[str | None, Parameter(metavar="TIME", help="Processor time of one job: 10s.")] = None,
     memory: Annotated[str | None, Parameter(metavar="SIZE", help="What a context may take: 256MiB.")] = None,
+    disk: Annotated[str | None, Parameter(metavar="SIZE", help="What a context may write: 100MiB.")] = None,
     network: Annotated[bool, Parameter(help="Ask for the network.")] = False,
     whole_batch: Annotated[bool, Parameter(help="Of http: one call a batch, a line a job.")] = False,
     place: Place = HERE,
@@ -82,7 +84,9 @@ async def put(
         "batch": batch,
         "recycle": recycle,
         "timeout": None if limit is None else duration.seconds(limit, at="--timeout"),
+        "cpu": None if cpu is None else duration.seconds(cpu, at="--cpu"),
         "memory": None if memory is None else config.size(memory),
+        "disk": None if disk is None else config.size(disk),
     }
     handler = NewHandler(
         lang=spoken,

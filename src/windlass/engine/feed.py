@@ -171,6 +171,8 @@ class Feed:
         """Jobs that have not ended, as they were last told."""
         self._pump: asyncio.Task[None] | None = None
         self.ready = asyncio.Event()
+        self._tried = asyncio.Event()
+        """Whether it is known if there is any news."""
 
     @asynccontextmanager
     async def watching(self, tenant: str, match: Match) -> AsyncIterator[Watcher]:
@@ -219,17 +221,18 @@ class Feed:
             self._pump = asyncio.create_task(self._keep_on(), name="windlass-feed")
 
     async def _begun(self) -> None:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(BEGIN_WITHIN):
-                await self.ready.wait()
-        except TimeoutError:
-            raise Unavailable("the store does not tell what happens: ask again later") from None
+                await self._tried.wait()
+        if not self.ready.is_set():
+            raise Unavailable("the store does not tell what happens: ask again later")
 
     async def _stop_if_alone(self) -> None:
         if self._pump is None or self._watchers or self._followers:
             return
         pump, self._pump = self._pump, None
         self.ready.clear()
+        self._tried.clear()
         self._seen.clear()
         pump.cancel()
         await asyncio.wait({pump})
@@ -239,12 +242,14 @@ class Feed:
             try:
                 async with self._wire.watch() as watch:
                     self.ready.set()
+                    self._tried.set()
                     await self._hand_out(watch)
             except WindlassError as fault:
                 log.info("no news: %s", fault)
             except Exception:  # whatever it is, those who watch must not wait for ever
                 log.exception("no news")
             self.ready.clear()
+            self._tried.set()
             self._miss()
             await asyncio.sleep(TRY_AGAIN_AFTER)
 

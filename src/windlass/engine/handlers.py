@@ -131,12 +131,15 @@ def _whose(operation: Operation[Any]) -> str:
 
 def _check_source(new: NewHandler) -> None:
     """Refuse what could never run."""
+    around = {"before": new.before, "beforeEach": new.before_each, "afterEach": new.after_each}
     if new.lang == "http":
         read_url(new.body, at="body")
+        for name, source in around.items():
+            if source:
+                raise Invalid("a URL has no code around it", at=name)
     if new.lang != "sh":
         return
-    pieces = {"body": new.body, "before": new.before, "beforeEach": new.before_each, "afterEach": new.after_each}
-    for name, source in pieces.items():
+    for name, source in {"body": new.body, **around}.items():
         if "\0" in source:
             raise Invalid("a script has no zero bytes", at=name)
         if len(source.encode()) > MOST_SCRIPT:

@@ -35,6 +35,7 @@ FAULTS = (Invalid, TooLarge)
 
 _UNKNOWN = re.compile(r"unknown field `([^`]*)`")
 _MISSING = re.compile(r"missing required field `([^`]*)`")
+_TRUNCATED = "Input data was truncated"
 
 _NO_CHOICE = re.compile(r"Invalid enum value (.*)\Z", re.DOTALL)
 
@@ -141,6 +142,8 @@ def invalid(fault: Exception, *, at: str = "", kind: Any = None) -> Invalid:
         detail, found = "this field is required", f"{found}.{missing[1]}"
     elif (word := _NO_CHOICE.match(detail)) and (allowed := choices(kind, found)):
         detail = f"{word[1]} is none of: {', '.join(allowed)}"
+    elif detail == _TRUNCATED:
+        detail = "it is empty, or ends too soon"
     elif repr(NAME_PATTERN) in detail:
         detail = "not a name: letters, digits, '_', '.' and '-', 1 to 128 of them, a letter or digit first"
     return Invalid(detail, at=f"{at}.{found.strip('.')}".strip("."))

@@ -122,6 +122,8 @@ class Handled:
 
     def _size(self, handler: Handler, jobs: int) -> int:
         """How many go to a context together: quick ones as many as may, others spread, so that none waits for long."""
+        if handler.options.whole_batch:
+            return handler.options.batch
         spread = math.ceil(jobs / self._contexts)
         pace = self._paces.get(handler.digest, math.inf)
         quick = min(int(TOGETHER / pace), jobs) if pace else jobs

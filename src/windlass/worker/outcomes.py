@@ -96,9 +96,24 @@ def answered(held: Held, outcome: FunctionOutcome, delays: Sequence[float] = ())
 
 
 def _chained(held: Held, task: str, payload: str, delay: float) -> NewJob:
-    """A job that another one asked for: in the same queue, where there are workers for it."""
-    data = Raw(payload.encode())
-    return NewJob(task=task, payload=data, content_type=TEXT, queue=held.job.queue, delay=delay or None)
+    """A job that another one asked for: where there are workers for it, and on the same terms, as it names none."""
+    parent = held.job
+    return NewJob(
+        task=task,
+        payload=Raw(payload.encode()),
+        content_type=TEXT,
+        delay=delay or None,
+        queue=parent.queue,
+        priority=parent.priority,
+        timeout=parent.timeout,
+        max_retry=parent.max_retry,
+        retry=parent.retry,
+        keep_result=parent.keep_result,
+        keep_result_for=parent.keep_result_for,
+        keep_success=parent.keep_success,
+        keep_failure=parent.keep_failure,
+        expires=parent.expires,
+    )
 
 
 def refused(held: Held, why: str) -> Finished:

@@ -7,6 +7,7 @@ URL comes from a tenant, so the address it leads to is judged as that of a worke
 import asyncio
 import errno
 import re
+import socket
 from collections.abc import Sequence
 
 import httpcore2
@@ -59,9 +60,10 @@ class Calls:
     async def outcomes(self, handler: Handler, batch: list[FunctionJob], hears: Hears) -> list[FunctionOutcome]:
         """What one call comes to, as soon as there is a socket for it."""
         async with self._free:
-            for job in batch:
+            sent = list(batch)  # those that are still wanted; whoever is stopped from here on is answered in vain
+            for job in sent:
                 hears.began(job.id, None, None)
-            return await self._outcomes(handler, batch)
+            return await self._outcomes(handler, sent)
 
     async def _outcomes(self, handler: Handler, batch: list[FunctionJob]) -> list[FunctionOutcome]:
         try:
@@ -69,7 +71,7 @@ class Calls:
             payloads = [raw(job.payload, job.content_type) for job in batch]
         except Invalid as fault:
             return [FunctionOutcome(id=job.id, code=FAILED, type="Invalid", message=str(fault)) for job in batch]
-        most = _time(handler, batch)
+        most = _time(handler, batch[0])
         whole = handler.options.whole_batch
         body = b"".join(_line(payload) for payload in payloads) if whole else payloads[0]
         try:
@@ -82,7 +84,7 @@ class Calls:
         if not whole:
             return [_single(batch[0], status, answer, kind)]
         if not OK <= status < OK + 100:
-            return [_single(job, status, b"", kind) for job in batch]
+            return [_single(job, status, answer, kind) for job in batch]
         return read_answers(batch, answer)
 
     async def _post(self, address: Address, body: bytes, media: str) -> tuple[int, bytes, str]:
@@ -109,37 +111,44 @@ class Call:
         self._calls = calls
         self._handler = handler
         self._hears = hears
-        self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._unwanted: dict[str, str] = {}
+        self._places: dict[str, tuple[asyncio.Task[None], list[FunctionJob]]] = {}
+        """Of each job that is wanted and not answered, its call and who else is."""
 
     async def run(self, jobs: Sequence[FunctionJob]) -> None:
-        batches = [list(jobs)] if self._handler.options.whole_batch else [[job] for job in jobs]
         async with asyncio.TaskGroup() as group:
-            for batch in batches:
+            for batch in _batches(self._handler, jobs):
                 task = group.create_task(self._run(batch))
-                self._tasks.update((job.id, task) for job in batch)
+                self._places.update((job.id, (task, batch)) for job in batch)
 
     def stop(self, id: str, why: str) -> None:
-        """Wait for no answer. What is behind the URL goes on; the others of a whole batch stop with it."""
-        if (task := self._tasks.get(id)) is not None:
-            self._unwanted[id] = why
+        """Wait for no answer. What is behind the URL goes on, and with it the others of a whole batch."""
+        if (place := self._places.pop(id, None)) is None:
+            return
+        task, batch = place
+        batch[:] = [job for job in batch if job.id != id]
+        if not batch:
             task.cancel()
+        self._hears.ended(FunctionOutcome(id=id, code=ERROR, type="Stopped", message=why))
 
     async def _run(self, batch: list[FunctionJob]) -> None:
-        try:
-            outcomes = await self._calls.outcomes(self._handler, batch, self._hears)
-        except asyncio.CancelledError:
-            for job in batch:
-                why = self._unwanted.get(job.id, "its batch was stopped")
-                self._hears.ended(FunctionOutcome(id=job.id, code=ERROR, type="Stopped", message=why))
-            raise
-        for outcome in outcomes:
-            self._hears.ended(outcome)
+        for outcome in await self._calls.outcomes(self._handler, batch, self._hears):
+            if self._places.pop(outcome.id, None) is not None:
+                self._hears.ended(outcome)
 
 
-def _time(handler: Handler, batch: list[FunctionJob]) -> float:
-    said = [one for job in batch if (one := job.timeout or handler.options.timeout) is not None]
-    return min(said, default=ANSWER_WITHIN)
+def _batches(handler: Handler, jobs: Sequence[FunctionJob]) -> list[list[FunctionJob]]:
+    """The jobs of each call. Those of one call have the same time, so that none pays for another that has less."""
+    if not handler.options.whole_batch:
+        return [[job] for job in jobs]
+    alike: dict[float, list[FunctionJob]] = {}
+    for job in jobs:
+        alike.setdefault(_time(handler, job), []).append(job)
+    return list(alike.values())
+
+
+def _time(handler: Handler, job: FunctionJob) -> float:
+    wished = job.timeout if job.timeout is not None else handler.options.timeout
+    return ANSWER_WITHIN if wished is None else wished
 
 
 def _media(job: FunctionJob) -> str:
@@ -203,6 +212,8 @@ def code_of(fault: BaseException | None) -> str:
         if isinstance(seen, ExceptionGroup):
             seen = seen.exceptions[0]
             continue
+        if isinstance(seen, socket.gaierror):  # whose numbers are no errno
+            return "ENOTFOUND"
         if isinstance(seen, OSError) and (name := errno.errorcode.get(seen.errno or 0)) is not None:
             return name
         seen = seen.__cause__ or seen.__context__

@@ -5,6 +5,7 @@ talks nonsense costs the process; the jobs after it were not begun and are hande
 """
 
 import asyncio
+import logging
 import re
 from collections import deque
 from collections.abc import Sequence
@@ -34,6 +35,8 @@ LAST_LINES = 2000
 NO_HEAP = re.compile(r"heap out of memory|Allowed memory size of \d+ bytes exhausted")
 """How Node and PHP take their leave."""
 
+log = logging.getLogger("windlass.functions")
+
 Printed = Literal["stdout", "stderr"]
 
 Ending = tuple[Reason | None, str]
@@ -61,6 +64,8 @@ class Batch:
         self.talks: dict[str, Talk] = {}
         """Of those in hand that have printed something."""
         self.unwanted: dict[str, str] = {}
+        self.aside = ""
+        """The last of what was printed by no job: by `afterEach`, if it has run."""
         self.closed = False
         """Whether the process knows that no more jobs come."""
 
@@ -249,9 +254,12 @@ class Context:
 
     def _print(self, output: Printed, place: int, data: bytes) -> None:
         """What the job at this place said; of those in hand it is the first unless we have yet to hear of its end."""
-        self._tail = (self._tail + data[-LAST_LINES:].decode(errors="replace"))[-LAST_LINES:]
+        last = data[-LAST_LINES:].decode(errors="replace")
+        self._tail = (self._tail + last)[-LAST_LINES:]
         batch = self._batch
         if batch is None or not 0 <= place < len(batch.given):
+            if batch is not None:
+                batch.aside = (batch.aside + last)[-LAST_LINES:]
             self._stray += len(data)
             self._check_output(output, self._stray)
             return
@@ -303,6 +311,9 @@ class Context:
         if not batch.closed:
             raise lines.Garbage
         self._catch_up()
+        if broken and batch.aside:  # no job can tell of it any more
+            whose = batch.handler
+            log.warning("afterEach of %s of %s failed: %s", whose.task, whose.tenant, batch.aside.strip())
         self._marks += 1
         self.broken = self.broken or broken
         _over(batch)
@@ -389,7 +400,7 @@ def _with_talk(batch: Batch, outcome: FunctionOutcome, talk: Talk) -> FunctionOu
 
 
 def _too_much(id: str, how: str) -> FunctionOutcome:
-    return FunctionOutcome(id=id, code=ERROR, message=how, reason=Reason.OUTPUT)
+    return FunctionOutcome(id=id, code=ERROR, type="Output", message=how, reason=Reason.OUTPUT)
 
 
 def _over(batch: Batch) -> None:

@@ -160,7 +160,7 @@ class Contexts:
     def _free(self, key: Key, handler: Handler) -> Context | None:
         """One that waits for work of this kind; those that hold another version of it have outlived their time."""
         for context in [one for one, (kind, _, _) in self._idle.items() if kind == key]:
-            if context.dead or not context.fits(handler):
+            if context.dead or context.broken or not context.fits(handler):
                 self._dismiss(context)
                 continue
             _, _, timer = self._idle.pop(context)

@@ -4,6 +4,7 @@
 "use strict";
 const fs = require("node:fs");
 const net = require("node:net");
+const util = require("node:util");
 const vm = require("node:vm");
 
 const ORDERS = 3;
@@ -144,11 +145,17 @@ function told(fault) {
   const whole = fault instanceof Error;
   const error = {
     type: whole ? wellFormed(fault.name) : "Error",
-    message: wellFormed(whole ? fault.message : fault),
+    message: wellFormed(whole ? fault.message : inWords(fault)),
     traceback: whole ? trace(fault) : "",
     after: fault && typeof fault.after === "number" ? fault.after : null,
   };
   return `${known ? code : ERROR} error ${JSON.stringify(error)}`;
+}
+
+// What is thrown need not be an error.
+function inWords(thrown) {
+  if (typeof thrown !== "object" || thrown === null) return String(thrown);
+  return typeof thrown.message === "string" ? thrown.message : util.inspect(thrown);
 }
 
 // Half a character is none in JSON.

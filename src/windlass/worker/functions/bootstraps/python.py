@@ -10,6 +10,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from types import CoroutineType
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 ORDERS, ANSWERS = 3, 4
 RETRY, OK, FAILED, ERROR = 100, 200, 400, 500
@@ -48,6 +53,7 @@ class Context:
         """Why no job of this batch can be run."""
         self.broken = False
         self.mark = b""
+        self.loop: AbstractEventLoop | None = None
         self.answers = open(ANSWERS, "wb", buffering=0)  # noqa: SIM115 - for as long as the process lives
 
     def load(self, number: bytes, order: bytes) -> None:
@@ -79,7 +85,8 @@ class Context:
 
     def run(self, number: bytes, kind: bytes, data: bytes) -> None:
         try:
-            answer = said(OK, self.function()(read(kind, data)))
+            value = self.function()(read(kind, data))
+            answer = said(OK, self.awaited(value) if type(value) is CoroutineType else value)
         except BaseException as fault:  # noqa: BLE001 - whatever a function raises is its outcome
             answer = told(fault)
         self.separate()
@@ -89,6 +96,14 @@ class Context:
         if self.trouble is not None:
             raise self.trouble
         return self.handler["run"]  # type: ignore[return-value]
+
+    def awaited(self, coroutine: "CoroutineType[object, None, object]") -> object:
+        """What comes of an async function: in one loop for all jobs, so that what it keeps open stays of use."""
+        if self.loop is None:
+            import asyncio  # noqa: PLC0415 - few need it, and it takes longer than all the rest
+
+            self.loop = asyncio.new_event_loop()
+        return self.loop.run_until_complete(coroutine)
 
     def separate(self) -> None:
         """What is printed from here on is the next job's."""

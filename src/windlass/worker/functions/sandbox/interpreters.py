@@ -45,7 +45,8 @@ class Interpreter(Struct, frozen=True):
             case "node":
                 return [self.path, f"--max-old-space-size={max(16, memory * 3 // 4 // MIB)}", bootstrap]
             case "php":
-                return [self.path, "-d", "display_errors=stderr", "-d", f"memory_limit={memory}", bootstrap]
+                told_once = ["-d", "display_errors=stderr", "-d", "log_errors=0"]
+                return [self.path, *told_once, "-d", f"memory_limit={memory}", bootstrap]
             case "sh":
                 return [self.path, "-I", "-B", bootstrap, self.shell]
             case _:
