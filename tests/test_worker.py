@@ -144,3 +144,17 @@ def test_a_worker_does_not_tell_of_thousands_of_failures_one_by_one(workshop: Wo
     unsaid = sum(int(number) for number in re.findall(r"and ([\d,]+) lines? unsaid before it", worker.said))
     assert unsaid + worker.said.count("windlass.job: ") == 501
     assert worker.said.count("windlass.job: ") < 200
+
+
+def test_a_scheduled_job_starts_when_it_is_due(workshop: Workshop) -> None:
+    chores = workshop.chores
+    workshop.start("-c", "4", "--contexts", "1")
+    chores.add.enqueue(1, 1).result(10)
+    late = []
+    for delay in (0.33, 0.41, 0.56, 0.62, 0.79):
+        record = workshop.ended(chores.add.using(delay=delay).enqueue(1, 1))
+        assert record.started_at is not None
+        late.append((record.started_at - record.created_at).total_seconds() - delay)
+    tell(f"late by {[round(seconds * 1000) for seconds in late]} ms")
+    assert min(late) >= 0
+    assert statistics.median(late) < stretched(0.05)
