@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from windlass import Cancelled, Fail, RateLimited, Windlass, current
+from windlass import Cancelled, Fail, RateLimited, Retry, Snooze, Windlass, current
 
 app = Windlass(tenant=os.environ["WORKSHOP_TENANT"])
 
@@ -190,6 +190,47 @@ def alone_mother() -> None:
     while not current.cancelled:
         time.sleep(0.01)
     note("obeyed")
+
+
+@app.task
+def complain(how: str) -> int:
+    match how:
+        case "error":
+            raise ValueError("no good\nat all")
+        case "bell":
+            raise ValueError("\abell")
+        case "fail":
+            raise Fail("never")
+        case "retry":
+            raise Retry("again")
+    note("snoozed")
+    if len(NOTES.read_text().split("snoozed")) == 2:
+        raise Snooze(0.05)
+    return current.job.attempt
+
+
+def come_back(how: str) -> str:
+    """A child that is not ended where it was made, and a parent that goes on."""
+    if (child := os.fork()) == 0:
+        if how == "raises":
+            raise ValueError("the child")
+        return "child"
+    return f"parent of one that ended with {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}"
+
+
+@app.task
+def mother(how: str) -> str:
+    return come_back(how)
+
+
+@app.task
+async def co_mother(how: str) -> str:
+    return come_back(how)
+
+
+@app.task(isolate=True)
+def alone_child(how: str) -> str:
+    return come_back(how)
 
 
 @app.task(isolate=True)

@@ -482,6 +482,10 @@ class ModelStore:
         self._spend(entry)
         return entry.swept(result_only=True)
 
+    async def next_run(self) -> float | None:
+        due_at = [entry.job.run_at for entry in self.entries(State.SCHEDULED) if entry.job.run_at is not None]
+        return max((min(due_at) - self._clock.now()).total_seconds(), 0.0) if due_at else None
+
     async def overdue(self, clock: Overdue, limit: int) -> Reading:
         now = self._clock.now()
         if clock is Overdue.LEASE:

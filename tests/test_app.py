@@ -1,6 +1,8 @@
 """The Python interface over real stores, with real workers: what is queued, what is refused, what comes back."""
 
 import asyncio
+import contextlib
+import functools
 import itertools
 import os
 import signal
@@ -8,7 +10,7 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -255,6 +257,45 @@ def test_only_a_function_with_a_name_becomes_a_task() -> None:
     assert app.task(name="doubled")(lambda number: number * 2)(3) == 6
     with pytest.raises(Invalid, match="there is already a task 'buy'"):
         app.task(Shop.buy)
+    with pytest.raises(Invalid, match=r"a task is a function, not 'sell': @app.task, or @app.task\(name="):
+        app.task("sell")  # type: ignore[call-overload]
+    with pytest.raises(Invalid, match="has no name of its own"):
+        app.task(functools.partial(Shop.buy, "tea"))
+
+
+def test_a_generator_which_would_do_nothing_is_no_task() -> None:
+    app = Windlass("nowhere.db")
+
+    def count() -> Iterator[int]:
+        yield 1
+
+    async def co_count() -> AsyncIterator[int]:
+        yield 1
+
+    for function in (count, co_count):
+        with pytest.raises(Invalid, match=r"count is a generator, and it would return at once and do nothing"):
+            app.task(function)
+
+
+def test_errors_are_called_what_they_are_imported_as() -> None:
+    errors = {name: found for name in windlass.__all__ if isinstance(found := getattr(windlass, name), type)}
+    for name, error in errors.items():
+        if issubclass(error, BaseException):
+            assert f"{error.__module__}.{error.__qualname__}" == f"windlass.{name}"
+
+
+def test_an_address_that_is_none_is_refused_before_a_file_is_made(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="'localhost:7717' is no server"):
+        Windlass(server="localhost:7717")
+    for address in ("localhost:6379", "redis:localhost", "127.0.0.1:6379/0"):
+        with contextlib.chdir(tmp_path), pytest.raises(Invalid, match="Write redis://HOST:PORT"):
+            Windlass(address).job(str(uuid4())).refresh()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with pytest.raises(Unavailable, match=r"the store does not answer: 127\.0\.0\.1:1: Connection refused"):
+        Windlass("redis://127.0.0.1:1").task(name="x")(lambda: None).enqueue()
 
 
 def test_a_payload_that_is_too_large_is_refused(address: str) -> None:

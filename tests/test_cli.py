@@ -49,6 +49,8 @@ from windlass.model.worker import NewWorker
 
 PROGRAM = [sys.executable, "-c", "import sys; from windlass.cli import main; sys.exit(main())"]
 NOBODY = "01936f2e-0000-7000-8000-0000000000df"
+NO_PORT = 1
+"""Nobody listens there."""
 PATIENCE = 20.0
 
 
@@ -601,6 +603,13 @@ def test_an_interrupted_bench_cleans_up_all_the_same(windlass: Windlass, file: P
         ("jobs ls --store ftp://x", 2, "windlass: store: 'ftp://x' is no store"),
         ("jobs ls --tenant two/words", 2, "windlass: tenant: "),
         ("top --every 1ms", 2, "windlass: --every: "),
+        ("--store x.db jobs ls", 2, "windlass: options stand after the command, and --store stands before it"),
+        ("jobs ls --server localhost:7717", 2, "windlass: --server: 'localhost:7717' is no server: give http://"),
+        ("jobs ls --store localhost:6379", 2, "windlass: store: is 'localhost:6379' a server? Write redis://HOST:PORT"),
+        ("enqueue t --store redis:/localhost", 2, "windlass: store: is 'redis:/localhost' a server?"),
+        ("worker shop:app -c 0", 2, "windlass: --slots: Expected `int` >= 1"),
+        ("worker shop:app --max-memory lots", 2, "windlass: --max-memory: 'lots' is not a size"),
+        (f"jobs ls --store redis://127.0.0.1:{NO_PORT}", 75, f"127.0.0.1:{NO_PORT}: Connection refused"),
     ],
 )
 def test_a_mistake_is_one_clear_line(windlass: Windlass, file: Place, argv: str, status: int, said: str) -> None:

@@ -21,7 +21,7 @@ def test_the_engines_section_has_the_engines_own_fields_and_defaults() -> None:
 
 def test_a_setting_has_one_name_in_three_spellings() -> None:
     assert variable("worker.max_jobs") == "WINDLASS_WORKER_MAX_JOBS"
-    assert flag("worker.max_jobs") == "--worker-max-jobs"
+    assert flag("worker.max_jobs") == "--max-jobs"
     assert combine("[worker]\nmax_jobs = 7", {}, {}) == combine("", {"WINDLASS_WORKER_MAX_JOBS": "7"}, {})
     assert combine("", {"WINDLASS_WORKER_MAX_JOBS": "7"}, {}) == combine("", {}, {"worker.max_jobs": 7})
 
@@ -87,7 +87,7 @@ def test_all_faults_are_said_at_once_each_with_its_place() -> None:
         "windlass.toml: engine.lease: ",
         "WINDLASS_WORKER_LAESE: there is no such setting; did you mean worker.lease?",
         "WINDLASS_ENGINE_MOST_PAYLOAD: 'much' is not a size",
-        "--worker-queues: not a name",
+        "--queues: not a name",
     ):
         assert place in said
 

@@ -403,7 +403,7 @@ def test_what_was_queued_is_found_by_its_arguments_and_options(app: Windlass, ad
 @pytest.mark.parametrize(
     ("options", "args", "message"),
     [
-        ({}, (9,), r"nobody queued add\(a=9, b=2\); of this task there is:\n  add\(a=1, b=2\)"),
+        ({}, (9,), r"nobody queued add\(a=9, b=2\); of this task there is:\n  add\(a=1, b=2\)$"),
         ({"queue": "slow"}, (1,), r"nobody queued add\(a=1, b=2\) {'queue': 'slow'}.*\n.*{'queue': 'default'}"),
         ({"delay": 5}, (), r"nobody queued add\(…\) {'delay': 5}"),
     ],

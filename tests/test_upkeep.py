@@ -11,6 +11,7 @@ import pytest
 from tests.engines import enqueue, finish, register, state
 from tests.worlds import VirtualClock
 from windlass.engine import Engine, upkeep
+from windlass.model.errors import Unavailable
 from windlass.model.job import State
 from windlass.model.limit import NewLimit, Which
 from windlass.model.operations import Claim, PutLimit
@@ -81,8 +82,63 @@ async def test_a_house_with_nothing_to_do_asks_the_store_a_few_times_a_second(
         await pass_time(clock, SECONDS)
     assert counts["rouse"] == 0
     assert counts["ripe"] <= 1 + SECONDS
-    assert counts["sweep"] > 0, "no house was kept at all"
+    assert counts["next_run"] > 0, "no house was kept at all"
+    assert counts["sweep"] <= 1 + SECONDS / 5, "nothing was scheduled"
     assert sum(counts.values()) <= 9 * SECONDS, counts
+
+
+async def promoted_after(engine: Engine, clock: VirtualClock, delay: float) -> float:
+    """How long after it was queued a job with a delay can be claimed."""
+    job = await enqueue(engine, delay=delay)
+    began = clock.monotonic()
+    while await state(engine, job.id) is State.SCHEDULED:
+        clock.advance(0.001)
+        await asyncio.sleep(0.002)
+        assert clock.monotonic() - began < delay + 1
+    return clock.monotonic() - began
+
+
+async def test_a_scheduled_job_is_queued_when_it_is_due_and_not_at_the_next_look(
+    engine: Engine, clock: VirtualClock
+) -> None:
+    async with kept(engine, clock):
+        await pass_time(clock, 0.5)
+        for delay in (0.51, 0.6, 0.77):  # at none of these would somebody look anyway
+            assert delay <= await promoted_after(engine, clock, delay) < delay + 0.02
+
+
+async def test_whoever_comes_too_late_to_queue_a_job_leaves_the_next_ones_to_the_quicker(
+    engine: Engine, clock: VirtualClock
+) -> None:
+    late = upkeep.Promoting()
+    await enqueue(engine, delay=0.1)
+    assert (await late(engine), late.pause) == (0, 0.101)
+    clock.advance(0.1)
+    assert await upkeep.promote(engine) == 1, "another was quicker"
+    assert (await late(engine), late.pause) == (0, 0.25)
+    await enqueue(engine, delay=0.1)
+    assert (await late(engine), late.pause) == (0, 0.25)
+    clock.advance(0.25)
+    assert await late(engine) == 1, "nobody else was there this time"
+    await enqueue(engine, delay=0.1)
+    assert (await late(engine), late.pause) == (0, 0.101)
+
+
+async def test_a_store_that_is_away_is_not_asked_more_often_because_a_job_was_due(
+    engine: Engine, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    promoting = upkeep.Promoting()
+    await enqueue(engine, delay=0.1)
+    await promoting(engine)
+
+    async def away(*_: Any) -> None:
+        raise Unavailable("the store is away")
+
+    monkeypatch.setattr(engine.desk.store, "sweep", away)
+    clock.advance(0.2)
+    with pytest.raises(Unavailable):
+        await promoting(engine)
+    assert promoting.pause == 0.25
 
 
 async def test_a_house_with_rules_lets_jobs_come_back_that_were_held_up(engine: Engine, clock: VirtualClock) -> None:

@@ -1,5 +1,6 @@
 """What a worker does all day: it takes jobs at once, runs them side by side, and tells how they ended."""
 
+import re
 import statistics
 import time
 
@@ -110,3 +111,50 @@ def test_many_large_payloads_reach_their_tasks(workshop: Workshop) -> None:
     workshop.start("-c", "200", "--contexts", "1")
     jobs = workshop.chores.measure.map([b"x" * 1_000_000] * 100)
     assert [job.result(20) for job in jobs] == [1_000_000] * 100
+
+
+def test_a_worker_tells_of_runs_that_went_wrong_and_of_no_others(workshop: Workshop) -> None:
+    chores = workshop.chores
+    worker = workshop.start("-c", "4", "--contexts", "1")
+    jobs = [chores.complain.enqueue(how) for how in ("error", "fail", "retry", "snooze", "bell")]
+    for job in jobs:
+        workshop.ended(job)
+    slow, cancelled = chores.asleep.using(timeout=0.1).enqueue(), chores.co_asleep.enqueue()
+    workshop.noted("began", 2)
+    cancelled.cancel()
+    workshop.ended(slow)
+    workshop.ended(cancelled)
+    assert chores.add.enqueue(1, 1).result(10) == 2
+    worker.hear(f"{jobs[0].id} complain failed in attempt 1: ValueError: no good\n")
+    worker.hear(f"{jobs[1].id} complain failed in attempt 1: windlass.Fail: never\n")
+    worker.hear(f"{jobs[2].id} complain asks for another run in attempt 1: windlass.Retry: again\n")
+    worker.hear(f"{jobs[4].id} complain failed in attempt 1: ValueError: \ufffdbell\n")
+    worker.hear(f"{slow.id} asleep failed in attempt 1: Timeout: ran longer than its time limit of 0.1 s\n")
+    assert worker.said.count("windlass.job: ") == 5
+    assert worker.stop() == 0
+
+
+@ON_A_FILE
+def test_a_worker_does_not_tell_of_thousands_of_failures_one_by_one(workshop: Workshop) -> None:
+    worker = workshop.start("-c", "32", "--contexts", "1")
+    for job in workshop.chores.complain.map(["error"] * 500):
+        workshop.ended(job)
+    time.sleep(1.1)
+    workshop.ended(workshop.chores.complain.enqueue("error"))
+    unsaid = sum(int(number) for number in re.findall(r"and ([\d,]+) lines? unsaid before it", worker.said))
+    assert unsaid + worker.said.count("windlass.job: ") == 501
+    assert worker.said.count("windlass.job: ") < 200
+
+
+def test_a_scheduled_job_starts_when_it_is_due(workshop: Workshop) -> None:
+    chores = workshop.chores
+    workshop.start("-c", "4", "--contexts", "1")
+    chores.add.enqueue(1, 1).result(10)
+    late = []
+    for delay in (0.33, 0.41, 0.56, 0.62, 0.79):
+        record = workshop.ended(chores.add.using(delay=delay).enqueue(1, 1))
+        assert record.started_at is not None
+        late.append((record.started_at - record.created_at).total_seconds() - delay)
+    tell(f"late by {[round(seconds * 1000) for seconds in late]} ms")
+    assert min(late) >= 0
+    assert statistics.median(late) < stretched(0.05)

@@ -54,6 +54,8 @@ def test_a_module_that_fails_is_named_with_its_own_traceback(make_workshop: Make
             "chores:other",
             "chores:other cannot be imported: AttributeError: module 'chores' has no attribute 'other'",
         ),
+        (GOOD, "chores.py:app", "cannot be imported: ImportError: name the module, not its file: chores:app"),
+        (GOOD, "./chores.py", "cannot be imported: ImportError: name the module, not its file: chores:app"),
         ("app = 3", "chores:app", "chores:app cannot be imported: TypeError: chores:app is a int, not a Windlass"),
         (
             "import windlass; app = windlass.Windlass()",

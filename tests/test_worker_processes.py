@@ -2,6 +2,8 @@
 
 import resource
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -45,6 +47,37 @@ def test_contexts_are_replaced_when_they_are_old_or_fat(workshop: Workshop, boun
     record = workshop.ended(long)
     assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
     until(lambda: len(workshop.processes()) == 3)
+
+
+@pytest.mark.parametrize("kind", ["mother", "co_mother", "alone_child"])
+def test_only_the_process_that_was_given_a_job_tells_how_it_ended(workshop: Workshop, kind: str) -> None:
+    task = getattr(workshop.chores, kind)
+    worker = workshop.start("-c", "4", "--contexts", "1")
+    for _ in range(5):
+        assert task.enqueue("returns").result(10) == "parent of one that ended with 0"
+    raised = task.enqueue("raises")
+    assert raised.result(10) == "parent of one that ended with 1"
+    assert workshop.chores.add.enqueue(1, 2).result(10) == 3
+    until(lambda: len(workshop.processes()) == 3)
+    if kind != "alone_child":  # what that prints is kept with the job
+        assert "ValueError: the child" in worker.said
+
+
+FAMILY = """
+import os, subprocess, sys, time
+from windlass.worker.processes import end_children_but
+sleep = [sys.executable, "-S", "-c", "import time; time.sleep(60)"]
+own, spared, stray = (subprocess.Popen(sleep, start_new_session=new) for new in (False, True, True))
+end_children_but(lambda: [spared.pid])
+print(own.poll(), spared.poll(), os.path.exists(f"/proc/{stray.pid}"))
+for one in (own, spared):
+    one.kill()
+"""
+
+
+def test_what_a_process_has_started_itself_is_not_taken_for_left_behind() -> None:
+    said = subprocess.run([sys.executable, "-c", FAMILY], capture_output=True, text=True, check=True, timeout=60)
+    assert said.stdout == "None None False\n"
 
 
 @ON_A_FILE

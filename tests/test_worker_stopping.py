@@ -64,6 +64,7 @@ def test_a_running_job_of_every_kind_is_cancelled_within_a_second(workshop: Work
         record = workshop.ended(job)
         took[name] = time.monotonic() - asked_at
         assert (record.state, record.reason, record.attempt) == (State.CANCELLED, Reason.CANCELLED, 1), name
+        assert record.error is None or record.error.type == "Cancelled", name
     tell({name: round(seconds, 2) for name, seconds in took.items()})
     assert max(took.values()) < stretched(1.0), took
     until(lambda: not survivors(workshop), within=2)

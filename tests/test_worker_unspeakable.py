@@ -17,10 +17,10 @@ BLURTED = {
     "half a character": ("ValueError", "a\\ud800"),
     "no number": ("ValueError", "could not convert string to float: 'many'"),
     "no limit": (
-        "windlass.model.errors.Invalid",
+        "windlass.Invalid",
         "limit: 'a b' is not a name: letters, digits, '_', '.', '-'; 1 to 128 of them",
     ),
-    "no code": ("windlass.model.errors.Invalid", "code: 'none' is no code of a failure: a whole number, 400 to 599"),
+    "no code": ("windlass.Invalid", "code: 'none' is no code of a failure: a whole number, 400 to 599"),
 }
 
 

@@ -8,23 +8,43 @@ if TYPE_CHECKING:
     from windlass.call.current import current
     from windlass.call.signals import Cancelled, Fail, RateLimited, Retry, Snooze
     from windlass.handle import Job, JobFailed
-    from windlass.model.errors import WindlassError
+    from windlass.model.errors import (
+        Busy,
+        Conflict,
+        Denied,
+        Full,
+        Invalid,
+        Missing,
+        TooLarge,
+        Unauthenticated,
+        Unavailable,
+        WindlassError,
+    )
     from windlass.model.events import Event
     from windlass.model.retry import Retry as RetryPolicy
 
     __version__: str
 
 __all__ = [
+    "Busy",
     "Cancelled",
+    "Conflict",
+    "Denied",
     "Event",
     "Fail",
+    "Full",
+    "Invalid",
     "Job",
     "JobFailed",
+    "Missing",
     "RateLimited",
     "Retry",
     "RetryPolicy",
     "Snooze",
     "Task",
+    "TooLarge",
+    "Unauthenticated",
+    "Unavailable",
     "Windlass",
     "WindlassError",
     "__version__",
@@ -33,15 +53,24 @@ __all__ = [
 
 # Imported when first used: the command line and a worker's processes need only parts of this.
 _PLACES = {
+    "Busy": "windlass.model.errors",
     "Cancelled": "windlass.call.signals",
+    "Conflict": "windlass.model.errors",
+    "Denied": "windlass.model.errors",
     "Event": "windlass.model.events",
     "Fail": "windlass.call.signals",
+    "Full": "windlass.model.errors",
+    "Invalid": "windlass.model.errors",
     "Job": "windlass.handle",
     "JobFailed": "windlass.handle",
+    "Missing": "windlass.model.errors",
     "RateLimited": "windlass.call.signals",
     "Retry": "windlass.call.signals",
     "Snooze": "windlass.call.signals",
     "Task": "windlass.app",
+    "TooLarge": "windlass.model.errors",
+    "Unauthenticated": "windlass.model.errors",
+    "Unavailable": "windlass.model.errors",
     "Windlass": "windlass.app",
     "WindlassError": "windlass.model.errors",
     "current": "windlass.call.current",

@@ -4,6 +4,7 @@ The drivers are imported where they are needed: a program uses one kind of store
 """
 
 import os
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 ONE_SERVER = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 """One at a time: sentinels know which."""
 HTTP = ("http", "https", "http+unix")
+_MISTAKEN = re.compile(r"(rediss?|unix|https?)(\+\w+)?:|[\w.-]+:\d+(/\d*)?$")
+"""What is hardly meant as the name of a file."""
 
 
 def is_server(address: str) -> bool:
@@ -36,6 +39,8 @@ def file_of(address: str) -> str | None:
     """The file that an address names; null = it names a server."""
     scheme, separator, rest = address.partition("://")
     if not separator:
+        if _MISTAKEN.match(address):
+            raise Invalid(f"is {address!r} a server? Write redis://HOST:PORT, or ./{address} for a file", at="store")
         return address
     return rest if scheme == "sqlite" else None
 

@@ -68,6 +68,8 @@ class Windlass:
     ) -> None:
         if store and server:
             raise Invalid("give a store or a server, not both", at="server")
+        if server and not is_server(server):
+            raise Invalid(f"{server!r} is no server: give http://, https:// or http+unix://", at="server")
         said = server or store or os.environ.get("WINDLASS_SERVER") or os.environ.get("WINDLASS_STORE")
         self.store = said or DEFAULT_STORE
         """Its address."""
@@ -107,6 +109,7 @@ class Windlass:
     def _enter(
         self, function: Callable[..., Any], *, name: str | None, options: dict[str, Any]
     ) -> "Task[Any, Any, Any]":
+        _check_callable(function, name)
         called = check_name(name or str(getattr(function, "__name__", "")), at="name")
         if _is_method(function):
             raise Invalid(f"{function.__qualname__} is a method: only a function can be a task", at="function")
@@ -282,6 +285,17 @@ class Task(Generic[P, R, C]):
 
 
 _chance = SystemChance()
+
+
+def _check_callable(function: Callable[..., Any], name: str | None) -> None:
+    """Refuse here what would fail in every run of it."""
+    if not callable(function):
+        raise Invalid(f"a task is a function, not {function!r}: @app.task, or @app.task(name=…, …)", at="function")
+    if name is None and not hasattr(function, "__name__"):
+        raise Invalid(f"{function!r} has no name of its own: give it one, @app.task(name=…)", at="name")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        told = "it would return at once and do nothing: return a list, or queue a job for each item"
+        raise Invalid(f"{function.__name__} is a generator, and {told}", at="function")
 
 
 def _is_method(function: Callable[..., Any]) -> bool:

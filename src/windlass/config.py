@@ -1,8 +1,8 @@
 """The settings, declared once: file key, environment variable and flag are derived from the names of the fields.
 
-`worker.lease` is `[worker] lease` in `windlass.toml`, `WINDLASS_WORKER_LEASE` in the environment, and `--worker-lease`
-as a flag; a flag goes before the environment, which goes before the file. Knows how people write durations and sizes;
-asks the machine for nothing but the one file.
+`worker.grace` is `[worker] grace` in `windlass.toml`, `WINDLASS_WORKER_GRACE` in the environment, and `--grace` as a
+flag, where a command has it; a flag goes before the environment, which goes before the file. Knows how people write
+durations and sizes; asks the machine for nothing but the one file.
 """
 
 import difflib
@@ -177,8 +177,8 @@ def variable(path: str) -> str:
 
 
 def flag(path: str) -> str:
-    """The flag of a setting: `worker.max_jobs` is `--worker-max-jobs`."""
-    return "--" + path.replace(".", "-").replace("_", "-")
+    """The flag of a setting, in the command that has it: `worker.max_jobs` is `--max-jobs`."""
+    return "--" + path.rpartition(".")[2].replace("_", "-")
 
 
 class Setting(NamedTuple):

@@ -34,6 +34,7 @@ _clock = SystemClock()
 class JobFailed(WindlassError):
     """The job whose result was asked for ended without one."""
 
+    __module__ = "windlass"  # where people import it from, and what it is called when it is printed
     code, title = "job_failed", "The job did not succeed"
 
     def __init__(self, id: str, state: State, error: Error | None) -> None:

@@ -119,7 +119,7 @@ class Trial:
         for job, call in calls:
             if wanted in (None, call) and _has_options(job, task):
                 return job
-        found = "\n".join(f"  {task.name}({_words(call)}) {_options(job, task)}".rstrip() for job, call in calls)
+        found = "\n".join(f"  {task.name}({_words(call)}) {_options(job, task) or ''}".rstrip() for job, call in calls)
         asked = f"{task.name}({'…' if wanted is None else _words(wanted)}) {task.said or ''}".rstrip()
         raise AssertionError(f"nobody queued {asked}; of this task there is" + (f":\n{found}" if found else " nothing"))
 

@@ -54,3 +54,7 @@ class RateLimited(Signal):
 
 class Cancelled(BaseException):
     """Raised inside a synchronous task that was told to stop. Not an `Exception`: `except Exception` lets it by."""
+
+
+for _signal in (Retry, Fail, Snooze, RateLimited, Cancelled):
+    _signal.__module__ = "windlass"  # where people import them from, and what they are called when they are printed

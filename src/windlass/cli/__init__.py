@@ -109,6 +109,8 @@ def _misuse(fault: CycloptsError, app: App) -> str:
             commands = [name for name in fault.app or app if not name.startswith("-")]
             near = difflib.get_close_matches(wrong, commands, n=1)
             said = f"there is no command {wrong!r}" + (f"; did you mean {near[0]}?" if near else "")
+            if wrong.startswith("-"):
+                said = f"options stand after the command, and {wrong} stands before it"
         case UnusedCliTokensError():
             said = f"{command} has no use for {wrong!r}"
             if command == "serve" and ":" in wrong:

@@ -88,9 +88,8 @@ def _state(job: Job) -> Text:
     if job.attempt:
         said.append(f"attempt {job.attempt}")
     if job.crashes or job.losses:
-        said.append(
-            f"{saying.plural(job.crashes, 'crash')}, {job.losses} lost" if job.crashes else f"{job.losses} lost"
-        )
+        crashes = [saying.plural(job.crashes, "crash", "crashes")] if job.crashes else []
+        said += [*crashes, *([f"{job.losses} lost"] if job.losses else [])]
     return Text.assemble(saying.state(job.state), f"  {', '.join(said)}" if said else "")
 
 

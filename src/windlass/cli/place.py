@@ -12,7 +12,7 @@ from cyclopts import Group, Parameter
 from msgspec.structs import asdict, replace
 
 from windlass import config
-from windlass.addresses import file_of, open_service
+from windlass.addresses import file_of, is_server, open_service
 from windlass.cli import DASH
 from windlass.engine import Settings
 from windlass.model.errors import Invalid, Missing
@@ -57,6 +57,8 @@ class Place:
         tenant = EVERY_TENANT if self.tenant == DASH else self.tenant
         if self.server and self.store:
             raise Invalid("give --store or --server, not both", at="--server")
+        if self.server and not is_server(self.server):
+            raise Invalid(f"{self.server!r} is no server: give http://, https:// or http+unix://", at="--server")
         server = self.server or (None if self.store else os.environ.get("WINDLASS_SERVER"))
         return config.load(os.environ, Path.cwd(), {"store": server or self.store, "tenant": tenant, **(flags or {})})
 

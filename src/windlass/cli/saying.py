@@ -71,6 +71,27 @@ def log(level: int) -> None:
     """Let the program's own parts tell what they do on stderr; of libraries only what is wrong."""
     logging.basicConfig(format="%(asctime)s %(name)s: %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
     logging.getLogger("windlass").setLevel(level)
+    if level > logging.DEBUG:
+        logging.getLogger("windlass.job").addFilter(Sparing())
+
+
+class Sparing(logging.Filter):
+    """Lets so many lines a second through: thousands of jobs may fail at once, and somebody has to read it."""
+
+    def __init__(self, most: int = 20) -> None:
+        super().__init__()
+        self._most = most
+        self._second = 0
+        self._lines = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if int(record.created) != self._second:
+            unsaid = self._lines - self._most
+            self._second, self._lines = int(record.created), 0
+            if unsaid > 0:
+                record.msg, record.args = f"{record.getMessage()} (and {plural(unsaid, 'line')} unsaid before it)", ()
+        self._lines += 1
+        return self._lines <= self._most
 
 
 def remark(text: str) -> None:
@@ -110,8 +131,8 @@ def state(of: State) -> Text:
     return Text(of, style=STYLES[of])
 
 
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+def plural(count: int, noun: str, many: str = "") -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {many or noun + 's'}"
 
 
 MINUTE, HOUR, DAY = 60, 3600, 86400

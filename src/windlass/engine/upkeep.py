@@ -28,9 +28,20 @@ from windlass.store import MOST_CHILDREN, Listener, Overdue, Reading, Record, Sc
 log = logging.getLogger("windlass.upkeep")
 
 Duty = Callable[[Engine], Awaitable[int]]
+Pause = float | Callable[[], float]
+"""Seconds between two rounds; or who knows them after each."""
 
 STEP = 500
 """Jobs that one step of a duty takes on."""
+
+SHY = 4
+"""Looks at which whoever was not the quickest leaves scheduled jobs to others: a second."""
+
+AT_LEAST_APART = 0.01
+"""Seconds between two looks at scheduled jobs, however many of them come due."""
+
+TIMERS_EARLY = 0.001
+"""Seconds by which an event loop may be early."""
 
 MOST_RIPE = 100
 """The same where each of them may wait for a hundred others."""
@@ -39,6 +50,35 @@ MOST_RIPE = 100
 async def promote(engine: Engine) -> int:
     """Queue scheduled jobs whose time has come."""
     return len(await engine.desk.store.sweep(Sweep.RUN, STEP))
+
+
+class Promoting:
+    """The same in time: knows when the next job is due, and wants to be called again then, or after `pause` seconds.
+
+    Of those who keep house at once one is the quickest. The others were called in vain, and only look for a while.
+    """
+
+    def __init__(self) -> None:
+        self.pause = DUTIES[promote]
+        self._awaited = False
+        """Whether it has waited for the time of a job."""
+        self._shy = 0
+        """Looks at which it leaves the next job to others, unless that is overdue."""
+
+    async def __call__(self, engine: Engine) -> int:
+        awaited, self._awaited = self._awaited, False
+        self.pause = DUTIES[promote]
+        due_in = 0.0 if awaited else await engine.desk.store.next_run()
+        if due_in == 0:
+            done = await promote(engine)
+            self._shy = 0 if done else SHY
+            self.pause = AT_LEAST_APART if done else self.pause
+            return done
+        if self._shy:
+            self._shy -= 1
+        elif due_in is not None and due_in < self.pause:
+            self._awaited, self.pause = True, due_in + TIMERS_EARLY
+        return 0
 
 
 async def reclaim(engine: Engine) -> int:
@@ -183,7 +223,7 @@ APART = 0.005
 
 
 async def every(
-    seconds: float, duty: Duty, engine: Engine, clock: Clock, *, first: float = 0.0, listener: Listener | None = None
+    seconds: Pause, duty: Duty, engine: Engine, clock: Clock, *, first: float = 0.0, listener: Listener | None = None
 ) -> None:
     """Do a duty for ever: all there is to do, then a pause; with a listener, after a round that found nothing, until
     there is something, or may be. One failing round does not end it, whatever failed: whoever keeps house also serves
@@ -206,7 +246,7 @@ async def every(
         if listener is not None and not done:
             await listener.wait(LOOK_AGAIN)
         else:
-            await clock.sleep(seconds)
+            await clock.sleep(seconds() if callable(seconds) else seconds)
 
 
 async def whenever(topic: str, seconds: float, duty: Duty, engine: Engine, clock: Clock, *, first: float) -> None:
@@ -217,11 +257,14 @@ async def whenever(topic: str, seconds: float, duty: Duty, engine: Engine, clock
 
 async def keep_house(engine: Engine, clock: Clock, *, briefly: bool = False) -> None:
     """All duties at once, until cancelled. `briefly`: whoever does so may be gone soon, and waits for nobody."""
+    promoting = Promoting()
     patient = reclaiming(Vigil(engine.desk.settings.lease, trusting=briefly))
     async with asyncio.TaskGroup() as group:
         for place, (duty, seconds) in enumerate(DUTIES.items()):
             chosen, first = patient if duty is reclaim else duty, place * APART
             if duty in TOLD:
                 group.create_task(whenever(TOLD[duty], seconds, chosen, engine, clock, first=first))
+            elif duty is promote:
+                group.create_task(every(lambda: promoting.pause, promoting, engine, clock, first=first))
             else:
                 group.create_task(every(seconds, chosen, engine, clock, first=first))

@@ -145,3 +145,7 @@ ERRORS: dict[str, type[WindlassError]] = {
 def from_problem(problem: Problem) -> WindlassError:
     """The error that a problem speaks of, so that a client raises what the engine raised."""
     return ERRORS.get(problem.code, WindlassError)(problem.detail, at=problem.at)
+
+
+for _error in (WindlassError, Invalid, Unauthenticated, Denied, Missing, Conflict, TooLarge, Busy, Unavailable, Full):
+    _error.__module__ = "windlass"  # where people import them from, and what they are called when they are printed

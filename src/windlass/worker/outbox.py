@@ -2,8 +2,10 @@
 
 import os
 import socket
+import sys
 import threading
 from contextlib import suppress
+from typing import NoReturn
 
 from windlass.model.job import Error
 from windlass.model.lifecycle import Verdict
@@ -20,11 +22,14 @@ class Outbox:
     def __init__(self, link: socket.socket) -> None:
         self._link = link
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._endings: list[Ending] = []
         self._said: list[Said] = []
         self._bytes = 0
 
     def end(self, ending: Ending) -> None:
+        if os.getpid() != self._process:
+            _end_forked(ending)
         self._endings.append(ending)
         if ending.result is not None:
             self._bytes += len(ending.result)
@@ -67,6 +72,19 @@ class Outbox:
                 self._link.sendall(frame(News(said=[one])))
         for ending in endings:
             self._link.sendall(_spoken(ending))
+
+
+def _end_forked(ending: Ending) -> NoReturn:
+    """The end of a process that a task has forked, and that came back from the task: the run's end is not its to tell.
+
+    It goes as a program goes that has come to its end, or that nobody has caught an exception of.
+    """
+    with suppress(Exception):
+        if ending.error is not None:
+            sys.stderr.write(ending.error.traceback)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0 if ending.verdict is Verdict.OK else 1)
 
 
 def _spoken(ending: Ending) -> bytes:

@@ -1,5 +1,6 @@
 """What became of a run, in the queue's words."""
 
+import logging
 from collections.abc import Sequence
 
 from msgspec import UNSET, Raw
@@ -21,6 +22,11 @@ STOPPED = {
 
 CRASHED = Error(type="Crashed")
 
+MOST_TOLD = 300
+"""Characters of an error that are told in the log."""
+
+log = logging.getLogger("windlass.job")
+
 VERDICTS = {code // 100: verdict for verdict, code in CODES.items()}
 """What the first digit of a code means; any other asks for another run."""
 
@@ -35,9 +41,12 @@ def finished(held: Held, ending: Ending) -> Finished:
     error, reason = ending.error or Error(), None
     if held.stopping in STOPPED:
         reason, error = _stopped(held, held.stopping, error.traceback)
-    elif error.type == CRASHED.type and held.stopping is not Stop.CANCEL:  # told to stop, it was killed in the end
+    elif error.type == CRASHED.type and held.stopping is Stop.CANCEL:
+        error = Error(type="Cancelled", message="killed: it ran on when it was told to stop", traceback=error.traceback)
+    elif error.type == CRASHED.type:
         reason = Reason.CRASHED
     verdict = Verdict.ERROR if reason else ending.verdict
+    _complain(held, verdict, error)
     return Finished(
         id=held.id,
         token=held.token,
@@ -47,6 +56,16 @@ def finished(held: Held, ending: Ending) -> Finished:
         reason=reason,
         delay=ending.delay,
     )
+
+
+def _complain(held: Held, verdict: Verdict, error: Error) -> None:
+    """Tell whoever looks at this worker that a run went wrong; not of one that was stopped for no fault of its own."""
+    if held.stopping is not None and held.stopping not in STOPPED:
+        return
+    what = "asks for another run" if verdict is Verdict.RETRY else "failed"
+    first = f"{error.type}: {error.message}".strip(": ").partition("\n")[0][:MOST_TOLD]
+    said = "".join(one if one.isprintable() else "\ufffd" for one in first)
+    log.warning("%s %s %s in attempt %d: %s", held.id, held.job.task, what, held.job.attempt, said)
 
 
 def _stopped(held: Held, why: Stop, traceback: str) -> tuple[Reason, Error]:
@@ -84,6 +103,7 @@ def answered(held: Held, outcome: FunctionOutcome, delays: Sequence[float] = ())
     if held.stopping in STOPPED:
         verdict = Verdict.ERROR
         reason, error = _stopped(held, held.stopping, outcome.traceback)
+    _complain(held, verdict, error)
     return Finished(
         id=held.id,
         token=held.token,

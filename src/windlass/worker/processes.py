@@ -88,10 +88,13 @@ def end_children() -> None:
 
 
 def end_children_but(spared: Callable[[], Collection[int]]) -> None:
-    """The same where some are to live on, which somebody else reaps. Looked for until there are none several times."""
+    """The same where some are to live on, which somebody else reaps. Looked for until there are none several times.
+
+    Whatever is of our own session lives on too: we have started it, and wait for it. What is left behind never is.
+    """
     quiet = 0
     while quiet < LOOKS:
-        doomed = set(children(os.getpid())) - set(spared())
+        doomed = {child for child in children(os.getpid()) if not _is_of_our_session(child)} - set(spared())
         for child in doomed:
             for one in (child, *descendants(child)):
                 send(one, signal.SIGKILL)
@@ -100,6 +103,13 @@ def end_children_but(spared: Callable[[], Collection[int]]) -> None:
             with suppress(ChildProcessError):
                 os.waitpid(child, os.WNOHANG)
         quiet = 0 if doomed else quiet + 1
+
+
+def _is_of_our_session(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == os.getsid(0)
+    except ProcessLookupError:
+        return False
 
 
 def send(pid: int, number: int) -> None:

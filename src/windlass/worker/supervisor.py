@@ -124,14 +124,14 @@ class Supervisor:
 
     async def _finish_what_runs(self) -> None:
         if self._jobs.held:
-            log.info("stopping; %d jobs get %g s to finish", len(self._jobs.held), self._options.grace)
+            log.info("stopping; %s %g s to finish", _jobs(len(self._jobs.held), "get", "gets"), self._options.grace)
         waits = [asyncio.create_task(self._jobs.all_ended()), asyncio.create_task(self._forced.wait())]
         await asyncio.wait(waits, timeout=self._options.grace, return_when=asyncio.FIRST_COMPLETED)
         for one in waits:
             one.cancel()
         self._crew.hiring = False
         if self._jobs.held:
-            log.info("gives %d jobs back", len(self._jobs.held))
+            log.info("gives %s back", _jobs(len(self._jobs.held)))
             self._jobs.give_back()
         try:
             await asyncio.wait_for(self._reports.flush(), LAST_REPORTS)
@@ -155,6 +155,10 @@ class Supervisor:
             self._jobs.kill_fat()
             if self._telemetry is not None:
                 self._telemetry.flush()
+
+
+def _jobs(count: int, do: str = "", does: str = "") -> str:
+    return f"{count} job {does}".rstrip() if count == 1 else f"{count} jobs {do}".rstrip()
 
 
 def _about(app: Ready, options: WorkerOptions) -> NewWorker:

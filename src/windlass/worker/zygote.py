@@ -226,6 +226,9 @@ def _flush() -> None:
 def load(target: str) -> Any:
     """The app that `module:name` stands for."""
     name, _, attribute = target.partition(":")
+    if name.endswith(".py") or "/" in name:
+        module = name.removesuffix(".py").strip("./").replace("/", ".")
+        raise ImportError(f"name the module, not its file: {module}:{attribute or 'app'}")
     found = importlib.import_module(name)
     for part in (attribute or "app").split("."):
         found = getattr(found, part)

@@ -167,7 +167,7 @@ def _opened(to: Address, within: float) -> "_Line":
     try:
         line = _Line(_connected(to, within))
     except OSError as fault:
-        raise unreachable(fault) from fault
+        raise unreachable(to, fault) from fault
     try:
         for greeting in to.greetings():
             check_welcome(greeting, line.ask(greeting))

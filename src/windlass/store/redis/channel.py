@@ -6,6 +6,7 @@ waits on it; the next caller opens a new one. Nothing is ever sent twice.
 """
 
 import asyncio
+import os
 import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -137,14 +138,17 @@ async def _connected(to: Address, within: float) -> "_Pipe":
         async with asyncio.timeout(within):
             return await _greeted(to, within)
     except (OSError, TimeoutError) as fault:
-        raise unreachable(fault) from fault
+        raise unreachable(to, fault) from fault
 
 
-def unreachable(fault: OSError) -> Unavailable:
+def unreachable(to: Address, fault: OSError) -> Unavailable:
     """What is said of a server to which no connection could be made."""
     if isinstance(fault, ssl.SSLCertVerificationError):
         return Unavailable(f"the store's certificate is not trusted: {fault.verify_message} (?ssl_ca_certs=FILE)")
-    return Unavailable(f"the store does not answer: {str(fault) or 'it took too long to connect'}")
+    errno = fault.errno or 0
+    why = os.strerror(errno) if errno > 0 else fault.strerror or str(fault)
+    where = to.path or f"{to.host}:{to.port}"
+    return Unavailable(f"the store does not answer: {where}: {why or 'it took too long to connect'}")
 
 
 async def _greeted(to: Address, within: float) -> "_Pipe":

@@ -271,6 +271,10 @@ class RedisStore(RedisAdding):
     async def sweep(self, clock: Sweep, limit: int) -> list[Swept]:
         return answers.swept(await self.partitions.up_to("promote" if clock is Sweep.RUN else "purge", limit))
 
+    async def next_run(self) -> float | None:
+        found = await self.partitions.each("next_run")
+        return min((int(micros) / 1e6 for micros in found if micros is not None), default=None)
+
     async def overdue(self, clock: Overdue, limit: int) -> Reading:
         found: list[tuple[float, Record]] = []
         replies = await self.partitions.each("overdue", [clock.value, limit])

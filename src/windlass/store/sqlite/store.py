@@ -130,6 +130,9 @@ class SqliteStore:
     async def sweep(self, clock: Sweep, limit: int) -> list[Swept]:
         return await self._connection.write(lambda tx: upkeep.sweep(tx, clock, limit))
 
+    async def next_run(self) -> float | None:
+        return await self._connection.read(upkeep.next_run)
+
     async def overdue(self, clock: Overdue, limit: int) -> Reading:
         return await self._connection.read(lambda tx: upkeep.overdue(tx, clock, limit))
 

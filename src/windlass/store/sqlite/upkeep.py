@@ -16,6 +16,7 @@ from windlass.store.sqlite.values import QUEUED, SCHEDULED, STATES, SUCCEEDED
 from windlass.store.terms import unpack
 
 _DUE = f"SELECT seq, id, lane FROM job WHERE state = {SCHEDULED} AND run_at <= ? ORDER BY run_at, seq LIMIT ?"
+_NEXT_DUE = f"SELECT run_at FROM job WHERE state = {SCHEDULED} ORDER BY run_at LIMIT 1"
 _PROMOTE = f"UPDATE job SET state = {QUEUED}, updated_at = ?2 WHERE seq IN carray(?1)"
 
 _OVERDUE = {
@@ -52,6 +53,11 @@ def _promote(tx: Transaction, limit: int) -> list[Swept]:
         tx.count(lane, QUEUED, count)
         tx.topics.add(f"work/{tx.lanes.get(lane).queue}")
     return [_swept(tx, id, lane, QUEUED) for _, id, lane in due]
+
+
+def next_run(tx: Transaction) -> float | None:
+    due_at = tx.column(_NEXT_DUE)
+    return max(due_at[0] - tx.now, 0) / 1_000_000 if due_at else None
 
 
 def overdue(tx: Transaction, clock: Overdue, limit: int) -> Reading:
