@@ -3,18 +3,40 @@
 Three members: of two, one that is left alone has no majority, and refuses everything after a while.
 """
 
+import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 
-from tests.clusters import home, joined, queues_of
+from tests.clusters import PARTITIONS, home, joined, queues_of
 from tests.servers import Server, StartServer
 from tests.serving import Process, process
 from tests.sites import Site, calling
 from tests.workers import MakeWorkshop, Workshop, tell, until
+from windlass.engine import Engine
+from windlass.engine.upkeep import follow
+from windlass.model.errors import PartAway, Unavailable
+from windlass.model.job import NewJob
+from windlass.model.lifecycle import Verdict
+from windlass.model.operations import (
+    Alive,
+    Claim,
+    Claimed,
+    Enqueue,
+    Finish,
+    Finished,
+    GetStats,
+    Register,
+    Renew,
+    Renewed,
+)
+from windlass.model.worker import NewWorker
+from windlass.store.redis import RedisStore
+from windlass.system import SystemChance
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -104,7 +126,7 @@ def test_s3_item_36_a_member_of_a_cluster_is_away_and_work_goes_on(
     cluster: Broken, serving: Process, make_workshop: MakeWorkshop
 ) -> None:
     shop = make_workshop(APP, store=serving.address)
-    shop.start("-q", cluster.queues, "-c", "6")
+    worker = shop.start("-q", cluster.queues, "-c", "6")
     quick, stay = shop.chores.quick, shop.chores.stay
     with calling(serving) as http:
         site = Site(http)
@@ -151,6 +173,7 @@ def test_s3_item_36_a_member_of_a_cluster_is_away_and_work_goes_on(
         assert site.ended(held[-1])["attempt"] == 1, "nobody took it from a worker that could not make itself heard"
         assert sorted(shop.notes("ran")) == sorted({*shop.notes("ran")}), "once each"
         assert len(shop.notes("ended")) == 3
+        assert "refused" not in worker.said, "nothing was reported twice"
 
 
 @pytest.mark.parametrize("cluster", ["home"], indirect=True)
@@ -181,3 +204,84 @@ def test_a_member_that_falls_silent_is_left_alone_by_a_worker_of_the_cluster(
     enqueue(quick, cluster.lost, "last")
     ran_soon(shop, ["last"], began)
     assert worker.stop() == 0
+
+
+# Step by step
+
+
+@pytest.fixture
+async def engine(cluster: Broken) -> AsyncIterator[Engine]:
+    store = await RedisStore.open(cluster.entry.url, partitions=PARTITIONS)
+    yield Engine(store, SystemChance())
+    await store.close()
+
+
+async def worker_of(engine: Engine, cluster: Broken) -> str:
+    about = NewWorker(name="w", queues=[cluster.lost, cluster.kept], slots=100)
+    return (await engine(Register(worker=about))).worker
+
+
+async def taken(engine: Engine, worker: str) -> dict[str, Claimed]:
+    """By queue the last job of it that is claimed now."""
+    return {one.job.queue: one for one in await engine(Claim(worker=worker, slots=100))}
+
+
+async def is_away(engine: Engine, cluster: Broken) -> None:
+    """Until it is known that a member is away."""
+    cluster.member.kill()
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await engine(GetStats())
+            except PartAway:
+                return
+            except Unavailable:
+                await asyncio.sleep(0.01)
+
+
+async def is_back(engine: Engine, cluster: Broken) -> None:
+    cluster.member.start()
+    async with asyncio.timeout(20):
+        while True:
+            with suppress(Unavailable):
+                await engine(GetStats())
+                return
+            await asyncio.sleep(0.01)
+
+
+def well(*claimed: Claimed) -> list[Finished]:
+    return [Finished(id=one.job.id, token=one.token, outcome=Verdict.OK) for one in claimed]
+
+
+async def test_reports_of_which_some_cannot_be_taken_are_not_taken_in_part(engine: Engine, cluster: Broken) -> None:
+    worker = await worker_of(engine, cluster)
+    for queue in (cluster.lost, cluster.kept):
+        await engine(Enqueue(job=NewJob(task="t", queue=queue)))
+    held = await taken(engine, worker)
+    lost, kept = held[cluster.lost], held[cluster.kept]
+    await is_away(engine, cluster)
+    alive = [Alive(id=one.job.id, token=one.token) for one in (lost, kept)]
+    assert await engine(Renew(worker=worker, jobs=alive)) == Renewed(), "a sign of life asks for nothing"
+    for both in ((lost, kept), (kept, lost)):
+        with pytest.raises(PartAway):
+            await engine(Finish(worker=worker, jobs=well(*both)))
+    assert (await engine(Finish(worker=worker, jobs=well(kept)))).applied == [kept.job.id]
+    await is_back(engine, cluster)
+    again = await worker_of(engine, cluster)
+    assert (await engine(Finish(worker=again, jobs=well(lost)))).applied == [lost.job.id]
+
+
+async def test_what_follows_into_a_part_that_is_away_holds_up_no_other(engine: Engine, cluster: Broken) -> None:
+    worker = await worker_of(engine, cluster)
+    for queue in (cluster.lost, cluster.kept):
+        then = NewJob(task="then", queue=queue)
+        await engine(Enqueue(job=NewJob(task="first", queue=cluster.kept, then=then)))
+    first = await engine(Claim(worker=worker, slots=100))
+    await is_away(engine, cluster)
+    assert len((await engine(Finish(worker=worker, jobs=well(*first)))).applied) == 2
+    with pytest.raises(PartAway, match="what is to follow 1 jobs waits"):
+        await follow(engine)
+    assert list(await taken(engine, worker)) == [cluster.kept]
+    await is_back(engine, cluster)
+    await follow(engine)
+    assert list(await taken(engine, await worker_of(engine, cluster))) == [cluster.lost]
