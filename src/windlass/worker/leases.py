@@ -169,12 +169,16 @@ class Leases:
                 self._holder.halt(running[order.id], Stop.CANCEL)
 
     async def _tell(self) -> None:
+        told = ""
         while True:
             await self._clock.sleep(TELL_EVERY)
             try:
                 await self.tell()
+                told = ""
             except WindlassError as fault:
-                log.info("news of running jobs is late: %s", fault)
+                if str(fault) != told:  # what lasts is told once
+                    log.info("news of running jobs is late: %s", fault)
+                told = str(fault)
 
     async def tell(self) -> None:
         """Pass on what there is to say of the jobs that run."""

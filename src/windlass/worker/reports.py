@@ -165,7 +165,7 @@ class Reports:
             try:
                 await self._send(letters[0])
             except PUT_OFF as fault:
-                log.info("cannot report yet: %s", fault)
+                log.debug("cannot report yet: %s", fault)
                 await self._clock.sleep(next(pauses))
             else:
                 letters.pop(0)
