@@ -89,6 +89,15 @@ class Server:
         """As when the machine takes it away: no goodbye, nothing saved."""
         self._end(signal.SIGKILL)
 
+    def freeze(self) -> None:
+        """As when the network takes it away: it is there, and says nothing until it is thawed."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
     def restart(self) -> None:
         self.stop()
         self.start()
@@ -127,7 +136,7 @@ class Server:
             "maxmemory-policy noeviction",
         ]
         if self.kind == "cluster":
-            lines += ["cluster-enabled yes", f"cluster-port {free_port()}"]
+            lines += ["cluster-enabled yes", f"cluster-port {free_port()}", "cluster-require-full-coverage no"]
         return "\n".join(lines) + "\n"
 
     def _answers(self) -> bool:

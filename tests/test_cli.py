@@ -22,6 +22,7 @@ import pytest
 from msgspec import Raw
 from rich.console import Console
 
+from tests.clusters import joined
 from tests.servers import NewPrefix, Server, StartServer
 from windlass import __version__, cli
 from windlass.addresses import open_engine
@@ -547,6 +548,18 @@ def test_the_doctor_knows_each_kind_of_server(windlass: Windlass, server: Server
     found = findings(windlass("doctor", "--json", "--store", server.url))
     assert re.fullmatch(rf"ok {name} \d+\.\d+\.\d+ at {re.escape(server.url)}", found["store"][0])
     assert found["clock"][0].startswith("ok ")
+
+
+def test_the_doctor_warns_of_a_cluster_that_stops_as_a_whole(windlass: Windlass, start_server: StartServer) -> None:
+    def found() -> list[str]:
+        return findings(windlass("doctor", "--json", "--store", members[0].url)).get("cluster", [])
+
+    members = joined(start_server, 2)
+    assert found() == ["warn does not go on in part"], "two have no majority without each other"
+    members = [start_server("cluster")]
+    assert found() == []
+    members[0].ask("CONFIG", "SET", "cluster-require-full-coverage", "yes")
+    assert found() == ["warn does not go on in part"]
 
 
 def test_a_store_that_does_not_answer_fails_the_examination(windlass: Windlass, start_server: StartServer) -> None:

@@ -1,12 +1,12 @@
 """A cluster of two servers: partitions on both, and a slot that moves while jobs are in it."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import redis
 
+from tests.clusters import PARTITIONS, joined
 from tests.servers import Server, StartServer
 from tests.worlds import SeededChance
 from windlass.engine import Engine
@@ -21,34 +21,13 @@ from windlass.store.redis.cluster import slot_of
 
 QUEUES = [f"q{number}" for number in range(24)]
 HALF = 8192
-PARTITIONS = 16
 
 
 @pytest.fixture
-async def two(start_server: StartServer) -> tuple[Server, Server]:
+def two(start_server: StartServer) -> tuple[Server, Server]:
     """Two servers that know each other, each with half of the slots."""
-    left, right = start_server("cluster"), start_server("cluster")
-    left.ask("CLUSTER", "DELSLOTSRANGE", str(HALF), "16383")
-    right.ask("CLUSTER", "DELSLOTSRANGE", "0", str(HALF - 1))
-    left.ask("CLUSTER", "MEET", "127.0.0.1", str(right.port), str(cluster_port(right)))
-    async with asyncio.timeout(30):
-        while not (agreed(left) and agreed(right)):  # noqa: ASYNC110 - servers tell nobody
-            await asyncio.sleep(0.05)
+    left, right = joined(start_server, 2)
     return left, right
-
-
-def cluster_port(server: Server) -> int:
-    (port,) = [line.split()[1] for line in server_settings(server) if line.startswith("cluster-port")]
-    return int(port)
-
-
-def server_settings(server: Server) -> list[str]:
-    return (server.folder / "server.conf").read_text().splitlines()
-
-
-def agreed(server: Server) -> bool:
-    info = server.ask("CLUSTER", "INFO")
-    return all(word in info for word in ("cluster_state:ok", "cluster_known_nodes:2", "cluster_slots_ok:16384"))
 
 
 def tell(server: Server, *words: str | int | bytes) -> Any:

@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
+from tests.clusters import PARTITIONS
 from tests.draining import CLOCK, up
 from tests.servers import Server, StartServer
 from tests.serving import Process, process
 from tests.sites import Site, calling
-from tests.test_cluster import PARTITIONS, QUEUES, two
+from tests.test_cluster import QUEUES, two
 from tests.uploaded import let_others_in
 from tests.workers import until
 from windlass.engine import Engine

@@ -1,13 +1,25 @@
 """Reports: nothing that has ended is forgotten, whatever the queue answers."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 from windlass.model.errors import Full, Missing, TooLarge, Unavailable, WindlassError
+from windlass.model.job import NewJob
 from windlass.model.lifecycle import Verdict
-from windlass.model.operations import Applied, Finish, Finished, Operation, Register, Registered, Release, Unrun
+from windlass.model.operations import (
+    Alive,
+    Applied,
+    Finish,
+    Finished,
+    Operation,
+    Register,
+    Registered,
+    Release,
+    Renew,
+    Unrun,
+)
 from windlass.model.worker import NewWorker
 from windlass.system import SystemClock
 from windlass.worker.membership import Membership
@@ -60,7 +72,66 @@ async def test_a_queue_that_does_not_answer_is_asked_again() -> None:
     async with reporting(queue) as reports:
         reports.finish(done("a"))
         reports.release(Unrun(id="b", token=TOKEN))
-    assert [job.id for job in queue.taken] == ["a", "b"]
+    assert {job.id for job in queue.taken} == {"a", "b"}
+
+
+class Parted(Queue):
+    """Does not answer for jobs whose ids end like this, as long as it is away."""
+
+    def __init__(self, lost: str) -> None:
+        super().__init__()
+        self._lost = lost
+        self.back = asyncio.Event()
+        self.heard: list[str] = []
+
+    async def __call__(self, operation: Operation[Any]) -> Any:
+        if isinstance(operation, Finish | Release | Renew):
+            if not self.back.is_set() and any(job.id.endswith(self._lost) for job in operation.jobs):
+                raise Unavailable("a part is away")
+            self.heard += [f"{type(operation).__name__} {job.id}" for job in operation.jobs]
+            return Applied() if isinstance(operation, Renew) else await super().__call__(operation)
+        return await super().__call__(operation)
+
+
+async def test_a_part_of_the_queue_that_is_away_holds_up_no_other() -> None:
+    queue = Parted("aa")
+    async with reporting(queue) as reports:
+        reports.finish(done("1aa"), Alive(id="1aa", token=TOKEN))
+        reports.finish(done("1bb"))
+        await until(lambda: [job.id for job in queue.taken] == ["1bb"])
+        reports.finish(done("2aa"))
+        reports.finish(done("2bb"))
+        reports.release(Unrun(id="3bb", token=TOKEN))
+        await until(lambda: {job.id for job in queue.taken} == {"1bb", "2bb", "3bb"})
+        assert not reports.settled
+        queue.back.set()
+    lost = [heard for heard in queue.heard if heard.endswith("aa")]
+    assert lost == ["Renew 1aa", "Finish 1aa", "Finish 2aa"], "in order, once"
+    assert len(queue.heard) == len(set(queue.heard))
+
+
+async def test_jobs_that_a_report_makes_for_a_part_that_is_away_hold_up_no_other() -> None:
+    class Picky(Queue):
+        async def __call__(self, operation: Operation[Any]) -> Any:
+            if isinstance(operation, Finish) and any(job.jobs for job in operation.jobs) and not back.is_set():
+                raise Unavailable("a part is away")
+            return await super().__call__(operation)
+
+    queue, back = Picky(), asyncio.Event()
+    async with reporting(queue) as reports:
+        reports.finish(Finished(id="1aa", token=TOKEN, outcome=Verdict.OK, jobs=[NewJob(task="next", queue="other")]))
+        reports.finish(done("2aa"))
+        await until(lambda: [job.id for job in queue.taken] == ["2aa"])
+        reports.finish(done("3aa"))
+        await until(lambda: [job.id for job in queue.taken] == ["2aa", "3aa"])
+        back.set()
+    assert [job.id for job in queue.taken] == ["2aa", "3aa", "1aa"]
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not true():  # noqa: ASYNC110 - nobody gives a sign
+            await asyncio.sleep(0.01)
 
 
 async def test_a_queue_that_has_forgotten_the_worker_is_told_again_who_it_is() -> None:

@@ -117,6 +117,8 @@ async def _store(queue: Queue) -> AsyncIterator[Finding]:
     yield Finding(what="store", level="ok", found=f"{facts.kind} {facts.version} at {_without_password(queue.address)}")
     level: Level = "warn" if facts.risk else "ok"
     yield Finding(what="durability", level=level, found=facts.durability, advice=facts.risk)
+    if facts.halts:
+        yield Finding(what="cluster", level="warn", found="does not go on in part", advice=facts.halts)
     apart = (SystemClock().now() - facts.now).total_seconds()
     yield Finding(
         what="clock",

@@ -5,14 +5,14 @@ handler. The entry is written last and removed first: what is in the list is the
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec.structs import asdict
 
 from windlass.engine.desk import Desk, Handled
-from windlass.model.errors import Conflict, Invalid, Missing
+from windlass.model.errors import Conflict, Invalid, Missing, PartAway
 from windlass.model.handler import (
     MOST_HANDLERS,
     MOST_SCRIPT,
@@ -105,14 +105,25 @@ async def tasks_of(desk: Desk, worker: Worker) -> list[str] | None:
         return worker.tasks
     now = _now()
     if desk.handled is None or now is None or desk.handled.until <= now:
-        tasks: dict[str, list[str]] = {}
-        for name in (await desk.shelf.shelved(LIST)).keys() - desk.reserved:
-            tenant, _, task = name.partition("/")
-            tasks.setdefault(tenant, []).append(task)
+        try:
+            tasks = await _handled(desk)
+        except PartAway:
+            if desk.handled is None:
+                raise
+            tasks = desk.handled.tasks
         desk.handled = Handled(0.0 if now is None else now + REMEMBER, tasks)
     if worker.tenant != EVERY_TENANT:
         return [*worker.tasks, *desk.handled.tasks.get(worker.tenant, ())]
     return [*worker.tasks, *(f"{tenant}/{task}" for tenant, tasks in desk.handled.tasks.items() for task in tasks)]
+
+
+async def _handled(desk: Desk) -> Mapping[str, Sequence[str]]:
+    """By tenant the tasks that have handlers."""
+    tasks: dict[str, list[str]] = {}
+    for name in (await desk.shelf.shelved(LIST)).keys() - desk.reserved:
+        tenant, _, task = name.partition("/")
+        tasks.setdefault(tenant, []).append(task)
+    return tasks
 
 
 def _now() -> float | None:

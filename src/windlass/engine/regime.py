@@ -12,6 +12,7 @@ from msgspec import UNSET, Struct
 from msgspec.structs import replace
 
 from windlass.engine import groups
+from windlass.model.errors import PartAway
 from windlass.model.job import DAY, NewJob, Terms
 from windlass.model.limit import Limit, Pause
 from windlass.model.names import EVERY_TENANT
@@ -147,26 +148,39 @@ class Regimes:
         self._shelf = shelf
         self._flow = flow
         self._seen: Regime | None = None
+        self._outdated = False
 
     @property
     def none_seen(self) -> bool:
         """Whether there were no rules at the last look."""
-        return self._seen is NO_REGIME
+        return self._seen is NO_REGIME and not self._outdated
 
     async def current(self) -> Regime:
-        if self._seen is None:
-            self._seen = await self.read()
+        if self._seen is None or self._outdated:
+            self._seen = await self._read_if_there()
         return self._seen
+
+    async def _read_if_there(self) -> Regime:
+        """The one in force; the last that was seen while the part of the store is away that would know."""
+        try:
+            found = await self.read()
+        except PartAway:
+            if self._seen is None:
+                raise
+            return self._seen
+        self._outdated = False
+        return found
 
     async def refreshed(self) -> Regime:
         """The one in force now: costs one small reading unless it has changed."""
         rules = await self._flow.rules()
-        if self._seen is None or self._seen.rules.edition != rules.edition:
+        if self._seen is None or self._outdated or self._seen.rules.edition != rules.edition:
             self._seen = await self.read(rules)
+        self._outdated = False
         return self._seen
 
     def forget(self) -> None:
-        self._seen = None
+        self._outdated = True
 
     async def read(self, rules: Rules | None = None) -> Regime:
         rules = rules or await self._flow.rules()

@@ -6,8 +6,11 @@ queue costs next to nothing. Any number of processes may keep house at once: eve
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
+
+from msgspec.structs import replace
 
 from windlass.engine import Engine
 from windlass.engine.following import follow_up, unblock
@@ -18,12 +21,12 @@ from windlass.engine.rules import keep_caps, sort_out
 from windlass.engine.tiers import attend_all
 from windlass.engine.vigil import Vigil
 from windlass.model import lifecycle
-from windlass.model.errors import WindlassError
+from windlass.model.errors import PartAway, WindlassError
 from windlass.model.job import State
 from windlass.model.lifecycle import Move
-from windlass.model.names import EVERY_TENANT
+from windlass.model.names import EVERY_TENANT, part_of
 from windlass.model.ports import Clock
-from windlass.store import MOST_CHILDREN, Listener, Overdue, Reading, Record, Scope, Sweep
+from windlass.store import MOST_CHILDREN, Listener, Overdue, Reading, Record, Ripe, Scope, Sweep
 
 log = logging.getLogger("windlass.upkeep")
 
@@ -86,12 +89,20 @@ async def reclaim(engine: Engine) -> int:
     return await _take_back(engine, await engine.desk.store.overdue(Overdue.LEASE, STEP))
 
 
-def reclaiming(vigil: Vigil) -> Duty:
-    """The same, but nothing while workers may not have been able to make themselves heard."""
+def reclaiming(new_vigil: Callable[[], Vigil]) -> Duty:
+    """The same, but nothing while workers may not have been able to make themselves heard.
+
+    Each part of a store may be away on its own.
+    """
+    vigils: dict[int, Vigil] = defaultdict(new_vigil)
 
     async def reclaim(engine: Engine) -> int:
         reading = await engine.desk.store.overdue(Overdue.LEASE, STEP)
-        return await _take_back(engine, reading) if vigil.answered(reading.now) else 0
+        settled = {part for part in reading.answered if vigils[part].answered(reading.now)}
+        if len(settled) == reading.parts:
+            return await _take_back(engine, reading)
+        ready = [one for one in reading.records if one is not None and part_of(one.job.id, reading.parts) in settled]
+        return await _take_back(engine, replace(reading, records=ready))
 
     return reclaim
 
@@ -136,9 +147,27 @@ async def follow(engine: Engine) -> int:
     """Queue what was to follow jobs that have ended, and decide those that waited for them."""
     ripe = await engine.desk.store.ripe([], MOST_RIPE)
     if ripe:
-        await follow_up(engine.desk, ripe)
+        await _follow_up(engine, ripe)
     crowded = len(ripe) == MOST_RIPE or any(len(one.children) == MOST_CHILDREN for one in ripe)
     return STEP if crowded else len(ripe)
+
+
+async def _follow_up(engine: Engine, ripe: Sequence[Ripe]) -> None:
+    """Where what follows one of them lies in a part of the store that is away, it does not hold up the others."""
+    try:
+        await follow_up(engine.desk, ripe)
+    except PartAway as fault:
+        late = [one for one in ripe if not await _is_followed(engine, one)]
+        if late:
+            raise PartAway(f"what is to follow {len(late)} jobs waits: {fault}") from fault
+
+
+async def _is_followed(engine: Engine, one: Ripe) -> bool:
+    try:
+        await follow_up(engine.desk, [one])
+    except PartAway:
+        return False
+    return True
 
 
 async def look_after(engine: Engine) -> int:
@@ -258,7 +287,7 @@ async def whenever(topic: str, seconds: float, duty: Duty, engine: Engine, clock
 async def keep_house(engine: Engine, clock: Clock, *, briefly: bool = False) -> None:
     """All duties at once, until cancelled. `briefly`: whoever does so may be gone soon, and waits for nobody."""
     promoting = Promoting()
-    patient = reclaiming(Vigil(engine.desk.settings.lease, trusting=briefly))
+    patient = reclaiming(lambda: Vigil(engine.desk.settings.lease, trusting=briefly))
     async with asyncio.TaskGroup() as group:
         for place, (duty, seconds) in enumerate(DUTIES.items()):
             chosen, first = patient if duty is reclaim else duty, place * APART

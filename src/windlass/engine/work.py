@@ -22,7 +22,7 @@ from windlass.engine.rules import keep_caps
 from windlass.engine.sending import deliveries
 from windlass.engine.tiers import attend
 from windlass.model import lifecycle, wire
-from windlass.model.errors import Invalid, Missing
+from windlass.model.errors import Invalid, Missing, PartAway
 from windlass.model.job import Error, Reason
 from windlass.model.lifecycle import CODES, Move, Outcome, Verdict
 from windlass.model.names import text_id
@@ -177,13 +177,26 @@ def _alive(item: Alive) -> Touch:
 
 
 async def renew(desk: Desk, operation: Renew) -> Renewed:
-    if await desk.store.greet(operation.worker, operation.tenant, desk.settings.lease) is None:
-        desk.known_workers.pop(operation.worker, None)
-        raise _stranger(operation.worker)
+    await _greet(desk, operation)
     renewed = await renew_now(desk, operation)
     if not operation.wait or renewed != NOTHING_NEW:
         return renewed
     return await _renew_until_ordered(desk, operation)
+
+
+async def _greet(desk: Desk, operation: Renew) -> None:
+    """Note that a worker lives. Where the part of the store is away that would, one that is known goes on: if it is
+    forgotten meanwhile, it hears of it when that part is back.
+    """
+    try:
+        found = await desk.store.greet(operation.worker, operation.tenant, desk.settings.lease)
+    except PartAway:
+        found = desk.known_workers.get(operation.worker)
+        if found is None or found.tenant != operation.tenant:
+            raise
+    if found is None:
+        desk.known_workers.pop(operation.worker, None)
+        raise _stranger(operation.worker)
 
 
 async def _renew_until_ordered(desk: Desk, operation: Renew) -> Renewed:

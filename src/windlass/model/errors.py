@@ -9,6 +9,7 @@ WindlassError
 ├── TooLarge         413  more bytes or items than allowed
 ├── Busy             429  too much at once: ask again later
 ├── Unavailable      503  the store does not answer: ask again later
+│   ├── PartAway     503  a part of the store does not answer, others do
 │   └── NotReplicated 503 it is accepted, but not by as many as it should be
 └── Full             507  no room to keep it
     └── JournalFull  507  the server's own journal cannot keep it
@@ -102,6 +103,13 @@ class Unavailable(WindlassError):
     """The store does not answer; idempotent requests may be sent again."""
 
     code, title, status, exit_status = "unavailable", "Unavailable", 503, 75
+
+
+class PartAway(Unavailable):
+    """The part of the store that was to be asked is known not to answer, while others do: nothing was asked of it.
+
+    Of interest where the store is; to others it is as unavailable as all of it.
+    """
 
 
 class NotReplicated(Unavailable):

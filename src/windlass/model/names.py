@@ -86,6 +86,11 @@ def queue_mark(queue: str) -> int:
     return zlib.crc32(queue.encode()) & 0xFF
 
 
+def part_of(id: str, parts: int) -> int:
+    """In which of so many parts of a store a job lies, by the mark of its queue."""
+    return int(id[-2:], 16) % parts
+
+
 def fresh_id(uuid7: bytes, queue: str) -> str:
     """An id for a new job of this queue, from the bytes of a fresh UUIDv7."""
     return text_id(marked(uuid7, queue))

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from windlass.model.errors import Unavailable
+from windlass.model.errors import PartAway, Unavailable
 from windlass.model.events import Newsroom
 from windlass.model.operations import GetStats, Service
 from windlass.server import problems
@@ -44,6 +44,8 @@ def application(
     async def ready(request: Request) -> Response:
         try:
             await service(GetStats(tenant="default"))
+        except PartAway as fault:
+            return Response(f"ok, but in part: {fault}\n".encode(), media_type="text/plain")
         except Unavailable as fault:
             return problems.told(request, fault)
         return Response(b"ok\n", media_type="text/plain")

@@ -72,6 +72,10 @@ class Reading(Struct, frozen=True):
     now: datetime
     records: list[Record | None]
     """In the order asked for; null where there is no such job."""
+    parts: int = 1
+    """Of how many parts the store is made: a job lies in that with the number `part_of`."""
+    answered: Sequence[int] = (0,)
+    """Which of them were read."""
 
 
 class Touch(Struct, frozen=True):

@@ -17,6 +17,7 @@ from windlass.model.operations import MOST_AT_ONCE, Alive, Began, Begin, Deliver
 from windlass.model.ports import Clock
 from windlass.worker.held import Held, Stop
 from windlass.worker.membership import Membership
+from windlass.worker.parts import tell_all
 
 log = logging.getLogger("windlass.worker")
 
@@ -168,24 +169,33 @@ class Leases:
                 self._holder.halt(running[order.id], Stop.CANCEL)
 
     async def _tell(self) -> None:
+        told = ""
         while True:
             await self._clock.sleep(TELL_EVERY)
             try:
                 await self.tell()
+                told = ""
             except WindlassError as fault:
-                log.info("news of running jobs is late: %s", fault)
+                if str(fault) != told:  # what lasts is told once
+                    log.info("news of running jobs is late: %s", fault)
+                told = str(fault)
 
     async def tell(self) -> None:
         """Pass on what there is to say of the jobs that run."""
         long_ago = self._clock.monotonic() - LONG_ENOUGH
         fresh = [one for one in self._holder.held.values() if not one.began and one.since < long_ago]
-        began = [(one, pid) for one in fresh if (pid := one.pid) is not None][:MOST_AT_ONCE]
-        if began:
-            jobs = [Began(id=one.id, token=one.token, pid=pid) for one, pid in began]
-            await self._service(Begin(**self._membership.names(), jobs=jobs))
-            for one, _ in began:
-                one.began = True
+        late = await tell_all([one for one in fresh if one.pid is not None][:MOST_AT_ONCE], self._tell_pids)
         news, self._news = list(self._news.values()), {}
-        if news:
-            said = [one.tell() for one in news]
-            self._obey(news, await self._service(Renew(**self._membership.names(), jobs=said)))
+        said = [one.tell() for one in news]
+        late = await tell_all(said, lambda some: self._pass_on(news, some)) or late
+        if late is not None:
+            raise late
+
+    async def _tell_pids(self, began: Sequence[Held]) -> None:
+        jobs = [Began(id=one.id, token=one.token, pid=pid) for one in began if (pid := one.pid) is not None]
+        await self._service(Begin(**self._membership.names(), jobs=jobs))
+        for one in began:
+            one.began = True
+
+    async def _pass_on(self, news: Sequence[Held], said: Sequence[Alive]) -> None:
+        self._obey(news, await self._service(Renew(**self._membership.names(), jobs=list(said))))

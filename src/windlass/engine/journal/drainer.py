@@ -6,13 +6,16 @@ the mark with them: the journal sees that and gives it exactly those again.
 
 A store may keep its queues in several strands, each with a mark of its own. A batch names the mark that it follows on
 and the one that it leads to; between those two it is all that the journal has for the strand.
+
+A strand that is away while others answer is left out, from where it was left on; when it is back, the journal is read
+from there once more, and the others pass over what they have.
 """
 
 import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from msgspec.structs import replace
@@ -22,7 +25,7 @@ from windlass.engine.following import unblock
 from windlass.engine.journal.journal import Journal
 from windlass.engine.journal.reserving import Reservations
 from windlass.engine.journal.runs import Entry
-from windlass.model.errors import Full, NotReplicated, Unavailable, WindlassError
+from windlass.model.errors import Full, NotReplicated, PartAway, Unavailable, WindlassError
 from windlass.model.ports import Clock
 from windlass.store import Draft
 from windlass.store.beside import Haul, Hauled, Ledger
@@ -71,6 +74,9 @@ class Drainer:
         self._clock = clock
         self._reservations = Reservations(journal, clock, desk.chance)
         self._marks: list[int] = []
+        self._away: dict[int, int] = {}
+        """Strands that do not answer, and the sequence behind which they may lack jobs."""
+        self._told_away = 0
         self._asked: deque[Asked] = deque()
         self._poked = asyncio.Event()
         self._moved = asyncio.Condition()
@@ -89,7 +95,9 @@ class Drainer:
         self.flows = True
         """Whether it takes jobs."""
         self.fault = ""
-        """Why not."""
+        """Why not, it or a part of it."""
+        self.reached = journal.drained
+        """Up to where the store has everything but what is for strands that are away."""
         journal.on_accepted = self._poked.set
 
     async def start(self) -> None:
@@ -147,6 +155,8 @@ class Drainer:
         """Drain what there is, once; raises if the store does not take it."""
         while await self._step():
             pass
+        if self._away:
+            raise Unavailable(self.fault)
 
     @contextmanager
     def anxious(self) -> Iterator[None]:
@@ -169,14 +179,29 @@ class Drainer:
             return
         if not (self.up and self.flows):
             raise NotReplicated(f"only into the journal so far: {self.fault}")
-        if self._journal.drained < sequence:
+        if self.reached < sequence:
             raise NotReplicated(f"only into the journal so far: the store has not taken it within {within:g} s")
         raise NotReplicated(self._shortfall)
 
     @property
     def behind(self) -> bool:
         """Whether the store lacks so much of what was accepted that what it says of its queues is not worth asking."""
-        return self._journal.last - self._journal.drained > MOST_AT_ONCE
+        return self._journal.last - self.reached > MOST_AT_ONCE
+
+    @property
+    def some_away(self) -> bool:
+        """Whether some strands take no jobs, though others do."""
+        return bool(self._away)
+
+    def is_away(self, draft: Draft) -> bool:
+        """Whether a job is for a strand that takes none now, though others do."""
+        return bool(self._away) and self._ledger.strand(draft) in self._away
+
+    def lacks(self, entry: Entry) -> bool:
+        """Whether the store does not have a job that is in the journal, as far as is known."""
+        if not self._marks or entry.draft is None:
+            return True
+        return entry.sequence > self._marks[self._ledger.strand(entry.draft)]
 
     def may_have(self, sequence: int) -> bool:
         """Whether the store may have a job that is in the journal: nobody knows of old ones until it is there."""
@@ -189,7 +214,7 @@ class Drainer:
 
     async def asked(self, first: int, last: int, within: float) -> int | None:
         """How many of the jobs from one sequence to another were new to the store; null = it cannot be said in time."""
-        if not (self.up and self.flows) or first <= self._journal.drained:
+        if not (self.up and self.flows) or first <= self.reached:
             return None
         asked = Asked(first, last)
         self._asked.append(asked)
@@ -200,12 +225,15 @@ class Drainer:
             return None
 
     async def reach(self, sequence: int, within: float) -> None:
-        """Wait until the store has all up to a sequence, as long as it takes jobs at all, and not longer than that."""
-        if self._journal.drained >= sequence:
+        """Wait until the store has all up to a sequence, as long as it takes jobs at all, and not longer than that.
+
+        What is for strands that are away is not waited for.
+        """
+        if self.reached >= sequence:
             return
         try:
             async with asyncio.timeout(within), self._moved:
-                await self._moved.wait_for(lambda: self._journal.drained >= sequence or not (self.up and self.flows))
+                await self._moved.wait_for(lambda: self.reached >= sequence or not (self.up and self.flows))
         except TimeoutError:
             return
 
@@ -227,9 +255,15 @@ class Drainer:
             raise
         if drained:
             self._reservations.commit(token)
-            self._journal.forget(entries[-1].sequence)
+            self.reached = entries[-1].sequence
+            self._journal.forget(self._whole)
             await self._tell()
         return True
+
+    @property
+    def _whole(self) -> int:
+        """Up to where all strands have everything."""
+        return min((self.reached, *self._away.values()))
 
     async def _give_way(self, began: float) -> None:
         """While much waits and others come, they have as much of the time as the draining has."""
@@ -243,7 +277,11 @@ class Drainer:
         surely = self._anxious > 0 and self._desk.sure is not None
         for strand, some in self._by_strand(entries).items():
             drafts = [_aged(entry, self._clock) for entry in some]
-            haul = await self._haul_grouped(strand, self._marks[strand], upto, drafts, surely=surely)
+            try:
+                haul = await self._haul_grouped(strand, self._marks[strand], upto, drafts, surely=surely)
+            except PartAway as fault:
+                self._leave_out(strand, fault)
+                continue
             if haul.mark != upto:
                 await self._differ()
                 return False
@@ -252,11 +290,16 @@ class Drainer:
             # None are told of if the mark was there already: then this batch was drained before, and the reply lost.
             created.update((entry.sequence, new) for entry, new in zip(some, haul.created, strict=False))
             if waiting := [draft.id for draft in drafts if draft.new.after]:
-                await unblock(self._desk, waiting)
-        if not self._unsure:
+                with suppress(PartAway):  # what they wait for lies there: they are looked after when it is back
+                    await unblock(self._desk, waiting)
+        if not self._unsure and not self._away:
             self._sure_upto = upto
         self._answer(upto, created)
         return True
+
+    def _leave_out(self, strand: int, fault: PartAway) -> None:
+        self._away.setdefault(strand, self.reached)
+        self.fault = self._shortfall = str(fault)
 
     def _note(self, strand: int, shortfall: str | None) -> None:
         """Whoever has the newest job of a strand has all of it."""
@@ -276,7 +319,8 @@ class Drainer:
                     self._journal.reject(entry)
                 continue
             strand = strand_of(entry.draft)
-            if entry.sequence > self._marks[strand]:
+            # What a strand lacks that was away goes before anything newer: only `_check` lets it be hauled to again.
+            if strand not in self._away and entry.sequence > self._marks[strand]:
                 strands.setdefault(strand, []).append(entry)
         return strands
 
@@ -299,32 +343,61 @@ class Drainer:
         return await _in_time(self._ledger.drain(haul), ANSWER_WITHIN + (self._replicated_within if surely else 0.0))
 
     async def _check(self) -> None:
-        """Whether all marks are where we left them; idle strands are brought up to date."""
+        """Whether all marks are where we left them; idle ones are brought up to date, and those back that were away."""
         self._checked_at = self._clock.monotonic()
         drained = self._journal.drained
+        back: list[int] = []
         for strand, mark in enumerate(self._marks):
-            found = (await self._haul(strand, mark, max(mark, drained), ())).mark
-            if found != max(mark, drained):
+            upto = mark if strand in self._away else max(mark, drained)
+            try:
+                found = (await self._haul(strand, mark, upto, ())).mark
+            except PartAway as fault:
+                self._leave_out(strand, fault)
+                continue
+            if found != upto:
                 await self._differ()
                 return
             self._marks[strand] = found
-        self._journal.forget(drained)
+            if strand in self._away:
+                back.append(strand)
+        if back:
+            self._read_again(min(self._away.pop(strand) for strand in back))
+        self._journal.forget(self._whole if self._away else drained)
+
+    def _read_again(self, after: int) -> None:
+        """For strands that lack what is behind a sequence."""
+        self.reached = min(self.reached, after)
+        self._reservations.rewind(self.reached)
 
     async def _differ(self) -> None:
         """A mark is not where we left it. Further on: a reply was lost. Further back: the store has lost jobs."""
-        before, self._marks = self._marks, await self._all_marks()
+        before, self._marks = self._marks, await self._all_marks(self._marks)
         back = [(old, new) for old, new in zip(before, self._marks, strict=True) if new < old]
         if back:
             old, new = min(back, key=lambda pair: pair[1])
             log.warning("the store has gone back from %d to %d: it is given what it lost again", old, new)
         self._go_back(min(self._marks))
+        self._away = dict.fromkeys(self._away, self.reached)
 
-    async def _all_marks(self) -> list[int]:
-        return [(await self._haul(strand, ANY, 0, ())).mark for strand in range(self._ledger.strands)]
+    async def _all_marks(self, known: Sequence[int] = ()) -> list[int]:
+        """Where they are; those of strands that are away, where they were known to be."""
+        marks: list[int] = []
+        for strand in range(self._ledger.strands):
+            try:
+                marks.append((await self._haul(strand, ANY, 0, ())).mark)
+            except PartAway as fault:
+                if not known:
+                    raise
+                self._leave_out(strand, fault)
+                marks.append(known[strand])
+            else:
+                self._away.pop(strand, None)
+        return marks
 
     def _go_back(self, to: int) -> None:
         start = self._journal.rewind(min(to, self._journal.last))
         self._sure_upto = min(self._sure_upto, start)
+        self.reached = start
         if start > to:
             log.error("the journal does not have jobs %d to %d any more: they may be lost", to + 1, start)
         self._reservations.rewind(start)
@@ -357,8 +430,18 @@ class Drainer:
 
     def _is_up(self) -> None:
         if not (self.up and self.flows):
-            log.info("the store is back; %d jobs are to be drained", self._journal.last - self._journal.drained)
+            log.info("the store is back; %d jobs are to be drained", self._journal.last - self.reached)
         self.up = self.flows = True
+        if len(self._away) != self._told_away:
+            self._tell_away()
+
+    def _tell_away(self) -> None:
+        self._told_away = len(self._away)
+        if self._away:
+            parts = f"{len(self._away)} of {len(self._marks)} parts of the store"
+            log.warning("jobs for %s stay in the journal: %s", parts, self.fault)
+        else:
+            log.info("all parts of the store are back; %d jobs are looked through", self._journal.last - self.reached)
 
     def _is_down(self, fault: Exception) -> None:
         if self.up and self.flows and self.met.is_set():

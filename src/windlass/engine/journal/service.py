@@ -28,7 +28,7 @@ from windlass.engine.lines import Lines, sample_of
 from windlass.engine.regime import Regime
 from windlass.engine.sound import sound
 from windlass.engine.sureness import accepted_all
-from windlass.model.errors import Unavailable, WindlassError
+from windlass.model.errors import PartAway, Unavailable, WindlassError
 from windlass.model.fresh_ids import SIZE, texts_like
 from windlass.model.job import Job, Reason, State, Terms
 from windlass.model.names import check_id
@@ -92,7 +92,7 @@ class Journaled:
                 answer = await self._enqueue_many(sound(operation))
             case EnqueueLines():
                 answer = await self._enqueue_lines(sound(operation))
-            case Show() | GetResult() if not self._drainer.flows:
+            case Show() | GetResult() if not self._drainer.flows or self._drainer.some_away:
                 answer = await self._look(operation)
             case _:
                 answer = await self._ask(operation)
@@ -110,20 +110,29 @@ class Journaled:
         draft = drafts[0]
         regime = await self._regime()
         exact = regime is not None and regime.has_tiers(draft.tenant, draft.new.queue)
-        if self._drainer.flows and not exact:
+        if self._takes(draft) and not exact:
             await before_the_door(self._engine.desk, draft.new.queue, ask=not self._drainer.behind)
         created = await self._accept(drafts, named=_is_named(operation))
         if created:
             accepted = self._accepted(draft, created=True)
-            estimate = await self._estimate(accepted, _group(regime, draft), exact=exact)
+            estimate = await self._estimate(draft, accepted, _group(regime, draft), exact=exact)
             return accepted if estimate is None else replace(accepted, estimate=estimate)
-        entry = self._journal.find(draft.id)
+        entry = self._find(draft.id)
         if entry is None or entry.draft is None:
             job = (await self._engine.desk.find(draft.id, operation.tenant)).job
             return Accepted(**asdict(job), created=False)
         if entry.draft.tenant != draft.tenant:
             raise no_job(draft.id)
         return self._accepted(entry.draft, created=False)
+
+    def _find(self, id: str) -> Entry | None:
+        """A job that the store does not have yet."""
+        entry = self._journal.find(id)
+        return entry if entry is not None and self._drainer.lacks(entry) else None
+
+    def _takes(self, draft: Draft) -> bool:
+        """Whether the store takes such a job now."""
+        return self._drainer.flows and not self._drainer.is_away(draft)
 
     async def _enqueue_many(self, operation: EnqueueMany) -> Enqueued:
         drafts = drafts_of(self._engine.desk, operation)
@@ -162,7 +171,7 @@ class Journaled:
         ids = {draft.id for draft in drafts}
         while others := [self._being_accepted[id] for id in ids if id in self._being_accepted]:
             await asyncio.wait(others)
-        known = {id: entry for id in ids if (entry := self._journal.find(id)) is not None}
+        known = {id: entry for id in ids if (entry := self._find(id)) is not None}
         if known:
             await self._replicated(max(entry.sequence for entry in known.values()), lambda: [*known])
         fresh = [draft for draft in _once(drafts) if draft.id not in known]
@@ -200,7 +209,7 @@ class Journaled:
                 await self._drainer.replicated(last, PATIENCE)
 
     def _accepted(self, draft: Draft, *, created: bool) -> Accepted:
-        reason = None if self._drainer.flows else Reason.ACCEPTED
+        reason = None if self._takes(draft) else Reason.ACCEPTED
         return Accepted(**_known(draft, self._clock.now()), reason=reason, created=created)
 
     async def _regime(self) -> Regime | None:
@@ -212,13 +221,13 @@ class Journaled:
         except WindlassError:
             return None
 
-    async def _estimate(self, job: Job, group: str, *, exact: bool) -> float | None:
+    async def _estimate(self, draft: Draft, job: Job, group: str, *, exact: bool) -> float | None:
         """Seconds that a new job will wait. Where its queue has tiers, whoever sends it waits for the answer."""
         desk = self._engine.desk
-        if not self._drainer.flows:
+        if not self._takes(draft):
             return None
         if not exact:
-            before = self._journal.last - self._journal.drained - 1
+            before = self._journal.last - self._drainer.reached - 1
             return through_the_door(desk, Record(job, group=group), undrained=before)
         try:
             await self._drainer.reach(self._journal.last, PATIENCE)
@@ -235,17 +244,19 @@ class Journaled:
             await self._drainer.reach(self._journal.last, PATIENCE)
         try:
             return await self._engine(operation)
+        except PartAway:
+            raise
         except Unavailable:
             self._drainer.poke()
             raise
 
     async def _look(self, operation: Show | GetResult) -> Job | Result:
-        """A job while the store takes none. Whoever would wait for its end waits for the store."""
-        until = self._clock.monotonic() + operation.wait
-        while not self._drainer.flows and self._clock.monotonic() < until:
-            await self._clock.sleep(LOOK_AGAIN)
+        """A job while the store, or a part of it, takes none. Whoever would wait for its end waits for the store."""
         check_id(operation.id)
-        entry = None if self._drainer.flows else self._journal.find(operation.id)
+        until = self._clock.monotonic() + operation.wait
+        while (not self._drainer.flows or self._held_up(operation.id)) and self._clock.monotonic() < until:
+            await self._clock.sleep(LOOK_AGAIN)
+        entry = self._held_up(operation.id)
         if entry is None or self._drainer.may_have(entry.sequence):
             return cast("Job | Result", await self._ask(operation))
         job = accepted_job(entry)
@@ -256,6 +267,16 @@ class Journaled:
         if operation.payload and entry.draft is not None:
             return replace(job, payload=Raw(bytes(entry.draft.new.payload)))
         return job
+
+    def _held_up(self, id: str) -> Entry | None:
+        """A job that the store, or the part of it that it is for, does not take now."""
+        if self._drainer.flows and not self._drainer.some_away:
+            return None
+        entry = self._journal.find(id)
+        if entry is None or not self._drainer.flows:
+            return entry
+        late = entry.draft is not None and self._drainer.is_away(entry.draft) and self._drainer.lacks(entry)
+        return entry if late else None
 
 
 def _is_named(operation: Enqueue) -> bool:

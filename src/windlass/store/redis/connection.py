@@ -12,7 +12,7 @@ from windlass.store import NotLetIn
 from windlass.store.flow import StaleRules
 from windlass.store.redis.address import Argument, read_address
 from windlass.store.redis.blocking import BlockingChannel
-from windlass.store.redis.channel import Channel
+from windlass.store.redis.channel import Channel, Hear, Subscription
 from windlass.store.redis.cluster import Cluster
 from windlass.store.redis.replicas import Replicas
 from windlass.store.redis.scripts import script
@@ -50,6 +50,18 @@ class Connection:
             self._sure = Cluster(target.address, patience) if target.cluster else channel(patience)
         self.known = False
         """Whether the server has been found to be what it should be: until then nothing is asked of it."""
+
+    async def overhear(self, hear: Hear) -> Subscription:
+        """A connection of its own, on which the server, or any member of the cluster, speaks unasked."""
+        if self.cluster is not None:
+            return await self.cluster.overhear(hear)
+        if isinstance(self.channel, BlockingChannel):
+            raise Unavailable("a blocking store cannot listen")
+        return await self.channel.overhear(hear)
+
+    def fault_at(self, key: str) -> Unavailable | None:
+        """Why nothing can be asked about a key, where that is known without asking."""
+        return None if self.cluster is None else self.cluster.fault_at(key)
 
     async def ask(self, key: str, *command: Argument) -> Any:
         """Send a command that names this key; in a cluster, to the member that holds it."""

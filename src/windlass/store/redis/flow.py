@@ -49,15 +49,15 @@ class RedisFlow:
         return [bool(moved) for moved in replies]
 
     async def hold(self, bucket: str, seconds: float) -> None:
-        await self.partitions.each("hold", [bucket, span(seconds)])
+        await self.partitions.each_there("hold", [bucket, span(seconds)])
 
     async def rouse(self, limit: int) -> int:
-        replies = await self.partitions.each("rouse", [limit])
-        newest = replies[HOME][1]
-        for partition, (_, edition) in enumerate(replies):
+        replies = await self.partitions.each_there("rouse", [limit])
+        newest = replies[HOME][1] if HOME in replies else 0
+        for partition, (_, edition) in replies.items():
             if edition < newest:  # whoever put the rules in force did not get around to this one
                 await self.partitions.call("regulate", partition, _spelled_out(await self.rules(), "later"))
-        return sum(number for number, _ in replies)
+        return sum(number for number, _ in replies.values())
 
     async def catch_up(self, partition: int, grouping: int) -> bool:
         """Whether a partition that refused jobs of this grouping did so because it lags behind; now it does not."""
@@ -73,7 +73,8 @@ class RedisFlow:
         by_partition: dict[int, list[Argument]] = {}
         for queue in queues:
             by_partition.setdefault(self.partitions.of_queue(queue), []).append(queue)
-        found = [await self.partitions.call("opening", number, some) for number, some in by_partition.items()]
+        there = self.partitions.there(by_partition)
+        found = [await self.partitions.call("opening", number, by_partition[number]) for number in there]
         return min((int(micros) / 1e6 for micros in found if micros is not None), default=None)
 
     async def waiting(self, tenant: str, queue: str, limit: int) -> list[Waiting]:

@@ -13,7 +13,8 @@ from typing import Any
 from windlass.model.errors import Unavailable
 from windlass.model.names import raw_id
 from windlass.store.redis.blocking import BlockingChannel
-from windlass.store.redis.channel import Channel, Subscription
+from windlass.store.redis.channel import Subscription
+from windlass.store.redis.connection import Connection
 
 log = logging.getLogger("windlass.store.redis")
 
@@ -59,8 +60,8 @@ def _release(waiting: "asyncio.Future[None] | None") -> None:
 class Notices:
     """Hands what is published to whoever listens."""
 
-    def __init__(self, channel: Channel | BlockingChannel, prefix: str) -> None:
-        self._channel = channel
+    def __init__(self, connection: Connection, prefix: str) -> None:
+        self._connection = connection
         self._prefix = prefix
         self._bells: dict[bytes, set[Bell]] = {}
         self._confirmed: dict[bytes, asyncio.Event] = {}
@@ -77,7 +78,7 @@ class Notices:
 
     @asynccontextmanager
     async def listen(self, topics: Sequence[str], bell: Bell | None = None) -> AsyncIterator[Bell]:
-        if isinstance(self._channel, BlockingChannel):
+        if isinstance(self._connection.channel, BlockingChannel):
             raise Unavailable("a blocking store cannot listen")
         bell = bell or Bell()
         names = [self.name(topic) for topic in topics]
@@ -130,11 +131,10 @@ class Notices:
 
     async def _keep_trying(self) -> None:
         """Until it is connected, or nobody listens any more."""
-        assert isinstance(self._channel, Channel)  # noqa: S101 - `listen` has looked
         try:
             while self._bells:
                 try:
-                    self._subscription = await self._channel.overhear(self._hear)
+                    self._subscription = await self._connection.overhear(self._hear)
                     self._subscription.send("SUBSCRIBE", *self._bells)
                 except Unavailable as fault:
                     log.info("no notices: %s", fault)

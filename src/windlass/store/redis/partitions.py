@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from windlass.model.names import queue_mark
+from windlass.model.errors import Unavailable
+from windlass.model.names import part_of, queue_mark
 from windlass.model.ports import Clock
 from windlass.store.micros import to_micros
 from windlass.store.redis.address import Argument
@@ -52,7 +53,7 @@ class Partitions:
         return queue_mark(queue) % self.number
 
     def of_id(self, id: str) -> int:
-        return int(id[-2:], 16) % self.number
+        return part_of(id, self.number)
 
     async def call(self, name: str, partition: int, arguments: Iterable[Argument] = ()) -> Any:
         """A script on one partition."""
@@ -83,16 +84,40 @@ class Partitions:
     def _now(self) -> int:
         return to_micros(self._clock.now()) if self._clock else 0
 
+    def fault(self, partition: int) -> Unavailable | None:
+        """Why a partition cannot be asked, where that is known without asking."""
+        return self.connection.fault_at(self.key(partition))
+
+    def refuse_away(self, partitions: Iterable[int]) -> None:
+        """Raises if one of these is known not to answer."""
+        for partition in partitions:
+            if (fault := self.fault(partition)) is not None:
+                raise fault
+
     async def each(self, name: str, arguments: Sequence[Argument] = ()) -> list[Any]:
         """A script on every partition."""
         if self.number == 1:
             return [await self.call(name, 0, arguments)]
         return await asyncio.gather(*(self.call(name, partition, arguments) for partition in range(self.number)))
 
+    async def each_there(self, name: str, arguments: Sequence[Argument] = ()) -> dict[int, Any]:
+        """The same on those that are not known to be away; raises if all of them are."""
+        there = self.there(range(self.number))
+        replies = await asyncio.gather(*(self.call(name, partition, arguments) for partition in there))
+        return dict(zip(there, replies, strict=True))
+
+    def there(self, partitions: Iterable[int]) -> list[int]:
+        """Those that are not known to be away; raises if all of them are."""
+        faults = {partition: self.fault(partition) for partition in partitions}
+        found = [partition for partition, fault in faults.items() if fault is None]
+        if not found:
+            self.refuse_away(faults)
+        return found
+
     async def up_to(self, name: str, limit: int) -> list[Any]:
-        """A duty over one partition after another, until so much is done; what they answer."""
+        """A duty over one partition after another that is there, until so much is done; what they answer."""
         done: list[Any] = []
-        for partition in range(self.number):
+        for partition in self.there(range(self.number)):
             if len(done) < limit:
                 done += await self.call(name, partition, [limit - len(done)])
         return done
@@ -105,12 +130,17 @@ class Partitions:
         arguments: Callable[[Sequence[T]], Iterable[Argument]],
         width: int = 1,
     ) -> list[Any]:
-        """A script over items, each on its partition; `width` answers per item, in their order."""
+        """A script over items, each on its partition; `width` answers per item, in their order.
+
+        Nothing is done if one of those partitions is known to be away: what was said of all can be said again of each.
+        """
         if width == 1 and self.number == 1 and 0 < len(items) <= MOST_IN_A_SCRIPT:
             only: list[Any] = await self.call(name, 0, arguments(items))
             return only
         answers: list[Any] = [None] * len(items)
-        for number, some in self.parts(items, partition):
+        parts = list(self.parts(items, partition))
+        self.refuse_away(number for number, _ in parts)
+        for number, some in parts:
             reply = await self.call(name, number, arguments([items[place] for place in some]))
             for order, place in enumerate(some):
                 answers[place] = reply[order] if width == 1 else reply[order * width : (order + 1) * width]

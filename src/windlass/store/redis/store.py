@@ -4,12 +4,12 @@ Knows which script answers what; decides nothing.
 """
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import datetime
 
 import msgspec
 
-from windlass.model.errors import Invalid, Unavailable
+from windlass.model.errors import Invalid, PartAway, Unavailable
 from windlass.model.job import Chunk, Message, State
 from windlass.model.lifecycle import Move
 from windlass.model.names import EVERY_TENANT, is_name, raw_id
@@ -46,6 +46,7 @@ from windlass.store.redis.connection import Connection
 from windlass.store.redis.hearing import Hearing
 from windlass.store.redis.notices import Notices
 from windlass.store.redis.partitions import MOST_IN_A_SCRIPT, Partitions
+from windlass.store.redis.passing import Passing
 from windlass.store.redis.replicas import Replicas
 from windlass.store.redis.wire import Wire
 from windlass.store.redis.wishes import Grants
@@ -78,10 +79,11 @@ class RedisStore(RedisAdding):
         self._wanted = partitions
         usual = SPREAD if connection.cluster else 1
         self.partitions = Partitions(connection, prefix, partitions or usual, clock)
-        self._notices = Notices(connection.channel, prefix)
+        self._notices = Notices(connection, prefix)
         self._wire = Wire(connection, self._notices, prefix)
         self._grants = Grants()
         self._hearing = Hearing(virtual=clock is not None)
+        self._passing = Passing(self.partitions)
 
     @classmethod
     async def open(
@@ -137,7 +139,9 @@ class RedisStore(RedisAdding):
             return granted
         runs = self._runs_of_queues(wish.worker.queues)
         if wish.heard and HOME not in dict(runs) and self._hearing.is_to_be_told(wish.worker.id):
-            await self.partitions.call("worker", HOME, ["hear", wish.worker.id, span(wish.lease)])
+            with suppress(PartAway):
+                await self.partitions.call("worker", HOME, ["hear", wish.worker.id, span(wish.lease)])
+        runs = self._passing.there(runs)
         if len(runs) > 1 and wish.repeatable:
             # Whether this is a claim sent again must be known of all partitions before the first gives anything new.
             again = [record for run in runs for record in await self._claim(wish, *run, slots=0)]
@@ -179,6 +183,10 @@ class RedisStore(RedisAdding):
         return runs
 
     async def touch(self, touches: Sequence[Touch], lease: float) -> list[Touched]:
+        if self.partitions.number > 1 and (unheard := {one.id for one in touches if self._goes_unheard(one)}):
+            heard = iter(await self.touch([one for one in touches if one.id not in unheard], lease))
+            # Whether they are still held is for the partition to say when it is back: until then nobody takes them.
+            return [Touched(one.id, held=True) if one.id in unheard else next(heard) for one in touches]
         replies = await self.partitions.spread(
             "touch",
             touches,
@@ -187,6 +195,11 @@ class RedisStore(RedisAdding):
             width=3,
         )
         return [answers.touched(touch.id, *reply) for touch, reply in zip(touches, replies, strict=True)]
+
+    def _goes_unheard(self, touch: Touch) -> bool:
+        """Whether a sign of life, which says no more than that, is for a partition that is away."""
+        says_more = touch.pid is not None or touch.progress is not None or touch.output
+        return not says_more and isinstance(self.partitions.fault(self.partitions.of_id(touch.id)), PartAway)
 
     async def succeed(self, dones: Sequence[Done]) -> list[bool]:
         replies = await self.partitions.spread(
@@ -272,17 +285,18 @@ class RedisStore(RedisAdding):
         return answers.swept(await self.partitions.up_to("promote" if clock is Sweep.RUN else "purge", limit))
 
     async def next_run(self) -> float | None:
-        found = await self.partitions.each("next_run")
+        found = (await self.partitions.each_there("next_run")).values()
         return min((int(micros) / 1e6 for micros in found if micros is not None), default=None)
 
     async def overdue(self, clock: Overdue, limit: int) -> Reading:
         found: list[tuple[float, Record]] = []
-        replies = await self.partitions.each("overdue", [clock.value, limit])
-        for _, times, *reply in replies:
+        replies = await self.partitions.each_there("overdue", [clock.value, limit])
+        for _, times, *reply in replies.values():
             found += zip(map(float, times), answers.records(reply, whole=False), strict=True)
         found.sort(key=lambda pair: pair[0])
-        now = from_micros(min(int(stamp) for stamp, *_ in replies))
-        return Reading(now, [record for _, record in found[:limit]])
+        now = from_micros(min(int(stamp) for stamp, *_ in replies.values()))
+        records: list[Record | None] = [record for _, record in found[:limit]]
+        return Reading(now, records, self.partitions.number, list(replies))
 
     async def bind(self, edges: Sequence[Edge]) -> list[State | None]:
         states = await self.partitions.spread(
@@ -302,8 +316,8 @@ class RedisStore(RedisAdding):
         )
         if not limit:
             return []
-        replies = await self.partitions.each("ripe", [limit, MOST_CHILDREN])
-        return [one for reply in replies for one in answers.ripened(reply)][:limit]
+        replies = await self.partitions.each_there("ripe", [limit, MOST_CHILDREN])
+        return [one for reply in replies.values() for one in answers.ripened(reply)][:limit]
 
     async def enlist(self, id: str, tenant: str, worker: NewWorker, lease: float) -> None:
         await self.partitions.call("worker", HOME, ["enlist", id, span(lease), tenant, msgspec.msgpack.encode(worker)])
@@ -319,7 +333,7 @@ class RedisStore(RedisAdding):
 
     async def _workers(self, reply: list[bytes]) -> list[Worker]:
         running: dict[str, int] = {}
-        for held in await self.partitions.each("held"):
+        for held in (await self.partitions.each_there("held")).values():
             for place in range(0, len(held), 2):
                 name = held[place].decode()
                 running[name] = running.get(name, 0) + int(held[place + 1])
@@ -343,10 +357,12 @@ class RedisStore(RedisAdding):
         return Posted(reply.decode())
 
     async def collect(self, readers: Sequence[Reader]) -> list[list[Message]]:
+        there = [one for one in readers if self.partitions.fault(self.partitions.of_id(one.id)) is None]
         replies = await self.partitions.spread(
-            "collect", readers, lambda reader: self.partitions.of_id(reader.id), layout.collect_arguments
+            "collect", there, lambda reader: self.partitions.of_id(reader.id), layout.collect_arguments
         )
-        return [answers.messages(reply) for reply in replies]
+        found = {one: answers.messages(reply) for one, reply in zip(there, replies, strict=True)}
+        return [found.get(one, []) for one in readers]
 
     async def put(self, kind: str, name: str, data: bytes | None) -> None:
         words: list[Argument] = ["drop", kind, name] if data is None else ["put", kind, name, data]

@@ -1,0 +1,52 @@
+"""Jobs by the part of the store that they lie in: what cannot be said of all of them may be said of some.
+
+How many parts there are is the store's business. But ids end alike where queues are the same, and a queue lies in one.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
+
+from windlass.model.errors import Unavailable
+
+Part = str
+
+
+class Named(Protocol):
+    """What is said of a job."""
+
+    @property
+    def id(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
+
+
+def part_of(said: Named) -> Part:
+    return said.id[-2:]
+
+
+def by_part(said: Iterable[N]) -> dict[Part, list[N]]:
+    parts: dict[Part, list[N]] = {}
+    for one in said:
+        parts.setdefault(part_of(one), []).append(one)
+    return parts
+
+
+async def tell_all(said: Sequence[N], tell: Callable[[Sequence[N]], Awaitable[None]]) -> Unavailable | None:
+    """Tell it together; or if that is not answered, of each part: what kept some of it from being told."""
+    if not said:
+        return None
+    fault = await _told(said, tell)
+    if fault is None or len(parts := by_part(said)) == 1:
+        return fault
+    faults = await asyncio.gather(*(_told(some, tell) for some in parts.values()))
+    return next((one for one in faults if one is not None), None)
+
+
+async def _told(said: Sequence[N], tell: Callable[[Sequence[N]], Awaitable[None]]) -> Unavailable | None:
+    try:
+        await tell(said)
+    except Unavailable as fault:
+        return fault
+    return None
