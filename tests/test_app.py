@@ -3,12 +3,14 @@
 import asyncio
 import contextlib
 import functools
+import gc
 import itertools
 import os
 import signal
 import subprocess
 import sys
 import threading
+import traceback
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,12 +27,13 @@ import windlass
 from tests.servers import Server, StartServer
 from tests.workers import STORES, MakeWorkshop, Workshop, until
 from windlass import JobFailed, RetryPolicy, Windlass, current
+from windlass.addresses import enter_service
 from windlass.app import Task
 from windlass.engine import Settings
 from windlass.handle import Job
 from windlass.model.errors import Invalid, Missing, TooLarge, Unavailable
 from windlass.model.job import NewJob, State
-from windlass.model.operations import Count
+from windlass.model.operations import Count, Service
 from windlass.model.retry import FROM_START
 
 TRADE = Path(__file__).with_name("trade.py").read_text()
@@ -294,8 +297,10 @@ def test_an_address_that_is_none_is_refused_before_a_file_is_made(tmp_path: Path
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
-    with pytest.raises(Unavailable, match=r"the store does not answer: 127\.0\.0\.1:1: Connection refused"):
+    with pytest.raises(Unavailable, match=r"the store does not answer: 127\.0\.0\.1:1: Connection refused") as caught:
         Windlass("redis://127.0.0.1:1").task(name="x")(lambda: None).enqueue()
+    told = "".join(traceback.format_exception(caught.value))
+    assert told.count("Traceback") == 1, "it was tried twice, which is not for the user to read"
 
 
 def test_a_payload_that_is_too_large_is_refused(address: str) -> None:
@@ -510,6 +515,25 @@ def test_event_loops_of_several_threads_queue_at_once(add: Add) -> None:
         queued = threads.map(lambda thread: asyncio.run(queue_some(thread)), range(12))
         assert list(queued) == [10] * 12
     assert count(add.app) == 120
+
+
+async def test_an_opening_that_fails_once_is_made_good_for_all_who_waited_for_it(
+    add: Add, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = [Unavailable("not yet")]
+
+    async def enter_late(*arguments: Any) -> Service:
+        await asyncio.sleep(0.01)
+        if faults:
+            raise faults.pop()
+        return await enter_service(*arguments)
+
+    monkeypatch.setattr("windlass.link.enter_service", enter_late)
+    await asyncio.gather(*(add.aenqueue(1, number) for number in range(10)))
+    gc.collect()  # what was opened in vain, and closes what it has opened
+    await asyncio.sleep(0.05)
+    await add.aenqueue(2, 3)
+    assert count(add.app) == 11
 
 
 def open_files() -> int:

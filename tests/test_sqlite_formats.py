@@ -1,5 +1,7 @@
-"""A file that an older Windlass has made is brought up to date when it is opened, with all that is in it."""
+"""Files that are opened: by many at once; or made by an older Windlass, and brought up to date with all they hold."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import apsw
@@ -7,7 +9,7 @@ import apsw
 from tests.worlds import SeededChance, VirtualClock, World, ids, open_store, scrub
 from windlass.model.job import NewJob
 from windlass.model.names import raw_id, text_id
-from windlass.store.sqlite.opening import APPLICATION
+from windlass.store.sqlite.opening import APPLICATION, connect
 from windlass.store.terms import pack
 
 OLD = Path(__file__).with_name("format_2.sql").read_text()
@@ -30,6 +32,20 @@ async def test_it_has_the_tables_columns_and_indices_of_a_new_one(tmp_path: Path
         async with open_store("file", str(tmp_path / name), VirtualClock(), "x"):
             pass
     assert _shape(tmp_path / "old.db") == _shape(tmp_path / "new.db")
+
+
+def test_a_new_file_may_be_opened_by_many_at_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        for number in range(100):
+            path, start = str(tmp_path / f"{number}.db"), threading.Barrier(4)
+            opened = [threads.submit(_opened_after, start, path) for _ in range(4)]
+            for one in opened:
+                one.result().close()
+
+
+def _opened_after(start: threading.Barrier, path: str) -> apsw.Connection:
+    start.wait()
+    return connect(path)
 
 
 def _make(path: Path) -> None:

@@ -8,6 +8,7 @@ import functools
 import inspect
 import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 import msgspec
@@ -210,7 +211,8 @@ class Task(Generic[P, R, C]):
         try:
             self.app.link.ask(operation)
         except Unavailable:  # a connection that rested may be stale
-            self.app.link.ask(operation)  # its id makes it one job, however often it is sent
+            with told_once():
+                self.app.link.ask(operation)  # its id makes it one job, however often it is sent
         return self._handle(new)
 
     delay = enqueue
@@ -221,7 +223,8 @@ class Task(Generic[P, R, C]):
         try:
             await self.app.link.enqueue(self.app.tenant, new)
         except Unavailable:
-            await self.app.link.enqueue(self.app.tenant, new)
+            with told_once():
+                await self.app.link.enqueue(self.app.tenant, new)
         return self._handle(new)
 
     def map(self, calls: Iterable[Any]) -> "list[Job[R]]":
@@ -233,7 +236,8 @@ class Task(Generic[P, R, C]):
         try:
             self.app.link.ask_each(self._batches(payloads, news))
         except Unavailable:
-            self.app.link.ask_each(self._batches(payloads, news))
+            with told_once():
+                self.app.link.ask_each(self._batches(payloads, news))
         return [self._handle(new) for new in news]
 
     async def amap(self, calls: Iterable[Any]) -> "list[Job[R]]":
@@ -244,7 +248,8 @@ class Task(Generic[P, R, C]):
             try:
                 await service(batch)
             except Unavailable:
-                await service(batch)
+                with told_once():
+                    await service(batch)
         return [self._handle(new) for new in news]
 
     def _payloads(self, calls: Iterable[Any]) -> list[bytes]:
@@ -285,6 +290,15 @@ class Task(Generic[P, R, C]):
 
 
 _chance = SystemChance()
+
+
+@contextmanager
+def told_once() -> Iterator[None]:
+    """Of a second try that fails as the first did, the fault alone: not also that of the first."""
+    try:
+        yield
+    except Unavailable as fault:
+        raise fault from None
 
 
 def _check_callable(function: Callable[..., Any], name: str | None) -> None:

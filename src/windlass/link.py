@@ -147,7 +147,8 @@ class Link:
         try:
             return await asyncio.shield(opening)
         except WindlassError:
-            here.engines.pop(loop, None)  # whoever asks next may find it answering
+            if here.engines.get(loop) is opening:  # or another who waited for it has begun anew
+                del here.engines[loop]
             raise
 
     async def _open(self, here: "_Here", loop: asyncio.AbstractEventLoop) -> Service:

@@ -184,7 +184,7 @@ class Claims:
                 self.able.clear()
                 await self._clock.sleep(next(pauses))
             else:
-                if not self.able.is_set():
+                if self._complained and not self.able.is_set():
                     log.info("claims are answered")
                 self.able.set()
                 return answer

@@ -66,6 +66,8 @@ class Reports:
         self._late: dict[Part, list[Letter]] = {}
         """By part of the store what it has not taken yet, in order; somebody is at it."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._broken: BaseException | None = None
+        """What nobody has expected, and ends the worker."""
 
     def finish(self, report: Finished, last_words: Alive | None = None) -> None:
         """Report how a job ended; what it said last is passed on before, for afterwards nobody may speak for it."""
@@ -96,6 +98,8 @@ class Reports:
             while True:
                 await self._something.wait()
                 self._something.clear()
+                if self._broken is not None:
+                    raise self._broken
                 await self._send_all()
                 self._look_whether_settled()
         finally:
@@ -157,7 +161,13 @@ class Reports:
         self._late[part] = [letter]
         task = asyncio.create_task(self._send_late(part), name="windlass-reports")
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._has_sent_late)
+
+    def _has_sent_late(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            self._broken = fault
+            self._something.set()
 
     async def _send_late(self, part: Part) -> None:
         """Send what is for one part of the store until all of it is answered."""

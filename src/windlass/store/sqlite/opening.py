@@ -5,12 +5,16 @@ Knows paths, pragmas and versions, and turns what SQLite complains of into our o
 
 import os
 import time
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from typing import TypeVar
 
 import apsw
 
 from windlass.model.errors import Full, Invalid, TooLarge, Unavailable, WindlassError
+
+T = TypeVar("T")
 
 MEMORY = ":memory:"
 """In the place of a path: a store of its own that lives as long as the object."""
@@ -125,7 +129,7 @@ def _set_up(sql: apsw.Connection, path: str) -> apsw.Connection:
 
 
 def _set_journal(sql: apsw.Connection, path: str) -> None:
-    mode = sql.execute("PRAGMA journal_mode = WAL").get
+    mode = _patiently(lambda: sql.execute("PRAGMA journal_mode = WAL").get)
     if path != MEMORY and mode != "wal":
         raise Unavailable(f"{path} is on a file system without shared memory: move it to a local disk")
 
@@ -150,6 +154,18 @@ def _bring_up_to_date(sql: apsw.Connection, version: int) -> None:
         sql.execute(resources.files(__package__).joinpath(step).read_text("utf-8"))
     sql.pragma("application_id", APPLICATION)
     sql.pragma("user_version", VERSION)
+
+
+def _patiently(ask: Callable[[], T]) -> T:
+    """Ask until nobody is in the way, where SQLite does not wait: two may open a new file at the same moment."""
+    tries = 0
+    while True:
+        try:
+            return ask()
+        except apsw.BusyError:
+            if not _wait(tries):
+                raise
+        tries += 1
 
 
 def _wait(tries: int) -> bool:
