@@ -5,7 +5,7 @@ Whatever a move says was decided by `model.lifecycle`; here it is only looked at
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ from windlass.model.lifecycle import (
     rerun,
 )
 from windlass.store import Kept, Overdue, Record, Sweep, Tally
+from windlass.store.beside import Timetable
 
 pytestmark = pytest.mark.parametrize("kind", WITH_MODEL, indirect=True)
 
@@ -504,21 +505,22 @@ async def test_a_purge_over_many_queues_takes_no_more_than_asked(world: World) -
 
 
 async def test_it_is_known_when_the_next_scheduled_job_is_due(world: World) -> None:
-    assert await world.store.next_run() is None
+    timetable = cast("Timetable", world.store)
+    assert await timetable.next_run() is None
     await world.add()
-    assert await world.store.next_run() is None
+    assert await timetable.next_run() is None
     later = await world.add(delay=20, queue="slow")
-    assert await world.store.next_run() == 20
+    assert await timetable.next_run() == 20
     await world.add(delay=10, queue="other")
-    assert await world.store.next_run() == 10
+    assert await timetable.next_run() == 10
     world.clock.advance(9.5)
-    assert await world.store.next_run() == 0.5
+    assert await timetable.next_run() == 0.5
     world.clock.advance(1)
-    assert await world.store.next_run() == 0
+    assert await timetable.next_run() == 0
     assert len(await world.store.sweep(Sweep.RUN, 10)) == 1
-    assert await world.store.next_run() == 9.5
+    assert await timetable.next_run() == 9.5
     assert await world.apply(cancel(await world.job(later)))
-    assert await world.store.next_run() is None
+    assert await timetable.next_run() is None
 
 
 async def test_a_scheduled_job_is_queued_when_its_time_has_come(world: World) -> None:

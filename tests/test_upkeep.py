@@ -78,6 +78,7 @@ async def test_a_house_with_nothing_to_do_asks_the_store_a_few_times_a_second(
     counts: Counter[str] = Counter()
     monkeypatch.setattr(engine.desk, "store", Counting(engine.desk.store, counts))
     monkeypatch.setattr(engine.desk, "flow", Counting(engine.desk.flow, counts))
+    monkeypatch.setattr(engine.desk, "timetable", Counting(engine.desk.timetable, counts))
     async with kept(engine, clock):
         await pass_time(clock, SECONDS)
     assert counts["rouse"] == 0

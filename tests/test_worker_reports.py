@@ -151,3 +151,96 @@ async def test_an_outcome_that_cannot_be_kept_fails_its_own_job_only() -> None:
         ("a", Verdict.FAILED),
         ("b", Verdict.OK),
     ]
+
+
+class Slow(Queue):
+    """Takes a while; refuses what its rules say, each of which may change its mind."""
+
+    def __init__(self, *rules: Callable[[Operation[Any]], WindlassError | None]) -> None:
+        super().__init__()
+        self.rules = rules
+        self.told: list[tuple[str, list[str]]] = []
+        self.gate: dict[str, asyncio.Event] = {}
+
+    async def __call__(self, operation: Operation[Any]) -> Any:
+        if not isinstance(operation, Finish | Renew):
+            return await super().__call__(operation)
+        await asyncio.sleep(0.002)
+        ids = [job.id for job in operation.jobs]
+        for id in ids:
+            if id in self.gate:
+                await self.gate[id].wait()
+        for rule in self.rules:
+            if (fault := rule(operation)) is not None:
+                raise fault
+        self.told.append((type(operation).__name__, ids))
+        return Applied(applied=ids)
+
+    def of(self, kind: str) -> list[str]:
+        return [id for name, ids in self.told for id in ids if name == kind]
+
+
+def first(*faults: WindlassError) -> Callable[[Operation[Any]], WindlassError | None]:
+    """Refuses the first questions."""
+    left = [*faults]
+    return lambda _: left.pop() if left else None
+
+
+def maker(id: str) -> Finished:
+    return Finished(id=id, token=TOKEN, outcome=Verdict.OK, jobs=[NewJob(task="next", queue="other")])
+
+
+async def test_reports_with_new_jobs_that_cannot_be_kept_hold_up_no_others() -> None:
+    away = True
+
+    def none_made(operation: Operation[Any]) -> WindlassError | None:
+        made = isinstance(operation, Finish) and any(job.jobs for job in operation.jobs)
+        return Unavailable("the other queue is away") if away and made else None
+
+    queue = Slow(none_made)
+    async with reporting(queue) as reports:
+        reports.finish(done("1aa"))
+        reports.finish(maker("2aa"))
+        await asyncio.sleep(0.003)  # they are on their way, or being sent by part
+        reports.finish(maker("3aa"))
+        for number in range(4, 9):
+            reports.finish(done(f"{number}aa"))
+            await asyncio.sleep(0.02)
+        assert queue.of("Finish") == ["1aa", *(f"{number}aa" for number in range(4, 9))]
+        away = False
+    assert queue.of("Finish")[-2:] == ["2aa", "3aa"]
+
+
+async def test_what_was_put_off_is_not_overtaken_by_its_like() -> None:
+    queue = Slow(first(Full("no room"), Full("no room")))
+    async with reporting(queue) as reports:
+        reports.finish(maker("1aa"))
+        await asyncio.sleep(0.01)
+        reports.finish(maker("2aa"))
+    assert queue.of("Finish") == ["1aa", "2aa"]
+
+
+async def test_nothing_is_settled_while_a_report_travels() -> None:
+    queue = Slow(first(Unavailable("away"), Unavailable("away")))
+    queue.gate["1bb"] = asyncio.Event()
+    async with reporting(queue) as reports:
+        reports.finish(done("1aa"))
+        await asyncio.sleep(0.01)
+        reports.finish(done("1bb"))
+        while queue.of("Finish") != ["1aa"]:  # noqa: ASYNC110 - no signal says so
+            await asyncio.sleep(0.005)
+        await asyncio.sleep(0.01)
+        assert not reports.settled
+        queue.gate["1bb"].set()
+    assert queue.of("Finish") == ["1aa", "1bb"]
+
+
+async def test_last_words_that_are_sent_again_one_by_one_come_before_the_end() -> None:
+    def not_together(operation: Operation[Any]) -> WindlassError | None:
+        return TooLarge("too long") if isinstance(operation, Renew) and len(operation.jobs) > 1 else None
+
+    queue = Slow(first(Unavailable("away")), not_together)
+    async with reporting(queue) as reports:
+        for id in ("1aa", "2aa"):
+            reports.finish(done(id), Alive(id=id, token=TOKEN))
+    assert [name for name, _ in queue.told] == ["Renew", "Renew", "Finish"]

@@ -26,7 +26,7 @@ from windlass.model.ports import Chance
 from windlass.model.wire import MOST_PAYLOAD
 from windlass.model.worker import Worker
 from windlass.store import Record, Store
-from windlass.store.beside import Replicating, Shelf, Wire
+from windlass.store.beside import Replicating, Shelf, Timetable, Wire
 from windlass.store.flow import Flow
 from windlass.store.mailbox import Mailbox
 
@@ -72,6 +72,7 @@ class Desk:
         wire = cast("Wire", store)  # every store carries news, and keeps records too
         self.store = cast("Store", Telling(store, wire))
         self.shelf = cast("Shelf", store)
+        self.timetable = cast("Timetable", store)
         waits = getattr(store, "replicated_within", None) is not None
         self.sure = cast("Replicating", self.store) if waits else None
         """The store, if new jobs are accepted only when its replicas have them too."""

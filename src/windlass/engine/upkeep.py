@@ -71,7 +71,7 @@ class Promoting:
     async def __call__(self, engine: Engine) -> int:
         awaited, self._awaited = self._awaited, False
         self.pause = DUTIES[promote]
-        due_in = 0.0 if awaited else await engine.desk.store.next_run()
+        due_in = 0.0 if awaited else await engine.desk.timetable.next_run()
         if due_in == 0:
             done = await promote(engine)
             self._shy = 0 if done else SHY

@@ -9,7 +9,7 @@ WindlassError
 ├── TooLarge         413  more bytes or items than allowed
 ├── Busy             429  too much at once: ask again later
 ├── Unavailable      503  the store does not answer: ask again later
-│   ├── PartAway     503  a part of the store does not answer, others do
+│   ├── PartAway          the same, of a part: others answer
 │   └── NotReplicated 503 it is accepted, but not by as many as it should be
 └── Full             507  no room to keep it
     └── JournalFull  507  the server's own journal cannot keep it

@@ -316,10 +316,6 @@ class Store(Protocol):
         """Do what needs no decision to jobs whose clock has run out, earliest first; which they were."""
         ...
 
-    async def next_run(self) -> float | None:
-        """Seconds until the first of the scheduled jobs is due, 0 if it is; null = none is scheduled."""
-        ...
-
     async def overdue(self, clock: Overdue, limit: int) -> Reading:
         """Jobs whose clock has run out, at most so many."""
         ...

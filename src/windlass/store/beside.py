@@ -1,7 +1,7 @@
 """What a store does beside keeping jobs: settings on a shelf, news on a wire, journals drained, replicas waited for.
 
-Small contracts of their own, so that whoever needs one of them need not know the rest. Every store is a shelf and a
-wire; only a store on a server has the others.
+Small contracts of their own, so that whoever needs one of them need not know the rest. Every store is a shelf, a
+wire and a timetable; only a store on a server has the others.
 """
 
 from collections.abc import Sequence
@@ -29,6 +29,14 @@ class Shelf(Protocol):
 
     async def shelved(self, kind: str) -> dict[str, bytes]:
         """All records of a kind, by name."""
+        ...
+
+
+class Timetable(Protocol):
+    """Knows when something is to be done. Every store is one too."""
+
+    async def next_run(self) -> float | None:
+        """Seconds until the first of the scheduled jobs is due, 0 if it is; null = none is scheduled."""
         ...
 
 

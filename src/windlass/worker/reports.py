@@ -25,7 +25,7 @@ from windlass.model.operations import (
 )
 from windlass.model.ports import Clock
 from windlass.worker.membership import Membership
-from windlass.worker.parts import Part, by_part, part_of
+from windlass.worker.parts import part_of
 
 log = logging.getLogger("windlass.worker")
 
@@ -37,6 +37,9 @@ MOST_BYTES = 8 << 20
 PUT_OFF = (Unavailable, Full, Busy)
 """What passes by itself."""
 
+Line = str
+"""What is said in one line is taken in order."""
+
 MAKES = "+"
 """Added to the name of a part for reports with new jobs: those may be for another part, and must not hold up others."""
 
@@ -46,8 +49,18 @@ class Letter(NamedTuple):
 
     reports: Sequence[Any]
     ask: Callable[[Sequence[Any]], Awaitable[Applied]]
-    instead: Callable[[Any, WindlassError], Any] | None
+    makers: frozenset[str]
+    """Ids of jobs whose reports have new ones."""
+    instead: Callable[[Any, WindlassError], Any] | None = None
     """What is reported in the place of what cannot be taken."""
+
+    def lines(self) -> "dict[Line, Letter]":
+        """The same by line. What a job said last is in the line of its end."""
+        found: dict[Line, list[Any]] = {}
+        for report in self.reports:
+            line = part_of(report) + (MAKES if report.id in self.makers else "")
+            found.setdefault(line, []).append(report)
+        return {line: self._replace(reports=reports) for line, reports in found.items()}
 
 
 class Reports:
@@ -63,8 +76,9 @@ class Reports:
         self._something = asyncio.Event()
         self._nothing = asyncio.Event()
         self._nothing.set()
-        self._late: dict[Part, list[Letter]] = {}
-        """By part of the store what it has not taken yet, in order; somebody is at it."""
+        self._sending = False
+        self._late: dict[Line, list[Letter]] = {}
+        """What was not taken yet, in order; somebody is at it."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: BaseException | None = None
         """What nobody has expected, and ends the worker."""
@@ -100,7 +114,9 @@ class Reports:
                 self._something.clear()
                 if self._broken is not None:
                     raise self._broken
+                self._sending = True
                 await self._send_all()
+                self._sending = False
                 self._look_whether_settled()
         finally:
             for task in self._tasks:
@@ -109,16 +125,17 @@ class Reports:
     async def _send_all(self) -> None:
         finished, self._finished = self._finished, []
         unrun, self._unrun = self._unrun, []
-        if self._words:
-            words, self._words = self._words, []
-            await self._post(Letter(words, self._say, None))
+        words, self._words = self._words, []
+        makers = frozenset(report.id for report in finished if report.jobs)
+        if words:
+            await self._post(Letter(words, self._say, makers))
         for batch in _batches(finished):
-            await self._post(Letter(batch, self._finish, hopeless))
+            await self._post(Letter(batch, self._finish, makers, hopeless))
         for start in range(0, len(unrun), MOST_AT_ONCE):
-            await self._post(Letter(unrun[start : start + MOST_AT_ONCE], self._release, None))
+            await self._post(Letter(unrun[start : start + MOST_AT_ONCE], self._release, makers))
 
     def _look_whether_settled(self) -> None:
-        if not self._finished and not self._unrun and not self._late:
+        if not (self._sending or self._finished or self._unrun or self._late):
             self._nothing.set()
 
     async def _finish(self, batch: Sequence[Finished]) -> Applied:
@@ -132,34 +149,30 @@ class Reports:
         return await self._service(Release(**self._membership.names(), jobs=list(batch)))
 
     async def _post(self, letter: Letter) -> None:
-        """Send it once; what is not taken, or is behind something for the same part that was not, is sent on later."""
-        now = letter.reports
+        """Send it once; what is not taken, or is behind something in its line that was not, is sent on later."""
         if self._late:
-            now = [report for report in letter.reports if part_of(report) not in self._late]
-            self._put_off(letter._replace(reports=[one for one in letter.reports if part_of(one) in self._late]))
-        if not now:
-            return
-        try:
-            await self._send(letter._replace(reports=now))
-        except PUT_OFF as fault:
-            log.warning("cannot report: %s", fault)
-            self._put_off(letter._replace(reports=now))
-
-    def _put_off(self, letter: Letter) -> None:
-        for part, reports in by_part(letter.reports).items():
-            makes = [report for report in reports if _makes(report)] if part not in self._late else []
-            plain = [report for report in reports if not _makes(report)] if makes else reports
-            self._append(part, letter._replace(reports=plain))
-            self._append(part + MAKES, letter._replace(reports=makes))
-
-    def _append(self, part: Part, letter: Letter) -> None:
+            lines = letter.lines()
+            for line in lines.keys() & self._late.keys():
+                self._put_off(line, lines.pop(line))
+            letter = letter._replace(reports=[report for one in lines.values() for report in one.reports])
         if not letter.reports:
             return
-        if part in self._late:
-            self._late[part].append(letter)
+        try:
+            instead = await self._send(letter)
+        except PUT_OFF as fault:
+            log.warning("cannot report: %s", fault)
+            for line, part in letter.lines().items():
+                self._put_off(line, part)
+        else:
+            for one in instead:
+                await self._post(one)
+
+    def _put_off(self, line: Line, letter: Letter) -> None:
+        if line in self._late:
+            self._late[line].append(letter)
             return
-        self._late[part] = [letter]
-        task = asyncio.create_task(self._send_late(part), name="windlass-reports")
+        self._late[line] = [letter]
+        task = asyncio.create_task(self._send_late(line), name="windlass-reports")
         self._tasks.add(task)
         task.add_done_callback(self._has_sent_late)
 
@@ -169,35 +182,35 @@ class Reports:
             self._broken = fault
             self._something.set()
 
-    async def _send_late(self, part: Part) -> None:
-        """Send what is for one part of the store until all of it is answered."""
-        letters = self._late[part]
+    async def _send_late(self, line: Line) -> None:
+        """Send what is in a line until all of it is answered."""
+        letters = self._late[line]
         pauses = itertools.chain(TRY_AGAIN, itertools.repeat(TRY_AGAIN[-1]))
         while letters:
             try:
-                await self._send(letters[0])
+                letters[:1] = await self._send(letters[0])
             except PUT_OFF as fault:
                 log.debug("cannot report yet: %s", fault)
                 await self._clock.sleep(next(pauses))
-            else:
-                letters.pop(0)
-        del self._late[part]
+        del self._late[line]
         self._look_whether_settled()
 
-    async def _send(self, letter: Letter) -> None:
-        """Raises what passes by itself. What cannot be taken as it is, is replaced by a report that says so."""
+    async def _send(self, letter: Letter) -> list[Letter]:
+        """What is to be sent in its place, if it cannot be taken as it is; raises what passes by itself."""
+        known_as = self._membership.worker
         try:
             answer = await letter.ask(letter.reports)
         except Missing as fault:
-            await self._introduce_again()
+            if self._membership.worker == known_as:  # or another letter has seen to it
+                await self._introduce_again()
             raise Unavailable(str(fault)) from fault
         except PUT_OFF:
             raise
         except WindlassError as fault:
-            await self._one_by_one(letter, fault)
-        else:
-            if answer.refused:
-                log.warning("%d reports refused: those jobs are no longer this worker's", len(answer.refused))
+            return _instead_of(letter, fault)
+        if answer.refused:
+            log.warning("%d reports refused: those jobs are no longer this worker's", len(answer.refused))
+        return []
 
     async def _introduce_again(self) -> None:
         try:
@@ -205,19 +218,16 @@ class Reports:
         except WindlassError as fault:
             log.warning("cannot register: %s", fault)
 
-    async def _one_by_one(self, letter: Letter, fault: WindlassError) -> None:
-        if len(letter.reports) > 1:
-            for one in letter.reports:
-                await self._post(letter._replace(reports=[one]))
-        elif letter.instead is not None:
-            await self._post(Letter([letter.instead(letter.reports[0], fault)], letter.ask, None))
-        else:
-            log.error("job %s: the queue does not take its report: %s", letter.reports[0].id, fault)
 
-
-def _makes(report: Any) -> bool:
-    """Whether a report has new jobs."""
-    return bool(getattr(report, "jobs", None))
+def _instead_of(letter: Letter, fault: WindlassError) -> list[Letter]:
+    """Each report by itself; of a single one, another that says what is wrong."""
+    if len(letter.reports) > 1:
+        return [letter._replace(reports=[one]) for one in letter.reports]
+    (report,) = letter.reports
+    if letter.instead is None:
+        log.error("job %s: the queue does not take its report: %s", report.id, fault)
+        return []
+    return [letter._replace(reports=[letter.instead(report, fault)], instead=None)]
 
 
 def hopeless(report: Finished, fault: WindlassError) -> Finished:
