@@ -214,6 +214,8 @@ def come_back(how: str) -> str:
     if (child := os.fork()) == 0:
         if how == "raises":
             raise ValueError("the child")
+        if how == "leaves":
+            sys.exit(7)
         return "child"
     return f"parent of one that ended with {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}"
 

@@ -10,7 +10,7 @@ from tests.engines import enqueue, finish, register, take
 from tests.worlds import EPOCH, SeededChance, VirtualClock
 from windlass.engine import Engine
 from windlass.engine.tiers import attend, attend_all
-from windlass.model.errors import Busy, Invalid
+from windlass.model.errors import Busy, Invalid, PartAway
 from windlass.model.job import Job, NewJob, Reason
 from windlass.model.lifecycle import Verdict
 from windlass.model.limit import NewLimit, Which
@@ -237,3 +237,31 @@ async def test_two_engines_that_attend_at_once_take_from_one_job_for_one_need(en
     await engine.desk.store.add([new])
     await asyncio.gather(*(attend(one.desk, "default", "default") for one in engines))
     assert Counter(await assigned(engine, *running)) == {"slow": 4, "medium": 1}
+
+
+async def away(*_: Any) -> Any:
+    raise PartAway("a part of the store is away")
+
+
+async def test_neither_claims_nor_new_jobs_fail_of_a_part_that_would_tell_who_waits(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await regulate(engine)
+    worker = await register(engine, slots=3)
+    await enqueue(engine)
+    monkeypatch.setattr(engine.desk.store, "workers", away)
+    assert (await take(engine, worker)).job.assigned == "slow"
+    await enqueue(engine, tier="slow")
+    with pytest.raises(PartAway):
+        await enqueue(engine, yielding=True)
+
+
+async def test_the_rules_that_were_last_seen_are_in_force_while_nobody_can_tell(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await regulate(engine)
+    seen = await engine.desk.regimes.refreshed()
+    monkeypatch.setattr(engine.desk.flow, "rules", away)
+    assert await engine.desk.regimes.refreshed() is seen
+    engine.desk.regimes.forget()
+    assert await engine.desk.regimes.refreshed() is seen

@@ -4,17 +4,20 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.engines import enqueue, finish, register, state
-from tests.worlds import VirtualClock
+from tests.worlds import EPOCH, VirtualClock
 from windlass.engine import Engine, upkeep
 from windlass.model.errors import Unavailable
 from windlass.model.job import State
 from windlass.model.limit import NewLimit, Which
+from windlass.model.names import part_of
 from windlass.model.operations import Claim, PutLimit
+from windlass.store import Reading
 
 SECONDS = 10
 
@@ -152,3 +155,27 @@ async def test_a_house_with_rules_lets_jobs_come_back_that_were_held_up(engine: 
         await pass_time(clock, 2)
     engine.desk.flow = flow
     assert counts["rouse"] >= 4
+
+
+async def test_a_part_that_comes_later_is_not_trusted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one who may be gone soon, and takes it at its word at first."""
+    ids = ["00000000-0000-7000-8000-000000000000", "00000000-0000-7000-8000-000000000001"]
+    lost: Any = [SimpleNamespace(job=SimpleNamespace(id=id)) for id in ids]
+    assert [part_of(id, 2) for id in ids] == [0, 1]
+    answered, taken = [0], list[list[str]]()
+
+    async def overdue(*_: Any) -> Reading:
+        there = [one for one, id in zip(lost, ids, strict=True) if part_of(id, 2) in answered]
+        return Reading(EPOCH, there, 2, answered)
+
+    async def take_back(_: Any, reading: Reading) -> int:
+        taken.append([one.job.id for one in reading.records if one is not None])
+        return 0
+
+    monkeypatch.setattr(upkeep, "_take_back", take_back)
+    engine: Any = SimpleNamespace(desk=SimpleNamespace(store=SimpleNamespace(overdue=overdue)))
+    reclaim = upkeep.reclaiming(1.0, trusting=True)
+    await reclaim(engine)
+    answered.append(1)
+    await reclaim(engine)
+    assert taken == [ids[:1], ids[:1]]

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from windlass.model.errors import Unavailable
 from windlass.model.job import Job, State
 from windlass.model.operations import Renew, Renewed, Service
 from windlass.system import SystemClock
@@ -99,3 +100,39 @@ async def test_a_job_that_goes_on_is_asked_about_though_others_had_ended_before(
     while not (question := await asyncio.wait_for(queue.asked.get(), 5)).jobs:
         pass
     assert [one.id for one in question.jobs] == ["j"]
+
+
+class Forgetful(Queue):
+    """Does not answer the first time, though it may have heard."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[list[str]] = []
+
+    async def __call__(self, operation: Any) -> Renewed:
+        self.told.append([job.id for job in operation.jobs])
+        if len(self.told) == 1:
+            raise Unavailable("its answer was lost")
+        return Renewed()
+
+
+async def test_what_was_not_answered_is_not_said_again_and_the_next_is_said_by_part(hands: Hands) -> None:
+    queue = Forgetful()
+    leases = Leases(cast("Holder", hands), cast("Service", queue), cast("Membership", Member()), SystemClock())
+    for number, id in enumerate(("1aa", "2bb", "3aa")):
+        hands.held[number] = one = held(number)
+        one.id, one.began = id, True
+
+    def speak() -> None:
+        for one in hands.held.values():
+            one.print("log", b"word")
+            leases.has_news(one)
+
+    speak()
+    with pytest.raises(Unavailable):
+        await leases.tell()
+    assert queue.told == [["1aa", "2bb", "3aa"]]
+    for _ in range(2):
+        speak()
+        await leases.tell()
+    assert queue.told[1:] == [["1aa", "3aa"], ["2bb"], ["1aa", "2bb", "3aa"]]

@@ -57,10 +57,12 @@ def test_only_the_process_that_was_given_a_job_tells_how_it_ended(workshop: Work
         assert task.enqueue("returns").result(10) == "parent of one that ended with 0"
     raised = task.enqueue("raises")
     assert raised.result(10) == "parent of one that ended with 1"
+    assert task.enqueue("leaves").result(10) == "parent of one that ended with 7"
     assert workshop.chores.add.enqueue(1, 2).result(10) == 3
     until(lambda: len(workshop.processes()) == 3)
     if kind != "alone_child":  # what that prints is kept with the job
         assert "ValueError: the child" in worker.said
+        assert "SystemExit" not in worker.said
 
 
 FAMILY = """

@@ -64,19 +64,25 @@ async def by_a_crowd(send: Callable[[str], Awaitable[Any]], texts: list[str]) ->
     await asyncio.gather(*(caller() for _ in range(CROWD)))
 
 
-async def paced(app: ModuleType, task: str, number: int, rate: float) -> float:
-    """Each job's argument says when it was queued."""
+def paced(app: ModuleType, task: str, number: int, rate: float) -> float:
+    """Each job's argument says when it was queued. Without a loop: a quick one would leave colder caches behind than a
+    slow one, and systems bring their own.
+    """
+    app.send("noop", body.argument(time.time_ns()))
+    begun = time.perf_counter()
+    for count in range(1, number + 1):
+        time.sleep(max(0.0, begun + count / rate - time.perf_counter()))
+        app.send(task, body.argument(time.time_ns()))
+    return time.perf_counter() - begun
 
-    async def send(what: str) -> None:
-        sent = app.send(what, body.argument(time.time_ns()))
-        if inspect.isawaitable(sent):
-            await sent
 
-    await send("noop")
+async def paced_in_a_loop(app: ModuleType, task: str, number: int, rate: float) -> float:
+    """The same where a call must be awaited."""
+    await app.send("noop", body.argument(time.time_ns()))
     begun = time.perf_counter()
     for count in range(1, number + 1):
         await asyncio.sleep(begun + count / rate - time.perf_counter())
-        await send(task)
+        await app.send(task, body.argument(time.time_ns()))
     return time.perf_counter() - begun
 
 
@@ -88,8 +94,10 @@ async def opened(app: ModuleType, calls: Awaitable[float]) -> float:
 def main(name: str, task: str, how: str, number: str, rate: str) -> None:
     app = importlib.import_module(name)
     texts = [body.argument(count) for count in range(int(number))]
-    if how == "paced":
-        seconds = asyncio.run(opened(app, paced(app, task, len(texts), float(rate))))
+    if how == "paced" and inspect.iscoroutinefunction(app.send):
+        seconds = asyncio.run(opened(app, paced_in_a_loop(app, task, len(texts), float(rate))))
+    elif how == "paced":
+        seconds = paced(app, task, len(texts), float(rate))
     elif how == "crowd" or inspect.iscoroutinefunction(app.send):
         seconds = asyncio.run(opened(app, in_a_loop(app, task, how, texts)))
     else:

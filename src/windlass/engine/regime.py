@@ -172,8 +172,11 @@ class Regimes:
         return found
 
     async def refreshed(self) -> Regime:
-        """The one in force now: costs one small reading unless it has changed."""
-        rules = await self._flow.rules()
+        """The one in force now, if that can be known: costs one small reading unless it has changed."""
+        try:
+            rules = await self._flow.rules()
+        except PartAway:
+            return await self.current()
         if self._seen is None or self._outdated or self._seen.rules.edition != rules.edition:
             self._seen = await self.read(rules)
         self._outdated = False

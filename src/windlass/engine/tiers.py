@@ -16,7 +16,7 @@ from windlass.engine.desk import Desk
 from windlass.engine.regime import YIELDS_WITHIN
 from windlass.engine.scene import Scene, buckets, class_of, is_full, known, look, shut_until
 from windlass.model import lifecycle
-from windlass.model.errors import Busy
+from windlass.model.errors import Busy, PartAway
 from windlass.model.job import State
 from windlass.model.lifecycle import ORDERS, Move
 from windlass.model.names import EVERY_TENANT
@@ -27,8 +27,14 @@ from windlass.store.flow import EXPLICIT, YIELDING, Level, Rules, Waiting
 
 
 async def attend(desk: Desk, tenant: str, queue: str) -> int:
-    """Let running jobs of a tenant's queue give way to those that wait; how many did."""
-    return await _attend(desk, (await desk.regimes.current()).rules, tenant, queue)
+    """Let running jobs of a tenant's queue give way to those that wait; how many did.
+
+    None while a part of the store is away that would have to be asked: whoever claims or queues must not fail of it.
+    """
+    try:
+        return await _attend(desk, (await desk.regimes.current()).rules, tenant, queue)
+    except PartAway:
+        return 0
 
 
 async def attend_all(desk: Desk) -> int:

@@ -6,7 +6,6 @@ queue costs next to nothing. Any number of processes may keep house at once: eve
 
 import asyncio
 import logging
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 
@@ -61,6 +60,8 @@ class Promoting:
     Of those who keep house at once one is the quickest. The others were called in vain, and only look for a while.
     """
 
+    __name__ = promote.__name__
+
     def __init__(self) -> None:
         self.pause = DUTIES[promote]
         self._awaited = False
@@ -89,15 +90,19 @@ async def reclaim(engine: Engine) -> int:
     return await _take_back(engine, await engine.desk.store.overdue(Overdue.LEASE, STEP))
 
 
-def reclaiming(new_vigil: Callable[[], Vigil]) -> Duty:
+def reclaiming(lease: float, *, trusting: bool) -> Duty:
     """The same, but nothing while workers may not have been able to make themselves heard.
 
-    Each part of a store may be away on its own.
+    Each part of a store may be away on its own. `trusting`: not the parts that answer at first.
     """
-    vigils: dict[int, Vigil] = defaultdict(new_vigil)
+    vigils: dict[int, Vigil] = {}
 
     async def reclaim(engine: Engine) -> int:
         reading = await engine.desk.store.overdue(Overdue.LEASE, STEP)
+        at_first = not vigils
+        for part in reading.answered:
+            if part not in vigils:
+                vigils[part] = Vigil(lease, trusting=trusting and at_first)
         settled = {part for part in reading.answered if vigils[part].answered(reading.now)}
         if len(settled) == reading.parts:
             return await _take_back(engine, reading)
@@ -287,7 +292,7 @@ async def whenever(topic: str, seconds: float, duty: Duty, engine: Engine, clock
 async def keep_house(engine: Engine, clock: Clock, *, briefly: bool = False) -> None:
     """All duties at once, until cancelled. `briefly`: whoever does so may be gone soon, and waits for nobody."""
     promoting = Promoting()
-    patient = reclaiming(lambda: Vigil(engine.desk.settings.lease, trusting=briefly))
+    patient = reclaiming(engine.desk.settings.lease, trusting=briefly)
     async with asyncio.TaskGroup() as group:
         for place, (duty, seconds) in enumerate(DUTIES.items()):
             chosen, first = patient if duty is reclaim else duty, place * APART

@@ -62,6 +62,8 @@ class Leases:
         self._patient: asyncio.Future[Renewed] | None = None
         """A question that waits long, unless it is to be broken off soon anyway."""
         self._hurried = False
+        self._apart = False
+        """Whether something was not heard the last time: maybe only a part of the store is away."""
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -184,10 +186,12 @@ class Leases:
         """Pass on what there is to say of the jobs that run."""
         long_ago = self._clock.monotonic() - LONG_ENOUGH
         fresh = [one for one in self._holder.held.values() if not one.began and one.since < long_ago]
-        late = await tell_all([one for one in fresh if one.pid is not None][:MOST_AT_ONCE], self._tell_pids)
+        begun = [one for one in fresh if one.pid is not None][:MOST_AT_ONCE]
+        late = await tell_all(begun, self._tell_pids, apart=self._apart)
         news, self._news = list(self._news.values()), {}
         said = [one.tell() for one in news]
-        late = await tell_all(said, lambda some: self._pass_on(news, some)) or late
+        late = await tell_all(said, lambda some: self._pass_on(news, some), apart=self._apart) or late
+        self._apart = late is not None
         if late is not None:
             raise late
 

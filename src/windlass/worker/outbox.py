@@ -1,6 +1,7 @@
 """What a context has to tell, gathered from its threads and sent in frames."""
 
 import os
+import re
 import socket
 import sys
 import threading
@@ -77,14 +78,27 @@ class Outbox:
 def _end_forked(ending: Ending) -> NoReturn:
     """The end of a process that a task has forked, and that came back from the task: the run's end is not its to tell.
 
-    It goes as a program goes that has come to its end, or that nobody has caught an exception of.
+    It goes as a program goes that has come to its end, or has left, or that nobody has caught an exception of.
     """
+    error, status = ending.error, 0 if ending.verdict is Verdict.OK else 1
     with suppress(Exception):
-        if ending.error is not None:
-            sys.stderr.write(ending.error.traceback)
+        if error is not None and error.type == SystemExit.__name__:
+            status = _exit_status(error.message)
+        elif error is not None:
+            sys.stderr.write(error.traceback)
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(0 if ending.verdict is Verdict.OK else 1)
+    os._exit(status)
+
+
+def _exit_status(said: str) -> int:
+    """As an interpreter takes what `sys.exit` was told."""
+    if said in {"", "None"}:
+        return 0
+    if re.fullmatch(r"-?\d+", said):
+        return int(said) & 0xFF
+    sys.stderr.write(f"{said}\n")
+    return 1
 
 
 def _spoken(ending: Ending) -> bytes:

@@ -132,7 +132,7 @@ def _chained(held: Held, task: str, payload: str, delay: float) -> NewJob:
         keep_result_for=parent.keep_result_for,
         keep_success=parent.keep_success,
         keep_failure=parent.keep_failure,
-        expires=parent.expires,
+        expires=None if parent.expires is None else parent.expires + delay,
     )
 
 

@@ -33,15 +33,18 @@ def by_part(said: Iterable[N]) -> dict[Part, list[N]]:
     return parts
 
 
-async def tell_all(said: Sequence[N], tell: Callable[[Sequence[N]], Awaitable[None]]) -> Unavailable | None:
-    """Tell it together; or if that is not answered, of each part: what kept some of it from being told."""
+async def tell_all(
+    said: Sequence[N], tell: Callable[[Sequence[N]], Awaitable[None]], *, apart: bool
+) -> Unavailable | None:
+    """Tell it, together or `apart`, of each part by itself; what kept some of it from being told.
+
+    Nothing is said twice: of what was not answered nobody knows whether it was heard.
+    """
     if not said:
         return None
-    fault = await _told(said, tell)
-    if fault is None or len(parts := by_part(said)) == 1:
-        return fault
-    faults = await asyncio.gather(*(_told(some, tell) for some in parts.values()))
-    return next((one for one in faults if one is not None), None)
+    letters = [*by_part(said).values()] if apart else [said]
+    faults = await asyncio.gather(*(_told(some, tell) for some in letters))
+    return next((fault for fault in faults if fault is not None), None)
 
 
 async def _told(said: Sequence[N], tell: Callable[[Sequence[N]], Awaitable[None]]) -> Unavailable | None:

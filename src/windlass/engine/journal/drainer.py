@@ -40,6 +40,8 @@ MOST_AT_ONCE = 250
 """Jobs of one haul: this program and the store answer nobody else while they are busy with it, some milliseconds."""
 ANSWER_WITHIN = 2.0
 """Seconds after which a store that says nothing counts as down."""
+PART_AWAY_WITHIN = 6.0
+"""The same of one in several parts: longer than it takes to find out that only one of them says nothing."""
 CHECK_EVERY = 1.0
 """Seconds between two looks at the marks."""
 TRY_EVERY = 0.2
@@ -290,12 +292,20 @@ class Drainer:
             # None are told of if the mark was there already: then this batch was drained before, and the reply lost.
             created.update((entry.sequence, new) for entry, new in zip(some, haul.created, strict=False))
             if waiting := [draft.id for draft in drafts if draft.new.after]:
-                with suppress(PartAway):  # what they wait for lies there: they are looked after when it is back
-                    await unblock(self._desk, waiting)
+                await self._unblock(waiting)
         if not self._unsure and not self._away:
             self._sure_upto = upto
         self._answer(upto, created)
         return True
+
+    async def _unblock(self, waiting: Sequence[str]) -> None:
+        """Those that wait for something in a part that is away are looked after when it is back."""
+        try:
+            await unblock(self._desk, waiting)
+        except PartAway:
+            for id in waiting:
+                with suppress(PartAway):
+                    await unblock(self._desk, [id])
 
     def _leave_out(self, strand: int, fault: PartAway) -> None:
         self._away.setdefault(strand, self.reached)
@@ -340,7 +350,8 @@ class Drainer:
         self, strand: int, since: int, upto: int, drafts: Sequence[Draft], *, surely: bool = False
     ) -> Hauled:
         haul = Haul(self._journal.id.hex(), strand, since, upto, drafts, surely)
-        return await _in_time(self._ledger.drain(haul), ANSWER_WITHIN + (self._replicated_within if surely else 0.0))
+        within = ANSWER_WITHIN if self._ledger.strands == 1 else PART_AWAY_WITHIN
+        return await _in_time(self._ledger.drain(haul), within + (self._replicated_within if surely else 0.0))
 
     async def _check(self) -> None:
         """Whether all marks are where we left them; idle ones are brought up to date, and those back that were away."""

@@ -6,6 +6,7 @@ Knows which script answers what; decides nothing.
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import datetime
+from itertools import zip_longest
 
 import msgspec
 
@@ -317,7 +318,9 @@ class RedisStore(RedisAdding):
         if not limit:
             return []
         replies = await self.partitions.each_there("ripe", [limit, MOST_CHILDREN])
-        return [one for reply in replies.values() for one in answers.ripened(reply)][:limit]
+        found = zip_longest(*(answers.ripened(reply) for reply in replies.values()))
+        # By turns: those of one partition that cannot be followed now do not keep the others off.
+        return [one for turn in found for one in turn if one is not None][:limit]
 
     async def enlist(self, id: str, tenant: str, worker: NewWorker, lease: float) -> None:
         await self.partitions.call("worker", HOME, ["enlist", id, span(lease), tenant, msgspec.msgpack.encode(worker)])
