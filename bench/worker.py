@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.peers.ground import POLL, Ground, Stand, drained, private_redis
+from bench.peers.ground import POLL, STALLED, Ground, Stand, drained, private_redis
 from bench.peers.measures import fill, idle, latency
 from bench.peers.systems import WINDLASS, Setting
 from bench.processes import Program, Weight
@@ -85,23 +85,22 @@ def in_turn(long: Stand, short: Stand, total: int, shortest: int) -> tuple[float
         seconds = others_seconds = 0.0
         slices, remaining = 0, left()
         begun = remaining
+        other.pause()
         while remaining:
-            other.pause()
             short.produce(SHARED.task, "bulk", shortest)
-            seconds += _slice(busy, left)
+            seconds += _slice(busy, left, SLICE)
             remaining = left()
-            other.resume()
-            others_seconds += shortest / drained(others_left, shortest, [other])
+            others_seconds += _slice(other, others_left, STALLED)
             slices += 1
         rate = begun / seconds
         return rate, rate / (slices * shortest / others_seconds), light, busy.weight()
 
 
-def _slice(busy: Program, left: Callable[[], int]) -> float:
-    """Let a worker drain for a while; the seconds that it took, fewer if it came to the end."""
+def _slice(busy: Program, left: Callable[[], int], most: float) -> float:
+    """Let a worker drain for a while, or to the end; the seconds that it took."""
     begun = time.perf_counter()
     busy.resume()
-    while (now := time.perf_counter()) - begun < SLICE and left():
+    while (now := time.perf_counter()) - begun < most and left():
         time.sleep(POLL)
     busy.pause()
     return now - begun
