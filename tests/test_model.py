@@ -168,16 +168,10 @@ def test_no_id_is(text: str) -> None:
 @given(st.uuids(), NAMES)
 def test_an_id_is_of_the_queue_whose_mark_it_bears(made: uuid.UUID, queue: str) -> None:
     fresh = names.fresh_id(made.bytes, queue)
-    assert names.raw_id_in(queue, fresh) == names.raw_id(fresh)
+    names.check_mark(fresh, queue)
     other = bytes([*made.bytes[:15], names.queue_mark(queue) ^ 1])
-    assert names.raw_id_in(queue, names.text_id(other)) is None
-
-
-@pytest.mark.parametrize("text", NO_IDS)
-def test_no_id_is_of_any_queue(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(names, "queue_mark", lambda _: 0x57)
-    assert names.raw_id_in("default", SOME_ID) is not None
-    assert names.raw_id_in("default", text) is None
+    with pytest.raises(Invalid, match="change the last byte"):
+        names.check_mark(names.text_id(other), queue)
 
 
 # Durations

@@ -25,7 +25,8 @@ from windlass.model.errors import Invalid, Unavailable
 from windlass.model.events import Event
 from windlass.model.job import NewJob
 from windlass.model.match import Match
-from windlass.model.names import DEFAULT_TENANT, check_name, fresh_id, keyed_id
+from windlass.model.mold import mold_of
+from windlass.model.names import DEFAULT_TENANT, check_name, keyed_id, text_id
 from windlass.model.operations import (
     MOST_AT_ONCE,
     A,
@@ -196,7 +197,8 @@ class Task(Generic[P, R, C]):
         self.said: Options = said or {}
         """Those of its options that came with `using`."""
         self.plan = plan or Plan(function)
-        self.template = checked_job(NewJob(task=name, **wishes(options)))
+        self.mold = mold_of(checked_job(NewJob(task=name, **wishes(options))))
+        self.template = self.mold.new
         """A job of it, without its arguments."""
         functools.update_wrapper(self, function)
 
@@ -206,13 +208,19 @@ class Task(Generic[P, R, C]):
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
         """Queue a call; the arguments are checked against the signature before anything is sent."""
-        new = self.new_job(args, kwargs)
-        operation = EnqueueMany(tenant=self.app.tenant, jobs=[new])
+        app, mold, payload = self.app, self.mold, self.plan.pack(args, kwargs)
+        fresh = _chance.uuid7()[:-1] + mold.mark
         try:
-            self.app.link.ask(operation)
+            if app.link.at_once(app.tenant, mold, fresh, payload):
+                return Job(text_id(fresh), app, self.plan)
+            return self._enqueue(text_id(fresh), payload)
         except Unavailable:  # a connection that rested may be stale
             with told_once():
-                self.app.link.ask(operation)  # its id makes it one job, however often it is sent
+                return self._enqueue(text_id(fresh), payload)  # its id makes it one job, however often it is sent
+
+    def _enqueue(self, fresh: str, payload: bytes) -> "Job[R]":
+        new = self._new(payload, fresh)
+        self.app.link.ask(EnqueueMany(tenant=self.app.tenant, jobs=[new]))
         return self._handle(new)
 
     delay = enqueue
@@ -260,7 +268,7 @@ class Task(Generic[P, R, C]):
         """The calls as operations, made while others are answered. Jobs are kept: sent again, they are the same."""
         for start in range(0, len(payloads), MOST_AT_ONCE):
             if start == len(news):
-                news += [self._new(payload, named=True) for payload in payloads[start : start + MOST_AT_ONCE]]
+                news += [self._new(payload, self._fresh()) for payload in payloads[start : start + MOST_AT_ONCE]]
             yield EnqueueMany(tenant=self.app.tenant, jobs=news[start : start + MOST_AT_ONCE])
 
     def using(self, **options: Unpack[Options]) -> "Task[P, R, C]":
@@ -272,13 +280,16 @@ class Task(Generic[P, R, C]):
 
     def new_job(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, named: bool = True) -> NewJob:
         """The job that a call would be: checked, and with its id unless that is left to others. Nothing is sent."""
-        return self._new(self.plan.pack(args, kwargs), named=named)
+        return self._new(self.plan.pack(args, kwargs), self._fresh() if named else None)
 
-    def _new(self, payload: bytes, *, named: bool) -> NewJob:
+    def _fresh(self) -> str:
+        """An id for one more job of it."""
+        return text_id(_chance.uuid7()[:-1] + self.mold.mark)
+
+    def _new(self, payload: bytes, fresh: str | None) -> NewJob:
+        """`fresh`: its id, unless it has one of its own or one that its key stands for."""
         template = self.template
-        id = template.id
-        if named and id is None and template.key is None:
-            id = fresh_id(_chance.uuid7(), template.queue)
+        id = template.id if template.id is not None or template.key is not None else fresh
         return msgspec.structs.replace(template, id=id, payload=Raw(payload))
 
     def _handle(self, new: NewJob) -> "Job[R]":

@@ -22,6 +22,7 @@ from windlass.engine import Engine, Settings
 from windlass.model.errors import Unavailable, WindlassError
 from windlass.model.events import Event, Teller
 from windlass.model.job import NewJob
+from windlass.model.mold import Mold
 from windlass.model.operations import (
     MOST_AT_ONCE,
     A,
@@ -55,6 +56,8 @@ Ask = Callable[[Teller], AsyncGenerator[Event, None]]
 
 class Way(Protocol):
     """How an app's questions travel. A test may put another in the place of `Link`."""
+
+    def at_once(self, tenant: str, mold: Mold, id: bytes, payload: bytes, /) -> bool: ...
 
     def ask(self, operation: Operation[A], *, waits: bool = False) -> A: ...
 
@@ -92,15 +95,21 @@ class Link:
         self._inherited: list[_Here] = []
         _before_each_fork(self)
 
+    def at_once(self, tenant: str, mold: Mold, id: bytes, payload: bytes) -> bool:
+        """Queue a lone job from code without an event loop; false = it must go the usual way, under the same id."""
+        here = self._in_this_process()
+        quick = here.quick if here.tried_quick else self._quick(here)
+        if quick is None or (created := quick.chutes.add(tenant, mold, id, payload)) is None:
+            return False
+        drive(quick.chutes.tell(mold, id, created=created))
+        return True
+
     def ask(self, operation: Operation[A], *, waits: bool = False) -> A:
         """Ask from code without an event loop. `waits`: the answer may take a while, by design."""
         here = self._in_this_process()
         quick = None if waits else self._quick(here)
-        if quick is not None:
-            if (answer := quick.at_once(operation)) is not None:
-                return answer
-            if _needs_no_loop(operation):
-                return drive(quick(operation))
+        if quick is not None and _needs_no_loop(operation):
+            return drive(quick(operation))
         return here.portal().run(self._ask_in_portal(operation))
 
     def ask_each(self, operations: Iterable[Operation[A]]) -> None:

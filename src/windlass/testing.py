@@ -20,6 +20,7 @@ from windlass.model.duration import seconds
 from windlass.model.errors import Invalid
 from windlass.model.events import Event
 from windlass.model.job import FINISHED, Job, NewJob, State
+from windlass.model.mold import Mold
 from windlass.model.operations import A, Enqueued, EnqueueMany, GetResult, Operation, Result, Retry, Service, Show
 from windlass.workshop import Workshop
 
@@ -129,6 +130,9 @@ class Trial:
         return _call_of(task, *task.plan.unpack(payload, job.content_type))
 
     # What the app asks
+
+    def at_once(self, _tenant: str, _mold: Mold, _id: bytes, _payload: bytes, /) -> bool:
+        return False  # everything goes one way here
 
     def ask(self, operation: Operation[A], *, waits: bool = False) -> A:
         answer = self._shop.ask(_without_waiting(operation))

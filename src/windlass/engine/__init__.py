@@ -17,7 +17,7 @@ from windlass.engine.sound import sound
 from windlass.model.events import Event, News, Place, Watching, place, state_event
 from windlass.model.job import FINISHED, Job
 from windlass.model.match import Match
-from windlass.model.operations import A, EnqueueMany, Hand, Operation, Show
+from windlass.model.operations import A, Hand, Operation, Show
 from windlass.model.ports import Chance
 from windlass.store import Store
 
@@ -43,15 +43,12 @@ class Engine:
     def __init__(self, store: Store, chance: Chance, settings: Settings | None = None) -> None:
         self.desk = Desk(store, chance, settings or Settings())
         self.feed = Feed(self.desk.store, self.desk.wire)
-        self._chutes = Chutes(self.desk)
+        self.chutes = Chutes(self.desk)
+        """For callers without a loop."""
 
     async def __call__(self, operation: Operation[A], /) -> A:
         answer = await ANSWERS[type(operation)](self.desk, sound(operation))
         return cast("A", answer)
-
-    def at_once(self, operation: Operation[A]) -> A | None:
-        """The answer, if it is a lone job that can go a short way; null = ask as usual. For callers without a loop."""
-        return cast("A", self._chutes.enqueue(operation)) if isinstance(operation, EnqueueMany) else None
 
     def hand_to(self, worker: str, hand: Hand) -> None:
         """Let a worker in this process have what its waiting claim is given, ahead of the claim's answer."""

@@ -1,33 +1,32 @@
 """The short way of a lone job that is like one before it, but for its id and payload.
 
-Whatever else there is to a job was checked and worked out for the first of its kind. The way is open only where nobody
-watches and no rules are in force, and where the store has one; whoever finds it shut goes the usual way.
+Whatever else there is to a job was checked and worked out for the first of its kind. There is such a way only where no
+rules are in force and where the store has one; whoever finds none goes the usual way.
 """
 
 import logging
 from operator import attrgetter
 from typing import cast
 
-from msgspec.structs import replace
-
 from windlass.engine.desk import Desk
 from windlass.engine.drafts import drafts_of
-from windlass.engine.following import life
+from windlass.engine.following import life, log_entered
 from windlass.engine.sound import sound
-from windlass.model import wire
+from windlass.engine.telling import Telling
 from windlass.model.errors import WindlassError
-from windlass.model.job import NOTHING, NewJob
-from windlass.model.names import raw_id_in
-from windlass.model.operations import Enqueued, EnqueueMany
+from windlass.model.job import NewJob
+from windlass.model.mold import Mold
+from windlass.model.names import text_id
+from windlass.model.operations import EnqueueMany
 from windlass.store.beside import Chute, Chuting
 
 MOST_KINDS = 1000
 
 Kind = tuple[str, bytes]
-"""Whose jobs, and all that they ask for. As bytes: what was given in Python may be changed there afterwards."""
+"""Whose jobs, and all that they ask for."""
 
 _particulars = attrgetter(
-    "key", "tier", "yielding", "delay", "run_at", "expires", "unattended", "after", "files", "then"
+    "id", "key", "tier", "yielding", "delay", "run_at", "expires", "unattended", "after", "files", "then"
 )
 _no_particulars = _particulars(NewJob(task="x"))
 
@@ -37,41 +36,36 @@ class Chutes:
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self._store = cast("Chuting", desk.store) if hasattr(desk.store, "chute") else None
+        self._store = cast("Chuting", desk.store) if desk.sure is None and hasattr(desk.store, "chute") else None
+        self._most_payload = desk.settings.most_payload
         self._known: dict[Kind, Chute] = {}
 
-    def enqueue(self, operation: EnqueueMany) -> Enqueued | None:
-        """The answer, if the job could go the short way."""
-        if len(operation.jobs) != 1 or not self._open:
+    def add(self, tenant: str, mold: Mold, id: bytes, payload: bytes) -> bool | None:
+        """Whether the job, which is kept now, is new; null = it must go the usual way."""
+        kind = tenant, mold.spelled
+        chute = self._known.get(kind) or self._made(kind, mold.new)
+        if chute is None or len(payload) > self._most_payload:
             return None
-        (new,) = operation.jobs
-        if type(new.id) is not str or new.files:
-            return None
-        chute, payload = self._chute(operation, new), bytes(new.payload)
-        if chute is None or len(payload) > self._desk.settings.most_payload:
-            return None
-        if (raw := raw_id_in(new.queue, new.id)) is None:
-            return None
-        created = chute(raw, payload)
-        return None if created is None else Enqueued(ids=[new.id], created=int(created))
+        created = chute(id, payload)
+        if created is None:  # there may be rules now: whether the way is still open is for the next one to find out
+            self._known.pop(kind, None)
+        return created
 
-    @property
-    def _open(self) -> bool:
-        desk = self._desk
-        return desk.wire.quiet and desk.regimes.none_seen and desk.sure is None and not life.isEnabledFor(logging.DEBUG)
+    async def tell(self, mold: Mold, id: bytes, *, created: bool) -> None:
+        """Let those know of a job who want to. That it is kept comes first."""
+        if life.isEnabledFor(logging.DEBUG):
+            log_entered(text_id(id), mold.new.task, created=created)
+        if created and not self._desk.wire.quiet:
+            await cast("Telling", self._desk.store).tell_queued([text_id(id)])
 
-    def _chute(self, operation: EnqueueMany, new: NewJob) -> Chute | None:
+    def _made(self, kind: Kind, new: NewJob) -> Chute | None:
+        if self._store is None or not self._desk.regimes.none_seen or _particulars(new) != _no_particulars:
+            return None
         try:
-            kind = operation.tenant, wire.encode(replace(new, id=None, payload=NOTHING))
-            return self._known.get(kind) or self._made(operation, kind)
-        except (*wire.UNSPEAKABLE, WindlassError):
+            (example,) = drafts_of(self._desk, sound(EnqueueMany(tenant=kind[0], jobs=[new])))
+        except WindlassError:
             return None  # the usual way tells what is wrong
-
-    def _made(self, operation: EnqueueMany, kind: Kind) -> Chute | None:
-        if _particulars(operation.jobs[0]) != _no_particulars:
-            return None
-        (example,) = drafts_of(self._desk, sound(operation))
-        chute = self._store.chute(example) if self._store else None
+        chute = self._store.chute(example)
         if chute is not None:
             if len(self._known) >= MOST_KINDS:
                 self._known.clear()

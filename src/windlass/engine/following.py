@@ -28,6 +28,10 @@ life = logging.getLogger("windlass.job")
 """One line for each step of a job's life, for whoever wants to read along."""
 
 
+def log_entered(id: str, task: str, *, created: bool) -> None:
+    life.debug("%s %s entered%s", id, task, "" if created else ", again")
+
+
 Add = Callable[[Sequence[Draft]], Awaitable[list[bool]]]
 
 
@@ -44,7 +48,7 @@ async def add(desk: Desk, drafts: Sequence[Draft], *, surely: bool = False) -> l
         raise
     if life.isEnabledFor(logging.DEBUG):
         for draft, new in zip(drafts, created, strict=True):
-            life.debug("%s %s entered%s", draft.id, draft.new.task, "" if new else ", again")
+            log_entered(draft.id, draft.new.task, created=new)
     if waiting := [draft.id for draft in drafts if draft.new.after]:
         await unblock(desk, waiting)
     return created

@@ -58,7 +58,10 @@ class Telling:
     async def _tell_queued(self, drafts: Sequence[Draft], created: Sequence[bool | None]) -> None:
         if not self._wire.quiet:
             pairs = zip(drafts, created, strict=False)  # none are told of if they were drained before
-            await self._tell([f"queued {draft.id}" for draft, new in pairs if new])
+            await self.tell_queued([draft.id for draft, new in pairs if new])
+
+    async def tell_queued(self, ids: Sequence[str]) -> None:
+        await self._tell([f"queued {id}" for id in ids])
 
     async def drain(self, haul: Haul) -> Hauled:
         hauled = await cast("Ledger", self._store).drain(haul)

@@ -66,15 +66,6 @@ def check_mark(id: str, queue: str) -> None:
         )
 
 
-def raw_id_in(queue: str, text: str) -> bytes | None:
-    """The bytes of an id that a job of this queue may have; null = the text is no such id."""
-    try:
-        raw = raw_id(text)
-    except ValueError:
-        return None
-    return raw if len(raw) == ID_SIZE and raw[-1] == queue_mark(queue) and text_id(raw) == text else None
-
-
 @lru_cache(maxsize=4096)
 def _mark_text(queue: str) -> str:
     return f"{queue_mark(queue):02x}"

@@ -90,7 +90,7 @@ class Chute(Protocol):
     def __call__(self, id: bytes, payload: bytes, /) -> bool | None:
         """Whether the job, which is kept now, is new; null = it must go the usual way, under the same id.
 
-        The id as its sixteen bytes.
+        The id as its sixteen bytes. Nobody is told of the job.
         """
         ...
 

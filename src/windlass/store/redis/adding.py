@@ -31,9 +31,11 @@ class RedisAdding(RedisFlow):
 
     def chute(self, example: Draft) -> Chute | None:
         channel = self.partitions.connection.channel
-        if isinstance(channel, BlockingChannel) and self.partitions.timed_by_server and layout.is_bare(example):
-            return RedisChute(channel, self.partitions, example)
-        return None
+        if not isinstance(channel, BlockingChannel) or not self.partitions.timed_by_server:
+            return None
+        if self.partitions.is_likely_bounded("add_one") or not layout.is_bare(example):
+            return None
+        return RedisChute(channel, self.partitions, example)
 
     @property
     def replicated_within(self) -> float | None:

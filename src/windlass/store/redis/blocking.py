@@ -25,6 +25,8 @@ READ_AT_ONCE = 1 << 16
 AWAKE = 0.05
 """Seconds after an answer for which a connection is taken to be there without a look."""
 
+_now = machine.monotonic
+
 _TIMEVAL = struct.Struct("@ll")
 
 
@@ -54,7 +56,8 @@ class BlockingChannel:
         if line is None:
             return None
         try:
-            reply = line.ask_packed(packed)
+            line.send_packed(packed)
+            reply = line.receive()
         except BaseException as fault:
             self._lose(line, fault)
             raise
@@ -105,7 +108,7 @@ class BlockingChannel:
                 line = self._idle.pop()
             except IndexError:
                 return None
-            if ((trusting and line.awake) or not line.stale) and (
+            if ((trusting and _now() < line.awake_until) or not line.stale) and (
                 self._sentinels is None or line.place == self._sentinels.place
             ):
                 return line
@@ -142,10 +145,6 @@ class _Pause:
 
 
 _ASKED = _Pause()
-
-
-def _now() -> float:
-    return machine.monotonic()
 
 
 def _rest(seconds: float) -> None:
@@ -208,14 +207,10 @@ class _Line:
         self._link = link
         self._replies = hiredis.Reader()
         self._space = bytearray(READ_AT_ONCE)  # once: to make room costs more than to read into it
-        self._awake_until = 0.0
+        self.awake_until = 0.0
+        """Until when it is taken to be there, for it has just answered."""
         self.place: Place | None = None
         """Where it leads, if sentinels said so."""
-
-    @property
-    def awake(self) -> bool:
-        """Whether it has just answered."""
-        return _now() < self._awake_until
 
     @property
     def stale(self) -> bool:
@@ -226,14 +221,10 @@ class _Line:
         self.send(command)
         return self.receive()
 
-    def ask_packed(self, packed: bytes) -> Any:
-        self._send(packed)
-        return self.receive()
-
     def send(self, command: tuple[Argument, ...]) -> None:
-        self._send(hiredis.pack_command(command))  # type: ignore[arg-type] # its stub knows only pairs
+        self.send_packed(hiredis.pack_command(command))  # type: ignore[arg-type] # its stub knows only pairs
 
-    def _send(self, packed: bytes) -> None:
+    def send_packed(self, packed: bytes) -> None:
         try:
             self._link.sendall(packed)
         except BlockingIOError:
@@ -245,7 +236,7 @@ class _Line:
             if not size:
                 raise ConnectionResetError("the connection was closed")
             self._replies.feed(self._space, 0, size)  # type: ignore[arg-type] # its stub knows only bytes
-        self._awake_until = _now() + AWAKE
+        self.awake_until = _now() + AWAKE
         return reply
 
     def _read(self) -> int:

@@ -18,8 +18,6 @@ class RedisChute:
         self._stencil = Stencil(partitions.key(partitions.of_queue(example.new.queue)), example)
 
     def __call__(self, id: bytes, payload: bytes) -> bool | None:
-        if self._partitions.is_likely_bounded("add_one"):
-            return None
         reply = self._channel.ask_at_once(self._stencil.filled(id, payload))
         if type(reply) is list:
             return bool(reply[0])
