@@ -93,11 +93,11 @@ class Link:
         self._here = _Here()
         self._lock = threading.Lock()
         self._inherited: list[_Here] = []
-        _before_each_fork(self)
+        _mind_forks(self)
 
     def at_once(self, tenant: str, mold: Mold, id: bytes, payload: bytes) -> bool:
         """Queue a lone job from code without an event loop; false = it must go the usual way, under the same id."""
-        here = self._in_this_process()
+        here = self._here
         quick = here.quick if here.tried_quick else self._quick(here)
         if quick is None or (created := quick.chutes.add(tenant, mold, id, payload)) is None:
             return False
@@ -106,7 +106,7 @@ class Link:
 
     def ask(self, operation: Operation[A], *, waits: bool = False) -> A:
         """Ask from code without an event loop. `waits`: the answer may take a while, by design."""
-        here = self._in_this_process()
+        here = self._here
         quick = None if waits else self._quick(here)
         if quick is not None and _needs_no_loop(operation):
             return drive(quick(operation))
@@ -114,7 +114,7 @@ class Link:
 
     def ask_each(self, operations: Iterable[Operation[A]]) -> None:
         """Ask one after the other; while one is answered, the next is made."""
-        if not (quick := self._quick(self._in_this_process())):
+        if not (quick := self._quick(self._here)):
             for operation in operations:
                 self.ask(operation)
             return
@@ -144,11 +144,11 @@ class Link:
         return await self._own_service() if self._journal is None else self._in_portal
 
     async def _in_portal(self, operation: Operation[A], /) -> A:
-        portal = self._in_this_process().portal()
+        portal = self._here.portal()
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._ask_in_portal(operation), portal.loop))
 
     async def _own_service(self) -> Service:
-        here = self._in_this_process()
+        here = self._here
         loop = asyncio.get_running_loop()
         opening = here.engines.get(loop)
         if opening is None:
@@ -174,7 +174,7 @@ class Link:
 
     async def enqueue(self, tenant: str, new: NewJob) -> str:
         """Queue one job from an event loop, together with whatever others are queued there just now."""
-        here = self._in_this_process()
+        here = self._here
         loop = asyncio.get_running_loop()
         gathering = here.gatherings.get(loop)
         if gathering is None:
@@ -184,7 +184,7 @@ class Link:
 
     def hear(self, ask: Ask) -> Iterator[Event]:
         """Events, one after the other, for code without an event loop."""
-        portal = self._in_this_process().portal()
+        portal = self._here.portal()
         stream = self.ahear(ask)
         try:
             while (event := portal.run(_next(stream))) is not None:
@@ -201,13 +201,13 @@ class Link:
 
     def close(self) -> None:
         """Let go of what code without a loop has opened here."""
-        here = self._in_this_process()
+        here = self._here
         self._here = _Here()
         here.close()
 
     async def aclose(self) -> None:
         """Let go of what this event loop has opened."""
-        life = self._in_this_process().lives.get(asyncio.get_running_loop())
+        life = self._here.lives.get(asyncio.get_running_loop())
         if life is not None:
             await life.aclose()
 
@@ -217,17 +217,16 @@ class Link:
         SQLite must not have a file open when its process forks: the child could never use that file.
         """
         here = self._here
-        if here.pid != os.getpid() or (life := here.life_in_portal()) is None:
+        if (life := here.life_in_portal()) is None:
             return
         if file_of(self._address) not in (None, ":memory:"):
             here.portal().run(_closed(life))
 
-    def _in_this_process(self) -> "_Here":
-        if self._here.pid != os.getpid():
-            # The parent's is never let go of: its event loop, collected here, would break the parent's own.
-            self._inherited.append(self._here)
-            self._here, self._lock = _Here(), threading.Lock()
-        return self._here
+    def begin_anew(self) -> None:
+        """What the parent of this process has opened is not for its child."""
+        # It is never let go of: its event loop, collected here, would break the parent's own.
+        self._inherited.append(self._here)
+        self._here, self._lock = _Here(), threading.Lock()
 
     def _quick(self, here: "_Here") -> Engine | None:
         if not here.tried_quick:
@@ -249,21 +248,24 @@ def _needs_no_loop(operation: Operation[Any]) -> bool:
     return isinstance(operation, AT_ONCE) and not getattr(operation, "wait", 0.0)
 
 
-def _before_each_fork(link: Link) -> None:
+def _mind_forks(link: Link) -> None:
     found = weakref.ref(link)  # what is registered stays for ever: it must not hold the link
 
     def rest() -> None:
         if (here := found()) is not None:
             here.rest()
 
-    os.register_at_fork(before=rest)
+    def begin_anew() -> None:
+        if (here := found()) is not None:
+            here.begin_anew()
+
+    os.register_at_fork(before=rest, after_in_child=begin_anew)
 
 
 class _Here:
     """What one process has opened."""
 
     def __init__(self) -> None:
-        self.pid = os.getpid()
         self.quick: Engine | None = None
         self.tried_quick = False
         self.engines: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Future[Service]] = WeakKeyDictionary()

@@ -14,7 +14,7 @@ import msgspec
 
 from windlass.model.job import Error
 from windlass.model.lifecycle import Verdict
-from windlass.worker.frames import Assignment, Ending, Frames, Orders, Passed, TooLong
+from windlass.worker.frames import Ending, Frames, Given, Orders, Passed, TooLong
 from windlass.worker.outbox import Outbox
 from windlass.worker.running import Callee, Run, acall, is_async, stopped
 from windlass.worker.threads import Threads
@@ -27,6 +27,8 @@ SWITCH_EVERY = 0.001
 """Seconds after which a thread that computes lets another in: the supervisor's orders must get through."""
 
 MOST_THREADS = 1000
+
+MOST_KNOWN = 1000
 
 
 class Context:
@@ -46,7 +48,8 @@ class Context:
         self._outbox = Outbox(link)
         self._runs: dict[int, Run] = {}
         self._threads = Threads(most_threads, self._outbox, self._forget)
-        self._coroutines: dict[str, bool] = {}
+        self._known: dict[str | bytes, tuple[Callee, bool]] = {}
+        """Tasks by what they were found by before, and whether they are coroutine functions."""
         self._looking: asyncio.Handle | None = None
         self._leaving = False
         self._left = self._loop.create_future()
@@ -75,9 +78,9 @@ class Context:
 
     def obey(self, orders: Orders) -> None:
         if orders.newcomer is not None:
-            self._start(orders.newcomer.assignment())
+            self._start(orders.newcomer, orders.newcomer.names)
         for assignment in orders.start:
-            self._start(assignment)
+            self._start(assignment, assignment.task)
         for passed in orders.input:
             self._pass_on(passed)
         for number in orders.stop:
@@ -86,30 +89,35 @@ class Context:
         if self._looking is None:
             self._looking = self._loop.call_soon(self._look_on)  # after the first steps of what has just come
 
-    def _start(self, assignment: Assignment) -> None:
-        callee = self._tasks.get(assignment.task)
-        if callee is None:
-            self._outbox.end(unknown(assignment))
+    def _start(self, given: Given, names: str | bytes) -> None:
+        """`names`: what its task is found by."""
+        known = self._known.get(names) or self._found(names, given.task)
+        if known is None:
+            self._outbox.end(unknown(given))
             return
-        run = Run(assignment, self._outbox.say)
-        self._runs[assignment.number] = run
-        if self._is_async(callee, assignment.task):
-            run.task = self._loop.create_task(self._await(callee, assignment, run))
+        callee, is_coroutine = known
+        self._runs[given.number] = run = Run(given, self._outbox.say)
+        if is_coroutine:
+            run.task = self._loop.create_task(self._await(callee, given, run))
         else:
-            self._threads.put((callee, assignment, run))
+            self._threads.put((callee, given, run))
 
-    def _is_async(self, callee: Callee, name: str) -> bool:
-        if name not in self._coroutines:
-            self._coroutines[name] = is_async(callee)
-        return self._coroutines[name]
+    def _found(self, names: str | bytes, task: str) -> tuple[Callee, bool] | None:
+        callee = self._tasks.get(task)
+        if callee is None:
+            return None
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        found = self._known[names] = callee, is_async(callee)
+        return found
 
-    async def _await(self, callee: Callee, assignment: Assignment, run: Run) -> None:
+    async def _await(self, callee: Callee, given: Given, run: Run) -> None:
         # Only here: a task that is cancelled before its first step would never come to tell of it.
         if run.begin(run.task.cancel):  # type: ignore[union-attr] # this is it
-            ending = await acall(callee, assignment, run)
+            ending = await acall(callee, given, run)
         else:
-            ending = stopped(assignment.number)
-        self._forget(assignment.number)
+            ending = stopped(given.number)
+        self._forget(given.number)
         self._outbox.end(ending)
         if self._outbox.full or not self._runs:
             self._outbox.send()
@@ -140,9 +148,9 @@ class Context:
             self._left.set_result(None)
 
 
-def unknown(assignment: Assignment) -> Ending:
-    error = Error(type="UnknownTask", message=f"this app has no task {assignment.task!r}")
-    return Ending(assignment.number, Verdict.ERROR, error=error)
+def unknown(given: Given) -> Ending:
+    error = Error(type="UnknownTask", message=f"this app has no task {given.task!r}")
+    return Ending(given.number, Verdict.ERROR, error=error)
 
 
 def live(

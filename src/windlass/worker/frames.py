@@ -6,7 +6,7 @@ Payloads and results travel as raw bytes: the supervisor never looks inside.
 
 import struct
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -61,6 +61,9 @@ class Assignment(Struct, frozen=True, array_like=True, gc=False):
 class Newcomer(Struct, frozen=True, array_like=True, gc=False):
     """One job to run that is new and asks for nothing, in the bytes in which it came."""
 
+    content_type: ClassVar[str] = MSGPACK
+    input: ClassVar[bool] = False
+
     number: int
     id: bytes
     names: bytes
@@ -69,10 +72,19 @@ class Newcomer(Struct, frozen=True, array_like=True, gc=False):
     created_at: int
     """Microseconds since 1970."""
 
+    @property
+    def task(self) -> str:
+        return self.names.rpartition(b",")[2].decode()
+
     def assignment(self) -> Assignment:
+        """The same in full: what most jobs run without having asked for."""
         tenant, queue, task = self.names.decode().split(",")
-        id, created_at = text_id(self.id), self.created_at / 1e6
-        return Assignment(self.number, task, self.payload, MSGPACK, id, queue, tenant, 1, self.priority, created_at)
+        id, created_at, kind = text_id(self.id), self.created_at / 1e6, self.content_type
+        return Assignment(self.number, task, self.payload, kind, id, queue, tenant, 1, self.priority, created_at)
+
+
+Given = Assignment | Newcomer
+"""A job to run, however it was told."""
 
 
 class Passed(Struct, frozen=True, array_like=True, gc=False):

@@ -16,7 +16,7 @@ from windlass.model.job import Error, NewJob, Progress
 from windlass.model.lifecycle import Verdict
 from windlass.model.names import child_id, keyed_id
 from windlass.model.wire import speakable
-from windlass.worker.frames import MOST_RESULT, Assignment, Ending, Said
+from windlass.worker.frames import MOST_RESULT, Assignment, Ending, Given, Newcomer, Said
 from windlass.worker.inbox import Inbox
 
 MOST_MESSAGE = 4000
@@ -37,13 +37,13 @@ Tell = Callable[[Said], None]
 class Run:
     """What `current` stands for while a job runs."""
 
-    __slots__ = ("_assignment", "_cancelled", "_job", "_tell", "inbox", "look", "spawned", "stop", "task")
+    __slots__ = ("_cancelled", "_given", "_job", "_tell", "inbox", "look", "spawned", "stop", "task")
 
     _stopping = threading.Lock()
     """Between "told to stop" and "has ended" there must be nothing: or the next run of that thread would be struck."""
 
-    def __init__(self, assignment: Assignment, tell: Tell) -> None:
-        self._assignment = assignment
+    def __init__(self, given: Given, tell: Tell) -> None:
+        self._given = given
         self._tell = tell
         self._job: RunningJob | None = None
         self._cancelled = False
@@ -54,7 +54,7 @@ class Run:
         self.spawned: list[NewJob] = []
         self.stop: Callable[[], object] | None = None
         """How to end it early, where there is a way."""
-        self.inbox = Inbox(self._say_taken) if assignment.input else None
+        self.inbox = Inbox(self._say_taken) if given.input else None
 
     @property
     def cancelled(self) -> bool:
@@ -65,7 +65,7 @@ class Run:
     def begin(self, stop: Callable[[], object]) -> bool:
         """From here on it can be told to stop, in this way; whether it has not been told already."""
         self.stop = stop
-        return not self.cancelled
+        return not (self._cancelled or (self.look is not None and self.cancelled))
 
     def cancel(self) -> None:
         """Tell it to stop."""
@@ -81,6 +81,11 @@ class Run:
         """From here on it cannot be told to stop."""
         with self._stopping:
             self.stop = None
+
+    @property
+    def _assignment(self) -> Assignment:
+        given = self._given
+        return given.assignment() if isinstance(given, Newcomer) else given
 
     @property
     def job(self) -> RunningJob:
@@ -107,10 +112,10 @@ class Run:
         return self._assignment.files
 
     def progress(self, progress: Progress) -> None:
-        self._tell(Said(self._assignment.number, progress=progress))
+        self._tell(Said(self._given.number, progress=progress))
 
     def log(self, text: str) -> None:
-        self._tell(Said(self._assignment.number, log=speakable(text)))
+        self._tell(Said(self._given.number, log=speakable(text)))
 
     def input(self, timeout: float | None) -> bytes:
         return self._box().take(timeout)
@@ -124,7 +129,7 @@ class Run:
         return self.inbox
 
     def _say_taken(self, taken: int) -> None:
-        self._tell(Said(self._assignment.number, taken=taken))
+        self._tell(Said(self._given.number, taken=taken))
 
     def spawn(self, new: NewJob) -> str:
         if len(self.spawned) >= MOST_SPAWNED:
@@ -142,31 +147,31 @@ def is_async(callee: Callee) -> bool:
     return inspect.iscoroutinefunction(callee.function)
 
 
-def call(callee: Callee, assignment: Assignment, run: Run) -> Ending:
+def call(callee: Callee, given: Given, run: Run) -> Ending:
     """Run a function to its end in this thread."""
     token = running.set(run)
     try:
-        args, kwargs = _arguments(callee, assignment)
-        return succeeded(callee, assignment.number, callee.function(*args, **kwargs), run)
+        args, kwargs = _arguments(callee, given)
+        return succeeded(callee, given.number, callee.function(*args, **kwargs), run)
     except BaseException as fault:  # noqa: BLE001 - whatever a task raises is its outcome
-        return ended(assignment.number, fault)
+        return ended(given.number, fault)
     finally:
         running.reset(token)
 
 
-async def acall(callee: Callee, assignment: Assignment, run: Run) -> Ending:
+async def acall(callee: Callee, given: Given, run: Run) -> Ending:
     """Run a coroutine function to its end in this loop."""
     running.set(run)
     try:
-        args, kwargs = _arguments(callee, assignment)
-        return succeeded(callee, assignment.number, await callee.function(*args, **kwargs), run)
+        args, kwargs = _arguments(callee, given)
+        return succeeded(callee, given.number, await callee.function(*args, **kwargs), run)
     except BaseException as fault:  # noqa: BLE001
-        return ended(assignment.number, fault)
+        return ended(given.number, fault)
 
 
-def _arguments(callee: Callee, assignment: Assignment) -> Arguments:
+def _arguments(callee: Callee, given: Given) -> Arguments:
     try:
-        return callee.plan.unpack(assignment.payload, assignment.content_type)
+        return callee.plan.unpack(given.payload, given.content_type)
     except Invalid as fault:
         raise Fail(str(fault)) from None  # it would not fit the next time either
 

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
 from windlass.call.signals import Cancelled
-from windlass.worker.frames import Assignment, Ending
+from windlass.worker.frames import Ending, Given
 from windlass.worker.outbox import Outbox
 from windlass.worker.running import Callee, Run, call, stopped
 
-Item = tuple[Callee, Assignment, Run]
+Item = tuple[Callee, Given, Run]
 
 _set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
@@ -85,19 +85,19 @@ class Threads:
         self._at_the_door = False
         return item
 
-    def _run(self, callee: Callee, assignment: Assignment, run: Run) -> None:
+    def _run(self, callee: Callee, given: Given, run: Run) -> None:
         thread = threading.get_ident()
         ending: Ending | None = None
         try:
             if run.begin(lambda: _interrupt(thread)):
-                ending = call(callee, assignment, run)
+                ending = call(callee, given, run)
             run.end()
             if run.cancelled:
                 _set_exception(ctypes.c_ulong(thread), None)  # what has not struck yet must not strike later
         except Cancelled:
             run.end()  # it struck after the task had returned
-        self._done(assignment.number)
-        self._outbox.end(ending or stopped(assignment.number))
+        self._done(given.number)
+        self._outbox.end(ending or stopped(given.number))
 
 
 def _interrupt(thread: int) -> None:
