@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from windlass.model import wire
 from windlass.model.job import NewJob
 from windlass.model.names import queue_mark
@@ -20,4 +22,5 @@ class Mold(NamedTuple):
 def mold_of(new: NewJob) -> Mold:
     """Its own copy: what was given in Python may be changed there afterwards."""
     spelled = wire.encode(new)
-    return Mold(wire.decode(spelled, NewJob), spelled, bytes((queue_mark(new.queue),)))
+    own = replace(wire.decode(spelled, NewJob), payload=new.payload, then=new.then)  # a payload is in any encoding
+    return Mold(own, spelled, bytes((queue_mark(new.queue),)))

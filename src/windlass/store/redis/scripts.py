@@ -1,8 +1,9 @@
 """The scripts, read from `lua/` once: each is what it needs of the common head, and its own file.
 
 A server runs the head on every call, and what costs time there is each function that is made and each local that it
-captures. So functions that a script does not use are left out, and constants (`local NAME = literal`) are put in
-place: a call starts in a fraction of the time. `include('add')` in a script stands for all of another one.
+captures. So functions that a script does not use are left out, short ones are written out where they are called, and
+constants (`local NAME = literal`) are put in place: a call starts in a fraction of the time. `include('add')` in a
+script stands for all of another one.
 """
 
 import hashlib
@@ -11,6 +12,8 @@ from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import NamedTuple
+
+from windlass.store.redis.unfolding import unfold
 
 _LITERAL = r"(?:-?\d+|'[^']*')"
 _CONSTANTS = re.compile(rf"^local ([A-Z_]+(?:, [A-Z_]+)*) = ({_LITERAL}(?:, {_LITERAL})*)(?: --.*)?\n", re.MULTILINE)
@@ -26,7 +29,7 @@ HEAD = ("keys", "flow", "moves")
 PLAIN = ("keys", "plain", "moves")
 """The same for scripts that are for plain jobs alone."""
 PARTS = {
-    "add_one": (*PLAIN, "wishes", "add_one"),
+    "add_one": (*PLAIN, "add_one"),
     "claim": (*PLAIN, "wishes", "claiming", "claim"),
     "claim_bounded": (*HEAD, "claiming", "claim_bounded"),
     "succeed": (*PLAIN, "firsts", "succeed"),
@@ -47,7 +50,7 @@ def script(name: str) -> Script:
     folder = files(__package__) / "lua"
     *head, body = [(folder / f"{part}.lua").read_text() for part in PARTS.get(name, (*HEAD, name))]
     body = _INCLUDE.sub(lambda found: _called(folder / f"{found[1]}.lua"), body)
-    source = inline(shake("\n".join(head), body))
+    source = unfold(inline(shake("\n".join(head), body)))
     return Script(source, hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest())
 
 
