@@ -93,6 +93,8 @@ class Desk:
         self.known_workers: dict[str, Worker] = {}
         self.hands: dict[str, Hand] = {}
         """By worker: who takes what its waiting claim is given, ahead of the claim's answer."""
+        self.idle: set[str] = set()
+        """Workers whose last claim had to wait: the next one listens before it asks, and then asks once."""
         self._attention = Attention()
 
     async def find(self, id: str, tenant: str, *, payload: bool = False) -> Record:
@@ -146,8 +148,12 @@ class Desk:
 
     def remember(self, worker: Worker) -> None:
         if len(self.known_workers) >= MOST_KNOWN_WORKERS:
-            self.known_workers.pop(next(iter(self.known_workers)))
+            self.forget_worker(next(iter(self.known_workers)))
         self.known_workers[worker.id] = worker
+
+    def forget_worker(self, id: str) -> None:
+        self.known_workers.pop(id, None)
+        self.idle.discard(id)
 
 
 def no_job(id: str) -> Missing:

@@ -87,7 +87,7 @@ async def workers(desk: Desk, operation: Workers) -> list[Worker]:
 
 async def unregister(desk: Desk, operation: Unregister) -> None:
     await _known(desk, operation.worker, operation.tenant)
-    desk.known_workers.pop(operation.worker, None)
+    desk.forget_worker(operation.worker)
     desk.hands.pop(operation.worker, None)
     if not await desk.store.dismiss(operation.worker):
         raise _stranger(operation.worker)
@@ -96,7 +96,9 @@ async def unregister(desk: Desk, operation: Unregister) -> None:
 
 async def claim(desk: Desk, operation: Claim) -> list[Claimed]:
     worker = await _known(desk, operation.worker, operation.tenant)
-    records = await desk.store.claim(await _wish(desk, operation, worker))
+    records: list[Record] = []
+    if not operation.wait or worker.id not in desk.idle:
+        records = await desk.store.claim(await _wish(desk, operation, worker))
     if not records and operation.wait:
         records = await _claim_soon(desk, operation, worker)
     await _attend_after(desk, records)
@@ -140,6 +142,7 @@ async def _claim_soon(desk: Desk, operation: Claim, worker: Worker) -> list[Reco
     until = loop.time() + operation.wait
     topics = [f"work/{queue}" for queue in worker.queues]
     hand = desk.hands.get(worker.id)
+    desk.idle.discard(worker.id)
     async with desk.store.listen([*topics, f"wish/{worker.id}"]) as listener:
         while True:
             # Claimed once more before the first wait: work may have come before anybody listened. And after the last:
@@ -151,6 +154,7 @@ async def _claim_soon(desk: Desk, operation: Claim, worker: Worker) -> list[Reco
             records = await desk.store.claim(wish)
             if records or not remaining:
                 return records
+            desk.idle.add(worker.id)
             await listener.wait(min(LOOK_AGAIN, remaining, await _opening(desk, worker)))
 
 
@@ -195,7 +199,7 @@ async def _greet(desk: Desk, operation: Renew) -> None:
         if found is None or found.tenant != operation.tenant:
             raise
     if found is None:
-        desk.known_workers.pop(operation.worker, None)
+        desk.forget_worker(operation.worker)
         raise _stranger(operation.worker)
 
 

@@ -27,9 +27,15 @@ class Crew:
             self._shared.append(self.pool.fork(isolated=False, born=self._clock.monotonic()))
 
     def least_busy(self) -> Context:
-        if not self._shared:
+        least: Context | None = None
+        for context in self._shared:
+            if not context.held:
+                return context
+            if least is None or len(context.held) < len(least.held):
+                least = context
+        if least is None:
             raise OSError("there was no room for a process that runs jobs")
-        return min(self._shared, key=_load)
+        return least
 
     def alone(self) -> Context:
         """A context for one job."""
@@ -83,7 +89,3 @@ class Crew:
     async def close(self) -> None:
         self.hiring = False
         await self.pool.close()
-
-
-def _load(context: Context) -> int:
-    return len(context.held)

@@ -245,7 +245,7 @@ class Frames(Generic[T]):
     def feed(self, data: bytes) -> Iterable[T]:
         """The values that are whole now."""
         if not self._buffer and len(data) >= LENGTH.size and LENGTH.unpack_from(data)[0] == len(data) - LENGTH.size:
-            return [self._decode(memoryview(data)[LENGTH.size :])]  # one frame and no more, as most that come are
+            return [self._decode(data[LENGTH.size :])]  # one frame and no more, as most that come are
         return self._pieced_together(data)
 
     def _pieced_together(self, data: bytes) -> Iterator[T]:
