@@ -18,10 +18,13 @@ _SHORT = re.compile(
     re.MULTILINE,
 )
 _SEVERAL = re.compile(r"\b(?:if|for|while|local|return|function)\b|\{")
+_CALLED = re.compile(r"[a-z][\w.]*\(")
 _PIECE = re.compile(r"'[^'\n]*'|[(\[{]|[)\]}]|,")
 _TEXT = re.compile(r"'[^'\n]*'")
-_DECLARED = re.compile(r"\blocal (?!function)([\w, ]+)|\bfunction\b *\w*\(([\w, ]*)\)|\bfor ([\w, ]+?) (?:=|in)\b")
-_WORD = re.compile(r"'[^'\n]*'|(?<![\w.:])[a-z_]\w*")
+_DECLARED = re.compile(
+    r"\blocal (?!function)([\w, ]+)|\bfunction\b *(\w*)\(([\w, ]*)\)|\bfor ([\w, ]+?) (?:=|in\b)"
+)
+_WORD = re.compile(r"'[^'\n]*'|(?<![\w.:])[A-Za-z_]\w*")
 _ATOM = re.compile(r"[\w.]+|'[^']*'|\w+\[[\w']+\]")
 _OPENS_EXPRESSION = re.compile(r"(?:[-=<>~+*/%^#,(\[{]|\.\.|\b(?:and|or|not|return|if|elseif|while|until|in))\s*\Z")
 _FREE = {
@@ -65,7 +68,7 @@ def unfold(source: str) -> str:
     declared = Counter(name.strip() for names in lists for name in names.split(","))
     for name in [line["name"] for line in _SHORT.finditer(source)]:  # each can only call those before it
         short = _short(source, name)
-        if short is not None and not any(declared[word] > 1 for word in short.others):
+        if short is not None and not any(declared[word] > 1 for word in {name, *short.others}):
             source = _without(_written_out(source, short), name)
     return source
 
@@ -83,7 +86,11 @@ def _written_out(source: str, short: Short) -> str:
     for start, end, arguments in _calls(source, short.name):
         said = short.said(arguments)
         is_statement = not _OPENS_EXPRESSION.search(source, max(0, start - FAR), start)
-        if said is None or (not is_statement and not short.is_value):
+        if (
+            said is None
+            or (short.is_value and is_statement and not _is_call(said))
+            or not (short.is_value or is_statement)
+        ):
             continue
         pieces += [source[done:start], said if is_statement else f"({said})"]
         done = end
@@ -128,6 +135,12 @@ def _arguments(source: str, start: int) -> tuple[list[str], int]:
     return [argument for argument in arguments if argument], at
 
 
+def _is_call(said: str) -> bool:
+    """Whether this may stand for itself."""
+    called = _CALLED.match(said)
+    return called is not None and _arguments(said, called.end())[1] == len(said)
+
+
 def _bracketed(argument: str) -> str:
     return argument if _ATOM.fullmatch(argument) else f"({argument})"
 
@@ -135,4 +148,4 @@ def _bracketed(argument: str) -> str:
 def _without(source: str, name: str) -> str:
     """The script without a function that nobody calls any more."""
     bare = _SHORT.sub(lambda line: "" if line["name"] == name else line[0], source)
-    return bare if next(_places(bare, name), None) is None else source
+    return bare if next(_places(_TEXT.sub("", bare), name), None) is None else source
