@@ -33,7 +33,7 @@ from windlass.engine import Settings
 from windlass.handle import Job
 from windlass.model.errors import Invalid, Missing, TooLarge, Unavailable
 from windlass.model.job import NewJob, State
-from windlass.model.operations import Count, Service
+from windlass.model.operations import Count, Service, Show
 from windlass.model.retry import FROM_START
 
 TRADE = Path(__file__).with_name("trade.py").read_text()
@@ -463,6 +463,14 @@ def test_a_waiting_job_is_cancelled_and_queued_again(add: Add) -> None:
     assert asyncio.run(in_a_loop()) == (True, State.CANCELLED)
 
 
+def test_what_was_given_for_a_task_may_be_changed_afterwards(app: Windlass) -> None:
+    tags: list[str] = []
+    task = app.task(name="tagged", tags=tags)(lambda: None)
+    for tag in ("a", "b"):
+        assert app.ask(Show(id=task.enqueue().id)).tags == []
+        tags.append(tag)
+
+
 # Threads, loops, forks, restarts
 
 
@@ -578,6 +586,7 @@ def test_parent_and_child_use_the_queue_each_by_itself(add: Add) -> None:
     first = add.enqueue(1, 2)
 
     def use_it() -> None:
+        add.enqueue(1, 2)
         add.map([(number, 0) for number in range(10)])
         assert first.state is State.QUEUED
         with pytest.raises(TimeoutError):
@@ -592,7 +601,7 @@ def test_parent_and_child_use_the_queue_each_by_itself(add: Add) -> None:
         add.enqueue(1, 2)
         with pytest.raises(TimeoutError):
             first.result(0.01)
-    assert count(add.app) == 1 + 3 * 12
+    assert count(add.app) == 1 + 3 * 13
 
 
 def test_a_fork_does_not_disturb_who_waits(add: Add) -> None:

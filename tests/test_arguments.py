@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 from uuid import UUID
@@ -14,6 +15,8 @@ from uuid import UUID
 import msgspec
 import pydantic
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec import Meta, Struct
 
 from tests import deferred
@@ -188,6 +191,52 @@ def test_a_call_arrives_as_the_same_call(
     plan = Plan(function)
     arrived = plan.signature.bind(*plan.unpack(plan.pack(args, kwargs))[0], **plan.unpack(plan.pack(args, kwargs))[1])
     assert arrived.arguments == plan.signature.bind(*args, **kwargs).arguments
+
+
+def quick(a: str, b: int, c: float, d: bytes, e: bool) -> None: ...
+
+
+SIMPLE = st.tuples(st.text(), st.integers(-(2**63), 2**64 - 1), st.floats(allow_nan=False), st.binary(), st.booleans())
+
+
+@given(SIMPLE)
+def test_plain_values_are_sent_as_any_others(values: tuple[Any, ...]) -> None:
+    plan = Plan(quick)
+    names = dict(zip("abcde", values, strict=True))
+    assert plan.pack(values, {}) == plan.pack((), names) == msgspec.msgpack.encode(names)
+    assert plan.unpack(plan.pack(values, {})) == ((), names)
+
+
+@pytest.mark.parametrize(
+    ("values", "at"),
+    [
+        (("\ud800", 1, 1.0, b"", True), "arguments"),
+        (("", 2**64, 1.0, b"", True), "arguments"),
+        (("", True, 1.0, b"", True), "arguments.b"),
+        (("", 1, "1.0", b"", True), "arguments.c"),
+        (("", 1, 1.0, b"", 1), "arguments.e"),
+    ],
+)
+def test_plain_values_that_do_not_fit_are_refused(values: tuple[Any, ...], at: str) -> None:
+    with pytest.raises(Invalid) as fault:
+        Plan(quick).pack(values, {})
+    assert fault.value.at == at
+
+
+def test_a_whole_number_will_do_for_another() -> None:
+    assert Plan(quick).unpack(Plan(quick).pack(("", 1, 1, b"", True), {}))[1]["c"] == 1.0
+
+
+def test_more_plain_values_than_a_short_map_has_room_for() -> None:
+    names = [f"n{place}" for place in range(16)]
+    parameters = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=int) for name in names]
+
+    def many(*_: int) -> None: ...
+
+    many.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    many.__annotations__ = dict.fromkeys(names, int)
+    sent = Plan(many).pack(tuple(range(16)), {})
+    assert msgspec.msgpack.decode(sent) == dict(zip(names, range(16), strict=True))
 
 
 def test_a_default_is_the_functions_own_and_is_not_sent() -> None:

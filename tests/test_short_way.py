@@ -151,6 +151,13 @@ def test_the_way_is_shut_while_rules_are_in_force(engine: Engine) -> None:
     assert len(claimed(engine, "bounded")) == 1
 
 
+def test_the_way_stays_open_for_the_look_whether_somebody_watches(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("windlass.store.redis.wire.LOOK_EVERY", 0.0)
+    assert [at_once(engine, one()) for _ in range(3)] == [True] * 3
+
+
 def test_a_server_that_has_forgotten_the_scripts_shuts_the_way_once(server: Server, engine: Engine) -> None:
     assert at_once(engine, one())
     server.ask("SCRIPT", "FLUSH")

@@ -12,8 +12,20 @@ from tests.worlds import SeededChance
 from windlass.engine import Engine
 from windlass.model.job import NewJob, State
 from windlass.model.names import EVERY_TENANT, raw_id
-from windlass.model.operations import Claim, Claimed, Enqueue, Glimpse, Hand, Register, Service, Show, Unrun
+from windlass.model.operations import (
+    Claim,
+    Claimed,
+    Enqueue,
+    EnqueueMany,
+    Glimpse,
+    Hand,
+    Register,
+    Service,
+    Show,
+    Unrun,
+)
 from windlass.model.worker import NewWorker
+from windlass.store import Record, Wish
 from windlass.store.micros import to_micros
 from windlass.store.redis import RedisStore
 from windlass.system import SystemClock
@@ -60,6 +72,29 @@ async def test_a_job_is_handed_over_before_its_claim_is_answered(engine: Engine)
     answer = await asyncio.wait_for(claim, 5)
     assert [one.job.id for one in answer] == [accepted.id]
     assert (handed, answered_first) == (answer, [False])
+
+
+async def test_a_worker_whose_last_claim_had_to_wait_asks_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = await registered(engine)
+    store, asked = engine.desk.store, list[float]()
+    claim_of_store = store.claim
+
+    async def claim(wish: Wish) -> list[Record]:
+        asked.append(wish.stays)
+        return await claim_of_store(wish)
+
+    monkeypatch.setattr(store, "claim", claim)
+    for place, then in enumerate((2, 1, 1)):
+        asked.clear()
+        waiting = asyncio.ensure_future(engine(Claim(worker=worker, wait=20, nonce=f"{place:016x}")))
+        await waits(engine)
+        assert (len(asked), asked[-1] > 0) == (then, True)
+        await engine(Enqueue(job=NewJob(task="a")))
+        assert len(await asyncio.wait_for(waiting, 5)) == 1
+    await engine(EnqueueMany(jobs=[NewJob(task="a")] * 3))
+    for _ in range(3):
+        await engine(Claim(worker=worker, wait=20))
+    assert asked[-2:] == [0.0, 0.0], "there is something to do again: it is asked for without listening first"
 
 
 async def test_what_is_granted_to_another_claim_is_not_handed_over(engine: Engine) -> None:

@@ -21,9 +21,7 @@ _SEVERAL = re.compile(r"\b(?:if|for|while|local|return|function)\b|\{")
 _CALLED = re.compile(r"[a-z][\w.]*\(")
 _PIECE = re.compile(r"'[^'\n]*'|[(\[{]|[)\]}]|,")
 _TEXT = re.compile(r"'[^'\n]*'")
-_DECLARED = re.compile(
-    r"\blocal (?!function)([\w, ]+)|\bfunction\b *(\w*)\(([\w, ]*)\)|\bfor ([\w, ]+?) (?:=|in\b)"
-)
+_DECLARED = re.compile(r"\blocal (?!function)([\w, ]+)|\bfunction\b *(\w*)\(([\w, ]*)\)|\bfor ([\w, ]+?) (?:=|in\b)")
 _WORD = re.compile(r"'[^'\n]*'|(?<![\w.:])[A-Za-z_]\w*")
 _ATOM = re.compile(r"[\w.]+|'[^']*'|\w+\[[\w']+\]")
 _OPENS_EXPRESSION = re.compile(r"(?:[-=<>~+*/%^#,(\[{]|\.\.|\b(?:and|or|not|return|if|elseif|while|until|in))\s*\Z")
