@@ -463,6 +463,12 @@ def test_a_waiting_job_is_cancelled_and_queued_again(add: Add) -> None:
     assert asyncio.run(in_a_loop()) == (True, State.CANCELLED)
 
 
+def test_an_id_that_no_format_has_is_refused(app: Windlass) -> None:
+    task = app.task(name="named")(lambda: None)
+    with pytest.raises(Invalid, match="is not a UUID"):
+        task.using(id="\ud800").enqueue()
+
+
 def test_what_was_given_for_a_task_may_be_changed_afterwards(app: Windlass) -> None:
     tags: list[str] = []
     task = app.task(name="tagged", tags=tags)(lambda: None)

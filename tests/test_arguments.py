@@ -223,6 +223,13 @@ def test_plain_values_that_do_not_fit_are_refused(values: tuple[Any, ...], at: s
     assert fault.value.at == at
 
 
+def test_a_name_that_cannot_be_received_is_not_sent() -> None:
+    def kept(__a: int) -> None: ...  # noqa: PYI063 - as one wrote it before there was another way
+
+    with pytest.raises(Invalid, match="call it something else"):
+        Plan(kept).pack((1,), {})
+
+
 def test_a_whole_number_will_do_for_another() -> None:
     assert Plan(quick).unpack(Plan(quick).pack(("", 1, 1, b"", True), {}))[1]["c"] == 1.0
 

@@ -119,7 +119,7 @@ async def test_whoever_looks_after_enqueueing_finds_the_job(
     server: Server, new_prefix: NewPrefix, tmp_path: Path
 ) -> None:
     async with journaled_at(server.url, tmp_path, new_prefix()) as service:
-        service._drainer._ledger = Slow(service._drainer._ledger)
+        service._drainer._hauling.ledger = Slow(service._drainer._hauling.ledger)
         for number in range(20):
             accepted = await service(Enqueue(job=new(number, queue=f"q{number % 5}")))
             assert accepted.created
@@ -138,7 +138,7 @@ async def test_limits_and_tiers_hold_for_jobs_that_came_by_the_journal(
 ) -> None:
     tiers = [Tier(name="fast", seconds=3), Tier(name="slow", seconds=30, cap=1)]
     async with journaled_at(redis_server.url, tmp_path, new_prefix()) as service:
-        service._drainer._ledger = Slow(service._drainer._ledger)
+        service._drainer._hauling.ledger = Slow(service._drainer._hauling.ledger)
         await service(PutLimit(name="one", limit=NewLimit(match=Which(task="work"), running=1, key="payload.n")))
         await service(ChangeQueue(queue="web", change=QueueChange(tiers=tiers, timeout=7)))
         worker = (await service(Register(worker=NewWorker(name="w", queues=["default", "web"], slots=2)))).worker

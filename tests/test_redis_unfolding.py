@@ -20,8 +20,8 @@ NOTE = "local function note(name, n) redis.call('HINCRBY', 'notes', name, n) end
     [
         (f"{KEY}return key('a')\n", "local K = 'wl'\nreturn (K .. ':' .. 'a')\n"),
         (f"{KEY}return key('a' .. x)\n", "local K = 'wl'\nreturn (K .. ':' .. ('a' .. x))\n"),
-        (f"{KEY}return #key('(') + #key(f(1, {{ 2, 3 }}))\n",
-         "local K = 'wl'\nreturn #(K .. ':' .. '(') + #(K .. ':' .. (f(1, { 2, 3 })))\n"),
+        (f"{KEY}return #key('(') + #key(struct.pack('>I', f[1][2]))\n",
+         "local K = 'wl'\nreturn #(K .. ':' .. '(') + #(K .. ':' .. (struct.pack('>I', f[1][2])))\n"),
         (f"{DOUBLE}return double(x) * 2\n", "return (x + x) * 2\n"),
         (f"{NOTE}if x then note('a', 1) end\nnote('b', x)\n",
          "if x then redis.call('HINCRBY', 'notes', 'a', 1) end\nredis.call('HINCRBY', 'notes', 'b', x)\n"),
@@ -30,6 +30,7 @@ NOTE = "local function note(name, n) redis.call('HINCRBY', 'notes', name, n) end
         (f"{KEY}local function log(a) return key('log') .. a end\nreturn log(x)\n",
          "local K = 'wl'\nreturn ((K .. ':' .. 'log') .. x)\n"),
         (f"{DOUBLE}return 1\n", "return 1\n"),
+        (f"{DOUBLE}return 'n'..double(x)\n", "return 'n'..(x + x)\n"),
     ],
 )  # fmt: skip
 def test_it_is_written_out(source: str, then: str) -> None:
@@ -48,6 +49,11 @@ def test_it_is_written_out(source: str, then: str) -> None:
         f"{DOUBLE}return map(list, double)\n",
         f"{DOUBLE}return double(1, 2)\n",
         f"{DOUBLE}{DOUBLE}return double(x)\n",
+        f"{KEY}return key(redis.call('INCR', 'n'))\n",
+        f"{KEY}local\n  a, K = 1, 2\nreturn key(a)\n".replace("local\n  a,", "local a,\n  "),
+        "local function both(a, b) return a, b end\nreturn both(x, y)\n",
+        "local function first(a, b) return a end\nreturn first(x, next_one())\n",
+        "local function twice(a) f(a) f(a) end\ntwice(x)\n",
         f"{DOUBLE}local function twice(double) f(double)\n  return double(x) end\n",
         f"{DOUBLE}return own.double(x) + own:double(x) + double_it(x)\n".replace(DOUBLE, ""),
     ],

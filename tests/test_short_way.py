@@ -1,6 +1,8 @@
 """A lone job from code without an event loop: it goes a short way into Redis, and nobody can tell it by the job."""
 
 import asyncio
+import ctypes
+import os
 import time
 from collections.abc import Iterator
 from contextlib import aclosing
@@ -24,6 +26,7 @@ from windlass.model.operations import Claim, Count, EnqueueMany, List, PutLimit,
 from windlass.model.worker import NewWorker
 from windlass.portal import drive
 from windlass.store.redis import RedisStore
+from windlass.store.redis.blocking import AWAKE
 from windlass.system import SystemChance
 
 chance = SystemChance()
@@ -176,6 +179,7 @@ def test_a_connection_that_was_closed_while_it_rested_is_not_used(
     operation = one()
     assert at_once(engine, operation) is None
     assert drive(engine(operation)).created == 1
+    assert len(engine.chutes._known) == 1, "the way itself is still known"
 
 
 def test_what_is_not_asked_again_looks_at_its_connection_first(
@@ -214,6 +218,22 @@ def test_a_server_that_was_restarted_gets_every_job_once(start_server: StartServ
     found = app.ask(List()).jobs
     app.close()
     assert [job.id for job in found] == ids
+
+
+def test_a_process_that_was_forked_behind_pythons_back_has_a_connection_of_its_own(start_server: StartServer) -> None:
+    app = Windlass(start_server("redis").url)
+    work = _work_of(app)
+    work.enqueue(0)
+    work.enqueue(1)
+    time.sleep(2 * AWAKE)
+    pid = ctypes.PyDLL(None).fork()  # as a server in C may do it: none of Python's hooks is called
+    jobs = [work.enqueue(n).id for n in range(200)]
+    assert len({app.ask(Show(id=id)).id for id in jobs}) == 200
+    if pid == 0:
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert app.ask(Count()).count == 402
+    app.close()
 
 
 async def test_every_job_is_told_of_while_somebody_watches(

@@ -97,6 +97,17 @@ async def test_a_worker_whose_last_claim_had_to_wait_asks_once(engine: Engine, m
     assert asked[-2:] == [0.0, 0.0], "there is something to do again: it is asked for without listening first"
 
 
+async def test_a_wish_whose_owner_does_not_hear_is_dropped(engine: Engine) -> None:
+    worker = await registered(engine)
+    await engine(Claim(worker=worker))
+    wish = Wish(engine.desk.known_workers[worker], b"w" * 8, 1, 15.0, repeatable=True, stays=60.0)
+    assert not await engine.desk.store.claim(wish)
+    await waits(engine)
+    accepted = await engine(Enqueue(job=NewJob(task="a")))
+    assert (await engine(Show(id=accepted.id))).state is State.QUEUED
+    assert not await engine.desk.store.partitions.connection.ask("wl{0}", "EXISTS", "wl{0}:wishes:default")  # type: ignore[attr-defined]
+
+
 async def test_what_is_granted_to_another_claim_is_not_handed_over(engine: Engine) -> None:
     worker, other = await registered(engine), await registered(engine)
     handed: list[Claimed] = []

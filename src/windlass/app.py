@@ -23,6 +23,7 @@ from windlass.handle import Job
 from windlass.link import Link, Way
 from windlass.model.errors import Invalid, Unavailable
 from windlass.model.events import Event
+from windlass.model.fresh_ids import texts_like
 from windlass.model.job import NewJob
 from windlass.model.match import Match
 from windlass.model.mold import mold_of
@@ -268,7 +269,8 @@ class Task(Generic[P, R, C]):
         """The calls as operations, made while others are answered. Jobs are kept: sent again, they are the same."""
         for start in range(0, len(payloads), MOST_AT_ONCE):
             if start == len(news):
-                news += [self._new(payload, self._fresh()) for payload in payloads[start : start + MOST_AT_ONCE]]
+                some = payloads[start : start + MOST_AT_ONCE]
+                news += map(self._new, some, texts_like(self._fresh(), len(some)))
             yield EnqueueMany(tenant=self.app.tenant, jobs=news[start : start + MOST_AT_ONCE])
 
     def using(self, **options: Unpack[Options]) -> "Task[P, R, C]":
@@ -280,11 +282,11 @@ class Task(Generic[P, R, C]):
 
     def new_job(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, named: bool = True) -> NewJob:
         """The job that a call would be: checked, and with its id unless that is left to others. Nothing is sent."""
-        return self._new(self.plan.pack(args, kwargs), self._fresh() if named else None)
+        return self._new(self.plan.pack(args, kwargs), text_id(self._fresh()) if named else None)
 
-    def _fresh(self) -> str:
+    def _fresh(self) -> bytes:
         """An id for one more job of it."""
-        return text_id(_chance.uuid7()[:-1] + self.mold.mark)
+        return _chance.uuid7()[:-1] + self.mold.mark
 
     def _new(self, payload: bytes, fresh: str | None) -> NewJob:
         """`fresh`: its id, unless it has one of its own or one that its key stands for."""

@@ -106,7 +106,7 @@ class Link:
 
     def ask(self, operation: Operation[A], *, waits: bool = False) -> A:
         """Ask from code without an event loop. `waits`: the answer may take a while, by design."""
-        here = self._here
+        here = self._in_this_process()
         quick = None if waits else self._quick(here)
         if quick is not None and _needs_no_loop(operation):
             return drive(quick(operation))
@@ -114,7 +114,7 @@ class Link:
 
     def ask_each(self, operations: Iterable[Operation[A]]) -> None:
         """Ask one after the other; while one is answered, the next is made."""
-        if not (quick := self._quick(self._here)):
+        if not (quick := self._quick(self._in_this_process())):
             for operation in operations:
                 self.ask(operation)
             return
@@ -144,11 +144,11 @@ class Link:
         return await self._own_service() if self._journal is None else self._in_portal
 
     async def _in_portal(self, operation: Operation[A], /) -> A:
-        portal = self._here.portal()
+        portal = self._in_this_process().portal()
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._ask_in_portal(operation), portal.loop))
 
     async def _own_service(self) -> Service:
-        here = self._here
+        here = self._in_this_process()
         loop = asyncio.get_running_loop()
         opening = here.engines.get(loop)
         if opening is None:
@@ -174,7 +174,7 @@ class Link:
 
     async def enqueue(self, tenant: str, new: NewJob) -> str:
         """Queue one job from an event loop, together with whatever others are queued there just now."""
-        here = self._here
+        here = self._in_this_process()
         loop = asyncio.get_running_loop()
         gathering = here.gatherings.get(loop)
         if gathering is None:
@@ -184,7 +184,7 @@ class Link:
 
     def hear(self, ask: Ask) -> Iterator[Event]:
         """Events, one after the other, for code without an event loop."""
-        portal = self._here.portal()
+        portal = self._in_this_process().portal()
         stream = self.ahear(ask)
         try:
             while (event := portal.run(_next(stream))) is not None:
@@ -201,13 +201,13 @@ class Link:
 
     def close(self) -> None:
         """Let go of what code without a loop has opened here."""
-        here = self._here
+        here = self._in_this_process()
         self._here = _Here()
         here.close()
 
     async def aclose(self) -> None:
         """Let go of what this event loop has opened."""
-        life = self._here.lives.get(asyncio.get_running_loop())
+        life = self._in_this_process().lives.get(asyncio.get_running_loop())
         if life is not None:
             await life.aclose()
 
@@ -216,11 +216,16 @@ class Link:
 
         SQLite must not have a file open when its process forks: the child could never use that file.
         """
-        here = self._here
+        here = self._in_this_process()
         if (life := here.life_in_portal()) is None:
             return
         if file_of(self._address) not in (None, ":memory:"):
             here.portal().run(_closed(life))
+
+    def _in_this_process(self) -> "_Here":
+        if self._here.pid != os.getpid():  # forked by a program that does not tell Python of it
+            self.begin_anew()
+        return self._here
 
     def begin_anew(self) -> None:
         """What the parent of this process has opened is not for its child."""
@@ -266,6 +271,7 @@ class _Here:
     """What one process has opened."""
 
     def __init__(self) -> None:
+        self.pid = os.getpid()
         self.quick: Engine | None = None
         self.tried_quick = False
         self.engines: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Future[Service]] = WeakKeyDictionary()

@@ -6,7 +6,9 @@ import random
 import time
 from datetime import UTC, datetime
 
-import uuid_utils
+_RANDOM = (0x0FFF << 64) + (1 << 62) - 1
+"""The bits of a UUID of version 7 that are."""
+_VERSION_7 = (0x7 << 76) + (0b10 << 62)
 
 
 class SystemClock:
@@ -32,4 +34,8 @@ class SystemChance:
         return os.urandom(8)
 
     def uuid7(self) -> bytes:
-        return uuid_utils.uuid7().bytes
+        """Of randomness that only the system has: a generator of our own would be copied by a fork that nobody tells
+        Python of, and two processes would give their jobs the same ids.
+        """
+        chance = int.from_bytes(os.urandom(10))
+        return ((time.time_ns() // 1_000_000 << 80) + (chance & _RANDOM) + _VERSION_7).to_bytes(16)

@@ -101,6 +101,10 @@ class Plan:
         hints = [self._hints.get(name, Any) for name in self._names]
         if len(hints) != self._most or len(hints) > MOST_IN_SHORT_MAP or any(hint not in SIMPLE for hint in hints):
             return []
+        try:
+            _ = self._decoder
+        except TypeError:
+            return []  # what cannot be received is not sent: told where it is looked at with care
         return [(_encoder.encode(name), hint) for name, hint in zip(self._names, hints, strict=True)]
 
     @cached_property
@@ -117,7 +121,10 @@ class Plan:
                 fields.append((name, hint))
             else:
                 fields.append((name, hint, msgspec.field(default_factory=lambda: ABSENT)))
-        return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True, gc=False)
+        try:
+            return msgspec.defstruct("Arguments", fields, kw_only=True, forbid_unknown_fields=True, gc=False)
+        except RuntimeError:
+            raise TypeError("an argument has a name that Python keeps for itself: call it something else") from None
 
     def prepare(self) -> None:
         """Work out now what the first call would need: whoever is copied afterwards has it."""

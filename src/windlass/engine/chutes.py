@@ -5,7 +5,6 @@ rules are in force and where the store has one; whoever finds none goes the usua
 """
 
 import logging
-from operator import attrgetter
 from typing import cast
 
 from windlass.engine.desk import Desk
@@ -25,11 +24,6 @@ MOST_KINDS = 1000
 Kind = tuple[str, bytes]
 """Whose jobs, and all that they ask for."""
 
-_particulars = attrgetter(
-    "id", "key", "tier", "yielding", "delay", "run_at", "expires", "unattended", "after", "files", "then"
-)
-_no_particulars = _particulars(NewJob(task="x"))
-
 
 class Chutes:
     """Those of one engine."""
@@ -47,7 +41,7 @@ class Chutes:
         if chute is None or len(payload) > self._most_payload:
             return None
         created = chute(id, payload)
-        if created is None:  # there may be rules now: whether the way is still open is for the next one to find out
+        if created is None and chute.shut:  # there may be rules now: the next one finds out whether there is a way
             self._known.pop(kind, None)
         return created
 
@@ -59,7 +53,7 @@ class Chutes:
             await cast("Telling", self._desk.store).tell_queued([text_id(id)])
 
     def _made(self, kind: Kind, new: NewJob) -> Chute | None:
-        if self._store is None or not self._desk.regimes.none_seen or _particulars(new) != _no_particulars:
+        if self._store is None or not kind[1] or not self._desk.regimes.none_seen:
             return None
         try:
             (example,) = drafts_of(self._desk, sound(EnqueueMany(tenant=kind[0], jobs=[new])))

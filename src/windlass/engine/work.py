@@ -154,7 +154,8 @@ async def _claim_soon(desk: Desk, operation: Claim, worker: Worker) -> list[Reco
             records = await desk.store.claim(wish)
             if records or not remaining:
                 return records
-            desk.idle.add(worker.id)
+            if worker.id in desk.known_workers:
+                desk.idle.add(worker.id)
             await listener.wait(min(LOOK_AGAIN, remaining, await _opening(desk, worker)))
 
 

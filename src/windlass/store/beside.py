@@ -87,6 +87,11 @@ class Replicating(Protocol):
 class Chute(Protocol):
     """A short way into a store, for jobs that differ in nothing but their ids and payloads."""
 
+    @property
+    def shut(self) -> bool:
+        """Whether the store has said that no more should go this way."""
+        ...
+
     def __call__(self, id: bytes, payload: bytes, /) -> bool | None:
         """Whether the job, which is kept now, is new; null = it must go the usual way, under the same id.
 

@@ -13,35 +13,24 @@ from there once more, and the others pass over what they have.
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Awaitable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from msgspec.structs import replace
-
-from windlass.engine.desk import MOST_ROUNDS, Desk
-from windlass.engine.following import unblock
+from windlass.engine.desk import Desk
+from windlass.engine.journal.asking import Asking
+from windlass.engine.journal.hauling import ANSWER_WITHIN, Hauling
 from windlass.engine.journal.journal import Journal
 from windlass.engine.journal.reserving import Reservations
 from windlass.engine.journal.runs import Entry
 from windlass.model.errors import Full, NotReplicated, PartAway, Unavailable, WindlassError
 from windlass.model.ports import Clock
 from windlass.store import Draft
-from windlass.store.beside import Haul, Hauled, Ledger
-from windlass.store.flow import StaleRules
-from windlass.store.micros import to_micros
-
-T = TypeVar("T")
+from windlass.store.beside import Ledger
 
 log = logging.getLogger("windlass.journal")
 
 MOST_AT_ONCE = 250
 """Jobs of one haul: this program and the store answer nobody else while they are busy with it, some milliseconds."""
-ANSWER_WITHIN = 2.0
-"""Seconds after which a store that says nothing counts as down."""
-PART_AWAY_WITHIN = 6.0
-"""The same of one in several parts: longer than it takes to find out that only one of them says nothing."""
 CHECK_EVERY = 1.0
 """Seconds between two looks at the marks."""
 TRY_EVERY = 0.2
@@ -49,21 +38,6 @@ TRY_EVERY = 0.2
 MOMENT = 0.01
 LONGEST_PAUSE = 0.05
 """Seconds that are left to those who enqueue, at the most, before more of what waits is drained."""
-OLD = 1_000_000
-"""Microseconds that a job must have waited here before its delay is shortened by it."""
-
-ANY = -1
-"""The mark of no store: asks for what it is."""
-
-
-class Asked:
-    """Somebody who wants to know how many of his jobs were new."""
-
-    def __init__(self, first: int, last: int) -> None:
-        self.first = first
-        self.last = last
-        self.created = 0
-        self.answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
 
 class Drainer:
@@ -71,15 +45,14 @@ class Drainer:
 
     def __init__(self, journal: Journal, ledger: Ledger, desk: Desk, clock: Clock) -> None:
         self._journal = journal
-        self._ledger = ledger
-        self._desk = desk
+        self._hauling = Hauling(journal.id.hex(), ledger, desk, clock)
         self._clock = clock
         self._reservations = Reservations(journal, clock, desk.chance)
         self._marks: list[int] = []
         self._away: dict[int, int] = {}
         """Strands that do not answer, and the sequence behind which they may lack jobs."""
         self._told_away = 0
-        self._asked: deque[Asked] = deque()
+        self._asking = Asking()
         self._poked = asyncio.Event()
         self._moved = asyncio.Condition()
         self._checked_at = -CHECK_EVERY
@@ -105,7 +78,7 @@ class Drainer:
     async def start(self) -> None:
         """Learn how far the store is; raises if it does not answer."""
         journal = self._journal
-        await _in_time(self._ledger.ready())
+        await self._hauling.ready()
         self._marks = await self._all_marks()
         if (newest := max(self._marks)) > self._found:
             log.error("the store has jobs of this journal up to %d, the journal ended with %d", newest, self._found)
@@ -169,13 +142,9 @@ class Drainer:
         finally:
             self._anxious -= 1
 
-    @property
-    def _replicated_within(self) -> float:
-        return (self._desk.sure.replicated_within if self._desk.sure else None) or 0.0
-
     async def replicated(self, sequence: int, patience: float) -> None:
         """Until enough replicas have all up to a sequence; raises if that is not known in time."""
-        within = patience + self._replicated_within
+        within = patience + self._hauling.replicated_within
         await self.reach(sequence, within)
         if self._sure_upto >= sequence:
             return
@@ -197,13 +166,13 @@ class Drainer:
 
     def is_away(self, draft: Draft) -> bool:
         """Whether a job is for a strand that takes none now, though others do."""
-        return bool(self._away) and self._ledger.strand(draft) in self._away
+        return bool(self._away) and self._hauling.ledger.strand(draft) in self._away
 
     def lacks(self, entry: Entry) -> bool:
         """Whether the store does not have a job that is in the journal, as far as is known."""
         if not self._marks or entry.draft is None:
             return True
-        return entry.sequence > self._marks[self._ledger.strand(entry.draft)]
+        return entry.sequence > self._marks[self._hauling.ledger.strand(entry.draft)]
 
     def may_have(self, sequence: int) -> bool:
         """Whether the store may have a job that is in the journal: nobody knows of old ones until it is there."""
@@ -218,13 +187,7 @@ class Drainer:
         """How many of the jobs from one sequence to another were new to the store; null = it cannot be said in time."""
         if not (self.up and self.flows) or first <= self.reached:
             return None
-        asked = Asked(first, last)
-        self._asked.append(asked)
-        try:
-            async with asyncio.timeout(within):
-                return await asked.answer
-        except (WindlassError, TimeoutError):
-            return None
+        return await self._asking.ask(first, last, within)
 
     async def reach(self, sequence: int, within: float) -> None:
         """Wait until the store has all up to a sequence, as long as it takes jobs at all, and not longer than that.
@@ -276,11 +239,10 @@ class Drainer:
     async def _drain(self, entries: Sequence[Entry]) -> bool:
         upto = entries[-1].sequence
         created: dict[int, bool] = {}
-        surely = self._anxious > 0 and self._desk.sure is not None
+        surely = self._anxious > 0 and self._hauling.can_be_sure
         for strand, some in self._by_strand(entries).items():
-            drafts = [_aged(entry, self._clock) for entry in some]
             try:
-                haul = await self._haul_grouped(strand, self._marks[strand], upto, drafts, surely=surely)
+                haul = await self._hauling.carry(strand, self._marks[strand], upto, some, surely=surely)
             except PartAway as fault:
                 self._leave_out(strand, fault)
                 continue
@@ -291,21 +253,10 @@ class Drainer:
             self._note(strand, haul.shortfall)
             # None are told of if the mark was there already: then this batch was drained before, and the reply lost.
             created.update((entry.sequence, new) for entry, new in zip(some, haul.created, strict=False))
-            if waiting := [draft.id for draft in drafts if draft.new.after]:
-                await self._unblock(waiting)
         if not self._unsure and not self._away:
             self._sure_upto = upto
-        self._answer(upto, created)
+        self._asking.answer(upto, created)
         return True
-
-    async def _unblock(self, waiting: Sequence[str]) -> None:
-        """Those that wait for something in a part that is away are looked after when it is back."""
-        try:
-            await unblock(self._desk, waiting)
-        except PartAway:
-            for id in waiting:
-                with suppress(PartAway):
-                    await unblock(self._desk, [id])
 
     def _leave_out(self, strand: int, fault: PartAway) -> None:
         self._away.setdefault(strand, self.reached)
@@ -322,7 +273,7 @@ class Drainer:
     def _by_strand(self, entries: Sequence[Entry]) -> dict[int, list[Entry]]:
         """What each strand has not had yet. What no store will take is put aside."""
         strands: dict[int, list[Entry]] = {}
-        strand_of = self._ledger.strand
+        strand_of = self._hauling.ledger.strand
         for entry in entries:
             if entry.draft is None:
                 if entry.raw:
@@ -334,25 +285,6 @@ class Drainer:
                 strands.setdefault(strand, []).append(entry)
         return strands
 
-    async def _haul_grouped(
-        self, strand: int, since: int, upto: int, drafts: Sequence[Draft], *, surely: bool
-    ) -> Hauled:
-        """Give jobs to the store, each in its group under the rules in force."""
-        for _ in range(MOST_ROUNDS):
-            regime = await self._desk.regimes.current()
-            try:
-                return await self._haul(strand, since, upto, regime.all_admitted(drafts), surely=surely)
-            except StaleRules:
-                self._desk.regimes.forget()
-        raise Unavailable("the rules change faster than jobs can be drained")
-
-    async def _haul(
-        self, strand: int, since: int, upto: int, drafts: Sequence[Draft], *, surely: bool = False
-    ) -> Hauled:
-        haul = Haul(self._journal.id.hex(), strand, since, upto, drafts, surely)
-        within = ANSWER_WITHIN if self._ledger.strands == 1 else PART_AWAY_WITHIN
-        return await _in_time(self._ledger.drain(haul), within + (self._replicated_within if surely else 0.0))
-
     async def _check(self) -> None:
         """Whether all marks are where we left them; idle ones are brought up to date, and those back that were away."""
         self._checked_at = self._clock.monotonic()
@@ -361,7 +293,7 @@ class Drainer:
         for strand, mark in enumerate(self._marks):
             upto = mark if strand in self._away else max(mark, drained)
             try:
-                found = (await self._haul(strand, mark, upto, ())).mark
+                found = await self._hauling.move(strand, mark, upto)
             except PartAway as fault:
                 self._leave_out(strand, fault)
                 continue
@@ -393,9 +325,9 @@ class Drainer:
     async def _all_marks(self, known: Sequence[int] = ()) -> list[int]:
         """Where they are; those of strands that are away, where they were known to be."""
         marks: list[int] = []
-        for strand in range(self._ledger.strands):
+        for strand in range(self._hauling.ledger.strands):
             try:
-                marks.append((await self._haul(strand, ANY, 0, ())).mark)
+                marks.append(await self._hauling.mark(strand))
             except PartAway as fault:
                 if not known:
                     raise
@@ -414,18 +346,6 @@ class Drainer:
         self._reservations.rewind(start)
 
     # Who waits
-
-    def _answer(self, upto: int, created: dict[int, bool]) -> None:
-        while self._asked and self._asked[0].first <= upto:
-            asked = self._asked[0]
-            last = min(asked.last, upto)
-            asked.created += sum(created.get(sequence, True) for sequence in range(asked.first, last + 1))
-            asked.first = last + 1
-            if asked.first <= asked.last:
-                return
-            self._asked.popleft()
-            if not asked.answer.done():
-                asked.answer.set_result(asked.created)
 
     async def _tell(self) -> None:
         async with self._moved:
@@ -459,31 +379,4 @@ class Drainer:
             log.warning("jobs stay in the journal: %s", fault)
         self.flows, self.fault = False, str(fault)
         self.up = isinstance(fault, Full)
-        while self._asked:
-            asked = self._asked.popleft()
-            if not asked.answer.done():
-                asked.answer.set_exception(Unavailable(str(fault)))
-
-
-async def _in_time(answer: Awaitable[T], within: float = ANSWER_WITHIN) -> T:
-    try:
-        async with asyncio.timeout(within):
-            return await answer
-    except TimeoutError:
-        raise Unavailable(f"the store does not answer: nothing came within {within:g} s") from None
-
-
-def _aged(entry: Entry, clock: Clock) -> Draft:
-    """A job as the store is to take it: the time that it has waited here counts."""
-    draft = entry.draft
-    assert draft is not None  # noqa: S101 - others are put aside
-    new = draft.new
-    if new.delay is None and new.expires is None:
-        return draft
-    waited = to_micros(clock.now()) - entry.accepted
-    if waited < OLD:
-        return draft
-    seconds = waited / 1_000_000
-    delay = None if new.delay is None else max(0.0, new.delay - seconds)
-    expires = None if new.expires is None else max(0.0, new.expires - seconds)
-    return replace(draft, new=replace(new, delay=delay, expires=expires))
+        self._asking.give_up(fault)

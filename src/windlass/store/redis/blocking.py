@@ -5,6 +5,7 @@ end without a loop. It pauses once, between question and answer, so that a calle
 Any number of threads may ask at once: each takes a connection of its own, and leaves it for the next.
 """
 
+import os
 import select
 import socket
 import struct
@@ -38,6 +39,7 @@ class BlockingChannel:
         self._answer_within = answer_within
         self._sentinels = sentinels
         self._idle: list[_Line] = []
+        self._pid = os.getpid()
 
     async def ask(self, *command: Argument) -> Any:
         """The reply to a command; an error reply is raised as `hiredis.ReplyError`."""
@@ -108,11 +110,19 @@ class BlockingChannel:
                 line = self._idle.pop()
             except IndexError:
                 return None
-            if ((trusting and _now() < line.awake_until) or not line.stale) and (
+            if ((trusting and _now() < line.awake_until) or not (line.stale or self._is_inherited())) and (
                 self._sentinels is None or line.place == self._sentinels.place
             ):
                 return line
             line.close()
+
+    def _is_inherited(self) -> bool:
+        """Whether what rests here is another process's: not every program that forks tells Python of it."""
+        if self._pid == os.getpid():
+            return False
+        self._pid = os.getpid()
+        self._close_idle()
+        return True
 
     async def _opened(self) -> "_Line":
         if self._sentinels is None:

@@ -16,11 +16,14 @@ class RedisChute:
         self._channel = channel
         self._partitions = partitions
         self._stencil = Stencil(partitions.key(partitions.of_queue(example.new.queue)), example)
+        self.shut = False
 
     def __call__(self, id: bytes, payload: bytes) -> bool | None:
         reply = self._channel.ask_at_once(self._stencil.filled(id, payload))
         if type(reply) is list:
             return bool(reply[0])
+        if reply is not None:
+            self.shut = True
         if reply == BEYOND:
             self._partitions.note_bounded("add_one")
         return None

@@ -13,7 +13,7 @@ from windlass.store.redis.address import Argument
 from windlass.store.redis.scripts import script
 
 MOST_LENGTHS = 1000
-"""Lengths of payloads of which it is remembered how they are told: to spell a number takes longer than all the rest."""
+"""Of which it is remembered how they are told: to spell a number takes longer than all the rest."""
 
 
 class Stencil:
@@ -27,18 +27,22 @@ class Stencil:
         front = b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in map(_bytes, words))
         self._before_id = b"*%d\r\n%b$%d\r\n" % (len(words) + 2, front, ID_SIZE + len(meta))
         self._after_id = meta + b"\r\n"
-        self._before_payload: dict[int, bytes] = {}
-        """By its length."""
 
     def filled(self, id: bytes, payload: bytes) -> bytes:
-        before = self._before_payload.get(len(payload)) or self._before(len(payload))
-        return b"".join((self._before_id, id, self._after_id, before, payload, b"\r\n"))
+        body = self._body
+        length = len(body) + len(payload)
+        told = _lengths.get(length) or _told(length)
+        return b"".join((self._before_id, id, self._after_id, told, body, payload, b"\r\n"))
 
-    def _before(self, length: int) -> bytes:
-        if len(self._before_payload) >= MOST_LENGTHS:
-            self._before_payload.clear()
-        before = self._before_payload[length] = b"$%d\r\n%b" % (len(self._body) + length, self._body)
-        return before
+
+_lengths: dict[int, bytes] = {}
+
+
+def _told(length: int) -> bytes:
+    if len(_lengths) >= MOST_LENGTHS:
+        _lengths.clear()
+    told = _lengths[length] = b"$%d\r\n" % length
+    return told
 
 
 def _bytes(word: Argument) -> bytes:

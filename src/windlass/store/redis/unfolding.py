@@ -5,7 +5,8 @@ twentieth of a lone job's way went into that. Written as functions, run as if th
 
 Short is `local function name(…) return expression end`, or a single statement instead, if that stands in one line. A
 call stays what it is where writing it out would mean something else: an argument that is more than a name and would
-be worked out twice, or a name that means something else there.
+be worked out twice, one that does something and might be worked out later or not at all, or a name that means something
+else there.
 """
 
 import re
@@ -21,7 +22,12 @@ _SEVERAL = re.compile(r"\b(?:if|for|while|local|return|function)\b|\{")
 _CALLED = re.compile(r"[a-z][\w.]*\(")
 _PIECE = re.compile(r"'[^'\n]*'|[(\[{]|[)\]}]|,")
 _TEXT = re.compile(r"'[^'\n]*'")
-_DECLARED = re.compile(r"\blocal (?!function)([\w, ]+)|\bfunction\b *(\w*)\(([\w, ]*)\)|\bfor ([\w, ]+?) (?:=|in\b)")
+_NAMES = r"\w+(?:,\s*\w+)*"
+_DECLARED = re.compile(
+    rf"\blocal (?!function)({_NAMES})|\bfunction\b *(\w*)\(((?:{_NAMES})?)\)|\bfor ({_NAMES}) (?:=|in\b)"
+)
+_ACTS = re.compile(r"(?<![\w.])(?!(?:bit|math|string|struct|table)\.|tonumber\(|tostring\(|unpack\()[a-z_][\w.]*\(")
+_ASSIGNS = re.compile(r"[\w.\[\]]+ = (?!=)")
 _WORD = re.compile(r"'[^'\n]*'|(?<![\w.:])[A-Za-z_]\w*")
 _ATOM = re.compile(r"[\w.]+|'[^']*'|\w+\[[\w']+\]")
 _OPENS_EXPRESSION = re.compile(r"(?:[-=<>~+*/%^#,(\[{]|\.\.|\b(?:and|or|not|return|if|elseif|while|until|in))\s*\Z")
@@ -43,6 +49,8 @@ class Short(NamedTuple):
     is_value: bool
     """Or a statement."""
     body: str
+    whole: str
+    """As it stands in the script."""
 
     @property
     def others(self) -> set[str]:
@@ -57,6 +65,8 @@ class Short(NamedTuple):
         words = _WORD.findall(self.body)
         if any(words.count(name) > 1 and not _ATOM.fullmatch(argument) for name, argument in given.items()):
             return None
+        if any(_ACTS.search(_TEXT.sub("", argument)) for argument in arguments):
+            return None
         return _WORD.sub(lambda word: _bracketed(given[word[0]]) if word[0] in given else word[0], self.body)
 
 
@@ -64,19 +74,22 @@ def unfold(source: str) -> str:
     """The same script, which has no comments, with short functions written out where they are called."""
     lists = [names for found in _DECLARED.findall(source) for names in found]
     declared = Counter(name.strip() for names in lists for name in names.split(","))
-    for name in [line["name"] for line in _SHORT.finditer(source)]:  # each can only call those before it
+    names = [line["name"] for line in _SHORT.finditer(source)]
+    for name in names + names:  # each can only call those before it, but those after it may stand in its arguments
         short = _short(source, name)
         if short is not None and not any(declared[word] > 1 for word in {name, *short.others}):
-            source = _without(_written_out(source, short), name)
+            source = _without(_written_out(source, short), short)
     return source
 
 
 def _short(source: str, name: str) -> Short | None:
     line = next((line for line in _SHORT.finditer(source) if line["name"] == name), None)
-    if line is None or _SEVERAL.search(_TEXT.sub("", line["body"])):
+    if line is None or _SEVERAL.search(_TEXT.sub("", line["body"])) or len(_arguments(line["body"] + ")", 0)[0]) != 1:
+        return None
+    if line["gives"] is None and not (_is_call(line["body"]) or _ASSIGNS.match(line["body"])):
         return None
     parameters = [parameter for parameter in line["parameters"].split(", ") if parameter]
-    return Short(name, parameters, line["gives"] is not None, line["body"])
+    return Short(name, parameters, line["gives"] is not None, line["body"], line[0])
 
 
 def _written_out(source: str, short: Short) -> str:
@@ -109,8 +122,10 @@ def _places(source: str, name: str) -> Iterator[int]:
     """Where a name stands by itself. Not by an expression: to compile one for each name takes longer than to look."""
     at = source.find(name)
     while at >= 0:
-        before, after = source[at - 1 : at], source[at + len(name) : at + len(name) + 1]
-        if not (before.isalnum() or after.isalnum() or before in tuple("_.:") or after == "_"):
+        before, after = source[max(0, at - 2) : at], source[at + len(name) : at + len(name) + 1]
+        is_part = before[-1:].isalnum() or after.isalnum() or before.endswith(("_", ":")) or after == "_"
+        is_field = before.endswith(".") and before != ".."
+        if not is_part and not is_field:
             yield at
         at = source.find(name, at + 1)
 
@@ -143,7 +158,8 @@ def _bracketed(argument: str) -> str:
     return argument if _ATOM.fullmatch(argument) else f"({argument})"
 
 
-def _without(source: str, name: str) -> str:
+def _without(source: str, short: Short) -> str:
     """The script without a function that nobody calls any more."""
-    bare = _SHORT.sub(lambda line: "" if line["name"] == name else line[0], source)
-    return bare if next(_places(_TEXT.sub("", bare), name), None) is None else source
+    bare = source.replace(short.whole, "", 1)
+    named = any(True for _ in _places(bare, short.name)) and any(True for _ in _places(_TEXT.sub("", bare), short.name))
+    return source if named else bare

@@ -42,16 +42,17 @@ for i = 1, #waiting, 2 do
     if is_meant and is_known then
       local lines, heads = K .. (whose == '-' and ':heads:' or ':heads:' .. whose .. ','), {}
       for name in string.gmatch(queues, '[^,]+') do heads[#heads + 1] = lines .. name end
-      local is_idle = redis.call('EXISTS', unpack(heads)) == 0
-      if is_idle and publish('wish/' .. worker, struct.pack('>c8I8', nonce, now) .. id .. value) > 0 then
+      if redis.call('EXISTS', unpack(heads)) == 0 then
         redis.call('ZREM', wishes, nonce)
-        redis.call('DEL', K .. ':wish:' .. nonce)
-        redis.call('HSET', K .. ':runs', id, live_of(beginning_of(nonce), value, struct.pack('>sss', route, worker, node)))
-        redis.call('ZADD', K .. ':leases', stamp(now + lease), id)
-        redis.call('HINCRBY', K .. ':held', worker, '1')
-        remember(memory_of(worker, nonce, string.match(queues, '[^,]+')), id)
-        redis.call('HINCRBY', K .. ':counts:' .. tenant, queue .. ',' .. task .. ',' .. RUNNING, '1')
-        return { 1 }
+        if publish('wish/' .. worker, struct.pack('>c8I8', nonce, now) .. id .. value) > 0 then
+          redis.call('DEL', K .. ':wish:' .. nonce)
+          redis.call('HSET', K .. ':runs', id, live_of(beginning_of(nonce), value, struct.pack('>sss', route, worker, node)))
+          redis.call('ZADD', K .. ':leases', stamp(now + lease), id)
+          redis.call('HINCRBY', K .. ':held', worker, '1')
+          remember(memory_of(worker, nonce, string.match(queues, '[^,]+')), id)
+          redis.call('HINCRBY', K .. ':counts:' .. tenant, queue .. ',' .. task .. ',' .. RUNNING, '1')
+          return { 1 }
+        end
       end
     end
   end
