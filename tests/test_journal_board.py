@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import httpx2
 import msgspec
@@ -86,10 +87,10 @@ def test_r6_enqueues_go_on_while_the_store_is_down(
             await_("all drained", lambda: stored(board) == number + 1, within=30)
             drained = time.monotonic() - began
             await_("all run", lambda: succeeded(board) == number + 1, within=90)
-            before, down = range(rate), range(rate, rate * (seconds + 1))
-            healthy, p99, back = (
-                crowd.slowest(0.99, some) for some in (before, down, range(rate * (seconds + 1), number))
-            )
+            down = rate * (seconds + 1)
+            healthy, back = (crowd.slowest(0.99, some) for some in (range(rate), range(down, number)))
+            # By the second: in one of them something else may have had the machine.
+            p99 = median(crowd.slowest(0.99, range(at, at + rate)) for at in range(rate, down, rate))
             with capsys.disabled():
                 waits = f"p99 {p99 * 1000:.1f} ms, {healthy * 1000:.1f} before, {back * 1000:.1f} when it is back"
                 sys.stdout.write(f"\n{number} jobs: {waits}; drained within {drained:.1f} s\n")
