@@ -5,6 +5,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+from msgspec import Raw
+
 from windlass.model.errors import Full, Missing, TooLarge, Unavailable, WindlassError
 from windlass.model.job import NewJob
 from windlass.model.lifecycle import Verdict
@@ -23,7 +25,7 @@ from windlass.model.operations import (
 from windlass.model.worker import NewWorker
 from windlass.system import SystemClock
 from windlass.worker.membership import Membership
-from windlass.worker.reports import Reports
+from windlass.worker.reports import MOST_BYTES, Reports
 
 TOKEN = "00"  # noqa: S105 - of a job
 
@@ -244,3 +246,43 @@ async def test_last_words_that_are_sent_again_one_by_one_come_before_the_end() -
         for id in ("1aa", "2aa"):
             reports.finish(done(id), Alive(id=id, token=TOKEN))
     assert [name for name, _ in queue.told] == ["Renew", "Renew", "Finish"]
+
+
+async def test_what_has_to_wait_is_sent_on_together() -> None:
+    """Else a worker that was away for a moment sends its reports by the handful for as long as it has work."""
+
+    class Slow(Queue):
+        calls = 0
+
+        async def __call__(self, operation: Operation[Any]) -> Any:
+            if isinstance(operation, Finish):
+                self.calls += 1
+                await asyncio.sleep(0.01)
+            return await super().__call__(operation)
+
+    queue, ids = Slow(Missing("who?")), [f"{number:030x}57" for number in range(3000)]
+    async with reporting(queue) as reports:
+        for place, id in enumerate(ids):
+            reports.finish(done(id))
+            if place % 5 == 0:
+                await asyncio.sleep(0)
+    assert [job.id for job in queue.taken] == ids
+    assert queue.calls < 20
+
+
+async def test_what_has_to_wait_is_not_sent_on_in_one_that_is_too_large() -> None:
+    class Careful(Queue):
+        largest = 0
+
+        async def __call__(self, operation: Operation[Any]) -> Any:
+            if isinstance(operation, Finish):
+                self.largest = max(self.largest, sum(len(bytes(job.result or b"")) for job in operation.jobs))
+            return await super().__call__(operation)
+
+    queue, result = Careful(Unavailable("away")), Raw(bytes(3 << 20))
+    async with reporting(queue) as reports:
+        for number in range(8):
+            reports.finish(Finished(id=f"{number:030x}57", token=TOKEN, outcome=Verdict.OK, result=result))
+            await asyncio.sleep(0.005)
+    assert len(queue.taken) == 8
+    assert queue.largest <= MOST_BYTES

@@ -53,6 +53,17 @@ class Letter(NamedTuple):
     """Ids of jobs whose reports have new ones."""
     instead: Callable[[Any, WindlassError], Any] | None = None
     """What is reported in the place of what cannot be taken."""
+    size: int = 0
+    """Bytes of its results and new jobs, once it waits in a line."""
+
+    def with_more(self, other: "Letter") -> "Letter | None":
+        """Both in one, if they are of one kind and that is not too much."""
+        if self.ask != other.ask or self.instead != other.instead:
+            return None
+        if len(self.reports) + len(other.reports) > MOST_AT_ONCE or self.size + other.size > MOST_BYTES:
+            return None
+        reports = [*self.reports, *other.reports]
+        return self._replace(reports=reports, makers=self.makers | other.makers, size=self.size + other.size)
 
     def lines(self) -> "dict[Line, Letter]":
         """The same by line. What a job said last is in the line of its end."""
@@ -168,8 +179,13 @@ class Reports:
                 await self._post(one)
 
     def _put_off(self, line: Line, letter: Letter) -> None:
+        letter = letter._replace(size=sum(_weight(one) for one in letter.reports if isinstance(one, Finished)))
         if line in self._late:
-            self._late[line].append(letter)
+            # Together with the last one, unless that is on its way: else a worker that goes on meanwhile ends jobs by
+            # the handful, and would send them on by the handful for as long as it has work.
+            waiting = self._late[line]
+            more = waiting[-1].with_more(letter) if len(waiting) > 1 else None
+            waiting[-1 if more else len(waiting) :] = [more or letter]
             return
         self._late[line] = [letter]
         task = asyncio.create_task(self._send_late(line), name="windlass-reports")
