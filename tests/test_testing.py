@@ -485,7 +485,7 @@ def test_the_examples_of_the_page_pass(tmp_path: Path) -> None:
     assert sorted(files) == ["pytest.ini", "shop.py", "test_inline.py", "test_manual.py"]
     for name, code in files.items():
         (tmp_path / name).write_text(code)
-    ran = pytest_in(tmp_path, "-o", "asyncio_mode=auto")
+    ran = pytest_in(tmp_path)
     assert "6 passed" in ran.stdout, ran.stdout
     assert not (tmp_path / "shop.db").exists()
 

@@ -147,6 +147,17 @@ def token_for(address: str, environ: Mapping[str, str]) -> str:
     return (known_token(data_folder(environ)) or "") if local else ""
 
 
+async def scrub(engine: Engine, address: str) -> list[str]:
+    """What does not add up in the store of an engine, opened at this address. Reads all of it."""
+    if file_of(address) is not None:
+        from windlass.store.sqlite import scrub as of_file  # noqa: PLC0415
+
+        return await of_file.scrub(engine.desk.store)  # type: ignore[arg-type] # opened as one
+    from windlass.store.redis import scrub as of_server  # noqa: PLC0415
+
+    return await of_server.scrub(engine.desk.store)  # type: ignore[arg-type]
+
+
 async def facts_of(engine: Engine, address: str) -> Facts:
     """What the store of an engine, opened at this address, says of itself."""
     if file_of(address) is not None:

@@ -77,7 +77,7 @@ class Job(Generic[R]):
             answer = self._app.link.ask(self._ask(until), waits=True)
             if answer.state in FINISHED:
                 return self._value(answer)
-            _check(self.id, until, timeout)
+            _check(self.id, until, timeout, answer.state)
 
     async def aresult(self, timeout: Duration | None = None) -> R:  # noqa: ASYNC109 - said by those who have no loop too
         """The same in asynchronous code."""
@@ -87,7 +87,7 @@ class Job(Generic[R]):
             answer = await service(self._ask(until))
             if answer.state in FINISHED:
                 return self._value(answer)
-            _check(self.id, until, timeout)
+            _check(self.id, until, timeout, answer.state)
 
     def _ask(self, until: float | None) -> GetResult:
         wait = MOST_WAIT if until is None else min(MOST_WAIT, max(0.0, until - _clock.monotonic()))
@@ -171,6 +171,7 @@ def _until(timeout: Duration | None) -> float | None:
     return None if timeout is None else _clock.monotonic() + seconds(timeout, at="timeout")
 
 
-def _check(id: str, until: float | None, timeout: Duration | None) -> None:
-    if until is not None and _clock.monotonic() >= until:
-        raise TimeoutError(f"job {id} has not ended within {timeout}")
+def _check(id: str, until: float | None, timeout: Duration | None, state: State) -> None:
+    if until is not None and timeout is not None and _clock.monotonic() >= until:
+        within = f"{seconds(timeout, at='timeout'):g} s"
+        raise TimeoutError(f"job {id} has not ended within {within}, it is still {state}: ask again, or cancel it")

@@ -28,7 +28,10 @@ def known_token(folder: Path) -> str | None:
 
 def local_token(folder: Path, chance: Chance) -> str:
     """The token in a folder, made if there is none yet."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as fault:
+        raise Invalid(f"the folder {folder} cannot be made: {fault.strerror}; name another", at="--data") from None
     path = folder / FILE
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -3,7 +3,7 @@
 A payload that is a map becomes keyword arguments, an array positional ones, anything else the single argument; nil, the
 payload of a job that was given none, is no argument at all where none is required. What we send ourselves is a map of
 names to values, unless the signature has places without names: then it is [places, names]. Types are those that msgspec
-knows (numbers, texts, bytes, dates, enums, UUIDs, dataclasses, TypedDicts …), and pydantic's models.
+knows (numbers, texts, bytes, dates, enums, UUIDs, paths, dataclasses, TypedDicts …), and pydantic's models.
 """
 
 import functools
@@ -12,6 +12,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from pathlib import PurePath
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,7 +39,9 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def to_plain(value: Any) -> Any:
-    """What msgspec cannot encode by itself: pydantic models, and nothing else."""
+    """What msgspec cannot encode by itself: pydantic models and paths, and nothing else."""
+    if isinstance(value, PurePath):
+        return str(value)
     dump = getattr(type(value), "model_dump", None)
     if dump is not None:
         return dump(value, mode="python", by_alias=True, round_trip=True)
@@ -47,6 +50,8 @@ def to_plain(value: Any) -> Any:
 
 def from_plain(kind: type, value: Any) -> Any:
     """The same the other way round."""
+    if isinstance(value, str) and isinstance(kind, type) and issubclass(kind, PurePath):
+        return kind(value)
     validate = getattr(kind, "model_validate", None)
     if validate is None:
         raise TypeError(f"a {getattr(kind, '__name__', kind)} cannot be received")

@@ -51,6 +51,7 @@ COMMANDS = {
     "journal": ("journal:journal", LOOK, "Look at what a server has accepted."),
     "top": ("top:top", LOOK, "Watch queues, workers and failures."),
     "doctor": ("doctor:doctor", LOOK, "Look for what is wrong with a store and its workers."),
+    "openapi": ("openapi:openapi", LOOK, "Print the OpenAPI document of the server."),
     "bench": ("bench:bench", LOOK, "Measure how fast a store is."),
 }
 """Each command: where its code is, its group, and what it does."""

@@ -6,19 +6,20 @@ Each look gives findings: what was found, whether it is well, and what to do if 
 import logging
 import re
 from collections.abc import AsyncIterator, Callable
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
+from cyclopts import Parameter
 from msgspec import Struct
 from rich.text import Text
 
-from windlass.addresses import facts_of
+from windlass.addresses import facts_of, scrub
 from windlass.cli import saying
 from windlass.cli.pausing import told
 from windlass.cli.place import HERE, Place, Queue, opened
 from windlass.cli.queues import takes
 from windlass.engine import Engine
-from windlass.model.errors import Missing, Unavailable, WindlassError
+from windlass.model.errors import Invalid, Missing, Unavailable, WindlassError
 from windlass.model.job import Job, State
 from windlass.model.limit import Limit, Pause
 from windlass.model.match import Match
@@ -45,6 +46,9 @@ MOST_LOOKED_AT = 10_000
 MOST_TASKS = 200
 """Tasks of one tenant that are asked whether they are paused."""
 
+MOST_DAMAGE = 20
+"""Faults of a store that are shown."""
+
 APART = 1.0
 """Seconds that two clocks may differ."""
 
@@ -65,15 +69,20 @@ class Report(Struct, frozen=True, kw_only=True):
     findings: list[Finding]
 
 
-async def doctor(*, place: Place = HERE) -> int:
+async def doctor(
+    *,
+    deep: Annotated[bool, Parameter(help="Also read the whole store and check it for damage; slow.")] = False,
+    place: Place = HERE,
+) -> int:
     """Look for what is wrong with a store and its workers; exits 1 if something must be mended.
 
     For example:
       windlass doctor
+      windlass doctor --deep
       windlass doctor --store redis://localhost --json
     """
     findings: list[Finding] = []
-    async for finding in _examine(place):
+    async for finding in _examine(place, deep=deep):
         findings.append(finding)
         if not place.json:
             _print(finding)
@@ -83,13 +92,13 @@ async def doctor(*, place: Place = HERE) -> int:
     return 0 if well else 1
 
 
-async def _examine(place: Place) -> AsyncIterator[Finding]:
+async def _examine(place: Place, *, deep: bool) -> AsyncIterator[Finding]:
     log = logging.getLogger("windlass.store")
     usual = log.level
     log.setLevel(logging.ERROR)  # what a store warns of is among the findings
     try:
         async with opened(place, every_tenant=True) as queue:
-            for look in LOOKS:
+            for look in (*LOOKS, _consistency) if deep else LOOKS:
                 async for finding in look(queue):
                     yield finding
     except Missing:
@@ -246,6 +255,25 @@ async def _paused_of(queue: Queue, tenant: str, tasks: set[str]) -> AsyncIterato
                 found=f"{kind} {name}{whose}: {told(pause)}",
                 advice=f"its jobs wait; let them go on: windlass {kind}s resume {name}{flag}",
             )
+
+
+async def _consistency(queue: Queue) -> AsyncIterator[Finding]:
+    """Whether records, indexes and counters agree."""
+    if not isinstance(queue.service, Engine):
+        raise Invalid("a server cannot be checked so: run it on the server's machine, with --store", at="--deep")
+    found = await scrub(queue.service, queue.address)
+    if found:  # in Redis it is read in steps: what changes meanwhile is no fault
+        again = set(await scrub(queue.service, queue.address))
+        found = [one for one in found if one in again]
+    if not found:
+        yield Finding(what="consistency", level="ok", found="records, indexes and counters agree")
+        return
+    advice = "stop workers and servers and look again; if it stays, restore a backup or report it"
+    for one in found[:MOST_DAMAGE]:
+        yield Finding(what="consistency", level="FAIL", found=one, advice=advice)
+        advice = ""
+    if len(found) > MOST_DAMAGE:
+        yield Finding(what="consistency", level="FAIL", found=f"and {len(found) - MOST_DAMAGE:,} more")
 
 
 LOOKS: tuple[Callable[[Queue], AsyncIterator[Finding]], ...] = (_store, _round_trip, _workers, _upkeep, _pauses)

@@ -54,7 +54,10 @@ async def outcome(queue: Queue, id: str, most: float | None) -> Result:
             if found.state in FINISHED:
                 return found
             if left == 0:
-                raise Unfinished(f"job {id} is {found.state} after {saying.span(passed)}: it goes on")
+                raise Unfinished(
+                    f"job {id} is still {found.state} after {saying.span(passed)}: `windlass jobs result {id} --wait` "
+                    f"waits again, `windlass jobs cancel {id}` cancels it"
+                )
 
 
 def _unseen(_: Text) -> None:

@@ -141,8 +141,8 @@ async def show(queue: Annotated[str, Parameter(name="QUEUE", help="Its name.")],
     if place.json:
         saying.write_json(QueueCard(queue=queue, tasks=tasks, workers=workers, settings=settings, estimate=waits))
         return
-    saying.remark(describe(settings))
-    saying.remark(newcomers_wait(waits))
+    saying.paper().print(describe(settings), soft_wrap=True)
+    saying.paper().print(newcomers_wait(waits), soft_wrap=True)
     states = occurring(line.states for line in tasks)
     made = saying.Table("task", *states, right=tuple(states))
     for line in tasks:

@@ -18,6 +18,7 @@ from windlass.dialect.s4 import Habits
 from windlass.engine import Settings
 from windlass.engine.journal import JournalSettings
 from windlass.local import data_folder
+from windlass.model.errors import Invalid
 from windlass.server.listening import Listening
 from windlass.serving import Serving
 from windlass.serving import serve as run
@@ -56,7 +57,8 @@ def serve(
     ] = None,
     worker: Annotated[bool, Parameter(group=WORK, negative="--no-worker", help="Whether it does (yes).")] = True,
     slots: Annotated[
-        int | None, Parameter(name=("--slots", "-c"), group=WORK, metavar="N", help="Jobs at once (32).")
+        int | None,
+        Parameter(name=("--slots", "--concurrency", "-c"), group=WORK, metavar="N", help="Jobs at once (32)."),
     ] = None,
     allow_upload: Annotated[
         bool | None, Parameter(group=UPLOADED, negative="", help="Take in handlers: code that workers run.")
@@ -84,6 +86,8 @@ def serve(
     reach = {"reach": tuple(push_allow or ()), "loopback": where.local}
     chosen = options_of(settings, **reach)
     own = data or data_folder(dict(os.environ))
+    if own.exists() and not own.is_dir():
+        raise Invalid(f"{own} is not a folder: name the folder where the server keeps its token", at="--data")
     serving = Serving(
         store=settings.store,
         data=own,

@@ -52,7 +52,8 @@ def worker(
         ),
     ] = None,
     slots: Annotated[
-        int | None, Parameter(name=("--slots", "-c"), group=SHARE, metavar="N", help="Jobs that run at once (32).")
+        int | None,
+        Parameter(name=("--slots", "--concurrency", "-c"), group=SHARE, metavar="N", help="Jobs run at once (32)."),
     ] = None,
     contexts: Annotated[
         int | None, Parameter(group=SHARE, metavar="N", help="Processes that share them (one a processor).")

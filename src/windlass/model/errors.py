@@ -155,5 +155,5 @@ def from_problem(problem: Problem) -> WindlassError:
     return ERRORS.get(problem.code, WindlassError)(problem.detail, at=problem.at)
 
 
-for _error in (WindlassError, Invalid, Unauthenticated, Denied, Missing, Conflict, TooLarge, Busy, Unavailable, Full):
+for _error in (WindlassError, *ERRORS.values()):
     _error.__module__ = "windlass"  # where people import them from, and what they are called when they are printed
