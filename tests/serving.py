@@ -48,15 +48,17 @@ async def served(
     limits: Limits | None = None,
     notifications: s4.Habits | None = None,
     asking: Service | None = None,
+    service: Service | None = None,
 ) -> AsyncIterator[str]:
-    """The address of a server that asks this engine, or for other people's routes a service before it."""
-    door, service, bounds = gate(engine, clock, local=local), asking or engine, limits or Limits()
+    """The address of a server that asks this engine, or a service before it: for all routes, or other people's."""
+    service = service or engine
+    door, others, bounds = gate(engine, clock, local=local), asking or service, limits or Limits()
     also = [
-        *s2.routes(service, door, bounds),
-        *s3.routes(service, door, bounds),
-        *s4.routes(service, door, bounds, notifications),
+        *s2.routes(others, door, bounds),
+        *s3.routes(others, door, bounds),
+        *s4.routes(others, door, bounds, notifications),
     ]
-    app = application(engine, engine, door, limits, also=also)
+    app = application(service, engine, door, limits, also=also)
     http = server(app, Listening(port=0))
     http.config.load()
     http.lifespan = http.config.lifespan_class(http.config)

@@ -1,6 +1,6 @@
 """New jobs on their way into a store: checked against what is declared and allowed, and given their ids."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from msgspec.structs import asdict, replace
 
@@ -8,7 +8,7 @@ from windlass.engine.desk import Desk
 from windlass.engine.lines import Lines, drafts_in, lines_with
 from windlass.engine.tiers import admit
 from windlass.model import wire
-from windlass.model.admission import check_all, check_new
+from windlass.model.admission import Sound, check_all, check_new
 from windlass.model.errors import Invalid
 from windlass.model.fresh_ids import ids_like, texts_like
 from windlass.model.job import TEXT, NewJob
@@ -34,6 +34,30 @@ def drafts_of(desk: Desk, operation: Enqueue | EnqueueMany | EnqueueLines) -> li
             return _drafts(desk, operation)
         case _:
             return drafts_in(lines_of(desk, operation))
+
+
+async def checked_parts(desk: Desk, operation: EnqueueMany, check: "Check") -> Iterable[list[Draft]]:
+    """All the new jobs of an operation, no more in each part than a store takes at once. What is wrong with any of them
+    is told before the first part.
+    """
+    parts = _parts(operation)
+    if len(parts) > 1 and not any(map(has_terms, operation.jobs)):
+        return (drafts_of(desk, part) for part in parts)  # there may be a hundred thousand: none before its turn
+    made = [drafts_of(desk, part) for part in parts]
+    await check([draft for drafts in made for draft in drafts], "jobs")
+    return made
+
+
+Check = Callable[[Sequence[Draft], str], Awaitable[None]]
+"""Refuses jobs that ask for what their queues do not have."""
+
+
+def _parts(operation: EnqueueMany) -> list[EnqueueMany]:
+    news = operation.jobs
+    if not isinstance(news, Sound) or len(news) <= MOST_AT_ONCE:
+        return [operation]
+    starts = range(0, len(news), MOST_AT_ONCE)
+    return [EnqueueMany(tenant=operation.tenant, jobs=news.part(start, start + MOST_AT_ONCE)) for start in starts]
 
 
 def _drafts(desk: Desk, operation: EnqueueMany) -> list[Draft]:
@@ -91,13 +115,18 @@ def _check_tenant(tenant: str) -> None:
         raise Invalid("a job belongs to one tenant, not to '-'", at="tenant")
 
 
+def has_terms(new: NewJob) -> bool:
+    """Whether a job asks for something that its queue may not have."""
+    return new.tier is not None or new.yielding
+
+
 async def check_terms(desk: Desk, drafts: Sequence[Draft], at: str) -> None:
     """Refuse tiers that their queues do not have, and yielding jobs for which there is no place now."""
-    if all(new.new.tier is None and not new.new.yielding for new in drafts):
+    if not any(has_terms(new.new) for new in drafts):
         return
     regime = await desk.regimes.refreshed()
     for place, new in enumerate(drafts):
-        if new.new.tier is None and not new.new.yielding:
+        if not has_terms(new.new):
             continue
         try:
             regime.admitted(new, strict=True)

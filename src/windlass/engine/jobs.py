@@ -1,7 +1,7 @@
 """Answers to the operations on jobs: queue, look, list, count, cancel, run again, delete."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
@@ -11,11 +11,11 @@ from msgspec.structs import asdict, replace
 
 from windlass.engine.attending import attend_every
 from windlass.engine.desk import Desk, no_job, owns
-from windlass.engine.drafts import check_terms, drafts_of
+from windlass.engine.drafts import check_terms, checked_parts, drafts_of
 from windlass.engine.estimates import at_the_door
 from windlass.engine.following import add
 from windlass.engine.gathering import Gathering
-from windlass.engine.sureness import accepted_all
+from windlass.engine.sureness import accepted_all, taking
 from windlass.model import lifecycle, wire
 from windlass.model.errors import Invalid
 from windlass.model.job import FINISHED, Job, Reason, State
@@ -46,7 +46,7 @@ from windlass.model.operations import (
     Show,
     Stats,
 )
-from windlass.store import Record, Scope, Slice
+from windlass.store import Draft, Record, Scope, Slice
 
 MOST_SCANNED = 10_000
 """Jobs looked at for one page: a rare match gives a short page that says where to go on."""
@@ -75,23 +75,31 @@ def _gathering(desk: Desk) -> Gathering:
 
 
 async def enqueue_many(desk: Desk, operation: EnqueueMany) -> Enqueued:
-    drafts = drafts_of(desk, operation)
-    await check_terms(desk, drafts, "jobs")
-    ids = [draft.id for draft in drafts]
-    with accepted_all(ids):
-        created = await add(desk, drafts, surely=True)
-    return Enqueued(ids=ids, created=sum(created))
+    return await _enqueue_all(desk, await checked_parts(desk, operation, partial(check_terms, desk)))
+
+
+async def _enqueue_all(desk: Desk, parts: Iterable[list[Draft]]) -> Enqueued:
+    """One part after the other: a fault in the middle says which jobs were accepted."""
+    ids: list[str] = []
+    created = 0
+    for drafts in parts:
+        some = [draft.id for draft in drafts]
+        async with taking(ids, some, partial(_number_of, desk)):
+            with accepted_all(some):
+                created += sum(await add(desk, drafts, surely=True))
+        ids += some
+    return Enqueued(ids=ids, created=created)
+
+
+async def _number_of(desk: Desk, ids: list[str]) -> int:
+    return sum(record is not None for record in (await desk.store.read(ids)).records)
 
 
 async def enqueue_lines(desk: Desk, operation: EnqueueLines) -> Enqueued:
     drafts = drafts_of(desk, operation)
     await check_terms(desk, drafts[:1], "wishes")
-    ids = [draft.id for draft in drafts]
-    created = 0
-    with accepted_all(ids):
-        for start in range(0, len(drafts), MOST_AT_ONCE):
-            created += sum(await add(desk, drafts[start : start + MOST_AT_ONCE], surely=True))
-    return Enqueued(ids=ids, created=created)
+    parts = (drafts[start : start + MOST_AT_ONCE] for start in range(0, len(drafts), MOST_AT_ONCE))
+    return await _enqueue_all(desk, parts)
 
 
 async def show(desk: Desk, operation: Show) -> Job:

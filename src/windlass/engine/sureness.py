@@ -1,8 +1,12 @@
-"""What is said to whoever sent jobs that were accepted, but not by as many as they should be."""
+"""What is said to whoever sent jobs of which not all were accepted, or not by as many as they should be."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 
-from windlass.model.errors import NotReplicated
+from windlass.model.errors import Full, NotReplicated, Partly, Unavailable, WindlassError
+
+Find = Callable[[list[str]], Awaitable[int]]
+"""How many of these jobs there are."""
 
 MOST_NAMED = 3
 
@@ -26,3 +30,35 @@ def _named(ids: Sequence[str]) -> str:
         return f"job {ids[0]} (under this id it may be sent again) is"
     named = ", ".join([*ids[:MOST_NAMED], *(["…"] if len(ids) > MOST_NAMED else [])])
     return f"{len(ids)} jobs ({named}: under these ids they may be sent again) are"
+
+
+@asynccontextmanager
+async def taking(before: list[str], ids: list[str], find: Find | None = None) -> AsyncIterator[None]:
+    """While jobs are accepted after others of the same request: a fault says which of all these were.
+
+    `find`: a store may be full after it has taken some of them; null = it takes all or none.
+    """
+    try:
+        yield
+    except WindlassError as fault:
+        accepted, unsure = await _told_apart(fault, ids, find)
+        if before or accepted or unsure:
+            fault.partly = Partly([*before, *accepted], unsure)
+        raise
+
+
+async def _told_apart(fault: WindlassError, ids: list[str], find: Find | None) -> tuple[list[str], list[str]]:
+    """Those that are accepted, and those that may be."""
+    if isinstance(fault, NotReplicated):
+        return ids, []
+    if isinstance(fault, Unavailable):
+        return [], ids
+    if not isinstance(fault, Full) or find is None:
+        return [], []
+    try:
+        found = await find(ids)
+    except WindlassError:
+        return [], ids
+    if found == len(ids):
+        return ids, []
+    return [], (ids if found else [])

@@ -35,6 +35,24 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The path of the faulty field, empty when no single field is at fault."""
     state: str = ""
     """The state of the job that was waited for in vain."""
+    accepted: list[str] = []
+    """Of several jobs that were sent together and refused in the middle: the ids of the first of them, in the order
+    sent, which were accepted all the same.
+    """
+    unsure: list[str] = []
+    """The ids of those that follow and may have been accepted or not: sent again under these ids, each is queued once.
+    """
+    line: int = 0
+    """The number of the first line that was not accepted, or may not have been."""
+
+
+class Partly(Struct, frozen=True):
+    """What became of several jobs that were refused in the middle."""
+
+    accepted: list[str]
+    """The ids of the first of them, which are queued."""
+    unsure: list[str]
+    """The ids of those that follow and may be queued or not."""
 
 
 class WindlassError(Exception):
@@ -49,12 +67,26 @@ class WindlassError(Exception):
         super().__init__(detail)
         self.detail = detail
         self.at = at
+        self.partly: Partly | None = None
+        """What became of several jobs that were sent together; null = none of them was accepted."""
+        self.line = 0
+        """The first line of a body that was not accepted."""
 
     def __str__(self) -> str:
         return f"{self.at}: {self.detail}" if self.at else self.detail
 
     def problem(self) -> Problem:
-        return Problem(title=self.title, status=self.status, detail=self.detail, code=self.code, at=self.at)
+        partly = self.partly or Partly([], [])
+        return Problem(
+            title=self.title,
+            status=self.status,
+            detail=self.detail,
+            code=self.code,
+            at=self.at,
+            accepted=partly.accepted,
+            unsure=partly.unsure,
+            line=self.line,
+        )
 
 
 class Invalid(WindlassError):
@@ -152,7 +184,10 @@ ERRORS: dict[str, type[WindlassError]] = {
 
 def from_problem(problem: Problem) -> WindlassError:
     """The error that a problem speaks of, so that a client raises what the engine raised."""
-    return ERRORS.get(problem.code, WindlassError)(problem.detail, at=problem.at)
+    error = ERRORS.get(problem.code, WindlassError)(problem.detail, at=problem.at)
+    if problem.accepted or problem.unsure:
+        error.partly, error.line = Partly(problem.accepted, problem.unsure), problem.line
+    return error
 
 
 for _error in (WindlassError, *ERRORS.values()):

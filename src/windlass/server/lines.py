@@ -21,8 +21,8 @@ Line = tuple[int, bytes]
 """The number of a line that is not empty, and its text. No more than that, for there are thousands."""
 
 
-async def jobs_of(data: bytes, limits: Limits) -> Sound:
-    """The jobs of a body; a fault is told with the number of its line."""
+async def jobs_of(data: bytes, limits: Limits) -> tuple[Sound, list[int]]:
+    """The jobs of a body, and the numbers of their lines; a fault is told with the number of its line."""
     if data.count(b"\n") > limits.most_lines:
         raise TooLarge(f"a body may have {limits.most_lines} lines: send less at once", at="body")
     _check_text(data)
@@ -31,7 +31,7 @@ async def jobs_of(data: bytes, limits: Limits) -> Sound:
     for start in range(0, len(lines), BREATH):
         found += _jobs(lines[start : start + BREATH], limits)
         await asyncio.sleep(0)
-    return found
+    return found, [number for number, _ in lines]
 
 
 def _check_text(data: bytes) -> None:

@@ -1,5 +1,6 @@
 """A route for every shape: a request becomes an operation, its answer a response."""
 
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -15,7 +16,6 @@ from windlass.model.job import FINISHED, State
 from windlass.model.operations import (
     MOST_AT_ONCE,
     Accepted,
-    Enqueued,
     EnqueueLines,
     EnqueueMany,
     GetResult,
@@ -36,6 +36,8 @@ from windlass.server.limits import Limits, read_body
 from windlass.server.lines import jobs_of
 
 PREFIX = "/v1/{tenant}"
+
+_PLACE = re.compile(r"jobs\[(\d+)\](.*)", re.DOTALL)
 
 OFTEN = ("enqueue", "work")
 """Scopes of those who send jobs in and of those who run them."""
@@ -132,16 +134,17 @@ class Routes:
             page = await self._service(replace(operation, after=page.next))
 
     async def _lines(self, request: Request, tenant: str) -> Response:
-        """A job a line. All are looked at before the first is queued; then they are, a thousand at a time."""
+        """A job a line. All are looked at before the first is queued; a store may refuse them in the middle even so."""
         form = formats.wanted(request.headers.get("accept", ""), "json")
-        news = await jobs_of(await read_body(request, self._limits), self._limits)
-        ids: list[str] = []
-        created = 0
-        for start in range(0, len(news), MOST_AT_ONCE):
-            some = await self._service(EnqueueMany(tenant=tenant, jobs=news.part(start, start + MOST_AT_ONCE)))
-            ids += some.ids
-            created += some.created
-        return Response(bodies.encode(Enqueued(ids=ids, created=created), form), 201, media_type=formats.TYPES[form])
+        news, numbers = await jobs_of(await read_body(request, self._limits), self._limits)
+        try:
+            answer = await self._service(EnqueueMany(tenant=tenant, jobs=news))
+        except WindlassError as fault:
+            fault.at = _by_line(fault.at, numbers)
+            if fault.partly is not None and len(fault.partly.accepted) < len(numbers):
+                fault.line = numbers[len(fault.partly.accepted)]
+            raise
+        return Response(bodies.encode(answer, form), 201, media_type=formats.TYPES[form])
 
 
 def _route(shape: Shape, answer: Answer) -> Route:
@@ -153,6 +156,12 @@ def _route(shape: Shape, answer: Answer) -> Route:
 def _is_bare(request: Request) -> bool:
     """Whether a request brings no body."""
     return request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
+
+
+def _by_line(at: str, numbers: list[int]) -> str:
+    """Where something is wrong, as somebody says it who counts lines."""
+    found = _PLACE.match(at)
+    return at if found is None else f"line {numbers[int(found[1])]}{found[2]}"
 
 
 def _text(data: bytes) -> str:

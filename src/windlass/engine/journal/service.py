@@ -19,7 +19,7 @@ from msgspec.structs import asdict, replace
 
 from windlass.engine import Engine
 from windlass.engine.desk import no_job, owns
-from windlass.engine.drafts import check_terms, drafts_of, lines_of
+from windlass.engine.drafts import check_terms, checked_parts, drafts_of, lines_of
 from windlass.engine.estimates import at_the_door, before_the_door, through_the_door
 from windlass.engine.journal.drainer import Drainer
 from windlass.engine.journal.journal import Journal
@@ -27,7 +27,7 @@ from windlass.engine.journal.runs import Entry
 from windlass.engine.lines import Lines, sample_of
 from windlass.engine.regime import Regime
 from windlass.engine.sound import sound
-from windlass.engine.sureness import accepted_all
+from windlass.engine.sureness import accepted_all, taking
 from windlass.model.errors import PartAway, Unavailable, WindlassError
 from windlass.model.fresh_ids import SIZE, texts_like
 from windlass.model.job import Job, Reason, State, Terms
@@ -135,11 +135,14 @@ class Journaled:
         return self._drainer.flows and not self._drainer.is_away(draft)
 
     async def _enqueue_many(self, operation: EnqueueMany) -> Enqueued:
-        drafts = drafts_of(self._engine.desk, operation)
-        await self._check_terms(drafts, "jobs")
-        named = any(map(_is_own, operation.jobs))
-        created = await self._accept(drafts, named=named) if drafts else 0
-        return Enqueued(ids=[draft.id for draft in drafts], created=created)
+        ids: list[str] = []
+        created = 0
+        for drafts in await checked_parts(self._engine.desk, operation, self._check_terms):
+            some = [draft.id for draft in drafts]
+            async with taking(ids, some):
+                created += await self._accept(drafts, named=any(_is_own(one.new) for one in drafts)) if drafts else 0
+            ids += some
+        return Enqueued(ids=ids, created=created)
 
     async def _enqueue_lines(self, operation: EnqueueLines) -> Enqueued:
         lines = lines_of(self._engine.desk, operation)
