@@ -122,6 +122,17 @@ async def test_a_wire_is_quiet_until_somebody_watches_and_soon_after_the_last_ha
             await asyncio.sleep(0.05)
 
 
+async def test_nothing_is_lost_while_it_is_looked_up_whether_somebody_watches(store: Store, other: Store) -> None:
+    """Several who publish at the same moment: the first of them looks, the others must not take that for a no."""
+    here, there = cast("Wire", store), cast("Wire", other)
+    async with here.watch() as watch:
+        await asyncio.gather(*(there.publish([f"a {number}"]) for number in range(10)))
+        found: list[str] = []
+        while len(found) < 10:
+            found += await heard(watch)
+        assert sorted(found) == [f"a {number}" for number in range(10)]
+
+
 @pytest.mark.parametrize("kind", ["file"], indirect=True)
 async def test_who_reads_too_slowly_hears_of_a_gap(store: Store, other: Store) -> None:
     here, there = cast("Wire", store), cast("Wire", other)
@@ -243,7 +254,7 @@ async def test_more_than_can_be_looked_up_is_a_gap(
 ) -> None:
     monkeypatch.setattr(feed, "MOST_AT_ONCE", 2)
     async with engine.watching("default", Match()) as watcher:
-        await asyncio.gather(*(enqueue(elsewhere, f"t{number}") for number in range(5)))
+        await elsewhere(EnqueueMany(jobs=[NewJob(task=f"t{number}") for number in range(5)]))  # told in one breath
         assert [event.name for event in await told(watcher, 3)] == ["queued", "queued", "gap"]
 
 

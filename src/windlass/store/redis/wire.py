@@ -69,9 +69,10 @@ class Wire:
         return not self._watched and machine.monotonic() < self._look_at
 
     async def publish(self, news: Sequence[str]) -> None:
-        if machine.monotonic() >= self._look_at:
-            self._look_at = machine.monotonic() + LOOK_EVERY
+        now = machine.monotonic()
+        if now >= self._look_at:
             self._watched = await self._connection.ask(self._key, "GET", self._key) is not None
+            self._look_at = now + LOOK_EVERY  # not before: others who publish meanwhile would take it for a no
         if self._watched:
             await self._connection.ask(self._key, "PUBLISH", self._channel, "\n".join(news))
 
