@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.patience import PATIENCE
 from tests.wires import Wire
 from windlass import Windlass
 
@@ -148,7 +149,7 @@ def _until(number: int, file: str) -> int:
     raise NotImplementedError
 
 
-def await_(what: str, done: Callable[[], bool], within: float = 30.0) -> float:
+def await_(what: str, done: Callable[[], bool], within: float = PATIENCE) -> float:
     """Wait until something is so; how long it took."""
     began = time.monotonic()
     while not done():

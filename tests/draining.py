@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.journals import draft
+from tests.patience import PATIENCE
 from tests.servers import Server
 from windlass.engine import Engine
 from windlass.engine.journal import Disk, Journal, Journaled, JournalSettings, open_journaled
@@ -36,7 +37,7 @@ async def journaled_at(url: str, folder: Path, prefix: str = "wl") -> AsyncItera
         yield service
 
 
-async def until(done: Callable[[], Awaitable[bool]], within: float = 60.0) -> None:
+async def until(done: Callable[[], Awaitable[bool]], within: float = PATIENCE) -> None:
     async with asyncio.timeout(within):
         while not await done():
             await CLOCK.sleep(0.02)

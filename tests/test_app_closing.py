@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.servers import StartServer
 
 HEAD = """
@@ -45,6 +46,10 @@ def test_nothing_is_said_at_the_end(kind: str, end: str, tmp_path: Path, start_s
     address = str(tmp_path / "jobs.db") if kind == "file" else start_server("redis").url
     more = [str(tmp_path / "journal")] if kind == "journal" else []
     done = subprocess.run(
-        [sys.executable, "-c", HEAD + end, address, *more], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", HEAD + end, address, *more],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -9,6 +9,7 @@ import pytest
 
 from tests.board import Board, Relay, await_, killing
 from tests.pace import stretched
+from tests.patience import PATIENCE
 from tests.servers import StartServer
 from windlass.model.errors import Unavailable
 from windlass.model.job import State
@@ -47,7 +48,7 @@ def test_killed_workers_lose_nothing_and_complete_nothing_twice(board: Board) ->
         for start in range(0, number, 50):
             board.task("work").map([(one, 0.005) for one in range(start, start + 50)])
             time.sleep(0.15)
-    await_("all succeeded", lambda: all_succeeded(board, number + 1), within=60)
+    await_("all succeeded", lambda: all_succeeded(board, number + 1))
     starts, ends = board.starts(), board.ends()
     assert all(ends[one] >= 1 for one in range(number)), "lost"
     again = sum(starts.values()) - len(starts)
@@ -90,7 +91,7 @@ def test_workers_that_are_replaced_gracefully_run_nothing_twice(board: Board) ->
         old = board.workers[-1]
         board.start()
         old.terminate()
-        assert old.wait(35) == 0
+        assert old.wait(PATIENCE) == 0
     assert [job.result(60) for job in jobs] == [1] * number
     assert set(board.starts().values()) == {1}
 

@@ -23,6 +23,7 @@ from msgspec import Raw
 from rich.console import Console
 
 from tests.clusters import joined
+from tests.patience import PATIENCE
 from tests.servers import NewPrefix, Server, StartServer
 from windlass import __version__, cli
 from windlass.addresses import open_engine
@@ -52,7 +53,6 @@ PROGRAM = [sys.executable, "-c", "import sys; from windlass.cli import main; sys
 NOBODY = "01936f2e-0000-7000-8000-0000000000df"
 NO_PORT = 1
 """Nobody listens there."""
-PATIENCE = 20.0
 
 
 class Ran(NamedTuple):
@@ -698,7 +698,7 @@ def test_settings_of_the_engine_hold_for_commands(
 
 
 def program(*argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([*PROGRAM, *argv], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([*PROGRAM, *argv], capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def test_the_program_itself_ends_with_the_status_of_its_command(folder: Path) -> None:
@@ -733,7 +733,9 @@ def test_each_command_explains_itself(windlass: Windlass, name: str) -> None:
 @pytest.mark.parametrize("argv", [["--help"], ["--version"], ["nope"]])
 def test_what_needs_no_store_imports_none(argv: list[str]) -> None:
     code = "import sys; from windlass.cli import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
-    ran = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
     loaded = set(ran.stderr.split())
     assert "windlass.cli" in loaded
     assert not loaded & {"apsw", "redis", "hiredis", "asyncio", "windlass.daemon"}

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.workers import ON_A_FILE, Workshop
 from windlass.model.job import State
 
@@ -76,21 +77,21 @@ def test_queues_tasks_and_limits_are_paused_and_resumed(workshop: Workshop) -> N
     assert "queue default: paused: moved" in ok(workshop, "queues", "ls")
     assert job.state is State.QUEUED
     ok(workshop, "queues", "resume", "default")
-    assert job.result(timeout=10) == 3
+    assert job.result(timeout=PATIENCE) == 3
 
     assert "paused until" in ok(workshop, "tasks", "pause", "add", "--for", "1h")
     job = workshop.chores.add.enqueue(3, 4)
-    assert workshop.chores.co_add.enqueue(1, 1).result(timeout=10) == 2
+    assert workshop.chores.co_add.enqueue(1, 1).result(timeout=PATIENCE) == 2
     assert job.state is State.QUEUED
     ok(workshop, "tasks", "resume", "add")
-    assert job.result(timeout=10) == 7
+    assert job.result(timeout=PATIENCE) == 7
 
     ok(workshop, "limits", "set", "some", "--task", "add", "--running", "9")
     ok(workshop, "limits", "pause", "some", "--for", "6s")
     job = workshop.chores.add.enqueue(5, 6)
-    assert workshop.chores.co_add.enqueue(2, 2).result(timeout=10) == 4
+    assert workshop.chores.co_add.enqueue(2, 2).result(timeout=PATIENCE) == 4
     assert job.state is State.QUEUED
-    assert job.result(timeout=20) == 11, "a pause ends by itself"
+    assert job.result(timeout=PATIENCE) == 11, "a pause ends by itself"
 
 
 def test_how_a_queue_is_run_is_said_and_told(workshop: Workshop) -> None:

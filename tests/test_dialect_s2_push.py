@@ -8,6 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
+from tests.patience import PATIENCE
 from tests.serving import decoded, encoded, process, web
 from tests.stations import Receiver, Sent, Station, always, receiver, until
 from windlass.dialect import s2_words as words
@@ -133,7 +134,7 @@ async def test_a_silent_worker_is_dropped_and_one_that_says_it_lives_is_not(mast
         job = await master.push()
         first = read((await silent.has(1))[0])
         kept = await master.register(living)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while not living.sent:
                 await master.ask("PUT", "/worker", status=204, worker=kept)
                 await asyncio.sleep(0.2)

@@ -5,13 +5,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.patience import PATIENCE
 from tools.fresh import PAGES
 
 ROOT = Path(__file__).parent.parent
 
 
 def run(*command: str, cwd: Path) -> str:
-    return subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True, timeout=60).stdout
+    return subprocess.run(command, cwd=cwd, check=True, capture_output=True, text=True, timeout=PATIENCE).stdout
 
 
 def test_the_start_in_the_readme_greets(tmp_path: Path) -> None:
@@ -25,7 +26,7 @@ def test_the_start_in_the_readme_greets(tmp_path: Path) -> None:
         assert "succeeded" in run(sys.executable, "-m", "windlass", "jobs", "ls", cwd=tmp_path)
     finally:
         worker.terminate()
-        assert worker.wait(10) == 0
+        assert worker.wait(PATIENCE) == 0
 
 
 def test_the_demonstration_runs_to_its_end(tmp_path: Path) -> None:

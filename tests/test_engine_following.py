@@ -8,6 +8,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from tests.engines import enqueue, finish, packed, register, state, take
+from tests.patience import PATIENCE
 from tests.worlds import SeededChance, VirtualClock
 from windlass.engine import Engine, upkeep
 from windlass.model import wire
@@ -262,7 +263,7 @@ async def test_house_is_kept_for_those_who_wait(engine: Engine, clock: VirtualCl
     job = await enqueue(engine, after=[parent.id])
     await end(engine, parent.id)
     house = asyncio.ensure_future(upkeep.keep_house(engine, clock))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while await state(engine, job.id) is State.BLOCKED or not await made(engine, "next"):
             clock.advance(0.1)
             await asyncio.sleep(0.005)

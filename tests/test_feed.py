@@ -14,6 +14,7 @@ import httpx2
 import pytest
 
 from tests.engines import enqueue, finish, packed, register, take
+from tests.patience import PATIENCE
 from tests.servers import StartServer
 from tests.serving import LOCAL, web
 from tests.stations import Station
@@ -73,7 +74,7 @@ def elsewhere(other: Store) -> Engine:
 async def told(watcher: Watching, number: int) -> list[Event]:
     """So many events, and not one more that came with them."""
     found: list[Event] = []
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while len(found) < number:
             found += await watcher.take(10)
     assert len(found) == number, found
@@ -89,7 +90,7 @@ def quiet(wire: Wire) -> bool:
 
 
 async def heard(watch: Watch) -> list[str]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         return await watch.hear()
 
 
@@ -116,7 +117,7 @@ async def test_a_wire_is_quiet_until_somebody_watches_and_soon_after_the_last_ha
         await there.publish(["a 1"])
         assert await heard(watch) == ["a 1"]
         assert not quiet(there)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while not quiet(there):
             await there.publish(["b 2"])
             await asyncio.sleep(0.05)
@@ -142,7 +143,7 @@ async def test_who_reads_too_slowly_hears_of_a_gap(store: Store, other: Store) -
             await there.publish(news)
         first = await heard(watch)
         assert len(first) < 40_000
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while GAP not in first:
                 await asyncio.sleep(0.01)
                 await there.publish(["after 1"])
@@ -296,7 +297,7 @@ async def test_a_lost_wire_is_a_gap_and_is_taken_up_again(
             broken_for_now.setattr(engine.desk.store, "read", broken)
             await enqueue(elsewhere, "missed")
             assert [event.name for event in await told(watcher, 1)] == ["gap"]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await engine.feed.ready.wait()
         await enqueue(elsewhere, "heard")
         assert said(await told(watcher, 1)) == [("queued", "heard")]
@@ -319,7 +320,7 @@ async def test_a_store_that_tells_nothing_is_said_to_be_away(
 
     monkeypatch.setattr(engine.desk.wire, "watch", watch)
     with pytest.raises(Unavailable):
-        async with asyncio.timeout(5), engine.watching("default", Match()):
+        async with asyncio.timeout(PATIENCE), engine.watching("default", Match()):
             pass
 
 
@@ -355,7 +356,7 @@ async def stream(hub: Station, path: str, token: str = LOCAL) -> AsyncIterator[A
 
 
 async def following(found: AsyncIterator[Any]) -> Any:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         return await anext(found)
 
 
@@ -416,7 +417,7 @@ async def test_nobody_is_told_of_the_jobs_of_another_tenant(hub: Station) -> Non
 async def test_a_stream_of_all_jobs_ends_when_the_server_stops(hub: Station) -> None:
     async with answered(hub, "/v1/default/events") as response:
         hub.stopping.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await response.aread()
     assert not hub.engine.feed.ready.is_set()
 
@@ -452,7 +453,7 @@ async def test_the_events_of_a_job_are_told_to_its_handle(hub: Station, app: Win
 async def test_the_events_of_all_jobs_are_told_to_an_app(hub: Station, app: Windlass) -> None:
     async with aclosing(app.aevents(task="mine")) as seen:
         beginning = asyncio.ensure_future(following(seen))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while not beginning.done():  # nobody says when it has begun to watch
                 await hub.enqueue("other")
                 await hub.enqueue("mine")
@@ -473,7 +474,7 @@ async def test_a_handle_without_a_loop_hears_of_a_life(hub: Station, app: Windla
                 app.job(job.id).cancel()
         return found
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         found = await asyncio.to_thread(names)
     assert [name for name in found if name != "estimate"] == ["queued", "cancelled"]
     await asyncio.to_thread(app.close)
@@ -494,7 +495,7 @@ async def test_whatever_the_queue_answers_can_be_asked_without_a_loop(hub: Stati
         app.ask(EnqueueMany(jobs=[NewJob(task="work", queue="default", yielding=True)]))
         app.close()
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         await asyncio.to_thread(ask)
 
 
@@ -516,7 +517,7 @@ async def test_the_command_line_tells_what_happens_to_matching_jobs(hub: Station
         assert tail.stdout is not None
         line = asyncio.ensure_future(tail.stdout.readline())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 while not line.done():  # nobody says when it has begun to watch
                     await hub.enqueue("other")
                     await hub.enqueue("mine")

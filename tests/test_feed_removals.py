@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from tests.engines import enqueue, finish, register, take
+from tests.patience import PATIENCE
 from tests.serving import LOCAL
 from tests.test_feed import elsewhere, other, said, told
 from tests.worlds import VirtualClock
@@ -88,7 +89,7 @@ async def test_only_who_could_have_seen_a_job_hears_that_it_is_gone(engine: Engi
 
 async def test_deletions_are_told_over_http(engine: Engine, site: str) -> None:
     job = await enqueue(engine, "unwanted")
-    async with Client(site, LOCAL) as client, asyncio.timeout(20):
+    async with Client(site, LOCAL) as client, asyncio.timeout(PATIENCE):
         stream = client.watch("default", Match())
         first = asyncio.ensure_future(anext(stream))
         await engine.feed.ready.wait()

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tests.engines import enqueue, register
+from tests.patience import PATIENCE
 from tests.worlds import SeededChance, StoreKind, VirtualClock, open_store
 from windlass.engine import Engine
 from windlass.engine.drafts import draft
@@ -150,7 +151,7 @@ async def test_whoever_watches_is_told_once_of_each_job_of_such_a_batch(
         drafts = [draft(engine.desk, "default", NewJob(task="work"), "job") for _ in range(1500)]
         await add(engine.desk, drafts)
         told: list[str] = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while len(told) < 1500:
                 told += await watch.hear()
     assert sorted(told) == sorted(f"queued {one.id}" for one in drafts)

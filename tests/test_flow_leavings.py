@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 from msgspec import Raw
 
+from tests.patience import PATIENCE
 from tests.worlds import SeededChance, StoreKind, VirtualClock, World, scrub
 from windlass.model.job import NewJob
 from windlass.model.names import EVERY_TENANT, fresh_id
@@ -88,7 +89,7 @@ class Passage:
         drafts = [self._draft(number) for number in numbers] + [self._draft(n) for n in numbers[::10] for _ in "ab"]
         assert all(await self._store.add(drafts))
         left = len(drafts)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             while left:
                 await flow.rouse(1000)
                 wish = Wish(self._worker, self._chance.token(), AT_ONCE, 60.0, repeatable=False, heard=False)
@@ -117,7 +118,7 @@ async def test_keys_without_end_leave_nothing_behind(store: Store, rules: str, m
 async def _is_as(store: Store, before: Leavings) -> None:
     """By and by, as house is kept; and what has a clock goes by it."""
     found: Leavings = {}
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while not found or sum(found.values()) > sum(before.values()) + ONCE:
             await asyncio.sleep(0.05 if found else 0)
             await cast("Flow", store).rouse(1000)

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.pace import stretched
+from tests.patience import PATIENCE
 from tests.uploaded import (
     LANGUAGES,
     WITH_VALUES,
@@ -167,7 +168,7 @@ async def test_a_running_job_can_be_stopped_and_the_others_go_on(shop: Bench) ->
     running = asyncio.create_task(shop.functions.run(work, jobs(b"slow", b"quick"), heard))
     await heard.until("0000", b"go")
     shop.functions.stop("0000", "somebody cancelled it")
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, PATIENCE)
     stopped = heard.outcomes["0000"]
     assert (stopped.code, stopped.message, stopped.unrun) == (500, "somebody cancelled it", False)
     assert heard.outcomes["0001"].code == 200
@@ -180,7 +181,7 @@ async def test_a_job_that_waits_for_its_turn_can_be_stopped_unrun(shop: Bench) -
     running = asyncio.create_task(shop.functions.run(work, batch, heard))
     await heard.until("0000", b"go")
     shop.functions.stop("0002", "not needed")
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, PATIENCE)
     assert [heard.outcomes[id].code for id in ("0000", "0001")] == [200, 200]
     assert heard.outcomes["0002"].message == "not needed"
 
@@ -205,7 +206,7 @@ async def test_closing_ends_everything_and_tells_of_it() -> None:
         work = handler("python", "import time\ndef run(p):\n    print('go')\n    time.sleep(60)")
         running = asyncio.create_task(shop.functions.run(work, jobs(b"", b""), heard))
         await heard.until("0000", b"go")
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, PATIENCE)
     assert {one.message for one in heard.outcomes.values()} == {"its worker stopped"}
     assert [heard.outcomes[id].unrun for id in ("0000", "0001")] == [False, True]
     assert not family()

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.pace import stretched
+from tests.patience import PATIENCE
 from tests.uploaded import (
     LANGUAGES,
     Bench,
@@ -107,7 +108,7 @@ async def test_a_job_that_runs_too_long_ends_with_everything_it_has_started(shop
     started = time.monotonic()
     batch = jobs(b"", timeout=1.5)
     running = asyncio.create_task(shop.functions.run(handler(lang, HANGS[lang]), batch, heard))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while not (pids := re.findall(rb"\d+", b"".join(heard.printed.values()))):
             heard.news.clear()
             await heard.news.wait()
@@ -145,7 +146,7 @@ asyncio.run(main())
         sys.executable, "-c", script, stdout=asyncio.subprocess.PIPE, cwd=Path(__file__).parent.parent
     )
     assert worker.stdout is not None
-    daemon = int(await asyncio.wait_for(worker.stdout.readline(), 15))
+    daemon = int(await asyncio.wait_for(worker.stdout.readline(), PATIENCE))
     started = psutil.Process(worker.pid).children(recursive=True)
     assert len(started) >= 2
     worker.send_signal(signal.SIGKILL)
@@ -156,7 +157,7 @@ asyncio.run(main())
     async with bench(folder=str(tmp_path)) as shop:
         heard = await shop.run(handler("python", "import os\ndef run(p):\n    return os.getcwd()"), b"")
         (folder,) = results(heard)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while len(in_folder(tmp_path)) > 1:  # noqa: ASYNC110 - nobody gives a sign
                 await asyncio.sleep(0.01)
         assert there(folder)

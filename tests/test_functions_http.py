@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
+from tests.patience import PATIENCE
 from tests.uploaded import Bench, Heard, bench, handler, jobs
 from windlass.model.job import JSON, MSGPACK, TEXT, Reason
 from windlass.worker.addresses_allowed import Allowed
@@ -191,12 +192,12 @@ async def test_a_batch_of_which_nothing_is_wanted_any_more_is_given_up(shop: Ben
     async with site(lambda _: None) as there:
         work, heard = handler("http", there.url, whole_batch=True), Heard()
         running = asyncio.create_task(shop.functions.run(work, jobs(b"", b""), heard))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while there.at_once < 1:  # noqa: ASYNC110 - nobody gives a sign
                 await asyncio.sleep(0.01)
         for id in ("0000", "0001"):
             shop.functions.stop(id, "enough")
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, PATIENCE)
     assert heard.codes == [500, 500]
 
 
@@ -241,12 +242,12 @@ async def test_a_call_can_be_stopped(shop: Bench) -> None:
     async with site(lambda _: None) as there:
         heard = Heard()
         running = asyncio.create_task(shop.functions.run(handler("http", there.url), jobs(b"", b""), heard))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while there.at_once < 2:  # noqa: ASYNC110 - nobody gives a sign
                 await asyncio.sleep(0.01)
         for id in ("0000", "0001"):
             shop.functions.stop(id, f"enough of {id}")
-        await asyncio.wait_for(running, 5)
+        await asyncio.wait_for(running, PATIENCE)
     assert [one.message for _, one in sorted(heard.outcomes.items())] == ["enough of 0000", "enough of 0001"]
 
 

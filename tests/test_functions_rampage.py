@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.rampage import RUNS, misdeed
 from tests.uploaded import LANGUAGES, Bench, Heard, bench, family, handler, jobs, note_who_is_there, results
 from windlass.model.job import JSON, Reason
@@ -129,7 +130,7 @@ async def test_what_is_printed_for_no_job_is_bounded_too(deed: str) -> None:
     async with bench(output=5_000_000) as shop:
         heard = await shop.run(handler("python", RUNS["python"]), deed.encode(), timeout=None)
         assert heard.one.reason is (Reason.OUTPUT if STAYS in deed else None)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while any(one.name() == "dd" for one in family()):  # noqa: ASYNC110 - nobody gives a sign
                 await asyncio.sleep(0.01)
 

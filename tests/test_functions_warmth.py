@@ -2,7 +2,7 @@
 
 import asyncio
 
-from tests.pace import stretched
+from tests.patience import PATIENCE
 from tests.uploaded import Heard, bench, handler, jobs
 from windlass.worker.functions.warmth import LEAD, MOST_LEAD, Key, Rest, Waiting, lead, may_go_on, may_open, to_make_way
 
@@ -95,7 +95,7 @@ async def streams(share: int, handlers: int, contexts: int, pause: float) -> Str
                 seen.batches[task] += 1
                 await asyncio.sleep(pause)
 
-        async with asyncio.timeout(stretched(60)):
+        async with asyncio.timeout(PATIENCE):
             await asyncio.gather(*(stream(task) for _ in range(2) for task in seen.batches))
     return seen
 

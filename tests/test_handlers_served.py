@@ -65,7 +65,9 @@ class Site:
     def __init__(self, process: Process) -> None:
         self.tenant = f"shop{next(_numbers)}"
         headers = {"authorization": f"Bearer {process.token}"}
-        self._http = httpx2.Client(base_url=process.address, headers=headers, trust_env=False, verify=False, timeout=60)
+        self._http = httpx2.Client(
+            base_url=process.address, headers=headers, trust_env=False, verify=False, timeout=PATIENCE
+        )
 
     def ask(self, verb: str, path: str, status: int = 200, *, tenant: str = "", **more: Any) -> Any:
         """Of this tenant, or of another one whose name begins like its own."""

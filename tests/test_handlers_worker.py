@@ -17,6 +17,7 @@ import psutil
 import pytest
 from msgspec import Raw
 
+from tests.patience import PATIENCE
 from tests.serving import process
 from tests.workers import ON_A_FILE, Workshop, never, until
 from windlass import config
@@ -157,7 +158,7 @@ def test_a_server_that_ends_lets_functions_finish_beside_an_app(
         until(lambda: bench.job(id).pid)
         assert served.child is not None
         served.child.terminate()
-        assert served.child.wait(20) == 0
+        assert served.child.wait(PATIENCE) == 0
     job = bench.job(id)
     assert (job.state, job.attempt, job.errors) == (State.SUCCEEDED, 1, [])
 

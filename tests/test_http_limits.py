@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from tests.asking import NOBODY, NOTHING, asked
 from tests.pace import stretched
+from tests.patience import PATIENCE
 from tests.serving import LOCAL, Process, Web, decoded, gate, named, process, served, web
 from tests.worlds import SeededChance, VirtualClock
 from windlass.engine import Engine
@@ -168,7 +169,7 @@ async def test_a_gigabyte_is_not_read(running: Process) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
         lines = [f"{name}: {value}" for name, value in {**client.headers, **headers}.items()]
         writer.write("\r\n".join(["POST /v1/default/jobs HTTP/1.1", "Host: localhost", *lines, "", ""]).encode())
-        assert b" 413 " in await asyncio.wait_for(reader.readline(), 5)
+        assert b" 413 " in await asyncio.wait_for(reader.readline(), PATIENCE)
         writer.close()
     assert running.memory() - before < 20 * MIB
 
@@ -180,7 +181,7 @@ async def say(port: int, head: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         writer.write(head)
-        return await asyncio.wait_for(reader.readline(), 10)
+        return await asyncio.wait_for(reader.readline(), PATIENCE)
     finally:
         writer.close()
 
@@ -209,7 +210,7 @@ async def test_a_head_that_comes_too_slowly_is_not_waited_for(site: str, monkeyp
     # A connection that was used well gets no more time for its second request than for its first.
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\nGET /hea")
-    told = await asyncio.wait_for(reader.read(), 10)
+    told = await asyncio.wait_for(reader.read(), PATIENCE)
     assert (told.count(b" 200 "), told.count(b" 408 ")) == (1, 1)
     writer.close()
 

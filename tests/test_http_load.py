@@ -12,6 +12,7 @@ import pytest
 
 from tests.board import Board, killing
 from tests.engines import packed
+from tests.patience import PATIENCE
 from tests.serving import Process, Web, decoded, process, web
 from tests.stations import until
 from windlass.engine import Engine
@@ -94,7 +95,7 @@ async def test_what_was_acknowledged_outlives_a_kill(tmp_path: Path) -> None:
             acknowledged_before = len(acknowledged)
             senders = asyncio.gather(*(send() for _ in range(50)))
             if not acknowledged_before:
-                await asyncio.wait_for(enough.wait(), 30)
+                await asyncio.wait_for(enough.wait(), PATIENCE)
             else:
                 await asyncio.sleep(0.3)
             running.kill()

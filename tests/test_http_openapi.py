@@ -18,6 +18,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.patience import PATIENCE
 from tests.serving import Process, named, process
 from windlass.dialect import s2_table, s3_table, s4_table
 from windlass.model.job import JSON, MSGPACK
@@ -60,12 +61,12 @@ def known(running: Process) -> dict[str, str]:
     auth = _token(running)
     base = f"{running.address}/v1/default"
     return {
-        "id": requests.post(f"{base}/jobs", json={"task": "a"}, headers=auth, timeout=5).json()["id"],
-        "worker": requests.post(f"{base}/workers", json={"name": "w"}, headers=auth, timeout=5).json()["worker"],
-        "key": requests.post(f"{base}/tokens", json={}, headers=auth, timeout=5).json()["key"],
+        "id": requests.post(f"{base}/jobs", json={"task": "a"}, headers=auth, timeout=PATIENCE).json()["id"],
+        "worker": requests.post(f"{base}/workers", json={"name": "w"}, headers=auth, timeout=PATIENCE).json()["worker"],
+        "key": requests.post(f"{base}/tokens", json={}, headers=auth, timeout=PATIENCE).json()["key"],
         "task": "work",
         "queue": "default",
-        "name": requests.put(f"{base}/limits/some", json={"running": 9}, headers=auth, timeout=5).json()["name"],
+        "name": requests.put(f"{base}/limits/some", json={"running": 9}, headers=auth, timeout=PATIENCE).json()["name"],
     }
 
 
@@ -113,7 +114,7 @@ def test_a_worker_of_another_dialect_is_told_what_it_will_be_sent() -> None:
 
 
 def test_the_server_shows_its_dialects(running: Process) -> None:
-    shown = requests.get(f"{running.address}/openapi.json", timeout=5).json()
+    shown = requests.get(f"{running.address}/openapi.json", timeout=PATIENCE).json()
     tags = [tag for verbs in shown["paths"].values() for one in verbs.values() for tag in one.get("tags", [])]
     assert {"dialect-s2": 8, "dialect-s3": 6, "dialect-s4": 9}.items() <= Counter(tags).items()
     assert shown["paths"].keys() == DOCUMENT["paths"].keys()
@@ -143,7 +144,7 @@ def try_out(
         headers = {"authorization": f"Bearer {running.token}", "accept": JSON}
         if len(str(case.query)) % 2 or case.headers:
             headers |= now_and_then
-        response = case.call(base_url=running.address, session=session, headers=headers, timeout=20)
+        response = case.call(base_url=running.address, session=session, headers=headers, timeout=PATIENCE)
         case.validate_response(response, checks=CHECKS)
 
     with session:
@@ -172,15 +173,15 @@ SEEN: list[tuple[str, str, int, dict[str, Any]]] = [
 def test_what_is_rare_is_described(verb: str, path: str, status: int, sent: dict[str, Any], running: Process) -> None:
     jobs = f"{running.address}/v1/default/jobs"
     if status == 200 and verb == "POST":
-        requests.post(jobs, headers=_token(running), timeout=5, **sent)
-    fresh = requests.post(jobs, headers=_token(running), timeout=5, json={"task": "b"}).json()["id"]
+        requests.post(jobs, headers=_token(running), timeout=PATIENCE, **sent)
+    fresh = requests.post(jobs, headers=_token(running), timeout=PATIENCE, json={"task": "b"}).json()["id"]
     if status == 429:
         quota = f"{running.address}/v1/full/quota"
-        requests.put(quota, headers=_token(running), timeout=5, json={"stored_jobs": 0}).raise_for_status()
+        requests.put(quota, headers=_token(running), timeout=PATIENCE, json={"stored_jobs": 0}).raise_for_status()
     headers = {**_token(running), **sent.get("headers", {})}
     tenant = "full" if status == 429 else "default"
     address = f"{running.address}/v1/{tenant}{path.format(id=fresh)}"
-    response = requests.request(verb, address, timeout=5, **{**sent, "headers": headers})
+    response = requests.request(verb, address, timeout=PATIENCE, **{**sent, "headers": headers})
     assert response.status_code == status, response.text
     described = document("test")["paths"][f"/v1/{{tenant}}{path}"][verb.lower()]
     assert response.headers["content-type"] in described["responses"][str(status)]["content"]

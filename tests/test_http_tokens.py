@@ -15,6 +15,7 @@ import msgspec
 import pytest
 
 from tests.asking import NOTHING, asked, made
+from tests.patience import PATIENCE
 from tests.serving import LOCAL, decoded, encoded, gate, named, served, web
 from tests.worlds import VirtualClock
 from windlass.engine import Engine
@@ -352,7 +353,7 @@ def test_the_token_of_this_machine_is_only_its_owners(tmp_path: Path, kind: str)
 def test_a_server_that_others_can_reach_does_not_start_without_tokens(tmp_path: Path, kind: str) -> None:
     command = [sys.executable, "-m", "windlass", "serve", "--host", "0.0.0.0", "--port", "0"]  # noqa: S104
     place = ["--store", str(tmp_path / "jobs.db"), "--data", str(tmp_path / "data")]
-    ended = subprocess.run([*command, *place], capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run([*command, *place], capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ended.returncode == 4
     assert "there are no tokens" in ended.stderr
     assert not (tmp_path / "data" / "token").exists()

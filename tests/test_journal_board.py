@@ -21,6 +21,7 @@ from msgspec import Raw
 from tests.board import Board, await_
 from tests.draining import CLOCK, engine_at, in_order, new
 from tests.pace import stretched
+from tests.patience import PATIENCE
 from tests.servers import StartServer
 from tests.serving import Process, process
 from tests.wires import Crowd, Wire
@@ -84,7 +85,7 @@ def test_r6_enqueues_go_on_while_the_store_is_down(
             server.start()
             began = time.monotonic()
             sending.join()
-            await_("all drained", lambda: stored(board) == number + 1, within=30)
+            await_("all drained", lambda: stored(board) == number + 1)
             drained = time.monotonic() - began
             await_("all run", lambda: succeeded(board) == number + 1, within=90)
             down = rate * (seconds + 1)
@@ -121,7 +122,7 @@ def shown(serving: Process, crowd: Crowd) -> tuple[str, str, int]:
     """How a job that was accepted just now is shown, and what is said to whoever asks for anything else."""
     id = msgspec.msgpack.decode(crowd.sent[-1].body)["id"]
     headers = {"authorization": f"Bearer {serving.token}"}
-    with httpx2.Client(base_url=serving.address, headers=headers, trust_env=False, timeout=5) as client:
+    with httpx2.Client(base_url=serving.address, headers=headers, trust_env=False, timeout=PATIENCE) as client:
         job = client.get(f"/v1/default/jobs/{id}").json()
         began = time.monotonic()
         other = client.get("/v1/default/stats").status_code
@@ -195,14 +196,14 @@ async def test_r8_a_failover_that_loses_the_newest_jobs_is_made_good(
     primary, replica = start_server("redis", fsync="always"), start_server("redis", fsync="always")
     with Wire(primary.port) as link, Wire(primary.port) as front:
         replica.ask("REPLICAOF", "127.0.0.1", str(link.port))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while "master_link_status:up" not in replica.ask("INFO", "replication"):
                 await CLOCK.sleep(0.05)
         url = f"redis://127.0.0.1:{front.port}/0"
         async with engine_at(url) as engine, open_journaled(engine, tmp_path, CLOCK) as journaled:
             service = journaled if journal else engine
             accepted = [number for number in range(200) if await service(Enqueue(job=new(number)))]
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 while int(_offset(replica)) < int(_offset(primary)):
                     await CLOCK.sleep(0.02)
             link.cut()
@@ -211,11 +212,11 @@ async def test_r8_a_failover_that_loses_the_newest_jobs_is_made_good(
             replica.ask("REPLICAOF", "NO", "ONE")
             front.lead(replica.port)
             if journal:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(PATIENCE):
                     while await _count(engine) < len(accepted):
                         await CLOCK.sleep(0.05)
             else:
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(PATIENCE):
                     while await _count(engine) < 0:
                         await CLOCK.sleep(0.05)
             found = await in_order(engine)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.draining import CLOCK, in_order, new, until
+from tests.patience import PATIENCE
 from tests.servers import Server, StartServer
 from tests.wires import Wire
 from windlass.addresses import open_service
@@ -64,6 +65,6 @@ async def has(service: Service, number: int) -> bool:
 
 async def follow(replica: Server, port: int) -> None:
     replica.ask("REPLICAOF", "127.0.0.1", str(port))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while "master_link_status:up" not in replica.ask("INFO", "replication"):
             await CLOCK.sleep(0.05)

@@ -10,6 +10,7 @@ import pytest
 
 from tests.draining import CLOCK, engine_at, in_order, new, taken
 from tests.journals import draft
+from tests.patience import PATIENCE
 from tests.ports import free_port
 from tests.servers import NewPrefix, Server
 from windlass.engine.journal import Disk, File, open_journaled
@@ -85,7 +86,7 @@ def test_a_server_says_in_a_line_where_it_cannot_keep_its_journal(redis_server: 
     (tmp_path / "journal").touch()
     place = ["--store", redis_server.url, "--data", str(tmp_path), "--port", str(free_port())]
     command = [sys.executable, "-m", "windlass", "serve", *place]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert ended.returncode != 0
     assert f"no journal can be kept in {tmp_path / 'journal'}: Not a directory" in ended.stderr
     assert "Traceback" not in ended.stderr

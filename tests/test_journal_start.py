@@ -18,6 +18,7 @@ from tests.board import Board, await_
 from tests.draining import CLOCK, in_order, journaled_at, new, until, up
 from tests.journals import draft, filled
 from tests.pace import stretched
+from tests.patience import PATIENCE
 from tests.servers import Server, StartServer
 from tests.serving import Process
 from windlass import Windlass
@@ -53,7 +54,7 @@ def without_store(folder: Path, server: Server, *flags: str, **settings: str) ->
 @contextmanager
 def asking(serving: Process) -> Iterator[httpx2.Client]:
     headers = {"authorization": f"Bearer {serving.token}"}
-    with httpx2.Client(base_url=serving.address, headers=headers, trust_env=False, timeout=10) as client:
+    with httpx2.Client(base_url=serving.address, headers=headers, trust_env=False, timeout=PATIENCE) as client:
         yield client
 
 
@@ -81,8 +82,8 @@ def test_a_server_starts_without_its_store_and_works_when_it_comes(tmp_path: Pat
             assert status(client, "/healthz") == 200
             assert not board.starts()
             away.start()
-            await_("it is ready", lambda: status(client, "/readyz") == 200, within=10)
-            await_("all have run", lambda: set(board.ends()) == set(range(20)), within=30)
+            await_("it is ready", lambda: status(client, "/readyz") == 200)
+            await_("all have run", lambda: set(board.ends()) == set(range(20)))
             assert set(board.starts().values()) == {1}
             log = (tmp_path / "log").read_text()
             assert "Traceback" not in log
@@ -106,7 +107,7 @@ def test_a_server_that_waits_for_its_store_ends_when_it_is_told_to(tmp_path: Pat
         with without_store(tmp_path, away, "--app", "board_app:app", **path) as serving:
             assert serving.child is not None
             serving.child.terminate()
-            assert serving.child.wait(15) == 0, (tmp_path / "log").read_text()
+            assert serving.child.wait(PATIENCE) == 0, (tmp_path / "log").read_text()
     finally:
         board.close()
 
@@ -127,7 +128,7 @@ def test_an_address_that_waiting_cannot_mend_is_told_at_once(
 ) -> None:
     url = address.format(port=redis_server.port)
     command = [sys.executable, "-m", "windlass", "serve", "--store", url, "--data", str(tmp_path), "--port", "0"]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=30, env=os.environ, check=False)
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env=os.environ, check=False)
     assert run.returncode != 0
     assert why in run.stderr
     assert "Traceback" not in run.stderr

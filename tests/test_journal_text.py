@@ -10,6 +10,7 @@ import pytest
 from msgspec import Raw
 
 from tests.journals import filled, only, opened
+from tests.patience import PATIENCE
 from tests.servers import Server
 from windlass.engine.journal import Disk
 from windlass.engine.journal.text import Line, Malformed, read_text
@@ -22,7 +23,9 @@ from windlass.system import SystemChance
 def windlass(*words: str, stdin: str = "", **environment: str) -> "subprocess.CompletedProcess[str]":
     settings = {name: value for name, value in os.environ.items() if not name.startswith("WINDLASS_")} | environment
     command = [sys.executable, "-m", "windlass", *words]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, env=settings, check=False, timeout=60)
+    return subprocess.run(
+        command, input=stdin, capture_output=True, text=True, env=settings, check=False, timeout=PATIENCE
+    )
 
 
 TEXTS = """a1|thumb|{"n": 1}
@@ -183,7 +186,7 @@ app.close()
 def test_python_code_may_have_a_journal(tmp_path: Path, redis_server: Server) -> None:
     (tmp_path / "app.py").write_text(APP)
     command = [sys.executable, "app.py", redis_server.url, str(tmp_path / "journal"), "withjournal"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     verified = windlass("journal", "verify", "--json", str(tmp_path / "journal"))
     assert msgspec.json.decode(verified.stdout)["records"] == 71

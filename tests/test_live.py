@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.engines import packed
 from tests.pace import stretched
+from tests.patience import PATIENCE
 from tests.serving import LOCAL, process
 from tests.stations import Station, lines
 from windlass.engine import watching
@@ -80,11 +81,11 @@ class Followed:
         self._stream = (event async for event in stream if event.name != "estimate")
 
     async def next(self) -> Event:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             return await anext(self._stream)
 
     async def is_over(self) -> bool:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             return await anext(self._stream, None) is None
 
 
@@ -141,7 +142,7 @@ async def test_the_end_is_told_within_a_moment_and_a_change_within_a_second(
         await hand.take()
         assert (await seen.next()).name == "started"
         assert loop.time() - at < stretched(1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             await hub.engine.feed.ready.wait()
         monkeypatch.setattr(watching, "LOOK_EVERY", 60.0)
         await asyncio.sleep(0.4)  # now it looks for the last time, and listens
@@ -237,7 +238,7 @@ async def test_only_so_many_jobs_are_followed_at_once(hub: Station, monkeypatch:
         async with follow(hub, job) as stream:
             await Followed(stream).next()
             assert (await client.get(path(job), headers=headers)).status_code == 429
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 async with client.stream("GET", path(job), headers=headers) as response:
                     if response.status_code == 200:
@@ -247,7 +248,7 @@ async def test_only_so_many_jobs_are_followed_at_once(hub: Station, monkeypatch:
 def test_a_server_that_is_told_to_stop_does_not_wait_for_those_who_follow(tmp_path: Path) -> None:
     with process(tmp_path, "--no-worker") as served:
         headers = {"authorization": f"Bearer {served.token}"}
-        with httpx2.Client(base_url=served.address, headers=headers, trust_env=False, timeout=10) as client:
+        with httpx2.Client(base_url=served.address, headers=headers, trust_env=False, timeout=PATIENCE) as client:
             job = client.post("/v1/default/jobs", json={"task": "work"}).json()
             with client.stream("GET", f"/v1/default/jobs/{job['id']}/events") as response:
                 lines = response.iter_lines()
@@ -255,7 +256,7 @@ def test_a_server_that_is_told_to_stop_does_not_wait_for_those_who_follow(tmp_pa
                     pass
                 assert served.child is not None
                 served.child.terminate()
-                served.child.wait(timeout=4)
+                served.child.wait(PATIENCE)
                 assert [*lines][-1] == ""
 
 
@@ -278,7 +279,7 @@ def socket(hub: Station, id: str, *, token: str = LOCAL, **more: Any) -> connect
 
 async def heard(line: ClientConnection) -> Any:
     """The next message that is no estimate."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while True:
             said = await line.recv()
             found = json.loads(said) if isinstance(said, str) else said
@@ -390,7 +391,7 @@ async def test_a_reader_that_is_too_slow_is_dropped(hub: Station, hand: Hand, mo
         await heard(line)
         line.transport.pause_reading()
         said = 0
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while not dropped.is_set():
                 await hand.say(b"x" * (1 << 16), b"y" * (1 << 16))
                 said += 1 << 17

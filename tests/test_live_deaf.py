@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
+from tests.patience import PATIENCE
 from tests.serving import LOCAL
 from tests.stations import Station, until
 from windlass.model.job import MOST_CHUNK, Job, NewChunk, Progress
@@ -35,7 +36,7 @@ async def is_dropped(link: socket.socket) -> bool:
     """Whether there is an end to what can be read."""
     loop = asyncio.get_running_loop()
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while await loop.sock_recv(link, 1 << 20):
                 pass
     except TimeoutError:
@@ -55,14 +56,14 @@ async def until_followed(hub: Station, *, yes: bool = True) -> None:
     async def so() -> bool:
         return bool(hub.engine.feed.followers or hub.engine.feed._watchers) is yes
 
-    await until(so, within=60)
+    await until(so)
 
 
 async def test_who_follows_a_job_and_reads_nothing_is_dropped(hub: Station) -> None:
     worker, (claimed,), (job,) = await running(hub)
     async with deaf(hub, f"/v1/default/jobs/{job.id}/events") as link:
         said = 0
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             await until_followed(hub)
             gone = asyncio.create_task(until_followed(hub, yes=False))
             while not gone.done():
@@ -78,7 +79,7 @@ async def test_who_watches_all_jobs_and_reads_nothing_is_dropped(hub: Station) -
     worker, claimed, _ = await running(hub, 50)
     async with deaf(hub, "/v1/default/events") as link:
         said = 0
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             await until_followed(hub)
             gone = asyncio.create_task(until_followed(hub, yes=False))
             while not gone.done():
@@ -101,7 +102,7 @@ async def test_who_reads_slowly_but_reads_is_not(hub: Station) -> None:
             progress = Progress(done=n, note="n" * 1000)
             alive = [Alive(id=one.job.id, token=one.token, progress=progress) for one in claimed]
             await hub.client(Renew(worker=worker, jobs=alive))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(PATIENCE):
                 heard += len(await loop.sock_recv(link, 1 << 14))
         assert heard > 1000
         assert hub.engine.feed._watchers

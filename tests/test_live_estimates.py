@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.stations import Station, station
 from tests.test_live import follow
 from tests.test_live_flow import estimated, regulate, start
@@ -30,7 +31,7 @@ async def hub(real_store: Store) -> AsyncIterator[Station]:
 
 async def told_that(stream: AsyncIterator[Event], why: Why, name: str | None = None) -> Estimate:
     """The next estimate that gives this reason."""
-    async with asyncio.timeout(SOON):
+    async with asyncio.timeout(PATIENCE):
         while True:
             found = await estimated(stream)
             if (found.why, found.name) == (why, name):
@@ -50,7 +51,7 @@ async def test_whoever_waits_is_told_when_a_job_ends_earlier_than_was_thought(hu
         await hub.client(Finish(worker=worker, jobs=[done]))
         began = time.monotonic()
         await hub.client(Claim(worker=worker, wait=5))
-        async with asyncio.timeout(SOON):
+        async with asyncio.timeout(PATIENCE):
             while ((found := await estimated(stream)).seconds or 0) > 20:
                 pass
         assert (found.position, found.why) == (1, Why.SLOTS)
@@ -116,7 +117,7 @@ async def test_however_much_changes_nobody_is_told_more_than_once_a_second(hub: 
         await hub.renew(worker)
         so_far = len(times)
         await hub.client(ChangeQueue(queue="default", change=QueueChange(paused=True)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while len(times) == so_far:  # noqa: ASYNC110 - the reader gives no sign
                 await asyncio.sleep(0.05)
         reading.cancel()

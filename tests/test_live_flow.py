@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.stations import Station, until
 from tests.test_live import follow, socket
 from windlass.engine import watching
@@ -32,7 +33,7 @@ async def start(hub: Station, slots: int) -> str:
 
 async def after(stream: AsyncIterator[Event], *names: str) -> Event:
     """The next event of one of these names."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         async for event in stream:
             if event.name in names:
                 return event
@@ -114,7 +115,7 @@ async def test_jobs_that_wait_for_a_time_or_for_others_are_estimated_too(hub: St
 
 async def test_a_websocket_tells_estimates_as_they_are_answered(hub: Station) -> None:
     job = await hub.enqueue()
-    async with socket(hub, job.id) as line, asyncio.timeout(10):
+    async with socket(hub, job.id) as line, asyncio.timeout(PATIENCE):
         assert json.loads(await line.recv())["event"] == "queued"
         said = json.loads(await line.recv())
     assert said["event"] == "estimate"
@@ -143,7 +144,7 @@ async def test_time_and_places_that_are_taken_are_told_to_followers_and_to_who_w
         assert isinstance(halted, Job)
         assert halted.id == yielding.id
         told: set[tuple[str, str]] = set()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while len(told) < 2:
                 found = [event for event in await watcher.take(10) if event.job is not None]
                 told |= {(one.name, one.job.id) for one in found if one.job and one.name in ("shrunk", "halted")}

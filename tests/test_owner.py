@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.engines import enqueue, finish, register, take
+from tests.patience import PATIENCE
 from tests.serving import LOCAL, served
 from tests.workers import Workshop, until
 from tests.worlds import VirtualClock
@@ -40,8 +41,6 @@ from windlass.model.operations import (
     Show,
 )
 from windlass.store import Store
-
-PATIENCE = 10.0
 
 
 async def look(engine: Engine, id: str) -> Job:
@@ -267,15 +266,15 @@ def test_the_job_of_a_submitter_that_was_killed_is_stopped_and_its_place_is_free
     id = submitter.stdout.readline().strip()
     workshop.noted("began")
     began = time.monotonic()
-    until(lambda: time.monotonic() - began > 3, within=10)
+    until(lambda: time.monotonic() - began > 3)
     (job,) = records(workshop)
     assert (job.id, job.state, job.reason) == (id, State.RUNNING, None), "while he waits, it goes on"
     submitter.kill()
     assert "ended" not in submitter.communicate()[0]
-    until(lambda: records(workshop)[0].state in FINISHED, within=10)
+    until(lambda: records(workshop)[0].state in FINISHED)
     (job,) = records(workshop)
     assert (job.state, job.reason) == (State.CANCELLED, Reason.ABANDONED)
-    assert workshop.chores.add.enqueue(1, 2).result(timeout=10) == 3
+    assert workshop.chores.add.enqueue(1, 2).result(timeout=PATIENCE) == 3
 
 
 def test_on_the_command_line_waiting_attends_and_leaving_does_not(workshop: Workshop) -> None:
@@ -285,7 +284,7 @@ def test_on_the_command_line_waiting_attends_and_leaving_does_not(workshop: Work
     assert done.returncode == 0, done.stderr
     left = workshop.run(*words, '{"seconds": 60}')
     assert left.returncode == 0, left.stderr
-    until(lambda: all(job.state in FINISHED for job in records(workshop)), within=10)
+    until(lambda: all(job.state in FINISHED for job in records(workshop)))
     found = {job.id: (job.state, job.reason) for job in records(workshop)}
     assert found.pop(left.stdout.strip()) == (State.CANCELLED, Reason.ABANDONED)
     assert list(found.values()) == [(State.SUCCEEDED, None)]

@@ -6,6 +6,7 @@ from importlib.resources import files
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.servers import Server, StartServer
 from tests.worlds import SeededChance
 from windlass.engine import Engine
@@ -39,8 +40,8 @@ async def test_whoever_waits_for_work_goes_on_waiting_when_the_server_restarts(s
     worker = (await engine(Register(worker=NewWorker(name="w")))).worker
     async with store.listen(["work/default"]) as listener:
         server.restart()
-        assert await listener.wait(5), "whoever listens is woken when notices were interrupted"
-    async with asyncio.timeout(10):
+        assert await listener.wait(PATIENCE), "whoever listens is woken when notices were interrupted"
+    async with asyncio.timeout(PATIENCE):
         waiting = asyncio.ensure_future(engine(Claim(worker=worker, wait=9)))
         await asyncio.sleep(0.3)
         job = await engine(Enqueue(job=NewJob(task="a")))

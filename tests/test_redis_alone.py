@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.servers import Server
 from tests.serving import process
 from tests.workers import MakeWorkshop
@@ -33,6 +34,6 @@ def test_jobs_queue_jobs_over_a_server_that_has_only_redis(
         monkeypatch.setenv("WORKSHOP_TOKEN", running.token)
         shop = make_workshop(APP, store=running.address)
         shop.start("-c", "2", "--contexts", "1")
-        made = shop.chores.order.enqueue(2, 3).result(timeout=20)
-        assert Job(made, shop.app, None).result(timeout=20) == 5
+        made = shop.chores.order.enqueue(2, 3).result(timeout=PATIENCE)
+        assert Job(made, shop.app, None).result(timeout=PATIENCE) == 5
         assert not [*tmp_path.rglob("*.db")], "no file holds jobs"

@@ -3,6 +3,7 @@
 import asyncio
 from itertools import count
 
+from tests.patience import PATIENCE
 from tests.servers import NewPrefix, Server
 from windlass.model.worker import NewWorker
 from windlass.store import Wish
@@ -19,7 +20,7 @@ async def test_a_worker_is_heard_of_though_its_first_queue_is_in_another_partiti
         for id, queues in (("both", [elsewhere, at_home]), ("away", [elsewhere])):
             await store.enlist(id, "default", NewWorker(name=id, queues=queues), 3600)
         first, second = await store.workers("default")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while True:
                 for worker in (first, second):
                     await store.claim(Wish(worker, b"12345678", 1, 3600, repeatable=False))

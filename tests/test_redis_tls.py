@@ -10,6 +10,7 @@ import pytest
 from msgspec import Raw
 
 from tests.engines import enqueue, finish, packed, register, take
+from tests.patience import PATIENCE
 from tests.ports import free_port
 from tests.servers import NewPrefix, Server
 from windlass import Windlass
@@ -103,7 +104,7 @@ async def test_a_job_lives_its_whole_life_over_tls(
         claiming = asyncio.create_task(other(Claim(worker=worker, wait=20)))
         async with other.desk.store.listen(["work/default"]) as listener:
             job = await enqueue(submitter, payload=packed(b"x" * 100_000))
-            assert await listener.wait(5), "no notice came"
+            assert await listener.wait(PATIENCE), "no notice came"
         (taken,) = await claiming
         assert (taken.job.id, len(bytes(taken.payload)) > 100_000) == (job.id, True)
         waiting = asyncio.create_task(submitter(GetResult(id=job.id, wait=20)))

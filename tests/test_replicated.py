@@ -15,6 +15,7 @@ from tests.board import await_
 from tests.draining import CLOCK, in_order, new
 from tests.engines import packed
 from tests.pace import stretched
+from tests.patience import PATIENCE
 from tests.servers import Kind, Server, StartServer
 from tests.serving import process
 from tests.wires import Wire
@@ -153,7 +154,7 @@ async def test_whoever_hears_that_it_was_not_replicated_may_send_it_again(pair: 
 async def online(pair: Pair) -> None:
     """A line that was cut and mended is a new one."""
     pair.replica.ask("REPLICAOF", "127.0.0.1", str(pair.line.port))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while "master_link_status:up" not in pair.replica.ask("INFO", "replication"):
             await CLOCK.sleep(0.05)
 
@@ -215,7 +216,7 @@ async def test_while_the_store_is_down_it_is_said_how_far_a_job_got(redis_pair: 
             except NotReplicated:
                 return False
 
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while not await there():
                 await CLOCK.sleep(0.05)
         assert await in_order(service) == [1]
@@ -224,7 +225,7 @@ async def test_while_the_store_is_down_it_is_said_how_far_a_job_got(redis_pair: 
 def test_over_http(redis_pair: Pair, tmp_path: Path) -> None:
     with process(tmp_path, "--replicas", "1", store=redis_pair.primary.url) as serving:
         headers = {"authorization": f"Bearer {serving.token}"}
-        with httpx2.Client(base_url=serving.address, headers=headers, trust_env=False, timeout=10) as client:
+        with httpx2.Client(base_url=serving.address, headers=headers, trust_env=False, timeout=PATIENCE) as client:
             jobs = "/v1/default/jobs"
             assert client.post(jobs, json={"task": "a"}).status_code == 201
             redis_pair.line.cut()

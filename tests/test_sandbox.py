@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tests.pace import stretched
+from tests.patience import PATIENCE
 from tests.servers import Server
 from tests.uploaded import Bench, Heard, bench, handler, jobs, let_others_in, results, there, until_gone
 from windlass.model.job import JSON, Reason
@@ -287,10 +288,10 @@ def run(p):
         await heard.until("0000", b"full")
         assert 10 < _processes(name) < 80
         started = time.monotonic()
-        await asyncio.wait_for(running, 30)
+        await asyncio.wait_for(running, PATIENCE)
         assert heard.one.reason is Reason.TIMEOUT
         assert time.monotonic() - started < stretched(5)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while _processes(name):  # noqa: ASYNC110 - nobody gives a sign
                 await asyncio.sleep(0.05)
 

@@ -83,5 +83,5 @@ def test_what_a_function_has_started_ends_also_if_its_keeper_is_killed(tmp_path:
         daemon = psutil.Process(int(said))
         (keeper,) = keepers(serving.child.pid)
         os.kill(keeper, signal.SIGKILL)
-        until(lambda: not daemon.is_running(), within=5)
+        until(lambda: not daemon.is_running())
         until(lambda: site.ask("GET", f"/jobs/{id}")["crashes"] == 1)

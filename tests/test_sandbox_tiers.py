@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.patience import PATIENCE
 from tests.uploaded import LANGUAGES, bench, handler, let_others_in
 from windlass.model.job import JSON
 from windlass.worker.functions import FunctionOptions
@@ -176,7 +177,7 @@ def test_without_users_of_its_own_the_kernel_still_keeps_code_from_its_neighbour
             stdin=theirs.fileno(), stdout=subprocess.PIPE, pass_fds=wires, user=user, env={}, cwd="/",
         )  # fmt: skip
         ours.sendall(msgspec.json.encode(plan) + b"\n")
-        printed, _ = keeper.communicate(timeout=20)
+        printed, _ = keeper.communicate(timeout=PATIENCE)
         assert b"started" in ours.recv(1000)
     for wire in wires:
         os.close(wire)

@@ -15,6 +15,7 @@ import pytest
 
 from tests.board import Board, await_
 from tests.pace import stretched
+from tests.patience import PATIENCE
 from tests.ports import free_port
 from tests.servers import Server, StartServer
 from tests.serving import process
@@ -140,7 +141,7 @@ async def test_jobs_are_queued_claimed_finished_and_heard_of(pair: Pair) -> None
         waiting = asyncio.ensure_future(engine(Claim(worker=worker, wait=10)))
         async with engine.desk.store.listen(["work/default"]) as bell:
             job = await engine(Enqueue(job=NewJob(task="a")))
-            assert await bell.wait(5)
+            assert await bell.wait(PATIENCE)
         (claimed,) = await waiting
         shown = asyncio.ensure_future(engine(Show(id=job.id, wait=10)))
         await engine(Finish(worker=worker, jobs=[Finished(id=job.id, token=claimed.token, outcome=Verdict.OK)]))
@@ -186,8 +187,8 @@ async def test_a_master_that_became_a_replica_is_left_with_all_connections(pair:
             with pytest.raises(Unavailable, match="READONLY"):
                 await engine(Enqueue(job=NewJob(task="a", key="1")))
             assert await patiently(engine, "1") < stretched(5)
-            assert await bell.wait(5), "whoever listened there is woken"
-            async with asyncio.timeout(10):
+            assert await bell.wait(PATIENCE), "whoever listened there is woken"
+            async with asyncio.timeout(PATIENCE):
                 waiting = asyncio.ensure_future(engine(Claim(worker=worker, slots=1, wait=9)))
                 assert len(await waiting) == 1
             assert listeners(old) == 0
@@ -201,7 +202,7 @@ async def test_a_master_that_does_not_know_that_it_is_none_is_left_soon(pair: Pa
     await engine(Enqueue(job=NewJob(task="a")))
     pair.replica.ask("REPLICAOF", "NO", "ONE")
     pair.sentinel.watch(pair.replica.port)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while pair.replica.ask("EXISTS", "wl:probe") == "0":
             with suppress(Unavailable):
                 await store.partitions.connection.ask("wl:probe", "SET", "wl:probe", "1")

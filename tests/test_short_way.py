@@ -13,6 +13,7 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import asdict, replace
 
+from tests.patience import PATIENCE
 from tests.servers import NewPrefix, Server, StartServer
 from windlass import Windlass
 from windlass.engine import Engine, Settings
@@ -254,7 +255,7 @@ async def test_every_job_is_told_of_while_somebody_watches(
     async def enqueue() -> str:
         return str((await asyncio.to_thread(work.enqueue, 1)).id)
 
-    async with asyncio.timeout(20), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(PATIENCE), asyncio.TaskGroup() as tasks:
         listening = tasks.create_task(listen())
         while not told.is_set():
             await enqueue()

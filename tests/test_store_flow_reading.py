@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.worlds import EACH_CODE, World, ids
 from windlass.model.lifecycle import cancel, release, shrink
 from windlass.store.flow import Allowance, Level, Regroup, Usage
@@ -289,7 +290,7 @@ async def test_idle_workers_hear_when_what_was_passed_by_may_run(world: World, h
             await world.flow.regroup([Regroup(held.job.id, "|default/x", "")])
         else:
             await world.regulate(allowances=limit(running=2) if how == "finds a wider limit" else {})
-        assert await listener.wait(5)
+        assert await listener.wait(PATIENCE)
     assert len(await taken(world)) == 1
 
 
@@ -308,7 +309,7 @@ async def test_idle_workers_hear_when_the_time_has_come(world: World, how: str) 
     world.clock.advance(10)
     async with world.store.listen(["work/default"]) as listener:
         assert await world.flow.rouse(100) == 1
-        assert await listener.wait(5)
+        assert await listener.wait(PATIENCE)
     assert await taken(world)
 
 
@@ -318,7 +319,7 @@ async def test_idle_workers_hear_when_a_lane_is_opened(world: World) -> None:
     assert await taken(world) == []
     async with world.store.listen(["work/default"]) as listener:
         await world.regulate(shut={})
-        assert await listener.wait(5)
+        assert await listener.wait(PATIENCE)
     assert await taken(world) == [job]
 
 
@@ -331,7 +332,7 @@ async def test_idle_workers_hear_when_a_shrink_makes_room(world: World) -> None:
     assert await taken(world) == []
     async with world.store.listen(["work/default"]) as listener:
         await world.apply(shrink(held.job, "fast", 3.0), held)
-        assert await listener.wait(5)
+        assert await listener.wait(PATIENCE)
     assert await taken(world) == [waits]
 
 

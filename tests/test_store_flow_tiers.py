@@ -9,6 +9,7 @@ from datetime import timedelta
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.worlds import EACH_CODE, World, ids
 from windlass.model.job import Reason, State
 from windlass.model.lifecycle import Outcome, Verdict, cancel, delete, finish, halt, lose, release, shrink
@@ -357,4 +358,4 @@ async def test_a_worker_hears_that_its_job_is_to_stop_sooner(world: World, what:
     held = await world.take()
     async with world.store.listen(["order/w1"]) as listener:
         await world.apply(halt(held.job) if what == "halt" else shrink(held.job, "fast", FAST), held)
-        assert await listener.wait(5)
+        assert await listener.wait(PATIENCE)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.worlds import ALL, WITH_MODEL, World
 from windlass.model.job import NewJob, Reason, State
 from windlass.model.lifecycle import Outcome, Verdict, cancel, delete, expire, finish, rerun, unblock
@@ -63,7 +64,7 @@ async def test_a_job_let_go_keeps_its_place_and_is_heard_of(world: World) -> Non
     later = await world.add()
     async with world.store.listen(["work/default"]) as listener:
         assert await meet(world, id, parent=State.SUCCEEDED)
-        assert await listener.wait(5)
+        assert await listener.wait(PATIENCE)
     assert [record.job.id for record in await world.claim(slots=2)] == [id, later]
 
 

@@ -8,6 +8,7 @@ import apsw
 import pytest
 from msgspec.structs import replace
 
+from tests.patience import PATIENCE
 from tests.servers import NewPrefix, Server
 from tests.worlds import SeededChance, VirtualClock, World, ids, open_store
 from windlass.model.job import Job, Reason, State
@@ -146,7 +147,7 @@ async def test_an_abandoned_job_that_waits_is_cancelled_at_once(world: World, pe
     now = world.clock.now()
     async with world.store.listen([f"end/{record.job.id}"]) as listener:
         assert await world.apply(abandon(record.job))
-        assert await listener.wait(5)
+        assert await listener.wait(PATIENCE)
     after = replace(
         record.job, state=State.CANCELLED, reason=Reason.ABANDONED, waits_for=[], updated_at=now, finished_at=now
     )
@@ -159,7 +160,7 @@ async def test_an_abandoned_job_that_runs_is_told_to_stop_once_and_keeps_its_pla
     world.clock.advance(10)
     async with world.store.listen([f"order/{taken.job.worker}"]) as listener:
         assert await world.apply(abandon(taken.job), taken)
-        assert await listener.wait(5)
+        assert await listener.wait(PATIENCE)
     told = await world.job(taken.job.id)
     assert (told.state, told.reason) == (State.RUNNING, Reason.ABANDONED)
     assert (await world.touch(taken)).reason is Reason.ABANDONED

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.worlds import ALL, WITH_MODEL, World, ids
 from windlass.model.errors import Invalid
 from windlass.model.job import FINISHED, PENDING, State
@@ -448,7 +449,7 @@ async def test_a_worker_is_known_with_what_it_runs(world: World) -> None:
 async def hears(world: World, topic: str, happens: Callable[[], Awaitable[Any]]) -> bool:
     """Whether somebody who waits for this topic hears of what happens within a second."""
     async with world.store.listen([topic]) as listener:
-        waiting = asyncio.ensure_future(listener.wait(1.0))
+        waiting = asyncio.ensure_future(listener.wait(PATIENCE))
         await asyncio.sleep(0)
         await happens()
         return await waiting
@@ -512,7 +513,7 @@ async def test_an_order_is_heard_of_by_the_worker(world: World, order: Any) -> N
 async def test_a_notice_that_came_before_the_wait_is_heard_of(world: World) -> None:
     async with world.store.listen(["work/a", "work/b"]) as listener:
         await world.add(queue="b")
-        assert await listener.wait(1.0)
+        assert await listener.wait(PATIENCE)
 
 
 async def test_one_notice_reaches_all_who_listen(world: World) -> None:
@@ -527,7 +528,7 @@ async def test_notices_are_heard_of_one_after_the_other(world: World) -> None:
     async with world.store.listen(["work/default"]) as listener:
         for _ in range(3):
             await world.add()
-            assert await listener.wait(1.0)
+            assert await listener.wait(PATIENCE)
 
 
 async def test_where_nothing_happens_nothing_is_heard_of(world: World) -> None:

@@ -7,6 +7,7 @@ import asyncio
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.worlds import StoreKind, World, ids, open_store
 from windlass.model.job import State
 from windlass.model.lifecycle import cancel
@@ -69,7 +70,7 @@ async def test_a_notice_crosses_from_one_opening_to_the_other(
         taken = await world.take(world.worker("busy"))
         topic = {"work": "work/idle", "end": f"end/{id}", "order": "order/w1"}[what]
         async with world.store.listen([topic]) as listener:
-            waiting = asyncio.ensure_future(listener.wait(1.0))
+            waiting = asyncio.ensure_future(listener.wait(PATIENCE))
             await asyncio.sleep(0)
             if what == "work":
                 await elsewhere.add(queue="idle")

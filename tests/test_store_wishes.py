@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.servers import StartServer
 from tests.worlds import WITH_MODEL, SeededChance, StoreKind, World, ids, opened
 from windlass.engine import Engine
@@ -55,7 +56,7 @@ async def waiting(world: World, *queues: str, **about: Any) -> AsyncIterator[Wai
 async def test_a_claim_that_waits_gets_the_next_job_and_whoever_else_claims_does_not(world: World) -> None:
     async with waiting(world) as one:
         id = await world.add(payload=b"42")
-        assert await one.listener.wait(5)
+        assert await one.listener.wait(PATIENCE)
         (record,) = await one.ask()
         assert (record.job.id, record.job.attempt, record.job.worker) == (id, 1, "w1")
         assert (record.token, record.payload) == (one.nonce, b"42")
@@ -73,7 +74,7 @@ async def test_a_job_that_comes_to_a_wish_is_leased_as_it_comes(world: World) ->
         assert told is not None
         assert (told.job.state, told.job.worker, told.token) == (State.RUNNING, "w1", one.nonce)
         assert [(tally.state, tally.count) for tally in await world.store.tally("-")] == [(State.RUNNING, 1)]
-        assert await one.listener.wait(5)
+        assert await one.listener.wait(PATIENCE)
         (record,) = await one.ask()
         assert record == told
 
@@ -247,7 +248,7 @@ async def test_a_job_for_an_idle_worker_is_one_script_and_one_notice(start_serve
         await asyncio.sleep(0.005)
     before = _scripts(server.ask("INFO", "commandstats"))
     accepted = await busy(Enqueue(job=NewJob(task="a")))
-    (claimed,) = await asyncio.wait_for(claim, 5)
+    (claimed,) = await asyncio.wait_for(claim, PATIENCE)
     assert claimed.job.id == accepted.id
     assert _scripts(server.ask("INFO", "commandstats")) - before <= 2, "the new job, and what the engine tells of it"
     assert (await busy(Show(id=accepted.id))).worker == worker

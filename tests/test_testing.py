@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from windlass import Cancelled, Fail, JobFailed, Retry, Snooze, Windlass, current
 from windlass.app import Task
 from windlass.engine import Settings
@@ -477,7 +478,7 @@ def blocks(page: Path) -> Iterator[tuple[str, str]]:
 
 def pytest_in(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     program = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *words]
-    return subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(program, cwd=folder, capture_output=True, text=True, timeout=PATIENCE, check=False)
 
 
 def test_the_examples_of_the_page_pass(tmp_path: Path) -> None:

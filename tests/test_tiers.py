@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.pace import stretched
+from tests.patience import PATIENCE
 from tests.workers import Worker, Workshop, tell, until
 from windlass.handle import Job
 from windlass.model.errors import Busy, Invalid
@@ -39,7 +40,7 @@ def run(workshop: Workshop, seconds: float = 60, **options: Any) -> Job[Any]:
     return job
 
 
-def started(job: Job[Any], within: float = 5.0) -> Any:
+def started(job: Job[Any], within: float = PATIENCE) -> Any:
     """The record of a job that has been claimed."""
     until(lambda: job.state not in (State.QUEUED, State.SCHEDULED), within)
     return job.refresh()
@@ -113,7 +114,7 @@ def test_s0_4_9_10_13_g2_a_slow_job_takes_time_from_flexible_ones_and_starts_whe
         flexible.append(run(workshop))
         started(flexible[-1])
     slow = run(workshop, 3.0, tier="slow")
-    until(lambda: [assigned(job) for job in flexible] in (["fast"] * 3, [None] * 3), within=2)
+    until(lambda: [assigned(job) for job in flexible] in (["fast"] * 3, [None] * 3))
     assert slow.state is State.QUEUED or any(job.state is State.FAILED for job in flexible), "there is no place yet"
     records: list[Any] = [workshop.ended(job) for job in flexible]
     for record in records:
@@ -314,4 +315,4 @@ def test_s0_25_a_worker_that_is_killed_lowers_the_caps_when_its_lease_is_over(wo
     workshop.start("-c", "4", lease="2s")
     assert caps(workshop) == {"fast": 8, "medium": 4, "slow": 2}
     killed.send(signal.SIGKILL)
-    until(lambda: caps(workshop) == {"fast": 4, "medium": 2, "slow": 1}, within=10)
+    until(lambda: caps(workshop) == {"fast": 4, "medium": 2, "slow": 1})

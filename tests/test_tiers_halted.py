@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from websockets.asyncio.client import ClientConnection
 
+from tests.patience import PATIENCE
 from tests.serving import LOCAL
 from tests.stations import Station
 from tests.test_live import follow, socket
@@ -37,7 +38,7 @@ async def nap(hub: Station, seconds: float, **terms: Any) -> Job:
 
 async def rest_of(line: ClientConnection) -> list[Any]:
     """All that is said until the server ends it, which it does in good order."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         return [json.loads(message) async for message in line]  # any other end is an error here
 
 
@@ -52,7 +53,7 @@ async def test_s0_16_a_halted_client_gets_a_last_word_and_a_closed_connection_an
         await asyncio.to_thread(shop.noted, "start")
         waiting = await nap(hub, 0.1, tier="fast")
         messages = await rest_of(line)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             events = [event async for event in stream]
     halted = await hub.shown(yielding)
     assert (halted.state, halted.reason) == (State.CANCELLED, Reason.HALTED)

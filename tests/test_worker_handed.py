@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from tests.patience import PATIENCE
 from tests.servers import StartServer
 from tests.worlds import SeededChance
 from windlass.engine import Engine
@@ -69,7 +70,7 @@ async def test_a_job_is_handed_over_before_its_claim_is_answered(engine: Engine)
     claim = asyncio.ensure_future(engine(Claim(worker=worker, wait=20, nonce=NONCE)))
     await waits(engine)
     accepted = await engine(Enqueue(job=NewJob(task="a")))
-    answer = await asyncio.wait_for(claim, 5)
+    answer = await asyncio.wait_for(claim, PATIENCE)
     assert [one.job.id for one in answer] == [accepted.id]
     assert (handed, answered_first) == (answer, [False])
 
@@ -90,7 +91,7 @@ async def test_a_worker_whose_last_claim_had_to_wait_asks_once(engine: Engine, m
         await waits(engine)
         assert (len(asked), asked[-1] > 0) == (then, True)
         await engine(Enqueue(job=NewJob(task="a")))
-        assert len(await asyncio.wait_for(waiting, 5)) == 1
+        assert len(await asyncio.wait_for(waiting, PATIENCE)) == 1
     await engine(EnqueueMany(jobs=[NewJob(task="a")] * 3))
     for _ in range(3):
         await engine(Claim(worker=worker, wait=20))
@@ -115,7 +116,7 @@ async def test_what_is_granted_to_another_claim_is_not_handed_over(engine: Engin
     claim = asyncio.ensure_future(engine(Claim(worker=worker, wait=20, nonce=NONCE)))
     await waits(engine)
     await engine(Enqueue(job=NewJob(task="a")))
-    assert await asyncio.wait_for(claim, 5)
+    assert await asyncio.wait_for(claim, PATIENCE)
     assert not handed
 
 
@@ -127,7 +128,7 @@ async def seen_of(engine: Engine, new: NewJob) -> tuple[Glimpse | None, Claimed]
     claim = asyncio.ensure_future(engine(Claim(worker=worker, wait=20, nonce=NONCE)))
     await waits(engine)
     await engine(Enqueue(job=new))
-    (claimed,) = await asyncio.wait_for(claim, 5)
+    (claimed,) = await asyncio.wait_for(claim, PATIENCE)
     (glimpse,) = seen
     return glimpse, claimed
 
@@ -239,12 +240,12 @@ async def test_a_job_that_is_handed_over_starts_once(engine: Engine) -> None:
     for number in range(1, 4):
         await waits(engine)
         accepted = await engine(Enqueue(job=NewJob(task="a")))
-        await asyncio.wait_for(slots.begun.wait(), 5)
+        await asyncio.wait_for(slots.begun.wait(), PATIENCE)
         slots.begun.clear()
         assert slots.started[number - 1 :] == [accepted.id]
     await waits(engine)
     claims.stop()
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, PATIENCE)
     assert (len(slots.started), slots.given_back) == (3, [])
 
 
@@ -261,7 +262,7 @@ async def test_a_worker_that_stops_as_a_job_is_handed_over_does_not_give_it_back
     running = asyncio.ensure_future(claims.run(8, burst=False))
     await waits(engine)
     accepted = await engine(Enqueue(job=NewJob(task="a")))
-    await asyncio.wait_for(running, 5)
+    await asyncio.wait_for(running, PATIENCE)
     assert (slots.started, slots.given_back) == ([accepted.id], [])
     assert (await engine(Show(id=accepted.id))).state is State.RUNNING
 
@@ -274,7 +275,7 @@ async def test_a_worker_told_to_rest_and_to_go_on_at_once_goes_on(engine: Engine
     for paused in (True, False, True, False):  # several before the claim has heard of the first
         claims.pause(paused)
     await engine(Enqueue(job=NewJob(task="a")))
-    await asyncio.wait_for(slots.begun.wait(), 5)
+    await asyncio.wait_for(slots.begun.wait(), PATIENCE)
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -297,7 +298,7 @@ async def test_a_worker_told_to_rest_gives_back_what_it_is_handed_meanwhile(
     running = asyncio.ensure_future(claims.run(8, burst=False))
     await waits(engine)
     accepted = await engine(Enqueue(job=NewJob(task="a")))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while not slots.given_back:  # noqa: ASYNC110 - no signal says so
             await asyncio.sleep(0.005)
     assert ([one.id for one in slots.given_back], slots.started) == ([accepted.id], [])

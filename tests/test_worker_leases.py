@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.patience import PATIENCE
 from windlass.model.errors import Unavailable
 from windlass.model.job import Job, State
 from windlass.model.operations import Renew, Renewed, Service
@@ -74,7 +75,7 @@ def held(number: int, ago: float = 0.0) -> Held:
 
 
 async def test_jobs_that_ended_soon_are_not_asked_about(leases: Leases, queue: Queue, hands: Hands) -> None:
-    first = await asyncio.wait_for(queue.asked.get(), 5)
+    first = await asyncio.wait_for(queue.asked.get(), PATIENCE)
     for _ in range(3):
         leases.has_come()
         await asyncio.sleep(2 * YOUNG)
@@ -82,7 +83,7 @@ async def test_jobs_that_ended_soon_are_not_asked_about(leases: Leases, queue: Q
 
 
 async def test_jobs_that_have_just_begun_are_not_asked_about(leases: Leases, queue: Queue, hands: Hands) -> None:
-    await asyncio.wait_for(queue.asked.get(), 5)
+    await asyncio.wait_for(queue.asked.get(), PATIENCE)
     hands.held[1] = held(1, ago=-60)  # however slow this machine is
     leases.has_come()
     await asyncio.sleep(10 * YOUNG)
@@ -92,12 +93,12 @@ async def test_jobs_that_have_just_begun_are_not_asked_about(leases: Leases, que
 async def test_a_job_that_goes_on_is_asked_about_though_others_had_ended_before(
     leases: Leases, queue: Queue, hands: Hands
 ) -> None:
-    await asyncio.wait_for(queue.asked.get(), 5)
+    await asyncio.wait_for(queue.asked.get(), PATIENCE)
     leases.has_come()
     await asyncio.sleep(2 * YOUNG)
     hands.held[1] = held(1)
     leases.has_come()
-    while not (question := await asyncio.wait_for(queue.asked.get(), 5)).jobs:
+    while not (question := await asyncio.wait_for(queue.asked.get(), PATIENCE)).jobs:
         pass
     assert [one.id for one in question.jobs] == ["j"]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.patience import PATIENCE
 from tests.workers import ON_A_FILE, Worker, Workshop, tell, until
 from windlass.model.job import Reason, State
 
@@ -78,7 +79,7 @@ for one in (own, spared):
 
 
 def test_what_a_process_has_started_itself_is_not_taken_for_left_behind() -> None:
-    said = subprocess.run([sys.executable, "-c", FAMILY], capture_output=True, text=True, check=True, timeout=60)
+    said = subprocess.run([sys.executable, "-c", FAMILY], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert said.stdout == "None None False\n"
 
 
@@ -114,7 +115,7 @@ def test_nothing_survives_a_killed_supervisor(workshop: Workshop) -> None:
     assert len(workshop.processes()) > 6
     killed_at = time.monotonic()
     worker.send(signal.SIGKILL)
-    until(lambda: not workshop.processes(), within=2)
+    until(lambda: not workshop.processes())
     tell(f"all gone after {time.monotonic() - killed_at:.2f} s")
 
 
@@ -153,8 +154,8 @@ def test_hundreds_of_isolated_jobs_leave_nothing_behind(workshop: Workshop) -> N
     before = supervisor.num_fds(), zygote.num_fds()
     run(280)
     until(lambda: len(workshop.processes()) == 3)
-    until(lambda: supervisor.num_fds() <= before[0] + 2, within=3)  # its store may have something open just now
-    until(lambda: zygote.num_fds() <= before[1], within=3)
+    until(lambda: supervisor.num_fds() <= before[0] + 2)  # its store may have something open just now
+    until(lambda: zygote.num_fds() <= before[1])
     until(lambda: not zombies(worker))
     assert "Exception ignored" not in worker.said
     offspring = [Path(f"/proc/{pid}") for pid in workshop.notes("offspring")]

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import Raw
 
+from tests.patience import PATIENCE
 from windlass.model.errors import Full, Missing, TooLarge, Unavailable, WindlassError
 from windlass.model.job import NewJob
 from windlass.model.lifecycle import Verdict
@@ -61,7 +62,7 @@ async def reporting(queue: Queue) -> AsyncIterator[Reports]:
     reports = Reports(queue, membership, SystemClock())
     running = asyncio.create_task(reports.run())
     yield reports
-    await asyncio.wait_for(reports.flush(), 5)
+    await asyncio.wait_for(reports.flush(), PATIENCE)
     running.cancel()
 
 
@@ -131,7 +132,7 @@ async def test_jobs_that_a_report_makes_for_a_part_that_is_away_hold_up_no_other
 
 
 async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while not true():  # noqa: ASYNC110 - nobody gives a sign
             await asyncio.sleep(0.01)
 

@@ -36,7 +36,7 @@ def test_a_job_that_runs_too_long_is_stopped_whatever_it_does(workshop: Workshop
         assert record.error.message == "ran longer than its time limit of 0.5 s"
         assert record.crashes == 0
     assert len(workshop.notes("offspring")) >= 2
-    until(lambda: not survivors(workshop), within=2)
+    until(lambda: not survivors(workshop))
 
 
 def test_neighbours_of_a_job_that_cannot_be_stopped_are_given_back_and_complete(workshop: Workshop) -> None:
@@ -67,7 +67,7 @@ def test_a_running_job_of_every_kind_is_cancelled_within_a_second(workshop: Work
         assert record.error is None or record.error.type == "Cancelled", name
     tell({name: round(seconds, 2) for name, seconds in took.items()})
     assert max(took.values()) < stretched(1.0), took
-    until(lambda: not survivors(workshop), within=2)
+    until(lambda: not survivors(workshop))
 
 
 def test_a_deleted_running_job_is_stopped_and_gone(workshop: Workshop) -> None:

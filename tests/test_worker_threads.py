@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE
 from windlass.call.arguments import Plan
 from windlass.model.lifecycle import Verdict
 from windlass.worker.frames import Assignment, Ending, Frames, News
@@ -91,7 +92,7 @@ def test_being_told_to_stop_never_strikes_the_next_job(room: Room) -> None:
             return sum(range(number * 20))
 
         run = room.put(chore)
-        begun.wait(5)
+        begun.wait(PATIENCE)
         run.cancel()
         room.ended()
         room.put(lambda: None)

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from tests.pace import stretched
+from tests.patience import PATIENCE
 from tests.servers import Server, StartServer
 from tests.workers import MakeWorkshop, Worker, Workshop, tell, until
 from windlass.model.job import State
@@ -91,11 +92,11 @@ def test_a_job_knows_the_same_of_itself_however_it_came(server: Server, make_wor
     shop = make_workshop(TELLS, server.url)
     early = shop.chores.tell.enqueue("w")
     worker = idle_worker(shop, server)
-    told = [early.result(timeout=20)]
+    told = [early.result(timeout=PATIENCE)]
     for _ in range(3):  # the first of its kind is read, and the next are seen in passing
         until(lambda: wishes(server))
         job = shop.chores.tell.enqueue("w")
-        told.append(job.result(timeout=20))
+        told.append(job.result(timeout=PATIENCE))
         assert told[-1]["id"] == repr(job.id)
         assert told[-1]["created_at"] == repr(job.refresh().created_at)
     for one in told:

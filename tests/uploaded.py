@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from tests.patience import PATIENCE
 from windlass.model.handler import Handler, HandlerOptions, NewHandler, digest_of
 from windlass.model.job import JSON, TEXT, Stream
 from windlass.system import SystemChance
@@ -65,7 +66,7 @@ class Heard:
 
     async def until(self, id: str, text: bytes) -> None:
         """A running job has printed this."""
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE):
             while text not in self.printed.get((id, "stdout"), b"") + self.printed.get((id, "stderr"), b""):
                 self.news.clear()
                 await self.news.wait()
@@ -128,7 +129,7 @@ def alive(pid: int) -> bool:
     return there(f"/proc/{pid}")
 
 
-async def until_gone(path: str, within: float = 15.0) -> None:
+async def until_gone(path: str, within: float = PATIENCE) -> None:
     async with asyncio.timeout(within):
         while there(path):  # noqa: ASYNC110 - nobody gives a sign
             await asyncio.sleep(0.01)
@@ -143,7 +144,7 @@ class Bench:
     async def run(self, handler: Handler, *payloads: bytes, **more: Any) -> Heard:
         """Run a batch and hear of it."""
         heard = Heard()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE):
             await self.functions.run(handler, jobs(*payloads, tenant=handler.tenant, **more), heard)
         return heard
 
@@ -158,5 +159,5 @@ async def bench(*, reach: Network | None = None, **options: Any) -> AsyncIterato
     try:
         yield Bench(functions)
     finally:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             await functions.close()

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar
 import psutil
 import pytest
 
-from tests.pace import stretched
+from tests.patience import PATIENCE
 from tests.servers import Server
 from windlass.app import Windlass
 from windlass.handle import Job
@@ -35,8 +35,6 @@ T = TypeVar("T")
 StoreKind = Literal["file", "redis"]
 STORES: tuple[StoreKind, ...] = ("file", "redis")
 
-PATIENCE = 60.0
-"""Seconds for what should take a moment, on a busy machine."""
 
 FOLDER = "WORKSHOP"
 """The variable that tells the processes of one workshop from all others."""
@@ -52,7 +50,7 @@ def until(what: Callable[[], T], within: float = PATIENCE) -> T:
     began = time.monotonic()
     while not (answer := what()):
         passed = time.monotonic() - began
-        assert passed < stretched(within), f"still not so after {passed:.1f} s"
+        assert passed < within, f"still not so after {passed:.1f} s"
         time.sleep(min(0.002 + passed / 20, 0.05))
     return answer
 
@@ -241,7 +239,7 @@ class Workshop:
         try:
             for worker in self.workers:
                 worker.destroy()
-            until(lambda: not self.processes(), within=3)
+            until(lambda: not self.processes())
         finally:
             for pid in self.processes():
                 with suppress(ProcessLookupError):
