@@ -6,8 +6,8 @@ from typing import Any
 
 import httpx2
 
+from tests.patience import PATIENCE
 from tests.serving import Process
-from tests.workers import PATIENCE
 
 
 class Site:

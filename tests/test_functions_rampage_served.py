@@ -10,11 +10,12 @@ from typing import Any, Self
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.rampage import RUNS, misdeed, noise
 from tests.servers import StartServer
 from tests.serving import Process, process
 from tests.sites import Site, calling
-from tests.workers import PATIENCE, until
+from tests.workers import until
 
 pytestmark = pytest.mark.timeout(600)
 

@@ -22,9 +22,10 @@ import psutil
 import pytest
 
 from tests.pace import stretched
+from tests.patience import PATIENCE
 from tests.servers import Server
 from tests.serving import Process, process
-from tests.workers import PATIENCE, until
+from tests.workers import until
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import KINDS, PATIENCE, Kind, NewPrefix, Server, StartServer, ask
+from tests.patience import PATIENCE
+from tests.servers import KINDS, Kind, NewPrefix, Server, StartServer, ask
 
 
 def test_every_kind_answers(server: Server) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.servers import Server, StartServer
 from tests.serving import Process
-from tests.workers import PATIENCE, MakeWorkshop, Worker
+from tests.workers import MakeWorkshop, Worker
 from windlass.model.job import State
 
 AT_ONCE = 10.0
