@@ -25,7 +25,7 @@ from tests.wires import Crowd
 from tests.workers import until
 from tests.worlds import SeededChance
 from windlass import Windlass
-from windlass.cli.doctor import _without_password as without_password
+from windlass.addresses import shown as without_password
 from windlass.engine import Engine
 from windlass.model.errors import Invalid, Unavailable
 from windlass.model.job import NewJob, State

@@ -42,8 +42,10 @@ Each command says at its end which of these it has.
 SETTINGS = """
 ## Settings
 
-A flag goes before the environment, which goes before `windlass.toml` in the current folder (or the file that
-`WINDLASS_CONFIG` names). Durations and sizes may be written `30s`, `2h`, `512MB`; `none` where nothing is meant.
+One rule for all commands and for `Windlass()` in Python: a flag or an argument goes before the environment, which goes
+before `windlass.toml` in the current folder or the nearest folder above it (or the file that `WINDLASS_CONFIG` names),
+which goes before the default. A relative `store` in the file is meant from the file's folder.
+Durations and sizes may be written `30s`, `2h`, `512MB`; `none` where nothing is meant.
 A dotted name is a section: `worker.lease` is `lease` under `[worker]`.
 
 | setting | variable | default | |

@@ -45,6 +45,18 @@ def file_of(address: str) -> str | None:
     return rest if scheme == "sqlite" else None
 
 
+def shown(address: str) -> str:
+    """An address as people may read it: a file with its folders, a server without passwords."""
+    if "://" not in address and address != ":memory:":
+        return os.path.abspath(address)  # noqa: PTH100 - as it was said, links and all
+    without = re.sub(r"([?&](?:sentinel_)?password=)[^&]*", r"\1…", address)
+    netloc = without.partition("://")[2].partition("/")[0]
+    user, separator, rest = netloc.rpartition("@")
+    if not separator or ":" not in user:
+        return without
+    return without.replace(netloc, f"{user.partition(':')[0]}:…@{rest}", 1)
+
+
 async def open_store(address: str = DEFAULT_STORE, settings: Settings | None = None, *, patient: bool = False) -> Store:
     """The store at an address: a file (`jobs.db`, `sqlite:///srv/jobs.db`, `:memory:`) or a server (`redis://…`).
 

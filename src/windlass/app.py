@@ -6,7 +6,6 @@ is `link`'s business, what a payload says is `call`'s.
 
 import functools
 import inspect
-import os
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
@@ -15,6 +14,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
+from windlass import config
 from windlass.addresses import file_of, is_server
 from windlass.call.arguments import Plan
 from windlass.call.options import Options, TaskOptions, wishes
@@ -27,7 +27,7 @@ from windlass.model.fresh_ids import texts_like
 from windlass.model.job import NewJob
 from windlass.model.match import Match
 from windlass.model.mold import mold_of
-from windlass.model.names import DEFAULT_TENANT, check_name, keyed_id, text_id
+from windlass.model.names import check_name, keyed_id, text_id
 from windlass.model.operations import (
     MOST_AT_ONCE,
     A,
@@ -44,14 +44,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C")
 
-DEFAULT_STORE = "windlass.db"
-
 
 class Windlass:
     """A queue: where its jobs are, and the tasks they run.
 
-    `store` is a file (`jobs.db`) or `redis://…`; `server` is a Windlass server (`http://…`), with its `token`. Absent:
-    the variables WINDLASS_SERVER and WINDLASS_STORE, or `./windlass.db`. Nothing is opened before it is needed.
+    `store` is a file (`jobs.db`) or `redis://…`; `server` is a Windlass server (`http://…`), with its `token`. Store,
+    tenant and settings that are not given come from the environment (WINDLASS_SERVER, WINDLASS_STORE, WINDLASS_TENANT,
+    WINDLASS_ENGINE_…), else from `windlass.toml` in the current folder or above it, else they are the defaults: a file
+    `windlass.db` in the current folder, the tenant `default`. Nothing is opened before it is needed.
     `defaults` are options for every task of this queue. With a `journal`, a folder, jobs for a Redis store are kept on
     this machine's disk first, and queueing goes on while the store does not answer. With `replicas`, jobs are queued
     when so many replicas of Redis have them too.
@@ -63,7 +63,7 @@ class Windlass:
         *,
         server: str | None = None,
         token: str | None = None,
-        tenant: str = DEFAULT_TENANT,
+        tenant: str | None = None,
         defaults: TaskOptions | None = None,
         settings: Settings | None = None,
         journal: str | None = None,
@@ -73,20 +73,23 @@ class Windlass:
             raise Invalid("give a store or a server, not both", at="server")
         if server and not is_server(server):
             raise Invalid(f"{server!r} is no server: give http://, https:// or http+unix://", at="server")
-        said = server or store or os.environ.get("WINDLASS_SERVER") or os.environ.get("WINDLASS_STORE")
-        self.store = said or DEFAULT_STORE
+        found = config.here(store=store, server=server, tenant=tenant)
+        self.store = found.store
         """Its address."""
         self.token = token
-        self.tenant = check_name(tenant, at="tenant")
+        self.tenant = check_name(found.tenant, at="tenant")
         self.tasks: dict[str, Task[Any, Any, Any]] = {}
+        chosen = settings or Settings(**msgspec.structs.asdict(found.engine))
         if replicas is not None:
-            settings = replace(settings or Settings(), replicas=replicas)
-        if settings is not None and settings.replicas and is_server(self.store):
-            raise Invalid("a server knows itself which replicas it waits for", at="replicas")
-        self.settings = settings
+            chosen = replace(chosen, replicas=replicas)
+        if is_server(self.store) and chosen.replicas:
+            if settings is not None or replicas is not None:
+                raise Invalid("a server knows itself which replicas it waits for", at="replicas")
+            chosen = replace(chosen, replicas=None)
+        self.settings = chosen
         if journal and (is_server(self.store) or file_of(self.store) is not None):
             raise Invalid("a journal is for a Redis store: a file needs none, and a server has its own", at="journal")
-        self.link: Way = Link(self.store, settings, token, journal)
+        self.link: Way = Link(self.store, chosen, token, journal)
         self._defaults: TaskOptions = defaults or {}
 
     @overload

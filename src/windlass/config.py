@@ -1,11 +1,12 @@
 """The settings, declared once: file key, environment variable and flag are derived from the names of the fields.
 
 `worker.grace` is `[worker] grace` in `windlass.toml`, `WINDLASS_WORKER_GRACE` in the environment, and `--grace` as a
-flag, where a command has it; a flag goes before the environment, which goes before the file. Knows how people write
-durations and sizes; asks the machine for nothing but the one file.
+flag, where a command has it; a flag (or an argument of `Windlass`) goes before the environment, which goes before the
+file. Knows how people write durations and sizes; asks the machine for nothing but the one file.
 """
 
 import difflib
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,9 @@ from windlass.model.worker import Slots
 FILE = "windlass.toml"
 FILE_VARIABLE = "WINDLASS_CONFIG"
 """Names another file in the place of `windlass.toml`."""
+
+SERVER_VARIABLE = "WINDLASS_SERVER"
+"""Names a server in the place of a store."""
 
 DEFAULT_STORE = "windlass.db"
 
@@ -204,10 +208,18 @@ SETTINGS = {setting.path: setting for setting in _settings(Config)}
 SECTIONS = {path.partition(".")[0] for path in SETTINGS if "." in path}
 
 
+def here(*, store: str | None = None, server: str | None = None, tenant: str | None = None, **flags: Any) -> Config:
+    """The settings that hold in this process for these arguments; those that are null were not given."""
+    address = server or store or os.environ.get(SERVER_VARIABLE) or None
+    return load(os.environ, Path.cwd(), {"store": address, "tenant": tenant, **flags})
+
+
 def load(environ: Mapping[str, str], folder: Path, flags: Mapping[str, Any]) -> Config:
-    """The settings that hold here: `windlass.toml` of the folder, under the environment, under flags (by path)."""
+    """The settings that hold in a folder: `windlass.toml` in it or the nearest one above, under the environment, under
+    flags (by path). A relative store in the file is meant from where the file is.
+    """
     named = environ.get(FILE_VARIABLE)
-    path = folder / (named or FILE)
+    path = folder / named if named else _nearest(folder)
     try:
         text = path.read_text("utf-8")
     except FileNotFoundError:
@@ -216,11 +228,19 @@ def load(environ: Mapping[str, str], folder: Path, flags: Mapping[str, Any]) -> 
         text = ""
     except (OSError, UnicodeDecodeError) as fault:
         raise Invalid(f"cannot be read: {fault}", at=str(path)) from None
-    return combine(text, environ, flags, file=path.name)
+    return combine(text, environ, flags, file=path.name, base=None if path.parent == folder else path.parent)
 
 
-def combine(text: str, environ: Mapping[str, str], flags: Mapping[str, Any], *, file: str = FILE) -> Config:
-    """The same from the text of the file. All that is wrong is said at once."""
+def _nearest(folder: Path) -> Path:
+    """The file that holds for a folder, if there is any."""
+    places = [one / FILE for one in (folder, *folder.parents)]
+    return next((path for path in places if path.exists()), places[0])
+
+
+def combine(
+    text: str, environ: Mapping[str, str], flags: Mapping[str, Any], *, file: str = FILE, base: Path | None = None
+) -> Config:
+    """The same from the text of the file, which lies in the folder `base`. All that is wrong is said at once."""
     values: dict[str, Any] = {}
     faults: list[str] = []
     for source, path, given in _given(text, environ, flags, file):
@@ -228,6 +248,9 @@ def combine(text: str, environ: Mapping[str, str], flags: Mapping[str, Any], *, 
             values[path] = _read(path, given)
         except Invalid as fault:
             faults.append(f"{source}: {fault.detail}")
+        else:
+            if path == "store" and base is not None and source.startswith(f"{file}: "):
+                values[path] = _from(base, values[path])
     if len(faults) > 1:
         raise Invalid("\n  ".join([f"{len(faults)} faults in the settings", *faults]))
     if faults:
@@ -251,6 +274,14 @@ def _given(
     for path, given in flags.items():
         if given is not None:
             yield flag(path), path, given
+
+
+def _from(base: Path, store: str) -> str:
+    """An address as it is meant in a file of that folder: a relative path begins there."""
+    scheme, separator, rest = store.rpartition("://")
+    if scheme not in ("", "sqlite") or rest == ":memory:" or (not separator and ":" in store):
+        return store
+    return f"{scheme}{separator}{base / rest}"
 
 
 def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

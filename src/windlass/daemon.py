@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from msgspec.structs import replace
 
-from windlass.addresses import file_of, open_service
+from windlass.addresses import file_of, open_service, shown
 from windlass.config import DEFAULT_STORE
 from windlass.engine import Engine, Settings
 from windlass.engine.upkeep import keep_house
@@ -36,9 +36,9 @@ async def work(
     address: str | None = None,
     settings: Settings | None = None,
     *,
-    tenant: str = DEFAULT_TENANT,
+    tenant: str | None = None,
 ) -> None:
-    """A worker and the periodic duties, in one process, until a signal ends it. Without an address: the app's own.
+    """A worker and the periodic duties, in one process, until a signal ends it. Without address or tenant: the app's.
 
     TERM and INT finish what runs; a second one gives it back; QUIT stops at once; TSTP stops claiming, CONT goes on.
     """
@@ -46,8 +46,10 @@ async def work(
     pool = Pool(options.target)
     try:
         # The app is imported before the store is opened: only it knows which one, and no file is carried over a fork.
-        app = await pool.start() if options.target else replace(NO_APP, store=DEFAULT_STORE, tenant=tenant)
-        async with _opened(address or app.store, settings, app.token) as service:
+        app = await pool.start() if options.target else replace(NO_APP, store=DEFAULT_STORE, tenant=DEFAULT_TENANT)
+        app = replace(app, store=address or app.store, tenant=tenant or app.tenant)
+        log.info("store %s, tenant %s", shown(app.store), app.tenant)
+        async with _opened(app.store, settings, app.token) as service:
             if service is None:
                 return
             clock = SystemClock()

@@ -17,7 +17,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from windlass.addresses import file_of, open_engine
+from windlass.addresses import file_of, open_engine, shown
 from windlass.daemon import SWITCH_EVERY
 from windlass.dialect import s2, s3, s4
 from windlass.engine import Engine, Settings
@@ -92,6 +92,7 @@ async def serve(serving: Serving) -> None:
             pool = Pool(serving.worker.target)
             opened.push_async_callback(pool.close)
             app = await pool.start()
+        log.info("store %s", shown(serving.store))
         folder = serving.journal if file_of(serving.store) is None else None
         opening = open_engine(serving.store, serving.settings, patient=folder is not None)
         engine = await opened.enter_async_context(opening)

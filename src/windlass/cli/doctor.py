@@ -4,16 +4,14 @@ Each look gives findings: what was found, whether it is well, and what to do if 
 """
 
 import logging
-import re
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, Literal, NamedTuple
-from urllib.parse import urlsplit, urlunsplit
 
 from cyclopts import Parameter
 from msgspec import Struct
 from rich.text import Text
 
-from windlass.addresses import facts_of, scrub
+from windlass.addresses import facts_of, scrub, shown
 from windlass.cli import saying
 from windlass.cli.pausing import told
 from windlass.cli.place import HERE, Place, Queue, opened
@@ -120,10 +118,10 @@ def _print(finding: Finding) -> None:
 
 async def _store(queue: Queue) -> AsyncIterator[Finding]:
     if not isinstance(queue.service, Engine):
-        yield Finding(what="server", level="ok", found=f"answers at {_without_password(queue.address)}")
+        yield Finding(what="server", level="ok", found=f"answers at {shown(queue.address)}")
         return
     facts = await facts_of(queue.service, queue.address)
-    yield Finding(what="store", level="ok", found=f"{facts.kind} {facts.version} at {_without_password(queue.address)}")
+    yield Finding(what="store", level="ok", found=f"{facts.kind} {facts.version} at {shown(queue.address)}")
     level: Level = "warn" if facts.risk else "ok"
     yield Finding(what="durability", level=level, found=facts.durability, advice=facts.risk)
     if facts.halts:
@@ -135,14 +133,6 @@ async def _store(queue: Queue) -> AsyncIterator[Finding]:
         found=f"{saying.span(abs(apart))} {'behind' if apart > 0 else 'ahead of'} this host",
         advice="" if abs(apart) < APART else "due times go by the store's clock: set both by NTP",
     )
-
-
-def _without_password(address: str) -> str:
-    shown = re.sub(r"([?&]sentinel_password=)[^&]*", r"\1…", address)
-    parts = urlsplit(shown)
-    if not parts.password:
-        return shown
-    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":…@")))
 
 
 async def _round_trip(queue: Queue) -> AsyncIterator[Finding]:

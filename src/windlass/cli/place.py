@@ -1,7 +1,6 @@
 """Which queue a command speaks to, and how it answers: the options that every command has."""
 
 import logging
-import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -59,8 +58,7 @@ class Place:
             raise Invalid("give --store or --server, not both", at="--server")
         if self.server and not is_server(self.server):
             raise Invalid(f"{self.server!r} is no server: give http://, https:// or http+unix://", at="--server")
-        server = self.server or (None if self.store else os.environ.get("WINDLASS_SERVER"))
-        return config.load(os.environ, Path.cwd(), {"store": server or self.store, "tenant": tenant, **(flags or {})})
+        return config.here(store=self.store, server=self.server, tenant=tenant, **(flags or {}))
 
 
 HERE = Place()

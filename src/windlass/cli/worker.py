@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import sys
 from typing import Annotated, Any
 
@@ -15,6 +16,7 @@ from windlass.cli.place import HERE, Place
 from windlass.daemon import work
 from windlass.engine import Settings
 from windlass.model.errors import Invalid
+from windlass.model.names import EVERY_TENANT
 from windlass.worker.functions import FunctionOptions, Tier
 from windlass.worker.options import WorkerOptions
 from windlass.worker.pool import AppBroken
@@ -112,16 +114,27 @@ def worker(
         raise Invalid("there is nothing to run: name an app, or leave out --no-handlers", at="app")
     lease = settings.engine.lease if settings.worker.lease is None else settings.worker.lease
     options = options_of(settings, target=app, burst=burst, reach=tuple(reach or ()))
-    engine = Settings(lease=lease, most_payload=settings.engine.most_payload)
+    engine = Settings(**{**asdict(settings.engine), "lease": lease})
+    _tell_app(place, settings)
     saying.log(logging.DEBUG if verbose else logging.INFO)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             address = place.server or (place.store if app else settings.store)
-            runner.run(work(options, address, engine, tenant=settings.tenant))
+            tenant = settings.tenant if place.tenant or not app else None
+            runner.run(work(options, address, engine, tenant=tenant))
     except AppBroken as fault:
         sys.stderr.write(f"{fault.traceback}windlass: {app} cannot be imported: {fault}\n")
         return 1
     return 0
+
+
+def _tell_app(place: Place, settings: config.Config) -> None:
+    """Let what was said here hold for the app too, unless its own arguments say otherwise: its tasks queue jobs."""
+    if place.server or place.store:
+        os.environ[config.SERVER_VARIABLE] = place.server or ""
+        os.environ[config.variable("store")] = settings.store
+    if place.tenant and settings.tenant != EVERY_TENANT:
+        os.environ[config.variable("tenant")] = settings.tenant
 
 
 def options_of(settings: config.Config, **more: Any) -> WorkerOptions:
