@@ -147,7 +147,7 @@ class Bounds:
             if self._fair_line(tenant, queue) is not None:
                 active[f"{tenant},{queue}"].add(task)
         waited_for = {place for e in queued for place in (e.job.queue, f"{e.job.tenant},{e.job.queue}")}
-        for place in [place for place in self._turns if place not in waited_for or not self._is_fair(place)]:
+        for place in [place for place in self._turns if place not in waited_for or not self.is_fair(place)]:
             del self._turns[place]
         for place in {*self._turns, *active}:
             self._turns[place].note(active[place])
@@ -197,7 +197,7 @@ class Bounds:
         lines = self.rules.fair_lines
         return lines.get(f"{tenant},{queue}", lines.get(f"{ANY},{queue}"))
 
-    def _is_fair(self, place: str) -> bool:
+    def is_fair(self, place: str) -> bool:
         tenant, comma, queue = place.rpartition(",")
         return self._fair_line(tenant, queue) is not None if comma else queue in self.rules.fair_queues
 

@@ -59,6 +59,7 @@ from windlass.store import (
     Touch,
     Touched,
     Wish,
+    shuffled,
 )
 from windlass.store.flow import Regroup, Rules, StaleRules, Usage, Waiting
 from windlass.store.mailbox import Posted, Reader
@@ -231,21 +232,34 @@ class ModelStore:
             held.sort(key=lambda entry: (worker.queues.index(entry.job.queue), *rank(entry)))
             return [entry.handed_out() for entry in held]
         taken: list[Entry] = []
-        while len(taken) < wish.slots and (entry := self._first(wish)):
+        while len(taken) < wish.slots and (entry := self._first(wish, taken)):
             self._start(entry, wish, now)
             taken.append(entry)
         self._settle()
         return [entry.handed_out() for entry in taken]
 
-    def _first(self, wish: Wish) -> Entry | None:
-        """The job that a worker takes next."""
+    def _first(self, wish: Wish, taken: list[Entry]) -> Entry | None:
+        """The job that a worker takes next, after these."""
         worker = wish.worker
         free = self._settle()
         fit = [entry for entry in free if self._may_take(worker, entry.job)]
+        if "queues" in wish.turns:
+            fit = _next_turn(wish, lambda job: job.queue, fit, taken)
         for queue in worker.queues:
             if there := [entry for entry in fit if entry.job.queue == queue]:
-                return self._bounds.first(there, free, wish.warm)
+                return self._bounds.first(self._whose_turn(wish, queue, there, taken), free, wish.warm)
         return None
+
+    def _whose_turn(self, wish: Wish, queue: str, fit: list[Entry], taken: list[Entry]) -> list[Entry]:
+        """Of the jobs of a queue, those of the tenant and the task whose turn it is in this claim."""
+        if queue in self._bounds.rules.fair_queues or f"-,{queue}" in wish.in_order:
+            return fit
+        if "tenants" in wish.turns:
+            fit = _next_turn(wish, lambda job: f"{job.tenant},{job.queue}", fit, taken)
+        line = {f"{entry.job.tenant},{entry.job.queue}" for entry in fit}
+        if "tasks" in wish.turns and not line & wish.in_order and not any(map(self._bounds.is_fair, line)):
+            fit = _next_turn(wish, lambda job: f"{job.tenant},{job.queue},{job.task}", fit, taken)
+        return fit
 
     def _start(self, entry: Entry, wish: Wish, now: datetime) -> None:
         tier = self._bounds.tiers(entry, self.entries(State.RUNNING))[-1]
@@ -688,6 +702,14 @@ class ModelStore:
     def _held(self, id: str, token: bytes) -> Entry | None:
         entry = self._jobs.get(id)
         return entry if entry and entry.job.state is State.RUNNING and entry.token == token else None
+
+
+def _next_turn(wish: Wish, name: Callable[[Job], str], fit: list[Entry], taken: Sequence[Entry]) -> list[Entry]:
+    """The jobs of the one whose turn it is: who was given the fewest in this claim, and comes first by chance."""
+    given = Counter(name(entry.job) for entry in taken)
+    order = shuffled(wish.nonce, {name(entry.job) for entry in fit})
+    chosen = min(order, key=lambda one: given[one], default=None)
+    return [entry for entry in fit if name(entry.job) == chosen]
 
 
 def later(when: datetime | None, seconds: float | None) -> datetime | None:

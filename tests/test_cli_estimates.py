@@ -69,7 +69,7 @@ def test_every_setting_of_a_queue_can_be_taken_back(workshop: Workshop) -> None:
     assert workshop.app.ask(GetQueue(queue="mail")) != before
     ok(workshop, "queues", "set", "mail", "--weight", "none", "--clear", "tiers", "--clear", "policy")
     card = workshop.app.ask(GetQueue(queue="mail"))
-    assert (card.weights, card.tiers, card.policy, card.timeout) == ({}, [], "priority", 300.0)
+    assert (card.weights, card.tiers, card.policy, card.timeout) == ({}, [], None, 300.0)
     ok(workshop, "queues", "set", "mail", *(f"--clear={name}" for name in ("timeout", "isolate", "on_lost")))
     ok(workshop, "queues", "set", "mail", "--clear", "keep_success", "--clear", "keep_failure")
     assert workshop.app.ask(GetQueue(queue="mail")) == before

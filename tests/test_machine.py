@@ -271,9 +271,12 @@ class Walk(RuleBasedStateMachine):
     def ask(self, operation: Operation[A]) -> A | WindlassError:
         async def answer(engine: Engine) -> A | WindlassError:
             try:
-                return await engine(operation)
+                found = await engine(operation)
             except WindlassError as error:
                 return error
+            if isinstance(operation, Claim):  # where tenants take turns, jobs come in any order
+                found.sort(key=lambda one: one.job.id)
+            return found
 
         return self.both(answer)
 

@@ -228,8 +228,9 @@ class World:
         lease: float = 60.0,
         nonce: bytes | None = None,
         warm: Sequence[str] = (),
+        **more: Any,
     ) -> list[Record]:
-        wish = Wish(worker or self.worker(), nonce or self.chance.token(), slots, lease, warm=warm)
+        wish = Wish(worker or self.worker(), nonce or self.chance.token(), slots, lease, warm=warm, **more)
         return await self.store.claim(wish)
 
     async def take(self, worker: Worker | None = None, *, lease: float = 60.0) -> Record:

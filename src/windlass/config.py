@@ -40,7 +40,7 @@ class WorkerSection(Struct, frozen=True, kw_only=True):
     """How a worker of this host works."""
 
     queues: Annotated[list[Name], Meta(max_length=256)] = []
-    """The queues it takes jobs from, dearest first; none = every queue that the app's tasks name."""
+    """The queues it takes jobs from, dearest first; none = every queue that the app's tasks name, in turn."""
     slots: Slots = 32
     """Jobs it runs at once."""
     contexts: Some | None = None

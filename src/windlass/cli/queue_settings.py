@@ -38,7 +38,10 @@ async def change(
     /,
     *,
     policy: Annotated[
-        Policy | None, Parameter(metavar="POLICY", help="Whose turn it is: `priority`, or `fair` = tasks take turns.")
+        Policy | None,
+        Parameter(
+            metavar="POLICY", help="Whose turn it is: `priority` = strictly by it, or `fair` = tasks take turns."
+        ),
     ] = None,
     weight: Annotated[
         list[str] | None,
@@ -127,7 +130,7 @@ async def _change(queue: str, change: QueueChange, place: Place) -> None:
 
 def describe(card: QueueCard) -> str:
     """How a queue is run, in one line."""
-    parts = [told(card), card.policy if card.policy != "priority" or card.weights else ""]
+    parts = [told(card), card.policy or ("priority" if card.weights else "")]
     parts += [f"{name}={number:g}" for name, number in card.weights.items()]
     parts += [f"{tier.name} {tier.seconds:g} s at most {tier.cap}" for tier in card.tiers]
     if card.timeout is not None:

@@ -98,7 +98,7 @@ def worker(
     """Run jobs.
 
     For example:
-      windlass worker shop:app                 all queues that the app's tasks name
+      windlass worker shop:app                 all queues that the app's tasks name, in turn
       windlass worker shop:app -q mail,slow    these queues, mail first
       windlass worker shop:app -c 100 --burst  a hundred at once, until none is left
       windlass worker --tenant -               what has a handler, of all tenants

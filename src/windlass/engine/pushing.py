@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from windlass.engine.desk import Desk
 from windlass.engine.jobs import LOOK_AGAIN
-from windlass.engine.work import SECRETS, renew_now
+from windlass.engine.work import SECRETS, renew_now, turns_of
 from windlass.model.job import State
 from windlass.model.operations import MOST_AT_ONCE, Alive, Claimed, Renew, Renewed
 from windlass.model.ports import Clock
@@ -118,8 +118,12 @@ class Pushing:
                 records: list[Record] = []
                 if tasks is None or tasks:
                     able = replace(worker, tasks=tasks)
-                    lasts = (await self._desk.regimes.current()).has_never_twice(worker.queues)
-                    wish = Wish(able, nonce, slots, self.lease, heard=False, lasts=lasts)
+                    regime = await self._desk.regimes.current()
+                    turns, in_order = turns_of(worker), regime.in_order(worker.queues)
+                    lasts = regime.has_never_twice(worker.queues)
+                    wish = Wish(
+                        able, nonce, slots, self.lease, heard=False, turns=turns, in_order=in_order, lasts=lasts
+                    )
                     records = await self._desk.store.claim(wish)
                 remaining = until - loop.time()
                 if records or remaining <= 0:

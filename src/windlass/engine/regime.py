@@ -56,6 +56,7 @@ class Regime:
         self.queues = queues
         self.tasks = tasks
         self._never_twice = frozenset(name.partition(",")[2] for name, one in queues.items() if one.on_lost == "fail")
+        self._in_order = frozenset(name for name, one in queues.items() if one.policy == "priority")
         self._lanes: dict[tuple[str, str, str], _Lane] = {}
 
     def settings(self, tenant: str, queue: str) -> QueueSettings:
@@ -65,6 +66,13 @@ class Regime:
     def has_never_twice(self, queues: Iterable[str]) -> bool:
         """Whether in one of these queues somebody's jobs are to fail rather than be run again."""
         return not self._never_twice.isdisjoint(queues)
+
+    def in_order(self, queues: Iterable[str]) -> frozenset[str]:
+        """Where somebody wants it to go by priority and arrival alone: `TENANT,QUEUE`."""
+        if not self._in_order:
+            return self._in_order
+        names = set(queues)
+        return frozenset(line for line in self._in_order if line.partition(",")[2] in names)
 
     def has_tiers(self, tenant: str, queue: str) -> bool:
         return f"{tenant},{queue}" in self.rules.tiers

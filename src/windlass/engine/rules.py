@@ -148,7 +148,7 @@ def _retired(before: Rules, marks: Mapping[str, str]) -> dict[str, str]:
 def _defaults(kept: Regime) -> dict[str, str]:
     """What new jobs get; a change of it moves none that are here."""
     given = sorted(
-        (name, one.timeout, one.isolate, str(one.keep_success), str(one.keep_failure))
+        (name, one.timeout, one.isolate, str(one.keep_success), str(one.keep_failure), one.policy == "priority")
         for name, one in kept.queues.items()
     )
     return {"": f"#{_digest(given)}"} if given else {}

@@ -25,7 +25,7 @@ from windlass.model import lifecycle, wire
 from windlass.model.errors import Invalid, Missing, PartAway
 from windlass.model.job import Error, Reason
 from windlass.model.lifecycle import CODES, Move, Outcome, Verdict
-from windlass.model.names import text_id
+from windlass.model.names import EVERY_TENANT, text_id
 from windlass.model.operations import (
     MOST_SPAWNED,
     Alive,
@@ -50,7 +50,7 @@ from windlass.model.operations import (
 )
 from windlass.model.push import read_url
 from windlass.model.worker import Worker
-from windlass.store import Done, Record, Touch, Touched, Wish
+from windlass.store import Done, Record, Touch, Touched, Turn, Wish
 from windlass.store.flow import BAR, KEY
 
 SECRETS = "push.secret"
@@ -133,8 +133,18 @@ async def _wish(desk: Desk, operation: Claim, worker: Worker, stays: float = 0.0
     slots = operation.slots if tasks is None or tasks else 0  # to a store, no tasks would be any
     able = worker if tasks is worker.tasks else replace(worker, tasks=tasks)
     lease, warm = desk.settings.lease, operation.warm
-    lasts = (await desk.regimes.current()).has_never_twice(worker.queues)
-    return Wish(able, nonce, slots, lease, repeatable=named, stays=stays, warm=warm, lasts=lasts)
+    regime = await desk.regimes.current()
+    turns, in_order = turns_of(worker), regime.in_order(worker.queues)
+    lasts = regime.has_never_twice(worker.queues)
+    return Wish(able, nonce, slots, lease, named, stays=stays, warm=warm, turns=turns, in_order=in_order, lasts=lasts)
+
+
+def turns_of(worker: Worker) -> frozenset[Turn]:
+    """Who takes turns in a worker's claims unless somebody has said otherwise of a queue."""
+    queues: tuple[Turn, ...] = ("queues",) if worker.in_turn and len(worker.queues) > 1 else ()
+    tenants: tuple[Turn, ...] = ("tenants",) if worker.tenant == EVERY_TENANT else ()
+    tasks: tuple[Turn, ...] = ("tasks",) if worker.handlers and worker.tasks == [] else ()
+    return frozenset((*queues, *tenants, *tasks))
 
 
 async def _claim_soon(desk: Desk, operation: Claim, worker: Worker) -> list[Record]:

@@ -37,8 +37,9 @@ class Tier(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
 class QueueSettings(Pause, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """How a queue is run."""
 
-    policy: Policy = "priority"
-    """`priority`: lowest number first, then arrival. `fair`: tenants and tasks take turns by weight."""
+    policy: Policy | None = None
+    """`priority`: lowest number first, then arrival. `fair`: tenants and tasks take turns by weight. Absent: as
+    `priority`, but where a worker serves all tenants these take turns, and where it runs only handlers tasks do."""
     weights: Annotated[dict[Name, Weight], Meta(max_length=10_000)] = field(default_factory=dict)
     """Under `fair`: turns of a task, or in everybody's settings of a tenant, for each turn of the others."""
     tiers: Annotated[list[Tier], Meta(max_length=MOST_TIERS)] = field(default_factory=list)

@@ -23,6 +23,8 @@ class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     """Its own process there."""
     queues: Annotated[list[Name], Meta(min_length=1, max_length=256)] = field(default_factory=lambda: [DEFAULT_QUEUE])
     """The queues it takes jobs from, dearest first."""
+    in_turn: bool = False
+    """Whether its queues take turns instead."""
     tasks: Annotated[list[Name], Meta(max_length=1000)] | None = None
     """The tasks it knows; null = whatever its queues hold."""
     handlers: bool = False

@@ -15,11 +15,12 @@ as a `Move`; the store checks the move's guards and writes it whole, or refuses 
 What stores do beside keeping jobs is in `beside`, `flow` and `mailbox`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from enum import StrEnum
-from typing import Protocol
+from hashlib import sha1
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
@@ -34,6 +35,14 @@ SEEN_EVERY = 1.0
 
 MOST_CHILDREN = 100
 """Children of one ripe job that are told at a time."""
+
+
+Turn = Literal["queues", "tenants", "tasks"]
+
+
+def shuffled(nonce: bytes, names: Iterable[str]) -> list[str]:
+    """Names in an order that chance has given: each claim has one of its own, the same when it is sent again."""
+    return sorted(names, key=lambda name: sha1(nonce + name.encode(), usedforsecurity=False).digest())
 
 
 class NotLetIn(Unavailable):
@@ -140,6 +149,10 @@ class Wish(Struct, frozen=True):
     """
     warm: Sequence[str] = ()
     """What it would rather run than anything else, as `tenant/task`; has a say only where turns are taken."""
+    turns: frozenset[Turn] = frozenset()
+    """Who takes turns in this claim where no rule says who does; see `claim`."""
+    in_order: frozenset[str] = frozenset()
+    """Where they do not: `TENANT,QUEUE`, or `-,QUEUE` for all tenants."""
     lasts: bool = False
     """Whether a lease must outlast a power cut. Else a store may forget it then: the job is queued, as if never begun.
 
@@ -269,6 +282,9 @@ class Store(Protocol):
 
         Where tenants or tasks take turns, the turn goes before the priority. Nothing that `flow` forbids is taken. A
         flexible job is assigned the longest tier whose caps have room.
+
+        Those whom the wish names take turns in each claim: one job for each queue, tenant, task that has one, in the
+        order of `shuffled`, and again. Then the jobs come in any order.
 
         They come with their payloads and files. A worker that claims has been heard of (see `SEEN_EVERY`).
         """

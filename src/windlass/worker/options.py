@@ -13,7 +13,7 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     target: str = ""
     """The app whose tasks it runs, as `module:name`; empty = none."""
     queues: list[str] = []
-    """Where it takes jobs from, dearest first; none = every queue that the app's tasks name."""
+    """Where it takes jobs from, dearest first; none = every queue that the app's tasks name, in turn."""
     slots: int = 32
     """How many jobs run at once."""
     contexts: int = os.cpu_count() or 1

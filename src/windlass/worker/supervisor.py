@@ -168,6 +168,7 @@ def _about(app: Ready, options: WorkerOptions) -> NewWorker:
         node=host,
         pid=os.getpid(),
         queues=options.queues or app.queues or ["default"],
+        in_turn=not options.queues,
         tasks=app.tasks,
         handlers=options.functions is not None,
         sandbox=None if options.functions is None else options.functions.tier,

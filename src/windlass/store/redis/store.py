@@ -36,6 +36,7 @@ from windlass.store import (
     Touched,
     Wish,
     places,
+    shuffled,
 )
 from windlass.store.beside import Watch
 from windlass.store.mailbox import Posted, Reader
@@ -66,6 +67,9 @@ AFTER = "\x01"
 
 LAST_PLACE = 10**15 - 1
 """Beyond every place of a line."""
+
+_TURNS = {"q": "queues", "t": "tenants", "k": "tasks"}
+"""Who takes turns, as a script is told it."""
 
 SPREAD = 16
 """Partitions of a new store on a cluster."""
@@ -138,7 +142,7 @@ class RedisStore(RedisAdding):
     async def claim(self, wish: Wish) -> list[Record]:
         if (granted := self._grants.take(wish)) is not None:
             return granted
-        runs = self._runs_of_queues(wish.worker.queues)
+        runs = self._runs_of_queues(self._order_of_queues(wish))
         if wish.heard and HOME not in dict(runs) and self._hearing.is_to_be_told(wish.worker.id):
             with suppress(PartAway):
                 await self.partitions.call("worker", HOME, ["hear", wish.worker.id, span(wish.lease)])
@@ -149,10 +153,20 @@ class RedisStore(RedisAdding):
             if again:
                 return again
         taken: list[Record] = []
-        for run in runs:
-            if len(taken) < wish.slots:
-                taken += await self._claim(wish, *run, slots=wish.slots - len(taken))
+        for place, run in enumerate(runs):
+            if (room := wish.slots - len(taken)) > 0:
+                share = -(-room // (len(runs) - place)) if "queues" in wish.turns else room
+                taken += await self._claim(wish, *run, slots=share)
         return taken
+
+    def _order_of_queues(self, wish: Wish) -> Sequence[str]:
+        """Where they take turns, those of one partition are neighbours: what it has is known to one script alone."""
+        queues = wish.worker.queues
+        if "queues" not in wish.turns or self.partitions.number == 1:
+            return queues
+        queues = shuffled(wish.nonce, queues)
+        partitions = list(dict.fromkeys(map(self.partitions.of_queue, queues)))
+        return sorted(queues, key=lambda queue: partitions.index(self.partitions.of_queue(queue)))
 
     async def _claim(self, wish: Wish, partition: int, queues: list[str], *, slots: int) -> list[Record]:
         worker, tasks = wish.worker, wish.worker.tasks or []
@@ -161,7 +175,8 @@ class RedisStore(RedisAdding):
         about: list[Argument] = [wish.nonce, repeatable, worker.id, place, span(wish.lease), slots, worker.tenant]
         heard = wish.heard and partition == HOME and self._hearing.is_to_be_told(worker.id)
         about += ("1" if heard else "0", span(self._stay(wish)))
-        about += (len(tasks), len(wish.warm), *tasks, *wish.warm, *queues)
+        turns = "".join(letter for letter, who in _TURNS.items() if who in wish.turns)
+        about += (len(tasks), len(wish.warm), turns, len(wish.in_order), *tasks, *wish.warm, *wish.in_order, *queues)
         reply = await self.partitions.call("claim", partition, about)
         while reply == AGAIN:
             reply = await self.partitions.call("claim", partition, about)
@@ -169,7 +184,7 @@ class RedisStore(RedisAdding):
 
     def _stay(self, wish: Wish) -> float:
         """How long a wish is kept: not at all where one script cannot grant it, or cannot know that it is heard."""
-        whole = wish.repeatable and len(self._runs_of_queues(wish.worker.queues)) == 1
+        whole = wish.repeatable and len(self._runs_of_queues(self._order_of_queues(wish))) == 1
         return wish.stays if whole and self.partitions.connection.cluster is None else 0.0
 
     def _runs_of_queues(self, queues: Sequence[str]) -> list[tuple[int, list[str]]]:

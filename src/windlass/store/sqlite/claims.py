@@ -2,32 +2,25 @@
 
 A claim looks at open lanes in the order of their first jobs; it costs the same however many jobs wait behind those.
 Where no group and no turn has a say, lanes are merged right here; else `sources`, `picking` and `gate` find what may be
-taken. The order of queues is the worker's own.
+taken. The order of queues is the worker's own, unless they take turns (`rotation`).
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from itertools import islice
 
 from windlass.store import Record, Wish, places
 from windlass.store.micros import span
 from windlass.store.sqlite import batches, records
 from windlass.store.sqlite.gate import Gate
 from windlass.store.sqlite.parking import let_time_pass
-from windlass.store.sqlite.picking import Pick
-from windlass.store.sqlite.sources import BEFORE_ALL, Row, Sources
+from windlass.store.sqlite.picking import Pick, first_jobs
+from windlass.store.sqlite.rotation import Rotation
+from windlass.store.sqlite.sources import BEFORE_ALL, Sources
 from windlass.store.sqlite.transaction import Transaction
 from windlass.store.sqlite.values import QUEUED, RUNNING
 from windlass.store.sqlite.workers import Noted, hear
 
-AFTER_ALL = (2**31, 0)
-"""A priority and arrival beyond every job's."""
-
 _TAKEN = "SELECT job FROM lease WHERE worker = ? AND token = ?"
-
-_FIRST = f"""
-    SELECT priority, seq, lane FROM job WHERE state = {QUEUED} AND lane = ?1 AND (priority, seq) <= (?2, ?3)
-    ORDER BY priority, seq LIMIT ?4
-"""
 
 _TAKE = f"""
     UPDATE job SET state = {RUNNING}, attempt = attempt + 1, reason = NULL, worker = ?2, node = ?3, pid = NULL,
@@ -90,12 +83,13 @@ def _pick(tx: Transaction, wish: Wish) -> list[Pick]:
     let_time_pass(tx, tx.rules)
     gate = Gate(tx, wish.slots)
     sources = Sources(tx, gate, wish)
-    picks: list[Pick] = []
-    for queue in dict.fromkeys(wish.worker.queues):
+    picks = list(islice(Rotation(tx, sources, wish).picks(), wish.slots)) if wish.turns else []
+    for queue in () if wish.turns else dict.fromkeys(wish.worker.queues):
         picks += _of_queue(tx, sources, queue, wish.slots - len(picks))
-        if gate.weary:  # whoever waits looks again
-            tx.topics.add(f"work/{queue}")
+        if gate.weary:
             break
+    if gate.weary:  # whoever waits looks again
+        tx.topics.update(f"work/{queue}" for queue in wish.worker.queues)
     gate.write()
     sources.write()
     return picks
@@ -107,21 +101,9 @@ def _of_queue(tx: Transaction, sources: Sources, queue: str, room: int) -> list[
     if not sources.has_turns(queue):
         lanes = sources.lanes(queue, BEFORE_ALL, room)
         if not any(bounded for _, _, _, bounded in lanes):
-            return _merged(tx, lanes, room)
+            return first_jobs(tx, lanes, room)
     picks: list[Pick] = []
     stream = sources.queue(queue)
     while len(picks) < room and stream.first() is not None:
         picks.append(stream.take())
     return picks
-
-
-def _merged(tx: Transaction, heads: Sequence[Row], room: int) -> list[Pick]:
-    """The first jobs of several lanes taken together; no other lane can have a part in it."""
-    if len(heads) == 1 and room > 1:
-        found = tx.rows(_FIRST, heads[0][2], *AFTER_ALL, room)
-    elif len(heads) > 1:
-        last = heads[-1][:2] if len(heads) == room else AFTER_ALL
-        found = sorted(job for _, _, lane, _ in heads for job in tx.rows(_FIRST, lane, *last, room))[:room]
-    else:
-        found = [head[:3] for head in heads]
-    return [Pick(seq, lane, None) for _, seq, lane in found]

@@ -6,8 +6,8 @@ streams come from is for `sources` to know.
 """
 
 import heapq
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from windlass.store.flow import LEAD, NEAR, Level
 from windlass.store.sqlite.gate import Gate
@@ -22,6 +22,14 @@ _NEXT = f"""
     SELECT priority, seq FROM job WHERE state = {QUEUED} AND lane = ?1 AND (priority, seq) > (?2, ?3)
     ORDER BY priority, seq LIMIT ?4
 """
+
+_FIRST = f"""
+    SELECT priority, seq, lane FROM job WHERE state = {QUEUED} AND lane = ?1 AND (priority, seq) <= (?2, ?3)
+    ORDER BY priority, seq LIMIT ?4
+"""
+
+AFTER_ALL = (2**31, 0)
+"""A priority and arrival beyond every job's."""
 
 AHEAD = 16
 """Jobs of one lane that are looked up at once: most lanes give few."""
@@ -242,3 +250,16 @@ class Turns:
 
     def lane(self) -> Lane:
         return (self._chosen or self._heap[0][2]).stream.lane()
+
+
+def first_jobs(tx: Transaction, heads: Sequence[tuple[Any, ...]], room: int) -> list[Pick]:
+    """The first jobs of several lanes taken together, if nothing bounds them; no other lane can have a part in it."""
+    heads = heads[:room]
+    if len(heads) == 1 and room > 1:
+        found = tx.rows(_FIRST, heads[0][2], *AFTER_ALL, room)
+    elif len(heads) > 1:
+        last = heads[-1][:2] if len(heads) == room else AFTER_ALL
+        found = sorted(job for _, _, lane, _ in heads for job in tx.rows(_FIRST, lane, *last, room))[:room]
+    else:
+        found = [head[:3] for head in heads]
+    return [Pick(seq, lane, None) for _, seq, lane in found]

@@ -6,8 +6,11 @@ Made for one claim and one worker. Knows which index answers which question; how
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from operator import itemgetter
 from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from windlass.model.names import EVERY_TENANT
 from windlass.store import Wish
@@ -24,6 +27,9 @@ Fetch = Callable[[Any, int], Sequence[Row]]
 
 MOST_AHEAD = 256
 """Rows of an index fetched at once; at first no more than there are slots."""
+
+MOST_IN_TURN = 1000
+"""Lanes of a queue that take turns in one claim: those whose first jobs came first."""
 
 BEFORE_ALL = (-(2**31) - 1, 0)
 """A priority and arrival, or a tag, before every other."""
@@ -92,6 +98,7 @@ class Sources:
         self._warm = Warm(wish.warm) if wish.warm else None
         self._tenant = None if worker.tenant == EVERY_TENANT else worker.tenant
         self._tasks = None if worker.tasks is None else tuple(worker.tasks)
+        self._wish = wish
         self._rounds: list[tuple[Turns, Callable[[float, Mapping[str, float]], None]]] = []
         """Whoever took turns, and what keeps that."""
 
@@ -102,10 +109,34 @@ class Sources:
         line = self._tx.lanes.line(self._tenant, queue)
         return [] if line is None else self._heads(_OF_LINE, line, after, size)
 
+    def tenants(self, queue: str) -> Mapping[str, Sequence[Row]]:
+        """Whose jobs there are in a queue, each with its first open lanes, but where its tasks take turns."""
+        found: dict[str, list[Row]] = {}
+        for head in self.lanes(queue, BEFORE_ALL, MOST_IN_TURN):
+            found.setdefault(self._tx.lanes.get(head[2]).tenant, []).append(head)
+        if self._rules.fair_lines:
+            for *_, tenant in islice(self._lines(_LINES_BY_ORDER, "priority", queue), MOST_IN_TURN):
+                found.setdefault(tenant, [])
+        return found
+
+    def narrowed(self, tenant: str, task: str | None = None) -> "Sources":
+        """The same for one tenant's jobs alone, or those of one task."""
+        tasks = self._wish.worker.tasks if task is None else [f"{tenant}/{task}"]
+        worker = replace(self._wish.worker, tenant=tenant, tasks=tasks)
+        found = Sources(self._tx, self._gate, replace(self._wish, worker=worker))
+        found._rounds = self._rounds
+        return found
+
     def has_turns(self, queue: str) -> bool:
         """Whether tenants or tasks take turns somewhere in a queue."""
-        rules = self._rules
-        return queue in rules.fair_queues or any(line.endswith(f",{queue}") for line in rules.fair_lines)
+        lines = self._rules.fair_lines
+        return self.has_fair_tenants(queue) or any(line.endswith(f",{queue}") for line in lines)
+
+    def has_fair_tenants(self, queue: str) -> bool:
+        return queue in self._rules.fair_queues
+
+    def has_fair_tasks(self, tenant: str, queue: str) -> bool:
+        return task_weights(self._rules, tenant, queue) is not None
 
     def queue(self, queue: str) -> Stream:
         """The jobs of a queue."""

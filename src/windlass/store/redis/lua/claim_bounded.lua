@@ -20,7 +20,7 @@ local tries = MOST_TRIES
 
 -- What the worker would rather run, and whose that is; nil = it has no wish.
 local warm, warm_tenants = nil, {}
-for i = 13 + known, first_queue - 1 do
+for i = 15 + known, 14 + known + ARGV[12] do
   warm = warm or {}
   warm[ARGV[i]] = true
   warm_tenants[string.match(ARGV[i], '^[^/]*')] = true
@@ -154,8 +154,34 @@ local function claim_in_flow(queue)
   end
 end
 
-for i = first_queue, #ARGV do
-  if mode_of(ARGV[i]) then claim_in_flow(ARGV[i]) else claim_in_order(ARGV[i]) end
+local function claim_from(queue)
+  if mode_of(queue) then claim_in_flow(queue) else claim_in_order(queue) end
+end
+
+-- One job of the member whose turn it is; whether there was one.
+local function take_turn(part)
+  if not part.members then
+    local before = #ids
+    claim_part(part, 1, claim_from)
+    return #ids > before
+  end
+  while tries > 0 and #part.members > 0 do
+    local one = table.remove(part.members, 1)
+    if take_turn(one) then
+      push(part.members, one)
+      return true
+    end
+  end
+  return false
+end
+
+if turns == '' then
+  for i = first_queue, #ARGV do claim_from(ARGV[i]) end
+else
+  flow().wake_due(FEW)
+  for _, part in ipairs(parts_of_claim()) do
+    while tries > 0 and #ids < slots and take_turn(part) do end
+  end
 end
 if tries == 0 and #ids < slots then
   -- What comes next may be free all the same. A script must end some time: others wait.

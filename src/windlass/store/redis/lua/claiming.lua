@@ -1,7 +1,8 @@
 -- What the two scripts that lease jobs share; their arguments and their answer.
 -- ARGV[2..]  nonce, '1' if it may be sent again, worker, node, lease (us), slots, tenant ('-' = all), '1' if the worker itself asks,
---            how long the wish stays if there is nothing (us), number of tasks (0 = any), number of what it is warm for;
---            task or tenant/task, …; tenant/task, …; queue, …
+--            how long the wish stays if there is nothing (us), number of tasks (0 = any), number of what it is warm for,
+--            who takes turns in this claim (q queues, t tenants, k tasks), number of lines where they do not;
+--            task or tenant/task, …; tenant/task, …; line ('-,queue' = all of a queue), …; queue, …
 -- Output     now; then per job: id, its bytes as they were before, and only if its flags say so its errors and its files ('' = it
 --            has output only). Whoever asked knows the rest. Of a claim sent again: nothing (''), then the jobs as usual, payload
 --            included, with their files. Behind a job whose group is explicit or flexible: the seconds and name of its tier ('' = none).
@@ -9,9 +10,9 @@
 local nonce, repeatable, worker, node = ARGV[2], ARGV[3] == '1', ARGV[4], ARGV[5]
 local lease, slots, tenant = tonumber(ARGV[6]), tonumber(ARGV[7]), ARGV[8]
 local heard, stays, known = ARGV[9] == '1', tonumber(ARGV[10]), tonumber(ARGV[11])
-local first_queue = 13 + known + ARGV[12]
+local turns, first_queue = ARGV[13], 15 + known + ARGV[12] + ARGV[14]
 local tasks = known > 0 and {} or nil
-for i = 13, 12 + known do tasks[ARGV[i]] = true end
+for i = 15, 14 + known do tasks[ARGV[i]] = true end
 
 local taken = { '' }
 if heard then hear(worker, lease) end
@@ -155,6 +156,66 @@ local function claim_in_order(queue)
     lift_after(first, lane, next_one, score)
     start_all(lane, popped)
   end
+end
+
+-- Turns within this claim, where no rule says who takes any. Whoever takes part has a name and members, or is narrowed down to a queue,
+-- a tenant and tasks.
+
+local function takes_turns(letter) return string.find(turns, letter, 1, true) ~= nil end
+
+-- As `store.shuffled`.
+local function shuffle(members)
+  if #members < 2 then return members end
+  for i = 1, #members do members[i].chance = redis.sha1hex(nonce .. members[i].name) end
+  table.sort(members, function(a, b) return a.chance < b.chance end)
+  return members
+end
+
+local function part_of_line(line, queue, strict)
+  local whose = string.match(line, '^[^,]*')
+  local part = { name = line, queue = queue, tenant = whose, tasks = tasks }
+  if not takes_turns('k') or strict[line] or (mode_of(queue) and flow().fair_line({ line = line, queue = queue })) then return part end
+  part.members = {}
+  for _, seat in ipairs(redis.call('ZRANGE', K .. ':heads:' .. line, '0', '-1')) do
+    local lane = lane_of(string.sub(seat, 9))
+    if knows(lane) then
+      push(part.members, { name = lane.name, queue = queue, tenant = whose, tasks = { [whose .. '/' .. lane.task] = true } })
+    end
+  end
+  shuffle(part.members)
+  return part
+end
+
+local function part_of_queue(queue, strict)
+  local part = { name = queue, queue = queue, tenant = tenant, tasks = tasks }
+  if not (takes_turns('t') or takes_turns('k')) or strict['-,' .. queue] then return part end
+  if mode_of(queue) and flow().lets(queue, 'q') then return part end
+  part.members = {}
+  if tenant ~= '-' then
+    push(part.members, part_of_line(tenant .. ',' .. queue, queue, strict))
+  else
+    for _, head in ipairs(redis.call('ZRANGE', K .. ':heads:' .. queue, '0', '999')) do
+      push(part.members, part_of_line(string.sub(head, 9), queue, strict))
+    end
+  end
+  shuffle(part.members)
+  return part
+end
+
+-- All of it: one whose members are the queues that take turns, or one for each queue.
+local function parts_of_claim()
+  local strict, parts = {}, {}
+  for i = first_queue - ARGV[14], first_queue - 1 do strict[ARGV[i]] = true end
+  for i = first_queue, #ARGV do push(parts, part_of_queue(ARGV[i], strict)) end
+  return takes_turns('q') and { { members = shuffle(parts) } } or parts
+end
+
+-- Take so many for one that is narrowed down, if there are as many.
+local function claim_part(part, most, claim)
+  local all, everybody, every = slots, tenant, tasks
+  slots, tenant, tasks = #ids + most, part.tenant, part.tasks
+  claim(part.queue)
+  slots, tenant, tasks = all, everybody, every
 end
 
 -- What a claim answers, once what it changed is written.
