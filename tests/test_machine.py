@@ -274,7 +274,9 @@ class Walk(RuleBasedStateMachine):
                 found = await engine(operation)
             except WindlassError as error:
                 return error
-            if isinstance(operation, Claim):  # where tenants take turns, jobs come in any order
+            if isinstance(operation, Claim) and isinstance(
+                found, list
+            ):  # where tenants take turns, jobs come in any order
                 found.sort(key=lambda one: one.job.id)
             return found
 
