@@ -58,7 +58,8 @@ async def served(
         *s3.routes(others, door, bounds),
         *s4.routes(others, door, bounds, notifications),
     ]
-    app = application(service, engine, door, limits, also=also)
+    check_ready = engine.check_ready if service is engine else None
+    app = application(service, engine, door, limits, also=also, check_ready=check_ready)
     http = server(app, Listening(port=0))
     http.config.load()
     http.lifespan = http.config.lifespan_class(http.config)

@@ -23,6 +23,7 @@ from windlass.model import job as job_module
 from windlass.model.duration import LONGEST, seconds
 from windlass.model.errors import (
     ERRORS,
+    Damaged,
     Full,
     Invalid,
     JournalFull,
@@ -382,9 +383,9 @@ def test_a_match_on_a_time_without_a_zone_is_refused(name: str, form: wire.Forma
 
 def test_every_error_has_a_code_and_a_status_of_its_own() -> None:
     every = [kind for kind in WindlassError.__subclasses__() if vars(errors).get(kind.__name__) is kind]
-    assert set(ERRORS.values()) == {*every, JournalFull, NotReplicated}
-    codes = {kind.code for kind in every} | {JournalFull.code, NotReplicated.code, WindlassError.code}
-    assert len(codes) == len(every) + 3
+    assert set(ERRORS.values()) == {*every, Damaged, JournalFull, NotReplicated}
+    codes = {kind.code for kind in every} | {Damaged.code, JournalFull.code, NotReplicated.code, WindlassError.code}
+    assert len(codes) == len(every) + 4
     assert JournalFull.status == Full.status, "only where there is no room is told apart"
     assert NotReplicated.status == Unavailable.status, "only what has happened by then is told apart"
     assert len({kind.status for kind in every}) == len(every)

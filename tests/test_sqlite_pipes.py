@@ -1,6 +1,7 @@
 """The pipes beside a file, by which processes hear of each other."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,21 @@ async def test_a_pipe_that_nobody_comes_back_to_is_taken_away(tmp_path: Path, mo
     await asyncio.sleep(stretched(0.2))
     assert pipes(path) == set()
     await store.close()
+
+
+async def test_pipes_of_killed_processes_are_removed_by_whoever_comes_next(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    folder = Path(f"{path}-wake")
+    os.mkdir(folder)  # noqa: PTH102
+    for kind in ("work", "order", "end", "feed", "house"):
+        os.mkfifo(folder / f"{kind}-1-1")  # nobody reads them
+    os.mkfifo(folder / ".work-2-2")  # never named: it may be about to be
+    os.mkfifo(folder / ".work-3-3")
+    os.utime(folder / ".work-3-3", (0, 0))
+    store = SqliteStore.open(path, SystemClock())
+    other = SqliteStore.open(path, SystemClock())
+    async with store.listen(["work/a"]), other.listen(["work/a"]):
+        assert len(pipes(path) - {".work-2-2"}) == 2, "theirs alone"
+        assert ".work-2-2" in pipes(path)
+    await store.close()
+    await other.close()

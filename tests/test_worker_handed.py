@@ -236,7 +236,7 @@ async def claiming(service: Service, slots: Any) -> Claims:
 async def test_a_job_that_is_handed_over_starts_once(engine: Engine) -> None:
     slots = Slots()
     claims = await claiming(engine, slots)
-    running = asyncio.ensure_future(claims.run(8, burst=False))
+    running = asyncio.ensure_future(claims.run(8))
     for number in range(1, 4):
         await waits(engine)
         accepted = await engine(Enqueue(job=NewJob(task="a")))
@@ -259,7 +259,7 @@ async def test_a_worker_that_stops_as_a_job_is_handed_over_does_not_give_it_back
         claims.stop()
 
     slots.start = start_and_stop  # type: ignore[method-assign]
-    running = asyncio.ensure_future(claims.run(8, burst=False))
+    running = asyncio.ensure_future(claims.run(8))
     await waits(engine)
     accepted = await engine(Enqueue(job=NewJob(task="a")))
     await asyncio.wait_for(running, PATIENCE)
@@ -270,7 +270,7 @@ async def test_a_worker_that_stops_as_a_job_is_handed_over_does_not_give_it_back
 async def test_a_worker_told_to_rest_and_to_go_on_at_once_goes_on(engine: Engine) -> None:
     slots = Slots()
     claims = await claiming(engine, slots)
-    running = asyncio.ensure_future(claims.run(8, burst=False))
+    running = asyncio.ensure_future(claims.run(8))
     await waits(engine)
     for paused in (True, False, True, False):  # several before the claim has heard of the first
         claims.pause(paused)
@@ -295,7 +295,7 @@ async def test_a_worker_told_to_rest_gives_back_what_it_is_handed_meanwhile(
 
     monkeypatch.setattr(engine, "hand_to", hand_late)
     claims = await claiming(engine, slots)
-    running = asyncio.ensure_future(claims.run(8, burst=False))
+    running = asyncio.ensure_future(claims.run(8))
     await waits(engine)
     accepted = await engine(Enqueue(job=NewJob(task="a")))
     async with asyncio.timeout(PATIENCE):

@@ -97,11 +97,11 @@ async def serve(serving: Serving) -> None:
         opening = open_engine(serving.store, serving.settings, patient=folder is not None)
         engine = await opened.enter_async_context(opening)
         service: Service = engine
-        met = _at_once
+        met, check_ready = _at_once, engine.check_ready
         if folder is not None:
             journaled = open_journaled(engine, folder, clock, serving.journal_settings)
             service = accepting = await opened.enter_async_context(journaled)
-            met = accepting.met
+            met, check_ready = accepting.met, accepting.check_ready
         if app is not None:
             engine.desk.reserved = frozenset(f"{app.tenant}/{task}" for task in app.tasks)
         limits = replace(serving.limits, most_payload=serving.settings.most_payload)
@@ -114,7 +114,8 @@ async def serve(serving: Serving) -> None:
             answers = NoUploads(answers)
         also = [*s2.routes(answers, gate, limits), *s3.routes(answers, gate, limits)]
         also += s4.routes(answers, gate, limits, serving.notifications)
-        http = server(application(answers, engine, gate, limits, stop, also=also), serving.where)
+        site = application(answers, engine, gate, limits, stop, also=also, check_ready=check_ready)
+        http = server(site, serving.where)
         workers = []
         if pool is not None and app is not None and serving.worker is not None:
             workers.append(Supervisor(engine, pool, app, serving.worker, clock=clock, chance=SystemChance()))

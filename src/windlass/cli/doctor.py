@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from msgspec import Struct
 from rich.text import Text
 
-from windlass.addresses import facts_of, scrub, shown
+from windlass.addresses import facts_of, file_of, scrub, shown
 from windlass.cli import saying
 from windlass.cli.pausing import told
 from windlass.cli.place import HERE, Place, Queue, opened
@@ -102,7 +102,8 @@ async def _examine(place: Place, *, deep: bool) -> AsyncIterator[Finding]:
     except Missing:
         raise
     except WindlassError as error:
-        advice = "see that it runs, and that --store names it" if isinstance(error, Unavailable) else ""
+        away = isinstance(error, Unavailable) and file_of(place.settle().store) is None
+        advice = "see that it runs, and that --store names it" if away else ""
         yield Finding(what=error.at or "store", level="FAIL", found=error.detail, advice=advice)
     finally:
         log.setLevel(usual)
@@ -124,6 +125,8 @@ async def _store(queue: Queue) -> AsyncIterator[Finding]:
     yield Finding(what="store", level="ok", found=f"{facts.kind} {facts.version} at {shown(queue.address)}")
     level: Level = "warn" if facts.risk else "ok"
     yield Finding(what="durability", level=level, found=facts.durability, advice=facts.risk)
+    if facts.exposed:
+        yield Finding(what="permissions", level="warn", found=facts.exposed, advice=f"chmod 600 {queue.address}*")
     if facts.halts:
         yield Finding(what="cluster", level="warn", found="does not go on in part", advice=facts.halts)
     apart = (SystemClock().now() - facts.now).total_seconds()

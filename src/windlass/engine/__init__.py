@@ -17,7 +17,7 @@ from windlass.engine.sound import sound
 from windlass.model.events import Event, News, Place, Watching, place, state_event
 from windlass.model.job import FINISHED, Job
 from windlass.model.match import Match
-from windlass.model.operations import A, Hand, Operation, Show
+from windlass.model.operations import A, GetStats, Hand, Operation, Show
 from windlass.model.ports import Chance
 from windlass.store import Store
 
@@ -49,6 +49,12 @@ class Engine:
     async def __call__(self, operation: Operation[A], /) -> A:
         answer = await ANSWERS[type(operation)](self.desk, sound(operation))
         return cast("A", answer)
+
+    async def check_ready(self) -> None:
+        """Raise what keeps it from taking new jobs and telling of them."""
+        await self(GetStats(tenant="default"))
+        if self.desk.bounded is not None:
+            await self.desk.bounded.check_room()
 
     def hand_to(self, worker: str, hand: Hand) -> None:
         """Let a worker in this process have what its waiting claim is given, ahead of the claim's answer."""

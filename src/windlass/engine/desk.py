@@ -26,7 +26,7 @@ from windlass.model.ports import Chance
 from windlass.model.wire import MOST_PAYLOAD
 from windlass.model.worker import Worker
 from windlass.store import Record, Store
-from windlass.store.beside import Replicating, Shelf, Timetable, Wire
+from windlass.store.beside import Bounded, Replicating, Shelf, Timetable, Wire
 from windlass.store.flow import Flow
 from windlass.store.mailbox import Mailbox
 
@@ -73,6 +73,7 @@ class Desk:
         self.store = cast("Store", Telling(store, wire))
         self.shelf = cast("Shelf", store)
         self.timetable = cast("Timetable", store)
+        self.bounded = store if isinstance(store, Bounded) else None
         waits = getattr(store, "replicated_within", None) is not None
         self.sure = cast("Replicating", self.store) if waits else None
         """The store, if new jobs are accepted only when its replicas have them too."""

@@ -156,4 +156,4 @@ def child(desk: Desk, tenant: str, parent: str, name: str, new: NewJob) -> Draft
     """A job that another one brings about, under an id that is the same each time it does."""
     if new.id is None and new.key is None:
         new = replace(new, id=child_id(parent, name, new.queue))
-    return draft(desk, tenant, new, name)
+    return replace(draft(desk, tenant, new, name), follows=True)

@@ -121,7 +121,7 @@ async def follow_up(desk: Desk, ripe: Sequence[Ripe]) -> None:
 def _following(one: Ripe, then: NewJob) -> Draft:
     """The job that follows; it was checked when the first of them was enqueued."""
     new = _given(then, one.result)
-    return Draft(one.tenant, own_id(one.tenant, new) or child_id(one.id, "then", new.queue), new)
+    return Draft(one.tenant, own_id(one.tenant, new) or child_id(one.id, "then", new.queue), new, follows=True)
 
 
 def _given(new: NewJob, result: Kept | None) -> NewJob:

@@ -10,6 +10,7 @@ WindlassError
 ├── Busy             429  too much at once: ask again later
 ├── Unavailable      503  the store does not answer: ask again later
 │   ├── PartAway          the same, of a part: others answer
+│   ├── Damaged      503  it will not answer until somebody repairs it
 │   └── NotReplicated 503 it is accepted, but not by as many as it should be
 └── Full             507  no room to keep it
     └── JournalFull  507  the server's own journal cannot keep it
@@ -144,6 +145,12 @@ class PartAway(Unavailable):
     """
 
 
+class Damaged(Unavailable):
+    """The store's file is damaged, deleted or replaced: to ask again does not help until somebody has repaired it."""
+
+    code, title, exit_status = "damaged", "The store is damaged", 1
+
+
 class NotReplicated(Unavailable):
     """The jobs are accepted, and too few others are known to have them too: what is said again under the same ids is
     accepted once.
@@ -175,6 +182,7 @@ ERRORS: dict[str, type[WindlassError]] = {
         TooLarge,
         Busy,
         Unavailable,
+        Damaged,
         NotReplicated,
         Full,
         JournalFull,

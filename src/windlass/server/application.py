@@ -1,7 +1,7 @@
 """The ASGI application: all routes, and how the server itself is."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from importlib.metadata import version
 
 import msgspec
@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from windlass.model.errors import PartAway, Unavailable
+from windlass.model.errors import Full, PartAway, Unavailable
 from windlass.model.events import Newsroom
 from windlass.model.operations import GetStats, Service
 from windlass.server import problems
@@ -35,19 +35,26 @@ def application(
     stopping: asyncio.Event | None = None,
     *,
     also: Sequence[DescribedRoute] = (),
+    check_ready: Callable[[], Awaitable[None]] | None = None,
 ) -> Starlette:
-    """Everything that is answered over HTTP, in other dialects last. Streams end when it is told to be stopping."""
+    """Everything that is answered over HTTP, in other dialects last. Streams end when it is told to be stopping.
+
+    `check_ready`: raises what keeps the service from working; without it, whether the store answers.
+    """
+
+    async def ask() -> None:
+        await service(GetStats(tenant="default"))
 
     async def alive(_: Request) -> Response:
         return Response(b"ok\n", media_type="text/plain")
 
     async def ready(request: Request) -> Response:
         try:
-            await service(GetStats(tenant="default"))
+            await (check_ready or ask)()
         except PartAway as fault:
             return Response(f"ok, but in part: {fault}\n".encode(), media_type="text/plain")
-        except Unavailable as fault:
-            return problems.told(request, fault)
+        except (Unavailable, Full) as fault:
+            return problems.told(request, Unavailable(str(fault)))
         return Response(b"ok\n", media_type="text/plain")
 
     known = document(VERSION, tuple(route.entry for route in also))

@@ -59,6 +59,8 @@ class Draft(Struct, frozen=True, gc=False):
     """What bounds it, as `store.flow` spells it."""
     grouping: int = 0
     """The rules under which the group was made: see `Rules.grouping`."""
+    follows: bool = False
+    """Whether another job brings it about: then it is kept as long as anything can be, for that job's end waits."""
 
 
 class Record(Struct, frozen=True, gc=False):

@@ -6,7 +6,7 @@ wire and a timetable; only a store on a server has the others.
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -65,6 +65,15 @@ class Wire(Protocol):
 
     def watch(self) -> AbstractAsyncContextManager[Watch]:
         """Hear all that is published from now on. Entered only when every process will have noticed."""
+        ...
+
+
+@runtime_checkable
+class Bounded(Protocol):
+    """A store on a disk of this machine, which may be full."""
+
+    async def check_room(self) -> None:
+        """Raise if new jobs would be refused for want of room."""
         ...
 
 

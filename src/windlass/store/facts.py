@@ -14,6 +14,8 @@ class Facts(Struct, frozen=True, kw_only=True):
     """The settings that decide whether what was accepted survives a crash."""
     risk: str = ""
     """What may be lost under these settings, and what to do about it; empty = nothing."""
+    exposed: str = ""
+    """Who else can read it, though jobs and secrets lie in it in clear; empty = nobody, as far as is known."""
     halts: str = ""
     """What stops all of it when a part of it is away, and what to do about it; empty = nothing, as far as is known."""
     now: datetime

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from windlass.model.errors import Busy, Full, Missing, Unavailable, WindlassError
+from windlass.model.errors import Busy, Damaged, Full, Missing, Unavailable, WindlassError
 from windlass.model.operations import MOST_AT_ONCE, Claim, Claimed, Glimpse, Hand, Service, Unrun
 from windlass.model.ports import Chance, Clock
 from windlass.worker.jobs import Jobs
@@ -60,12 +60,16 @@ class Claims:
         """Whether it has ever said that it cannot claim."""
         self.warm: Callable[[], Sequence[str]] = tuple
         """Says what has a context waiting for it, as `tenant/task`."""
+        self.burst = False
+        """Whether to end when there is nothing left to do, or nothing can be done."""
         self.able = asyncio.Event()
         """Set while claims are answered: whether this worker can work at all."""
 
-    async def run(self, slots: int, *, burst: bool) -> None:
-        """Until it is stopped; in a burst, until nothing is left."""
+    async def run(self, slots: int) -> None:
+        """Until it is stopped; in a burst, until nothing is left, or the store is damaged."""
         while not self._stopped:
+            if self.burst and self._jobs.reports.damaged is not None and not self._jobs.held:
+                raise self._jobs.reports.damaged
             free = slots - len(self._jobs.held)
             if free < 1 or self._rests():
                 await self._jobs.some_ended()
@@ -77,11 +81,11 @@ class Claims:
                     continue
             idle = not self._jobs.held and self._jobs.reports.settled  # or what has ended may yet make new jobs
             asked = min(free, MOST_AT_ONCE)
-            claimed = await self._claim(asked, BURST_WAIT if burst else WAIT)
+            claimed = await self._claim(asked, BURST_WAIT if self.burst else WAIT)
             if claimed:
                 if self._start(claimed) and len(claimed) < asked:
                     await self._clock.sleep(HEAD_START)
-            elif burst and idle and not self._jobs.held and not self._paused:
+            elif self.burst and idle and not self._jobs.held and not self._paused:
                 return
 
     def _rests(self) -> bool:
@@ -178,6 +182,8 @@ class Claims:
             try:
                 answer = await self._known(ask)
             except (Unavailable, Full, Busy, Missing) as fault:
+                if self.burst and isinstance(fault, Damaged):
+                    raise
                 if self.able.is_set() or not self._complained:
                     log.warning("cannot claim: %s", fault)
                 self._complained = True

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
-from windlass.model.errors import Busy, Full, Missing, Unavailable, WindlassError
+from windlass.model.errors import Busy, Damaged, Full, Missing, Unavailable, WindlassError
 from windlass.model.lifecycle import Verdict
 from windlass.model.operations import (
     MOST_AT_ONCE,
@@ -91,6 +91,8 @@ class Reports:
         self._late: dict[Line, list[Letter]] = {}
         """What was not taken yet, in order; somebody is at it."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self.damaged: Damaged | None = None
+        """Why something could not be reported, and cannot be until somebody repairs the store."""
         self._broken: BaseException | None = None
         """What nobody has expected, and ends the worker."""
 
@@ -171,6 +173,7 @@ class Reports:
         try:
             instead = await self._send(letter)
         except PUT_OFF as fault:
+            self.damaged = fault if isinstance(fault, Damaged) else None
             log.warning("cannot report: %s", fault)
             for line, part in letter.lines().items():
                 self._put_off(line, part)

@@ -10,7 +10,7 @@ import socket
 
 from msgspec.structs import replace
 
-from windlass.model.errors import WindlassError
+from windlass.model.errors import Damaged, WindlassError
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import Service, Unregister
 from windlass.model.ports import Chance, Clock
@@ -58,6 +58,7 @@ class Supervisor:
         self._jobs = Jobs(self._crew, self._reports, clock, options.max_output, app.tasks)
         self._leases = Leases(self._jobs, service, self._membership, clock)
         self._claims = Claims(self._jobs, service, self._membership, clock, chance)
+        self._claims.burst = options.burst
         self._jobs.gossip = self._leases
         self._telemetry = None if options.telemetry is None else Telemetry(options.telemetry, clock)
         self._jobs.telemetry = self._telemetry
@@ -99,7 +100,11 @@ class Supervisor:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(duty) for duty in duties]
-                await self._claims.run(self._options.slots, burst=self._options.burst)
+                try:
+                    await self._claims.run(self._options.slots)
+                except Damaged:
+                    await self._finish_what_runs()
+                    raise
                 await self._finish_what_runs()
                 for task in tasks:
                     task.cancel()

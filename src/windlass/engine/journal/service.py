@@ -98,6 +98,10 @@ class Journaled:
                 answer = await self._ask(operation)
         return cast("A", answer)
 
+    async def check_ready(self) -> None:
+        """Raise what keeps it from taking new jobs and telling of them."""
+        await self(GetStats(tenant="default"))
+
     async def met(self) -> None:
         """Until the store has been there."""
         await self._drainer.met.wait()

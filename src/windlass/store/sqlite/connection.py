@@ -12,18 +12,20 @@ import threading
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, TypeVar
 
 import apsw
 
-from windlass.model.errors import Unavailable
+from windlass.model.errors import Damaged, Unavailable
 from windlass.model.ports import Clock
 from windlass.store.micros import to_micros
 from windlass.store.sqlite.disk import Disk, Lasts
 from windlass.store.sqlite.lanes import Lanes
-from windlass.store.sqlite.opening import translated
+from windlass.store.sqlite.opening import full, translated
 from windlass.store.sqlite.regulation import Regulation
+from windlass.store.sqlite.reserve import Reserve
 from windlass.store.sqlite.settling import settle
 from windlass.store.sqlite.transaction import Transaction
 
@@ -34,6 +36,12 @@ MOST_TOGETHER = 256
 
 OWN_FAULTS = (apsw.FullError, apsw.TooBigError, apsw.ConstraintError)
 """What SQLite says of one call's data; its other complaints are about the file and concern everybody."""
+
+
+LEAST_UNUSED = 1 << 20
+"""Bytes inside the file that deleted jobs have left, for one new job on a disk that is full."""
+
+Identity = tuple[int, int]
 
 
 class Call:
@@ -67,7 +75,14 @@ class Connection:
     def __init__(self, sql: apsw.Connection, clock: Clock, tell: Callable[[set[str]], None]) -> None:
         self._sql = sql
         """The thread's alone."""
+        self.path = sql.filename
+        """Empty: it is in memory."""
+        self._file, self._log = Path(self.path), Path(f"{self.path}-wal")
         self._disk = Disk(sql)
+        self._reserve = Reserve(self.path)
+        self._in_need = False
+        """Whether the disk was full lately."""
+        self._identity = self._identify()
         self._clock = clock
         self._tell = tell
         """Called on the thread after each commit that has something to tell."""
@@ -91,6 +106,12 @@ class Connection:
     def write(self, work: Callable[[Transaction], T], lasts: Lasts = Lasts.WHEN_SEEN) -> Awaitable[T]:
         """Run a function that may write; if it raises, nothing it wrote stays."""
         return self._submit(Call(work, lasts))
+
+    def check_room(self, tx: Transaction, size: int = 0) -> None:
+        """Raise if the disk has no room for so much that is new. Called by a function that may write."""
+        self._in_need = not self._reserve.is_there()
+        if self._in_need and tx.unused() < size * 2 + LEAST_UNUSED:
+            raise full(self.path)
 
     async def close(self) -> None:
         """Finish what was handed in, then let go of the file."""
@@ -128,7 +149,7 @@ class Connection:
         """Answer what is waiting; the call to stop, if that came."""
         calls, last = self._gather()
         if reads := [call for call in calls if call.lasts is None]:
-            _hand_back(self._run("BEGIN", reads))
+            _hand_back(self._checked(self._run("BEGIN", reads)))
         if writes := [call for call in calls if call.lasts is not None]:
             self._write(writes)
         return last
@@ -143,9 +164,30 @@ class Connection:
             if lasts is Lasts.WHEN_ANSWERED:
                 self._disk.sync()
         except (apsw.Error, OSError) as fault:
-            answers = [Answer(call, fault=translated(fault)) for call in calls]
-        _hand_back(answers)
-        self._disk.write_back()
+            answers = [Answer(call, fault=translated(fault, self.path)) for call in calls]
+        _hand_back(self._checked(answers))
+        self._write_back(self._reserve.size // 2)
+
+    def _write_back(self, most_grown: int) -> None:
+        with suppress(OSError, apsw.Error):  # whoever commits next will try again
+            self._disk.write_back(most_grown, soon=self._in_need)
+
+    def _checked(self, answers: list[Answer]) -> list[Answer]:
+        """The answers, unless they are about a file that is no longer the one at its path."""
+        if self._identify() == self._identity:
+            return answers
+        gone = f"{self.path} was deleted or replaced while it was open: restart whatever uses it"
+        return [Answer(answer.call, fault=Damaged(gone)) for answer in answers]
+
+    def _identify(self) -> tuple[Identity, Identity] | None:
+        """Which files are at the path of the store and of its log; null = at least one is missing."""
+        if not self.path:
+            return None
+        try:
+            file, log = self._file.stat(), self._log.stat()
+        except OSError:
+            return None
+        return (file.st_dev, file.st_ino), (log.st_dev, log.st_ino)
 
     def _tell_all(self) -> None:
         if self._topics:
@@ -164,17 +206,23 @@ class Connection:
             call = self._calls.get()
         return calls, call
 
-    def _run(self, begin: str, calls: list[Call]) -> list[Answer]:
-        """Run calls together; if one of them is at fault, each on its own."""
+    def _run(self, begin: str, calls: list[Call], *, last: bool = False) -> list[Answer]:
+        """Run calls together; if one of them is at fault, each on its own. `last`: there is no room to be made."""
         try:
             return self._run_together(begin, calls)
         except Exception as fault:  # noqa: BLE001 - goes to the callers
             self._roll_back()
             if isinstance(fault, apsw.IOError):
                 self._disk.doubt()
+            if isinstance(fault, apsw.FullError) and not last:
+                self._in_need = True
+                self._reserve.give_up()
+                self._write_back(0)
+                self._reserve.give_to_log()
+                return [answer for call in calls for answer in self._run(begin, [call], last=True)]
             if len(calls) > 1 and (isinstance(fault, OWN_FAULTS) or not isinstance(fault, apsw.Error)):
                 return [answer for call in calls for answer in self._run(begin, [call])]
-            return [Answer(call, fault=translated(fault)) for call in calls]
+            return [Answer(call, fault=translated(fault, self.path)) for call in calls]
 
     def _run_together(self, begin: str, calls: list[Call]) -> list[Answer]:
         answers = []

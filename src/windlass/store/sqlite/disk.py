@@ -6,13 +6,16 @@ Knows files, pragmas and pages; what must last is for the store to say.
 """
 
 import os
-from contextlib import suppress
 from enum import IntEnum
+from pathlib import Path
 
 import apsw
 
 LONG = 4000
 """Pages of a log that is written back, 16 MiB: pages that change often are written back less often."""
+
+SHORT = 100
+"""The same while the disk is full: then it must not grow."""
 
 
 class Lasts(IntEnum):
@@ -31,6 +34,7 @@ class Disk:
 
     def __init__(self, sql: apsw.Connection) -> None:
         self._sql = sql
+        self._page_size = int(sql.pragma("page_size"))
         self._pages = 0
         """Of the log, after the last commit."""
         self._log: int | None = None
@@ -64,12 +68,17 @@ class Disk:
         """A sync has failed: what could not be written may be dropped, and the next sync would not say so."""
         self._in_doubt = True
 
-    def write_back(self) -> None:
-        """Write the log into the file, if it has become long."""
-        if self._pages >= LONG:
+    def write_back(self, most_grown: int, *, soon: bool) -> None:
+        """Write the log into the file, if it has become long, or makes the file longer by so many bytes."""
+        if self._pages >= (SHORT if soon else LONG) or self._grown(most_grown) > most_grown:
             self._pages = 0
-            with suppress(apsw.Error):  # whoever commits next will try again
-                self._sql.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            self._sql.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def _grown(self, enough: int) -> int:
+        """Bytes that the file will need when the log is written back; 0 = surely fewer than would be enough."""
+        if self._pages * self._page_size <= enough:
+            return 0
+        return int(self._sql.pragma("page_count")) * self._page_size - Path(self._sql.filename).stat().st_size
 
     def close(self) -> None:
         if self._log is not None:

@@ -1,5 +1,7 @@
 """What a file says of itself: its library and how it is written."""
 
+from pathlib import Path
+
 import apsw
 
 from windlass.store.facts import Facts
@@ -17,8 +19,14 @@ async def facts(store: SqliteStore) -> Facts:
         version=apsw.sqlite_lib_version(),
         durability=f"journal_mode {journal}, synchronous {synchronous}",
         risk="" if synchronous in SAFE else "the last jobs may be lost when the power fails: set synchronous to FULL",
+        exposed=_exposed(store.path),
         now=(await store.read([])).now,
     )
+
+
+def _exposed(path: str) -> str:
+    mode = Path(path).stat().st_mode if path else 0
+    return f"others can read or write {path} (mode {mode & 0o777:03o})" if mode & 0o007 else ""
 
 
 def _settings(tx: Transaction) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from windlass.store import Listener, Take, Wish
-from windlass.store.sqlite.pipes import Inbox, Outbox
+from windlass.store.sqlite.pipes import Inbox, Outbox, remove_dead
 
 KINDS = ("work", "end", "order", "house")
 """What is told of. No wish is kept here, so none is ever granted."""
@@ -93,6 +93,8 @@ class Notices:
         """Replaced as a whole, since the connection's thread reads it."""
         self._change = threading.Lock()
         self._closed = False
+        self._looked = False
+        """Whether it has looked for pipes that killed processes have left."""
 
     def close(self) -> None:
         """Nobody will listen any more; who still does, ends by himself."""
@@ -166,6 +168,9 @@ class Notices:
         for ear in self._ears:
             if ear.kind == kind and ear.loop is loop:
                 return ear
+        if self._folder is not None and not self._looked:
+            self._looked = True
+            remove_dead(self._folder)
         ear = Ear(kind, self._folder)
         with self._change:
             self._ears = (*self._ears, ear)

@@ -3,16 +3,20 @@
 Knows paths, pragmas and versions, and turns what SQLite complains of into our own errors. Knows no table by name.
 """
 
+import errno
 import os
+import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import TypeVar
 
 import apsw
 
-from windlass.model.errors import Full, Invalid, TooLarge, Unavailable, WindlassError
+from windlass.model.errors import Damaged, Full, Invalid, TooLarge, Unavailable, WindlassError
+from windlass.store.sqlite.reserve import Reserve
 
 T = TypeVar("T")
 
@@ -30,6 +34,9 @@ APPLICATION = 0x576E646C
 
 OLDEST = (3, 51, 3)
 """Earlier versions of SQLite can corrupt a file when two connections write and checkpoint at once."""
+
+OWNER_ONLY = 0o600
+"""The mode of a new file: payloads and secrets lie in it in clear."""
 
 PATIENCE = 15.0
 """Seconds to wait for other processes to let go of the file."""
@@ -75,29 +82,75 @@ def connect(path: str) -> apsw.Connection:
     _check_library()
     _check_fork(path)
     try:
-        return _set_up(Handle(path), path)
+        _create(path)
+        return _connect(path)
     except apsw.NotADBError:
         raise Invalid(f"{path} is not a database", at="path") from None
-    except apsw.Error as fault:
-        raise translated(fault) from fault
+    except (apsw.Error, OSError) as fault:
+        raise translated(fault, path) from fault
 
 
-def translated(fault: Exception) -> Exception:
+def _create(path: str) -> None:
+    """Make a new file that only its owner can read; SQLite gives what lies beside it the same mode.
+
+    Nothing is opened here: to close a file again would let go of all locks that this process has on it.
+    """
+    if path != MEMORY:
+        with suppress(FileExistsError):
+            os.mknod(path, stat.S_IFREG | OWNER_ONLY)
+
+
+def _connect(path: str) -> apsw.Connection:
+    try:
+        return _set_up(Handle(path), path)
+    except (apsw.FullError, apsw.IOError):
+        if path == MEMORY:
+            raise
+        Reserve(path).give_up()  # even to read takes some room beside the file
+        return _set_up(Handle(path), path)
+
+
+def full(path: str) -> Full:
+    """What whoever brings something new is told while the disk is full."""
+    return Full(f"no room is left on the disk of {path}: delete finished jobs, or make room there")
+
+
+def translated(fault: Exception, path: str) -> Exception:
     """What a caller is told of a fault: never one of SQLite's own errors."""
     match fault:
         case WindlassError():
             return type(fault)(fault.detail, at=fault.at)  # one fault may go to several callers
-        case apsw.FullError():
-            return Full("no room is left on the disk of the store")
+        case apsw.FullError() | OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return full(path)
         case apsw.TooBigError():
             return TooLarge("a value is larger than SQLite can hold")
         case apsw.BusyError():
-            return Unavailable("the store is held by another process: ask again later")
+            return Unavailable(f"{path} is held by another process: ask again later")
         case apsw.Error() | OSError():
-            return Unavailable(f"the store cannot be used: {fault}")
+            return _unusable(fault, path)
         case OverflowError() | UnicodeError():
             return Invalid(f"a value that the store cannot hold: {fault}")
     return fault
+
+
+def _unusable(fault: Exception, path: str) -> Unavailable:
+    """What is wrong with the file or its disk, and what to do about it."""
+    if isinstance(fault, apsw.CorruptError | apsw.NotADBError):
+        return Damaged(f"{path} is damaged ({fault}): put a copy of it in its place, or begin a new file")
+    if _is_read_only(path):
+        return Unavailable(f"{path} cannot be written, its disk is mounted read-only: mount it for writing")
+    if isinstance(fault, apsw.ReadOnlyError | apsw.CantOpenError | PermissionError):
+        done = "opened" if isinstance(fault, apsw.CantOpenError) else "written"
+        return Unavailable(f"{path} cannot be {done}: see that this user may write to it and to its folder")
+    return Unavailable(f"{path} cannot be used: {fault}")
+
+
+def _is_read_only(path: str) -> bool:
+    """Whether the disk of a file is mounted so that nothing can be written."""
+    try:
+        return bool(os.statvfs(Path(path).parent).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
 
 
 def _check_library() -> None:

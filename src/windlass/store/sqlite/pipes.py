@@ -24,6 +24,30 @@ SETTLED = 50_000_000
 """Nanoseconds after which a folder's time is sure to show a further change; the kernel's clock for files is coarse."""
 
 
+UNFINISHED = 60_000_000_000
+"""Nanoseconds after which a pipe that was made and not named yet never will be: whoever made it was killed."""
+
+
+def remove_dead(folder: Path) -> None:
+    """Remove the pipes of processes that were killed. A sender does so too, but only with those that it writes to."""
+    with suppress(OSError):
+        for path in folder.iterdir():
+            with suppress(OSError):
+                if path.name.startswith(".") and machine.nanoseconds() - path.stat().st_mtime_ns < UNFINISHED:
+                    continue
+                if _is_dead(path):
+                    path.unlink()
+
+
+def _is_dead(path: Path) -> bool:
+    """Whether nobody reads a pipe."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    except OSError as fault:
+        return fault.errno == errno.ENXIO
+    return False
+
+
 class Inbox:
     """A pipe of one kind that this process reads from."""
 

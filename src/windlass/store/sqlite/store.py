@@ -86,10 +86,21 @@ class SqliteStore:
         notices = Notices(meeting)
         return cls(Connection(connect(place), clock, notices.tell), notices, Wire(meeting))
 
+    @property
+    def path(self) -> str:
+        """Of its file; empty = it is in memory."""
+        return self._connection.path
+
     async def add(self, drafts: Sequence[Draft]) -> list[bool]:
         if not drafts:
             return []
-        return await self._connection.write(lambda tx: jobs.add(tx, drafts), Lasts.WHEN_ANSWERED)
+
+        def add(tx: Transaction) -> list[bool]:
+            if not all(draft.follows for draft in drafts):
+                self._connection.check_room(tx, sum(len(memoryview(draft.new.payload)) for draft in drafts))
+            return jobs.add(tx, drafts)
+
+        return await self._connection.write(add, Lasts.WHEN_ANSWERED)
 
     async def claim(self, wish: Wish) -> list[Record]:
         lasts = Lasts.WHEN_SEEN if wish.lasts else Lasts.SOME_TIME
@@ -218,6 +229,10 @@ class SqliteStore:
 
     def watch(self) -> AbstractAsyncContextManager[Watch]:
         return self._wire.watch()
+
+    async def check_room(self) -> None:
+        """Raise if new jobs would be refused for want of room; for whoever asks whether all is well."""
+        await self._connection.write(self._connection.check_room, Lasts.SOME_TIME)
 
     async def close(self) -> None:
         self._notices.close()

@@ -56,6 +56,10 @@ class Transaction:
     def run(self, statement: str, *values: Any) -> None:
         self._sql.execute(statement, values)
 
+    def unused(self) -> int:
+        """Bytes inside the file that nothing lies in."""
+        return int(self._sql.pragma("freelist_count")) * int(self._sql.pragma("page_size"))
+
     def changed(self) -> int:
         """How many rows the last statement wrote."""
         return self._sql.changes()
