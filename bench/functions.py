@@ -98,7 +98,7 @@ def handler(tongue: Tongue) -> Handler:
 
 def functions(tier: Tier) -> Functions:
     options = FunctionOptions(tier=tier, contexts=1)
-    return Functions(options, Network(read_allowed((), loopback=False)), chance=SystemChance())
+    return Functions(options, Network(read_allowed(())), chance=SystemChance())
 
 
 async def run(running: Functions, tongue: Tongue, jobs: int) -> float:

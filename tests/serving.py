@@ -47,6 +47,7 @@ async def served(
     local: bool = True,
     limits: Limits | None = None,
     notifications: s4.Habits | None = None,
+    client_jobs: s3.Terms | None = None,
     asking: Service | None = None,
     service: Service | None = None,
 ) -> AsyncIterator[str]:
@@ -55,7 +56,7 @@ async def served(
     door, others, bounds = gate(engine, clock, local=local), asking or service, limits or Limits()
     also = [
         *s2.routes(others, door, bounds),
-        *s3.routes(others, door, bounds),
+        *s3.routes(others, door, bounds, client_jobs),
         *s4.routes(others, door, bounds, notifications),
     ]
     check_ready = engine.check_ready if service is engine else None

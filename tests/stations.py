@@ -42,7 +42,7 @@ from windlass.worker.addresses_allowed import Allowed
 from windlass.worker.delivering import Network
 from windlass.worker.push import Push
 
-HERE = Network(Allowed(loopback=True), answer_within=5.0)
+HERE = Network(Allowed(), answer_within=5.0)
 
 Answer = tuple[int, Any]
 """A status and a value for the body; null = none."""

@@ -3,10 +3,13 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import asdict
 
 from windlass.config import SETTINGS, Config, EngineSection, WorkerSection, combine, flag, load, size, variable
+from windlass.dialect.s3 import Terms
 from windlass.engine import Settings
 from windlass.model.errors import Invalid, Missing
+from windlass.model.job import DAY
 
 
 def test_where_nothing_is_said_the_defaults_hold(tmp_path: Path) -> None:
@@ -113,3 +116,11 @@ def test_a_file_that_is_not_toml_is_named(tmp_path: Path) -> None:
     (tmp_path / "windlass.toml").write_text("worker: yes")
     with pytest.raises(Invalid, match=r"windlass\.toml: not TOML"):
         load({}, tmp_path, {})
+
+
+def test_those_times_are_settings() -> None:
+    """S3-24: how long jobs that come as lines are kept, and may wait."""
+    assert Terms(**asdict(combine("", {}, {}).client_jobs)) == Terms()
+    text = "[client_jobs]\nkeep_success = '2d'\nkeep_failure = 'none'"
+    said = combine(text, {"WINDLASS_CLIENT_JOBS_EXPIRES": "5d"}, {})
+    assert asdict(said.client_jobs) == {"keep_success": 2 * DAY, "keep_failure": None, "expires": 5 * DAY}

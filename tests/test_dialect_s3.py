@@ -7,9 +7,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.serving import web
+from tests.serving import served, web
 from tests.worlds import VirtualClock
-from windlass.dialect.s3 import TERMS
+from windlass.dialect.s3 import TERMS, Terms
 from windlass.engine import Engine
 from windlass.model.job import DAY, TEXT, State
 from windlass.model.names import check_id
@@ -160,3 +160,12 @@ async def test_a_deferred_job_does_not_run_before_its_time(
     assert response.status_code == 201
     job = await engine(Show(tenant="shop", id=response.json()["ids"][0]))
     assert (job.state, job.run_at) == (State.SCHEDULED, clock.now() + timedelta(seconds=60))
+
+
+async def test_how_long_jobs_are_kept_and_wait_can_be_chosen(engine: Engine, clock: VirtualClock) -> None:
+    """[24]"""
+    terms = Terms(keep_success=60.0, keep_failure=None, expires=3600.0)
+    async with served(engine, clock, client_jobs=terms) as address, web(address) as shop:
+        (id,) = (await add(shop, "one"))["ids"]
+    job = await engine(Show(tenant="shop", id=id))
+    assert (job.keep_success, job.keep_failure, job.expires) == (60.0, None, 3600.0)

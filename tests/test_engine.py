@@ -59,7 +59,7 @@ from windlass.model.operations import (
     Workers,
 )
 from windlass.model.retry import Retry as Policy
-from windlass.model.wire import MOST_PAYLOAD
+from windlass.model.wire import MOST_PAYLOAD, MOST_RESULT
 from windlass.model.worker import NewWorker
 from windlass.store import Scope, Slice, Store
 
@@ -196,7 +196,7 @@ def too_much(worker: str) -> list[tuple[Operation[Any], str]]:
         (Finish(worker=worker, jobs=[Finished(**held, outcome=Verdict.RETRY, delay=-1.0)]), "jobs[0].delay"),
         (Finish(worker=worker, jobs=[Finished(**held, outcome=Verdict.RETRY, delay=math.nan)]), "jobs[0].delay"),
         (
-            Finish(worker=worker, jobs=[Finished(**held, outcome=ok, result=Raw(b"x" * (MOST_PAYLOAD + 1)))]),
+            Finish(worker=worker, jobs=[Finished(**held, outcome=ok, result=Raw(b"x" * (MOST_RESULT + 1)))]),
             "jobs[0].result",
         ),
         (Release(worker=worker, jobs=[Unrun(**held, delay=-1.0)]), "jobs[0].delay"),
@@ -220,7 +220,7 @@ async def test_a_result_that_is_too_large_leaves_the_job_running(engine: Engine)
     worker = await register(engine)
     claimed = await take(engine, worker)
     with pytest.raises(TooLarge):
-        await finish(engine, worker, claimed, result=Raw(b"x" * (MOST_PAYLOAD + 1)))
+        await finish(engine, worker, claimed, result=Raw(b"x" * (MOST_RESULT + 1)))
     assert await state(engine, job.id) is State.RUNNING
     assert (await finish(engine, worker, claimed)).applied == [job.id]
 

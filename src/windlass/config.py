@@ -65,6 +65,8 @@ class WorkerSection(Struct, frozen=True, kw_only=True):
     """How far that code is kept away from the machine; where this cannot be had, none is run."""
     network: bool = False
     """Whether handlers that ask for the network get it."""
+    reach: list[str] = []
+    """Where `http` handlers (of a server, push workers too) may be beyond the open network: each with its port."""
     telemetry: str | None = None
     """A folder for a file with a row for each run: when, how long, which task, which process; none = no file."""
 
@@ -114,7 +116,9 @@ class EngineSection(Struct, frozen=True, kw_only=True):
     lease: Seconds = 15.0
     """Time without a sign of life after which a job, or a worker, is taken for lost."""
     most_payload: Bytes = wire.MOST_PAYLOAD
-    """The largest payload or result."""
+    """The largest payload."""
+    most_result: Bytes = wire.MOST_RESULT
+    """The largest result."""
     replicas: Annotated[int, Meta(ge=0, le=100)] | None = None
     """Replicas of a Redis store that must have a new job before it counts as accepted; none = as its address says."""
     replicated_within: Annotated[float, Meta(gt=0, le=60)] = 1.0
@@ -160,6 +164,17 @@ class NotificationsSection(Struct, frozen=True, kw_only=True):
     """Whether each entry of a summary stands inside `runtime`, as in a listing."""
 
 
+class ClientJobsSection(Struct, frozen=True, kw_only=True):
+    """What becomes of jobs that are sent in as lines to `/{client}/job/{type}/add`."""
+
+    keep_success: Seconds | None = 14 * 86400.0
+    """Time that one that succeeded stays on record; none = for ever."""
+    keep_failure: Seconds | None = 14 * 86400.0
+    """Time that one that failed stays on record; none = for ever."""
+    expires: Seconds | None = 30 * 86400.0
+    """Time within which one must have been started, or it fails; none = never."""
+
+
 class Config(Struct, frozen=True, kw_only=True):
     """Every setting there is."""
 
@@ -173,6 +188,7 @@ class Config(Struct, frozen=True, kw_only=True):
     journal: JournalSection = JournalSection()
     server: ServerSection = ServerSection()
     notifications: NotificationsSection = NotificationsSection()
+    client_jobs: ClientJobsSection = ClientJobsSection()
 
 
 def variable(path: str) -> str:

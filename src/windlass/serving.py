@@ -78,8 +78,9 @@ class Serving(Struct, frozen=True, kw_only=True):
     allow_upload: bool = False
     """Whether handlers are taken in."""
     notifications: s4.Habits = s4.Habits()
-    push_allow: tuple[str, ...] = ()
-    """Where jobs may be sent beyond the open network: networks, or hosts with a port."""
+    client_jobs: s3.Terms = s3.Terms()
+    reach: tuple[str, ...] = ()
+    """Where jobs may be sent beyond the open network: networks, addresses or hosts, each with a port."""
 
 
 async def serve(serving: Serving) -> None:
@@ -104,7 +105,8 @@ async def serve(serving: Serving) -> None:
             met, check_ready = accepting.met, accepting.check_ready
         if app is not None:
             engine.desk.reserved = frozenset(f"{app.tenant}/{task}" for task in app.tasks)
-        limits = replace(serving.limits, most_payload=serving.settings.most_payload)
+        bounds = serving.settings
+        limits = replace(serving.limits, most_payload=bounds.most_payload, most_result=bounds.most_result)
         stop = asyncio.Event()
         push = _push(service, engine, serving, clock)
         briefly = None if folder is None else BRIEFLY
@@ -112,7 +114,7 @@ async def serve(serving: Serving) -> None:
         answers: Service = Metered(push, clock, briefly)
         if not serving.allow_upload:
             answers = NoUploads(answers)
-        also = [*s2.routes(answers, gate, limits), *s3.routes(answers, gate, limits)]
+        also = [*s2.routes(answers, gate, limits), *s3.routes(answers, gate, limits, serving.client_jobs)]
         also += s4.routes(answers, gate, limits, serving.notifications)
         site = application(answers, engine, gate, limits, stop, also=also, check_ready=check_ready)
         http = server(site, serving.where)
@@ -169,7 +171,7 @@ def _functions(engine: Engine, options: WorkerOptions, clock: SystemClock) -> Su
 
 
 def _push(service: Service, engine: Engine, serving: Serving, clock: SystemClock) -> Push:
-    network = Network(read_allowed(serving.push_allow, loopback=serving.where.local))
+    network = Network(read_allowed(serving.reach))
     return Push(service, Pushing(engine.desk, clock), network, language_of, clock=clock, chance=SystemChance())
 
 

@@ -14,6 +14,7 @@ from msgspec.structs import asdict, replace
 from windlass.cli import saying
 from windlass.cli.place import HERE, Place
 from windlass.cli.worker import UPLOADED, ForNetwork, Handlers, Sandbox, options_of
+from windlass.dialect.s3 import Terms
 from windlass.dialect.s4 import Habits
 from windlass.engine import Settings
 from windlass.engine.journal import JournalSettings
@@ -46,10 +47,14 @@ def serve(
         int | None,
         Parameter(group=WHERE, metavar="N", help="Replicas of Redis that must have a job before it is accepted (0)."),
     ] = None,
-    push_allow: Annotated[
+    reach: Annotated[
         list[str] | None,
         Parameter(
-            group=WHERE, negative="", metavar="WHERE", help="Also send jobs to this network, or HOST:PORT; repeatable."
+            name=("--reach", "--push-allow"),
+            group=WHERE,
+            negative="",
+            metavar="WHERE:PORT",
+            help="Also send jobs to this network, address or host, at this port; repeatable.",
         ),
     ] = None,
     app: Annotated[
@@ -81,10 +86,11 @@ def serve(
     windlass tokens add.
     """
     flags = {"worker.slots": slots, "worker.handlers": handlers, "worker.sandbox": sandbox, "worker.network": network}
-    settings = place.settle({**flags, "server.allow_upload": allow_upload, "engine.replicas": replicas})
+    settings = place.settle(
+        {**flags, "worker.reach": reach, "server.allow_upload": allow_upload, "engine.replicas": replicas}
+    )
     where = Listening(host=host, port=port, socket=socket)
-    reach = {"reach": tuple(push_allow or ()), "loopback": where.local}
-    chosen = options_of(settings, **reach)
+    chosen = options_of(settings)
     own = data or data_folder(dict(os.environ))
     if own.exists() and not own.is_dir():
         raise Invalid(f"{own} is not a folder: name the folder where the server keeps its token", at="--data")
@@ -97,9 +103,10 @@ def serve(
         settings=Settings(**asdict(settings.engine)),
         worker=replace(chosen, target=app, functions=None) if app and worker else None,
         functions=chosen if worker and settings.worker.handlers else None,
-        push_allow=tuple(push_allow or ()),
+        reach=chosen.reach,
         allow_upload=settings.server.allow_upload,
         notifications=Habits(**asdict(settings.notifications)),
+        client_jobs=Terms(**asdict(settings.client_jobs)),
     )
     saying.log(logging.DEBUG if verbose else logging.INFO)
     try:

@@ -82,8 +82,8 @@ def worker(
         Parameter(
             group=UPLOADED,
             negative="",
-            metavar="WHERE",
-            help="Also call URLs in this network, or HOST:PORT; repeatable.",
+            metavar="WHERE:PORT",
+            help="Also call URLs of this network, address or host, at this port; repeatable.",
         ),
     ] = None,
     telemetry: Annotated[
@@ -106,14 +106,14 @@ def worker(
     TERM or Ctrl-C lets running jobs finish within the grace and gives the rest back; a second gives all back at once;
     QUIT stops at once; TSTP (Ctrl-Z) stops claiming, CONT goes on.
     """
-    flags = {"queues": queues, "slots": slots, "contexts": contexts, "name": name, "grace": grace}
+    flags: dict[str, Any] = {"queues": queues, "slots": slots, "contexts": contexts, "name": name, "grace": grace}
     flags |= {"max_jobs": max_jobs, "max_memory": max_memory, "max_age": max_age, "max_output": max_output}
-    flags |= {"handlers": handlers, "sandbox": sandbox, "network": network, "telemetry": telemetry}
+    flags |= {"handlers": handlers, "sandbox": sandbox, "network": network, "telemetry": telemetry, "reach": reach}
     settings = place.settle({f"worker.{key}": value for key, value in flags.items()})
     if not app and not settings.worker.handlers:
         raise Invalid("there is nothing to run: name an app, or leave out --no-handlers", at="app")
     lease = settings.engine.lease if settings.worker.lease is None else settings.worker.lease
-    options = options_of(settings, target=app, burst=burst, reach=tuple(reach or ()))
+    options = options_of(settings, target=app, burst=burst)
     engine = Settings(**{**asdict(settings.engine), "lease": lease})
     _tell_app(place, settings)
     saying.log(logging.DEBUG if verbose else logging.INFO)
@@ -142,6 +142,6 @@ def options_of(settings: config.Config, **more: Any) -> WorkerOptions:
     said = {key: value for key, value in asdict(settings.worker).items() if value is not None and key != "lease"}
     bounds = {key: value for key, value in asdict(settings.functions).items() if value is not None}
     chosen: dict[str, str] = {lang: bounds.pop(lang) for lang in ("python", "node", "php", "sh") if lang in bounds}
-    tier, network = said.pop("sandbox"), said.pop("network")
+    tier, network, reach = said.pop("sandbox"), said.pop("network"), tuple(said.pop("reach"))
     functions = FunctionOptions(tier=tier, network=network, interpreters=chosen, **bounds)
-    return WorkerOptions(functions=functions if said.pop("handlers") else None, **{**said, **more})
+    return WorkerOptions(functions=functions if said.pop("handlers") else None, reach=reach, **{**said, **more})

@@ -36,7 +36,7 @@ from windlass.model.wire import Format
 from windlass.model.worker import NewWorker
 from windlass.server import bodies, formats
 from windlass.server.described import DescribedRoute
-from windlass.server.gate import Gate
+from windlass.server.gate import Gate, is_of_all_tenants
 from windlass.server.limits import Limits, read_body
 from windlass.server.routes import Unfinished
 
@@ -94,7 +94,9 @@ def _for_workers(service: Service, gate: Gate, limits: Limits) -> list[Described
         tenant = await _tenant(gate, request, Register)
         sent, form = await _body(request, limits, words.Introduction)
         address = sent.url.rstrip("/") + words.WORKER_JOB
-        worker = NewWorker(name=sent.name, slots=sent.max_jobs, url=address, format=form)
+        worker = NewWorker(
+            name=sent.name, slots=sent.max_jobs, url=address, format=form, trusted=is_of_all_tenants(request)
+        )
         found = await service(Register(tenant=tenant, worker=worker))
         return _told(request, words.Joined(found.worker, found.lease, found.secret), 201)
 

@@ -1,12 +1,15 @@
 """The routes of a function queue as its users write them: a client's jobs of a type, and the handlers of types.
 
 A client is a tenant, a type is a task. Jobs come a line each and get the terms of that queue: another run every five
-minutes for six hours, two minutes a run, two weeks in the archive, a month to be started.
+minutes for six hours, two minutes a run; two weeks in the archive and a month to be started, unless the operator says
+otherwise.
 """
 
 from typing import Any, TypedDict
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import asdict, replace
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -30,14 +33,15 @@ from windlass.server.described import DescribedRoute
 from windlass.server.gate import Gate
 from windlass.server.limits import Limits, read_body
 
-TERMS = Wishes(
-    max_retry=None,
-    retry=UNTIL_DEADLINE,
-    timeout=120.0,
-    keep_success=14 * DAY,
-    keep_failure=14 * DAY,
-    expires=30 * DAY,
-)
+TERMS = Wishes(max_retry=None, retry=UNTIL_DEADLINE, timeout=120.0)
+
+
+class Terms(Struct, frozen=True, kw_only=True):
+    """What an operator chooses for jobs that come by these routes."""
+
+    keep_success: float | None = 14 * DAY
+    keep_failure: float | None = 14 * DAY
+    expires: float | None = 30 * DAY
 
 
 class Names(TypedDict):
@@ -47,8 +51,9 @@ class Names(TypedDict):
     task: str
 
 
-def routes(service: Service, gate: Gate, limits: Limits) -> list[DescribedRoute]:
+def routes(service: Service, gate: Gate, limits: Limits, terms: Terms | None = None) -> list[DescribedRoute]:
     """What a server answers in this dialect."""
+    wishes = replace(TERMS, **asdict(terms or Terms()))
 
     async def admitted(request: Request, kind: type[Operation[Any]]) -> Names:
         tenant = await gate.admit(request, OPERATIONS[kind].scope)
@@ -57,7 +62,7 @@ def routes(service: Service, gate: Gate, limits: Limits) -> list[DescribedRoute]
     async def add_jobs(request: Request) -> Response:
         names = await admitted(request, EnqueueLines)
         text = _text(await read_body(request, limits))
-        made = await service(EnqueueLines(**names, text=text, wishes=TERMS))
+        made = await service(EnqueueLines(**names, text=text, wishes=wishes))
         if formats.media(request.headers.get("accept", "")) == TEXT:
             return Response("".join(f"{id}\n" for id in made.ids), media_type=TEXT)
         return _json(table.Added(count=made.created, ids=made.ids))

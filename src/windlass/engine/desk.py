@@ -23,7 +23,7 @@ from windlass.model.lifecycle import Move
 from windlass.model.names import EVERY_TENANT, check_id
 from windlass.model.operations import Hand
 from windlass.model.ports import Chance
-from windlass.model.wire import MOST_PAYLOAD
+from windlass.model.wire import MOST_PAYLOAD, MOST_RESULT
 from windlass.model.worker import Worker
 from windlass.store import Record, Store
 from windlass.store.beside import Bounded, Replicating, Shelf, Timetable, Wire
@@ -47,7 +47,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     lease: float = 15.0
     """Seconds after which an unrenewed job, or a silent worker, is taken for lost."""
     most_payload: int = MOST_PAYLOAD
-    """Bytes of one payload or result."""
+    """Bytes of one payload."""
+    most_result: int = MOST_RESULT
+    """Bytes of one result."""
     replicas: int | None = None
     """Replicas of a Redis store that must have a new job before it counts as accepted; null = as its address says."""
     replicated_within: float = 1.0

@@ -295,7 +295,7 @@ def _check_finished(desk: Desk, item: Finished, at: str) -> None:
     for place, new in enumerate(item.jobs):
         drafts.check(desk, new, f"{at}.jobs[{place}]")
     if isinstance(item.result, Raw):
-        wire.check_size(item.result, desk.settings.most_payload, at=f"{at}.result")
+        wire.check_size(item.result, desk.settings.most_result, at=f"{at}.result")
 
 
 async def _spawn(desk: Desk, items: Sequence[Finished]) -> None:

@@ -25,6 +25,9 @@ Format = Literal["json", "msgpack"]
 MOST_PAYLOAD = 1 << 20
 """Bytes of one payload, unless configured otherwise."""
 
+MOST_RESULT = 16 << 20
+"""The same of one result."""
+
 _COMPLAINT = re.compile(r"(?P<detail>.*?)(?: - at (?:`key` in )?`\$(?P<at>[^`]*)`)?\Z", re.DOTALL)
 
 UNSPEAKABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)

@@ -37,6 +37,11 @@ class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     """Where jobs are sent to it; null = it claims them itself. Whoever may read sees it: no secrets in it."""
     format: Literal["json", "msgpack"] = "msgpack"
     """What is sent there, and what is answered in."""
+    trusted: bool = False
+    """Whether its address may be on the server's machine or in a private network: if its token is of all tenants.
+
+    A server says so itself, whatever is sent.
+    """
 
 
 class Worker(NewWorker, frozen=True, kw_only=True):

@@ -13,6 +13,9 @@ from windlass.model.token import Pass, Scope
 OUR_SITES = ("same-origin", "none")
 """What a browser says of a request that comes from our own page, or from nobody's."""
 
+TOKEN_TENANT = "windlass.token_tenant"  # noqa: S105
+"""Where an admitted request has the tenant of its token."""
+
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]", "::1"})
 
 
@@ -67,7 +70,13 @@ class Gate:
         found = await self._tokens.find(_token(request) if token is None else token)
         if found is None:
             raise Unauthenticated("this token is not known, or not any more", at="authorization")
+        request.scope[TOKEN_TENANT] = found.tenant
         return found
+
+
+def is_of_all_tenants(request: HTTPConnection) -> bool:
+    """Whether the token of an admitted request is for everybody."""
+    return bool(request.scope.get(TOKEN_TENANT) == EVERY_TENANT)
 
 
 def _check_scope(found: Pass, scope: Scope) -> None:

@@ -3,11 +3,12 @@
 import asyncio
 
 from msgspec import Struct
+from msgspec.structs import replace
 from starlette.requests import Request
 
 from windlass.model.errors import Invalid, TooLarge, WindlassError
 from windlass.model.operations import MOST_LINES
-from windlass.model.wire import MOST_PAYLOAD
+from windlass.model.wire import MOST_PAYLOAD, MOST_RESULT
 from windlass.server.heads import WHOLE
 
 
@@ -22,6 +23,13 @@ class Limits(Struct, frozen=True, kw_only=True):
     """Jobs in one body of lines."""
     most_payload: int = MOST_PAYLOAD
     """Bytes of one payload, as the queue has it."""
+    most_result: int = MOST_RESULT
+    """The same of one result."""
+
+    @property
+    def of_reports(self) -> "Limits":
+        """For what workers report: the largest result in JSON, where bytes and odd characters take more room."""
+        return replace(self, most_body=max(self.most_body, 2 * self.most_result))
 
 
 class Slow(WindlassError):

@@ -18,11 +18,13 @@ from windlass.model.operations import (
     Accepted,
     EnqueueLines,
     EnqueueMany,
+    Finish,
     GetResult,
     List,
     Operation,
     Output,
     Page,
+    Register,
     Result,
     Send,
     Service,
@@ -31,7 +33,7 @@ from windlass.model.shapes import SHAPES, Shape
 from windlass.model.wire import Format
 from windlass.server import bodies, formats
 from windlass.server.asking import Answer, Endpoint
-from windlass.server.gate import Gate
+from windlass.server.gate import Gate, is_of_all_tenants
 from windlass.server.limits import Limits, read_body
 from windlass.server.lines import jobs_of
 
@@ -63,6 +65,7 @@ class Routes:
         self._service = service
         self._gate = gate
         self._limits = limits
+        self._reports = limits.of_reports
 
     def all(self) -> list[Route]:
         # Fixed paths go before those with parameters: /jobs/count is no job. Then what is asked most often goes first.
@@ -80,6 +83,9 @@ class Routes:
                 return await self._lines(request, tenant)
             form = formats.wanted(accept, formats.sent(content_type) or "json")
             operation = await self._read(shape, request, tenant, content_type)
+            if isinstance(operation, Register):
+                trusted = operation.worker.url is not None and is_of_all_tenants(request)
+                operation = replace(operation, worker=replace(operation.worker, trusted=trusted))
             return _told(shape, await self._service(operation), form)
 
         return answer
@@ -87,7 +93,7 @@ class Routes:
     async def _read(self, shape: Shape, request: Request, tenant: str, content_type: str) -> Operation[Any]:
         if not shape.has_body or (shape.may_have_body and _is_bare(request)):
             return self._from_query(shape, request, tenant)
-        data = await read_body(request, self._limits)
+        data = await read_body(request, self._reports if shape.kind is Finish else self._limits)
         path = request.path_params
         if shape.kind is EnqueueLines:
             if formats.media(content_type) not in ("text/plain", ""):

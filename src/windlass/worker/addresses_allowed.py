@@ -36,15 +36,20 @@ FOR_ALL_V6 = IPv6Network("2000::/3")
 # Within it: protocol assignments and Teredo, documentation, 6to4, AS112.
 NOT_FOR_ALL_V6 = tuple(map(IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "2620:4f:8000::/48", "3fff::/20")))
 NAT64 = IPv6Network("64:ff9b::/96")
-LOOPBACK: tuple[Network, ...] = (IPv4Network("127.0.0.0/8"), IPv6Network("::1/128"))
+NEAR: tuple[Network, ...] = (
+    *map(IPv4Network, ("127.0.0.0/8", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")),
+    *map(IPv6Network, ("::1/128", "fc00::/7")),
+)
+"""This machine itself, and private networks."""
 
 
 class Allowed(Struct, frozen=True):
     """What an operator allows beyond the addresses that everybody can reach."""
 
-    loopback: bool = False
-    """This machine itself: only while nobody else can reach the server."""
-    networks: tuple[Network, ...] = ()
+    near: bool = False
+    """This machine and private networks, at any port: for who is trusted by all tenants."""
+    networks: tuple[tuple[Network, int], ...] = ()
+    """With the one port that may be reached there."""
     hosts: frozenset[tuple[str, int]] = frozenset()
     """Names and ports; their addresses are not judged."""
 
@@ -53,33 +58,55 @@ class Allowed(Struct, frozen=True):
         found = [inner(ip_address(address.partition("%")[0])) for address in addresses]
         if not found:
             raise Denied(f"{host} has no address", at="url")
-        if (host, port) in self.hosts or all(self._is_near(address) for address in found):
+        if (host, port) in self.hosts or all(self._is_allowed(address, port) for address in found):
             return found
+        for address in found:
+            if not self._is_allowed(address, port) and not is_for_all(address):
+                raise Denied(
+                    f"jobs are not sent to {host}: {address} is not of the open network, and the operator has not "
+                    f"allowed it (--reach {_entry(address, port)})",
+                    at="url",
+                )
         if not encrypted:
             raise Denied(f"jobs are sent to {host} only with https://", at="url")
-        for address in found:
-            if not self._is_near(address) and not is_for_all(address):
-                raise Denied(f"jobs are not sent to {host}: {address} is not of the open network", at="url")
         return found
 
-    def _is_near(self, address: IP) -> bool:
-        return any(address in network for network in (*self.networks, *(LOOPBACK if self.loopback else ())))
+    def _is_allowed(self, address: IP, port: int) -> bool:
+        if self.near and any(address in network for network in NEAR):
+            return True
+        return any(address in network and port == allowed for network, allowed in self.networks)
 
 
-def read_allowed(entries: Sequence[str], *, loopback: bool, at: str = "push_allow") -> Allowed:
-    """What an operator wrote: networks (`10.1.0.0/16`), addresses, or hosts with a port (`workers.internal:8443`)."""
-    networks: list[Network] = []
+def read_allowed(entries: Sequence[str], *, at: str = "reach") -> Allowed:
+    """What an operator wrote: a network (`10.1.0.0/16:8443`), an address or a host, each with its port."""
+    networks: list[tuple[Network, int]] = []
     hosts: set[tuple[str, int]] = set()
     for entry in entries:
-        try:
-            networks.append(ip_network(entry))
-            continue
-        except ValueError:
-            host, _, port = entry.rpartition(":")
-        if not host or not port.isdecimal():
-            raise Invalid(f"{entry!r} is neither a network (10.1.0.0/16) nor a host with its port", at=at)
-        hosts.add((host.strip("[]").lower(), int(port)))
-    return Allowed(loopback, tuple(networks), frozenset(hosts))
+        host, _, port = entry.rpartition(":")
+        host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+        if not host or not port.isdecimal() or not 0 < int(port) < 2**16 or _is_network(entry):
+            raise Invalid(
+                f"{entry!r} is no address with its port: write 10.1.0.0/16:8443, [::1]:8080 or HOST:PORT", at=at
+            )
+        if _is_network(host):
+            networks.append((ip_network(host), int(port)))
+        elif "/" in host or ":" in host:
+            raise Invalid(f"{host!r} is no network: write 10.1.0.0/16:{port} or [fd00::/8]:{port}", at=at)
+        else:
+            hosts.add((host.lower(), int(port)))
+    return Allowed(False, tuple(networks), frozenset(hosts))
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ip_network(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _entry(address: IP, port: int) -> str:
+    return f"[{address}]:{port}" if isinstance(address, IPv6Address) else f"{address}:{port}"
 
 
 def inner(address: IP) -> IP:

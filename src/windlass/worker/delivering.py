@@ -17,12 +17,12 @@ from windlass.model.errors import Denied, Invalid, WindlassError
 from windlass.model.job import JSON, MSGPACK
 from windlass.model.operations import Claimed, Finished
 from windlass.model.ports import Clock
-from windlass.model.wire import Format
+from windlass.model.wire import MOST_RESULT, Format
 from windlass.model.worker import Worker
 from windlass.worker.addresses_allowed import Allowed, Resolve, resolve
 
 ANSWER_WITHIN = 30.0
-MOST_ANSWER = 1 << 20
+MOST_ANSWER = 2 * MOST_RESULT
 
 OK = 200
 

@@ -33,7 +33,7 @@ class Stop(StrEnum):
     """Its worker ends, or its context had to be killed for another job: it is given back, this run uncounted."""
 
 
-def _chunks(log: list[tuple[Stream, bytes]]) -> Iterator[NewChunk]:
+def _chunks(log: list[tuple[Stream, bytes | memoryview]]) -> Iterator[NewChunk]:
     """Neighbours of one stream put together, in pieces that the queue takes."""
     for stream, pieces in itertools.groupby(log, key=itemgetter(0)):
         data = b"".join(piece for _, piece in pieces)
@@ -69,7 +69,7 @@ class Held:
         """Its time limit, then the next step of stopping it."""
         self.progress: Progress | None = None
         """What it last said and nobody has been told yet."""
-        self.log: list[tuple[Stream, bytes]] = []
+        self.log: list[tuple[Stream, bytes | memoryview]] = []
         """What it printed (stream, bytes) and nobody has been told yet."""
         self._unsaid = 0
         self.given = self.taken = 0
@@ -117,8 +117,11 @@ class Held:
         data = data[-MOST_UNSAID:]
         self.log.append((stream, data))
         self._unsaid += len(data)
-        while self._unsaid > MOST_UNSAID:
-            self._unsaid -= len(self.log.pop(0)[1])
+        while (excess := self._unsaid - MOST_UNSAID) > 0:
+            whose, oldest = self.log.pop(0)
+            if len(oldest) > excess:  # a view, for a piece may be cut again and again
+                self.log.insert(0, (whose, memoryview(oldest)[excess:]))
+            self._unsaid -= min(len(oldest), excess)
 
     @property
     def pid(self) -> int | None:

@@ -37,6 +37,4 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     functions: FunctionOptions | None = None
     """How it runs jobs whose code is kept in the queue; null = not at all."""
     reach: tuple[str, ...] = ()
-    """Where handlers of `http` may be beyond the open network: networks, or hosts with a port."""
-    loopback: bool = False
-    """Whether they may be on this machine."""
+    """Where handlers of `http` may be beyond the open network: networks, addresses or hosts, each with a port."""

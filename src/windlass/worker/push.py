@@ -10,7 +10,9 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from windlass.model.errors import WindlassError
+from msgspec.structs import replace
+
+from windlass.model.errors import Denied, WindlassError
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import (
     A,
@@ -25,7 +27,8 @@ from windlass.model.operations import (
     Workers,
 )
 from windlass.model.ports import Chance, Clock
-from windlass.model.worker import Worker
+from windlass.model.push import read_url
+from windlass.model.worker import NewWorker, Worker
 from windlass.worker.delivering import Delivery, Language, Network
 from windlass.worker.dispatcher import Book, Dispatcher
 
@@ -33,6 +36,9 @@ log = logging.getLogger("windlass.push")
 
 HEARD = (Register, Unregister, Finish, Release)
 """What workers say that concerns us."""
+
+LOOK_UP_WITHIN = 5.0
+"""Seconds that a name is looked up for when a worker registers."""
 
 LOOK_EVERY = 1.0
 LOOK_EVERY_IF_NONE = 5.0
@@ -78,6 +84,8 @@ class Push:
         return self._heard(operation) if type(operation) in HEARD else self._service(operation)
 
     async def _heard(self, operation: Operation[A]) -> A:
+        if isinstance(operation, Register) and operation.worker.url is not None:
+            await self._check(operation.worker)
         answer = await self._service(operation)
         match operation, answer:
             case Register(), Registered() if operation.worker.url is not None:
@@ -88,6 +96,24 @@ class Push:
             case ((Finish() | Release()), Applied()) if operation.worker in self._dispatchers:
                 self._dispatchers[operation.worker][0].ended(answer.applied)
         return answer
+
+    async def _check(self, worker: NewWorker) -> None:
+        """Refuse an address that no job will be sent to. What a name means is looked up again for each connection."""
+        address = read_url(worker.url or "")
+        network = self._way_to(worker)
+        try:
+            async with asyncio.timeout(LOOK_UP_WITHIN):
+                found = await network.resolve(address.host, address.port)
+        except (OSError, TimeoutError, UnicodeError):
+            return  # nobody knows the name now; maybe later
+        try:
+            network.allowed.check(address.host, address.port, found, encrypted=address.scheme == "https")
+        except Denied as fault:
+            raise Denied(fault.detail, at="worker.url") from None
+
+    def _way_to(self, worker: NewWorker) -> Network:
+        network = self._network
+        return network._replace(allowed=replace(network.allowed, near=True)) if worker.trusted else network
 
     async def run(self) -> None:
         """Until it is cancelled: then jobs that were not taken are given back, and other servers go on."""
@@ -131,7 +157,7 @@ class Push:
 
     def _start(self, group: asyncio.TaskGroup, worker: Worker, secret: str) -> None:
         log.info("sends jobs to %s at %s", worker.name, worker.url)
-        delivery = Delivery(worker, secret, self._network, self._language(worker), self._clock)
+        delivery = Delivery(worker, secret, self._way_to(worker), self._language(worker), self._clock)
         dispatcher = Dispatcher(worker, self._service, self._turns, delivery, clock=self._clock, chance=self._chance)
         self._dispatchers[worker.id] = dispatcher, group.create_task(self._watched(dispatcher))
 

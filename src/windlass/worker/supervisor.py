@@ -65,7 +65,7 @@ class Supervisor:
         self._functions: Functions | None = None
         self._handled: Handled | None = None
         if options.functions is not None:
-            network = Network(read_allowed(options.reach, loopback=options.loopback, at="reach"))
+            network = Network(read_allowed(options.reach))
             self._functions = Functions(options.functions, network, chance=chance)
             handled = Handled(service, self._functions, self._jobs, clock, options.functions.contexts)
             self._jobs.elsewhere = self._handled = handled

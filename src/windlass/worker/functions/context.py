@@ -395,7 +395,7 @@ def _with_talk(batch: Batch, outcome: FunctionOutcome, talk: Talk) -> FunctionOu
     if rest := talk.lines.finish():
         batch.hears.said(outcome.id, "stdout", rest)
     if talk.lines.excess:
-        return _too_much(outcome.id, "asked for more new jobs than one job may")
+        return _too_much(outcome.id, talk.lines.excess)
     return replace(outcome, jobs=tuple(talk.lines.found)) if outcome.result is not None else outcome
 
 

@@ -35,6 +35,11 @@ class Contexts:
         self._chance = chance
         self._environment = environment
         self._users = Users(options.uids)
+        if options.tier == "limits" and os.geteuid() != 0:
+            log.warning(
+                "under the tier limits, code that is sent in can do all that this worker can, which is not root: "
+                "choose --sandbox confined"
+            )
         self._folders: Folders | None = None
         self._loop = asyncio.get_running_loop()
         self._idle: dict[Context, tuple[Key, float, asyncio.TimerHandle]] = {}

@@ -7,13 +7,17 @@ are new jobs. Nothing here trusts what it reads, and everything is bounded.
 from collections.abc import Iterator
 
 from windlass.model.names import is_name
+from windlass.model.wire import MOST_PAYLOAD
 
 STARTS = (b"J: ", b"#J: ")
 
 MOST_JOBS = 100
 """New jobs that one job may ask for."""
-MOST_LINE = 1 << 20
-"""Bytes of one such line."""
+MOST_LINE = MOST_PAYLOAD + 1024
+"""Bytes of one such line, with the name of its task."""
+
+TOO_MANY = f"asked for more than {MOST_JOBS} new jobs"
+TOO_LARGE = f"a new job that it printed has a payload of more than {MOST_PAYLOAD} bytes"
 
 
 class Parts:
@@ -57,8 +61,8 @@ class JobLines:
 
     def __init__(self) -> None:
         self.found: list[tuple[str, str]] = []
-        self.excess = False
-        """Whether it asked for more than it may."""
+        self.excess = ""
+        """How it asked for more than it may."""
         self._held = bytearray()
         self._within = False
         """Whether the line that goes on has been let through already."""
@@ -77,7 +81,7 @@ class JobLines:
             self._held.clear()
             self._within = True
         if len(self._held) > MOST_LINE:
-            self.excess = True
+            self.excess = TOO_LARGE
             self._held.clear()
         return bytes(passed)
 
@@ -94,8 +98,10 @@ class JobLines:
         task, bar, payload = line[len(start) :].rstrip(b"\r\n").decode(errors="replace").partition("|")
         if not bar or not is_name(task):
             return False
-        if len(self.found) >= MOST_JOBS or len(line) > MOST_LINE:
-            self.excess = True
+        if len(self.found) >= MOST_JOBS:
+            self.excess = TOO_MANY
+        elif len(payload.encode()) > MOST_PAYLOAD:
+            self.excess = TOO_LARGE
         else:
             self.found.append((task, payload))
         return True

@@ -9,15 +9,18 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import CoroutineType
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
+    from typing import Any
 
 ORDERS, ANSWERS = 3, 4
 RETRY, OK, FAILED, ERROR = 100, 200, 400, 500
+TRY_AGAIN, FIRST_FAILED, LAST_FAILED = 75, 64, 78
+ONLY_AST = 0x400
 AS_TEXT = json.JSONEncoder(ensure_ascii=False).encode
 AS_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -62,8 +65,13 @@ class Context:
         try:
             self.execute(handler, "before")
             self.scope.pop("run", None)
-            self.execute(handler, "body")
-            handler["run"] = defined(self.scope)
+            tree = compile(str(handler["body"]), f"<{handler['task']}:body>", "exec", ONLY_AST)
+            body = compile(tree, f"<{handler['task']}:body>", "exec")
+            if defines_run(tree.body):
+                exec(body, self.scope)  # noqa: S102
+                handler["run"] = defined(self.scope)
+            else:
+                handler["script"] = body
         except BaseException as fault:  # noqa: BLE001 - whatever it is, the jobs end with it
             handler["fault"] = fault
             self.broken = True
@@ -85,8 +93,11 @@ class Context:
 
     def run(self, number: bytes, kind: bytes, data: bytes) -> None:
         try:
-            value = self.function()(read(kind, data))
-            answer = said(OK, self.awaited(value) if type(value) is CoroutineType else value)
+            if "script" in self.handler and self.trouble is None:
+                answer = self.script(self.handler["script"], kind, data)
+            else:
+                value = self.function()(read(kind, data))
+                answer = said(OK, self.awaited(value) if type(value) is CoroutineType else value)
         except BaseException as fault:  # noqa: BLE001 - whatever a function raises is its outcome
             answer = told(fault)
         self.separate()
@@ -96,6 +107,42 @@ class Context:
         if self.trouble is not None:
             raise self.trouble
         return self.handler["run"]  # type: ignore[return-value]
+
+    def script(self, body: object, kind: bytes, data: bytes) -> bytes:
+        """Run source that defines no `run` as a script: the payload on stdin, what it prints is the result."""
+        from tempfile import TemporaryFile  # noqa: PLC0415 - few need it
+
+        scope = dict(self.scope)
+        sys.stdout.flush()
+        output, stdin = os.dup(1), sys.stdin
+        with TemporaryFile() as given, TemporaryFile() as printed:
+            given.write(lines_of(kind, data))
+            given.seek(0)
+            os.dup2(given.fileno(), 0)
+            os.dup2(printed.fileno(), 1)
+            sys.stdin = open(0, closefd=False)  # noqa: SIM115 - it is the script's
+            try:
+                exec(body, scope)  # type: ignore[arg-type] # noqa: S102
+            except SystemExit as fault:
+                if fault.code not in (None, 0):
+                    raise exited(fault) from None
+            finally:
+                sys.stdout.flush()
+                sys.stdin = stdin
+                os.dup2(output, 1)
+                os.close(output)
+                nothing = os.open(os.devnull, os.O_RDONLY)
+                os.dup2(nothing, 0)
+                os.close(nothing)
+            printed.seek(0)
+            if callable(scope.get("run")):  # it has made one after all
+                self.scope.update(scope)
+                self.handler["run"] = scope["run"]
+                del self.handler["script"]
+                sys.stdout.buffer.write(printed.read())
+                value = self.function()(read(kind, data))
+                return said(OK, self.awaited(value) if type(value) is CoroutineType else value)
+            return b"%d text64 " % OK + base64.b64encode(without_jobs(printed))
 
     def awaited(self, coroutine: "CoroutineType[object, None, object]") -> object:
         """What comes of an async function: in one loop for all jobs, so that what it keeps open stays of use."""
@@ -138,6 +185,51 @@ def defined(scope: dict[str, object]) -> object:
     if not callable(scope.get("run")):
         raise TypeError("its body defines no run(payload)")
     return scope["run"]
+
+
+def defines_run(statements: "list[Any]") -> bool:
+    """Whether some of these statements bind the name `run`, or may."""
+    for one in statements:
+        whole = getattr(one, "name", None)  # of a function or a class
+        bound = [
+            whole,
+            *(getattr(to, "id", None) for to in (*getattr(one, "targets", ()), getattr(one, "target", None))),
+        ]
+        bound += [getattr(name, "asname", None) or getattr(name, "name", None) for name in getattr(one, "names", ())]
+        if "run" in bound or "*" in bound:
+            return True
+        inner = ("body", "orelse", "finalbody", "handlers", "cases") if whole is None or hasattr(one, "type") else ()
+        if any(defines_run(getattr(one, part, [])) for part in inner):
+            return True
+    return False
+
+
+def lines_of(kind: bytes, data: bytes) -> bytes:
+    """A payload as a script reads it: text with an end to its last line."""
+    if kind in (b"base64", b"text64"):
+        data = base64.b64decode(data)
+    return data if kind == b"base64" or not data or data.endswith(b"\n") else data + b"\n"
+
+
+def without_jobs(printed: Iterable[bytes]) -> bytes:
+    """What a script printed; lines that ask for new jobs go to our own output, where they are looked for."""
+    kept = bytearray()
+    for line in printed:
+        if line.startswith((b"J: ", b"#J: ")):
+            sys.stdout.buffer.write(line if line.endswith(b"\n") else line + b"\n")
+        else:
+            kept += line
+    return bytes(kept)
+
+
+def exited(fault: SystemExit) -> SystemExit:
+    """How a script ended, by its exit status, as that of a shell script is read."""
+    status = fault.code
+    if isinstance(status, int):
+        fault.args = (f"the script ended with {status}",)
+        if FIRST_FAILED <= status <= LAST_FAILED:
+            fault.code = RETRY if status == TRY_AGAIN else FAILED + status
+    return fault
 
 
 def read(kind: bytes, data: bytes) -> object:

@@ -66,20 +66,17 @@ class Context:
         self.trouble = self.handler["fault"] or self.prepare(self.handler, "beforeEach")
 
     def run(self, number: bytes, kind: bytes, data: bytes) -> None:
-        if self.trouble:
-            answer = told(ERROR, self.trouble)
-        else:
-            answer = self.script(base64.b64decode(data) if kind in (b"base64", b"text64") else data)
+        answer = told(ERROR, self.trouble) if self.trouble else self.script(given(kind, data))
         self.separate()
         self.answers.write(b"done " + number + b" " + answer + b"\n")
 
     def script(self, payload: bytes) -> bytes:
         # Files, not pipes: a script may leave its input unread, and a process behind that never ends.
-        with TemporaryFile() as given, TemporaryFile() as printed:
-            given.write(payload)
-            given.seek(0)
+        with TemporaryFile() as stdin, TemporaryFile() as printed:
+            stdin.write(payload)
+            stdin.seek(0)
             command = [self.shell, "-c", self.handler["body"], self.handler["task"]]
-            status = subprocess.run(command, stdin=given, stdout=printed, env=self.environment, check=False).returncode  # noqa: S603
+            status = subprocess.run(command, stdin=stdin, stdout=printed, env=self.environment, check=False).returncode  # noqa: S603
             printed.seek(0)
             result = without_jobs(printed)
         if status == 0:
@@ -102,6 +99,13 @@ class Context:
             os.write(2, fault.encode() + b"\n")
         self.separate()
         self.answers.write(b"end broken\n" if self.broken else b"end\n")
+
+
+def given(kind: bytes, data: bytes) -> bytes:
+    """A payload as a script reads it: text with an end to its last line, or `while read` would miss it."""
+    if kind in (b"base64", b"text64"):
+        data = base64.b64decode(data)
+    return data if kind == b"base64" or not data or data.endswith(b"\n") else data + b"\n"
 
 
 def without_jobs(printed: Iterable[bytes]) -> bytes:

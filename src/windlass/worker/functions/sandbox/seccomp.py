@@ -39,7 +39,7 @@ class Machine(NamedTuple):
     by_kind: dict[int, int]
     """Those of them whose first argument may name all processes of a user instead, and what it is for one process."""
     by_path: tuple[int, ...]
-    """Calls that change whose a file is, who may do what with it, or its attributes: Landlock knows nothing of them."""
+    """Calls that change whose a file is, who may do what with it, its attributes, its times: Landlock knows none."""
     refused: dict[str, int]
 
 
@@ -57,8 +57,9 @@ MACHINES = {
         # setpriority, sched_setparam, sched_setscheduler, sched_setaffinity, ioprio_set, prlimit64, sched_setattr
         141: SECOND, 142: FIRST, 144: FIRST, 203: FIRST, 251: SECOND, 302: FIRST, 314: FIRST,
     }, {141: 0, 251: 1}, (
-        # chmod, fchmodat, chown, lchown, fchownat, setxattr, lsetxattr, removexattr, lremovexattr
-        90, 268, 92, 94, 260, 188, 189, 197, 198,
+        # chmod, fchmodat, chown, lchown, fchownat, setxattr, lsetxattr, removexattr, lremovexattr; utime, utimes,
+        # futimesat, utimensat
+        90, 268, 92, 94, 260, 188, 189, 197, 198, 132, 235, 261, 280,
     ), {
         "shmget": 29, "shmat": 30, "shmctl": 31, "semget": 64, "semop": 65, "semctl": 66, "msgget": 68, "msgsnd": 69,
         "msgrcv": 70, "msgctl": 71, "sethostname": 170, "setdomainname": 171, "semtimedop": 220, "mq_open": 240,
@@ -74,7 +75,7 @@ MACHINES = {
     }),
     "aarch64": Machine(0xC000_00B7, 220, 198, 199, {
         140: SECOND, 118: FIRST, 119: FIRST, 122: FIRST, 30: SECOND, 261: FIRST, 274: FIRST,
-    }, {140: 0, 30: 1}, (53, 54, 5, 6, 14, 15), {
+    }, {140: 0, 30: 1}, (53, 54, 5, 6, 14, 15, 88), {
         "sethostname": 161, "setdomainname": 162, "mq_open": 180, "mq_unlink": 181, "msgget": 186, "msgctl": 187,
         "msgrcv": 188, "msgsnd": 189, "semget": 190, "semctl": 191, "semtimedop": 192, "semop": 193, "shmget": 194,
         "shmctl": 195, "shmat": 196, "fanotify_init": 262, "memfd_create": 279,
