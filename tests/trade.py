@@ -68,7 +68,7 @@ def unspeakable() -> object:
 
 @app.task
 def huge() -> bytes:
-    return bytes(2 << 20)
+    return bytes(17 << 20)
 
 
 @app.task

@@ -105,8 +105,7 @@ async def serve(serving: Serving) -> None:
             met, check_ready = accepting.met, accepting.check_ready
         if app is not None:
             engine.desk.reserved = frozenset(f"{app.tenant}/{task}" for task in app.tasks)
-        bounds = serving.settings
-        limits = replace(serving.limits, most_payload=bounds.most_payload, most_result=bounds.most_result)
+        limits = _limits(serving)
         stop = asyncio.Event()
         push = _push(service, engine, serving, clock)
         briefly = None if folder is None else BRIEFLY
@@ -137,6 +136,11 @@ async def serve(serving: Serving) -> None:
             await stop.wait()
             for duty in duties:
                 duty.cancel()
+
+
+def _limits(serving: Serving) -> Limits:
+    bounds = serving.settings
+    return replace(serving.limits, most_payload=bounds.most_payload, most_result=bounds.most_result)
 
 
 async def _listen(http: Server, stop: asyncio.Event) -> None:
