@@ -95,7 +95,7 @@ class Load:
         async def call(number: int) -> int:
             wish = Wish(self.worker, self.chance.token(), number, LEASE, repeatable=False)
             records = await self.store.claim(wish)
-            await self.store.succeed([Done(one.job.id, wish.nonce, 200, None, "") for one in records])
+            await self.store.succeed([Done(one.job.id, one.job.tenant, wish.nonce, 200, None, "") for one in records])
             if not records:
                 raise RuntimeError("the backlog ran dry")
             return len(records)

@@ -113,7 +113,7 @@ class Rates:
         async def call(number: int) -> int:
             wish = Wish(self.worker, self.chance.token(), number, LEASE, repeatable=False)
             records = await self.store.claim(wish)
-            await self.store.succeed([Done(one.job.id, wish.nonce, 200, None, "") for one in records])
+            await self.store.succeed([Done(one.job.id, one.job.tenant, wish.nonce, 200, None, "") for one in records])
             return some(records)
 
         return await together(call, total, batch, self.callers)

@@ -36,7 +36,7 @@ from windlass.model.job import (
     Terms,
 )
 from windlass.model.lifecycle import GONE, Move, Step
-from windlass.model.names import EVERY_TENANT
+from windlass.model.names import EVERY_TENANT, JobKey, OfTenant, key_of
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker
 from windlass.store import (
@@ -59,6 +59,7 @@ from windlass.store import (
     Touch,
     Touched,
     Wish,
+    end_topic,
     shuffled,
 )
 from windlass.store.flow import Regroup, Rules, StaleRules, Usage, Waiting
@@ -171,13 +172,13 @@ class ModelStore:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._jobs: dict[str, Entry] = {}
+        self._jobs: dict[JobKey, Entry] = {}
         self._workers: dict[str, tuple[Worker, datetime]] = {}
         self._ears: list[Ear] = []
         self._shelf: dict[tuple[str, str], bytes] = {}
         self._arrivals = itertools.count(1)
-        self._sequels: dict[str, Sequels] = {}
-        self._ripe: dict[tuple[str, str], tuple[int, State | None]] = {}
+        self._sequels: dict[JobKey, Sequels] = {}
+        self._ripe: dict[JobKey, tuple[int, State | None]] = {}
         self._marks = itertools.count(1)
         self._bounds = Bounds()
         self._open: set[Lane] = set()
@@ -193,7 +194,7 @@ class ModelStore:
         return new
 
     def _add(self, draft: Draft, now: datetime) -> bool:
-        if draft.id in self._jobs:
+        if key_of(draft) in self._jobs:
             return False
         new = draft.new
         due = new.run_at.astimezone(UTC) if new.run_at else later(now, new.delay or None)
@@ -212,10 +213,10 @@ class ModelStore:
         entry = Entry(job, bytes(new.payload), next(self._arrivals), group=draft.group, files=new.files)
         entry.expires_at = later(now, new.expires)
         entry.abandon_at = later(now, new.unattended)
-        self._jobs[job.id] = entry
+        self._jobs[key_of(job)] = entry
         if new.then is not None:
             entry.followed = True
-            self._sequels.setdefault(job.id, Sequels()).then = new.then
+            self._sequels.setdefault(key_of(job), Sequels()).then = new.then
         if job.state is State.QUEUED:
             self._notify(f"work/{job.queue}")
         return True
@@ -292,7 +293,7 @@ class ModelStore:
         return [self._touch(touch, lease, now) for touch in touches]
 
     def _touch(self, touch: Touch, lease: float, now: datetime) -> Touched:
-        entry = self._held(touch.id, touch.token)
+        entry = self._held(touch, touch.token)
         if entry is None:
             return Touched(touch.id, held=False)
         entry.lease_until = later(now, lease)
@@ -312,7 +313,7 @@ class ModelStore:
         return applied
 
     def _succeed(self, done: Done, now: datetime) -> bool:
-        entry = self._held(done.id, done.token)
+        entry = self._held(done, done.token)
         if entry is None:
             return False
         keep = 0 if entry.job.reason is Reason.DELETED else entry.job.keep_success
@@ -332,7 +333,7 @@ class ModelStore:
         return applied
 
     def _apply(self, move: Move, now: datetime) -> bool:
-        entry = self._jobs.get(move.id)
+        entry = self._jobs.get(key_of(move))
         if entry is None or not self._allows(entry, move, now):
             return False
         if move.unattended is not None:
@@ -384,7 +385,7 @@ class ModelStore:
         )
         if move.step is Step.RERUN:
             entry.result = entry.drop_result_at = entry.expires_at = None
-            self._forget_spent(entry.job.id)
+            self._forget_spent(key_of(entry.job))
             entry.output = []
             entry.change(progress=None)
         if move.target in FINISHED:
@@ -404,16 +405,19 @@ class ModelStore:
         self._ripen(entry, entry.job.state)
         if keep == 0:
             self._vanish(entry)
-        self._notify(f"end/{entry.job.id}")
+        self._notify(end_topic(key_of(entry.job)))
 
     # Jobs are looked at
 
-    async def read(self, ids: Sequence[str], *, payload: bool = False) -> Reading:
-        found = [self._jobs[id].record(payload=payload) if id in self._jobs else None for id in ids]
+    async def read(self, keys: Sequence[JobKey], *, payload: bool = False) -> Reading:
+        found = [self._jobs[key].record(payload=payload) if key in self._jobs else None for key in keys]
         return Reading(self._clock.now(), found)
 
-    async def result(self, id: str) -> Kept | None:
-        entry = self._jobs.get(id)
+    async def owners(self, ids: Sequence[str]) -> list[list[str]]:
+        return [sorted(key.tenant for key in self._jobs if key.id == id) for id in ids]
+
+    async def result(self, key: JobKey) -> Kept | None:
+        entry = self._jobs.get(key)
         if entry is None or (entry.drop_result_at is not None and entry.drop_result_at <= self._clock.now()):
             return None
         kept = entry.result
@@ -423,12 +427,12 @@ class ModelStore:
 
     def _spend(self, entry: Entry) -> None:
         """A result goes, but for the job that follows."""
-        id, kept, entry.result = entry.job.id, entry.result, None
-        if kept and entry.followed and (id, entry.job.tenant) in self._ripe:
-            self._sequels.setdefault(id, Sequels()).result = kept
+        key, kept, entry.result = key_of(entry.job), entry.result, None
+        if kept and entry.followed and key in self._ripe:
+            self._sequels.setdefault(key, Sequels()).result = kept
 
-    async def output(self, id: str, after: int, limit: int) -> list[Chunk]:
-        entry = self._jobs.get(id)
+    async def output(self, key: JobKey, after: int, limit: int) -> list[Chunk]:
+        entry = self._jobs.get(key)
         return [chunk for chunk in entry.output if chunk.n > after][:limit] if entry else []
 
     async def page(self, scope: Scope, after: str | None, limit: int) -> Slice:
@@ -453,8 +457,8 @@ class ModelStore:
 
     # They are sent messages
 
-    async def post(self, id: str, data: bytes) -> Posted:
-        entry = self._jobs.get(id)
+    async def post(self, key: JobKey, data: bytes) -> Posted:
+        entry = self._jobs.get(key)
         if entry is None or entry.job.state in FINISHED:
             return Posted.ENDED
         posted = entry.post(data)
@@ -465,7 +469,7 @@ class ModelStore:
     async def collect(self, readers: Sequence[Reader]) -> list[list[Message]]:
         found: list[list[Message]] = []
         for reader in readers:
-            entry = self._jobs.get(reader.id)
+            entry = self._jobs.get(key_of(reader))
             if entry is None or entry.token is None or entry.token != reader.token:
                 found.append([])
                 continue
@@ -531,7 +535,7 @@ class ModelStore:
         return done
 
     def _regroup(self, change: Regroup) -> bool:
-        entry = self._jobs.get(change.id)
+        entry = self._jobs.get(key_of(change))
         if entry is None or entry.group != change.before or entry.job.state in FINISHED:
             return False
         entry.group = change.after
@@ -554,9 +558,9 @@ class ModelStore:
         queued = [entry for entry in self.entries(State.QUEUED) if entry.job.queue == queue]
         return waiting([entry for entry in queued if tenant in (EVERY_TENANT, entry.job.tenant)], limit)
 
-    async def rank(self, id: str) -> int | None:
+    async def rank(self, key: JobKey) -> int | None:
         queued = self.entries(State.QUEUED)
-        own = next((entry for entry in queued if entry.job.id == id), None)
+        own = next((entry for entry in queued if key_of(entry.job) == key), None)
         return None if own is None else sum(lane_of(one) == lane_of(own) and rank(one) < rank(own) for one in queued)
 
     async def usage(self, allowance: str, limit: int) -> list[Usage]:
@@ -578,48 +582,50 @@ class ModelStore:
         return [self._bind(edge) for edge in edges]
 
     def _bind(self, edge: Edge) -> State | None:
-        entry = self._jobs.get(edge.parent)
-        if entry is None or entry.job.tenant != edge.tenant:
-            return self._ripe.get((edge.parent, edge.tenant), (0, None))[1]
+        parent = JobKey(edge.parent, edge.tenant)
+        entry = self._jobs.get(parent)
+        if entry is None:
+            return self._ripe.get(parent, (0, None))[1]
         if entry.job.state not in FINISHED:
             entry.followed = True
-            self._sequels.setdefault(edge.parent, Sequels()).children.add(edge.child)
+            self._sequels.setdefault(parent, Sequels()).children.add(edge.child)
         return entry.job.state
 
     def _ripen(self, entry: Entry, state: State | None) -> None:
         if entry.followed:
-            self._ripe[entry.job.id, entry.job.tenant] = next(self._marks), state
+            self._ripe[key_of(entry.job)] = next(self._marks), state
 
     def _vanish(self, entry: Entry) -> None:
-        id = entry.job.id
-        del self._jobs[id]
-        self._forget_spent(id)
-        if entry.followed and (id, entry.job.tenant) not in self._ripe:
-            self._sequels.pop(id, None)
+        key = key_of(entry.job)
+        del self._jobs[key]
+        self._forget_spent(key)
+        if entry.followed and key not in self._ripe:
+            self._sequels.pop(key, None)
 
-    def _forget_spent(self, id: str) -> None:
-        if id in self._sequels:
-            self._sequels[id].result = None
+    def _forget_spent(self, key: JobKey) -> None:
+        if key in self._sequels:
+            self._sequels[key].result = None
 
     async def ripe(self, done: Sequence[Ripe], limit: int) -> list[Ripe]:
         for one in done:
-            sequels = self._sequels.get(one.id) or Sequels()
+            key = key_of(one)
+            sequels = self._sequels.get(key) or Sequels()
             sequels.children -= set(one.children)
-            if self._ripe.get((one.id, one.tenant), (0, None))[0] != one.mark or sequels.children:
+            if self._ripe.get(key, (0, None))[0] != one.mark or sequels.children:
                 continue
-            del self._ripe[one.id, one.tenant]
+            del self._ripe[key]
             sequels.result = None
-            entry = self._jobs.get(one.id)
+            entry = self._jobs.get(key)
             if entry is None or not entry.followed:
-                self._sequels.pop(one.id, None)
-        first = sorted((mark, *key, state) for key, (mark, state) in self._ripe.items())[:limit]
-        return [self._told(id, tenant, mark, state) for mark, id, tenant, state in first]
+                self._sequels.pop(key, None)
+        first = sorted((mark, key, state) for key, (mark, state) in self._ripe.items())[:limit]
+        return [self._told(key, mark, state) for mark, key, state in first]
 
-    def _told(self, id: str, tenant: str, mark: int, state: State | None) -> Ripe:
-        sequels, entry = self._sequels.get(id) or Sequels(), self._jobs.get(id)
+    def _told(self, key: JobKey, mark: int, state: State | None) -> Ripe:
+        sequels, entry = self._sequels.get(key) or Sequels(), self._jobs.get(key)
         result = (entry.result if entry else None) or sequels.result
         children = sorted(sequels.children)[:MOST_CHILDREN]
-        return Ripe(id, tenant, mark, state, children, sequels.then, result if sequels.then else None)
+        return Ripe(*key, mark, state, children, sequels.then, result if sequels.then else None)
 
     # Workers
 
@@ -699,8 +705,8 @@ class ModelStore:
         """All there is of the jobs in these states, in order of arrival."""
         return [entry for entry in self._jobs.values() if entry.job.state in states]
 
-    def _held(self, id: str, token: bytes) -> Entry | None:
-        entry = self._jobs.get(id)
+    def _held(self, job: OfTenant, token: bytes) -> Entry | None:
+        entry = self._jobs.get(key_of(job))
         return entry if entry and entry.job.state is State.RUNNING and entry.token == token else None
 
 

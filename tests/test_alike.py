@@ -14,7 +14,7 @@ from windlass.engine.journal.format import BATCH, Record
 from windlass.engine.journal.journal import LEAST_IN_BATCH
 from windlass.model.errors import WindlassError
 from windlass.model.job import NOTHING, NewJob, State
-from windlass.model.names import fresh_id
+from windlass.model.names import fresh_id, key_of
 from windlass.model.operations import Claim, Count, EnqueueMany, Show
 from windlass.model.wire import MOST_PAYLOAD
 from windlass.server.asking import Asked
@@ -123,13 +123,13 @@ async def test_many_jobs_that_are_alike_are_one_record_and_each_is_found_and_rea
     disk, drafts = PaperDisk(), made(500, priority=3)
     journal = opened(disk)
     assert await journal.accept(drafts) == 500
-    found = [journal.find(one.id) for one in drafts]
+    found = [journal.find(key_of(one)) for one in drafts]
     assert [number_of(one.draft) for one in found if one is not None] == list(range(500))
     await journal.close()
     assert [record.flags for record in records(disk)] == [BATCH]
     again = opened(disk)
     assert await contents(again) == list(range(500))
-    entry = again.find(drafts[77].id)
+    entry = again.find(key_of(drafts[77]))
     assert entry is not None
     assert entry.draft == drafts[77]
 

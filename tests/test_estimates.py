@@ -17,6 +17,7 @@ from windlass.model.errors import Missing
 from windlass.model.estimate import Estimate, QueueEstimate, Why
 from windlass.model.job import Job, NewJob
 from windlass.model.limit import NewLimit, Pause, Rate, Which
+from windlass.model.names import JobKey, key_of
 from windlass.model.operations import (
     Cancel,
     ChangeQueue,
@@ -48,7 +49,7 @@ async def teach(engine: Engine, seconds: float, *, task: str = "work", tenant: s
     job = await enqueue(engine, task, tenant=tenant, delay=1000.0)
     for _ in range(runs):
         engine.desk.experience.claimed([Record(job)], 0.0)
-        engine.desk.experience.finished([job.id], seconds)
+        engine.desk.experience.finished([key_of(job)], seconds)
     await learn_run_times(engine.desk)
     await engine(Cancel(tenant=tenant, ids=[job.id]))
     engine.desk.experience.forecasts.clear()  # what that job was told of
@@ -346,9 +347,9 @@ async def test_what_an_engine_remembers_is_bounded(engine: Engine) -> None:
     job = await enqueue(engine)
     records = [Record(replace(job, id=str(number))) for number in range(MOST_RUNNING + 1)]
     experience.claimed(records, 0.0)
-    experience.finished(["0", "unknown"], 1.0)
+    experience.finished([JobKey("0", "default"), JobKey("unknown", "default")], 1.0)
     assert not experience.fresh, "the oldest was forgotten"
-    experience.finished([str(number) for number in range(1, MOST_RUNNING)], 1.0)
+    experience.finished([JobKey(str(number), "default") for number in range(1, MOST_RUNNING)], 1.0)
     assert len(experience.fresh["default,work"]) == MOST_FRESH
 
 
@@ -395,16 +396,16 @@ async def test_promises_made_while_others_are_looked_up_are_kept(
     jobs = [await enqueue(engine) for _ in range(3)]
     promise = Promise("default", 1.0, EPOCH)
     experience.promises.clear()
-    experience.promises.update({jobs[0].id: promise, jobs[1].id: promise})
+    experience.promises.update({key_of(jobs[0]): promise, key_of(jobs[1]): promise})
     read = store.read
 
-    async def meanwhile(ids: list[str]) -> Reading:
-        reading = await read(ids)
-        experience.promises[jobs[2].id] = promise
-        del experience.promises[jobs[0].id]
+    async def meanwhile(keys: list[JobKey]) -> Reading:
+        reading = await read(keys)
+        experience.promises[key_of(jobs[2])] = promise
+        del experience.promises[key_of(jobs[0])]
         return reading
 
     await engine(Cancel(ids=[jobs[0].id]))
     monkeypatch.setattr(store, "read", meanwhile)
     await keep_promises(engine.desk)
-    assert set(experience.promises) == {jobs[1].id, jobs[2].id}
+    assert set(experience.promises) == {key_of(jobs[1]), key_of(jobs[2])}

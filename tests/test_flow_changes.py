@@ -154,7 +154,7 @@ async def test_whoever_watches_is_told_once_of_each_job_of_such_a_batch(
         async with asyncio.timeout(PATIENCE):
             while len(told) < 1500:
                 told += await watch.hear()
-    assert sorted(told) == sorted(f"queued {one.id}" for one in drafts)
+    assert sorted(told) == sorted(f"queued {one.id} {one.tenant}" for one in drafts)
 
 
 @pytest.mark.parametrize("kind", ["cluster"], indirect=True)

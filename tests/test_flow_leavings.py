@@ -94,7 +94,7 @@ class Passage:
                 await flow.rouse(1000)
                 wish = Wish(self._worker, self._chance.token(), AT_ONCE, 60.0, repeatable=False, heard=False)
                 taken = await self._store.claim(wish)
-                dones = [Done(one.job.id, one.token or b"", 200, None, "text/plain") for one in taken]
+                dones = [Done(one.job.id, one.job.tenant, one.token or b"", 200, None, "text/plain") for one in taken]
                 assert all(await self._store.succeed(dones))
                 left -= len(taken)
 

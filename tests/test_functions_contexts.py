@@ -167,7 +167,7 @@ async def test_a_running_job_can_be_stopped_and_the_others_go_on(shop: Bench) ->
     heard = Heard()
     running = asyncio.create_task(shop.functions.run(work, jobs(b"slow", b"quick"), heard))
     await heard.until("0000", b"go")
-    shop.functions.stop("0000", "somebody cancelled it")
+    shop.functions.stop("0000", "acme", "somebody cancelled it")
     await asyncio.wait_for(running, PATIENCE)
     stopped = heard.outcomes["0000"]
     assert (stopped.code, stopped.message, stopped.unrun) == (500, "somebody cancelled it", False)
@@ -180,7 +180,7 @@ async def test_a_job_that_waits_for_its_turn_can_be_stopped_unrun(shop: Bench) -
     batch = jobs(*[b""] * 3)
     running = asyncio.create_task(shop.functions.run(work, batch, heard))
     await heard.until("0000", b"go")
-    shop.functions.stop("0002", "not needed")
+    shop.functions.stop("0002", "acme", "not needed")
     await asyncio.wait_for(running, PATIENCE)
     assert [heard.outcomes[id].code for id in ("0000", "0001")] == [200, 200]
     assert heard.outcomes["0002"].message == "not needed"
@@ -195,7 +195,7 @@ async def test_a_job_that_waits_for_a_context_can_be_stopped() -> None:
         waits = jobs(b"", b"")[1:]
         second = asyncio.create_task(shop.functions.run(handler("python", PID["python"]), waits, other))
         await asyncio.sleep(0)
-        shop.functions.stop("0001", "not needed")
+        shop.functions.stop("0001", "acme", "not needed")
         await asyncio.gather(first, second)
         assert (other.one.unrun, other.one.message) == (True, "not needed")
 

@@ -177,7 +177,7 @@ async def test_a_batch_that_is_not_taken_ends_every_job_so(shop: Bench) -> None:
 
 async def test_one_job_of_a_batch_can_be_stopped_and_the_others_have_their_answers(shop: Bench) -> None:
     def answer(_: bytes) -> Answer:
-        shop.functions.stop("0001", "enough")
+        shop.functions.stop("0001", "acme", "enough")
         return 200, b"200 a\n200 b\n200 c\n", TEXT
 
     async with site(answer) as there:
@@ -196,7 +196,7 @@ async def test_a_batch_of_which_nothing_is_wanted_any_more_is_given_up(shop: Ben
             while there.at_once < 1:  # noqa: ASYNC110 - nobody gives a sign
                 await asyncio.sleep(0.01)
         for id in ("0000", "0001"):
-            shop.functions.stop(id, "enough")
+            shop.functions.stop(id, "acme", "enough")
         await asyncio.wait_for(running, PATIENCE)
     assert heard.codes == [500, 500]
 
@@ -246,7 +246,7 @@ async def test_a_call_can_be_stopped(shop: Bench) -> None:
             while there.at_once < 2:  # noqa: ASYNC110 - nobody gives a sign
                 await asyncio.sleep(0.01)
         for id in ("0000", "0001"):
-            shop.functions.stop(id, f"enough of {id}")
+            shop.functions.stop(id, "acme", f"enough of {id}")
         await asyncio.wait_for(running, PATIENCE)
     assert [one.message for _, one in sorted(heard.outcomes.items())] == ["enough of 0000", "enough of 0001"]
 

@@ -27,6 +27,7 @@ from windlass.model import wire
 from windlass.model.handler import HandlerOptions, NewHandler
 from windlass.model.job import FINISHED, Job, NewJob, Reason, State, Wishes
 from windlass.model.match import Match
+from windlass.model.names import keyed_id
 from windlass.model.operations import (
     A,
     Cancel,
@@ -100,6 +101,24 @@ class Bench:
 @pytest.fixture
 def bench(workshop: Workshop) -> Bench:
     return Bench(workshop)
+
+
+@ON_A_FILE
+def test_a_worker_of_all_tenants_keeps_jobs_of_the_same_id_apart(bench: Bench) -> None:
+    """Both run at once; one of them is cancelled while it runs, and the other goes on to its own end."""
+    id = keyed_id("bob", "default", "order-1")
+    body = "import time\ndef run(payload):\n    time.sleep(payload)\n    return TENANT\n"
+    for tenant, seconds in (("mallory", 60), ("bob", 2)):
+        own = NewHandler(lang="python", body=body.replace("TENANT", repr(tenant)))
+        bench.ask(PutHandler(tenant=tenant, task="nap", handler=own))
+        bench.ask(Enqueue(tenant=tenant, job=NewJob(task="nap", id=id, payload=Raw(wire.encode(seconds)))))
+    worker = bench.workshop.start("--tenant", "-", "-c", "4", target="")
+    until(lambda: all(bench.ask(Show(tenant=one, id=id)).pid for one in ("mallory", "bob")))
+    bench.ask(Cancel(tenant="mallory", ids=[id]))
+    assert bench.ask(GetResult(tenant="mallory", id=id, wait=30.0)).state is State.CANCELLED
+    found = bench.ask(GetResult(tenant="bob", id=id, wait=30.0))
+    assert (found.state, json.loads(bytes(found.result))) == (State.SUCCEEDED, "bob")
+    assert worker.stop() == 0
 
 
 # Beside an app

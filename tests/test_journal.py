@@ -18,6 +18,7 @@ from windlass.engine.journal.journal import MOST_DRAFTS_IN_MEMORY
 from windlass.engine.journal.reserving import Reservations
 from windlass.engine.journal.segments import Finding, listed
 from windlass.model.errors import Conflict, JournalFull, Unavailable
+from windlass.model.names import key_of
 
 
 @pytest.fixture
@@ -244,12 +245,12 @@ async def test_jobs_come_out_as_they_went_in(disk: PaperDisk) -> None:
     )
     journal = opened(disk)
     await journal.accept([new])
-    assert await journal.read(0, 10) == [journal.find(new.id)]
+    assert await journal.read(0, 10) == [journal.find(key_of(new))]
     await journal.close()
     again = opened(disk)
     (entry,) = await again.read(0, 10)
     assert entry.draft == new
-    assert again.find(new.id) == entry
+    assert again.find(key_of(new)) == entry
     await again.close()
 
 
@@ -261,7 +262,7 @@ async def test_a_backlog_is_read_from_disk_and_stays_in_order(disk: PaperDisk) -
     assert sum(run.last - run.first + 1 for run in journal._recent) <= MOST_DRAFTS_IN_MEMORY
     assert len(listed(disk, FOLDER)) > 1
     assert await contents(journal) == list(range(number))
-    assert number_of(journal.find(draft(3).id).draft) == 3  # type: ignore[union-attr]
+    assert number_of(journal.find(key_of(draft(3))).draft) == 3  # type: ignore[union-attr]
     await journal.close()
 
 
@@ -274,7 +275,7 @@ async def test_s3_item_9_the_journal_does_not_grow_without_bound(disk: PaperDisk
         clock.advance(300)
     assert len(listed(disk, FOLDER)) <= 4
     assert len(await contents(journal)) >= 200, "what was drained is kept for ten minutes"
-    assert journal.find(draft(1999).id) is None, "it is drained"
+    assert journal.find(key_of(draft(1999))) is None, "it is drained"
     await journal.close()
     again = opened(disk)
     assert again.last == 2000, "numbers go on"

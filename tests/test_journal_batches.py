@@ -20,10 +20,10 @@ from windlass.engine.journal.format import BATCH, HEADER_SIZE, Record
 from windlass.engine.journal.journal import MOST_IN_BATCH, MOST_IN_MEMORY
 from windlass.engine.journal.text import Line, read_text
 from windlass.engine.lines import drafts_in, lines_with
-from windlass.model.errors import Missing
+from windlass.model.errors import Unavailable
 from windlass.model.fresh_ids import ids_like, text_ids, texts_like
 from windlass.model.job import TEXT, NewJob, Reason, State
-from windlass.model.names import check_id, check_mark, marked, text_id
+from windlass.model.names import JobKey, check_id, check_mark, key_of, marked, text_id
 from windlass.model.operations import Count, EnqueueLines, EnqueueMany, List, Show
 from windlass.store import Draft
 from windlass.store.beside import Haul
@@ -176,14 +176,14 @@ async def test_each_job_of_a_batch_is_found_by_its_id_until_it_is_drained(disk: 
     again = opened(copied(disk), seed=8)
     for one in (journal, again):
         for number, id in enumerate(ids):
-            entry = one.find(id)
+            entry = one.find(JobKey(id, "default"))
             assert entry is not None
             assert (entry.sequence, number_of(entry.draft)) == (number + 1, number)
-        assert one.find(draft(999).id) is None
+        assert one.find(key_of(draft(999))) is None
         one.forget(20)
-        assert [number for number, id in enumerate(ids) if one.find(id)] == list(range(20, 100))
+        assert [number for number, id in enumerate(ids) if one.find(JobKey(id, "default"))] == list(range(20, 100))
         one.forget(51)
-        assert [number for number, id in enumerate(ids) if one.find(id)] == list(range(51, 100))
+        assert [number for number, id in enumerate(ids) if one.find(JobKey(id, "default"))] == list(range(51, 100))
         await one.close()
 
 
@@ -244,7 +244,7 @@ async def test_lines_that_are_only_in_the_journal_are_shown_and_drained_in_order
         shown = await service(Show(id=accepted.ids[1234], payload=True))
         assert (shown.state, shown.reason, shown.task) == (State.QUEUED, Reason.ACCEPTED, "work")
         assert bytes(shown.payload) == b"line 1234"  # type: ignore[arg-type]
-        with pytest.raises(Missing):
+        with pytest.raises(Unavailable):
             await service(Show(tenant="other", id=accepted.ids[1234]))
         server.start()
         await up(service)

@@ -5,6 +5,7 @@ from pathlib import Path
 from tests.journals import PaperDisk, contents, draft, filled, lines, opened
 from windlass.engine.journal.journal import READ_AT_ONCE
 from windlass.engine.lines import lines_with
+from windlass.model.names import key_of
 
 LITTLE = 64 << 10
 
@@ -49,7 +50,7 @@ async def test_of_a_record_that_is_larger_only_that_is_read() -> None:
         at = entries[-1].sequence
     assert at == last == 5001
     assert max(disk.sizes) < size / 4
-    found = journal.find(draft(7).id)
+    found = journal.find(key_of(draft(7)))
     assert found is not None
     assert found.sequence == last
     assert disk.sizes[-1] <= LITTLE

@@ -19,6 +19,7 @@ from windlass.model.errors import Conflict, Invalid, Missing
 from windlass.model.handler import NewHandler
 from windlass.model.job import JSON, TEXT, NewJob, Reason, State
 from windlass.model.limit import Condition, Limit, NewLimit, Pause, Rate, Which
+from windlass.model.names import key_of
 from windlass.model.operations import (
     Cancel,
     ChangeQueue,
@@ -284,7 +285,7 @@ async def test_a_removed_limit_is_forgotten_while_its_jobs_go_on(engine: Engine)
     assert await sort_out(engine.desk)
     rules = await engine.desk.flow.rules()
     assert (rules.marks, rules.sorting) == ({}, [])
-    (record,) = (await engine.desk.store.read([job.id])).records
+    (record,) = (await engine.desk.store.read([key_of(job)])).records
     assert record is not None
     assert record.group == ""
 

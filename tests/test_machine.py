@@ -52,7 +52,7 @@ from windlass.model.job import (
 )
 from windlass.model.lifecycle import CODES, Verdict
 from windlass.model.match import Match
-from windlass.model.names import fresh_id
+from windlass.model.names import fresh_id, key_of, keyed_id
 from windlass.model.operations import (
     Accepted,
     Alive,
@@ -157,8 +157,8 @@ TERMS = st.fixed_dictionaries(
 )
 """What is asked for one job."""
 
-NAMED = st.none() | some_of(("k1", "k2")) | st.binary(min_size=16, max_size=16)
-"""How a job is named: not at all, by a key, or by an id made of these bytes."""
+NAMED = st.none() | some_of(("k1", "k2")) | st.binary(min_size=16, max_size=16) | st.integers(0, 8)
+"""How a job is named: not at all, by a key, by an id made of these bytes, or by the id of another tenant's job."""
 
 BATCH = st.lists(st.tuples(TERMS, NAMED), min_size=1, max_size=4)
 
@@ -228,6 +228,7 @@ class Hold(Struct, frozen=True):
 
     worker: str
     id: str
+    tenant: str
     token: str
 
 
@@ -294,11 +295,17 @@ class Walk(RuleBasedStateMachine):
 
     # Jobs
 
-    def named(self, tenant: str, terms: dict[str, Any], name: str | bytes | None) -> NewJob:
+    def named(self, tenant: str, terms: dict[str, Any], name: str | bytes | int | None) -> NewJob:
         payload = Raw(wire.encode(terms["payload"]))
         new = NewJob(**terms | {"payload": payload})
         if isinstance(name, bytes):
             return replace(new, id=fresh_id(name, new.queue))
+        if isinstance(name, int):
+            others = [entry.job for entry in self.specification.entries(*State) if entry.job.tenant != tenant]
+            if name < len(others):
+                return replace(new, queue=others[name].queue, id=others[name].id)
+            (other,) = {*TENANTS} - {tenant}
+            return replace(new, id=keyed_id(other, new.queue, "k1"))  # before it comes, or after it has gone
         return replace(new, key=name)
 
     @rule(
@@ -449,12 +456,16 @@ class Walk(RuleBasedStateMachine):
         if isinstance(first, WindlassError):
             return multiple()
         assert again is None or plain(again) == plain(first)
-        return multiple(*(Hold(worker, claimed.job.id, claimed.token) for claimed in first))
+        return multiple(*(Hold(worker, claimed.job.id, claimed.job.tenant, claimed.token) for claimed in first))
+
+    def whose(self, held: Hold, worker: str) -> str | None:
+        """The tenant as the worker names it: of one tenant, not at all."""
+        return held.tenant if self.tenants[worker] == "-" else None
 
     def held_now(self, *which: int) -> list[Hold]:
         """Of the jobs that run, the ones with these numbers."""
         running = [(entry.job, entry.token) for entry in self.specification.entries(State.RUNNING)]
-        held = [Hold(job.worker, job.id, token.hex()) for job, token in running if job.worker and token]
+        held = [Hold(job.worker, job.id, job.tenant, token.hex()) for job, token in running if job.worker and token]
         return [held[number] for number in which if number < len(held)]
 
     @rule(
@@ -469,9 +480,11 @@ class Walk(RuleBasedStateMachine):
         output = [NewChunk(stream=stream, data=b"\xff" * size) for stream, size in prints]
         holds = [*self.held_now(*which), old]
         worker, tenant = holds[0].worker, self.tenants[holds[0].worker]
-        began = [Began(id=held.id, token=said(held, lie), pid=pid or 7) for held in holds]
+        began = [
+            Began(id=held.id, token=said(held, lie), tenant=self.whose(held, worker), pid=pid or 7) for held in holds
+        ]
         news = {"progress": progress, "output": output, "heard": heard}
-        alive = [Alive(id=held.id, token=said(held, lie), **news) for held in holds]
+        alive = [Alive(id=held.id, token=said(held, lie), tenant=self.whose(held, worker), **news) for held in holds]
         for operation in (
             Renew(tenant=tenant, worker=worker, jobs=alive),
             *([Begin(tenant=tenant, worker=worker, jobs=began)] if pid else []),
@@ -488,6 +501,7 @@ class Walk(RuleBasedStateMachine):
             Finished(
                 id=held.id,
                 token=said(held, lie),
+                tenant=self.whose(held, holds[0].worker),
                 outcome=end["outcome"],
                 code=CODES[end["outcome"]] + 3 if end["reason"] else None,
                 result=UNSET if end["result"] is None else Raw(wire.encode(end["result"])),
@@ -506,14 +520,17 @@ class Walk(RuleBasedStateMachine):
 
     @rule(late=holds, end=ENDS, lost=st.booleans())
     def finish_late(self, late: Hold, end: dict[str, Any], lost: bool) -> None:
-        item = Finished(id=late.id, token=late.token, outcome=end["outcome"], delay=end["delay"])
+        tenant = self.whose(late, late.worker)
+        item = Finished(id=late.id, token=late.token, tenant=tenant, outcome=end["outcome"], delay=end["delay"])
         self.report(Finish(tenant=self.tenants[late.worker], worker=late.worker, jobs=[item]), lost)
 
     @rule(which=WHICH, late=holds, delay=seldom(0.0, 5.0), lie=LIES, lost=st.booleans())
     def release(self, which: list[int], late: Hold, delay: float | None, lie: str | None, lost: bool) -> None:
         holds = [*self.held_now(*which[:1]), late]
-        unrun = [Unrun(id=held.id, token=said(held, lie), delay=delay) for held in holds]
         worker = holds[0].worker
+        unrun = [
+            Unrun(id=held.id, token=said(held, lie), tenant=self.whose(held, worker), delay=delay) for held in holds
+        ]
         self.report(Release(tenant=self.tenants[worker], worker=worker, jobs=unrun), lost)
 
     def report(self, operation: Finish | Release, lost: bool) -> None:
@@ -535,7 +552,7 @@ class Walk(RuleBasedStateMachine):
         pending = [entry for entry in self.specification.entries(*PENDING) if entry.job.queue in GROUPS]
         chosen = [pending[place] for place in places if place < len(pending)]
         changes = [
-            Regroup(entry.job.id, entry.group, groups[group % len(groups)])
+            Regroup(entry.job.id, entry.job.tenant, entry.group, groups[group % len(groups)])
             for entry in chosen
             if (groups := GROUPS[entry.job.queue])
         ]
@@ -591,15 +608,15 @@ class Walk(RuleBasedStateMachine):
 
     def scrub(self) -> None:
         jobs = [entry.job for entry in self.specification.entries(*State)]
-        readable = [job.id for job in jobs if job.keep_result != "once"]
+        readable = [key_of(job) for job in jobs if job.keep_result != "once"]
 
         async def results(store: Store) -> list[Kept | None]:
-            return [await store.result(id) for id in readable]
+            return [await store.result(key) for key in readable]
 
-        noisy = [entry.job.id for entry in self.specification.entries(*State) if entry.put_out]
+        noisy = [key_of(entry.job) for entry in self.specification.entries(*State) if entry.put_out]
 
         async def outputs(store: Store) -> list[list[Chunk]]:
-            return [await store.output(id, 0, 2000) for id in noisy]
+            return [await store.output(key, 0, 2000) for key in noisy]
 
         same(self.run(results(self.store)), self.run(results(self.specification)), "results")
         same(self.run(outputs(self.store)), self.run(outputs(self.specification)), "output")
@@ -657,11 +674,11 @@ async def everything(engine: Engine) -> dict[str, object]:
     """All that can be seen of a store without changing it."""
     store = engine.desk.store
     jobs = await listed(engine, List(tenant="-", limit=50))
-    records = (await store.read([job.id for job in jobs], payload=True)).records
+    records = (await store.read([key_of(job) for job in jobs], payload=True)).records
     return {
-        "jobs": {job.id: job for job in jobs},
-        "order": [job.id for job in jobs],
-        "tokens and payloads": [record and (record.job.id, record.token, record.payload) for record in records],
+        "jobs": {key_of(job): job for job in jobs},
+        "order": [key_of(job) for job in jobs],
+        "tokens and payloads": [record and (key_of(record.job), record.token, record.payload) for record in records],
         "groups": [record and record.group for record in records],
         "counts": plain(await engine(GetStats(tenant="-"))),
         "workers": plain(await engine(Workers(tenant="-"))),

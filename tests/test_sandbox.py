@@ -142,7 +142,7 @@ async def test_it_cannot_reach_the_folder_of_another_context(cell: Bench) -> Non
     others = (f"open('{folder}/kept').read()", f"open('{folder}/kept', 'a')", f"os.listdir('{folder}')")
     await refused(cell, *others, f"os.chdir('{folder}/..') or os.listdir()", f"os.rename('{folder}', '{folder}x')")
     await refused(cell, *others, tenant="another")
-    cell.functions.stop("0099", "enough")
+    cell.functions.stop("0099", "acme", "enough")
     await running
 
 

@@ -106,7 +106,7 @@ async def two(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Bench, int]
         assert pid is not None
         yield shop, pid
         assert "0077" not in heard.outcomes, "it was disturbed"
-        shop.functions.stop("0077", "enough")
+        shop.functions.stop("0077", "acme", "enough")
         await running
 
 

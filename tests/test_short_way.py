@@ -65,7 +65,7 @@ def at_once(engine: Engine, operation: EnqueueMany) -> bool | None:
     mold = mold_of(replace(new, id=None, payload=NOTHING))
     created = engine.chutes.add("default", mold, raw_id(str(new.id)), bytes(new.payload))
     if created is not None:
-        drive(engine.chutes.tell(mold, raw_id(str(new.id)), created=created))
+        drive(engine.chutes.tell("default", mold, raw_id(str(new.id)), created=created))
     return created
 
 

@@ -18,6 +18,8 @@ LIFE = """
 import asyncio, os, sys
 from tests.engines import enqueue, finish, register, take
 from windlass.engine import Engine
+from windlass.model.names import key_of
+from windlass.store import end_topic
 from windlass.model.errors import Unavailable
 from windlass.model.operations import Began, Begin, ChangeQueue
 from windlass.model.queue import QueueChange
@@ -37,7 +39,7 @@ async def life(engine, listening):
     say("claimed")
     await engine(Begin(worker=worker, jobs=[Began(id=job.id, token=claimed.token, pid=1)]))
     say("begun")
-    async with listening.listen([f"end/{job.id}"]):
+    async with listening.listen([end_topic(key_of(job))]):
         await finish(engine, worker, claimed)
         say("finished")
     await engine(ChangeQueue(queue="default", change=QueueChange(on_lost="fail")))

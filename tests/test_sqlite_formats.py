@@ -5,20 +5,23 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import apsw
+import pytest
 
 from tests.worlds import SeededChance, VirtualClock, World, ids, open_store, scrub
-from windlass.model.job import NewJob
-from windlass.model.names import raw_id, text_id
+from windlass.model.job import NewJob, State
+from windlass.model.names import DEFAULT_TENANT, JobKey, raw_id, text_id
+from windlass.store import Edge
 from windlass.store.sqlite.opening import APPLICATION, connect
-from windlass.store.terms import pack
+from windlass.store.terms import pack, pack_then
 
-OLD = Path(__file__).with_name("format_2.sql").read_text()
+OLD = {version: Path(__file__).with_name(f"format_{version}.sql").read_text() for version in (2, 3)}
 ID = text_id(bytes(range(16)))
 
 
-async def test_a_file_of_format_2_is_brought_up_to_date_with_its_jobs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", OLD)
+async def test_an_old_file_is_brought_up_to_date_with_its_jobs(tmp_path: Path, version: int) -> None:
     path = tmp_path / "jobs.db"
-    _make(path)
+    _make(path, version)
     async with open_store("file", str(path), VirtualClock(), "x") as store:
         world = World(store, VirtualClock(), SeededChance(2))
         new = await world.add(unattended=10)
@@ -26,8 +29,50 @@ async def test_a_file_of_format_2_is_brought_up_to_date_with_its_jobs(tmp_path: 
         assert await scrub(store) == []
 
 
-async def test_it_has_the_tables_columns_and_indices_of_a_new_one(tmp_path: Path) -> None:
-    _make(tmp_path / "old.db")
+async def test_from_format_3_jobs_of_all_tenants_keep_their_ids_and_what_follows_them(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    _make(path, 3)
+    parent, child, ended = (text_id(bytes([number] * 16)) for number in (1, 2, 3))
+    sql = apsw.Connection(str(path))
+    sql.execute("INSERT INTO line (id, tenant, queue) VALUES (8, 'acme', 'default')")
+    sql.execute(
+        "INSERT INTO lane (id, line, tenant, queue, task, bounds, blocked, queued, succeeded, priority, arrival)"
+        " VALUES (10, 8, 'acme', 'default', 'a', '', 1, 1, 1, 0, 2)"
+    )
+    for seq, id, state, followed, waits, ended_at in (
+        (2, parent, 2, 1, None, None),
+        (3, child, 0, 0, raw_id(parent), None),
+        (4, ended, 4, 1, None, 5),
+    ):
+        sql.execute(
+            "INSERT INTO job (seq, id, lane, line, state, priority, files, size, created_at, updated_at, terms,"
+            " payload, followed, waits, finished_at) VALUES (?, ?, 10, 8, ?, 0, 0, 1, 0, 0, ?, x'01', ?, ?, ?)",
+            (seq, raw_id(id), state, pack(NewJob(task="a")), followed, waits, ended_at),
+        )
+    sql.execute("INSERT INTO edge (parent, child) VALUES (?, ?)", (raw_id(parent), raw_id(child)))
+    sql.execute("INSERT INTO sequel (parent, data) VALUES (?, ?)", (raw_id(ended), pack_then("acme", NewJob(task="b"))))
+    sql.execute("INSERT INTO ripe (id, tenant, state) VALUES (?, 'acme', 4)", (raw_id(ended),))
+    sql.close()
+    async with open_store("file", str(path), VirtualClock(), "x") as store:
+        assert await scrub(store) == []
+        world = World(store, VirtualClock(), SeededChance(2))
+        found = (await store.read([JobKey(id, "acme") for id in (parent, child, ended)])).records
+        assert [record and record.job.id for record in found] == [parent, child, ended]
+        assert found[1] is not None
+        assert found[1].job.waits_for == [parent]
+        assert await world.record(ID, tenant=DEFAULT_TENANT) is not None
+        (ripe,) = await store.ripe([], 10)
+        assert (ripe.id, ripe.tenant, ripe.then and ripe.then.task) == (ended, "acme", "b")
+        assert await store.bind([Edge(parent, "acme", child)]) == [State.QUEUED]
+        await world.succeed(await world.take(world.worker(tenant="acme")))
+        told = {one.id: one for one in await store.ripe([], 10)}
+        assert told[parent].children == [child]
+        assert await store.add([world.draft(id=parent)]) == [True], "another tenant may have the same id"
+
+
+@pytest.mark.parametrize("version", OLD)
+async def test_it_has_the_tables_columns_and_indices_of_a_new_one(tmp_path: Path, version: int) -> None:
+    _make(tmp_path / "old.db", version)
     for name in ("old.db", "new.db"):
         async with open_store("file", str(tmp_path / name), VirtualClock(), "x"):
             pass
@@ -48,10 +93,10 @@ def _opened_after(start: threading.Barrier, path: str) -> apsw.Connection:
     return connect(path)
 
 
-def _make(path: Path) -> None:
+def _make(path: Path, version: int) -> None:
     """A file as it was, with one queued job."""
     sql = apsw.Connection(str(path))
-    sql.execute(OLD)
+    sql.execute(OLD[version])
     sql.execute("INSERT INTO line (id, tenant, queue) VALUES (7, 'default', 'default')")
     sql.execute(
         "INSERT INTO lane (id, line, tenant, queue, task, bounds, queued, priority, arrival)"
@@ -63,7 +108,7 @@ def _make(path: Path) -> None:
         (raw_id(ID), pack(NewJob(task="a"))),
     )
     sql.pragma("application_id", APPLICATION)
-    sql.pragma("user_version", 2)
+    sql.pragma("user_version", version)
     sql.close()
 
 

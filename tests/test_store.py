@@ -5,7 +5,7 @@ The same tests for every kind of store, and for the model that the stores are co
 
 import asyncio
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec import UNSET, Raw
@@ -13,9 +13,12 @@ from msgspec import UNSET, Raw
 from tests.worlds import WITH_MODEL, World, ids, token
 from windlass.model.job import Error, Job, Progress, Reason, State
 from windlass.model.lifecycle import Outcome, Verdict, cancel, delete, finish, lose, release
-from windlass.model.names import fresh_id
+from windlass.model.names import DEFAULT_TENANT, JobKey, fresh_id
 from windlass.model.retry import Retry
 from windlass.store import Done, Kept, Overdue, Record, Sweep, Touch, Touched, Wish
+from windlass.store.beside import Directory
+
+NOBODY = "00000000-0000-7000-8000-0000000000df"
 
 pytestmark = pytest.mark.parametrize("kind", WITH_MODEL, indirect=True)
 
@@ -107,10 +110,15 @@ async def test_the_same_id_again_changes_nothing(world: World) -> None:
     assert len(await world.jobs()) == 1
 
 
-async def test_the_same_id_from_another_tenant_changes_nothing(world: World) -> None:
+async def test_the_same_id_from_another_tenant_is_another_job(world: World) -> None:
     id = await world.add(tenant="mine")
-    assert await world.store.add([world.draft(id=id, tenant="yours")]) == [False]
-    assert [job.tenant for job in await world.jobs()] == ["mine"]
+    drafts = [world.draft(id=id, tenant=tenant) for tenant in ("yours", "default", "mine")]
+    assert await world.store.add(drafts) == [True, True, False]
+    assert [(job.id, job.tenant) for job in await world.jobs()] == [(id, "default"), (id, "mine"), (id, "yours")]
+    assert await cast(Directory, world.store).owners([id, NOBODY]) == [["default", "mine", "yours"], []]
+    assert (await world.take(world.worker(tenant="mine"))).job.tenant == "mine"
+    found = (await world.store.read([JobKey(id, tenant) for tenant in ("mine", "yours", "nobody")])).records
+    assert [record and record.job.state for record in found] == [State.RUNNING, State.QUEUED, None]
 
 
 async def test_the_same_id_twice_in_one_batch_is_one_job(world: World) -> None:
@@ -177,14 +185,14 @@ async def test_nothing_to_do_is_done_at_once(world: World) -> None:
 async def test_a_call_that_is_cancelled_ends_and_leaves_the_others_alone(world: World) -> None:
     added = [await world.add(queue=f"q{n % 5}") for n in range(10)]
     for n in range(400):
-        call = asyncio.ensure_future(world.store.read(added))
+        call = asyncio.ensure_future(world.records(added))
         for _ in range(n % 25):
             await asyncio.sleep(0)
-        other = asyncio.ensure_future(world.store.read(added[::-1]))
+        other = asyncio.ensure_future(world.records(added[::-1]))
         if call.cancel():
             with pytest.raises(asyncio.CancelledError):
                 await call
-        assert [record and record.job.id for record in (await other).records] == added[::-1]
+        assert [record and record.job.id for record in await other] == added[::-1]
 
 
 # Claiming
@@ -509,7 +517,7 @@ async def test_a_worker_hears_that_its_job_is_to_stop(world: World) -> None:
 async def test_the_fence_is_the_token_alone(world: World) -> None:
     await world.add()
     taken = await world.take(world.worker(id="w1"))
-    (touched,) = await world.store.touch([Touch(taken.job.id, token(taken))], 60)
+    (touched,) = await world.store.touch([Touch(taken.job.id, taken.job.tenant, token(taken))], 60)
     assert touched.held
 
 
@@ -518,11 +526,11 @@ async def test_signs_of_life_are_answered_in_order(world: World) -> None:
     taken = await world.claim(slots=3)
     stranger = fresh_id(world.chance.uuid7(), "nowhere")
     touches = [
-        Touch(mine[2], token(taken[2]), pid=3),
-        Touch(stranger, b"12345678"),
-        Touch(mine[0], b"a lie..."),
-        Touch(mine[1], token(taken[1])),
-        Touch(mine[2], token(taken[2]), pid=4),
+        Touch(mine[2], DEFAULT_TENANT, token(taken[2]), pid=3),
+        Touch(stranger, DEFAULT_TENANT, b"12345678"),
+        Touch(mine[0], DEFAULT_TENANT, b"a lie..."),
+        Touch(mine[1], DEFAULT_TENANT, token(taken[1])),
+        Touch(mine[2], DEFAULT_TENANT, token(taken[2]), pid=4),
     ]
     answers = await world.store.touch(touches, 60)
     assert [(answer.id, answer.held) for answer in answers] == [
@@ -559,9 +567,9 @@ async def test_a_lost_lease_fences_off_the_late_success(world: World) -> None:
     old, new = await lost_and_taken_anew(world)
     assert not await world.succeed(old, b"late")
     assert await world.record(new.job.id) == Record(new.job, new.token)
-    assert await world.store.result(new.job.id) is None
+    assert await world.result(new.job.id) is None
     assert await world.succeed(new, b"good")
-    assert await world.store.result(new.job.id) == Kept(b"good", "text/plain")
+    assert await world.result(new.job.id) == Kept(b"good", "text/plain")
 
 
 async def test_a_lost_lease_fences_off_the_late_failure(world: World) -> None:
@@ -604,7 +612,9 @@ async def test_a_success_is_written_whole(world: World) -> None:
     await world.touch(taken, pid=7, progress=Progress(done=3))
     world.clock.advance(2)
     now = world.clock.now()
-    (applied,) = await world.store.succeed([Done(id, token(taken), 204, b"\x2a", "application/vnd.msgpack")])
+    (applied,) = await world.store.succeed(
+        [Done(id, DEFAULT_TENANT, token(taken), 204, b"\x2a", "application/vnd.msgpack")]
+    )
     assert applied
     record = await world.record(id)
     assert record is not None
@@ -647,15 +657,15 @@ async def test_a_success_counts_once(world: World) -> None:
     taken = await world.take()
     assert await world.succeed(taken, b"first")
     assert not await world.succeed(taken, b"second")
-    assert await world.store.result(taken.job.id) == Kept(b"first", "text/plain")
+    assert await world.result(taken.job.id) == Kept(b"first", "text/plain")
 
 
 async def test_a_success_counts_once_within_one_report(world: World) -> None:
     id = await world.add()
     taken = await world.take()
-    dones = [Done(id, token(taken), 200, word, "text/plain") for word in (b"first", b"second")]
+    dones = [Done(id, DEFAULT_TENANT, token(taken), 200, word, "text/plain") for word in (b"first", b"second")]
     assert await world.store.succeed(dones) == [True, False]
-    assert await world.store.result(id) == Kept(b"first", "text/plain")
+    assert await world.result(id) == Kept(b"first", "text/plain")
 
 
 async def test_a_report_of_many_is_judged_one_by_one(world: World) -> None:
@@ -663,9 +673,9 @@ async def test_a_report_of_many_is_judged_one_by_one(world: World) -> None:
         await world.add(queue=f"q{n % 2}")
     taken = await world.claim(world.worker("q0", "q1"), slots=6)
     stranger = fresh_id(world.chance.uuid7(), "q1")
-    dones = [Done(record.job.id, token(record), 200, None, "text/plain") for record in taken]
-    dones[1] = Done(taken[1].job.id, b"a lie...", 200, None, "text/plain")
-    dones[4] = Done(stranger, token(taken[4]), 200, None, "text/plain")
+    dones = [Done(record.job.id, record.job.tenant, token(record), 200, None, "text/plain") for record in taken]
+    dones[1] = Done(taken[1].job.id, taken[1].job.tenant, b"a lie...", 200, None, "text/plain")
+    dones[4] = Done(stranger, DEFAULT_TENANT, token(taken[4]), 200, None, "text/plain")
     assert await world.store.succeed(dones) == [True, False, True, True, False, True]
     assert len(await world.jobs(states=frozenset({State.RUNNING}))) == 2
 
@@ -699,7 +709,7 @@ async def test_a_success_that_is_not_kept_leaves_nothing(world: World) -> None:
 async def vanished(world: World, id: str) -> bool:
     """Whether there is no trace of a job: the scrubber sees to what cannot be asked for."""
     tallies = await world.store.tally("-")
-    found = [await world.record(id), await world.store.result(id), *tallies, *await world.jobs()]
+    found = [await world.record(id), await world.result(id), *tallies, *await world.jobs()]
     again = await world.store.add([world.draft(id=id, payload=b"anew")])
     job = await world.job(id)
     return found == [None, None] and again == [True] and (job.attempt, job.errors, job.progress) == (0, [], None)
@@ -713,44 +723,44 @@ async def test_a_result_is_kept_and_may_be_read_often(world: World) -> None:
     everything = bytes(range(256)) * 100
     await world.succeed(await world.take(), everything, content_type="image/png")
     for _ in range(3):
-        assert await world.store.result(id) == Kept(everything, "image/png")
+        assert await world.result(id) == Kept(everything, "image/png")
 
 
 async def test_a_result_of_no_bytes_is_a_result(world: World) -> None:
     id = await world.add()
     await world.succeed(await world.take(), b"")
-    assert await world.store.result(id) == Kept(b"", "text/plain")
+    assert await world.result(id) == Kept(b"", "text/plain")
 
 
 async def test_a_result_may_be_read_once(world: World) -> None:
     id = await world.add(keep_result="once")
     await world.succeed(await world.take(), b"secret")
     before = await world.record(id)
-    assert await world.store.result(id) == Kept(b"secret", "text/plain")
-    assert await world.store.result(id) is None
+    assert await world.result(id) == Kept(b"secret", "text/plain")
+    assert await world.result(id) is None
     assert await world.record(id) == before
 
 
 async def test_of_many_readers_at_once_one_gets_the_result(world: World) -> None:
     id = await world.add(keep_result="once")
     await world.succeed(await world.take(), b"secret")
-    answers = await asyncio.gather(*(world.store.result(id) for _ in range(10)))
+    answers = await asyncio.gather(*(world.result(id) for _ in range(10)))
     assert [answer for answer in answers if answer] == [Kept(b"secret", "text/plain")]
 
 
 async def test_a_result_that_nobody_wants_is_dropped(world: World) -> None:
     id = await world.add(keep_result="none")
     await world.succeed(await world.take(), b"unwanted")
-    assert await world.store.result(id) is None
+    assert await world.result(id) is None
     assert (await world.job(id)).state is State.SUCCEEDED
 
 
 async def test_there_is_no_result_where_there_was_none(world: World) -> None:
     id = await world.add()
-    assert await world.store.result(id) is None
+    assert await world.result(id) is None
     await world.succeed(await world.take(), None)
-    assert await world.store.result(id) is None
-    assert await world.store.result(fresh_id(world.chance.uuid7(), "nowhere")) is None
+    assert await world.result(id) is None
+    assert await world.result(fresh_id(world.chance.uuid7(), "nowhere")) is None
 
 
 async def test_a_payload_is_raw_bytes_to_the_store(world: World) -> None:

@@ -81,14 +81,14 @@ async def test_a_queued_job_has_a_rank_among_those_of_its_own_group(world: World
     await world.add(tenant="acme")
     urgent, last = await world.add(priority=-1), await world.add()
     bound = await world.add(group="|default/x")
-    assert [await world.flow.rank(id) for id in (urgent, *plain, last, bound)] == [0, 1, 2, 3, 4, 2]
+    assert [await world.rank(id) for id in (urgent, *plain, last, bound)] == [0, 1, 2, 3, 4, 2]
     (held,) = await world.claim(world.worker())
     assert held.job.id == urgent
     later = await world.add(delay=5.0)
-    assert [await world.flow.rank(id) for id in (urgent, plain[0], last, later)] == [None, 0, 3, None]
+    assert [await world.rank(id) for id in (urgent, plain[0], last, later)] == [None, 0, 3, None]
     await world.succeed(held)
-    assert await world.flow.rank(urgent) is None
-    assert await world.flow.rank("00000000-0000-7000-8000-0000000000df") is None
+    assert await world.rank(urgent) is None
+    assert await world.rank("00000000-0000-7000-8000-0000000000df") is None
 
 
 async def test_nobody_waits_in_an_empty_queue(world: World) -> None:
@@ -287,7 +287,7 @@ async def test_idle_workers_hear_when_what_was_passed_by_may_run(world: World, h
         elif how == "is released":
             await world.apply(release(held.job, world.clock.now()), held)
         elif how == "is moved":
-            await world.flow.regroup([Regroup(held.job.id, "|default/x", "")])
+            await world.flow.regroup([Regroup(held.job.id, held.job.tenant, "|default/x", "")])
         else:
             await world.regulate(allowances=limit(running=2) if how == "finds a wider limit" else {})
         assert await listener.wait(PATIENCE)

@@ -1,6 +1,7 @@
 """A job whose group changes while it runs gives back what it holds."""
 
 from tests.worlds import World
+from windlass.model.names import DEFAULT_TENANT
 from windlass.store.flow import Allowance, Level, Regroup
 
 
@@ -10,7 +11,7 @@ async def test_a_job_that_loses_its_tiers_while_it_runs_gives_its_place_at_one_b
     first = await world.add(group="~|default/x")
     taken = await world.take()
     assert taken.job.assigned == "slow"
-    assert await world.flow.regroup([Regroup(first, "~|default/x", "|default/x")]) == [True]
+    assert await world.flow.regroup([Regroup(first, DEFAULT_TENANT, "~|default/x", "|default/x")]) == [True]
     assert await world.succeed(taken)
     await world.add(group="~|default/x")
     assert (await world.take()).job.assigned == "slow", "its place is free again"

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from tests.worlds import EACH_CODE, World, ids
 from windlass.model.job import State
 from windlass.model.lifecycle import cancel, delete, unblock
+from windlass.model.names import DEFAULT_TENANT
 from windlass.store import Sweep
 from windlass.store.flow import Allowance, Level, Regroup, Rules, StaleRules
 
@@ -103,7 +104,7 @@ async def test_a_waiting_job_moves_to_another_group(world: World) -> None:
     first, second = await world.add_many(2, group="|default/x")
     free = await world.add()
     assert await taken(world, 1) == [first]
-    changes = [Regroup(second, "|default/x", ""), Regroup(free, "", "|default/x")]
+    changes = [Regroup(second, DEFAULT_TENANT, "|default/x", ""), Regroup(free, DEFAULT_TENANT, "", "|default/x")]
     assert await world.flow.regroup(changes) == [True, True]
     assert (await group_of(world, second), await group_of(world, free)) == ("", "|default/x")
     assert await taken(world) == [second]
@@ -114,7 +115,10 @@ async def test_a_job_that_is_passed_by_moves_and_is_claimed(world: World) -> Non
     jobs = await world.add_many(3, group="|default/x")
     assert await taken(world) == jobs[:1]
     assert await taken(world) == []
-    assert await world.flow.regroup([Regroup(id, "|default/x", "|default/x=a") for id in jobs[1:]]) == [True, True]
+    assert await world.flow.regroup([Regroup(id, DEFAULT_TENANT, "|default/x", "|default/x=a") for id in jobs[1:]]) == [
+        True,
+        True,
+    ]
     assert await taken(world) == jobs[1:2]
 
 
@@ -122,7 +126,7 @@ async def test_a_running_jobs_places_follow_it(world: World) -> None:
     await world.regulate(allowances=ONE)
     first, second = await world.add_many(2, group="|default/x")
     held = await world.take()
-    assert await world.flow.regroup([Regroup(first, "|default/x", "|default/x=a")]) == [True]
+    assert await world.flow.regroup([Regroup(first, DEFAULT_TENANT, "|default/x", "|default/x=a")]) == [True]
     assert await taken(world) == [second]
     other = await world.add(group="|default/x=a")
     assert await taken(world) == []
@@ -134,7 +138,7 @@ async def test_running_jobs_may_fill_a_bucket_beyond_its_limit(world: World) -> 
     await world.regulate(allowances=ONE)
     jobs = await world.add_many(3)
     held = await world.claim(slots=3)
-    assert await world.flow.regroup([Regroup(id, "", "|default/x") for id in jobs]) == [True] * 3
+    assert await world.flow.regroup([Regroup(id, DEFAULT_TENANT, "", "|default/x") for id in jobs]) == [True] * 3
     waits = await world.add(group="|default/x")
     for record in held:
         assert await taken(world) == []
@@ -146,7 +150,10 @@ async def test_scheduled_and_blocked_jobs_move_too(world: World) -> None:
     await world.regulate(allowances=ONE)
     parent = await world.add()
     later, blocked = await world.add(delay=5.0), await world.add(after=[parent])
-    assert await world.flow.regroup([Regroup(id, "", "|default/x") for id in (later, blocked)]) == [True, True]
+    assert await world.flow.regroup([Regroup(id, DEFAULT_TENANT, "", "|default/x") for id in (later, blocked)]) == [
+        True,
+        True,
+    ]
     await world.succeed(await world.take())
     move = unblock(await world.job(blocked), {parent: State.SUCCEEDED}, world.clock.now())
     assert move is not None
@@ -160,11 +167,11 @@ async def test_scheduled_and_blocked_jobs_move_too(world: World) -> None:
 async def test_a_job_is_moved_from_the_group_that_was_thought_only(world: World) -> None:
     await world.regulate(allowances=ONE)
     job = await world.add(group="|default/x")
-    assert await world.flow.regroup([Regroup(job, "", "|default/x=a")]) == [False]
+    assert await world.flow.regroup([Regroup(job, DEFAULT_TENANT, "", "|default/x=a")]) == [False]
     assert await group_of(world, job) == "|default/x"
-    assert await world.flow.regroup([Regroup(job, "|default/x", "|default/x")]) == [True]
+    assert await world.flow.regroup([Regroup(job, DEFAULT_TENANT, "|default/x", "|default/x")]) == [True]
     unknown = world.draft().id
-    assert await world.flow.regroup([Regroup(unknown, "", "|default/x")]) == [False]
+    assert await world.flow.regroup([Regroup(unknown, DEFAULT_TENANT, "", "|default/x")]) == [False]
 
 
 async def test_a_job_that_has_ended_is_not_moved(world: World) -> None:
@@ -172,13 +179,15 @@ async def test_a_job_that_has_ended_is_not_moved(world: World) -> None:
     await world.succeed(await world.take())
     await world.apply(cancel(await world.job(cancelled)))
     await world.apply(delete(await world.job(gone)))
-    changes = [Regroup(id, "", "|default/x") for id in (done, cancelled, gone)]
+    changes = [Regroup(id, DEFAULT_TENANT, "", "|default/x") for id in (done, cancelled, gone)]
     assert await world.flow.regroup(changes) == [False] * 3
 
 
 async def test_a_move_keeps_the_order_of_arrival(world: World) -> None:
     jobs = await world.add_many(6)
-    assert all(await world.flow.regroup([Regroup(id, "", f"|default/x={n % 2}") for n, id in enumerate(jobs)]))
+    assert all(
+        await world.flow.regroup([Regroup(id, DEFAULT_TENANT, "", f"|default/x={n % 2}") for n, id in enumerate(jobs)])
+    )
     assert await taken(world) == jobs
 
 
@@ -187,7 +196,9 @@ async def test_the_class_of_a_job_can_change(world: World) -> None:
     await world.regulate(tiers={"default,default": levels})
     first, second = await world.add_many(2, group="=slow")
     assert await taken(world) == [first]
-    assert await world.flow.regroup([Regroup(second, "=slow", "=fast"), Regroup(first, "=slow", "~")]) == [True, True]
+    assert await world.flow.regroup(
+        [Regroup(second, DEFAULT_TENANT, "=slow", "=fast"), Regroup(first, DEFAULT_TENANT, "=slow", "~")]
+    ) == [True, True]
     assert await taken(world) == [second]
     assert [(await world.job(id)).assigned for id in (first, second)] == ["slow", "fast"]
 
@@ -195,7 +206,7 @@ async def test_the_class_of_a_job_can_change(world: World) -> None:
 async def test_a_thousand_jobs_move_in_one_call(world: World) -> None:
     await world.regulate(allowances=ONE)
     jobs = await world.add_many(1000)
-    assert await world.flow.regroup([Regroup(id, "", "|default/x") for id in jobs]) == [True] * 1000
+    assert await world.flow.regroup([Regroup(id, DEFAULT_TENANT, "", "|default/x") for id in jobs]) == [True] * 1000
     assert await taken(world) == jobs[:1]
 
 
@@ -265,7 +276,7 @@ async def test_jobs_in_a_shut_lane_can_be_moved_cancelled_and_deleted(world: Wor
     await world.regulate(shut={"*,default,*": FOREVER}, allowances=ONE)
     moved, cancelled, deleted = await world.add_many(3)
     assert await taken(world) == []
-    assert await world.flow.regroup([Regroup(moved, "", "|default/x")]) == [True]
+    assert await world.flow.regroup([Regroup(moved, DEFAULT_TENANT, "", "|default/x")]) == [True]
     assert await world.apply(cancel(await world.job(cancelled)))
     assert await world.apply(delete(await world.job(deleted)))
     assert await taken(world) == []

@@ -43,6 +43,7 @@ from windlass.model.lifecycle import (
     shrink,
     unblock,
 )
+from windlass.model.names import key_of
 from windlass.model.worker import Worker
 from windlass.store import Overdue, Record, Scope, Sweep, Swept
 from windlass.store.flow import FLEXIBLE, Allowance, Level, Regroup, Rules
@@ -133,6 +134,7 @@ LOTS = st.lists(
             "group": st.integers(0, 10),
             "count": some_of((1, 2, 3)),
             "waits": seldom(True),
+            "takes": some_of((False, True)),
         },
         optional={
             "priority": some_of((-1, 5)),
@@ -258,7 +260,9 @@ class FlowWalk(RuleBasedStateMachine):
     def regroup(self, places: list[int], group: int, wrong: bool | None) -> None:
         entries = [entry for place in places if (entry := self.pick(place, *State))]
         changes = [
-            Regroup(entry.job.id, "|no/such" if wrong else entry.group, group_of(entry.job.queue, group))
+            Regroup(
+                entry.job.id, entry.job.tenant, "|no/such" if wrong else entry.group, group_of(entry.job.queue, group)
+            )
             for entry in entries
         ]
         self.both(lambda world: world.flow.regroup(changes))
@@ -270,12 +274,21 @@ class FlowWalk(RuleBasedStateMachine):
         for lot in lots:
             terms = {"max_retry": 3} | lot
             count, waits, task = terms.pop("count"), terms.pop("waits"), terms.pop("task")
+            taken = self.taken(lot["tenant"], lot["queue"]) if terms.pop("takes") else []
             terms["group"] = group_of(lot["queue"], lot["group"])
             if waits:
                 terms |= {"after": [self.real.draft(queue=lot["queue"]).id], "delay": None}
-            drafts += [self.real.draft(task, **terms) for _ in range(count)]
+            ids = [*taken[:count], *[None] * (count - len(taken[:count]))]
+            drafts += [self.real.draft(task, id=id, **terms) for id in ids]
+        drafts = list({key_of(draft): draft for draft in drafts}.values())
         assert all(self.both(lambda world: world.store.add(drafts)))
         assert not any(self.both(lambda world: world.store.add(drafts)))
+
+    def taken(self, tenant: str, queue: str) -> list[str]:
+        """Ids that other tenants have in a queue, and this one has not."""
+        there = [entry.job for entry in self.entries(*State)]
+        own = {job.id for job in there if job.tenant == tenant}
+        return [job.id for job in there if job.queue == queue and job.id not in own]
 
     @rule(
         lots=LOTS,
@@ -474,7 +487,7 @@ def group_of(queue: str, number: int) -> str:
 async def everything(world: World) -> dict[str, object]:
     """All that can be seen of a store without changing it."""
     listed = (await world.store.page(Scope("-", None, ALL), None, 1000)).records
-    records = (await world.store.read([record.job.id for record in listed])).records
+    records = (await world.store.read([key_of(record.job) for record in listed])).records
     return {
         "jobs": [(record.job, record.token, record.group) for record in records if record],
         "counts": sorted(map(repr, await world.store.tally("-"))),

@@ -259,7 +259,7 @@ async def test_a_job_with_something_to_follow_ripens_with_it_and_its_result(worl
     one = await only_ripe(world)
     assert (one.id, one.tenant, one.state, one.children) == (id, "acme", State.SUCCEEDED, [])
     assert (one.then, one.result) == (THEN, Kept(b"42", "text/plain"))
-    assert await world.store.result(id) == Kept(b"42", "text/plain")
+    assert await world.result(id, "acme") == Kept(b"42", "text/plain")
     assert await world.store.ripe([one], 10) == []
 
 
@@ -267,12 +267,12 @@ async def test_a_result_for_one_reading_is_there_for_both(world: World) -> None:
     id = await world.add(then=THEN, keep_result="once")
     await world.succeed(await world.take(), b"42")
     assert (await only_ripe(world)).result == Kept(b"42", "text/plain")
-    assert await world.store.result(id) == Kept(b"42", "text/plain")
-    assert await world.store.result(id) is None
+    assert await world.result(id) == Kept(b"42", "text/plain")
+    assert await world.result(id) is None
     one = await only_ripe(world)
     assert one.result == Kept(b"42", "text/plain")
     assert await world.store.ripe([one], 10) == []
-    assert await world.store.result(id) is None
+    assert await world.result(id) is None
 
 
 async def test_where_no_result_is_kept_there_is_none(world: World) -> None:

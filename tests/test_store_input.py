@@ -7,6 +7,7 @@ import pytest
 from tests.worlds import WITH_MODEL, World
 from windlass.model.job import MOST_INPUT, MOST_MESSAGE, MOST_MESSAGES, State
 from windlass.model.lifecycle import Outcome, Verdict, cancel, delete, finish, lose, release
+from windlass.model.names import DEFAULT_TENANT, JobKey
 from windlass.store import Overdue, Record, Sweep
 from windlass.store.mailbox import Mailbox, Posted, Reader
 
@@ -16,11 +17,11 @@ NOBODY = "00000000-0000-7000-8000-0000000000df"
 
 
 async def post(world: World, id: str, *data: bytes) -> list[Posted]:
-    return [await cast("Mailbox", world.store).post(id, one) for one in data]
+    return [await cast("Mailbox", world.store).post(JobKey(id, DEFAULT_TENANT), one) for one in data]
 
 
 async def collect(world: World, record: Record, after: int = 0, fence: bytes | None = None) -> list[tuple[int, bytes]]:
-    reader = Reader(record.job.id, fence or record.token or b"", after)
+    reader = Reader(record.job.id, record.job.tenant, fence or record.token or b"", after)
     (messages,) = await cast("Mailbox", world.store).collect([reader])
     return [(message.n, message.data) for message in messages]
 

@@ -183,7 +183,7 @@ async def test_a_deleted_job_leaves_nothing(world: World, state: State) -> None:
     id = await in_state(world, state)
     assert await world.apply(delete(await world.job(id)))
     assert await world.gone(id)
-    assert await world.store.result(id) is None
+    assert await world.result(id) is None
     assert await world.store.tally("-") == []
     assert await world.jobs() == []
     world.clock.advance(WEEK)
@@ -224,7 +224,7 @@ async def test_a_job_deleted_while_it_runs_leaves_nothing_when_it(world: World, 
     assert ended
     assert await world.gone(id)
     assert await world.store.tally("-") == []
-    assert await world.store.result(id) is None
+    assert await world.result(id) is None
 
 
 @pytest.mark.parametrize("state", [State.SUCCEEDED, State.FAILED, State.CANCELLED])
@@ -244,7 +244,7 @@ async def test_a_finished_job_wanted_again_starts_anew(world: World, state: Stat
         finished_at=None,
         updated_at=world.clock.now(),
     )
-    assert await world.store.result(id) is None
+    assert await world.result(id) is None
     world.clock.advance(WEEK)
     assert len(await world.store.sweep(Sweep.KEEP, 10)) == 0, "it is no longer finished"
     assert (await world.store.overdue(Overdue.WAIT, 10)).records == [], "whoever wants it again may wait for it"
@@ -263,9 +263,9 @@ async def test_a_rerun_may_end_once_more_with_another_result(world: World) -> No
     await world.succeed(await world.take(), b"first")
     await world.apply(rerun(await world.job(id)))
     taken = await world.take()
-    assert await world.store.result(id) is None
+    assert await world.result(id) is None
     await world.succeed(taken, b"second")
-    assert await world.store.result(id) == Kept(b"second", "text/plain")
+    assert await world.result(id) == Kept(b"second", "text/plain")
 
 
 async def test_requeued_jobs_keep_their_places_of_arrival(world: World) -> None:
@@ -434,7 +434,7 @@ async def test_a_finished_job_is_kept_for_its_time(world: World, verdict: Verdic
     world.clock.advance(0.000001)
     assert len(await world.store.sweep(Sweep.KEEP, 10)) == 1
     assert await world.gone(id)
-    assert await world.store.result(id) is None
+    assert await world.result(id) is None
     assert await world.store.tally("-") == []
     assert len(await world.store.sweep(Sweep.KEEP, 10)) == 0
     assert await world.store.add([world.draft(id=id)]) == [True]

@@ -21,14 +21,14 @@ async def put(world: World, record: Record, *data: bytes) -> bool:
 
 
 async def output(world: World, id: str, after: int = 0, limit: int = MOST_CHUNKS) -> list[tuple[int, bytes]]:
-    return [(chunk.n, chunk.data) for chunk in await world.store.output(id, after, limit)]
+    return [(chunk.n, chunk.data) for chunk in await world.output(id, after, limit)]
 
 
 async def test_a_job_that_put_nothing_out_has_no_output(world: World) -> None:
     id = await world.add()
     await world.touch(await world.take())
-    assert await world.store.output(id, 0, 10) == []
-    assert await world.store.output("00000000-0000-7000-8000-0000000000df", 0, 10) == []
+    assert await world.output(id, 0, 10) == []
+    assert await world.output("00000000-0000-7000-8000-0000000000df", 0, 10) == []
 
 
 async def test_output_is_kept_with_its_stream_its_run_and_its_time(world: World) -> None:
@@ -38,7 +38,7 @@ async def test_output_is_kept_with_its_stream_its_run_and_its_time(world: World)
     await world.touch(taken, output=[said(b"one\x00\xff"), said(b"two", "stderr")])
     world.clock.advance(1)
     await world.touch(taken, output=[said(b"", "log")])
-    assert await world.store.output(id, 0, 10) == [
+    assert await world.output(id, 0, 10) == [
         Chunk(n=1, stream="stdout", data=b"one\x00\xff", attempt=1, at=start),
         Chunk(n=2, stream="stderr", data=b"two", attempt=1, at=start),
         Chunk(n=3, stream="log", data=b"", attempt=1, at=start + timedelta(seconds=1)),
@@ -104,7 +104,7 @@ async def test_output_is_kept_from_one_run_to_the_next(world: World) -> None:
     second = await world.take()
     await put(world, second, b"two")
     assert await world.succeed(second)
-    kept = await world.store.output(id, 0, 10)
+    kept = await world.output(id, 0, 10)
     assert [(chunk.n, chunk.data, chunk.attempt) for chunk in kept] == [(1, b"one", 1), (2, b"two", 2)]
 
 
@@ -167,10 +167,10 @@ async def test_each_sign_of_life_has_its_own_output(world: World) -> None:
     taken = await world.claim(world.worker("a", "b", "c"), 3)
     lie = b"\0" * 8
     touches = [
-        Touch(taken[0].job.id, token(taken[0]), output=[said(b"a1"), said(b"a2")]),
-        Touch(taken[1].job.id, lie, output=[said(b"lie")]),
-        Touch(taken[2].job.id, token(taken[2]), pid=3),
-        Touch(taken[0].job.id, token(taken[0]), output=[said(b"a3")]),
+        Touch(taken[0].job.id, taken[0].job.tenant, token(taken[0]), output=[said(b"a1"), said(b"a2")]),
+        Touch(taken[1].job.id, taken[1].job.tenant, lie, output=[said(b"lie")]),
+        Touch(taken[2].job.id, taken[2].job.tenant, token(taken[2]), pid=3),
+        Touch(taken[0].job.id, taken[0].job.tenant, token(taken[0]), output=[said(b"a3")]),
     ]
     assert [answer.held for answer in await world.store.touch(touches, 10)] == [True, False, True, True]
     assert await output(world, ids[0]) == [(1, b"a1"), (2, b"a2"), (3, b"a3")]

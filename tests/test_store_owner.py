@@ -14,8 +14,8 @@ from tests.worlds import SeededChance, VirtualClock, World, ids, open_store
 from windlass.model.job import Job, Reason, State
 from windlass.model.lifecycle import Move, Outcome, Verdict, abandon, attend, cancel, delete, finish, release, rerun
 from windlass.model.lifecycle import unblock as decide
-from windlass.model.names import raw_id
-from windlass.store import Edge, Overdue, Record, Store, Sweep
+from windlass.model.names import key_of, raw_id
+from windlass.store import Edge, Overdue, Record, Store, Sweep, end_topic
 from windlass.store.beside import Haul
 from windlass.store.redis import RedisStore
 from windlass.store.redis.scrub import scrub as scrub_redis
@@ -145,7 +145,7 @@ async def test_an_abandoned_job_that_waits_is_cancelled_at_once(world: World, pe
     record = await pending(world)
     world.clock.advance(10)
     now = world.clock.now()
-    async with world.store.listen([f"end/{record.job.id}"]) as listener:
+    async with world.store.listen([end_topic(key_of(record.job))]) as listener:
         assert await world.apply(abandon(record.job))
         assert await listener.wait(PATIENCE)
     after = replace(

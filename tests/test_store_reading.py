@@ -14,9 +14,9 @@ from tests.worlds import ALL, WITH_MODEL, World, ids
 from windlass.model.errors import Invalid
 from windlass.model.job import FINISHED, PENDING, State
 from windlass.model.lifecycle import Outcome, Verdict, cancel, delete, finish, release, rerun
-from windlass.model.names import fresh_id
+from windlass.model.names import JobKey, fresh_id
 from windlass.model.worker import NewWorker, Worker
-from windlass.store import Scope, Sweep, Tally, Wish
+from windlass.store import Scope, Sweep, Tally, Wish, end_topic
 
 pytestmark = pytest.mark.parametrize("kind", WITH_MODEL, indirect=True)
 
@@ -36,7 +36,7 @@ async def test_the_store_tells_its_time(world: World) -> None:
 async def test_jobs_are_read_in_the_order_asked_for(world: World) -> None:
     a, b, c = [await world.add(queue=queue) for queue in ("a", "b", "c")]
     nobody = fresh_id(world.chance.uuid7(), "b")
-    found = (await world.store.read([c, nobody, a, b, a])).records
+    found = await world.records([c, nobody, a, b, a])
     assert [record and record.job.id for record in found] == [c, None, a, b, a]
 
 
@@ -52,7 +52,7 @@ async def test_payloads_are_read_only_where_asked_for(world: World) -> None:
 async def test_a_thousand_jobs_are_read_at_once(world: World) -> None:
     batch = [world.draft(queue=f"q{n % 9}", payload=str(n).encode()) for n in range(1000)]
     await world.store.add(batch)
-    found = (await world.store.read([draft.id for draft in batch], payload=True)).records
+    found = await world.records([draft.id for draft in batch], payload=True)
     assert [record and record.payload for record in found] == [str(n).encode() for n in range(1000)]
 
 
@@ -133,7 +133,7 @@ async def test_a_listing_of_some_states(world: World, states: set[State]) -> Non
 async def test_a_record_of_a_listing_is_the_record_without_its_payload(world: World) -> None:
     by_state = await in_every_state(world, timeout=30)
     page = await world.store.page(EVERYTHING, None, 100)
-    assert page.records == (await world.store.read(list(by_state.values()))).records
+    assert page.records == await world.records(list(by_state.values()))
 
 
 Meddle = Callable[[World, list[str]], Awaitable[None]]
@@ -486,7 +486,7 @@ async def test_work_that_is_wanted_again_is_heard_of(world: World) -> None:
 async def test_the_end_of_a_job_is_heard_of(world: World, keep: float | None) -> None:
     id = await world.add(keep_success=keep)
     taken = await world.take()
-    assert await hears(world, f"end/{id}", lambda: world.succeed(taken))
+    assert await hears(world, end_topic(JobKey(id, "default")), lambda: world.succeed(taken))
 
 
 @pytest.mark.parametrize("keep", [0.0, 60.0, None])
@@ -494,13 +494,13 @@ async def test_the_failure_of_a_job_is_heard_of(world: World, keep: float | None
     id = await world.add(keep_failure=keep)
     taken = await world.take()
     move = finish(taken.job, Outcome(verdict=Verdict.FAILED), world.clock.now(), 0.0)
-    assert await hears(world, f"end/{id}", lambda: world.apply(move, taken))
+    assert await hears(world, end_topic(JobKey(id, "default")), lambda: world.apply(move, taken))
 
 
 async def test_a_cancelled_job_is_heard_of_by_whoever_waits_for_its_end(world: World) -> None:
     id = await world.add()
     job = await world.job(id)
-    assert await hears(world, f"end/{id}", lambda: world.apply(cancel(job)))
+    assert await hears(world, end_topic(JobKey(id, "default")), lambda: world.apply(cancel(job)))
 
 
 @pytest.mark.parametrize("order", [cancel, delete])

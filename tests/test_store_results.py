@@ -60,13 +60,13 @@ async def test_a_result_goes_at_its_time_and_its_record_at_its_own(
     assert await purge(world) == []
     assert await held(world) == 1
     world.clock.advance(0.000001)
-    assert await world.store.result(id) is None, "it is not waited for the purge"
+    assert await world.result(id) is None, "it is not waited for the purge"
     assert await held(world) == 1
     assert await purge(world) == [Swept(id, "default", "default", "work", State.SUCCEEDED, result_only=True)]
     assert await held(world) == 0
     assert await purge(world) == []
     assert await world.record(id) == before
-    assert await world.store.result(id) is None
+    assert await world.result(id) is None
 
     world.clock.advance(89.499999)
     assert await purge(world) == []
@@ -81,8 +81,8 @@ async def test_a_result_goes_at_its_time_and_its_record_at_its_own(
 async def test_until_then_it_is_read_as_any_other(world: World, keep_result: str) -> None:
     id = await succeeded(world, keep_result=keep_result, keep_result_for=10)
     world.clock.advance(9)
-    assert await world.store.result(id) == ANSWER
-    assert await world.store.result(id) == (ANSWER if keep_result == "keep" else None)
+    assert await world.result(id) == ANSWER
+    assert await world.result(id) == (ANSWER if keep_result == "keep" else None)
     world.clock.advance(1)
     assert [one.result_only for one in await purge(world)] == [True]
     assert not await world.gone(id)
@@ -100,7 +100,7 @@ async def test_until_then_it_is_read_as_any_other(world: World, keep_result: str
 async def test_a_record_that_goes_first_takes_its_result_along(world: World, terms: dict[str, Any]) -> None:
     id = await succeeded(world, **terms)
     world.clock.advance(9)
-    assert await world.store.result(id) == (None if "keep_result" in terms else ANSWER)
+    assert await world.result(id) == (None if "keep_result" in terms else ANSWER)
     assert await purge(world) == []
     world.clock.advance(1)
     assert [one.result_only for one in await purge(world)] == [False]
@@ -145,9 +145,9 @@ async def test_a_job_that_failed_before_keeps_its_result_as_long(world: World) -
     assert await world.apply(again, taken)
     await world.store.sweep(Sweep.RUN, 10)
     assert await world.succeed(await world.take(), b"42")
-    assert await world.store.result(id) == ANSWER
+    assert await world.result(id) == ANSWER
     world.clock.advance(5)
-    assert await world.store.result(id) is None
+    assert await world.result(id) is None
     assert [one.result_only for one in await purge(world)] == [True]
 
 
@@ -161,9 +161,9 @@ async def test_a_job_that_is_wanted_again_has_all_the_time_again(world: World) -
         assert await held(world) == 0
         assert await purge(world) == []
         assert await world.succeed(await world.take(), b"42")
-        assert await world.store.result(id) == ANSWER
+        assert await world.result(id) == ANSWER
     world.clock.advance(10)
-    assert await world.store.result(id) is None
+    assert await world.result(id) is None
     assert [one.result_only for one in await purge(world)] == [True]
     assert await world.apply(delete(await world.job(id)))
     assert await world.gone(id)
@@ -175,7 +175,7 @@ async def test_whoever_follows_gets_the_result_however_late(world: World) -> Non
     for _ in range(2):
         (one,) = await world.store.ripe([], 10)
         assert (one.then, one.result) == (THEN, ANSWER)
-        assert await world.store.result(id) is None
+        assert await world.result(id) is None
         await purge(world)
     assert await world.store.ripe([one], 10) == []
     assert await held(world) == 0
@@ -212,9 +212,7 @@ async def test_many_of_a_batch_end_each_for_its_own_time(world: World) -> None:
     for seconds, left in ((1, 15), (1, 10), (10, 10)):
         world.clock.advance(seconds)
         found = [
-            await world.store.result(draft.id)
-            for draft, one in zip(drafts, terms, strict=True)
-            if "keep_result" not in one
+            await world.result(draft.id) for draft, one in zip(drafts, terms, strict=True) if "keep_result" not in one
         ]
         assert found.count(ANSWER) == 10
         await purge(world, 100)

@@ -11,7 +11,8 @@ from tests.patience import PATIENCE
 from tests.worlds import StoreKind, World, ids, open_store
 from windlass.model.job import State
 from windlass.model.lifecycle import cancel
-from windlass.store import Kept
+from windlass.model.names import JobKey
+from windlass.store import Kept, end_topic
 
 pytestmark = pytest.mark.parametrize("kind", ["file", "redis", "valkey", "cluster"], indirect=True)
 
@@ -29,7 +30,7 @@ async def test_two_openings_of_one_store_share_its_jobs(
         first = claims[1][0]
         assert await world.succeed(first, b"42")
         assert (await elsewhere.job(first.job.id)).state is State.SUCCEEDED
-        assert await elsewhere.store.result(first.job.id) == Kept(b"42", "text/plain")
+        assert await elsewhere.result(first.job.id) == Kept(b"42", "text/plain")
         assert await elsewhere.store.tally("-") == await world.store.tally("-")
 
 
@@ -53,7 +54,7 @@ async def test_what_was_written_is_there_when_the_store_is_opened_again(
         await before.succeed(taken[0], b"result")
     async with open_store(kind, address, world.clock, prefix) as second:
         after = World(second, world.clock, world.chance)
-        assert await after.store.result(ended) == Kept(b"result", "text/plain")
+        assert await after.result(ended) == Kept(b"result", "text/plain")
         assert await after.record(running, payload=True) == taken[1]
         waiting = await after.add()
         assert ids(await after.claim(slots=5)) == [waiting]
@@ -68,7 +69,7 @@ async def test_a_notice_crosses_from_one_opening_to_the_other(
         elsewhere = World(other, world.clock, world.chance)
         id = await world.add(queue="busy")
         taken = await world.take(world.worker("busy"))
-        topic = {"work": "work/idle", "end": f"end/{id}", "order": "order/w1"}[what]
+        topic = {"work": "work/idle", "end": end_topic(JobKey(id, "default")), "order": "order/w1"}[what]
         async with world.store.listen([topic]) as listener:
             waiting = asyncio.ensure_future(listener.wait(PATIENCE))
             await asyncio.sleep(0)

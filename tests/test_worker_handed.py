@@ -160,6 +160,7 @@ class Desk:
     """Stands for a worker's contexts, and for one of them: notes what it is given, and what is read meanwhile."""
 
     isolated = False
+    name_tenants = False
 
     def __init__(self) -> None:
         self.held: set[int] = set()

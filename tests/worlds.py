@@ -19,11 +19,12 @@ from msgspec.structs import replace
 
 from tests.model_store import ModelStore
 from tests.servers import NewPrefix, Server
-from windlass.model.job import FINISHED, PENDING, Job, NewJob, State
+from windlass.model.job import FINISHED, PENDING, Chunk, Job, NewJob, State
 from windlass.model.lifecycle import Move
-from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, fresh_id
+from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey, fresh_id
 from windlass.model.worker import Worker
-from windlass.store import Done, Draft, Record, Scope, Store, Touch, Touched, Wish
+from windlass.store import Done, Draft, Kept, Record, Scope, Store, Touch, Touched, Wish
+from windlass.store.beside import Directory
 from windlass.store.flow import Flow
 from windlass.store.redis import RedisStore
 from windlass.store.redis import scrub as redis_scrub
@@ -239,13 +240,13 @@ class World:
         return record
 
     async def touch(self, record: Record, *, lease: float = 60.0, **said: Any) -> Touched:
-        (touched,) = await self.store.touch([Touch(record.job.id, token(record), **said)], lease)
+        (touched,) = await self.store.touch([Touch(record.job.id, record.job.tenant, token(record), **said)], lease)
         return touched
 
     async def succeed(
         self, record: Record, result: bytes | None = None, *, content_type: str = "text/plain", **more: Any
     ) -> bool:
-        done = Done(record.job.id, token(record), 200, result, content_type, **more)
+        done = Done(record.job.id, record.job.tenant, token(record), 200, result, content_type, **more)
         (applied,) = await self.store.succeed([done])
         return applied
 
@@ -254,9 +255,24 @@ class World:
         (applied,) = await self.store.apply([replace(move, fence=token(by)) if by else move])
         return applied
 
-    async def record(self, id: str, *, payload: bool = False) -> Record | None:
-        (record,) = (await self.store.read([id], payload=payload)).records
+    async def record(self, id: str, *, tenant: str | None = None, payload: bool = False) -> Record | None:
+        """A job; of the only tenant that has the id, if none is named."""
+        whose = tenant or ((await cast(Directory, self.store).owners([id]))[0] or [DEFAULT_TENANT])[0]
+        (record,) = (await self.store.read([JobKey(id, whose)], payload=payload)).records
         return record
+
+    async def result(self, id: str, tenant: str = DEFAULT_TENANT) -> Kept | None:
+        return await self.store.result(JobKey(id, tenant))
+
+    async def rank(self, id: str) -> int | None:
+        return await self.flow.rank(JobKey(id, DEFAULT_TENANT))
+
+    async def output(self, id: str, after: int, limit: int, tenant: str = DEFAULT_TENANT) -> list[Chunk]:
+        return await self.store.output(JobKey(id, tenant), after, limit)
+
+    async def records(self, ids: Sequence[str], *, payload: bool = False) -> list[Record | None]:
+        """Jobs of the default tenant."""
+        return (await self.store.read([JobKey(id, DEFAULT_TENANT) for id in ids], payload=payload)).records
 
     async def job(self, id: str) -> Job:
         record = await self.record(id)

@@ -101,7 +101,7 @@ class Link:
         quick = here.quick if here.tried_quick else self._quick(here)
         if quick is None or (created := quick.chutes.add(tenant, mold, id, payload)) is None:
             return False
-        drive(quick.chutes.tell(mold, id, created=created))
+        drive(quick.chutes.tell(tenant, mold, id, created=created))
         return True
 
     def ask(self, operation: Operation[A], *, waits: bool = False) -> A:

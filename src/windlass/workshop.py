@@ -237,7 +237,12 @@ class Workshop:
             self.ask(Renew(**names, jobs=[held.tell()]))
         if ending.snooze is not None:
             self.ask(
-                Release(**names, jobs=[Unrun(id=held.id, token=held.token, delay=ending.snooze, rests=ending.rests)])
+                Release(
+                    **names,
+                    jobs=[
+                        Unrun(id=held.id, token=held.token, tenant=held.tenant, delay=ending.snooze, rests=ending.rests)
+                    ],
+                )
             )
         else:
             self._report(held, ending, names)

@@ -21,7 +21,7 @@ from windlass.model.estimate import Estimate
 from windlass.model.events import Event
 from windlass.model.job import FINISHED, Chunk, Job, State
 from windlass.model.match import Match
-from windlass.model.names import DEFAULT_QUEUE
+from windlass.model.names import DEFAULT_QUEUE, JobKey, key_of
 from windlass.model.operations import MOST_AT_ONCE, Count, GetEstimate, GetResult, List, Show
 from windlass.system import SystemClock
 
@@ -64,7 +64,10 @@ async def ls(
         most = SHOWN if limit is None else limit
         found = [job async for job in _listed(queue, match, most)]
         total = len(found) if len(found) < most else (await queue(Count(match=match))).count
-        waits = {job.id: await queue(GetEstimate(id=job.id)) for job in _waiting(found)[:MOST_ESTIMATED]}
+        waits = {
+            key_of(job): await queue.service(GetEstimate(tenant=job.tenant, id=job.id))
+            for job in _waiting(found)[:MOST_ESTIMATED]
+        }
     _print_table(found, waits)
     if total > len(found):
         saying.remark(f"{saying.plural(total - len(found), 'more job')}; --limit shows more, --json shows all")
@@ -86,7 +89,7 @@ def _waiting(found: list[Job]) -> list[Job]:
     return [job for job in found if job.state in WAITING]
 
 
-def _print_table(found: list[Job], waits: dict[str, Estimate]) -> None:
+def _print_table(found: list[Job], waits: dict[JobKey, Estimate]) -> None:
     if not found:
         saying.remark("no jobs")
         return
@@ -99,8 +102,9 @@ def _print_table(found: list[Job], waits: dict[str, Estimate]) -> None:
         age = saying.span(max(0.0, (now - job.created_at).total_seconds()))
         place = [*[job.tenant] * tenants, job.task, *[job.queue] * queues]
         said = _remark_on(job, now)
-        if job.id in waits and waits[job.id].why is not None:  # else it has started meanwhile
-            said = f"waits {wait(waits[job.id])}"
+        waiting = waits.get(key_of(job))
+        if waiting is not None and waiting.why is not None:  # else it has started meanwhile
+            said = f"waits {wait(waiting)}"
         made.add(job.id, saying.state(job.state), *place, age, Text(said, style="dim"))
     saying.paper().print(made)
 

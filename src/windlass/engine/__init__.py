@@ -60,8 +60,8 @@ class Engine:
         """Let a worker in this process have what its waiting claim is given, ahead of the claim's answer."""
         self.desk.hands[worker] = hand
 
-    def follow(self, tenant: str, job: Job, place: Place) -> AsyncGenerator[News | None, None]:
-        return watching.follow(self, self.feed, tenant, job, place, foretell=partial(estimates.lately, self.desk))
+    def follow(self, job: Job, place: Place) -> AsyncGenerator[News | None, None]:
+        return watching.follow(self, self.feed, job, place, foretell=partial(estimates.lately, self.desk))
 
     def watching(self, tenant: str, match: Match) -> AbstractAsyncContextManager[Watching]:
         return self.feed.watching(tenant, match)
@@ -74,7 +74,7 @@ class Engine:
         at = place(since)
         if job.state in FINISHED and at.told == state_event(job):
             return
-        async with aclosing(self.follow(tenant, job, at)) as stream:
+        async with aclosing(self.follow(job, at)) as stream:
             async for news in stream:
                 if news is not None:
                     yield news[0]

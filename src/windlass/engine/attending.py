@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from windlass.model import lifecycle
 from windlass.model.job import Job
 from windlass.model.lifecycle import Move
+from windlass.model.names import JobKey, key_of
 from windlass.store import Record
 
 PART = 0.25
@@ -21,19 +22,19 @@ class Attention:
     """When the owner clocks of jobs were last set."""
 
     def __init__(self) -> None:
-        self._set_at: dict[str, datetime] = {}
+        self._set_at: dict[JobKey, datetime] = {}
 
     def is_due(self, job: Job, now: datetime) -> bool:
         """Whether it is time to set the clock anew."""
         if lifecycle.attend(job) is None:
             return False
-        return now >= self._set_at.get(job.id, job.created_at) + timedelta(seconds=attend_every(job))
+        return now >= self._set_at.get(key_of(job), job.created_at) + timedelta(seconds=attend_every(job))
 
-    def note(self, id: str, now: datetime) -> None:
-        self._set_at.pop(id, None)  # so that those that were not asked for longest are the first to be forgotten
+    def note(self, key: JobKey, now: datetime) -> None:
+        self._set_at.pop(key, None)  # so that those that were not asked for longest are the first to be forgotten
         if len(self._set_at) >= MOST_REMEMBERED:
             self._set_at.pop(next(iter(self._set_at)))
-        self._set_at[id] = now
+        self._set_at[key] = now
 
 
 def attend_every(job: Job) -> float:

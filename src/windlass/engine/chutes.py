@@ -15,7 +15,7 @@ from windlass.engine.telling import Telling
 from windlass.model.errors import WindlassError
 from windlass.model.job import NewJob
 from windlass.model.mold import Mold
-from windlass.model.names import text_id
+from windlass.model.names import JobKey, text_id
 from windlass.model.operations import EnqueueMany
 from windlass.store.beside import Chute, Chuting
 
@@ -45,12 +45,12 @@ class Chutes:
             self._known.pop(kind, None)
         return created
 
-    async def tell(self, mold: Mold, id: bytes, *, created: bool) -> None:
+    async def tell(self, tenant: str, mold: Mold, id: bytes, *, created: bool) -> None:
         """Let those know of a job who want to. That it is kept comes first."""
         if life.isEnabledFor(logging.DEBUG):
             log_entered(text_id(id), mold.new.task, created=created)
         if created and not self._desk.wire.quiet:
-            await cast("Telling", self._desk.store).tell_queued([text_id(id)])
+            await cast("Telling", self._desk.store).tell_queued([JobKey(text_id(id), tenant)])
 
     def _made(self, kind: Kind, new: NewJob) -> Chute | None:
         if self._store is None or not kind[1] or not self._desk.regimes.none_seen:

@@ -16,17 +16,17 @@ from windlass.engine.experience import Experience
 from windlass.engine.gathering import Gathering
 from windlass.engine.regime import Regimes
 from windlass.engine.telling import Telling
-from windlass.model.errors import Missing
+from windlass.model.errors import Conflict, Missing
 from windlass.model.events import Gone
 from windlass.model.job import Job
 from windlass.model.lifecycle import Move
-from windlass.model.names import EVERY_TENANT, check_id
+from windlass.model.names import EVERY_TENANT, JobKey, check_id, key_of
 from windlass.model.operations import Hand
 from windlass.model.ports import Chance
 from windlass.model.wire import MOST_PAYLOAD, MOST_RESULT
 from windlass.model.worker import Worker
 from windlass.store import Record, Store
-from windlass.store.beside import Bounded, Replicating, Shelf, Timetable, Wire
+from windlass.store.beside import Bounded, Directory, Replicating, Shelf, Timetable, Wire
 from windlass.store.flow import Flow
 from windlass.store.mailbox import Mailbox
 
@@ -39,6 +39,9 @@ MOST_ROUNDS = 8
 MOST_KNOWN_WORKERS = 10_000
 
 FENCE_BYTES = 8
+
+MOST_NAMED = 10
+"""Tenants that are named where several have an id."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
@@ -81,6 +84,7 @@ class Desk:
         """The store, if new jobs are accepted only when its replicas have them too."""
         self.wire = wire
         self.flow = cast("Flow", store)  # and holds claims to rules
+        self.directory = cast("Directory", store)  # and knows whose an id is
         self.mailbox = cast("Mailbox", store)  # and messages to jobs
         self.regimes = Regimes(self.shelf, self.flow)
         self.chance = chance
@@ -104,12 +108,25 @@ class Desk:
         """The record of a tenant's own job: somebody else's answers exactly like none."""
         return (await self._found(id, tenant, payload=payload))[0]
 
+    async def keys(self, ids: Sequence[str], tenant: str) -> list[JobKey | None]:
+        """Which jobs a tenant means by these ids; null = there is none, which is known where all tenants are asked for.
+
+        An id that several tenants have is then refused.
+        """
+        if tenant != EVERY_TENANT:
+            return [JobKey(id, tenant) for id in ids]
+        found = zip(ids, await self.directory.owners(ids), strict=True)
+        return [_only(id, tenants) for id, tenants in found]
+
     async def _found(self, id: str, tenant: str, *, payload: bool) -> tuple[Record, datetime]:
         """The record and the store's time."""
         check_id(id)
-        reading = await self.store.read([id], payload=payload)
+        (key,) = await self.keys([id], tenant)
+        if key is None:
+            raise no_job(id)
+        reading = await self.store.read([key], payload=payload)
         record = reading.records[0]
-        if record is None or not owns(tenant, record.job):
+        if record is None:
             raise no_job(id)
         return record, reading.now
 
@@ -118,25 +135,25 @@ class Desk:
         record, now = await self._found(id, tenant, payload=payload)
         if record.job.unattended is not None and self._attention.is_due(record.job, now):
             if not await self.settle_read([record], now, attended):
-                await self.settle([id], attended)  # it has changed meanwhile
-            self._attention.note(id, now)
+                await self.settle([key_of(record.job)], attended)  # it has changed meanwhile
+            self._attention.note(key_of(record.job), now)
         return record
 
-    async def settle(self, ids: Sequence[str], decide: Decide) -> set[str]:
-        """Decide and write moves for these jobs; the ids of those that were changed.
+    async def settle(self, keys: Sequence[JobKey], decide: Decide) -> set[JobKey]:
+        """Decide and write moves for these jobs; those that were changed.
 
         A move is refused when its job changed after it was read; it is then read and decided again.
         """
-        changed: set[str] = set()
-        rest = list(dict.fromkeys(ids))
+        changed: set[JobKey] = set()
+        rest = list(dict.fromkeys(keys))
         for _ in range(MOST_ROUNDS):
             if not rest:
                 break
             reading = await self.store.read(rest)
             moves = self._moves(reading.records, decide, reading.now)
             applied = await self.store.apply(moves)
-            changed |= {move.id for move, done in zip(moves, applied, strict=True) if done}
-            rest = [move.id for move, done in zip(moves, applied, strict=True) if not done]
+            changed |= {key_of(move) for move, done in zip(moves, applied, strict=True) if done}
+            rest = [key_of(move) for move, done in zip(moves, applied, strict=True) if not done]
         return changed
 
     async def settle_read(self, records: Sequence[Record | None], now: datetime, decide: Decide) -> int:
@@ -161,6 +178,17 @@ class Desk:
 
 def no_job(id: str) -> Missing:
     return Missing(f"there is no job {id}", at="id")
+
+
+def _only(id: str, tenants: Sequence[str]) -> JobKey | None:
+    if len(tenants) > 1:
+        raise several(id, tenants)
+    return JobKey(id, tenants[0]) if tenants else None
+
+
+def several(id: str, tenants: Sequence[str], at: str = "id") -> Conflict:
+    named = ", ".join(tenants[:MOST_NAMED]) + (" and others" if len(tenants) > MOST_NAMED else "")
+    return Conflict(f"several tenants have a job {id}: {named}; name the one that is meant", at=at)
 
 
 def owns(tenant: str, job: Job | Gone) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from windlass.engine.desk import Desk
-from windlass.engine.experience import FIRST, Forecast, Place
+from windlass.engine.experience import FIRST, Forecast, Place, forecast_name
 from windlass.engine.forecasts import OLDEST, SHARE, forecast_of, glimpse, is_crowded, is_due, is_large, time, watched
 from windlass.engine.latecomers import aged, of_deep, of_latecomer, of_newcomer
 from windlass.engine.promises import usual_errors
@@ -19,7 +19,7 @@ from windlass.engine.snapshots import LAST, UNKNOWN
 from windlass.model.errors import WindlassError
 from windlass.model.estimate import Estimate, QueueEstimate, Why
 from windlass.model.job import Job, State
-from windlass.model.names import EVERY_TENANT
+from windlass.model.names import EVERY_TENANT, key_of
 from windlass.model.operations import GetEstimate, GetQueueEstimate, Operation
 from windlass.policy.estimate import forecast
 from windlass.policy.snapshot import Lane
@@ -69,19 +69,21 @@ async def lately(desk: Desk, job: Job) -> Estimate | None:
     found = await watched(desk, job.queue, shared=True)
     if job.state is State.SCHEDULED:
         return _later(found, Record(job))
-    if job.id not in found.jobs and not is_large(found):
+    is_listed = forecast_name(job.id, job.tenant) in found.jobs
+    if not is_listed and not is_large(found):
         return None
-    (record,) = [Record(job)] if job.id in found.jobs else (await desk.store.read([job.id])).records
+    (record,) = [Record(job)] if is_listed else (await desk.store.read([key_of(job)])).records
     return Estimate() if record is None else await _known(desk, found, record)
 
 
 async def _known(desk: Desk, found: Forecast, record: Record) -> Estimate:
     """What a forecast of a long queue, or one that has it, says of a job."""
     job = record.job
-    told = found.jobs.get(job.id)
+    name = forecast_name(job.id, job.tenant)
+    told = found.jobs.get(name)
     if told is not None:
         return aged(found, told)
-    place = desk.experience.place_since(job.queue, job.id)
+    place = desk.experience.place_since(job.queue, name)
     deep = await of_deep(desk, found, record) if place is None else None
     if deep is not None:
         return deep
@@ -97,7 +99,8 @@ async def _of_queued(desk: Desk, record: Record) -> Estimate:
 
 
 def _alone(found: Forecast, job: Job) -> Estimate:
-    told = forecast(found.snapshot, only=job.id).get(job.id)
+    name = forecast_name(job.id, job.tenant)
+    told = forecast(found.snapshot, only=name).get(name)
     return told or Estimate(seconds=0.0, why=Why.SLOTS)  # it was claimed meanwhile
 
 
@@ -107,8 +110,9 @@ async def _of_scheduled(desk: Desk, record: Record) -> Estimate:
     found = await watched(desk, job.queue)
     if is_large(found):
         return _later(found, record)
+    name = forecast_name(job.id, job.tenant)
     lane = Lane(
-        [(job.priority, LAST, job.id)],
+        [(job.priority, LAST, name)],
         UNKNOWN,
         job.tenant,
         job.task,
@@ -117,7 +121,7 @@ async def _of_scheduled(desk: Desk, record: Record) -> Estimate:
         queue=job.queue,
         pools=tuple(place for place, pool in enumerate(found.snapshot.pools) if job.queue in pool.queues),
     )
-    later = forecast(replace(found.snapshot, lanes=[*found.snapshot.lanes, lane]), only=job.id)[job.id]
+    later = forecast(replace(found.snapshot, lanes=[*found.snapshot.lanes, lane]), only=name)[name]
     return Estimate(seconds=later.seconds, why=later.why if later.seconds is None else Why.TIME)
 
 
@@ -154,7 +158,7 @@ async def at_the_door(desk: Desk, record: Record) -> float | None:
 
 def _arrived(desk: Desk, record: Record) -> Place:
     job = record.job
-    return desk.experience.arrived(job.queue, (job.tenant, job.task, record.group), job.id)
+    return desk.experience.arrived(job.queue, (job.tenant, job.task, record.group), forecast_name(job.id, job.tenant))
 
 
 async def _at_a_glance(desk: Desk, record: Record, place: Place) -> Estimate | None:

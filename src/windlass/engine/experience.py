@@ -13,6 +13,7 @@ from typing import NamedTuple
 from msgspec import Struct, field
 
 from windlass.model.estimate import Estimate
+from windlass.model.names import DEFAULT_TENANT, JobKey, key_of
 from windlass.policy.learning import RunTimes
 from windlass.policy.snapshot import Lane, Snapshot
 from windlass.store import Record
@@ -57,6 +58,7 @@ class Forecast(Struct, frozen=True):
 
     snapshot: Snapshot
     jobs: Mapping[str, Estimate]
+    """By `forecast_name`."""
     waiting: Mapping[str, int]
     """How many jobs, by tenant."""
     now: datetime
@@ -97,13 +99,13 @@ class Latecomers:
         self.count = 0
         self.lanes: Counter[LaneName] = Counter()
         self.places: dict[str, Place] = {}
-        """The first of them, by id."""
+        """The first of them, by `forecast_name`."""
 
-    def add(self, lane: LaneName, id: str) -> Place:
+    def add(self, lane: LaneName, name: str) -> Place:
         place = Place(self.count, self.lanes[lane])
         self.count += 1
         if place.queue < MOST_LATE:
-            self.places[id] = place
+            self.places[name] = place
         if lane in self.lanes or len(self.lanes) < MOST_LATE:
             self.lanes[lane] += 1
         return place
@@ -113,7 +115,7 @@ class Experience:
     """One engine's."""
 
     def __init__(self) -> None:
-        self._running: dict[str, tuple[str, float]] = {}
+        self._running: dict[JobKey, tuple[str, float]] = {}
         self.fresh: dict[str, list[float]] = {}
         """Run times by `TENANT,TASK` that are not written down yet."""
         self.times: dict[str, RunTimes] = {}
@@ -129,7 +131,7 @@ class Experience:
         """By queue: who came after its forecast was begun."""
         self.watched: dict[str, float] = {}
         """Queues for which somebody has asked, and when."""
-        self.promises: dict[str, Promise] = {}
+        self.promises: dict[JobKey, Promise] = {}
         """By job."""
         self.errors: dict[str, list[float]] = {}
         """By queue: how wrong promises were that have come true, not written down yet."""
@@ -138,14 +140,14 @@ class Experience:
         """Jobs have started."""
         for record in records:
             job = record.job
-            self._running[job.id] = (task_key(job.tenant, job.task), at)
+            self._running[key_of(job)] = (task_key(job.tenant, job.task), at)
         while len(self._running) > MOST_RUNNING:
             del self._running[next(iter(self._running))]
 
-    def finished(self, ids: Iterable[str], at: float) -> None:
+    def finished(self, keys: Iterable[JobKey], at: float) -> None:
         """Jobs have ended, well or not: each had a slot until now."""
-        for id in ids:
-            seen = self._running.pop(id, None)
+        for key in keys:
+            seen = self._running.pop(key, None)
             if seen is None:
                 continue  # another engine handed it out
             task, began = seen
@@ -161,19 +163,19 @@ class Experience:
         """A look at a queue begins: whoever comes from now on may be missing in it."""
         self._since[queue] = Latecomers()
 
-    def arrived(self, queue: str, lane: LaneName, id: str) -> Place:
+    def arrived(self, queue: str, lane: LaneName, name: str) -> Place:
         """A job came; its place among those who came since the last look."""
         since = self._since.get(queue)
-        return FIRST if since is None else since.add(lane, id)
+        return FIRST if since is None else since.add(lane, name)
 
-    def place_since(self, queue: str, id: str) -> Place | None:
+    def place_since(self, queue: str, name: str) -> Place | None:
         """The same, asked for later; null = it came to another engine, or too many have come."""
         since = self._since.get(queue)
-        return None if since is None else since.places.get(id)
+        return None if since is None else since.places.get(name)
 
-    def promise(self, id: str, promise: Promise) -> None:
+    def promise(self, key: JobKey, promise: Promise) -> None:
         if len(self.promises) < MOST_PROMISES:
-            self.promises.setdefault(id, promise)
+            self.promises.setdefault(key, promise)
 
     def manned(self, queues: Iterable[str]) -> None:
         """A worker of these queues came: what was foretold of one that had none holds no more."""
@@ -191,6 +193,11 @@ class Experience:
             oldest = next(iter(self.forecasts))
             self._since.pop(oldest, None)
             jobs -= len(self.forecasts.pop(oldest).jobs)
+
+
+def forecast_name(id: str, tenant: str) -> str:
+    """What a job is called in a forecast, where jobs of all tenants wait together."""
+    return id if tenant == DEFAULT_TENANT else f"{id}/{tenant}"
 
 
 def task_key(tenant: str, task: str) -> str:

@@ -17,6 +17,7 @@ from windlass.model.errors import Invalid, Unavailable, WindlassError
 from windlass.model.events import ALONE, NAMES, Event, EventName, Gone
 from windlass.model.job import FINISHED, PENDING, Job, State
 from windlass.model.match import Match, index_only, matches, states
+from windlass.model.names import DEFAULT_TENANT, JobKey, key_of
 from windlass.store import Store
 from windlass.store.beside import GAP, Watch, Wire
 
@@ -49,20 +50,20 @@ class Line(NamedTuple):
     """A line of news: see `engine.telling`."""
 
     name: str
-    id: str = ""
+    key: JobKey = JobKey("", "")
     about: tuple[str, ...] = ()
-    """What is said of a job that is gone: tenant, queue, task, state."""
+    """What else is said of a job that is gone: queue, task, state."""
 
     @classmethod
     def of(cls, text: str) -> "Line":
-        name, id, *about = (*text.split(" "), "")[:6]
-        return cls(name, id, tuple(word for word in about if word))
+        name, id, tenant, *about = (*text.split(" "), "", "")[:6]
+        return cls(name, JobKey(id, tenant or DEFAULT_TENANT), tuple(word for word in about if word))
 
     @property
     def gone(self) -> Gone | None:
         match self.about:
-            case (tenant, queue, task, state) if self.name == "deleted" and state in FINISHED | PENDING:
-                return Gone(self.id, tenant, queue, task, State(state))
+            case (queue, task, state) if self.name == "deleted" and state in FINISHED | PENDING:
+                return Gone(*self.key, queue, task, State(state))
         return None
 
 
@@ -81,8 +82,7 @@ LOOK = News(None, output=True)
 class Follower:
     """Follows one job."""
 
-    def __init__(self, tenant: str, feed: "Feed") -> None:
-        self.tenant = tenant
+    def __init__(self, feed: "Feed") -> None:
         self._feed = feed
         self._news: News | None = None
         self._came = asyncio.Event()
@@ -166,8 +166,8 @@ class Feed:
         self._store = store
         self._wire = wire
         self._watchers: set[Watcher] = set()
-        self._followers: dict[str, set[Follower]] = {}
-        self._seen: dict[str, Job] = {}
+        self._followers: dict[JobKey, set[Follower]] = {}
+        self._seen: dict[JobKey, Job] = {}
         """Jobs that have not ended, as they were last told."""
         self._pump: asyncio.Task[None] | None = None
         self.ready = asyncio.Event()
@@ -190,17 +190,17 @@ class Feed:
             await self._stop_if_alone()
 
     @asynccontextmanager
-    async def following(self, tenant: str, id: str) -> AsyncIterator[Follower]:
+    async def following(self, key: JobKey) -> AsyncIterator[Follower]:
         """What happens to one job. It is heard of a moment later (see `Follower.hears`)."""
-        follower = Follower(tenant, self)
-        self._followers.setdefault(id, set()).add(follower)
+        follower = Follower(self)
+        self._followers.setdefault(key, set()).add(follower)
         self._start()
         try:
             yield follower
         finally:
-            self._followers[id].discard(follower)
-            if not self._followers[id]:
-                del self._followers[id]
+            self._followers[key].discard(follower)
+            if not self._followers[key]:
+                del self._followers[key]
             await self._stop_if_alone()
 
     @property
@@ -262,54 +262,54 @@ class Feed:
     async def _tell(self, news: list[Line]) -> None:
         if any(line.name == GAP for line in news):
             self._miss()
-        wanted = [line.id for line in news if line.id in self._followers or (self._watchers and line.name in _NAMES)]
-        ids = list(dict.fromkeys(wanted))[:MOST_AT_ONCE]
-        reading = await self._store.read(ids)
-        jobs = {record.job.id: record.job for record in reading.records if record is not None}
-        self._tell_watchers(news, jobs, set(ids))
+        wanted = [line.key for line in news if line.key in self._followers or (self._watchers and line.name in _NAMES)]
+        keys = list(dict.fromkeys(wanted))[:MOST_AT_ONCE]
+        reading = await self._store.read(keys)
+        jobs = {key_of(record.job): record.job for record in reading.records if record is not None}
+        self._tell_watchers(news, jobs, set(keys))
         await self._tell_followers(news, jobs)
 
-    async def _tell_followers(self, news: list[Line], jobs: Mapping[str, Job]) -> None:
+    async def _tell_followers(self, news: list[Line], jobs: Mapping[JobKey, Job]) -> None:
         told = 0
-        spoke = {line.id for line in news if line.name == "output"}
-        for id in dict.fromkeys(line.id for line in news if line.id in self._followers):
-            found = News(jobs.get(id), output=id in spoke)
-            for follower in tuple(self._followers.get(id, ())):
-                follower.put(found if found.job and owns(follower.tenant, found.job) else LOOK)
+        spoke = {line.key for line in news if line.name == "output"}
+        for key in dict.fromkeys(line.key for line in news if line.key in self._followers):
+            found = News(jobs.get(key), output=key in spoke)
+            for follower in tuple(self._followers.get(key, ())):
+                follower.put(found if found.job else LOOK)
                 told += 1
                 if told % MOST_IN_A_ROW == 0:
                     await asyncio.sleep(0)
 
-    def _tell_watchers(self, news: list[Line], jobs: Mapping[str, Job], looked_up: set[str]) -> None:
+    def _tell_watchers(self, news: list[Line], jobs: Mapping[JobKey, Job], looked_up: set[JobKey]) -> None:
         if not self._watchers:
             return
         events = [event for line in news if (event := self._event(line, jobs)) is not None]
         self._remember(jobs.values())
-        missed = any(line.name in _NAMES and line.id not in looked_up for line in news)
+        missed = any(line.name in _NAMES and line.key not in looked_up for line in news)
         for watcher in self._watchers:
             watcher.put(events)
             if missed:
                 watcher.miss()
 
-    def _event(self, line: Line, jobs: Mapping[str, Job]) -> Event | None:
+    def _event(self, line: Line, jobs: Mapping[JobKey, Job]) -> Event | None:
         """What those who watch are told; null = nothing."""
         if line.name not in _NAMES:
             gone = line.gone
             return None if gone is None else Event(name="deleted", gone=gone)
         name = _NAMES[line.name]
-        job = jobs.get(line.id) or self._last_seen(name, line.id)
+        job = jobs.get(line.key) or self._last_seen(name, line.key)
         return None if job is None else Event(name=name, job=job)
 
-    def _last_seen(self, name: EventName, id: str) -> Job | None:
+    def _last_seen(self, name: EventName, key: JobKey) -> Job | None:
         """A job whose record is gone with its end, as it was before."""
-        job = self._seen.pop(id, None) if name in FINISHED else None
+        job = self._seen.pop(key, None) if name in FINISHED else None
         return None if job is None else replace(job, state=State(name))
 
     def _remember(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
-            self._seen.pop(job.id, None)
+            self._seen.pop(key_of(job), None)
             if job.state not in FINISHED:
-                self._seen[job.id] = job
+                self._seen[key_of(job)] = job
         while len(self._seen) > MOST_SEEN:
             del self._seen[next(iter(self._seen))]
 

@@ -17,7 +17,7 @@ from windlass.engine.tiers import attend
 from windlass.model import lifecycle
 from windlass.model.errors import NotReplicated, Unavailable
 from windlass.model.job import MSGPACK, NOTHING, NewJob, State
-from windlass.model.names import child_id
+from windlass.model.names import JobKey, child_id, key_of
 from windlass.store import Draft, Edge, Kept, Ripe
 from windlass.store.flow import StaleRules
 
@@ -44,12 +44,12 @@ async def add(desk: Desk, drafts: Sequence[Draft], *, surely: bool = False) -> l
     try:
         created = await _add(desk, drafts, desk.store.add if desk.sure is None or not surely else desk.sure.add_surely)
     except NotReplicated:
-        await unblock(desk, [draft.id for draft in drafts if draft.new.after])
+        await unblock(desk, [key_of(draft) for draft in drafts if draft.new.after])
         raise
     if life.isEnabledFor(logging.DEBUG):
         for draft, new in zip(drafts, created, strict=True):
             log_entered(draft.id, draft.new.task, created=new)
-    if waiting := [draft.id for draft in drafts if draft.new.after]:
+    if waiting := [key_of(draft) for draft in drafts if draft.new.after]:
         await unblock(desk, waiting)
     return created
 
@@ -88,12 +88,12 @@ async def _add_others(desk: Desk, drafts: Sequence[Draft], put: Add, stale: Stal
     raise Unavailable("the rules change faster than jobs come in: try again")
 
 
-async def unblock(desk: Desk, ids: Sequence[str]) -> set[str]:
-    """Decide blocked jobs anew; the ids of those that could not be settled now.
+async def unblock(desk: Desk, keys: Sequence[JobKey]) -> set[JobKey]:
+    """Decide blocked jobs anew; those that could not be settled now.
 
     What each waits for is bound to it first: so whatever is still pending then will say when it has ended.
     """
-    rest = list(dict.fromkeys(ids))
+    rest = list(dict.fromkeys(keys))
     for _ in range(MOST_ROUNDS):
         if not rest:
             break
@@ -105,16 +105,19 @@ async def unblock(desk: Desk, ids: Sequence[str]) -> set[str]:
         decided = [lifecycle.unblock(job, parents, reading.now) for job, parents in zip(blocked, stand, strict=True)]
         moves = [move for move in decided if move is not None]
         applied = await desk.store.apply(moves)
-        rest = [move.id for move, done in zip(moves, applied, strict=True) if not done]
+        rest = [key_of(move) for move, done in zip(moves, applied, strict=True) if not done]
     return set(rest)
 
 
 async def follow_up(desk: Desk, ripe: Sequence[Ripe]) -> None:
     """Do what is due now that these jobs have ended, and take them off the list."""
-    ordered = sorted(ripe, key=lambda one: one.id)
+    ordered = sorted(ripe, key=lambda one: (one.id, one.tenant))
     await add(desk, [_following(one, one.then) for one in ordered if one.then and one.state is State.SUCCEEDED])
-    unsettled = await unblock(desk, [child for one in ripe for child in one.children])
-    done = [replace(one, children=[child for child in one.children if child not in unsettled]) for one in ripe]
+    unsettled = await unblock(desk, [JobKey(child, one.tenant) for one in ripe for child in one.children])
+    done = [
+        replace(one, children=[child for child in one.children if JobKey(child, one.tenant) not in unsettled])
+        for one in ripe
+    ]
     await desk.store.ripe(done, 0)
 
 

@@ -16,7 +16,7 @@ from windlass.engine.experience import Forecast, Promise
 from windlass.engine.scene import queued_in, survey
 from windlass.engine.snapshots import take
 from windlass.model.estimate import Estimate
-from windlass.model.names import EVERY_TENANT
+from windlass.model.names import EVERY_TENANT, JobKey
 from windlass.policy.estimate import forecast
 from windlass.policy.learning import RunTimes, unpack
 from windlass.policy.outlook import outlook
@@ -189,13 +189,13 @@ def decoded(kept: Mapping[str, bytes]) -> dict[str, RunTimes]:
 
 def _promise(desk: Desk, queue: str, made: Forecast) -> None:
     """Hold some of a forecast against what will become of it."""
-    ids = [key[2] for lane in made.snapshot.lanes if lane.queue == queue for key in lane.jobs]
-    for id in _spread(ids):
-        seconds = made.jobs[id].seconds
+    names = [(key[2], lane.tenant) for lane in made.snapshot.lanes if lane.queue == queue for key in lane.jobs]
+    for name, tenant in _spread(names):
+        seconds = made.jobs[name].seconds
         if seconds is not None:
-            desk.experience.promise(id, Promise(queue, seconds, made.now))
+            desk.experience.promise(JobKey(name.partition("/")[0], tenant), Promise(queue, seconds, made.now))
 
 
-def _spread(ids: Sequence[str]) -> Iterable[str]:
+def _spread(ids: Sequence[tuple[str, str]]) -> Iterable[tuple[str, str]]:
     """Some from all over the queue, so that long waits are looked at as well as short ones."""
     return [ids[max(0, len(ids) * part // SAMPLE - 1)] for part in range(1, SAMPLE + 1)] if ids else []

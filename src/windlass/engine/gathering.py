@@ -7,6 +7,7 @@ who came while the last was on its way, so that a thousand callers share a commi
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
+from windlass.model.names import key_of
 from windlass.store import Draft, Record, Store
 
 MOST_AT_ONCE = 1000
@@ -57,7 +58,7 @@ class Gathering:
             return
         try:
             created = await self._add([draft for draft, _ in some])
-            reading = await self._store.read([draft.id for draft, _ in some])
+            reading = await self._store.read([key_of(draft) for draft, _ in some])
         except Exception as fault:  # noqa: BLE001 - handed to everybody who waits
             for _, kept in some:
                 if not kept.done():

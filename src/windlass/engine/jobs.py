@@ -10,7 +10,7 @@ from msgspec import Raw
 from msgspec.structs import asdict, replace
 
 from windlass.engine.attending import attend_every
-from windlass.engine.desk import Desk, no_job, owns
+from windlass.engine.desk import Desk, no_job
 from windlass.engine.drafts import check_terms, checked_parts, drafts_of
 from windlass.engine.estimates import at_the_door
 from windlass.engine.following import add
@@ -21,7 +21,7 @@ from windlass.model.errors import Invalid
 from windlass.model.job import FINISHED, Job, Reason, State
 from windlass.model.lifecycle import ORDERS, TABLE, Move, Step
 from windlass.model.match import Match, index_only, matches, states
-from windlass.model.names import check_id
+from windlass.model.names import JobKey, check_id, key_of
 from windlass.model.operations import (
     MOST_AT_ONCE,
     Accepted,
@@ -46,7 +46,7 @@ from windlass.model.operations import (
     Show,
     Stats,
 )
-from windlass.store import Draft, Record, Scope, Slice
+from windlass.store import Draft, Record, Scope, Slice, end_topic
 
 MOST_SCANNED = 10_000
 """Jobs looked at for one page: a rare match gives a short page that says where to go on."""
@@ -62,7 +62,7 @@ async def enqueue(desk: Desk, operation: Enqueue) -> Accepted:
         record, created = await _gathering(desk).add(new)
         if record is None and not created:  # what was there under its id has just ended and left no record
             record, created = await _gathering(desk).add(new)
-    if record is None or record.job.tenant != operation.tenant:
+    if record is None:
         raise no_job(new.id)
     estimate = await at_the_door(desk, record) if created else None
     return Accepted(**{**asdict(record.job), "estimate": estimate}, created=created)
@@ -75,48 +75,51 @@ def _gathering(desk: Desk) -> Gathering:
 
 
 async def enqueue_many(desk: Desk, operation: EnqueueMany) -> Enqueued:
-    return await _enqueue_all(desk, await checked_parts(desk, operation, partial(check_terms, desk)))
+    parts = await checked_parts(desk, operation, partial(check_terms, desk))
+    return await _enqueue_all(desk, operation.tenant, parts)
 
 
-async def _enqueue_all(desk: Desk, parts: Iterable[list[Draft]]) -> Enqueued:
+async def _enqueue_all(desk: Desk, tenant: str, parts: Iterable[list[Draft]]) -> Enqueued:
     """One part after the other: a fault in the middle says which jobs were accepted."""
     ids: list[str] = []
     created = 0
     for drafts in parts:
         some = [draft.id for draft in drafts]
-        async with taking(ids, some, partial(_number_of, desk)):
+        async with taking(ids, some, partial(_number_of, desk, tenant)):
             with accepted_all(some):
                 created += sum(await add(desk, drafts, surely=True))
         ids += some
     return Enqueued(ids=ids, created=created)
 
 
-async def _number_of(desk: Desk, ids: list[str]) -> int:
-    return sum(record is not None for record in (await desk.store.read(ids)).records)
+async def _number_of(desk: Desk, tenant: str, ids: list[str]) -> int:
+    reading = await desk.store.read([JobKey(id, tenant) for id in ids])
+    return sum(record is not None for record in reading.records)
 
 
 async def enqueue_lines(desk: Desk, operation: EnqueueLines) -> Enqueued:
     drafts = drafts_of(desk, operation)
     await check_terms(desk, drafts[:1], "wishes")
     parts = (drafts[start : start + MOST_AT_ONCE] for start in range(0, len(drafts), MOST_AT_ONCE))
-    return await _enqueue_all(desk, parts)
+    return await _enqueue_all(desk, operation.tenant, parts)
 
 
 async def show(desk: Desk, operation: Show) -> Job:
     record = await desk.asked_for(operation.id, operation.tenant, payload=operation.payload)
     if record.job.state not in FINISHED and operation.wait:
-        ended = await _ended(desk, operation, operation.wait)
+        ended = await _ended(desk, record, operation.wait)
         record = replace(record, job=ended.job)
     return record.job if record.payload is None else replace(record.job, payload=Raw(record.payload))
 
 
-async def _ended(desk: Desk, operation: Show | GetResult, wait: float) -> Record:
+async def _ended(desk: Desk, pending: Record, wait: float) -> Record:
     """A job once it has ended, or as it is when that has taken too long."""
     loop = asyncio.get_running_loop()
     until = loop.time() + wait
-    async with desk.store.listen([f"end/{operation.id}"]) as listener:
+    key = key_of(pending.job)
+    async with desk.store.listen([end_topic(key)]) as listener:
         while True:
-            record = await desk.asked_for(operation.id, operation.tenant)
+            record = await desk.asked_for(*key)
             remaining = until - loop.time()
             if record.job.state in FINISHED or remaining <= 0:
                 return record
@@ -127,9 +130,9 @@ async def get_result(desk: Desk, operation: GetResult) -> Result:
     """Answers a pending state if the job has not ended in time."""
     record = await desk.asked_for(operation.id, operation.tenant)
     if record.job.state not in FINISHED and operation.wait:
-        record = await _ended(desk, operation, operation.wait)
+        record = await _ended(desk, record, operation.wait)
     job = record.job
-    kept = await desk.store.result(job.id) if job.state is State.SUCCEEDED else None
+    kept = await desk.store.result(key_of(job)) if job.state is State.SUCCEEDED else None
     if kept is None:
         return Result(state=job.state, code=job.code, error=job.error)
     return Result(state=job.state, code=job.code, result=Raw(kept.data), content_type=kept.content_type)
@@ -166,8 +169,8 @@ async def _fitting(desk: Desk, match: Match, place: Place, room: int) -> tuple[S
         if len(matching) <= room:
             return piece, matching
         # Only a store can say where to go on: so it is asked again for what ends with the last that fits.
-        ids = [record.job.id for record in piece.records]
-        place = place._replace(size=1 + ids.index(matching[room - 1].job.id))
+        keys = [key_of(record.job) for record in piece.records]
+        place = place._replace(size=1 + keys.index(key_of(matching[room - 1].job)))
 
 
 async def count(desk: Desk, operation: Count) -> Number:
@@ -200,7 +203,7 @@ async def _matching(desk: Desk, match: Match, records: list[Record]) -> list[Rec
         return [record for record in records if matches(match, record.job)]
     # Payload fields are asked for last: only of jobs that everything else admits is the payload read.
     bare = replace(match, payload={})
-    likely = [record.job.id for record in records if matches(bare, record.job)]
+    likely = [key_of(record.job) for record in records if matches(bare, record.job)]
     reading = await desk.store.read(likely, payload=True)
     return [record for record in reading.records if record and matches(match, record.job, _inside(record))]
 
@@ -254,7 +257,8 @@ def _selecting(action: Action, step: Step) -> Callable[[Desk, Selection], Awaita
         match = operation.match or Match()
         changed = 0
         async for records in _scan(desk, operation.tenant, match, states(match) & possible):
-            changed += await _act(desk, operation, [record.job.id for record in records], action, match)
+            keys = [key_of(record.job) for record in records]
+            changed += await _act(desk, operation, keys, action, match)
         return Changed(changed=changed)
 
     return answer
@@ -265,19 +269,20 @@ async def _act_on_ids(desk: Desk, operation: Selection, ids: list[str], action: 
         check_id(id, at=f"ids[{place}]")
     if len(ids) == 1:
         await desk.find(ids[0], operation.tenant)
-    return await _act(desk, operation, ids, action, Match())
+    keys = [key for key in await desk.keys(ids, operation.tenant) if key is not None]
+    return await _act(desk, operation, keys, action, Match())
 
 
-async def _act(desk: Desk, operation: Selection, ids: list[str], action: Action, match: Match) -> int:
+async def _act(desk: Desk, operation: Selection, keys: list[JobKey], action: Action, match: Match) -> int:
     bare = replace(match, payload={})  # the payload of a job never changes: it need not be looked at again
 
     def decide(record: Record, _: datetime) -> Move | None:
         job = record.job
-        return action(job) if owns(operation.tenant, job) and matches(bare, job) else None
+        return action(job) if matches(bare, job) else None
 
     if not operation.dry_run:
-        return len(await desk.settle(ids, decide))
-    reading = await desk.store.read(list(dict.fromkeys(ids)))
+        return len(await desk.settle(keys, decide))
+    reading = await desk.store.read(list(dict.fromkeys(keys)))
     return sum(record is not None and decide(record, reading.now) is not None for record in reading.records)
 
 

@@ -9,11 +9,12 @@ from bisect import bisect_right
 from msgspec.structs import replace
 
 from windlass.engine.desk import Desk
-from windlass.engine.experience import Forecast, Place
+from windlass.engine.experience import Forecast, Place, forecast_name
 from windlass.engine.forecasts import free_slots, time
 from windlass.engine.snapshots import LAST, newcomer
 from windlass.model.estimate import Estimate, Why
 from windlass.model.job import Job
+from windlass.model.names import key_of
 from windlass.policy.outlook import outlook
 from windlass.policy.snapshot import Lane, Snapshot
 from windlass.store import Record
@@ -120,15 +121,16 @@ async def of_deep(desk: Desk, found: Forecast, record: Record) -> Estimate | Non
     job, lane = record.job, _lane_of(found, record)
     if lane is None or not lane.rest:
         return None
-    told = found.told.get(job.id)
+    name = forecast_name(job.id, job.tenant)
+    told = found.told.get(name)
     if told is None:
-        rank = await desk.flow.rank(job.id)
+        rank = await desk.flow.rank(key_of(job))
         if rank is None:
             return Estimate(seconds=0.0, why=Why.SLOTS)  # it was claimed meanwhile
         told = _at_rank(found, record, lane, rank)
         alone = len(found.lanes) == 1 and job.queue not in found.snapshot.turns
         told = replace(told, position=rank + 1 if alone and rank < MOST_RANKED else None)
-        _remember(found, job.id, told)
+        _remember(found, name, told)
     return aged(found, told)
 
 

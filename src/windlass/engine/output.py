@@ -6,6 +6,7 @@ from typing import Any
 from windlass.engine.desk import Desk, fence
 from windlass.model.errors import Conflict, TooLarge
 from windlass.model.job import FINISHED, MOST_OUTPUT, NewChunk
+from windlass.model.names import key_of
 from windlass.model.operations import Alive, GetOutput, Operation, Output, OutputPage
 from windlass.store import Touch
 
@@ -14,9 +15,9 @@ MOST_TOGETHER = 16 * MOST_OUTPUT
 
 
 async def output(desk: Desk, operation: Output) -> None:
-    await desk.find(operation.id, operation.tenant)
+    job = (await desk.find(operation.id, operation.tenant)).job
     chunk = NewChunk(stream=operation.stream, data=operation.data)
-    touch = Touch(operation.id, fence(operation.token), output=[chunk])
+    touch = Touch(job.id, job.tenant, fence(operation.token), output=[chunk])
     (touched,) = await desk.store.touch([touch], desk.settings.lease)
     if not touched.held:
         raise Conflict(f"job {operation.id} is not held under this token: stop it, report nothing", at="token")
@@ -25,7 +26,7 @@ async def output(desk: Desk, operation: Output) -> None:
 async def get_output(desk: Desk, operation: GetOutput) -> OutputPage:
     # Whether it has ended is asked first: whatever an ended job put out is there by then.
     record = await desk.asked_for(operation.id, operation.tenant)
-    chunks = await desk.store.output(operation.id, operation.after, operation.limit)
+    chunks = await desk.store.output(key_of(record.job), operation.after, operation.limit)
     return OutputPage(
         chunks=chunks,
         next=chunks[-1].n if chunks else operation.after,

@@ -50,12 +50,12 @@ async def keep_promises(desk: Desk) -> int:
     experience = desk.experience
     if not experience.promises:
         return 0
-    ids = list(experience.promises)  # others come while these are looked up
-    reading = await desk.store.read(ids)
-    for id, record in zip(ids, reading.records, strict=True):
+    keys = list(experience.promises)  # others come while these are looked up
+    reading = await desk.store.read(keys)
+    for key, record in zip(keys, reading.records, strict=True):
         if record is not None and record.job.state is State.QUEUED:
             continue
-        promise = experience.promises.pop(id, None)
+        promise = experience.promises.pop(key, None)
         if promise is None:
             continue
         began = record.job.started_at if record is not None else None

@@ -17,6 +17,7 @@ from windlass.engine.desk import Desk
 from windlass.engine.jobs import LOOK_AGAIN
 from windlass.engine.work import SECRETS, renew_now, turns_of
 from windlass.model.job import State
+from windlass.model.names import key_of
 from windlass.model.operations import MOST_AT_ONCE, Alive, Claimed, Renew, Renewed
 from windlass.model.ports import Clock
 from windlass.model.worker import Worker
@@ -143,7 +144,7 @@ class Pushing:
 
     async def renew(self, worker: Worker, jobs: Sequence[Claimed]) -> Renewed:
         """Lengthen the leases of jobs that a worker has, without a word from it."""
-        alive = [Alive(id=one.job.id, token=one.token, deadline=one.deadline) for one in jobs]
+        alive = [Alive(id=one.job.id, token=one.token, tenant=one.job.tenant, deadline=one.deadline) for one in jobs]
         return await renew_now(self._desk, Renew(tenant=worker.tenant, worker=worker.id, jobs=alive))
 
     async def held(self, worker: Worker) -> list[Claimed]:
@@ -154,7 +155,7 @@ class Pushing:
             scope = Scope(worker.tenant, queue, frozenset({State.RUNNING}))
             while True:
                 piece = await self._desk.store.page(scope, after, MOST_AT_ONCE)
-                mine = [record.job.id for record in piece.records if record.job.worker == worker.id]
+                mine = [key_of(record.job) for record in piece.records if record.job.worker == worker.id]
                 read = (await self._desk.store.read(mine)).records if mine else []
                 found += [
                     _claimed(one) for one in read if one is not None and one.job.worker == worker.id and one.token

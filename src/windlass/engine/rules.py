@@ -19,7 +19,7 @@ from windlass.engine.regime import Regime
 from windlass.model.errors import Conflict
 from windlass.model.job import PENDING
 from windlass.model.limit import Limit, Pause
-from windlass.model.names import EVERY_TENANT
+from windlass.model.names import EVERY_TENANT, JobKey, key_of
 from windlass.model.queue import QueueSettings
 from windlass.model.worker import Worker
 from windlass.policy.tiers import caps
@@ -215,26 +215,26 @@ async def _regroup(desk: Desk, regime: Regime, records: Sequence[Record]) -> Non
     for _ in range(MOST_ROUNDS):
         payloads = await _payloads(desk, regime, records)
         changes = [
-            Regroup(one.job.id, one.group, group)
+            Regroup(one.job.id, one.job.tenant, one.group, group)
             for one in records
-            if (group := regime.group(one.job.tenant, one.job, payloads.get(one.job.id))) != one.group
+            if (group := regime.group(one.job.tenant, one.job, payloads.get(key_of(one.job)))) != one.group
         ]
         if not changes:
             return
         moved = await desk.flow.regroup(changes)
-        refused = [change.id for change, done in zip(changes, moved, strict=True) if not done]
+        refused = [key_of(change) for change, done in zip(changes, moved, strict=True) if not done]
         if not refused:
             return
         records = [one for one in (await desk.store.read(refused)).records if one and one.job.state in PENDING]
 
 
-async def _payloads(desk: Desk, regime: Regime, records: Sequence[Record]) -> dict[str, bytes | None]:
+async def _payloads(desk: Desk, regime: Regime, records: Sequence[Record]) -> dict[JobKey, bytes | None]:
     """Of those whose limits ask for them."""
-    wanted = [one.job.id for one in records if regime.needs_payload(one.job.tenant, one.job.queue, one.job.task)]
+    wanted = [key_of(one.job) for one in records if regime.needs_payload(one.job.tenant, one.job.queue, one.job.task)]
     if not wanted:
         return {}
     found = (await desk.store.read(wanted, payload=True)).records
-    return {one.job.id: one.payload for one in found if one is not None}
+    return {key_of(one.job): one.payload for one in found if one is not None}
 
 
 def resting(pause: Pause | Limit, now: datetime) -> bool:

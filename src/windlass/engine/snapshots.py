@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from windlass.engine.experience import task_key
+from windlass.engine.experience import forecast_name, task_key
 from windlass.engine.rules import FOR_EVER
 from windlass.engine.scene import Scene, allowance_name, buckets, class_of, known, shut_until
 from windlass.model.estimate import Why
-from windlass.model.names import EVERY_TENANT
+from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT
 from windlass.model.worker import Worker
 from windlass.policy.learning import RunTimes, mean, remaining
 from windlass.policy.snapshot import NEVER, Bound, Busy, Lane, Pool, Snapshot, Turns
@@ -32,6 +32,12 @@ SORTING = 1.0
 def newcomer(tenant: str) -> str:
     """In place of an id: a job of this tenant that would come now. Empty: of one without jobs and workers here."""
     return f"+{tenant}"
+
+
+def _named(one: Waiting) -> list[tuple[int, int, str]]:
+    if one.tenant == DEFAULT_TENANT:
+        return one.jobs
+    return [(priority, arrival, forecast_name(id, one.tenant)) for priority, arrival, id in one.jobs]
 
 
 class Taken(NamedTuple):
@@ -103,7 +109,7 @@ class _Maker:
         level = _level(levels, class_of(one.group))
         bounds = [*self._at_levels(f"{one.tenant},{one.queue}", levels[1 : level + 1]), *self._in_buckets(one.group)]
         return Lane(
-            jobs=one.jobs,
+            jobs=_named(one),
             seconds=self._seconds(one),
             tenant=one.tenant,
             task=one.task,

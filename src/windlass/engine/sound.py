@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from windlass.model import wire
 from windlass.model.lifecycle import Verdict
-from windlass.model.names import EVERY_TENANT, check_name
+from windlass.model.names import EVERY_TENANT, check_name, is_name
 from windlass.model.operations import (
     MOST_AT_ONCE,
     MOST_TEXT,
@@ -47,7 +47,7 @@ def sound(operation: O) -> O:
 
 
 _details = attrgetter(
-    *(name for name in Finished.__struct_fields__ if name not in {"id", "token", "outcome", "result"})
+    *(name for name in Finished.__struct_fields__ if name not in {"id", "token", "tenant", "outcome", "result"})
 )
 _no_details = _details(Finished(id="", token="", outcome=Verdict.OK))
 
@@ -61,6 +61,7 @@ def _is_plain(report: Finished) -> bool:
     return (
         type(report.id) is str
         and type(report.token) is str
+        and (report.tenant is None or (type(report.tenant) is str and is_name(report.tenant)))
         and type(report.outcome) is Verdict
         and _details(report) == _no_details
     )

@@ -1,8 +1,9 @@
 """A store whose writes are told: after each, news goes out on the wire, if anybody watches.
 
 Stands between the engine and every write, so that nothing that happens to a job can be forgotten. A line of news is the
-name of an event and the id of a job; who hears it looks the job up. Of one that is gone the line says whose it was, of
-which queue and task, and its last state. What cannot be told is not told: a write that was done never fails for it.
+name of an event, the id of a job and its tenant; who hears it looks the job up. Of one that is gone the line also says
+of which queue and task it was, and its last state. What cannot be told is not told: a write that was done never fails
+for it.
 """
 
 from collections.abc import Coroutine, Mapping, Sequence
@@ -13,6 +14,7 @@ from windlass.model.errors import NotReplicated, WindlassError
 from windlass.model.events import move_event
 from windlass.model.job import Job
 from windlass.model.lifecycle import GONE, Move
+from windlass.model.names import JobKey, OfTenant, key_of
 from windlass.store import Done, Draft, Record, Store, Sweep, Swept, Touch, Touched, Wish
 from windlass.store.beside import Haul, Hauled, Ledger, Replicating, Wire
 from windlass.store.flow import StaleRules
@@ -58,10 +60,10 @@ class Telling:
     async def _tell_queued(self, drafts: Sequence[Draft], created: Sequence[bool | None]) -> None:
         if not self._wire.quiet:
             pairs = zip(drafts, created, strict=False)  # none are told of if they were drained before
-            await self.tell_queued([draft.id for draft, new in pairs if new])
+            await self.tell_queued([key_of(draft) for draft, new in pairs if new])
 
-    async def tell_queued(self, ids: Sequence[str]) -> None:
-        await self._tell([f"queued {id}" for id in ids])
+    async def tell_queued(self, keys: Sequence[JobKey]) -> None:
+        await self._tell([_news("queued", key) for key in keys])
 
     async def drain(self, haul: Haul) -> Hauled:
         hauled = await cast("Ledger", self._store).drain(haul)
@@ -73,7 +75,7 @@ class Telling:
 
     async def _claim(self, wish: Wish) -> list[Record]:
         records = await self._store.claim(wish)
-        await self._tell([f"started {record.job.id}" for record in records])
+        await self._tell([_news("started", record.job) for record in records])
         return records
 
     def touch(self, touches: Sequence[Touch], lease: float) -> Coroutine[Any, Any, list[Touched]]:
@@ -82,8 +84,8 @@ class Telling:
     async def _touch(self, touches: Sequence[Touch], lease: float) -> list[Touched]:
         touched = await self._store.touch(touches, lease)
         held = [touch for touch, answer in zip(touches, touched, strict=True) if answer.held]
-        output = [f"output {touch.id}" for touch in held if touch.output]
-        await self._tell(output + [f"progress {touch.id}" for touch in held if touch.progress is not None])
+        output = [_news("output", touch) for touch in held if touch.output]
+        await self._tell(output + [_news("progress", touch) for touch in held if touch.progress is not None])
         return touched
 
     def succeed(self, dones: Sequence[Done]) -> Coroutine[Any, Any, list[bool]]:
@@ -91,23 +93,23 @@ class Telling:
 
     async def _succeed(self, dones: Sequence[Done]) -> list[bool]:
         held = await self._store.succeed(dones)
-        await self._tell([f"succeeded {done.id}" for done, ok in zip(dones, held, strict=True) if ok])
+        await self._tell([_news("succeeded", done) for done, ok in zip(dones, held, strict=True) if ok])
         return held
 
     def apply(self, moves: Sequence[Move]) -> Coroutine[Any, Any, list[bool]]:
         return self._store.apply(moves) if self._wire.quiet else self._apply(moves)
 
     async def _apply(self, moves: Sequence[Move]) -> list[bool]:
-        doomed = await self._read([move.id for move in moves if move.target is GONE])
+        doomed = await self._read([key_of(move) for move in moves if move.target is GONE])
         applied = await self._store.apply(moves)
         written = [move for move, done in zip(moves, applied, strict=True) if done]
         await self._tell([line for move in written if (line := _line(move, doomed)) is not None])
         return applied
 
-    async def _read(self, ids: Sequence[str]) -> dict[str, Job]:
+    async def _read(self, keys: Sequence[JobKey]) -> dict[JobKey, Job]:
         """Jobs that will be gone in a moment."""
-        found = (await self._store.read(ids)).records if ids else []
-        return {record.job.id: record.job for record in found if record is not None}
+        found = (await self._store.read(keys)).records if keys else []
+        return {key_of(record.job): record.job for record in found if record is not None}
 
     def sweep(self, clock: Sweep, limit: int) -> Coroutine[Any, Any, list[Swept]]:
         return self._store.sweep(clock, limit) if self._wire.quiet else self._sweep(clock, limit)
@@ -115,7 +117,7 @@ class Telling:
     async def _sweep(self, clock: Sweep, limit: int) -> list[Swept]:
         swept = await self._store.sweep(clock, limit)
         dropped = [one for one in swept if not one.result_only]
-        await self._tell([f"queued {one.id}" if clock is Sweep.RUN else _gone(one) for one in dropped])
+        await self._tell([_news("queued", one) if clock is Sweep.RUN else _gone(one) for one in dropped])
         return swept
 
     async def _tell(self, news: list[str]) -> None:
@@ -124,11 +126,16 @@ class Telling:
                 await self._wire.publish(news)
 
 
-def _line(move: Move, doomed: Mapping[str, Job]) -> str | None:
+def _line(move: Move, doomed: Mapping[JobKey, Job]) -> str | None:
     if move.target is GONE:
-        return _gone(doomed[move.id]) if move.id in doomed else None
+        key = key_of(move)
+        return _gone(doomed[key]) if key in doomed else None
     word = move_event(move)
-    return None if word is None else f"{word} {move.id}"
+    return None if word is None else _news(word, move)
+
+
+def _news(word: str, job: OfTenant) -> str:
+    return f"{word} {job.id} {job.tenant}"
 
 
 def _gone(job: Job | Swept) -> str:

@@ -19,7 +19,7 @@ from windlass.model import lifecycle
 from windlass.model.errors import Busy, PartAway
 from windlass.model.job import State
 from windlass.model.lifecycle import ORDERS, Move
-from windlass.model.names import EVERY_TENANT
+from windlass.model.names import EVERY_TENANT, JobKey
 from windlass.policy import tiers as policy
 from windlass.policy.tiers import Chance, Kind, Line, Run, Wait
 from windlass.store import Record
@@ -56,7 +56,7 @@ async def admit(desk: Desk, tenant: str, queue: str, ids: Sequence[str]) -> None
         return
     coming = desk.let_in.setdefault((tenant, queue), {})
     # Read before the look: whoever has arrived by now is seen there.
-    records = (await desk.store.read(list({*ids, *coming}))).records
+    records = (await desk.store.read([JobKey(id, tenant) for id in {*ids, *coming}])).records
     arrived = {record.job.id for record in records if record is not None}
     scene = await look(desk, rules, tenant, queue)
     for id in [id for id, until in coming.items() if id in arrived or until < scene.now]:

@@ -23,7 +23,7 @@ from windlass.model import lifecycle
 from windlass.model.errors import PartAway, WindlassError
 from windlass.model.job import State
 from windlass.model.lifecycle import Move
-from windlass.model.names import EVERY_TENANT, part_of
+from windlass.model.names import EVERY_TENANT, key_of, part_of
 from windlass.model.ports import Clock
 from windlass.store import MOST_CHILDREN, Listener, Overdue, Reading, Record, Ripe, Scope, Sweep
 
@@ -187,7 +187,7 @@ async def _look_after(engine: Engine, scope: Scope) -> None:
     after = None
     while True:
         piece = await engine.desk.store.page(scope, after, MOST_RIPE)
-        await unblock(engine.desk, [record.job.id for record in piece.records])
+        await unblock(engine.desk, [key_of(record.job) for record in piece.records])
         if (after := piece.next) is None:
             return
 

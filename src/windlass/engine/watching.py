@@ -14,6 +14,7 @@ from windlass.model.errors import WindlassError
 from windlass.model.estimate import Estimate
 from windlass.model.events import Event, News, Place, piece, sacrifice, state_event
 from windlass.model.job import FINISHED, Chunk, Job, Progress, State
+from windlass.model.names import key_of
 from windlass.model.operations import GetOutput, Service, Show
 
 LOOK_EVERY = 0.25
@@ -43,12 +44,12 @@ Foretell = Callable[[Job], Awaitable[Estimate | None]]
 
 
 async def follow(
-    service: Service, feed: Feed, tenant: str, job: Job, place: Place, *, foretell: Foretell
+    service: Service, feed: Feed, job: Job, place: Place, *, foretell: Foretell
 ) -> AsyncGenerator[News | None, None]:
     """What is new of a job from a place on, until it has ended; null = nothing, now and then."""
-    story = _Story(service, foretell, tenant, place)
-    async with feed.following(tenant, job.id) as follower:
-        looking = _Looking(service, follower, tenant)
+    story = _Story(service, foretell, job.tenant, place)
+    async with feed.following(key_of(job)) as follower:
+        looking = _Looking(service, follower, job.tenant)
         output = True
         while True:
             async for news in story.tell(job, output=output):

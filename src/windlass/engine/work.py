@@ -13,7 +13,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from windlass.engine import drafts
-from windlass.engine.desk import Desk, fence
+from windlass.engine.desk import Desk, fence, several
 from windlass.engine.following import add
 from windlass.engine.handlers import tasks_of
 from windlass.engine.jobs import LOOK_AGAIN
@@ -25,7 +25,7 @@ from windlass.model import lifecycle, wire
 from windlass.model.errors import Invalid, Missing, PartAway
 from windlass.model.job import Error, Reason
 from windlass.model.lifecycle import CODES, Move, Outcome, Verdict
-from windlass.model.names import EVERY_TENANT, text_id
+from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey, check_id, is_id, key_of, text_id
 from windlass.model.operations import (
     MOST_SPAWNED,
     Alive,
@@ -59,6 +59,9 @@ SECRETS = "push.secret"
 LEAST_WAIT = 0.001
 
 NOTHING_NEW = Renewed()
+
+Run = tuple[JobKey, bytes]
+"""A job, and the token under which it runs."""
 
 WORKERS_REASONS = (Reason.TIMEOUT, Reason.CRASHED, Reason.MEMORY, Reason.OUTPUT, Reason.DISK)
 """What only a worker can know of a run."""
@@ -179,16 +182,37 @@ async def _opening(desk: Desk, worker: Worker) -> float:
 
 async def begin(desk: Desk, operation: Begin) -> Applied:
     await _known(desk, operation.worker, operation.tenant)
-    touched = await desk.store.touch([_began(item) for item in operation.jobs], desk.settings.lease)
+    tenants = await _tenants(desk, operation)
+    touches = [_began(item, tenant) for item, tenant in zip(operation.jobs, tenants, strict=True)]
+    touched = await desk.store.touch(touches, desk.settings.lease)
     return _applied(operation.jobs, [answer.held for answer in touched])
 
 
-def _began(item: Began) -> Touch:
-    return Touch(item.id, fence(item.token), pid=item.pid)
+def _began(item: Began, tenant: str) -> Touch:
+    return Touch(item.id, tenant, fence(item.token), pid=item.pid)
 
 
-def _alive(item: Alive) -> Touch:
-    return Touch(item.id, fence(item.token), progress=item.progress, output=item.output)
+def _alive(item: Alive, tenant: str) -> Touch:
+    return Touch(item.id, tenant, fence(item.token), progress=item.progress, output=item.output)
+
+
+async def _tenants(desk: Desk, operation: Begin | Renew | Finish | Release) -> list[str]:
+    """Whose each of the jobs is that a worker speaks of: its own tenant's, or of one that serves all as it says."""
+    own, items = operation.tenant, operation.jobs
+    for place, item in enumerate(items):
+        if not is_id(item.id):
+            check_id(item.id, at=f"jobs[{place}].id")
+        if own != EVERY_TENANT and item.tenant not in (None, own):
+            raise Invalid(f"a worker of tenant {own} has no jobs of others", at=f"jobs[{place}].tenant")
+    if own != EVERY_TENANT:
+        return [own] * len(items)
+    unnamed = {item.id: "" for item in items if item.tenant is None}
+    for id, owners in zip(unnamed, await desk.directory.owners([*unnamed]), strict=True) if unnamed else ():
+        if len(owners) > 1:
+            place = next(place for place, item in enumerate(items) if item.id == id and item.tenant is None)
+            raise several(id, owners, at=f"jobs[{place}].tenant")
+        unnamed[id] = owners[0] if owners else DEFAULT_TENANT  # nobody's: it is refused like any that is not held
+    return [item.tenant or unnamed[item.id] for item in items]
 
 
 async def renew(desk: Desk, operation: Renew) -> Renewed:
@@ -236,7 +260,9 @@ async def renew_now(desk: Desk, operation: Renew) -> Renewed:
     if not operation.jobs:
         return Renewed()
     check_output(operation.jobs)
-    touched = await desk.store.touch([_alive(item) for item in operation.jobs], desk.settings.lease)
+    tenants = await _tenants(desk, operation)
+    touches = [_alive(item, tenant) for item, tenant in zip(operation.jobs, tenants, strict=True)]
+    touched = await desk.store.touch(touches, desk.settings.lease)
     return Renewed(
         lost=[answer.id for answer in touched if not answer.held],
         orders=[
@@ -244,7 +270,7 @@ async def renew_now(desk: Desk, operation: Renew) -> Renewed:
             for item, answer in zip(operation.jobs, touched, strict=True)
             if (order := _order(item, answer)) is not None
         ],
-        messages=await deliveries(desk, operation.jobs),
+        messages=await deliveries(desk, operation.jobs, tenants),
     )
 
 
@@ -262,17 +288,19 @@ async def finish(desk: Desk, operation: Finish) -> Applied:
     for place, item in enumerate(operation.jobs):
         if _says_more(item):
             _check_finished(desk, item, f"jobs[{place}]")
+    tenants = await _tenants(desk, operation)
+    reports = list(zip(operation.jobs, tenants, strict=True))
     if any(item.jobs for item in operation.jobs):
-        await _spawn(desk, operation.jobs)
-    dones = [_done(item) for item in operation.jobs if item.outcome is Verdict.OK]
-    applied = set()
+        await _spawn(desk, reports)
+    dones = [_done(item, tenant) for item, tenant in reports if item.outcome is Verdict.OK]
+    applied: set[Run] = set()
     if dones:
         verdicts = await desk.store.succeed(dones)
-        applied = {(done.id, done.token) for done, held in zip(dones, verdicts, strict=True) if held}
-    others = [item for item in operation.jobs if item.outcome is not Verdict.OK]
+        applied = {(key_of(done), done.token) for done, held in zip(dones, verdicts, strict=True) if held}
+    others = [(item, tenant) for item, tenant in reports if item.outcome is not Verdict.OK]
     applied |= await _settle_held(desk, others, lambda item, record, now: _move(desk, item, record, now))
-    desk.experience.finished((id for id, _ in applied), asyncio.get_running_loop().time())
-    return _report(operation.jobs, applied)
+    desk.experience.finished((key for key, _ in applied), asyncio.get_running_loop().time())
+    return _report(reports, applied)
 
 
 def _says_more(item: Finished) -> bool:
@@ -298,16 +326,16 @@ def _check_finished(desk: Desk, item: Finished, at: str) -> None:
         wire.check_size(item.result, desk.settings.most_result, at=f"{at}.result")
 
 
-async def _spawn(desk: Desk, items: Sequence[Finished]) -> None:
+async def _spawn(desk: Desk, items: Sequence[tuple[Finished, str]]) -> None:
     """Add the jobs that ended jobs have made, before those are written as ended: so none is lost by a crash in between.
 
     Their ids depend on their parent and their place alone, so that a report sent again, or a second run, adds nothing.
     A lease that is lost between the read and the add leaves them there though the report is refused: the next run of
     the parent finds them made.
     """
-    reports = {(item.id, fence(item.token)): item for item in reversed(items)}
-    found = (await desk.store.read(list(dict.fromkeys(id for id, _ in reports)))).records
-    held = [(record.job, reports.get((record.job.id, record.token or b""))) for record in found if record is not None]
+    reports = {_run(item, tenant): item for item, tenant in reversed(items)}
+    found = (await desk.store.read(list(dict.fromkeys(key for key, _ in reports)))).records
+    held = [(one.job, reports.get((key_of(one.job), one.token or b""))) for one in found if one is not None]
     made = [
         drafts.child(desk, job.tenant, job.id, f"jobs[{place}]", new)
         for job, item in held
@@ -317,10 +345,10 @@ async def _spawn(desk: Desk, items: Sequence[Finished]) -> None:
     await add(desk, made)
 
 
-def _done(item: Finished) -> Done:
+def _done(item: Finished, tenant: str) -> Done:
     result = bytes(item.result) if isinstance(item.result, Raw) else None
     code = item.code or CODES[Verdict.OK]
-    return Done(item.id, fence(item.token), code, result, item.content_type, item.finished_at)
+    return Done(item.id, tenant, fence(item.token), code, result, item.content_type, item.finished_at)
 
 
 def _move(desk: Desk, item: Finished, record: Record, now: datetime) -> Move:
@@ -339,49 +367,50 @@ def _move(desk: Desk, item: Finished, record: Record, now: datetime) -> Move:
 async def release(desk: Desk, operation: Release) -> Applied:
     await _known(desk, operation.worker, operation.tenant)
 
-    resting = await _let_rest(desk, operation.jobs) if any(item.rests is not None for item in operation.jobs) else set()
+    reports = list(zip(operation.jobs, await _tenants(desk, operation), strict=True))
+    resting = await _let_rest(desk, reports) if any(item.rests is not None for item in operation.jobs) else set()
 
     def back(item: Unrun, record: Record, now: datetime) -> Move:
-        return lifecycle.release(record.job, now, None if item.id in resting else item.delay)
+        return lifecycle.release(record.job, now, None if key_of(record.job) in resting else item.delay)
 
-    return _report(operation.jobs, await _settle_held(desk, operation.jobs, back))
+    return _report(reports, await _settle_held(desk, reports, back))
 
 
-async def _let_rest(desk: Desk, items: Sequence[Unrun]) -> set[str]:
+async def _let_rest(desk: Desk, items: Sequence[tuple[Unrun, str]]) -> set[JobKey]:
     """Start nothing of these jobs' limits for as long as each of them says; the jobs that have such a limit.
 
     Before they are given back: or the next one would start in between.
     """
-    given = {item.id: item for item in items if item.rests is not None and item.delay}
+    given = {JobKey(item.id, tenant): item for item, tenant in items if item.rests is not None and item.delay}
     held = [one for one in (await desk.store.read(list(given))).records if one and one.token]
     found = set()
     for record in held:
-        item = given[record.job.id]
+        item = given[key_of(record.job)]
         if record.token != fence(item.token):
             continue
         for bucket in record.group.split(BAR)[1:]:
             name = bucket.partition(KEY)[0].partition("/")[2]
             if item.rests in ("", name):
                 await desk.flow.hold(bucket, item.delay or 0.0)
-                found.add(item.id)
+                found.add(key_of(record.job))
     return found
 
 
 async def _settle_held(
-    desk: Desk, items: Sequence[Any], decide: Callable[[Any, Record, datetime], Move]
-) -> set[tuple[str, bytes]]:
-    """Decide and write moves of jobs that a worker holds; (id, token) of those it did hold."""
-    reports = {(item.id, fence(item.token)): item for item in reversed(items)}  # the first of two on one run counts
-    applied: set[tuple[str, bytes]] = set()
+    desk: Desk, items: Sequence[tuple[Any, str]], decide: Callable[[Any, Record, datetime], Move]
+) -> set[Run]:
+    """Decide and write moves of jobs that a worker holds; the runs that it did hold."""
+    reports = {_run(item, tenant): item for item, tenant in reversed(items)}  # the first of two on one run counts
+    applied: set[Run] = set()
 
     def fenced(record: Record, now: datetime) -> Move | None:
-        run = (record.job.id, record.token or b"")
+        run = (key_of(record.job), record.token or b"")
         if record.token is None or run not in reports:
             return None
         applied.add(run)
         return decide(reports[run], record, now)
 
-    changed = await desk.settle([id for id, _ in reports], fenced)
+    changed = await desk.settle([key for key, _ in reports], fenced)
     return {run for run in applied if run[0] in changed}
 
 
@@ -390,15 +419,19 @@ def _applied(items: Sequence[Held], held: Sequence[bool]) -> Applied:
     return Applied(applied=[item.id for item, ok in pairs if ok], refused=[item.id for item, ok in pairs if not ok])
 
 
-def _report(items: Sequence[Held], applied: set[tuple[str, bytes]]) -> Applied:
-    if len(applied) == len(items):  # so no two of them are the same
-        return Applied(applied=[item.id for item in items], refused=[])
+def _report(reports: Sequence[tuple[Held, str]], applied: set[Run]) -> Applied:
+    if len(applied) == len(reports):  # so no two of them are the same
+        return Applied(applied=[item.id for item, _ in reports], refused=[])
     held = []
-    for item in items:
-        key = (item.id, fence(item.token))
-        held.append(key in applied)
-        applied.discard(key)  # a second report on the same run changes nothing
-    return _applied(items, held)
+    for item, tenant in reports:
+        run = _run(item, tenant)
+        held.append(run in applied)
+        applied.discard(run)  # a second report on the same run changes nothing
+    return _applied([item for item, _ in reports], held)
+
+
+def _run(item: Held, tenant: str) -> Run:
+    return JobKey(item.id, tenant), fence(item.token)
 
 
 async def _known(desk: Desk, id: str, tenant: str) -> Worker:

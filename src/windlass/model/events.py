@@ -127,7 +127,7 @@ class Watching(Protocol):
 class Newsroom(Protocol):
     """Tells what happens to jobs."""
 
-    def follow(self, tenant: str, job: Job, place: Place) -> AsyncGenerator[News | None, None]:
+    def follow(self, job: Job, place: Place) -> AsyncGenerator[News | None, None]:
         """What is new of a job from a place on, until it has ended; null = nothing, now and then."""
         ...
 

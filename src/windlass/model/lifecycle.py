@@ -146,6 +146,7 @@ class Move(Struct, frozen=True, kw_only=True):
     """One change of one job: what it must be, and what it becomes. Made only in this file."""
 
     id: str
+    tenant: str
     step: Step
     source: State
     """Guard: refused unless the job is in this state…"""
@@ -361,6 +362,7 @@ def _move(
 ) -> Move:
     return Move(
         id=job.id,
+        tenant=job.tenant,
         step=step,
         source=job.state,
         attempt_before=job.attempt,

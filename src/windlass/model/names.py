@@ -8,7 +8,7 @@ import hashlib
 import re
 import zlib
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, NamedTuple, Protocol
 
 from msgspec import Meta
 
@@ -32,6 +32,29 @@ DEFAULT_TENANT = "default"
 DEFAULT_QUEUE = "default"
 
 _NAME = re.compile(NAME_PATTERN)
+
+
+class JobKey(NamedTuple):
+    """Which job: an id belongs to its tenant, so two tenants may have a job of the same id each."""
+
+    id: str
+    tenant: str
+
+
+class OfTenant(Protocol):
+    """Anything that names a job by its id and tenant."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def tenant(self) -> str: ...
+
+
+def key_of(job: OfTenant) -> JobKey:
+    return JobKey(job.id, job.tenant)
+
+
 _UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\Z")
 
 
@@ -45,8 +68,12 @@ def check_name(name: str, *, at: str) -> str:
     return name
 
 
+def is_id(text: str) -> bool:
+    return _UUID.match(text) is not None
+
+
 def check_id(text: str, *, at: str = "id") -> str:
-    if not _UUID.match(text):
+    if not is_id(text):
         raise Invalid(f"{text[:60]!r} is not a UUID in lower case", at=at)
     return text
 
@@ -116,9 +143,24 @@ def _made_id(text: str, queue: str) -> str:
 
 
 def text_id(raw: bytes) -> str:
+    """The id that these bytes, or a `raw_key`, begin with."""
     text = raw.hex()
-    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:32]}"
 
 
 def raw_id(text: str) -> bytes:
     return bytes.fromhex(text.replace("-", ""))
+
+
+def raw_key(id: str, tenant: str) -> bytes:
+    """A job's key in every store: the bytes of its id, then its tenant's name; of the default tenant the id alone."""
+    try:
+        raw = bytes.fromhex(id.replace("-", ""))
+    except ValueError:
+        raise Invalid(f"{id[:60]!r} is not a UUID", at="id") from None
+    return raw if tenant == DEFAULT_TENANT else raw + tenant.encode()
+
+
+def tenant_of(raw: bytes) -> str:
+    """The tenant in a `raw_key`."""
+    return raw[ID_SIZE:].decode() or DEFAULT_TENANT

@@ -88,17 +88,17 @@ class Live:
 
     async def events(self, request: Request) -> Response:
         """As server-sent events."""
-        tenant, job = await self.find(request)
+        job = await self.find(request)
         place = events.place(request.headers.get("last-event-id", ""))
         if job.state in FINISHED and place.told == job.state:
             return Response(status_code=204)  # all has been told: a browser comes back no more
-        return Stream(self._written(tenant, job, place), EVENT_STREAM)
+        return Stream(self._written(job, place), EVENT_STREAM)
 
-    async def _written(self, tenant: str, job: Job, place: Place) -> AsyncGenerator[bytes, None]:
+    async def _written(self, job: Job, place: Place) -> AsyncGenerator[bytes, None]:
         yield b"retry: 1000\n\n"
         loop = asyncio.get_running_loop()
         said = loop.time()
-        async with aclosing(self.follow(tenant, job, place)) as stream:
+        async with aclosing(self.follow(job, place)) as stream:
             async for news in stream:
                 if news is not None:
                     yield events.written(news[0])
@@ -108,11 +108,11 @@ class Live:
                     continue
                 said = loop.time()
 
-    async def follow(self, tenant: str, job: Job, place: Place) -> AsyncGenerator[News | None, None]:
+    async def follow(self, job: Job, place: Place) -> AsyncGenerator[News | None, None]:
         """What is new of a job, from a place on."""
         with self._counted():
             try:
-                async with aclosing(self._newsroom.follow(tenant, job, place)) as stream:
+                async with aclosing(self._newsroom.follow(job, place)) as stream:
                     async for news in stream:
                         yield news
                         if self.stopping.is_set():
@@ -120,11 +120,11 @@ class Live:
             except WindlassError:
                 return  # it is gone, or cannot be seen now: whoever comes back is told
 
-    async def find(self, connection: HTTPConnection, token: str | None = None) -> tuple[str, Job]:
-        """The job that somebody wants to follow, and in whose name."""
+    async def find(self, connection: HTTPConnection, token: str | None = None) -> Job:
+        """The job that somebody wants to follow."""
         tenant = await self._gate.admit(connection, "read", token=token)
         self._check_room()
-        return tenant, await self._service(Show(tenant=tenant, id=connection.path_params["id"]))
+        return await self._service(Show(tenant=tenant, id=connection.path_params["id"]))
 
     async def send(self, connection: HTTPConnection, token: str | None, id: str, data: bytes) -> None:
         """A message to a job, from somebody who may do more than look."""

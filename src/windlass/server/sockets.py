@@ -63,11 +63,11 @@ class Streams(Protocol):
     stopping: asyncio.Event
     wording: "Wording"
 
-    async def find(self, connection: HTTPConnection, token: str | None = None) -> tuple[str, Job]: ...
+    async def find(self, connection: HTTPConnection, token: str | None = None) -> Job: ...
 
     async def send(self, connection: HTTPConnection, token: str | None, id: str, data: bytes) -> None: ...
 
-    def follow(self, tenant: str, job: Job, place: Place) -> AsyncGenerator[News | None, None]: ...
+    def follow(self, job: Job, place: Place) -> AsyncGenerator[News | None, None]: ...
 
 
 async def converse(socket: WebSocket, streams: Streams) -> None:
@@ -75,14 +75,14 @@ async def converse(socket: WebSocket, streams: Streams) -> None:
         check_origin(socket)
         since, token = socket.headers.get("last-event-id", ""), None
         if "authorization" in socket.headers:
-            tenant, job = await streams.find(socket)
+            job = await streams.find(socket)
             await socket.accept()
         else:
             await socket.accept()
             hello = await _hello(socket)
             since, token = hello.since, hello.token
-            tenant, job = await streams.find(socket, token)
-        await _Talk(socket, streams, token, tenant, job).hold(events.place(since))
+            job = await streams.find(socket, token)
+        await _Talk(socket, streams, token, job).hold(events.place(since))
     except WindlassError as fault:
         await _refuse(socket, fault)
     except WebSocketDisconnect:
@@ -111,11 +111,10 @@ async def _refuse(socket: WebSocket, fault: WindlassError) -> None:
 class _Talk:
     """What is said, both ways."""
 
-    def __init__(self, socket: WebSocket, streams: Streams, token: str | None, tenant: str, job: Job) -> None:
+    def __init__(self, socket: WebSocket, streams: Streams, token: str | None, job: Job) -> None:
         self._socket = socket
         self._streams = streams
         self._token = token
-        self._tenant = tenant
         self._job = job
         self._outbox = Outbox(self._send)
 
@@ -137,7 +136,7 @@ class _Talk:
     async def _tell(self, place: Place) -> int:
         """Why there is no more to say."""
         outbox = self._outbox
-        async with aclosing(self._streams.follow(self._tenant, self._job, place)) as stream:
+        async with aclosing(self._streams.follow(self._job, place)) as stream:
             async for news in stream:
                 if news is not None:
                     self._put(*news)

@@ -3,7 +3,8 @@
 A store knows SQL or keys; it decides nothing. Whichever state comes next was decided in `model.lifecycle` and arrives
 as a `Move`; the store checks the move's guards and writes it whole, or refuses it. What every store promises:
 
-- `add` is idempotent by id, and arrival order is a sequence that the store keeps.
+- A job is named by its id and its tenant (`JobKey`): the same id in two tenants is two jobs.
+- `add` is idempotent by that key, and arrival order is a sequence that the store keeps.
 - `claim` is one atomic step: a job is leased to one worker under a token, or not at all. The same nonce again answers
   the same jobs.
 - Every write by a worker is fenced by that token.
@@ -27,6 +28,7 @@ from msgspec import Struct
 from windlass.model.errors import Unavailable
 from windlass.model.job import Chunk, Job, NewChunk, NewJob, Progress, Reason, State
 from windlass.model.lifecycle import Move
+from windlass.model.names import JobKey
 from windlass.model.operations import Glimpse
 from windlass.model.worker import NewWorker, Worker
 
@@ -93,6 +95,7 @@ class Touch(Struct, frozen=True):
     """A sign of life of one running job."""
 
     id: str
+    tenant: str
     token: bytes
     pid: int | None = None
     progress: Progress | None = None
@@ -115,6 +118,7 @@ class Done(Struct, frozen=True, gc=False):
     """A success on its way into a store."""
 
     id: str
+    tenant: str
     token: bytes
     code: int
     result: bytes | None
@@ -253,6 +257,11 @@ Take = Callable[[Glimpse | None, Callable[[], list[Record]]], object]
 """Who takes what a wish is given: what is seen of it in passing, if anything, and the way to read it."""
 
 
+def end_topic(key: JobKey) -> str:
+    """What to listen to for the end of a job."""
+    return f"end/{key.id}/{key.tenant}"
+
+
 class Listener(Protocol):
     """Hears that something happened, not what: whoever waits looks for itself."""
 
@@ -272,7 +281,7 @@ class Store(Protocol):
     """Where jobs live. At most twenty methods; a test counts them."""
 
     async def add(self, drafts: Sequence[Draft]) -> list[bool]:
-        """Keep new jobs; for each, whether it is new. One whose id is there changes nothing.
+        """Keep new jobs; for each, whether it is new. One whose id its tenant has already changes nothing.
 
         Raises `flow.StaleRules` if a group was made under other rules than those in force. Then it keeps none, or says
         which it has kept.
@@ -304,15 +313,15 @@ class Store(Protocol):
         """Write moves; for each, whether its guards held. A refused move changes nothing."""
         ...
 
-    async def read(self, ids: Sequence[str], *, payload: bool = False) -> Reading:
+    async def read(self, keys: Sequence[JobKey], *, payload: bool = False) -> Reading:
         """Look jobs up."""
         ...
 
-    async def result(self, id: str) -> Kept | None:
+    async def result(self, key: JobKey) -> Kept | None:
         """The result of a job, unless its time is over; if it is kept for one reading only, it is gone afterwards."""
         ...
 
-    async def output(self, id: str, after: int, limit: int) -> list[Chunk]:
+    async def output(self, key: JobKey, after: int, limit: int) -> list[Chunk]:
         """What a job has put out beyond a chunk's number: the newest of it, up to `MOST_OUTPUT` and `MOST_CHUNKS`.
 
         Kept from one run to the next until somebody wants the job again; the numbers go on even then.
@@ -369,7 +378,7 @@ class Store(Protocol):
         ...
 
     def listen(self, topics: Sequence[str]) -> AbstractAsyncContextManager[Listener]:
-        """Hear of new work (`work/QUEUE`), the end of a job (`end/ID`), orders to a worker (`order/WORKER`).
+        """Hear of new work (`work/QUEUE`), the end of a job (`end_topic`), orders to a worker (`order/WORKER`).
 
         And that a worker's wish was granted (`wish/WORKER`), by stores that keep wishes; that a job has ripened where
         none was ripe (`house/ripe`).

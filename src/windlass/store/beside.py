@@ -1,7 +1,7 @@
 """What a store does beside keeping jobs: settings on a shelf, news on a wire, journals drained, replicas waited for.
 
 Small contracts of their own, so that whoever needs one of them need not know the rest. Every store is a shelf, a
-wire and a timetable; only a store on a server has the others.
+wire, a timetable and a directory; only a store on a server has the others.
 """
 
 from collections.abc import Sequence
@@ -37,6 +37,14 @@ class Timetable(Protocol):
 
     async def next_run(self) -> float | None:
         """Seconds until the first of the scheduled jobs is due, 0 if it is; null = none is scheduled."""
+        ...
+
+
+class Directory(Protocol):
+    """Knows whose an id is. Every store is one too."""
+
+    async def owners(self, ids: Sequence[str]) -> list[list[str]]:
+        """For each id the tenants that have a job of it, by name."""
         ...
 
 

@@ -25,6 +25,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from windlass.model.names import JobKey
+
 FLEXIBLE = "~"
 YIELDING = "!"
 EXPLICIT = "="
@@ -108,6 +110,7 @@ class Regroup(Struct, frozen=True):
     """A job is to belong to another group. Refused unless it still is in the one before, and has not ended."""
 
     id: str
+    tenant: str
     before: str
     after: str
 
@@ -177,7 +180,7 @@ class Flow(Protocol):
         """What is queued (`tenant` may be `-`), at most so many jobs of each group."""
         ...
 
-    async def rank(self, id: str) -> int | None:
+    async def rank(self, key: JobKey) -> int | None:
         """How many jobs of its own tenant, queue, task and group are ahead of a queued job; null = it is not queued.
 
         A store may stop counting at `MOST_RANKED`: then there are at least so many.

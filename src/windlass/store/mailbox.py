@@ -11,6 +11,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from windlass.model.job import Message
+from windlass.model.names import JobKey
 
 MOST_COLLECTED = 4 << 20
 """Bytes of messages that are handed out at once; the rest waits for the next time."""
@@ -30,6 +31,7 @@ class Reader(Struct, frozen=True):
     """Who asks for the messages to a job that it holds."""
 
     id: str
+    tenant: str
     token: bytes
     after: int
     """The number of the last one that it has: those up to it are forgotten. 0 = none yet."""
@@ -38,7 +40,7 @@ class Reader(Struct, frozen=True):
 class Mailbox(Protocol):
     """Where messages to jobs lie. Every store is one too."""
 
-    async def post(self, id: str, data: bytes) -> Posted:
+    async def post(self, key: JobKey, data: bytes) -> Posted:
         """Keep a message for a job that has not ended; whoever holds it hears a notice (`order/WORKER`)."""
         ...
 

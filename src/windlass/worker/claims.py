@@ -158,7 +158,8 @@ class Claims:
         except WindlassError:
             return  # their lease will run out
         for one in taken:
-            self._jobs.reports.release(Unrun(id=one.job.id, token=one.token))
+            tenant = one.job.tenant if self._jobs.reports.name_tenants else None
+            self._jobs.reports.release(Unrun(id=one.job.id, token=one.token, tenant=tenant))
 
     async def _unless_broken_off(self, ask: Callable[[], Awaitable[T]]) -> T | None:
         """Ask until the store answers; null = somebody did not want to wait for it."""

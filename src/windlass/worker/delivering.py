@@ -129,7 +129,9 @@ class Delivery:
         form = self._worker.format
         try:
             said = wire.decode(body, dict[str, Raw], form)
-            whole = wire.encode([{**said, "id": claimed.job.id, "token": claimed.token}], form)
+            whole = wire.encode(
+                [{**said, "id": claimed.job.id, "token": claimed.token, "tenant": claimed.job.tenant}], form
+            )
             (report,) = self._language.decode(whole, list[Finished], form)
         except Invalid as fault:
             raise NotDelivered(f"the answer is no outcome: {fault}") from None

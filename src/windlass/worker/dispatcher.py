@@ -7,16 +7,17 @@ whether it says anything or not.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Protocol
+from typing import Protocol, TypedDict
 
 from msgspec.structs import replace
 
 from windlass.model.errors import Unavailable, WindlassError
 from windlass.model.job import Error, Reason
 from windlass.model.lifecycle import Verdict
+from windlass.model.names import JobKey, key_of
 from windlass.model.operations import Began, Begin, Claimed, Finish, Finished, Release, Renewed, Service, Unrun
 from windlass.model.ports import Chance, Clock
 from windlass.model.wire import FAULTS
@@ -83,7 +84,7 @@ class Dispatcher:
         self._delivery = delivery
         self._clock = clock
         self._chance = chance
-        self._runs: dict[str, _Run] = {}
+        self._runs: dict[JobKey, _Run] = {}
         self._changed = asyncio.Event()
         self._unknown: dict[str, float] = {}
         self._failures = 0
@@ -101,10 +102,10 @@ class Dispatcher:
                     await self._give_back(run.claimed)
             await self._delivery.close()
 
-    def ended(self, ids: Collection[str]) -> None:
+    def ended(self, keys: Iterable[JobKey]) -> None:
         """The worker has told of these jobs."""
-        for id in ids:
-            if (run := self._runs.get(id)) is not None:
+        for key in keys:
+            if (run := self._runs.get(key)) is not None:
                 run.ended.set()
 
     # Claiming
@@ -133,7 +134,7 @@ class Dispatcher:
                 self._start(group, _Run(one, _allowed(one)))
 
     def _start(self, group: asyncio.TaskGroup, run: _Run) -> None:
-        self._runs[run.claimed.job.id] = run
+        self._runs[key_of(run.claimed.job)] = run
         group.create_task(self._follow(run))
 
     def _all_delivered(self) -> bool:
@@ -169,8 +170,8 @@ class Dispatcher:
                     await run.ended.wait()
         except TimeoutError:
             await (self._give_back(run.claimed) if run.unwanted else self._time_out(run.claimed))
-        if self._runs.get(run.claimed.job.id) is run:  # it may have been given back, and claimed again by now
-            del self._runs[run.claimed.job.id]
+        if self._runs.get(key_of(run.claimed.job)) is run:  # it may have been given back, and claimed again by now
+            del self._runs[key_of(run.claimed.job)]
         self._changed.set()
 
     def _time_left(self, claimed: Claimed) -> float | None:
@@ -200,7 +201,7 @@ class Dispatcher:
             return False
         run.delivered = True
         self._changed.set()
-        began = Began(id=claimed.job.id, token=claimed.token, pid=max(1, self.worker.pid))
+        began = Began(**_named(claimed), pid=max(1, self.worker.pid))
         await self._say(lambda: self._service(Begin(tenant=self.worker.tenant, worker=self.worker.id, jobs=[began])))
         return True
 
@@ -216,9 +217,7 @@ class Dispatcher:
     async def _time_out(self, claimed: Claimed) -> None:
         said = f"ran longer than its time limit of {_allowed(claimed) or 0:g} s"
         error = Error(type="Timeout", message=said)
-        await self._finish(
-            Finished(id=claimed.job.id, token=claimed.token, outcome=Verdict.ERROR, error=error, reason=Reason.TIMEOUT)
-        )
+        await self._finish(Finished(**_named(claimed), outcome=Verdict.ERROR, error=error, reason=Reason.TIMEOUT))
 
     async def _finish(self, report: Finished) -> None:
         await self._say(lambda: self._service(Finish(tenant=self.worker.tenant, worker=self.worker.id, jobs=[report])))
@@ -228,7 +227,7 @@ class Dispatcher:
             await self._give_back(one)
 
     async def _give_back(self, claimed: Claimed) -> None:
-        unrun = Unrun(id=claimed.job.id, token=claimed.token)
+        unrun = Unrun(**_named(claimed))
         await self._say(lambda: self._service(Release(tenant=self.worker.tenant, worker=self.worker.id, jobs=[unrun])))
 
     async def _say(self, ask: Callable[[], Awaitable[object]]) -> None:
@@ -258,18 +257,22 @@ class Dispatcher:
             if not self._runs:
                 continue
             try:
-                renewed = await self._book.renew(self.worker, [run.claimed for run in self._runs.values()])
+                for some in _apart(self._runs.values()):
+                    self._obey(some, await self._book.renew(self.worker, [run.claimed for run in some.values()]))
             except WindlassError as fault:
                 log.warning("cannot renew for %s: %s", self.worker.name, fault)
+
+    def _obey(self, asked: Mapping[str, _Run], renewed: Renewed) -> None:
+        for id in renewed.lost:
+            asked[id].ended.set()
+        for order in renewed.orders:
+            run = asked[order.id]
+            if run.unwanted:
                 continue
-            self.ended(renewed.lost)
-            for order in renewed.orders:
-                if (run := self._runs.get(order.id)) is None or run.unwanted:
-                    continue
-                if order.order == "deadline":
-                    self._shorten(run, order.deadline)
-                else:
-                    self._stop(run)
+            if order.order == "deadline":
+                self._shorten(run, order.deadline)
+            else:
+                self._stop(run)
 
     def _shorten(self, run: _Run, deadline: datetime | None) -> None:
         """Time was taken from a running job: its limit comes as much earlier as its deadline does."""
@@ -285,6 +288,28 @@ class Dispatcher:
         now = asyncio.get_running_loop().time()
         until = now + STOP_WITHIN if run.delivered else now
         run.limit.reschedule(min(until, run.limit.when() or until))
+
+
+class _Named(TypedDict):
+    id: str
+    token: str
+    tenant: str
+
+
+def _named(claimed: Claimed) -> _Named:
+    return {"id": claimed.job.id, "token": claimed.token, "tenant": claimed.job.tenant}
+
+
+def _apart(runs: Iterable[_Run]) -> list[dict[str, _Run]]:
+    """Runs by id, in as many parts as one id has tenants: answers name ids."""
+    parts: list[dict[str, _Run]] = []
+    for run in runs:
+        id = run.claimed.job.id
+        part = next((part for part in parts if id not in part), None)
+        if part is None:
+            parts.append(part := {})
+        part[id] = run
+    return parts
 
 
 def _allowed(claimed: Claimed) -> float | None:

@@ -90,9 +90,9 @@ class Handled:
         """Stop a job, which then ends like any other."""
         if held.number in self._waiting:
             self._waiting.discard(held.number)
-            self._holder.leave(held, Unrun(id=held.id, token=held.token))
+            self._holder.leave(held, Unrun(id=held.id, token=held.token, tenant=held.tenant))
         else:
-            self._functions.stop(held.id, "stopped while it ran")
+            self._functions.stop(held.id, held.job.tenant, "stopped while it ran")
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -161,7 +161,7 @@ class Handled:
         for held, _ in given:
             self._waiting.discard(held.number)
             if self._holder.held.get(held.number) is held:
-                self._holder.leave(held, Unrun(id=held.id, token=held.token, delay=POSTPONED))
+                self._holder.leave(held, Unrun(id=held.id, token=held.token, tenant=held.tenant, delay=POSTPONED))
 
 
 class _Ear:
@@ -196,7 +196,7 @@ class _Ear:
         if held.stopping is None:
             log.warning("job %s was not begun: %s", held.id, outcome.message)
         delay = POSTPONED if held.stopping is None else None
-        self._holder.leave(held, Unrun(id=held.id, token=held.token, delay=delay))
+        self._holder.leave(held, Unrun(id=held.id, token=held.token, tenant=held.tenant, delay=delay))
 
     def _allowed(self, outcome: FunctionOutcome) -> FunctionOutcome:
         """An outcome, unless it asks for more than its tenant may have."""

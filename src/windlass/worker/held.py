@@ -46,14 +46,16 @@ class Held:
 
     __slots__ = (
         "_unsaid", "asked", "began", "context", "deadline", "given", "id", "job", "log", "number", "process",
-        "progress", "since", "stopping", "taken", "timer", "token",
+        "progress", "since", "stopping", "taken", "tenant", "timer", "token",
     )  # fmt: skip
 
-    def __init__(self, number: int, job: Job, token: str, since: float) -> None:
+    def __init__(self, number: int, job: Job, token: str, since: float, tenant: str | None = None) -> None:
         self.number = number
         self.job = job
         self.id = job.id
         self.token = token
+        self.tenant = tenant
+        """Whose it is, where its reports must say that: the worker serves all tenants."""
         self.since = since
         """When it was claimed, by the supervisor's own clock."""
         self.deadline = job.deadline
@@ -136,5 +138,10 @@ class Held:
         progress, self.progress = self.progress, None
         log, self.log, self._unsaid = self.log, [], 0
         return Alive(
-            id=self.id, token=self.token, progress=progress, output=[*_chunks(log)], deadline=self.told_deadline
+            id=self.id,
+            token=self.token,
+            tenant=self.tenant,
+            progress=progress,
+            output=[*_chunks(log)],
+            deadline=self.told_deadline,
         )

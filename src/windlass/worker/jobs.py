@@ -120,7 +120,8 @@ class Jobs:
         elsewhere: list[tuple[Held, Claimed]] = []
         for one in claimed:
             job = one.job
-            held = Held(next(self._numbers) if begun is None else begun[0], job, one.token, now)
+            tenant = job.tenant if self.reports.name_tenants else None
+            held = Held(next(self._numbers) if begun is None else begun[0], job, one.token, now, tenant)
             self.held[held.number] = held
             if begun is not None:
                 held.context = begun[1]
@@ -268,7 +269,7 @@ class Jobs:
             held.stopping = held.stopping or Stop.BACK
             if held.context is None:
                 self._stop_elsewhere(held)
-                self.leave(held, Unrun(id=held.id, token=held.token))
+                self.leave(held, Unrun(id=held.id, token=held.token, tenant=held.tenant))
                 continue
             self._crew.pool.kill(held.context, signal.SIGKILL, tree=True)
             kept = self._kept.pop(held.context, None)
@@ -305,7 +306,9 @@ class Jobs:
 
     def _end(self, held: Held, ending: Ending) -> None:
         if ending.snooze is not None:
-            self.leave(held, Unrun(id=held.id, token=held.token, delay=ending.snooze, rests=ending.rests))
+            self.leave(
+                held, Unrun(id=held.id, token=held.token, tenant=held.tenant, delay=ending.snooze, rests=ending.rests)
+            )
         else:
             self.leave(held, finished(held, ending))
 
@@ -322,7 +325,7 @@ class Jobs:
         if self.gossip is not None:
             self.gossip.forget(held)
         if held.stopping is Stop.BACK and not (isinstance(report, Finished) and report.outcome is Verdict.OK):
-            self.reports.release(Unrun(id=held.id, token=held.token))
+            self.reports.release(Unrun(id=held.id, token=held.token, tenant=held.tenant))
         elif isinstance(report, Unrun):
             self.reports.release(report)
         elif held.stopping is not Stop.LOST:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from datetime import datetime
+from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import Protocol
@@ -17,7 +18,7 @@ from windlass.model.operations import MOST_AT_ONCE, Alive, Began, Begin, Deliver
 from windlass.model.ports import Clock
 from windlass.worker.held import Held, Stop
 from windlass.worker.membership import Membership
-from windlass.worker.parts import tell_all
+from windlass.worker.parts import apart, tell_all
 
 log = logging.getLogger("windlass.worker")
 
@@ -81,16 +82,19 @@ class Leases:
             started = self._clock.monotonic()
             held = self._holder.held.values()
             grown = [one for one in held if started - one.since >= YOUNG]
-            wait = self._membership.lease / 3 if len(grown) == len(held) else YOUNG
+            asked, *others = apart(grown)
+            wait = self._membership.lease / 3 if len(grown) == len(held) and not others else YOUNG
             try:
-                renewed = await self._ask(grown, wait)
+                for some in others:
+                    self._obey(some, await self._ask(some, 0.0))
+                renewed = await self._ask(asked, wait)
             except Missing:
                 await self._introduce_again()
             except WindlassError as fault:
                 log.warning("cannot renew: %s", fault)
                 await self._clock.sleep(TRY_AGAIN)
             else:
-                self._obey(grown, renewed)
+                self._obey(asked, renewed)
                 # It may have been answered early for nothing: a job that ended meanwhile, or is being stopped already.
                 # And a message that has just come is mostly taken in that time, so that the next question asks on.
                 since = self._clock.monotonic() if renewed.messages else started
@@ -98,7 +102,10 @@ class Leases:
 
     async def _ask(self, jobs: list[Held], wait: float) -> Renewed:
         """Ask for orders; broken off when jobs have come meanwhile, for the answer would not speak of them."""
-        alive = [Alive(id=one.id, token=one.token, deadline=one.told_deadline, heard=one.heard) for one in jobs]
+        alive = [
+            Alive(id=one.id, token=one.token, tenant=one.tenant, deadline=one.told_deadline, heard=one.heard)
+            for one in jobs
+        ]
         for one, asked in zip(jobs, alive, strict=True):
             one.asked = asked.heard is not None
         asking = asyncio.ensure_future(self._service(Renew(**self._membership.names(), jobs=alive, wait=wait)))
@@ -189,14 +196,19 @@ class Leases:
         begun = [one for one in fresh if one.pid is not None][:MOST_AT_ONCE]
         late = await tell_all(begun, self._tell_pids, apart=self._apart)
         news, self._news = list(self._news.values()), {}
-        said = [one.tell() for one in news]
-        late = await tell_all(said, lambda some: self._pass_on(news, some), apart=self._apart) or late
+        for some in apart(news):
+            said = [one.tell() for one in some]
+            late = await tell_all(said, partial(self._pass_on, some), apart=self._apart) or late
         self._apart = late is not None
         if late is not None:
             raise late
 
     async def _tell_pids(self, began: Sequence[Held]) -> None:
-        jobs = [Began(id=one.id, token=one.token, pid=pid) for one in began if (pid := one.pid) is not None]
+        jobs = [
+            Began(id=one.id, token=one.token, tenant=one.tenant, pid=pid)
+            for one in began
+            if (pid := one.pid) is not None
+        ]
         await self._service(Begin(**self._membership.names(), jobs=jobs))
         for one in began:
             one.began = True

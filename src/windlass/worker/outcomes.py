@@ -36,7 +36,13 @@ def finished(held: Held, ending: Ending) -> Finished:
     if ending.verdict is Verdict.OK:
         result = UNSET if ending.result is None else Raw(ending.result)
         return Finished(
-            id=held.id, token=held.token, outcome=Verdict.OK, code=ending.code, result=result, jobs=ending.jobs
+            id=held.id,
+            token=held.token,
+            tenant=held.tenant,
+            outcome=Verdict.OK,
+            code=ending.code,
+            result=result,
+            jobs=ending.jobs,
         )
     error, reason = ending.error or Error(), None
     if held.stopping in STOPPED:
@@ -50,6 +56,7 @@ def finished(held: Held, ending: Ending) -> Finished:
     return Finished(
         id=held.id,
         token=held.token,
+        tenant=held.tenant,
         outcome=verdict,
         code=None if reason else ending.code,
         error=error,
@@ -89,6 +96,7 @@ def answered(held: Held, outcome: FunctionOutcome, delays: Sequence[float] = ())
         return Finished(
             id=held.id,
             token=held.token,
+            tenant=held.tenant,
             outcome=verdict,
             code=code,
             result=UNSET if outcome.result is None else Raw(outcome.result),
@@ -107,6 +115,7 @@ def answered(held: Held, outcome: FunctionOutcome, delays: Sequence[float] = ())
     return Finished(
         id=held.id,
         token=held.token,
+        tenant=held.tenant,
         outcome=verdict,
         code=None if reason or outcome.reason else code,
         error=error,
@@ -139,4 +148,4 @@ def _chained(held: Held, task: str, payload: str, delay: float) -> NewJob:
 def refused(held: Held, why: str) -> Finished:
     """The report on a job that this worker will not run."""
     error = Error(type="Refused", message=why)
-    return Finished(id=held.id, token=held.token, outcome=Verdict.ERROR, error=error)
+    return Finished(id=held.id, token=held.token, tenant=held.tenant, outcome=Verdict.ERROR, error=error)

@@ -4,6 +4,7 @@ How many parts there are is the store's business. But ids end alike where queues
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
@@ -31,6 +32,18 @@ def by_part(said: Iterable[N]) -> dict[Part, list[N]]:
     for one in said:
         parts.setdefault(part_of(one), []).append(one)
     return parts
+
+
+def apart(said: Iterable[N]) -> list[list[N]]:
+    """Lists in which no id is twice, mostly one: answers name ids, and jobs of two tenants may have the same."""
+    lists: list[list[N]] = [[]]
+    met: Counter[str] = Counter()
+    for one in said:
+        if met[one.id] == len(lists):
+            lists.append([])
+        lists[met[one.id]].append(one)
+        met[one.id] += 1
+    return lists
 
 
 async def tell_all(

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from windlass.model.errors import Denied, WindlassError
-from windlass.model.names import EVERY_TENANT
+from windlass.model.names import EVERY_TENANT, JobKey
 from windlass.model.operations import (
     A,
     Applied,
@@ -94,7 +94,11 @@ class Push:
             case Unregister(), _ if operation.worker in self._dispatchers:
                 self._poked.set()
             case ((Finish() | Release()), Applied()) if operation.worker in self._dispatchers:
-                self._dispatchers[operation.worker][0].ended(answer.applied)
+                # Where two tenants have an id of which one report was refused, the next renewal tells.
+                sure = {*answer.applied} - {*answer.refused}
+                tenant = self._dispatchers[operation.worker][0].worker.tenant
+                keys = [JobKey(one.id, one.tenant or tenant) for one in operation.jobs if one.id in sure]
+                self._dispatchers[operation.worker][0].ended(keys)
         return answer
 
     async def _check(self, worker: NewWorker) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from windlass.model.errors import Busy, Damaged, Full, Missing, Unavailable, WindlassError
 from windlass.model.lifecycle import Verdict
+from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import (
     MOST_AT_ONCE,
     Alive,
@@ -95,6 +96,11 @@ class Reports:
         """Why something could not be reported, and cannot be until somebody repairs the store."""
         self._broken: BaseException | None = None
         """What nobody has expected, and ends the worker."""
+
+    @property
+    def name_tenants(self) -> bool:
+        """Whether each report must say whose job it is of."""
+        return self._membership.tenant == EVERY_TENANT
 
     def finish(self, report: Finished, last_words: Alive | None = None) -> None:
         """Report how a job ended; what it said last is passed on before, for afterwards nobody may speak for it."""
@@ -252,7 +258,7 @@ def _instead_of(letter: Letter, fault: WindlassError) -> list[Letter]:
 def hopeless(report: Finished, fault: WindlassError) -> Finished:
     """What is said of a job whose own report is refused, because its result is too large for instance."""
     message = f"the outcome could not be kept: {fault}"
-    return Finished(id=report.id, token=report.token, outcome=Verdict.FAILED, message=message)
+    return Finished(id=report.id, token=report.token, tenant=report.tenant, outcome=Verdict.FAILED, message=message)
 
 
 def _batches(reports: list[Finished]) -> list[list[Finished]]:

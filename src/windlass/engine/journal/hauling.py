@@ -11,6 +11,7 @@ from windlass.engine.desk import MOST_ROUNDS, Desk
 from windlass.engine.following import unblock
 from windlass.engine.journal.runs import Entry
 from windlass.model.errors import PartAway, Unavailable
+from windlass.model.names import JobKey, key_of
 from windlass.model.ports import Clock
 from windlass.store import Draft
 from windlass.store.beside import Haul, Hauled, Ledger
@@ -64,7 +65,7 @@ class Hauling:
         """Give jobs to the store, each in its group under the rules in force. Those that wait are decided at once."""
         drafts = [aged(entry, self._clock) for entry in entries]
         hauled = await self._carry(strand, since, upto, drafts, surely=surely)
-        if hauled.mark == upto and (waiting := [draft.id for draft in drafts if draft.new.after]):
+        if hauled.mark == upto and (waiting := [key_of(draft) for draft in drafts if draft.new.after]):
             await self._unblock(waiting)
         return hauled
 
@@ -84,14 +85,14 @@ class Hauling:
         within = ANSWER_WITHIN if self.ledger.strands == 1 else PART_AWAY_WITHIN
         return await in_time(self.ledger.drain(haul), within + (self.replicated_within if surely else 0.0))
 
-    async def _unblock(self, waiting: Sequence[str]) -> None:
+    async def _unblock(self, waiting: Sequence[JobKey]) -> None:
         """Those that wait for something in a part that is away are looked after when it is back."""
         try:
             await unblock(self._desk, waiting)
         except PartAway:
-            for id in waiting:
+            for key in waiting:
                 with suppress(PartAway):
-                    await unblock(self._desk, [id])
+                    await unblock(self._desk, [key])
 
 
 async def in_time(answer: Awaitable[T], within: float) -> T:

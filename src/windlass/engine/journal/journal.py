@@ -22,7 +22,7 @@ from windlass.engine.journal.waiting import Waiting
 from windlass.engine.journal.writer import Blank, Parcel, Writer, Written
 from windlass.engine.lines import Lines, lines_in, parts_of
 from windlass.model.errors import JournalFull
-from windlass.model.names import raw_id
+from windlass.model.names import JobKey, raw_id
 from windlass.model.ports import Chance, Clock
 from windlass.store import Draft
 from windlass.store.alike import alike
@@ -141,9 +141,9 @@ class Journal:
         parcel = Parcel(to_micros(self._clock.now()), jobs, blanks, size)
         return (await self._writer.write(parcel)).places[-1].sequence
 
-    def find(self, id: str) -> Entry | None:
+    def find(self, key: JobKey) -> Entry | None:
         """A job that has not been drained."""
-        found = self._waiting.find(raw_id(id))
+        found = self._waiting.find(raw_id(key.id), key.tenant)
         if found is None or found[0] <= self.drained:
             return None
         sequence, at = found

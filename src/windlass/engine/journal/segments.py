@@ -63,6 +63,8 @@ class Place(NamedTuple):
     sequence: int
     """Of the last of them."""
     at: int
+    tenant: str
+    """Whose they are."""
 
     @property
     def first(self) -> int:
@@ -148,7 +150,7 @@ def _places(data: bytes, header: Header, upto: int | None) -> tuple[list[Place],
     at = HEADER_SIZE
     for found in examine(data, header, upto):
         if isinstance(found, Record):
-            places.append(Place(ids_of(data, found), found.sequence, at))
+            places.append(Place(ids_of(data, found), found.sequence, at, found.tenant))
             at = found.end
         else:
             faults.append(found)

@@ -18,7 +18,7 @@ from msgspec import Raw
 from msgspec.structs import asdict, replace
 
 from windlass.engine import Engine
-from windlass.engine.desk import no_job, owns
+from windlass.engine.desk import no_job
 from windlass.engine.drafts import check_terms, checked_parts, drafts_of, lines_of
 from windlass.engine.estimates import at_the_door, before_the_door, through_the_door
 from windlass.engine.journal.drainer import Drainer
@@ -31,7 +31,7 @@ from windlass.engine.sureness import accepted_all, taking
 from windlass.model.errors import PartAway, Unavailable, WindlassError
 from windlass.model.fresh_ids import SIZE, texts_like
 from windlass.model.job import Job, Reason, State, Terms
-from windlass.model.names import check_id
+from windlass.model.names import JobKey, check_id, key_of
 from windlass.model.operations import (
     A,
     Accepted,
@@ -81,7 +81,7 @@ class Journaled:
         self._journal = journal
         self._drainer = drainer
         self._clock = clock
-        self._being_accepted: dict[str, asyncio.Future[None]] = {}
+        self._being_accepted: dict[JobKey, asyncio.Future[None]] = {}
 
     async def __call__(self, operation: Operation[A], /) -> A:
         answer: Any
@@ -121,17 +121,15 @@ class Journaled:
             accepted = self._accepted(draft, created=True)
             estimate = await self._estimate(draft, accepted, _group(regime, draft), exact=exact)
             return accepted if estimate is None else replace(accepted, estimate=estimate)
-        entry = self._find(draft.id)
+        entry = self._find(key_of(draft))
         if entry is None or entry.draft is None:
             job = (await self._engine.desk.find(draft.id, operation.tenant)).job
             return Accepted(**asdict(job), created=False)
-        if entry.draft.tenant != draft.tenant:
-            raise no_job(draft.id)
         return self._accepted(entry.draft, created=False)
 
-    def _find(self, id: str) -> Entry | None:
+    def _find(self, key: JobKey) -> Entry | None:
         """A job that the store does not have yet."""
-        entry = self._journal.find(id)
+        entry = self._journal.find(key)
         return entry if entry is not None and self._drainer.lacks(entry) else None
 
     def _takes(self, draft: Draft) -> bool:
@@ -175,13 +173,13 @@ class Journaled:
         if not named:
             await self._keep(drafts, lambda: [draft.id for draft in drafts])
             return len(drafts)
-        ids = {draft.id for draft in drafts}
-        while others := [self._being_accepted[id] for id in ids if id in self._being_accepted]:
+        keys = {key_of(draft) for draft in drafts}
+        while others := [self._being_accepted[key] for key in keys if key in self._being_accepted]:
             await asyncio.wait(others)
-        known = {id: entry for id in ids if (entry := self._find(id)) is not None}
+        known = {key: entry for key in keys if (entry := self._find(key)) is not None}
         if known:
-            await self._replicated(max(entry.sequence for entry in known.values()), lambda: [*known])
-        fresh = [draft for draft in _once(drafts) if draft.id not in known]
+            await self._replicated(max(one.sequence for one in known.values()), lambda: [key.id for key in known])
+        fresh = [draft for draft in _once(drafts) if key_of(draft) not in known]
         if not fresh:
             return 0
         with self._drainer.anxious():
@@ -194,13 +192,13 @@ class Journaled:
         """Accept jobs under ids of others; whoever sends the same id meanwhile waits until it is known here."""
         known: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for draft in drafts:
-            self._being_accepted[draft.id] = known
+            self._being_accepted[key_of(draft)] = known
         try:
             return await self._journal.accept(drafts)
         finally:
             known.set_result(None)
             for draft in drafts:
-                del self._being_accepted[draft.id]
+                del self._being_accepted[key_of(draft)]
 
     async def _keep(self, jobs: Sequence[Draft] | Lines, ids: Callable[[], Sequence[str]]) -> None:
         """Accept jobs, and where replicas must have them too, wait for that."""
@@ -261,13 +259,13 @@ class Journaled:
         """A job while the store, or a part of it, takes none. Whoever would wait for its end waits for the store."""
         check_id(operation.id)
         until = self._clock.monotonic() + operation.wait
-        while (not self._drainer.flows or self._held_up(operation.id)) and self._clock.monotonic() < until:
+        while (not self._drainer.flows or self._held_up(operation)) and self._clock.monotonic() < until:
             await self._clock.sleep(LOOK_AGAIN)
-        entry = self._held_up(operation.id)
+        entry = self._held_up(operation)
         if entry is None or self._drainer.may_have(entry.sequence):
             return cast("Job | Result", await self._ask(operation))
         job = accepted_job(entry)
-        if job is None or not owns(operation.tenant, job):
+        if job is None:
             raise no_job(operation.id)
         if isinstance(operation, GetResult):
             return Result(state=job.state)
@@ -275,11 +273,11 @@ class Journaled:
             return replace(job, payload=Raw(bytes(entry.draft.new.payload)))
         return job
 
-    def _held_up(self, id: str) -> Entry | None:
+    def _held_up(self, operation: Show | GetResult) -> Entry | None:
         """A job that the store, or the part of it that it is for, does not take now."""
         if self._drainer.flows and not self._drainer.some_away:
             return None
-        entry = self._journal.find(id)
+        entry = self._journal.find(key_of(operation))
         if entry is None or not self._drainer.flows:
             return entry
         late = entry.draft is not None and self._drainer.is_away(entry.draft) and self._drainer.lacks(entry)

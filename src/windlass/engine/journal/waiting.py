@@ -1,14 +1,17 @@
 """Which jobs are only in the journal: found by id, in little memory however long the store is away.
 
-The newest are in a dictionary; what has waited longer is packed, 32 bytes a job. Batches stay as they are: the ids in
-them are in order. Whatever the store has taken is forgotten a page or a batch at a time.
+The newest are in a dictionary; what has waited longer is packed, 32 bytes a job: so a job is known there by sixteen
+bytes that stand for its id and tenant, and an id of one tenant never hides another's. Batches stay as they are: the ids
+in them are in order. Whatever the store has taken is forgotten a page or a batch at a time.
 """
 
+import hashlib
 from collections import deque
 from typing import NamedTuple
 
 from windlass.engine.journal.format import ID_SIZE
 from windlass.engine.journal.segments import Place
+from windlass.model.names import DEFAULT_TENANT
 
 PAGE = 8192
 """Jobs of one page. Packing it takes a few milliseconds."""
@@ -17,7 +20,7 @@ ENTRY = 32
 
 
 class _Page(NamedTuple):
-    """Sixteen bytes of id, eight of sequence, eight of place, sorted by id."""
+    """Sixteen bytes of `_name`, eight of sequence, eight of place, sorted."""
 
     packed: bytes
     last: int
@@ -39,7 +42,7 @@ class Waiting:
         if len(place.ids) > ID_SIZE:
             self._batches.append(place)
             return
-        self._new[place.ids] = (place.sequence, place.at)
+        self._new[_name(place.ids, place.tenant)] = (place.sequence, place.at)
         self._last = place.sequence
         if len(self._new) >= PAGE:
             self._turn()
@@ -50,16 +53,17 @@ class Waiting:
         self._old, self._old_last = self._new, self._last
         self._new = {}
 
-    def find(self, id: bytes) -> tuple[int, int] | None:
-        """Its sequence and where it lies in its segment: of the first record with that id that is still waiting."""
+    def find(self, id: bytes, tenant: str) -> tuple[int, int] | None:
+        """Its sequence and where it lies in its segment: of the first record of that job that is still waiting."""
+        name = _name(id, tenant)
         for page in self._pages:
-            if found := _look(page.packed, id):
+            if found := _look(page.packed, name):
                 return found
-        return self._old.get(id) or self._new.get(id) or self._find_in_batches(id)
+        return self._old.get(name) or self._new.get(name) or self._find_in_batches(id, tenant)
 
-    def _find_in_batches(self, id: bytes) -> tuple[int, int] | None:
+    def _find_in_batches(self, id: bytes, tenant: str) -> tuple[int, int] | None:
         for place in self._batches:
-            if place.ids[:ID_SIZE] <= id <= place.ids[-ID_SIZE:]:
+            if place.tenant == tenant and place.ids[:ID_SIZE] <= id <= place.ids[-ID_SIZE:]:
                 number = _first_from(place.ids, ID_SIZE, id)
                 if place.ids[number * ID_SIZE : (number + 1) * ID_SIZE] == id:
                     return place.first + number, place.at
@@ -75,6 +79,11 @@ class Waiting:
             self._old = {}
         if self._new and self._last <= upto:
             self._new = {}
+
+
+def _name(id: bytes, tenant: str) -> bytes:
+    """Sixteen bytes for a job: its id, mixed with its tenant in a way that nobody can aim at another's job."""
+    return id if tenant == DEFAULT_TENANT else hashlib.sha256(id + tenant.encode()).digest()[:ID_SIZE]
 
 
 def _packed(places: dict[bytes, tuple[int, int]]) -> bytes:

@@ -170,7 +170,7 @@ class Writer:
             for blank in parcel.blanks:
                 record, ids = _record(header, sequence, parcel.accepted, blank), blank.ids
                 sequence += len(ids) // ID_SIZE
-                own.append(Place(ids, sequence - 1, at))
+                own.append(Place(ids, sequence - 1, at, blank.tenant.decode()))
                 parts += record
                 at += sum(map(len, record))
             places.append(own)

@@ -20,6 +20,7 @@ from windlass.model.job import (
     Time,
 )
 from windlass.model.lifecycle import Verdict
+from windlass.model.names import Name
 from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
 from windlass.model.retry import Seconds
 from windlass.model.worker import NewWorker, Worker
@@ -111,6 +112,8 @@ class Held(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
 
     id: str
     token: str
+    tenant: Name | None = None
+    """Whose job it is; null = the worker's own tenant's. A worker of all tenants says it of each job."""
 
 
 class Began(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

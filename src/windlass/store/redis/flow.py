@@ -9,7 +9,7 @@ from datetime import datetime
 import msgspec
 
 from windlass.model.errors import Invalid
-from windlass.model.names import raw_id, text_id
+from windlass.model.names import JobKey, raw_key, text_id
 from windlass.store.flow import Allowance, Level, Regroup, Rules, Usage, Waiting
 from windlass.store.micros import from_micros, span, to_micros
 from windlass.store.redis.address import Argument
@@ -44,7 +44,9 @@ class RedisFlow:
             "regroup",
             changes,
             lambda change: self.partitions.of_id(change.id),
-            lambda some: [word for change in some for word in (raw_id(change.id), change.before, change.after)],
+            lambda some: [
+                word for change in some for word in (raw_key(change.id, change.tenant), change.before, change.after)
+            ],
         )
         return [bool(moved) for moved in replies]
 
@@ -81,8 +83,8 @@ class RedisFlow:
         reply = await self.partitions.call("waiting", self.partitions.of_queue(queue), [tenant, queue, limit])
         return [_waiting(*reply[at : at + 3]) for at in range(0, len(reply), 3)]
 
-    async def rank(self, id: str) -> int | None:
-        found: int | None = await self.partitions.call("rank", self.partitions.of_id(id), [raw_id(id)])
+    async def rank(self, key: JobKey) -> int | None:
+        found: int | None = await self.partitions.call("rank", self.partitions.of_id(key.id), [raw_key(*key)])
         return found
 
     async def usage(self, allowance: str, limit: int) -> list[Usage]:

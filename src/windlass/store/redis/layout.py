@@ -13,7 +13,7 @@ import msgspec
 
 from windlass.model.job import NewJob, Reason, State, Stream
 from windlass.model.lifecycle import GONE, Lapse, Move, Step
-from windlass.model.names import raw_id
+from windlass.model.names import DEFAULT_TENANT, raw_id, raw_key
 from windlass.store import Done, Draft, Ripe, Touch, terms
 from windlass.store.alike import alike
 from windlass.store.mailbox import Reader
@@ -65,7 +65,7 @@ ENDED = struct.Struct(">IQQH")
 ERRORS, PROGRESS, FOLLOWED, EXTRAS = 4, 8, 64, 128  # flags
 NEW = struct.Struct(">iBdqqqIH")
 RANK = struct.Struct(">I")
-DONE = struct.Struct(">16s8sHq")
+DONE = struct.Struct(">8sHq")
 OWNER_CLOCK = struct.Struct(">Iq")
 MOVE = struct.Struct(">BIBBBBIBBqHdBqq")
 LAPSES: dict[Lapse | None, int] = {None: 0, "lease": 1, "owner": 2}
@@ -166,8 +166,8 @@ def is_bare(draft: Draft) -> bool:
 
 
 def ids(some: Sequence[str]) -> bytes:
-    """Several ids, one after the other."""
-    return b"".join(map(raw_id, some))
+    """Several ids of one tenant, one after the other."""
+    return b"".join(raw_key(id, DEFAULT_TENANT) for id in some)
 
 
 @lru_cache(maxsize=4096)
@@ -179,7 +179,7 @@ def _names(tenant: str, queue: str, task: str, group: str) -> tuple[str, bytes]:
 
 def touch_arguments(touches: Sequence[Touch]) -> Iterator[bytes | str | int]:
     for touch in touches:
-        yield raw_id(touch.id)
+        yield raw_key(touch.id, touch.tenant)
         yield touch.token
         yield "" if touch.pid is None else touch.pid
         yield b"" if touch.progress is None else _pack(touch.progress)
@@ -190,7 +190,7 @@ def touch_arguments(touches: Sequence[Touch]) -> Iterator[bytes | str | int]:
 
 def collect_arguments(readers: Sequence[Reader]) -> Iterator[bytes | str | int]:
     for reader in readers:
-        yield raw_id(reader.id)
+        yield raw_key(reader.id, reader.tenant)
         yield reader.token
         yield reader.after
 
@@ -198,13 +198,14 @@ def collect_arguments(readers: Sequence[Reader]) -> Iterator[bytes | str | int]:
 def succeed_arguments(dones: Sequence[Done]) -> Iterator[bytes | str | int]:
     for done in dones:
         finished = 0 if done.finished_at is None else to_micros(done.finished_at)
-        packed = DONE.pack(raw_id(done.id), done.token.ljust(8), done.code, finished)
+        key = raw_key(done.id, done.tenant)
+        packed = b"%c%b%b" % (len(key), key, DONE.pack(done.token.ljust(8), done.code, finished))
         yield packed if done.result is None else b"%b%b\0%b" % (packed, done.content_type.encode(), done.result)
 
 
 def apply_arguments(moves: Sequence[Move]) -> Iterator[bytes | str | int]:
     for move in moves:
-        yield raw_id(move.id)
+        yield raw_key(move.id, move.tenant)
         yield ids(move.waits_before) if move.source is State.BLOCKED else move.fence or b""
         yield ids(move.waits_for) if move.target is State.BLOCKED else _pack(move.error) if move.error else b""
         yield MOVE.pack(

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from windlass.model.errors import Unavailable
-from windlass.model.names import raw_id
+from windlass.model.names import raw_key
 from windlass.store.redis.blocking import BlockingChannel
 from windlass.store.redis.channel import Subscription
 from windlass.store.redis.connection import Connection
@@ -73,7 +73,7 @@ class Notices:
     def name(self, topic: str) -> bytes:
         """What a topic is called on the server."""
         kind, _, rest = topic.partition("/")
-        raw = raw_id(rest) if kind == "end" else rest.encode()
+        raw = raw_key(*rest.split("/")) if kind == "end" else rest.encode()
         return f"{self._prefix}/{kind}/".encode() + raw
 
     @asynccontextmanager

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from windlass.model.job import FINISHED, MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT, State
 from windlass.model.lifecycle import ORDERS
-from windlass.model.names import text_id
+from windlass.model.names import raw_key, text_id
 from windlass.store import terms
 from windlass.store.micros import span
 from windlass.store.redis import layout, scrub_flow
@@ -203,6 +203,8 @@ def _check_jobs(found: Found, prefix: bytes) -> list[str]:
             "input without a gap, and no more than may wait": (_is_in_order(found.get(prefix + b"i" + id, [])), True),
             "output without a gap, and no more than is kept": (_is_sound(found.get(prefix + b"o" + id, [])), True),
         }
+        if raw_key(text_id(id), job.tenant) != id:
+            findings.append(f"job {text_id(id)} of {job.tenant} has the key {id!r}")
         for what, (has, should) in checks.items():
             if has != should:
                 findings.append(f"job {text_id(id)} ({job.state}): {what}: {has!r}, should be {should!r}")
@@ -225,7 +227,7 @@ def _result_time(found: Found, prefix: bytes, job: Held) -> tuple[float | None, 
 
 def _check_sequels(found: Found, prefix: bytes, followed: set[bytes]) -> list[str]:
     """What waits for a job or follows it belongs to a followed or ripe one; a result kept for that, to a ripe one."""
-    ripe = {member[:16] for member in found.get(prefix + b":ripe", {})}
+    ripe = {raw_key(text_id(member), member[16:].decode()) for member in found.get(prefix + b":ripe", {})}
     findings = []
     for kind in SEQUELS:
         start = prefix + kind

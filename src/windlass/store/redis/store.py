@@ -13,7 +13,7 @@ import msgspec
 from windlass.model.errors import Invalid, PartAway, Unavailable
 from windlass.model.job import Chunk, Message, State
 from windlass.model.lifecycle import Move
-from windlass.model.names import EVERY_TENANT, is_name, raw_id
+from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey, is_name, key_of, raw_key
 from windlass.model.ports import Chance, Clock
 from windlass.model.worker import NewWorker, Worker
 from windlass.store import (
@@ -64,6 +64,12 @@ HOME = 0
 
 AFTER = "\x01"
 """A name followed by this sorts right behind the name."""
+
+MOST_LOOKS = 20_000
+"""Keys that one script looks for to find out whose an id is."""
+
+LAYOUT = "2"
+"""Of the keys, as `lua/keys.lua` describes them; kept in the server. In 1 a job's tenant was no part of its key."""
 
 LAST_PLACE = 10**15 - 1
 """Beyond every place of a line."""
@@ -134,6 +140,28 @@ class RedisStore(RedisAdding):
             raise Invalid(f"this store has {kept} partitions, not {self._wanted}; that is for good", at="partitions")
         self.partitions.number = kept
         connection.known = True
+        try:
+            await self._check_layout()
+        except BaseException:
+            connection.known = False
+            raise
+
+    async def _check_layout(self) -> None:
+        """Refuse a store whose keys another version made; one that has lost its mark is judged by its jobs."""
+        mark = f"{{{self._prefix}:partitions}}:layout"  # in a cluster beside the key of that name
+        found = await self._connection.ask(mark, "GET", mark)
+        if found is None:
+            for tenant in await self.partitions.each("old_layout"):
+                if tenant is not None:
+                    raise Invalid(
+                        f"the store has jobs of tenant {tenant.decode()!r} in an older layout, in which tenants shared"
+                        " their ids: finish or delete them with the Windlass that wrote them, or use another database",
+                        at="store",
+                    )
+            found = (await self._connection.keep(mark, LAYOUT)).encode()
+        if found.decode() != LAYOUT:
+            known = f"the store has layout {found.decode()}, this Windlass knows {LAYOUT}"
+            raise Invalid(f"{known}: use a newer one", at="store")
 
     async def close(self) -> None:
         await self._notices.close()
@@ -229,11 +257,11 @@ class RedisStore(RedisAdding):
         )
         return [bool(written) for written in replies]
 
-    async def read(self, ids: Sequence[str], *, payload: bool = False) -> Reading:
+    async def read(self, keys: Sequence[JobKey], *, payload: bool = False) -> Reading:
         groups: dict[int, list[bytes]] = {}
-        for id in ids:
-            groups.setdefault(self.partitions.of_id(id), []).append(raw_id(id))
-        found: dict[str, Record] = {}
+        for key in keys:
+            groups.setdefault(self.partitions.of_id(key.id), []).append(raw_key(*key))
+        found: dict[JobKey, Record] = {}
         now = None
         for number, some in groups.items():
             for start in range(0, len(some), MOST_IN_A_SCRIPT):
@@ -241,19 +269,31 @@ class RedisStore(RedisAdding):
                 stamp, *reply = await self.partitions.call("read", number, ["1" if payload else "0", *part])
                 now = from_micros(int(stamp))
                 for record in answers.records(reply, whole=payload):
-                    found[record.job.id] = record
-        return Reading(now or await self._now(), [found.get(id) for id in ids])
+                    found[key_of(record.job)] = record
+        return Reading(now or await self._now(), [found.get(key) for key in keys])
 
     async def _now(self) -> datetime:
         return from_micros(int(await self.partitions.call("now", HOME)))
 
-    async def result(self, id: str) -> Kept | None:
-        reply = await self.partitions.call("result", self.partitions.of_id(id), [raw_id(id)])
+    async def owners(self, ids: Sequence[str]) -> list[list[str]]:
+        found: list[list[str]] = [[] for _ in ids]
+        for partition, chosen in self.partitions.parts(ids, self.partitions.of_id):
+            rest = list(chosen)
+            while rest:
+                named = [raw_key(ids[place], DEFAULT_TENANT) for place in rest]
+                reply = await self.partitions.call("owners", partition, [MOST_LOOKS, *named])
+                for place, tenants in zip(rest, reply, strict=False):
+                    found[place] = sorted(tenant.decode() for tenant in tenants)
+                rest = rest[len(reply) :]
+        return found
+
+    async def result(self, key: JobKey) -> Kept | None:
+        reply = await self.partitions.call("result", self.partitions.of_id(key.id), [raw_key(*key)])
         return None if reply is None else answers.kept(reply)
 
-    async def output(self, id: str, after: int, limit: int) -> list[Chunk]:
-        partition = self.partitions.of_id(id)
-        return answers.chunks(await self.partitions.call("output", partition, [raw_id(id), after, limit]))
+    async def output(self, key: JobKey, after: int, limit: int) -> list[Chunk]:
+        partition = self.partitions.of_id(key.id)
+        return answers.chunks(await self.partitions.call("output", partition, [raw_key(*key), after, limit]))
 
     async def page(self, scope: Scope, after: str | None, limit: int) -> Slice:
         line, place = _cursor(after)
@@ -319,7 +359,7 @@ class RedisStore(RedisAdding):
             "bind",
             edges,
             lambda edge: self.partitions.of_id(edge.parent),
-            lambda some: [word for edge in some for word in (raw_id(edge.parent), edge.tenant, raw_id(edge.child))],
+            lambda some: [word for edge in some for word in (_bare(edge.parent), edge.tenant, _bare(edge.child))],
         )
         return [layout.STATES[state] if state < len(layout.STATES) else None for state in states]
 
@@ -370,8 +410,8 @@ class RedisStore(RedisAdding):
     async def dismiss(self, id: str) -> bool:
         return bool(await self.partitions.call("worker", HOME, ["dismiss", id]))
 
-    async def post(self, id: str, data: bytes) -> Posted:
-        reply = await self.partitions.call("post", self.partitions.of_id(id), [raw_id(id), data])
+    async def post(self, key: JobKey, data: bytes) -> Posted:
+        reply = await self.partitions.call("post", self.partitions.of_id(key.id), [raw_key(*key), data])
         return Posted(reply.decode())
 
     async def collect(self, readers: Sequence[Reader]) -> list[list[Message]]:
@@ -401,7 +441,8 @@ class RedisStore(RedisAdding):
                 for topic in topics:
                     kind, _, name = topic.partition("/")
                     if kind == "end":
-                        await self.partitions.call("await", self.partitions.of_id(name), [raw_id(name)])
+                        key = JobKey(*name.split("/"))
+                        await self.partitions.call("await", self.partitions.of_id(key.id), [raw_key(*key)])
                 yield bell
 
     @property
@@ -413,6 +454,10 @@ class RedisStore(RedisAdding):
 
     def watch(self) -> AbstractAsyncContextManager[Watch]:
         return self._wire.watch()
+
+
+def _bare(id: str) -> bytes:
+    return raw_key(id, DEFAULT_TENANT)
 
 
 def _cursor(after: str | None) -> tuple[str, int]:

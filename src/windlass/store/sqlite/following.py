@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from windlass.model.job import State
-from windlass.model.names import raw_id, text_id
+from windlass.model.names import key_of, raw_key, text_id
 from windlass.store import MOST_CHILDREN, Edge, Kept, Ripe
 from windlass.store.sqlite import batches
 from windlass.store.sqlite.transaction import Transaction
-from windlass.store.sqlite.values import ENDED, STATES, keys
+from windlass.store.sqlite.values import ENDED, STATES, key
 from windlass.store.terms import unpack_then
 
 _NOTE = "INSERT OR REPLACE INTO sequel (parent, data) VALUES (?, ?)"
 
-_STANDING = "SELECT job.seq, job.state FROM job JOIN lane ON lane.id = job.lane WHERE job.id = ? AND lane.tenant = ?"
-_RIPENED = "SELECT state FROM ripe WHERE id = ? AND tenant = ?"
+_STANDING = "SELECT seq, state FROM job WHERE id = ?"
+_RIPENED = "SELECT state FROM ripe WHERE id = ?"
 _BIND = "INSERT OR IGNORE INTO edge (parent, child) VALUES (?, ?)"
 _FOLLOWED = "UPDATE job SET followed = 1 WHERE seq = ? AND NOT followed"
 
@@ -36,7 +36,7 @@ _CHILDREN = f"SELECT child FROM edge WHERE parent = ? ORDER BY child LIMIT {MOST
 
 _UNBIND = "DELETE FROM edge WHERE parent = ?1 AND child IN carray(?2)"
 _TAKE_OFF = """
-    DELETE FROM ripe WHERE id = ?1 AND tenant = ?2 AND mark = ?3 AND NOT EXISTS (SELECT 1 FROM edge WHERE parent = ?1)
+    DELETE FROM ripe WHERE id = ?1 AND mark = ?2 AND NOT EXISTS (SELECT 1 FROM edge WHERE parent = ?1)
 """
 _IS_FOLLOWED = "SELECT 1 FROM job WHERE id = ? AND followed"
 _DROP_SPENT = "DELETE FROM result WHERE spent AND job = (SELECT seq FROM job WHERE id = ?)"
@@ -64,10 +64,10 @@ def bind(tx: Transaction, edges: Sequence[Edge]) -> list[State | None]:
 
 
 def _bind(tx: Transaction, edge: Edge) -> State | None:
-    parent, child = keys((edge.parent, edge.child))
-    found = tx.first(_STANDING, parent, edge.tenant)
+    parent, child = raw_key(edge.parent, edge.tenant), raw_key(edge.child, edge.tenant)
+    found = tx.first(_STANDING, parent)
     if found is None:
-        ripened = tx.first(_RIPENED, parent, edge.tenant)
+        ripened = tx.first(_RIPENED, parent)
         return None if ripened is None or ripened[0] is None else STATES[int(ripened[0])]
     seq, state = int(found[0]), int(found[1])
     if state not in ENDED:
@@ -89,10 +89,10 @@ def ripe(tx: Transaction, done: Sequence[Ripe], limit: int) -> list[Ripe]:
 
 
 def _take_off(tx: Transaction, one: Ripe) -> None:
-    id = raw_id(one.id)
+    id = key(key_of(one))
     if one.children:
-        tx.run(_UNBIND, id, batches.blobs(keys(one.children)))
-    tx.run(_TAKE_OFF, id, one.tenant, one.mark)
+        tx.run(_UNBIND, id, batches.blobs([raw_key(child, one.tenant) for child in one.children]))
+    tx.run(_TAKE_OFF, id, one.mark)
     if not tx.changed():
         return
     tx.run(_DROP_SPENT, id)

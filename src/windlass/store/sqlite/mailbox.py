@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from windlass.model.job import MOST_INPUT, MOST_MESSAGES, Message
+from windlass.model.names import JobKey, key_of
 from windlass.store.mailbox import MOST_COLLECTED, Posted, Reader
 from windlass.store.sqlite.transaction import Transaction
 from windlass.store.sqlite.values import RUNNING, key
@@ -17,8 +18,8 @@ _EMPTY = "UPDATE input SET data = x'' WHERE job = ?1 AND n = ?2"
 _WAITING = "SELECT n, data FROM input WHERE job = ?1 AND n > ?2 ORDER BY n"
 
 
-def post(tx: Transaction, id: str, data: bytes) -> Posted:
-    job = tx.first(_JOB, key(id))
+def post(tx: Transaction, to: JobKey, data: bytes) -> Posted:
+    job = tx.first(_JOB, key(to))
     if job is None or job[1] > RUNNING:
         return Posted.ENDED
     seq, state, worker = job
@@ -45,7 +46,7 @@ def collect(tx: Transaction, readers: Sequence[Reader]) -> list[list[Message]]:
 
 
 def _taken(tx: Transaction, reader: Reader) -> Iterator[Message]:
-    held = tx.first(_HELD, key(reader.id), reader.token)
+    held = tx.first(_HELD, key(key_of(reader)), reader.token)
     first = None if held is None else tx.first(_FIRST, held[0])
     if held is None or first is None:
         return

@@ -12,13 +12,14 @@ import msgspec
 
 from windlass.model.job import FINISHED, State
 from windlass.model.lifecycle import GONE, Move, Step
-from windlass.model.names import text_id
+from windlass.model.names import key_of
+from windlass.store import end_topic
 from windlass.store.micros import span, to_micros
 from windlass.store.sqlite import batches, following
 from windlass.store.sqlite.groups import held_levels
 from windlass.store.sqlite.jobs import vanish
 from windlass.store.sqlite.transaction import Transaction
-from windlass.store.sqlite.values import BLOCKED, ENDED, NUMBERS, RUNNING, keys
+from windlass.store.sqlite.values import BLOCKED, ENDED, NUMBERS, RUNNING, ids, keys
 from windlass.store.sqlite.work import end_runs, give_back
 
 MOST_ERRORS = 100
@@ -120,7 +121,7 @@ def _rounds(moves: Sequence[Move]) -> list[dict[bytes, int]]:
     """Places in the list, split so that no job is twice in one round and each job's moves stay in order."""
     rounds: list[dict[bytes, int]] = []
     met: Counter[bytes] = Counter()
-    for place, id in enumerate(keys(move.id for move in moves)):
+    for place, id in enumerate(keys(moves)):
         if met[id] == len(rounds):
             rounds.append({})
         rounds[met[id]][id] = place
@@ -136,7 +137,7 @@ def _allows(job: Standing, move: Move, now: int) -> bool:
         return False
     if job.state == RUNNING and job.assigned != move.assigned_before:
         return False
-    if job.state == BLOCKED and job.waits != b"".join(keys(move.waits_before)):
+    if job.state == BLOCKED and job.waits != ids(move.waits_before):
         return False
     if move.lapsed is None:
         return True
@@ -176,7 +177,7 @@ def _note_stay(tx: Transaction, changes: Changes, job: Standing, move: Move) -> 
     if move.step is Step.ATTEND:
         changes.attended.append((job.seq, _abandon_at(job, move, tx.now)))
     elif move.step is Step.MEET:
-        changes.met.append((job.seq, b"".join(keys(move.waits_for))))
+        changes.met.append((job.seq, ids(move.waits_for)))
     else:
         _note_order(tx, changes, job, move)
 
@@ -199,7 +200,7 @@ def _note_end(tx: Transaction, job: Standing, move: Move) -> None:
     """If the job ends or goes: whoever listens hears of it, and what waits for it or follows it will be seen to."""
     ends = move.target in FINISHED
     if ends:
-        tx.topics.add(f"end/{text_id(job.id)}")
+        tx.topics.add(end_topic(key_of(move)))
     if job.followed and job.state not in ENDED and (ends or move.target is GONE):
         following.ripen(tx, job.seq, NUMBERS[State(move.target)] if ends else None)
 

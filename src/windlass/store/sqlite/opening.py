@@ -23,7 +23,7 @@ T = TypeVar("T")
 MEMORY = ":memory:"
 """In the place of a path: a store of its own that lives as long as the object."""
 
-VERSION = 3
+VERSION = 4
 """Of `schema.sql`, kept in the file as `user_version`."""
 
 OLDEST_VERSION = 2

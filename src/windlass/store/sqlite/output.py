@@ -6,6 +6,7 @@ Each piece notes how many bytes came before it, so that what must make room is f
 from collections.abc import Sequence
 
 from windlass.model.job import MOST_CHUNKS, MOST_OUTPUT, Chunk, NewChunk
+from windlass.model.names import JobKey
 from windlass.store.micros import from_micros
 from windlass.store.sqlite import batches
 from windlass.store.sqlite.transaction import Transaction
@@ -42,8 +43,8 @@ def put(tx: Transaction, seq: int, chunks: Sequence[NewChunk]) -> None:
     tx.run(_DROP, seq, max(fits[0] if fits else last + 1, last - MOST_CHUNKS + 1))
 
 
-def page(tx: Transaction, id: str, after: int, limit: int) -> list[Chunk]:
+def page(tx: Transaction, job: JobKey, after: int, limit: int) -> list[Chunk]:
     return [
         Chunk(n=n, attempt=attempt, stream=stream, at=from_micros(at), data=data)
-        for n, attempt, stream, at, data in tx.rows(_PAGE, key(id), after, limit)
+        for n, attempt, stream, at, data in tx.rows(_PAGE, key(job), after, limit)
     ]

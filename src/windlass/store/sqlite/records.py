@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from windlass.model.job import Error, Job, Progress, Reason, State
-from windlass.model.names import text_id
+from windlass.model.names import JobKey, text_id
 from windlass.store import Record, places
 from windlass.store.micros import from_micros
 from windlass.store.sqlite import batches
@@ -66,14 +66,14 @@ def by_seq(tx: Transaction, seqs: Sequence[int], *, handed_out: bool = False) ->
     return [records[seq] for seq in seqs]
 
 
-def by_id(tx: Transaction, ids: Sequence[str], *, payload: bool = False) -> list[Record | None]:
+def by_key(tx: Transaction, named: Sequence[JobKey], *, payload: bool = False) -> list[Record | None]:
     """Records in the order asked for; None where there is no such job."""
-    if not ids:
+    if not named:
         return []
-    wanted = keys(ids)
+    wanted = keys(named)
     found = tx.rows(_SELECT["id", payload], batches.blobs(list(dict.fromkeys(wanted))))
     records = dict(zip((row[1] for row in found), _records(tx, found), strict=True))
-    return [records.get(id) for id in wanted]
+    return [records.get(key) for key in wanted]
 
 
 def _records(tx: Transaction, found: list[Any]) -> Iterable[Record]:

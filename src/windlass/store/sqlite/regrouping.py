@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from windlass.model.names import key_of
 from windlass.store.flow import Regroup
 from windlass.store.sqlite.transaction import Transaction
 from windlass.store.sqlite.values import ENDED, QUEUED, RUNNING, key
@@ -15,7 +16,7 @@ def regroup(tx: Transaction, changes: Sequence[Regroup]) -> list[bool]:
 
 
 def _regroup(tx: Transaction, change: Regroup) -> bool:
-    found = tx.first(_STANDING, key(change.id))
+    found = tx.first(_STANDING, key(key_of(change)))
     if found is None:
         return False
     seq, lane, state = found

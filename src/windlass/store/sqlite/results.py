@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from windlass.model.job import Terms
+from windlass.model.names import JobKey
 from windlass.store import Kept
 from windlass.store.micros import span
 from windlass.store.sqlite import following
@@ -41,18 +42,18 @@ def second_stage(asked: Mapping[str, Any], ended_at: int) -> int | None:
     return None if keep is None else ended_at + span(keep)
 
 
-def peek(tx: Transaction, id: str) -> tuple[Kept | None, bool]:
+def peek(tx: Transaction, job: JobKey) -> tuple[Kept | None, bool]:
     """The result of a job, and whether it may be read only once."""
-    found = _find(tx, id)
+    found = _find(tx, job)
     if found is None:
         return None, False
     _, asked, kept = found
     return kept, asked.get("keep_result") == "once"
 
 
-def take(tx: Transaction, id: str) -> Kept | None:
+def take(tx: Transaction, job: JobKey) -> Kept | None:
     """The result of a job, which is gone afterwards."""
-    found = _find(tx, id)
+    found = _find(tx, job)
     if found is None:
         return None
     seq, _, kept = found
@@ -60,8 +61,8 @@ def take(tx: Transaction, id: str) -> Kept | None:
     return kept
 
 
-def _find(tx: Transaction, id: str) -> tuple[int, Mapping[str, Any], Kept] | None:
-    row = tx.first(_RESULT, key(id))
+def _find(tx: Transaction, job: JobKey) -> tuple[int, Mapping[str, Any], Kept] | None:
+    row = tx.first(_RESULT, key(job))
     if row is None:
         return None
     seq, terms, purge_at, data, content_type = row

@@ -1,6 +1,8 @@
--- The tables of one Windlass file, version 3.
+-- The tables of one Windlass file, version 4.
 --
 -- Times are microseconds since 1970, UTC. `job` everywhere but in its own table is a `job.seq`.
+-- The `id` of a job, here and as a parent or child, is its key: the sixteen bytes of its id, then the name of its tenant
+-- unless that is `default`. So the same id in two tenants is two jobs.
 -- States are numbers, in the order of `values.STATES`:
 --     0 blocked  1 scheduled  2 queued  3 running  4 succeeded  5 failed  6 cancelled
 -- A job waits while its state is below 3, and has ended when it is above. `scrub.py` checks what is promised here.
@@ -146,7 +148,7 @@ INSERT INTO rules (edition, data, sweeps) VALUES (0, x'80', 0);
 -- large (payload, errors, result) is elsewhere, so that a change of state rewrites a few dozen bytes.
 CREATE TABLE job (
     seq         INTEGER PRIMARY KEY AUTOINCREMENT, -- order of arrival; never used twice
-    id          BLOB NOT NULL,                     -- sixteen bytes
+    id          BLOB NOT NULL,                     -- its key
     lane        INTEGER NOT NULL,
     line        INTEGER NOT NULL,                  -- that lane's
     state       INTEGER NOT NULL,
@@ -174,7 +176,7 @@ CREATE TABLE job (
     pid         INTEGER,
     assigned    TEXT,                              -- the tier at which it runs: only on a running job
     seconds     REAL,                              -- how long it may run at it
-    waits       BLOB,                              -- ids of those that a blocked job still waits for, one after the other
+    waits       BLOB,                              -- ids, without their tenant, of those that a blocked job still waits for
     terms       BLOB NOT NULL,                     -- as `terms.pack` makes them
     payload     BLOB                               -- if small; else in the table of that name
 ) STRICT;
@@ -268,7 +270,7 @@ CREATE TABLE result (
 ) STRICT;
 
 
--- That a job waits for another one. Both by their ids: they may vanish before this does.
+-- That a job waits for another one. Both by their keys: they may vanish before this does.
 CREATE TABLE edge (
     parent BLOB NOT NULL,
     child  BLOB NOT NULL,
@@ -292,7 +294,7 @@ CREATE TABLE ripe (
     state  INTEGER -- NULL = it vanished before it had ended
 ) STRICT;
 
-CREATE UNIQUE INDEX ripe_id ON ripe (id, tenant);
+CREATE UNIQUE INDEX ripe_id ON ripe (id);
 
 
 -- Workers that were heard of; one whose `until` has passed counts as gone.

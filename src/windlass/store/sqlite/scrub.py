@@ -7,6 +7,7 @@ from itertools import islice
 
 from windlass.model.job import MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT
 from windlass.model.lifecycle import ORDERS
+from windlass.model.names import DEFAULT_TENANT, ID_SIZE
 from windlass.store.micros import span
 from windlass.store.sqlite import scrub_flow
 from windlass.store.sqlite.moving import MOST_ERRORS
@@ -80,6 +81,9 @@ QUESTIONS: dict[str, str] = {
     "has a result that was read and should not be there": """
         SELECT hex(id) FROM result JOIN job ON job.seq = result.job WHERE spent AND id NOT IN (SELECT id FROM ripe)""",
     "is in a lane that is not there": "SELECT hex(id) FROM job WHERE lane NOT IN (SELECT id FROM lane)",
+    "has another tenant in its key than in its lane": f"""
+        SELECT hex(job.id) FROM job JOIN lane ON lane.id = job.lane WHERE length(job.id) < {ID_SIZE}
+            OR CAST(substr(job.id, {ID_SIZE + 1}) AS TEXT) <> iif(lane.tenant = '{DEFAULT_TENANT}', '', lane.tenant)""",
     "is in another line than its lane": """
         SELECT hex(job.id) FROM job JOIN lane ON lane.id = job.lane WHERE job.line <> lane.line""",
     **{

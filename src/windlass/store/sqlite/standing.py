@@ -5,7 +5,7 @@ Reads only; nothing here is asked by a claim.
 
 from collections.abc import Sequence
 
-from windlass.model.names import EVERY_TENANT, raw_id, text_id
+from windlass.model.names import EVERY_TENANT, JobKey, raw_key, text_id
 from windlass.store.flow import KEY, MOST_RANKED, Usage, Waiting
 from windlass.store.micros import LATEST, from_micros
 from windlass.store.sqlite import batches
@@ -70,8 +70,8 @@ def _waiting(tx: Transaction, lane: Lane, queued: int, limit: int) -> Waiting:
     return Waiting(lane.tenant, lane.queue, lane.task, lane.group, queued, jobs)
 
 
-def rank(tx: Transaction, id: str) -> int | None:
-    for place in tx.rows(_PLACE, raw_id(id)):
+def rank(tx: Transaction, job: JobKey) -> int | None:
+    for place in tx.rows(_PLACE, raw_key(*job)):
         return int(tx.column(_AHEAD, *place)[0])
     return None
 

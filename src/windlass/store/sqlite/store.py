@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from windlass.model.job import Chunk, Message, State
 from windlass.model.lifecycle import Move
+from windlass.model.names import JobKey
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker
 from windlass.store import (
@@ -121,15 +122,18 @@ class SqliteStore:
             return []
         return await self._connection.write(lambda tx: moving.apply(tx, moves))
 
-    async def read(self, ids: Sequence[str], *, payload: bool = False) -> Reading:
-        return await self._connection.read(lambda tx: jobs.read(tx, ids, payload=payload))
+    async def read(self, keys: Sequence[JobKey], *, payload: bool = False) -> Reading:
+        return await self._connection.read(lambda tx: jobs.read(tx, keys, payload=payload))
 
-    async def result(self, id: str) -> Kept | None:
-        kept, once = await self._connection.read(lambda tx: results.peek(tx, id))
-        return await self._connection.write(lambda tx: results.take(tx, id)) if once else kept
+    async def owners(self, ids: Sequence[str]) -> list[list[str]]:
+        return await self._connection.read(lambda tx: jobs.owners(tx, ids)) if ids else []
 
-    async def output(self, id: str, after: int, limit: int) -> list[Chunk]:
-        return await self._connection.read(lambda tx: output.page(tx, id, after, limit))
+    async def result(self, key: JobKey) -> Kept | None:
+        kept, once = await self._connection.read(lambda tx: results.peek(tx, key))
+        return await self._connection.write(lambda tx: results.take(tx, key)) if once else kept
+
+    async def output(self, key: JobKey, after: int, limit: int) -> list[Chunk]:
+        return await self._connection.read(lambda tx: output.page(tx, key, after, limit))
 
     async def page(self, scope: Scope, after: str | None, limit: int) -> Slice:
         place = listing.Cursor.parse(after)
@@ -194,14 +198,14 @@ class SqliteStore:
     async def waiting(self, tenant: str, queue: str, limit: int) -> list[Waiting]:
         return await self._connection.read(lambda tx: standing.waiting(tx, tenant, queue, limit))
 
-    async def rank(self, id: str) -> int | None:
-        return await self._connection.read(lambda tx: standing.rank(tx, id))
+    async def rank(self, key: JobKey) -> int | None:
+        return await self._connection.read(lambda tx: standing.rank(tx, key))
 
     async def usage(self, allowance: str, limit: int) -> list[Usage]:
         return await self._connection.read(lambda tx: standing.usage(tx, allowance, limit))
 
-    async def post(self, id: str, data: bytes) -> Posted:
-        return await self._connection.write(lambda tx: mailbox.post(tx, id, data))
+    async def post(self, key: JobKey, data: bytes) -> Posted:
+        return await self._connection.write(lambda tx: mailbox.post(tx, key, data))
 
     async def collect(self, readers: Sequence[Reader]) -> list[list[Message]]:
         if not readers:

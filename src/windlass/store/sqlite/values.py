@@ -1,13 +1,12 @@
-"""Values as the file keeps them: numbers for states, sixteen bytes for an id.
+"""Values as the file keeps them: numbers for states, bytes for the key of a job.
 
 Pure, and the same for every table.
 """
 
 from collections.abc import Iterable
 
-from windlass.model.errors import Invalid
 from windlass.model.job import FINISHED, State
-from windlass.model.names import raw_id
+from windlass.model.names import DEFAULT_TENANT, JobKey, OfTenant, raw_key
 
 STATES = tuple(State)
 """A state's number in the file is its place here: change this and `schema.sql` together."""
@@ -23,13 +22,15 @@ SUCCEEDED = NUMBERS[State.SUCCEEDED]
 ENDED = frozenset(NUMBERS[state] for state in FINISHED)
 
 
-def key(id: str) -> bytes:
-    """The bytes that an id is kept as."""
-    return keys((id,))[0]
+def key(job: JobKey) -> bytes:
+    """The bytes that a job is named by."""
+    return raw_key(*job)
 
 
-def keys(ids: Iterable[str]) -> list[bytes]:
-    try:
-        return [raw_id(id) for id in ids]
-    except ValueError:
-        raise Invalid("not a UUID", at="id") from None
+def keys(jobs: Iterable[OfTenant]) -> list[bytes]:
+    return [raw_key(job.id, job.tenant) for job in jobs]
+
+
+def ids(texts: Iterable[str]) -> bytes:
+    """Ids of jobs of one tenant, one after the other."""
+    return b"".join(raw_key(text, DEFAULT_TENANT) for text in texts)

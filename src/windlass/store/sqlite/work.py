@@ -10,7 +10,8 @@ from typing import NamedTuple
 import msgspec
 
 from windlass.model.job import Reason
-from windlass.store import Done, Touch, Touched
+from windlass.model.names import key_of
+from windlass.store import Done, Touch, Touched, end_topic
 from windlass.store.micros import from_micros, span, to_micros
 from windlass.store.sqlite import batches, following, output, results
 from windlass.store.sqlite.groups import held_levels
@@ -92,7 +93,7 @@ def _held(tx: Transaction, ids: Sequence[bytes]) -> dict[bytes, Held]:
 
 
 def touch(tx: Transaction, touches: Sequence[Touch], lease: float) -> list[Touched]:
-    ids = keys(sign.id for sign in touches)
+    ids = keys(touches)
     held = _held(tx, ids)
     answers = []
     # By job: of several signs in one call, the last one stays.
@@ -128,7 +129,7 @@ def _touched(id: str, job: Held) -> Touched:
 
 
 def succeed(tx: Transaction, dones: Sequence[Done]) -> list[bool]:
-    ids = keys(done.id for done in dones)
+    ids = keys(dones)
     held = {row[0]: Ending._make(row) for row in tx.rows(_ENDING, batches.blobs(ids))}
     answers = []
     ended: defaultdict[tuple[int, int | None], list[int]] = defaultdict(list)  # by code and when they are dropped
@@ -145,7 +146,7 @@ def succeed(tx: Transaction, dones: Sequence[Done]) -> list[bool]:
         del held[id]  # it ends once, however often it is in the list
         tx.count(job.lane, RUNNING, -1)
         give_back(tx, job.lane, job.assigned)
-        tx.topics.add(f"end/{done.id}")
+        tx.topics.add(end_topic(key_of(done)))
         if job.followed:
             following.ripen(tx, job.seq, SUCCEEDED)
         terms = unpack(job.terms)

@@ -56,10 +56,10 @@ class Functions:
         finally:
             del self._runs[run]
 
-    def stop(self, id: str, why: str) -> None:
+    def stop(self, id: str, tenant: str, why: str) -> None:
         """Stop a job: its outcome (500, `message` = why) is told when it has stopped; `unrun` if it had not begun."""
         for run, jobs in reversed(self._runs.items()):  # one that is run anew before it has stopped is in the later run
-            if any(job.id == id for job in jobs):
+            if any(job.id == id and job.tenant == tenant for job in jobs):
                 run.stop(id, why)
                 return
 

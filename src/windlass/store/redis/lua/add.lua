@@ -8,14 +8,14 @@
 -- Output     for each job 1 if it is new, else 0
 if (redis.call('HGET', K .. ':flow', '#') or '0') ~= ARGV[2] then return refuse_rules() end
 local AGES = -90000000000000000
-local lines, base, unattended = {}, {}, {}
+local lines, tenants, base, unattended = {}, {}, {}, {}
 local at, jobs = 5, 0
 for i = 1, #ARGV[3], 12 do
   local number, span = struct.unpack('>Ii8', ARGV[3], i)
   unattended[number] = span
 end
 for i = 0, tonumber(ARGV[4]) - 1 do
-  lines[i] = ARGV[at]
+  lines[i], tenants[i] = ARGV[at], string.match(ARGV[at], '^[^,]*')
   base[i] = redis.call('HINCRBY', K .. ':pos', ARGV[at], ARGV[at + 1]) - ARGV[at + 1] + 1
   jobs = jobs + ARGV[at + 1]
   at = at + 2
@@ -71,11 +71,12 @@ end
 for i = 1, jobs do
   local meta, body = ARGV[at], ARGV[at + 1]
   at = at + 2
-  local id, rest = string.sub(meta, 1, 16), string.sub(meta, 17, -5)
+  local rest = string.sub(meta, 17, -5)
   if rest ~= shared then
     read(rest)
     route = ''
   end
+  local id = key_of(id_of(meta), tenants[line])
   if extras then at = at + #extras end
   local seq8, pos = struct.pack('>I8', seq + i), base[line] + struct.unpack('>I', meta, 60)
   if redis.call('SET', K .. 'j' .. id, before .. seq8 .. struct.pack('>I8', pos) .. behind .. body, 'NX') then
@@ -99,7 +100,7 @@ flush()
 for line, name in pairs(lines) do
   if opened[line] then
     redis.call('ZADD', K .. ':lines', 0, name)
-    redis.call('SADD', K .. ':tenants', (string.match(name, '^[^,]*')))
+    redis.call('SADD', K .. ':tenants', tenants[line])
     for chunk in pairs(opened[line]) do redis.call('ZADD', K .. ':chunks:' .. name, chunk, chunk) end
   end
 end

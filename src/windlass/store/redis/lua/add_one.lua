@@ -6,9 +6,10 @@ local MOST_LOOKED_AT = '15' -- counted from 0
 local MOST_BYTES = 65536 -- of a job that a notice carries: a server cuts off whoever does not read long ones in time
 
 local line, meta, body = ARGV[5], ARGV[7], ARGV[8]
-local id = string.sub(meta, 1, 16)
 local priority, flags, keep, _, _, _, terms_size = struct.unpack('>iBdi8i8i8I', meta, 17)
 local tenant, queue = string.match(line, '^([^,]*),(.*)$')
+local id = id_of(meta)
+if tenant ~= DEFAULT_TENANT then id = id .. tenant end
 local grouping = redis.call('HMGET', K .. ':flow', '#', queue, '*')
 if grouping[2] or grouping[3] then return 0 end
 if (grouping[1] or '0') ~= ARGV[2] then return refuse_rules() end
@@ -44,12 +45,12 @@ for i = 1, #waiting, 2 do
       for name in string.gmatch(queues, '[^,]+') do heads[#heads + 1] = lines .. name end
       if redis.call('EXISTS', unpack(heads)) == 0 then
         redis.call('ZREM', wishes, nonce)
-        if publish('wish/' .. worker, struct.pack('>c8I8', nonce, now) .. id .. value) > 0 then
+        if publish('wish/' .. worker, struct.pack('>c8I8', nonce, now) .. id_of(meta) .. value) > 0 then
           redis.call('DEL', K .. ':wish:' .. nonce)
           redis.call('HSET', K .. ':runs', id, live_of(beginning_of(nonce), value, struct.pack('>sss', route, worker, node)))
           redis.call('ZADD', K .. ':leases', stamp(now + lease), id)
           redis.call('HINCRBY', K .. ':held', worker, '1')
-          remember(memory_of(worker, nonce, string.match(queues, '[^,]+')), id)
+          remember(memory_of(worker, nonce, string.match(queues, '[^,]+')), sized(id))
           redis.call('HINCRBY', K .. ':counts:' .. tenant, queue .. ',' .. task .. ',' .. RUNNING, '1')
           return { 1 }
         end

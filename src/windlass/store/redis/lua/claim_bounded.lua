@@ -3,8 +3,11 @@
 
 -- Sent again: those that are still held.
 if last then
-  for from = 1, #last, 16 do
-    local job = load(string.sub(last, from, from + 15), true)
+  local from = 1
+  while from <= #last do
+    local size = string.byte(last, from)
+    local job = load(string.sub(last, from + 1, from + size), true)
+    from = from + 1 + size
     if job and job[STATE] == RUNNING and job.run[TOKEN] == nonce then
       answer(job, meta_of(job), taken)
       if has(job, EXTRAS) then push(taken, redis.call('GET', K .. 'f' .. job.id) or '') end

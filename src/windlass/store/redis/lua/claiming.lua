@@ -225,7 +225,10 @@ local function finish(write)
     send('ZADD', K .. ':leases', leases)
     held[worker] = #runs / 2
     write()
-    if repeatable then remember(memory, table.concat(ids)) end
+    if repeatable then
+      for i = 1, #ids do ids[i] = sized(ids[i]) end
+      remember(memory, table.concat(ids))
+    end
   end
   taken[1] = stamp(now)
   return taken

@@ -4,6 +4,9 @@
 -- KEYS[1]  K, the prefix with its hash tag: 'wl{0}'. All keys of one script share that tag, hence one slot.
 -- ARGV[1]  now in microseconds, or 0 = the server's own clock (always 0 but in tests and simulations)
 --
+-- An <id> below is a job's key: the sixteen bytes of its id, then the name of its tenant unless that is 'default'. So the same id in two
+-- tenants is two jobs. Bare ids are only where the tenant is known: of what a job waits for, and of what waits for it.
+--
 --   Kj<id>                  string  the job: head, route, terms, run, payload (below)
 --   Kr<id>                  string  its result: content type, a zero byte, data
 --   Ke<id>                  list    its errors, oldest first
@@ -13,10 +16,10 @@
 --   Kh<id>                  string  how its result is kept, if that has a time of its own (TIMED), with HOLD below
 --   Kf<id>                  string  the files that came with it, opaque here
 --   Ka<id>                  string  ids of the jobs that a blocked one still waits for, one after the other
---   Kc<id>                  set     ids of the jobs that wait for it
+--   Kc<id>                  set     ids of the jobs that wait for it, which are its tenant's
 --   Kt<id>                  string  what is to follow it, opaque here
 --   Kk<id>                  string  its result, read already, as long as it is wanted for what follows
---   K:ripe                  zset    followed jobs that ended or vanished, until that is dealt with: member = id .. tenant, score = number of
+--   K:ripe                  zset    followed jobs that ended or vanished, until that is dealt with: member = bare id .. tenant, score = number of
 --                                   the end * 8 + state; its children and what follows it then outlive their job
 --   K:ripening              int     the last number given to an end
 --   K:blocked:<line>        zset    blocked jobs of a line by place
@@ -41,13 +44,14 @@
 --   K:counts:<tenant>       hash    queue,task,state -> how many
 --   K:progress              hash    id -> what a job last said of how far it is
 --   K:held                  hash    worker -> how many jobs it runs
---   K:claim:<worker>,<nonce>,<queue>  string  ids that a claim took from that queue on (expires by itself)
+--   K:claim:<worker>,<nonce>,<queue>  string  keys that a claim took from that queue on, each after its length (expires by itself)
 --   K:wishes:<queue>        zset    nonces of claims that found nothing there and wait, by the time until which they do
 --   K:wish:<nonce>          string  such a claim, with WISH below, until it is sent again or granted (expires by itself)
 --   K:awaited               set     ids whose end somebody waits for (expires by itself)
 --   K:workers               zset    workers by the time they are taken for dead   (first partition only)
 --   K:worker:<id>           hash    a worker's record                             (first partition only)
 --   K:marks                 hash    journal -> the sequence up to which it has been drained into this partition
+--   {PREFIX:partitions}:layout  string  2 = the layout described here (in 1 the tenant was no part of a key); not in a partition
 --   K:stirred               string  written so that what is asked of replicas then speaks of everything before it
 --   K:shelf:<kind>          hash    name -> a record beside the jobs              (first partition only)
 --
@@ -112,6 +116,9 @@ local MOST_INPUT, MOST_MESSAGES, MOST_COLLECTED = 262144, 1000, 4194304
 
 local SEEN_EVERY = 1000000
 
+local ID_SIZE = 16
+local DEFAULT_TENANT = 'default'
+
 local CHUNK = 64
 local MOST_ERRORS = 100
 local MOST_ARGUMENTS = 4000 -- of one call; Lua's stack has room for twice as many
@@ -132,6 +139,10 @@ local function in_(lists, name)
   end
   return found
 end
+
+-- The key of a tenant's job, and back.
+local function key_of(id, tenant) return tenant == DEFAULT_TENANT and id or id .. tenant end
+local function id_of(key) return string.sub(key, 1, ID_SIZE) end
 
 local function member(seq, id) return struct.pack('>I8', seq) .. id end
 

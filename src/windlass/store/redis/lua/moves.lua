@@ -86,7 +86,7 @@ end
 local function spend(job)
   unmark(job, RESULT)
   redis.call('SETRANGE', job.key, '3', string.char(job[FLAGS]))
-  if has(job, FOLLOWED) and redis.call('ZSCORE', K .. ':ripe', job.id .. job.lane.tenant) then
+  if has(job, FOLLOWED) and redis.call('ZSCORE', K .. ':ripe', id_of(job.id) .. job.lane.tenant) then
     redis.call('RENAME', K .. 'r' .. job.id, K .. 'k' .. job.id)
   else
     redis.call('DEL', K .. 'r' .. job.id)
@@ -107,7 +107,7 @@ local function vanish(job, before)
   end
   if has(job, FOLLOWED) then
     push(keys, K .. 'k' .. job.id)
-    if not redis.call('ZSCORE', K .. ':ripe', job.id .. job.lane.tenant) then push(keys, K .. 'c' .. job.id, K .. 't' .. job.id) end
+    if not redis.call('ZSCORE', K .. ':ripe', id_of(job.id) .. job.lane.tenant) then push(keys, K .. 'c' .. job.id, K .. 't' .. job.id) end
   end
   unlist(job.lane, before, job[POS])
   emptied[job.lane.line .. ' ' .. chunk_of(job[POS])] = true
@@ -200,6 +200,8 @@ local function memory_of(worker, nonce, queue) return K .. ':claim:' .. worker .
 -- What a claim took: it may be sent again.
 local function remember(memory, ids) redis.call('SET', memory, ids, 'EX', '60') end
 
+local function sized(id) return string.char(#id) .. id end
+
 -- A worker has been heard of; not noted more often than once in a while. Its record is in the first partition only.
 local function hear(worker, lease)
   local alive = tonumber(redis.call('ZSCORE', K .. ':workers', worker) or 0) > now
@@ -216,9 +218,9 @@ end
 local function answer(job, meta, to)
   local n = #to
   if job.payload then
-    to[n + 1] = job.id .. '\0\0\0\0' .. meta .. job.payload
+    to[n + 1] = id_of(job.id) .. '\0\0\0\0' .. meta .. job.payload
   else
-    to[n + 1] = job.id .. struct.pack('>I', redis.call('STRLEN', job.key) - job.body - job[RUN_SIZE]) .. meta
+    to[n + 1] = id_of(job.id) .. struct.pack('>I', redis.call('STRLEN', job.key) - job.body - job[RUN_SIZE]) .. meta
   end
   if has(job, ERRORS) then to[#to + 1] = redis.call('LRANGE', K .. 'e' .. job.id, 0, -1) end
   if has(job, PROGRESS) then to[#to + 1] = redis.call('HGET', K .. ':progress', job.id) end
@@ -232,7 +234,7 @@ end
 
 -- A followed job has ended, or is about to vanish. Whoever deals with ripe ones looks again until there are none: so only the first is told of.
 local function ripen(id, tenant, state)
-  redis.call('ZADD', K .. ':ripe', stamp(redis.call('INCR', K .. ':ripening') * 8 + state), id .. tenant)
+  redis.call('ZADD', K .. ':ripe', stamp(redis.call('INCR', K .. ':ripening') * 8 + state), id_of(id) .. tenant)
   if redis.call('ZCARD', K .. ':ripe') == 1 then publish('house/ripe') end
 end
 
@@ -265,4 +267,4 @@ end
 
 -- A job that was swept, as it is told: id, state (and RESULT_ONLY if only its result was dropped), lane.
 local RESULT_ONLY = 128
-local function swept(job, and_) return job.id .. string.char(job[STATE] + (and_ or 0)) .. job.lane.name end
+local function swept(job, and_) return id_of(job.id) .. string.char(job[STATE] + (and_ or 0)) .. job.lane.name end

@@ -1,9 +1,9 @@
 -- End jobs well.
--- ARGV[2..]  per job: '>c16c8Hi8' (id, token, code, finished_at (0 = now)) .. result
+-- ARGV[2..]  per job: size of its key (a byte), key, '>c8Hi8' (token, code, finished_at (0 = now)) .. result
 --            result = '' (none), or content type, zero byte, data
 -- Output     per job: 1 if it was held under that token, else 0; or 0 if this script cannot deal with them
 local ids = {}
-for i = 2, #ARGV do ids[i - 1] = string.sub(ARGV[i], 1, 16) end
+for i = 2, #ARGV do ids[i - 1] = string.sub(ARGV[i], 2, 1 + string.byte(ARGV[i])) end
 local lives = redis.call('HMGET', K .. ':runs', unpack(ids))
 
 -- What a run was noted with (see LIVE), before and behind its job's place: mostly the same for all of a batch, and taken apart once.
@@ -86,10 +86,10 @@ end
 local out, ends = {}, {}
 for i = 2, #ARGV do
   local id, early, late = ids[i - 1], front[i - 1], back[i - 1]
-  local mine = early and not ends[id] and early.token == string.sub(ARGV[i], 17, 24)
+  local mine = early and not ends[id] and early.token == string.sub(ARGV[i], #id + 2, #id + 9)
   if mine then
     ends[id] = true
-    local code, finished, from = struct.unpack('>Hi8', ARGV[i], 25)
+    local code, finished, from = struct.unpack('>Hi8', ARGV[i], #id + 10)
     local keep = early.reason == DELETED and 0 or late.keep
     if finished == 0 then finished = now end
     if early.again or keep == 0 then
