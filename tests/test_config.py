@@ -25,6 +25,7 @@ def test_the_engines_section_has_the_engines_own_fields_and_defaults() -> None:
 def test_a_setting_has_one_name_in_three_spellings() -> None:
     assert variable("worker.max_jobs") == "WINDLASS_WORKER_MAX_JOBS"
     assert flag("worker.max_jobs") == "--max-jobs"
+    assert flag("worker.context_max_jobs") == "--context-max-jobs"
     assert combine("[worker]\nmax_jobs = 7", {}, {}) == combine("", {"WINDLASS_WORKER_MAX_JOBS": "7"}, {})
     assert combine("", {"WINDLASS_WORKER_MAX_JOBS": "7"}, {}) == combine("", {}, {"worker.max_jobs": 7})
 

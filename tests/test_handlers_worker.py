@@ -156,7 +156,8 @@ def test_a_function_outlives_the_process_that_forks_the_contexts_of_the_app(work
     worker = workshop.start()
     (id,) = bench.feed("doze", "x")
     until(lambda: bench.job(id).pid)
-    (zygote,) = [one for one in psutil.Process(worker.pid).children() if "windlass.worker.zygote" in one.cmdline()]
+    (guardian,) = [one for one in psutil.Process(worker.pid).children() if "windlass.worker.zygote" in one.cmdline()]
+    (zygote,) = guardian.children()
     zygote.kill()
     worker.hear("starting it again")
     assert workshop.chores.add.enqueue(1, 2).result(20) == 3

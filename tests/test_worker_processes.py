@@ -16,7 +16,8 @@ from windlass.model.job import Reason, State
 
 
 def zygote_of(worker: Worker) -> psutil.Process:
-    (zygote,) = psutil.Process(worker.pid).children()
+    (guardian,) = psutil.Process(worker.pid).children()
+    (zygote,) = guardian.children()
     return zygote
 
 
@@ -27,7 +28,7 @@ def zombies(worker: Worker) -> list[psutil.Process]:
 
 @ON_A_FILE
 def test_contexts_are_replaced_after_so_many_jobs(workshop: Workshop) -> None:
-    workshop.start("-c", "4", "--contexts", "1", "--max-jobs", "10")
+    workshop.start("-c", "4", "--contexts", "1", "--context-max-jobs", "10")
     jobs = workshop.chores.add.map([(number, 1) for number in range(100)])
     assert [job.result(10) for job in jobs] == list(range(1, 101))
     pids = [line.split()[1] for line in workshop.notes("add")]
@@ -47,7 +48,7 @@ def test_contexts_are_replaced_when_they_are_old_or_fat(workshop: Workshop, boun
     (workshop.folder / "let go").touch()
     record = workshop.ended(long)
     assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
-    until(lambda: len(workshop.processes()) == 3)
+    until(lambda: len(workshop.processes()) == 4)
 
 
 @pytest.mark.parametrize("kind", ["mother", "co_mother", "alone_child"])
@@ -60,7 +61,7 @@ def test_only_the_process_that_was_given_a_job_tells_how_it_ended(workshop: Work
     assert raised.result(10) == "parent of one that ended with 1"
     assert task.enqueue("leaves").result(10) == "parent of one that ended with 7"
     assert workshop.chores.add.enqueue(1, 2).result(10) == 3
-    until(lambda: len(workshop.processes()) == 3)
+    until(lambda: len(workshop.processes()) == 4)
     if kind != "alone_child":  # what that prints is kept with the job
         assert "ValueError: the child" in worker.said
         assert "SystemExit" not in worker.said
@@ -150,10 +151,10 @@ def test_hundreds_of_isolated_jobs_leave_nothing_behind(workshop: Workshop) -> N
         chores.alone_parent.enqueue(0).result(10)
 
     run(20)
-    until(lambda: len(workshop.processes()) == 3)
+    until(lambda: len(workshop.processes()) == 4)
     before = supervisor.num_fds(), zygote.num_fds()
     run(280)
-    until(lambda: len(workshop.processes()) == 3)
+    until(lambda: len(workshop.processes()) == 4)
     until(lambda: supervisor.num_fds() <= before[0] + 2)  # its store may have something open just now
     until(lambda: zygote.num_fds() <= before[1])
     until(lambda: not zombies(worker))

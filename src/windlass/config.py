@@ -50,6 +50,8 @@ class WorkerSection(Struct, frozen=True, kw_only=True):
     grace: Seconds = 30.0
     """Time that running jobs get to end when it is told to stop."""
     max_jobs: Some | None = None
+    """Jobs after which it ends; none = it goes on. A worker inside a server always goes on."""
+    context_max_jobs: Some | None = None
     """Jobs after which a process is replaced by a fresh one; none = never."""
     max_memory: Bytes | None = None
     """Memory beyond which a process is replaced by a fresh one; none = never."""

@@ -6,12 +6,13 @@ import itertools
 import logging
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack, suppress
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from windlass.addresses import file_of, open_service, shown
+from windlass.addresses import enter_service, file_of, shown
 from windlass.config import DEFAULT_STORE
 from windlass.engine import Engine, Settings
 from windlass.engine.upkeep import keep_house
@@ -26,6 +27,11 @@ from windlass.worker.pool import Pool
 from windlass.worker.supervisor import NO_APP, Supervisor
 
 log = logging.getLogger("windlass.worker")
+
+T = TypeVar("T")
+
+CLOSE_WITHIN = 0.5
+"""Seconds in which a store is closed that answers."""
 
 SWITCH_EVERY = 0.0005
 """Seconds after which a thread lets another in: the thread of an embedded store answers at once."""
@@ -43,18 +49,26 @@ async def work(
     TERM and INT finish what runs; a second one gives it back; QUIT stops at once; TSTP stops claiming, CONT goes on.
     """
     sys.setswitchinterval(SWITCH_EVERY)
+    signals = _Signals()
     pool = Pool(options.target)
     try:
         # The app is imported before the store is opened: only it knows which one, and no file is carried over a fork.
-        app = await pool.start() if options.target else replace(NO_APP, store=DEFAULT_STORE, tenant=DEFAULT_TENANT)
+        app = replace(NO_APP, store=DEFAULT_STORE, tenant=DEFAULT_TENANT)
+        if options.target:
+            imported = await signals.unless_stopped(pool.start())
+            if imported is None:
+                return
+            app = imported
         app = replace(app, store=address or app.store, tenant=tenant or app.tenant)
         log.info("store %s, tenant %s", shown(app.store), app.tenant)
-        async with _opened(app.store, settings, app.token) as service:
+        async with AsyncExitStack() as stack:
+            stack.push_async_callback(_closed, opened := AsyncExitStack())
+            service = await signals.unless_stopped(_opened(opened, app.store, settings, app.token))
             if service is None:
                 return
             clock = SystemClock()
             worker = Supervisor(service, pool, app, options, clock=clock, chance=SystemChance())
-            _obey_signals(worker)
+            signals.obeyed_by(worker)
             _spare_what_stays()
             # A server keeps house itself.
             house = keep_house(service, clock, briefly=options.burst) if isinstance(service, Engine) else None
@@ -68,32 +82,32 @@ async def work(
         await pool.close()
 
 
-@asynccontextmanager
-async def _opened(address: str, settings: Settings | None, token: str | None) -> AsyncIterator[Service | None]:
-    """The service at an address, as soon as it is there; null = a signal came first.
+async def _closed(stack: AsyncExitStack) -> None:
+    """A store that does not answer is not waited for: whatever was asked of it has had its time."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(CLOSE_WITHIN):
+            await stack.aclose()
+
+
+async def _opened(stack: AsyncExitStack, address: str, settings: Settings | None, token: str | None) -> Service:
+    """The service at an address, as soon as it is there; closed with the stack.
 
     A file is there or is not: only a server may come later. One that answers and refuses us would go on refusing.
     """
-    told_to_stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, told_to_stop.set)
-    async with AsyncExitStack() as stack:
-        for tries in itertools.count():
-            try:
-                service = await stack.enter_async_context(open_service(address, settings, token))
-            except Unavailable as fault:
-                if isinstance(fault, NotLetIn) or file_of(address) is not None:
-                    raise
-                if not tries:
-                    log.warning("cannot claim yet, waits for the store: %s", fault)
-                if await _comes(told_to_stop, within=TRY_AGAIN[min(tries, len(TRY_AGAIN) - 1)]):
-                    yield None
-                    return
-            else:
-                if tries:
-                    log.info("the store is there")
-                yield service
-                return
+    for tries in itertools.count():
+        try:
+            service = await enter_service(stack, address, settings, token)
+        except Unavailable as fault:
+            if isinstance(fault, NotLetIn) or file_of(address) is not None:
+                raise
+            if not tries:
+                log.warning("cannot claim yet, waits for the store: %s", fault)
+            await asyncio.sleep(TRY_AGAIN[min(tries, len(TRY_AGAIN) - 1)])
+        else:
+            if tries:
+                log.info("the store is there")
+            return service
+    raise AssertionError
 
 
 def _spare_what_stays() -> None:
@@ -102,18 +116,34 @@ def _spare_what_stays() -> None:
     gc.freeze()
 
 
-async def _comes(signal_: asyncio.Event, within: float) -> bool:
-    try:
-        await asyncio.wait_for(signal_.wait(), within)
-    except TimeoutError:
-        return False
-    return True
+class _Signals:
+    """What this process is told from outside, from its first moment on."""
 
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, self._stopping.set)
 
-def _obey_signals(worker: Supervisor) -> None:
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGTERM, worker.stop)
-    loop.add_signal_handler(signal.SIGINT, worker.stop)
-    loop.add_signal_handler(signal.SIGQUIT, worker.quit)
-    loop.add_signal_handler(signal.SIGTSTP, worker.pause, True)
-    loop.add_signal_handler(signal.SIGCONT, worker.pause, False)
+    @property
+    def stopped(self) -> bool:
+        return self._stopping.is_set()
+
+    async def unless_stopped(self, what: Coroutine[Any, Any, T]) -> T | None:
+        """What comes of it; null = a signal came first."""
+        task, stopping = asyncio.create_task(what), asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
+            return task.result() if task.done() else None
+        finally:
+            task.cancel()
+            stopping.cancel()
+
+    def obeyed_by(self, worker: Supervisor) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._loop.add_signal_handler(number, worker.stop)
+        self._loop.add_signal_handler(signal.SIGQUIT, worker.quit)
+        self._loop.add_signal_handler(signal.SIGTSTP, worker.pause, True)
+        self._loop.add_signal_handler(signal.SIGCONT, worker.pause, False)
+        if self.stopped:
+            worker.stop()

@@ -121,9 +121,7 @@ async def serve(serving: Serving) -> None:
         if pool is not None and app is not None and serving.worker is not None:
             workers.append(Supervisor(engine, pool, app, serving.worker, clock=clock, chance=SystemChance()))
         if serving.functions is not None:
-            workers.append(functions := _functions(engine, serving.functions, clock))
-            if pool is not None:
-                pool.spared = functions.keepers
+            workers.append(_functions(engine, serving.functions, clock))
         _obey_signals(stop, http, workers)
         gc.collect()
         gc.freeze()  # what is here now stays: to look through it again and again would make everybody wait 50 ms

@@ -90,7 +90,7 @@ def serve(
         {**flags, "worker.reach": reach, "server.allow_upload": allow_upload, "engine.replicas": replicas}
     )
     where = Listening(host=host, port=port, socket=socket)
-    chosen = options_of(settings)
+    chosen = options_of(settings, max_jobs=None)
     own = data or data_folder(dict(os.environ))
     if own.exists() and not own.is_dir():
         raise Invalid(f"{own} is not a folder: name the folder where the server keeps its token", at="--data")

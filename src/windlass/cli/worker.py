@@ -65,7 +65,8 @@ def worker(
     grace: Annotated[
         str | None, Parameter(group=ENDING, metavar="TIME", help="What running jobs get after a first signal (30s).")
     ] = None,
-    max_jobs: Annotated[int | None, Parameter(group=RENEWAL, metavar="N", help="After so many jobs.")] = None,
+    max_jobs: Annotated[int | None, Parameter(group=ENDING, metavar="N", help="End after so many jobs.")] = None,
+    context_max_jobs: Annotated[int | None, Parameter(group=RENEWAL, metavar="N", help="After so many jobs.")] = None,
     max_memory: Annotated[
         str | None, Parameter(group=RENEWAL, metavar="SIZE", help="Above so much memory: 512MB, 1GiB.")
     ] = None,
@@ -101,13 +102,15 @@ def worker(
       windlass worker shop:app                 all queues that the app's tasks name, in turn
       windlass worker shop:app -q mail,slow    these queues, mail first
       windlass worker shop:app -c 100 --burst  a hundred at once, until none is left
+      windlass worker shop:app --max-jobs 1    one job, then it ends
       windlass worker --tenant -               what has a handler, of all tenants
 
     TERM or Ctrl-C lets running jobs finish within the grace and gives the rest back; a second gives all back at once;
     QUIT stops at once; TSTP (Ctrl-Z) stops claiming, CONT goes on.
     """
     flags: dict[str, Any] = {"queues": queues, "slots": slots, "contexts": contexts, "name": name, "grace": grace}
-    flags |= {"max_jobs": max_jobs, "max_memory": max_memory, "max_age": max_age, "max_output": max_output}
+    flags |= {"max_jobs": max_jobs, "context_max_jobs": context_max_jobs, "max_output": max_output}
+    flags |= {"max_memory": max_memory, "max_age": max_age}
     flags |= {"handlers": handlers, "sandbox": sandbox, "network": network, "telemetry": telemetry, "reach": reach}
     settings = place.settle({f"worker.{key}": value for key, value in flags.items()})
     if not app and not settings.worker.handlers:

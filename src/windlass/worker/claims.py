@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from math import inf
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from windlass.model.errors import Busy, Damaged, Full, Missing, Unavailable, WindlassError
@@ -52,6 +53,7 @@ class Claims:
         self._asking: asyncio.Task[Any] | None = None
         """The task that claims, while it may be broken off."""
         self._broken_off = False
+        self._giving_back: set[asyncio.Task[None]] = set()
         self._nonce: str | None = None
         """That of the claim on its way, until it has brought something."""
         self._stopped = False
@@ -65,18 +67,18 @@ class Claims:
         self.able = asyncio.Event()
         """Set while claims are answered: whether this worker can work at all."""
 
-    async def run(self, slots: int) -> None:
-        """Until it is stopped; in a burst, until nothing is left, or the store is damaged."""
-        while not self._stopped:
+    async def run(self, slots: int, most: int | None = None) -> None:
+        """Until it is stopped, or so many have ended; in a burst, until nothing is left, or the store is damaged."""
+        while not self._stopped and self._jobs.done < (most or inf):
             if self.burst and self._jobs.reports.damaged is not None and not self._jobs.held:
                 raise self._jobs.reports.damaged
-            free = slots - len(self._jobs.held)
+            free = self._free(slots, most)
             if free < 1 or self._rests():
                 await self._jobs.some_ended()
                 continue
             if free < slots // 4:
                 await self._clock.sleep(GATHER)  # others are about to end: one claim for all of them
-                free = slots - len(self._jobs.held)
+                free = self._free(slots, most)
                 if self._rests():
                     continue
             idle = not self._jobs.held and self._jobs.reports.settled  # or what has ended may yet make new jobs
@@ -87,6 +89,11 @@ class Claims:
                     await self._clock.sleep(HEAD_START)
             elif self.burst and idle and not self._jobs.held and not self._paused:
                 return
+
+    def _free(self, slots: int, most: int | None) -> int:
+        """How many jobs to ask for."""
+        wanted = slots if most is None else min(slots, most - self._jobs.done)
+        return wanted - len(self._jobs.held)
 
     def _rests(self) -> bool:
         return self._paused or self._stopped
@@ -130,8 +137,15 @@ class Claims:
         claimed = await self._unless_broken_off(ask)
         if claimed is None and self._nonce is not None:
             self._nonce = None
-            await self._give_back(nonce)
+            task = asyncio.create_task(self._give_back(nonce))
+            self._giving_back.add(task)
+            task.add_done_callback(self._giving_back.discard)
         return claimed or []
+
+    async def given_back(self) -> None:
+        """Until what a claim that was broken off may have taken is known, and on its way back."""
+        while self._giving_back:
+            await asyncio.wait(self._giving_back)
 
     def _take(self, glimpse: Glimpse | None, read: Callable[[], list[Claimed]]) -> None:
         """Start what is handed over; not when the claim is being broken off, which gives it back."""

@@ -59,7 +59,7 @@ class Crew:
             self.dismiss(context)
 
     def _is_spent(self, context: Context) -> bool:
-        most_jobs, most_age = self._options.max_jobs, self._options.max_age
+        most_jobs, most_age = self._options.context_max_jobs, self._options.max_age
         old = most_age is not None and self._clock.monotonic() - context.born > most_age
         return old or (most_jobs is not None and context.jobs >= most_jobs)
 
@@ -69,6 +69,7 @@ class Crew:
 
     def look(self) -> list[Context]:
         """Replace what is too old or too fat; of contexts for one job, answer those that are too fat."""
+        self.pool.look()
         self.fill()
         for context in list(self._shared):
             if self._is_spent(context) or self.is_fat(context):
@@ -80,9 +81,8 @@ class Crew:
         """A zygote that has died is replaced; what ran in its contexts died with it."""
         while True:
             await self.pool.lost.wait()
-            log.error("the process that forks contexts has died; starting it again")
+            log.error("the process that forks contexts is lost; starting it again")
             self._shared.clear()
-            self.pool.bury_all()
             self.fill()
             await self.pool.restart()
 

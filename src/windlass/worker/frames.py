@@ -198,6 +198,12 @@ class Unforked(Struct, frozen=True, tag=True):
     why: str
 
 
+class Killed(Struct, frozen=True, tag=True):
+    """The signal was sent, if the context was still there."""
+
+    context: int
+
+
 class Exited(Struct, frozen=True, tag=True):
     """A context has ended."""
 
@@ -208,7 +214,7 @@ class Exited(Struct, frozen=True, tag=True):
     """Bytes."""
 
 
-Report = Ready | Broken | Forked | Unforked | Exited
+Report = Ready | Broken | Forked | Unforked | Killed | Exited
 
 
 def frame(value: object) -> bytes:

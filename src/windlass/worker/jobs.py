@@ -71,6 +71,8 @@ class Jobs:
         self.telemetry: Telemetry | None = None
         self.ended = asyncio.Event()
         """Set whenever a job has ended."""
+        self.done = 0
+        """How many have ended here; what was given back does not count."""
         self._crew = crew
         self._clock = clock
         self._most_output = most_output
@@ -329,6 +331,7 @@ class Jobs:
         elif isinstance(report, Unrun):
             self.reports.release(report)
         elif held.stopping is not Stop.LOST:
+            self.done += 1
             self.reports.finish(report, held.tell() if held.has_news else None)
         self.ended.set()
 

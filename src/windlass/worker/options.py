@@ -25,6 +25,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     grace: float = 30.0
     """Seconds that running jobs get to finish after the first signal."""
     max_jobs: int | None = None
+    """Jobs after which the worker ends."""
+    context_max_jobs: int | None = None
     """Jobs after which a context is replaced."""
     max_memory: int | None = None
     """Bytes of memory beyond which a context is replaced, and a job alone in its process is killed."""

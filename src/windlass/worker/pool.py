@@ -1,16 +1,19 @@
-"""The supervisor's side of its processes: one zygote, and the contexts forked from it.
+"""The supervisor's side of its processes: a guardian, its zygote, and the contexts forked from that.
 
 Starts, feeds and kills them; what is done with their news is decided elsewhere (`Hears`).
 """
 
 import asyncio
 import itertools
+import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import msgspec
@@ -25,6 +28,7 @@ from windlass.worker.frames import (
     Forked,
     Frames,
     Kill,
+    Killed,
     Newcomer,
     News,
     Orders,
@@ -37,11 +41,24 @@ from windlass.worker.frames import (
     assign,
     frame,
 )
-from windlass.worker.processes import allow_many_files, end_children, end_children_but
+from windlass.worker.processes import allow_many_files, descendants, end_marked, send
+
+log = logging.getLogger("windlass.worker")
 
 MOST_MESSAGE = 1 << 18
 HEAR_OUT = 0.05
 """Seconds that the ends of a dead context may stay open: something it left behind may hold them."""
+
+CLOSE_WITHIN = 1.0
+"""Seconds that the guardian gets to end everything; then this process does it."""
+
+STUCK_AFTER = 40
+"""Looks, four a second, at a zygote that leaves a request unanswered, after which it is taken for stuck."""
+
+MARK = "_WINDLASS_POOL"
+"""A variable by which whatever has come of a zygote is known, wherever it has strayed."""
+
+_pools = itertools.count(1)
 
 _reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
 
@@ -195,13 +212,21 @@ class Pool:
 
     def __init__(self, target: str) -> None:
         self._target = target
+        self._mark = f"{os.getpid()}.{next(_pools)}"
         self.hears: Hears | None = None
-        self.spared: Callable[[], Collection[int]] | None = None
-        """Children of this process that are none of the zygote's; null = there are none."""
         self._loop = asyncio.get_running_loop()
         self._numbers = itertools.count(1)
         self._process: subprocess.Popen[bytes] | None = None
+        """The guardian."""
+        self._life: int | None = None
+        """A pipe: when it is closed, the guardian ends everything."""
         self._control: socket.socket | None = None
+        self._unsent: deque[Kill] = deque()
+        """Requests for which there was no room."""
+        self._unanswered = 0
+        """Requests that the zygote has not answered."""
+        self._silent = 0
+        """For how many looks it has answered none of them."""
         self._opening: set[asyncio.Task[object]] = set()
         self._unborn: dict[int, list[int]] = {}
         """Contexts that no zygote was asked for yet, and the descriptors that they will get."""
@@ -212,12 +237,18 @@ class Pool:
     async def start(self) -> Ready:
         """Import the app in a process of its own."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, "-m", "windlass.worker.zygote", str(theirs.fileno()), self._target]
-        self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)  # noqa: ASYNC220, S603
+        watched, self._life = os.pipe()
+        passed = [theirs.fileno(), watched]
+        command = [sys.executable, "-m", "windlass.worker.zygote", *map(str, passed), self._target]
+        environ = {**os.environ, MARK: self._mark}
+        self._process = subprocess.Popen(command, pass_fds=passed, stdin=subprocess.DEVNULL, env=environ)  # noqa: ASYNC220, S603
         theirs.close()
+        os.close(watched)
         ours.setblocking(False)
         allow_many_files()  # after the zygote has started: user code keeps the limit it was given
         self._control = ours
+        self._unanswered = self._silent = 0
+        self._unsent.clear()
         while True:
             match await self._first_report(ours):
                 case Broken() as broken:
@@ -249,7 +280,12 @@ class Pool:
                 self._loop.remove_reader(self._control)
                 self.lost.set()
                 return
-            match _reports.decode(data):
+            report = _reports.decode(data)
+            if isinstance(report, Forked | Unforked | Killed):
+                self._unanswered -= 1
+                self._silent = 0
+                self._catch_up()
+            match report:
                 case Forked() as forked if forked.context in self.contexts:
                     self.contexts[forked.context].pid = forked.pid
                 case Exited() as exited if exited.context in self.contexts:
@@ -275,10 +311,12 @@ class Pool:
         self._bear(context)
         return context
 
-    def _bear(self, context: Context) -> None:
+    def _bear(self, context: Context) -> bool:
         """Ask the zygote for it; without a zygote it waits for the next one, and its jobs wait in its socket."""
-        if self._ask(Fork(context.number, context.isolated), self._unborn[context.number]):
-            self._forget_unborn(context)
+        if not self._ask(Fork(context.number, context.isolated), self._unborn[context.number]):
+            return False
+        self._forget_unborn(context)
+        return True
 
     def _forget_unborn(self, context: Context) -> None:
         for descriptor in self._unborn.pop(context.number, ()):
@@ -296,8 +334,8 @@ class Pool:
     def kill(self, context: Context, number: signal.Signals, *, tree: bool = False) -> None:
         if context.number in self._unborn:
             self._bury(Exited(context.number, number, 0))
-        else:
-            self._ask(Kill(context.number, number, tree))
+        elif not self._ask(kill := Kill(context.number, number, tree)):
+            self._unsent.append(kill)
 
     def _bury(self, exited: Exited) -> None:
         context = self.contexts.pop(exited.context)
@@ -305,31 +343,43 @@ class Pool:
         context.bury(exited, self._loop)
 
     def _ask(self, request: Request, descriptors: Sequence[int] = ()) -> bool:
-        """Whether there was anybody to ask."""
+        """Whether there was anybody to ask, with room for the question."""
         if self._control is None or self.lost.is_set():
             return False
-        self._control.setblocking(True)
         try:
             socket.send_fds(self._control, [msgspec.msgpack.encode(request)], descriptors)
+        except BlockingIOError:
+            return False
         except OSError:
             self.lost.set()
             return False
-        finally:
-            self._control.setblocking(False)
+        self._unanswered += 1
         return True
 
-    def bury_all(self) -> None:
-        """Every context has died with the zygote."""
-        for number in self.contexts.keys() - self._unborn.keys():
-            self._bury(Exited(number, signal.SIGKILL, 0))
+    def _catch_up(self) -> None:
+        """Ask for what there was no room for before."""
+        while self._unsent and self._ask(self._unsent[0]):
+            self._unsent.popleft()
+        for number in list(self._unborn):
+            if not self._bear(self.contexts[number]):
+                return
+
+    def look(self) -> None:
+        """Called four times a second: a zygote that does not answer any more is taken for dead, and so replaced."""
+        self._silent = self._silent + 1 if self._unanswered else 0
+        if self._silent > STUCK_AFTER and not self.lost.is_set():
+            log.error("the process that forks contexts does not answer")
+            self.lost.set()
 
     async def restart(self) -> None:
-        """Put another zygote in the place of one that has died."""
+        """Put another zygote in the place of one that has died; every context has died with it, or dies now."""
         await self._part()
+        for number in self.contexts.keys() - self._unborn.keys():
+            self._bury(Exited(number, signal.SIGKILL, 0))
         await self.start()
 
     async def close(self) -> None:
-        """End the zygote, which takes everything along."""
+        """End the zygote, and everything that has come of it."""
         for context in list(self.contexts.values()):
             context.close()
             self._forget_unborn(context)
@@ -341,10 +391,26 @@ class Pool:
             self._loop.remove_reader(self._control)
             self._control.close()
             self._control = None
+        self._let_die()
         if self._process is not None:
-            await asyncio.to_thread(self._process.wait)
-            # What a zygote that was killed has left behind.
-            if self.spared is None:
-                await asyncio.to_thread(end_children)
-            else:
-                await asyncio.to_thread(end_children_but, self.spared)
+            await asyncio.to_thread(_end, self._process, f"{MARK}={self._mark}")
+            self._process = None
+
+    def _let_die(self) -> None:
+        if self._life is not None:
+            os.close(self._life)
+            self._life = None
+
+
+def _end(guardian: "subprocess.Popen[bytes]", mark: str) -> None:
+    """Wait until the guardian has ended everything. If it does not, or was killed, that is done here."""
+    try:
+        status = guardian.wait(CLOSE_WITHIN)
+    except subprocess.TimeoutExpired:
+        for one in [guardian.pid, *descendants(guardian.pid)]:
+            send(one, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            guardian.wait(CLOSE_WITHIN)
+        status = -signal.SIGKILL
+    if status:
+        end_marked(mark, CLOSE_WITHIN)

@@ -29,10 +29,10 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def outlive_parent() -> None:
-    """Undo `die_with_parent`."""
+def wake_with_parents_end() -> None:
+    """Go on, if stopped, when the parent ends."""
     if hasattr(_libc, "prctl"):
-        _libc.prctl(PR_SET_PDEATHSIG, 0, 0, 0, 0)
+        _libc.prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
 
 
 def adopt_orphans() -> None:
@@ -103,6 +103,41 @@ def end_children_but(spared: Callable[[], Collection[int]]) -> None:
             with suppress(ChildProcessError):
                 os.waitpid(child, os.WNOHANG)
         quiet = 0 if doomed else quiet + 1
+
+
+def end_marked(mark: str, within: float) -> None:
+    """Kill whatever was started with this variable (`NAME=value`) in its environment, and reap what is ours of it.
+
+    Looked for until there is none several times, or the time is over.
+    """
+    quiet, killed = 0, set[int]()
+    for _ in range(int(within / BREATH)):
+        doomed = {pid for pid in _processes() if _is_marked(pid, mark.encode())}
+        for pid in doomed:
+            send(pid, signal.SIGKILL)
+        time.sleep(BREATH)
+        killed = {pid for pid in killed | doomed if not _reap(pid)}
+        quiet = quiet + 1 if not killed else 0
+        if quiet == LOOKS:
+            return
+
+
+def _reap(pid: int) -> bool:
+    """Whether there is nothing left of it. Who was killed becomes our child when its parent has ended, or is init's."""
+    with suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+    return not Path(f"/proc/{pid}").exists()
+
+
+def _processes() -> list[int]:
+    return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+
+
+def _is_marked(pid: int, mark: bytes) -> bool:
+    try:
+        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False  # it has ended, or is somebody else's: a dead one that is not reaped has no environment
 
 
 def _is_of_our_session(pid: int) -> bool:

@@ -6,7 +6,9 @@ Knows the queue only as a service and user code only as processes; puts the work
 import asyncio
 import logging
 import os
+import signal
 import socket
+from collections.abc import Awaitable
 
 from msgspec.structs import replace
 
@@ -27,7 +29,7 @@ from windlass.worker.leases import Leases
 from windlass.worker.membership import Membership
 from windlass.worker.options import WorkerOptions
 from windlass.worker.pool import Pool
-from windlass.worker.processes import adopt_orphans
+from windlass.worker.processes import adopt_orphans, descendants, send
 from windlass.worker.reports import Reports
 from windlass.worker.telemetry import Telemetry
 
@@ -40,7 +42,10 @@ NO_APP = Ready(tasks=[], queues=[], store="", tenant=EVERY_TENANT)
 """What a worker without an app starts with: it runs what has a handler."""
 
 LAST_REPORTS = 5.0
-"""Seconds that a worker which ends waits for a store that does not take its reports."""
+"""Seconds of its grace that a worker which ends waits for a store that does not take its reports."""
+
+LAST_MOMENT = 1.0
+"""Seconds that it waits for that in any case, and for processes that do not end."""
 
 
 class Supervisor:
@@ -70,19 +75,18 @@ class Supervisor:
             handled = Handled(service, self._functions, self._jobs, clock, options.functions.contexts)
             self._jobs.elsewhere = self._handled = handled
             self._claims.warm = handled.warm
-            pool.spared = self._functions.keepers
         pool.hears = self._jobs
         self._stops = 0
+        self._grace_over: float | None = None
+        """When what runs has had its time, by our own clock; null = nobody has told us to stop."""
         self._forced = asyncio.Event()
+        self._silent = False
+        """Whether the store did not even take the last reports."""
 
     @property
     def able(self) -> bool:
         """Whether the queue answers this worker's claims."""
         return self._claims.able.is_set()
-
-    def keepers(self) -> list[int]:
-        """The processes that watch over uploaded code, which another worker in this process must spare."""
-        return [] if self._functions is None else self._functions.keepers()
 
     async def run(self) -> None:
         """Work until `stop`, or in a burst until nothing is left."""
@@ -94,14 +98,16 @@ class Supervisor:
         known = ", ".join(about.tasks or []) or "no tasks of its own"
         also = " and what has a handler" if about.handlers else ""
         log.info("%s runs %s from %s%s, %d at once", about.name, known, about.queues, also, about.slots)
-        duties = [self._reports.run(), self._leases.run(), self._crew.guard(), self._tend()]
+        reporting = asyncio.create_task(self._reports.run())
+        duties: list[Awaitable[None]] = [asyncio.shield(reporting), self._leases.run(), self._crew.guard()]
+        duties.append(self._tend())
         if self._handled is not None:
             duties.append(self._handled.run())
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(duty) for duty in duties]
+                tasks = [group.create_task(_awaited(duty)) for duty in duties]
                 try:
-                    await self._claims.run(self._options.slots)
+                    await self._claims.run(self._options.slots, self._options.max_jobs)
                 except Damaged:
                     await self._finish_what_runs()
                     raise
@@ -109,13 +115,19 @@ class Supervisor:
                 for task in tasks:
                     task.cancel()
         except ExceptionGroup as faults:
+            if self._crew.hiring:  # else it has given back already
+                await self._give_back()
             raise faults.exceptions[0] from None  # where one duty cannot go on, none can; the first says why
-        await self._take_leave()
+        finally:
+            reporting.cancel()
+            await self._take_leave()
 
     def stop(self) -> None:
         """The first call lets running jobs finish within the grace; a second gives them back at once."""
         self._stops += 1
-        if self._stops > 1:
+        if self._stops == 1:
+            self._grace_over = self._clock.monotonic() + self._options.grace
+        else:
             self._forced.set()
         self._claims.stop()
 
@@ -124,35 +136,70 @@ class Supervisor:
         self._claims.pause(paused)
 
     def quit(self) -> None:
-        """Stop at once and report nothing: leases run out, and the zygote takes every process along."""
+        """Stop at once and report nothing: leases run out, and the guardian ends every process."""
         os._exit(os.EX_TEMPFAIL)
 
     async def _finish_what_runs(self) -> None:
         if self._jobs.held:
             log.info("stopping; %s %g s to finish", _jobs(len(self._jobs.held), "get", "gets"), self._options.grace)
-        waits = [asyncio.create_task(self._jobs.all_ended()), asyncio.create_task(self._forced.wait())]
-        await asyncio.wait(waits, timeout=self._options.grace, return_when=asyncio.FIRST_COMPLETED)
-        for one in waits:
-            one.cancel()
+        ended, forced = asyncio.create_task(self._jobs.all_ended()), asyncio.create_task(self._forced.wait())
+        await asyncio.wait([ended, forced], timeout=self._grace_left(), return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        forced.cancel()
+        await self._give_back()
+
+    def _grace_left(self) -> float:
+        if self._grace_over is None:
+            return self._options.grace
+        return 0.0 if self._forced.is_set() else max(0.0, self._grace_over - self._clock.monotonic())
+
+    async def _give_back(self) -> None:
+        """End what still runs, then say so: whoever gets those jobs next does not run them beside us."""
         self._crew.hiring = False
         if self._jobs.held:
             log.info("gives %s back", _jobs(len(self._jobs.held)))
+            await self._crew.close()
             self._jobs.give_back()
-        try:
-            await asyncio.wait_for(self._reports.flush(), LAST_REPORTS)
-        except TimeoutError:
+        reported, forced = asyncio.create_task(self._report_all()), asyncio.create_task(self._forced.wait())
+        if not self._forced.is_set():
+            within = max(LAST_MOMENT, min(LAST_REPORTS, self._grace_left()))
+            await asyncio.wait([reported, forced], timeout=within, return_when=asyncio.FIRST_COMPLETED)
+        if self._forced.is_set():
+            await asyncio.wait([reported], timeout=LAST_MOMENT)
+        self._silent = not reported.done()
+        reported.cancel()
+        forced.cancel()
+        if self._silent:
             log.warning("leaves without reporting what has ended: the store does not answer, leases will run out")
+
+    async def _report_all(self) -> None:
+        await self._claims.given_back()
+        await self._reports.flush()
 
     async def _take_leave(self) -> None:
         if self._telemetry is not None:
             self._telemetry.close()
         if self._functions is not None:
-            await self._functions.close()
+            await self._end_functions(self._functions)
         await self._crew.close()
+        if self._silent:
+            return
         try:
-            await self._service(Unregister(**self._membership.names()))
-        except WindlassError as fault:
-            log.info("left without saying so: %s", fault)
+            async with asyncio.timeout(LAST_MOMENT):
+                await self._service(Unregister(**self._membership.names()))
+        except (WindlassError, TimeoutError) as fault:
+            log.info("left without saying so: %s", fault or "the store does not answer")
+
+    async def _end_functions(self, functions: Functions) -> None:
+        """However long their keepers take, or if they are stuck."""
+        closing = asyncio.create_task(functions.close())
+        await asyncio.wait([closing], timeout=LAST_MOMENT)
+        if not closing.done():
+            for keeper in functions.keepers():
+                for one in [keeper, *descendants(keeper)]:
+                    send(one, signal.SIGKILL)
+            await asyncio.wait([closing], timeout=LAST_MOMENT)
+        closing.cancel()
 
     async def _tend(self) -> None:
         while True:
@@ -160,6 +207,10 @@ class Supervisor:
             self._jobs.kill_fat()
             if self._telemetry is not None:
                 self._telemetry.flush()
+
+
+async def _awaited(duty: Awaitable[None]) -> None:
+    await duty
 
 
 def _jobs(count: int, do: str = "", does: str = "") -> str:

@@ -1,9 +1,9 @@
 """The zygote: imports the user's app once, then forks contexts from it on demand.
 
-A single thread that waits for two things, requests and dead children. It is the parent of every context and the
-guardian of whatever contexts leave behind: an orphan is killed when any context ends, and when the supervisor is gone
-everything is.
-Started as `python -m windlass.worker.zygote DESCRIPTOR MODULE:APP`.
+A single thread that waits for two things, requests and dead children. It is the parent of every context and of
+whatever contexts leave behind: an orphan is killed when any context ends. What it leaves behind itself is ended by its
+own parent, the guardian, which does so too when the supervisor is gone.
+Started as `python -m windlass.worker.zygote CONTROL LIFE MODULE:APP`, with the numbers of two descriptors.
 """
 
 import gc
@@ -29,21 +29,15 @@ from windlass.worker.frames import (
     Forked,
     Frames,
     Kill,
+    Killed,
     Orders,
     Ready,
     Report,
     Request,
     Unforked,
 )
-from windlass.worker.processes import (
-    adopt_orphans,
-    children,
-    descendants,
-    die_with_parent,
-    end_children,
-    outlive_parent,
-    send,
-)
+from windlass.worker.guardian import become_zygote
+from windlass.worker.processes import adopt_orphans, children, descendants, die_with_parent, send
 
 MOST_MESSAGE = 1 << 16
 STDOUT, STDERR = 1, 2
@@ -94,12 +88,13 @@ class Zygote:
         except ConnectionResetError:  # it was killed before it had read everything
             message, descriptors = b"", []
         if not message:
-            self.end()
+            os._exit(0)  # the guardian ends whatever is left
         match _requests.decode(message):
             case Fork() as fork:
                 self._fork(fork, descriptors)
             case Kill() as kill:
                 self._kill(kill)
+                self._tell(Killed(kill.context))
 
     def _fork(self, fork: Fork, descriptors: list[int]) -> None:
         parent = os.getpid()
@@ -176,12 +171,6 @@ class Zygote:
                 for one in (child, *descendants(child)):
                     send(one, signal.SIGKILL)
 
-    def end(self) -> NoReturn:
-        """Take everything along."""
-        self._contexts.clear()
-        end_children()
-        os._exit(0)
-
     def _tell(self, report: Report) -> None:
         tell(self._control, report)
 
@@ -253,19 +242,16 @@ def _is_ours(file: str) -> bool:
 
 
 def main() -> None:
+    become_zygote(int(sys.argv[2]), int(sys.argv[1]))
     control = socket.socket(fileno=int(sys.argv[1]))
-    parent = os.getppid()
-    os.setsid()  # what is typed at the supervisor's terminal is the supervisor's business
-    die_with_parent(parent)
     _speak_by_lines()
     try:
-        app = load(sys.argv[2])
+        app = load(sys.argv[3])
     except BaseException as fault:  # noqa: BLE001 - told to the supervisor, which tells the user
         tell(control, broken(fault))
         _flush()
         os._exit(1)
     _flush()
-    outlive_parent()
     adopt_orphans()
     for task in app.tasks.values():
         task.plan.prepare()
@@ -273,12 +259,11 @@ def main() -> None:
     gc.freeze()
     queues = dict.fromkeys(task.options.get("queue", "default") for task in app.tasks.values())
     tell(control, Ready(list(app.tasks), list(queues), app.store, app.tenant, app.token))
-    zygote = Zygote(control, app.tasks)
     try:
-        zygote.serve()
-    except BaseException:  # noqa: BLE001 - whatever it is, nobody is left behind
+        Zygote(control, app.tasks).serve()
+    except BaseException:  # noqa: BLE001 - whatever it is, threads of the app must not keep this process alive
         traceback.print_exc()
-        zygote.end()
+        os._exit(1)
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ class Functions:
                 return
 
     def keepers(self) -> list[int]:
-        """The processes of ours that watch over running code; whoever ends other processes must spare them."""
+        """The processes of ours that watch over running code."""
         return self._contexts.keepers()
 
     async def close(self) -> None:

@@ -393,6 +393,7 @@ def main() -> None:
     os.setsid()
     worker = socket.socket(fileno=os.dup(CONTROL))
     control(PR_SET_CHILD_SUBREAPER, 1)
+    control(PR_SET_PDEATHSIG, signal.SIGCONT)  # if it was stopped: it goes on, and finds that its worker is gone
     signal.signal(signal.SIGCHLD, lambda *_: None)
     plan = read_plan(worker)
     try:
