@@ -193,6 +193,11 @@ class Process:
         assert self.child is not None
         return int(psutil.Process(self.child.pid).memory_info().rss)
 
+    def descriptors(self) -> int:
+        """Files and connections that it has open."""
+        assert self.child is not None
+        return int(psutil.Process(self.child.pid).num_fds())
+
     def cpu(self) -> float:
         """Seconds that it has computed."""
         assert self.child is not None

@@ -31,6 +31,15 @@ class Wire(asyncio.Transport):
     def close(self) -> None:
         self.done.append("closed")
 
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.done.append("closed")
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        assert high == 0
+
 
 @pytest.fixture
 async def wire() -> Wire:

@@ -1,4 +1,4 @@
-"""Whoever follows by server-sent events and does not read: dropped when a mebibyte waits, while others go on."""
+"""Whoever follows by server-sent events and does not read: dropped when too much waits, while others go on."""
 
 import asyncio
 import socket

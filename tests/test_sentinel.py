@@ -25,11 +25,11 @@ from tests.wires import Crowd
 from tests.workers import until
 from tests.worlds import SeededChance
 from windlass import Windlass
-from windlass.addresses import shown as without_password
 from windlass.engine import Engine
 from windlass.model.errors import Invalid, Unavailable
 from windlass.model.job import NewJob, State
 from windlass.model.lifecycle import Verdict
+from windlass.model.names import without_password
 from windlass.model.operations import Claim, Count, Enqueue, Finish, Finished, List, Register, Show
 from windlass.model.worker import NewWorker
 from windlass.store.redis import RedisStore

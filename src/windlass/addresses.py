@@ -15,6 +15,7 @@ from windlass.config import DEFAULT_STORE
 from windlass.engine import Engine, Settings
 from windlass.local import LOOPBACK, data_folder, known_token
 from windlass.model.errors import Invalid
+from windlass.model.names import without_password
 from windlass.model.operations import Service
 from windlass.store import Store
 from windlass.store.facts import Facts
@@ -40,7 +41,9 @@ def file_of(address: str) -> str | None:
     scheme, separator, rest = address.partition("://")
     if not separator:
         if _MISTAKEN.match(address):
-            raise Invalid(f"is {address!r} a server? Write redis://HOST:PORT, or ./{address} for a file", at="store")
+            raise Invalid(
+                f"is {without_password(address)!r} a server? Write redis://HOST:PORT, or ./NAME for a file", at="store"
+            )
         return address
     return rest if scheme == "sqlite" else None
 
@@ -49,12 +52,7 @@ def shown(address: str) -> str:
     """An address as people may read it: a file with its folders, a server without passwords."""
     if "://" not in address and address != ":memory:":
         return os.path.abspath(address)  # noqa: PTH100 - as it was said, links and all
-    without = re.sub(r"([?&](?:sentinel_)?password=)[^&]*", r"\1…", address)
-    netloc = without.partition("://")[2].partition("/")[0]
-    user, separator, rest = netloc.rpartition("@")
-    if not separator or ":" not in user:
-        return without
-    return without.replace(netloc, f"{user.partition(':')[0]}:…@{rest}", 1)
+    return without_password(address)
 
 
 async def open_store(address: str = DEFAULT_STORE, settings: Settings | None = None, *, patient: bool = False) -> Store:
@@ -75,7 +73,7 @@ async def open_store(address: str = DEFAULT_STORE, settings: Settings | None = N
             address, chance=SystemChance(), patient=patient, replicas=_replicas(settings or Settings())
         )
     forms = "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://"
-    raise Invalid(f"{address!r} is no store: give a file, {forms}", at="store")
+    raise Invalid(f"{without_password(address)!r} is no store: give a file, {forms}", at="store")
 
 
 def _replicas(settings: Settings) -> "Replicas | None":

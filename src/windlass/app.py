@@ -27,7 +27,7 @@ from windlass.model.fresh_ids import texts_like
 from windlass.model.job import NewJob
 from windlass.model.match import Match
 from windlass.model.mold import mold_of
-from windlass.model.names import check_name, keyed_id, text_id
+from windlass.model.names import check_name, keyed_id, text_id, without_password
 from windlass.model.operations import (
     MOST_AT_ONCE,
     A,
@@ -72,7 +72,9 @@ class Windlass:
         if store and server:
             raise Invalid("give a store or a server, not both", at="server")
         if server and not is_server(server):
-            raise Invalid(f"{server!r} is no server: give http://, https:// or http+unix://", at="server")
+            raise Invalid(
+                f"{without_password(server)!r} is no server: give http://, https:// or http+unix://", at="server"
+            )
         found = config.here(store=store, server=server, tenant=tenant)
         self.store = found.store
         """Its address."""
@@ -168,7 +170,7 @@ class Windlass:
         await self.link.aclose()
 
     def __repr__(self) -> str:
-        return f"Windlass({self.store!r}, tenant={self.tenant!r}, tasks={sorted(self.tasks)})"
+        return f"Windlass({without_password(self.store)!r}, tenant={self.tenant!r}, tasks={sorted(self.tasks)})"
 
 
 class Decorator(Protocol):

@@ -19,7 +19,7 @@ from windlass.model.errors import Invalid, Missing, Problem, Unavailable, Windla
 from windlass.model.events import Event
 from windlass.model.job import FINISHED, MSGPACK, NOTHING, NewJob, State
 from windlass.model.match import Match
-from windlass.model.names import EVERY_TENANT, check_id, check_name
+from windlass.model.names import EVERY_TENANT, check_id, check_name, without_password
 from windlass.model.operations import (
     A,
     Claim,
@@ -193,7 +193,7 @@ def _address(server: str) -> tuple[str, httpx2.AsyncBaseTransport | None]:
     if scheme == "http+unix" and separator:
         return "http://localhost", httpx2.AsyncHTTPTransport(uds=rest)
     if scheme not in ("http", "https") or not separator:
-        raise Invalid(f"{server!r} is no server: give http://, https:// or http+unix://", at="server")
+        raise Invalid(f"{without_password(server)!r} is no server: give http://, https:// or http+unix://", at="server")
     return server.rstrip("/"), None
 
 

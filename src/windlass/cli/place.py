@@ -17,7 +17,7 @@ from windlass.engine import Settings
 from windlass.model.errors import Invalid, Missing
 from windlass.model.events import Event, Teller
 from windlass.model.match import Match
-from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT
+from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, without_password
 from windlass.model.operations import A, Operation, Service
 
 OPTIONS = Group("Options", sort_key=20)
@@ -57,7 +57,9 @@ class Place:
         if self.server and self.store:
             raise Invalid("give --store or --server, not both", at="--server")
         if self.server and not is_server(self.server):
-            raise Invalid(f"{self.server!r} is no server: give http://, https:// or http+unix://", at="--server")
+            raise Invalid(
+                f"{without_password(self.server)!r} is no server: give http://, https:// or http+unix://", at="--server"
+            )
         return config.here(store=self.store, server=self.server, tenant=tenant, **(flags or {}))
 
 

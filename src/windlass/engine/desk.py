@@ -23,6 +23,7 @@ from windlass.model.lifecycle import Move
 from windlass.model.names import EVERY_TENANT, JobKey, check_id, key_of
 from windlass.model.operations import Hand
 from windlass.model.ports import Chance
+from windlass.model.token import Locked
 from windlass.model.wire import MOST_PAYLOAD, MOST_RESULT
 from windlass.model.worker import Worker
 from windlass.store import Record, Store
@@ -102,6 +103,8 @@ class Desk:
         """By worker: who takes what its waiting claim is given, ahead of the claim's answer."""
         self.idle: set[str] = set()
         """Workers whose last claim had to wait: the next one listens before it asks, and then asks once."""
+        self.on_token: list[Callable[[str, Locked | None], None]] = []
+        """Who is told of each token that is added here, or removed (null), by its key."""
         self._attention = Attention()
 
     async def find(self, id: str, tenant: str, *, payload: bool = False) -> Record:

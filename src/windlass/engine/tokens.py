@@ -41,7 +41,10 @@ async def add(desk: Desk, operation: AddToken) -> Issued:
         "created_at": now,
         "expires_at": expires_at,
     }
-    await desk.shelf.put(KIND, key, _pack(Locked(**said, digest=_digest(token))))
+    locked = Locked(**said, digest=_digest(token))
+    await desk.shelf.put(KIND, key, _pack(locked))
+    for learn in desk.on_token:
+        learn(key, locked)
     return Issued(**said, token=token)
 
 
@@ -59,6 +62,8 @@ async def remove(desk: Desk, operation: RemoveToken) -> None:
     if operation.key not in mine:
         raise Missing(f"there is no token {operation.key[:60]}", at="key")
     await desk.shelf.put(KIND, operation.key, None)
+    for learn in desk.on_token:
+        learn(operation.key, None)
 
 
 def _digest(token: str) -> bytes:
@@ -66,7 +71,7 @@ def _digest(token: str) -> bytes:
 
 
 class Keyring:
-    """Finds tokens, asking the store now and then.
+    """Finds tokens, asking the store now and then. What is added or removed in this process is known at once.
 
     While the store does not answer, those that it told of last are still good: jobs may be accepted without it.
     """
@@ -74,17 +79,29 @@ class Keyring:
     def __init__(self, desk: Desk, clock: Clock, patience: float = PATIENCE) -> None:
         self._desk = desk
         self._lately = Lately(self._look, clock, REMEMBER, patience)
+        self._changes = 0
+        self._changed: dict[str, tuple[int, Locked | None]] = {}
+        """What was changed here since the last look began; each with the number of its change."""
+        desk.on_token.append(self._learn)
+
+    def _learn(self, key: str, locked: Locked | None) -> None:
+        self._changes += 1
+        self._changed[key] = self._changes, locked
 
     async def find(self, token: str) -> Pass | None:
-        locked = (await self._lately.known()).get(key_of(token) or "")
+        key = key_of(token) or ""
+        known = await self._lately.known()
+        locked = self._changed[key][1] if key in self._changed else known.get(key)
         if locked is None or not hmac.compare_digest(locked.digest, _digest(token)):
             return None
         return Pass(locked.tenant, frozenset(locked.scopes))
 
     async def _look(self) -> dict[str, Locked]:
         """All tokens that are good now, by the store's clock."""
+        seen = self._changes
         now = (await self._desk.store.read([])).now
         locked = [_locked.decode(data) for data in (await self._desk.shelf.shelved(KIND)).values()]
+        self._changed = {key: change for key, change in self._changed.items() if change[0] > seen}
         return {one.key: one for one in locked if one.expires_at is None or one.expires_at > now}
 
 

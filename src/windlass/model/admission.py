@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from windlass.model import wire
 from windlass.model.errors import Invalid, TooLarge
 from windlass.model.job import MOST_THEN, NOTHING, NewJob
-from windlass.model.names import check_file_name, check_id, check_mark
+from windlass.model.names import check_content_type, check_file_name, check_id, check_mark
 
 
 class Sound(list[NewJob]):
@@ -25,6 +25,7 @@ def check_new(new: NewJob, most_payload: int, at: str) -> NewJob:
     """The same job, if all of it may be; else the fault is told with the path of its field."""
     try:
         sound = wire.checked_job(new)
+        check_content_type(sound.content_type)
         wire.check_size(sound.payload, most_payload)
         _check_files(sound, most_payload)
         if sound.id is not None and sound.key is not None:

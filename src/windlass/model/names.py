@@ -31,7 +31,11 @@ ID_SIZE = 16
 DEFAULT_TENANT = "default"
 DEFAULT_QUEUE = "default"
 
+MEDIA_PATTERN = r"^[ -~]*$(?!\n)"
+"""A content type goes into headers, and before the bytes that it speaks of."""
+
 _NAME = re.compile(NAME_PATTERN)
+_MEDIA = re.compile(MEDIA_PATTERN)
 
 
 class JobKey(NamedTuple):
@@ -82,6 +86,18 @@ def check_file_name(name: str, *, at: str) -> str:
     if "/" in name or "\0" in name or name in (".", ".."):
         raise Invalid(f"{name[:60]!r} is not the name of a file: no '/' and no zero byte, nor '.' or '..' alone", at=at)
     return name
+
+
+def check_content_type(text: str, *, at: str = "content_type") -> str:
+    if not _MEDIA.match(text):
+        raise Invalid(f"{text[:60]!r} is not a content type: printable ASCII, as in application/json", at=at)
+    return text
+
+
+def without_password(address: str) -> str:
+    """An address as it may be shown: what stands in it for a password is left out."""
+    shown = re.sub(r"\A((?:[a-z+]+:/+)?[^:]*):.*@", r"\1:…@", address, flags=re.DOTALL)
+    return re.sub(r"([?&](?:sentinel_)?password=)[^&]*", r"\1…", shown)
 
 
 def check_mark(id: str, queue: str) -> None:

@@ -15,7 +15,7 @@ from msgspec import Raw, Struct
 from windlass.model.choices import choices
 from windlass.model.errors import Invalid, TooLarge
 from windlass.model.job import HIGHEST, JSON, LOWEST, MSGPACK, NOTHING, TEXT, NewJob
-from windlass.model.names import NAME_PATTERN, is_name
+from windlass.model.names import MEDIA_PATTERN, NAME_PATTERN, is_name
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Struct)
@@ -147,6 +147,8 @@ def invalid(fault: Exception, *, at: str = "", kind: Any = None) -> Invalid:
         detail = f"{word[1]} is none of: {', '.join(allowed)}"
     elif detail == _TRUNCATED:
         detail = "it is empty, or ends too soon"
+    elif repr(MEDIA_PATTERN) in detail:
+        detail = "not a content type: printable ASCII, as in application/json"
     elif repr(NAME_PATTERN) in detail:
         detail = "not a name: letters, digits, '_', '.' and '-', 1 to 128 of them, a letter or digit first"
     return Invalid(detail, at=f"{at}.{found.strip('.')}".strip("."))

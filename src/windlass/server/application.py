@@ -17,6 +17,7 @@ from windlass.server import problems
 from windlass.server.described import DescribedRoute
 from windlass.server.front import Front
 from windlass.server.gate import Gate
+from windlass.server.lasting import Lasting
 from windlass.server.limits import Limits
 from windlass.server.live import Live
 from windlass.server.metrics import Counted, Metrics, Requests
@@ -66,16 +67,18 @@ def application(
     async def reference(_: Request) -> Response:
         return Response(shown, media_type="text/html", headers={"content-security-policy": POLICY})
 
-    passing, requests = Counted(service), Requests()
+    passing, requests, lasting = Counted(service), Requests(), Lasting(gate)
     return Front(
         [
-            *Routes(passing, gate, limits or Limits()).all(),  # first, for they are looked through in this order
+            *Routes(
+                passing, gate, limits or Limits(), lasting
+            ).all(),  # first, for they are looked through in this order
             Route("/openapi.json", openapi),
             Route("/reference", reference),
             Route("/healthz", alive),
             Route("/readyz", ready),
             *Metrics(passing, gate, requests).all(),
-            *Live(service, newsroom, gate, stopping or asyncio.Event()).all(),
+            *Live(service, newsroom, gate, lasting, stopping or asyncio.Event()).all(),
             *also,
         ],
         requests,

@@ -14,9 +14,13 @@ from starlette.types import Message, Receive, Scope, Send
 
 from windlass.model.errors import WindlassError
 from windlass.server import problems
+from windlass.server.heads import WHOLE
 from windlass.server.metrics import Requests
+from windlass.server.streams import ABORT
 
 NO_METHOD = 405
+
+CLOSE = (b"connection", b"close")
 
 CODES = {404: ("no_route", "Not found"), 405: ("no_method", "Method not allowed")}
 
@@ -41,6 +45,8 @@ class Front(Starlette):
             nonlocal answered
             if not answered:
                 answered = True
+                if WHOLE not in scope and ABORT in scope.get("extensions", {}):
+                    message["headers"] = [*message.get("headers", ()), CLOSE]  # nobody will read the rest of its body
                 self._requests.note(scope, message["status"], came_at)
             await send(message)
 

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 
-from windlass.model.errors import Denied, Unauthenticated
+from windlass.model.errors import Denied, Unauthenticated, WindlassError
 from windlass.model.names import EVERY_TENANT, check_name
 from windlass.model.token import Pass, Scope
 
@@ -56,6 +56,16 @@ class Gate:
             raise Denied(f"this token is not for tenant {asked!r}", at="tenant")
         _check_scope(found, scope)
         return str(asked)
+
+    async def still_admits(self, request: HTTPConnection, scope: Scope, *, token: str | None = None) -> bool:
+        """Whether a request that was let in would be let in now; while nobody can say, it would."""
+        try:
+            await self.admit(request, scope, token=token)
+        except (Unauthenticated, Denied):
+            return False
+        except WindlassError:
+            pass
+        return True
 
     async def identify(self, request: HTTPConnection, scope: Scope) -> str:
         """The same where the path names no tenant: the one of the token."""

@@ -4,15 +4,20 @@ A write to a connection is dear: it wakes whoever listens at the other end. Know
 """
 
 import asyncio
+from collections.abc import Callable
 
 
 class Joined(asyncio.Transport):
     """The way out for answers of one connection: what was written first waits for what follows in the same round."""
 
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, close: Callable[[], None] | None = None
+    ) -> None:
+        """`close`: how the connection is closed after an answer; null = at once."""
         super().__init__()
         self._transport = transport
         self._loop = loop
+        self._close = close or transport.close
         self._held = b""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -25,7 +30,7 @@ class Joined(asyncio.Transport):
 
     def close(self) -> None:
         self.let_go()
-        self._transport.close()
+        self._close()
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()

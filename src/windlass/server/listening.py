@@ -1,5 +1,7 @@
 """The HTTP server itself, as a part of a larger program: whoever runs it owns the signals."""
 
+import logging
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,7 +10,7 @@ from msgspec import Struct
 from starlette.applications import Starlette
 
 from windlass.local import LOOPBACK
-from windlass.server.heads import Guarded
+from windlass.server.heads import Guarded, GuardedSocket
 
 
 class Listening(Struct, frozen=True, kw_only=True):
@@ -39,7 +41,34 @@ class Server(uvicorn.Server):
         yield
 
 
+SELDOM = 60.0
+"""Seconds in which one and the same line is written once, however often there is a reason for it."""
+
+
+class Seldom(logging.Filter):
+    """Lets a line of each kind through now and then: anybody can send requests that are no HTTP, by the million."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[str, float] = {}
+        self._unsaid: Counter[str] = Counter()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = str(record.msg)
+        if record.created - self._said.get(kind, -SELDOM) < SELDOM:
+            self._unsaid[kind] += 1
+            return False
+        if unsaid := self._unsaid.pop(kind, 0):
+            record.msg, record.args = f"{record.getMessage().rstrip()} ({unsaid} more of these since the last line)", ()
+        self._said[kind] = record.created
+        return True
+
+
+_seldom = Seldom()
+
+
 def server(app: Starlette, where: Listening) -> Server:
+    logging.getLogger("uvicorn.error").addFilter(_seldom)
     return Server(
         uvicorn.Config(
             app,
@@ -51,6 +80,7 @@ def server(app: Starlette, where: Listening) -> Server:
             server_header=False,
             proxy_headers=False,
             http=Guarded,
+            ws=GuardedSocket,
             timeout_graceful_shutdown=5,
             ws_per_message_deflate=False,
             lifespan="off",

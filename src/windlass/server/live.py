@@ -22,6 +22,7 @@ from windlass.model.operations import OPERATIONS, List, Send, Service, Show
 from windlass.model.shapes import SHAPES
 from windlass.server import formats, sockets
 from windlass.server.gate import Gate
+from windlass.server.lasting import Lasting
 from windlass.server.streams import Stream
 
 EVENT_STREAM = "text/event-stream"
@@ -41,10 +42,13 @@ _LISTING = next(shape for shape in SHAPES if shape.kind is List)
 class Live:
     """Follows jobs for others."""
 
-    def __init__(self, service: Service, newsroom: Newsroom, gate: Gate, stopping: asyncio.Event) -> None:
+    def __init__(
+        self, service: Service, newsroom: Newsroom, gate: Gate, lasting: Lasting, stopping: asyncio.Event
+    ) -> None:
         self._service = service
         self._newsroom = newsroom
         self._gate = gate
+        self.lasting = lasting
         self.stopping = stopping
         self.wording = sockets.Wording()
         self._streams = 0
@@ -70,7 +74,7 @@ class Live:
         watcher = await opened.enter_async_context(self._newsroom.watching(tenant, match))
         write, form = (events.line, formats.NDJSON) if lines else (events.written, EVENT_STREAM)
         stream = self._watched(watcher, write, b"\n" if lines else b":\n\n")
-        return Stream(stream, form, opened)
+        return Stream(stream, form, opened, opened.enter_context(self.lasting.opened(request, "read")))
 
     async def _watched(
         self, watcher: Watching, write: Callable[[Event], bytes], breath: bytes
@@ -92,7 +96,9 @@ class Live:
         place = events.place(request.headers.get("last-event-id", ""))
         if job.state in FINISHED and place.told == job.state:
             return Response(status_code=204)  # all has been told: a browser comes back no more
-        return Stream(self._written(job, place), EVENT_STREAM)
+        opened = AsyncExitStack()
+        ended = opened.enter_context(self.lasting.opened(request, "read"))
+        return Stream(self._written(job, place), EVENT_STREAM, opened, ended)
 
     async def _written(self, job: Job, place: Place) -> AsyncGenerator[bytes, None]:
         yield b"retry: 1000\n\n"

@@ -15,7 +15,7 @@ from windlass.server import eager
 
 Frame = str | bytes
 
-MOST_BUFFERED = 1 << 20
+MOST_BUFFERED = 256 << 10
 """Bytes that may wait for a slow reader."""
 
 LAST_WORDS = 5.0

@@ -16,6 +16,8 @@ from windlass.model.job import FINISHED, State
 from windlass.model.operations import (
     MOST_AT_ONCE,
     Accepted,
+    Claim,
+    Claimed,
     EnqueueLines,
     EnqueueMany,
     Finish,
@@ -25,15 +27,18 @@ from windlass.model.operations import (
     Output,
     Page,
     Register,
+    Release,
     Result,
     Send,
     Service,
+    Unrun,
 )
 from windlass.model.shapes import SHAPES, Shape
 from windlass.model.wire import Format
 from windlass.server import bodies, formats
 from windlass.server.asking import Answer, Endpoint
 from windlass.server.gate import Gate, is_of_all_tenants
+from windlass.server.lasting import Lasting
 from windlass.server.limits import Limits, read_body
 from windlass.server.lines import jobs_of
 
@@ -61,11 +66,12 @@ class Unfinished(WindlassError):
 class Routes:
     """Answers requests by asking a service."""
 
-    def __init__(self, service: Service, gate: Gate, limits: Limits) -> None:
+    def __init__(self, service: Service, gate: Gate, limits: Limits, lasting: Lasting) -> None:
         self._service = service
         self._gate = gate
         self._limits = limits
         self._reports = limits.of_reports
+        self._lasting = lasting
 
     def all(self) -> list[Route]:
         # Fixed paths go before those with parameters: /jobs/count is no job. Then what is asked most often goes first.
@@ -86,9 +92,23 @@ class Routes:
             if isinstance(operation, Register):
                 trusted = operation.worker.url is not None and is_of_all_tenants(request)
                 operation = replace(operation, worker=replace(operation.worker, trusted=trusted))
+            if getattr(operation, "wait", 0.0):
+                return _told(shape, await self._waited(shape, request, operation), form)
             return _told(shape, await self._service(operation), form)
 
         return answer
+
+    async def _waited(self, shape: Shape, request: Request, operation: Operation[Any]) -> Any:
+        """What is waited for, as long as the token is good. Jobs that are claimed with it afterwards are given back."""
+
+        async def release(claimed: list[Claimed]) -> None:
+            assert isinstance(operation, Claim)  # noqa: S101
+            unrun = [Unrun(id=one.job.id, token=one.token, tenant=one.job.tenant) for one in claimed]
+            if unrun:
+                await self._service(Release(tenant=operation.tenant, worker=operation.worker, jobs=unrun))
+
+        undo = release if isinstance(operation, Claim) else None
+        return await self._lasting.wait_for(request, shape.route.scope, self._service(operation), undo)
 
     async def _read(self, shape: Shape, request: Request, tenant: str, content_type: str) -> Operation[Any]:
         if not shape.has_body or (shape.may_have_body and _is_bare(request)):

@@ -6,8 +6,8 @@ News is not held back for a slow reader: when too much waits for it, it is dropp
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
-from typing import Protocol
+from contextlib import aclosing
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Raw, Struct
@@ -21,10 +21,15 @@ from windlass.model.events import Event, News, Place
 from windlass.model.job import Chunk, Job
 from windlass.server import problems
 from windlass.server.gate import check_origin
+from windlass.server.lasting import Lasting
 from windlass.server.outbox import MOST_BUFFERED, Frame, Outbox
+from windlass.server.streams import ABORT
 
 HELLO_WITHIN = 5.0
 """Seconds in which the first message must come."""
+
+GOODBYE_WITHIN = 1.0
+"""Seconds in which the last message must be on its way."""
 
 MOST_KNOWN = 256
 """Messages that are remembered in case that others are told the same."""
@@ -61,6 +66,7 @@ class Streams(Protocol):
     """Finds jobs and follows them."""
 
     stopping: asyncio.Event
+    lasting: Lasting
     wording: "Wording"
 
     async def find(self, connection: HTTPConnection, token: str | None = None) -> Job: ...
@@ -120,18 +126,26 @@ class _Talk:
 
     async def hold(self, place: Place) -> None:
         """Until all is said."""
-        hearing = asyncio.create_task(self._hear())
+        hearing, telling = asyncio.create_task(self._hear()), asyncio.create_task(self._tell(place))
         try:
-            code = await self._tell(place)
+            with self._streams.lasting.opened(self._socket, "read", self._token) as ended:
+                either: set[asyncio.Future[Any]] = {telling, ended}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            code = telling.result() if telling.done() else REFUSED
             if code in (ENDED, GOING_AWAY):
                 await self._outbox.empty()
         finally:
             hearing.cancel()
-            await asyncio.wait({hearing})
+            telling.cancel()
+            await asyncio.wait({hearing, telling})
             self._outbox.close()
-        with suppress(RuntimeError, WebSocketDisconnect, TimeoutError):
-            async with asyncio.timeout(1):
+        try:
+            async with asyncio.timeout(GOODBYE_WITHIN):
                 await self._socket.close(code)
+        except (RuntimeError, WebSocketDisconnect):
+            pass
+        except TimeoutError:  # whoever reads nothing would also not read that it is closed
+            self._socket.scope["extensions"][ABORT]()
 
     async def _tell(self, place: Place) -> int:
         """Why there is no more to say."""

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, aclosing
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -21,11 +22,19 @@ class Stream(Response):
     Lets go of what was opened for it, whether or not it was ever begun.
     """
 
-    def __init__(self, said: AsyncGenerator[bytes, None], form: str, opened: AsyncExitStack | None = None) -> None:
+    def __init__(
+        self,
+        said: AsyncGenerator[bytes, None],
+        form: str,
+        opened: AsyncExitStack,
+        ended: "asyncio.Future[None]",
+    ) -> None:
+        """`ended`: done when nothing more is to be said."""
         super().__init__(media_type=form, headers=UNSTORED)
         del self.headers["content-length"]
         self._said = said
-        self._opened = opened or AsyncExitStack()
+        self._opened = opened
+        self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def put(data: Frame) -> None:
@@ -36,8 +45,9 @@ class Stream(Response):
             outbox = Outbox(put)
             telling, leaving = asyncio.create_task(self._tell(outbox)), asyncio.create_task(_gone(receive))
             try:
-                await asyncio.wait({telling, leaving}, return_when=asyncio.FIRST_COMPLETED)
-                if telling.done() and telling.result():
+                any_of: set[asyncio.Future[Any]] = {telling, leaving, self._ended}
+                await asyncio.wait(any_of, return_when=asyncio.FIRST_COMPLETED)
+                if self._ended.done() or (telling.done() and telling.result()):
                     await outbox.empty()
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
                 elif telling.done() and (abort := scope.get("extensions", {}).get(ABORT)) is not None:

@@ -20,7 +20,7 @@ from windlass.model.job import (
     Time,
 )
 from windlass.model.lifecycle import Verdict
-from windlass.model.names import Name
+from windlass.model.names import MEDIA_PATTERN, Name
 from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
 from windlass.model.retry import Seconds
 from windlass.model.worker import NewWorker, Worker
@@ -142,7 +142,7 @@ class Finished(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     """Must agree with the outcome: 1xx retry, 2xx ok, 4xx failed, 5xx error."""
     result: Raw | UnsetType = UNSET
     """What the task answered, in the encoding of `content_type`; goes with the outcome ok."""
-    content_type: Annotated[str, Meta(max_length=128)] = MSGPACK
+    content_type: Annotated[str, Meta(max_length=128, pattern=MEDIA_PATTERN)] = MSGPACK
     message: str = ""
     error: Error | None = None
     reason: Reason | None = None
@@ -190,7 +190,7 @@ class Claim(Operation[list[Claimed]], frozen=True, kw_only=True):
     worker: str
     slots: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] = 1
     wait: Annotated[float, Meta(ge=0, le=60)] = 0.0
-    nonce: Annotated[str, Meta(pattern="^[0-9a-f]{16}$(?!\n)")] | None = None
+    nonce: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}$(?!\n)")] | None = None
     """Sixteen random hex digits; sent again with the same ones, a claim answers the same jobs."""
     warm: Annotated[list[Annotated[str, Meta(max_length=MOST_WARM_NAME)]], Meta(max_length=MOST_WARM)] = field(
         default_factory=list
