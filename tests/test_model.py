@@ -439,6 +439,7 @@ ODD_TERMS: dict[str, Any] = {
     "input": True,
     "headers": {"trace": "1-2-3"},
     "content_type": TEXT,
+    "one_argument": True,
     "after": [SOME_ID],
 }
 

@@ -42,6 +42,7 @@ TERMS: dict[str, Any] = {
     "input": True,
     "headers": {"trace": "1-2-3"},
     "content_type": "text/plain",
+    "one_argument": True,
 }
 
 

@@ -21,7 +21,18 @@ from windlass.model.errors import Invalid
 from windlass.model.events import Event
 from windlass.model.job import FINISHED, Job, NewJob, State
 from windlass.model.mold import Mold
-from windlass.model.operations import A, Enqueued, EnqueueMany, GetResult, Operation, Result, Retry, Service, Show
+from windlass.model.operations import (
+    A,
+    Enqueued,
+    EnqueueMany,
+    GetResult,
+    Operation,
+    Result,
+    Retry,
+    Selection,
+    Service,
+    Show,
+)
 from windlass.workshop import Workshop
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -127,7 +138,7 @@ class Trial:
     def _call(self, task: Task[Any, Any, Any], job: Job) -> dict[str, Any]:
         shown = self._shop.ask(Show(tenant=job.tenant, id=job.id, payload=True))
         payload = bytes(shown.payload) if isinstance(shown.payload, Raw) else b""
-        return _call_of(task, *task.plan.unpack(payload, job.content_type))
+        return _call_of(task, *task.plan.unpack(payload, job.content_type, one=job.one_argument))
 
     # What the app asks
 
@@ -139,6 +150,8 @@ class Trial:
         if waits and _runs_elsewhere(answer):
             answer = self._shop.ask(operation)
         self._note(answer)
+        if isinstance(operation, Selection):
+            self._shop.follow()
         return _ended(operation, answer)
 
     def ask_each(self, operations: Iterable[Operation[A]]) -> None:
@@ -153,6 +166,8 @@ class Trial:
         if _runs_elsewhere(answer):
             answer = await self._shop.aask(operation)
         self._note(answer)
+        if isinstance(operation, Selection):
+            self._shop.follow()
         return _ended(operation, answer)
 
     async def enqueue(self, tenant: str, new: NewJob) -> str:

@@ -137,6 +137,11 @@ class Workshop:
         self.clock.advance(seconds)
         for duty in (upkeep.expire, upkeep.abandon, upkeep.promote, upkeep.purge):
             self._do(duty)
+        self.follow()
+
+    def follow(self) -> None:
+        """Queue what is to follow jobs that have ended (`then`), and decide those that waited for them (`after`)."""
+        self._do(upkeep.follow)
 
     def _do(self, duty: upkeep.Duty) -> None:
         while self._portal.run(_once(duty, self.engine)) >= upkeep.STEP:
@@ -248,6 +253,7 @@ class Workshop:
             self._report(held, ending, names)
         if raised is not None and not isinstance(raised, Exception | Cancelled):
             raise raised  # an interrupted test is not the business of its job
+        self.follow()
         return self.ask(Show(tenant=self._tenant, id=held.id)), raised
 
     def _report(self, held: Held, ending: Ending, names: dict[str, Any]) -> None:

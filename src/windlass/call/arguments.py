@@ -1,7 +1,8 @@
 """A function's signature as a plan: arguments to a payload, a payload to arguments, a result to its type.
 
 A payload that is a map becomes keyword arguments, an array positional ones, anything else the single argument; nil, the
-payload of a job that was given none, is no argument at all where none is required. What we send ourselves is a map of
+payload of a job that was given none, is no argument at all where none is required. A result that is passed on by `then`
+is always the single argument. What we send ourselves is a map of
 names to values, unless the signature has places without names: then it is [places, names]. Types are those that msgspec
 knows (numbers, texts, bytes, dates, enums, UUIDs, paths, dataclasses, TypedDicts …), and pydantic's models.
 """
@@ -184,9 +185,20 @@ class Plan:
             raise invalid(fault, at="arguments") from None
         return packed
 
-    def unpack(self, payload: bytes, content_type: str = MSGPACK) -> Arguments:
-        """The arguments that a payload stands for."""
+    @cached_property
+    def takes_one(self) -> bool:
+        """Whether it can be called with one argument, as a task that follows another is."""
         try:
+            self.signature.bind(None)
+        except TypeError:
+            return False
+        return True
+
+    def unpack(self, payload: bytes, content_type: str = MSGPACK, *, one: bool = False) -> Arguments:
+        """The arguments that a payload stands for. `one`: it is one argument, whatever it is."""
+        try:
+            if one:
+                return self._one(_value(payload, content_type), content_type)
             if content_type == MSGPACK and self._plain and payload and payload[0] in MAPS:
                 return (), self._present(self._decoder.decode(payload))
             return self._arguments(_value(payload, content_type), content_type)
@@ -207,6 +219,14 @@ class Plan:
         if not isinstance(value, dict):
             value = self.signature.bind(*(value if isinstance(value, list) else [value])).arguments
         return (), self._present(_convert(value, self._struct, content_type))
+
+    def _one(self, value: Any, content_type: str) -> Arguments:
+        if value is None and not self._names:
+            return (), {}
+        if not self._plain:
+            return self._general([value], content_type)
+        bound = self.signature.bind(value).arguments
+        return (), self._present(_convert(bound, self._struct, content_type))
 
     def _general(self, value: Any, content_type: str) -> Arguments:
         """Signatures with *args, **kwargs or nameless places: each value is converted by itself."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, TypedDict
 
 import msgspec
 
+from windlass.call.arguments import Plan
 from windlass.model.duration import seconds
 from windlass.model.errors import Invalid
 from windlass.model.job import KeepResult, NewJob
@@ -63,7 +64,7 @@ class Options(TaskOptions, total=False):
     after: "Sequence[str | Identified]"
     """Jobs, or their ids, that must have succeeded first. If one does not, this one is cancelled."""
     then: "Following"
-    """A task that is queued when this job has succeeded; it gets the result as its argument."""
+    """A task that is queued when this job has succeeded; it gets the result as its one argument."""
     files: dict[str, bytes]
     """Files that go with the job, by name: `current.files` in the task."""
 
@@ -76,6 +77,8 @@ class Identified(Protocol):
 
 class Following(Protocol):
     """A task, with options of its own."""
+
+    plan: Plan
 
     @property
     def template(self) -> NewJob: ...
@@ -99,9 +102,7 @@ def wishes(options: Options) -> dict[str, Any]:
     if "after" in fields:
         fields["after"] = [one if isinstance(one, str) else one.id for one in fields["after"]]
     if "then" in fields:
-        fields["then"] = getattr(fields["then"], "template", None)
-        if fields["then"] is None:
-            raise Invalid("give a task: then=notify, or then=notify.using(…)", at="then")
+        fields["then"] = _following(fields["then"])
     match fields.get("retry"):
         case str() as preset if preset not in PRESETS:
             raise Invalid(f"{preset!r} is no policy: {', '.join(PRESETS)}, or a Retry of your own", at="retry")
@@ -110,6 +111,17 @@ def wishes(options: Options) -> dict[str, Any]:
         case dict() as policy:
             fields["retry"] = _policy(policy)
     return fields
+
+
+def _following(task: Any) -> NewJob:
+    """The job that follows: its task must be able to take the result."""
+    new = getattr(task, "template", None)
+    if not isinstance(new, NewJob):
+        raise Invalid("give a task: then=notify, or then=notify.using(…)", at="then")
+    if not task.plan.takes_one:
+        called = f"{new.task}{task.plan.signature}"
+        raise Invalid(f"{called} cannot be called with one argument, the result", at="then")
+    return new
 
 
 def _seconds(given: Any, at: str) -> float:

@@ -131,5 +131,5 @@ def _given(new: NewJob, result: Kept | None) -> NewJob:
     if new.payload is not NOTHING:
         return new
     if result is None:
-        return replace(new, content_type=MSGPACK)
-    return replace(new, payload=Raw(result.data), content_type=result.content_type)
+        return replace(new, content_type=MSGPACK, one_argument=True)
+    return replace(new, payload=Raw(result.data), content_type=result.content_type, one_argument=True)

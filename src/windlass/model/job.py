@@ -151,6 +151,9 @@ class Wishes(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     """Texts that travel with the job untouched (trace ids and the like)."""
     content_type: Annotated[str, Meta(max_length=128)] = MSGPACK
     """How the payload is encoded; the queue itself never decodes it."""
+    one_argument: bool = False
+    """Whether the payload is one argument of a Python task even if it is a list or a map, which otherwise give the
+    arguments by place or by name. So is a result that is passed on by `then`."""
 
 
 class Terms(Wishes, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):

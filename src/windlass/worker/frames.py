@@ -56,12 +56,15 @@ class Assignment(Struct, frozen=True, array_like=True, gc=False):
     files: dict[str, bytes] = {}
     input: bool = False
     """Whether it is passed what is sent to it."""
+    one_argument: bool = False
+    """Whether its payload is one argument, whatever it is."""
 
 
 class Newcomer(Struct, frozen=True, array_like=True, gc=False):
     """One job to run that is new and asks for nothing, in the bytes in which it came."""
 
     content_type: ClassVar[str] = MSGPACK
+    one_argument: ClassVar[bool] = False
     input: ClassVar[bool] = False
 
     number: int

@@ -362,4 +362,5 @@ def assignment_of(number: int, job: Job, payload: bytes, files: dict[str, bytes]
         job.headers,
         files,
         job.input,
+        job.one_argument,
     )

@@ -171,7 +171,7 @@ async def acall(callee: Callee, given: Given, run: Run) -> Ending:
 
 def _arguments(callee: Callee, given: Given) -> Arguments:
     try:
-        return callee.plan.unpack(given.payload, given.content_type)
+        return callee.plan.unpack(given.payload, given.content_type, one=given.one_argument)
     except Invalid as fault:
         raise Fail(str(fault)) from None  # it would not fit the next time either
 
