@@ -31,6 +31,7 @@ from windlass.model.names import check_name, keyed_id, text_id, without_password
 from windlass.model.operations import (
     MOST_AT_ONCE,
     A,
+    Enqueued,
     EnqueueMany,
     Operation,
 )
@@ -218,16 +219,17 @@ class Task(Generic[P, R, C]):
         fresh = _chance.uuid7()[:-1] + mold.mark
         try:
             if app.link.at_once(app.tenant, mold, fresh, payload):
-                return Job(text_id(fresh), app, self.plan)
+                return Job(text_id(fresh), app, self.plan, created=True)
             return self._enqueue(text_id(fresh), payload)
         except Unavailable:  # a connection that rested may be stale
             with told_once():
-                return self._enqueue(text_id(fresh), payload)  # its id makes it one job, however often it is sent
+                # Its id makes it one job, however often it is sent.
+                return self._enqueue(text_id(fresh), payload, again=True)
 
-    def _enqueue(self, fresh: str, payload: bytes) -> "Job[R]":
+    def _enqueue(self, fresh: str, payload: bytes, *, again: bool = False) -> "Job[R]":
         new = self._new(payload, fresh)
-        self.app.link.ask(EnqueueMany(tenant=self.app.tenant, jobs=[new]))
-        return self._handle(new)
+        answer = self.app.link.ask(EnqueueMany(tenant=self.app.tenant, jobs=[new]))
+        return self._handle(new, created=bool(answer.created), again=again)
 
     delay = enqueue
 
@@ -235,11 +237,10 @@ class Task(Generic[P, R, C]):
         """The same in asynchronous code. Calls made at once share a round trip."""
         new = self.new_job(args, kwargs)
         try:
-            await self.app.link.enqueue(self.app.tenant, new)
+            return self._handle(new, created=await self.app.link.enqueue(self.app.tenant, new))
         except Unavailable:
             with told_once():
-                await self.app.link.enqueue(self.app.tenant, new)
-        return self._handle(new)
+                return self._handle(new, created=await self.app.link.enqueue(self.app.tenant, new), again=True)
 
     def map(self, calls: Iterable[Any]) -> "list[Job[R]]":
         """Queue many calls, a thousand in one round trip. Each item is the single argument, or a tuple of several.
@@ -248,23 +249,25 @@ class Task(Generic[P, R, C]):
         """
         payloads, news = self._payloads(calls), list[NewJob]()
         try:
-            self.app.link.ask_each(self._batches(payloads, news))
+            answers = self.app.link.ask_each(self._batches(payloads, news))
         except Unavailable:
             with told_once():
-                self.app.link.ask_each(self._batches(payloads, news))
-        return [self._handle(new) for new in news]
+                return self._handles(news, self.app.link.ask_each(self._batches(payloads, news)), again=True)
+        return self._handles(news, answers)
 
     async def amap(self, calls: Iterable[Any]) -> "list[Job[R]]":
         """The same in asynchronous code."""
         payloads, news = self._payloads(calls), list[NewJob]()
         service = await self.app.link.service()
+        answers, again = list[Enqueued](), False
         for batch in self._batches(payloads, news):
             try:
-                await service(batch)
+                answers.append(await service(batch))
             except Unavailable:
+                again = True
                 with told_once():
-                    await service(batch)
-        return [self._handle(new) for new in news]
+                    answers.append(await service(batch))
+        return self._handles(news, answers, again=again)
 
     def _payloads(self, calls: Iterable[Any]) -> list[bytes]:
         pack = self.plan.pack
@@ -299,9 +302,24 @@ class Task(Generic[P, R, C]):
         id = template.id if template.id is not None or template.key is not None else fresh
         return msgspec.structs.replace(template, id=id, payload=Raw(payload))
 
-    def _handle(self, new: NewJob) -> "Job[R]":
+    def _handle(self, new: NewJob, *, created: bool, again: bool = False) -> "Job[R]":
+        """`again`: it was sent a second time, so it may have been made by the first."""
+        if self.template.id is None and self.template.key is None:
+            return Job(new.id or "", self.app, self.plan, created=True)
         id = new.id or keyed_id(self.app.tenant, new.queue, new.key or "")
-        return Job(id, self.app, self.plan)
+        return Job(id, self.app, self.plan, created=created or (None if again else False))
+
+    def _handles(self, news: list[NewJob], answers: list[Enqueued], *, again: bool = False) -> "list[Job[R]]":
+        there = {id for answer in answers for id in answer.existing}
+        handles = []
+        for new in news:
+            handle = self._handle(new, created=True)
+            if handle.id in there:
+                handle.created = None if again else False
+            elif self.template.id is not None or self.template.key is not None:
+                there.add(handle.id)  # the next one with its key is the same job
+            handles.append(handle)
+        return handles
 
     def __repr__(self) -> str:
         return f"<task {self.name}{self.plan.signature}>"

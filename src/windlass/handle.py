@@ -48,10 +48,14 @@ class JobFailed(WindlassError):
 class Job(Generic[R]):
     """A job that was queued: its id, and a way to ask for it."""
 
-    __slots__ = ("_app", "_plan", "id")
+    __slots__ = ("_app", "_plan", "created", "id")
 
-    def __init__(self, id: str, app: "Windlass", plan: Plan | None) -> None:
+    def __init__(self, id: str, app: "Windlass", plan: Plan | None, created: bool | None = None) -> None:
         self.id = id
+        self.created = created
+        """Whether this call has made the job; false = it was there already under its key or id, and may even have
+        finished. None where nobody knows: the handle was made from an id, or the answer was lost.
+        """
         self._app = app
         self._plan = plan
 

@@ -61,11 +61,11 @@ class Way(Protocol):
 
     def ask(self, operation: Operation[A], *, waits: bool = False) -> A: ...
 
-    def ask_each(self, operations: Iterable[Operation[A]]) -> None: ...
+    def ask_each(self, operations: Iterable[Operation[A]]) -> list[A]: ...
 
     async def service(self) -> Service: ...
 
-    async def enqueue(self, tenant: str, new: NewJob) -> str: ...
+    async def enqueue(self, tenant: str, new: NewJob) -> bool: ...
 
     def hear(self, ask: "Ask", /) -> Iterator[Event]: ...
 
@@ -112,23 +112,23 @@ class Link:
             return drive(quick(operation))
         return here.portal().run(self._ask_in_portal(operation))
 
-    def ask_each(self, operations: Iterable[Operation[A]]) -> None:
+    def ask_each(self, operations: Iterable[Operation[A]]) -> list[A]:
         """Ask one after the other; while one is answered, the next is made."""
         if not (quick := self._quick(self._in_this_process())):
-            for operation in operations:
-                self.ask(operation)
-            return
+            return [self.ask(operation) for operation in operations]
+        answers: list[A] = []
         asked: Asking[A] | None = None
         for operation in operations:
             if not _needs_no_loop(operation):
-                self.ask(operation)
+                answers.append(self.ask(operation))
                 continue
             following = Asking(quick(operation))
             if asked is not None:
-                asked.answer()
+                answers.append(asked.answer())
             asked = following
         if asked is not None:
-            asked.answer()
+            answers.append(asked.answer())
+        return answers
 
     async def _ask_in_portal(self, operation: Operation[A]) -> A:
         while True:
@@ -172,8 +172,8 @@ class Link:
             finally:
                 here.forget(loop)
 
-    async def enqueue(self, tenant: str, new: NewJob) -> str:
-        """Queue one job from an event loop, together with whatever others are queued there just now."""
+    async def enqueue(self, tenant: str, new: NewJob) -> bool:
+        """Queue one job from an event loop, together with others that are queued there just now; whether it is new."""
         here = self._in_this_process()
         loop = asyncio.get_running_loop()
         gathering = here.gatherings.get(loop)
@@ -316,19 +316,19 @@ class Gathering:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._waiting: dict[str, list[tuple[NewJob, asyncio.Future[str]]]] = {}
+        self._waiting: dict[str, list[tuple[NewJob, asyncio.Future[bool]]]] = {}
         self._in_flight: set[asyncio.Task[None]] = set()
         self._called = False
 
-    def enqueue(self, tenant: str, new: NewJob) -> "asyncio.Future[str]":
+    def enqueue(self, tenant: str, new: NewJob) -> "asyncio.Future[bool]":
         loop = asyncio.get_running_loop()
-        id: asyncio.Future[str] = loop.create_future()
-        self._waiting.setdefault(tenant, []).append((new, id))
+        created: asyncio.Future[bool] = loop.create_future()
+        self._waiting.setdefault(tenant, []).append((new, created))
         if not self._called and len(self._in_flight) < MOST_IN_FLIGHT:
             # Not at once: whoever is about to ask in this round of the loop comes along.
             self._called = True
             loop.call_soon(self._send)
-        return id
+        return created
 
     def _send(self) -> None:
         self._called = False
@@ -347,9 +347,9 @@ class Gathering:
         self._in_flight.discard(task)
         self._send()
 
-    async def _deliver(self, tenant: str, some: "list[tuple[NewJob, asyncio.Future[str]]]") -> None:
+    async def _deliver(self, tenant: str, some: "list[tuple[NewJob, asyncio.Future[bool]]]") -> None:
         try:
-            ids = (await self._service(EnqueueMany(tenant=tenant, jobs=[new for new, _ in some]))).ids
+            answer = await self._service(EnqueueMany(tenant=tenant, jobs=[new for new, _ in some]))
         except Exception as fault:  # noqa: BLE001 - handed to whoever asked
             if len(some) == 1 or not isinstance(fault, FAULTS):
                 for _, future in some:
@@ -358,11 +358,13 @@ class Gathering:
             for one in some:  # a batch is taken whole or not at all: each must hear of its own fault
                 await self._deliver(tenant, [one])
             return
-        for (_, future), id in zip(some, ids, strict=True):
+        there = set(answer.existing)
+        for (_, future), id in zip(some, answer.ids, strict=True):
             if not future.done():
-                future.set_result(id)
+                future.set_result(id not in there)
+            there.add(id)  # whoever else has sent it is the second
 
 
-def _fail(future: "asyncio.Future[str]", fault: Exception) -> None:
+def _fail(future: "asyncio.Future[bool]", fault: Exception) -> None:
     if not future.done():
         future.set_exception(fault)

@@ -154,9 +154,8 @@ class Trial:
             self._shop.follow()
         return _ended(operation, answer)
 
-    def ask_each(self, operations: Iterable[Operation[A]]) -> None:
-        for operation in operations:
-            self.ask(operation)
+    def ask_each(self, operations: Iterable[Operation[A]]) -> list[A]:
+        return [self.ask(operation) for operation in operations]
 
     async def service(self) -> Service:
         return self._answer
@@ -170,8 +169,8 @@ class Trial:
             self._shop.follow()
         return _ended(operation, answer)
 
-    async def enqueue(self, tenant: str, new: NewJob) -> str:
-        return (await self._answer(EnqueueMany(tenant=tenant, jobs=[new]))).ids[0]
+    async def enqueue(self, tenant: str, new: NewJob) -> bool:
+        return bool((await self._answer(EnqueueMany(tenant=tenant, jobs=[new]))).created)
 
     def hear(self, _: Ask, /) -> Iterator[Event]:
         raise Invalid("inside a test nothing happens by itself: look at the job instead", at="events")

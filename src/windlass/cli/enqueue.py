@@ -9,7 +9,8 @@ from windlass.cli.place import HERE, Place, opened
 from windlass.model import duration
 from windlass.model.job import NewJob
 from windlass.model.names import DEFAULT_QUEUE
-from windlass.model.operations import Enqueue
+from windlass.model.operations import Accepted, Enqueue
+from windlass.system import SystemClock
 
 WISHES = Group("The job", sort_key=10)
 AFTERWARDS = Group("Afterwards", sort_key=20)
@@ -98,6 +99,8 @@ async def enqueue(
     most = following.patience(wait)
     async with opened(place, create=True) as to:
         job = await to(Enqueue(job=new))
+        if not job.created:
+            saying.remark(f"windlass: already there: {_standing(job)}")
         if wait is not None:
             found = await following.outcome(to, job.id, most)
             return following.tell(job.id, found, json=place.json)
@@ -106,6 +109,14 @@ async def enqueue(
     else:
         saying.write(job.id)
     return 0
+
+
+def _standing(job: Accepted) -> str:
+    """What has become of a job that was there already."""
+    if job.finished_at is None:
+        return job.state
+    ended = f"{job.state} {saying.ago(job.finished_at, SystemClock().now())}"
+    return f"{ended}; its key answers until the record is gone, `windlass jobs rm {job.id}` removes it"
 
 
 def _time(text: str | None, at: str) -> float | None:

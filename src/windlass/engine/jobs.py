@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from datetime import datetime
 from functools import partial
+from itertools import compress
 from typing import Any, NamedTuple
 
 from msgspec import Raw
@@ -82,14 +83,19 @@ async def enqueue_many(desk: Desk, operation: EnqueueMany) -> Enqueued:
 async def _enqueue_all(desk: Desk, tenant: str, parts: Iterable[list[Draft]]) -> Enqueued:
     """One part after the other: a fault in the middle says which jobs were accepted."""
     ids: list[str] = []
+    existing: list[str] = []
     created = 0
     for drafts in parts:
         some = [draft.id for draft in drafts]
         async with taking(ids, some, partial(_number_of, desk, tenant)):
             with accepted_all(some):
-                created += sum(await add(desk, drafts, surely=True))
+                new = await add(desk, drafts, surely=True)
         ids += some
-    return Enqueued(ids=ids, created=created)
+        created += sum(new)
+        if not all(new):
+            made = set(compress(some, new))
+            existing += [id for id in dict.fromkeys(some) if id not in made]
+    return Enqueued(ids=ids, created=created, existing=existing)
 
 
 async def _number_of(desk: Desk, tenant: str, ids: list[str]) -> int:

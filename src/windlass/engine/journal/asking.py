@@ -1,4 +1,4 @@
-"""Those who have accepted jobs into the journal and want to know how many of them were new to the store."""
+"""Those who have accepted jobs into the journal and want to know which of them the store had already."""
 
 import asyncio
 from collections import deque
@@ -13,8 +13,8 @@ class _Asked:
     def __init__(self, first: int, last: int) -> None:
         self.first = first
         self.last = last
-        self.created = 0
-        self.answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.existing: list[int] = []
+        self.answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
 
 
 class Asking:
@@ -23,8 +23,8 @@ class Asking:
     def __init__(self) -> None:
         self._asked: deque[_Asked] = deque()
 
-    async def ask(self, first: int, last: int, within: float) -> int | None:
-        """How many of the jobs from one sequence to another were new; null = it cannot be said in time."""
+    async def ask(self, first: int, last: int, within: float) -> list[int] | None:
+        """Which of the jobs from one sequence to another were not new; null = it cannot be said in time."""
         asked = _Asked(first, last)
         self._asked.append(asked)
         try:
@@ -38,13 +38,13 @@ class Asking:
         while self._asked and self._asked[0].first <= upto:
             asked = self._asked[0]
             last = min(asked.last, upto)
-            asked.created += sum(created.get(sequence, True) for sequence in range(asked.first, last + 1))
+            asked.existing += [one for one in range(asked.first, last + 1) if not created.get(one, True)]
             asked.first = last + 1
             if asked.first <= asked.last:
                 return
             self._asked.popleft()
             if not asked.answer.done():
-                asked.answer.set_result(asked.created)
+                asked.answer.set_result(asked.existing)
 
     def give_up(self, fault: Exception) -> None:
         """The store takes no jobs: nobody can say."""

@@ -183,8 +183,8 @@ class Drainer:
         self._checked_at = -CHECK_EVERY
         self._poked.set()
 
-    async def asked(self, first: int, last: int, within: float) -> int | None:
-        """How many of the jobs from one sequence to another were new to the store; null = it cannot be said in time."""
+    async def asked(self, first: int, last: int, within: float) -> list[int] | None:
+        """Which of the jobs from one sequence to another the store had already; null = it cannot be said in time."""
         if not (self.up and self.flows) or first <= self.reached:
             return None
         return await self._asking.ask(first, last, within)

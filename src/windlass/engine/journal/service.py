@@ -116,8 +116,8 @@ class Journaled:
         exact = regime is not None and regime.has_tiers(draft.tenant, draft.new.queue)
         if self._takes(draft) and not exact:
             await before_the_door(self._engine.desk, draft.new.queue, ask=not self._drainer.behind)
-        created = await self._accept(drafts, named=_is_named(operation))
-        if created:
+        existing = await self._accept(drafts, named=_is_named(operation))
+        if not existing:
             accepted = self._accepted(draft, created=True)
             estimate = await self._estimate(draft, accepted, _group(regime, draft), exact=exact)
             return accepted if estimate is None else replace(accepted, estimate=estimate)
@@ -138,13 +138,16 @@ class Journaled:
 
     async def _enqueue_many(self, operation: EnqueueMany) -> Enqueued:
         ids: list[str] = []
+        existing: list[str] = []
         created = 0
         for drafts in await checked_parts(self._engine.desk, operation, self._check_terms):
             some = [draft.id for draft in drafts]
             async with taking(ids, some):
-                created += await self._accept(drafts, named=any(_is_own(one.new) for one in drafts)) if drafts else 0
+                there = await self._accept(drafts, named=any(_is_own(one.new) for one in drafts)) if drafts else []
             ids += some
-        return Enqueued(ids=ids, created=created)
+            existing += there
+            created += len(set(some)) - len(there)
+        return Enqueued(ids=ids, created=created, existing=existing)
 
     async def _enqueue_lines(self, operation: EnqueueLines) -> Enqueued:
         lines = lines_of(self._engine.desk, operation)
@@ -168,11 +171,11 @@ class Journaled:
             if any(draft.new.yielding for draft in drafts):
                 raise
 
-    async def _accept(self, drafts: Sequence[Draft], *, named: bool) -> int:
-        """Keep jobs in the journal; how many are new, as far as can be told."""
+    async def _accept(self, drafts: Sequence[Draft], *, named: bool) -> list[str]:
+        """Keep jobs in the journal; the ids of those that were there already, as far as can be told."""
         if not named:
             await self._keep(drafts, lambda: [draft.id for draft in drafts])
-            return len(drafts)
+            return []
         keys = {key_of(draft) for draft in drafts}
         while others := [self._being_accepted[key] for key in keys if key in self._being_accepted]:
             await asyncio.wait(others)
@@ -181,12 +184,13 @@ class Journaled:
             await self._replicated(max(one.sequence for one in known.values()), lambda: [key.id for key in known])
         fresh = [draft for draft in _once(drafts) if key_of(draft) not in known]
         if not fresh:
-            return 0
+            return [key.id for key in known]
         with self._drainer.anxious():
             last = await self._kept(fresh)
-            created = await self._drainer.asked(last - len(fresh) + 1, last, PATIENCE)
+            first = last - len(fresh) + 1
+            existing = await self._drainer.asked(first, last, PATIENCE) or []
             await self._replicated(last, lambda: [draft.id for draft in fresh])
-        return len(fresh) if created is None else created
+        return [*(key.id for key in known), *(fresh[sequence - first].id for sequence in existing)]
 
     async def _kept(self, drafts: Sequence[Draft]) -> int:
         """Accept jobs under ids of others; whoever sends the same id meanwhile waits until it is known here."""

@@ -31,6 +31,8 @@ class Enqueued(Struct, frozen=True, kw_only=True):
     """In the order sent."""
     created: int
     """How many of them are new; the others were there already."""
+    existing: list[str] = []
+    """Those of `ids` that were there before: the same id or key was queued earlier, and may even have finished."""
 
 
 class Result(Struct, frozen=True, kw_only=True):
