@@ -677,7 +677,7 @@ async def test_a_lost_answer_does_not_make_two_jobs(add: Add, monkeypatch: pytes
     link, lost = add.app.link, iter([True, False])
     enqueue = link.enqueue
 
-    async def answer_is_lost(tenant: str, new: NewJob) -> str:
+    async def answer_is_lost(tenant: str, new: NewJob) -> bool:
         id = await enqueue(tenant, new)
         if next(lost):
             raise Unavailable("the connection was closed")
