@@ -21,16 +21,20 @@ from tests.workers import MakeWorkshop, Workshop, tell, until
 from windlass.engine import Engine
 from windlass.engine.upkeep import follow
 from windlass.model.errors import PartAway, Unavailable
-from windlass.model.job import NewJob
+from windlass.model.handler import NewHandler
+from windlass.model.job import NewJob, Wishes
 from windlass.model.lifecycle import Verdict
 from windlass.model.operations import (
     Alive,
     Claim,
     Claimed,
     Enqueue,
+    EnqueueLines,
     Finish,
     Finished,
+    GetResult,
     GetStats,
+    PutHandler,
     Register,
     Renew,
     Renewed,
@@ -203,6 +207,34 @@ def test_a_member_that_falls_silent_is_left_alone_by_a_worker_of_the_cluster(
     worker.hear(f"{cluster.lost} can be claimed from again")
     enqueue(quick, cluster.lost, "last")
     ran(shop, ["last"], began)
+    assert worker.stop() == 0
+
+
+@pytest.mark.parametrize("cluster", ["home"], indirect=True)
+def test_s3_item_36_functions_whose_code_is_at_the_worker_run_though_the_part_that_keeps_code_is_away(
+    cluster: Broken, make_workshop: MakeWorkshop
+) -> None:
+    shop = make_workshop(APP, store=cluster.entry.url)
+    worker = shop.start("-q", cluster.queues, "-c", "4", lease="6s")
+    ask = shop.app.link.ask
+    body = "def run(payload):\n    return payload.upper()\n"
+    ask(PutHandler(task="shout", handler=NewHandler(lang="python", body=body)), waits=True)
+
+    def feed(*lines: str) -> list[str]:
+        wishes = Wishes(queue=cluster.kept)
+        ids: list[str] = ask(EnqueueLines(task="shout", text="\n".join(lines), wishes=wishes), waits=True).ids
+        return ids
+
+    def results(ids: list[str]) -> list[bytes]:
+        found = [ask(GetResult(id=id, wait=60.0), waits=True) for id in ids]
+        return [bytes(one.result or b"") for one in found]
+
+    assert results(feed("first")) == [b'"FIRST"']
+    cluster.member.kill()
+    assert results(feed("a", "b", "c")) == [b'"A"', b'"B"', b'"C"']
+    worker.hear(f"nothing is claimed from {cluster.lost}")
+    until(lambda: results(feed("later")) == [b'"LATER"'])
+    cluster.member.start()
     assert worker.stop() == 0
 
 

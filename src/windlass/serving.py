@@ -41,6 +41,7 @@ from windlass.server.uploads import NoUploads
 from windlass.system import SystemChance, SystemClock
 from windlass.worker.addresses_allowed import read_allowed
 from windlass.worker.delivering import Language, Network
+from windlass.worker.functions.checking import CheckedUploads
 from windlass.worker.options import WorkerOptions
 from windlass.worker.pool import Pool
 from windlass.worker.push import Push
@@ -110,9 +111,7 @@ async def serve(serving: Serving) -> None:
         push = _push(service, engine, serving, clock)
         briefly = None if folder is None else BRIEFLY
         gate = await _gate(engine, serving, Keyring(engine.desk, clock, briefly or PATIENCE))
-        answers: Service = Metered(push, clock, briefly)
-        if not serving.allow_upload:
-            answers = NoUploads(answers)
+        answers = _uploads(Metered(push, clock, briefly), serving)
         also = [*s2.routes(answers, gate, limits), *s3.routes(answers, gate, limits, serving.client_jobs)]
         also += s4.routes(answers, gate, limits, serving.notifications)
         site = application(answers, engine, gate, limits, stop, also=also, check_ready=check_ready)
@@ -139,6 +138,14 @@ async def serve(serving: Serving) -> None:
 def _limits(serving: Serving) -> Limits:
     bounds = serving.settings
     return replace(serving.limits, most_payload=bounds.most_payload, most_result=bounds.most_result)
+
+
+def _uploads(service: Service, serving: Serving) -> Service:
+    """The same, which takes no handlers in, or none that their own interpreter here cannot read."""
+    if not serving.allow_upload:
+        return NoUploads(service)
+    options = None if serving.functions is None else serving.functions.functions
+    return service if options is None else CheckedUploads(service, options)
 
 
 async def _listen(http: Server, stop: asyncio.Event) -> None:

@@ -77,6 +77,8 @@ def wait(waits: Estimate) -> str:
     parts = [] if waits.seconds is None else [f"about {saying.span(waits.seconds)}"]
     if waits.position is not None:
         parts.append(f"position {waits.position}")
+    if waits.why is Why.HANDLER and waits.name:
+        return ", ".join([*parts, f"for a worker that can run its handler: {waits.name}"])
     named = f" {waits.name}" if waits.name else ""
     return ", ".join([*parts, f"for {FOR[waits.why]}{named}" if waits.why else ""]).strip(", ")
 

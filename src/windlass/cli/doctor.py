@@ -164,18 +164,29 @@ async def _workers(queue: Queue) -> AsyncIterator[Finding]:
         yield Finding(what="workers", level="ok", found=found)
     else:
         yield Finding(what="workers", level="warn", found="none", advice="start one: windlass worker MODULE:APP")
-    handled = {(one.tenant, one.task) for one in await queue(Handlers())}
+    handled = {(one.tenant, one.task): one.lang for one in await queue(Handlers())}
+    for worker in alive:
+        for lang, why in worker.unable.items():
+            if lang not in handled.values():
+                continue
+            yield Finding(
+                what="workers",
+                level="warn",
+                found=f"{worker.name} takes no jobs of handlers in {lang}: {why}",
+                advice=f"mend that on {worker.node}; it looks again by itself",
+            )
     for line in (await queue(GetStats())).queues:
-        has_handler = (line.tenant, line.task) in handled
+        lang = handled.get((line.tenant, line.task))
         waiting = sum(line.states.get(state, 0) for state in (State.QUEUED, State.SCHEDULED))
-        if waiting and not any(takes(worker, line, handled=has_handler) for worker in alive):
+        if waiting and not any(takes(worker, line, lang) for worker in alive):
             tenant = "" if line.tenant == "default" else f" of {line.tenant}"
             yield Finding(
                 what="queue",
                 level="warn",
-                found=f"{saying.plural(waiting, 'job')} of task {line.task} in {line.queue}{tenant}, and no worker",
-                advice=f"start one for its handler: windlass worker -q {line.queue}"
-                if has_handler
+                found=f"{saying.plural(waiting, 'job')} of task {line.task} in {line.queue}{tenant}, and no worker"
+                + ("" if lang is None else f" that runs {lang}"),
+                advice=f"start one for its handler where {lang} works: windlass worker -q {line.queue}"
+                if lang is not None
                 else f"start one that knows the task: windlass worker MODULE:APP -q {line.queue}; "
                 f"or give it code: windlass handlers set {line.task} FILE",
             )

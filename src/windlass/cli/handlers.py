@@ -9,11 +9,15 @@ from msgspec.structs import replace
 from windlass import config
 from windlass.cli import saying
 from windlass.cli.place import HERE, OPTIONS, Place, opened
+from windlass.cli.worker import options_of
+from windlass.engine import Engine
 from windlass.model import duration
 from windlass.model.errors import Invalid, Missing
 from windlass.model.handler import HandlerOptions, Language, NewHandler
 from windlass.model.operations import GetHandler, Handlers, KeptHandler, PutHandler, RemoveHandler
 from windlass.system import SystemClock
+from windlass.worker.functions import FunctionOptions
+from windlass.worker.functions.checking import check_source
 
 SUFFIXES: dict[str, Language] = {
     ".py": "python",
@@ -98,6 +102,8 @@ async def put(
         options=replace(options, **{name: value for name, value in said.items() if value is not None}),
     )
     async with opened(place, create=True) as queue:
+        if isinstance(queue.service, Engine):  # a server looks itself
+            await check_source(handler, options_of(place.settle({})).functions or FunctionOptions())
         kept = await queue(PutHandler(task=task, handler=handler))
     if place.json:
         saying.write_json(kept)

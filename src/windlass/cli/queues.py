@@ -15,6 +15,7 @@ from windlass.cli.queue_settings import describe
 from windlass.cli.workers import table_of
 from windlass.model.errors import Missing
 from windlass.model.estimate import Estimate, QueueEstimate
+from windlass.model.handler import Language
 from windlass.model.job import State
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import GetQueue, GetQueueEstimate, GetStats, Queues, QueueStats, Workers
@@ -57,11 +58,16 @@ def serves(worker: Worker, tenant: str, queue: str) -> bool:
     return worker.tenant in (tenant, EVERY_TENANT) and queue in worker.queues
 
 
-def takes(worker: Worker, line: QueueStats, *, handled: bool) -> bool:
-    """Whether a worker takes the jobs of a task, which has a handler or has none."""
+def takes(worker: Worker, line: QueueStats, lang: Language | None) -> bool:
+    """Whether a worker takes the jobs of a task, which has a handler in this language; null = it has none."""
     return serves(worker, line.tenant, line.queue) and (
-        worker.tasks is None or line.task in worker.tasks or (handled and worker.handlers)
+        worker.tasks is None or line.task in worker.tasks or (lang is not None and runs(worker, lang))
     )
+
+
+def runs(worker: Worker, lang: Language) -> bool:
+    """Whether a worker takes jobs of handlers in this language."""
+    return worker.handlers and (worker.languages is None or lang in worker.languages)
 
 
 @queues.command

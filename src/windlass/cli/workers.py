@@ -6,7 +6,7 @@ from cyclopts import App
 
 from windlass.cli import saying
 from windlass.cli.place import HERE, OPTIONS, Place, opened
-from windlass.model.operations import Workers
+from windlass.model.operations import Handlers, Workers
 from windlass.model.worker import Worker
 from windlass.system import SystemClock
 
@@ -18,17 +18,22 @@ async def ls(*, place: Place = HERE) -> None:
     """List the workers that are alive."""
     async with opened(place) as queue:
         found = await queue(Workers())
+        handled = {str(one.lang) for one in await queue(Handlers())} if any(one.unable for one in found) else set[str]()
     if place.json:
         saying.write_json(found)
     elif found:
         saying.paper().print(table_of(found))
+        for one in found:
+            for lang in handled & one.unable.keys():
+                why = one.unable[lang]
+                saying.remark(f"{one.name} cannot run {lang}: {why}")
     else:
         saying.remark("no workers; `windlass worker` starts one")
 
 
 def table_of(found: Sequence[Worker]) -> saying.Table:
     now = SystemClock().now()
-    made = saying.Table("worker", "node", "pid", "queues", "running", "seen", right=("pid", "running"))
+    made = saying.Table("worker", "node", "pid", "queues", "running", "handlers", "seen", right=("pid", "running"))
     for one in found:
         made.add(
             one.name,
@@ -36,6 +41,14 @@ def table_of(found: Sequence[Worker]) -> saying.Table:
             str(one.pid or ""),
             ",".join(one.queues),
             f"{one.running} of {one.slots}",
+            _handlers(one),
             saying.ago(one.seen_at, now),
         )
     return made
+
+
+def _handlers(worker: Worker) -> str:
+    """The languages of handlers that it runs."""
+    if not worker.handlers:
+        return ""
+    return "all" if worker.languages is None else ",".join(worker.languages)

@@ -18,6 +18,7 @@ from windlass.engine.regime import Regimes
 from windlass.engine.telling import Telling
 from windlass.model.errors import Conflict, Missing
 from windlass.model.events import Gone
+from windlass.model.handler import Language
 from windlass.model.job import Job
 from windlass.model.lifecycle import Move
 from windlass.model.names import EVERY_TENANT, JobKey, check_id, key_of
@@ -67,8 +68,8 @@ class Handled(NamedTuple):
 
     until: float
     """When to look again, by the loop's clock."""
-    tasks: Mapping[str, Sequence[str]]
-    """By tenant."""
+    tasks: Mapping[str, Mapping[str, Language]]
+    """By tenant, each with the language of its handler."""
 
 
 class Desk:

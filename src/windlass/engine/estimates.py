@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from windlass.engine.desk import Desk
 from windlass.engine.experience import FIRST, Forecast, Place, forecast_name
 from windlass.engine.forecasts import OLDEST, SHARE, forecast_of, glimpse, is_crowded, is_due, is_large, time, watched
+from windlass.engine.handlers import unable
 from windlass.engine.latecomers import aged, of_deep, of_latecomer, of_newcomer
 from windlass.engine.promises import usual_errors
 from windlass.engine.snapshots import LAST, UNKNOWN
@@ -41,7 +42,8 @@ async def get_estimate(desk: Desk, operation: GetEstimate) -> Estimate:
     job = record.job
     match job.state:
         case State.QUEUED:
-            return await _of_queued(desk, record)
+            found = await _of_queued(desk, record)
+            return replace(found, name=await unable(desk, job)) if found.why is Why.HANDLER else found
         case State.BLOCKED:
             return Estimate(why=Why.JOBS)
         case State.SCHEDULED:

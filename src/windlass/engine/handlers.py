@@ -5,10 +5,11 @@ handler. The entry is written last and removed first: what is in the list is the
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import asdict
 
 from windlass.engine.desk import Desk, Handled
@@ -20,9 +21,11 @@ from windlass.model.handler import (
     Handler,
     HandlerEntry,
     HandlerVersion,
+    Language,
     NewHandler,
     digest_of,
 )
+from windlass.model.job import Job
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import (
     Code,
@@ -45,6 +48,15 @@ REMEMBER = 0.25
 _pack = msgspec.msgpack.Encoder().encode
 _handler = msgspec.msgpack.Decoder(Handler)
 _entry = msgspec.msgpack.Decoder(HandlerEntry)
+
+
+class _OfLanguage(Struct):
+    """As much of an entry as those who claim need."""
+
+    lang: Language
+
+
+_language = msgspec.msgpack.Decoder(_OfLanguage)
 
 
 async def put(desk: Desk, operation: PutHandler) -> HandlerEntry:
@@ -99,8 +111,11 @@ async def get_code(desk: Desk, operation: GetCode) -> Code:
     return Code(digest=newest.digest, handler=None if newest.digest == operation.known else newest)
 
 
-async def tasks_of(desk: Desk, worker: Worker) -> list[str] | None:
-    """The tasks that a worker may be given now; those of other tenants than its own as `tenant/task`."""
+async def tasks_of(desk: Desk, worker: Worker, languages: Collection[Language] | None = None) -> list[str] | None:
+    """The tasks that a worker may be given now; those of other tenants than its own as `tenant/task`.
+
+    `languages`: those of handlers that it can run now; null = those that it registered with.
+    """
     if worker.tasks is None or not worker.handlers:
         return worker.tasks
     now = _now()
@@ -112,17 +127,31 @@ async def tasks_of(desk: Desk, worker: Worker) -> list[str] | None:
                 raise
             tasks = desk.handled.tasks
         desk.handled = Handled(0.0 if now is None else now + REMEMBER, tasks)
+    known = desk.handled.tasks
+    able = worker.languages if languages is None else languages
     if worker.tenant != EVERY_TENANT:
-        return [*worker.tasks, *desk.handled.tasks.get(worker.tenant, ())]
-    return [*worker.tasks, *(f"{tenant}/{task}" for tenant, tasks in desk.handled.tasks.items() for task in tasks)]
+        mine = known.get(worker.tenant, {})
+        return [*worker.tasks, *(task for task, lang in mine.items() if able is None or lang in able)]
+    found = ((tenant, task, lang) for tenant, tasks in known.items() for task, lang in tasks.items())
+    return [*worker.tasks, *(f"{tenant}/{task}" for tenant, task, lang in found if able is None or lang in able)]
 
 
-async def _handled(desk: Desk) -> Mapping[str, Sequence[str]]:
-    """By tenant the tasks that have handlers."""
-    tasks: dict[str, list[str]] = {}
-    for name in (await desk.shelf.shelved(LIST)).keys() - desk.reserved:
-        tenant, _, task = name.partition("/")
-        tasks.setdefault(tenant, []).append(task)
+async def unable(desk: Desk, job: Job) -> str | None:
+    """Why no worker of a job's queue runs the handler of its task, as one of them says; null = none says anything."""
+    lang = (await _handled(desk)).get(job.tenant, {}).get(job.task)
+    for worker in await desk.store.workers(EVERY_TENANT):
+        if lang in worker.unable and job.queue in worker.queues and worker.tenant in (EVERY_TENANT, job.tenant):
+            return f"no worker can run {lang}: {worker.unable[lang]}"
+    return None
+
+
+async def _handled(desk: Desk) -> Mapping[str, Mapping[str, Language]]:
+    """By tenant the tasks that have handlers, and in which language."""
+    tasks: dict[str, dict[str, Language]] = {}
+    for name, data in (await desk.shelf.shelved(LIST)).items():
+        if name not in desk.reserved:
+            tenant, _, task = name.partition("/")
+            tasks.setdefault(tenant, {})[task] = _language.decode(data).lang
     return tasks
 
 

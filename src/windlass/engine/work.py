@@ -68,15 +68,20 @@ WORKERS_REASONS = (Reason.TIMEOUT, Reason.CRASHED, Reason.MEMORY, Reason.OUTPUT,
 
 
 async def register(desk: Desk, operation: Register) -> Registered:
-    id = text_id(desk.chance.uuid7())
+    id = operation.id or text_id(desk.chance.uuid7())
     if operation.worker.tasks == [] and not operation.worker.handlers:
         raise Invalid("a worker that knows no task and runs no handlers has nothing to do", at="worker.tasks")
     if operation.worker.url is not None:
         read_url(operation.worker.url)
+    if operation.id is not None:
+        known = await _known(desk, operation.id, operation.tenant)
+        if known.url != operation.worker.url:
+            raise Invalid("its address cannot be changed: register it anew", at="worker.url")
+        desk.forget_worker(operation.id)
     await desk.store.enlist(id, operation.tenant, operation.worker, desk.settings.lease)
     await keep_caps(desk)
     desk.experience.manned(operation.worker.queues)
-    if operation.worker.url is None:
+    if operation.worker.url is None or operation.id is not None:
         return Registered(worker=id, lease=desk.settings.lease)
     # Kept after the worker: whoever finds a secret without a worker may throw it away.
     secret = b"".join(desk.chance.token() for _ in range(4)).hex()
@@ -132,7 +137,7 @@ async def _attend_after(desk: Desk, records: Sequence[Record]) -> None:
 async def _wish(desk: Desk, operation: Claim, worker: Worker, stays: float = 0.0) -> Wish:
     named = operation.nonce is not None
     nonce = bytes.fromhex(operation.nonce) if operation.nonce is not None else desk.chance.token()
-    tasks = await tasks_of(desk, worker)
+    tasks = await tasks_of(desk, worker, operation.languages)
     slots = operation.slots if tasks is None or tasks else 0  # to a store, no tasks would be any
     able = worker if tasks is worker.tasks else replace(worker, tasks=tasks)
     lease, warm = desk.settings.lease, operation.warm

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct, field
 
+from windlass.model.handler import Language
 from windlass.model.names import DEFAULT_QUEUE, Name
 
 MOST_URL = 2000
@@ -31,6 +32,10 @@ class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     """Whether it also takes jobs whose task has a handler, as handlers come and go."""
     sandbox: Literal["limits", "confined", "isolated"] | None = None
     """The tier under which it runs code that was sent in; null = it runs none."""
+    languages: Annotated[list[Language], Meta(max_length=16)] | None = None
+    """The languages of handlers whose jobs it takes; null = all."""
+    unable: Annotated[dict[str, Annotated[str, Meta(max_length=2000)]], Meta(max_length=16)] = {}
+    """Languages that it cannot run, each with the reason."""
     slots: Slots = 1
     """How many jobs it runs at once."""
     url: Annotated[str, Meta(max_length=MOST_URL)] | None = None

@@ -8,6 +8,7 @@ from math import inf
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from windlass.model.errors import Busy, Damaged, Full, Missing, Unavailable, WindlassError
+from windlass.model.handler import Language
 from windlass.model.operations import MOST_AT_ONCE, Claim, Claimed, Glimpse, Hand, Service, Unrun
 from windlass.model.ports import Chance, Clock
 from windlass.worker.jobs import Jobs
@@ -64,6 +65,8 @@ class Claims:
         """Says what has a context waiting for it, as `tenant/task`."""
         self.burst = False
         """Whether to end when there is nothing left to do, or nothing can be done."""
+        self.languages: list[Language] | None = None
+        """Those of handlers whose jobs are wanted; null = all."""
         self.able = asyncio.Event()
         """Set while claims are answered: whether this worker can work at all."""
 
@@ -109,6 +112,11 @@ class Claims:
         log.info("claims nothing until it is told to continue" if paused else "claims again")
         self._break_off()
 
+    def take_only(self, languages: list[Language]) -> None:
+        """From now on, of handlers' jobs only those in these languages."""
+        self.languages = languages
+        self._break_off()
+
     def _break_off(self) -> None:
         self._jobs.ended.set()
         if self._asking is not None and not self._broken_off:
@@ -126,18 +134,21 @@ class Claims:
 
     async def _claim(self, slots: int, wait: float) -> list[Claimed]:
         nonce = self._nonce = self._chance.token().hex()
+        languages = self.languages
 
         async def ask() -> list[Claimed]:
             warm = list(self.warm())
             names = self._membership.names()
             if self._hands is not None:
                 self._hands.hand_to(names["worker"], self._take)
-            return await self._service(Claim(**names, slots=slots, wait=wait, nonce=nonce, warm=warm))
+            return await self._service(
+                Claim(**names, slots=slots, wait=wait, nonce=nonce, warm=warm, languages=languages)
+            )
 
         claimed = await self._unless_broken_off(ask)
         if claimed is None and self._nonce is not None:
             self._nonce = None
-            task = asyncio.create_task(self._give_back(nonce))
+            task = asyncio.create_task(self._give_back(nonce, languages))
             self._giving_back.add(task)
             task.add_done_callback(self._giving_back.discard)
         return claimed or []
@@ -165,10 +176,11 @@ class Claims:
         self._jobs.start(claimed)
         return True
 
-    async def _give_back(self, nonce: str) -> None:
+    async def _give_back(self, nonce: str, languages: list[Language] | None) -> None:
         """A claim that was broken off may have taken jobs: asked again in the same words, it names them."""
         try:
-            taken = await self._service(Claim(**self._membership.names(), slots=1, nonce=nonce))
+            names = self._membership.names()
+            taken = await self._service(Claim(**names, slots=1, nonce=nonce, languages=languages))
         except WindlassError:
             return  # their lease will run out
         for one in taken:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from windlass.model.errors import Missing, WindlassError
+from windlass.model.errors import Missing, Unavailable, WindlassError
 from windlass.model.handler import Handler
 from windlass.model.job import Stream
 from windlass.model.operations import MOST_WARM, Claimed, Finished, GetCode, Service, Unrun
@@ -66,6 +66,8 @@ class Handled:
         """Numbers of jobs whose code is not there yet."""
         self._known: dict[tuple[str, str], _Known] = {}
         self._allowances = Allowances(service, clock)
+        self.doubt = asyncio.Event()
+        """Set when something could not be run that should: what can be is to be found out anew."""
         self._paces: dict[str, float] = {}
         """By digest of a handler, the seconds that one job took in the last batch."""
 
@@ -110,10 +112,15 @@ class Handled:
         allowance = await self._allowances.of(first.tenant)
         wanted = [one for one in given if one[0].number in self._waiting]
         self._waiting.difference_update(held.number for held, _ in wanted)
-        if (why := self._functions.refusal(handler)) is not None:
+        if (why := self._functions.never(handler)) is not None:
             log.warning("%d jobs of %s are refused: %s", len(wanted), first.task, why)
             for held, _ in wanted:
                 self._holder.leave(held, refused(held, why))
+            return
+        if (why := self._functions.refusal(handler)) is not None:
+            log.warning("%d jobs of %s wait: %s", len(wanted), first.task, why)
+            self.doubt.set()
+            self._give_back(wanted)
             return
         size = self._size(handler, len(wanted))
         async with asyncio.TaskGroup() as group:
@@ -139,6 +146,10 @@ class Handled:
         except Missing:
             self._known.pop((tenant, task), None)
             raise
+        except Unavailable:
+            if known is None:
+                raise
+            return known.handler  # the part of the store that keeps code is away: what is here is run
         handler = code.handler or (known and known.handler)
         assert handler is not None  # noqa: S101 - what is left out is what is known
         self._known[tenant, task] = _Known(handler, now)

@@ -23,14 +23,25 @@ class Membership:
         self._service = service
         self.tenant = tenant
         self.about = about
+        self._told: NewWorker | None = None
+        """What the queue knows of it."""
         self.worker = ""
         self.lease = 0.0
 
     async def introduce(self) -> None:
-        registered = await self._service(Register(tenant=self.tenant, worker=self.about))
+        told = self.about
+        registered = await self._service(Register(tenant=self.tenant, worker=told))
         if self.worker:
             log.warning("the queue had forgotten this worker; it is known again as %s", registered.worker)
         self.worker, self.lease = registered.worker, registered.lease
+        self._told = told
+
+    async def tell(self, about: NewWorker) -> None:
+        """Say something new of this worker; while the queue does not know it, that is for its introduction."""
+        self.about = about
+        if self.worker and self._told != about:
+            await self._service(Register(tenant=self.tenant, worker=about, id=self.worker))
+            self._told = about
 
     def names(self) -> Names:
         return {"tenant": self.tenant, "worker": self.worker}

@@ -9,10 +9,13 @@ import os
 import signal
 import socket
 from collections.abc import Awaitable
+from contextlib import suppress
+from typing import get_args
 
 from msgspec.structs import replace
 
 from windlass.model.errors import Damaged, WindlassError
+from windlass.model.handler import Language
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import Service, Unregister
 from windlass.model.ports import Chance, Clock
@@ -40,6 +43,12 @@ LOOK_EVERY = 0.25
 
 NO_APP = Ready(tasks=[], queues=[], store="", tenant=EVERY_TENANT)
 """What a worker without an app starts with: it runs what has a handler."""
+
+LOOK_AGAIN_AFTER, LOOK_AGAIN_SOON = 300.0, 60.0
+"""Seconds after which is found out anew which languages can be run; and if some cannot."""
+
+UNTRIED: list[Language] = ["http"]
+"""The languages of handlers that can be run without an interpreter."""
 
 LAST_REPORTS = 5.0
 """Seconds of its grace that a worker which ends waits for a store that does not take its reports."""
@@ -75,7 +84,10 @@ class Supervisor:
             handled = Handled(service, self._functions, self._jobs, clock, options.functions.contexts)
             self._jobs.elsewhere = self._handled = handled
             self._claims.warm = handled.warm
+            self._claims.languages = UNTRIED
         pool.hears = self._jobs
+        self._looked = asyncio.Event()
+        """Whether it is known which languages of handlers can be run."""
         self._stops = 0
         self._grace_over: float | None = None
         """When what runs has had its time, by our own clock; null = nobody has told us to stop."""
@@ -102,10 +114,12 @@ class Supervisor:
         duties: list[Awaitable[None]] = [asyncio.shield(reporting), self._leases.run(), self._crew.guard()]
         duties.append(self._tend())
         if self._handled is not None:
-            duties.append(self._handled.run())
+            duties += [self._handled.run(), self._look_at_languages(self._handled)]
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(_awaited(duty)) for duty in duties]
+                if self._options.burst and self._handled is not None:
+                    await self._looked.wait()  # or it might end before it takes what it can run
                 try:
                     await self._claims.run(self._options.slots, self._options.max_jobs)
                 except Damaged:
@@ -129,6 +143,7 @@ class Supervisor:
             self._grace_over = self._clock.monotonic() + self._options.grace
         else:
             self._forced.set()
+        self._looked.set()
         self._claims.stop()
 
     def pause(self, paused: bool) -> None:
@@ -201,6 +216,33 @@ class Supervisor:
             await asyncio.wait([closing], timeout=LAST_MOMENT)
         closing.cancel()
 
+    async def _look_at_languages(self, handled: Handled) -> None:
+        """Find out, now and then, which languages can be run here, and take jobs of no others."""
+        assert self._functions is not None  # noqa: S101 - who has handlers has them
+        while True:
+            handled.doubt.clear()
+            unable = await self._functions.unable()
+            await self._say_languages(unable)
+            self._looked.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_AGAIN_SOON if unable else LOOK_AGAIN_AFTER):
+                    await handled.doubt.wait()
+
+    async def _say_languages(self, unable: dict[str, str]) -> None:
+        about = self._membership.about
+        languages = [lang for lang in get_args(Language) if lang not in unable]
+        for lang, why in unable.items():
+            if about.unable.get(lang) != why:
+                log.info("takes no jobs of handlers in %s: %s", lang, why)
+        if back := about.unable.keys() - unable.keys():
+            log.info("takes jobs of handlers in %s again", ", ".join(sorted(back)))
+        if languages != self._claims.languages:
+            self._claims.take_only(languages)
+        try:
+            await self._membership.tell(replace(about, languages=languages, unable=unable))
+        except WindlassError as fault:
+            log.warning("cannot say which languages it runs: %s", fault)
+
     async def _tend(self) -> None:
         while True:
             await self._clock.sleep(LOOK_EVERY)
@@ -228,5 +270,6 @@ def _about(app: Ready, options: WorkerOptions) -> NewWorker:
         tasks=app.tasks,
         handlers=options.functions is not None,
         sandbox=None if options.functions is None else options.functions.tier,
+        languages=None if options.functions is None else UNTRIED,
         slots=options.slots,
     )

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
+from windlass.model.handler import Language
 from windlass.model.job import (
     MOST_CHUNK,
     MOST_CHUNKS,
@@ -166,9 +167,11 @@ class Unrun(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
 
 @operation("POST", "/workers", "work", 201, body="worker")
 class Register(Operation[Registered], frozen=True, kw_only=True):
-    """Introduce a worker."""
+    """Introduce a worker, or say something new of one that is known."""
 
     worker: NewWorker
+    id: str | None = None
+    """The worker that is known; null = it is new, and gets an id."""
 
 
 @operation("GET", "/workers", "read")
@@ -196,6 +199,8 @@ class Claim(Operation[list[Claimed]], frozen=True, kw_only=True):
         default_factory=list
     )
     """What it has a context waiting for, as `tenant/task`: where turns are taken it gets such jobs a little earlier."""
+    languages: Annotated[list[Language], Meta(max_length=16)] | None = None
+    """Of jobs whose task has a handler, only those in these languages; null = as the worker said when it registered."""
 
 
 @operation("POST", "/workers/{worker}/begin", "work", body="jobs")

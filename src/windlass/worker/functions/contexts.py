@@ -13,6 +13,7 @@ from typing import Any
 from windlass.model.handler import Handler
 from windlass.model.ports import Chance
 from windlass.worker.functions.context import Context
+from windlass.worker.functions.probing import Trial
 from windlass.worker.functions.process import Refused
 from windlass.worker.functions.sandbox.folders import Folders, closed_to_others
 from windlass.worker.functions.sandbox.interpreters import Interpreter, find
@@ -54,6 +55,7 @@ class Contexts:
         self._freed = asyncio.Event()
         self._endings: set[asyncio.Task[None]] = set()
         self._interpreters: dict[str, Interpreter | str] = {}
+        self._trial: Trial | None = None
         self._tier_fault: str | None = None
         self._tier_known = False
 
@@ -61,12 +63,11 @@ class Contexts:
 
     def refusal(self, handler: Handler) -> str | None:
         """Why a handler's code cannot be run here; null = it can."""
-        if handler.options.network and not self._options.network:
-            return "its handler asks for the network, which this worker does not allow"
+        if (why := self.forbidden(handler)) is not None:
+            return why
         if not self._tier_known:
-            uid = self._users.of(handler.tenant)
-            self._tier_fault = available(self._options.tier, uid)
-            if uid is not None:
+            self._tier_fault = available(self._options.tier)
+            if self._users.of(handler.tenant) is not None:
                 self._tier_fault = self._tier_fault or closed_to_others(self._options.folder)
             self._tier_known = True
         if self._tier_fault is not None:
@@ -74,14 +75,28 @@ class Contexts:
         found = self._interpreter(handler.lang)
         return found if isinstance(found, str) else None
 
+    def forbidden(self, handler: Handler) -> str | None:
+        """Why the operator does not want it to run here; null = that is not so."""
+        if handler.options.network and not self._options.network:
+            return "its handler asks for the network, which this worker does not allow"
+        return None
+
     def _interpreter(self, lang: str) -> Interpreter | str:
         if lang not in self._interpreters:
             self._interpreters[lang] = find(lang, self._options.interpreters, as_another=os.geteuid() == 0)
         return self._interpreters[lang]
 
+    async def unable(self) -> dict[str, str]:
+        """The languages that cannot be run here, each with the reason, found out by trying. One asks at a time."""
+        self._interpreters.clear()
+        self._tier_known = False
+        self._trial = Trial(self._options)
+        return await self._trial.unable()
+
     def keepers(self) -> list[int]:
         """The processes of ours that are at work here."""
-        return [context.process.keeper for context in self._living if context.process.keeper]
+        found = [context.process.keeper for context in self._living if context.process.keeper]
+        return [*found, self._trial.pid] if self._trial is not None and self._trial.pid else found
 
     def warm(self) -> tuple[set[tuple[str, str]], set[tuple[str, str | None]]]:
         """Tasks and engines (`eid`) that have one waiting for them, each with its tenant."""

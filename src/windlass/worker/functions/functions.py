@@ -36,6 +36,14 @@ class Functions:
         """Why jobs of a handler cannot be run here, if so: its interpreter is missing, or the tier cannot be had."""
         return None if handler.lang == "http" else self._contexts.refusal(handler)
 
+    def never(self, handler: Handler) -> str | None:
+        """Why this worker will not run them whatever changes; null = it would."""
+        return None if handler.lang == "http" else self._contexts.forbidden(handler)
+
+    async def unable(self) -> dict[str, str]:
+        """The languages that cannot be run here, each with the reason; whoever cancels this ends what tries them."""
+        return await self._contexts.unable()
+
     def warm(self) -> tuple[set[tuple[str, str]], set[tuple[str, str | None]]]:
         """Tasks and engines (`eid`) that have a context waiting for them, each with its tenant."""
         return self._contexts.warm()

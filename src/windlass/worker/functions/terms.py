@@ -13,6 +13,9 @@ from windlass.model.job import JSON, MSGPACK, Reason, Stream
 Tier = Literal["limits", "confined", "isolated"]
 """How far uploaded code is kept away from the machine; each has what those before it have."""
 
+LANGUAGES = ("python", "node", "php", "sh")
+"""Those that need an interpreter."""
+
 OK, RETRY, FAILED, ERROR = 200, 100, 400, 500
 """The plain code of each kind of outcome."""
 

@@ -3,12 +3,15 @@
 // Started in the context's own folder. The protocol is in docs/functions-protocol.md.
 "use strict";
 const fs = require("node:fs");
+const childProcess = require("node:child_process");
+const { syncBuiltinESMExports } = require("node:module");
 const net = require("node:net");
 const util = require("node:util");
 const vm = require("node:vm");
 
 const ORDERS = 3;
 const ANSWERS = 4;
+const KEEPER = 5;
 const RETRY = 100;
 const OK = 200;
 const FAILED = 400;
@@ -41,6 +44,31 @@ let handler = null;
 let trouble = null; // why no job of this batch can be run
 let broken = false;
 let mark = Buffer.alloc(0);
+let started = false; // whether a process has been started since the last look
+
+// Processes that a function starts are noticed: those of a job end with it.
+function notice(object, name) {
+  const original = object[name];
+  object[name] = function (...given) {
+    started = true;
+    return original.apply(this, given);
+  };
+}
+notice(childProcess.ChildProcess.prototype, "spawn");
+for (const name of ["spawnSync", "execSync", "execFileSync"]) notice(childProcess, name);
+syncBuiltinESMExports();
+
+// Has whoever watches over us end what was started ("s"), or leave it alone from here on ("k").
+function askKeeper(what) {
+  if (!started) return;
+  started = false;
+  try {
+    fs.writeSync(KEEPER, what);
+    fs.readSync(KEEPER, Buffer.alloc(1));
+  } catch {
+    // nobody is there
+  }
+}
 
 // A promise that a piece of source leaves as its value is waited for.
 async function execute(which, part) {
@@ -63,6 +91,7 @@ async function load(number, order) {
     found.fault = { fault };
     broken = true;
   }
+  askKeeper("k");
 }
 
 async function begin(number) {
@@ -74,6 +103,7 @@ async function begin(number) {
   } catch (fault) {
     trouble = { fault };
   }
+  askKeeper("k");
 }
 
 async function run(number, kind, data) {
@@ -84,6 +114,7 @@ async function run(number, kind, data) {
   } catch (fault) {
     answer = told(fault);
   }
+  askKeeper("s");
   separate();
   send(`done ${number} ${answer}\n`);
 }

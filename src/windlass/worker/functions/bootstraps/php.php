@@ -32,13 +32,16 @@ final class WindlassContext
     public static string $mark = '';
     public static string $order = ''; // the one at hand
     private static array $wires = [];
+    private const STARTS = '/\b(exec|shell_exec|system|passthru|proc_open|popen|pcntl_fork|mail)\b|`/i';
+    private static bool $starts = false; // whether any source may start processes
 
     /** Descriptors of our own: those of the function may be closed by it. */
     public static function open(): void
     {
-        foreach ([1 => 'w', 2 => 'w', 3 => 'r', 4 => 'w'] as $number => $mode) {
-            self::$wires[$number] = fopen("php://fd/$number", $mode);
+        foreach ([1 => 'w', 2 => 'w', 3 => 'r', 4 => 'w', 5 => 'w'] as $number => $mode) {
+            self::$wires[$number] = @fopen("php://fd/$number", $mode);
         }
+        self::$wires[6] = @fopen('php://fd/5', 'r');
     }
 
     /** Run jobs until another order comes; false when there are no more. */
@@ -59,6 +62,7 @@ final class WindlassContext
         $order = array_map(self::untagged(...), json_decode($order, true, 512, JSON_THROW_ON_ERROR));
         self::$handler = $order + ['number' => $number, 'fault' => null];
         self::$mark = "\x1e" . self::$handler['mark'] . "\n";
+        self::$starts = self::$starts || preg_match(self::STARTS, implode("\n", $order));
     }
 
     /** Source as `eval` takes it: a file of PHP begins with a tag. */
@@ -89,8 +93,22 @@ final class WindlassContext
         return substr($text, strlen('<?php '));
     }
 
+    /** Have whoever watches over us end what a job has started ("s"), or leave alone what there is ("k"). */
+    public static function askKeeper(string $what): void
+    {
+        if (!self::$starts || !self::$wires[5] || !self::$wires[6]) {
+            return;
+        }
+        @fwrite(self::$wires[5], $what);
+        @fread(self::$wires[6], 1);
+        while ($what === 's' && function_exists('pcntl_waitpid') && pcntl_waitpid(-1, $status, 1) > 0) {
+            // they have ended
+        }
+    }
+
     public static function keep(?Throwable $fault): void
     {
+        self::askKeeper('k');
         if ($fault === null && !function_exists(self::$handler['run'])) {
             $fault = new TypeError('its body defines no run($payload)');
         }
@@ -108,6 +126,7 @@ final class WindlassContext
         } catch (Throwable $fault) {
             $answer = self::told($fault);
         }
+        self::askKeeper('s');
         self::separate();
         self::send("done $number $answer\n");
     }
@@ -203,6 +222,7 @@ while (WindlassContext::next()) {
                 } catch (Throwable $windlassFault) {
                     WindlassContext::$trouble = $windlassFault;
                 }
+                WindlassContext::askKeeper('k');
             }
             break;
         case 'end':

@@ -17,10 +17,12 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from typing import Any
 
-ORDERS, ANSWERS = 3, 4
+ORDERS, ANSWERS, KEEPER = 3, 4, 5
 RETRY, OK, FAILED, ERROR = 100, 200, 400, 500
 TRY_AGAIN, FIRST_FAILED, LAST_FAILED = 75, 64, 78
 ONLY_AST = 0x400
+STARTS = frozenset({"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"})
+"""What Python tells of when a process is started."""
 AS_TEXT = json.JSONEncoder(ensure_ascii=False).encode
 AS_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -55,6 +57,9 @@ class Context:
         self.trouble: BaseException | None = None
         """Why no job of this batch can be run."""
         self.broken = False
+        self.started = False
+        """Whether a process has been started since the last look."""
+        sys.addaudithook(self.notice)
         self.mark = b""
         self.loop: AbstractEventLoop | None = None
         self.answers = open(ANSWERS, "wb", buffering=0)  # noqa: SIM115 - for as long as the process lives
@@ -75,6 +80,8 @@ class Context:
         except BaseException as fault:  # noqa: BLE001 - whatever it is, the jobs end with it
             handler["fault"] = fault
             self.broken = True
+        if self.started:
+            self.keep()
 
     def execute(self, handler: dict[str, object], part: str) -> None:
         if handler.get(part):
@@ -90,6 +97,27 @@ class Context:
                 self.execute(self.handler, "beforeEach")
             except BaseException as trouble:  # noqa: BLE001
                 self.trouble = trouble
+        if self.started:
+            self.keep()
+
+    def notice(self, event: str, _: object) -> None:
+        if event in STARTS:
+            self.started = True
+
+    def keep(self) -> None:
+        """What has been started is of no one job, and stays."""
+        self.started = False
+        ask_keeper(b"k")
+
+    def sweep(self) -> None:
+        """What a job has started ends with it."""
+        self.started = False
+        ask_keeper(b"s")
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except OSError:
+            pass
 
     def run(self, number: bytes, kind: bytes, data: bytes) -> None:
         try:
@@ -100,6 +128,8 @@ class Context:
                 answer = said(OK, self.awaited(value) if type(value) is CoroutineType else value)
         except BaseException as fault:  # noqa: BLE001 - whatever a function raises is its outcome
             answer = told(fault)
+        if self.started:
+            self.sweep()
         self.separate()
         self.say(b"done " + number + b" " + answer + b"\n")
 
@@ -185,6 +215,15 @@ def defined(scope: dict[str, object]) -> object:
     if not callable(scope.get("run")):
         raise TypeError("its body defines no run(payload)")
     return scope["run"]
+
+
+def ask_keeper(what: bytes) -> None:
+    """Have whoever watches over us do something, and wait until it is done."""
+    try:
+        os.write(KEEPER, what)
+        os.read(KEEPER, 1)
+    except OSError:
+        pass
 
 
 def defines_run(statements: "list[Any]") -> bool:
@@ -281,6 +320,7 @@ def main() -> None:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.set_inheritable(ORDERS, False)
     os.set_inheritable(ANSWERS, False)
+    os.set_inheritable(KEEPER, False)
     context = Context()
     with open(ORDERS, "rb") as orders:
         for line in orders:

@@ -35,6 +35,11 @@ HIDDEN = 2.0
 """What a folder counts that cannot be looked into: whoever hides what it writes has written too much."""
 BREATH = 0.002
 """Seconds in which a killed process ends."""
+SWEPT_WITHIN = 2.0
+"""Seconds in which what a job has left behind has ended; what has not is waited for no longer."""
+KEEP = b"k"
+"""Asks that what there is now is left alone; anything else asks that the rest is ended."""
+CREDENTIALS = struct.Struct("3i")
 MOST_PLAN = 1 << 20
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -49,14 +54,14 @@ libc = ctypes.CDLL(None, use_errno=True)
 # The child: it becomes the foreign code
 
 
-def become(plan: dict[str, Any], parent: int, failed: int) -> NoReturn:
+def become(plan: dict[str, Any], parent: int, asks: int, failed: int) -> NoReturn:
     """Put everything in force, then run the interpreter. What fails is told, and nothing is run."""
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_DFL)
-        failed = arrange_descriptors(plan, failed)
+        failed = arrange_descriptors(plan, asks, failed)
         os.chdir(plan["folder"])
         os.umask(0o077)
         ruleset = make_ruleset(plan["landlock"]) if plan["landlock"] else None
@@ -84,9 +89,9 @@ def become(plan: dict[str, Any], parent: int, failed: int) -> NoReturn:
         os._exit(1)
 
 
-def arrange_descriptors(plan: dict[str, Any], failed: int) -> int:
-    """Nothing as input; orders on 3, answers on 4; of a filter that another program installs, its bytes on 5."""
-    wires = [fcntl.fcntl(wire, fcntl.F_DUPFD, 20) for wire in plan["wires"]]
+def arrange_descriptors(plan: dict[str, Any], asks: int, failed: int) -> int:
+    """Nothing as input; orders on 3, answers on 4, the way to us on 5; for bubblewrap, a filter to install on 6."""
+    wires = [fcntl.fcntl(wire, fcntl.F_DUPFD, 20) for wire in (*plan["wires"], asks)]
     if plan["filter"]:
         wires.append(filled(bytes.fromhex(plan["filter"])))
     failed = fcntl.fcntl(failed, fcntl.F_DUPFD_CLOEXEC, 40)
@@ -151,14 +156,15 @@ def call(number: int, *values: Any) -> int:
 # The parent: it keeps watch
 
 
-def start(plan: dict[str, Any]) -> tuple[int, str]:
-    """The new process, and why it did not come to be, if so."""
+def start(plan: dict[str, Any], asks: socket.socket) -> tuple[int, str]:
+    """The new process, and why it did not come to be, if so. `asks`: its end of the way to us."""
     told, failed = os.pipe2(os.O_CLOEXEC)
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        become(plan, parent, failed)
+        become(plan, parent, asks.fileno(), failed)
     os.close(failed)
+    asks.close()
     for wire in plan["wires"]:
         os.close(wire)
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -248,8 +254,13 @@ def links(folder: str) -> list[str]:
 class Keeper:
     """The watch over one process and all that comes of it."""
 
-    def __init__(self, worker: socket.socket, pid: int, plan: dict[str, Any]) -> None:
+    def __init__(self, worker: socket.socket, asked: socket.socket, pid: int, plan: dict[str, Any]) -> None:
         self.worker = worker
+        self.asked: socket.socket | None = asked
+        """Where the process asks for what its jobs have left behind to be ended."""
+        self.own: set[int] = set()
+        """Processes that are not of one job, but of the context."""
+        self.swept_at = 0.0
         self.pid = pid
         self.plan = plan
         self.next_look = 0.0
@@ -264,7 +275,8 @@ class Keeper:
     def watch(self) -> None:
         while True:
             pause = LOOK_EVERY if self.kill_at is None else max(0.0, min(LOOK_EVERY, self.kill_at - now()))
-            readable, _, _ = select.select([self.worker.fileno(), self.woken], [], [], pause)
+            asked = [] if self.asked is None else [self.asked.fileno()]
+            readable, _, _ = select.select([self.worker.fileno(), self.woken, *asked], [], [], pause)
             if self.woken in readable:
                 os.read(self.woken, 4096)
             if (ended := self.reaped()) is not None:
@@ -273,6 +285,8 @@ class Keeper:
                 return
             if self.worker.fileno() in readable and not self.hear():
                 break
+            if self.asked is not None and self.asked.fileno() in readable:
+                self.answer(self.asked)
             if self.kill_at is not None and now() >= self.kill_at:
                 self.kill(signal.SIGKILL)
                 self.kill_at = now() + LOOK_EVERY
@@ -288,6 +302,54 @@ class Keeper:
             self.kill_at = now() + json.loads(said.splitlines()[0])["end"]
             self.kill(signal.SIGTERM)
         return bool(said)
+
+    def answer(self, asked: socket.socket) -> None:
+        """End what a job has left behind; or note what there is besides jobs, once a context has been loaded."""
+        try:
+            said, credentials, _, _ = asked.recvmsg(16, socket.CMSG_SPACE(CREDENTIALS.size))
+        except OSError:
+            said, credentials = b"", []
+        if not said:
+            asked.close()
+            self.asked = None
+            return
+        time.sleep(max(0.0, self.swept_at + BREATH / 2 - now()))  # nobody is to keep us busy
+        whose = CREDENTIALS.unpack(credentials[0][2])[0] if credentials else self.pid
+        if said.endswith(KEEP):
+            self.own = set(family())
+        else:
+            self.sweep(whose)
+        self.swept_at = now()
+        with suppress(OSError):
+            asked.send(b".", socket.MSG_DONTWAIT)
+
+    def sweep(self, whose: int) -> None:
+        """Kill all but a process, what it has come of, and what is the context's own, with all that comes of that."""
+        until = now() + SWEPT_WITHIN
+        while now() < until:
+            parents = {child: parent for parent in (os.getpid(), *family()) for child in children(parent)}
+            kept, one = set[int](), whose
+            while one in parents:
+                kept.add(one)
+                one = parents[one]
+            stay = (self.own & parents.keys()) - kept
+            others = [pid for pid in parents if pid not in kept and not is_under(pid, stay, parents)]
+            doomed = [pid for pid in others if not is_dead(pid)]
+            if not doomed:
+                return
+            for pid in doomed:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(BREATH)
+            self.reaped_orphans()
+
+    def reaped_orphans(self) -> None:
+        """Those that were left to us; our own process is waited for elsewhere."""
+        for pid in children(os.getpid()):
+            if pid != self.pid:
+                with suppress(ChildProcessError):
+                    found, _, usage = os.wait4(pid, os.WNOHANG)
+                    self.spent.reaped += usage.ru_utime + usage.ru_stime if found else 0.0
 
     def reaped(self) -> tuple[int, int] | None:
         """How our process ended, and its peak memory; the ends of orphans are of no interest."""
@@ -333,6 +395,23 @@ class Keeper:
     def tell(self, news: dict[str, object]) -> None:
         with suppress(OSError):
             self.worker.sendall(json.dumps(news).encode() + b"\n")
+
+
+def is_under(pid: int, above: set[int], parents: dict[int, int]) -> bool:
+    """Whether a process is one of these, or has come of one."""
+    while pid in parents:
+        if pid in above:
+            return True
+        pid = parents[pid]
+    return False
+
+
+def is_dead(pid: int) -> bool:
+    """Whether a process has ended, though its parent has not asked how."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
+    except (OSError, IndexError):
+        return True
 
 
 def now() -> float:
@@ -396,11 +475,13 @@ def main() -> None:
     control(PR_SET_PDEATHSIG, signal.SIGCONT)  # if it was stopped: it goes on, and finds that its worker is gone
     signal.signal(signal.SIGCHLD, lambda *_: None)
     plan = read_plan(worker)
+    asked, asks = socket.socketpair()
+    asked.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
     try:
-        pid, refused = start(plan)
+        pid, refused = start(plan, asks)
     except OSError as fault:
         pid, refused = 0, str(fault)
-    keeper = Keeper(worker, pid, plan)
+    keeper = Keeper(worker, asked, pid, plan)
     if refused:
         keeper.tell({"refused": refused})
         return
