@@ -30,7 +30,7 @@ BAD = {
 @pytest.mark.parametrize("lang", GOOD)
 @pytest.mark.parametrize("part", ["body", "before", "before_each", "after_each"])
 async def test_source_is_read_and_not_run(lang: Any, part: str) -> None:
-    good: dict[str, str] = {"body": GOOD[lang], part: GOOD[lang]}
+    good: dict[str, Any] = {"body": GOOD[lang], part: GOOD[lang]}
     await check_source(NewHandler(lang=lang, **good), FunctionOptions())
     source, kind, place = BAD[lang]
     with pytest.raises(Invalid) as fault:

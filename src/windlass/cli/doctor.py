@@ -166,13 +166,13 @@ async def _workers(queue: Queue) -> AsyncIterator[Finding]:
         yield Finding(what="workers", level="warn", found="none", advice="start one: windlass worker MODULE:APP")
     handled = {(one.tenant, one.task): one.lang for one in await queue(Handlers())}
     for worker in alive:
-        for lang, why in worker.unable.items():
-            if lang not in handled.values():
+        for unable, why in worker.unable.items():
+            if unable not in handled.values():
                 continue
             yield Finding(
                 what="workers",
                 level="warn",
-                found=f"{worker.name} takes no jobs of handlers in {lang}: {why}",
+                found=f"{worker.name} takes no jobs of handlers in {unable}: {why}",
                 advice=f"mend that on {worker.node}; it looks again by itself",
             )
     for line in (await queue(GetStats())).queues:

@@ -28,8 +28,6 @@ READS = {
 }
 WORKS = "works"
 
-CHECKED = (PutHandler,)
-
 
 class CheckedUploads:
     """A service that keeps no source which its own interpreter cannot read."""
@@ -39,13 +37,17 @@ class CheckedUploads:
         self._options = options
 
     def __call__(self, operation: Operation[A], /) -> Coroutine[Any, Any, A]:
-        return self._checked(operation) if type(operation) in CHECKED else self._service(operation)
+        if not isinstance(operation, PutHandler):
+            return self._service(operation)
+        return self._checked(operation.handler, self._service(operation))
 
-    async def _checked(self, operation: Operation[A]) -> A:
-        match operation:
-            case PutHandler(handler=new):
-                await check_source(new, self._options)
-        return await self._service(operation)
+    async def _checked(self, new: NewHandler, kept: Coroutine[Any, Any, A]) -> A:
+        try:
+            await check_source(new, self._options)
+        except BaseException:
+            kept.close()  # it is never asked for
+            raise
+        return await kept
 
 
 async def check_source(new: NewHandler, options: FunctionOptions) -> None:
