@@ -37,9 +37,8 @@ class CheckedUploads:
         self._options = options
 
     def __call__(self, operation: Operation[A], /) -> Coroutine[Any, Any, A]:
-        if not isinstance(operation, PutHandler):
-            return self._service(operation)
-        return self._checked(operation.handler, self._service(operation))
+        answer = self._service(operation)
+        return self._checked(operation.handler, answer) if isinstance(operation, PutHandler) else answer
 
     async def _checked(self, new: NewHandler, kept: Coroutine[Any, Any, A]) -> A:
         try:
