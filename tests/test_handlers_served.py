@@ -23,6 +23,7 @@ import pytest
 
 from tests.pace import stretched
 from tests.patience import PATIENCE
+from tests.ports import free_port
 from tests.servers import Server
 from tests.serving import Process, process
 from tests.workers import until
@@ -56,6 +57,9 @@ printf %s "$line" | tr a-z A-Z
 """In each language: answers the payload in capitals, and asks for a job that gathers it."""
 
 _numbers = itertools.count(1)
+
+SILENT = free_port()
+"""A port of this machine that handlers may call."""
 
 GATHER = "def run(payload):\n    return payload\n"
 
@@ -114,7 +118,8 @@ def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         store = ""
         if request.param == "redis":
             store = opened.enter_context(Server("redis", tmp_path_factory.mktemp("redis"), fsync="no")).url
-        served = Process(tmp_path_factory.mktemp("serve"), "--allow-upload", store=store)
+        flags = ("--allow-upload", "--reach", f"127.0.0.1:{SILENT}")
+        served = Process(tmp_path_factory.mktemp("serve"), *flags, store=store)
         served.start()
         yield served
         assert served.child is not None
@@ -196,8 +201,8 @@ def test_outcomes_are_what_the_code_says(site: Site) -> None:
 @pytest.mark.parametrize("listening", [False, True], ids=["refused", "timed out"])
 def test_a_call_that_brings_no_answer_is_made_again(site: Site, listening: bool) -> None:
     """[33]"""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        url = f"http://127.0.0.1:{silent.getsockname()[1]}/"
+    with socket.create_server(("127.0.0.1", SILENT)) as silent:
+        url = f"http://127.0.0.1:{SILENT}/"
         if not listening:
             silent.close()
         site.upload("call", url, "http", options={"timeout": 0.3})

@@ -271,9 +271,9 @@ def test_a_function_longer_than_its_lease_keeps_it_and_is_cancelled_when_asked(
     """[14, 16]"""
     bench.upload("nap", "sleep 600", "sh")
     ids = bench.feed("nap", *"abcdef")
-    workshop.start("--tenant", workshop.tenant, "-c", "6", target="", lease="1s")
-    until(lambda: bench.job(ids[0]).pid)
-    never(lambda: any(bench.job(id).attempt > 1 or bench.job(id).state is not State.RUNNING for id in ids), 2.5)
+    workshop.start("--tenant", workshop.tenant, "-c", "6", target="", lease="3s")
+    until(lambda: all(bench.job(id).pid for id in ids))
+    never(lambda: any(bench.job(id).attempt > 1 or bench.job(id).state is not State.RUNNING for id in ids), 4.0)
     bench.ask(Cancel(tenant=workshop.tenant, ids=ids))
     assert [bench.ended(id).state for id in ids] == [State.CANCELLED] * 6
 
