@@ -30,7 +30,8 @@ class Mumbler:
         self._chance = random.Random(seed)
         self._loop = asyncio.new_event_loop()
         self._server = self._loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/"
+        self.place = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self.url = f"http://{self.place}/"
         self._thread = threading.Thread(target=self._loop.run_forever)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -102,7 +103,10 @@ def test_each_job_ends_once_and_the_server_stays_up(
 ) -> None:
     chance = random.Random(number)
     store = start_server("redis", fsync="no").url if kind == "redis" else None
-    with process(tmp_path, "--allow-upload", store=store, **SMALL) as served, Mumbler(number) as mumbler:
+    with (
+        Mumbler(number) as mumbler,
+        process(tmp_path, "--allow-upload", "--reach", mumbler.place, store=store, **SMALL) as served,
+    ):
         assert served.child is not None
         with site(served) as one:
             send_in(one, mumbler.url)
