@@ -300,7 +300,7 @@ class ModelStore:
         if touch.pid is not None:
             entry.change(pid=touch.pid, updated_at=now)
         if touch.progress is not None:
-            entry.change(progress=touch.progress)
+            entry.change(progress=touch.progress, updated_at=now)
         for chunk in touch.output:
             entry.put(chunk, now)
         deadline = entry.deadline() if entry.job.assigned else None

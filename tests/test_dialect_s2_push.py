@@ -10,9 +10,11 @@ import pytest
 
 from tests.patience import PATIENCE
 from tests.serving import decoded, encoded, process, web
-from tests.stations import Receiver, Sent, Station, always, receiver, until
+from tests.stations import Receiver, Sent, Station, always, receiver, station, until
 from windlass.dialect import s2_words as words
 from windlass.model import wire
+from windlass.model.operations import Workers
+from windlass.store import Store
 
 PACKED = "application/msgpack"
 
@@ -144,6 +146,17 @@ async def test_a_silent_worker_is_dropped_and_one_that_says_it_lives_is_not(mast
         await master.ask("POST", "/done", {"job_id": first.id, "type": "success", "result": 1}, 404, gone)
         await master.done(kept, second)
         assert (await master.ended(job))["worker_id"] == kept
+
+
+@pytest.mark.parametrize(("lease", "told"), [(3600.0, 10.0), (3.0, 3.0)])
+async def test_a_worker_may_be_silent_for_ten_seconds(real_store: Store, lease: float, told: float) -> None:
+    """S2 27."""
+    async with station(real_store, lease=lease) as hub, web(hub.address) as client:
+        new = {"name": "w", "max_jobs": 1, "url": "http://127.0.0.1:1"}
+        joined = await Master(client).ask("POST", "/worker", new, 201)
+        assert joined["lease"] == told
+        (worker,) = await hub.client(Workers())
+        assert worker.lease == 10.0
 
 
 async def test_a_worker_may_push_jobs(master: Master) -> None:

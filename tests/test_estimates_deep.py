@@ -14,7 +14,8 @@ from tests.servers import NewPrefix, Server
 from tests.stations import Station
 from tests.test_estimates import estimate, teach
 from tests.worlds import SeededChance
-from windlass.engine import Engine, estimates, scene
+from windlass.engine import Engine, estimates, forecasts, scene
+from windlass.engine.desk import Desk
 from windlass.engine.forecasts import foretell
 from windlass.model import wire
 from windlass.model.estimate import Why
@@ -34,6 +35,7 @@ from windlass.model.operations import (
 from windlass.model.queue import QueueChange, Tier
 from windlass.model.worker import NewWorker
 from windlass.store import Store
+from windlass.store.flow import Rules
 
 CROWD = 3000
 """More than are looked at for each who comes."""
@@ -66,6 +68,27 @@ async def test_the_first_who_comes_to_a_deep_queue_is_told_at_once(engine: Engin
     assert "default" in engine.desk.experience.watched, "whoever keeps house makes a better forecast"
     assert await foretell(engine.desk) == 0
     assert not engine.desk.experience.forecasts["default"].rough
+
+
+async def test_many_who_ask_at_the_same_time_share_one_forecast(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each one's own would keep everybody else waiting for as long as all of them take together."""
+    await teach(engine, 2.0)
+    await register(engine, slots=4)
+    ids = await fill(engine)
+    engine.desk.experience.forecasts.clear()
+    looks: list[str] = []
+
+    async def counted(desk: Desk, rules: Rules, queue: str, *, brief: bool = False) -> scene.Scene:
+        looks.append(queue)
+        return await scene.survey(desk, rules, queue, brief=brief)
+
+    monkeypatch.setattr(forecasts, "survey", counted)
+    async with asyncio.TaskGroup() as group:
+        asked = [group.create_task(engine(GetEstimate(id=id))) for id in ids[::50]]
+    assert [one.result().position for one in asked] == list(range(1, CROWD + 1, 50))
+    assert looks == ["default"]
 
 
 async def test_what_is_told_at_once_is_never_raised_by_those_who_come_later(engine: Engine) -> None:

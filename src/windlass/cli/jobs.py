@@ -272,8 +272,6 @@ def _lines(chunk: Chunk) -> Text:
 def _event(job: Job) -> Text:
     """What is new of a job, and since when."""
     moment = job.updated_at
-    if job.state is State.RUNNING and job.progress is not None:
-        moment = SystemClock().now()
     said = following.standing(job)
     if job.state in FINISHED:
         said = _remark_on(job, moment)

@@ -6,6 +6,7 @@ from cyclopts import App
 
 from windlass.cli import saying
 from windlass.cli.place import HERE, OPTIONS, Place, opened
+from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import Handlers, Workers
 from windlass.model.worker import Worker
 from windlass.system import SystemClock
@@ -33,10 +34,13 @@ async def ls(*, place: Place = HERE) -> None:
 
 def table_of(found: Sequence[Worker]) -> saying.Table:
     now = SystemClock().now()
-    made = saying.Table("worker", "node", "pid", "queues", "running", "handlers", "seen", right=("pid", "running"))
+    whose = ("tenant",) if any(one.tenant == EVERY_TENANT for one in found) else ()
+    columns = ("worker", *whose, "node", "pid", "queues", "running", "handlers", "seen")
+    made = saying.Table(*columns, right=("pid", "running"))
     for one in found:
         made.add(
             one.name,
+            *(("all" if one.tenant == EVERY_TENANT else one.tenant,) if whose else ()),
             one.node,
             str(one.pid or ""),
             ",".join(one.queues),

@@ -42,6 +42,9 @@ from windlass.server.routes import Unfinished
 
 __all__ = ["LANGUAGE", "is_spoken_by", "routes"]
 
+SILENT_FOR = 10.0
+"""Seconds after which a worker that does not say that it lives is dropped, as its users are used to."""
+
 STARTED = (State.RUNNING, State.SUCCEEDED, State.FAILED)
 
 
@@ -95,7 +98,12 @@ def _for_workers(service: Service, gate: Gate, limits: Limits) -> list[Described
         sent, form = await _body(request, limits, words.Introduction)
         address = sent.url.rstrip("/") + words.WORKER_JOB
         worker = NewWorker(
-            name=sent.name, slots=sent.max_jobs, url=address, format=form, trusted=is_of_all_tenants(request)
+            name=sent.name,
+            slots=sent.max_jobs,
+            lease=SILENT_FOR,
+            url=address,
+            format=form,
+            trusted=is_of_all_tenants(request),
         )
         found = await service(Register(tenant=tenant, worker=worker))
         return _told(request, words.Joined(found.worker, found.lease, found.secret), 201)

@@ -70,6 +70,12 @@ async def forecast_of(desk: Desk, queue: str, *, shared: bool = False) -> Foreca
     last = experience.forecasts.get(queue)
     if last is not None and (shared or is_large(last)) and (queue in experience.making or not is_due(last)):
         return last
+    while (making := experience.making.get(queue)) is not None:
+        # One of a long queue is for all who ask meanwhile: each one's own would keep everybody waiting.
+        await making.wait()
+        last = experience.forecasts.get(queue)
+        if last is not None and is_large(last) and not is_due(last):
+            return last
     done = experience.making[queue] = asyncio.Event()
     experience.begin(queue)
     try:

@@ -13,15 +13,17 @@ import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import replace
 
-from windlass.engine.desk import Desk
+from windlass.engine.desk import Desk, fence
 from windlass.engine.jobs import LOOK_AGAIN
-from windlass.engine.work import SECRETS, renew_now, turns_of
+from windlass.engine.work import SECRETS, lease_of, renew_now, turns_of
+from windlass.model import lifecycle
 from windlass.model.job import State
+from windlass.model.lifecycle import Move
 from windlass.model.names import key_of
 from windlass.model.operations import MOST_AT_ONCE, Alive, Claimed, Renew, Renewed
 from windlass.model.ports import Clock
 from windlass.model.worker import Worker
-from windlass.store import Record, Scope, Wish
+from windlass.store import Record, Scope, Touch, Wish
 
 TURNS = "push.turn"
 
@@ -122,9 +124,8 @@ class Pushing:
                     regime = await self._desk.regimes.current()
                     turns, in_order = turns_of(worker), regime.in_order(worker.queues)
                     lasts = regime.has_never_twice(worker.queues)
-                    wish = Wish(
-                        able, nonce, slots, self.lease, heard=False, turns=turns, in_order=in_order, lasts=lasts
-                    )
+                    lease = lease_of(self._desk, worker)
+                    wish = Wish(able, nonce, slots, lease, heard=False, turns=turns, in_order=in_order, lasts=lasts)
                     records = await self._desk.store.claim(wish)
                 remaining = until - loop.time()
                 if records or remaining <= 0:
@@ -145,7 +146,22 @@ class Pushing:
     async def renew(self, worker: Worker, jobs: Sequence[Claimed]) -> Renewed:
         """Lengthen the leases of jobs that a worker has, without a word from it."""
         alive = [Alive(id=one.job.id, token=one.token, tenant=one.job.tenant, deadline=one.deadline) for one in jobs]
-        return await renew_now(self._desk, Renew(tenant=worker.tenant, worker=worker.id, jobs=alive))
+        operation = Renew(tenant=worker.tenant, worker=worker.id, jobs=alive)
+        return await renew_now(self._desk, operation, lease_of(self._desk, worker))
+
+    async def lose(self, jobs: Sequence[Claimed]) -> None:
+        """Take jobs back now: whoever had them is gone, and nobody need wait for their leases to run out."""
+        desk, tokens = self._desk, {key_of(one.job): fence(one.token) for one in jobs}
+        regime = await desk.regimes.refreshed()
+        await desk.store.touch([Touch(key.id, key.tenant, token) for key, token in tokens.items()], 0.0)
+
+        def lost(record: Record, now: datetime) -> Move | None:
+            job = record.job
+            if record.token != tokens[key_of(job)]:
+                return None
+            return lifecycle.lose(job, now, regime.settings(job.tenant, job.queue).on_lost)
+
+        await desk.settle(list(tokens), lost)
 
     async def held(self, worker: Worker) -> list[Claimed]:
         """The jobs that a worker holds, as another server has left them; without their payloads."""

@@ -49,7 +49,7 @@ from windlass.model.operations import (
     Workers,
 )
 from windlass.model.push import read_url
-from windlass.model.worker import Worker
+from windlass.model.worker import NewWorker, Worker
 from windlass.store import Done, Record, Touch, Touched, Turn, Wish
 from windlass.store.flow import BAR, KEY
 
@@ -78,19 +78,32 @@ async def register(desk: Desk, operation: Register) -> Registered:
         if known.url != operation.worker.url:
             raise Invalid("its address cannot be changed: register it anew", at="worker.url")
         desk.forget_worker(operation.id)
-    await desk.store.enlist(id, operation.tenant, operation.worker, desk.settings.lease)
+    lease = lease_of(desk, operation.worker)
+    await desk.store.enlist(id, operation.tenant, operation.worker, lease)
     await keep_caps(desk)
     desk.experience.manned(operation.worker.queues)
     if operation.worker.url is None or operation.id is not None:
-        return Registered(worker=id, lease=desk.settings.lease)
+        return Registered(worker=id, lease=lease)
     # Kept after the worker: whoever finds a secret without a worker may throw it away.
     secret = b"".join(desk.chance.token() for _ in range(4)).hex()
     await desk.shelf.put(SECRETS, id, secret.encode())
-    return Registered(worker=id, lease=desk.settings.lease, secret=secret)
+    return Registered(worker=id, lease=lease, secret=secret)
+
+
+def lease_of(desk: Desk, worker: NewWorker | None) -> float:
+    """Seconds after which a worker that says nothing is taken for lost, and its jobs with it."""
+    own = None if worker is None else worker.lease
+    return desk.settings.lease if own is None else min(own, desk.settings.lease)
 
 
 async def workers(desk: Desk, operation: Workers) -> list[Worker]:
-    return await desk.store.workers(operation.tenant)
+    """Those that serve a tenant: its own, and those of all tenants; without an address that is not its to know."""
+    tenant = operation.tenant
+    found = await desk.store.workers(EVERY_TENANT)
+    if tenant == EVERY_TENANT:
+        return found
+    serving = [worker for worker in found if worker.tenant in (EVERY_TENANT, tenant)]
+    return [worker if worker.tenant == tenant else replace(worker, url=None) for worker in serving]
 
 
 async def unregister(desk: Desk, operation: Unregister) -> None:
@@ -140,7 +153,7 @@ async def _wish(desk: Desk, operation: Claim, worker: Worker, stays: float = 0.0
     tasks = await tasks_of(desk, worker, operation.languages)
     slots = operation.slots if tasks is None or tasks else 0  # to a store, no tasks would be any
     able = worker if tasks is worker.tasks else replace(worker, tasks=tasks)
-    lease, warm = desk.settings.lease, operation.warm
+    lease, warm = lease_of(desk, worker), operation.warm
     regime = await desk.regimes.current()
     turns, in_order = turns_of(worker), regime.in_order(worker.queues)
     lasts = regime.has_never_twice(worker.queues)
@@ -186,10 +199,10 @@ async def _opening(desk: Desk, worker: Worker) -> float:
 
 
 async def begin(desk: Desk, operation: Begin) -> Applied:
-    await _known(desk, operation.worker, operation.tenant)
+    worker = await _known(desk, operation.worker, operation.tenant)
     tenants = await _tenants(desk, operation)
     touches = [_began(item, tenant) for item, tenant in zip(operation.jobs, tenants, strict=True)]
-    touched = await desk.store.touch(touches, desk.settings.lease)
+    touched = await desk.store.touch(touches, lease_of(desk, worker))
     return _applied(operation.jobs, [answer.held for answer in touched])
 
 
@@ -221,19 +234,19 @@ async def _tenants(desk: Desk, operation: Begin | Renew | Finish | Release) -> l
 
 
 async def renew(desk: Desk, operation: Renew) -> Renewed:
-    await _greet(desk, operation)
-    renewed = await renew_now(desk, operation)
+    lease = lease_of(desk, await _greet(desk, operation))
+    renewed = await renew_now(desk, operation, lease)
     if not operation.wait or renewed != NOTHING_NEW:
         return renewed
-    return await _renew_until_ordered(desk, operation)
+    return await _renew_until_ordered(desk, operation, lease)
 
 
-async def _greet(desk: Desk, operation: Renew) -> None:
+async def _greet(desk: Desk, operation: Renew) -> Worker:
     """Note that a worker lives. Where the part of the store is away that would, one that is known goes on: if it is
     forgotten meanwhile, it hears of it when that part is back.
     """
     try:
-        found = await desk.store.greet(operation.worker, operation.tenant, desk.settings.lease)
+        found = await _heard_of(desk, operation.worker, operation.tenant)
     except PartAway:
         found = desk.known_workers.get(operation.worker)
         if found is None or found.tenant != operation.tenant:
@@ -241,9 +254,19 @@ async def _greet(desk: Desk, operation: Renew) -> None:
     if found is None:
         desk.forget_worker(operation.worker)
         raise _stranger(operation.worker)
+    return found
 
 
-async def _renew_until_ordered(desk: Desk, operation: Renew) -> Renewed:
+async def _heard_of(desk: Desk, id: str, tenant: str) -> Worker | None:
+    """Note that a worker lives; null = there is none, or none any more."""
+    lease = lease_of(desk, desk.known_workers.get(id))
+    found = await desk.store.greet(id, tenant, lease)
+    if found is not None and lease_of(desk, found) < lease:  # it was not known here that it may be silent no longer
+        found = await desk.store.greet(id, tenant, lease_of(desk, found))
+    return found
+
+
+async def _renew_until_ordered(desk: Desk, operation: Renew, lease: float) -> Renewed:
     loop = asyncio.get_running_loop()
     until = loop.time() + operation.wait
     bare = replace(
@@ -252,22 +275,22 @@ async def _renew_until_ordered(desk: Desk, operation: Renew) -> Renewed:
     async with desk.store.listen([f"order/{operation.worker}"]) as listener:
         while True:
             # Looked at once more before the first wait: an order may have come before anybody listened.
-            renewed = await renew_now(desk, bare)
+            renewed = await renew_now(desk, bare, lease)
             remaining = until - loop.time()
             if renewed != NOTHING_NEW or remaining <= 0:
                 return renewed
             if await listener.wait(min(LOOK_AGAIN, remaining)):
                 # Of which job this speaks is not said: it may be one that was claimed meanwhile.
-                return await renew_now(desk, bare)
+                return await renew_now(desk, bare, lease)
 
 
-async def renew_now(desk: Desk, operation: Renew) -> Renewed:
+async def renew_now(desk: Desk, operation: Renew, lease: float) -> Renewed:
     if not operation.jobs:
         return Renewed()
     check_output(operation.jobs)
     tenants = await _tenants(desk, operation)
     touches = [_alive(item, tenant) for item, tenant in zip(operation.jobs, tenants, strict=True)]
-    touched = await desk.store.touch(touches, desk.settings.lease)
+    touched = await desk.store.touch(touches, lease)
     return Renewed(
         lost=[answer.id for answer in touched if not answer.held],
         orders=[
@@ -440,7 +463,7 @@ def _run(item: Held, tenant: str) -> Run:
 
 
 async def _known(desk: Desk, id: str, tenant: str) -> Worker:
-    worker = desk.known_workers.get(id) or await desk.store.greet(id, tenant, desk.settings.lease)
+    worker = desk.known_workers.get(id) or await _heard_of(desk, id, tenant)
     if worker is None or worker.tenant != tenant:
         raise _stranger(id)
     desk.remember(worker)

@@ -301,7 +301,7 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     created_at: datetime
     """When the store accepted it. Never changes."""
     updated_at: datetime
-    """When its state, reason or pid last changed."""
+    """When its state, reason, pid or progress last changed."""
     run_at: datetime | None = None
     """Before this it may not run: its delay, or its next re-run. Null if it never had to wait."""
     started_at: datetime | None = None

@@ -104,6 +104,9 @@ MOST_LOSSES = 10
 ORDERS = frozenset({Reason.CANCELLED, Reason.DELETED, Reason.HALTED, Reason.ABANDONED})
 """Reasons that, on a running job, mean that it has been told to stop."""
 
+HALTED = Error(type="Halted", message="halted: its place was needed for a job that waits")
+"""What is said of a job that had to give its place to another."""
+
 NEVER: dict[State | None, str] = {
     State.FAILED: "has failed",
     State.CANCELLED: "was cancelled",
@@ -211,7 +214,7 @@ def finish(job: Job, outcome: Outcome, now: datetime, chance: float) -> Move:
     if outcome.verdict is Verdict.OK:
         return _move(job, Step.SUCCEED, code=code, keep=_keep(job, job.keep_success))
     reason = outcome.reason or Reason(outcome.verdict.value)
-    error = _entry(job, outcome.error, reason, now)
+    error = _entry(job, _giving_way(job, outcome), reason, now)
     if job.reason in ORDERS:
         return _move(job, Step.STOP, reason=job.reason, code=code, error=error, keep=_keep(job, job.keep_failure))
     if reason is Reason.CRASHED:
@@ -232,6 +235,8 @@ def finish(job: Job, outcome: Outcome, now: datetime, chance: float) -> Move:
 def lose(job: Job, now: datetime, on_lost: OnLost = "retry") -> Move:
     """The lease of a running job has run out: its worker is taken for dead."""
     error = _entry(job, Error(message="its worker was not heard of for a whole lease"), Reason.LOST, now)
+    if job.reason is Reason.HALTED:
+        error = _entry(job, HALTED, Reason.HALTED, now)
     if job.reason in ORDERS:
         move = _move(job, Step.STOP, reason=job.reason, error=error, keep=_keep(job, job.keep_failure))
     elif on_lost == "requeue":
@@ -246,7 +251,8 @@ def lose(job: Job, now: datetime, on_lost: OnLost = "retry") -> Move:
 def release(job: Job, now: datetime, delay: float | None = None) -> Move:
     """A worker gives a job back; the run does not count. With a delay it comes back later (a snooze)."""
     if job.reason in ORDERS:
-        return _move(job, Step.STOP, reason=job.reason, keep=_keep(job, job.keep_failure))
+        error = _entry(job, HALTED, Reason.HALTED, now) if job.reason is Reason.HALTED else None
+        return _move(job, Step.STOP, reason=job.reason, error=error, keep=_keep(job, job.keep_failure))
     attempt = job.attempt - 1
     if not delay:
         return _move(job, Step.RELEASE, reason=Reason.RELEASED, attempt=attempt)
@@ -319,6 +325,17 @@ def _due(job: Job, delay: float | None, now: datetime, chance: float) -> datetim
 
 def _keep(job: Job, keep: float | None) -> float | None:
     return 0.0 if job.reason is Reason.DELETED else keep
+
+
+def _giving_way(job: Job, outcome: Outcome) -> Error | None:
+    """What a run says of its end, and that it was not its own fault if it had to give way."""
+    if job.reason is Reason.HALTED:
+        return HALTED
+    error = outcome.error
+    if job.reason is Reason.SHRUNK and outcome.reason is Reason.TIMEOUT and error is not None:
+        shortened = f"that was shortened to tier {job.assigned}, for a job that waits"
+        return replace(error, message=f"{error.message}: {shortened}" if error.message else shortened)
+    return error
 
 
 def _entry(job: Job, error: Error | None, reason: Reason, now: datetime) -> Error:

@@ -38,6 +38,9 @@ class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     """Languages that it cannot run, each with the reason."""
     slots: Slots = 1
     """How many jobs it runs at once."""
+    lease: Annotated[float, Meta(ge=1, le=86_400)] | None = None
+    """Seconds that it may be silent before it counts as gone and its jobs go to others; null, or more than the queue's
+    own lease = as long as that."""
     url: Annotated[str, Meta(max_length=MOST_URL)] | None = None
     """Where jobs are sent to it; null = it claims them itself. Whoever may read sees it: no secrets in it."""
     format: Literal["json", "msgpack"] = "msgpack"

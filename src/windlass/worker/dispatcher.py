@@ -56,6 +56,8 @@ class Book(Protocol):
 
     async def renew(self, worker: Worker, jobs: Sequence[Claimed]) -> Renewed: ...
 
+    async def lose(self, jobs: Sequence[Claimed]) -> None: ...
+
     async def held(self, worker: Worker) -> list[Claimed]: ...
 
 
@@ -73,7 +75,9 @@ class _Run:
 
 
 class Dispatcher:
-    """One worker's jobs. `run` until it is cancelled: then what was not taken is given back."""
+    """One worker's jobs. `run` until it is cancelled: then what was not taken is given back, and if the worker is gone
+    the rest is lost at once.
+    """
 
     def __init__(
         self, worker: Worker, service: Service, book: Book, delivery: Delivery, *, clock: Clock, chance: Chance
@@ -89,6 +93,8 @@ class Dispatcher:
         self._unknown: dict[str, float] = {}
         self._failures = 0
         self._paused_until = 0.0
+        self.gone = False
+        """Whether the worker is."""
 
     async def run(self) -> None:
         try:
@@ -100,6 +106,9 @@ class Dispatcher:
             for run in self._runs.values():
                 if not run.delivered:
                     await self._give_back(run.claimed)
+            left = [run.claimed for run in self._runs.values() if run.delivered and not run.ended.is_set()]
+            if self.gone and left:
+                await self._say(lambda: self._book.lose(left))
             await self._delivery.close()
 
     def ended(self, keys: Iterable[JobKey]) -> None:

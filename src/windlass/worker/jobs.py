@@ -318,7 +318,8 @@ class Jobs:
         """The one way out of `held`."""
         if self.held.pop(held.number, None) is None:
             return  # it was given back before it ended elsewhere
-        self._note_end(held, report)
+        given_back = held.stopping is Stop.BACK and not (isinstance(report, Finished) and report.outcome is Verdict.OK)
+        self._note_end(held, Unrun(id=held.id, token=held.token, tenant=held.tenant) if given_back else report)
         if self.telemetry is not None and isinstance(report, Finished):
             self.telemetry.note(held.job.task, self._clock.monotonic() - held.since)
         held.set_timer(None)
@@ -326,7 +327,7 @@ class Jobs:
             held.context.held.discard(held.number)
         if self.gossip is not None:
             self.gossip.forget(held)
-        if held.stopping is Stop.BACK and not (isinstance(report, Finished) and report.outcome is Verdict.OK):
+        if given_back:
             self.reports.release(Unrun(id=held.id, token=held.token, tenant=held.tenant))
         elif isinstance(report, Unrun):
             self.reports.release(report)
@@ -339,7 +340,9 @@ class Jobs:
         if not life.isEnabledFor(logging.DEBUG):
             return
         how = "given back"
-        if isinstance(report, Finished):
+        if held.stopping is Stop.LOST:
+            how = "lost"
+        elif isinstance(report, Finished):
             how = f"completed, {report.outcome} {report.code or CODES[report.outcome]}"
         life.debug("%s %s %s after %.3f s", held.id, held.job.task, how, self._clock.monotonic() - held.since)
 

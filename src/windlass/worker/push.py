@@ -154,7 +154,7 @@ class Push:
         ours = await self._turns.take_turns([worker for id, worker in alive.items() if id in new], first=True)
         ours |= await self._turns.take_turns([worker for id, worker in alive.items() if id not in new])
         for id in self._dispatchers.keys() - ours:
-            self._stop(id)
+            self._stop(id, gone=id not in alive)
         for id in ours - self._dispatchers.keys():
             self._start(group, alive[id], secrets[id])
         await self._turns.forget(secrets.keys() - alive.keys())
@@ -165,8 +165,9 @@ class Push:
         dispatcher = Dispatcher(worker, self._service, self._turns, delivery, clock=self._clock, chance=self._chance)
         self._dispatchers[worker.id] = dispatcher, group.create_task(self._watched(dispatcher))
 
-    def _stop(self, id: str) -> None:
+    def _stop(self, id: str, *, gone: bool) -> None:
         dispatcher, task = self._dispatchers.pop(id)
+        dispatcher.gone = gone
         log.info("sends no more jobs to %s", dispatcher.worker.name)
         task.cancel()
 

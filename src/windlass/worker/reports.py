@@ -252,6 +252,7 @@ def _instead_of(letter: Letter, fault: WindlassError) -> list[Letter]:
     if letter.instead is None:
         log.error("job %s: the queue does not take its report: %s", report.id, fault)
         return []
+    log.warning("%s failed: the outcome could not be kept: %s", report.id, fault)
     return [letter._replace(reports=[letter.instead(report, fault)], instead=None)]
 
 

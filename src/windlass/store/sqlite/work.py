@@ -29,6 +29,7 @@ _HELD = """
 """
 _RENEW = "UPDATE lease SET until = ?2 WHERE job IN carray(?1)"
 _SET_PROGRESS = "INSERT OR REPLACE INTO progress (job, data) VALUES {rows}"
+_SET_UPDATED = "UPDATE job SET updated_at = ?2 WHERE seq IN carray(?1)"
 _SET_PID = """
     WITH begun (seq, pid, updated_at) AS (VALUES {rows})
     UPDATE job SET pid = begun.pid, updated_at = begun.updated_at FROM begun WHERE job.seq = begun.seq
@@ -117,6 +118,8 @@ def touch(tx: Transaction, touches: Sequence[Touch], lease: float) -> list[Touch
         tx.run(_RENEW, batches.numbers(renewed), tx.now + span(lease))
     tx.run_all(_SET_PID, list(pids.values()))
     tx.run_all(_SET_PROGRESS, list(progress.values()))
+    if progress:
+        tx.run(_SET_UPDATED, batches.numbers(list(progress)), tx.now)
     return answers
 
 

@@ -36,6 +36,7 @@ while i <= #ARGV do
     push(in_(added, ':leases'), until_, id)
     if progress ~= '' then
       mark(job, PROGRESS)
+      job[UPDATED] = now
       redis.call('HSET', K .. ':progress', id, progress)
     end
     if pieces > 0 then
