@@ -278,7 +278,7 @@ class Walk(RuleBasedStateMachine):
             if isinstance(operation, Claim) and isinstance(
                 found, list
             ):  # where tenants take turns, jobs come in any order
-                found.sort(key=lambda one: one.job.id)
+                found.sort(key=lambda one: (one.job.id, one.job.tenant))
             return found
 
         return self.both(answer)
