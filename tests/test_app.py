@@ -24,6 +24,7 @@ import apsw
 import pytest
 
 import windlass
+from tests.patience import PATIENCE
 from tests.servers import Server, StartServer
 from tests.workers import STORES, MakeWorkshop, Workshop, until
 from windlass import JobFailed, RetryPolicy, Windlass, current
@@ -334,29 +335,29 @@ def test_an_unknown_job_is_missing(app: Windlass) -> None:
 def test_results_come_back_as_their_types(trade: Workshop) -> None:
     shop = trade.chores
     ada = shop.Customer(name="Ada", since=date(2020, 2, 29))
-    result = shop.bill.enqueue(ada, Decimal("1.10"), Decimal("2.20"), line="milk").result(10)
+    result = shop.bill.enqueue(ada, Decimal("1.10"), Decimal("2.20"), line="milk").result(PATIENCE)
     assert result == shop.Bill(ada, Decimal("3.30"), [("milk", 2)])
-    assert shop.abill.enqueue(ada).result(10) == [ada]
-    assert shop.abill.enqueue(None).result(10) == []
+    assert shop.abill.enqueue(ada).result(PATIENCE) == [ada]
+    assert shop.abill.enqueue(None).result(PATIENCE) == []
     job = shop.nothing.enqueue()
-    assert job.result(10) is None
+    assert job.result(PATIENCE) is None
     assert job.state is State.SUCCEEDED
     assert trade.app.job(job.id).result() is None
     once = shop.abill.using(keep_result="once").enqueue(ada)
-    assert [once.result(10), once.result(10)] == [[ada], None]
-    assert shop.abill.using(keep_result="none").enqueue(ada).result(10) is None
+    assert [once.result(PATIENCE), once.result(PATIENCE)] == [[ada], None]
+    assert shop.abill.using(keep_result="none").enqueue(ada).result(PATIENCE) is None
 
     async def in_a_loop() -> Any:
         return await (await shop.abill.aenqueue(ada)).aresult(10)
 
     assert asyncio.run(in_a_loop()) == [ada]
-    assert trade.app.job(shop.bill.enqueue(ada).id).result(10)["total"] == "0", "without its task, a plain value"
+    assert trade.app.job(shop.bill.enqueue(ada).id).result(PATIENCE)["total"] == "0", "without its task, a plain value"
 
 
 def test_a_task_knows_its_job(trade: Workshop) -> None:
     options = {"tags": ["x"], "headers": {"a": "b"}, "timeout": "10s"}
     job = trade.chores.describe.using(**options).enqueue()
-    told = job.result(10)
+    told = job.result(PATIENCE)
     assert told.pop("pid") != os.getpid()
     assert told == {
         "id": job.id,
@@ -374,34 +375,34 @@ def test_a_task_knows_its_job(trade: Workshop) -> None:
 def test_a_failure_comes_back_with_what_was_raised(trade: Workshop) -> None:
     shop = trade.chores
     with pytest.raises(JobFailed, match="failed: LookupError: lost") as failed:
-        shop.breaks.enqueue("lost").result(10)
+        shop.breaks.enqueue("lost").result(PATIENCE)
     error = failed.value.error
     assert error is not None
     assert (failed.value.state, error.type, error.message) == (State.FAILED, "LookupError", "lost")
     assert "in breaks" in error.traceback
     assert "raise LookupError(word)" in error.traceback
     with pytest.raises(JobFailed, match="never"):
-        shop.gives_up.enqueue().result(10)
+        shop.gives_up.enqueue().result(PATIENCE)
     with pytest.raises(JobFailed, match="the result cannot be kept: a object cannot be sent"):
-        shop.unspeakable.enqueue().result(10)
+        shop.unspeakable.enqueue().result(PATIENCE)
     with pytest.raises(JobFailed, match=r"the outcome could not be kept: .* bytes, at most"):
-        shop.huge.enqueue().result(10)
+        shop.huge.enqueue().result(PATIENCE)
 
 
 def test_a_payload_that_does_not_fit_fails_the_job_and_not_the_worker(trade: Workshop) -> None:
     said = trade.run("enqueue", "bill", '{"customer": 7}', "--wait", "--tenant", trade.tenant)
     assert "arguments" in said.stdout + said.stderr
-    assert trade.chores.nothing.enqueue().result(10) is None
+    assert trade.chores.nothing.enqueue().result(PATIENCE) is None
 
 
 def test_a_task_may_choose_its_own_outcome(trade: Workshop) -> None:
     shop = trade.chores
-    assert shop.again.enqueue().result(10) == 2
-    assert shop.later.enqueue(str(trade.folder / "mark")).result(10) == 1, "a snooze uses no attempt"
+    assert shop.again.enqueue().result(PATIENCE) == 2
+    assert shop.later.enqueue(str(trade.folder / "mark")).result(PATIENCE) == 1, "a snooze uses no attempt"
 
 
 def test_a_job_makes_another_with_its_success(trade: Workshop) -> None:
-    assert trade.app.job(trade.chores.spawns.enqueue().result(10)).result(10) is None
+    assert trade.app.job(trade.chores.spawns.enqueue().result(PATIENCE)).result(PATIENCE) is None
 
 
 def test_a_running_job_is_watched_and_cancelled(trade: Workshop) -> None:
@@ -417,19 +418,19 @@ def test_a_running_job_is_watched_and_cancelled(trade: Workshop) -> None:
         job.result("10ms")
     assert job.cancel()
     with pytest.raises(JobFailed, match="cancelled") as failed:
-        job.result(10)
+        job.result(PATIENCE)
     assert failed.value.state is State.CANCELLED
     assert not job.cancel()
 
 
 def test_a_finished_job_is_run_again(trade: Workshop) -> None:
     job = trade.chores.nothing.enqueue()
-    job.result(10)
+    job.result(PATIENCE)
     assert job.retry()
-    assert job.result(10) is None
+    assert job.result(PATIENCE) is None
 
     assert asyncio.run(job.aretry())
-    job.result(10)
+    job.result(PATIENCE)
 
 
 # Waiting and asking without a worker

@@ -379,7 +379,7 @@ async def meanwhile(engine: Engine, operation: Operation[Any]) -> AsyncIterator[
         waiting.cancel()
 
 
-PROMPT = 10.0
+PROMPT = 25.0
 """Seconds within which a push arrives even on a busy machine."""
 
 
@@ -664,7 +664,7 @@ async def test_a_claim_that_waits_in_vain_is_empty(engine: Engine) -> None:
     worker = await register(engine)
     started = time.monotonic()
     assert await engine(Claim(worker=worker, wait=0.2)) == []
-    assert 0.2 <= time.monotonic() - started < 0.2 + PROMPT
+    assert time.monotonic() - started >= 0.2
 
 
 async def test_of_two_waiting_workers_one_gets_the_job(engine: Engine) -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.workers import STORES, MakeWorkshop, Workshop, until
 from windlass import JobFailed
 from windlass.model.job import Reason, State
@@ -26,32 +27,32 @@ def test_a_job_waits_for_others_and_hands_its_result_on(flow: Workshop) -> None:
     first = double.using(delay=0.3).enqueue(1)
     second = double.using(after=[first, double.enqueue(5)], then=double).enqueue(10)
     assert second.state == State.BLOCKED
-    assert second.result(20) == 20
+    assert second.result(PATIENCE) == 20
     assert first.state == State.SUCCEEDED
     everything = List(tenant=app.tenant)
     until(lambda: len(app.link.ask(everything).jobs) == 4)
-    assert sorted(app.job(job.id).result(20) for job in app.link.ask(everything).jobs) == [2, 10, 20, 40]
+    assert sorted(app.job(job.id).result(PATIENCE) for job in app.link.ask(everything).jobs) == [2, 10, 20, 40]
 
 
 def test_a_job_whose_forerunner_fails_is_cancelled(flow: Workshop) -> None:
     refused = flow.app.tasks["refuse"].using(delay=0.2).enqueue(1)
     waiting = flow.app.tasks["double"].using(after=[refused]).enqueue(2)
     with pytest.raises(JobFailed, match=refused.id):
-        waiting.result(20)
+        waiting.result(PATIENCE)
     assert (waiting.state, waiting.refresh().reason) == (State.CANCELLED, Reason.DEPENDENCY)
 
 
 def test_a_job_is_spawned_with_the_success_of_another(flow: Workshop) -> None:
-    child = flow.app.tasks["begin"].enqueue(21).result(20)
-    assert flow.app.job(child).result(20) == 42
+    child = flow.app.tasks["begin"].enqueue(21).result(PATIENCE)
+    assert flow.app.job(child).result(PATIENCE) == 42
 
 
 def test_what_a_failed_run_spawned_is_not_queued_and_a_second_run_spawns_the_same_job(flow: Workshop) -> None:
-    child = flow.app.tasks["begin_twice"].enqueue(21).result(20)
-    assert flow.app.job(child).result(20) == 42
+    child = flow.app.tasks["begin_twice"].enqueue(21).result(PATIENCE)
+    assert flow.app.job(child).result(PATIENCE) == 42
     assert flow.app.link.ask(Count(tenant=flow.app.tenant)).count == 2
 
 
 def test_files_come_with_the_job(flow: Workshop) -> None:
     files = {"a.txt": b"12345", "b.bin": bytes(100_000)}
-    assert flow.app.tasks["weigh"].using(files=files).enqueue().result(20) == {"a.txt": 5, "b.bin": 100_000}
+    assert flow.app.tasks["weigh"].using(files=files).enqueue().result(PATIENCE) == {"a.txt": 5, "b.bin": 100_000}

@@ -1,7 +1,5 @@
 """What uploaded functions may take of the machine: each bound ends a job with its own reason, and no other job."""
 
-import time
-
 import pytest
 
 from tests.uploaded import LANGUAGES, bench, handler
@@ -19,13 +17,11 @@ BUSY = {
 @pytest.mark.parametrize("lang", LANGUAGES)
 async def test_a_busy_loop_is_ended_by_its_processor_time_and_the_next_job_runs(lang: str) -> None:
     async with bench() as shop:
-        began = time.monotonic()
         heard = await shop.run(handler(lang, BUSY[lang], cpu=0.5), b"bad", b"good", timeout=600.0)
         outcome = heard.outcomes["0000"]
         assert (outcome.code, outcome.reason, outcome.type) == (500, Reason.TIMEOUT, "Timeout")
         assert outcome.message == "took more than 0.5 s of processor time"
         assert heard.outcomes["0001"].code == 200
-        assert time.monotonic() - began < 50
 
 
 async def test_an_operator_bounds_what_a_handler_may_ask_for() -> None:

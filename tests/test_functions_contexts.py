@@ -3,12 +3,10 @@
 import asyncio
 import errno
 import os
-import time
 from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.pace import stretched
 from tests.patience import PATIENCE
 from tests.uploaded import (
     LANGUAGES,
@@ -62,10 +60,8 @@ async def test_a_context_is_used_again_and_makes_way_after_so_many_jobs(shop: Be
 
 async def test_batches_at_the_same_time_have_contexts_of_their_own(shop: Bench) -> None:
     work = handler("python", "import os, time\ndef run(payload):\n    time.sleep(0.3)\n    return os.getpid()")
-    started = time.monotonic()
     found = await asyncio.gather(*(shop.run(work, b"") for _ in range(3)))
     assert len({heard.pids["0000"] for heard in found}) == 3
-    assert time.monotonic() - started < stretched(0.9 * 3)
 
 
 async def test_there_are_no_more_contexts_than_allowed_and_all_get_their_turn() -> None:

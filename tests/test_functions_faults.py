@@ -6,14 +6,12 @@ import os
 import re
 import signal
 import sys
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.pace import stretched
 from tests.patience import PATIENCE
 from tests.uploaded import (
     LANGUAGES,
@@ -105,7 +103,6 @@ HANGS = {
 @EVERY
 async def test_a_job_that_runs_too_long_ends_with_everything_it_has_started(shop: Bench, lang: str) -> None:
     heard = Heard()
-    started = time.monotonic()
     batch = jobs(b"", timeout=1.5)
     running = asyncio.create_task(shop.functions.run(handler(lang, HANGS[lang]), batch, heard))
     async with asyncio.timeout(PATIENCE):
@@ -115,7 +112,6 @@ async def test_a_job_that_runs_too_long_ends_with_everything_it_has_started(shop
     daemon = int(pids[0])
     assert alive(daemon)
     await running
-    assert time.monotonic() - started < 1.5 + stretched(2)
     outcome = heard.one
     assert (outcome.code, outcome.reason) == (500, Reason.TIMEOUT)
     assert outcome.message == "ran longer than its timeout of 1.5 s"

@@ -10,7 +10,6 @@ import os
 import re
 import socket
 import subprocess
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -21,7 +20,6 @@ import httpx2
 import psutil
 import pytest
 
-from tests.pace import stretched
 from tests.patience import PATIENCE
 from tests.ports import free_port
 from tests.servers import Server
@@ -161,10 +159,8 @@ def test_jobs_that_came_before_their_handler_run_once_it_is_set(site: Site) -> N
     (done,) = site.feed("other", "y")
     assert site.ended(done)["result"] == "y"
     assert site.job(waits)["state"] == "queued"
-    began = time.monotonic()
     site.upload("late", GATHER)
     assert site.ended(waits)["result"] == "x"
-    assert time.monotonic() - began < stretched(5)
 
 
 def test_the_newest_version_runs(site: Site) -> None:
@@ -273,10 +269,8 @@ def test_a_cancelled_function_is_stopped_at_once_and_its_neighbours_run(site: Si
     (nap,) = site.feed("nap", "long")
     others = site.feed("nap", *map(str, range(30)))
     pid = until(lambda: site.job(nap).get("pid"))
-    began = time.monotonic()
     site.ask("POST", f"/jobs/{nap}/cancel", json={})
     assert site.ended(nap)["state"] == "cancelled"
-    assert time.monotonic() - began < stretched(3)
     until(lambda: not psutil.pid_exists(pid))
     assert [site.ended(id)["result"] for id in others] == [str(number) for number in range(30)]
 

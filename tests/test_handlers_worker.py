@@ -137,7 +137,7 @@ def test_a_worker_runs_the_tasks_of_its_app_and_what_has_a_handler(workshop: Wor
 def test_code_that_was_sent_in_cannot_take_the_place_of_a_task(workshop: Workshop, bench: Bench) -> None:
     bench.upload("add", "def run(payload):\n    return 'forged'\n")
     workshop.start()
-    assert workshop.chores.add.enqueue(1, 2).result(20) == 3
+    assert workshop.chores.add.enqueue(1, 2).result(PATIENCE) == 3
 
 
 @ON_A_FILE
@@ -160,7 +160,7 @@ def test_a_function_outlives_the_process_that_forks_the_contexts_of_the_app(work
     (zygote,) = guardian.children()
     zygote.kill()
     worker.hear("starting it again")
-    assert workshop.chores.add.enqueue(1, 2).result(20) == 3
+    assert workshop.chores.add.enqueue(1, 2).result(PATIENCE) == 3
     job = bench.ended(id)
     assert (job.state, job.attempt, job.errors) == (State.SUCCEEDED, 1, [])
 
@@ -193,7 +193,7 @@ def test_a_server_keeps_the_tasks_of_its_app_for_the_app(
     bench.upload("echo")
     with process(tmp_path, "--app", "chores:app", "--allow-upload", store=workshop.store) as served:
         jobs = [workshop.chores.add.enqueue(n, n) for n in range(20)]
-        assert [job.result(20) for job in jobs] == [2 * n for n in range(20)]
+        assert [job.result(PATIENCE) for job in jobs] == [2 * n for n in range(20)]
         assert bench.result(bench.feed("echo", "x")[0]) == "x"
         refused = httpx2.put(
             f"{served.address}/v1/{workshop.tenant}/handlers/add",

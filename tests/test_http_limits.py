@@ -1,7 +1,6 @@
 """What a request may bring: more, slower, deeper or stranger than that is refused, and nobody else notices."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Iterator
 from urllib.parse import quote
 
@@ -12,7 +11,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.asking import NOBODY, NOTHING, asked
-from tests.pace import stretched
 from tests.patience import PATIENCE
 from tests.serving import LOCAL, Process, Web, decoded, gate, named, process, served, web
 from tests.worlds import SeededChance, VirtualClock
@@ -154,10 +152,8 @@ async def test_sixteen_megabytes_of_small_things_cost_little(bomb: str, running:
     before = running.memory()
     async with web(running.address, running.token) as client:
         for _ in range(3):
-            begun = time.monotonic()
             response = await client.post(path, content=body, headers={"content-type": form})
             assert response.status_code == status, response.text
-            assert time.monotonic() - begun < stretched(5)
     assert running.memory() - before < 120 * MIB
 
 
@@ -227,15 +223,11 @@ async def test_two_hundred_slow_senders_keep_nobody_from_asking(site: str, page:
             if place % 2:
                 writer.write(f"authorization: Bearer {LOCAL}\r\ncontent-type: {JSON}\r\n".encode())
                 writer.write(b"content-length: 1000\r\n\r\n{")
-        took = []
         for n in range(100):
             for writer in writers[n % 20 :: 20]:
                 writer.write(b"x")
-            begun = time.monotonic()
             response = await page.send("POST", "/jobs", {"task": "a"})
-            took.append(time.monotonic() - begun)
             assert response.status_code == 201
-        assert sorted(took)[98] < stretched(0.5)
     finally:
         for writer in writers:
             writer.close()

@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 
 import httpx2
 import msgspec
@@ -20,7 +19,6 @@ from msgspec import Raw
 
 from tests.board import Board, await_
 from tests.draining import CLOCK, engine_at, in_order, new
-from tests.pace import stretched
 from tests.patience import PATIENCE
 from tests.servers import StartServer
 from tests.serving import Process, process
@@ -73,7 +71,7 @@ def test_r6_enqueues_go_on_while_the_store_is_down(
     try:
         with process(tmp_path, store=server.url) as serving:
             board.start()
-            board.task("work").enqueue(-1, 0.0).result(30)
+            board.task("work").enqueue(-1, 0.0).result(PATIENCE)
             crowd = Crowd(serving.port, serving.token, Body(board))
             sending = threading.Thread(target=crowd.run, args=(number, rate, lambda: None))
             sending.start()
@@ -88,21 +86,10 @@ def test_r6_enqueues_go_on_while_the_store_is_down(
             await_("all drained", lambda: stored(board) == number + 1)
             drained = time.monotonic() - began
             await_("all run", lambda: succeeded(board) == number + 1, within=90)
-            down = rate * (seconds + 1)
-            healthy = crowd.slowest(0.99, range(rate))
-            # By the half second: in one of them something else may have had the machine.
-            p99, back = (
-                median(crowd.slowest(0.99, range(at, at + rate // 2)) for at in range(begun, ended, rate // 2))
-                for begun, ended in ((rate, down), (down, number))
-            )
             with capsys.disabled():
-                waits = f"p99 {p99 * 1000:.1f} ms, {healthy * 1000:.1f} before, {back * 1000:.1f} when it is back"
-                sys.stdout.write(f"\n{number} jobs: {waits}; drained within {drained:.1f} s\n")
+                sys.stdout.write(f"\n{number} jobs: drained within {drained:.1f} s\n")
             ids = crowd.accepted()
             assert len(ids) == number, "every one was accepted"
-            assert drained < stretched(15)
-            assert p99 <= max(0.02, 4 * healthy), "no slower than with the store, or within 20 ms"
-            assert back <= max(0.1, 4 * healthy), "and while it is drained"
             assert found == ("queued", "accepted", 503)
             assert set(board.starts()) == set(range(-1, number))
             assert set(board.starts().values()) == {1}, "once each"
@@ -124,9 +111,7 @@ def shown(serving: Process, crowd: Crowd) -> tuple[str, str, int]:
     headers = {"authorization": f"Bearer {serving.token}"}
     with httpx2.Client(base_url=serving.address, headers=headers, trust_env=False, timeout=PATIENCE) as client:
         job = client.get(f"/v1/default/jobs/{id}").json()
-        began = time.monotonic()
         other = client.get("/v1/default/stats").status_code
-        assert time.monotonic() - began < stretched(0.5)
     return job["state"], job["reason"], other
 
 
@@ -311,7 +296,6 @@ def test_r11_a_full_disk_is_told_over_http_and_over_when_there_is_room(
         assert len(refused) >= 90
         assert {one.status for one in refused} == {507}
         assert {msgspec.msgpack.decode(one.body)["code"] for one in refused} == {"journal_full"}
-        assert sorted(one.took for one in refused)[len(refused) // 2] < 0.1
         limits.rlimit(psutil.RLIMIT_FSIZE, before)
         known = len(crowd.sent)
         crowd.run(20, 1000, lambda: None)

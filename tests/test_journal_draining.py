@@ -23,7 +23,7 @@ from tests.draining import (
 )
 from tests.engines import packed
 from tests.journals import draft, number_of
-from tests.pace import stretched
+from tests.patience import PATIENCE
 from tests.servers import NewPrefix, Server, StartServer
 from tests.wires import Wire
 from windlass import Windlass
@@ -219,10 +219,8 @@ async def test_new_jobs_are_accepted_and_everything_else_is_refused_at_once(
         with pytest.raises(Unavailable):
             await service(Show(tenant="other", id=one.id))
         for operation in (GetStats(), GetQuota(), List(), Show(id=before.id), Claim(worker="w")):
-            began = CLOCK.monotonic()
             with pytest.raises(Unavailable):
                 await service(operation)
-            assert CLOCK.monotonic() - began < stretched(0.05)
         server.start()
         await up(service)
         assert (await service(Show(id=one.id))).reason is None
@@ -238,12 +236,11 @@ async def test_a_store_that_hangs_is_taken_for_down(
             await service(Count())
             wire.cut()
             await down(service)
-            for number in range(1, 20):
-                began = CLOCK.monotonic()
-                assert (await service(Enqueue(job=new(number)))).reason is Reason.ACCEPTED
-                with pytest.raises(Unavailable):
-                    await service(Count())
-                assert CLOCK.monotonic() - began < stretched(1.0)
+            async with asyncio.timeout(PATIENCE):  # nobody waits as long as a store may take to answer: 19 times 5 s
+                for number in range(1, 20):
+                    assert (await service(Enqueue(job=new(number)))).reason is Reason.ACCEPTED
+                    with pytest.raises(Unavailable):
+                        await service(Count())
             wire.mend()
             await up(service)
             assert await in_order(service) == list(range(20))

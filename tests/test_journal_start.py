@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,6 @@ from msgspec import Raw
 from tests.board import Board, await_
 from tests.draining import CLOCK, in_order, journaled_at, new, until, up
 from tests.journals import draft, filled
-from tests.pace import stretched
 from tests.patience import PATIENCE
 from tests.servers import Server, StartServer
 from tests.serving import Process
@@ -73,12 +71,10 @@ def test_a_server_starts_without_its_store_and_works_when_it_comes(tmp_path: Pat
             assert {job["reason"] for job in jobs} == {"accepted"}
             shown = client.get(f"/v1/default/jobs/{jobs[0]['id']}").json()
             assert (shown["state"], shown["reason"]) == ("queued", "accepted")
-            began = time.monotonic()
             for path_ in ("/readyz", "/v1/default/stats", "/v1/default/jobs", "/metrics"):
                 told = client.get(path_)
                 assert (told.status_code, path_) == (503, path_)
                 assert "Connect" in told.text or "refused" in told.text, "it says why"
-            assert time.monotonic() - began < stretched(1.0), "at once"
             assert status(client, "/healthz") == 200
             assert not board.starts()
             away.start()

@@ -60,7 +60,7 @@ async def test_a_look_that_takes_long_holds_up_only_who_came_with_it(oracle: Ora
     assert loop.time() - began >= 0.2
     began = loop.time()
     assert [await lately.known() for _ in range(100)] == [1] * 100
-    assert loop.time() - began < 0.2, "nobody waits for what is late"
+    assert loop.time() - began < 100 * 0.2 / 2, "nobody waits for what is late"
     oracle.may_answer.set()
     await oracle.answered.wait()
     assert await lately.known() == 2

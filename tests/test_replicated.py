@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,7 +13,6 @@ import pytest
 from tests.board import await_
 from tests.draining import CLOCK, in_order, new
 from tests.engines import packed
-from tests.pace import stretched
 from tests.patience import PATIENCE
 from tests.servers import Kind, Server, StartServer
 from tests.serving import process
@@ -137,10 +135,8 @@ async def test_whoever_hears_that_it_was_not_replicated_may_send_it_again(pair: 
         await service(Enqueue(job=new(0)))
         pair.line.cut()
         for _ in range(2):  # a job that is there already must not count as replicated for that
-            began = CLOCK.monotonic()
             with pytest.raises(NotReplicated, match=rf"job {id} .* is accepted, but 0 of 1 replicas said within 1 s"):
                 await service(Enqueue(job=new(1, id=id)))
-            assert CLOCK.monotonic() - began < WITHIN + stretched(1.5)
             assert (await service(Show(id=id))).state is State.QUEUED
     async with asked(pair, tmp_path, way) as service:
         with pytest.raises(NotReplicated, match="0 of 1 replicas"):  # not even over a new connection
@@ -229,9 +225,7 @@ def test_over_http(redis_pair: Pair, tmp_path: Path) -> None:
             jobs = "/v1/default/jobs"
             assert client.post(jobs, json={"task": "a"}).status_code == 201
             redis_pair.line.cut()
-            began = time.monotonic()
             told = client.post(jobs, json={"task": "a", "id": (id := own_id())})
-            assert time.monotonic() - began < stretched(4)
             assert (told.status_code, told.json()["code"]) == (503, "not_replicated")
             assert id in told.json()["detail"]
             assert client.get(f"{jobs}/{id}").json()["state"] == "queued"

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import socket
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.pace import stretched
 from tests.patience import PATIENCE
 from tests.servers import Server
 from tests.uploaded import Bench, Heard, bench, handler, jobs, let_others_in, results, there, until_gone
@@ -287,10 +285,8 @@ def run(p):
         running = asyncio.create_task(cell.functions.run(bomb, jobs(b"", timeout=2.0), heard))
         await heard.until("0000", b"full")
         assert 10 < _processes(name) < 80
-        started = time.monotonic()
         await asyncio.wait_for(running, PATIENCE)
         assert heard.one.reason is Reason.TIMEOUT
-        assert time.monotonic() - started < stretched(5)
         async with asyncio.timeout(PATIENCE):
             while _processes(name):  # noqa: ASYNC110 - nobody gives a sign
                 await asyncio.sleep(0.05)

@@ -138,7 +138,7 @@ def test_jobs_of_many_threads_and_coroutines_find_their_results(app: Windlass) -
 
     with app.testing.inline():
         with ThreadPoolExecutor(4) as threads:
-            assert list(threads.map(lambda number: echo.enqueue(number).result(10), range(20))) == [*range(20)]
+            assert list(threads.map(lambda number: echo.enqueue(number).result(PATIENCE), range(20))) == [*range(20)]
         assert asyncio.run(at_once()) == [*range(20)]
 
 

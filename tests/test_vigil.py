@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.board import Board, await_
+from tests.patience import PATIENCE
 from tests.servers import Server, StartServer
 from windlass.engine.vigil import AWAY, SETTLE, Vigil
 from windlass.system import SystemClock
@@ -107,8 +108,8 @@ def test_a_job_whose_lease_ran_out_while_the_store_was_away_goes_on(
         waited = await_("the dead worker's job runs again", lambda: board.starts()[2] == 2)
         assert waited < LEASE, "soon"
         (board.folder / "go").touch()
-        assert lost.result(20) == 2
-        assert kept.result(20) == 1
+        assert lost.result(PATIENCE) == 2
+        assert kept.result(PATIENCE) == 1
         assert board.starts()[1] == board.ends()[1] == 1
     finally:
         board.close()

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.servers import Server
 from tests.workers import STORES, MakeWorkshop, StoreKind, Workshop
 from windlass.model.job import Reason, State
@@ -80,7 +81,7 @@ def test_a_task_that_the_app_does_not_have_is_left_to_others(make_workshop: Make
 def test_what_an_app_prints_is_printed_once(make_workshop: MakeWorkshop) -> None:
     workshop = make_workshop(f"import sys\nsys.stdout.write('hello from the app')\n{GOOD}")
     worker = workshop.start("--contexts", "4", PYTHONUNBUFFERED="")
-    assert [job.result(5) for job in workshop.chores.add.map([(1, 1)] * 20)] == [2] * 20
+    assert [job.result(PATIENCE) for job in workshop.chores.add.map([(1, 1)] * 20)] == [2] * 20
     assert worker.stop() == 0
     assert worker.said.count("hello from the app") == 1
 
@@ -105,10 +106,10 @@ def test_an_app_may_queue_jobs_while_it_is_imported(
 ) -> None:
     workshop = make_workshop(GOOD + EAGER, store=redis_server.url if kind == "redis" else "")
     worker = workshop.start("--contexts", "2")
-    made = [workshop.app.job(workshop.chores.more.enqueue().result(5)) for _ in range(20)]
-    assert [job.result(5) for job in made] == [5] * 20
-    assert workshop.chores.add.using(key="first").enqueue(1, 1).result(5) == 2
-    assert workshop.chores.add.using(key="second").enqueue(1, 2).result(5) == 3
+    made = [workshop.app.job(workshop.chores.more.enqueue().result(PATIENCE)) for _ in range(20)]
+    assert [job.result(PATIENCE) for job in made] == [5] * 20
+    assert workshop.chores.add.using(key="first").enqueue(1, 1).result(PATIENCE) == 2
+    assert workshop.chores.add.using(key="second").enqueue(1, 2).result(PATIENCE) == 3
     assert worker.stop() == 0
 
 

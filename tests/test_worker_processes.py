@@ -30,7 +30,7 @@ def zombies(worker: Worker) -> list[psutil.Process]:
 def test_contexts_are_replaced_after_so_many_jobs(workshop: Workshop) -> None:
     workshop.start("-c", "4", "--contexts", "1", "--context-max-jobs", "10")
     jobs = workshop.chores.add.map([(number, 1) for number in range(100)])
-    assert [job.result(10) for job in jobs] == list(range(1, 101))
+    assert [job.result(PATIENCE) for job in jobs] == list(range(1, 101))
     pids = [line.split()[1] for line in workshop.notes("add")]
     assert len(pids) == 100
     assert 5 <= len(set(pids)) <= 11
@@ -43,8 +43,8 @@ def test_contexts_are_replaced_when_they_are_old_or_fat(workshop: Workshop, boun
     workshop.start("-c", "4", "--contexts", "1", *bound)
     long = chores.stay.enqueue("long")
     workshop.noted("start")
-    first = chores.swell.enqueue(size).result(10)
-    until(lambda: chores.swell.enqueue(1).result(10) != first)
+    first = chores.swell.enqueue(size).result(PATIENCE)
+    until(lambda: chores.swell.enqueue(1).result(PATIENCE) != first)
     (workshop.folder / "let go").touch()
     record = workshop.ended(long)
     assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
@@ -56,11 +56,11 @@ def test_only_the_process_that_was_given_a_job_tells_how_it_ended(workshop: Work
     task = getattr(workshop.chores, kind)
     worker = workshop.start("-c", "4", "--contexts", "1")
     for _ in range(5):
-        assert task.enqueue("returns").result(10) == "parent of one that ended with 0"
+        assert task.enqueue("returns").result(PATIENCE) == "parent of one that ended with 0"
     raised = task.enqueue("raises")
-    assert raised.result(10) == "parent of one that ended with 1"
-    assert task.enqueue("leaves").result(10) == "parent of one that ended with 7"
-    assert workshop.chores.add.enqueue(1, 2).result(10) == 3
+    assert raised.result(PATIENCE) == "parent of one that ended with 1"
+    assert task.enqueue("leaves").result(PATIENCE) == "parent of one that ended with 7"
+    assert workshop.chores.add.enqueue(1, 2).result(PATIENCE) == 3
     until(lambda: len(workshop.processes()) == 4)
     if kind != "alone_child":  # what that prints is kept with the job
         assert "ValueError: the child" in worker.said
@@ -130,7 +130,7 @@ def test_a_worker_recovers_when_the_process_that_forks_is_killed(workshop: Works
     zygote_of(worker).kill()
     meanwhile = [chores.add.enqueue(number, 1) for number in range(20)]
     meanwhile += [chores.alone_add.enqueue(number, 1) for number in range(20, 24)]
-    assert [job.result(10) for job in meanwhile] == list(range(1, 25))
+    assert [job.result(PATIENCE) for job in meanwhile] == list(range(1, 25))
     until(lambda: not Path(f"/proc/{offspring}").exists())
     for job in (alone, shared):
         record = workshop.ended(job)
@@ -147,8 +147,8 @@ def test_hundreds_of_isolated_jobs_leave_nothing_behind(workshop: Workshop) -> N
 
     def run(number: int) -> None:
         for job in chores.alone_add.map([(1, 1)] * number):
-            assert job.result(30) == 2
-        chores.alone_parent.enqueue(0).result(10)
+            assert job.result(PATIENCE) == 2
+        chores.alone_parent.enqueue(0).result(PATIENCE)
 
     run(20)
     until(lambda: len(workshop.processes()) == 4)

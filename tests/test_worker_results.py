@@ -4,6 +4,7 @@ import time
 
 from msgspec import UNSET, Raw
 
+from tests.patience import PATIENCE
 from tests.workers import Workshop
 from windlass.model.operations import GetResult
 
@@ -13,6 +14,6 @@ def test_a_task_that_returns_none_leaves_nothing_to_keep(workshop: Workshop) -> 
     workshop.start()
     silent = [task.enqueue(time.time_ns()) for task in (chores.stamp, chores.co_stamp)]
     telling = chores.add.enqueue(1, 2)
-    assert [job.result(10) for job in (*silent, telling)] == [None, None, 3]
+    assert [job.result(PATIENCE) for job in (*silent, telling)] == [None, None, 3]
     kept = [app.link.ask(GetResult(tenant=app.tenant, id=job.id)).result for job in (*silent, telling)]
     assert kept == [UNSET, UNSET, Raw(b"\x03")]

@@ -4,6 +4,7 @@ import socket
 
 import pytest
 
+from tests.patience import PATIENCE
 from tests.workers import Workshop
 from windlass.model.job import NewJob, State
 from windlass.model.lifecycle import Verdict
@@ -35,7 +36,7 @@ def test_whatever_a_task_raises_its_job_ends_with_an_error(workshop: Workshop, n
         assert job.state is State.FAILED
         assert job.error is not None
         assert (job.error.type, job.error.message) == (kind, message), what
-    assert beside.result(10) == 3
+    assert beside.result(PATIENCE) == 3
 
 
 @pytest.mark.parametrize("name", ["blurt", "co_blurt", "alone_blurt"])

@@ -1,7 +1,6 @@
 """A worker that is started before its store or its server: it waits, says so, and begins when they are there."""
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -40,10 +39,8 @@ def test_a_worker_that_waits_for_its_store_can_be_stopped(server: Server, make_w
     server.stop()
     worker = shop.start_raw()
     worker.hear("waits for the store")
-    begun = time.monotonic()
     worker.send(signal.SIGTERM)
     assert worker.ended() == 0
-    assert time.monotonic() - begun < AT_ONCE
 
 
 def refused(worker: Worker) -> str:
