@@ -1,4 +1,4 @@
-"""`./dev bench waits`: how long those who enqueue wait while something is wrong, as ratios to what they wait when all is well.
+"""`./dev bench waits`: how long those who enqueue wait while something is wrong, as ratios to when all is well.
 
 Journal: a store that is there, that is killed, and that is back and has to take what came meanwhile, round after round.
 Followers: nobody follows, then hundreds do, of whom some never read, round after round. What is compared lies seconds
