@@ -171,6 +171,8 @@ def test_without_users_of_its_own_the_kernel_still_keeps_code_from_its_neighbour
         os.chown(own, user, -1)
     python = find("python", {}, as_another=True)
     assert isinstance(python, Interpreter)
+    program = shutil.copy(KEEPER, tmp_path)  # ours may lie where only its owner can read it
+    Path(program).chmod(0o644)
     wires = os.pipe()
     ask = plans.Ask(python, str(folder), None, 256 << 20, 1 << 30, False, wires)
     plan = msgspec.structs.replace(
@@ -179,7 +181,7 @@ def test_without_users_of_its_own_the_kernel_still_keeps_code_from_its_neighbour
     ours, theirs = socket.socketpair()
     with ours, theirs:
         keeper = subprocess.Popen(
-            [python.path, "-I", "-S", KEEPER],
+            [python.path, "-I", "-S", program],
             stdin=theirs.fileno(), stdout=subprocess.PIPE, pass_fds=wires, user=user, env={}, cwd="/",
         )  # fmt: skip
         ours.sendall(msgspec.json.encode(plan) + b"\n")
