@@ -35,7 +35,7 @@ from windlass.model.job import (
     State,
     Terms,
 )
-from windlass.model.lifecycle import GONE, Move, Step
+from windlass.model.lifecycle import GONE, Move, Step, Verdict
 from windlass.model.names import EVERY_TENANT, JobKey, OfTenant, key_of
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker
@@ -62,6 +62,7 @@ from windlass.store import (
     end_topic,
     shuffled,
 )
+from windlass.store.beside import Ran
 from windlass.store.flow import Regroup, Rules, StaleRules, Usage, Waiting
 from windlass.store.mailbox import Posted, Reader
 
@@ -181,6 +182,7 @@ class ModelStore:
         self._ripe: dict[JobKey, tuple[int, State | None]] = {}
         self._marks = itertools.count(1)
         self._bounds = Bounds()
+        self._outcomes: Counter[tuple[str, str, str, Verdict]] = Counter()
         self._open: set[Lane] = set()
 
     # Jobs come, are claimed, and end
@@ -316,6 +318,7 @@ class ModelStore:
         entry = self._held(done, done.token)
         if entry is None:
             return False
+        self._count(entry.job, Verdict.OK)
         keep = 0 if entry.job.reason is Reason.DELETED else entry.job.keep_success
         if done.result is not None and entry.job.keep_result != "none":
             entry.result = Kept(done.result, done.content_type)
@@ -336,6 +339,7 @@ class ModelStore:
         entry = self._jobs.get(key_of(move))
         if entry is None or not self._allows(entry, move, now):
             return False
+        self._count(entry.job, move.outcome)
         if move.unattended is not None:
             entry.abandon_at = later(now, move.unattended)
         if move.step is Step.ATTEND:
@@ -449,6 +453,14 @@ class ModelStore:
         page = found[:limit]
         following = write_cursor(place(page[-1])) if len(found) > limit else None
         return Slice([entry.record() for entry in page], following)
+
+    async def outcomes(self, tenant: str) -> list[Ran]:
+        whose = ((names, count) for names, count in self._outcomes.items() if tenant in (EVERY_TENANT, names[0]))
+        return [Ran(*names, count) for names, count in sorted(whose)]
+
+    def _count(self, job: Job, outcome: Verdict | None) -> None:
+        if outcome is not None:
+            self._outcomes[job.tenant, job.queue, job.task, outcome] += 1
 
     async def tally(self, tenant: str) -> list[Tally]:
         jobs = (entry.job for entry in self._jobs.values() if tenant in (EVERY_TENANT, entry.job.tenant))

@@ -368,6 +368,7 @@ class Walk(RuleBasedStateMachine):
 
         self.ask(Show(tenant=tenant, id=id, payload=True))
         self.ask(GetResult(tenant=tenant, id=id))
+        self.ask(GetStats(tenant=tenant))
         self.ask(GetOutput(tenant=tenant, id=id, after=limit, limit=limit))
         found = self.both(ids)
         counted = self.ask(Count(tenant=tenant, match=match))

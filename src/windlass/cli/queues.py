@@ -1,7 +1,7 @@
 """`windlass queues ls|show`: how many jobs wait where, and who takes them. Pauses and settings: `queue_settings`."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated
 
 from cyclopts import App, Parameter
@@ -17,6 +17,7 @@ from windlass.model.errors import Missing
 from windlass.model.estimate import Estimate, QueueEstimate
 from windlass.model.handler import Language
 from windlass.model.job import State
+from windlass.model.lifecycle import Verdict
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import GetQueue, GetQueueEstimate, GetStats, Queues, QueueStats, Workers
 from windlass.model.operations import QueueCard as QueueRecord
@@ -35,23 +36,35 @@ class QueueLine(Struct, frozen=True, kw_only=True):
     tenant: str
     queue: str
     states: dict[State, int]
+    outcomes: dict[Verdict, int] = {}
+    """How many runs ended so."""
     workers: int
     """How many workers take jobs from it."""
 
 
 def lines(stats: Sequence[QueueStats], workers: Sequence[Worker]) -> list[QueueLine]:
     counts: dict[tuple[str, str], Counter[State]] = {}
+    ended: dict[tuple[str, str], Counter[Verdict]] = {}
     for line in stats:
         counts.setdefault((line.tenant, line.queue), Counter()).update(line.states)
+        ended.setdefault((line.tenant, line.queue), Counter()).update(line.outcomes)
     return [
         QueueLine(
             tenant=tenant,
             queue=queue,
             states={state: count[state] for state in State if count[state]},
+            outcomes=dict(ended[tenant, queue]),
             workers=sum(serves(worker, tenant, queue) for worker in workers),
         )
         for (tenant, queue), count in sorted(counts.items())
     ]
+
+
+def runs(outcomes: Mapping[Verdict, int]) -> Text:
+    """How runs ended, in words."""
+    return Text(
+        ", ".join(f"{outcomes[verdict]:,} {verdict}" for verdict in Verdict if outcomes.get(verdict)), style="dim"
+    )
 
 
 def serves(worker: Worker, tenant: str, queue: str) -> bool:
@@ -74,7 +87,8 @@ def runs(worker: Worker, lang: Language) -> bool:
 async def ls(*, place: Place = HERE) -> None:
     """List queues, with how many jobs are in each state."""
     async with opened(place) as to:
-        found = lines((await to(GetStats())).queues, await to(Workers()))
+        all_of_them = lines((await to(GetStats())).queues, await to(Workers()))
+        found = [line for line in all_of_them if line.states]
         paused = [one for one in await to(Queues()) if one.paused]
     if place.json:
         saying.write_json(found)
@@ -150,9 +164,9 @@ async def show(queue: Annotated[str, Parameter(name="QUEUE", help="Its name.")],
     saying.paper().print(describe(settings), soft_wrap=True)
     saying.paper().print(newcomers_wait(waits), soft_wrap=True)
     states = occurring(line.states for line in tasks)
-    made = saying.Table("task", *states, right=tuple(states))
+    made = saying.Table("task", *states, "runs", right=tuple(states))
     for line in tasks:
-        made.add(line.task, *numbers(line.states, states))
+        made.add(line.task, *numbers(line.states, states), runs(line.outcomes))
     saying.paper().print(made)
     if workers:
         saying.paper().print()

@@ -22,7 +22,7 @@ from rich.text import Text
 from windlass.cli import following, saying
 from windlass.cli.card import wait
 from windlass.cli.place import HERE, Place, Queue, opened
-from windlass.cli.queues import QueueLine, lines, numbers, occurring
+from windlass.cli.queues import QueueLine, lines, numbers, occurring, runs
 from windlass.cli.workers import table_of
 from windlass.model import duration
 from windlass.model.errors import Invalid
@@ -189,13 +189,13 @@ def _queues(before: Snapshot | None, now: Snapshot) -> list[RenderableType]:
         return [Text("no jobs", style="dim")]
     states = occurring(line.states for line in now.queues)
     columns = ("in/s", "done/s", *states)
-    made = saying.Table("queue", *columns, "wait", right=columns)
+    made = saying.Table("queue", *columns, "runs", "wait", right=columns)
     several = len({line.tenant for line in now.queues}) > 1
     for line in now.queues[:MOST_QUEUES]:
         shown = name(line) if several else line.queue
         waits = now.waits.get(name(line), QueueEstimate())
         said = Text(wait(Estimate(seconds=waits.seconds, why=waits.why)), style="dim")
-        made.add(shown, *_speeds(before, now, line), *numbers(line.states, states), said)
+        made.add(shown, *_speeds(before, now, line), *numbers(line.states, states), runs(line.outcomes), said)
     return [made, *_more(len(now.queues) - MOST_QUEUES, "queue")]
 
 

@@ -28,7 +28,7 @@ from windlass.model.token import Locked
 from windlass.model.wire import MOST_PAYLOAD, MOST_RESULT
 from windlass.model.worker import Worker
 from windlass.store import Record, Store
-from windlass.store.beside import Bounded, Directory, Replicating, Shelf, Timetable, Wire
+from windlass.store.beside import Bounded, Directory, Outcomes, Replicating, Shelf, Timetable, Wire
 from windlass.store.flow import Flow
 from windlass.store.mailbox import Mailbox
 
@@ -79,6 +79,7 @@ class Desk:
         wire = cast("Wire", store)  # every store carries news, and keeps records too
         self.store = cast("Store", Telling(store, wire))
         self.shelf = cast("Shelf", store)
+        self.outcomes = cast("Outcomes", store)
         self.timetable = cast("Timetable", store)
         self.bounded = store if isinstance(store, Bounded) else None
         waits = getattr(store, "replicated_within", None) is not None

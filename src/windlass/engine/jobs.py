@@ -20,7 +20,7 @@ from windlass.engine.sureness import accepted_all, taking
 from windlass.model import lifecycle, wire
 from windlass.model.errors import Invalid
 from windlass.model.job import FINISHED, Job, Reason, State
-from windlass.model.lifecycle import ORDERS, TABLE, Move, Step
+from windlass.model.lifecycle import ORDERS, TABLE, Move, Step, Verdict
 from windlass.model.match import Match, index_only, matches, states
 from windlass.model.names import JobKey, check_id, key_of
 from windlass.model.operations import (
@@ -225,10 +225,19 @@ async def get_stats(desk: Desk, operation: GetStats) -> Stats:
     found: dict[tuple[str, str, str], dict[State, int]] = {}
     for tally in await desk.store.tally(operation.tenant):
         found.setdefault((tally.tenant, tally.queue, tally.task), {})[tally.state] = tally.count
+    ended: dict[tuple[str, str, str], dict[Verdict, int]] = {}
+    for ran in await desk.outcomes.outcomes(operation.tenant):
+        ended.setdefault((ran.tenant, ran.queue, ran.task), {})[ran.outcome] = ran.count
     return Stats(
         queues=[
-            QueueStats(tenant=tenant, queue=queue, task=task, states=numbers)
-            for (tenant, queue, task), numbers in sorted(found.items())
+            QueueStats(
+                tenant=name[0],
+                queue=name[1],
+                task=name[2],
+                states=found.get(name, {}),
+                outcomes=ended.get(name, {}),
+            )
+            for name in sorted({*found, *ended})
         ]
     )
 

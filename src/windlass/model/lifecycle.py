@@ -179,6 +179,8 @@ class Move(Struct, frozen=True, kw_only=True):
     code: int | None
     error: Error | None = None
     """Added to the job's errors."""
+    outcome: Verdict | None = None
+    """What the run that ends by it is counted as; null = not at all: it was told to stop, or does not count."""
     finished_at: datetime | None = None
     """When it ended, as its worker says; null = the store's now."""
     keep: float | None = None
@@ -210,6 +212,11 @@ def unblock(job: Job, parents: Mapping[str, State | None], now: datetime) -> Mov
 
 def finish(job: Job, outcome: Outcome, now: datetime, chance: float) -> Move:
     """An attempt has ended."""
+    move = _finish(job, outcome, now, chance)
+    return move if move.step is Step.STOP else replace(move, outcome=outcome.verdict)
+
+
+def _finish(job: Job, outcome: Outcome, now: datetime, chance: float) -> Move:
     code = outcome.code or CODES[outcome.verdict]
     if outcome.verdict is Verdict.OK:
         return _move(job, Step.SUCCEED, code=code, keep=_keep(job, job.keep_success))
@@ -245,7 +252,8 @@ def lose(job: Job, now: datetime, on_lost: OnLost = "retry") -> Move:
         move = _failed(job, Reason.LOST, error=error, losses=job.losses + 1)
     else:
         move = _move(job, Step.RECLAIM, reason=Reason.LOST, error=error, losses=job.losses + 1)
-    return replace(move, lapsed="lease")
+    counts = move.step is not Step.STOP and on_lost != "requeue"
+    return replace(move, lapsed="lease", outcome=Verdict.ERROR if counts else None)
 
 
 def release(job: Job, now: datetime, delay: float | None = None) -> Move:

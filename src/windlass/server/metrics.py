@@ -102,7 +102,8 @@ class Metrics:
     async def metrics(self, request: Request) -> Response:
         tenant = await self._gate.identify(request, "read")
         parts = [_family("windlass_up", "gauge", "Whether this server answers.", {(): 1})]
-        parts += [_jobs(await self._service(GetStats(tenant=tenant)))]
+        stats = await self._service(GetStats(tenant=tenant))
+        parts += [_jobs(stats), _runs(stats)]
         parts += _workers(await self._service(Workers(tenant=tenant)))
         parts += [_errors(await self._service(Queues(tenant=tenant)))]
         if tenant == EVERY_TENANT:
@@ -139,6 +140,14 @@ def _jobs(stats: Stats) -> str:
         for state, count in queue.states.items():
             numbers[("tenant", queue.tenant), ("queue", queue.queue), ("state", state)] += count
     return _family("windlass_jobs", "gauge", "Jobs on record, by their state.", numbers)
+
+
+def _runs(stats: Stats) -> str:
+    numbers: Counter[Labels] = Counter()
+    for queue in stats.queues:
+        for outcome, count in queue.outcomes.items():
+            numbers[("tenant", queue.tenant), ("queue", queue.queue), ("outcome", outcome)] += count
+    return _family("windlass_runs_total", "counter", "Runs that have ended, by how they did.", numbers)
 
 
 def _errors(cards: Iterable[QueueCard]) -> str:

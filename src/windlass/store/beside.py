@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
+from windlass.model.lifecycle import Verdict
 from windlass.store import Draft
 
 GAP = "gap"
@@ -29,6 +30,28 @@ class Shelf(Protocol):
 
     async def shelved(self, kind: str) -> dict[str, bytes]:
         """All records of a kind, by name."""
+        ...
+
+
+MOST_COUNTED = 10_000
+"""Tasks (each in a queue of a tenant) whose runs one partition of a store counts: those that ran first."""
+
+
+class Ran(Struct, frozen=True):
+    """How many runs of one tenant, queue and task ended in one way, ever since."""
+
+    tenant: str
+    queue: str
+    task: str
+    outcome: Verdict
+    count: int
+
+
+class Outcomes(Protocol):
+    """How runs ended; kept when the jobs are gone. Counted by `succeed` and `apply`, in the same step."""
+
+    async def outcomes(self, tenant: str) -> list[Ran]:
+        """Those of a tenant; `-` = all."""
         ...
 
 

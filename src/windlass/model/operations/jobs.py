@@ -5,6 +5,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from windlass.model.job import MOST_CHUNKS, MOST_MESSAGE, MSGPACK, Chunk, Error, Job, NewJob, State, Wishes
+from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.names import Name
 from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
@@ -85,6 +86,8 @@ class QueueStats(Struct, frozen=True, kw_only=True):
     queue: str
     task: str
     states: dict[State, int]
+    outcomes: dict[Verdict, int] = {}
+    """How many runs ended so ever since, whether or not their jobs are still there."""
 
 
 class Stats(Struct, frozen=True, kw_only=True):

@@ -12,7 +12,7 @@ from operator import attrgetter
 import msgspec
 
 from windlass.model.job import NewJob, Reason, State, Stream
-from windlass.model.lifecycle import GONE, Lapse, Move, Step
+from windlass.model.lifecycle import GONE, Lapse, Move, Step, Verdict
 from windlass.model.names import DEFAULT_TENANT, raw_id, raw_key
 from windlass.store import Done, Draft, Ripe, Touch, terms
 from windlass.store.alike import alike
@@ -67,7 +67,9 @@ NEW = struct.Struct(">iBdqqqIH")
 RANK = struct.Struct(">I")
 DONE = struct.Struct(">8sHq")
 OWNER_CLOCK = struct.Struct(">Iq")
-MOVE = struct.Struct(">BIBBBBIBBqHdBqq")
+MOVE = struct.Struct(">BIBBBBIBBqHdBqqB")
+OUTCOMES = (None, *Verdict)
+"""As they are numbered in a move."""
 LAPSES: dict[Lapse | None, int] = {None: 0, "lease": 1, "owner": 2}
 HOW = {Step.RERUN: 1, Step.ATTEND: 2}
 
@@ -224,6 +226,7 @@ def apply_arguments(moves: Sequence[Move]) -> Iterator[bytes | str | int]:
             HOW.get(move.step, 0),
             0 if move.finished_at is None else to_micros(move.finished_at),
             AS_IT_IS if move.unattended is None else span(move.unattended),
+            OUTCOMES.index(move.outcome),
         ) + _tiers(move)
 
 

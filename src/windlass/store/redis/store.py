@@ -12,7 +12,7 @@ import msgspec
 
 from windlass.model.errors import Invalid, PartAway, Unavailable
 from windlass.model.job import Chunk, Message, State
-from windlass.model.lifecycle import Move
+from windlass.model.lifecycle import Move, Verdict
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey, is_name, key_of, raw_key
 from windlass.model.ports import Chance, Clock
 from windlass.model.worker import NewWorker, Worker
@@ -38,7 +38,7 @@ from windlass.store import (
     places,
     shuffled,
 )
-from windlass.store.beside import Watch
+from windlass.store.beside import Ran, Watch
 from windlass.store.mailbox import Posted, Reader
 from windlass.store.micros import from_micros, span
 from windlass.store.redis import answers, layout
@@ -336,6 +336,16 @@ class RedisStore(RedisAdding):
                     number = int(numbers[field + 1])
                     found.append(Tally(reply[place].decode(), queue, task, layout.STATES[int(state)], number))
         return sorted(found, key=lambda tally: (tally.tenant, tally.queue, tally.task, tally.state))
+
+    async def outcomes(self, tenant: str) -> list[Ran]:
+        found = []
+        for reply in await self.partitions.each("outcomes", [tenant]):
+            for place in range(0, len(reply), 2):
+                numbers = reply[place + 1]
+                for field in range(0, len(numbers), 2):
+                    queue, task, outcome = numbers[field].decode().split(",")
+                    found.append(Ran(reply[place].decode(), queue, task, Verdict(outcome), int(numbers[field + 1])))
+        return sorted(found, key=lambda ran: (ran.tenant, ran.queue, ran.task, ran.outcome))
 
     async def sweep(self, clock: Sweep, limit: int) -> list[Swept]:
         return answers.swept(await self.partitions.up_to("promote" if clock is Sweep.RUN else "purge", limit))

@@ -19,3 +19,15 @@ CREATE UNIQUE INDEX ripe_id ON ripe (id);
 DROP INDEX job_id;
 UPDATE job SET id = CAST(job.id || lane.tenant AS BLOB) FROM lane WHERE lane.id = job.lane AND lane.tenant <> 'default';
 CREATE UNIQUE INDEX job_id ON job (id);
+
+-- How many runs of a task ended in which way; stays when its jobs and lanes are gone.
+CREATE TABLE outcome (
+    tenant TEXT NOT NULL,
+    queue  TEXT NOT NULL,
+    task   TEXT NOT NULL,
+    ok     INTEGER NOT NULL DEFAULT 0,
+    failed INTEGER NOT NULL DEFAULT 0,
+    retry  INTEGER NOT NULL DEFAULT 0,
+    error  INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (tenant, queue, task)
+) STRICT, WITHOUT ROWID;

@@ -152,6 +152,8 @@ def _note(tx: Transaction, changes: Changes, job: Standing, move: Move) -> None:
         return
     _note_end(tx, job, move)
     tx.count(job.lane, job.state, -1)
+    if move.outcome is not None:
+        tx.outcomes[job.lane, move.outcome] += 1
     if job.state == RUNNING:
         give_back(tx, job.lane, job.assigned)
     ends = move.target in FINISHED

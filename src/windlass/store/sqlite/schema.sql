@@ -315,3 +315,15 @@ CREATE TABLE record (
     data BLOB NOT NULL,
     PRIMARY KEY (kind, name)
 ) STRICT, WITHOUT ROWID;
+
+-- How many runs of a task ended in which way; stays when its jobs and lanes are gone.
+CREATE TABLE outcome (
+    tenant TEXT NOT NULL,
+    queue  TEXT NOT NULL,
+    task   TEXT NOT NULL,
+    ok     INTEGER NOT NULL DEFAULT 0,
+    failed INTEGER NOT NULL DEFAULT 0,
+    retry  INTEGER NOT NULL DEFAULT 0,
+    error  INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (tenant, queue, task)
+) STRICT, WITHOUT ROWID;

@@ -4,13 +4,15 @@ A place that was given back lets lanes in that were parked for want of it; a lan
 member its turn or take it away.
 """
 
-from windlass.store.sqlite import turns
+from windlass.store.sqlite import outcomes, turns
 from windlass.store.sqlite.buckets import add_places
 from windlass.store.sqlite.parking import let_in
 from windlass.store.sqlite.transaction import Transaction
 
 
 def settle(tx: Transaction) -> None:
+    if tx.outcomes:
+        outcomes.write(tx)
     if tx.shifts:
         tx.stirred |= tx.shift()
     if tx.places:

@@ -33,7 +33,7 @@ from windlass.store import (
     Touched,
     Wish,
 )
-from windlass.store.beside import Watch
+from windlass.store.beside import Ran, Watch
 from windlass.store.flow import Regroup, Rules, Usage, Waiting
 from windlass.store.mailbox import Posted, Reader
 from windlass.store.sqlite import (
@@ -44,6 +44,7 @@ from windlass.store.sqlite import (
     listing,
     mailbox,
     moving,
+    outcomes,
     output,
     parking,
     regrouping,
@@ -141,6 +142,9 @@ class SqliteStore:
 
     async def tally(self, tenant: str) -> list[Tally]:
         return await self._connection.read(lambda tx: listing.tally(tx, tenant))
+
+    async def outcomes(self, tenant: str) -> list[Ran]:
+        return await self._connection.read(lambda tx: outcomes.read(tx, tenant))
 
     async def sweep(self, clock: Sweep, limit: int) -> list[Swept]:
         return await self._connection.write(lambda tx: upkeep.sweep(tx, clock, limit))

@@ -10,6 +10,7 @@ from typing import Any
 
 import apsw
 
+from windlass.model.lifecycle import Verdict
 from windlass.store.flow import Rules
 from windlass.store.sqlite import batches, lanes
 from windlass.store.sqlite.regulation import Regulation
@@ -18,7 +19,7 @@ from windlass.store.sqlite.regulation import Regulation
 class Transaction:
     """Made anew for each call; several may share one transaction of the file."""
 
-    __slots__ = ("_regulation", "_sql", "lanes", "now", "places", "shifts", "stirred", "topics")
+    __slots__ = ("_regulation", "_sql", "lanes", "now", "outcomes", "places", "shifts", "stirred", "topics")
 
     def __init__(self, sql: apsw.Connection, known: lanes.Lanes, regulation: Regulation, now: int) -> None:
         self._sql = sql
@@ -29,6 +30,8 @@ class Transaction:
         self.shifts = lanes.Shifts(int)
         self.places: defaultdict[str, int] = defaultdict(int)
         """By bucket: how many more, or fewer, are taken."""
+        self.outcomes: defaultdict[tuple[int, Verdict], int] = defaultdict(int)
+        """By lane: how many runs ended so."""
         self.stirred: set[int] = set()
         """Lanes that have been parked, opened or shut."""
         self.topics: set[str] = set()

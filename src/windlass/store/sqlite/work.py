@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from windlass.model.job import Reason
+from windlass.model.lifecycle import Verdict
 from windlass.model.names import key_of
 from windlass.store import Done, Touch, Touched, end_topic
 from windlass.store.micros import from_micros, span, to_micros
@@ -148,6 +149,7 @@ def succeed(tx: Transaction, dones: Sequence[Done]) -> list[bool]:
         answers.append(True)
         del held[id]  # it ends once, however often it is in the list
         tx.count(job.lane, RUNNING, -1)
+        tx.outcomes[job.lane, Verdict.OK] += 1
         give_back(tx, job.lane, job.assigned)
         tx.topics.add(end_topic(key_of(done)))
         if job.followed:

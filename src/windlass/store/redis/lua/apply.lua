@@ -1,13 +1,14 @@
 -- Write moves that the lifecycle has decided, each only if its job still is what it was decided for.
 -- ARGV[2..]  per move: id; fence ('' = none), of a blocked job the ids it waits for; error ('' = none), or of one that stays blocked the
 --            ids it goes on to wait for; and
---            '>BIBBBBIBBi8HdBi8i8': state, attempt and reason before; which clock must have run out (below); then target, reason,
+--            '>BIBBBBIBBi8HdBi8i8B': state, attempt and reason before; which clock must have run out (below); then target, reason,
 --            attempt, crashes, losses, due, code, keep (-1 = for ever), how (below), finished_at (0 = now), the owner clock (us
---            from now, -1 = as it is); behind that, if a running job has or gets a
+--            from now, -1 = as it is), what the run is counted as (below, 0 = nothing); behind that, if a running job has or gets a
 --            tier: the name of the one before, a zero byte, and the seconds and name of the new one
 -- Output     per move: 1 if it was written, else 0
 local LEASE, OWNER = 1, 2 -- clocks
 local ANEW, ATTENDED = 1, 2 -- it starts anew; it is only attended to
+local outcomes = { 'ok', 'failed', 'retry', 'error' }
 
 -- Its output goes; what it puts out later is numbered on.
 local function forget_output(id)
@@ -21,7 +22,7 @@ local function tier_of(assigned) return assigned and string.match(assigned, ' (.
 
 local function write(id, fence, failure, packed)
   local state, attempt, reason, lapsed, target, new_reason, new_attempt, crashes, losses, due, code, keep, how, finished,
-    unattended, rest = struct.unpack('>BIBBBBIBBi8HdBi8i8', packed)
+    unattended, outcome, rest = struct.unpack('>BIBBBBIBBi8HdBi8i8B', packed)
   local job = load(id)
   if not job or job[STATE] ~= state or job[ATTEMPT] ~= attempt or job[REASON] ~= reason then return 0 end
   local tier_before, shrunk = string.match(packed, '^([^%z]*)%z?(.*)$', rest)
@@ -50,6 +51,7 @@ local function write(id, fence, failure, packed)
     return 1
   end
   leave(job)
+  if outcome > 0 then note_outcome(job.lane, outcomes[outcome], 1) end
   if state < SUCCEEDED and target >= SUCCEEDED and has(job, FOLLOWED) then ripen(id, job.lane.tenant, target) end
   if target == GONE then
     vanish(job, state)

@@ -42,6 +42,8 @@
 --                                  64 places a chunk, so that it stays a compact listpack
 --   K:chunks:<line>         zset    chunks of a line that hold jobs
 --   K:counts:<tenant>       hash    queue,task,state -> how many
+--   K:outcomes:<tenant>     hash    queue,task,outcome -> how many runs ended so; outlives the jobs
+--   K:outcomes              hash    tenants that have some; '' -> how many fields those have in all
 --   K:progress              hash    id -> what a job last said of how far it is
 --   K:held                  hash    worker -> how many jobs it runs
 --   K:claim:<worker>,<nonce>,<queue>  string  keys that a claim took from that queue on, each after its length (expires by itself)
@@ -121,6 +123,7 @@ local DEFAULT_TENANT = 'default'
 
 local CHUNK = 64
 local MOST_ERRORS = 100
+local MOST_OUTCOMES = 40000 -- four for each of as many tasks as store/beside.py says
 local MOST_ARGUMENTS = 4000 -- of one call; Lua's stack has room for twice as many
 
 -- Words

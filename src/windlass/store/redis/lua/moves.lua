@@ -211,6 +211,18 @@ local function hear(worker, lease)
   end
 end
 
+-- Count how runs of a lane ended. A task that would be one too many is not counted.
+local function note_outcome(lane, how, by)
+  local key, field = K .. ':outcomes:' .. lane.tenant, lane.queue .. ',' .. lane.task .. ',' .. how
+  if redis.call('HINCRBY', key, field, tostring(by)) > by then return end
+  if redis.call('HINCRBY', K .. ':outcomes', '', '1') > MOST_OUTCOMES then
+    redis.call('HDEL', key, field)
+    redis.call('HINCRBY', K .. ':outcomes', '', '-1')
+  else
+    redis.call('HSET', K .. ':outcomes', lane.tenant, '1')
+  end
+end
+
 -- Answers
 
 -- A job: id, size of its payload (0 if that follows), its bytes as `meta_of` makes them, and its payload if it was read; after it,

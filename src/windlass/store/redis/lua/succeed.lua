@@ -83,12 +83,13 @@ local function finish_first_run(id, early, late, code, finished, result, pos)
   push(into, place, id)
 end
 
-local out, ends = {}, {}
+local out, ends, oks = {}, {}, {}
 for i = 2, #ARGV do
   local id, early, late = ids[i - 1], front[i - 1], back[i - 1]
   local mine = early and not ends[id] and early.token == string.sub(ARGV[i], #id + 2, #id + 9)
   if mine then
     ends[id] = true
+    oks[late.lane] = (oks[late.lane] or 0) + 1
     local code, finished, from = struct.unpack('>Hi8', ARGV[i], #id + 10)
     local keep = early.reason == DELETED and 0 or late.keep
     if finished == 0 then finished = now end
@@ -100,6 +101,7 @@ for i = 2, #ARGV do
   end
   out[i - 1] = mine and 1 or 0
 end
+for lane, number in pairs(oks) do note_outcome(lane, 'ok', number) end
 write()
 if next(ends) and redis.call('EXISTS', K .. ':awaited', K .. ':unattended') > 0 then
   local attended = {}
