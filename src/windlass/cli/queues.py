@@ -60,7 +60,7 @@ def lines(stats: Sequence[QueueStats], workers: Sequence[Worker]) -> list[QueueL
     ]
 
 
-def runs(outcomes: Mapping[Verdict, int]) -> Text:
+def ended_as(outcomes: Mapping[Verdict, int]) -> Text:
     """How runs ended, in words."""
     return Text(
         ", ".join(f"{outcomes[verdict]:,} {verdict}" for verdict in Verdict if outcomes.get(verdict)), style="dim"
@@ -166,7 +166,7 @@ async def show(queue: Annotated[str, Parameter(name="QUEUE", help="Its name.")],
     states = occurring(line.states for line in tasks)
     made = saying.Table("task", *states, "runs", right=tuple(states))
     for line in tasks:
-        made.add(line.task, *numbers(line.states, states), runs(line.outcomes))
+        made.add(line.task, *numbers(line.states, states), ended_as(line.outcomes))
     saying.paper().print(made)
     if workers:
         saying.paper().print()

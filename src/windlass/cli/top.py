@@ -22,7 +22,7 @@ from rich.text import Text
 from windlass.cli import following, saying
 from windlass.cli.card import wait
 from windlass.cli.place import HERE, Place, Queue, opened
-from windlass.cli.queues import QueueLine, lines, numbers, occurring, runs
+from windlass.cli.queues import QueueLine, ended_as, lines, numbers, occurring
 from windlass.cli.workers import table_of
 from windlass.model import duration
 from windlass.model.errors import Invalid
@@ -195,7 +195,7 @@ def _queues(before: Snapshot | None, now: Snapshot) -> list[RenderableType]:
         shown = name(line) if several else line.queue
         waits = now.waits.get(name(line), QueueEstimate())
         said = Text(wait(Estimate(seconds=waits.seconds, why=waits.why)), style="dim")
-        made.add(shown, *_speeds(before, now, line), *numbers(line.states, states), runs(line.outcomes), said)
+        made.add(shown, *_speeds(before, now, line), *numbers(line.states, states), ended_as(line.outcomes), said)
     return [made, *_more(len(now.queues) - MOST_QUEUES, "queue")]
 
 
