@@ -31,7 +31,7 @@ in_process = pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
 @pytest.fixture
 async def small(engine: Engine, clock: VirtualClock) -> AsyncIterator[Web]:
     """A server that takes little."""
-    async with served(engine, clock, limits=Limits(most_body=1000)) as site, web(site) as client:
+    async with served(engine, clock, limits=Limits(most_body=1000, most_result=500)) as site, web(site) as client:
         yield Web(client)
 
 
@@ -291,10 +291,10 @@ async def test_what_is_not_there_is_told_so(page: Web) -> None:
         response = await page.send("GET", path)
         assert (response.status_code, decoded(response)["code"]) == (404, "no_route"), path
     for verb, path, allowed in (
-        ("PATCH", "/jobs", "DELETE, GET, POST"),
-        ("HEAD", "/jobs", "DELETE, GET, POST"),
-        ("PUT", f"/jobs/{NOBODY}", "DELETE, GET"),
-        ("DELETE", "/stats", "GET"),
+        ("PATCH", "/jobs", "DELETE, GET, HEAD, POST"),
+        ("HEAD", f"/jobs/{NOBODY}/result", "GET"),
+        ("PUT", f"/jobs/{NOBODY}", "DELETE, GET, HEAD"),
+        ("DELETE", "/stats", "GET, HEAD"),
     ):
         response = await page.send(verb, path)
         assert (response.status_code, response.headers["allow"]) == (405, allowed)

@@ -79,6 +79,50 @@ def test_nothing_is_referred_to_that_is_not_there() -> None:
     assert set(names) <= set(DOCUMENT["components"]["schemas"])
 
 
+def inner(value: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    """All maps in the document, each with its path."""
+    if isinstance(value, dict):
+        yield path, value
+    pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, one in pairs:
+        yield from inner(one, f"{path}/{name}")
+
+
+def test_nothing_in_the_document_breaks_generators() -> None:
+    """S2 35: what has fields has a name; patterns have neither line breaks nor looks ahead; operations are named."""
+    assert "webhooks" not in DOCUMENT
+    nameless = [path for path, one in inner(DOCUMENT["paths"]) if "properties" in one and "/example" not in path]
+    assert nameless == []
+    patterns = [one["pattern"] for _, one in inner(DOCUMENT) if isinstance(one.get("pattern"), str)]
+    assert patterns
+    for pattern in patterns:
+        re.compile(pattern)
+        assert pattern.isprintable()
+        assert "(?" not in pattern
+    assert not [path for path, one in inner(DOCUMENT) if isinstance(one.get("enum"), list) and True in one["enum"]]
+    for path, verbs in DOCUMENT["paths"].items():
+        for operation in verbs.values():
+            assert operation.get("operationId"), path
+
+
+def test_a_worker_is_told_what_it_will_be_sent() -> None:
+    """S2 35: the other side of push is a callback of the registration, and its answer has a name."""
+    ((path, called),) = DOCUMENT["paths"]["/v1/{tenant}/workers"]["post"]["callbacks"]["job"].items()
+    assert path == "{$request.body#/url}"
+    answers = called["post"]["responses"]["200"]["content"]
+    assert {one["schema"]["$ref"] for one in answers.values()} == {"#/components/schemas/Outcome"}
+    outcome = DOCUMENT["components"]["schemas"]["Outcome"]
+    assert outcome["required"] == ["outcome"]
+    assert not {"id", "token", "tenant"} & set(outcome["properties"])
+
+
+def test_every_route_says_how_it_refuses_a_long_head() -> None:
+    for shape in SHAPES:
+        described = DOCUMENT["paths"][f"/v1/{{tenant}}{shape.path}"][shape.route.verb.lower()]
+        assert "431" in described["responses"]
+        assert ("406" in described["responses"]) == ("204" not in described["responses"])
+
+
 def test_no_two_operations_have_one_name() -> None:
     named = [operation.get("operationId") for verbs in DOCUMENT["paths"].values() for operation in verbs.values()]
     given = [name for name in named if name]
@@ -164,6 +208,8 @@ SEEN: list[tuple[str, str, int, dict[str, Any]]] = [
     ("GET", "/jobs/{id}/result", 408, {}),
     ("POST", "/jobs/{id}/output", 409, {"params": {"token": "x", "stream": "log"}, "data": b"x"}),
     ("POST", "/jobs", 429, {"json": {"task": "a"}}),
+    ("POST", "/jobs/{id}/input", 409, {"data": b"x"}),
+    ("GET", "/jobs/{id}/output", 200, {"headers": {"accept": "text/plain"}}),
     ("DELETE", "/jobs", 200, {"json": {"state": ["cancelled"]}}),
 ]
 """What is rare, and must be described all the same."""
@@ -184,7 +230,8 @@ def test_what_is_rare_is_described(verb: str, path: str, status: int, sent: dict
     response = requests.request(verb, address, timeout=PATIENCE, **{**sent, "headers": headers})
     assert response.status_code == status, response.text
     described = document("test")["paths"][f"/v1/{{tenant}}{path}"][verb.lower()]
-    assert response.headers["content-type"] in described["responses"][str(status)]["content"]
+    media = response.headers["content-type"].partition(";")[0]
+    assert media in described["responses"][str(status)]["content"]
 
 
 def _token(running: Process) -> dict[str, str]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         WindlassError,
     )
     from windlass.model.events import Event
+    from windlass.model.names import job_id
     from windlass.model.retry import Retry as RetryPolicy
 
     __version__: str
@@ -53,6 +54,7 @@ __all__ = [
     "WindlassError",
     "__version__",
     "current",
+    "job_id",
 ]
 
 # Imported when first used: the command line and a worker's processes need only parts of this.
@@ -80,6 +82,7 @@ _PLACES = {
     "Windlass": "windlass.app",
     "WindlassError": "windlass.model.errors",
     "current": "windlass.call.current",
+    "job_id": "windlass.model.names",
 }
 
 

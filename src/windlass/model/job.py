@@ -175,6 +175,12 @@ FileName = Annotated[str, Meta(min_length=1, max_length=255)]
 """Without `/`, and neither `.` nor `..`."""
 
 
+OWN_ID = (
+    "A UUID made by the caller, in lower case: sending it twice makes one job. Its last two digits must be those of "
+    "the queue, the lowest byte of the CRC-32 of its name (`df` for `default`): the error says which. Or send a `key`."
+)
+
+
 class NewJob(Terms, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A job as it is sent in."""
 
@@ -182,7 +188,7 @@ class NewJob(Terms, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
     """One encoded value, in the encoding that `content_type` names."""
     files: Annotated[dict[FileName, bytes], Meta(max_length=MOST_FILES)] = {}
     """Files that go to the worker with the payload, by name; together with it they are no larger than it may be."""
-    id: str | None = None
+    id: Annotated[str, Meta(description=OWN_ID)] | None = None
     """A UUID made by the caller; sending it twice makes one job. Absent: made from `key`, or anew."""
     delay: Seconds | None = None
     """Seconds to wait before it may run."""

@@ -52,7 +52,7 @@ class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     """
 
 
-class Worker(NewWorker, frozen=True, kw_only=True):
+class Worker(NewWorker, frozen=True, kw_only=True, omit_defaults=False):
     """A worker as the queue knows it."""
 
     id: str

@@ -93,6 +93,13 @@ def wants_lines(accept: str) -> bool:
     return named > 0 and named >= max(_rank(ranges, form) for form in TYPES)
 
 
+def wants_text(accept: str) -> bool:
+    """Whether plain text is asked for: by name, and more than what else there is."""
+    ranges = accepted(accept)
+    named = max((one.quality for one in ranges if one.kind == TEXT), default=0.0)
+    return named > 0 and named >= max(_rank(ranges, form) for form in TYPES)
+
+
 def sent(content_type: str) -> Format | None:
     """The format of a body; null = neither of the two."""
     return FORMATS.get(media(content_type))

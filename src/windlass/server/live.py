@@ -23,7 +23,7 @@ from windlass.model.shapes import SHAPES
 from windlass.server import formats, sockets
 from windlass.server.gate import Gate
 from windlass.server.lasting import Lasting
-from windlass.server.streams import Stream
+from windlass.server.streams import Stream, head_of
 
 EVENT_STREAM = "text/event-stream"
 ALL_EVENTS = "/v1/{tenant}/events"
@@ -69,10 +69,12 @@ class Live:
         self._check_room()
         match = _match(request)
         lines = formats.wants_lines(request.headers.get("accept", ""))
+        write, form = (events.line, formats.NDJSON) if lines else (events.written, EVENT_STREAM)
+        if request.method == "HEAD":
+            return head_of(form)
         opened = AsyncExitStack()
         # Opened before anything is answered: what is wrong can still be told, and who has the answer misses nothing.
         watcher = await opened.enter_async_context(self._newsroom.watching(tenant, match))
-        write, form = (events.line, formats.NDJSON) if lines else (events.written, EVENT_STREAM)
         stream = self._watched(watcher, write, b"\n" if lines else b":\n\n")
         return Stream(stream, form, opened, opened.enter_context(self.lasting.opened(request, "read")))
 
@@ -96,6 +98,8 @@ class Live:
         place = events.place(request.headers.get("last-event-id", ""))
         if job.state in FINISHED and place.told == job.state:
             return Response(status_code=204)  # all has been told: a browser comes back no more
+        if request.method == "HEAD":
+            return head_of(EVENT_STREAM)
         opened = AsyncExitStack()
         ended = opened.enter_context(self.lasting.opened(request, "read"))
         return Stream(self._written(job, place), EVENT_STREAM, opened, ended)

@@ -5,7 +5,7 @@ differs between the two formats (bytes, times) is said once, in the description.
 """
 
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -14,11 +14,13 @@ from windlass.model.job import TEXT, NewJob
 from windlass.model.match import Match
 from windlass.model.names import NAME_PATTERN
 from windlass.model.operations import (
+    AddToken,
     ChangeQueue,
     Enqueue,
     EnqueueLines,
     EnqueueMany,
     Finish,
+    GetOutput,
     GetResult,
     List,
     Output,
@@ -26,6 +28,7 @@ from windlass.model.operations import (
     PauseTask,
     PutHandler,
     PutLimit,
+    Register,
     RemoveLimit,
     Send,
     answer_type,
@@ -34,6 +37,12 @@ from windlass.model.shapes import SHAPES, Shape
 from windlass.server import described, openapi_beside
 from windlass.server.described import REFERENCE, Described
 from windlass.server.formats import BYTES, NDJSON, PROBLEM_TYPES, TYPES
+
+LOCATED = (Enqueue, Register, AddToken)
+"""What makes one thing, and says where it is."""
+
+AT_THE_END = r"$(?!\n)"
+"""What our own patterns end with, where `$` alone would let a last line break pass."""
 
 RIVALLED = (PutLimit, PauseLimit, RemoveLimit, ChangeQueue, PauseTask, PutHandler)
 """What may be refused because there are too many, or because others change the same at the same time."""
@@ -66,17 +75,34 @@ def document(version: str, also: tuple[Described, ...] = ()) -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for shape in SHAPES:
         paths.setdefault(f"/v1/{{tenant}}{shape.path}", {})[shape.route.verb.lower()] = _operation(shape)
-    return {
+    components |= {_body_name(shape): _body_of(shape) for shape in SHAPES if _has_own_body(shape)}
+    components["Outcome"] = openapi_beside.outcome(components["Finished"])
+    said = {
         "openapi": "3.1.0",
         "info": {"title": "Windlass", "version": version, "description": ABOUT},
         "security": [{"token": []}],
         "paths": paths | openapi_beside.live_paths(_match_parameters()) | _plain_paths() | described.paths(also),
-        "webhooks": openapi_beside.webhooks(components),
         "components": {
             "schemas": {name: _timed(components[name]) for name in sorted(components)},
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
+    return cast("dict[str, Any]", _plain(said))
+
+
+def _plain(value: Any) -> Any:
+    """The same, as every reader understands it. In JSON Schema `$` is the very end; not all of them can look ahead."""
+    match value:
+        case {"enum": [bool(), *_], **rest}:
+            return {"type": "boolean", **rest}  # a list of choices is one of texts or numbers to some
+        case dict():
+            return {name: _plain(inner) for name, inner in value.items()}
+        case list():
+            return [_plain(inner) for inner in value]
+        case str():
+            return value.replace(AT_THE_END, "$")
+        case _:
+            return value
 
 
 def _timed(schema: dict[str, Any]) -> dict[str, Any]:
@@ -101,11 +127,27 @@ def _schema(kind: Any) -> dict[str, Any]:
     return schema
 
 
+def _name(shape: Shape) -> str:
+    return f"{shape.kind.__name__}{'One' if shape.path == shape.route.one else ''}"
+
+
+def _has_own_body(shape: Shape) -> bool:
+    """Whether its body is a map of its fields, which has no type of its own."""
+    return shape.has_body and shape.body is None
+
+
+def _body_name(shape: Shape) -> str:
+    return f"{_name(shape)}Request"
+
+
+def _body_of(shape: Shape) -> dict[str, Any]:
+    return {**_inline(shape.struct), "title": _body_name(shape)}
+
+
 def _operation(shape: Shape) -> dict[str, Any]:
     summary, _, more = (shape.kind.__doc__ or "").partition("\n")
-    one = "One" if shape.path == shape.route.one else ""
     said: dict[str, Any] = {
-        "operationId": f"{shape.kind.__name__}{one}",
+        "operationId": _name(shape),
         "summary": summary,
         "description": f"{more.strip()}\n\nScope: `{shape.route.scope}`.".strip(),
         "tags": [shape.path.split("/")[1]],
@@ -114,6 +156,8 @@ def _operation(shape: Shape) -> dict[str, Any]:
     }
     if shape.has_body:
         said["requestBody"] = _request_body(shape)
+    if shape.kind is Register:
+        said["callbacks"] = openapi_beside.callbacks()
     return said
 
 
@@ -156,7 +200,8 @@ def _request_body(shape: Shape) -> dict[str, Any]:
         return {"required": True, "content": {TEXT: text}}
     if shape.kind in (Output, Send):
         return {"required": True, "content": {BYTES: {"schema": {"type": "string", "format": "binary"}}}}
-    schema = _inline(shape.struct) if shape.body is None else _schema(shape.hints[shape.body])
+    own = {"$ref": REFERENCE.format(name=_body_name(shape))}
+    schema = own if shape.body is None else _schema(shape.hints[shape.body])
     media: dict[str, Any] = {"schema": schema}
     if schema.get("$ref", "").endswith("/NewJob"):
         media["example"] = EXAMPLE
@@ -175,7 +220,12 @@ def _responses(shape: Shape) -> dict[str, Any]:
         content: dict[str, Any] = {media: {"schema": schema} for media in TYPES.values()}
         if shape.kind is List:
             content[NDJSON] = {"schema": {"type": "string"}}
+        if shape.kind is GetOutput:
+            content[TEXT] = {"schema": {"type": "string"}}
         responses = {status: {"description": _described(kind), "content": content}}
+        if shape.kind in LOCATED:
+            where = {"description": "Where it is.", "schema": {"type": "string"}}
+            responses[status]["headers"] = {"Location": where}
         if shape.kind is Enqueue:
             responses["200"] = {"description": "It was there already.", "content": content}
     if shape.kind is GetResult:
@@ -184,15 +234,20 @@ def _responses(shape: Shape) -> dict[str, Any]:
 
 
 def _problems(shape: Shape) -> dict[str, Any]:
-    statuses = {400, 401, 403, 406, 503, *([404] if shape.names else []), *([408, 413, 415] if shape.has_body else [])}
+    statuses = {400, 401, 403, 503, *([404] if shape.names else []), *([408, 413, 415] if shape.has_body else [])}
+    if answer_type(shape.kind) is not type(None):
+        statuses.add(406)
     if shape.route.scope == "work":
         statuses |= {404, 409}
-    if shape.kind in RIVALLED:
+    if shape.kind in RIVALLED or "id" in shape.names:  # of all tenants an id may name several jobs
         statuses.add(409)
+    if shape.kind is Enqueue:
+        statuses.add(404)
     if shape.route.scope == "enqueue" or shape.kind is Finish:
         statuses.add(429)
     titles = {error.status: error.title for error in reversed(ERRORS.values())}  # the general one, of several
-    return {str(status): _problem(f"{titles.get(status, 'Refused')}.") for status in sorted(statuses | {500, 507})}
+    refused = {str(status): _problem(f"{titles.get(status, 'Refused')}.") for status in sorted(statuses | {500, 507})}
+    return refused | {"431": {"description": "More than 16 KiB of headers."}}
 
 
 def _problem(description: str) -> dict[str, Any]:
@@ -205,17 +260,19 @@ def _described(kind: Any) -> str:
 
 
 def _plain_paths() -> dict[str, Any]:
-    def plain(summary: str, *, may_fail: bool = False) -> dict[str, Any]:
+    def plain(name: str, summary: str, *, may_fail: bool = False) -> dict[str, Any]:
         responses: dict[str, Any] = {"200": {"description": "ok", "content": {TEXT: {"schema": {"type": "string"}}}}}
         if may_fail:
             responses["503"] = _problem("The store does not answer.")
-        return {"get": {"summary": summary, "security": [], "responses": responses}}
+        return {"get": {"operationId": name, "summary": summary, "security": [], "responses": responses}}
 
-    metrics = plain("Numbers for Prometheus: of the token's tenant, or of everybody. Scope: `read`.", may_fail=True)
+    metrics = plain(
+        "Metrics", "Numbers for Prometheus: of the token's tenant, or of everybody. Scope: `read`.", may_fail=True
+    )
     del metrics["get"]["security"]
     metrics["get"]["responses"] |= {"401": _problem("Not authenticated."), "403": _problem("Not allowed.")}
     return {
-        "/healthz": plain("Whether the server lives."),
-        "/readyz": plain("Whether it can work.", may_fail=True),
+        "/healthz": plain("Healthz", "Whether the server lives."),
+        "/readyz": plain("Readyz", "Whether it can work.", may_fail=True),
         "/metrics": metrics,
     }

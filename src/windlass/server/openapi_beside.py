@@ -39,7 +39,7 @@ jobs there, it hears which ones to stop.
 `{push.SIGNATURE}` is the HMAC-SHA256 of the timestamp, a full stop and the body, in hex digits; the key is the `secret`
 that the registration answered. Answers later than 30 s or longer than 1 MiB count as failed deliveries."""
 
-OUTCOME_FIELDS = ("id", "token")
+OUTCOME_FIELDS = ("id", "token", "tenant")
 """What a report has and an answer has not: it is of the job that was sent."""
 
 
@@ -124,22 +124,26 @@ REFUSALS = {
 }
 
 
-def webhooks(schemas: dict[str, Any]) -> dict[str, Any]:
-    """The worker's side: what it is sent, and what it may answer."""
-    report = schemas["Finished"]
-    outcome = {
+def outcome(report: dict[str, Any]) -> dict[str, Any]:
+    """What a worker may answer that was sent a job: what it would report of it."""
+    return {
         "title": "Outcome",
         "description": "How the attempt ended.",
         "type": "object",
         "properties": {name: kind for name, kind in report["properties"].items() if name not in OUTCOME_FIELDS},
         "required": ["outcome"],
     }
+
+
+def callbacks() -> dict[str, Any]:
+    """The worker's side: what it is sent to the address that it registered, and what it may answer."""
     example = {"outcome": "ok", "result": {"pages": 3}}
-    answer = {media: {"schema": outcome, **({"example": example} if media == JSON else {})} for media in TYPES.values()}
-    return {
-        "job": {
+    schema = _reference("Outcome")
+    answer = {media: {"schema": schema, **({"example": example} if media == JSON else {})} for media in TYPES.values()}
+    sent = {
+        "{$request.body#/url}": {
             "post": {
-                "operationId": "Job",
+                "operationId": "Deliver",
                 "summary": "One claimed job.",
                 "description": DELIVERY,
                 "security": [],
@@ -170,3 +174,4 @@ def webhooks(schemas: dict[str, Any]) -> dict[str, Any]:
             }
         }
     }
+    return {"job": sent}

@@ -3,9 +3,11 @@
 import re
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import quote
 
 from msgspec import Struct
 from msgspec.structs import replace
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -21,19 +23,24 @@ from windlass.model.operations import (
     EnqueueLines,
     EnqueueMany,
     Finish,
+    GetOutput,
     GetResult,
     List,
     Operation,
     Output,
+    OutputPage,
     Page,
     Register,
+    Registered,
     Release,
     Result,
     Send,
     Service,
     Unrun,
+    answer_type,
 )
 from windlass.model.shapes import SHAPES, Shape
+from windlass.model.token import Issued
 from windlass.model.wire import Format
 from windlass.server import bodies, formats
 from windlass.server.asking import Answer, Endpoint
@@ -41,10 +48,16 @@ from windlass.server.gate import Gate, is_of_all_tenants
 from windlass.server.lasting import Lasting
 from windlass.server.limits import Limits, read_body
 from windlass.server.lines import jobs_of
+from windlass.server.streams import head_of
 
 PREFIX = "/v1/{tenant}"
 
 _PLACE = re.compile(r"jobs\[(\d+)\](.*)", re.DOTALL)
+
+CREATED = 201
+
+WORDS = sorted(shape.path.split("/")[2] for shape in SHAPES if shape.path.startswith("/jobs/") and not shape.names)
+"""What stands in a path in the place of a job's id, and is none."""
 
 OFTEN = ("enqueue", "work")
 """Scopes of those who send jobs in and of those who run them."""
@@ -79,22 +92,27 @@ class Routes:
         return [_route(shape, self._answer(shape)) for shape in ordered]
 
     def _answer(self, shape: Shape) -> Answer:
+        answers_nothing = answer_type(shape.kind) is type(None)  # whatever is accepted, there is nothing to tell
+
         async def answer(request: Request) -> Response:
             content_type = request.headers.get("content-type", "")
             accept = request.headers.get("accept", "")
             tenant = await self._gate.admit(request, shape.route.scope)
             if shape.kind is List and formats.wants_lines(accept):
-                return await self._stream(self._from_query(shape, request, tenant))
+                return await self._stream(request, self._from_query(shape, request, tenant))
+            if shape.kind is GetOutput and formats.wants_text(accept):
+                return _text_of(await self._service(self._from_query(shape, request, tenant)))
             if shape.kind is EnqueueMany and formats.media(content_type) == formats.NDJSON:
                 return await self._lines(request, tenant)
-            form = formats.wanted(accept, formats.sent(content_type) or "json")
+            own = formats.sent(content_type) or "json"
+            form = own if answers_nothing else formats.wanted(accept, own)
             operation = await self._read(shape, request, tenant, content_type)
             if isinstance(operation, Register):
                 trusted = operation.worker.url is not None and is_of_all_tenants(request)
                 operation = replace(operation, worker=replace(operation.worker, trusted=trusted))
             if getattr(operation, "wait", 0.0):
-                return _told(shape, await self._waited(shape, request, operation), form)
-            return _told(shape, await self._service(operation), form)
+                return _told(shape, request, await self._waited(shape, request, operation), form)
+            return _told(shape, request, await self._service(operation), form)
 
         return answer
 
@@ -142,12 +160,14 @@ class Routes:
 
     # Streams
 
-    async def _stream(self, operation: Operation[Any]) -> Response:
+    async def _stream(self, request: Request, operation: Operation[Any]) -> Response:
         """All matching jobs, a line each, a page at a time."""
         assert isinstance(operation, List)  # noqa: S101
         # The first page is asked for before anything is answered: what is wrong shows there, and can still be told. It
         # is a small one, so that the first byte comes soon.
         first = await self._service(operation)
+        if request.method == "HEAD":
+            return head_of(formats.NDJSON)
         pages = self._pages(replace(operation, limit=MOST_AT_ONCE), first)
         return StreamingResponse(pages, media_type=formats.NDJSON)
 
@@ -174,9 +194,33 @@ class Routes:
 
 
 def _route(shape: Shape, answer: Answer) -> Route:
-    route = Route(PREFIX + shape.path, Endpoint(answer), methods=[shape.route.verb])
-    route.methods = {shape.route.verb}  # no HEAD: to look at a result may use it up
+    verb, path = shape.route.verb, PREFIX + shape.path
+    route = Route(path.replace("/jobs/{id}", "/jobs/{id:job}"), Endpoint(answer), methods=[verb])
+    route.path = path
+    # No HEAD where to look may use it up: a result may be handed out once.
+    route.methods = {verb, "HEAD"} if verb == "GET" and shape.kind is not GetResult else {verb}
     return route
+
+
+class _JobStep(Convertor[str]):
+    """A step of a path that may be the id of a job: `/jobs/count` is none, whatever is asked of it."""
+
+    regex = rf"(?!(?:{'|'.join(WORDS)})(?:/|$))[^/]+"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("job", _JobStep())
+
+
+def _text_of(page: OutputPage) -> Response:
+    """Output as it was put out, whichever stream it came from."""
+    headers = {"windlass-next": str(page.next), "windlass-ended": "true" if page.ended else "false"}
+    return Response(b"".join(chunk.data for chunk in page.chunks), headers=headers, media_type=formats.TEXT)
 
 
 def _is_bare(request: Request) -> bool:
@@ -197,7 +241,21 @@ def _text(data: bytes) -> str:
         raise Invalid(f"not UTF-8: {fault.reason} at byte {fault.start}", at="body") from None
 
 
-def _told(shape: Shape, answer: Any, form: Format) -> Response:
+def _place(request: Request, answer: Any) -> dict[str, str]:
+    """Where something is that was just made, if it is one thing."""
+    match answer:
+        case Accepted():
+            name = answer.id
+        case Registered():
+            name = answer.worker
+        case Issued():
+            name = answer.key
+        case _:
+            return {}
+    return {"location": f"{quote(request.scope['path'])}/{name}"}
+
+
+def _told(shape: Shape, request: Request, answer: Any, form: Format) -> Response:
     status = shape.route.status
     if isinstance(answer, Result) and answer.state not in FINISHED and shape.kind is GetResult:
         raise Unfinished(answer.state)
@@ -205,4 +263,5 @@ def _told(shape: Shape, answer: Any, form: Format) -> Response:
         status = 200
     if answer is None:
         return Response(status_code=204)
-    return Response(bodies.encode(answer, form), status, media_type=formats.TYPES[form])
+    headers = _place(request, answer) if status == CREATED else None
+    return Response(bodies.encode(answer, form), status, headers, media_type=formats.TYPES[form])

@@ -68,6 +68,13 @@ class Stream(Response):
         return True
 
 
+def head_of(form: str) -> Response:
+    """How such an answer begins, for those who ask for no more."""
+    response = Response(media_type=form, headers=UNSTORED)
+    del response.headers["content-length"]
+    return response
+
+
 async def _gone(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
