@@ -348,13 +348,16 @@ async def test_the_side_of_the_worker_is_described(hub: Station) -> None:
     async with receiver(OK) as worker:
         await hub.register(worker)
         await hub.ended(await hub.enqueue())
-    delivery = document("test")["webhooks"]["job"]["post"]
+    described = document("test")
+    (called,) = described["paths"]["/v1/{tenant}/workers"]["post"]["callbacks"]["job"].values()
+    delivery = called["post"]
     sent = {name for name in worker.sent[0].headers if name.startswith("windlass-")}
     assert sent == {one["name"] for one in delivery["parameters"]}
     assert {"200", "202", "404", "default"} == delivery["responses"].keys()
     for media in (JSON, MSGPACK):
-        outcome = delivery["responses"]["200"]["content"][media]["schema"]
-        assert outcome["properties"].keys() == {*Finished.__struct_fields__} - {"id", "token"}
+        schema = delivery["responses"]["200"]["content"][media]["schema"]
+        outcome = described["components"]["schemas"][schema["$ref"].rpartition("/")[2]]
+        assert outcome["properties"].keys() == {*Finished.__struct_fields__} - {"id", "token", "tenant"}
 
 
 async def test_an_address_is_looked_at_when_a_worker_registers(hub: Station) -> None:
