@@ -512,7 +512,7 @@ def test_a_healthy_file_gets_a_clean_bill(windlass: Windlass, file: Place) -> No
     assert seen.status == 0
     assert {line.split()[0] for line in seen.out.splitlines()} == {"ok"}
     found = findings(windlass("doctor", "--json"))
-    assert re.match(r"ok SQLite 3\.\d+\.\d+ at windlass\.db", found["store"][0])
+    assert re.match(r"ok SQLite 3\.\d+\.\d+ at /.*/windlass\.db", found["store"][0])
     assert found["durability"] == ["ok journal_mode wal, synchronous FULL"]
     assert found["workers"] == ["ok 1 worker, 0 of 4 slots in use"]
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from windlass.model.errors import (
         Busy,
         Conflict,
+        Damaged,
         Denied,
         Full,
         Invalid,
@@ -32,6 +33,7 @@ __all__ = [
     "Busy",
     "Cancelled",
     "Conflict",
+    "Damaged",
     "Denied",
     "Event",
     "Fail",
@@ -62,6 +64,7 @@ _PLACES = {
     "Busy": "windlass.model.errors",
     "Cancelled": "windlass.call.signals",
     "Conflict": "windlass.model.errors",
+    "Damaged": "windlass.model.errors",
     "Denied": "windlass.model.errors",
     "Event": "windlass.model.events",
     "Fail": "windlass.call.signals",
