@@ -228,7 +228,7 @@ class Task(Generic[P, R, C]):
 
     def _enqueue(self, fresh: str, payload: bytes, *, again: bool = False) -> "Job[R]":
         new = self._new(payload, fresh)
-        answer = self.app.link.ask(EnqueueMany(tenant=self.app.tenant, jobs=[new]))
+        answer = self.app.link.ask(EnqueueMany(tenant=self.app.tenant, jobs=[new], exact=True))
         return self._handle(new, created=bool(answer.created), again=again)
 
     delay = enqueue
@@ -279,7 +279,7 @@ class Task(Generic[P, R, C]):
             if start == len(news):
                 some = payloads[start : start + MOST_AT_ONCE]
                 news += map(self._new, some, texts_like(self._fresh(), len(some)))
-            yield EnqueueMany(tenant=self.app.tenant, jobs=news[start : start + MOST_AT_ONCE])
+            yield EnqueueMany(tenant=self.app.tenant, jobs=news[start : start + MOST_AT_ONCE], exact=True)
 
     def using(self, **options: Unpack[Options]) -> "Task[P, R, C]":
         """The same task with other options, for the jobs queued through what this returns."""

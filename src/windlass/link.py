@@ -349,7 +349,7 @@ class Gathering:
 
     async def _deliver(self, tenant: str, some: "list[tuple[NewJob, asyncio.Future[bool]]]") -> None:
         try:
-            answer = await self._service(EnqueueMany(tenant=tenant, jobs=[new for new, _ in some]))
+            answer = await self._service(EnqueueMany(tenant=tenant, jobs=[new for new, _ in some], exact=True))
         except Exception as fault:  # noqa: BLE001 - handed to whoever asked
             if len(some) == 1 or not isinstance(fault, FAULTS):
                 for _, future in some:

@@ -23,6 +23,7 @@ from windlass.dialect import s2, s3, s4
 from windlass.engine import Engine, Settings
 from windlass.engine.journal import JournalSettings, open_journaled
 from windlass.engine.pushing import Pushing
+from windlass.engine.task_options import WithTaskOptions
 from windlass.engine.tokens import PATIENCE, Keyring
 from windlass.engine.upkeep import keep_house
 from windlass.lately import BRIEFLY
@@ -111,7 +112,8 @@ async def serve(serving: Serving) -> None:
         push = _push(service, engine, serving, clock)
         briefly = None if folder is None else BRIEFLY
         gate = await _gate(engine, serving, Keyring(engine.desk, clock, briefly or PATIENCE))
-        answers = _uploads(Metered(push, clock, briefly), serving)
+        optioned = WithTaskOptions(Metered(push, clock, briefly), engine.desk, clock, briefly)
+        answers = _uploads(optioned, serving)
         also = [*s2.routes(answers, gate, limits), *s3.routes(answers, gate, limits, serving.client_jobs)]
         also += s4.routes(answers, gate, limits, serving.notifications)
         site = application(answers, engine, gate, limits, stop, also=also, check_ready=check_ready)

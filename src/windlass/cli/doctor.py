@@ -15,7 +15,7 @@ from windlass.addresses import facts_of, file_of, scrub, shown
 from windlass.cli import saying
 from windlass.cli.pausing import told
 from windlass.cli.place import HERE, Place, Queue, opened
-from windlass.cli.queues import takes
+from windlass.cli.queues import nobody_takes, takes
 from windlass.engine import Engine
 from windlass.model.errors import Invalid, Missing, Unavailable, WindlassError
 from windlass.model.job import Job, State
@@ -184,7 +184,7 @@ async def _workers(queue: Queue) -> AsyncIterator[Finding]:
                 what="queue",
                 level="warn",
                 found=f"{saying.plural(waiting, 'job')} of task {line.task} in {line.queue}{tenant}, and no worker"
-                + ("" if lang is None else f" that runs {lang}"),
+                + (f" that runs {lang}" if lang is not None else f": {nobody_takes(alive, line)}" if alive else ""),
                 advice=f"start one for its handler where {lang} works: windlass worker -q {line.queue}"
                 if lang is not None
                 else f"start one that knows the task: windlass worker MODULE:APP -q {line.queue}; "

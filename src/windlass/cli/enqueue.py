@@ -5,11 +5,14 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 
 from windlass.cli import following, saying, values
-from windlass.cli.place import HERE, Place, opened
+from windlass.cli.place import HERE, Place, Queue, opened
+from windlass.cli.queues import nobody_takes, takes
+from windlass.engine import Engine
+from windlass.engine.task_options import WithTaskOptions
 from windlass.model import duration
-from windlass.model.job import NewJob
+from windlass.model.job import FINISHED, NewJob
 from windlass.model.names import DEFAULT_QUEUE
-from windlass.model.operations import Accepted, Enqueue
+from windlass.model.operations import Accepted, Enqueue, Handlers, QueueStats, Service, Workers
 from windlass.system import SystemClock
 
 WISHES = Group("The job", sort_key=10)
@@ -22,7 +25,13 @@ async def enqueue(
     /,
     *,
     queue: Annotated[
-        str, Parameter(name=("--queue", "-q"), group=WISHES, metavar="NAME", help="The line it waits in (`default`).")
+        str,
+        Parameter(
+            name=("--queue", "-q"),
+            group=WISHES,
+            metavar="NAME",
+            help="The queue (its task's, or `default`).",
+        ),
     ] = DEFAULT_QUEUE,
     priority: Annotated[int, Parameter(group=WISHES, metavar="N", help="Lower goes first (0).")] = 0,
     delay: Annotated[
@@ -59,6 +68,9 @@ async def enqueue(
     isolate: Annotated[bool, Parameter(group=WISHES, help="Run it in a process of its own.")] = False,
     takes_input: Annotated[
         bool, Parameter(name="--input", group=WISHES, help="Let messages be sent to it: see windlass jobs send.")
+    ] = False,
+    exact: Annotated[
+        bool, Parameter(group=WISHES, help="Leave out the options of its task, which its workers have registered.")
     ] = False,
     wait: Annotated[
         list[str] | None,
@@ -98,9 +110,11 @@ async def enqueue(
     )
     most = following.patience(wait)
     async with opened(place, create=True) as to:
-        job = await to(Enqueue(job=new))
+        job = await _with_options(to)(Enqueue(tenant=to.tenant, job=new, exact=exact))
         if not job.created:
             saying.remark(f"windlass: already there: {_standing(job)}")
+        if job.state not in FINISHED and (why := await _nobody_takes(to, job)):
+            saying.remark(f"windlass: {why}")
         if wait is not None:
             found = await following.outcome(to, job.id, most)
             return following.tell(job.id, found, json=place.json)
@@ -109,6 +123,25 @@ async def enqueue(
     else:
         saying.write(job.id)
     return 0
+
+
+def _with_options(to: Queue) -> Service:
+    """What answers there, with the options of tasks: a server adds them itself."""
+    if not isinstance(to.service, Engine):
+        return to.service
+    return WithTaskOptions(to.service, to.service.desk, SystemClock())
+
+
+async def _nobody_takes(to: Queue, job: Accepted) -> str:
+    """Why none of the workers that are there will take a job; empty if one does, or if there are none yet."""
+    alive = await to(Workers())
+    line = QueueStats(tenant=job.tenant, queue=job.queue, task=job.task, states={})
+    if not alive or any(takes(worker, line, None) for worker in alive):
+        return ""
+    langs = [one.lang for one in await to(Handlers()) if one.task == job.task]
+    if any(takes(worker, line, lang) for worker in alive for lang in langs):
+        return ""
+    return f"no worker takes it: {f'none runs {langs[0]}' if langs else nobody_takes(alive, line)}"
 
 
 def _standing(job: Accepted) -> str:

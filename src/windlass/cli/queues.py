@@ -83,6 +83,16 @@ def runs(worker: Worker, lang: Language) -> bool:
     return worker.handlers and (worker.languages is None or lang in worker.languages)
 
 
+def nobody_takes(alive: Sequence[Worker], line: QueueStats) -> str:
+    """Why no worker takes jobs of a task in a queue: none knows the task, or those that do take from other queues."""
+    own = [one for one in alive if one.tenant in (line.tenant, EVERY_TENANT)]
+    able = [one for one in own if one.tasks is None or line.task in one.tasks]
+    if not able:
+        return f"none knows task {line.task}"
+    others = sorted({queue for one in able for queue in one.queues})
+    return f"those that know task {line.task} take from {', '.join(others)}, not from {line.queue}"
+
+
 @queues.command
 async def ls(*, place: Place = HERE) -> None:
     """List queues, with how many jobs are in each state."""

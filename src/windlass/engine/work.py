@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Raw
 from msgspec.structs import replace
 
-from windlass.engine import drafts
+from windlass.engine import drafts, task_options
 from windlass.engine.desk import Desk, fence, several
 from windlass.engine.following import add
 from windlass.engine.handlers import tasks_of
@@ -78,8 +78,10 @@ async def register(desk: Desk, operation: Register) -> Registered:
         if known.url != operation.worker.url:
             raise Invalid("its address cannot be changed: register it anew", at="worker.url")
         desk.forget_worker(operation.id)
+    await task_options.register(desk, operation.tenant, operation.worker)
+    about = replace(operation.worker, options=None)
     lease = lease_of(desk, operation.worker)
-    await desk.store.enlist(id, operation.tenant, operation.worker, lease)
+    await desk.store.enlist(id, operation.tenant, about, lease)
     await keep_caps(desk)
     desk.experience.manned(operation.worker.queues)
     if operation.worker.url is None or operation.id is not None:

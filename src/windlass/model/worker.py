@@ -6,9 +6,13 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from windlass.model.handler import Language
+from windlass.model.job import Wishes
 from windlass.model.names import DEFAULT_QUEUE, Name
 
 MOST_URL = 2000
+
+MOST_TASKS = 1000
+"""Tasks of a worker, and tasks of one tenant whose options are kept."""
 
 Slots = Annotated[int, Meta(ge=1, le=10_000)]
 
@@ -26,8 +30,11 @@ class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     """The queues it takes jobs from, dearest first."""
     in_turn: bool = False
     """Whether its queues take turns instead."""
-    tasks: Annotated[list[Name], Meta(max_length=1000)] | None = None
+    tasks: Annotated[list[Name], Meta(max_length=MOST_TASKS)] | None = None
     """The tasks it knows; null = whatever its queues hold."""
+    options: Annotated[dict[Name, Wishes], Meta(max_length=MOST_TASKS)] | None = None
+    """The options of its tasks, which jobs that are queued by name take where they do not say otherwise. Those that are
+    not named here have none; null = it says nothing of options. Kept with the queue, and not told with the worker."""
     handlers: bool = False
     """Whether it also takes jobs whose task has a handler, as handlers come and go."""
     sandbox: Literal["limits", "confined", "isolated"] | None = None

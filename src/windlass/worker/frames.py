@@ -11,7 +11,7 @@ from typing import ClassVar, Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from windlass.model.job import MSGPACK, Error, NewJob, Progress
+from windlass.model.job import MSGPACK, Error, NewJob, Progress, Wishes
 from windlass.model.lifecycle import Verdict
 from windlass.model.names import text_id
 
@@ -178,6 +178,8 @@ class Ready(Struct, frozen=True, tag=True):
     """Its address."""
     tenant: str
     token: str | None = None
+    options: dict[str, Wishes] = {}
+    """Of those tasks that were declared with any."""
 
 
 class Broken(Struct, frozen=True, tag=True):

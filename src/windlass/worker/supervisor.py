@@ -268,6 +268,7 @@ def _about(app: Ready, options: WorkerOptions) -> NewWorker:
         queues=options.queues or app.queues or ["default"],
         in_turn=not options.queues,
         tasks=app.tasks,
+        options=app.options,
         handlers=options.functions is not None,
         sandbox=None if options.functions is None else options.functions.tier,
         languages=None if options.functions is None else UNTRIED,

@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from windlass.model.job import Wishes
 from windlass.worker import context, isolated
 from windlass.worker.frames import (
     Broken,
@@ -241,6 +242,16 @@ def _is_ours(file: str) -> bool:
     return file == __file__ or "importlib" in file
 
 
+def _options(tasks: Mapping[str, Any]) -> dict[str, Wishes]:
+    """What tasks were declared with, as fields of a job."""
+    templates = {name: task.template for name, task in tasks.items()}
+    said = {
+        name: Wishes(**{field: getattr(new, field) for field in Wishes.__struct_fields__ if field != "key"})
+        for name, new in templates.items()
+    }
+    return {name: options for name, options in said.items() if options != Wishes()}
+
+
 def main() -> None:
     become_zygote(int(sys.argv[2]), int(sys.argv[1]))
     control = socket.socket(fileno=int(sys.argv[1]))
@@ -258,7 +269,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     queues = dict.fromkeys(task.options.get("queue", "default") for task in app.tasks.values())
-    tell(control, Ready(list(app.tasks), list(queues), app.store, app.tenant, app.token))
+    tell(control, Ready(list(app.tasks), list(queues), app.store, app.tenant, app.token, _options(app.tasks)))
     try:
         Zygote(control, app.tasks).serve()
     except BaseException:  # noqa: BLE001 - whatever it is, threads of the app must not keep this process alive

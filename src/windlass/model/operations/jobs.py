@@ -104,12 +104,17 @@ class Enqueue(Operation[Accepted], frozen=True, kw_only=True):
     """Queue one job. The same id or key again answers the job that is there."""
 
     job: NewJob
+    exact: bool = False
+    """Whether it is taken exactly as sent; otherwise options that it does not name are those of its task, as registered
+    by the task's workers."""
 
 
 @operation("POST", "/jobs/batch", "enqueue", 201, body="jobs")
 class EnqueueMany(Operation[Enqueued], frozen=True, kw_only=True):
     """Queue many jobs in one round trip; if one of them is invalid, none is queued."""
 
+    exact: bool = False
+    """As with one job."""
     jobs: Annotated[list[NewJob], Meta(max_length=MOST_AT_ONCE)]
 
 
@@ -124,6 +129,8 @@ class EnqueueLines(Operation[Enqueued], frozen=True, kw_only=True):
     """What is asked of the queue for all of them."""
     delay: Seconds | None = None
     """Seconds that all of them wait before they may run."""
+    exact: bool = False
+    """As with one job."""
 
 
 @operation("GET", "/jobs/{id}", "read")
