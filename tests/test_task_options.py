@@ -12,10 +12,11 @@ from tests.workers import STORES, MakeWorkshop, StoreKind, Workshop
 from tests.worlds import VirtualClock
 from windlass import Windlass
 from windlass.engine import Engine
-from windlass.engine.task_options import REMEMBER, WithTaskOptions
+from windlass.engine.task_options import KIND, REMEMBER, WithTaskOptions
 from windlass.model.job import NewJob, Wishes
+from windlass.model.limit import Pause
 from windlass.model.names import fresh_id
-from windlass.model.operations import Enqueue, EnqueueLines, EnqueueMany, Show, Workers
+from windlass.model.operations import Enqueue, EnqueueLines, EnqueueMany, PauseTask, Show, Workers
 
 SHOP = """
 import os
@@ -83,7 +84,7 @@ async def test_options_are_remembered_for_a_while_and_those_who_know_them_read_n
     shelved = engine.desk.shelf.shelved
 
     async def counted(kind: str) -> dict[str, bytes]:
-        reads.extend([kind] if kind == "task" else [])
+        reads.extend([kind] if kind == KIND else [])
         return await shelved(kind)
 
     said = Wishes(queue="mail", max_retry=3)
@@ -119,6 +120,8 @@ async def test_the_last_worker_counts_and_one_that_says_nothing_changes_nothing(
     assert await queue_of("b", key="k") == "mail"
     await register(engine, "x", tenant="acme", tasks=["b"], options={"b": Wishes(queue="x")})
     assert await queue_of("b") == "mail", "each tenant has its own"
+    await engine(PauseTask(task="b", pause=Pause(paused=True)))
+    assert await queue_of("b") == "mail", "what else is kept of a task is kept apart"
     shown = await engine(Enqueue(job=NewJob(task="b")))
     assert (await engine(Show(id=shown.id))).queue == "default", "the engine itself takes jobs as they are"
 

@@ -21,7 +21,7 @@ from windlass.model.operations import A, Enqueue, EnqueueLines, EnqueueMany, Ope
 from windlass.model.ports import Clock
 from windlass.model.worker import MOST_TASKS, NewWorker
 
-KIND = "task"
+KIND = "task-options"
 
 REMEMBER = 2.0
 """Seconds for which the options of tasks are taken for what they were."""
