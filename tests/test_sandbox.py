@@ -259,8 +259,9 @@ def run(p):
     return here
 """
     heard = await cell.run(handler("python", body, recycle=1), b"")
+    assert heard.codes == [200], heard.one
     (folder,) = results(heard)
-    await until_gone(folder, 10)
+    await until_gone(folder)
     assert (victim / "precious").read_text() == "x"
 
 
@@ -310,7 +311,7 @@ async def test_files_and_descriptors_are_bounded(tier: str) -> None:
 
 async def test_under_limits_alone_a_tenant_is_kept_from_others_by_its_user(tmp_path: Path) -> None:
     if os.getuid() != 0:
-        pytest.fail("needs root: only root can give tenants users of their own")
+        pytest.skip("needs root: only root can give tenants users of their own")
     token = tmp_path / "token"
     token.write_text("secret")
     token.chmod(0o600)
