@@ -201,7 +201,7 @@ def test_a_call_that_brings_no_answer_is_made_again(site: Site, listening: bool)
         url = f"http://127.0.0.1:{SILENT}/"
         if not listening:
             silent.close()
-        site.upload("call", url, "http", options={"timeout": 0.3})
+        site.upload("call", url, "http", options={"timeout": 0.3 if listening else 60})
         again: dict[str, Any] = {"max_retry": 1, "retry.base": 0.1}
         (id,) = site.feed("call", "x", **again)
         assert site.ended(id)["state"] == "failed"
