@@ -59,16 +59,22 @@ async def store(kind: StoreKind, address: str, prefix: str) -> AsyncIterator[Sto
 
 
 async def leavings(store: Store) -> Leavings:
+    """But for the counts of how runs ended, which stay on purpose and have a bound of their own."""
     if isinstance(store, SqliteStore):
         return await store.examine(_rows)
     redis = cast("RedisStore", store)
     found = await _read(redis, redis.partitions.key(0))
     there = {key: kept for key, kept in found.items() if kept is not None}  # others have expired meanwhile
-    return {key.decode(): 1 if isinstance(kept, bytes) else len(kept) for key, kept in there.items()}
+    counts = {
+        key: 1 if isinstance(kept, bytes) else len(kept) for key, kept in there.items() if b":outcomes" not in key
+    }
+    return {key.decode(): count for key, count in counts.items()}
 
 
 def _rows(tx: Transaction) -> Leavings:
-    tables = tx.column("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+    tables = tx.column(
+        "SELECT name FROM sqlite_schema WHERE type = 'table' AND name <> 'outcome' AND name NOT LIKE 'sqlite_%'"
+    )
     return {table: tx.column(f"SELECT count(*) FROM {table}")[0] for table in tables}  # noqa: S608 - our own names
 
 
