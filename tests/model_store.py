@@ -25,12 +25,14 @@ from windlass.model.job import (
     MOST_INPUT,
     MOST_MESSAGES,
     MOST_OUTPUT,
+    NO_HANDLER,
     PENDING,
     Chunk,
     Job,
     Message,
     NewChunk,
     NewJob,
+    Ran,
     Reason,
     State,
     Terms,
@@ -114,6 +116,10 @@ class Entry:
         self.output.append(said)
         while len(self.output) > MOST_CHUNKS or sum(len(kept.data) for kept in self.output) > MOST_OUTPUT:
             del self.output[0]
+
+    def note(self, ran: Ran) -> None:
+        if ran != NO_HANDLER:
+            self.change(sandbox=ran.sandbox, handler_version=ran.handler_version)
 
     def change(self, **fields: Any) -> None:
         self.job = replace(self.job, **fields)
@@ -275,7 +281,8 @@ class ModelStore:
             reason=None,
             worker=wish.worker.id,
             node=wish.worker.node or None,
-            sandbox=wish.worker.sandbox,
+            sandbox=None,
+            handler_version=None,
             pid=None,
             progress=None,
             started_at=now,
@@ -303,6 +310,7 @@ class ModelStore:
             entry.change(pid=touch.pid, updated_at=now)
         if touch.progress is not None:
             entry.change(progress=touch.progress, updated_at=now)
+        entry.note(touch.ran)
         for chunk in touch.output:
             entry.put(chunk, now)
         deadline = entry.deadline() if entry.job.assigned else None
@@ -326,6 +334,7 @@ class ModelStore:
             if held is not None and (keep is None or held < keep):
                 entry.drop_result_at = later(now, held)
         entry.change(state=State.SUCCEEDED, reason=None, code=done.code, updated_at=now)
+        entry.note(done.ran)
         self._end(entry, done.finished_at, keep, now)
         return True
 
@@ -387,6 +396,7 @@ class ModelStore:
             errors=errors,
             updated_at=now,
         )
+        entry.note(move.ran)
         if move.step is Step.RERUN:
             entry.result = entry.drop_result_at = entry.expires_at = None
             self._forget_spent(key_of(entry.job))

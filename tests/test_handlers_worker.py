@@ -133,6 +133,27 @@ def test_a_worker_runs_the_tasks_of_its_app_and_what_has_a_handler(workshop: Wor
     assert bench.result(echoed) == "so"
 
 
+def test_a_record_names_the_version_of_the_handler_and_the_sandbox_of_that_run(
+    workshop: Workshop, bench: Bench
+) -> None:
+    bench.upload("echo", "def run(payload):\n    return 1\n")
+    bench.upload("echo", "def run(payload):\n    return 2\n")
+    bench.upload("bad", "def run(payload):\n    raise KeyError(payload)\n")
+    workshop.start("--sandbox", "limits")
+    added = workshop.chores.add.enqueue(1, 2)
+    (echoed,) = bench.feed("echo", "so")
+    (failed,) = bench.feed("bad", "so", wishes=Wishes(max_retry=0))
+    assert bench.result(echoed) == 2
+    plain = workshop.ended(added)
+    assert (plain.sandbox, plain.handler_version) == (None, None), "a task of the app runs with all rights"
+    found = bench.ended(echoed)
+    assert (found.sandbox, found.handler_version) == ("limits", 2)
+    wrong = bench.ended(failed)
+    assert (wrong.state, wrong.sandbox, wrong.handler_version) == (State.FAILED, "limits", 1)
+    assert re.search(r"worker .*version 2 of its handler, sandbox limits", bench.command("jobs", "show", echoed))
+    assert "sandbox" not in bench.command("jobs", "show", added.id)
+
+
 @ON_A_FILE
 def test_code_that_was_sent_in_cannot_take_the_place_of_a_task(workshop: Workshop, bench: Bench) -> None:
     bench.upload("add", "def run(payload):\n    return 'forged'\n")

@@ -15,8 +15,10 @@ from windlass.engine import Engine
 from windlass.engine.upkeep import reclaim
 from windlass.model.handler import NewHandler
 from windlass.model.job import State
-from windlass.model.operations import ChangeQueue, Claim, PutHandler, Show, Workers
+from windlass.model.lifecycle import Verdict
+from windlass.model.operations import Began, Begin, ChangeQueue, Claim, Finish, Finished, PutHandler, Show, Workers
 from windlass.model.queue import QueueChange
+from windlass.model.worker import SandboxTier
 
 STORES = pytest.mark.parametrize("kind", ["sqlite", "redis"], indirect=True)
 
@@ -93,16 +95,45 @@ async def test_what_is_stopped_takes_jobs_in_and_runs_them_when_it_is_started(en
 
 
 @STORES
-async def test_the_sandbox_of_its_worker_stays_in_a_jobs_record(engine: Engine) -> None:
-    await engine(PutHandler(task="work", handler=NewHandler(lang="sh", body="cat")))
-    job = await enqueue(engine)
-    worker = await register(engine, tasks=[], handlers=True, sandbox="confined", node="box")
-    claimed = await take(engine, worker)
-    assert (claimed.job.node, claimed.job.sandbox) == ("box", "confined")
-    await finish(engine, worker, claimed)
-    found = await engine(Show(id=job.id))
-    assert (found.node, found.sandbox) == ("box", "confined")
-    other = await enqueue(engine, "other")
-    plain = await register(engine)
-    await finish(engine, plain, await take(engine, plain))
-    assert (await engine(Show(id=other.id))).sandbox is None
+async def test_the_sandbox_and_the_version_of_a_handler_that_ran_stay_in_the_jobs_record(engine: Engine) -> None:
+    async def shown(id: str) -> tuple[str | None, str | None, int | None]:
+        job = await engine(Show(id=id))
+        return job.node, job.sandbox, job.handler_version
+
+    worker = await register(engine, sandbox="confined", node="box")
+    plain, kept = await enqueue(engine), await enqueue(engine)
+    first = await take(engine, worker)
+    assert await shown(plain.id) == ("box", None, None), "what its worker could do says nothing of this run"
+    await finish(engine, worker, first)
+    assert await shown(plain.id) == ("box", None, None)
+
+    second = await take(engine, worker)
+    began = Began(id=kept.id, token=second.token, pid=7, sandbox="confined", handler_version=3)
+    await engine(Begin(worker=worker, jobs=[began]))
+    assert await shown(kept.id) == ("box", "confined", 3)
+    await finish(engine, worker, second, Verdict.ERROR, delay=0.0, sandbox="isolated", handler_version=4)
+    assert await shown(kept.id) == ("box", "isolated", 4)
+    other = await register(engine, node="other")
+    third = await take(engine, other)
+    assert await shown(kept.id) == ("other", None, None), "it is said anew of each run"
+    await finish(engine, other, third, handler_version=5)
+    assert await shown(kept.id) == ("other", None, 5)
+
+
+@STORES
+async def test_a_first_run_that_ends_well_at_once_is_recorded_with_its_handler(engine: Engine) -> None:
+    jobs = [await enqueue(engine) for _ in range(3)]
+    worker = await register(engine, node="box")
+    claimed = await engine(Claim(worker=worker, slots=3))
+    tiers: list[SandboxTier | None] = [None, "limits", "isolated"]
+    reports = [
+        Finished(id=one.job.id, token=one.token, outcome=Verdict.OK, handler_version=n or None, sandbox=tier)
+        for n, (one, tier) in enumerate(zip(claimed, tiers, strict=True))
+    ]
+    assert (await engine(Finish(worker=worker, jobs=reports))).refused == []
+    found = [await engine(Show(id=job.id)) for job in jobs]
+    assert [(one.node, one.sandbox, one.handler_version) for one in found] == [
+        ("box", None, None),
+        ("box", "limits", 1),
+        ("box", "isolated", 2),
+    ]

@@ -65,6 +65,7 @@ def _rows(job: Job, waits: Estimate, now: datetime) -> Iterator[tuple[str, Text]
         yield "took", Text(saying.span((job.finished_at - job.started_at).total_seconds()))
     if job.worker:
         place = f" on {job.node}" if job.node else ""
+        place += f", version {job.handler_version} of its handler" if job.handler_version else ""
         place += f", sandbox {job.sandbox}" if job.sandbox else ""
         yield "worker", Text(job.worker + place + (f", process {job.pid}" if job.pid else ""))
     for name, said in _unusual(job):

@@ -23,7 +23,7 @@ from windlass.engine.sending import deliveries
 from windlass.engine.tiers import attend
 from windlass.model import lifecycle, wire
 from windlass.model.errors import Invalid, Missing, PartAway
-from windlass.model.job import Error, Reason
+from windlass.model.job import NO_HANDLER, Error, Ran, Reason
 from windlass.model.lifecycle import CODES, Move, Outcome, Verdict
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey, check_id, is_id, key_of, text_id
 from windlass.model.operations import (
@@ -209,7 +209,13 @@ async def begin(desk: Desk, operation: Begin) -> Applied:
 
 
 def _began(item: Began, tenant: str) -> Touch:
-    return Touch(item.id, tenant, fence(item.token), pid=item.pid)
+    return Touch(item.id, tenant, fence(item.token), pid=item.pid, ran=_ran(item))
+
+
+def _ran(item: Began | Finished) -> Ran:
+    if item.sandbox is None and item.handler_version is None:
+        return NO_HANDLER
+    return Ran(item.sandbox, item.handler_version)
 
 
 def _alive(item: Alive, tenant: str) -> Touch:
@@ -378,7 +384,7 @@ async def _spawn(desk: Desk, items: Sequence[tuple[Finished, str]]) -> None:
 def _done(item: Finished, tenant: str) -> Done:
     result = bytes(item.result) if isinstance(item.result, Raw) else None
     code = item.code or CODES[Verdict.OK]
-    return Done(item.id, tenant, fence(item.token), code, result, item.content_type, item.finished_at)
+    return Done(item.id, tenant, fence(item.token), code, result, item.content_type, item.finished_at, _ran(item))
 
 
 def _move(desk: Desk, item: Finished, record: Record, now: datetime) -> Move:
@@ -391,7 +397,7 @@ def _move(desk: Desk, item: Finished, record: Record, now: datetime) -> Move:
         delay=item.delay,
     )
     move = lifecycle.finish(record.job, outcome, now, desk.chance.fraction())
-    return replace(move, finished_at=item.finished_at)
+    return replace(move, finished_at=item.finished_at, ran=_ran(item))
 
 
 async def release(desk: Desk, operation: Release) -> Applied:

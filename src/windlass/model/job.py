@@ -6,7 +6,7 @@ store's clock, durations are seconds, and "never" is written as null.
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
@@ -211,6 +211,16 @@ class Error(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When it was reported."""
 
 
+class Ran(NamedTuple):
+    """What runs a job, where that is a handler's code: the tier of its sandbox if it is in one, and the version."""
+
+    sandbox: str | None = None
+    handler_version: int | None = None
+
+
+NO_HANDLER = Ran()
+
+
 class Progress(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How far a running job says it is."""
 
@@ -291,7 +301,10 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     node: str | None = None
     """The machine of that worker. Set at each claim."""
     sandbox: str | None = None
-    """The tier under which that worker runs code that was sent in; null = it runs none. Set at each claim."""
+    """The tier under which its code runs or last ran, if that is a handler's; null = in no sandbox. Set with `pid`, and
+    at each finish."""
+    handler_version: int | None = None
+    """Which version of its handler runs or last ran; null = the task of an app, or not begun. Set with `sandbox`."""
     pid: int | None = None
     """The process that runs it or ran it last. Set when its code starts; null between claim and start."""
     progress: Progress | None = None

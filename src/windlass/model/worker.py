@@ -17,6 +17,10 @@ MOST_TASKS = 1000
 Slots = Annotated[int, Meta(ge=1, le=10_000)]
 
 
+SandboxTier = Literal["limits", "confined", "isolated"]
+"""How far code that was sent in is kept away from the machine; each has what those before it have."""
+
+
 class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A worker as it introduces itself."""
 
@@ -37,7 +41,7 @@ class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     not named here have none; null = it says nothing of options. Kept with the queue, and not told with the worker."""
     handlers: bool = False
     """Whether it also takes jobs whose task has a handler, as handlers come and go."""
-    sandbox: Literal["limits", "confined", "isolated"] | None = None
+    sandbox: SandboxTier | None = None
     """The tier under which it runs code that was sent in; null = it runs none."""
     languages: Annotated[list[Language], Meta(max_length=16)] | None = None
     """The languages of handlers whose jobs it takes; null = all."""

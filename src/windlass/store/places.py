@@ -1,22 +1,32 @@
-"""Where a run took place, as both stores keep it: the machine, and the sandbox that its worker has for uploaded code.
+"""Where a run took place, as both stores keep it: the machine, and of a handler's code its sandbox and version.
 
-One text, because it is written at each claim and read by nobody but `read`.
+One text, because it is written at each claim and read by nobody but `read`. What is added to it says of which run it
+is true, for the claim writes the machine anew.
 """
 
 from functools import lru_cache
 
+from windlass.model.job import NO_HANDLER, Ran
 from windlass.model.worker import Worker
 
 BETWEEN = "\x1f"
 
 
 def written(worker: Worker) -> str:
-    node = worker.node.replace(BETWEEN, " ")
-    return node if worker.sandbox is None else f"{node}{BETWEEN}{worker.sandbox}"
+    return worker.node.replace(BETWEEN, " ")
 
 
 @lru_cache(maxsize=1024)
-def read(place: str) -> tuple[str | None, str | None]:
-    """The machine and the sandbox, as far as they are known."""
-    node, _, sandbox = place.partition(BETWEEN)
-    return node or None, sandbox or None
+def added(ran: Ran) -> str:
+    """What stands behind the machine; empty = nothing is known."""
+    if ran == NO_HANDLER:
+        return ""
+    return f"{BETWEEN}{ran.sandbox or ''}{BETWEEN}{ran.handler_version or ''}"
+
+
+@lru_cache(maxsize=1024)
+def read(place: str) -> tuple[str | None, Ran]:
+    """The machine, and what ran there, as far as they are known."""
+    node, _, rest = place.partition(BETWEEN)
+    sandbox, _, version = rest.partition(BETWEEN)
+    return node or None, Ran(sandbox or None, int(version) if version else None)

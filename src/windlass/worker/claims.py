@@ -184,7 +184,7 @@ class Claims:
         except WindlassError:
             return  # their lease will run out
         for one in taken:
-            tenant = one.job.tenant if self._jobs.reports.name_tenants else None
+            tenant = one.job.tenant if self._membership.name_tenants else None
             self._jobs.reports.release(Unrun(id=one.job.id, token=one.token, tenant=tenant))
 
     async def _unless_broken_off(self, ask: Callable[[], Awaitable[T]]) -> T | None:

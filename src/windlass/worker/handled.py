@@ -156,6 +156,8 @@ class Handled:
         return handler
 
     async def _run_batch(self, handler: Handler, given: list[Given], allowance: Allowance) -> None:
+        for held, _ in given:
+            held.version = handler.version
         jobs = [_job(held, claimed) for held, claimed in given]
         ear = _Ear(self._holder, {held.id: held for held, _ in given}, self._clock, allowance)
         try:
@@ -187,7 +189,7 @@ class _Ear:
         self._allowance = allowance
 
     def began(self, id: str, pid: int | None, tier: Tier | None) -> None:
-        self._batch[id].process = pid
+        self._batch[id].process, self._batch[id].sandbox = pid, tier
         if self.began_at is None:
             self.began_at = self._clock.monotonic()
         log.debug("job %s is run by %s", id, "a URL" if tier is None else f"process {pid} ({tier})")

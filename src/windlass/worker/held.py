@@ -9,6 +9,7 @@ from operator import itemgetter
 
 from windlass.model.job import MOST_CHUNK, Job, NewChunk, Progress, Stream
 from windlass.model.operations import Alive
+from windlass.model.worker import SandboxTier
 from windlass.worker.frames import Said
 from windlass.worker.pool import Context
 
@@ -46,7 +47,7 @@ class Held:
 
     __slots__ = (
         "_unsaid", "asked", "began", "context", "deadline", "given", "id", "job", "log", "number", "process",
-        "progress", "since", "stopping", "taken", "tenant", "timer", "token",
+        "progress", "sandbox", "since", "stopping", "taken", "tenant", "timer", "token", "version",
     )  # fmt: skip
 
     def __init__(self, number: int, job: Job, token: str, since: float, tenant: str | None = None) -> None:
@@ -64,6 +65,9 @@ class Held:
         """The context of the app that runs it; null = its code is kept in the queue."""
         self.process: int | None = None
         """The process that runs such code, if one does."""
+        self.sandbox: SandboxTier | None = None
+        self.version: int | None = None
+        """Of such code: what it runs in, and its handler's version."""
         self.began = False
         """Whether the queue has been told its pid."""
         self.stopping: Stop | None = None

@@ -205,7 +205,9 @@ class Leases:
 
     async def _tell_pids(self, began: Sequence[Held]) -> None:
         jobs = [
-            Began(id=one.id, token=one.token, tenant=one.tenant, pid=pid)
+            Began(
+                id=one.id, token=one.token, tenant=one.tenant, pid=pid, sandbox=one.sandbox, handler_version=one.version
+            )
             for one in began
             if (pid := one.pid) is not None
         ]

@@ -3,6 +3,7 @@
 import logging
 from typing import TypedDict
 
+from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import Register, Service
 from windlass.model.worker import NewWorker
 
@@ -42,6 +43,11 @@ class Membership:
         if self.worker and self._told != about:
             await self._service(Register(tenant=self.tenant, worker=about, id=self.worker))
             self._told = about
+
+    @property
+    def name_tenants(self) -> bool:
+        """Whether each report must say whose job it is of: the worker serves all tenants."""
+        return self.tenant == EVERY_TENANT
 
     def names(self) -> Names:
         return {"tenant": self.tenant, "worker": self.worker}

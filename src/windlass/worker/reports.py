@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from windlass.model.errors import Busy, Damaged, Full, Missing, Unavailable, WindlassError
 from windlass.model.lifecycle import Verdict
-from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import (
     MOST_AT_ONCE,
     Alive,
@@ -100,7 +99,7 @@ class Reports:
     @property
     def name_tenants(self) -> bool:
         """Whether each report must say whose job it is of."""
-        return self._membership.tenant == EVERY_TENANT
+        return self._membership.name_tenants
 
     def finish(self, report: Finished, last_words: Alive | None = None) -> None:
         """Report how a job ended; what it said last is passed on before, for afterwards nobody may speak for it."""

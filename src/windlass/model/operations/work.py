@@ -24,7 +24,7 @@ from windlass.model.lifecycle import Verdict
 from windlass.model.names import MEDIA_PATTERN, Name
 from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
 from windlass.model.retry import Seconds
-from windlass.model.worker import NewWorker, Worker
+from windlass.model.worker import NewWorker, SandboxTier, Worker
 
 MOST_WARM, MOST_WARM_NAME = 100, 257
 """Names that a claim may say of what it is warm for, and characters of each."""
@@ -108,6 +108,9 @@ class Renewed(Struct, frozen=True, kw_only=True):
     """What was sent to jobs whose `heard` says that they listen; told again until it does."""
 
 
+VersionNumber = Annotated[int, Meta(ge=1, le=2**53)]
+
+
 class Held(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A job that a worker says it holds."""
 
@@ -121,6 +124,10 @@ class Began(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     """A job whose code has started."""
 
     pid: Annotated[int, Meta(ge=0, le=2**32 - 1)]
+    sandbox: SandboxTier | None = None
+    """Of a handler's code: the tier of the sandbox that it runs in."""
+    handler_version: VersionNumber | None = None
+    """Of a handler's code: its version."""
 
 
 class Alive(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -151,6 +158,10 @@ class Finished(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     delay: Seconds | None = None
     """Seconds before the next run, where there is one; null = by the job's retry policy."""
     finished_at: Time | None = None
+    sandbox: SandboxTier | None = None
+    """Of a handler's code: the tier of the sandbox that it ran in. Kept in the job's record."""
+    handler_version: VersionNumber | None = None
+    """Of a handler's code: its version. Kept in the job's record."""
     jobs: Annotated[list[NewJob], Meta(max_length=MOST_SPAWNED)] = []
     """New jobs of the same tenant, queued together with the finish, once however often it is sent; only with ok."""
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from windlass.model.job import Chunk, Error, Job, Message, Progress, State
+from windlass.model.job import NO_HANDLER, Chunk, Error, Job, Message, Progress, Ran, State
 from windlass.model.names import raw_id, text_id
 from windlass.model.operations import Glimpse
 from windlass.store import Kept, Record, Ripe, Swept, Touched, Wish, places, terms
@@ -104,7 +104,7 @@ class Run(NamedTuple):
     node: str = ""
     tier: str = ""
     """Seconds and name of the one at which it runs."""
-    sandbox: str | None = None
+    ran: Ran = NO_HANDLER
 
 
 NO_RUN = Run()
@@ -188,7 +188,7 @@ def claimed(reply: Sequence[Any], wish: Wish) -> list[Record]:
         if (plain := _plain(id, value, created, start, wish)) is not None:
             found.append(plain)
             continue
-        run = Run(wish.nonce, 0, started, 0, 0, worker.id, worker.node, sandbox=worker.sandbox)
+        run = Run(wish.nonce, 0, started, 0, 0, worker.id, worker.node)
         head = HEAD.unpack_from(value)
         errors = [_errors.decode(entry) for entry in next(rest)] if head[FLAGS] & ERRORS else []
         files = _files_of(next(rest)) if head[FLAGS] & EXTRAS else {}
@@ -234,13 +234,13 @@ def _plain(id: bytes, value: bytes, created: datetime, start: datetime, wish: Wi
     if b";" in route:
         return None
     worker, payload = wish.worker, value[zero + 1 :]
-    like = _first_run(value[PRIORITY_AT:PRIORITY_END], route, worker.id, worker.node, worker.sandbox)
+    like = _first_run(value[PRIORITY_AT:PRIORITY_END], route, worker.id, worker.node)
     job = replace(like, id=text_id(id), created_at=created, updated_at=start, started_at=start, size=len(payload))
     return Record(job, wish.nonce, payload)
 
 
 @lru_cache(maxsize=1000)
-def _first_run(priority: bytes, route: bytes, worker: str, node: str, sandbox: str | None) -> Job:
+def _first_run(priority: bytes, route: bytes, worker: str, node: str) -> Job:
     """Such a job, but for what is its own."""
     tenant, queue, task, _ = parts(route)
     return Job(
@@ -253,7 +253,6 @@ def _first_run(priority: bytes, route: bytes, worker: str, node: str, sandbox: s
         attempt=1,
         worker=worker or None,
         node=node or None,
-        sandbox=sandbox,
         created_at=BEGINNING,
         updated_at=BEGINNING,
         started_at=BEGINNING,
@@ -295,7 +294,8 @@ def _job(  # noqa: PLR0917 - the parts of a job, in the order they lie
         losses=losses,
         worker=run.worker or None,
         node=run.node or None,
-        sandbox=run.sandbox,
+        sandbox=run.ran.sandbox,
+        handler_version=run.ran.handler_version,
         pid=run.pid or None,
         progress=progress,
         code=run.code or None,
@@ -315,5 +315,5 @@ def _job(  # noqa: PLR0917 - the parts of a job, in the order they lie
 def _run(data: bytes) -> Run:
     worker, place, tier = data[TOLD.size :].decode().split("\0")
     token, pid, started, finished, code = TOLD.unpack_from(data)
-    node, sandbox = places.read(place)
-    return Run(token, pid, started, finished, code, worker, node or "", tier, sandbox)
+    node, ran = places.read(place)
+    return Run(token, pid, started, finished, code, worker, node or "", tier, ran)

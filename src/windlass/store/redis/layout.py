@@ -14,7 +14,7 @@ import msgspec
 from windlass.model.job import NewJob, Reason, State, Stream
 from windlass.model.lifecycle import GONE, Lapse, Move, Step, Verdict
 from windlass.model.names import DEFAULT_TENANT, raw_id, raw_key
-from windlass.store import Done, Draft, Ripe, Touch, terms
+from windlass.store import Done, Draft, Ripe, Touch, places, terms
 from windlass.store.alike import alike
 from windlass.store.mailbox import Reader
 from windlass.store.micros import span, to_micros
@@ -185,6 +185,7 @@ def touch_arguments(touches: Sequence[Touch]) -> Iterator[bytes | str | int]:
         yield touch.token
         yield "" if touch.pid is None else touch.pid
         yield b"" if touch.progress is None else _pack(touch.progress)
+        yield places.added(touch.ran)
         yield len(touch.output)
         for chunk in touch.output:
             yield bytes((STREAMS.index(chunk.stream),)) + chunk.data
@@ -201,7 +202,8 @@ def succeed_arguments(dones: Sequence[Done]) -> Iterator[bytes | str | int]:
     for done in dones:
         finished = 0 if done.finished_at is None else to_micros(done.finished_at)
         key = raw_key(done.id, done.tenant)
-        packed = b"%c%b%b" % (len(key), key, DONE.pack(done.token.ljust(8), done.code, finished))
+        about = DONE.pack(done.token.ljust(8), done.code, finished)
+        packed = b"%c%b%b%b\0" % (len(key), key, about, places.added(done.ran).encode())
         yield packed if done.result is None else b"%b%b\0%b" % (packed, done.content_type.encode(), done.result)
 
 
@@ -228,6 +230,7 @@ def apply_arguments(moves: Sequence[Move]) -> Iterator[bytes | str | int]:
             AS_IT_IS if move.unattended is None else span(move.unattended),
             OUTCOMES.index(move.outcome),
         ) + _tiers(move)
+        yield places.added(move.ran)
 
 
 def _tiers(move: Move) -> bytes:

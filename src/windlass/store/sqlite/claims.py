@@ -56,7 +56,7 @@ def claim(tx: Transaction, wish: Wish, noted: Noted) -> list[Record]:
     started = {row[0]: row for row in tx.rows(_TAKE, wanted, worker.id, place or None, tx.now)}
     tx.run_all(_ASSIGN, [(seq, tier.name, tier.seconds) for seq, _, tier in picks if tier is not None])
     tx.run(_LEASE, wanted, worker.id, wish.nonce, tx.now + span(wish.lease))
-    run = records.Run(worker.id, *places.read(place), wish.nonce)
+    run = records.Run(worker.id, places.read(place)[0], wish.nonce)
     others = [seq for seq, _, tier in picks if tier is not None or not started[seq][-1]]
     if not others:
         return list(records.first_runs(tx, [started[seq] for seq in seqs], run))

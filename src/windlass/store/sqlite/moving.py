@@ -4,7 +4,7 @@ Checks guards and writes; decides nothing. Moves of different jobs are written t
 the other.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -15,12 +15,13 @@ from windlass.model.lifecycle import GONE, Move, Step
 from windlass.model.names import key_of
 from windlass.store import end_topic
 from windlass.store.micros import span, to_micros
+from windlass.store.places import added
 from windlass.store.sqlite import batches, following
 from windlass.store.sqlite.groups import held_levels
 from windlass.store.sqlite.jobs import vanish
 from windlass.store.sqlite.transaction import Transaction
 from windlass.store.sqlite.values import BLOCKED, ENDED, NUMBERS, RUNNING, ids, keys
-from windlass.store.sqlite.work import end_runs, give_back
+from windlass.store.sqlite.work import end_runs, give_back, note_place
 
 MOST_ERRORS = 100
 """Of one job; the oldest makes room."""
@@ -101,6 +102,7 @@ class Changes:
         self.released: list[int] = []
         self.anew: list[int] = []
         self.gone: list[int] = []
+        self.ran: defaultdict[str, list[int]] = defaultdict(list)
 
 
 def apply(tx: Transaction, moves: Sequence[Move]) -> list[bool]:
@@ -172,6 +174,7 @@ def _note(tx: Transaction, changes: Changes, job: Standing, move: Move) -> None:
         if job.errors >= MOST_ERRORS:
             changes.old_errors.append((job.seq, job.errors - MOST_ERRORS))
     changes.moved.append(_row(job, move, tx.now, ends=ends))
+    changes.ran[added(move.ran)].append(job.seq)
 
 
 def _note_stay(tx: Transaction, changes: Changes, job: Standing, move: Move) -> None:
@@ -241,6 +244,7 @@ def _write(tx: Transaction, changes: Changes) -> None:
     tx.run_all(_MEET, changes.met)
     tx.run_all(_ATTEND, changes.attended)
     tx.run_all(_MOVE, changes.moved)
+    note_place(tx, changes.ran)
     tx.run_all(_ADD_ERROR, changes.errors)
     tx.run_all(_DROP_ERROR, changes.old_errors)
     end_runs(tx, changes.released)

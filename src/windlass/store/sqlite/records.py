@@ -95,7 +95,7 @@ def _record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
     where = tx.lanes.get(lane)
     asked = unpack(terms)
     started = _maybe(started_at)
-    node, sandbox = places.read(place or "")
+    node, ran = places.read(place or "")
     job = Job(
         id=text_id(id),
         tenant=where.tenant,
@@ -110,7 +110,8 @@ def _record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
         losses=losses,
         worker=worker,
         node=node,
-        sandbox=sandbox,
+        sandbox=ran.sandbox,
+        handler_version=ran.handler_version,
         pid=pid,
         progress=None if progress is None else _progress.decode(progress),
         code=code,
@@ -134,7 +135,6 @@ class Run(NamedTuple):
 
     worker: str
     node: str | None
-    sandbox: str | None
     token: bytes
 
 
@@ -158,7 +158,6 @@ def first_runs(tx: Transaction, rows: Iterable[Any], run: Run) -> Iterator[Recor
                 attempt=1,
                 worker=run.worker,
                 node=run.node,
-                sandbox=run.sandbox,
                 created_at=started,
                 updated_at=started,
                 started_at=started,

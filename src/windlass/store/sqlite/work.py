@@ -4,7 +4,7 @@ Everything here is fenced: what does not carry the token of the job's current le
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -14,6 +14,7 @@ from windlass.model.lifecycle import Verdict
 from windlass.model.names import key_of
 from windlass.store import Done, Touch, Touched, end_topic
 from windlass.store.micros import from_micros, span, to_micros
+from windlass.store.places import BETWEEN, added
 from windlass.store.sqlite import batches, following, output, results
 from windlass.store.sqlite.groups import held_levels
 from windlass.store.sqlite.jobs import vanish
@@ -34,6 +35,11 @@ _SET_UPDATED = "UPDATE job SET updated_at = ?2 WHERE seq IN carray(?1)"
 _SET_PID = """
     WITH begun (seq, pid, updated_at) AS (VALUES {rows})
     UPDATE job SET pid = begun.pid, updated_at = begun.updated_at FROM begun WHERE job.seq = begun.seq
+"""
+
+_PLACE = f"""
+    UPDATE job SET node = substr(coalesce(node, ''), 1, instr(coalesce(node, '') || '{BETWEEN}', '{BETWEEN}') - 1) || ?2
+    WHERE seq IN carray(?1)
 """
 
 _ENDING = """
@@ -102,6 +108,7 @@ def touch(tx: Transaction, touches: Sequence[Touch], lease: float) -> list[Touch
     pids: dict[int, batches.Row] = {}
     progress: dict[int, batches.Row] = {}
     renewed: list[int] = []
+    ran: defaultdict[str, list[int]] = defaultdict(list)
     for id, sign in zip(ids, touches, strict=True):
         job = held.get(id)
         if job is None or job.token != sign.token:
@@ -115,13 +122,22 @@ def touch(tx: Transaction, touches: Sequence[Touch], lease: float) -> list[Touch
             progress[job.seq] = (job.seq, _pack.encode(sign.progress))
         if sign.output:
             output.put(tx, job.seq, sign.output)
+        ran[added(sign.ran)].append(job.seq)
     if renewed:
         tx.run(_RENEW, batches.numbers(renewed), tx.now + span(lease))
     tx.run_all(_SET_PID, list(pids.values()))
     tx.run_all(_SET_PROGRESS, list(progress.values()))
     if progress:
         tx.run(_SET_UPDATED, batches.numbers(list(progress)), tx.now)
+    note_place(tx, ran)
     return answers
+
+
+def note_place(tx: Transaction, ran: Mapping[str, Sequence[int]]) -> None:
+    """What ran jobs, behind the machine that stands there since their claim."""
+    for place, seqs in ran.items():
+        if place:
+            tx.run(_PLACE, batches.numbers(seqs), place)
 
 
 def _touched(id: str, job: Held) -> Touched:
@@ -141,6 +157,7 @@ def succeed(tx: Transaction, dones: Sequence[Done]) -> list[bool]:
     outcomes: list[batches.Row] = []
     released: list[Ending] = []
     gone: list[int] = []
+    ran: defaultdict[str, list[int]] = defaultdict(list)
     for id, done in zip(ids, dones, strict=True):
         job = held.get(id)
         if job is None or job.token != done.token:
@@ -161,6 +178,7 @@ def succeed(tx: Transaction, dones: Sequence[Done]) -> list[bool]:
             continue
         tx.count(job.lane, SUCCEEDED, 1)
         released.append(job)
+        ran[added(done.ran)].append(job.seq)
         if done.result is not None and terms.get("keep_result") != "none":
             outcomes.append((job.seq, done.result, done.content_type))
             first = results.first_stage(terms)
@@ -174,6 +192,7 @@ def succeed(tx: Transaction, dones: Sequence[Done]) -> list[bool]:
         tx.run(_SUCCEED, batches.numbers(seqs), code, tx.now, purge_at)
     tx.run_all(_SUCCEED_BEFORE, ended_before)
     tx.run_all(_RESULT, outcomes)
+    note_place(tx, ran)
     _let_go(tx, released)
     vanish(tx, gone)
     return answers

@@ -4,13 +4,14 @@ Frozen data; nothing here starts or reads anything.
 """
 
 import os
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Protocol
 
 from msgspec import Meta, Struct
 
 from windlass.model.job import JSON, MSGPACK, Reason, Stream
+from windlass.model.worker import SandboxTier
 
-Tier = Literal["limits", "confined", "isolated"]
+Tier = SandboxTier
 """How far uploaded code is kept away from the machine; each has what those before it have."""
 
 LANGUAGES = ("python", "node", "php", "sh")

@@ -4,7 +4,7 @@
 --            '>BIBBBBIBBi8HdBi8i8B': state, attempt and reason before; which clock must have run out (below); then target, reason,
 --            attempt, crashes, losses, due, code, keep (-1 = for ever), how (below), finished_at (0 = now), the owner clock (us
 --            from now, -1 = as it is), what the run is counted as (below, 0 = nothing); behind that, if a running job has or gets a
---            tier: the name of the one before, a zero byte, and the seconds and name of the new one
+--            tier: the name of the one before, a zero byte, and the seconds and name of the new one; then what ran it ('' = unknown)
 -- Output     per move: 1 if it was written, else 0
 local LEASE, OWNER = 1, 2 -- clocks
 local ANEW, ATTENDED = 1, 2 -- it starts anew; it is only attended to
@@ -20,7 +20,7 @@ end
 
 local function tier_of(assigned) return assigned and string.match(assigned, ' (.*)$') or '' end
 
-local function write(id, fence, failure, packed)
+local function write(id, fence, failure, packed, ran)
   local state, attempt, reason, lapsed, target, new_reason, new_attempt, crashes, losses, due, code, keep, how, finished,
     unattended, outcome, rest = struct.unpack('>BIBBBBIBBi8HdBi8i8B', packed)
   local job = load(id)
@@ -58,6 +58,7 @@ local function write(id, fence, failure, packed)
     return 1
   end
 
+  if ran ~= '' then job.run[NODE] = placed(job.run[NODE], ran) end
   if state == RUNNING or target >= SUCCEEDED then job[FLAGS] = forget_input(id, job[FLAGS]) end
   job[STATE], job[REASON], job[ATTEMPT], job[CRASHES], job[LOSSES] = target, new_reason, new_attempt, crashes, losses
   job[DUE], job.run[CODE], job.run[TOKEN], job.run[FINISHED] = due, code, NO_TOKEN, 0
@@ -91,8 +92,8 @@ local function write(id, fence, failure, packed)
 end
 
 local out = {}
-for i = 2, #ARGV, 4 do
-  out[#out + 1] = write(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3])
+for i = 2, #ARGV, 5 do
+  out[#out + 1] = write(ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4])
   flush() -- a batch may name a job twice: the second move must find the first one written
 end
 if made.control then made.control.end_rounds() end

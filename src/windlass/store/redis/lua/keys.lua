@@ -128,6 +128,9 @@ local MOST_ARGUMENTS = 4000 -- of one call; Lua's stack has room for twice as ma
 
 -- Words
 
+-- A machine, and behind it what a worker says of what ran there, in the place of what was said before.
+local function placed(node, ran) return string.match(node, '^[^\31]*') .. ran end
+
 local function push(to, a, b)
   local n = #to
   to[n + 1] = a

@@ -2,11 +2,12 @@
 
 local function is_for_others() return false end
 
-local function finish_other(id, live, code, finished, result, keep)
+local function finish_other(id, live, code, finished, ran, result, keep)
   local job = load(id, false, live)
   leave(job)
   job[STATE], job[REASON], job[UPDATED] = SUCCEEDED, 0, now
   job.run[CODE], job.run[FINISHED] = code, finished
+  if ran ~= '' then job.run[NODE] = placed(job.run[NODE], ran) end
   if has(job, FOLLOWED) then ripen(id, job.lane.tenant, SUCCEEDED) end
   if keep == 0 then
     vanish(job, RUNNING)

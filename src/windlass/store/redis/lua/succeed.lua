@@ -1,5 +1,5 @@
 -- End jobs well.
--- ARGV[2..]  per job: size of its key (a byte), key, '>c8Hi8' (token, code, finished_at (0 = now)) .. result
+-- ARGV[2..]  per job: size of its key (a byte), key, '>c8Hi8s' (token, code, finished_at (0 = now), what ran it ('' = unknown)) .. result
 --            result = '' (none), or content type, zero byte, data
 -- Output     per job: 1 if it was held under that token, else 0; or 0 if this script cannot deal with them
 local ids = {}
@@ -51,24 +51,26 @@ end
 -- How a first run ended: what is written over the head of its record and what is added to it. Kept for the next job, which mostly ends
 -- the same.
 local now8, last = struct.pack('>I8', now), {}
-local function ending_of(early, late, code, finished, flags)
-  if last.early ~= early or last.late ~= late or last.code ~= code or last.finished ~= finished or last.flags ~= flags then
-    local run = early.start .. struct.pack('>I8H', finished, code) .. late.whose
+local function ending_of(early, late, code, finished, flags, ran)
+  if last.early ~= early or last.late ~= late or last.code ~= code or last.finished ~= finished or last.flags ~= flags or last.ran ~= ran then
+    local whose = late.whose
+    if ran ~= '' then whose = late.worker .. '\0' .. string.match(whose, '^[^%z\31]*', #late.worker + 2) .. ran .. '\0' end
+    local run = early.start .. struct.pack('>I8H', finished, code) .. whose
     local head = struct.pack('>BBBI', SUCCEEDED, 0, flags, early.attempt) .. early.crashes .. now8 .. early.due .. struct.pack('>H', #run)
-    last = { early = early, late = late, code = code, finished = finished, flags = flags, head = head, run = run }
+    last = { early = early, late = late, code = code, finished = finished, flags = flags, ran = ran, head = head, run = run }
   end
   return last
 end
 
 -- The usual end, of a job's first run: all that is needed was noted at the claim, so its record is written without being read.
 local unleased, dropped = in_(removed, ':leases'), in_(added, ':gone')
-local function finish_first_run(id, early, late, code, finished, result, pos)
+local function finish_first_run(id, early, late, code, finished, ran, result, pos)
   local lane, worker = late.lane, late.worker
   -- A group without tiers may have come while the job ran at one.
   if lane.group then flow().give_back(id, lane, lane.group == '' or redis.call('HEXISTS', K .. ':assigned', id) == 1) end
   local flags, keep = keep_result(id, result, forget_input(id, early.flags), late.keep)
   if bit.band(flags, FOLLOWED) ~= 0 then ripen(id, lane.tenant, SUCCEEDED) end
-  local key, ending = K .. 'j' .. id, ending_of(early, late, code, finished, flags)
+  local key, ending = K .. 'j' .. id, ending_of(early, late, code, finished, flags, ran)
   redis.call('SETRANGE', key, '1', ending.head)
   redis.call('APPEND', key, ending.run)
 
@@ -90,13 +92,13 @@ for i = 2, #ARGV do
   if mine then
     ends[id] = true
     oks[late.lane] = (oks[late.lane] or 0) + 1
-    local code, finished, from = struct.unpack('>Hi8', ARGV[i], #id + 10)
+    local code, finished, ran, from = struct.unpack('>Hi8s', ARGV[i], #id + 10)
     local keep = early.reason == DELETED and 0 or late.keep
     if finished == 0 then finished = now end
     if early.again or keep == 0 then
-      finish_other(id, lives[i - 1], code, finished, string.sub(ARGV[i], from), keep)
+      finish_other(id, lives[i - 1], code, finished, ran, string.sub(ARGV[i], from), keep)
     else
-      finish_first_run(id, early, late, code, finished, string.sub(ARGV[i], from), (struct.unpack('>I8', lives[i - 1], 55)))
+      finish_first_run(id, early, late, code, finished, ran, string.sub(ARGV[i], from), (struct.unpack('>I8', lives[i - 1], 55)))
     end
   end
   out[i - 1] = mine and 1 or 0

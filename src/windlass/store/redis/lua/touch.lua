@@ -1,5 +1,5 @@
 -- Signs of life of running jobs.
--- ARGV[2..]  lease (us); per job: id, token, pid ('' = unchanged), progress ('' = unchanged), pieces of output, stream .. bytes, …
+-- ARGV[2..]  lease (us); per job: id, token, pid ('' = unchanged), progress ('' = unchanged), what runs it ('' = unchanged), pieces of output, stream .. bytes, …
 -- Output     per job: 1 or 0 (held), reason, the job's bytes as `meta_of` makes them if it runs at a tier, else ''
 local until_ = stamp(now + tonumber(ARGV[2]))
 
@@ -29,7 +29,7 @@ end
 
 local out, i = {}, 3
 while i <= #ARGV do
-  local id, token, pid, progress, pieces = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], tonumber(ARGV[i + 4])
+  local id, token, pid, progress, ran, pieces = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], tonumber(ARGV[i + 5])
   local job = load(id)
   local mine = job and job[STATE] == RUNNING and job.run[TOKEN] == token
   if mine then
@@ -41,14 +41,15 @@ while i <= #ARGV do
     end
     if pieces > 0 then
       mark(job, EXTRAS)
-      put_out(job, i + 5, i + 4 + pieces)
+      put_out(job, i + 6, i + 5 + pieces)
     end
     if pid ~= '' then job.run[PID], job[UPDATED] = tonumber(pid), now end
-    if pid ~= '' or progress ~= '' or pieces > 0 then save_run(job) end
+    if ran ~= '' then job.run[NODE] = placed(job.run[NODE], ran) end
+    if pid ~= '' or progress ~= '' or ran ~= '' or pieces > 0 then save_run(job) end
   end
   push(out, mine and 1 or 0, mine and job[REASON] or 0)
   push(out, mine and job.assigned and meta_of(job) or '')
-  i = i + 5 + pieces
+  i = i + 6 + pieces
 end
 flush()
 return out
