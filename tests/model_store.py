@@ -451,9 +451,10 @@ class ModelStore:
 
     async def page(self, scope: Scope, after: str | None, limit: int) -> Slice:
         def place(entry: Entry) -> tuple[bytes, bytes, int]:
-            return entry.job.tenant.encode(), entry.job.queue.encode(), entry.arrival
+            arrival = -entry.arrival if scope.newest_first else entry.arrival
+            return entry.job.tenant.encode(), entry.job.queue.encode(), arrival
 
-        start = read_cursor(after) if after is not None else (b"", b"", 0)
+        start = read_cursor(after) if after is not None else (b"", b"", -(2**62))
         fit = (
             entry
             for entry in self.entries(*scope.states)

@@ -288,6 +288,19 @@ def test_a_table_shows_some_jobs_and_says_how_many_more_there_are(windlass: Wind
     assert windlass("jobs", "ls", "--limit", "100").err == ""
 
 
+def test_the_newest_job_is_listed_first_unless_the_oldest_is_asked_for(windlass: Windlass, place: Place) -> None:
+    ids = [windlass("enqueue", "mail").out.strip() for _ in range(3)]
+
+    def listed(*flags: str) -> list[str]:
+        return [json.loads(line)["id"] for line in windlass("jobs", "ls", "--json", *flags).out.splitlines()]
+
+    assert listed() == ids[::-1]
+    assert listed("--limit", "2") == ids[:0:-1]
+    assert listed("--oldest-first") == ids
+    table = windlass("jobs", "ls").out
+    assert table.index(ids[2]) < table.index(ids[1]) < table.index(ids[0])
+
+
 def test_for_programs_a_listing_is_one_job_a_line_through_all_pages(windlass: Windlass, place: Place) -> None:
     many(place, 2100)
     listed = windlass("jobs", "ls", "--json")

@@ -136,6 +136,60 @@ async def test_a_record_of_a_listing_is_the_record_without_its_payload(world: Wo
     assert page.records == await world.records(list(by_state.values()))
 
 
+# Newest first
+
+NEWEST_FIRST = Scope("-", None, ALL, newest_first=True)
+
+
+def backwards(crowd: list[str]) -> list[str]:
+    """The same queues, each from its newest job to its oldest."""
+    return [id for start in range(0, len(crowd), 3) for id in crowd[start : start + 3][::-1]]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 7, 1000])
+async def test_newest_first_all_pages_are_all_jobs_once(world: World, limit: int) -> None:
+    crowd = await a_crowd(world)
+    assert [id async for page in world.pages(NEWEST_FIRST, limit) for id in ids(page)] == backwards(crowd)
+
+
+async def test_newest_first_a_long_queue_is_listed_through_all_its_parts(world: World) -> None:
+    added = await world.add_many(300)
+    for id in added[:200:7]:
+        await world.apply(delete(await world.job(id)))
+    for id in added[1::5]:
+        if not await world.gone(id):
+            await world.apply(cancel(await world.job(id)))
+    left = [job.id for job in await world.jobs(limit=1000)]
+    assert [id async for page in world.pages(NEWEST_FIRST, 90) for id in ids(page)] == left[::-1]
+    cancelled = [job.id for job in await world.jobs(states=FINISHED, limit=1000)]
+    ended = Scope("-", None, FINISHED, newest_first=True)
+    assert [id async for page in world.pages(ended, 7) for id in ids(page)] == cancelled[::-1]
+
+
+@pytest.mark.parametrize("state", [State.RUNNING, State.BLOCKED, State.SCHEDULED])
+async def test_newest_first_of_states_that_have_an_index_of_their_own(world: World, state: State) -> None:
+    terms: dict[State, dict[str, Any]] = {
+        State.BLOCKED: {"after": ["00000000-0000-7000-8000-0000000000df"]},
+        State.SCHEDULED: {"delay": 60},
+    }
+    added = await world.add_many(5, **terms.get(state, {}))
+    if state is State.RUNNING:
+        await world.claim(slots=5)
+    scope = Scope("-", None, frozenset({state}), newest_first=True)
+    assert [id async for page in world.pages(scope, 2) for id in ids(page)] == added[::-1]
+
+
+async def test_newest_first_jobs_that_come_between_pages_are_not_listed_and_move_nothing(world: World) -> None:
+    added = await world.add_many(10)
+    seen: list[str] = []
+    async for page in world.pages(NEWEST_FIRST, 3):
+        seen += ids(page)
+        if len(seen) < 10:
+            await world.add_many(2)
+            await world.claim()
+    assert seen == added[::-1]
+
+
 Meddle = Callable[[World, list[str]], Awaitable[None]]
 
 

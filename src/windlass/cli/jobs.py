@@ -4,7 +4,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from cyclopts import App, Parameter, validators
@@ -46,9 +46,10 @@ async def ls(
         int | None,
         Parameter(metavar="N", help="At most so many (50; with --json all).", validator=validators.Number(gte=1)),
     ] = None,
+    oldest_first: Annotated[bool, Parameter(negative="", help="In order of arrival.")] = False,
     place: Place = HERE,
 ) -> None:
-    """List jobs, queue by queue in order of arrival.
+    """List jobs, queue by queue, the newest first.
 
     For example:
       windlass jobs ls --state failed --created-after 2h
@@ -56,13 +57,14 @@ async def ls(
       windlass jobs ls --state finished --json | jq -r .id
     """
     match = chosen.match()
+    order: Literal["oldest", "newest"] = "oldest" if oldest_first else "newest"
     async with opened(place) as queue:
         if place.json:
-            async for job in _listed(queue, match, limit):
+            async for job in _listed(queue, match, limit, order):
                 saying.write_json(job)
             return
         most = SHOWN if limit is None else limit
-        found = [job async for job in _listed(queue, match, most)]
+        found = [job async for job in _listed(queue, match, most, order)]
         total = len(found) if len(found) < most else (await queue(Count(match=match))).count
         waits = {
             key_of(job): await queue.service(GetEstimate(tenant=job.tenant, id=job.id))
@@ -73,11 +75,14 @@ async def ls(
         saying.remark(f"{saying.plural(total - len(found), 'more job')}; --limit shows more, --json shows all")
 
 
-async def _listed(queue: Queue, match: Match, most: int | None) -> AsyncIterator[Job]:
+async def _listed(
+    queue: Queue, match: Match, most: int | None, order: Literal["oldest", "newest"]
+) -> AsyncIterator[Job]:
     """Matching jobs, a page at a time."""
     after, left = None, most
     while left is None or left > 0:
-        page = await queue(List(match=match, limit=min(left or MOST_AT_ONCE, MOST_AT_ONCE), after=after))
+        size = min(left or MOST_AT_ONCE, MOST_AT_ONCE)
+        page = await queue(List(match=match, limit=size, after=after, order=order))
         for job in page.jobs:
             yield job
         if (after := page.next) is None:

@@ -154,7 +154,7 @@ class Place(NamedTuple):
 
 async def list_jobs(desk: Desk, operation: List) -> Page:
     match = operation.match
-    scope = Scope(operation.tenant, match.queue, states(match))
+    scope = Scope(operation.tenant, match.queue, states(match), newest_first=operation.order == "newest")
     found: list[Job] = []
     after, scanned, size = operation.after, 0, operation.limit
     while True:

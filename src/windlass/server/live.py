@@ -170,7 +170,7 @@ class Live:
 
 def _match(request: Request) -> Match:
     """Which jobs are meant, from the query of a listing."""
-    for name in ("limit", "after"):
+    for name in ("limit", "after", "order"):
         if name in request.query_params:
             raise Invalid("a stream of events has no pages", at=name)
     listing = _LISTING.build("-", {}, _LISTING.from_query(request.query_params.multi_items()), None)

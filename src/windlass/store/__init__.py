@@ -175,6 +175,8 @@ class Scope(Struct, frozen=True):
     """`-` = all."""
     queue: str | None
     states: frozenset[State]
+    newest_first: bool = False
+    """Whether the jobs of each queue come from the last that arrived to the first."""
 
 
 class Slice(Struct, frozen=True):
@@ -331,7 +333,7 @@ class Store(Protocol):
         ...
 
     async def page(self, scope: Scope, after: str | None, limit: int) -> Slice:
-        """Jobs of a scope: tenant by tenant, queue by queue, in order of arrival.
+        """Jobs of a scope: tenant by tenant, queue by queue, in order of arrival or the other way round.
 
         A job that changes its state between two pages is neither missed nor seen twice while it stays in the scope.
         """

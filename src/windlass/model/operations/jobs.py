@@ -1,6 +1,6 @@
 """Operations on jobs: queue, look, list, count, cancel, run again, delete."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
@@ -168,6 +168,8 @@ class List(Operation[Page], frozen=True, kw_only=True):
     match: Match = Match()
     limit: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] = 100
     after: str | None = None
+    order: Literal["oldest", "newest"] = "oldest"
+    """Which jobs of a queue come first; the same for all pages."""
 
 
 @operation("GET", "/jobs/count", "read")

@@ -299,16 +299,18 @@ class RedisStore(RedisAdding):
         line, place = _cursor(after)
         found: list[Record] = []
         states = sorted(layout.STATE_NUMBERS[state] for state in scope.states)
+        first, last = (LAST_PLACE, 0) if scope.newest_first else (0, LAST_PLACE)
         start = line
         for _ in range(MOST_ROUNDS):
             lines = await self._lines(scope, start)
             for name in lines:
                 if name != line:
-                    line, place = name, 0
+                    line, place = name, first
                 queue = name.partition(",")[2]
                 if scope.queue not in (None, queue):
                     continue
-                asked: list[Argument] = [name, place, limit - len(found), MOST_CHUNKS, *states]
+                order = "1" if scope.newest_first else "0"
+                asked: list[Argument] = [name, place, limit - len(found), MOST_CHUNKS, order, *states]
                 place, ended, *reply = await self.partitions.call("page", self.partitions.of_queue(queue), asked)
                 found += answers.records(reply, whole=False)
                 if len(found) == limit or not ended:
@@ -316,7 +318,7 @@ class RedisStore(RedisAdding):
             if len(lines) < MOST_LINES:
                 return Slice(found, None)
             start = lines[-1] + AFTER
-        return Slice(found, f"{lines[-1]},{LAST_PLACE}")
+        return Slice(found, f"{lines[-1]},{last}")
 
     async def _lines(self, scope: Scope, start: str) -> list[str]:
         """Names of the tenant's lines from one on, in order, not more than `MOST_LINES`."""

@@ -1,4 +1,4 @@
-"""Listing and counting jobs: tenant by tenant, queue by queue, in order of arrival.
+"""Listing and counting jobs: tenant by tenant, queue by queue, in order of arrival or the other way round.
 
 A listing goes by lines in the order of their names, and within a line by arrival. Each state's jobs are in that order
 in one index; the wanted states are merged. So a job that changes its state meanwhile keeps its place.
@@ -34,6 +34,7 @@ _LINES_OF_QUEUE = f"""
     ORDER BY tenant LIMIT {MOST_LINES}
 """
 _SEQS = "SELECT seq FROM job WHERE line = ? AND state = ? AND seq > ? ORDER BY seq LIMIT ?"
+_SEQS_BACKWARDS = "SELECT seq FROM job WHERE line = ? AND state = ? AND seq < ? ORDER BY seq DESC LIMIT ?"
 
 _SUMS = f"SELECT tenant, queue, task, {', '.join(f'sum({state})' for state in STATES)} FROM lane"
 _COUNTS = f"{_SUMS} GROUP BY tenant, queue, task"
@@ -65,15 +66,16 @@ def page(tx: Transaction, scope: Scope, after: Cursor, limit: int) -> Slice:
     lines = _lines(tx, scope, after)
     seqs: list[int] = []
     place: Cursor | None = None
+    first, last = (LAST, 0) if scope.newest_first else (0, LAST)
     for line, tenant, queue in lines:
-        start = after.seq if (tenant, queue) == (after.tenant, after.queue) else 0
+        start = after.seq if (tenant, queue) == (after.tenant, after.queue) else first
         seqs += _merged(tx, line, scope, start, limit - len(seqs))
         if len(seqs) >= limit:
             place = Cursor(tenant, queue, seqs[-1])
             break
     else:
         if len(lines) == MOST_LINES:
-            place = Cursor(lines[-1][1], lines[-1][2], LAST)
+            place = Cursor(lines[-1][1], lines[-1][2], last)
     return Slice(records=records.by_seq(tx, seqs), next=None if place is None else str(place))
 
 
@@ -89,8 +91,8 @@ def _merged(tx: Transaction, line: int, scope: Scope, after: int, limit: int) ->
     """The next jobs of a line that are in one of the wanted states."""
     found: list[int] = []
     for state in scope.states:
-        found += tx.column(_SEQS, line, NUMBERS[state], after, limit)
-    return sorted(found)[:limit]
+        found += tx.column(_SEQS_BACKWARDS if scope.newest_first else _SEQS, line, NUMBERS[state], after, limit)
+    return sorted(found, reverse=scope.newest_first)[:limit]
 
 
 def tally(tx: Transaction, tenant: str) -> list[Tally]:
