@@ -12,7 +12,7 @@ import pytest
 from tests.engines import enqueue, finish, register, state, take
 from tests.worlds import VirtualClock
 from windlass.engine import Engine
-from windlass.engine.upkeep import reclaim
+from windlass.engine.upkeep import promote, reclaim
 from windlass.model.handler import NewHandler
 from windlass.model.job import State
 from windlass.model.lifecycle import Verdict
@@ -101,7 +101,7 @@ async def test_the_sandbox_and_the_version_of_a_handler_that_ran_stay_in_the_job
         return job.node, job.sandbox, job.handler_version
 
     worker = await register(engine, sandbox="confined", node="box")
-    plain, kept = await enqueue(engine), await enqueue(engine)
+    plain, kept = await enqueue(engine), await enqueue(engine, max_retry=3)
     first = await take(engine, worker)
     assert await shown(plain.id) == ("box", None, None), "what its worker could do says nothing of this run"
     await finish(engine, worker, first)
@@ -113,6 +113,7 @@ async def test_the_sandbox_and_the_version_of_a_handler_that_ran_stay_in_the_job
     assert await shown(kept.id) == ("box", "confined", 3)
     await finish(engine, worker, second, Verdict.ERROR, delay=0.0, sandbox="isolated", handler_version=4)
     assert await shown(kept.id) == ("box", "isolated", 4)
+    await promote(engine)
     other = await register(engine, node="other")
     third = await take(engine, other)
     assert await shown(kept.id) == ("other", None, None), "it is said anew of each run"
