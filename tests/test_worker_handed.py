@@ -204,6 +204,7 @@ class Slots:
 
     def __init__(self) -> None:
         self.held: dict[int, Claimed] = {}
+        self.done = 0
         self.ended = asyncio.Event()
         self.begun = asyncio.Event()
         self.given_back: list[Unrun] = []
