@@ -28,11 +28,11 @@ from windlass.model.job import (
     NO_HANDLER,
     PENDING,
     Chunk,
+    HandlerRun,
     Job,
     Message,
     NewChunk,
     NewJob,
-    Ran,
     Reason,
     State,
     Terms,
@@ -117,7 +117,7 @@ class Entry:
         while len(self.output) > MOST_CHUNKS or sum(len(kept.data) for kept in self.output) > MOST_OUTPUT:
             del self.output[0]
 
-    def note(self, ran: Ran) -> None:
+    def note(self, ran: HandlerRun) -> None:
         if ran != NO_HANDLER:
             self.change(sandbox=ran.sandbox, handler_version=ran.handler_version)
 

@@ -23,7 +23,7 @@ from windlass.engine.sending import deliveries
 from windlass.engine.tiers import attend
 from windlass.model import lifecycle, wire
 from windlass.model.errors import Invalid, Missing, PartAway
-from windlass.model.job import NO_HANDLER, Error, Ran, Reason
+from windlass.model.job import NO_HANDLER, Error, HandlerRun, Reason
 from windlass.model.lifecycle import CODES, Move, Outcome, Verdict
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey, check_id, is_id, key_of, text_id
 from windlass.model.operations import (
@@ -212,10 +212,10 @@ def _began(item: Began, tenant: str) -> Touch:
     return Touch(item.id, tenant, fence(item.token), pid=item.pid, ran=_ran(item))
 
 
-def _ran(item: Began | Finished) -> Ran:
+def _ran(item: Began | Finished) -> HandlerRun:
     if item.sandbox is None and item.handler_version is None:
         return NO_HANDLER
-    return Ran(item.sandbox, item.handler_version)
+    return HandlerRun(item.sandbox, item.handler_version)
 
 
 def _alive(item: Alive, tenant: str) -> Touch:

@@ -211,14 +211,14 @@ class Error(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """When it was reported."""
 
 
-class Ran(NamedTuple):
+class HandlerRun(NamedTuple):
     """What runs a job, where that is a handler's code: the tier of its sandbox if it is in one, and the version."""
 
     sandbox: str | None = None
     handler_version: int | None = None
 
 
-NO_HANDLER = Ran()
+NO_HANDLER = HandlerRun()
 
 
 class Progress(Struct, frozen=True, kw_only=True, omit_defaults=True):

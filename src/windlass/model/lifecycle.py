@@ -17,7 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from windlass.model.errors import Conflict
-from windlass.model.job import NO_HANDLER, Error, Job, Ran, Reason, State
+from windlass.model.job import NO_HANDLER, Error, HandlerRun, Job, Reason, State
 from windlass.model.retry import backoff
 
 
@@ -183,7 +183,7 @@ class Move(Struct, frozen=True, kw_only=True):
     """What the run that ends by it is counted as; null = not at all: it was told to stop, or does not count."""
     finished_at: datetime | None = None
     """When it ended, as its worker says; null = the store's now."""
-    ran: Ran = NO_HANDLER
+    ran: HandlerRun = NO_HANDLER
     """What ran it, if a worker says so."""
     keep: float | None = None
     """Seconds the record of a finished job stays; null = for ever."""

@@ -26,7 +26,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from windlass.model.errors import Unavailable
-from windlass.model.job import NO_HANDLER, Chunk, Job, NewChunk, NewJob, Progress, Ran, Reason, State
+from windlass.model.job import NO_HANDLER, Chunk, HandlerRun, Job, NewChunk, NewJob, Progress, Reason, State
 from windlass.model.lifecycle import Move
 from windlass.model.names import JobKey
 from windlass.model.operations import Glimpse
@@ -100,7 +100,7 @@ class Touch(Struct, frozen=True):
     pid: int | None = None
     progress: Progress | None = None
     output: Sequence[NewChunk] = ()
-    ran: Ran = NO_HANDLER
+    ran: HandlerRun = NO_HANDLER
 
 
 class Touched(Struct, frozen=True):
@@ -126,7 +126,7 @@ class Done(Struct, frozen=True, gc=False):
     content_type: str
     finished_at: datetime | None = None
     """As the worker says; null = the store's now."""
-    ran: Ran = NO_HANDLER
+    ran: HandlerRun = NO_HANDLER
 
 
 class Kept(Struct, frozen=True):

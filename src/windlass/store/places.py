@@ -6,7 +6,7 @@ is true, for the claim writes the machine anew.
 
 from functools import lru_cache
 
-from windlass.model.job import NO_HANDLER, Ran
+from windlass.model.job import NO_HANDLER, HandlerRun
 from windlass.model.worker import Worker
 
 BETWEEN = "\x1f"
@@ -17,7 +17,7 @@ def written(worker: Worker) -> str:
 
 
 @lru_cache(maxsize=1024)
-def added(ran: Ran) -> str:
+def added(ran: HandlerRun) -> str:
     """What stands behind the machine; empty = nothing is known."""
     if ran == NO_HANDLER:
         return ""
@@ -25,8 +25,8 @@ def added(ran: Ran) -> str:
 
 
 @lru_cache(maxsize=1024)
-def read(place: str) -> tuple[str | None, Ran]:
+def read(place: str) -> tuple[str | None, HandlerRun]:
     """The machine, and what ran there, as far as they are known."""
     node, _, rest = place.partition(BETWEEN)
     sandbox, _, version = rest.partition(BETWEEN)
-    return node or None, Ran(sandbox or None, int(version) if version else None)
+    return node or None, HandlerRun(sandbox or None, int(version) if version else None)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from windlass.model.job import NO_HANDLER, Chunk, Error, Job, Message, Progress, Ran, State
+from windlass.model.job import NO_HANDLER, Chunk, Error, HandlerRun, Job, Message, Progress, State
 from windlass.model.names import raw_id, text_id
 from windlass.model.operations import Glimpse
 from windlass.store import Kept, Record, Ripe, Swept, Touched, Wish, places, terms
@@ -104,7 +104,7 @@ class Run(NamedTuple):
     node: str = ""
     tier: str = ""
     """Seconds and name of the one at which it runs."""
-    ran: Ran = NO_HANDLER
+    ran: HandlerRun = NO_HANDLER
 
 
 NO_RUN = Run()
