@@ -118,9 +118,8 @@ async def test_if_no_new_segment_can_be_opened_new_jobs_are_refused_until_one_ca
     with pytest.raises(Unavailable):
         await journal.accept([draft(2)])
     for _ in range(2):
-        with pytest.raises(JournalFull) as refused:
+        with pytest.raises(Unavailable, match="the journal cannot be written: Input/output error"):
             await journal.accept([draft(2)])
-        assert (refused.value.status, refused.value.code) == (507, "journal_full")
     await journal.accept([draft(3)])
     assert await contents(journal) == [1, 3]
     await journal.close()

@@ -289,7 +289,9 @@ async def test_batches_are_dumped_a_job_at_a_time(tmp_path: Path) -> None:
     payloads = ["single", "one", "two|2", "three"]
     assert [job["payload"] for job in jobs] == payloads
     records = windlass("journal", "dump", str(tmp_path), "--form", "records").stdout
-    assert list(read_text(records)) == [Line(id, "mail", payload) for id, payload in zip(ids, payloads, strict=True)]
+    assert list(read_text(records)) == [
+        Line(id, "mail", payload, "shop") for id, payload in zip(ids, payloads, strict=True)
+    ]
     batches = windlass("journal", "dump", str(tmp_path), "--form", "batches").stdout
     assert [line.payload for line in read_text(batches) if isinstance(line, Line)] == payloads
 

@@ -14,7 +14,7 @@ from tests.patience import PATIENCE
 from tests.ports import free_port
 from tests.servers import NewPrefix, Server
 from windlass.engine.journal import Disk, File, open_journaled
-from windlass.model.errors import JournalFull
+from windlass.model.errors import JournalFull, Unavailable
 from windlass.model.operations import Count, Enqueue
 
 
@@ -74,7 +74,7 @@ async def test_a_folder_that_becomes_read_only_refuses_new_jobs_and_goes_on_when
         open_journaled(engine, tmp_path, CLOCK, files=disk) as service,
     ):
         writable = False
-        with pytest.raises(JournalFull, match="Permission denied"):
+        with pytest.raises(Unavailable, match="Permission denied"):
             await service(Enqueue(job=new(1)))
         writable = True
         await service(Enqueue(job=new(2)))

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,11 +18,11 @@ from windlass.engine.journal.files import Disk
 from windlass.engine.journal.format import LOST, first_of
 from windlass.engine.journal.opening import drain_folder
 from windlass.engine.journal.runs import Entry, run_of
-from windlass.engine.journal.segments import Finding, listed, walk
+from windlass.engine.journal.segments import Finding, listed, put_aside, walk
 from windlass.local import data_folder
 from windlass.model.errors import Invalid, Missing
 from windlass.model.job import TEXT, NewJob
-from windlass.model.names import DEFAULT_QUEUE
+from windlass.model.names import DEFAULT_QUEUE, EVERY_TENANT
 from windlass.model.operations import MOST_AT_ONCE, EnqueueMany
 from windlass.store.micros import from_micros
 from windlass.system import SystemClock
@@ -45,6 +46,9 @@ class Verified(Struct, frozen=True):
     last: int
     findings: list[str]
     lost: int
+    """As far as they can be counted."""
+    loses: bool
+    """Whether any are lost, now or before."""
 
 
 @journal.command
@@ -54,29 +58,31 @@ def verify(folder: Folder = None, /, *, place: Place = HERE) -> int:
     if place.json:
         for one in found:
             saying.write_json(one)
-        return BAD if any(one.lost for one in found) else 0
+        return BAD if any(one.loses for one in found) else 0
     for one in found:
         records = f"{saying.plural(one.records, 'record')} ({one.first} to {one.last})" if one.records else "no records"
         saying.write(f"{one.folder}: {records} in {saying.plural(one.segments, 'segment')}")
         for finding in one.findings:
             saying.write(f"  {finding}")
-    return BAD if any(one.lost for one in found) else 0
+    return BAD if any(one.loses for one in found) else 0
 
 
 def _verified(folder: Path) -> Verified:
-    disk, spans, findings, lost = Disk(), list[tuple[int, int]](), list[str](), 0
-    for found in walk(disk, folder):
+    disk, spans, findings, lost, loses = Disk(), list[tuple[int, int]](), list[str](), 0, False
+    for found in chain(walk(disk, folder), put_aside(disk, folder)):
         if isinstance(found, Finding):
             gone = f": jobs {found.first} to {found.last} are lost" if found.lost else ""
             findings.append(f"{found.path.name}: {found.what}{gone}")
             lost += found.lost
+            loses = loses or found.open_ended or found.lost > 0
         elif found[0].flags & LOST:
             findings.append(f"records up to {found[0].sequence} were damaged before, and are lost")
+            loses = True
         else:
             record, data = found
             spans.append((first_of(data, record), record.sequence))
     first, last = (spans[0][0], spans[-1][1]) if spans else (0, 0)
-    return Verified(str(folder), len(listed(disk, folder)), len(spans), first, last, findings, lost)
+    return Verified(str(folder), len(listed(disk, folder)), len(spans), first, last, findings, lost, loses)
 
 
 class Dumped(Struct, frozen=True):
@@ -102,14 +108,15 @@ def dump(
     ] = "json",
     place: Place = HERE,
 ) -> None:
-    """Print the jobs of the journals as text; what is damaged is told on stderr."""
-    del place
+    """Print the jobs of the journals as text, with --tenant those of one; what is damaged is told on stderr."""
+    only = None if place.tenant in {None, EVERY_TENANT, DASH} else place.settle().tenant
     for one in _folders(folder):
-        known = ((entry, entry.draft) for entry in _entries(one) if entry.draft is not None)
+        drafts = ((entry, entry.draft) for entry in _entries(one) if entry.draft is not None)
+        known = (pair for pair in drafts if only is None or pair[1].tenant == only)
         if form == "records":
-            lines = text.write_records((draft.id, draft.new) for _, draft in known)
+            lines = text.write_records((draft.tenant, draft.id, draft.new) for _, draft in known)
         elif form == "batches":
-            lines = text.write_batches((from_micros(entry.accepted), draft.new) for entry, draft in known)
+            lines = text.write_batches((draft.tenant, from_micros(entry.accepted), draft.new) for entry, draft in known)
         else:
             lines = (_in_json(entry) for entry, _ in known)
         for line in lines:
@@ -130,8 +137,7 @@ def _in_json(entry: Entry) -> str:
     draft = entry.draft
     assert draft is not None  # noqa: S101 - others are left out
     new, when = draft.new, from_micros(entry.accepted).isoformat()
-    (line,) = text.write_records([(draft.id, new)])
-    payload = line.split("|", 2)[2].rstrip("\n")
+    payload = text.one_line(new)
     return f"{saying.in_json(Dumped(entry.sequence, when, draft.tenant, draft.id, new.task, new.queue, payload))}\n"
 
 
@@ -145,20 +151,24 @@ async def load(
     ] = DEFAULT_QUEUE,
     place: Place = HERE,
 ) -> int:
-    """Queue the jobs of a text. One that comes with an id is one job, however often it is loaded.
+    """Queue the jobs of a text, each in the tenant that the text names, else in that of --tenant. One that comes with
+    an id is one job, however often it is loaded.
 
     Lines that cannot be read are told on stderr and skipped; then it exits 1.
     """
     found = list(text.read_text(_text_of(file)))
-    news = [_new(line, queue) for line in found if isinstance(line, text.Line)]
+    lines = [line for line in found if isinstance(line, text.Line)]
     created = 0
     async with opened(place, create=True) as to:
-        for start in range(0, len(news), MOST_AT_ONCE):
-            created += (await to(EnqueueMany(jobs=news[start : start + MOST_AT_ONCE]))).created
+        for tenant, some in groupby(lines, key=lambda line: line.tenant or to.tenant):
+            news = [_new(line, queue) for line in some]
+            for start in range(0, len(news), MOST_AT_ONCE):
+                batch = EnqueueMany(tenant=tenant, jobs=news[start : start + MOST_AT_ONCE])
+                created += (await to.service(batch)).created
     malformed = [line for line in found if isinstance(line, text.Malformed)]
     for line in malformed:
         saying.remark(f"{file}, line {line.number}: {line.why}")
-    saying.write(f"{saying.plural(created, 'new job')} of {len(news):,}")
+    saying.write(f"{saying.plural(created, 'new job')} of {len(lines):,}")
     return BAD if malformed else 0
 
 

@@ -4,16 +4,28 @@ Every method does one thing to the disk, so that a test can watch their order, m
 synced. What is said here is said in the words of the system: errors are `OSError`.
 """
 
+import errno
 import fcntl
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+from windlass.model.errors import JournalFull, Unavailable, WindlassError
+
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
 
 MOST_PARTS = os.sysconf("SC_IOV_MAX")
 """What the system puts together in one call."""
+
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def not_written(fault: OSError) -> WindlassError:
+    """What whoever sends a job is told where it could not be written: only want of room is called that."""
+    kind = JournalFull if fault.errno in NO_ROOM else Unavailable
+    return kind(f"the journal cannot be written: {fault.strerror or fault}; nothing of it was kept")
 
 
 class File(Protocol):

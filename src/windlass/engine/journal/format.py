@@ -13,6 +13,7 @@ and its body is the sequence of the first (8), their ids (16 each, ascending), a
 
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 from zlib import crc32
 
@@ -95,6 +96,17 @@ def read_header(data: bytes) -> Header | None:
     if version > VERSION:
         raise Invalid(f"this journal has format {version}, this program reads up to {VERSION}: use a newer one")
     return Header(salt, journal, first)
+
+
+def mended_header(data: bytes) -> Header | None:
+    """The header of a segment in which one bit is not as it was written; null = it is not that."""
+    damaged = int.from_bytes(data[:HEADER_SIZE])
+    for bit in range(8 * HEADER_SIZE):
+        with suppress(Invalid):
+            header = read_header((damaged ^ 1 << bit).to_bytes(HEADER_SIZE))
+            if header is not None:
+                return header
+    return None
 
 
 def pack_record(  # noqa: PLR0917 - the parts of a record, in the order they lie

@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from windlass.engine.journal import bodies
-from windlass.engine.journal.files import Files
+from windlass.engine.journal.files import NO_ROOM, Files
 from windlass.engine.journal.format import HEADER_SIZE, Header, read_record, size_at
 from windlass.engine.journal.runs import Entry, Run, entries_behind, run_of, runs_upto
 from windlass.engine.journal.segments import Finding, Segment, number_in_name, recover
@@ -93,7 +93,8 @@ class Journal:
         self.findings: list[Finding] = []
         """What had to be repaired when it was opened."""
         self._writer = Writer(files, folder, self._header, segment_bytes=settings.segment_bytes)
-        self._writer.may_write = self._check_disk
+        self._writer.may_write = self.check_room
+        self._writer.make_room = self._make_room
         self._writer.on_written = self._on_written
         self._writer.is_old = self._is_old
 
@@ -210,15 +211,34 @@ class Journal:
         now = self._clock.monotonic()
         return now - self._begun_at.get(segment.path, now) >= self._settings.keep
 
-    def _check_disk(self) -> None:
+    def check_room(self) -> None:
+        """Raise if nothing more is accepted because the disk is too full, though all that was drained is gone."""
         now = self._clock.monotonic()
         if self._disk_full or now - self._looked_at_disk >= LOOK_AT_DISK_EVERY:
-            self._disk_full = self._files.fullness(self.folder) >= self._settings.most_full
+            self._disk_full = self._is_full() and not (self._make_room() and not self._is_full())
             self._looked_at_disk = now
         if self._disk_full:
             raise JournalFull(
                 f"the disk of the journal is more than {self._settings.most_full:.0%} full: make room in {self.folder}"
             )
+
+    def _is_full(self) -> bool:
+        return self._files.fullness(self.folder) >= self._settings.most_full
+
+    def _make_room(self) -> bool:
+        """Delete what was drained, the oldest first, until the disk is no longer full; whether anything was."""
+        some = False
+        for segment in [one for one in self._segments if one.last <= self.drained and one.size > HEADER_SIZE]:
+            self._delete([segment])
+            some = some or segment not in self._segments
+            if not self._is_full():
+                break
+        if not some:
+            return False
+        log.warning(
+            "%s: its disk is full; what was drained less than %g s ago is deleted", self.folder, self._settings.keep
+        )
+        return True
 
     def _on_written(self, written: Written, parcel: Parcel) -> None:
         if self._segments and self._segments[-1].path is written.segment.path:
@@ -288,11 +308,14 @@ class Journal:
         drained = [one for one in self._segments if one.last <= self.drained]
         for segment in drained:
             self._drained_at.setdefault(segment.path, now)
-        old = [one for one in drained if now - self._drained_at[one.path] >= self._settings.keep]
+        self._delete([one for one in drained if now - self._drained_at[one.path] >= self._settings.keep])
+
+    def _delete(self, old: Sequence[Segment]) -> None:
+        """Delete segments that were drained; in the place of the newest an empty one says where to go on."""
         try:
             if old and old[-1] is self._segments[-1] and old[-1].last >= old[-1].header.first:
-                self._begin_anew()
-            for segment in old:
+                self._begin_anew(old[-1])
+            for segment in [one for one in old if one in self._segments]:
                 if segment is self._segments[-1]:
                     return  # it tells where to go on
                 self._files.remove(segment.path)
@@ -303,9 +326,16 @@ class Journal:
         except OSError as fault:
             log.warning("%s: what was drained cannot be deleted: %s", self.folder, fault)
 
-    def _begin_anew(self) -> None:
-        """All of it was drained long ago: only where to go on is kept."""
-        fresh = self._writer.begin_anew()
+    def _begin_anew(self, newest: Segment) -> None:
+        """All of it was drained: only where to go on is kept."""
+        try:
+            fresh = self._writer.begin_anew()
+        except OSError as fault:
+            if fault.errno not in NO_ROOM:
+                raise
+            self._files.remove(newest.path)  # not even room for an empty one: then it goes first
+            self._segments.remove(newest)
+            fresh = self._writer.begin_anew()
         if fresh is not None:
             self._segments.append(fresh)
             self._begun_at[fresh.path] = self._clock.monotonic()

@@ -19,6 +19,7 @@ from windlass.engine.journal.format import (
     Tail,
     examine,
     ids_of,
+    mended_header,
     pack_header,
     pack_lost,
     pack_record,
@@ -26,6 +27,8 @@ from windlass.engine.journal.format import (
 )
 
 log = logging.getLogger("windlass.journal")
+
+MENDED = "one bit of its header is damaged; its records are read all the same"
 
 SUFFIX, DAMAGED, SALVAGE = ".journal", ".damaged", ".salvage"
 
@@ -49,6 +52,8 @@ class Finding(NamedTuple):
     first: int = 0
     last: int = -1
     """The sequences that are lost by it, if any."""
+    open_ended: bool = False
+    """Whether all behind `first` is lost, and nobody can say how much that is."""
 
     @property
     def lost(self) -> int:
@@ -93,6 +98,8 @@ def walk(files: Files, folder: Path) -> Iterator[tuple[Record, bytes] | Finding]
     for path, upto in _bounds(listed(files, folder)):
         data = files.read(path)
         header = read_header(data)
+        if header is None and (header := mended_header(data)) is not None:
+            yield Finding(path, MENDED)
         if header is None:
             yield _headless(path, data, upto)
             continue
@@ -115,11 +122,15 @@ def recover(files: Files, folder: Path, salt: Callable[[], int]) -> Recovered:
     _finish_salvage(files, folder)
     sound = Recovered([], [], [])
     paths = listed(files, folder)
-    headers = [read_header(files.read(path, 0, HEADER_SIZE)) for path in paths]
+    starts = [files.read(path, 0, HEADER_SIZE) for path in paths]
+    headers = [read_header(start) or mended_header(start) for start in starts]
     journal = next((header.journal for header in headers if header is not None), None)
     for path, upto in _bounds(paths):
         data = files.read(path)
         header = read_header(data)
+        mended = header is None and (header := mended_header(data)) is not None
+        if mended:
+            sound.findings.append(Finding(path, MENDED))
         if header is None:
             sound.findings.append(_headless(path, data, upto))
             if upto is None or journal is None:
@@ -130,7 +141,7 @@ def recover(files: Files, folder: Path, salt: Callable[[], int]) -> Recovered:
             _replace(files, path, data)
         places, faults = _places(data, header, upto)
         sound.findings.extend(_finding(path, fault) for fault in faults)
-        if any(isinstance(fault, Gap) for fault in faults):
+        if mended or any(isinstance(fault, Gap) for fault in faults):
             fresh = Header(salt(), header.journal, header.first)
             data, header = _salvaged(data, header, fresh, upto), fresh
             _replace(files, path, data)
@@ -175,8 +186,17 @@ def _headless(path: Path, data: bytes, upto: int | None) -> Finding:
         return Finding(path, "torn: it was never begun")
     first = first_in_name(path)
     if upto is None:
-        return Finding(path, f"its header is damaged; nothing from sequence {first} on can be read")
+        return Finding(path, f"its header is damaged; nothing from sequence {first} on can be read", open_ended=True)
     return Finding(path, "its header is damaged", first, upto)
+
+
+def put_aside(files: Files, folder: Path) -> Iterator[Finding]:
+    """What could not be read at all when the journal was opened."""
+    for name in files.names(folder):
+        start = files.read(folder / name, 0, HEADER_SIZE) if name.endswith(DAMAGED) else b""
+        if start and read_header(start) is None and mended_header(start) is None:
+            what = f"was put aside; nothing in it, from sequence {first_in_name(Path(name))} on, can be read"
+            yield Finding(folder / name, what, open_ended=True)
 
 
 def _put_away(files: Files, path: Path, data: bytes) -> None:

@@ -9,6 +9,7 @@ and everything else is refused at once.
 """
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from operator import attrgetter
@@ -21,6 +22,7 @@ from windlass.engine import Engine
 from windlass.engine.desk import no_job
 from windlass.engine.drafts import check_terms, checked_parts, drafts_of, lines_of
 from windlass.engine.estimates import at_the_door, before_the_door, through_the_door
+from windlass.engine.following import life, log_entered
 from windlass.engine.journal.drainer import Drainer
 from windlass.engine.journal.journal import Journal
 from windlass.engine.journal.runs import Entry
@@ -100,6 +102,7 @@ class Journaled:
 
     async def check_ready(self) -> None:
         """Raise what keeps it from taking new jobs and telling of them."""
+        self._journal.check_room()
         await self(GetStats(tenant="default"))
 
     async def met(self) -> None:
@@ -117,6 +120,7 @@ class Journaled:
         if self._takes(draft) and not exact:
             await before_the_door(self._engine.desk, draft.new.queue, ask=not self._drainer.behind)
         existing = await self._accept(drafts, named=_is_named(operation))
+        _log_entered(drafts, existing)
         if not existing:
             accepted = self._accepted(draft, created=True)
             estimate = await self._estimate(draft, accepted, _group(regime, draft), exact=exact)
@@ -144,6 +148,7 @@ class Journaled:
             some = [draft.id for draft in drafts]
             async with taking(ids, some):
                 there = await self._accept(drafts, named=any(_is_own(one.new) for one in drafts)) if drafts else []
+            _log_entered(drafts, there)
             ids += some
             existing += there
             created += len(set(some)) - len(there)
@@ -159,6 +164,9 @@ class Journaled:
             return texts_like(lines.ids[:SIZE], len(lines))
 
         await self._keep(lines, ids)
+        if life.isEnabledFor(logging.DEBUG):
+            for id in ids():
+                log_entered(id, lines.common.task, created=True)
         return Enqueued(ids=ids(), created=len(lines))
 
     async def _check_terms(self, drafts: Sequence[Draft], at: str) -> None:
@@ -286,6 +294,12 @@ class Journaled:
             return entry
         late = entry.draft is not None and self._drainer.is_away(entry.draft) and self._drainer.lacks(entry)
         return entry if late else None
+
+
+def _log_entered(drafts: Sequence[Draft], existing: Sequence[str]) -> None:
+    if life.isEnabledFor(logging.DEBUG):
+        for draft in drafts:
+            log_entered(draft.id, draft.new.task, created=draft.id not in existing)
 
 
 def _is_named(operation: Enqueue) -> bool:

@@ -1,18 +1,21 @@
 """Journals as text that people and simple programs write: a record a line, or batches of lines under a header.
 
+    #:Tenant shop
     id|jobtype|payload
-    #:Batch date=2026-01-31T12:00:00Z,bytes=12,jobtype=thumb
+    #:Batch date=2026-01-31T12:00:00Z,bytes=12,jobtype=thumb,tenant=shop
     one payload
     another
     #:EndBatch
 
-A line that begins with a space has been deleted. In a batch, empty lines and lines that begin with `#` are no payloads.
+Records are of the tenant that was named last, a batch is of the one that it names; a text need not name any. A line
+that begins with a space has been deleted. In a batch, empty lines and lines that begin with `#` are no payloads.
 Pure: reads and writes lines, knows neither files nor queues.
 """
 
 from collections.abc import Iterable, Iterator
 from datetime import datetime
 from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 import msgspec
@@ -22,7 +25,7 @@ from windlass.model.errors import Invalid
 from windlass.model.job import TEXT, NewJob
 from windlass.model.names import is_name
 
-BATCH, END = "#:Batch", "#:EndBatch"
+BATCH, END, TENANT = "#:Batch", "#:EndBatch", "#:Tenant"
 
 
 class Line(NamedTuple):
@@ -32,6 +35,8 @@ class Line(NamedTuple):
     """The id that it came with, if it had one."""
     jobtype: str
     payload: str
+    tenant: str = ""
+    """Empty = the text does not say."""
 
 
 class Malformed(NamedTuple):
@@ -44,14 +49,16 @@ class Malformed(NamedTuple):
 class _Batch(NamedTuple):
     jobtype: str
     """Empty = it does not say."""
+    tenant: str
     number: int
 
 
-def read_text(text: str) -> Iterator[Line | Malformed]:
+def read_text(text: str) -> Iterator[Line | Malformed]:  # noqa: C901 - a branch for each kind of line
     """The jobs of a text in either form, also mixed; what cannot be read is told with the number of its line."""
     lines = text.split("\n")
     torn = lines.pop()  # whatever follows the last end of a line was never finished
     batch: _Batch | None = None
+    tenant: str | None = ""
     for number, line in enumerate(lines, start=1):
         if line.startswith(BATCH):
             if batch is not None:
@@ -61,18 +68,31 @@ def read_text(text: str) -> Iterator[Line | Malformed]:
                 yield Malformed(number, "this batch does not say its jobtype: it is skipped")
         elif line.startswith(END):
             batch = None
-        elif line and not line.startswith((" ", "#")) and (batch is None or batch.jobtype):
-            yield _job(line, number, batch)
+        elif batch is None and line.startswith(TENANT):
+            tenant = _tenant(line)
+            if tenant is None:
+                yield Malformed(number, "this is not a tenant: the records that follow are skipped")
+        elif _says_something(line) and (tenant is not None if batch is None else batch.jobtype):
+            yield _job(line, number, batch, tenant or "")
     if torn:
         yield Malformed(len(lines) + 1, "torn: it has no end")
     if batch is not None:
         yield Malformed(batch.number, "this batch has no end")
 
 
-def _job(line: str, number: int, batch: _Batch | None) -> Line | Malformed:
+def _tenant(line: str) -> str | None:
+    named = line.removeprefix(TENANT).strip()
+    return named if is_name(named) else None
+
+
+def _says_something(line: str) -> bool:
+    return bool(line) and not line.startswith((" ", "#"))
+
+
+def _job(line: str, number: int, batch: _Batch | None, tenant: str) -> Line | Malformed:
     if not _is_utf8(line):
         return Malformed(number, "not a text in UTF-8")
-    return _record(line, number) if batch is None else Line("", batch.jobtype, line)
+    return _record(line, number, tenant) if batch is None else Line("", batch.jobtype, line, batch.tenant)
 
 
 def _is_utf8(line: str) -> bool:
@@ -84,33 +104,38 @@ def _begun(line: str, number: int) -> _Batch:
     pairs = (part.partition("=") for part in line.removeprefix(BATCH).split(","))
     said = {name.strip(): value.strip() for name, _, value in pairs}
     jobtype = said.get("jobtype", "")
-    return _Batch(jobtype if is_name(jobtype) else "", number)
+    tenant = said.get("tenant", "")
+    sound = is_name(jobtype) and (not tenant or is_name(tenant))
+    return _Batch(jobtype if sound else "", tenant, number)
 
 
-def _record(line: str, number: int) -> Line | Malformed:
+def _record(line: str, number: int, tenant: str) -> Line | Malformed:
     parts = line.split("|", 2)  # what a payload holds is its own business
     if len(parts) != 3:  # noqa: PLR2004 - id, jobtype, payload
         return Malformed(number, "not of the form id|jobtype|payload")
     id, jobtype, payload = parts
     if not id or not is_name(jobtype):
         return Malformed(number, f"{jobtype[:60]!r} is not a jobtype" if id else "it has no id")
-    return Line(id, jobtype, payload)
+    return Line(id, jobtype, payload, tenant)
 
 
-def write_records(jobs: Iterable[tuple[str, NewJob]]) -> Iterator[str]:
-    """Jobs with their ids, a line each."""
-    for id, new in jobs:
-        yield f"{id}|{new.task}|{_one_line(new)}\n"
+def write_records(jobs: Iterable[tuple[str, str, NewJob]]) -> Iterator[str]:
+    """Jobs with their tenants and ids, a line each; the tenant in a line before the first of them."""
+    for tenant, some in groupby(jobs, key=itemgetter(0)):
+        yield f"{TENANT} {tenant}\n"
+        for _, id, new in some:
+            yield f"{id}|{new.task}|{one_line(new)}\n"
 
 
-def write_batches(jobs: Iterable[tuple[datetime, NewJob]]) -> Iterator[str]:
-    """Jobs in batches: neighbours of one task that were accepted at one time."""
-    for (date, task), some in groupby(jobs, key=lambda pair: (pair[0], pair[1].task)):
-        body = "".join(f"{_in_batch(_one_line(new))}\n" for _, new in some)
-        yield f"{BATCH} date={date.isoformat()},bytes={len(body.encode())},jobtype={task}\n{body}{END}\n"
+def write_batches(jobs: Iterable[tuple[str, datetime, NewJob]]) -> Iterator[str]:
+    """Jobs in batches: neighbours of one tenant and task that were accepted at one time."""
+    for (tenant, date, task), some in groupby(jobs, key=lambda one: (one[0], one[1], one[2].task)):
+        body = "".join(f"{_in_batch(one_line(new))}\n" for _, _, new in some)
+        about = f"date={date.isoformat()},bytes={len(body.encode())},jobtype={task},tenant={tenant}"
+        yield f"{BATCH} {about}\n{body}{END}\n"
 
 
-def _one_line(new: NewJob) -> str:
+def one_line(new: NewJob) -> str:
     """A payload as a line: text as it is, anything else (and a text of several lines) in JSON."""
     payload = bytes(new.payload)
     if new.content_type == TEXT:

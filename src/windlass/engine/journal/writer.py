@@ -14,11 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from windlass.engine.journal.files import File, Files
+from windlass.engine.journal.files import NO_ROOM, File, Files, not_written
 from windlass.engine.journal.format import HEADER_SIZE, ID_SIZE, Header, pack_batch, pack_header, pack_record
 from windlass.engine.journal.segments import Place, Segment, segment_name
 from windlass.engine.lines import Lines
-from windlass.model.errors import JournalFull, Unavailable, WindlassError
+from windlass.model.errors import Unavailable, WindlassError
 from windlass.store import Draft
 
 log = logging.getLogger("windlass.journal")
@@ -71,6 +71,8 @@ class Writer:
         """The sequence of the next record."""
         self.may_write: Callable[[], None] = lambda: None
         """Raises if there is no room for more."""
+        self.make_room: Callable[[], bool] = lambda: False
+        """Deletes what can be spared; whether there was any. Nothing is being written meanwhile."""
         self.is_old: Callable[[Segment], bool] = lambda _: False
         """Whether a segment has been written for so long that the next should be begun."""
         self.on_written: Callable[[Written, Parcel], None] = lambda _, __: None
@@ -92,7 +94,7 @@ class Writer:
 
     def begin_anew(self) -> Segment | None:
         """An empty segment in the place of the newest; null if something is being written just now."""
-        return self._open_segment() if self._task is None else None
+        return self._open_segment() if self._task is None or asyncio.current_task() is self._task else None
 
     @property
     def segment(self) -> Segment | None:
@@ -134,14 +136,9 @@ class Writer:
         return group
 
     async def _write_group(self, group: list[tuple[Parcel, "asyncio.Future[Written]"]]) -> None:
-        loop = asyncio.get_running_loop()
         try:
             self.may_write()
-            segment = self._segment
-            if segment is None or segment.size >= self._segment_bytes or self.is_old(segment):
-                segment = await loop.run_in_executor(self._thread, self._open_segment)
-            parts, places = self._packed(segment, [parcel for parcel, _ in group])
-            await loop.run_in_executor(self._thread, self._put, segment, parts)
+            segment, parts, places = await self._written([parcel for parcel, _ in group])
         except (WindlassError, OSError) as fault:
             self._refuse(group, fault)
             return
@@ -154,12 +151,30 @@ class Writer:
             if not future.done():
                 future.set_result(kept)
 
+    async def _written(self, parcels: Sequence[Parcel]) -> tuple[Segment, list[bytes], list[list[Place]]]:
+        """Where they were put; tried a second time where room could be made."""
+        try:
+            return await self._try_to_write(parcels)
+        except OSError as fault:
+            if fault.errno not in NO_ROOM or not self.make_room():
+                raise
+        return await self._try_to_write(parcels)
+
+    async def _try_to_write(self, parcels: Sequence[Parcel]) -> tuple[Segment, list[bytes], list[list[Place]]]:
+        loop = asyncio.get_running_loop()
+        segment = self._segment
+        if segment is None or segment.size >= self._segment_bytes or self.is_old(segment):
+            segment = await loop.run_in_executor(self._thread, self._open_segment)
+        parts, places = self._packed(segment, parcels)
+        await loop.run_in_executor(self._thread, self._put, segment, parts)
+        return segment, parts, places
+
     def _refuse(self, group: list[tuple[Parcel, "asyncio.Future[Written]"]], fault: Exception) -> None:
-        kind = type(fault) if isinstance(fault, WindlassError) else JournalFull
-        log.warning("%d requests were refused: %s", len(group), fault)
+        told = not_written(fault) if isinstance(fault, OSError) else fault
+        log.warning("%d requests were refused: %s", len(group), told)
         for _, written in group:
             if not written.done():
-                written.set_exception(kind(str(fault)))
+                written.set_exception(type(told)(str(told)))
 
     def _packed(self, segment: Segment, parcels: Sequence[Parcel]) -> tuple[list[bytes], list[list[Place]]]:
         header, sequence, at = segment.header, self.next, segment.size
@@ -202,9 +217,9 @@ class Writer:
         assert self._file is not None  # noqa: S101 - it goes with the segment
         try:
             self._file.write(*parts)
-        except OSError as fault:
+        except OSError:
             self._take_back(segment)
-            raise JournalFull(f"the journal cannot be written: {fault.strerror}; nothing of it was kept") from fault
+            raise
         try:
             self._file.sync()
         except OSError as fault:
