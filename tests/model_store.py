@@ -415,7 +415,8 @@ class ModelStore:
         entry.leave()
         entry.abandon_at = None
         entry.purge_at = later(now, keep)
-        entry.change(finished_at=(finished_at or now).astimezone(UTC))
+        ended = (finished_at or now).astimezone(UTC)
+        entry.change(finished_at=max(ended, entry.job.started_at or ended))
         self._ripen(entry, entry.job.state)
         if keep == 0:
             self._vanish(entry)

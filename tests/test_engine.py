@@ -934,3 +934,17 @@ async def test_a_job_whose_sender_was_cancelled_before_it_went_out_is_not_queued
     await asyncio.gather(sending, return_exceptions=True)
     await asyncio.sleep(0.05)
     assert (await engine(Count())).count == 0
+
+
+async def test_a_clock_that_is_set_back_gives_no_negative_run_time(engine: Engine, clock: VirtualClock) -> None:
+    worker = await register(engine)
+    ids = [(await enqueue(engine)).id for _ in range(2)]
+    claimed = [await take(engine, worker) for _ in ids]
+    clock.advance(-5)
+    await finish(engine, worker, claimed[0])
+    await finish(engine, worker, claimed[1], Verdict.FAILED, message="no")
+    for id in ids:
+        job = await engine(Show(id=id))
+        assert job.started_at
+        assert job.finished_at
+        assert job.finished_at >= job.started_at

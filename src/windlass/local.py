@@ -1,6 +1,7 @@
 """The token of this machine: made once, kept in a file that only its owner can read, found by clients on their own."""
 
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,12 +27,23 @@ def known_token(folder: Path) -> str | None:
         return None
 
 
+def check_private(folder: Path) -> None:
+    """Refuse a folder in which others may put files in the place of ours."""
+    mode = folder.stat().st_mode
+    if mode & 0o022 and not mode & stat.S_ISVTX:
+        raise Invalid(
+            f"{folder} can be written by others (mode {mode & 0o777:04o}): chmod 700 it, or name another with --data",
+            at="data",
+        )
+
+
 def local_token(folder: Path, chance: Chance) -> str:
     """The token in a folder, made if there is none yet."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as fault:
         raise Invalid(f"the folder {folder} cannot be made: {fault.strerror}; name another", at="--data") from None
+    check_private(folder)
     path = folder / FILE
     try:
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

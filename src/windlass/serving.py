@@ -27,7 +27,7 @@ from windlass.engine.task_options import WithTaskOptions
 from windlass.engine.tokens import PATIENCE, Keyring
 from windlass.engine.upkeep import keep_house
 from windlass.lately import BRIEFLY
-from windlass.local import local_token
+from windlass.local import check_private, local_token
 from windlass.model.errors import Denied, Unavailable
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import Service, Tokens
@@ -89,6 +89,8 @@ async def serve(serving: Serving) -> None:
     """Until a signal ends it: TERM and INT let requests and running jobs finish, a second one does not wait."""
     sys.setswitchinterval(SWITCH_EVERY)
     clock = SystemClock()
+    if serving.data.exists():
+        check_private(serving.data)
     async with AsyncExitStack() as opened:
         pool = app = None
         if serving.worker is not None:

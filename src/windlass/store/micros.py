@@ -25,3 +25,8 @@ def from_micros(micros: int) -> datetime:
 def span(seconds: float) -> int:
     """A duration in microseconds, rounded exactly as `timedelta` does."""
     return timedelta(seconds=seconds) // _MICROSECOND
+
+
+def ended_at(started: datetime | None, finished: datetime | None) -> datetime | None:
+    """When a job ended: never before it began, though the clock may have been set back meanwhile."""
+    return max(started, finished) if started and finished else finished

@@ -14,7 +14,7 @@ from windlass.model.names import raw_id, text_id
 from windlass.model.operations import Glimpse
 from windlass.store import Kept, Record, Ripe, Swept, Touched, Wish, places, terms
 from windlass.store.flow import EXPLICIT, FLEXIBLE
-from windlass.store.micros import EPOCH, from_micros
+from windlass.store.micros import EPOCH, ended_at, from_micros
 from windlass.store.redis.layout import (
     ATTEMPT,
     BLOCKED,
@@ -305,7 +305,7 @@ def _job(  # noqa: PLR0917 - the parts of a job, in the order they lie
         updated_at=from_micros(updated),
         run_at=from_micros(due) if due else None,
         started_at=started_at,
-        finished_at=from_micros(run.finished) if run.finished else None,
+        finished_at=ended_at(started_at, from_micros(run.finished) if run.finished else None),
         assigned=assigned or None,
         deadline=deadline,
         size=size,

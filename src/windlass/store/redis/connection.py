@@ -133,7 +133,10 @@ class Connection:
                 f"maxmemory-policy is {policy}: the server would throw jobs away; set it to noeviction", at="store"
             )
         if settings.get("appendonly") == "no":
-            log.warning("appendonly is off: jobs accepted since the last snapshot are lost when the server stops")
+            log.warning(
+                "APPENDONLY IS OFF at this server: jobs accepted since its last snapshot are LOST when it stops. "
+                "Set `appendonly yes` in its configuration, or now: redis-cli CONFIG SET appendonly yes"
+            )
         if self.replicas is not None and self.replicas.synced:
             await self._check_syncs(version)
 

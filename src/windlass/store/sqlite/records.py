@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from windlass.model.job import Error, Job, Progress, Reason, State
 from windlass.model.names import JobKey, text_id
 from windlass.store import Record, places
-from windlass.store.micros import from_micros
+from windlass.store.micros import ended_at, from_micros
 from windlass.store.sqlite import batches
 from windlass.store.sqlite.transaction import Transaction
 from windlass.store.sqlite.values import RUNNING, STATES, keys
@@ -121,7 +121,7 @@ def _record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
         updated_at=from_micros(updated_at),
         run_at=_maybe(run_at),
         started_at=started,
-        finished_at=_maybe(finished_at),
+        finished_at=ended_at(started, _maybe(finished_at)),
         assigned=assigned,
         deadline=deadline(started, asked.get("timeout"), seconds) if started and state == RUNNING else None,
         size=size,
