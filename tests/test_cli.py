@@ -450,7 +450,13 @@ def test_queues_and_workers_are_listed(windlass: Windlass, place: Place) -> None
     assert windlass("workers", "ls") == Ran(0, "", "no workers; `windlass worker` starts one\n")
     place.do(lambda engine: place.register(engine, "slow", "quick"))
     (line,) = windlass("queues", "ls", "--json").json
-    assert line == {"tenant": place.tenant, "queue": "slow", "states": {"scheduled": 1, "queued": 1}, "workers": 1}
+    assert line == {
+        "tenant": place.tenant,
+        "queue": "slow",
+        "states": {"scheduled": 1, "queued": 1},
+        "outcomes": {},
+        "workers": 1,
+    }
     header, row = windlass("queues", "ls").out.splitlines()
     assert header.split() == ["queue", "scheduled", "queued", "running", "succeeded", "failed", "workers"]
     assert row.split() == ["slow", "1", "1", "·", "·", "·", "1"]

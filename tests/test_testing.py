@@ -28,7 +28,7 @@ Add = Task[..., int, int]
 @pytest.fixture
 def app(tmp_path: Path) -> Windlass:
     """Its store must never be touched: there is no such folder."""
-    return Windlass(str(tmp_path / "nowhere" / "jobs.db"), settings=Settings(most_payload=1000))
+    return Windlass(str(tmp_path / "nowhere" / "jobs.db"), settings=Settings(most_payload=1000, most_result=1000))
 
 
 @pytest.fixture
