@@ -1,10 +1,15 @@
 """Notifications, as `windlass serve` takes them in and tells of them."""
 
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import msgspec
 
+from tests.patience import PATIENCE
+from tests.servers import StartServer
 from tests.serving import process, web
 
 MIB = 1 << 20
@@ -71,7 +76,35 @@ async def test_a_worker_gets_what_was_sent_as_arguments(tmp_path: Path) -> None:
         async with web(running.address, running.token) as client:
             client.headers["fiware-service"] = "shop"
             done = await client.post("/v2/notify", json=NOTIFICATION)
-            assert (done.status_code, done.text) == (200, "done\n")
+            assert (done.status_code, done.text) == (200, "done\n"), done.text
             assert (tmp_path / "seen").read_text() == "shop / Room:1\n"
             failed = await client.post("/v2/notify", json={"data": [{"id": "Room:2", "type": "Room"}]})
             assert (failed.status_code, failed.json()["code"]) == (500, "not_done")
+
+
+async def test_a_notification_is_done_without_the_queue_while_it_is_down(
+    tmp_path: Path, start_server: StartServer
+) -> None:
+    """S4 3: with recovery on, by the app of the server; the server itself runs nothing."""
+    (tmp_path / "notes.py").write_text(APP.replace("seen", str(tmp_path / "seen")))
+    settings = {"PYTHONPATH": str(tmp_path), "WINDLASS_NOTIFICATIONS_RECOVER": "true"}
+    redis = start_server("redis")
+    with process(tmp_path, "--app", "notes:app", "--no-journal", store=redis.url, **settings) as running:
+        redis.kill()
+        async with web(running.address, running.token) as client:
+            done = await client.post("/v2/notify", json=NOTIFICATION)
+            assert (done.status_code, done.text) == (200, "done\n"), done.text
+            assert (tmp_path / "seen").read_text() == "None / Room:1\n"
+            failed = await client.post("/v2/notify", json={"data": [{"id": "Room:2", "type": "Room"}]})
+            assert (failed.status_code, failed.json()["code"]) == (500, "not_done")
+            assert (tmp_path / "seen").read_text().count("Room:2") == 1
+            redis.start()
+            assert (await client.post("/v2/notify", json=NOTIFICATION)).text in ("queued\n", "done\n")
+
+
+def test_recovery_without_an_app_is_refused(tmp_path: Path) -> None:
+    environ = dict(os.environ, WINDLASS_NOTIFICATIONS_RECOVER="true")
+    command = [sys.executable, "-m", "windlass", "serve", "--store", str(tmp_path / "jobs.db")]
+    ran = subprocess.run(command, capture_output=True, text=True, env=environ, check=False, timeout=PATIENCE)
+    assert ran.returncode == 2
+    assert "--app" in ran.stderr

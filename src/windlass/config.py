@@ -152,6 +152,8 @@ class NotificationsSection(Struct, frozen=True, kw_only=True):
 
     offload: bool = True
     """Whether they are answered once they are queued; no = once a worker has done them."""
+    recover: bool = False
+    """Whether one that the queue cannot take is done at once, by the app of the server (`--app`)."""
     max_retry: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
     """How many re-runs one gets that fails, if it is queued."""
     retry_after: Seconds = 20.0

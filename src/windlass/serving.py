@@ -32,6 +32,7 @@ from windlass.model.errors import Denied, Unavailable
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import Service, Tokens
 from windlass.model.worker import Worker
+from windlass.run_now import RunNow
 from windlass.server import bodies
 from windlass.server.application import application
 from windlass.server.gate import Gate, WithLocal
@@ -42,6 +43,7 @@ from windlass.server.uploads import NoUploads
 from windlass.system import SystemChance, SystemClock
 from windlass.worker.addresses_allowed import read_allowed
 from windlass.worker.delivering import Language, Network
+from windlass.worker.frames import Ready
 from windlass.worker.functions.checking import CheckedUploads
 from windlass.worker.options import WorkerOptions
 from windlass.worker.pool import Pool
@@ -117,7 +119,7 @@ async def serve(serving: Serving) -> None:
         optioned = WithTaskOptions(Metered(push, clock, briefly), engine.desk, clock, briefly)
         answers = _uploads(optioned, serving)
         also = [*s2.routes(answers, gate, limits), *s3.routes(answers, gate, limits, serving.client_jobs)]
-        also += s4.routes(answers, gate, limits, serving.notifications)
+        also += s4.routes(answers, gate, limits, serving.notifications, _recovery(serving, app))
         site = application(answers, engine, gate, limits, stop, also=also, check_ready=check_ready)
         http = server(site, serving.where)
         workers = []
@@ -137,6 +139,12 @@ async def serve(serving: Serving) -> None:
             await stop.wait()
             for duty in duties:
                 duty.cancel()
+
+
+def _recovery(serving: Serving, app: Ready | None) -> RunNow | None:
+    if app is None or serving.worker is None or not serving.notifications.recover:
+        return None
+    return RunNow(serving.worker.target, app.tenant)
 
 
 def _limits(serving: Serving) -> Limits:

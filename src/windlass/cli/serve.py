@@ -94,6 +94,8 @@ def serve(
     own = data or data_folder(dict(os.environ))
     if own.exists() and not own.is_dir():
         raise Invalid(f"{own} is not a folder: name the folder where the server keeps its token", at="--data")
+    if settings.notifications.recover and not (app and worker):
+        raise Invalid("notifications.recover needs an app that does the work: name it with --app", at="--app")
     serving = Serving(
         store=settings.store,
         data=own,

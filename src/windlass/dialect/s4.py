@@ -6,8 +6,9 @@ time, however many there are.
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import Raw, Struct
@@ -38,6 +39,8 @@ from windlass.server.described import DescribedRoute
 from windlass.server.gate import Gate
 from windlass.server.limits import Limits, read_body
 
+log = logging.getLogger("windlass.server")
+
 RUN_WITHIN = 180.0
 """Seconds for one run."""
 
@@ -54,10 +57,22 @@ Telling = Callable[[list[Job]], AsyncIterator[bytes]]
 """Jobs as the elements of an array."""
 
 
+class Recovery(Protocol):
+    """Does the work of a notification that the queue could not take."""
+
+    @property
+    def tenant(self) -> str:
+        """The tenant whose notifications it can do."""
+
+    async def __call__(self, new: NewJob, within: float, /) -> str | None:
+        """Do it now; why it failed."""
+
+
 class Habits(Struct, frozen=True, kw_only=True):
     """What an operator chooses for notifications."""
 
     offload: bool = True
+    recover: bool = False
     max_retry: int = 0
     retry_after: float = FROM_START.base
     keep_success: float = DAY
@@ -78,7 +93,9 @@ class NotDone(WindlassError):
     code, title, status, exit_status = "not_done", "Not done", 500, 1
 
 
-def routes(service: Service, gate: Gate, limits: Limits, habits: Habits | None = None) -> list[DescribedRoute]:
+def routes(
+    service: Service, gate: Gate, limits: Limits, habits: Habits | None = None, recovery: Recovery | None = None
+) -> list[DescribedRoute]:
     """What a server answers in this dialect."""
     chosen = habits or Habits()
     terms = _terms(chosen)
@@ -92,9 +109,9 @@ def routes(service: Service, gate: Gate, limits: Limits, habits: Habits | None =
         new = _job(request, await read_body(request, limits), terms)
         try:
             job = await service(Enqueue(tenant=tenant, job=new))
-            return Response("queued\n" if chosen.offload else await _done(service, job), media_type=TEXT)
         except (Unavailable, Full) as fault:
-            raise NotQueued(str(fault)) from fault
+            return Response(await _recovered(recovery, tenant, new, fault), media_type=TEXT)
+        return Response(await _answered(service, job, chosen), media_type=TEXT)
 
     async def listing(request: Request) -> Response:
         tenant = await admitted(request, List)
@@ -147,10 +164,31 @@ def _job(request: Request, body: bytes, terms: Wishes) -> NewJob:
     return NewJob(task=words.TASK, payload=payload, **wishes)
 
 
+async def _recovered(recovery: Recovery | None, tenant: str, new: NewJob, fault: WindlassError) -> str:
+    """Done without the queue, if that is wanted."""
+    if recovery is None or recovery.tenant != tenant:
+        raise NotQueued(str(fault)) from fault
+    log.warning("notifications: the queue is down (%s): running one without it", fault)
+    try:
+        error = await recovery(new, RUN_WITHIN)
+    except Full as full:
+        raise NotQueued(str(full)) from full
+    if error is not None:
+        raise NotDone(error)
+    return "done\n"
+
+
+async def _answered(service: Service, job: Job, habits: Habits) -> str:
+    return "queued\n" if habits.offload else await _done(service, job)
+
+
 async def _done(service: Service, job: Job) -> str:
     """Until the job has ended: it does, for it expires if nobody starts it, and has so long to run."""
     while job.state not in FINISHED:
-        job = await service(Show(tenant=job.tenant, id=job.id, wait=WAIT))
+        try:
+            job = await service(Show(tenant=job.tenant, id=job.id, wait=WAIT))
+        except Unavailable as fault:
+            raise NotDone(f"queued, but the store does not say how it ended: {fault}") from fault
     if job.state is not State.SUCCEEDED:
         raise NotDone(job.error.message if job.error else f"the work is {job.state}")
     return "done\n"
