@@ -216,10 +216,12 @@ async def test_a_job_whose_worker_is_silent_past_its_time_is_taken_away(desk: De
 async def test_when_a_job_ended_is_told(desk: Desk) -> None:
     """S2 17: as the worker says, or as the clock does."""
     said, unsaid = await desk.enqueue(), await desk.enqueue()
-    await desk.run(finished_at="2025-12-31T23:59:58.5+01:00")
-    await desk.run()
-    assert (await desk.job(said))["finished_at"] == "2025-12-31T22:59:58.500000Z"
-    assert datetime.fromisoformat((await desk.job(unsaid))["finished_at"]) == EPOCH
+    first, second = await desk.claim(2)
+    desk.clock.advance(2)
+    assert (await desk.finish(first, finished_at="2026-01-01T01:00:01.5+01:00"))["applied"]
+    assert (await desk.finish(second))["applied"]
+    assert (await desk.job(said))["finished_at"] == "2026-01-01T00:00:01.500000Z"
+    assert datetime.fromisoformat((await desk.job(unsaid))["finished_at"]) == EPOCH + timedelta(seconds=2)
 
 
 async def test_the_walk_of_a_job_is_told(desk: Desk) -> None:
