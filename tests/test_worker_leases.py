@@ -10,11 +10,15 @@ import pytest
 from tests.patience import PATIENCE
 from windlass.model.errors import Unavailable
 from windlass.model.job import Job, State
-from windlass.model.operations import Renew, Renewed, Service
+from windlass.model.lifecycle import Verdict
+from windlass.model.operations import Applied, Finish, Finished, Renew, Renewed, Service
 from windlass.system import SystemClock
+from windlass.worker.crew import Crew
 from windlass.worker.held import Held
+from windlass.worker.jobs import Jobs
 from windlass.worker.leases import Holder, Leases
 from windlass.worker.membership import Membership
+from windlass.worker.reports import Reports
 
 YOUNG = 0.02
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -43,6 +47,7 @@ class Member:
     """Stands for a worker that the queue knows."""
 
     lease = 30.0
+    worker = "w"
 
     def names(self) -> dict[str, str]:
         return {"worker": "w"}
@@ -137,3 +142,73 @@ async def test_what_was_not_answered_is_not_said_again_and_the_next_is_said_by_p
         speak()
         await leases.tell()
     assert queue.told[1:] == [["1aa", "3aa"], ["2bb"], ["1aa", "2bb", "3aa"]]
+
+
+class Overtaken(Queue):
+    """Takes its time with what running jobs say, or does not hear it; notes what comes in which order."""
+
+    def __init__(self, *, hears: bool) -> None:
+        super().__init__()
+        self.hears = hears
+        self.slow = asyncio.Event()
+        self.came: list[str] = []
+        self.has_come = asyncio.Event()
+
+    async def __call__(self, operation: Any) -> Any:
+        self.has_come.set()
+        if isinstance(operation, Finish):
+            self.came.append("end")
+            return Applied()
+        said = b"".join(chunk.data for one in operation.jobs for chunk in one.output).decode()
+        if not self.slow.is_set():
+            self.came.append("asked")
+            await self.slow.wait()
+            if not self.hears:
+                raise Unavailable("it is away")
+        self.came.append(said)
+        return Renewed()
+
+
+@pytest.mark.parametrize("hears", [True, False])
+async def test_the_end_of_a_run_does_not_overtake_what_it_has_said(hands: Hands, hears: bool) -> None:
+    queue, member = Overtaken(hears=hears), cast("Membership", Member())
+    leases = Leases(cast("Holder", hands), cast("Service", queue), member, SystemClock())
+    reports = Reports(cast("Service", queue), member, SystemClock())
+    jobs = Jobs(cast("Crew", None), reports, SystemClock(), 1000, [])
+    hands.held = jobs.held
+    jobs.held[1] = one = held(1)
+    one.began = True
+    one.print("log", b"first ")
+    leases.has_news(one)
+    telling = asyncio.create_task(leases.tell())
+    await asyncio.wait_for(queue.has_come.wait(), 30)
+    one.print("log", b"last")
+    running = asyncio.create_task(reports.run())
+    jobs.leave(one, Finished(id=one.id, token=one.token, outcome=Verdict.OK))
+    await asyncio.sleep(0.05)
+    assert queue.came == ["asked"]
+    queue.slow.set()
+    await asyncio.gather(telling, return_exceptions=True)
+    await asyncio.wait_for(reports.flush(), 30)
+    assert queue.came == (["asked", "first ", "last", "end"] if hears else ["asked", "first last", "end"])
+    running.cancel()
+
+
+async def test_what_was_said_while_the_store_was_away_is_said_again(hands: Hands) -> None:
+    queue = Overtaken(hears=False)
+    queue.slow.set()
+    leases = Leases(cast("Holder", hands), cast("Service", queue), cast("Membership", Member()), SystemClock())
+    hands.held[1] = one = held(1)
+    one.began = True
+    queue.slow.clear()
+    one.print("log", b"first ")
+    leases.has_news(one)
+    telling = asyncio.create_task(leases.tell())
+    await asyncio.wait_for(queue.has_come.wait(), 30)
+    queue.slow.set()
+    with pytest.raises(Unavailable):
+        await telling
+    one.print("log", b"last")
+    leases.has_news(one)
+    await leases.tell()
+    assert queue.came == ["asked", "first last"]

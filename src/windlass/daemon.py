@@ -23,7 +23,7 @@ from windlass.store import NotLetIn
 from windlass.system import SystemChance, SystemClock
 from windlass.worker.claims import TRY_AGAIN
 from windlass.worker.options import WorkerOptions
-from windlass.worker.pool import Pool
+from windlass.worker.pool import Pool, shared
 from windlass.worker.supervisor import NO_APP, Supervisor
 
 log = logging.getLogger("windlass.worker")
@@ -59,6 +59,8 @@ async def work(
             if imported is None:
                 return
             app = imported
+            if app.connections:
+                log.warning("%s shares its connections to %s: %s", options.target, *shared(app.connections))
         app = replace(app, store=address or app.store, tenant=tenant or app.tenant)
         log.info("store %s, tenant %s", shown(app.store), app.tenant)
         async with AsyncExitStack() as stack:

@@ -24,6 +24,7 @@ from windlass.model.match import Match
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT
 from windlass.model.operations import MOST_AT_ONCE, GetStats, GetTask, Handlers, Limits, List, Queues, Workers
 from windlass.system import SystemClock
+from windlass.worker.pool import AppBroken, Pool, shared
 
 Level = Literal["ok", "warn", "FAIL"]
 
@@ -68,6 +69,10 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 async def doctor(
+    app: Annotated[
+        str, Parameter(help="Also import this app, `module:name`, and look at what it does meanwhile.")
+    ] = "",
+    /,
     *,
     deep: Annotated[bool, Parameter(help="Also read the whole store and check it for damage; slow.")] = False,
     place: Place = HERE,
@@ -77,10 +82,11 @@ async def doctor(
     For example:
       windlass doctor
       windlass doctor --deep
+      windlass doctor shop:app
       windlass doctor --store redis://localhost --json
     """
     findings: list[Finding] = []
-    async for finding in _examine(place, deep=deep):
+    async for finding in _examine(place, app, deep=deep):
         findings.append(finding)
         if not place.json:
             _print(finding)
@@ -90,7 +96,31 @@ async def doctor(
     return 0 if well else 1
 
 
-async def _examine(place: Place, *, deep: bool) -> AsyncIterator[Finding]:
+async def _app(target: str) -> AsyncIterator[Finding]:
+    """What is wrong with an app, imported as a worker does it."""
+    pool = Pool(target)
+    try:
+        found = await pool.start()
+    except AppBroken as fault:
+        yield Finding(
+            what="app",
+            level="FAIL",
+            found=f"{target} cannot be imported: {fault}",
+            advice="see its traceback: windlass worker " + target,
+        )
+        return
+    finally:
+        await pool.close()
+    yield Finding(what="app", level="ok", found=f"{target} has {saying.plural(len(found.tasks), 'task')}")
+    if found.connections:
+        where, advice = shared(found.connections)
+        yield Finding(what="app", level="warn", found=f"shares its connections to {where}", advice=advice)
+
+
+async def _examine(place: Place, app: str, *, deep: bool) -> AsyncIterator[Finding]:
+    if app:
+        async for finding in _app(app):
+            yield finding
     log = logging.getLogger("windlass.store")
     usual = log.level
     log.setLevel(logging.ERROR)  # what a store warns of is among the findings

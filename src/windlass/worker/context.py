@@ -5,8 +5,11 @@ Runs user code; knows its supervisor only as a socket. When that is closed, it e
 
 import asyncio
 import os
+import select
 import socket
 import sys
+import threading
+import time
 import traceback
 from collections.abc import Mapping, Sequence
 
@@ -14,7 +17,7 @@ import msgspec
 
 from windlass.model.job import Error
 from windlass.model.lifecycle import Verdict
-from windlass.worker.frames import Ending, Frames, Given, Orders, Passed, TooLong
+from windlass.worker.frames import Assignment, Ending, Frames, Given, News, Orders, Passed, TooLong
 from windlass.worker.outbox import Outbox
 from windlass.worker.running import Callee, Run, acall, is_async, stopped
 from windlass.worker.threads import Threads
@@ -25,6 +28,12 @@ LOOK_EVERY = 0.003
 
 SWITCH_EVERY = 0.001
 """Seconds after which a thread that computes lets another in: the supervisor's orders must get through."""
+
+HELD_UP = 0.1
+"""Seconds after which an event loop that does not answer is taken to be held up by one of its coroutines."""
+
+BREATH = 0.005
+"""Seconds between two looks at jobs that are about to begin."""
 
 MOST_THREADS = 1000
 
@@ -50,6 +59,9 @@ class Context:
         self._threads = Threads(most_threads, self._outbox, self._forget)
         self._known: dict[str | bytes, tuple[Callee, bool]] = {}
         """Tasks by what they were found by before, and whether they are coroutine functions."""
+        self._reading = threading.Lock()
+        self._held_up = False
+        """Whether it was told that the loop does not answer."""
         self._looking: asyncio.Handle | None = None
         self._leaving = False
         self._left = self._loop.create_future()
@@ -61,20 +73,82 @@ class Context:
         self._outbox.send()
 
     def _read(self) -> None:
+        for orders in self._heard():
+            self.obey(orders)
+
+    def _heard(self) -> list[Orders]:
+        """What has come by now. For the loop, or for the thread that watches it: each order is heard once."""
+        with self._reading:
+            try:
+                data = self._link.recv(READ_AT_ONCE, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return []
+            except OSError:
+                data = b""
+            if not data:
+                os._exit(0)  # the supervisor is gone: whatever runs here has lost its lease or is about to
+            try:
+                return list(self._frames.feed(data))
+            except (TooLong, msgspec.MsgspecError):
+                traceback.print_exc()
+                os._exit(1)  # an order that was not understood is a job that would wait for ever
+
+    # When a coroutine holds the loop
+
+    def watch(self, aside: socket.socket) -> None:
+        """In a thread of its own, which only ever waits to be asked: does the loop answer?"""
+        while self._is_asked(aside):
+            while (answered := self._answers()) and self._has_unbegun():
+                time.sleep(BREATH)
+            if answered:
+                self._outbox.tell(News(answers=True))
+
+    def _answers(self) -> bool:
+        """Whether the loop does; if not, what has not begun is given back, and it tells when it does again."""
+        answer = threading.Event()
+        self._loop.call_soon_threadsafe(self._answer, answer)
+        if answer.wait(HELD_UP):
+            return True
+        self._held_up = True
+        self._outbox.tell(News(unbegun=self._take_back(), answers=False))
+        if answer.is_set():  # meanwhile, perhaps before it was said that it does not
+            self._outbox.tell(News(answers=True))
+        return False
+
+    def _answer(self, answer: threading.Event) -> None:
+        answer.set()
+        if self._held_up:
+            self._held_up = False
+            self._outbox.tell(News(answers=True))
+
+    def _is_asked(self, aside: socket.socket) -> bool:
         try:
-            data = self._link.recv(READ_AT_ONCE, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return
+            asked = aside.recv(READ_AT_ONCE)
         except OSError:
-            data = b""
-        if not data:
-            os._exit(0)  # the supervisor is gone: whatever runs here has lost its lease or is about to
-        try:
-            for orders in self._frames.feed(data):
-                self.obey(orders)
-        except (TooLong, msgspec.MsgspecError):
-            traceback.print_exc()
-            os._exit(1)  # an order that was not understood is a job that would wait for ever
+            asked = b""
+        if not asked:
+            os._exit(0)  # the supervisor is gone
+        return True
+
+    def _has_unbegun(self) -> bool:
+        unread, _, _ = select.select([self._link], [], [], 0)
+        return bool(unread) or any(run.stop is None for run in list(self._runs.values()))
+
+    def _take_back(self) -> list[Assignment]:
+        """The jobs that have not begun here, which nobody runs here from now on."""
+        found: list[Assignment] = []
+        for orders in self._heard():
+            stay = [one for one in orders.start if one.input]
+            found += [one for one in orders.start if not one.input]
+            if orders.newcomer is not None:
+                found.append(orders.newcomer.assignment())
+            rest = Orders(stay, orders.stop, orders.leave, orders.input)
+            self._loop.call_soon_threadsafe(self.obey, rest)
+        for number, run in list(self._runs.items()):
+            if (job := run.take_back()) is not None:
+                self._forget(number)
+                found.append(job)
+        return found
 
     def obey(self, orders: Orders) -> None:
         if orders.newcomer is not None:
@@ -115,6 +189,8 @@ class Context:
         # Only here: a task that is cancelled before its first step would never come to tell of it.
         if run.begin(run.task.cancel):  # type: ignore[union-attr] # this is it
             ending = await acall(callee, given, run)
+        elif run.taken:
+            return
         else:
             ending = stopped(given.number)
         self._forget(given.number)
@@ -158,6 +234,7 @@ def live(
     tasks: Mapping[str, Callee],
     told: Sequence[Orders] = (),
     frames: Frames[Orders] | None = None,
+    aside: socket.socket | None = None,
 ) -> None:
     """The life of a context; one that was made for a single job has been told of it already, and ends with it.
 
@@ -167,6 +244,8 @@ def live(
 
     async def run() -> None:
         here = Context(link, tasks, frames)
+        if aside is not None:
+            threading.Thread(target=here.watch, args=(aside,), name="windlass-watch", daemon=True).start()
         for orders in told:
             here.obey(orders)
         if told:

@@ -29,13 +29,28 @@ class Crew:
     def least_busy(self) -> Context:
         least: Context | None = None
         for context in self._shared:
+            if context.held_up:
+                continue
             if not context.held:
                 return context
             if least is None or len(context.held) < len(least.held):
                 least = context
+        if least is None and self._shared:
+            return min(self._shared, key=lambda context: len(context.held))
         if least is None:
             raise OSError("there was no room for a process that runs jobs")
         return least
+
+    def look_for_held_up(self) -> None:
+        """Ask contexts that were given jobs, while others have less to do, whether their event loops answer."""
+        for context in self._shared:
+            if context.unanswered:
+                context.held_up = True
+            elif context.held and (context.held_up or context.jobs > context.asked_at) and self._has_idler(context):
+                context.ask_whether_it_answers()
+
+    def _has_idler(self, context: Context) -> bool:
+        return any(not other.held_up and len(other.held) < len(context.held) for other in self._shared)
 
     def alone(self) -> Context:
         """A context for one job."""

@@ -145,6 +145,10 @@ class News(Struct, frozen=True, array_like=True, gc=False):
 
     endings: list[Ending] = []
     said: list[Said] = []
+    unbegun: list[Assignment] = []
+    """Jobs that it gives back, for its event loop is held up and they have not begun."""
+    answers: bool | None = None
+    """Whether its event loop does what it is asked; null = nothing is said of that."""
 
 
 # Supervisor and zygote: single messages, some with descriptors
@@ -180,6 +184,8 @@ class Ready(Struct, frozen=True, tag=True):
     token: str | None = None
     options: dict[str, Wishes] = {}
     """Of those tasks that were declared with any."""
+    connections: list[str] = []
+    """Where connections lead that it has opened while it was imported: all contexts share them."""
 
 
 class Broken(Struct, frozen=True, tag=True):

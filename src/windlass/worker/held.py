@@ -47,7 +47,7 @@ class Held:
 
     __slots__ = (
         "_unsaid", "asked", "began", "context", "deadline", "given", "id", "job", "log", "number", "process",
-        "progress", "sandbox", "since", "stopping", "taken", "tenant", "timer", "token", "version",
+        "progress", "sandbox", "saying", "since", "stopping", "taken", "tenant", "timer", "token", "version",
     )  # fmt: skip
 
     def __init__(self, number: int, job: Job, token: str, since: float, tenant: str | None = None) -> None:
@@ -78,6 +78,8 @@ class Held:
         self.log: list[tuple[Stream, bytes | memoryview]] = []
         """What it printed (stream, bytes) and nobody has been told yet."""
         self._unsaid = 0
+        self.saying: asyncio.Future[None] | None = None
+        """Done when what it has said, and is on its way, is known to be heard or not: its end must not overtake it."""
         self.given = self.taken = 0
         """Messages that it was passed, and that its task has taken."""
         self.asked = False
@@ -118,7 +120,7 @@ class Held:
         if said.log is not None:
             self.print("log", said.log.encode() + b"\n")
 
-    def print(self, stream: Stream, data: bytes) -> None:
+    def print(self, stream: Stream, data: bytes | memoryview) -> None:
         """It prints something; of what nobody was told yet only the newest is kept."""
         data = data[-MOST_UNSAID:]
         self.log.append((stream, data))
@@ -128,6 +130,13 @@ class Held:
             if len(oldest) > excess:  # a view, for a piece may be cut again and again
                 self.log.insert(0, (whose, memoryview(oldest)[excess:]))
             self._unsaid -= min(len(oldest), excess)
+
+    def take_back(self, alive: Alive) -> None:
+        """What was told of it was not heard, or nobody knows: it is told again, before what has come since."""
+        self.progress = self.progress or alive.progress
+        since, self.log, self._unsaid = self.log, [], 0
+        for stream, data in [*((chunk.stream, chunk.data) for chunk in alive.output), *since]:
+            self.print(stream, data)
 
     @property
     def pid(self) -> int | None:

@@ -36,8 +36,14 @@ POSTPONED = 2.0
 MOST_NAMES = 1000
 """Tenants, queues and tasks of which it is remembered that newcomers with these names are the app's."""
 
+LOOK_EVERY = 0.1
+"""Seconds between two looks whether a context is held up, while there are jobs."""
+
 LAST_LINES = 2000
 """Characters of what a crashed job printed last, kept with its error."""
+
+
+UNBEGUN = Error(type="Cancelled", message="stopped before it had begun")
 
 
 class Gossip(Protocol):
@@ -84,6 +90,7 @@ class Jobs:
         self._numbers = itertools.count(1)
         self._kept: dict[Context, Ending] = {}
         """Endings of jobs alone in their process, until that has ended and its output is read."""
+        self._looking: asyncio.TimerHandle | None = None
         self._printed: dict[Context, int] = defaultdict(int)
         self._tails: dict[Context, str] = {}
 
@@ -149,6 +156,14 @@ class Jobs:
         self._note_start(claimed)
         if self.gossip is not None:
             self.gossip.has_come()
+        if self._looking is None:
+            self._looking = self._loop.call_later(LOOK_EVERY, self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        if self.held:
+            self._crew.look_for_held_up()
+            self._looking = self._loop.call_later(LOOK_EVERY, self._look)
 
     def _note_start(self, claimed: Sequence[Claimed]) -> None:
         """Only now: until their contexts have them, whoever waits for these jobs waits for us."""
@@ -168,8 +183,28 @@ class Jobs:
                 self._kept[context] = ending
             elif (held := self.held.get(ending.number)) is not None:
                 self._end(held, ending)
+        if news.answers is not None:
+            context.answers(news.answers)
+            self._move(context, news.unbegun)
         if news.endings:
             self._crew.retire_if_spent(context)
+
+    def _move(self, context: Context, unbegun: Sequence[Assignment]) -> None:
+        """Give jobs that wait behind a coroutine which holds its event loop to another context."""
+        batches: dict[Context, list[Assignment]] = {}
+        for assignment in unbegun:
+            held = self.held.get(assignment.number)
+            if held is None or held.context is not context:
+                continue
+            if held.stopping is not None:
+                self._end(held, Ending(held.number, Verdict.ERROR, error=UNBEGUN))
+                continue
+            context.held.discard(held.number)
+            held.context = self._crew.least_busy()
+            held.context.held.add(held.number)
+            batches.setdefault(held.context, []).append(assignment)
+        for other, assignments in batches.items():
+            other.give(assignments)
 
     def _pass_on(self, held: Held, said: Said) -> None:
         if self.gossip is None:
@@ -333,8 +368,14 @@ class Jobs:
             self.reports.release(report)
         elif held.stopping is not Stop.LOST:
             self.done += 1
-            self.reports.finish(report, held.tell() if held.has_news else None)
+            self._report(held, report)
         self.ended.set()
+
+    def _report(self, held: Held, report: Finished) -> None:
+        if held.saying is None:
+            self.reports.finish(report, held.tell() if held.has_news else None)
+        else:
+            self.reports.finish_after(held.saying, lambda: (report, held.tell() if held.has_news else None))
 
     def _note_end(self, held: Held, report: Finished | Unrun) -> None:
         if not life.isEnabledFor(logging.DEBUG):

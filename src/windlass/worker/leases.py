@@ -13,7 +13,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Protocol
 
-from windlass.model.errors import Missing, WindlassError
+from windlass.model.errors import Missing, Unavailable, WindlassError
 from windlass.model.operations import MOST_AT_ONCE, Alive, Began, Begin, Delivered, Renew, Renewed, Service
 from windlass.model.ports import Clock
 from windlass.worker.held import Held, Stop
@@ -197,8 +197,7 @@ class Leases:
         late = await tell_all(begun, self._tell_pids, apart=self._apart)
         news, self._news = list(self._news.values()), {}
         for some in apart(news):
-            said = [one.tell() for one in some]
-            late = await tell_all(said, partial(self._pass_on, some), apart=self._apart) or late
+            late = await self._tell_news(some) or late
         self._apart = late is not None
         if late is not None:
             raise late
@@ -215,5 +214,28 @@ class Leases:
         for one in began:
             one.began = True
 
+    async def _tell_news(self, news: Sequence[Held]) -> Unavailable | None:
+        """Jobs that end meanwhile wait with their reports until it is told, or known that it was not."""
+        saying = asyncio.get_running_loop().create_future()
+        for one in news:
+            one.saying = saying
+        said = [one.tell() for one in news]
+        try:
+            return await tell_all(said, partial(self._pass_on, news), apart=self._apart)
+        finally:
+            for one in news:
+                one.saying = None
+            saying.set_result(None)
+
     async def _pass_on(self, news: Sequence[Held], said: Sequence[Alive]) -> None:
-        self._obey(news, await self._service(Renew(**self._membership.names(), jobs=list(said))))
+        try:
+            renewed = await self._service(Renew(**self._membership.names(), jobs=list(said)))
+        except BaseException:
+            speakers = {one.id: one for one in news}
+            for alive in said:
+                speaker = speakers[alive.id]
+                speaker.take_back(alive)
+                if self._holder.held.get(speaker.number) is speaker:
+                    self._news[speaker.number] = speaker
+            raise
+        self._obey(news, renewed)

@@ -49,10 +49,7 @@ def apart(said: Iterable[N]) -> list[list[N]]:
 async def tell_all(
     said: Sequence[N], tell: Callable[[Sequence[N]], Awaitable[None]], *, apart: bool
 ) -> Unavailable | None:
-    """Tell it, together or `apart`, of each part by itself; what kept some of it from being told.
-
-    Nothing is said twice: of what was not answered nobody knows whether it was heard.
-    """
+    """Tell it, together or `apart`, of each part by itself; what kept some of it from being told."""
     if not said:
         return None
     letters = [*by_part(said).values()] if apart else [said]

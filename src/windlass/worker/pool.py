@@ -55,12 +55,22 @@ CLOSE_WITHIN = 1.0
 STUCK_AFTER = 40
 """Looks, four a second, at a zygote that leaves a request unanswered, after which it is taken for stuck."""
 
+MOST_NAMED = 3
+"""Connections that are named."""
+
 MARK = "_WINDLASS_POOL"
 """A variable by which whatever has come of a zygote is known, wherever it has strayed."""
 
 _pools = itertools.count(1)
 
 _reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+
+
+def shared(connections: Sequence[str]) -> tuple[str, str]:
+    """Where connections lead that all processes of an app share, for people, and what to do about it."""
+    more = f" and {len(connections) - MOST_NAMED} more" if len(connections) > MOST_NAMED else ""
+    advice = "they were opened while it was imported, and forked processes share them; open them when a task first runs"
+    return ", ".join(connections[:MOST_NAMED]) + more, advice
 
 
 class AppBroken(Exception):
@@ -88,7 +98,7 @@ class Hears(Protocol):
 class Context(asyncio.Protocol):
     """One child process, as its supervisor sees it."""
 
-    def __init__(self, number: int, isolated: bool, born: float, hears: Hears, link: socket.socket) -> None:
+    def __init__(self, number: int, isolated: bool, born: float, hears: Hears, links: Sequence[socket.socket]) -> None:
         self.number = number
         self.isolated = isolated
         self.born = born
@@ -99,12 +109,18 @@ class Context(asyncio.Protocol):
         """How many it was given in all."""
         self.leaving = False
         """Whether it gets no more jobs."""
+        self.asked_at = 0
+        """How many jobs it had been given when it was last asked whether its event loop answers."""
+        self.unanswered = False
+        self.held_up = False
+        """Whether its event loop does not answer: others get the jobs."""
+        self._aside = links[1] if len(links) > 1 else None
         self.open = 1
         """Its socket and pipes that may still bring something."""
         self._exited: Exited | None = None
         """How its process has ended, until everything it said has been heard."""
         self.hears = hears
-        self._link = link
+        self._link = links[0]
         self._frames = Frames(News)
         self._transport: asyncio.WriteTransport | None = None
         self._unsent: list[bytes] = []
@@ -187,8 +203,21 @@ class Context(asyncio.Protocol):
         except OSError:  # no room now, or nobody there: the transport finds out which
             return 0
 
+    def ask_whether_it_answers(self) -> None:
+        """If its event loop does not, it gives back what has not begun."""
+        if self._aside is not None:
+            self.asked_at, self.unanswered = self.jobs, True
+            with suppress(OSError):  # it has been asked often enough, or is gone
+                self._aside.send(b"?")
+
+    def answers(self, well: bool) -> None:
+        self.unanswered, self.held_up = False, not well
+
     def close(self) -> None:
         self._closed = True
+        if self._aside is not None:
+            self._aside.close()
+            self._aside = None
         if self._transport is not None:
             self._transport.close()
 
@@ -299,8 +328,11 @@ class Pool:
         assert self.hears is not None  # noqa: S101 - set before the first context is made
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        context = Context(next(self._numbers), isolated, born, self.hears, ours)
-        descriptors = self._unborn[context.number] = [theirs.detach()]
+        pairs = [] if isolated else [socket.socketpair()]
+        for aside, _ in pairs:
+            aside.setblocking(False)
+        context = Context(next(self._numbers), isolated, born, self.hears, [ours, *(aside for aside, _ in pairs)])
+        descriptors = self._unborn[context.number] = [theirs.detach(), *(other.detach() for _, other in pairs)]
         self.contexts[context.number] = context
         self._spawn(self._loop.connect_accepted_socket(lambda: context, ours))
         streams: tuple[Stream, ...] = ("stdout", "stderr") if isolated else ()

@@ -88,6 +88,8 @@ class Reports:
         self._nothing = asyncio.Event()
         self._nothing.set()
         self._sending = False
+        self._awaited = 0
+        """Reports that wait until the last news of their jobs is told."""
         self._late: dict[Line, list[Letter]] = {}
         """What was not taken yet, in order; somebody is at it."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -107,6 +109,17 @@ class Reports:
         if last_words is not None:
             self._words.append(last_words)
         self._note()
+
+    def finish_after(self, saying: "asyncio.Future[None]", report: Callable[[], tuple[Finished, Alive | None]]) -> None:
+        """The same for a job whose last news is on its way: what was not heard of it is passed on with its end."""
+        self._awaited += 1
+        self._nothing.clear()
+
+        def finish(_: object) -> None:
+            self._awaited -= 1
+            self.finish(*report())
+
+        saying.add_done_callback(finish)
 
     def release(self, report: Unrun) -> None:
         self._unrun.append(report)
@@ -153,7 +166,7 @@ class Reports:
             await self._post(Letter(unrun[start : start + MOST_AT_ONCE], self._release, makers))
 
     def _look_whether_settled(self) -> None:
-        if not (self._sending or self._finished or self._unrun or self._late):
+        if not (self._sending or self._finished or self._unrun or self._late or self._awaited):
             self._nothing.set()
 
     async def _finish(self, batch: Sequence[Finished]) -> Applied:

@@ -37,7 +37,7 @@ Tell = Callable[[Said], None]
 class Run:
     """What `current` stands for while a job runs."""
 
-    __slots__ = ("_cancelled", "_given", "_job", "_tell", "inbox", "look", "spawned", "stop", "task")
+    __slots__ = ("_cancelled", "_given", "_job", "_tell", "inbox", "look", "spawned", "stop", "taken", "task")
 
     _stopping = threading.Lock()
     """Between "told to stop" and "has ended" there must be nothing: or the next run of that thread would be struck."""
@@ -55,6 +55,8 @@ class Run:
         self.stop: Callable[[], object] | None = None
         """How to end it early, where there is a way."""
         self.inbox = Inbox(self._say_taken) if given.input else None
+        self.taken = False
+        """Whether it was taken back before it had begun: then it is somebody else's, and nothing is told of it."""
 
     @property
     def cancelled(self) -> bool:
@@ -64,8 +66,19 @@ class Run:
 
     def begin(self, stop: Callable[[], object]) -> bool:
         """From here on it can be told to stop, in this way; whether it has not been told already."""
-        self.stop = stop
+        with self._stopping:
+            if self.taken:
+                return False
+            self.stop = stop
         return not (self._cancelled or (self.look is not None and self.cancelled))
+
+    def take_back(self) -> Assignment | None:
+        """The job, if it has not begun: from here on it cannot. One that takes messages stays with those it has."""
+        with self._stopping:
+            if self.taken or self._cancelled or self.stop is not None or self.inbox is not None:
+                return None
+            self.taken = True
+        return self._assignment
 
     def cancel(self) -> None:
         """Tell it to stop."""
@@ -80,7 +93,7 @@ class Run:
     def end(self) -> None:
         """From here on it cannot be told to stop."""
         with self._stopping:
-            self.stop = None
+            self.stop = _nothing
 
     @property
     def _assignment(self) -> Assignment:
@@ -141,6 +154,10 @@ class Run:
             id = new.id or child_id(given.id, f"jobs[{len(self.spawned)}]", new.queue)  # as the engine names it
         self.spawned.append(new)
         return id
+
+
+def _nothing() -> None:
+    """How to stop a run that has ended."""
 
 
 def is_async(callee: Callee) -> bool:

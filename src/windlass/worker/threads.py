@@ -91,6 +91,8 @@ class Threads:
         try:
             if run.begin(lambda: _interrupt(thread)):
                 ending = call(callee, given, run)
+            elif run.taken:
+                return
             run.end()
             if run.cancelled:
                 _set_exception(ctypes.c_ulong(thread), None)  # what has not struck yet must not strike later

@@ -23,6 +23,7 @@ import msgspec
 
 from windlass.model.job import Wishes
 from windlass.worker import context, isolated
+from windlass.worker.connections import open_connections
 from windlass.worker.frames import (
     Broken,
     Exited,
@@ -132,7 +133,7 @@ class Zygote:
                 _speak_into(*descriptors[1:])
                 isolated.live(link, self._tasks, self._frames)
             else:
-                context.live(link, self._tasks)
+                context.live(link, self._tasks, aside=socket.socket(fileno=descriptors[1]))
             status = 0
         except BaseException:  # noqa: BLE001 - whatever it is, this process must not go on as a second zygote
             traceback.print_exc()
@@ -269,7 +270,8 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     queues = dict.fromkeys(task.options.get("queue", "default") for task in app.tasks.values())
-    tell(control, Ready(list(app.tasks), list(queues), app.store, app.tenant, app.token, _options(app.tasks)))
+    options, shared = _options(app.tasks), open_connections(app.store)
+    tell(control, Ready(list(app.tasks), list(queues), app.store, app.tenant, app.token, options, shared))
     try:
         Zygote(control, app.tasks).serve()
     except BaseException:  # noqa: BLE001 - whatever it is, threads of the app must not keep this process alive
