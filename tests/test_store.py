@@ -494,7 +494,7 @@ async def test_progress_is_noted_and_changes_nothing_else(world: World) -> None:
     said = Progress(done=0.5, total=3, note="läuft")
     await world.touch(taken, progress=said)
     job = await world.job(id)
-    assert (job.progress, job.updated_at, job.pid) == (said, taken.job.updated_at, None)
+    assert (job.progress, job.updated_at, job.pid) == (said, world.clock.now(), None)
 
 
 async def test_a_bare_sign_of_life_forgets_nothing(world: World) -> None:
@@ -647,6 +647,7 @@ async def test_a_success_is_written_whole(world: World) -> None:
 async def test_a_success_may_say_when_it_came(world: World) -> None:
     id = await world.add()
     taken = await world.take()
+    world.clock.advance(5)
     earlier = world.clock.now() - 3.000001 * SECOND
     assert await world.succeed(taken, finished_at=earlier)
     job = await world.job(id)
