@@ -13,6 +13,7 @@ from windlass.engine.journal import hauling
 from windlass.engine.journal.hauling import Hauling
 from windlass.engine.journal.runs import Entry
 from windlass.model.errors import PartAway, Unavailable
+from windlass.model.names import JobKey
 from windlass.store import Draft
 from windlass.store.beside import Haul, Hauled
 from windlass.store.sqlite import SqliteStore
@@ -61,10 +62,10 @@ async def test_a_job_that_waits_for_what_is_away_does_not_hold_up_the_others(mon
     lost = entries[1].draft
     seen: list[str] = []
 
-    async def unblock(_desk: Any, ids: Sequence[str]) -> None:
-        if lost is not None and lost.id in ids:
+    async def unblock(_desk: Any, keys: Sequence[JobKey]) -> None:
+        if lost is not None and lost.id in [key.id for key in keys]:
             raise PartAway("a part does not answer")
-        seen.extend(ids)
+        seen.extend(key.id for key in keys)
 
     monkeypatch.setattr(hauling, "unblock", unblock)
     found = hauling_to(Slow(3))

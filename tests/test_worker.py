@@ -93,7 +93,7 @@ def test_a_large_result_fails_alone(workshop: Workshop) -> None:
     workshop.start("-c", "8", "--contexts", "1")
     beside = chores.nap.enqueue(1.0)
     workshop.noted("start")
-    huge = [chores.huge_result.enqueue(megabytes) for megabytes in (2, 100)]
+    huge = [chores.huge_result.enqueue(megabytes) for megabytes in (17, 100)]
     for job in huge:
         record = workshop.ended(job)
         assert record.state is State.FAILED

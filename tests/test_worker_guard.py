@@ -6,7 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,13 @@ def zygote_of(worker: Worker) -> psutil.Process:
 
 
 def guardian_of(worker: Worker) -> psutil.Process:
-    return min(psutil.Process(worker.pid).children(), key=lambda one: one.pid)  # it was the first
+    return min(psutil.Process(worker.pid).children(), key=psutil.Process.create_time)  # it was the first
 
 
 def stop_all(processes: list[psutil.Process]) -> None:
     for one in processes:
-        one.suspend()
+        with suppress(psutil.NoSuchProcess):
+            one.suspend()
 
 
 @ON_A_FILE

@@ -16,7 +16,9 @@ from windlass.model.job import Reason, State
 
 
 def zygote_of(worker: Worker) -> psutil.Process:
-    guardian = min(psutil.Process(worker.pid).children(), key=lambda one: one.pid)  # orphans of jobs come to it too
+    guardian = min(
+        psutil.Process(worker.pid).children(), key=psutil.Process.create_time
+    )  # orphans of jobs come to it too
     (zygote,) = guardian.children()
     return zygote
 
