@@ -273,10 +273,12 @@ async def test_a_result_that_nobody_fetches_is_null_after_an_hour(master: Master
 async def test_when_a_job_ended_is_told_in_iso_8601(master: Master) -> None:
     """S2 17: as the worker says, or as the clock does."""
     said, unsaid = await master.push(), await master.push()
-    await master.done(await master.start(), result=None, finished_at="2025-12-31T23:59:58+01:00")
-    await master.done(await master.start(), result=None)
-    assert datetime.fromisoformat((await master.job(said))["finished_at"]) == EPOCH - timedelta(hours=1, seconds=2)
-    assert datetime.fromisoformat((await master.job(unsaid))["finished_at"]) == EPOCH
+    first, second = await master.start(), await master.start()
+    master.clock.advance(5)
+    await master.done(first, result=None, finished_at="2026-01-01T01:00:03+01:00")
+    await master.done(second, result=None)
+    assert datetime.fromisoformat((await master.job(said))["finished_at"]) == EPOCH + timedelta(seconds=3)
+    assert datetime.fromisoformat((await master.job(unsaid))["finished_at"]) == EPOCH + timedelta(seconds=5)
 
 
 async def test_a_running_job_names_its_worker(master: Master) -> None:

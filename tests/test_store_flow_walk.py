@@ -469,8 +469,8 @@ def brief(record: Record) -> tuple[object, ...]:
 
 
 async def swept(world: World, sweep: Sweep) -> Sequence[Swept]:
-    """Queue by queue: which queue comes first is nobody's promise, where their partitions differ."""
-    return sorted(await world.store.sweep(sweep, 100), key=lambda one: (one.tenant, one.queue))
+    """In order of ids: no order is promised for queues of different partitions, nor for jobs due at the same time."""
+    return sorted(await world.store.sweep(sweep, 100), key=lambda one: (one.tenant, one.id))
 
 
 async def give_up(world: World, clock: Overdue, decide: Callable[[Job, datetime], Move]) -> list[bool]:
