@@ -77,11 +77,12 @@ async def register(desk: Desk, operation: Register) -> Registered:
         known = await _known(desk, operation.id, operation.tenant)
         if known.url != operation.worker.url:
             raise Invalid("its address cannot be changed: register it anew", at="worker.url")
-        desk.forget_worker(operation.id)
     await task_options.register(desk, operation.tenant, operation.worker)
     about = replace(operation.worker, options=None)
     lease = lease_of(desk, operation.worker)
     await desk.store.enlist(id, operation.tenant, about, lease)
+    if operation.id is not None and (changed := await _heard_of(desk, id, operation.tenant)) is not None:
+        desk.remember(changed)  # only now: a store that is away must not make us forget what we know of the worker
     await keep_caps(desk)
     desk.experience.manned(operation.worker.queues)
     if operation.worker.url is None or operation.id is not None:
