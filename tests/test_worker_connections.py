@@ -5,6 +5,7 @@ import socket
 import pytest
 
 from tests.workers import MakeWorkshop
+from windlass.worker.connections import open_connections
 
 APP = """
 import os, socket, sqlite3
@@ -44,3 +45,10 @@ def test_the_doctor_says_that_an_app_cannot_be_imported(make_workshop: MakeWorks
     said = workshop.run("doctor", "chores:app")
     assert said.returncode == 1
     assert "chores:app cannot be imported: ModuleNotFoundError" in said.stdout
+
+
+@pytest.mark.parametrize("scheme", ["redis+sentinel", "redis+cluster", "redis"])
+def test_a_queue_of_several_servers_is_no_connection_of_the_app(scheme: str) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert open_connections(f"{scheme}://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3/jobs") == []
