@@ -1,8 +1,8 @@
 """`./dev bench waits`: how long those who enqueue wait while something is wrong, as ratios to when all is well.
 
 Journal: a store that is there, that is killed, and that is back and has to take what came meanwhile, round after round.
-Followers: nobody follows, then hundreds do, of whom some never read, round after round. What is compared lies seconds
-apart in one run, so that a machine which changes its speed favours nobody; a figure is the median of the rounds.
+Followers: none at first, then hundreds, of whom some never read, round after round. What is compared lies seconds
+apart in one run, so that a machine which changes its speed favours no side; a figure is the median of the rounds.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def journal(folder: Path, rounds: int, seconds: float) -> dict[str, list[float]]
             crowd = Crowd(serving.port, serving.token, lambda _: BODY)
             number = int(RATE * seconds)
             crowd.run(number, RATE, lambda: None)
-            assert len(crowd.accepted()) == number, "somebody was refused"
+            assert len(crowd.accepted()) == number, "a request was refused"
             return crowd.slowest(0.99, range(number))
 
         p99()

@@ -1,4 +1,4 @@
-"""Whoever follows by server-sent events and does not read: dropped when too much waits, while others go on."""
+"""A follower by server-sent events that does not read is dropped when too much waits, while others go on."""
 
 import asyncio
 import socket

@@ -119,7 +119,7 @@ def _spare_what_stays() -> None:
 
 
 class _Signals:
-    """What this process is told from outside, from its first moment on."""
+    """The signals sent to this process, from its first moment on."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()

@@ -54,7 +54,7 @@ class Job(Generic[R]):
         self.id = id
         self.created = created
         """Whether this call has made the job; false = it was there already under its key or id, and may even have
-        finished. None where nobody knows: the handle was made from an id, or the answer was lost.
+        finished. None if that is unknown: the handle was made from an id, or the answer was lost.
         """
         self._app = app
         self._plan = plan

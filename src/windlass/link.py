@@ -362,7 +362,7 @@ class Gathering:
         for (_, future), id in zip(some, answer.ids, strict=True):
             if not future.done():
                 future.set_result(id not in there)
-            there.add(id)  # whoever else has sent it is the second
+            there.add(id)  # any other call with this id comes second
 
 
 def _fail(future: "asyncio.Future[bool]", fault: Exception) -> None:

@@ -92,7 +92,7 @@ def _error(job: Job, jobs: list[Job]) -> str | None:
     if job.state is not State.SUCCEEDED:
         return job.error.message if job.error else f"the job is {job.state}"
     left = sorted({one.task for one in jobs if one.state not in FINISHED})
-    # Nothing would ever run these: whoever sent the job must know that it was not done whole.
+    # Nothing would ever run these: the sender must learn that the work was not finished.
     return f"it queued jobs for later while the queue is down: {', '.join(left)}" if left else None
 
 

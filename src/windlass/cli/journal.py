@@ -108,7 +108,7 @@ def dump(
     ] = "json",
     place: Place = HERE,
 ) -> None:
-    """Print the jobs of the journals as text, with --tenant those of one; what is damaged is told on stderr."""
+    """Print the jobs of the journals as text, with --tenant those of one; damage is reported on stderr."""
     only = None if place.tenant in {None, EVERY_TENANT, DASH} else place.settle().tenant
     for one in _folders(folder):
         drafts = ((entry, entry.draft) for entry in _entries(one) if entry.draft is not None)

@@ -106,7 +106,7 @@ class Desk:
         self.idle: set[str] = set()
         """Workers whose last claim had to wait: the next one listens before it asks, and then asks once."""
         self.on_token: list[Callable[[str, Locked | None], None]] = []
-        """Who is told of each token that is added here, or removed (null), by its key."""
+        """Called for each token that is added here, or removed (null), by its key."""
         self._attention = Attention()
 
     async def find(self, id: str, tenant: str, *, payload: bool = False) -> Record:

@@ -38,7 +38,7 @@ def drafts_of(desk: Desk, operation: Enqueue | EnqueueMany | EnqueueLines) -> li
 
 async def checked_parts(desk: Desk, operation: EnqueueMany, check: "Check") -> Iterable[list[Draft]]:
     """All the new jobs of an operation, no more in each part than a store takes at once. What is wrong with any of them
-    is told before the first part.
+    is reported before the first part.
     """
     parts = _parts(operation)
     if len(parts) > 1 and not any(map(has_terms, operation.jobs)):

@@ -89,7 +89,7 @@ async def _add_others(desk: Desk, drafts: Sequence[Draft], put: Add, stale: Stal
 
 
 async def unblock(desk: Desk, keys: Sequence[JobKey]) -> set[JobKey]:
-    """Decide blocked jobs anew; those that could not be settled now.
+    """Decide blocked jobs again; those that could not be settled now.
 
     What each waits for is bound to it first: so whatever is still pending then will say when it has ended.
     """

@@ -150,7 +150,7 @@ class Pushing:
         return await renew_now(self._desk, operation, lease_of(self._desk, worker))
 
     async def lose(self, jobs: Sequence[Claimed]) -> None:
-        """Take jobs back now: whoever had them is gone, and nobody need wait for their leases to run out."""
+        """Take jobs back now: their worker is gone, so there is no need to wait for their leases to run out."""
         desk, tokens = self._desk, {key_of(one.job): fence(one.token) for one in jobs}
         regime = await desk.regimes.refreshed()
         await desk.store.touch([Touch(key.id, key.tenant, token) for key, token in tokens.items()], 0.0)

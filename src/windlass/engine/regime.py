@@ -68,7 +68,7 @@ class Regime:
         return not self._never_twice.isdisjoint(queues)
 
     def in_order(self, queues: Iterable[str]) -> frozenset[str]:
-        """Where somebody wants it to go by priority and arrival alone: `TENANT,QUEUE`."""
+        """Where the operator chose priority and arrival alone: `TENANT,QUEUE`."""
         if not self._in_order:
             return self._in_order
         names = set(queues)

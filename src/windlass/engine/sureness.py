@@ -1,4 +1,4 @@
-"""What is said to whoever sent jobs of which not all were accepted, or not by as many as they should be."""
+"""The answer to a sender whose jobs were not all accepted, or not by enough replicas."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager

@@ -164,7 +164,7 @@ async def _wish(desk: Desk, operation: Claim, worker: Worker, stays: float = 0.0
 
 
 def turns_of(worker: Worker) -> frozenset[Turn]:
-    """Who takes turns in a worker's claims unless somebody has said otherwise of a queue."""
+    """Who takes turns in a worker's claims unless a queue's settings say otherwise."""
     queues: tuple[Turn, ...] = ("queues",) if worker.in_turn and len(worker.queues) > 1 else ()
     tenants: tuple[Turn, ...] = ("tenants",) if worker.tenant == EVERY_TENANT else ()
     tasks: tuple[Turn, ...] = ("tasks",) if worker.handlers and worker.tasks == [] else ()

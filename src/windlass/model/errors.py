@@ -10,7 +10,7 @@ WindlassError
 ├── Busy             429  too much at once: ask again later
 ├── Unavailable      503  the store does not answer: ask again later
 │   ├── PartAway          the same, of a part: others answer
-│   ├── Damaged      503  it will not answer until somebody repairs it
+│   ├── Damaged      503  it will not answer until it is repaired
 │   └── NotReplicated 503 it is accepted, but not by as many as it should be
 └── Full             507  no room to keep it
     └── JournalFull  507  the server's own journal cannot keep it
@@ -146,7 +146,7 @@ class PartAway(Unavailable):
 
 
 class Damaged(Unavailable):
-    """The store's file is damaged, deleted or replaced: to ask again does not help until somebody has repaired it."""
+    """The store's file is damaged, deleted or replaced: a retry does not help until it is repaired."""
 
     code, title, exit_status = "damaged", "The store is damaged", 1
 

@@ -180,7 +180,7 @@ class Move(Struct, frozen=True, kw_only=True):
     error: Error | None = None
     """Added to the job's errors."""
     outcome: Verdict | None = None
-    """What the run that ends by it is counted as; null = not at all: it was told to stop, or does not count."""
+    """What the run that ends by it is counted as; null = not at all: it was stopped, or does not count."""
     finished_at: datetime | None = None
     """When it ended, as its worker says; null = the store's now."""
     ran: HandlerRun = NO_HANDLER

@@ -38,7 +38,7 @@ class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     """The tasks it knows; null = whatever its queues hold."""
     options: Annotated[dict[Name, Wishes], Meta(max_length=MOST_TASKS)] | None = None
     """The options of its tasks, which jobs that are queued by name take where they do not say otherwise. Those that are
-    not named here have none; null = it says nothing of options. Kept with the queue, and not told with the worker."""
+    not named here have none; null = it says nothing of options. Kept with the queue, and not shown with the worker."""
     handlers: bool = False
     """Whether it also takes jobs whose task has a handler, as handlers come and go."""
     sandbox: SandboxTier | None = None

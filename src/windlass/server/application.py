@@ -38,7 +38,7 @@ def application(
     also: Sequence[DescribedRoute] = (),
     check_ready: Callable[[], Awaitable[None]] | None = None,
 ) -> Starlette:
-    """Everything that is answered over HTTP, in other dialects last. Streams end when it is told to be stopping.
+    """Everything that is answered over HTTP, in other dialects last. Streams end when the server stops.
 
     `check_ready`: raises what keeps the service from working; without it, whether the store answers.
     """

@@ -26,8 +26,8 @@ WHOLE = "windlass.whole"
 """Set in the scope of a request whose body has arrived: nobody need wait for it."""
 
 LINGER, MOST_LINGERED = 2.0, 16 << 20
-"""Seconds, and bytes, for which a client may go on sending a body after the answer: whoever first sends all of it could
-otherwise not read why it was refused.
+"""Seconds, and bytes, for which a client may go on sending a body after the answer: one that sends all of it first
+could not read otherwise why it was refused.
 """
 
 TWO_HOSTS = b"400 Bad Request"

@@ -1,4 +1,4 @@
-"""What goes on for a while in somebody's name, a stream or a long wait: it ends when the token is good no more."""
+"""Streams and long waits: each ends when its token is removed or expires."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
@@ -67,7 +67,7 @@ class Lasting:
         work: Coroutine[Any, Any, T],
         undo: Callable[[T], Awaitable[object]] | None,
     ) -> T:
-        """What somebody waits for. `undo`: what is done with it if it comes too late; null = it is given up at once."""
+        """The answer to a long wait. `undo`: what to do with one that comes too late; null = give up at once."""
         task = asyncio.create_task(work)
         try:
             with self.opened(connection, scope) as ended:

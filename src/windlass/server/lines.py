@@ -22,7 +22,7 @@ Line = tuple[int, bytes]
 
 
 async def jobs_of(data: bytes, limits: Limits) -> tuple[Sound, list[int]]:
-    """The jobs of a body, and the numbers of their lines; a fault is told with the number of its line."""
+    """The jobs of a body, and the numbers of their lines; an error names its line."""
     if data.count(b"\n") > limits.most_lines:
         raise TooLarge(f"a body may have {limits.most_lines} lines: send less at once", at="body")
     _check_text(data)

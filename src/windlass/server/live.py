@@ -131,7 +131,7 @@ class Live:
                 return  # it is gone, or cannot be seen now: whoever comes back is told
 
     async def find(self, connection: HTTPConnection, token: str | None = None) -> Job:
-        """The job that somebody wants to follow."""
+        """The job to follow."""
         tenant = await self._gate.admit(connection, "read", token=token)
         self._check_room()
         return await self._service(Show(tenant=tenant, id=connection.path_params["id"]))

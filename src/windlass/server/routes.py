@@ -229,7 +229,7 @@ def _is_bare(request: Request) -> bool:
 
 
 def _by_line(at: str, numbers: list[int]) -> str:
-    """Where something is wrong, as somebody says it who counts lines."""
+    """Where something is wrong, by line number."""
     found = _PLACE.match(at)
     return at if found is None else f"line {numbers[int(found[1])]}{found[2]}"
 

@@ -144,7 +144,7 @@ class _Talk:
                 await self._socket.close(code)
         except (RuntimeError, WebSocketDisconnect):
             pass
-        except TimeoutError:  # whoever reads nothing would also not read that it is closed
+        except TimeoutError:  # a client that reads nothing would not read the close frame either
             self._socket.scope["extensions"][ABORT]()
 
     async def _tell(self, place: Place) -> int:

@@ -22,7 +22,7 @@ class Stalled:
         self._transport = transport
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
-        # Whoever writes waits until all is sent: so what waits is no more than one piece, and that it waits is told.
+        # A writer waits until all is sent: at most one piece waits, and we notice that it does.
         transport.set_write_buffer_limits(high=0)
 
     def begin(self) -> None:

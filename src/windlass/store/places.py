@@ -1,7 +1,7 @@
 """Where a run took place, as both stores keep it: the machine, and of a handler's code its sandbox and version.
 
 One text, because it is written at each claim and read by nobody but `read`. What is added to it says of which run it
-is true, for the claim writes the machine anew.
+is true, since the claim overwrites the machine.
 """
 
 from functools import lru_cache

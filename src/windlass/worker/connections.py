@@ -41,6 +41,6 @@ def _peer(descriptor: int, queue: SplitResult) -> str:
 def _database(descriptor: int, mode: int) -> str:
     if not stat.S_ISREG(mode):
         return ""
-    with open(f"/proc/self/fd/{descriptor}", "rb") as file:  # noqa: PTH123 - opened anew: its place is not ours
+    with open(f"/proc/self/fd/{descriptor}", "rb") as file:  # noqa: PTH123 - a new descriptor: its offset is not ours
         begins = file.read(len(SQLITE))
     return os.readlink(f"/proc/self/fd/{descriptor}") if begins == SQLITE else ""  # noqa: PTH115

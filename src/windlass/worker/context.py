@@ -61,7 +61,7 @@ class Context:
         """Tasks by what they were found by before, and whether they are coroutine functions."""
         self._reading = threading.Lock()
         self._held_up = False
-        """Whether it was told that the loop does not answer."""
+        """Whether it was reported that the loop does not answer."""
         self._looking: asyncio.Handle | None = None
         self._leaving = False
         self._left = self._loop.create_future()

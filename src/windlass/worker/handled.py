@@ -67,7 +67,7 @@ class Handled:
         self._known: dict[tuple[str, str], _Known] = {}
         self._allowances = Allowances(service, clock)
         self.doubt = asyncio.Event()
-        """Set when something could not be run that should: what can be is to be found out anew."""
+        """Set when a handler could not be run that should: the languages are probed again."""
         self._paces: dict[str, float] = {}
         """By digest of a handler, the seconds that one job took in the last batch."""
 

@@ -132,7 +132,7 @@ class Held:
             self._unsaid -= min(len(oldest), excess)
 
     def take_back(self, alive: Alive) -> None:
-        """What was told of it was not heard, or nobody knows: it is told again, before what has come since."""
+        """Its last update was lost, or may be: send it again, before what has come since."""
         self.progress = self.progress or alive.progress
         since, self.log, self._unsaid = self.log, [], 0
         for stream, data in [*((chunk.stream, chunk.data) for chunk in alive.output), *since]:

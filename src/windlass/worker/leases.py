@@ -215,7 +215,7 @@ class Leases:
             one.began = True
 
     async def _tell_news(self, news: Sequence[Held]) -> Unavailable | None:
-        """Jobs that end meanwhile wait with their reports until it is told, or known that it was not."""
+        """Jobs that end meanwhile wait with their reports until it is sent, or known not to be."""
         saying = asyncio.get_running_loop().create_future()
         for one in news:
             one.saying = saying

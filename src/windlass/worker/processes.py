@@ -137,7 +137,7 @@ def _is_marked(pid: int, mark: bytes) -> bool:
     try:
         return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
-        return False  # it has ended, or is somebody else's: a dead one that is not reaped has no environment
+        return False  # it has ended, or is not ours: a dead one that is not reaped has no environment
 
 
 def _is_of_our_session(pid: int) -> bool:

@@ -89,12 +89,12 @@ class Reports:
         self._nothing.set()
         self._sending = False
         self._awaited = 0
-        """Reports that wait until the last news of their jobs is told."""
+        """Reports that wait until the last update of their jobs is sent."""
         self._late: dict[Line, list[Letter]] = {}
         """What was not taken yet, in order; somebody is at it."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.damaged: Damaged | None = None
-        """Why something could not be reported, and cannot be until somebody repairs the store."""
+        """Why something could not be reported, and cannot be until the store is repaired."""
         self._broken: BaseException | None = None
         """What nobody has expected, and ends the worker."""
 

@@ -56,7 +56,7 @@ class Run:
         """How to end it early, where there is a way."""
         self.inbox = Inbox(self._say_taken) if given.input else None
         self.taken = False
-        """Whether it was taken back before it had begun: then it is somebody else's, and nothing is told of it."""
+        """Whether it was taken back before it had begun: then another context has it, and nothing is reported."""
 
     @property
     def cancelled(self) -> bool:

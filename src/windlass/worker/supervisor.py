@@ -45,7 +45,7 @@ NO_APP = Ready(tasks=[], queues=[], store="", tenant=EVERY_TENANT)
 """What a worker without an app starts with: it runs what has a handler."""
 
 LOOK_AGAIN_AFTER, LOOK_AGAIN_SOON = 300.0, 60.0
-"""Seconds after which is found out anew which languages can be run; and if some cannot."""
+"""Seconds between two probes of the languages that can be run; and if some cannot."""
 
 UNTRIED: list[Language] = ["http"]
 """The languages of handlers that can be run without an interpreter."""
@@ -90,7 +90,7 @@ class Supervisor:
         """Whether it is known which languages of handlers can be run."""
         self._stops = 0
         self._grace_over: float | None = None
-        """When what runs has had its time, by our own clock; null = nobody has told us to stop."""
+        """When what runs has had its time, by our own clock; null = not stopping."""
         self._forced = asyncio.Event()
         self._silent = False
         """Whether the store did not even take the last reports."""
@@ -169,7 +169,7 @@ class Supervisor:
         return 0.0 if self._forced.is_set() else max(0.0, self._grace_over - self._clock.monotonic())
 
     async def _give_back(self) -> None:
-        """End what still runs, then say so: whoever gets those jobs next does not run them beside us."""
+        """End what still runs, then say so: the next worker must not run those jobs beside us."""
         self._crew.hiring = False
         if self._jobs.held:
             log.info("gives %s back", _jobs(len(self._jobs.held)))

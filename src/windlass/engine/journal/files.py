@@ -23,7 +23,7 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def not_written(fault: OSError) -> WindlassError:
-    """What whoever sends a job is told where it could not be written: only want of room is called that."""
+    """The error for a job that could not be written: only a full disk is reported as one."""
     kind = JournalFull if fault.errno in NO_ROOM else Unavailable
     return kind(f"the journal cannot be written: {fault.strerror or fault}; nothing of it was kept")
 

@@ -180,7 +180,7 @@ class Journaled:
                 raise
 
     async def _accept(self, drafts: Sequence[Draft], *, named: bool) -> list[str]:
-        """Keep jobs in the journal; the ids of those that were there already, as far as can be told."""
+        """Keep jobs in the journal; the ids of those that were there already, as far as is known."""
         if not named:
             await self._keep(drafts, lambda: [draft.id for draft in drafts])
             return []

@@ -75,7 +75,7 @@ LAST_PLACE = 10**15 - 1
 """Beyond every place of a line."""
 
 _TURNS = {"q": "queues", "t": "tenants", "k": "tasks"}
-"""Who takes turns, as a script is told it."""
+"""Who takes turns, as passed to a script."""
 
 SPREAD = 16
 """Partitions of a new store on a cluster."""

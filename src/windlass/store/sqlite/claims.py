@@ -88,7 +88,7 @@ def _pick(tx: Transaction, wish: Wish) -> list[Pick]:
         picks += _of_queue(tx, sources, queue, wish.slots - len(picks))
         if gate.weary:
             break
-    if gate.weary:  # whoever waits looks again
+    if gate.weary:  # those that wait look again
         tx.topics.update(f"work/{queue}" for queue in wish.worker.queues)
     gate.write()
     sources.write()

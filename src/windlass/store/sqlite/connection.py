@@ -169,7 +169,7 @@ class Connection:
         self._write_back(self._reserve.size // 2)
 
     def _write_back(self, most_grown: int) -> None:
-        with suppress(OSError, apsw.Error):  # whoever commits next will try again
+        with suppress(OSError, apsw.Error):  # the next commit tries again
             self._disk.write_back(most_grown, soon=self._in_need)
 
     def _checked(self, answers: list[Answer]) -> list[Answer]:

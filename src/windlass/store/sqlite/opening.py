@@ -111,7 +111,7 @@ def _connect(path: str) -> apsw.Connection:
 
 
 def full(path: str) -> Full:
-    """What whoever brings something new is told while the disk is full."""
+    """The error for new jobs while the disk is full."""
     return Full(f"no room is left on the disk of {path}: delete finished jobs, or make room there")
 
 

@@ -25,7 +25,7 @@ SETTLED = 50_000_000
 
 
 UNFINISHED = 60_000_000_000
-"""Nanoseconds after which a pipe that was made and not named yet never will be: whoever made it was killed."""
+"""Nanoseconds after which a pipe that was made and not named yet never will be: its process was killed."""
 
 
 def remove_dead(folder: Path) -> None:

@@ -239,7 +239,7 @@ class SqliteStore:
         return self._wire.watch()
 
     async def check_room(self) -> None:
-        """Raise if new jobs would be refused for want of room; for whoever asks whether all is well."""
+        """Raise if new jobs would be refused for want of room; for health checks."""
         await self._connection.write(self._connection.check_room, Lasts.SOME_TIME)
 
     async def close(self) -> None:

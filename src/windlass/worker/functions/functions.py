@@ -41,7 +41,7 @@ class Functions:
         return None if handler.lang == "http" else self._contexts.forbidden(handler)
 
     async def unable(self) -> dict[str, str]:
-        """The languages that cannot be run here, each with the reason; whoever cancels this ends what tries them."""
+        """The languages that cannot be run here, each with the reason; cancelling this ends the trial."""
         return await self._contexts.unable()
 
     def warm(self) -> tuple[set[tuple[str, str]], set[tuple[str, str | None]]]:

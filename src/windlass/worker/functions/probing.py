@@ -1,7 +1,7 @@
 """Which languages a worker can run, found out by trying: each interpreter runs a trivial program, as functions would.
 
-The trial is a process of its own, of bounded life: an interpreter that hangs keeps nobody waiting, and whoever cancels
-a trial ends it.
+The trial is a process of its own, of bounded life: an interpreter that hangs holds up nothing, and a
+cancelled trial ends with all it has started.
 """
 
 import asyncio

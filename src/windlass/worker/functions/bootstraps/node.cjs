@@ -58,7 +58,7 @@ notice(childProcess.ChildProcess.prototype, "spawn");
 for (const name of ["spawnSync", "execSync", "execFileSync"]) notice(childProcess, name);
 syncBuiltinESMExports();
 
-// Has whoever watches over us end what was started ("s"), or leave it alone from here on ("k").
+// Has the keeper end what was started ("s"), or leave it alone from here on ("k").
 function askKeeper(what) {
   if (!started) return;
   started = false;

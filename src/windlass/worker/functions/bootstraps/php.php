@@ -93,7 +93,7 @@ final class WindlassContext
         return substr($text, strlen('<?php '));
     }
 
-    /** Have whoever watches over us end what a job has started ("s"), or leave alone what there is ("k"). */
+    /** Have the keeper end what a job has started ("s"), or leave alone what there is ("k"). */
     public static function askKeeper(string $what): void
     {
         if (!self::$starts || !self::$wires[5] || !self::$wires[6]) {

@@ -218,7 +218,7 @@ def defined(scope: dict[str, object]) -> object:
 
 
 def ask_keeper(what: bytes) -> None:
-    """Have whoever watches over us do something, and wait until it is done."""
+    """Have the keeper do something, and wait until it is done."""
     try:
         os.write(KEEPER, what)
         os.read(KEEPER, 1)

@@ -106,7 +106,7 @@ class Context:
 
 
 def ask_keeper(what: bytes) -> None:
-    """Have whoever watches over us do something, and wait until it is done."""
+    """Have the keeper do something, and wait until it is done."""
     with suppress(OSError):
         os.write(KEEPER, what)
         os.read(KEEPER, 1)

@@ -1,7 +1,7 @@
 """Tries out programs: whether each ends well, in time, and says what it should. See `probing.py`.
 
 A program of its own (`python -I -S probe.py`), so that whatever hangs hangs here: it ends by itself after a while, with
-whoever started it, and everything it has started with it (all of it is one session, which can be killed at once).
+its parent, and everything it has started with it (all of it is one session, which can be killed at once).
 """
 
 import ctypes
