@@ -22,8 +22,8 @@ from msgspec import Raw
 from bench.store import LEASE, PAYLOAD, Place, redis_place, say, sqlite_place, together
 from bench.table import Table
 from windlass.engine import Engine
-from windlass.engine.estimates import get_queue_estimate
-from windlass.engine.promises import learn_run_times
+from windlass.engine.estimate.answers import get_queue_estimate
+from windlass.engine.estimate.learn import learn_run_times
 from windlass.model.job import NewJob
 from windlass.model.lifecycle import Verdict
 from windlass.model.names import EVERY_TENANT, fresh_id
@@ -39,9 +39,9 @@ from windlass.model.operations import (
     Register,
 )
 from windlass.model.worker import NewWorker, Worker
-from windlass.store import Done, Draft, Store, Wish
-from windlass.store.flow import Allowance, Flow, Rules
-from windlass.system import SystemChance, SystemClock
+from windlass.store import ClaimRequest, Draft, JobSuccess, Store
+from windlass.store.flow import Flow, LimitRule, Rules
+from windlass.system import SystemClock, SystemRandomness
 
 BATCHES = ((1, 600), (100, 10_000))
 """Jobs claimed at a time, and how many in all."""
@@ -65,15 +65,15 @@ class Load:
         self.store = store
         self.flow = cast("Flow", store)
         self.callers = callers
-        self.chance = SystemChance()
+        self.chance = SystemRandomness()
         now = SystemClock().now()
         tenant = EVERY_TENANT if everybodys else "default"
         self.worker = Worker(
             name="bench", id="bench", tenant=tenant, queues=["default"], registered_at=now, seen_at=now
         )
 
-    async def regulate(self, **rules: object) -> None:
-        assert await self.flow.regulate(Rules(edition=1, grouping=1, **rules))  # type: ignore[arg-type]
+    async def set_rules(self, **rules: object) -> None:
+        assert await self.flow.set_rules(Rules(edition=1, grouping=1, **rules))  # type: ignore[arg-type]
 
     async def add(self, total: int, groups: Iterator[str], tenants: Iterator[str] | None = None) -> None:
         grouping = (await self.flow.rules()).grouping
@@ -93,9 +93,11 @@ class Load:
 
     async def drain(self, total: int, batch: int) -> float:
         async def call(number: int) -> int:
-            wish = Wish(self.worker, self.chance.token(), number, LEASE, repeatable=False)
+            wish = ClaimRequest(self.worker, self.chance.token(), number, LEASE, repeatable=False)
             records = await self.store.claim(wish)
-            await self.store.succeed([Done(one.job.id, one.job.tenant, wish.nonce, 200, None, "") for one in records])
+            await self.store.succeed(
+                [JobSuccess(one.job.id, one.job.tenant, wish.nonce, 200, None, "") for one in records]
+            )
             if not records:
                 raise RuntimeError("the backlog ran dry")
             return len(records)
@@ -108,8 +110,8 @@ def each(*groups: str) -> Iterator[str]:
         yield from groups
 
 
-def allowances(number: int, queue: str = "default") -> dict[str, Allowance]:
-    return {f"-/limit{place}": Allowance(running=PLENTY, queue=queue) for place in range(number)}
+def limit_rules(number: int, queue: str = "default") -> dict[str, LimitRule]:
+    return {f"-/limit{place}": LimitRule(running=PLENTY, queue=queue) for place in range(number)}
 
 
 async def without(_: Load, __: int) -> Iterator[str]:
@@ -117,29 +119,29 @@ async def without(_: Load, __: int) -> Iterator[str]:
 
 
 async def one_limit(load: Load, _: int) -> Iterator[str]:
-    await load.regulate(allowances=allowances(1))
+    await load.set_rules(limit_rules=limit_rules(1))
     return each("|-/limit0")
 
 
 async def five_limits(load: Load, _: int) -> Iterator[str]:
-    await load.regulate(allowances=allowances(5))
+    await load.set_rules(limit_rules=limit_rules(5))
     return each("|" + "|".join(f"-/limit{place}" for place in range(5)))
 
 
 async def many_keys(load: Load, _: int) -> Iterator[str]:
-    await load.regulate(allowances={"-/limit0": Allowance(running=100, queue="default")})
+    await load.set_rules(limit_rules={"-/limit0": LimitRule(running=100, queue="default")})
     return (f"|-/limit0={number % KEYS}" for number in count())
 
 
 async def behind_a_full_limit(load: Load, parked: int) -> Iterator[str]:
-    await load.regulate(allowances={"-/limit0": Allowance(running=1, queue="default")})
+    await load.set_rules(limit_rules={"-/limit0": LimitRule(running=1, queue="default")})
     await load.add(parked + 1, each("|-/limit0"))
-    assert len(await load.store.claim(Wish(load.worker, load.chance.token(), 2, 3600.0))) == 1
+    assert len(await load.store.claim(ClaimRequest(load.worker, load.chance.token(), 2, 3600.0))) == 1
     return each("")
 
 
 async def by_turns(load: Load, _: int) -> Iterator[str]:
-    await load.regulate(fair_queues={"default": {}})
+    await load.set_rules(fair_queues={"default": {}})
     return each("")
 
 
@@ -203,7 +205,7 @@ async def measure_forecast(name: str, make: Make, parked: int, table: Table) -> 
         await load.add(WAITING, each(""))
         await engine(Register(worker=NewWorker(name="bench", slots=SLOTS)))
         begun, spent = time.perf_counter(), time.process_time()
-        found = await get_queue_estimate(engine.desk, GetQueueEstimate(queue="default"))
+        found = await get_queue_estimate(engine.context, GetQueueEstimate(queue="default"))
         assert found.waiting == WAITING
         what = f"estimate of {WAITING:,} waiting jobs"
         table.put(name, parked, f"{what}, seconds of this process", time.process_time() - spent)
@@ -213,7 +215,7 @@ async def measure_forecast(name: str, make: Make, parked: int, table: Table) -> 
 async def measure_error(name: str, make: Make, parked: int, seconds: float, table: Table) -> None:
     say(f"{name}: a mixed workload for {seconds:g} s")
     async with make("error") as place:
-        mixed = Mixed(Engine(place.store, SystemChance()))
+        mixed = Mixed(Engine(place.store, SystemRandomness()))
         await mixed.run(seconds)
         table.put(name, parked, "mixed workload, estimates that came true", len(mixed.errors))
         table.put(name, parked, "median error of the wait, part of it", statistics.median(mixed.errors))
@@ -279,7 +281,7 @@ class Mixed:
     async def learn(self, until: float) -> None:
         loop = asyncio.get_running_loop()
         while loop.time() < until:
-            await learn_run_times(self.engine.desk)
+            await learn_run_times(self.engine.context)
             await asyncio.sleep(0.5)
 
 

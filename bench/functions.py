@@ -20,14 +20,14 @@ from bench import journal
 from bench.table import Table
 from windlass.model.handler import Handler, HandlerOptions, Language
 from windlass.model.job import JSON, Stream
-from windlass.system import SystemChance, SystemClock
-from windlass.worker.addresses_allowed import read_allowed
-from windlass.worker.delivering import Network
-from windlass.worker.functions import FunctionJob, FunctionOptions, FunctionOutcome, Functions, Tier
+from windlass.system import SystemClock, SystemRandomness
+from windlass.worker.functions import FunctionJob, FunctionOptions, FunctionOutcome, Tier
+from windlass.worker.functions.runner import Functions
+from windlass.worker.network import Network, read_allowed
 
 BATCH = 100
 BARE = 2
-"""Lines through the bare loop for each job: both are measured for about as long."""
+"""JobBatch through the bare loop for each job: both are measured for about as long."""
 BAR = 0.3
 """Of the bare loop's speed."""
 
@@ -68,7 +68,7 @@ TONGUES = [
 ]
 
 
-class Ear:
+class Listener:
     """Counts what ended well."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Ear:
     def began(self, id: str, pid: int | None, tier: Tier | None) -> None:
         pass
 
-    def said(self, id: str, stream: Stream, data: bytes) -> None:
+    def printed(self, id: str, stream: Stream, data: bytes) -> None:
         pass
 
     def ended(self, outcome: FunctionOutcome) -> None:
@@ -98,12 +98,12 @@ def handler(tongue: Tongue) -> Handler:
 
 def functions(tier: Tier) -> Functions:
     options = FunctionOptions(tier=tier, contexts=1)
-    return Functions(options, Network(read_allowed(())), chance=SystemChance())
+    return Functions(options, Network(read_allowed(())), chance=SystemRandomness())
 
 
 async def run(running: Functions, tongue: Tongue, jobs: int) -> float:
     """Run so many in batches; the seconds that took."""
-    ear, kind, clock = Ear(), handler(tongue), SystemClock()
+    ear, kind, clock = Listener(), handler(tongue), SystemClock()
     began = clock.monotonic()
     for start in range(0, jobs, BATCH):
         some = range(start, min(start + BATCH, jobs))

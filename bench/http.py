@@ -2,7 +2,7 @@
 
 The load comes from wrk, on the same machine. All servers are up at once, and each is asked for a second at a time, in
 turn with the bare one; each figure is the best of its rounds. So processors that change their speed for seconds do not
-favour anybody. After that, once: a backlog is listed, claimed and finished over HTTP.
+favour one side. After that, once: a backlog is listed, claimed and finished over HTTP.
 """
 
 import argparse
@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 from bench.http_backlog import Caller, measured
 from bench.processes import Program
 from bench.table import Table
-from tests.ports import free_port
-from tests.servers import Server
+from tests.support.ports import free_port
+from tests.support.servers import Server
 
 BODY = json.dumps({"task": "noop", "payload": "x" * 100})
 BATCH = 1000
@@ -81,7 +81,7 @@ def load(of: Load) -> float:
 
 
 def rest(after: Load) -> None:
-    """Until a server has carried all it accepted into its store: that must not slow down whoever comes next."""
+    """Until a server has carried all it accepted into its store: that must not slow down the next measurement."""
     caller = Caller(urlsplit(after.url).port or 80, after.token)
     before, now = -1, 0
     while now != before:

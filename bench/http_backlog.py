@@ -60,7 +60,7 @@ def measured(program: Program, port: int, token: str, number: int) -> Backlog:
 
 
 def _fill(caller: Caller, number: int) -> None:
-    """Send jobs of a task that nobody else knows, and wait until the store has all of them."""
+    """Send jobs of a task that no other caller uses, and wait until the store has all of them."""
     line = json.dumps({"task": "backlog", "queue": "backlog", "payload": "x" * 100})
     for start in range(0, number, SENT_AT_ONCE):
         body = "\n".join([line] * min(SENT_AT_ONCE, number - start)).encode()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import psutil
 
-from tests.servers import BECOME
+from tests.support.servers import BECOME
 
 PATIENCE = 5.0
 """Seconds for a program to end by itself."""
@@ -104,7 +104,7 @@ class Program:
             _send(process, signal.SIGKILL)
         self.process.wait()
 
-    def last_words(self) -> str:
+    def last_lines(self) -> str:
         """The last line that it printed."""
         printed = self.log.read_bytes()[self._log_start :].decode(errors="replace").strip()
         return printed.rpartition("\n")[2][-200:] or "it printed nothing"

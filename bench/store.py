@@ -22,17 +22,17 @@ import hiredis
 from msgspec import Raw
 
 from bench.table import Table
-from tests.servers import Server
+from tests.support.servers import Server
 from windlass.engine import Engine
 from windlass.model.job import NewJob
 from windlass.model.lifecycle import Verdict
 from windlass.model.names import fresh_id
 from windlass.model.operations import Claim, EnqueueMany, Finish, Finished
 from windlass.model.worker import NewWorker, Worker
-from windlass.store import Done, Draft, Store, Wish
+from windlass.store import ClaimRequest, Draft, JobSuccess, Store
 from windlass.store.redis import RedisStore
 from windlass.store.sqlite import SqliteStore
-from windlass.system import SystemChance, SystemClock
+from windlass.system import SystemClock, SystemRandomness
 
 PAYLOAD = b"\xc4\x62" + bytes(98)  # a MessagePack binary: 100 bytes in all
 BIG = 1000
@@ -86,7 +86,7 @@ class Rates:
         self.store = store
         self.callers = callers
         self.worker = worker
-        self.chance = SystemChance()
+        self.chance = SystemRandomness()
         self.engine = Engine(store, self.chance)
         self.job = NewJob(task="bench", payload=Raw(PAYLOAD))
 
@@ -111,9 +111,11 @@ class Rates:
 
     async def drain(self, total: int, batch: int) -> float:
         async def call(number: int) -> int:
-            wish = Wish(self.worker, self.chance.token(), number, LEASE, repeatable=False)
+            wish = ClaimRequest(self.worker, self.chance.token(), number, LEASE, repeatable=False)
             records = await self.store.claim(wish)
-            await self.store.succeed([Done(one.job.id, one.job.tenant, wish.nonce, 200, None, "") for one in records])
+            await self.store.succeed(
+                [JobSuccess(one.job.id, one.job.tenant, wish.nonce, 200, None, "") for one in records]
+            )
             return some(records)
 
         return await together(call, total, batch, self.callers)
@@ -136,8 +138,8 @@ def some(jobs: Sequence[object]) -> int:
 
 async def enlisted(store: Store) -> Worker:
     new = NewWorker(name="bench", slots=BIG)
-    await store.enlist("bench", "default", new, 3600)
-    worker = await store.greet("bench", "default", 3600)
+    await store.register_worker("bench", "default", new, 3600)
+    worker = await store.worker_heartbeat("bench", "default", 3600)
     if worker is None:
         raise RuntimeError("the store has forgotten its worker")
     return worker

@@ -1,6 +1,6 @@
-"""A queue in one file and a worker beside it: jobs go in, one fails and is run again, one is stopped.
+"""A queue in one file, and a worker: some jobs succeed, one fails and is retried, one is cancelled.
 
-Run it with `./dev demo`. There is no server: the jobs live in a SQLite file that is gone afterwards.
+Run it with `./dev demo`. There is no server: the jobs are in a temporary SQLite file.
 """
 
 import os
@@ -18,7 +18,7 @@ app = Windlass()  # WINDLASS_STORE
 
 @app.task(max_retry=2, retry={"base": 0.2})
 def render(scene: int) -> str:
-    """Scene 3 breaks the first time."""
+    """Scene 3 fails at the first attempt."""
     if scene == 3 and current.job.attempt == 1:
         raise OSError("no space left on the render disk")
     return f"scene-{scene}.png"
@@ -26,7 +26,7 @@ def render(scene: int) -> str:
 
 @app.task(isolate=True)
 def film(frames: int) -> int:
-    """Alone in its process; takes for ever, if nobody stops it."""
+    """Runs in its own process, and much too long unless it is cancelled."""
     for frame in range(frames):
         print(f"frame {frame}")
         current.progress(frame, frames)

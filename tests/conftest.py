@@ -9,12 +9,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONGEST = (
-    "test_machine",
-    "test_store_flow_walk",
+    "test_walk_against_model",
+    "test_flow_walk_against_model",
     "test_live_load",
-    "test_http_load",
-    "test_journal_board",
-    "test_vigil",
+    "test_load",
+    "test_scoreboard",
+    "test_reclaim_guard",
 )
 """Modules with tests of many seconds. They begin, so that nobody waits for the last of them when all else is done."""
 
@@ -23,4 +23,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.stem not in LONGEST)
 
 
-pytest_plugins = ["tests.servers", "tests.worlds", "tests.engines", "tests.workers", "tests.serving", "tests.stations"]
+pytest_plugins = [
+    "tests.support.servers",
+    "tests.support.stores",
+    "tests.support.engines",
+    "tests.support.worker_harness",
+    "tests.support.http_servers",
+    "tests.support.push_servers",
+]

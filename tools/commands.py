@@ -1,4 +1,4 @@
-"""The page on the command line: what `--help` says of every command, and the settings."""
+"""The page on the command line: the `--help` of every command, and the settings."""
 
 import ast
 import inspect
@@ -17,38 +17,38 @@ from windlass.cli import COMMANDS, build
 
 WIDTH = 100
 
-HEAD = """# The command line
+HEAD = """# Command line
 
-Made from the code by `python -m tools.fresh`; do not edit.
+Generated from the code by `python -m tools.fresh`; do not edit.
 
 | exit status | means |
 |---|---|
 | 0 | done |
-| 1 | the job failed, or something must be mended |
-| 2 | misused: an option, an argument or a setting is wrong |
+| 1 | the job failed, or a check found a problem |
+| 2 | an option, an argument or a setting is wrong |
 | 3 | not found |
-| 4 | conflict, or denied |
+| 4 | conflict, or access denied |
 | 75 | try again: the job has not ended, or the store does not answer |
 | 130 | interrupted |
-| 141 | whoever read the output went away |
+| 141 | the reader of the output closed it |
 
-Errors are one line on stderr, or problem details with `--json`.
+An error is one line on stderr, or problem details with `--json`.
 
-## Options that several commands share
+## Shared options
 
-Each command says at its end which of these it has.
+The last line of each command names the groups it shares.
 """
 
 SETTINGS = """
 ## Settings
 
-One rule for all commands and for `Windlass()` in Python: a flag or an argument goes before the environment, which goes
-before `windlass.toml` in the current folder or the nearest folder above it (or the file that `WINDLASS_CONFIG` names),
-which goes before the default. A relative `store` in the file is meant from the file's folder.
-Durations and sizes may be written `30s`, `2h`, `512MB`; `none` where nothing is meant.
+One rule holds for all commands and for `Windlass()` in Python. A flag or argument has precedence over the environment,
+the environment over `windlass.toml`, and the file over the default. The file is searched in the current folder and then
+in each folder above it; `WINDLASS_CONFIG` names another file. A relative `store` in the file is relative to the file's
+folder. Durations and sizes can be written `30s`, `2h`, `512MB`; `none` stands for no value.
 A dotted name is a section: `worker.lease` is `lease` under `[worker]`.
 
-| setting | variable | default | |
+| setting | variable | default | meaning |
 |---|---|---|---|
 """
 
@@ -87,22 +87,22 @@ def _paths() -> Iterator[tuple[str, ...]]:
 
 
 def _help(path: tuple[str, ...]) -> str:
-    paper = Console(file=io.StringIO(), width=WIDTH, color_system=None)
+    console = Console(file=io.StringIO(), width=WIDTH, color_system=None)
     app: App = build(path[0])
-    app.help_print(list(path), console=paper)
-    text: str = paper.file.getvalue()  # type: ignore[attr-defined]
+    app.help_print(list(path), console=console)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
     return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
 
 
 def _settings() -> Iterator[str]:
     for path, setting in config.SETTINGS.items():
         section, _, name = path.rpartition(".")
-        about = _said_of(SECTIONS[section] if section else config.Config)[name]
+        about = _docs_of(SECTIONS[section] if section else config.Config)[name]
         default = ", ".join(setting.default) if isinstance(setting.default, list) else setting.default
         yield f"| `{path}` | `{config.variable(path)}` | {'none' if default in (None, '') else default} | {about} |\n"
 
 
-def _said_of(section: type[Struct]) -> dict[str, str]:
+def _docs_of(section: type[Struct]) -> dict[str, str]:
     """The sentence below each field, which only the source has."""
     (tree,) = ast.parse(inspect.getsource(section)).body
     assert isinstance(tree, ast.ClassDef)

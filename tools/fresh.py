@@ -15,9 +15,9 @@ ROOT = Path(__file__).parent.parent
 def lifecycle() -> str:
     """The drawing of the lifecycle, from its table."""
     lines = [
-        "# The life of a job",
+        "# Lifecycle of a job",
         "",
-        "Made from `model/lifecycle.py` by `python -m tools.fresh`; do not edit. The steps are explained there.",
+        "Generated from `model/lifecycle.py` by `python -m tools.fresh`; do not edit. That module explains the steps.",
         "",
         "```mermaid",
         "stateDiagram-v2",

@@ -40,10 +40,10 @@ class Run:
         self.figures = Figures()
         self.stands: list[Stand] = []
 
-    def install(self, systems: list[System], *, anew: bool) -> None:
+    def install(self, systems: list[System], *, fresh: bool) -> None:
         for system in systems:
             try:
-                programs = programs_of(system, anew=anew)
+                programs = programs_of(system, fresh=fresh)
             except NotInstalled as fault:
                 self.figures.faults[system.name] = f"not installed: {fault}"
                 continue
@@ -128,7 +128,7 @@ def compare(systems: list[System], sizes: Sizes, options: argparse.Namespace, co
     """The page that says it all."""
     with tempfile.TemporaryDirectory(prefix="windlass-bench-") as folder, private_redis(Path(folder)) as server:
         run = Run(Ground(Path(folder), server.url, server), sizes)
-        run.install(systems, anew=options.upgrade)
+        run.install(systems, fresh=options.upgrade)
         try:
             measure(run, options)
         except KeyboardInterrupt:
@@ -159,6 +159,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--quick", action="store_true", help="one short round: shows that all works, proves nothing")
     parser.add_argument("--no-kill", action="store_true", help="leave out the killed workers")
-    parser.add_argument("--upgrade", action="store_true", help="install the peers anew")
+    parser.add_argument("--upgrade", action="store_true", help="install the peers again")
     parser.add_argument("--write", type=Path, metavar="FILE", help="write the page there too")
     return parser

@@ -21,7 +21,7 @@ class NotInstalled(Exception):
     """A peer's packages could not be had."""
 
 
-def programs_of(system: System, *, anew: bool = False) -> Path:
+def programs_of(system: System, *, fresh: bool = False) -> Path:
     """The folder with a system's programs, installed if it is not there."""
     here = Path(sys.executable).parent
     if not system.install:
@@ -29,7 +29,7 @@ def programs_of(system: System, *, anew: bool = False) -> Path:
     folder = CACHE / f"{system.name}-{sys.version_info.major}.{sys.version_info.minor}"
     finished = folder / ".installed"
     wanted = "\n".join(system.install)
-    if anew or not finished.exists() or finished.read_text() != wanted:
+    if fresh or not finished.exists() or finished.read_text() != wanted:
         (_make_for_node if system.node else _make_for_python)(folder, system.install)
         finished.write_text(wanted)
     return folder / "bin"

@@ -16,10 +16,10 @@ from typing import NamedTuple
 from bench.peers.environments import modules_beside
 from bench.peers.systems import Setting, System
 from bench.processes import Program, running
-from tests.servers import Server
+from tests.support.servers import Server
 from windlass.addresses import open_store
 from windlass.model.job import PENDING
-from windlass.system import SystemChance
+from windlass.system import SystemRandomness
 
 APPS = Path(__file__).parent / "apps"
 POLL = 0.02
@@ -90,13 +90,13 @@ class Stand(NamedTuple):
             except subprocess.TimeoutExpired:
                 raise NotRun(f"{how}: not done in {TOO_LONG:.0f} s") from None
             if program.process.returncode:
-                raise NotRun(f"{how}: {program.last_words()}")
-            return Gave(**json.loads(program.last_words()))
+                raise NotRun(f"{how}: {program.last_lines()}")
+            return Gave(**json.loads(program.last_lines()))
 
     @contextmanager
     def workers(self, setting: Setting, number: int, *, safe: bool = False) -> Iterator[list[Program]]:
         # The name differs also from that of a worker that was killed.
-        commands = [self._filled(setting.command, SystemChance().token().hex()) for _ in range(number)]
+        commands = [self._filled(setting.command, SystemRandomness().token().hex()) for _ in range(number)]
         with self.ground.run(commands, modules_beside(self.programs), safe=safe, slots=setting.slots) as started:
             yield started
 
@@ -118,7 +118,7 @@ class Stand(NamedTuple):
             store = runner.run(open_store(self.ground.url))
 
             async def left() -> int:
-                return sum(tally.count for tally in await store.tally("default") if tally.state in PENDING)
+                return sum(tally.count for tally in await store.count_jobs("default") if tally.state in PENDING)
 
             try:
                 yield lambda: runner.run(left())
@@ -154,7 +154,7 @@ def drained(
         if now == 0:
             return total / (time.perf_counter() - begun)
         if all(worker.ended for worker in workers):
-            raise NotRun(f"the worker ended: {workers[0].last_words()}")
+            raise NotRun(f"the worker ended: {workers[0].last_lines()}")
         if asked - heard > STALLED:
-            raise NotRun(f"{now} of {total} jobs left and nothing moves: {workers[0].last_words()}")
+            raise NotRun(f"{now} of {total} jobs left and nothing moves: {workers[0].last_lines()}")
         time.sleep(POLL)

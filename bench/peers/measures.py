@@ -142,7 +142,7 @@ class Aftermath(NamedTuple):
 
 
 def killed(stand: Stand, number: int) -> Aftermath:
-    """Kill a worker with all its processes after a third of the jobs; another does the rest, if it is told of them."""
+    """Kill a worker with all its processes after a third of the jobs; another does the rest, if it gets them."""
     ground, setting = stand.ground, stand.system.safe
     fill(stand, "nap", number, safe=True)
     slots = 1 if setting.isolated else 10
@@ -151,7 +151,7 @@ def killed(stand: Stand, number: int) -> Aftermath:
         time.sleep(NAP / 2)  # a worker with one job at a time is in the middle of it
         worker.kill()
     if not ground.noted():
-        raise NotRun(f"no job has run: {worker.last_words()}")
+        raise NotRun(f"no job has run: {worker.last_lines()}")
     begun = time.perf_counter()
     with stand.workers(setting, 1, safe=True), stand.backlog(safe=True) as left:
         # Twice the time of the naps: some fork for each job.

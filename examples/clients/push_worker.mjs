@@ -1,4 +1,4 @@
-// A worker that has its jobs sent to it over HTTP, in JSON. Node 20, no packages.
+// A worker that receives jobs by HTTP push, in JSON. Node 20, no packages.
 //
 //   WINDLASS_TOKEN=… node push_worker.mjs
 
@@ -6,7 +6,7 @@ import { createHmac, timingSafeEqual } from 'node:crypto';
 import { createServer } from 'node:http';
 import { setTimeout as sleep } from 'node:timers/promises';
 
-// What a task returns is the result. `stop` is aborted when the job is cancelled or was lost.
+// What a task returns is the result. `stop` is aborted when the job is cancelled or lost.
 const tasks = {
   greet: ({ name }) => `hello, ${name}`,
   count: async ({ to }, stop) => {
@@ -14,7 +14,7 @@ const tasks = {
     return to;
   },
 };
-const quick = new Set(['greet']); // answered at once; the others are told of when they are done
+const quick = new Set(['greet']); // answered at once; the others are reported when they are done
 
 const server = process.env.WINDLASS_SERVER ?? 'http://127.0.0.1:7717';
 const base = `${server}/v1/${process.env.WINDLASS_TENANT ?? 'default'}`;
@@ -30,7 +30,7 @@ async function ask(verb, path, body) {
   return answer;
 }
 
-// The server alone knows the secret that came with the registration. An old request may be somebody's copy.
+// Only the server knows the secret of the registration. An old request may be a replay.
 function isFromServer(request, body) {
   const timestamp = request.headers['windlass-timestamp'] ?? '';
   const wanted = createHmac('sha256', me.secret).update(`${timestamp}.`).update(body).digest();
@@ -79,7 +79,7 @@ async function register(url) {
   console.log(`registered as ${me.worker}`);
 }
 
-// A worker that says nothing for a whole lease counts as gone. Naming its jobs, it hears which ones to stop.
+// A worker that does not renew within a lease counts as lost. The answer names the jobs to stop.
 async function renew(url) {
   const jobs = [...running].map(([id, { token }]) => ({ id, token }));
   try {

@@ -1,4 +1,4 @@
-"""A worker that has its jobs sent to it over HTTP, in MessagePack. Python's standard library and the package msgpack.
+"""A worker that receives jobs by HTTP push, in MessagePack. Needs the standard library and the package msgpack.
 
 WINDLASS_TOKEN=… python push_worker.py
 """
@@ -31,20 +31,20 @@ def count(to: int) -> int:
 
 TASKS: dict[str, Callable[..., Any]] = {"greet": greet, "count": count}
 QUICK = {"greet"}
-"""Answered at once; the others are told of when they are done."""
+"""Answered at once; the others are reported when they are done."""
 
 
 def outcome(claimed: dict[str, Any]) -> dict[str, Any]:
     """What a task returns is the result."""
     try:
         return {"outcome": "ok", "result": TASKS[claimed["job"]["task"]](**claimed["payload"])}
-    except Exception as fault:  # noqa: BLE001 - whatever a task raises is told
+    except Exception as fault:  # noqa: BLE001 - every exception of a task is reported
         error = {"type": type(fault).__name__, "message": str(fault), "traceback": traceback.format_exc()}
         return {"outcome": "error", "error": error}
 
 
 class Worker:
-    """Our place in the queue."""
+    """The registration of this worker, and its running jobs."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -57,19 +57,19 @@ class Worker:
         self.id, self.secret, self.lease = answer["worker"], answer["secret"].encode(), answer["lease"]
         print(f"registered as {self.id}", flush=True)
 
-    def renew_for_ever(self) -> None:
-        """A worker that says nothing for a whole lease counts as gone. Naming its jobs, it hears which ones to stop."""
+    def renew_forever(self) -> None:
+        """A worker that does not renew within a lease counts as lost. The answer names the jobs to stop."""
         while True:
             time.sleep(self.lease / 3)
             try:
                 jobs = [{"id": id, "token": token} for id, token in list(self.running.items())]
-                ask("POST", f"/workers/{self.id}/renew", jobs)  # threads cannot be stopped: what it answers is left
+                ask("POST", f"/workers/{self.id}/renew", jobs)  # threads cannot be stopped, so the answer is ignored
             except (Refused, OSError) as fault:
                 print(fault, file=sys.stderr)
                 if isinstance(fault, Refused) and fault.status == 404:
                     self.register()
 
-    def run_and_tell(self, claimed: dict[str, Any]) -> None:
+    def run_and_report(self, claimed: dict[str, Any]) -> None:
         id, token = claimed["job"]["id"], claimed["token"]
         self.running[id] = token
         ended = outcome(claimed)
@@ -90,7 +90,7 @@ class Worker:
             return 404, None
         if claimed["job"]["task"] in QUICK:
             return 200, outcome(claimed)
-        threading.Thread(target=self.run_and_tell, args=[claimed], daemon=True).start()
+        threading.Thread(target=self.run_and_report, args=[claimed], daemon=True).start()
         return 202, None
 
 
@@ -109,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
 def main() -> None:
     listener = ThreadingHTTPServer(("127.0.0.1", int(os.environ.get("PORT", "0"))), Handler)
     Handler.worker = Worker(os.environ.get("WORKER_URL", f"http://127.0.0.1:{listener.server_port}/jobs"))
-    threading.Thread(target=Handler.worker.renew_for_ever, daemon=True).start()
+    threading.Thread(target=Handler.worker.renew_forever, daemon=True).start()
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=listener.shutdown).start())
     listener.serve_forever()
     ask("DELETE", f"/workers/{Handler.worker.id}")

@@ -1,4 +1,4 @@
-// Queues a job over HTTP, follows it, and prints its result. Node 20, no packages.
+// Enqueues a job over HTTP, follows it, and prints its result. Node 20, no packages.
 //
 //   WINDLASS_TOKEN=… node pusher.mjs greet '{"name": "Ada"}'
 
@@ -16,7 +16,7 @@ async function ask(verb, path, body) {
   return answer;
 }
 
-// Every event of a job until it has ended. If the connection breaks, goes on after the last one.
+// Every event of a job until it has ended. After a lost connection it resumes behind the last event.
 async function* follow(id) {
   let last = '';
   while (true) {

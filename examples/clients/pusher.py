@@ -1,4 +1,4 @@
-"""Queues a job over HTTP and waits for its result. Python's standard library and the package msgpack.
+"""Enqueues a job over HTTP and waits for its result. Needs the standard library and the package msgpack.
 
 WINDLASS_TOKEN=… python pusher.py greet '{"name": "Ada"}'
 """
@@ -28,7 +28,7 @@ class Refused(Exception):
 
 
 def ask(verb: str, path: str, body: object = None, *, within: float = 30) -> Any:
-    """One request; what the server says to it."""
+    """Send one request and return the answer."""
     headers = {"authorization": f"Bearer {os.environ['WINDLASS_TOKEN']}", "content-type": MSGPACK, "accept": MSGPACK}
     data = None if body is None else msgpack.packb(body)
     try:
@@ -40,23 +40,23 @@ def ask(verb: str, path: str, body: object = None, *, within: float = 30) -> Any
 
 
 def new_id(queue: str) -> str:
-    """An id of our own: sent twice, the job is still one. Its last byte belongs to the queue."""
+    """Our own id, so that a job that is sent twice is still one job. Its last byte must fit the queue."""
     return str(uuid.UUID(bytes=uuid.uuid4().bytes[:15] + bytes([zlib.crc32(queue.encode()) & 0xFF])))
 
 
-def enqueue(task: str, payload: object, **wishes: object) -> str:
-    job = {"id": new_id("default"), "task": task, "payload": payload, **wishes}
+def enqueue(task: str, payload: object, **options: object) -> str:
+    job = {"id": new_id("default"), "task": task, "payload": payload, **options}
     for last in (False, True):
         try:
             return str(ask("POST", "/jobs", job)["id"])
-        except URLError:  # perhaps it arrived, perhaps not: with an id it may be sent again
+        except URLError:  # it may have arrived: with an id it is safe to send it again
             if last:
                 raise
     raise AssertionError
 
 
 def result(id: str) -> Any:
-    """How a job ended, however long that takes."""
+    """Wait until a job has ended and return its result."""
     while True:
         try:
             return ask("GET", f"/jobs/{id}/result?wait=30", within=40)

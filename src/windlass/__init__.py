@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from windlass.app import Task, Windlass
     from windlass.call.current import current
     from windlass.call.signals import Cancelled, Fail, RateLimited, Retry, Snooze
-    from windlass.handle import Job, JobFailed
+    from windlass.job_handle import Job, JobFailed
     from windlass.model.errors import (
         Busy,
         Conflict,
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     )
     from windlass.model.events import Event
     from windlass.model.names import job_id
-    from windlass.model.retry import Retry as RetryPolicy
+    from windlass.model.retry import RetryPolicy
 
     __version__: str
 
@@ -70,13 +70,14 @@ _PLACES = {
     "Fail": "windlass.call.signals",
     "Full": "windlass.model.errors",
     "Invalid": "windlass.model.errors",
-    "Job": "windlass.handle",
-    "JobFailed": "windlass.handle",
+    "Job": "windlass.job_handle",
+    "JobFailed": "windlass.job_handle",
     "JournalFull": "windlass.model.errors",
     "Missing": "windlass.model.errors",
     "NotReplicated": "windlass.model.errors",
     "RateLimited": "windlass.call.signals",
     "Retry": "windlass.call.signals",
+    "RetryPolicy": "windlass.model.retry",
     "Snooze": "windlass.call.signals",
     "Task": "windlass.app",
     "TooLarge": "windlass.model.errors",
@@ -92,8 +93,6 @@ _PLACES = {
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module("importlib.metadata").version("windlass")
-    if name == "RetryPolicy":
-        return import_module("windlass.model.retry").Retry
     if name not in _PLACES:
         raise AttributeError(f"module 'windlass' has no attribute {name!r}")
     return getattr(import_module(_PLACES[name]), name)

@@ -13,20 +13,22 @@ from urllib.parse import urlsplit
 
 from windlass.config import DEFAULT_STORE
 from windlass.engine import Engine, Settings
-from windlass.local import LOOPBACK, data_folder, known_token
+from windlass.local_token import LOOPBACK, data_folder, known_token
 from windlass.model.errors import Invalid
 from windlass.model.names import without_password
 from windlass.model.operations import Service
 from windlass.store import Store
-from windlass.store.facts import Facts
-from windlass.system import SystemChance, SystemClock
+from windlass.store.facts import StoreInfo
+from windlass.system import SystemClock, SystemRandomness
 
 if TYPE_CHECKING:
-    from windlass.store.redis.replicas import Replicas
+    from windlass.store.redis.urls import Replicas
 
 ONE_SERVER = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 """One at a time: sentinels know which."""
 HTTP = ("http", "https", "http+unix")
+MEMORY = ":memory:"
+"""In the place of a file: a private store in memory."""
 _MISTAKEN = re.compile(r"(rediss?|unix|https?)(\+\w+)?:|[\w.-]+:\d+(/\d*)?$")
 """What is hardly meant as the name of a file."""
 
@@ -50,7 +52,7 @@ def file_of(address: str) -> str | None:
 
 def shown(address: str) -> str:
     """An address as people may read it: a file with its folders, a server without passwords."""
-    if "://" not in address and address != ":memory:":
+    if "://" not in address and address != MEMORY:
         return os.path.abspath(address)  # noqa: PTH100 - as it was said, links and all
     return without_password(address)
 
@@ -61,38 +63,44 @@ async def open_store(address: str = DEFAULT_STORE, settings: Settings | None = N
     `patient`: a server that is not there yet is no fault.
     """
     if (file := file_of(address)) is not None:
-        if settings is not None and settings.replicas:
-            raise Invalid("a file has no replicas: they are for a Redis store", at="replicas")
-        from windlass.store.sqlite import SqliteStore  # noqa: PLC0415
-
-        return SqliteStore.open(file, SystemClock())
+        return _open_file(file, settings)
     if address.partition("://")[0] in (*ONE_SERVER, "redis+cluster"):
         from windlass.store.redis import RedisStore  # noqa: PLC0415
 
         return await RedisStore.open(
-            address, chance=SystemChance(), patient=patient, replicas=_replicas(settings or Settings())
+            address, chance=SystemRandomness(), patient=patient, replicas=_replicas(settings or Settings())
         )
     forms = "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://"
     raise Invalid(f"{without_password(address)!r} is no store: give a file, {forms}", at="store")
+
+
+def _open_file(file: str, settings: Settings | None, *, blocking: bool = False) -> Store:
+    if settings is not None and settings.replicas:
+        raise Invalid("a file has no replicas: they are for a Redis store", at="replicas")
+    from windlass.store.sqlite import SqliteStore  # noqa: PLC0415
+
+    return SqliteStore.open(file, SystemClock(), blocking=blocking)
 
 
 def _replicas(settings: Settings) -> "Replicas | None":
     """Whom new jobs wait for, if that is set; else the address may say it."""
     if settings.replicas is None:
         return None
-    from windlass.store.redis.replicas import checked  # noqa: PLC0415
+    from windlass.store.redis.urls import checked_replicas  # noqa: PLC0415
 
-    return checked(settings.replicas, settings.replicated_within, synced=settings.replicas_synced)
+    return checked_replicas(settings.replicas, settings.replicated_within, synced=settings.replicas_synced)
 
 
 async def open_blocking_store(address: str, settings: Settings | None = None) -> Store | None:
     """The same for a caller without an event loop, driven to its end in one step; null = it has no such form."""
+    if (file := file_of(address)) is not None:
+        return None if file == MEMORY else _open_file(file, settings, blocking=True)
     if address.partition("://")[0] not in ONE_SERVER:
         return None
     from windlass.store.redis import RedisStore  # noqa: PLC0415
 
     replicas = _replicas(settings or Settings())
-    return await RedisStore.open(address, chance=SystemChance(), blocking=True, replicas=replicas)
+    return await RedisStore.open(address, chance=SystemRandomness(), blocking=True, replicas=replicas)
 
 
 @asynccontextmanager
@@ -129,7 +137,7 @@ async def enter_service(
     """The same, closed with a stack.
 
     Without a journal no generator waits for the end: an event loop that ends closes all of them at once, and so breaks
-    one that lies within another.
+    one that is nested in another.
     """
     if is_server(address):
         from windlass.client import Client  # noqa: PLC0415
@@ -146,7 +154,7 @@ async def enter_service(
 async def _enter_engine(stack: AsyncExitStack, address: str, settings: Settings | None, *, patient: bool) -> Engine:
     store = await open_store(address, settings, patient=patient)
     stack.push_async_callback(store.close)
-    return Engine(store, SystemChance(), settings)
+    return Engine(store, SystemRandomness(), settings)
 
 
 def token_for(address: str, environ: Mapping[str, str]) -> str:
@@ -162,18 +170,18 @@ async def scrub(engine: Engine, address: str) -> list[str]:
     if file_of(address) is not None:
         from windlass.store.sqlite import scrub as of_file  # noqa: PLC0415
 
-        return await of_file.scrub(engine.desk.store)  # type: ignore[arg-type] # opened as one
+        return await of_file.scrub(engine.context.store)  # type: ignore[arg-type] # opened as one
     from windlass.store.redis import scrub as of_server  # noqa: PLC0415
 
-    return await of_server.scrub(engine.desk.store)  # type: ignore[arg-type]
+    return await of_server.scrub(engine.context.store)  # type: ignore[arg-type]
 
 
-async def facts_of(engine: Engine, address: str) -> Facts:
+async def facts_of(engine: Engine, address: str) -> StoreInfo:
     """What the store of an engine, opened at this address, says of itself."""
     if file_of(address) is not None:
-        from windlass.store.sqlite import facts as of_file  # noqa: PLC0415
+        from windlass.store.sqlite import facts as file_facts  # noqa: PLC0415
 
-        return await of_file.facts(engine.desk.store)  # type: ignore[arg-type] # opened as one
-    from windlass.store.redis import facts as of_server  # noqa: PLC0415
+        return await file_facts(engine.context.store)  # type: ignore[arg-type] # opened as one
+    from windlass.store.redis import scrub as of_server  # noqa: PLC0415
 
-    return await of_server.facts(engine.desk.store)  # type: ignore[arg-type]
+    return await of_server.facts(engine.context.store)  # type: ignore[arg-type]

@@ -16,17 +16,16 @@ from msgspec.structs import replace
 
 from windlass import config
 from windlass.addresses import file_of, is_server
-from windlass.call.arguments import Plan
-from windlass.call.options import Options, TaskOptions, wishes
+from windlass.call.arguments import CallSignature
+from windlass.call.options import Options, TaskOptions, to_fields
+from windlass.connection import AppConnection, Transport
 from windlass.engine import Settings
-from windlass.handle import Job
-from windlass.link import Link, Way
+from windlass.job_handle import Job
 from windlass.model.errors import Invalid, Unavailable
 from windlass.model.events import Event
 from windlass.model.fresh_ids import texts_like
 from windlass.model.job import NewJob
 from windlass.model.match import Match
-from windlass.model.mold import mold_of
 from windlass.model.names import check_name, keyed_id, text_id, without_password
 from windlass.model.operations import (
     MOST_AT_ONCE,
@@ -35,8 +34,9 @@ from windlass.model.operations import (
     EnqueueMany,
     Operation,
 )
+from windlass.model.template import template_of
 from windlass.model.wire import checked_job
-from windlass.system import SystemChance
+from windlass.system import SystemRandomness
 
 if TYPE_CHECKING:
     from windlass.testing import Testing
@@ -92,7 +92,7 @@ class Windlass:
         self.settings = chosen
         if journal and (is_server(self.store) or file_of(self.store) is not None):
             raise Invalid("a journal is for a Redis store: a file needs none, and a server has its own", at="journal")
-        self.link: Way = Link(self.store, chosen, token, journal)
+        self.link: Transport = AppConnection(self.store, chosen, token, journal)
         self._defaults: TaskOptions = defaults or {}
 
     @overload
@@ -140,9 +140,9 @@ class Windlass:
         return Job(id, self, None)
 
     def events(self, *, task: str | None = None, queue: str | None = None, tag: Iterable[str] = ()) -> Iterator[Event]:
-        """What happens to this queue's jobs from now on, for ever: to all of them, or to those that match.
+        """Events of this queue's jobs from now on, without end: of all jobs, or of those that match.
 
-        Each event is told at most once; one named `gap` says that some were missed.
+        Delivery is at most once; an event named `gap` says that some were missed.
         """
         match = Match(task=task, queue=queue, tag=list(tag))
         return self.link.hear(lambda teller: teller.watch(self.tenant, match))
@@ -194,7 +194,7 @@ class Task(Generic[P, R, C]):
         function: Callable[P, C],
         options: Options,
         *,
-        plan: Plan | None = None,
+        plan: CallSignature | None = None,
         said: Options | None = None,
     ) -> None:
         self.app = app
@@ -203,9 +203,9 @@ class Task(Generic[P, R, C]):
         self.options = options
         self.said: Options = said or {}
         """Those of its options that came with `using`."""
-        self.plan = plan or Plan(function)
-        self.mold = mold_of(checked_job(NewJob(task=name, **wishes(options))))
-        self.template = self.mold.new
+        self.plan = plan or CallSignature(function)
+        self.job_template = template_of(checked_job(NewJob(task=name, **to_fields(options))))
+        self.template = self.job_template.new
         """A job of it, without its arguments."""
         functools.update_wrapper(self, function)
 
@@ -215,14 +215,14 @@ class Task(Generic[P, R, C]):
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
         """Queue a call; the arguments are checked against the signature before anything is sent."""
-        app, mold, payload = self.app, self.mold, self.plan.pack(args, kwargs)
-        fresh = _chance.uuid7()[:-1] + mold.mark
+        app, template, payload = self.app, self.job_template, self.plan.pack(args, kwargs)
+        fresh = _chance.uuid7()[:-1] + template.mark
         try:
-            if app.link.at_once(app.tenant, mold, fresh, payload):
+            if app.link.at_once(app.tenant, template, fresh, payload):
                 return Job(text_id(fresh), app, self.plan, created=True)
             return self._enqueue(text_id(fresh), payload)
         except Unavailable:  # a connection that rested may be stale
-            with told_once():
+            with without_first_error():
                 # Its id makes it one job, however often it is sent.
                 return self._enqueue(text_id(fresh), payload, again=True)
 
@@ -239,7 +239,7 @@ class Task(Generic[P, R, C]):
         try:
             return self._handle(new, created=await self.app.link.enqueue(self.app.tenant, new))
         except Unavailable:
-            with told_once():
+            with without_first_error():
                 return self._handle(new, created=await self.app.link.enqueue(self.app.tenant, new), again=True)
 
     def map(self, calls: Iterable[Any]) -> "list[Job[R]]":
@@ -251,7 +251,7 @@ class Task(Generic[P, R, C]):
         try:
             answers = self.app.link.ask_each(self._batches(payloads, news))
         except Unavailable:
-            with told_once():
+            with without_first_error():
                 return self._handles(news, self.app.link.ask_each(self._batches(payloads, news)), again=True)
         return self._handles(news, answers)
 
@@ -265,7 +265,7 @@ class Task(Generic[P, R, C]):
                 answers.append(await service(batch))
             except Unavailable:
                 again = True
-                with told_once():
+                with without_first_error():
                     answers.append(await service(batch))
         return self._handles(news, answers, again=again)
 
@@ -294,7 +294,7 @@ class Task(Generic[P, R, C]):
 
     def _fresh(self) -> bytes:
         """An id for one more job of it."""
-        return _chance.uuid7()[:-1] + self.mold.mark
+        return _chance.uuid7()[:-1] + self.job_template.mark
 
     def _new(self, payload: bytes, fresh: str | None) -> NewJob:
         """`fresh`: its id, unless it has one of its own or one that its key stands for."""
@@ -325,12 +325,12 @@ class Task(Generic[P, R, C]):
         return f"<task {self.name}{self.plan.signature}>"
 
 
-_chance = SystemChance()
+_chance = SystemRandomness()
 
 
 @contextmanager
-def told_once() -> Iterator[None]:
-    """Of a second try that fails as the first did, the fault alone: not also that of the first."""
+def without_first_error() -> Iterator[None]:
+    """A second try that fails like the first raises only its own error."""
     try:
         yield
     except Unavailable as fault:
@@ -344,8 +344,8 @@ def _check_callable(function: Callable[..., Any], name: str | None) -> None:
     if name is None and not hasattr(function, "__name__"):
         raise Invalid(f"{function!r} has no name of its own: give it one, @app.task(name=…)", at="name")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        told = "it would return at once and do nothing: return a list, or queue a job for each item"
-        raise Invalid(f"{function.__name__} is a generator, and {told}", at="function")
+        advice = "return a list, or enqueue a job for each item"
+        raise Invalid(f"{function.__name__} is a generator, which would do nothing as a task: {advice}", at="function")
 
 
 def _is_method(function: Callable[..., Any]) -> bool:

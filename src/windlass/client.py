@@ -1,6 +1,6 @@
-"""The queue over HTTP, as a service: the same operations, answers and errors as in process.
+"""The client of a server: a service that sends operations over HTTP, with the same answers and errors as in process.
 
-Speaks MessagePack. Sends a request again only if nothing can have come of the first, or if twice is as good as once.
+Speaks MessagePack. Retries a request only if the first one cannot have arrived, or if the operation is idempotent.
 """
 
 from collections.abc import AsyncGenerator
@@ -37,25 +37,25 @@ from windlass.model.operations import (
 from windlass.model.shapes import SHAPES, Shape
 
 ANSWER_WITHIN = 10.0
-"""Seconds that the server has beyond what it was asked to wait."""
+"""Seconds for the response, beyond the wait of the operation."""
 
-SILENT_FOR = 60.0
-"""Seconds after which a stream without a word is taken for lost; a server shows more often that it lives."""
+STREAM_TIMEOUT = 60.0
+"""Seconds without data after which a stream counts as lost; a server sends keep-alives more often."""
 
 TRIES = 2
 
 KEEP_ALIVE = 3.0
-"""Seconds that an idle connection is kept: less than a server keeps it, or a request might meet a closing door."""
+"""Seconds for which an idle connection is kept: less than a server keeps it, or it might close under a request."""
 
-BEHIND_A_PROXY = (502, 503, 504)
-"""What stands before a server says so when it cannot reach it."""
+PROXY_ERRORS = (502, 503, 504)
+"""Statuses of a proxy that cannot reach the server."""
 
 _SHAPES = {shape.kind: shape for shape in reversed(SHAPES)}
-"""The first path of each operation."""
+"""By operation; the first path of those with two."""
 
 
 class Client:
-    """Asks a server. Close it, or use it with `async with`."""
+    """A client of one server. Close it, or use it with `async with`."""
 
     def __init__(self, server: str, token: str = "", *, transport: httpx2.AsyncBaseTransport | None = None) -> None:
         address, chosen = _address(server)
@@ -65,8 +65,8 @@ class Client:
             timeout=_timeout(),
             limits=httpx2.Limits(max_connections=1000, max_keepalive_connections=100, keepalive_expiry=KEEP_ALIVE),
             trust_env=False,
-            verify=address.startswith("https:"),  # to load certificates takes long, and without TLS there are none
-            headers={"accept": MSGPACK, "content-type": MSGPACK, **_shown(token)},
+            verify=address.startswith("https:"),  # loading certificates takes long, so only for TLS
+            headers={"accept": MSGPACK, "content-type": MSGPACK, **_auth_header(token)},
         )
 
     async def __aenter__(self) -> Self:
@@ -83,12 +83,12 @@ class Client:
     async def __call__(self, operation: Operation[A], /) -> A:
         shape = _SHAPES[type(operation)]
         request = self._request(shape, operation)
-        response = await self._send(request, again=_may_be_sent_again(operation))
+        response = await self._send(request, retry=_is_idempotent(operation))
         return cast("A", _answer(operation, response))
 
-    async def story(self, tenant: str, id: str, since: str = "") -> AsyncGenerator[Event, None]:
-        """The events of a job, after the one with this id, until it has ended."""
-        path = f"/v1/{_whose(tenant)}/jobs/{check_id(id)}/events"
+    async def follow_job(self, tenant: str, id: str, since: str = "") -> AsyncGenerator[Event, None]:
+        """The events of a job after the event `since`, until the job has ended."""
+        path = f"/v1/{_tenant_step(tenant)}/jobs/{check_id(id)}/events"
         async with aclosing(self._stream(path, {}, {"last-event-id": since} if since else {})) as stream:
             async for event in stream:
                 yield event
@@ -98,13 +98,13 @@ class Client:
     async def watch(self, tenant: str, match: Match) -> AsyncGenerator[Event, None]:
         """The events of all matching jobs from now on."""
         params = {name: value for name, value in msgspec.to_builtins(match).items() if value}
-        async with aclosing(self._stream(f"/v1/{_whose(tenant)}/events", params, {})) as stream:
+        async with aclosing(self._stream(f"/v1/{_tenant_step(tenant)}/events", params, {})) as stream:
             async for event in stream:
                 yield event
 
     async def _stream(self, path: str, params: dict[str, Any], headers: dict[str, str]) -> AsyncGenerator[Event, None]:
         headers = {"accept": "text/event-stream, */*;q=0.1", **headers}
-        timeout = httpx2.Timeout(ANSWER_WITHIN, read=SILENT_FOR, pool=None)
+        timeout = httpx2.Timeout(ANSWER_WITHIN, read=STREAM_TIMEOUT, pool=None)
         try:
             request = self._http.build_request("GET", path, params=_query(params), headers=headers, timeout=timeout)
             response = await self._http.send(request, stream=True)
@@ -118,11 +118,11 @@ class Client:
                     yield event
         except httpx2.TransportError as fault:
             raise Unavailable(f"the server does not answer: {fault or type(fault).__name__}") from fault
-        raise Unavailable("the server tells no more: it stops, or the job is gone")
+        raise Unavailable("the server ended the stream: it is stopping, or the job was deleted")
 
     def _request(self, shape: Shape, operation: Operation[Any]) -> httpx2.Request:
         path = shape.path.format(**{name: _step(name, getattr(operation, name)) for name in shape.names})
-        tenant = _whose(operation.tenant)
+        tenant = _tenant_step(operation.tenant)
         wait = getattr(operation, "wait", 0.0)
         rest = _flat(shape, operation)
         headers: dict[str, str] = {}
@@ -146,38 +146,41 @@ class Client:
             timeout=_timeout(wait),
         )
 
-    async def _send(self, request: httpx2.Request, *, again: bool) -> httpx2.Response:
+    async def _send(self, request: httpx2.Request, *, retry: bool) -> httpx2.Response:
         for left in range(TRIES - 1, -1, -1):
             try:
                 return await self._http.send(request)
             except httpx2.ConnectError as fault:
-                failure: httpx2.TransportError = fault  # nobody has heard it
+                failure: httpx2.TransportError = fault  # the request was not sent
             except httpx2.TransportError as fault:
                 failure = fault
-                if not again:
+                if not retry:
                     break
             if not left:
                 break
         raise Unavailable(f"the server does not answer: {failure or type(failure).__name__}") from failure
 
 
-def _whose(tenant: str) -> str:
+def _tenant_step(tenant: str) -> str:
     return EVERY_TENANT if tenant == EVERY_TENANT else check_name(tenant, at="tenant")
 
 
-def _shown(token: str) -> dict[str, str]:
+def _auth_header(token: str) -> dict[str, str]:
     if not (token.isascii() and token.isprintable() and " " not in token):
-        raise Invalid("this is no token: it has a space, a line break or the like in it", at="token")
+        raise Invalid(
+            "this is not a token: it contains a space, a line break or another character that headers cannot hold",
+            at="token",
+        )
     return {"authorization": f"Bearer {token}"} if token else {}
 
 
 def _timeout(wait: float = 0.0) -> httpx2.Timeout:
-    # Whoever waits for a connection of ours has not been refused by anybody yet.
+    # Waiting for a free connection of our own is not a failure of the server.
     return httpx2.Timeout(ANSWER_WITHIN + wait, pool=None)
 
 
 def _step(name: str, value: str) -> str:
-    """A value as one step of a path; what cannot be one is answered as the queue would answer it."""
+    """A value as one path step. For a value that cannot be one, the same error as from the queue."""
     if name == "id":
         return check_id(value)
     if name == "task":
@@ -193,12 +196,15 @@ def _address(server: str) -> tuple[str, httpx2.AsyncBaseTransport | None]:
     if scheme == "http+unix" and separator:
         return "http://localhost", httpx2.AsyncHTTPTransport(uds=rest)
     if scheme not in ("http", "https") or not separator:
-        raise Invalid(f"{without_password(server)!r} is no server: give http://, https:// or http+unix://", at="server")
+        raise Invalid(
+            f"{without_password(server)!r} is not the URL of a server: give http://, https:// or http+unix://",
+            at="server",
+        )
     return server.rstrip("/"), None
 
 
-def _may_be_sent_again(operation: Operation[Any]) -> bool:
-    """Whether twice is as good as once: what only reads, and what is named by the caller."""
+def _is_idempotent(operation: Operation[Any]) -> bool:
+    """Whether a retry is safe: reads, and operations whose ids come from the caller."""
     match operation:
         case Enqueue():
             return operation.job.id is not None or operation.job.key is not None
@@ -211,28 +217,28 @@ def _may_be_sent_again(operation: Operation[Any]) -> bool:
 
 
 def _sendable(value: Any) -> Any:
-    """A body whose payloads are all in its own format."""
+    """A body with payloads of other formats wrapped as bytes."""
     match value:
         case NewJob():
-            return _own(value)
+            return _wrapped_job(value)
         case [NewJob(), *_]:
-            return [_own(new) for new in value]
+            return [_wrapped_job(new) for new in value]
         case [Finished(), *_]:
-            return [_own_report(report) for report in value]
+            return [_wrapped_report(report) for report in value]
         case _:
             return value
 
 
-def _own(new: NewJob) -> NewJob:
-    """In a MessagePack body a payload of another encoding travels as its bytes, with the name of the encoding."""
-    then = None if new.then is None else _own(new.then)
+def _wrapped_job(new: NewJob) -> NewJob:
+    """In a MessagePack body a payload of another content type travels as its bytes."""
+    then = None if new.then is None else _wrapped_job(new.then)
     if new.content_type == MSGPACK or new.payload is NOTHING:
         return new if then is new.then else replace(new, then=then)
     return replace(new, payload=_wrapped(new.payload), then=then)
 
 
-def _own_report(report: Finished) -> Finished:
-    jobs = [_own(new) for new in report.jobs]
+def _wrapped_report(report: Finished) -> Finished:
+    jobs = [_wrapped_job(new) for new in report.jobs]
     if report.content_type == MSGPACK or not isinstance(report.result, Raw):
         return replace(report, jobs=jobs)
     return replace(report, jobs=jobs, result=_wrapped(report.result))
@@ -243,7 +249,7 @@ def _wrapped(raw: Raw) -> Raw:
 
 
 def _flat(shape: Shape, operation: Operation[Any]) -> dict[str, Any]:
-    """What is neither path nor body, the fields of inner structs beside the others, defaults left out."""
+    """The fields that are neither path nor body, inner structs flattened, without defaults."""
     found: dict[str, Any] = {}
     for field in shape.fields:
         value = getattr(operation, field.name)
@@ -255,7 +261,7 @@ def _flat(shape: Shape, operation: Operation[Any]) -> dict[str, Any]:
 
 
 def _fields(value: Any, *, optional: bool) -> dict[str, Any]:
-    """The fields of an inner struct. Where nothing said means nothing chosen, all jobs are named by their states."""
+    """The fields of an inner struct. If an empty one would select nothing, all jobs are selected by their states."""
     if value is None:
         return {}
     return msgspec.to_builtins(value) or ({"state": ["pending", "finished"]} if optional else {})
@@ -279,7 +285,7 @@ def _plain(value: Any) -> str:
 
 
 def _word(value: Any) -> str:
-    """A value of which only the text tells the type: one that would read as something else is quoted."""
+    """A value whose type the server infers from its text: text that looks like another type is quoted."""
     try:
         msgspec.json.decode(_plain(value))
     except msgspec.DecodeError:
@@ -298,11 +304,11 @@ def _answer(operation: Operation[Any], response: httpx2.Response) -> Any:
     try:
         return _without_null(wire.decode(response.content, kind))
     except Invalid as fault:
-        raise WindlassError(f"the server's answer cannot be read: {fault}") from None
+        raise WindlassError(f"the response of the server cannot be read: {fault}") from None
 
 
 def _without_null(answer: Any) -> Any:
-    """A result that is not there is told as null, with no content type."""
+    """A missing result is sent as null without a content type."""
     if isinstance(answer, Result) and not answer.content_type:
         return replace(answer, result=UNSET, content_type=MSGPACK)
     return answer
@@ -320,5 +326,5 @@ def _problem(response: httpx2.Response) -> Problem:
         return wire.decode(response.content, Problem)
     except Invalid:
         status = response.status_code
-        code = Unavailable.code if status in BEHIND_A_PROXY else WindlassError.code
+        code = Unavailable.code if status in PROXY_ERRORS else WindlassError.code
         return Problem(title="Not ours", status=status, detail=f"the server answered {status}", code=code)

@@ -1,8 +1,8 @@
 """The settings, declared once: file key, environment variable and flag are derived from the names of the fields.
 
 `worker.grace` is `[worker] grace` in `windlass.toml`, `WINDLASS_WORKER_GRACE` in the environment, and `--grace` as a
-flag, where a command has it; a flag (or an argument of `Windlass`) goes before the environment, which goes before the
-file. Knows how people write durations and sizes; asks the machine for nothing but the one file.
+flag of a command. A flag (or an argument of `Windlass`) overrides the environment, which overrides the file. Knows how
+people write durations and sizes; reads nothing but the one file.
 """
 
 import difflib
@@ -25,10 +25,10 @@ from windlass.model.worker import Slots
 
 FILE = "windlass.toml"
 FILE_VARIABLE = "WINDLASS_CONFIG"
-"""Names another file in the place of `windlass.toml`."""
+"""Names another file instead of `windlass.toml`."""
 
 SERVER_VARIABLE = "WINDLASS_SERVER"
-"""Names a server in the place of a store."""
+"""Names a server instead of a store."""
 
 DEFAULT_STORE = "windlass.db"
 
@@ -37,155 +37,153 @@ Some = Annotated[int, Meta(ge=1, le=2**31)]
 
 
 class WorkerSection(Struct, frozen=True, kw_only=True):
-    """How a worker of this host works."""
+    """The worker."""
 
     queues: Annotated[list[Name], Meta(max_length=256)] = []
-    """The queues it takes jobs from, dearest first; none = every queue that the app's tasks name, in turn."""
+    """The queues to take jobs from, most important first; none = all queues of the app's tasks, in turn."""
     slots: Slots = 32
-    """Jobs it runs at once."""
+    """Jobs to run at once."""
     contexts: Some | None = None
-    """Processes that share the jobs; none = one for each processor."""
+    """Processes that share the slots; none = one per CPU."""
     lease: Seconds | None = None
-    """Time without a sign of life after which its jobs are taken for lost; none = the engine's lease."""
+    """Time without a heartbeat after which its jobs count as lost; none = the engine's lease."""
     grace: Seconds = 30.0
-    """Time that running jobs get to end when it is told to stop."""
+    """Time for running jobs to finish after the first stop signal."""
     max_jobs: Some | None = None
-    """Jobs after which it ends; none = it goes on. A worker inside a server always goes on."""
+    """Jobs after which it exits; none = never. A worker inside a server never exits."""
     context_max_jobs: Some | None = None
-    """Jobs after which a process is replaced by a fresh one; none = never."""
+    """Jobs after which a process is replaced; none = never."""
     max_memory: Bytes | None = None
-    """Memory beyond which a process is replaced by a fresh one; none = never."""
+    """Memory above which a process is replaced; none = never."""
     max_output: Bytes = 64 << 20
-    """What a job alone in its process may print before it is killed."""
+    """Output after which an isolated job is killed."""
     max_age: Seconds | None = None
-    """Age at which a process is replaced by a fresh one; none = never."""
+    """Age at which a process is replaced; none = never."""
     name: Annotated[str, Meta(max_length=128)] = ""
-    """What people call it; empty = host and process."""
+    """Its name in listings; empty = host and process id."""
     handlers: bool = True
-    """Whether it also runs jobs whose code is kept in the queue."""
+    """Whether it also runs jobs of tasks that have a handler."""
     sandbox: Literal["limits", "confined", "isolated"] = "confined"
-    """How far that code is kept away from the machine; where this cannot be had, none is run."""
+    """How handlers are isolated from the machine; if the machine cannot do it, they are not run."""
     network: bool = False
-    """Whether handlers that ask for the network get it."""
+    """Whether handlers that need the network get it."""
     reach: list[str] = []
-    """Where `http` handlers (of a server, push workers too) may be beyond the open network: each with its port."""
+    """Private addresses, with ports, that `http` handlers (of a server: push workers too) may use."""
     telemetry: str | None = None
-    """A folder for a file with a row for each run: when, how long, which task, which process; none = no file."""
+    """A folder for a CSV file with a row per run: start, duration, task, process; none = no file."""
 
 
 class FunctionsSection(Struct, frozen=True, kw_only=True):
-    """What code that is kept in the queue may take of this host."""
+    """Resources of this host for handlers."""
 
     folder: str | None = None
-    """Where it has its folders; none = in the machine's folder for temporary files."""
+    """The parent of their working folders; none = the system's temporary folder."""
     environment: list[str] = []
-    """Variables of the worker's environment that it may see besides the few that are harmless."""
+    """Environment variables of the worker that they see, besides a few harmless ones."""
     contexts: Some | None = None
-    """Processes of interpreters at most, idle ones included; none = four for each processor."""
+    """Interpreter processes at most, including idle ones; none = four per CPU."""
     idle: Seconds = 60.0
-    """Time after which one without work is ended."""
+    """Time after which an idle one is stopped."""
     memory: Bytes = 512 << 20
-    """Memory for one of them with all its processes, unless its handler asks for less."""
+    """Memory of one context with all its processes, unless the handler sets less."""
     cpu: Seconds = 3600.0
-    """Processor time of one job, in all its processes, unless its handler asks for less."""
+    """CPU time of one job in all its processes, unless the handler sets less."""
     processes: Some = 64
     """Processes and threads of one tenant, times `contexts`."""
     files: Annotated[int, Meta(ge=16, le=2**20)] = 256
-    """Files that one process may have open."""
+    """Open files per process."""
     file_size: Bytes = 256 << 20
-    """The largest file that it may write."""
+    """The largest file."""
     disk: Bytes = 1 << 30
-    """Files of one context together, unless its handler asks for less."""
+    """Disk space of one context, unless the handler sets less."""
     disk_files: Some = 10_000
     """Files and folders of one context."""
     output: Bytes = 64 << 20
-    """What one job may print."""
+    """Output of one job."""
     result: Bytes = 16 << 20
     """The largest result."""
     python: str | None = None
-    """The interpreter of Python; none = the one that is found."""
+    """The Python interpreter; none = the first in the PATH."""
     node: str | None = None
-    """The same of Node."""
+    """The Node interpreter."""
     php: str | None = None
-    """The same of PHP."""
+    """The PHP interpreter."""
     sh: str | None = None
     """The shell."""
 
 
 class EngineSection(Struct, frozen=True, kw_only=True):
-    """How jobs are taken in and handed out."""
+    """Leases, limits of size, replication."""
 
     lease: Seconds = 15.0
-    """Time without a sign of life after which a job, or a worker, is taken for lost."""
+    """Time without a heartbeat after which a job or worker counts as lost."""
     most_payload: Bytes = wire.MOST_PAYLOAD
     """The largest payload."""
     most_result: Bytes = wire.MOST_RESULT
     """The largest result."""
     replicas: Annotated[int, Meta(ge=0, le=100)] | None = None
-    """Replicas of a Redis store that must have a new job before it counts as accepted; none = as its address says."""
+    """Redis replicas that must have a new job before it is accepted; none = as the store's URL says."""
     replicated_within: Annotated[float, Meta(gt=0, le=60)] = 1.0
-    """Seconds that they are waited for."""
+    """Seconds to wait for them."""
     replicas_synced: bool = False
     """Whether they must have it on disk (Redis 7.2 or newer)."""
 
 
 class JournalSection(Struct, frozen=True, kw_only=True):
-    """How a server keeps what it has accepted, in front of a store on another machine."""
+    """The journal of a server, in front of a store on another machine."""
 
     keep: Seconds = 600.0
-    """Time that what the store has is kept too, to give it again to a store that loses its newest jobs."""
-    segment_bytes: Bytes = 64 << 20
-    """The size at which the next file is begun."""
+    """Time for which drained jobs are kept, to restore them to a store that loses its newest jobs."""
     most_full: Annotated[float, Meta(gt=0, le=1)] = 0.95
-    """The part of its disk beyond which nothing more is accepted."""
+    """The used part of its disk above which no jobs are accepted."""
 
 
 class ServerSection(Struct, frozen=True, kw_only=True):
-    """What a server lets people do."""
+    """The server."""
 
     allow_upload: bool = False
-    """Whether it takes in handlers: code that workers run."""
+    """Whether it accepts handlers: code that workers run."""
 
 
 class NotificationsSection(Struct, frozen=True, kw_only=True):
-    """What becomes of notifications: what is sent to a server at `/v2/notify`."""
+    """Notifications: requests to `/v2/notify` of a server."""
 
     offload: bool = True
-    """Whether they are answered once they are queued; no = once a worker has done them."""
+    """Whether they are answered when they are queued; no = when a worker has run them."""
     recover: bool = False
-    """Whether one that the queue cannot take is done at once, by the app of the server (`--app`)."""
+    """Whether the server's app (`--app`) runs those at once that the queue cannot accept."""
     max_retry: Annotated[int, Meta(ge=0, le=1_000_000)] = 0
-    """How many re-runs one gets that fails, if it is queued."""
+    """Retries after a failure, for queued ones."""
     retry_after: Seconds = 20.0
-    """Time from the start of the first run to that of the second; it doubles each time."""
+    """Time from the start of the first run to the second; it doubles each time."""
     keep_success: Seconds = 86400.0
-    """Time that one that succeeded stays on record."""
+    """How long to keep records of successes."""
     keep_failure: Seconds = 7 * 86400.0
-    """Time that one that failed stays on record."""
+    """How long to keep records of failures."""
     trailing_null: bool = False
-    """Whether lists end with a null, for programs that count on it."""
+    """Whether lists end with a null, for clients that expect it."""
     wrapped_summary: bool = False
-    """Whether each entry of a summary stands inside `runtime`, as in a listing."""
+    """Whether each entry of a summary is nested in `runtime`, as in a listing."""
 
 
 class ClientJobsSection(Struct, frozen=True, kw_only=True):
-    """What becomes of jobs that are sent in as lines to `/{client}/job/{type}/add`."""
+    """Jobs that are sent as lines to `/{client}/job/{type}/add`."""
 
     keep_success: Seconds | None = 14 * 86400.0
-    """Time that one that succeeded stays on record; none = for ever."""
+    """How long to keep records of successes, unless the queue has its own setting; none = forever."""
     keep_failure: Seconds | None = 14 * 86400.0
-    """Time that one that failed stays on record; none = for ever."""
+    """How long to keep records of failures, unless the queue has its own setting; none = forever."""
     expires: Seconds | None = 30 * 86400.0
-    """Time within which one must have been started, or it fails; none = never."""
+    """Time within which a job must start, or it fails; none = no limit."""
 
 
 class Config(Struct, frozen=True, kw_only=True):
-    """Every setting there is."""
+    """All settings."""
 
     store: str = DEFAULT_STORE
-    """Where jobs live: a file, or redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://."""
+    """Where jobs are stored: a file, or redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://."""
     tenant: str = DEFAULT_TENANT
-    """Whose jobs are meant; `-` = everybody's."""
+    """The tenant; `-` = all tenants."""
     worker: WorkerSection = WorkerSection()
     functions: FunctionsSection = FunctionsSection()
     engine: EngineSection = EngineSection()
@@ -229,14 +227,14 @@ SECTIONS = {path.partition(".")[0] for path in SETTINGS if "." in path}
 
 
 def here(*, store: str | None = None, server: str | None = None, tenant: str | None = None, **flags: Any) -> Config:
-    """The settings that hold in this process for these arguments; those that are null were not given."""
+    """The settings of this process, for these arguments; null = not given."""
     address = server or store or os.environ.get(SERVER_VARIABLE) or None
     return load(os.environ, Path.cwd(), {"store": address, "tenant": tenant, **flags})
 
 
 def load(environ: Mapping[str, str], folder: Path, flags: Mapping[str, Any]) -> Config:
-    """The settings that hold in a folder: `windlass.toml` in it or the nearest one above, under the environment, under
-    flags (by path). A relative store in the file is meant from where the file is.
+    """The settings for a folder: `windlass.toml` in it or the nearest one above, overridden by the environment, then by
+    flags (by path). A relative store in the file is relative to the file's folder.
     """
     named = environ.get(FILE_VARIABLE)
     path = folder / named if named else _nearest(folder)
@@ -252,7 +250,7 @@ def load(environ: Mapping[str, str], folder: Path, flags: Mapping[str, Any]) -> 
 
 
 def _nearest(folder: Path) -> Path:
-    """The file that holds for a folder, if there is any."""
+    """The settings file for a folder; it may not exist."""
     places = [one / FILE for one in (folder, *folder.parents)]
     return next((path for path in places if path.exists()), places[0])
 
@@ -260,7 +258,7 @@ def _nearest(folder: Path) -> Path:
 def combine(
     text: str, environ: Mapping[str, str], flags: Mapping[str, Any], *, file: str = FILE, base: Path | None = None
 ) -> Config:
-    """The same from the text of the file, which lies in the folder `base`. All that is wrong is said at once."""
+    """The same, from the text of the file in the folder `base`. All errors are raised at once."""
     values: dict[str, Any] = {}
     faults: list[str] = []
     for source, path, given in _given(text, environ, flags, file):
@@ -272,7 +270,7 @@ def combine(
             if path == "store" and base is not None and source.startswith(f"{file}: "):
                 values[path] = _from(base, values[path])
     if len(faults) > 1:
-        raise Invalid("\n  ".join([f"{len(faults)} faults in the settings", *faults]))
+        raise Invalid("\n  ".join([f"{len(faults)} errors in the settings", *faults]))
     if faults:
         raise Invalid(faults[0])
     return _build(Config, values)
@@ -281,7 +279,7 @@ def combine(
 def _given(
     text: str, environ: Mapping[str, str], flags: Mapping[str, Any], file: str
 ) -> Iterator[tuple[str, str, Any]]:
-    """What was said, where, of which setting; whatever comes later counts."""
+    """The given values: source, setting, value. Later ones override earlier ones."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as fault:
@@ -289,7 +287,7 @@ def _given(
     for path, given in _flat(table):
         yield f"{file}: {path}", path, given
     for name, given in environ.items():
-        if given and (meant := _path_of(name)) is not None:  # an empty variable is one that is not set
+        if given and (meant := _path_of(name)) is not None:  # an empty variable counts as not set
             yield name, meant, given
     for path, given in flags.items():
         if given is not None:
@@ -297,7 +295,7 @@ def _given(
 
 
 def _from(base: Path, store: str) -> str:
-    """An address as it is meant in a file of that folder: a relative path begins there."""
+    """The store of a settings file in that folder: a relative path starts there."""
     scheme, separator, rest = store.rpartition("://")
     if scheme not in ("", "sqlite") or rest == ":memory:" or (not separator and ":" in store):
         return store
@@ -314,7 +312,7 @@ def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]
 
 
 def _path_of(name: str) -> str | None:
-    """The setting that a variable means. Those that only begin like ours are not ours, unless they name a section."""
+    """The setting of a variable; null = not ours. With the prefix of a section it is ours, even if misspelled."""
     for path in SETTINGS:
         if name == variable(path):
             return path
@@ -336,7 +334,7 @@ def _read(path: str, given: Any) -> Any:
 
 
 def _from_text(text: str, hint: Any) -> Any:
-    """What a text says where something else may be meant: a duration, a size, a list, nothing."""
+    """A text as the type of its setting: a duration, a size, a list, none."""
     kinds = (hint, *get_args(hint))
     if NoneType in kinds and text.strip().lower() in ("", "none", "never"):
         return None
@@ -355,7 +353,7 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?(?=b))?b?\s*\Z", re.IGNORECASE
 
 
 def size(text: str) -> int:
-    """A number of bytes as people write it: 4096, "512MB", "1.5 GiB"."""
+    """A size in bytes, as people write it: 4096, "512MB", "1.5 GiB"."""
     parts = _SIZE.match(text)
     if parts is None:
         raise Invalid(f"{text!r} is not a size: write 4096, '512MB' or '1GiB'")

@@ -22,12 +22,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture
 def windlass_app(pytestconfig: pytest.Config) -> "Windlass":
     """The app under test, as the setting `windlass_app` names it. Define a fixture of this name to choose another."""
-    from windlass.worker.zygote import load  # noqa: PLC0415
+    from windlass.worker.contexts.zygote import load_app  # noqa: PLC0415
 
     target = pytestconfig.getini(SETTING)
     if not target:
         raise pytest.UsageError(f"say which app is meant: {SETTING} = module:name, or a fixture {SETTING}")
-    app: Windlass = load(target)
+    app: Windlass = load_app(target)
     return app
 
 

@@ -1,7 +1,7 @@
-"""Run one job of an app at once, without a store: for a caller who waits while the queue is down.
+"""Run one job of an app at once, without a store: for a caller that waits while the queue is down.
 
-The job runs in a process of its own, so that the server never runs user code: there it goes through the real engine
-over a store in memory, as in `app.testing`, and its outcome is answered.
+The job runs in a process of its own, so that the server never runs user code: there it passes through the real engine
+over a store in memory, as in `app.testing`, and its outcome is the answer.
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from msgspec import Struct
 from windlass.model.errors import Full
 from windlass.model.job import FINISHED, Job, NewJob, State
 from windlass.model.operations import Enqueue, Show
-from windlass.worker.processes import die_with_parent
-from windlass.worker.zygote import load
-from windlass.workshop import Workshop
+from windlass.testing.engine import InMemoryEngine
+from windlass.worker.contexts.zygote import load_app
+from windlass.worker.linux import die_with_parent
 
 MOST_AT_ONCE = 8
 """Processes that run such jobs at the same time; each imports the app."""
@@ -28,7 +28,7 @@ MOST_RUNS = 1000
 
 
 class Ended(Struct, frozen=True):
-    """What a process says of its job."""
+    """What the process of a job answers."""
 
     error: str | None
 
@@ -75,24 +75,24 @@ class RunNow:
 
 
 def run(target: str, new: NewJob) -> Ended:
-    """Here and now: the job, and those that it makes."""
-    app = load(target)
-    workshop = Workshop(app.tenant, app.tasks, app.settings)
+    """Run the job, and those that it makes, in this process."""
+    app = load_app(target)
+    engine = InMemoryEngine(app.tenant, app.tasks, app.settings)
     try:
-        id = workshop.ask(Enqueue(tenant=app.tenant, job=new, exact=True)).id
+        id = engine.ask(Enqueue(tenant=app.tenant, job=new, exact=True)).id
         for _ in range(MOST_RUNS):
-            if workshop.run_one() is None:
+            if engine.run_one() is None:
                 break
-        return Ended(_error(workshop.ask(Show(tenant=app.tenant, id=id)), workshop.jobs()))
+        return Ended(_error(engine.ask(Show(tenant=app.tenant, id=id)), engine.jobs()))
     finally:
-        workshop.close()
+        engine.close()
 
 
 def _error(job: Job, jobs: list[Job]) -> str | None:
     if job.state is not State.SUCCEEDED:
         return job.error.message if job.error else f"the job is {job.state}"
     left = sorted({one.task for one in jobs if one.state not in FINISHED})
-    # Nothing would ever run these: the sender must learn that the work was not finished.
+    # Nothing will ever run these: the sender must learn that the work is not finished.
     return f"it queued jobs for later while the queue is down: {', '.join(left)}" if left else None
 
 
@@ -108,7 +108,7 @@ def main() -> None:
         ended = Ended(f"{type(fault).__name__}: {fault}")
     answers.write(msgspec.json.encode(ended))
     answers.flush()
-    os._exit(0)  # threads that the job left do not keep the caller waiting
+    os._exit(0)  # threads that the job left must not keep the caller waiting
 
 
 if __name__ == "__main__":

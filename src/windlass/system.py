@@ -24,7 +24,7 @@ class SystemClock:
         await asyncio.sleep(seconds)
 
 
-class SystemChance:
+class SystemRandomness:
     """The host's randomness."""
 
     def fraction(self) -> float:
@@ -34,8 +34,22 @@ class SystemChance:
         return os.urandom(8)
 
     def uuid7(self) -> bytes:
-        """Of randomness that only the system has: a generator of our own would be copied by a fork that nobody tells
-        Python of, and two processes would give their jobs the same ids.
+        """From the system's randomness: a generator of our own would be copied by a fork outside Python.
+
+        Then two processes would give their jobs the same ids.
         """
         chance = int.from_bytes(os.urandom(10))
         return ((time.time_ns() // 1_000_000 << 80) + (chance & _RANDOM) + _VERSION_7).to_bytes(16)
+
+
+# Where no other time will do: to space questions to the outside, and to name files. Nothing of a job is decided by it.
+
+
+def monotonic() -> float:
+    """Seconds that never go back, for callers without an event loop too."""
+    return time.monotonic()
+
+
+def nanoseconds() -> int:
+    """What the file system stamps its files with."""
+    return time.time_ns()

@@ -1,5 +1,5 @@
-"""What lies between a payload and a Python function: arguments, results, and what a task can say while it runs.
+"""From a payload to a Python function and back: arguments, results, and what a running task can call.
 
-Knows Python's signatures and the queue's encodings; knows neither stores nor processes. Shared by whoever sends a call
-(`windlass.app`) and whoever runs it (a worker's context).
+Knows Python's signatures and the queue's encodings; knows neither stores nor processes. Shared by the
+sender of a call (`windlass.app`) and its runner (a worker's context).
 """

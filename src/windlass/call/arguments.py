@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from windlass.model.errors import Invalid
 from windlass.model.job import JSON, MSGPACK, TEXT
-from windlass.model.wire import UNSPEAKABLE, invalid
+from windlass.model.wire import UNENCODABLE, invalid
 
 ABSENT: Any = object()
 """Stands for an argument that was not sent: the function's own default applies."""
@@ -73,7 +73,7 @@ def _in_one_line(fault: ValueError) -> str:
 _encoder = msgspec.msgpack.Encoder(enc_hook=to_plain)
 
 
-class Plan:
+class CallSignature:
     """How one function is called through the queue."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -110,7 +110,7 @@ class Plan:
         try:
             _ = self._decoder
         except TypeError:
-            return []  # what cannot be received is not sent: told where it is looked at with care
+            return []  # what cannot be received is not sent: `_pack_with_care` raises the error
         return [(_encoder.encode(name), hint) for name, hint in zip(self._names, hints, strict=True)]
 
     @cached_property
@@ -133,7 +133,7 @@ class Plan:
             raise TypeError("an argument has a name that Python keeps for itself: call it something else") from None
 
     def prepare(self) -> None:
-        """Work out now what the first call would need: whoever is copied afterwards has it."""
+        """Compute now what the first call would need, so that processes forked later have it."""
         with suppress(TypeError):  # each call says so
             _ = self._decoder
 
@@ -152,8 +152,8 @@ class Plan:
                     place += 1  # noqa: SIM113 - an iterator costs as much as all this
                 else:
                     return packed
-            except UNSPEAKABLE:
-                pass  # told below, with its name
+            except UNENCODABLE:
+                pass  # raised below, with its name
         return self._pack_with_care(args, kwargs)
 
     def _pack_with_care(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
@@ -167,7 +167,7 @@ class Plan:
         try:
             packed = _encoder.encode(values)
             self._decoder.decode(packed)
-        except UNSPEAKABLE as fault:
+        except UNENCODABLE as fault:
             raise invalid(fault, at="arguments", kind=self._hints) from None
         return packed
 
@@ -181,7 +181,7 @@ class Plan:
         try:
             packed = _encoder.encode([bound.args, bound.kwargs] if self._takes_names else bound.args)
             self._general(msgspec.msgpack.decode(packed), MSGPACK)
-        except UNSPEAKABLE as fault:
+        except UNENCODABLE as fault:
             raise invalid(fault, at="arguments") from None
         return packed
 
@@ -202,7 +202,7 @@ class Plan:
             if content_type == MSGPACK and self._plain and payload and payload[0] in MAPS:
                 return (), self._present(self._decoder.decode(payload))
             return self._arguments(_value(payload, content_type), content_type)
-        except UNSPEAKABLE as fault:
+        except UNENCODABLE as fault:
             raise invalid(fault, at="arguments", kind=self._hints) from None
 
     def _present(self, found: Struct) -> dict[str, Any]:
@@ -270,13 +270,13 @@ class Plan:
     def _convert(self, hint: Any, content_type: str, value: Any, name: str) -> Any:
         try:
             return _convert(value, hint, content_type)
-        except UNSPEAKABLE as fault:
+        except UNENCODABLE as fault:
             raise invalid(fault, at=f"arguments.{name}", kind=hint) from None
 
     def pack_result(self, value: Any) -> bytes:
         try:
             return _encoder.encode(value)
-        except UNSPEAKABLE as fault:
+        except UNENCODABLE as fault:
             raise Invalid(f"the result cannot be kept: {fault}", at="result") from None
 
     @cached_property
@@ -289,7 +289,7 @@ class Plan:
             if content_type == MSGPACK:
                 return self._result_decoder.decode(data)
             return _convert(_value(data, content_type), self._hints.get("return", Any), content_type)
-        except UNSPEAKABLE as fault:
+        except UNENCODABLE as fault:
             raise invalid(fault, at="result", kind=self._hints.get("return")) from None
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from windlass.model.job import NewJob, Progress
-from windlass.model.wire import speakable
+from windlass.model.wire import encodable
 
 
 class RunningJob(Struct, frozen=True, kw_only=True):
@@ -32,12 +32,12 @@ class RunningJob(Struct, frozen=True, kw_only=True):
     """When it is stopped; null = it may run as long as it likes."""
 
 
-class Run(Protocol):
-    """One run of a job, as whoever runs it provides it."""
+class RunHooks(Protocol):
+    """One run of a job: what a runner provides to `current`."""
 
     @property
     def cancelled(self) -> bool:
-        """Whether the job has been told to stop."""
+        """Whether the job must stop."""
         ...
 
     @property
@@ -63,7 +63,7 @@ class Sendable(Protocol):
     def new_job(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, named: bool = True) -> NewJob: ...
 
 
-running: ContextVar[Run] = ContextVar("windlass_run")
+running: ContextVar[RunHooks] = ContextVar("windlass_run")
 
 
 class Current:
@@ -81,20 +81,20 @@ class Current:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the job has been told to stop. A long loop should look now and then, and return."""
+        """Whether the job must stop. A long loop should check this now and then, and return."""
         return _run().cancelled
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
-        """Say how far the job is; whoever watches it sees this within a second."""
+        """Report how far the job is; followers see it within a second."""
         whole = None if total is None else float(total)
-        _run().progress(Progress(done=float(done), total=whole, note=speakable(str(note)[:1000])))
+        _run().progress(Progress(done=float(done), total=whole, note=encodable(str(note)[:1000])))
 
     def log(self, *values: object, sep: str = " ") -> None:
         """Write a line to the job's own output, kept with the job and readable while it runs."""
         _run().log(sep.join(map(str, values)))
 
     def input(self, timeout: float | None = None) -> bytes:
-        """The next message that somebody sent to this job, waiting for it: for ever, or `TimeoutError`.
+        """The next message to this job; waits for it, without a timeout forever, else raises `TimeoutError`.
 
         Only where the task says `input=True`. An empty message is by custom the last one.
         """
@@ -125,7 +125,7 @@ class Current:
         return running.get(None) is not None
 
 
-def _run() -> Run:
+def _run() -> RunHooks:
     try:
         return running.get()
     except LookupError:

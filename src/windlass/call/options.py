@@ -9,11 +9,11 @@ from typing import Any, Literal, Protocol, TypedDict
 
 import msgspec
 
-from windlass.call.arguments import Plan
+from windlass.call.arguments import CallSignature
 from windlass.model.duration import seconds
 from windlass.model.errors import Invalid
 from windlass.model.job import KeepResult, NewJob
-from windlass.model.retry import PRESETS, Retry
+from windlass.model.retry import PRESETS, RetryPolicy
 from windlass.model.wire import invalid
 
 Duration = float | int | str | timedelta
@@ -33,7 +33,7 @@ class TaskOptions(TypedDict, total=False):
     """How long one run may take."""
     max_retry: int | None
     """How many re-runs a failing job gets; None = as many as the policy's deadline allows."""
-    retry: Retry | Literal["exponential", "from-start", "until-deadline"] | dict[str, Any]
+    retry: RetryPolicy | Literal["exponential", "from-start", "until-deadline"] | dict[str, Any]
     """When those re-runs come."""
     tier: str | float | None
     yielding: bool
@@ -49,7 +49,7 @@ class TaskOptions(TypedDict, total=False):
     expires: Duration | None
     """How long it may wait for its first run."""
     unattended: Duration | None
-    """How long it lives with nobody asking for it, before it is cancelled as abandoned."""
+    """How long it may go without its owner asking for it, before it is cancelled as abandoned."""
     headers: dict[str, str]
 
 
@@ -78,7 +78,7 @@ class Identified(Protocol):
 class Following(Protocol):
     """A task, with options of its own."""
 
-    plan: Plan
+    plan: CallSignature
 
     @property
     def template(self) -> NewJob: ...
@@ -88,7 +88,7 @@ DURATIONS = ("timeout", "keep_result_for", "keep_success", "keep_failure", "expi
 POLICY_DURATIONS = ("base", "cap", "deadline")
 
 
-def wishes(options: Options) -> dict[str, Any]:
+def to_fields(options: Options) -> dict[str, Any]:
     """Options as fields of a job: durations in seconds, the retry policy by its name."""
     fields: dict[str, Any] = dict(options)
     unknown = fields.keys() - Options.__annotations__.keys()
@@ -130,10 +130,10 @@ def _seconds(given: Any, at: str) -> float:
     return seconds(given, at=at)
 
 
-def _policy(given: dict[str, Any]) -> Retry:
+def _policy(given: dict[str, Any]) -> RetryPolicy:
     """A policy as a map: its durations may be written as people write them."""
     durations = {name: _seconds(given[name], at=f"retry.{name}") for name in POLICY_DURATIONS if given.get(name)}
     try:
-        return msgspec.convert({**given, **durations}, Retry)
+        return msgspec.convert({**given, **durations}, RetryPolicy)
     except msgspec.ValidationError as fault:
-        raise invalid(fault, at="retry", kind=Retry) from None
+        raise invalid(fault, at="retry", kind=RetryPolicy) from None

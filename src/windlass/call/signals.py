@@ -40,7 +40,7 @@ class Snooze(Signal):
 
 
 class RateLimited(Signal):
-    """Somebody else refuses more of this for now: let no job of the same limit start for so long, then run me again.
+    """A remote service refuses more requests for now: start no job of the same limit for so long, then run this again.
 
     Uses no re-run. What rests is the bucket of each limit that bounds the job, or of the one named; other keys of the
     limit go on. A job that no limit bounds is snoozed.
@@ -53,7 +53,7 @@ class RateLimited(Signal):
 
 
 class Cancelled(BaseException):
-    """Raised inside a synchronous task that was told to stop. Not an `Exception`: `except Exception` lets it by."""
+    """Raised inside a synchronous task that must stop. Not an `Exception`: `except Exception` does not catch it."""
 
 
 for _signal in (Retry, Fail, Snooze, RateLimited, Cancelled):

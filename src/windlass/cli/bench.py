@@ -1,7 +1,7 @@
-"""`windlass bench`: how fast the user's own store is, as a caller of operations sees it.
+"""`windlass bench`: the speed of the user's own store, for one caller of operations.
 
-One caller, one process, small payloads, in a queue that nobody else uses and that is emptied at the end. An honest
-number for this machine and this store, not the most that several callers could get out of it.
+One caller, one process, small payloads, in a queue of its own that is deleted at the end. A number for this machine and
+this store, not the maximum for several callers.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -12,8 +12,9 @@ from cyclopts import Parameter, validators
 from msgspec import Raw, Struct
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from windlass.cli import saying
-from windlass.cli.place import HERE, Place, Queue, opened
+from windlass.cli import console
+from windlass.cli.console import Column
+from windlass.cli.target import HERE, Queue, Target, open_queue
 from windlass.model import wire
 from windlass.model.job import NewJob
 from windlass.model.lifecycle import Verdict
@@ -28,11 +29,11 @@ from windlass.model.operations import (
     Finished,
     Register,
     Release,
+    Released,
     Unregister,
-    Unrun,
 )
 from windlass.model.worker import NewWorker
-from windlass.system import SystemChance, SystemClock
+from windlass.system import SystemClock, SystemRandomness
 
 BATCH = 100
 """Jobs in one batch."""
@@ -42,7 +43,7 @@ PAYLOAD = Raw(wire.encode("x" * 98))
 
 
 class Speed(Struct, frozen=True, kw_only=True):
-    """What one step came to."""
+    """The speed of one step."""
 
     step: str
     jobs: int
@@ -51,7 +52,7 @@ class Speed(Struct, frozen=True, kw_only=True):
 
 
 class Bench:
-    """A queue of our own, and what we hold of it."""
+    """A queue of its own, and the jobs claimed from it."""
 
     def __init__(self, queue: Queue, name: str) -> None:
         self.queue = queue
@@ -81,15 +82,15 @@ class Bench:
 
 @asynccontextmanager
 async def _set_up(queue: Queue) -> AsyncIterator[Bench]:
-    """Nothing is left of it afterwards, however it ends."""
-    made = Bench(queue, f"bench-{SystemChance().token().hex()}")
+    """Deleted afterwards, however it ends."""
+    made = Bench(queue, f"bench-{SystemRandomness().token().hex()}")
     made.worker = (await queue(Register(worker=NewWorker(name="bench", queues=[made.name], slots=BATCH)))).worker
     try:
         yield made
     finally:
         if made.held:
-            back = [Unrun(id=one.job.id, token=one.token) for one in made.held]
-            await queue(Release(worker=made.worker, jobs=back))
+            released = [Released(id=one.job.id, token=one.token) for one in made.held]
+            await queue(Release(worker=made.worker, jobs=released))
         await queue(Delete(match=Match(queue=made.name)))
         await queue(Unregister(worker=made.worker))
 
@@ -98,15 +99,15 @@ async def bench(
     *,
     jobs: Annotated[
         int,
-        Parameter(metavar="N", help="At most so many jobs in each step (5000).", validator=validators.Number(gte=1)),
+        Parameter(metavar="N", help="Jobs per step, at most (5000).", validator=validators.Number(gte=1)),
     ] = 5000,
     seconds: Annotated[
         float,
-        Parameter(metavar="S", help="At most so long for each step (5).", validator=validators.Number(gt=0, lte=600)),
+        Parameter(metavar="S", help="Seconds per step, at most (5).", validator=validators.Number(gt=0, lte=600)),
     ] = 5.0,
-    place: Place = HERE,
+    target: Target = HERE,
 ) -> None:
-    """Measure how fast a store is: jobs per second for one caller.
+    """Measure the speed of a store: jobs per second for one caller.
 
     The jobs go to a queue of their own and are deleted at the end.
 
@@ -115,7 +116,7 @@ async def bench(
       windlass bench --store redis://localhost --seconds 10
     """
     speeds: list[Speed] = []
-    async with opened(place) as queue, _set_up(queue) as own:
+    async with open_queue(target) as queue, _set_up(queue) as own:
         steps: dict[str, Callable[[], Awaitable[int]]] = {
             "enqueue one by one": own.enqueue_one,
             f"enqueue {BATCH} at a time": own.enqueue_batch,
@@ -124,19 +125,22 @@ async def bench(
         with _progress() as shown:
             for name, step in steps.items():
                 speeds.append(await _measure(name, step, jobs, seconds, shown))
-    if place.json:
-        saying.write_json(speeds)
+    if target.json:
+        console.write_json(speeds)
         return
-    made = saying.Table("step", "jobs", "seconds", "jobs/s", right=("jobs", "seconds", "jobs/s"))
-    for speed in speeds:
-        made.add(speed.step, f"{speed.jobs:,}", f"{speed.seconds:.2f}", f"{speed.per_second:,.0f}")
-    saying.paper().print(made)
+    columns = [
+        Column("step", lambda speed: speed.step),
+        Column("jobs", lambda speed: f"{speed.jobs:,}", right=True),
+        Column("seconds", lambda speed: f"{speed.seconds:.2f}", right=True),
+        Column("jobs/s", lambda speed: f"{speed.per_second:,.0f}", right=True),
+    ]
+    console.stdout().print(console.table(columns, speeds))
 
 
 def _progress() -> Progress:
-    paper = saying.paper(stderr=True)
+    terminal = console.stderr()
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
-    return Progress(*columns, console=paper, transient=True, disable=not paper.is_terminal)
+    return Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
 
 
 async def _measure(name: str, step: Callable[[], Awaitable[int]], most: int, seconds: float, shown: Progress) -> Speed:

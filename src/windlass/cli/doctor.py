@@ -1,6 +1,6 @@
-"""`windlass doctor`: looks for what is wrong with a store and whoever works on it.
+"""`windlass doctor`: checks a store and its workers for problems.
 
-Each look gives findings: what was found, whether it is well, and what to do if not. Nothing is changed.
+Each check yields findings: what it saw, whether that is a problem, and what to do about it. Nothing is changed.
 """
 
 import logging
@@ -12,10 +12,10 @@ from msgspec import Struct
 from rich.text import Text
 
 from windlass.addresses import facts_of, file_of, scrub, shown
-from windlass.cli import saying
-from windlass.cli.pausing import told
-from windlass.cli.place import HERE, Place, Queue, opened
-from windlass.cli.queues import nobody_takes, takes
+from windlass.cli import console
+from windlass.cli.queues import takes, why_not_taken
+from windlass.cli.resources import pause_text
+from windlass.cli.target import HERE, Queue, Target, open_queue
 from windlass.engine import Engine
 from windlass.model.errors import Invalid, Missing, Unavailable, WindlassError
 from windlass.model.job import Job, State
@@ -24,36 +24,36 @@ from windlass.model.match import Match
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT
 from windlass.model.operations import MOST_AT_ONCE, GetStats, GetTask, Handlers, Limits, List, Queues, Workers
 from windlass.system import SystemClock
-from windlass.worker.pool import AppBroken, Pool, shared
+from windlass.worker.contexts.processes import AppBroken, ProcessManager, describe_shared
 
 Level = Literal["ok", "warn", "FAIL"]
 
 STYLES: dict[Level, str] = {"ok": "green", "warn": "yellow", "FAIL": "bold red"}
 
 ROUNDS = 5
-"""Round trips that are timed; the middle one counts."""
+"""Round trips that are timed; the median counts."""
 
 SLOW = 0.05
-"""Seconds of a round trip beyond which a store is far away or overworked."""
+"""Seconds of a round trip beyond which a store is far away or overloaded."""
 
 LATE = 5.0
-"""Seconds after which a job that is due should long have been queued."""
+"""Seconds after which a scheduled job is late."""
 
 MOST_LOOKED_AT = 10_000
-"""Scheduled jobs that are looked at."""
+"""Scheduled jobs that are checked."""
 
 MOST_TASKS = 200
-"""Tasks of one tenant that are asked whether they are paused."""
+"""Tasks of one tenant that are checked for a pause."""
 
 MOST_DAMAGE = 20
-"""Faults of a store that are shown."""
+"""Inconsistencies that are shown."""
 
 APART = 1.0
 """Seconds that two clocks may differ."""
 
 
 class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     what: str
     level: Level
@@ -61,7 +61,7 @@ class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
     advice: str = ""
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class DoctorReport(Struct, frozen=True, kw_only=True):
     """All findings."""
 
     ok: bool
@@ -69,15 +69,13 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 async def doctor(
-    app: Annotated[
-        str, Parameter(help="Also import this app, `module:name`, and look at what it does meanwhile.")
-    ] = "",
+    app: Annotated[str, Parameter(help="Also import this app, `module:name`, and check it.")] = "",
     /,
     *,
-    deep: Annotated[bool, Parameter(help="Also read the whole store and check it for damage; slow.")] = False,
-    place: Place = HERE,
+    deep: Annotated[bool, Parameter(help="Also check the whole store for inconsistencies; slow.")] = False,
+    target: Target = HERE,
 ) -> int:
-    """Look for what is wrong with a store and its workers; exits 1 if something must be mended.
+    """Check a store and its workers for problems; exits 1 if something must be fixed.
 
     For example:
       windlass doctor
@@ -86,19 +84,19 @@ async def doctor(
       windlass doctor --store redis://localhost --json
     """
     findings: list[Finding] = []
-    async for finding in _examine(place, app, deep=deep):
+    async for finding in _examine(target, app, deep=deep):
         findings.append(finding)
-        if not place.json:
+        if not target.json:
             _print(finding)
-    well = all(finding.level != "FAIL" for finding in findings)
-    if place.json:
-        saying.write_json(Report(ok=well, findings=findings))
-    return 0 if well else 1
+    ok = all(finding.level != "FAIL" for finding in findings)
+    if target.json:
+        console.write_json(DoctorReport(ok=ok, findings=findings))
+    return 0 if ok else 1
 
 
 async def _app(target: str) -> AsyncIterator[Finding]:
-    """What is wrong with an app, imported as a worker does it."""
-    pool = Pool(target)
+    """Checks an app, imported as a worker imports it."""
+    pool = ProcessManager(target)
     try:
         found = await pool.start()
     except AppBroken as fault:
@@ -111,40 +109,40 @@ async def _app(target: str) -> AsyncIterator[Finding]:
         return
     finally:
         await pool.close()
-    yield Finding(what="app", level="ok", found=f"{target} has {saying.plural(len(found.tasks), 'task')}")
+    yield Finding(what="app", level="ok", found=f"{target} has {console.plural(len(found.tasks), 'task')}")
     if found.connections:
-        where, advice = shared(found.connections)
+        where, advice = describe_shared(found.connections)
         yield Finding(what="app", level="warn", found=f"shares its connections to {where}", advice=advice)
 
 
-async def _examine(place: Place, app: str, *, deep: bool) -> AsyncIterator[Finding]:
+async def _examine(target: Target, app: str, *, deep: bool) -> AsyncIterator[Finding]:
     if app:
         async for finding in _app(app):
             yield finding
     log = logging.getLogger("windlass.store")
     usual = log.level
-    log.setLevel(logging.ERROR)  # what a store warns of is among the findings
+    log.setLevel(logging.ERROR)  # warnings of the store are among the findings
     try:
-        async with opened(place, every_tenant=True) as queue:
-            for look in (*LOOKS, _consistency) if deep else LOOKS:
-                async for finding in look(queue):
+        async with open_queue(target, every_tenant=True) as queue:
+            for check in (*CHECKS, _consistency) if deep else CHECKS:
+                async for finding in check(queue):
                     yield finding
     except Missing:
         raise
     except WindlassError as error:
-        away = isinstance(error, Unavailable) and file_of(place.settle().store) is None
-        advice = "see that it runs, and that --store names it" if away else ""
+        away = isinstance(error, Unavailable) and file_of(target.settings().store) is None
+        advice = "check that it runs and that --store names it" if away else ""
         yield Finding(what=error.at or "store", level="FAIL", found=error.detail, advice=advice)
     finally:
         log.setLevel(usual)
 
 
 def _print(finding: Finding) -> None:
-    paper = saying.paper()
+    out = console.stdout()
     level = Text(f"{finding.level:4}", style=STYLES[finding.level])
-    paper.print(Text("  ").join([level, Text(f"{finding.what:11}"), Text(finding.found)]))
+    out.print(Text("  ").join([level, Text(f"{finding.what:11}"), Text(finding.found)]))
     if finding.advice:
-        paper.print(Text(f"{'':19}{finding.advice}", style="dim"))
+        out.print(Text(f"{'':19}{finding.advice}", style="dim"))
 
 
 async def _store(queue: Queue) -> AsyncIterator[Finding]:
@@ -158,13 +156,13 @@ async def _store(queue: Queue) -> AsyncIterator[Finding]:
     if facts.exposed:
         yield Finding(what="permissions", level="warn", found=facts.exposed, advice=f"chmod 600 {queue.address}*")
     if facts.halts:
-        yield Finding(what="cluster", level="warn", found="does not go on in part", advice=facts.halts)
+        yield Finding(what="cluster", level="warn", found="stops as a whole when a part fails", advice=facts.halts)
     apart = (SystemClock().now() - facts.now).total_seconds()
     yield Finding(
         what="clock",
         level="ok" if abs(apart) < APART else "warn",
-        found=f"{saying.span(abs(apart))} {'behind' if apart > 0 else 'ahead of'} this host",
-        advice="" if abs(apart) < APART else "due times go by the store's clock: set both by NTP",
+        found=f"{console.span(abs(apart))} {'behind' if apart > 0 else 'ahead of'} this host",
+        advice="" if abs(apart) < APART else "due times follow the store's clock: synchronize both with NTP",
     )
 
 
@@ -181,7 +179,7 @@ async def _round_trip(queue: Queue) -> AsyncIterator[Finding]:
         what="round trip",
         level="warn" if slow else "ok",
         found=f"{middle * 1000:.1f} ms",
-        advice="the store is far away, or busy: each claim and report waits this long" if slow else "",
+        advice="the store is far away or busy: each claim and report takes this long" if slow else "",
     )
 
 
@@ -190,7 +188,7 @@ async def _workers(queue: Queue) -> AsyncIterator[Finding]:
     slots = sum(worker.slots for worker in alive)
     running = sum(worker.running for worker in alive)
     if alive:
-        found = f"{saying.plural(len(alive), 'worker')}, {running} of {saying.plural(slots, 'slot')} in use"
+        found = f"{console.plural(len(alive), 'worker')}, {running} of {console.plural(slots, 'slot')} in use"
         yield Finding(what="workers", level="ok", found=found)
     else:
         yield Finding(what="workers", level="warn", found="none", advice="start one: windlass worker MODULE:APP")
@@ -202,8 +200,8 @@ async def _workers(queue: Queue) -> AsyncIterator[Finding]:
             yield Finding(
                 what="workers",
                 level="warn",
-                found=f"{worker.name} takes no jobs of handlers in {unable}: {why}",
-                advice=f"mend that on {worker.node}; it looks again by itself",
+                found=f"{worker.name} cannot run handlers in {unable}: {why}",
+                advice=f"fix that on {worker.node}; the worker checks again by itself",
             )
     for line in (await queue(GetStats())).queues:
         lang = handled.get((line.tenant, line.task))
@@ -213,17 +211,17 @@ async def _workers(queue: Queue) -> AsyncIterator[Finding]:
             yield Finding(
                 what="queue",
                 level="warn",
-                found=f"{saying.plural(waiting, 'job')} of task {line.task} in {line.queue}{tenant}, and no worker"
-                + (f" that runs {lang}" if lang is not None else f": {nobody_takes(alive, line)}" if alive else ""),
-                advice=f"start one for its handler where {lang} works: windlass worker -q {line.queue}"
+                found=f"{console.plural(waiting, 'job')} of task {line.task} in {line.queue}{tenant}, and no worker"
+                + (f" that runs {lang}" if lang is not None else f": {why_not_taken(alive, line)}" if alive else ""),
+                advice=f"start a worker on a machine with {lang}: windlass worker -q {line.queue}"
                 if lang is not None
-                else f"start one that knows the task: windlass worker MODULE:APP -q {line.queue}; "
-                f"or give it code: windlass handlers set {line.task} FILE",
+                else f"start a worker that knows the task: windlass worker MODULE:APP -q {line.queue}; "
+                f"or store code for it: windlass handlers set {line.task} FILE",
             )
 
 
 async def _upkeep(queue: Queue) -> AsyncIterator[Finding]:
-    """Whoever does upkeep queues due jobs at once; a job that is late says that nobody does."""
+    """Workers and servers queue jobs when they are due: a late job means that none does."""
     now = SystemClock().now()
     if isinstance(queue.service, Engine):
         now = (await facts_of(queue.service, queue.address)).now
@@ -233,12 +231,12 @@ async def _upkeep(queue: Queue) -> AsyncIterator[Finding]:
         known = "" if looked.all else f" among the first {len(looked.jobs):,}"
         yield Finding(what="upkeep", level="ok", found=f"no scheduled job is late{known}")
         return
-    most = saying.span(max((now - job.run_at).total_seconds() for job in late if job.run_at))
+    most = console.span(max((now - job.run_at).total_seconds() for job in late if job.run_at))
     yield Finding(
         what="upkeep",
         level="FAIL",
-        found=f"{saying.plural(len(late), 'scheduled job')} late, by up to {most}",
-        advice="nobody queues jobs whose time has come: start a worker",
+        found=f"{console.plural(len(late), 'scheduled job')} late, by up to {most}",
+        advice="no process queues due jobs: start a worker",
     )
 
 
@@ -261,7 +259,7 @@ async def _scheduled(queue: Queue) -> Scheduled:
 
 
 async def _pauses(queue: Queue) -> AsyncIterator[Finding]:
-    """Whatever somebody has told to rest: jobs that wait for it wait until it is resumed."""
+    """Paused queues, tasks and limits: their jobs wait until they are resumed."""
     lines = (await queue(GetStats())).queues
     found = 0
     for tenant in sorted({EVERY_TENANT, *(line.tenant for line in lines)}):
@@ -273,8 +271,8 @@ async def _pauses(queue: Queue) -> AsyncIterator[Finding]:
 
 
 async def _paused_of(queue: Queue, tenant: str, tasks: set[str]) -> AsyncIterator[Finding]:
-    """A tenant's pauses; tasks are asked for one by one, so these are the first of them only."""
-    whose = "" if tenant == DEFAULT_TENANT else " of everybody" if tenant == EVERY_TENANT else f" of {tenant}"
+    """A tenant's pauses; of its tasks only the first ones, for each needs a request."""
+    whose = "" if tenant == DEFAULT_TENANT else " of all tenants" if tenant == EVERY_TENANT else f" of {tenant}"
     flag = "" if tenant == DEFAULT_TENANT else f" --tenant {tenant}"
     named: list[tuple[str, str, Pause | Limit]] = []
     named += [("queue", one.queue, one) for one in await queue.service(Queues(tenant=tenant))]
@@ -286,23 +284,23 @@ async def _paused_of(queue: Queue, tenant: str, tasks: set[str]) -> AsyncIterato
             yield Finding(
                 what="pauses",
                 level="warn",
-                found=f"{kind} {name}{whose}: {told(pause)}",
-                advice=f"its jobs wait; let them go on: windlass {kind}s resume {name}{flag}",
+                found=f"{kind} {name}{whose}: {pause_text(pause)}",
+                advice=f"its jobs wait; resume it: windlass {kind}s resume {name}{flag}",
             )
 
 
 async def _consistency(queue: Queue) -> AsyncIterator[Finding]:
-    """Whether records, indexes and counters agree."""
+    """Checks that records, indexes and counters agree."""
     if not isinstance(queue.service, Engine):
-        raise Invalid("a server cannot be checked so: run it on the server's machine, with --store", at="--deep")
+        raise Invalid("--deep needs the store itself: run it on the server's machine with --store", at="--deep")
     found = await scrub(queue.service, queue.address)
-    if found:  # in Redis it is read in steps: what changes meanwhile is no fault
+    if found:  # Redis is read in steps: what changes meanwhile is not an inconsistency
         again = set(await scrub(queue.service, queue.address))
         found = [one for one in found if one in again]
     if not found:
         yield Finding(what="consistency", level="ok", found="records, indexes and counters agree")
         return
-    advice = "stop workers and servers and look again; if it stays, restore a backup or report it"
+    advice = "stop workers and servers and check again; if it remains, restore a backup or report it"
     for one in found[:MOST_DAMAGE]:
         yield Finding(what="consistency", level="FAIL", found=one, advice=advice)
         advice = ""
@@ -310,4 +308,4 @@ async def _consistency(queue: Queue) -> AsyncIterator[Finding]:
         yield Finding(what="consistency", level="FAIL", found=f"and {len(found) - MOST_DAMAGE:,} more")
 
 
-LOOKS: tuple[Callable[[Queue], AsyncIterator[Finding]], ...] = (_store, _round_trip, _workers, _upkeep, _pauses)
+CHECKS: tuple[Callable[[Queue], AsyncIterator[Finding]], ...] = (_store, _round_trip, _workers, _upkeep, _pauses)

@@ -1,15 +1,21 @@
-"""`windlass handlers ls|set|show|rm`: code that is kept in the queue."""
+"""`windlass handlers`: code of tasks that is stored in the queue.
 
+`set` reads files and options; `ls` and `rm` are derived from the operations.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 from msgspec.structs import replace
 
 from windlass import config
-from windlass.cli import saying
-from windlass.cli.place import HERE, OPTIONS, Place, opened
-from windlass.cli.worker import options_of
+from windlass.cli import console
+from windlass.cli.console import Column
+from windlass.cli.resources import Resource, listing, resource_app
+from windlass.cli.target import HERE, Target, open_queue
+from windlass.cli.worker import worker_options
 from windlass.engine import Engine
 from windlass.model import duration
 from windlass.model.errors import Invalid, Missing
@@ -17,7 +23,7 @@ from windlass.model.handler import HandlerOptions, Language, NewHandler
 from windlass.model.operations import GetHandler, Handlers, KeptHandler, PutHandler, RemoveHandler
 from windlass.system import SystemClock
 from windlass.worker.functions import FunctionOptions
-from windlass.worker.functions.checking import check_source
+from windlass.worker.functions.languages import check_source
 
 SUFFIXES: dict[str, Language] = {
     ".py": "python",
@@ -29,62 +35,75 @@ SUFFIXES: dict[str, Language] = {
     ".bash": "sh",
 }
 
-handlers = App(name="handlers", help="Keep the code of tasks in the queue.", group_parameters=OPTIONS)
+TASK = Parameter(name="TASK", help="The name of the task.")
 
 
-@handlers.command
-async def ls(*, place: Place = HERE) -> None:
-    """List the tasks that have a handler."""
-    async with opened(place) as queue:
-        found = await queue(Handlers())
-    if place.json:
-        saying.write_json(found)
-        return
-    if not found:
-        saying.remark("no handlers; `windlass handlers set` keeps one")
-        return
+def _columns(_: Sequence[object]) -> list[Column]:
     now = SystemClock().now()
-    table = saying.Table("task", "tenant", "language", "version", "set", right=("version",))
-    for one in found:
-        table.add(one.task, one.tenant, one.lang, str(one.version), saying.ago(one.created_at, now))
-    saying.paper().print(table)
+    return [
+        Column("task", lambda entry: entry.task),
+        Column("tenant", lambda entry: entry.tenant),
+        Column("language", lambda entry: entry.lang),
+        Column("version", lambda entry: str(entry.version), right=True),
+        Column("set", lambda entry: console.ago(entry.created_at, now)),
+    ]
+
+
+handlers = resource_app(
+    Resource(
+        name="handlers",
+        help={
+            "handlers": "Store the code of tasks in the queue.",
+            "ls": "List the tasks that have a handler.",
+            "rm": "Remove all versions of a task's code. Its jobs wait for new code.",
+        },
+        argument=TASK,
+        key="task",
+        ls=listing(Handlers),
+        columns=_columns,
+        empty="no handlers; `windlass handlers set` stores one",
+        rm=RemoveHandler,
+    )
+)
 
 
 @handlers.command(name="set")
 async def put(
-    task: Annotated[str, Parameter(name="TASK", help="The task whose jobs it runs.")],
+    task: Annotated[str, TASK],
     code: Annotated[str, Parameter(name="FILE", help="The file with the code, or a URL.")],
     /,
     *,
     lang: Annotated[
-        Language | None, Parameter(metavar="LANG", help="python, node, php, sh or http (by the file's suffix).")
+        Language | None, Parameter(metavar="LANG", help="python, node, php, sh or http (from the suffix of the file).")
     ] = None,
-    before: Annotated[Path | None, Parameter(metavar="FILE", help="Runs once in each context.")] = None,
-    before_each: Annotated[Path | None, Parameter(metavar="FILE", help="Runs before each batch.")] = None,
-    after_each: Annotated[Path | None, Parameter(metavar="FILE", help="Runs after each batch.")] = None,
-    eid: Annotated[str | None, Parameter(metavar="NAME", help="Share contexts with those that say the same.")] = None,
-    batch: Annotated[int | None, Parameter(metavar="N", help="Jobs given to a context at a time (10).")] = None,
-    recycle: Annotated[int | None, Parameter(metavar="N", help="Jobs that one context runs (1000).")] = None,
+    before: Annotated[Path | None, Parameter(metavar="FILE", help="Code that runs once in each context.")] = None,
+    before_each: Annotated[Path | None, Parameter(metavar="FILE", help="Code that runs before each batch.")] = None,
+    after_each: Annotated[Path | None, Parameter(metavar="FILE", help="Code that runs after each batch.")] = None,
+    eid: Annotated[str | None, Parameter(metavar="NAME", help="Share contexts with handlers of the same name.")] = None,
+    batch: Annotated[int | None, Parameter(metavar="N", help="Jobs per batch (10).")] = None,
+    recycle: Annotated[
+        int | None, Parameter(metavar="N", help="Jobs after which a context is replaced (1000).")
+    ] = None,
     limit: Annotated[
-        str | None, Parameter(name="--timeout", metavar="TIME", help="What one job may take: 30s, 2m.")
+        str | None, Parameter(name="--timeout", metavar="TIME", help="The timeout of one job: 30s, 2m.")
     ] = None,
-    cpu: Annotated[str | None, Parameter(metavar="TIME", help="Processor time of one job: 10s.")] = None,
-    memory: Annotated[str | None, Parameter(metavar="SIZE", help="What a context may take: 256MiB.")] = None,
-    disk: Annotated[str | None, Parameter(metavar="SIZE", help="What a context may write: 100MiB.")] = None,
-    network: Annotated[bool, Parameter(help="Ask for the network.")] = False,
-    whole_batch: Annotated[bool, Parameter(help="Of http: one call a batch, a line a job.")] = False,
-    place: Place = HERE,
+    cpu: Annotated[str | None, Parameter(metavar="TIME", help="The CPU time of one job: 10s.")] = None,
+    memory: Annotated[str | None, Parameter(metavar="SIZE", help="The memory of a context: 256MiB.")] = None,
+    disk: Annotated[str | None, Parameter(metavar="SIZE", help="The disk space of a context: 100MiB.")] = None,
+    network: Annotated[bool, Parameter(help="The code needs the network.")] = False,
+    whole_batch: Annotated[bool, Parameter(help="For http: one call per batch, one line per job.")] = False,
+    target: Target = HERE,
 ) -> None:
-    """Keep the code of a task; workers run the newest.
+    """Store the code of a task; workers run the newest version.
 
     For example:
       windlass handlers set resize resize.py
       windlass handlers set resize resize.js --timeout 30s --memory 256MiB
       windlass handlers set notify https://example.com/hook
     """
-    spoken = lang or _language(code)
+    language = lang or _language(code)
     options = HandlerOptions(network=network, whole_batch=whole_batch)
-    said = {
+    given = {
         "batch": batch,
         "recycle": recycle,
         "timeout": None if limit is None else duration.seconds(limit, at="--timeout"),
@@ -93,29 +112,29 @@ async def put(
         "disk": None if disk is None else config.size(disk),
     }
     handler = NewHandler(
-        lang=spoken,
-        body=code if spoken == "http" else _source(Path(code)),
+        lang=language,
+        body=code if language == "http" else _source(Path(code)),
         before=_source(before),
         before_each=_source(before_each),
         after_each=_source(after_each),
         eid=eid,
-        options=replace(options, **{name: value for name, value in said.items() if value is not None}),
+        options=replace(options, **{name: value for name, value in given.items() if value is not None}),
     )
-    async with opened(place, create=True) as queue:
-        if isinstance(queue.service, Engine):  # a server looks itself
-            await check_source(handler, options_of(place.settle({})).functions or FunctionOptions())
-        kept = await queue(PutHandler(task=task, handler=handler))
-    if place.json:
-        saying.write_json(kept)
+    async with open_queue(target, create=True) as queue:
+        if isinstance(queue.service, Engine):  # a server checks it itself
+            await check_source(handler, worker_options(target.settings({})).functions or FunctionOptions())
+        stored = await queue(PutHandler(task=task, handler=handler))
+    if target.json:
+        console.write_json(stored)
     else:
-        saying.remark(f"{kept.task} runs version {kept.version} from now on")
+        console.note(f"version {stored.version} of {stored.task} is stored; workers run it from now on")
 
 
 def _language(code: str) -> Language:
     if code.startswith(("http://", "https://")):
         return "http"
     if (known := SUFFIXES.get(Path(code).suffix)) is None:
-        raise Invalid(f"which language is {code}? Say --lang python, node, php, sh or http", at="--lang")
+        raise Invalid(f"the suffix of {code} names no language: give --lang python, node, php, sh or http", at="--lang")
     return known
 
 
@@ -132,34 +151,27 @@ def _source(file: Path | None) -> str:
 
 @handlers.command
 async def show(
-    task: Annotated[str, Parameter(name="TASK", help="Its task.")],
+    task: Annotated[str, TASK],
     /,
     *,
-    version: Annotated[int | None, Parameter(metavar="N", help="An older one.")] = None,
-    place: Place = HERE,
+    version: Annotated[int | None, Parameter(metavar="N", help="Show this version (the newest).")] = None,
+    target: Target = HERE,
 ) -> None:
-    """Show the code of a task, and which versions of it there are."""
-    async with opened(place) as queue:
+    """Show the code of a task, and list its versions."""
+    async with open_queue(target) as queue:
         found = await queue(GetHandler(task=task, version=version))
-    if place.json:
-        saying.write_json(found)
+    if target.json:
+        console.write_json(found)
         return
     for title, source in _parts(found):
-        saying.remark(f"# {title}")
-        saying.write(source.rstrip("\n"))
+        console.note(f"# {title}")
+        console.write(source.rstrip("\n"))
     now = SystemClock().now()
     for one in found.versions:
-        saying.remark(f"# version {one.version}, {one.lang}, {saying.ago(one.created_at, now)}")
+        console.note(f"# version {one.version}, {one.lang}, {console.ago(one.created_at, now)}")
 
 
 def _parts(found: KeptHandler) -> list[tuple[str, str]]:
-    """Its pieces of code, those that there are."""
+    """Its pieces of code that are not empty."""
     pieces = [("before", found.before), ("beforeEach", found.before_each), ("body", found.body)]
     return [piece for piece in [*pieces, ("afterEach", found.after_each)] if piece[1]]
-
-
-@handlers.command
-async def rm(task: Annotated[str, Parameter(name="TASK", help="Its task.")], /, *, place: Place = HERE) -> None:
-    """Remove the code of a task, all versions of it. Its jobs wait for another."""
-    async with opened(place) as queue:
-        await queue(RemoveHandler(task=task))

@@ -1,53 +1,75 @@
-"""`windlass jobs ls|count|show|result|tail`: look at jobs. What changes them is in `acting`."""
+"""`windlass jobs`: list, count, show and follow jobs, send to them, cancel, retry and delete them.
 
+Commands that change several jobs need ids, options that select jobs, or `--all`: never all by accident.
+"""
+
+import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from cyclopts import App, Parameter, validators
 from msgspec import UNSET, Raw
 from rich.text import Text
 
-from windlass.cli import acting, following, saying, values
-from windlass.cli.card import card, wait
-from windlass.cli.choosing import ANY_JOB, Chosen
-from windlass.cli.place import HERE, OPTIONS, Place, Queue, opened
+from windlass.cli import console, job_view, values
+from windlass.cli.console import Column
+from windlass.cli.match_options import ANY_JOB, MatchOptions
+from windlass.cli.target import HERE, OPTIONS, Queue, Target, open_queue
 from windlass.model import events
-from windlass.model.errors import Invalid
+from windlass.model.errors import Conflict, Invalid
 from windlass.model.estimate import Estimate
 from windlass.model.events import Event
 from windlass.model.job import FINISHED, Chunk, Job, State
-from windlass.model.match import Match
+from windlass.model.match import ANY, Match
 from windlass.model.names import DEFAULT_QUEUE, JobKey, key_of
-from windlass.model.operations import MOST_AT_ONCE, Count, GetEstimate, GetResult, List, Show
+from windlass.model.operations import (
+    MOST_AT_ONCE,
+    Cancel,
+    Changed,
+    Count,
+    Delete,
+    GetEstimate,
+    GetResult,
+    List,
+    Rerun,
+    Selection,
+    Send,
+    Show,
+)
 from windlass.system import SystemClock
 
 SHOWN = 50
-"""Rows of a table, unless somebody wants more."""
+"""Rows of a table without `--limit`."""
 
 MOST_ESTIMATED = 50
-"""Waiting jobs of a table that are asked how long they will wait; the others only say that they do."""
-
-JobId = Annotated[str, Parameter(name="ID", help="The id of a job.")]
+"""Waiting jobs of a table whose wait is estimated; the others only show that they wait."""
 
 WAITING = frozenset({State.BLOCKED, State.SCHEDULED, State.QUEUED})
 
-jobs = App(name="jobs", help="Look at jobs, send to them, cancel, retry and delete them.", group_parameters=OPTIONS)
+Order = Literal["oldest", "newest"]
+
+JobId = Annotated[str, Parameter(name="ID", help="The id of the job.")]
+
+jobs = App(name="jobs", help="List, show, cancel, retry and delete jobs.", group_parameters=OPTIONS)
+
+
+# Lists
 
 
 @jobs.command
 async def ls(
     *,
-    chosen: Chosen = ANY_JOB,
+    match_options: MatchOptions = ANY_JOB,
     limit: Annotated[
         int | None,
-        Parameter(metavar="N", help="At most so many (50; with --json all).", validator=validators.Number(gte=1)),
+        Parameter(metavar="N", help="Show at most N jobs (50; with --json all).", validator=validators.Number(gte=1)),
     ] = None,
-    oldest_first: Annotated[bool, Parameter(negative="", help="In order of arrival.")] = False,
-    place: Place = HERE,
+    oldest_first: Annotated[bool, Parameter(negative="", help="Sort by arrival, the oldest first.")] = False,
+    target: Target = HERE,
 ) -> None:
     """List jobs, queue by queue, the newest first.
 
@@ -56,29 +78,31 @@ async def ls(
       windlass jobs ls --task render --payload scene=7
       windlass jobs ls --state finished --json | jq -r .id
     """
-    match = chosen.match()
-    order: Literal["oldest", "newest"] = "oldest" if oldest_first else "newest"
-    async with opened(place) as queue:
-        if place.json:
-            async for job in _listed(queue, match, limit, order):
-                saying.write_json(job)
+    match = match_options.match()
+    order: Order = "oldest" if oldest_first else "newest"
+    async with open_queue(target) as queue:
+        if target.json:
+            async for job in _pages(queue, match, limit, order):
+                console.write_json(job)
             return
         most = SHOWN if limit is None else limit
-        found = [job async for job in _listed(queue, match, most, order)]
+        found = [job async for job in _pages(queue, match, most, order)]
         total = len(found) if len(found) < most else (await queue(Count(match=match))).count
-        waits = {
+        waiting = [job for job in found if job.state in WAITING]
+        estimates = {
             key_of(job): await queue.service(GetEstimate(tenant=job.tenant, id=job.id))
-            for job in _waiting(found)[:MOST_ESTIMATED]
+            for job in waiting[:MOST_ESTIMATED]
         }
-    _print_table(found, waits)
+    if not found:
+        console.note("no jobs")
+        return
+    console.stdout().print(console.table(_columns(found, estimates), found))
     if total > len(found):
-        saying.remark(f"{saying.plural(total - len(found), 'more job')}; --limit shows more, --json shows all")
+        console.note(f"{console.plural(total - len(found), 'more job')}; --limit shows more, --json shows all")
 
 
-async def _listed(
-    queue: Queue, match: Match, most: int | None, order: Literal["oldest", "newest"]
-) -> AsyncIterator[Job]:
-    """Matching jobs, a page at a time."""
+async def _pages(queue: Queue, match: Match, most: int | None, order: Order) -> AsyncIterator[Job]:
+    """Matching jobs, read a page at a time."""
     after, left = None, most
     while left is None or left > 0:
         size = min(left or MOST_AT_ONCE, MOST_AT_ONCE)
@@ -90,72 +114,63 @@ async def _listed(
         left = None if left is None else left - len(page.jobs)
 
 
-def _waiting(found: list[Job]) -> list[Job]:
-    return [job for job in found if job.state in WAITING]
-
-
-def _print_table(found: list[Job], waits: dict[JobKey, Estimate]) -> None:
-    if not found:
-        saying.remark("no jobs")
-        return
+def _columns(found: list[Job], estimates: dict[JobKey, Estimate]) -> list[Column]:
+    """Tenant and queue have a column only if there are several, for room is scarce."""
     now = SystemClock().now()
-    # Every column costs room: tenant and queue have one where there is something to tell apart.
-    tenants = len({job.tenant for job in found}) > 1
-    queues = any(job.queue != DEFAULT_QUEUE for job in found)
-    made = saying.Table("id", "state", *["tenant"] * tenants, "task", *["queue"] * queues, "age", "")
-    for job in found:
-        age = saying.span(max(0.0, (now - job.created_at).total_seconds()))
-        place = [*[job.tenant] * tenants, job.task, *[job.queue] * queues]
-        said = _remark_on(job, now)
-        waiting = waits.get(key_of(job))
-        if waiting is not None and waiting.why is not None:  # else it has started meanwhile
-            said = f"waits {wait(waiting)}"
-        made.add(job.id, saying.state(job.state), *place, age, Text(said, style="dim"))
-    saying.paper().print(made)
 
+    def age(job: Job) -> str:
+        return console.span(max(0.0, (now - job.created_at).total_seconds()))
 
-def _remark_on(job: Job, now: datetime) -> str:
-    if job.state is State.FAILED:
-        return following.message(job.error) if job.error else str(job.reason or "")
-    if job.state is State.SUCCEEDED and job.started_at and job.finished_at:
-        return f"took {saying.span((job.finished_at - job.started_at).total_seconds())}"
-    if job.state is State.CANCELLED and job.finished_at:
-        return saying.ago(job.finished_at, now)
-    return following.standing(job)
+    def note(job: Job) -> Text:
+        estimate = estimates.get(key_of(job))
+        if estimate is not None and estimate.why is not None:  # else it has started meanwhile
+            return Text(f"waits {job_view.wait_text(estimate)}", style="dim")
+        return Text(job_view.job_note(job, now), style="dim")
+
+    columns = [Column("id", lambda job: job.id), Column("state", lambda job: console.state(job.state))]
+    if len({job.tenant for job in found}) > 1:
+        columns.append(Column("tenant", lambda job: job.tenant))
+    columns.append(Column("task", lambda job: job.task))
+    if any(job.queue != DEFAULT_QUEUE for job in found):
+        columns.append(Column("queue", lambda job: job.queue))
+    return [*columns, Column("age", age), Column("", note)]
 
 
 @jobs.command
-async def count(*, chosen: Chosen = ANY_JOB, place: Place = HERE) -> None:
+async def count(*, match_options: MatchOptions = ANY_JOB, target: Target = HERE) -> None:
     """Count jobs.
 
     For example:
       windlass jobs count --state queued --queue mail
     """
-    async with opened(place) as queue:
-        number = await queue(Count(match=chosen.match()))
-    if place.json:
-        saying.write_json(number)
+    async with open_queue(target) as queue:
+        number = await queue(Count(match=match_options.match()))
+    if target.json:
+        console.write_json(number)
     else:
-        saying.write(str(number.count))
+        console.write(str(number.count))
+
+
+# One job
 
 
 @jobs.command
-async def show(id: JobId, /, *, place: Place = HERE) -> None:
-    """Show one job: its terms, its times, its payload, its errors.
+async def show(id: JobId, /, *, target: Target = HERE) -> None:
+    """Show a job: its options, times, payload and errors.
 
     For example:
       windlass jobs show 01936f2e-…
       windlass jobs show 01936f2e-… --json | jq .payload
     """
-    async with opened(place) as queue:
+    async with open_queue(target) as queue:
         job = await queue(Show(id=id, payload=True))
-        waits = await queue(GetEstimate(id=id)) if job.state in WAITING else Estimate()
-    payload = values.spoken(job.payload, job.content_type) if isinstance(job.payload, Raw) else None
-    if place.json:
+        estimate = await queue(GetEstimate(id=id)) if job.state in WAITING else Estimate()
+    payload = values.readable(job.payload, job.content_type) if isinstance(job.payload, Raw) else None
+    if target.json:
         known = msgspec.to_builtins(msgspec.structs.replace(job, payload=UNSET), builtin_types=(datetime,))
-        saying.write_json({**known, "estimate": waits.seconds, "payload": payload})
+        console.write_json({**known, "estimate": estimate.seconds, "payload": payload})
     else:
-        saying.paper().print(card(job, waits, payload, SystemClock().now()))
+        console.stdout().print(job_view.details(job, estimate, payload, SystemClock().now()))
 
 
 @jobs.command
@@ -165,65 +180,65 @@ async def result(
     *,
     wait: Annotated[
         list[str] | None,
-        Parameter(metavar="[TIME]", consume_multiple=(0, 1), help="Wait for the end, for ever or so long."),
+        Parameter(metavar="[TIME]", consume_multiple=(0, 1), help="Wait for the job to end, at most TIME (no limit)."),
     ] = None,
-    place: Place = HERE,
+    target: Target = HERE,
 ) -> int:
-    """Print the result of a job, as JSON.
+    """Print the result of a job as JSON.
 
-    A job that failed exits 1, one that has not ended exits 75.
+    Exits 1 if the job failed, 75 if it has not ended.
 
     For example:
       windlass jobs result 01936f2e-… --wait 1m
     """
-    most = 0.0 if wait is None else following.patience(wait)
-    async with opened(place) as queue:
+    most = 0.0 if wait is None else job_view.wait_seconds(wait)
+    async with open_queue(target) as queue:
         if most == 0:
             found = await queue(GetResult(id=id))
             if found.state not in FINISHED:
-                raise following.Unfinished(f"job {id} is {found.state}; --wait waits for its end")
+                raise job_view.NotFinished(f"job {id} is {found.state}; --wait waits for its end")
         else:
-            found = await following.outcome(queue, id, most)
-    return following.tell(id, found, json=place.json)
+            found = await job_view.wait_for_result(queue, id, most)
+    return job_view.print_result(id, found, json=target.json)
 
 
 @jobs.command
 async def tail(
-    id: Annotated[str | None, Parameter(name="ID", help="The id of a job; without one, all that match.")] = None,
+    id: Annotated[str | None, Parameter(name="ID", help="The id of a job; without it, all matching jobs.")] = None,
     /,
     *,
-    chosen: Chosen = ANY_JOB,
-    place: Place = HERE,
+    match_options: MatchOptions = ANY_JOB,
+    target: Target = HERE,
 ) -> int:
-    """Follow a job until it has ended: its states, its progress, and what it puts out.
+    """Follow a job until it ends: its states, progress and output.
 
-    A job that did not succeed exits 1. Output of earlier is shown too, as far as it is kept. Without an id, what
-    happens to all matching jobs is told, from now on and for ever.
+    Exits 1 if the job did not succeed. Earlier output is shown as far as it is kept. Without an id, follows all
+    matching jobs until it is interrupted.
 
     For example:
       windlass jobs tail 01936f2e-…
       windlass jobs tail --task render
     """
-    if id is not None and chosen != ANY_JOB:
-        raise Invalid("give the id of a job, or say which jobs are meant, not both", at="ID")
-    async with opened(place) as queue:
+    if id is not None and match_options != ANY_JOB:
+        raise Invalid("give the id of a job or options that select jobs, not both", at="ID")
+    async with open_queue(target) as queue:
         if id is None:
-            await _watch(queue, chosen.match(), json=place.json)
-        return await _follow(queue, str(id), json=place.json)
+            await _watch(queue, match_options.match(), json=target.json)
+        return await _follow(queue, str(id), json=target.json)
 
 
 async def _watch(queue: Queue, match: Match, *, json: bool) -> None:
     async with aclosing(queue.watch(match)) as stream:
         async for event in stream:
             if json:
-                saying.write(events.line(event).decode().rstrip())
+                console.write(events.encode_line(event).decode().rstrip())
             else:
-                saying.paper().print(_happened(event))
-            sys.stdout.flush()  # whoever reads it in a pipe waits for it
+                console.stdout().print(_event_line(event))
+            sys.stdout.flush()  # a reader of the pipe waits for it
 
 
-def _happened(event: Event) -> Text:
-    """What has happened to one of many jobs."""
+def _event_line(event: Event) -> Text:
+    """An event of one of many jobs."""
     if event.gone is not None:
         gone = event.gone
         words = [Text(" " * 8), Text(f"{event.name:9}"), Text(gone.id, style="dim"), Text(gone.task)]
@@ -231,28 +246,31 @@ def _happened(event: Event) -> Text:
     if event.job is None:
         return Text("some events were missed", style="yellow")
     job = event.job
-    clock = Text(job.updated_at.astimezone().strftime("%H:%M:%S"), style="dim")
-    said = _remark_on(job, job.updated_at) if job.state in FINISHED else following.standing(job)
-    name = Text(f"{event.name:9}", style=saying.STYLES.get(job.state, ""))
-    return Text("  ").join([clock, name, Text(job.id, style="dim"), Text(job.task), Text(said)])
+    note = job_view.job_note(job, job.updated_at) if job.state in FINISHED else job_view.pending_note(job)
+    name = Text(f"{event.name:9}", style=console.STYLES.get(job.state, ""))
+    return Text("  ").join([_clock(job), name, Text(job.id, style="dim"), Text(job.task), Text(note)])
+
+
+def _clock(job: Job) -> Text:
+    return Text(job.updated_at.astimezone().strftime("%H:%M:%S"), style="dim")
 
 
 async def _follow(queue: Queue, id: str, *, json: bool) -> int:
     state = None
-    async for new in following.changes(queue, id):
+    async for new in job_view.follow(queue, id):
         if isinstance(new, Job):
             state = new.state
         if json:
-            saying.write_json(new if isinstance(new, Job) else Said.of(new))
+            console.write_json(new if isinstance(new, Job) else OutputLine.of(new))
         elif isinstance(new, Job):
-            saying.paper().print(_event(new))
+            console.stdout().print(_status_line(new))
         else:
-            saying.paper().print(_lines(new), soft_wrap=True)
+            console.stdout().print(_output_lines(new), soft_wrap=True)
     return 0 if state is State.SUCCEEDED else 1
 
 
-class Said(msgspec.Struct, frozen=True, kw_only=True):
-    """A piece of output, for programs."""
+class OutputLine(msgspec.Struct, frozen=True, kw_only=True):
+    """A piece of output, for `--json`."""
 
     output: str
     stream: str
@@ -261,30 +279,159 @@ class Said(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime
 
     @classmethod
-    def of(cls, chunk: Chunk) -> "Said":
+    def of(cls, chunk: Chunk) -> "OutputLine":
         text = chunk.data.decode(errors="replace")
         return cls(output=text, stream=chunk.stream, n=chunk.n, attempt=chunk.attempt, at=chunk.at)
 
 
-def _lines(chunk: Chunk) -> Text:
-    """What a job put out, line by line behind the name of its stream."""
+def _output_lines(chunk: Chunk) -> Text:
+    """The output of a job, line by line after the name of its stream."""
     lines = chunk.data.decode(errors="replace").splitlines()
     style = "red" if chunk.stream == "stderr" else ""
     name = Text(f"  {chunk.stream:6} ", style="dim")
     return Text("\n").join(Text.assemble(name, (line, style)) for line in lines)
 
 
-def _event(job: Job) -> Text:
-    """What is new of a job, and since when."""
-    moment = job.updated_at
-    said = following.standing(job)
+def _status_line(job: Job) -> Text:
+    note = job_view.pending_note(job)
     if job.state in FINISHED:
-        said = _remark_on(job, moment)
+        note = job_view.job_note(job, job.updated_at)
     elif job.state is State.RUNNING and job.progress is None:
-        said += f", worker {job.worker}" if job.pid is None else f", process {job.pid} on {job.node or 'this host'}"
-    clock = Text(moment.astimezone().strftime("%H:%M:%S"), style="dim")
-    return Text("  ").join([clock, saying.state(job.state), Text(said)])
+        note += f", worker {job.worker}" if job.pid is None else f", process {job.pid} on {job.node or 'this host'}"
+    return Text("  ").join([_clock(job), console.state(job.state), Text(note)])
 
 
-for command in (acting.send, acting.cancel, acting.retry, acting.rm):
-    jobs.command(command)
+@jobs.command
+async def send(
+    id: Annotated[str, Parameter(name="ID", help="The id of a job that takes input.")],
+    message: Annotated[
+        str | None, Parameter(name="MESSAGE", help="The message; without it, each line of stdin is a message.")
+    ] = None,
+    /,
+    *,
+    target: Target = HERE,
+) -> None:
+    """Send a message to a running or waiting job. By convention an empty message is the last.
+
+    For example:
+      windlass jobs send 01936f2e-… 'continue'
+      tail -f orders | windlass jobs send 01936f2e-…
+    """
+    async with open_queue(target) as queue:
+        if message is not None:
+            await queue(Send(id=id, data=message.encode()))
+            return
+        while line := await asyncio.to_thread(sys.stdin.buffer.readline):
+            await queue(Send(id=id, data=line.removesuffix(b"\n")))
+
+
+# Several jobs
+
+
+class Action(NamedTuple):
+    """An operation on several jobs, and its words."""
+
+    operation: type[Selection]
+    infinitive: str
+    participle: str
+
+
+CANCEL = Action(Cancel, "cancel", "cancelled")
+RETRY = Action(Rerun, "queue again", "queued again")
+DELETE = Action(Delete, "delete", "deleted")
+
+
+class Selected(NamedTuple):
+    """The jobs of an action, selected in one of three ways."""
+
+    ids: tuple[str, ...]
+    match: Match
+    everything: bool
+    dry_run: bool
+
+
+Ids = Annotated[str, Parameter(name="IDS", help="The ids of jobs, instead of options that select jobs.")]
+All = Annotated[bool, Parameter(name="--all", help="Every job of the tenant.")]
+Dry = Annotated[bool, Parameter(name="--dry-run", help="Change nothing; only count the jobs.")]
+
+
+@jobs.command
+async def cancel(
+    *ids: Ids,
+    match_options: MatchOptions = ANY_JOB,
+    everything: All = False,
+    dry_run: Dry = False,
+    target: Target = HERE,
+) -> None:
+    """Cancel jobs; running jobs are stopped.
+
+    For example:
+      windlass jobs cancel 01936f2e-…
+      windlass jobs cancel --queue mail --state pending --dry-run
+    """
+    await _act(CANCEL, Selected(ids, match_options.match(), everything, dry_run), target)
+
+
+@jobs.command
+async def retry(
+    *ids: Ids,
+    match_options: MatchOptions = ANY_JOB,
+    everything: All = False,
+    dry_run: Dry = False,
+    target: Target = HERE,
+) -> None:
+    """Queue finished jobs again, with their attempts reset.
+
+    For example:
+      windlass jobs retry 01936f2e-…
+      windlass jobs retry --state failed --task mail --text timed
+    """
+    await _act(RETRY, Selected(ids, match_options.match(), everything, dry_run), target)
+
+
+@jobs.command
+async def rm(
+    *ids: Ids,
+    match_options: MatchOptions = ANY_JOB,
+    everything: All = False,
+    dry_run: Dry = False,
+    target: Target = HERE,
+) -> None:
+    """Delete jobs and their records; running jobs are stopped first.
+
+    For example:
+      windlass jobs rm 01936f2e-…
+      windlass jobs rm --state finished --created-before 30d
+      windlass jobs rm --all --dry-run
+    """
+    await _act(DELETE, Selected(ids, match_options.match(), everything, dry_run), target)
+
+
+async def _act(action: Action, selected: Selected, target: Target) -> None:
+    ways = sum((bool(selected.ids), selected.match != ANY, selected.everything))
+    if ways == 0:
+        raise Invalid("select jobs: give ids, options such as --state failed, or --all")
+    if ways > 1:
+        raise Invalid("select jobs in one way: by ids, by options such as --state, or with --all")
+    async with open_queue(target) as queue:
+        if selected.ids:
+            changed = await _act_on_ids(queue, action, selected)
+        else:
+            changed = (await queue(action.operation(match=selected.match, dry_run=selected.dry_run))).changed
+    if target.json:
+        console.write_json(Changed(changed=changed))
+        return
+    verb = f"would {action.infinitive}" if selected.dry_run else action.participle
+    console.write(f"{verb} {console.plural(changed, 'job')}")
+
+
+async def _act_on_ids(queue: Queue, action: Action, selected: Selected) -> int:
+    """Any number of ids, a thousand at a time."""
+    changed = 0
+    for start in range(0, len(selected.ids), MOST_AT_ONCE):
+        some = list(selected.ids[start : start + MOST_AT_ONCE])
+        changed += (await queue(action.operation(ids=some, dry_run=selected.dry_run))).changed
+    if not changed and len(selected.ids) == 1:
+        job = await queue(Show(id=selected.ids[0]))
+        raise Conflict(f"job {job.id} is {job.state}: there is nothing to {action.infinitive}", at="id")
+    return changed

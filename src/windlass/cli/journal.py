@@ -1,9 +1,9 @@
-"""`windlass journal verify|dump|load|drain`: what a server has accepted, on its disk and as text."""
+"""`windlass journal verify|dump|load|drain`: the jobs that a server has accepted, on its disk and as text."""
 
 import os
 import sys
 from collections.abc import Iterator
-from itertools import chain, groupby
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -11,23 +11,21 @@ from cyclopts import App, Parameter
 from msgspec import Raw, Struct
 
 from windlass.addresses import file_of, open_engine
-from windlass.cli import DASH, saying
-from windlass.cli.place import HERE, OPTIONS, Place, opened
+from windlass.cli import DASH, console
+from windlass.cli.target import HERE, OPTIONS, Target, open_queue
 from windlass.engine.journal import text
-from windlass.engine.journal.files import Disk
-from windlass.engine.journal.format import LOST, first_of
-from windlass.engine.journal.opening import drain_folder
-from windlass.engine.journal.runs import Entry, run_of
-from windlass.engine.journal.segments import Finding, listed, put_aside, walk
-from windlass.local import data_folder
+from windlass.engine.journal.batch import Entry, decode
+from windlass.engine.journal.file import JournalFinding, examine, file_in
+from windlass.engine.journal.service import drain_folder
+from windlass.local_token import data_folder
 from windlass.model.errors import Invalid, Missing
 from windlass.model.job import TEXT, NewJob
 from windlass.model.names import DEFAULT_QUEUE, EVERY_TENANT
 from windlass.model.operations import MOST_AT_ONCE, EnqueueMany
-from windlass.store.micros import from_micros
+from windlass.store.encoding import from_micros
 from windlass.system import SystemClock
 
-journal = App(name="journal", help="Look at what a server has accepted.", group_parameters=OPTIONS)
+journal = App(name="journal", help="Look at the jobs that a server has accepted.", group_parameters=OPTIONS)
 
 Folder = Annotated[
     Path | None, Parameter(name="FOLDER", help="The folder of the journals (`journal` in the server's own folder).")
@@ -37,52 +35,57 @@ BAD = 1
 
 
 class Verified(Struct, frozen=True):
-    """What is known of one journal."""
+    """What `verify` found in one journal."""
 
     folder: str
-    segments: int
-    records: int
+    jobs: int
+    batches: int
     first: int
     last: int
     findings: list[str]
+    damaged: bool
     lost: int
-    """As far as they can be counted."""
-    loses: bool
-    """Whether any are lost, now or before."""
+    """Jobs, as far as they can be counted."""
 
 
 @journal.command
-def verify(folder: Folder = None, /, *, place: Place = HERE) -> int:
-    """Look for damage; nothing is changed. Exits 1 if acknowledged jobs are lost."""
+def verify(folder: Folder = None, /, *, target: Target = HERE) -> int:
+    """Look for damage; nothing is changed. Exits 1 if a journal is damaged or has lost jobs."""
     found = [_verified(one) for one in _folders(folder)]
-    if place.json:
-        for one in found:
-            saying.write_json(one)
-        return BAD if any(one.loses for one in found) else 0
     for one in found:
-        records = f"{saying.plural(one.records, 'record')} ({one.first} to {one.last})" if one.records else "no records"
-        saying.write(f"{one.folder}: {records} in {saying.plural(one.segments, 'segment')}")
+        if target.json:
+            console.write_json(one)
+            continue
+        jobs = f"{console.plural(one.jobs, 'job')} ({one.first} to {one.last})" if one.jobs else "no jobs"
+        console.write(f"{one.folder}: {jobs} in {console.plural(one.batches, 'batch', 'batches')}")
         for finding in one.findings:
-            saying.write(f"  {finding}")
-    return BAD if any(one.loses for one in found) else 0
+            console.write(f"  {finding}")
+    return BAD if any(one.damaged for one in found) else 0
 
 
 def _verified(folder: Path) -> Verified:
-    disk, spans, findings, lost, loses = Disk(), list[tuple[int, int]](), list[str](), 0, False
-    for found in chain(walk(disk, folder), put_aside(disk, folder)):
-        if isinstance(found, Finding):
-            gone = f": jobs {found.first} to {found.last} are lost" if found.lost else ""
-            findings.append(f"{found.path.name}: {found.what}{gone}")
+    jobs = batches = first = last = lost = 0
+    findings: list[str] = []
+    damaged = False
+    for found in examine(folder):
+        if isinstance(found, JournalFinding):
+            findings.append(_shown(found))
             lost += found.lost
-            loses = loses or found.open_ended or found.lost > 0
-        elif found[0].flags & LOST:
-            findings.append(f"records up to {found[0].sequence} were damaged before, and are lost")
-            loses = True
-        else:
-            record, data = found
-            spans.append((first_of(data, record), record.sequence))
-    first, last = (spans[0][0], spans[-1][1]) if spans else (0, 0)
-    return Verified(str(folder), len(listed(disk, folder)), len(spans), first, last, findings, lost, loses)
+            damaged = damaged or not found.aside
+            continue
+        jobs += found.last + 1 - found.first
+        batches += 1
+        first, last = first or found.first, found.last
+    return Verified(str(folder), jobs, batches, first, last, findings, damaged, lost)
+
+
+def _shown(found: JournalFinding) -> str:
+    lost = ""
+    if found.open_ended:
+        lost = f": jobs from {found.first} on are lost"
+    elif found.lost:
+        lost = f": jobs {found.first} to {found.last} are lost"
+    return f"{found.path.name}: {found.what}{lost}"
 
 
 class Dumped(Struct, frozen=True):
@@ -106,17 +109,19 @@ def dump(
         Literal["json", "records", "batches"],
         Parameter(metavar="FORM", help="json (all there is), records (id|task|payload), or batches under a header."),
     ] = "json",
-    place: Place = HERE,
+    target: Target = HERE,
 ) -> None:
-    """Print the jobs of the journals as text, with --tenant those of one; damage is reported on stderr."""
-    only = None if place.tenant in {None, EVERY_TENANT, DASH} else place.settle().tenant
+    """Print the jobs of the journals as text, with --tenant those of one tenant; damage is reported on stderr."""
+    only = None if target.tenant in {None, EVERY_TENANT, DASH} else target.settings().tenant
     for one in _folders(folder):
         drafts = ((entry, entry.draft) for entry in _entries(one) if entry.draft is not None)
         known = (pair for pair in drafts if only is None or pair[1].tenant == only)
         if form == "records":
             lines = text.write_records((draft.tenant, draft.id, draft.new) for _, draft in known)
         elif form == "batches":
-            lines = text.write_batches((draft.tenant, from_micros(entry.accepted), draft.new) for entry, draft in known)
+            lines = text.write_batches(
+                (draft.tenant, from_micros(entry.accepted_at), draft.new) for entry, draft in known
+            )
         else:
             lines = (_in_json(entry) for entry, _ in known)
         for line in lines:
@@ -124,21 +129,20 @@ def dump(
 
 
 def _entries(folder: Path) -> Iterator[Entry]:
-    for found in walk(Disk(), folder):
-        if isinstance(found, Finding):
-            saying.remark(f"{found.path}: {found.what}")
+    for found in examine(folder):
+        if isinstance(found, JournalFinding):
+            console.note(f"{folder}: {_shown(found)}")
             continue
-        record, data = found
-        run = run_of(data, record)
-        yield from run.entries(0, run.last)
+        for extent in decode(*found):
+            yield from extent.entries(0, extent.last)
 
 
 def _in_json(entry: Entry) -> str:
     draft = entry.draft
     assert draft is not None  # noqa: S101 - others are left out
-    new, when = draft.new, from_micros(entry.accepted).isoformat()
+    new, when = draft.new, from_micros(entry.accepted_at).isoformat()
     payload = text.one_line(new)
-    return f"{saying.in_json(Dumped(entry.sequence, when, draft.tenant, draft.id, new.task, new.queue, payload))}\n"
+    return f"{console.to_json(Dumped(entry.sequence, when, draft.tenant, draft.id, new.task, new.queue, payload))}\n"
 
 
 @journal.command
@@ -147,19 +151,19 @@ async def load(
     /,
     *,
     queue: Annotated[
-        str, Parameter(name=("--queue", "-q"), metavar="NAME", help="The line that the jobs wait in (`default`).")
+        str, Parameter(name=("--queue", "-q"), metavar="NAME", help="The queue of the jobs (`default`).")
     ] = DEFAULT_QUEUE,
-    place: Place = HERE,
+    target: Target = HERE,
 ) -> int:
-    """Queue the jobs of a text, each in the tenant that the text names, else in that of --tenant. One that comes with
-    an id is one job, however often it is loaded.
+    """Queue the jobs of a text, each for the tenant that the text names, else for that of --tenant. A job that comes
+    with an id stays one job, however often it is loaded.
 
-    Lines that cannot be read are told on stderr and skipped; then it exits 1.
+    Lines that cannot be read are reported on stderr and skipped; then it exits 1.
     """
     found = list(text.read_text(_text_of(file)))
     lines = [line for line in found if isinstance(line, text.Line)]
     created = 0
-    async with opened(place, create=True) as to:
+    async with open_queue(target, create=True) as to:
         for tenant, some in groupby(lines, key=lambda line: line.tenant or to.tenant):
             news = [_new(line, queue) for line in some]
             for start in range(0, len(news), MOST_AT_ONCE):
@@ -167,8 +171,8 @@ async def load(
                 created += (await to.service(batch)).created
     malformed = [line for line in found if isinstance(line, text.Malformed)]
     for line in malformed:
-        saying.remark(f"{file}, line {line.number}: {line.why}")
-    saying.write(f"{saying.plural(created, 'new job')} of {len(lines):,}")
+        console.note(f"{file}, line {line.number}: {line.why}")
+    console.write(f"{console.plural(created, 'new job')} of {len(lines):,}")
     return BAD if malformed else 0
 
 
@@ -177,7 +181,7 @@ def _text_of(file: str) -> str:
         data = sys.stdin.buffer.read() if file == DASH else Path(file).read_bytes()
     except OSError as fault:
         raise Missing(f"{file} cannot be read: {fault.strerror}", at="FILE") from None
-    return data.decode(errors="surrogateescape")  # a line that is no text is told, not mended
+    return data.decode(errors="surrogateescape")  # a line that is not UTF-8 is reported, not repaired
 
 
 def _new(line: text.Line, queue: str) -> NewJob:
@@ -190,15 +194,15 @@ def _key(id: str) -> str | None:
 
 
 @journal.command
-async def drain(folder: Folder = None, /, *, place: Place = HERE) -> None:
-    """Carry what is in journals that no server holds into the store: of a machine that is gone, from its disk."""
-    settings = place.settle()
+async def drain(folder: Folder = None, /, *, target: Target = HERE) -> None:
+    """Drain journals that no server holds into the store, for example from the disk of a machine that is gone."""
+    settings = target.settings()
     if file_of(settings.store) is not None:
         raise Invalid("a journal is drained into a Redis store", at="store")
     for one in _folders(folder):
         async with open_engine(settings.store) as engine:
             number = await drain_folder(engine, one, SystemClock())
-        saying.write(f"{one}: {saying.plural(number, 'job')} drained")
+        console.write(f"{one}: {console.plural(number, 'job')} drained")
 
 
 def _folders(folder: Path | None) -> list[Path]:
@@ -211,6 +215,6 @@ def _folders(folder: Path | None) -> list[Path]:
     inner = sorted(
         (one for one in place.iterdir() if one.is_dir() and one.name.isdigit()), key=lambda one: int(one.name)
     )
-    if not inner and not listed(Disk(), place):
+    if not inner and file_in(place) is None:
         raise Missing(f"there is no journal in {place}", at="FOLDER")
     return inner or [place]

@@ -1,70 +1,105 @@
-"""`windlass queues ls|show`: how many jobs wait where, and who takes them. Pauses and settings: `queue_settings`."""
+"""`windlass queues` and `windlass workers`: how many jobs wait where, the settings of queues, and who takes their jobs.
+
+`queues ls` and `show` combine several operations; `set` reads the settings of a queue.
+"""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any
 
-from cyclopts import App, Parameter
-from msgspec import Struct
+from cyclopts import Parameter
+from msgspec import UNSET, Struct
 from rich.text import Text
 
-from windlass.cli import saying
-from windlass.cli.card import wait
-from windlass.cli.place import HERE, OPTIONS, Place, opened
-from windlass.cli.queue_settings import describe
-from windlass.cli.workers import table_of
-from windlass.model.errors import Missing
+from windlass.cli import console
+from windlass.cli.console import Column
+from windlass.cli.job_view import wait_text
+from windlass.cli.resources import Resource, listing, pause_text, resource_app, run
+from windlass.cli.target import HERE, Queue, Target, open_queue
+from windlass.model import duration
+from windlass.model.errors import Invalid, Missing
 from windlass.model.estimate import Estimate, QueueEstimate
 from windlass.model.handler import Language
 from windlass.model.job import State
-from windlass.model.lifecycle import Verdict
+from windlass.model.lifecycle import OnLost, Verdict
+from windlass.model.limit import Pause
 from windlass.model.names import EVERY_TENANT
-from windlass.model.operations import GetQueue, GetQueueEstimate, GetStats, Queues, QueueStats, Workers
-from windlass.model.operations import QueueCard as QueueRecord
+from windlass.model.operations import (
+    ChangeQueue,
+    GetQueue,
+    GetQueueEstimate,
+    GetStats,
+    Handlers,
+    Operation,
+    QueueCard,
+    Queues,
+    QueueStats,
+    Workers,
+)
+from windlass.model.queue import Clearable, Policy, QueueChange, Tier
 from windlass.model.worker import Worker
+from windlass.system import SystemClock
+
+QUEUE = Parameter(name="QUEUE", help="The name of the queue.")
 
 USUAL = frozenset({State.QUEUED, State.RUNNING, State.SUCCEEDED, State.FAILED})
+"""States that always have a column."""
 
-queues = App(name="queues", help="Look at queues, pause them, and say how they are run.", group_parameters=OPTIONS)
-for command in ("pause", "resume", "set"):
-    queues.command(f"windlass.cli.queue_settings:{command.replace('set', 'change')}", name=command)
+TIER_PARTS = 3
 
 
-class QueueLine(Struct, frozen=True, kw_only=True):
-    """One queue of one tenant, all its tasks together."""
+# Counts
+
+
+class QueueCounts(Struct, frozen=True, kw_only=True):
+    """The jobs of one tenant in one queue, all tasks together."""
 
     tenant: str
     queue: str
     states: dict[State, int]
     outcomes: dict[Verdict, int] = {}
-    """How many runs ended so."""
+    """Ended runs, by outcome."""
     workers: int
-    """How many workers take jobs from it."""
+    """Workers that take jobs from it."""
 
 
-def lines(stats: Sequence[QueueStats], workers: Sequence[Worker]) -> list[QueueLine]:
-    counts: dict[tuple[str, str], Counter[State]] = {}
-    ended: dict[tuple[str, str], Counter[Verdict]] = {}
+def count_queues(stats: Sequence[QueueStats], workers: Sequence[Worker]) -> list[QueueCounts]:
+    states: dict[tuple[str, str], Counter[State]] = {}
+    outcomes: dict[tuple[str, str], Counter[Verdict]] = {}
     for line in stats:
-        counts.setdefault((line.tenant, line.queue), Counter()).update(line.states)
-        ended.setdefault((line.tenant, line.queue), Counter()).update(line.outcomes)
+        states.setdefault((line.tenant, line.queue), Counter()).update(line.states)
+        outcomes.setdefault((line.tenant, line.queue), Counter()).update(line.outcomes)
     return [
-        QueueLine(
+        QueueCounts(
             tenant=tenant,
             queue=queue,
             states={state: count[state] for state in State if count[state]},
-            outcomes=dict(ended[tenant, queue]),
+            outcomes=dict(outcomes[tenant, queue]),
             workers=sum(serves(worker, tenant, queue) for worker in workers),
         )
-        for (tenant, queue), count in sorted(counts.items())
+        for (tenant, queue), count in sorted(states.items())
     ]
 
 
-def ended_as(outcomes: Mapping[Verdict, int]) -> Text:
-    """How runs ended, in words."""
-    return Text(
-        ", ".join(f"{outcomes[verdict]:,} {verdict}" for verdict in Verdict if outcomes.get(verdict)), style="dim"
-    )
+def outcomes_text(outcomes: Mapping[Verdict, int]) -> Text:
+    words = [f"{outcomes[verdict]:,} {verdict}" for verdict in Verdict if outcomes.get(verdict)]
+    return Text(", ".join(words), style="dim")
+
+
+def state_columns(rows: Iterable[QueueCounts | QueueStats]) -> list[Column]:
+    """A column for each usual state, and for those that any job is in."""
+    found = USUAL.union(*(row.states for row in rows))
+    return [Column(state, partial(_count, state), right=True) for state in State if state in found]
+
+
+def _count(state: State, row: QueueCounts | QueueStats) -> Text:
+    """The count of a state; zero is a dot, so that the eye finds the others."""
+    count = row.states.get(state)
+    return Text(f"{count:,}", style=console.STYLES[state]) if count else Text("·", style="dim")
+
+
+# Workers of a queue
 
 
 def serves(worker: Worker, tenant: str, queue: str) -> bool:
@@ -72,114 +107,269 @@ def serves(worker: Worker, tenant: str, queue: str) -> bool:
 
 
 def takes(worker: Worker, line: QueueStats, lang: Language | None) -> bool:
-    """Whether a worker takes the jobs of a task, which has a handler in this language; null = it has none."""
+    """Whether a worker takes the jobs of a task. `lang`: the language of the task's handler; null = it has none."""
     return serves(worker, line.tenant, line.queue) and (
-        worker.tasks is None or line.task in worker.tasks or (lang is not None and runs(worker, lang))
+        worker.tasks is None or line.task in worker.tasks or (lang is not None and _runs(worker, lang))
     )
 
 
-def runs(worker: Worker, lang: Language) -> bool:
-    """Whether a worker takes jobs of handlers in this language."""
+def _runs(worker: Worker, lang: Language) -> bool:
     return worker.handlers and (worker.languages is None or lang in worker.languages)
 
 
-def nobody_takes(alive: Sequence[Worker], line: QueueStats) -> str:
-    """Why no worker takes jobs of a task in a queue: none knows the task, or those that do take from other queues."""
+def why_not_taken(alive: Sequence[Worker], line: QueueStats) -> str:
+    """Why no worker takes the jobs of a task in a queue."""
     own = [one for one in alive if one.tenant in (line.tenant, EVERY_TENANT)]
     able = [one for one in own if one.tasks is None or line.task in one.tasks]
     if not able:
         return f"none knows task {line.task}"
     others = sorted({queue for one in able for queue in one.queues})
-    return f"those that know task {line.task} take from {', '.join(others)}, not from {line.queue}"
+    return f"workers that know task {line.task} take from {', '.join(others)}, not from {line.queue}"
 
 
-@queues.command
-async def ls(*, place: Place = HERE) -> None:
-    """List queues, with how many jobs are in each state."""
-    async with opened(place) as to:
-        all_of_them = lines((await to(GetStats())).queues, await to(Workers()))
-        found = [line for line in all_of_them if line.states]
-        paused = [one for one in await to(Queues()) if one.paused]
-    if place.json:
-        saying.write_json(found)
-        return
-    if found:
-        saying.paper().print(_table(found))
-    else:
-        saying.remark("no queues: a queue is there as soon as it has a job")
-    for one in paused:
-        saying.remark(describe(one))
-
-
-def _table(found: Sequence[QueueLine]) -> saying.Table:
-    several = len({line.tenant for line in found}) > 1
-    names = ("tenant", "queue") if several else ("queue",)
-    states = occurring(line.states for line in found)
-    made = saying.Table(*names, *states, "workers", right=(*states, "workers"))
-    for line in found:
-        first = (line.tenant, line.queue) if several else (line.queue,)
-        made.add(*first, *numbers(line.states, states), str(line.workers))
-    return made
-
-
-def occurring(counts: Iterable[dict[State, int]]) -> list[State]:
-    """The states that have a column: those that any job is in, and those that everybody looks for."""
-    found = USUAL.union(*counts)
-    return [state for state in State if state in found]
-
-
-def numbers(counts: dict[State, int], states: Sequence[State]) -> list[Text]:
-    """A count for each state; none is a dot, so that the eye finds the others."""
+def worker_columns(found: Sequence[Worker]) -> list[Column]:
+    now = SystemClock().now()
+    columns = [Column("worker", lambda worker: worker.name)]
+    if any(worker.tenant == EVERY_TENANT for worker in found):
+        columns.append(Column("tenant", lambda worker: "all" if worker.tenant == EVERY_TENANT else worker.tenant))
     return [
-        Text(f"{counts[state]:,}", style=saying.STYLES[state]) if counts.get(state) else Text("·", style="dim")
-        for state in states
+        *columns,
+        Column("node", lambda worker: worker.node),
+        Column("pid", lambda worker: str(worker.pid or ""), right=True),
+        Column("queues", lambda worker: ",".join(worker.queues)),
+        Column("running", lambda worker: f"{worker.running} of {worker.slots}", right=True),
+        Column("handlers", _handler_languages),
+        Column("seen", lambda worker: console.ago(worker.seen_at, now)),
     ]
 
 
-class QueueCard(Struct, frozen=True, kw_only=True):
-    """One queue, task by task, and its workers."""
+def _handler_languages(worker: Worker) -> str:
+    """The languages of handlers that it runs."""
+    if not worker.handlers:
+        return ""
+    return "all" if worker.languages is None else ",".join(worker.languages)
+
+
+async def _unable(queue: Queue, found: list[Worker]) -> list[str]:
+    """The languages of stored handlers that a worker cannot run."""
+    if not any(worker.unable for worker in found):
+        return []
+    stored = {str(one.lang) for one in await queue(Handlers())}
+    return [
+        f"{worker.name} cannot run {lang}: {worker.unable[lang]}"
+        for worker in found
+        for lang in stored & worker.unable.keys()
+    ]
+
+
+workers = resource_app(
+    Resource(
+        name="workers",
+        help={"workers": "List workers.", "ls": "List the workers that are alive."},
+        ls=listing(Workers),
+        columns=worker_columns,
+        empty="no workers; `windlass worker` starts one",
+        notes=_unable,
+    )
+)
+
+
+# Queues
+
+
+async def _queues(queue: Queue) -> list[QueueCounts]:
+    return [row for row in count_queues((await queue(GetStats())).queues, await queue(Workers())) if row.states]
+
+
+def _queue_columns(found: Sequence[QueueCounts]) -> list[Column]:
+    tenant = [Column("tenant", lambda row: row.tenant)] if len({row.tenant for row in found}) > 1 else []
+    workers = Column("workers", lambda row: str(row.workers), right=True)
+    return [*tenant, Column("queue", lambda row: row.queue), *state_columns(found), workers]
+
+
+async def _paused_queues(queue: Queue, _: list[QueueCounts]) -> list[str]:
+    return [queue_line(one) for one in await queue(Queues()) if one.paused]
+
+
+def _pause_queue(name: str, pause: Pause) -> Operation[QueueCard]:
+    change = QueueChange(paused=True, until=pause.until, why=pause.why) if pause.paused else QueueChange(paused=False)
+    return ChangeQueue(queue=name, change=change)
+
+
+def _print_queue(_: str, card: QueueCard, to: Callable[[str], None]) -> None:
+    to(queue_line(card))
+
+
+def queue_line(card: QueueCard) -> str:
+    """The settings of a queue in one line."""
+    parts = [pause_text(card), card.policy or ("priority" if card.weights else "")]
+    parts += [f"{name}={number:g}" for name, number in card.weights.items()]
+    parts += [f"{tier.name} {tier.seconds:g} s at most {tier.cap}" for tier in card.tiers]
+    if card.timeout is not None:
+        parts.append(f"timeout {card.timeout:g} s")
+    if card.isolate:
+        parts.append("isolated")
+    if card.on_lost != "retry":
+        parts.append(f"on loss {card.on_lost}")
+    for word, keep in (("successes", card.keep_success), ("failures", card.keep_failure)):
+        if keep is not UNSET:
+            parts.append(f"{word} kept {'forever' if keep is None else f'{keep:g} s'}")
+    return f"queue {card.queue}: {', '.join(part for part in parts if part) or 'by priority'}"
+
+
+queues = resource_app(
+    Resource(
+        name="queues",
+        help={
+            "queues": "List, show, pause and configure queues.",
+            "ls": "List queues, with the number of jobs in each state.",
+            "pause": """Pause a queue: none of its jobs starts. Running jobs continue, and new jobs are accepted.
+
+    For example:
+      windlass queues pause mail --for 30m --why "server is being moved"
+    """,
+            "resume": "Resume a queue: its jobs start again.",
+        },
+        argument=QUEUE,
+        key="queue",
+        ls=_queues,
+        columns=_queue_columns,
+        empty="no queues: the first job of a queue creates it",
+        notes=_paused_queues,
+        pause=_pause_queue,
+        print_one=_print_queue,
+    )
+)
+
+
+class QueueView(Struct, frozen=True, kw_only=True):
+    """One queue with its tasks and workers, for `--json`."""
 
     queue: str
     tasks: list[QueueStats]
     workers: list[Worker]
-    settings: QueueRecord
+    settings: QueueCard
     estimate: QueueEstimate
-    """How long a job that came now would wait, and how right estimates were lately."""
-
-
-def newcomers_wait(waits: QueueEstimate) -> str:
-    """How long a job that came now would wait, and how far that may be trusted."""
-    told = wait(Estimate(seconds=waits.seconds, why=waits.why)) or "nothing"
-    right = "" if waits.error is None else f"; estimates were wrong by {waits.error:.0%} lately"
-    return f"a job that comes now waits {told}{right}"
+    """The wait of a job that is enqueued now, and the recent error of estimates."""
 
 
 @queues.command
-async def show(queue: Annotated[str, Parameter(name="QUEUE", help="Its name.")], /, *, place: Place = HERE) -> None:
-    """Show one queue: how it is run, its tasks, and the workers that take jobs from it.
+async def show(queue: Annotated[str, QUEUE], /, *, target: Target = HERE) -> None:
+    """Show a queue: its settings, its tasks, and the workers that take jobs from it.
 
     For example:
       windlass queues show mail
     """
-    async with opened(place) as to:
+    async with open_queue(target) as to:
         tasks = [line for line in (await to(GetStats())).queues if line.queue == queue]
         workers = [worker for worker in await to(Workers()) if queue in worker.queues]
         settings = await to(GetQueue(queue=queue))
-        waits = await to(GetQueueEstimate(queue=queue))
-    if not tasks and not workers and settings == QueueRecord(tenant=settings.tenant, queue=queue):
-        raise Missing(f"no job and no worker is in queue {queue!r}", at="queue")
-    if place.json:
-        saying.write_json(QueueCard(queue=queue, tasks=tasks, workers=workers, settings=settings, estimate=waits))
+        estimate = await to(GetQueueEstimate(queue=queue))
+    if not tasks and not workers and settings == QueueCard(tenant=settings.tenant, queue=queue):
+        raise Missing(f"queue {queue!r} has no jobs and no workers", at="queue")
+    if target.json:
+        console.write_json(QueueView(queue=queue, tasks=tasks, workers=workers, settings=settings, estimate=estimate))
         return
-    saying.paper().print(describe(settings), soft_wrap=True)
-    saying.paper().print(newcomers_wait(waits), soft_wrap=True)
-    states = occurring(line.states for line in tasks)
-    made = saying.Table("task", *states, "runs", right=tuple(states))
-    for line in tasks:
-        made.add(line.task, *numbers(line.states, states), ended_as(line.outcomes))
-    saying.paper().print(made)
+    console.stdout().print(queue_line(settings), soft_wrap=True)
+    console.stdout().print(_new_job_waits(estimate), soft_wrap=True)
+    runs = Column("runs", lambda line: outcomes_text(line.outcomes))
+    console.stdout().print(console.table([Column("task", lambda line: line.task), *state_columns(tasks), runs], tasks))
     if workers:
-        saying.paper().print()
-        saying.paper().print(table_of(workers))
+        console.stdout().print()
+        console.stdout().print(console.table(worker_columns(workers), workers))
     else:
-        saying.remark("no worker takes jobs from this queue")
+        console.note("no worker takes jobs from this queue")
+
+
+def _new_job_waits(estimate: QueueEstimate) -> str:
+    """The wait of a job that is enqueued now, and how reliable that is."""
+    wait = wait_text(Estimate(seconds=estimate.seconds, why=estimate.why))
+    error = "" if estimate.error is None else f"; recent estimates were wrong by {estimate.error:.0%}"
+    return f"a new job {f'waits {wait}' if wait else 'starts at once'}{error}"
+
+
+@queues.command(name="set")
+async def change(
+    queue: Annotated[str, QUEUE],
+    /,
+    *,
+    policy: Annotated[
+        Policy | None,
+        Parameter(metavar="POLICY", help="Which job is next: `priority` = strictly by it, `fair` = tasks take turns."),
+    ] = None,
+    weight: Annotated[
+        list[str] | None,
+        Parameter(
+            metavar="NAME=N",
+            help="Turns of this task for one turn of the others (with --tenant -: of this tenant). `none` removes all.",
+        ),
+    ] = None,
+    tier: Annotated[
+        list[str] | None,
+        Parameter(metavar="NAME:TIME:CAP", help="A time class, shortest first: slow:30s:20%. `none` removes all."),
+    ] = None,
+    limit: Annotated[
+        str | None,
+        Parameter(name="--timeout", metavar="TIME", help="The timeout of jobs that set none; `none` = no limit."),
+    ] = None,
+    isolate: Annotated[
+        bool | None, Parameter(negative="--no-isolate", help="Run each job in a process of its own.")
+    ] = None,
+    on_lost: Annotated[
+        OnLost | None,
+        Parameter(metavar="HOW", help="What to do with a job whose worker is lost: retry, requeue, fail."),
+    ] = None,
+    keep_success: Annotated[
+        str | None, Parameter(metavar="TIME", help="How long to keep records of successes; `none` = forever.")
+    ] = None,
+    keep_failure: Annotated[
+        str | None, Parameter(metavar="TIME", help="The same for failed and cancelled jobs.")
+    ] = None,
+    clear: Annotated[
+        list[Clearable] | None,
+        Parameter(
+            metavar="NAME",
+            help="Reset a setting: policy, weights, tiers, timeout, isolate, on_lost, keep_….",
+        ),
+    ] = None,
+    target: Target = HERE,
+) -> None:
+    """Change the settings of a queue. Settings that are not named stay; `--clear` resets one.
+
+    For example:
+      windlass queues set web --tier fast:3s:100% --tier medium:10s:50% --tier slow:30s:20%
+      windlass queues set mail --policy fair --weight newsletter=1 --weight receipt=5
+      windlass queues set video --timeout 2h --isolate --on-lost fail
+      windlass queues set mail --clear weights --clear keep_success
+    """
+    given: dict[str, Any] = {"policy": policy, "isolate": isolate, "on_lost": on_lost, "clear": clear}
+    if weight is not None:
+        given["weights"] = {} if weight == ["none"] else dict(_weight(text) for text in weight)
+    if tier is not None:
+        given["tiers"] = [] if tier == ["none"] else [_tier(text) for text in tier]
+    chosen = {name: value for name, value in given.items() if value is not None}
+    for name, text in (("timeout", limit), ("keep_success", keep_success), ("keep_failure", keep_failure)):
+        if text is not None:
+            chosen[name] = None if text == "none" else duration.seconds(text, at=f"--{name.replace('_', '-')}")
+    if not chosen:
+        raise Invalid("nothing to change: give --policy, --tier, --timeout or another setting", at="queue")
+    change = ChangeQueue(queue=queue, change=QueueChange(**chosen))
+    await run(change, target, partial(_print_queue, queue), create=True)
+
+
+def _weight(text: str) -> tuple[str, float]:
+    name, _, number = text.partition("=")
+    try:
+        return name, float(number)
+    except ValueError:
+        raise Invalid(f"{text!r} is not NAME=NUMBER", at="--weight") from None
+
+
+def _tier(text: str) -> Tier:
+    parts = text.split(":")
+    if len(parts) not in (TIER_PARTS - 1, TIER_PARTS):
+        raise Invalid(f"{text!r} is not NAME:TIME or NAME:TIME:CAP, such as slow:30s:20%", at="--tier")
+    cap: str | int = parts[2] if len(parts) == TIER_PARTS else "100%"
+    if isinstance(cap, str) and cap.isdecimal():
+        cap = int(cap)
+    return Tier(name=parts[0], seconds=duration.seconds(parts[1], at="--tier"), cap=cap)

@@ -1,4 +1,4 @@
-"""`windlass serve`: the queue over HTTP."""
+"""`windlass serve` and `windlass openapi`: the queue over HTTP, and its OpenAPI document."""
 
 import asyncio
 import logging
@@ -11,92 +11,100 @@ import uvloop
 from cyclopts import Group, Parameter
 from msgspec.structs import asdict, replace
 
-from windlass.cli import saying
-from windlass.cli.place import HERE, Place
-from windlass.cli.worker import UPLOADED, ForNetwork, Handlers, Sandbox, options_of
-from windlass.dialect.s3 import Terms
-from windlass.dialect.s4 import Habits
+from windlass.cli import console
+from windlass.cli.target import HERE, Target
+from windlass.cli.worker import HANDLERS, ForNetwork, Handlers, Sandbox, worker_options
+from windlass.dialect import s2, s3, s4
+from windlass.dialect.s3 import ClientJobOptions
+from windlass.dialect.s4 import NotificationOptions
 from windlass.engine import Settings
 from windlass.engine.journal import JournalSettings
-from windlass.local import data_folder
+from windlass.local_token import data_folder
 from windlass.model.errors import Invalid
-from windlass.server.listening import Listening
-from windlass.serving import Serving
-from windlass.serving import serve as run
-from windlass.worker.pool import AppBroken
+from windlass.run_server import ServerOptions
+from windlass.run_server import serve as run
+from windlass.server.application import VERSION
+from windlass.server.http_server import ListenAddress
+from windlass.server.openapi import document
+from windlass.worker.contexts.processes import AppBroken
 
-WHERE = Group("Where", sort_key=10)
-WORK = Group("The worker inside", sort_key=11)
+SERVER = Group("Server", sort_key=10)
+WORKER = Group("Built-in worker", sort_key=11)
 
 
 def serve(
     *,
     host: Annotated[
-        str, Parameter(group=WHERE, metavar="HOST", help="The address to listen on (127.0.0.1).")
+        str, Parameter(group=SERVER, metavar="HOST", help="The address to listen on (127.0.0.1).")
     ] = "127.0.0.1",
-    port: Annotated[int, Parameter(group=WHERE, metavar="N", help="The port (7717).")] = 7717,
-    socket: Annotated[str, Parameter(group=WHERE, metavar="PATH", help="A unix socket instead.")] = "",
+    port: Annotated[int, Parameter(group=SERVER, metavar="N", help="The port (7717).")] = 7717,
+    socket: Annotated[str, Parameter(group=SERVER, metavar="PATH", help="Listen on a unix socket instead.")] = "",
     data: Annotated[
-        Path | None, Parameter(group=WHERE, metavar="DIR", help="Its own folder (~/.local/state/windlass).")
+        Path | None,
+        Parameter(group=SERVER, metavar="DIR", help="The folder of its token and journal (~/.local/state/windlass)."),
     ] = None,
     journal: Annotated[
         bool,
-        Parameter(group=WHERE, negative="--no-journal", help="Keep what is accepted for a Redis store on disk (yes)."),
+        Parameter(
+            group=SERVER,
+            negative="--no-journal",
+            help="Journal accepted jobs on disk, in front of a Redis store (yes).",
+        ),
     ] = True,
     replicas: Annotated[
         int | None,
-        Parameter(group=WHERE, metavar="N", help="Replicas of Redis that must have a job before it is accepted (0)."),
+        Parameter(group=SERVER, metavar="N", help="Redis replicas that must have a job before it is accepted (0)."),
     ] = None,
     reach: Annotated[
         list[str] | None,
         Parameter(
             name=("--reach", "--push-allow"),
-            group=WHERE,
+            group=SERVER,
             negative="",
             metavar="WHERE:PORT",
-            help="Also send jobs to this network, address or host, at this port; repeatable.",
+            help="Also send jobs to this network, address or host, and port; repeatable.",
         ),
     ] = None,
-    app: Annotated[
-        str | None, Parameter(group=WORK, metavar="MODULE:APP", help="Also run the tasks of this app.")
-    ] = None,
-    worker: Annotated[bool, Parameter(group=WORK, negative="--no-worker", help="Whether it does (yes).")] = True,
+    app: Annotated[str | None, Parameter(group=WORKER, metavar="MODULE:APP", help="Run the tasks of this app.")] = None,
+    worker: Annotated[
+        bool, Parameter(group=WORKER, negative="--no-worker", help="Run a worker inside the server (yes).")
+    ] = True,
     slots: Annotated[
         int | None,
-        Parameter(name=("--slots", "--concurrency", "-c"), group=WORK, metavar="N", help="Jobs at once (32)."),
+        Parameter(name=("--slots", "--concurrency", "-c"), group=WORKER, metavar="N", help="Jobs to run at once (32)."),
     ] = None,
     allow_upload: Annotated[
-        bool | None, Parameter(group=UPLOADED, negative="", help="Take in handlers: code that workers run.")
+        bool | None, Parameter(group=HANDLERS, negative="", help="Accept handlers: code that workers run.")
     ] = None,
     handlers: Handlers = None,
     sandbox: Sandbox = None,
     network: ForNetwork = None,
-    verbose: Annotated[bool, Parameter(name=("--verbose", "-v"), group=WHERE, help="Say more.")] = False,
-    place: Place = HERE,
+    verbose: Annotated[bool, Parameter(name=("--verbose", "-v"), group=SERVER, help="Log more.")] = False,
+    target: Target = HERE,
 ) -> int:
     """Serve the queue over HTTP, in MessagePack and JSON; /openapi.json describes it.
 
     For example:
-      windlass serve                        on http://127.0.0.1:7717, the jobs in ./windlass.db
-      windlass serve --app shop:app         and run the tasks of an app
-      windlass serve --allow-upload         and run functions that are sent in
+      windlass serve                        http://127.0.0.1:7717, jobs in ./windlass.db
+      windlass serve --app shop:app         also run the tasks of an app
+      windlass serve --allow-upload         also accept and run handlers
       windlass serve --store redis://db     several servers may share one store
 
-    Whoever runs it on this machine needs no token: commands and clients read it from its folder. Others need one:
-    windlass tokens add.
+    Commands and clients of the same user on this machine find the token in the server's folder. Others need one from
+    `windlass tokens add`.
     """
     flags = {"worker.slots": slots, "worker.handlers": handlers, "worker.sandbox": sandbox, "worker.network": network}
-    settings = place.settle(
+    settings = target.settings(
         {**flags, "worker.reach": reach, "server.allow_upload": allow_upload, "engine.replicas": replicas}
     )
-    where = Listening(host=host, port=port, socket=socket)
-    chosen = options_of(settings, max_jobs=None)
+    where = ListenAddress(host=host, port=port, socket=socket)
+    chosen = worker_options(settings, max_jobs=None)
     own = data or data_folder(dict(os.environ))
     if own.exists() and not own.is_dir():
         raise Invalid(f"{own} is not a folder: name the folder where the server keeps its token", at="--data")
     if settings.notifications.recover and not (app and worker):
-        raise Invalid("notifications.recover needs an app that does the work: name it with --app", at="--app")
-    serving = Serving(
+        raise Invalid("notifications.recover needs an app that runs them: name it with --app", at="--app")
+    serving = ServerOptions(
         store=settings.store,
         data=own,
         journal=own / "journal" if journal else None,
@@ -107,10 +115,10 @@ def serve(
         functions=chosen if worker and settings.worker.handlers else None,
         reach=chosen.reach,
         allow_upload=settings.server.allow_upload,
-        notifications=Habits(**asdict(settings.notifications)),
-        client_jobs=Terms(**asdict(settings.client_jobs)),
+        notifications=NotificationOptions(**asdict(settings.notifications)),
+        client_jobs=ClientJobOptions(**asdict(settings.client_jobs)),
     )
-    saying.log(logging.DEBUG if verbose else logging.INFO)
+    console.log(logging.DEBUG if verbose else logging.INFO)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(run(serving))
@@ -118,3 +126,12 @@ def serve(
         sys.stderr.write(f"{fault.traceback}windlass: {app} cannot be imported: {fault}\n")
         return 1
     return 0
+
+
+def openapi(*, target: Target = HERE) -> None:  # noqa: ARG001 - every command has these options
+    """Print the OpenAPI document of the server, for client generators. It needs no store and no server.
+
+    For example:
+      windlass openapi > openapi.json
+    """
+    console.write_json(document(VERSION, (*s2.SPECS, *s3.SPECS, *s4.SPECS)))

@@ -1,62 +1,69 @@
-"""`windlass tokens add|ls|rm`: who may use the queue over HTTP."""
+"""`windlass tokens`: tokens for the HTTP API."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
-from cyclopts import App, Parameter
+from cyclopts import Parameter
 
-from windlass.cli import saying
-from windlass.cli.place import HERE, OPTIONS, Place, opened
+from windlass.cli import console
+from windlass.cli.console import Column
+from windlass.cli.resources import Resource, listing, resource_app
+from windlass.cli.target import HERE, Target, open_queue
 from windlass.model import duration
 from windlass.model.operations import AddToken, RemoveToken, Tokens
 from windlass.model.token import Scope
 from windlass.system import SystemClock
 
-tokens = App(name="tokens", help="Say who may use the queue over HTTP.", group_parameters=OPTIONS)
+
+def _columns(_: Sequence[object]) -> list[Column]:
+    now = SystemClock().now()
+    return [
+        Column("token", lambda token: token.key),
+        Column("tenant", lambda token: token.tenant),
+        Column("scopes", lambda token: " ".join(token.scopes)),
+        Column("created", lambda token: console.ago(token.created_at, now)),
+        Column("expires", lambda token: "never" if token.expires_at is None else console.ago(token.expires_at, now)),
+        Column("note", lambda token: token.note),
+    ]
+
+
+tokens = resource_app(
+    Resource(
+        name="tokens",
+        help={
+            "tokens": "Add and remove tokens for the HTTP API.",
+            "ls": "List tokens, without their secrets.",
+            "rm": "Remove a token. It stops working within a second.",
+        },
+        argument=Parameter(name="TOKEN", help="Its name, as `tokens ls` shows it."),
+        key="key",
+        ls=listing(Tokens),
+        columns=_columns,
+        empty="no tokens; `windlass tokens add` creates one",
+        json_lines=True,
+        all_tenants=True,
+        rm=RemoveToken,
+    )
+)
 
 
 @tokens.command
 async def add(
     *scopes: Annotated[Scope, Parameter(help="What it allows: enqueue, work, read, operate, admin (enqueue read).")],
-    expires: Annotated[str | None, Parameter(metavar="TIME", help="How long it is good: 90d (for ever).")] = None,
+    expires: Annotated[str | None, Parameter(metavar="TIME", help="How long it is valid: 90d (forever).")] = None,
     note: Annotated[str, Parameter(metavar="TEXT", help="What it is for.")] = "",
-    place: Place = HERE,
+    target: Target = HERE,
 ) -> None:
-    """Make a token for a tenant and print it. It is shown this once.
+    """Create a token for a tenant and print it. It is shown only this once.
 
     For example:
       windlass tokens add enqueue read --tenant shop --expires 90d --note "web app"
       windlass tokens add admin --tenant -
     """
-    good = None if expires is None else duration.seconds(expires, at="--expires")
-    async with opened(place, create=True) as queue:
-        issued = await queue(AddToken(scopes=list(scopes) or ["enqueue", "read"], expires=good, note=note))
-    if place.json:
-        saying.write_json(issued)
+    seconds = None if expires is None else duration.seconds(expires, at="--expires")
+    async with open_queue(target, create=True) as queue:
+        issued = await queue(AddToken(scopes=list(scopes) or ["enqueue", "read"], expires=seconds, note=note))
+    if target.json:
+        console.write_json(issued)
     else:
-        saying.write(issued.token)
-
-
-@tokens.command
-async def ls(*, place: Place = HERE) -> None:
-    """List tokens, without their secrets."""
-    async with opened(place, every_tenant=place.tenant is None) as queue:
-        found = await queue(Tokens())
-    if place.json:
-        for token in found:
-            saying.write_json(token)
-        return
-    now = SystemClock().now()
-    table = saying.Table("token", "tenant", "scopes", "made", "good until", "note")
-    for token in found:
-        until = "for ever" if token.expires_at is None else saying.ago(token.expires_at, now)
-        table.add(token.key, token.tenant, " ".join(token.scopes), saying.ago(token.created_at, now), until, token.note)
-    saying.paper().print(table)
-
-
-@tokens.command
-async def rm(
-    key: Annotated[str, Parameter(name="TOKEN", help="Its name, as `tokens ls` shows it.")], /, *, place: Place = HERE
-) -> None:
-    """Make a token good for nothing, within a second."""
-    async with opened(place, every_tenant=place.tenant is None) as queue:
-        await queue(RemoveToken(key=key))
+        console.write(issued.token)

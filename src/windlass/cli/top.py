@@ -1,6 +1,6 @@
-"""`windlass top`: queues, workers and the newest failures, again and again.
+"""`windlass top`: queues, workers and the newest failures, refreshed.
 
-A frame is made of two snapshots, so that numbers have a speed. Knows the terminal as far as one key.
+A frame compares two snapshots, for rates per second. Knows the terminal and its `q` key.
 """
 
 import asyncio
@@ -19,11 +19,11 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from windlass.cli import following, saying
-from windlass.cli.card import wait
-from windlass.cli.place import HERE, Place, Queue, opened
-from windlass.cli.queues import QueueLine, ended_as, lines, numbers, occurring
-from windlass.cli.workers import table_of
+from windlass.cli import console
+from windlass.cli.console import Column
+from windlass.cli.job_view import error_line, wait_text
+from windlass.cli.queues import QueueCounts, count_queues, outcomes_text, state_columns, worker_columns
+from windlass.cli.target import HERE, Queue, Target, open_queue
 from windlass.model import duration
 from windlass.model.errors import Invalid
 from windlass.model.estimate import Estimate, QueueEstimate
@@ -37,10 +37,10 @@ MOST_QUEUES, MOST_WORKERS, MOST_FAILURES = 20, 10, 5
 """Rows of each part of a frame."""
 
 MOST_LOOKED_AT = 5 * MOST_AT_ONCE
-"""Failed jobs among which the newest are looked for: a listing goes by arrival, not by end."""
+"""Failed jobs that are read to find the newest: a listing is sorted by arrival, not by end."""
 
 LOOK_AGAIN = 10.0
-"""Seconds after which failures are looked for even if there are as many as before."""
+"""Seconds after which failures are read again even if their number is unchanged."""
 
 SHORTEST = 0.1
 
@@ -49,23 +49,23 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     """A queue at one moment."""
 
     at: datetime
-    queues: list[QueueLine]
+    queues: list[QueueCounts]
     workers: list[Worker]
     waits: dict[str, QueueEstimate] = {}
-    """By `TENANT/QUEUE`: how long a job that came now would wait, where any does."""
+    """By `TENANT/QUEUE`: the wait of a job that is enqueued now, for queues with waiting jobs."""
     failures: list[Job]
-    """The newest of those that were looked at, newest first."""
+    """Newest first."""
     failures_at: datetime
-    """When they were looked for."""
+    """When they were read."""
 
 
 async def top(
     *,
-    every: Annotated[str, Parameter(metavar="TIME", help="Between two looks (1s).")] = "1s",
-    once: Annotated[bool, Parameter(help="Print one frame and end.")] = False,
-    place: Place = HERE,
+    every: Annotated[str, Parameter(metavar="TIME", help="The interval (1s).")] = "1s",
+    once: Annotated[bool, Parameter(help="Print one frame and exit.")] = False,
+    target: Target = HERE,
 ) -> None:
-    """Watch queues, workers and the newest failures; `q` ends it.
+    """Watch queues, workers and the newest failures; `q` quits.
 
     For example:
       windlass top
@@ -74,10 +74,10 @@ async def top(
     """
     pause = duration.seconds(every, at="--every")
     if pause < SHORTEST:
-        raise Invalid(f"a look every {saying.span(pause)} is more than a store should have to bear", at="--every")
-    async with opened(place) as queue:
-        if place.json or once or not saying.paper().is_terminal:
-            await _stream(queue, pause, once=once, json=place.json)
+        raise Invalid(f"{console.span(pause)} is too short: use 100ms or more", at="--every")
+    async with open_queue(target) as queue:
+        if target.json or once or not console.stdout().is_terminal:
+            await _stream(queue, pause, once=once, json=target.json)
         else:
             await _screen(queue, pause)
 
@@ -85,11 +85,11 @@ async def top(
 async def _stream(queue: Queue, pause: float, *, once: bool, json: bool) -> None:
     before: Snapshot | None = None
     while True:
-        now = await _look(queue, before)
+        now = await _take_snapshot(queue, before)
         if json:
-            saying.write_json(now)
+            console.write_json(now)
         else:
-            saying.paper().print(*([] if before is None else [""]), frame(before, now), sep="\n")
+            console.stdout().print(*([] if before is None else [""]), frame(before, now), sep="\n")
         sys.stdout.flush()
         if once:
             return
@@ -99,9 +99,9 @@ async def _stream(queue: Queue, pause: float, *, once: bool, json: bool) -> None
 
 async def _screen(queue: Queue, pause: float) -> None:
     before: Snapshot | None = None
-    with _keys() as pressed, Live(console=saying.paper(), screen=True, auto_refresh=False) as live:
+    with _keys() as pressed, Live(console=console.stdout(), screen=True, auto_refresh=False) as live:
         while not pressed.is_set():
-            now = await _look(queue, before)
+            now = await _take_snapshot(queue, before)
             live.update(frame(before, now), refresh=True)
             before = now
             try:
@@ -134,27 +134,27 @@ def _keys() -> Iterator[asyncio.Event]:
         termios.tcsetattr(keyboard, termios.TCSADRAIN, usual)
 
 
-async def _look(queue: Queue, before: Snapshot | None) -> Snapshot:
+async def _take_snapshot(queue: Queue, before: Snapshot | None) -> Snapshot:
     workers = await queue(Workers())
-    found = lines((await queue(GetStats())).queues, workers)
+    found = count_queues((await queue(GetStats())).queues, workers)
     now = SystemClock().now()
     if before and failed(found) == failed(before.queues) and (now - before.failures_at).total_seconds() < LOOK_AGAIN:
         failures, failures_at = before.failures, before.failures_at
     else:
         failures, failures_at = await _failures(queue), now
-    waits = {name(line): await _newcomer(queue, line) for line in found[:MOST_QUEUES] if line.states.get(State.QUEUED)}
+    waits = {name(line): await _estimate(queue, line) for line in found[:MOST_QUEUES] if line.states.get(State.QUEUED)}
     return Snapshot(at=now, queues=found, workers=workers, waits=waits, failures=failures, failures_at=failures_at)
 
 
-def name(line: QueueLine) -> str:
+def name(line: QueueCounts) -> str:
     return f"{line.tenant}/{line.queue}"
 
 
-async def _newcomer(queue: Queue, line: QueueLine) -> QueueEstimate:
+async def _estimate(queue: Queue, line: QueueCounts) -> QueueEstimate:
     return await queue.service(GetQueueEstimate(tenant=line.tenant, queue=line.queue))
 
 
-def failed(found: list[QueueLine]) -> int:
+def failed(found: list[QueueCounts]) -> int:
     return sum(line.states.get(State.FAILED, 0) for line in found)
 
 
@@ -174,33 +174,43 @@ def frame(before: Snapshot | None, now: Snapshot) -> RenderableType:
     running = sum(worker.running for worker in now.workers)
     slots = sum(worker.slots for worker in now.workers)
     head = [Text("windlass", style="bold"), Text(now.at.astimezone().strftime("%H:%M:%S"))]
-    head.append(Text(f"{saying.plural(len(now.workers), 'worker')}, {running} of {slots} slots in use"))
+    head.append(Text(f"{console.plural(len(now.workers), 'worker')}, {running} of {slots} slots in use"))
     parts: list[RenderableType] = [Text("  ").join(head), Text()]
     parts += _queues(before, now)
     if now.workers:
-        parts += [Text(), table_of(now.workers[:MOST_WORKERS]), *_more(len(now.workers) - MOST_WORKERS, "worker")]
+        parts += [Text(), _worker_table(now), *_more(len(now.workers) - MOST_WORKERS, "worker")]
     if now.failures:
-        parts += [Text(), *_failed_lately(now)]
+        parts += [Text(), *_failures_table(now)]
     return Group(*parts)
 
 
 def _queues(before: Snapshot | None, now: Snapshot) -> list[RenderableType]:
     if not now.queues:
         return [Text("no jobs", style="dim")]
-    states = occurring(line.states for line in now.queues)
-    columns = ("in/s", "done/s", *states)
-    made = saying.Table("queue", *columns, "runs", "wait", right=columns)
     several = len({line.tenant for line in now.queues}) > 1
-    for line in now.queues[:MOST_QUEUES]:
-        shown = name(line) if several else line.queue
-        waits = now.waits.get(name(line), QueueEstimate())
-        said = Text(wait(Estimate(seconds=waits.seconds, why=waits.why)), style="dim")
-        made.add(shown, *_speeds(before, now, line), *numbers(line.states, states), ended_as(line.outcomes), said)
-    return [made, *_more(len(now.queues) - MOST_QUEUES, "queue")]
+
+    def wait(line: QueueCounts) -> Text:
+        found = now.waits.get(name(line), QueueEstimate())
+        return Text(wait_text(Estimate(seconds=found.seconds, why=found.why)), style="dim")
+
+    columns = [
+        Column("queue", name if several else lambda line: line.queue),
+        Column("in/s", lambda line: _rates(before, now, line)[0], right=True),
+        Column("done/s", lambda line: _rates(before, now, line)[1], right=True),
+        *state_columns(now.queues),
+        Column("runs", lambda line: outcomes_text(line.outcomes)),
+        Column("wait", wait),
+    ]
+    table = console.table(columns, now.queues[:MOST_QUEUES])
+    return [table, *_more(len(now.queues) - MOST_QUEUES, "queue")]
 
 
-def _speeds(before: Snapshot | None, now: Snapshot, line: QueueLine) -> tuple[str, str]:
-    """Jobs per second that came and that ended since the last look; records that were dropped hide some."""
+def _worker_table(now: Snapshot) -> console.Table:
+    return console.table(worker_columns(now.workers), now.workers[:MOST_WORKERS])
+
+
+def _rates(before: Snapshot | None, now: Snapshot, line: QueueCounts) -> tuple[str, str]:
+    """Jobs per second that arrived and that ended since the last snapshot, except for records deleted meanwhile."""
     if before is None:
         return "", ""
     same = (old.states for old in before.queues if (old.tenant, old.queue) == (line.tenant, line.queue))
@@ -211,13 +221,15 @@ def _speeds(before: Snapshot | None, now: Snapshot, line: QueueLine) -> tuple[st
     return f"{max(0, came) / seconds:,.0f}", f"{max(0, ended) / seconds:,.0f}"
 
 
-def _failed_lately(now: Snapshot) -> list[RenderableType]:
-    made = saying.Table("failed", "task", "when", "")
-    for job in now.failures:
-        said = following.message(job.error) if job.error else str(job.reason or "")
-        made.add(job.id, job.task, saying.ago(job.updated_at, now.at), said)
-    return [made]
+def _failures_table(now: Snapshot) -> list[RenderableType]:
+    columns = [
+        Column("failed", lambda job: job.id),
+        Column("task", lambda job: job.task),
+        Column("when", lambda job: console.ago(job.updated_at, now.at)),
+        Column("", lambda job: error_line(job.error) if job.error else str(job.reason or "")),
+    ]
+    return [console.table(columns, now.failures)]
 
 
 def _more(count: int, noun: str) -> list[RenderableType]:
-    return [Text(f"and {saying.plural(count, f'more {noun}')}", style="dim")] if count > 0 else []
+    return [Text(f"and {console.plural(count, f'more {noun}')}", style="dim")] if count > 0 else []

@@ -1,4 +1,4 @@
-"""Payloads and results, between what a person types or reads and the bytes that the queue carries."""
+"""Payloads and results: between text that people type and read, and the bytes in the queue."""
 
 import sys
 from typing import Any
@@ -12,22 +12,22 @@ from windlass.model import wire
 from windlass.model.errors import Invalid
 
 BYTES = "bytes are shown in base64"
-"""What a reader is told when there are some."""
+"""The note beside a value with bytes."""
 
 
 def payload(given: str | None) -> Raw:
-    """A payload as it was typed: JSON if it reads as JSON, else text; from stdin also bytes."""
+    """A payload as it was typed: JSON if it parses, else text; from stdin also bytes."""
     value: Any = _stdin() if given == DASH else given
     if isinstance(value, str):
         value = read(value)
     try:
         return Raw(wire.encode(value))
-    except wire.UNSPEAKABLE as fault:
-        raise Invalid(f"cannot be sent: {fault}", at="payload") from None
+    except wire.UNENCODABLE as fault:
+        raise Invalid(f"this value cannot be encoded: {fault}", at="payload") from None
 
 
 def read(text: str) -> Any:
-    """What a text says: the JSON that it is, else the text itself."""
+    """JSON if it parses, else the text itself."""
     try:
         return msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
@@ -42,8 +42,8 @@ def _stdin() -> str | bytes:
         return data
 
 
-def spoken(data: bytes | Raw, content_type: str) -> Any:
-    """What a payload or result says, in words that JSON has; bytes are left for the encoder, which writes base64."""
+def readable(data: bytes | Raw, content_type: str) -> Any:
+    """A payload or result as JSON can show it. Bytes are left for the encoder, which writes base64."""
     try:
         value = wire.value(data, content_type)
     except Invalid:
@@ -72,5 +72,5 @@ def has_bytes(value: Any) -> bool:
 
 
 def pretty(value: Any) -> str:
-    """JSON for people."""
+    """Indented JSON."""
     return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()

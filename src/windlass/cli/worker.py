@@ -11,69 +11,80 @@ from cyclopts import Group, Parameter
 from msgspec.structs import asdict
 
 from windlass import config
-from windlass.cli import saying
-from windlass.cli.place import HERE, Place
-from windlass.daemon import work
+from windlass.cli import console
+from windlass.cli.target import HERE, Target
 from windlass.engine import Settings
 from windlass.model.errors import Invalid
 from windlass.model.names import EVERY_TENANT
+from windlass.run_worker import work
+from windlass.worker import WorkerOptions
+from windlass.worker.contexts.processes import AppBroken
 from windlass.worker.functions import FunctionOptions, Tier
-from windlass.worker.options import WorkerOptions
-from windlass.worker.pool import AppBroken
 
-SHARE = Group("How much", sort_key=10)
-RENEWAL = Group("When a process is replaced", sort_key=11)
-UPLOADED = Group("Code that is kept in the queue", sort_key=12)
-ENDING = Group("How it ends", sort_key=13)
-TELLING = Group("What it tells", sort_key=14)
+CAPACITY = Group("Capacity", sort_key=10)
+RECYCLING = Group("Process limits", sort_key=11)
+HANDLERS = Group("Handlers: code stored in the queue", sort_key=12)
+SHUTDOWN = Group("Shutdown", sort_key=13)
+LOGGING = Group("Logging", sort_key=14)
 
 Handlers = Annotated[
-    bool | None, Parameter(group=UPLOADED, negative="--no-handlers", help="Whether it runs what has a handler (yes).")
+    bool | None,
+    Parameter(group=HANDLERS, negative="--no-handlers", help="Run jobs of tasks that have a handler (yes)."),
 ]
 Sandbox = Annotated[
-    Tier | None, Parameter(group=UPLOADED, metavar="TIER", help="limits, confined (the default) or isolated.")
+    Tier | None,
+    Parameter(group=HANDLERS, metavar="TIER", help="The sandbox: limits, confined (the default) or isolated."),
 ]
 ForNetwork = Annotated[
-    bool | None, Parameter(group=UPLOADED, negative="", help="Give the network to handlers that ask for it.")
+    bool | None, Parameter(group=HANDLERS, negative="", help="Allow the network to handlers that need it.")
 ]
 
 
 def worker(
     app: Annotated[
         str,
-        Parameter(
-            help="The app whose tasks it runs: `module:name`, or `module` if the name is `app`; none = handlers only."
-        ),
+        Parameter(help="The app to run: `module:name`, or `module` if the name is `app`; none = handlers only."),
     ] = "",
     /,
     *,
     queues: Annotated[
         str | None,
         Parameter(
-            name=("--queues", "-q"), group=SHARE, metavar="NAMES", help="Take jobs from these, dearest first: a,b,c."
+            name=("--queues", "-q"),
+            group=CAPACITY,
+            metavar="NAMES",
+            help="The queues to take from, most important first: a,b,c.",
         ),
     ] = None,
     slots: Annotated[
         int | None,
-        Parameter(name=("--slots", "--concurrency", "-c"), group=SHARE, metavar="N", help="Jobs run at once (32)."),
+        Parameter(
+            name=("--slots", "--concurrency", "-c"), group=CAPACITY, metavar="N", help="Jobs to run at once (32)."
+        ),
     ] = None,
     contexts: Annotated[
-        int | None, Parameter(group=SHARE, metavar="N", help="Processes that share them (one a processor).")
+        int | None, Parameter(group=CAPACITY, metavar="N", help="Processes that share the slots (one per CPU).")
     ] = None,
-    name: Annotated[str | None, Parameter(group=SHARE, metavar="NAME", help="What people call it.")] = None,
-    burst: Annotated[bool, Parameter(group=ENDING, help="End when there is nothing left to do.")] = False,
+    name: Annotated[str | None, Parameter(group=CAPACITY, metavar="NAME", help="Its name in listings.")] = None,
+    burst: Annotated[bool, Parameter(group=SHUTDOWN, help="Exit when the queues are empty.")] = False,
     grace: Annotated[
-        str | None, Parameter(group=ENDING, metavar="TIME", help="What running jobs get after a first signal (30s).")
+        str | None,
+        Parameter(group=SHUTDOWN, metavar="TIME", help="Time for running jobs to finish after the first signal (30s)."),
     ] = None,
-    max_jobs: Annotated[int | None, Parameter(group=ENDING, metavar="N", help="End after so many jobs.")] = None,
-    context_max_jobs: Annotated[int | None, Parameter(group=RENEWAL, metavar="N", help="After so many jobs.")] = None,
+    max_jobs: Annotated[int | None, Parameter(group=SHUTDOWN, metavar="N", help="Exit after N jobs.")] = None,
+    context_max_jobs: Annotated[
+        int | None, Parameter(group=RECYCLING, metavar="N", help="Replace a process after N jobs.")
+    ] = None,
     max_memory: Annotated[
-        str | None, Parameter(group=RENEWAL, metavar="SIZE", help="Above so much memory: 512MB, 1GiB.")
+        str | None,
+        Parameter(group=RECYCLING, metavar="SIZE", help="Replace a process above this much memory: 512MB, 1GiB."),
     ] = None,
-    max_age: Annotated[str | None, Parameter(group=RENEWAL, metavar="TIME", help="After so long: 1h, 2d.")] = None,
+    max_age: Annotated[
+        str | None, Parameter(group=RECYCLING, metavar="TIME", help="Replace a process after this time: 1h, 2d.")
+    ] = None,
     max_output: Annotated[
         str | None,
-        Parameter(group=RENEWAL, metavar="SIZE", help="What a job alone may print (64MiB)."),
+        Parameter(group=RECYCLING, metavar="SIZE", help="Kill an isolated job that prints more (64MiB)."),
     ] = None,
     handlers: Handlers = None,
     sandbox: Sandbox = None,
@@ -81,49 +92,51 @@ def worker(
     reach: Annotated[
         list[str] | None,
         Parameter(
-            group=UPLOADED,
+            group=HANDLERS,
             negative="",
             metavar="WHERE:PORT",
-            help="Also call URLs of this network, address or host, at this port; repeatable.",
+            help="Also allow http handlers at this network, address or host, and port; repeatable.",
         ),
     ] = None,
     telemetry: Annotated[
         str | None,
         Parameter(
-            group=TELLING, metavar="FOLDER", help="Write a row for each run to a CSV file there: when, how long."
+            group=LOGGING,
+            metavar="FOLDER",
+            help="Write a row per run to a CSV file in this folder: start, duration, task.",
         ),
     ] = None,
-    verbose: Annotated[bool, Parameter(name=("--verbose", "-v"), group=TELLING, help="Say more.")] = False,
-    place: Place = HERE,
+    verbose: Annotated[bool, Parameter(name=("--verbose", "-v"), group=LOGGING, help="Log more.")] = False,
+    target: Target = HERE,
 ) -> int:
     """Run jobs.
 
     For example:
-      windlass worker shop:app                 all queues that the app's tasks name, in turn
+      windlass worker shop:app                 all queues of the app's tasks, in turn
       windlass worker shop:app -q mail,slow    these queues, mail first
-      windlass worker shop:app -c 100 --burst  a hundred at once, until none is left
-      windlass worker shop:app --max-jobs 1    one job, then it ends
-      windlass worker --tenant -               what has a handler, of all tenants
+      windlass worker shop:app -c 100 --burst  a hundred jobs at once, until the queues are empty
+      windlass worker shop:app --max-jobs 1    one job, then exit
+      windlass worker --tenant -               handlers of all tenants
 
-    TERM or Ctrl-C lets running jobs finish within the grace and gives the rest back; a second gives all back at once;
-    QUIT stops at once; TSTP (Ctrl-Z) stops claiming, CONT goes on.
+    TERM or Ctrl-C lets running jobs finish within the grace period and releases the rest; a second one releases all at
+    once. QUIT stops at once. TSTP (Ctrl-Z) pauses claiming, CONT resumes it.
     """
     flags: dict[str, Any] = {"queues": queues, "slots": slots, "contexts": contexts, "name": name, "grace": grace}
     flags |= {"max_jobs": max_jobs, "context_max_jobs": context_max_jobs, "max_output": max_output}
     flags |= {"max_memory": max_memory, "max_age": max_age}
     flags |= {"handlers": handlers, "sandbox": sandbox, "network": network, "telemetry": telemetry, "reach": reach}
-    settings = place.settle({f"worker.{key}": value for key, value in flags.items()})
+    settings = target.settings({f"worker.{key}": value for key, value in flags.items()})
     if not app and not settings.worker.handlers:
-        raise Invalid("there is nothing to run: name an app, or leave out --no-handlers", at="app")
+        raise Invalid("nothing to run: name an app, or leave out --no-handlers", at="app")
     lease = settings.engine.lease if settings.worker.lease is None else settings.worker.lease
-    options = options_of(settings, target=app, burst=burst)
+    options = worker_options(settings, target=app, burst=burst)
     engine = Settings(**{**asdict(settings.engine), "lease": lease})
-    _tell_app(place, settings)
-    saying.log(logging.DEBUG if verbose else logging.INFO)
+    _set_environment(target, settings)
+    console.log(logging.DEBUG if verbose else logging.INFO)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            address = place.server or (place.store if app else settings.store)
-            tenant = settings.tenant if place.tenant or not app else None
+            address = target.server or (target.store if app else settings.store)
+            tenant = settings.tenant if target.tenant or not app else None
             runner.run(work(options, address, engine, tenant=tenant))
     except AppBroken as fault:
         sys.stderr.write(f"{fault.traceback}windlass: {app} cannot be imported: {fault}\n")
@@ -131,20 +144,20 @@ def worker(
     return 0
 
 
-def _tell_app(place: Place, settings: config.Config) -> None:
-    """Let what was said here hold for the app too, unless its own arguments say otherwise: its tasks queue jobs."""
-    if place.server or place.store:
-        os.environ[config.SERVER_VARIABLE] = place.server or ""
+def _set_environment(target: Target, settings: config.Config) -> None:
+    """Give the app the same store and tenant, unless its own arguments name others: its tasks may queue jobs."""
+    if target.server or target.store:
+        os.environ[config.SERVER_VARIABLE] = target.server or ""
         os.environ[config.variable("store")] = settings.store
-    if place.tenant and settings.tenant != EVERY_TENANT:
+    if target.tenant and settings.tenant != EVERY_TENANT:
         os.environ[config.variable("tenant")] = settings.tenant
 
 
-def options_of(settings: config.Config, **more: Any) -> WorkerOptions:
-    """What the settings say of a worker."""
-    said = {key: value for key, value in asdict(settings.worker).items() if value is not None and key != "lease"}
+def worker_options(settings: config.Config, **more: Any) -> WorkerOptions:
+    """The options of a worker, from the settings."""
+    given = {key: value for key, value in asdict(settings.worker).items() if value is not None and key != "lease"}
     bounds = {key: value for key, value in asdict(settings.functions).items() if value is not None}
     chosen: dict[str, str] = {lang: bounds.pop(lang) for lang in ("python", "node", "php", "sh") if lang in bounds}
-    tier, network, reach = said.pop("sandbox"), said.pop("network"), tuple(said.pop("reach"))
+    tier, network, reach = given.pop("sandbox"), given.pop("network"), tuple(given.pop("reach"))
     functions = FunctionOptions(tier=tier, network=network, interpreters=chosen, **bounds)
-    return WorkerOptions(functions=functions if said.pop("handlers") else None, reach=reach, **{**said, **more})
+    return WorkerOptions(functions=functions if given.pop("handlers") else None, reach=reach, **{**given, **more})

@@ -1,5 +1,5 @@
-"""Other people's words at our edge: their routes, field names and codes. No state, no decisions of its own.
+"""Routes of other queues, for their existing clients: their paths, field names and status words.
 
-A dialect turns a request into our operations and the answer into theirs; whoever puts a server together chooses which
-dialects it speaks.
+Each route is an alias of our operations: a table names the route, the operation and the renames. No state, and no
+decisions of its own. The program that starts a server chooses its dialects.
 """

@@ -1,113 +1,202 @@
-"""The routes of a function queue as its users write them: a client's jobs of a type, and the handlers of types.
+"""The routes of a function queue: a client's jobs of a type, one per line, and the handlers of types.
 
-A client is a tenant, a type is a task. Jobs come a line each and get the terms of that queue: another run every five
-minutes for six hours, two minutes a run; two weeks in the archive and a month to be started, unless the operator says
-otherwise.
+Its client is our tenant, its type our task. Jobs get the options of that queue: a retry every five minutes for six
+hours and two minutes per run. Records are kept for two weeks, and a job must start within a month, unless the operator
+sets other times.
 """
 
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict, replace
-from starlette.requests import Request
 from starlette.responses import Response
 
-from windlass.dialect import s3_table as table
+from windlass.dialect.aliases import Alias, RouteCall, alias_routes, forward
 from windlass.model import wire
 from windlass.model.errors import Invalid
-from windlass.model.handler import NewHandler
-from windlass.model.job import DAY, JSON, TEXT, Wishes
+from windlass.model.handler import Handler, NewHandler
+from windlass.model.job import DAY, JSON, TEXT, JobOptions
 from windlass.model.operations import (
     OPERATIONS,
+    Enqueued,
     EnqueueLines,
     GetHandler,
-    Operation,
     PutHandler,
     RemoveHandler,
     Service,
 )
 from windlass.model.retry import UNTIL_DEADLINE
 from windlass.server import formats
-from windlass.server.described import DescribedRoute
-from windlass.server.gate import Gate
-from windlass.server.limits import Limits, read_body
+from windlass.server.auth import Auth
+from windlass.server.requests import RequestLimits, text_of
+from windlass.server.route_specs import Content, RouteSpec, SpecRoute
 
-TERMS = Wishes(max_retry=None, retry=UNTIL_DEADLINE, timeout=120.0)
+TAG = "dialect-s3"
+
+JOB_OPTIONS = JobOptions(max_retry=None, retry=UNTIL_DEADLINE, timeout=120.0)
 
 
-class Terms(Struct, frozen=True, kw_only=True):
-    """What an operator chooses for jobs that come by these routes."""
+class ClientJobOptions(Struct, frozen=True, kw_only=True):
+    """Operator settings for jobs that come by these routes. The queue's own keep settings go first."""
 
     keep_success: float | None = 14 * DAY
     keep_failure: float | None = 14 * DAY
     expires: float | None = 30 * DAY
 
 
+def routes(
+    service: Service, auth: Auth, limits: RequestLimits, options: ClientJobOptions | None = None
+) -> list[SpecRoute]:
+    return alias_routes(aliases(options or ClientJobOptions()), service, auth, limits)
+
+
+# Bodies
+
+
+class Done(Struct, frozen=True, kw_only=True):
+    """The request succeeded."""
+
+    ok: Literal[True] = True
+
+
+class JobsAdded(Done, frozen=True, kw_only=True):
+    """Jobs were queued."""
+
+    count: int
+    ids: list[str]
+
+
+class HandlerAdded(Done, frozen=True, kw_only=True):
+    """The code of a type was stored."""
+
+    version: int
+
+
+class HandlerQuery(Struct, frozen=True):
+    """The query beside the source of a handler."""
+
+    method: str | None = None
+    """Its language."""
+
+
 class Names(TypedDict):
-    """What every path says."""
+    """The names in every path, as operations spell them."""
 
     tenant: str
     task: str
 
 
-def routes(service: Service, gate: Gate, limits: Limits, terms: Terms | None = None) -> list[DescribedRoute]:
-    """What a server answers in this dialect."""
-    wishes = replace(TERMS, **asdict(terms or Terms()))
-
-    async def admitted(request: Request, kind: type[Operation[Any]]) -> Names:
-        tenant = await gate.admit(request, OPERATIONS[kind].scope)
-        return {"tenant": tenant, "task": request.path_params["type"]}
-
-    async def add_jobs(request: Request) -> Response:
-        names = await admitted(request, EnqueueLines)
-        text = _text(await read_body(request, limits))
-        made = await service(EnqueueLines(**names, text=text, wishes=wishes))
-        if formats.media(request.headers.get("accept", "")) == TEXT:
-            return Response("".join(f"{id}\n" for id in made.ids), media_type=TEXT)
-        return _json(table.Added(count=made.created, ids=made.ids))
-
-    async def add_handler(request: Request) -> Response:
-        names = await admitted(request, PutHandler)
-        entry = await service(PutHandler(**names, handler=await _handler(request, limits)))
-        return _json(table.Uploaded(version=entry.version))
-
-    async def get_handler(request: Request) -> Response:
-        names = await admitted(request, GetHandler)
-        return _json(await service(GetHandler(**names)))
-
-    async def delete_handler(request: Request) -> Response:
-        names = await admitted(request, RemoveHandler)
-        await service(RemoveHandler(**names))
-        return _json(table.Done())
-
-    return [
-        DescribedRoute(table.ADD, add_jobs),
-        DescribedRoute(table.PUT, add_handler),
-        DescribedRoute(table.GET, get_handler),
-        DescribedRoute(table.REMOVE, delete_handler),
-    ]
-
-
-async def _handler(request: Request, limits: Limits) -> NewHandler:
-    """The whole handler as JSON, or its source alone with the language as `method`."""
-    data = await read_body(request, limits)
-    method = request.query_params.get("method")
-    if formats.media(request.headers.get("content-type", "")) != JSON:
-        said = {"body": _text(data)} | ({} if method is None else {"lang": method})
-        return wire.decode(wire.encode(said), NewHandler)
-    handler: NewHandler = wire.decode(data, NewHandler, "json")
-    if method not in (None, handler.lang):
-        raise Invalid(f"the body says {handler.lang}", at="method")
-    return handler
-
-
-def _text(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as fault:
-        raise Invalid(f"not UTF-8: {fault.reason} at byte {fault.start}", at="body") from None
+def _names(call: RouteCall) -> Names:
+    return {"tenant": call.tenant, "task": call.request.path_params["type"]}
 
 
 def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type=JSON)
+
+
+# The table
+
+
+def aliases(options: ClientJobOptions) -> tuple[Alias, ...]:
+    job_options = replace(JOB_OPTIONS, **asdict(options))
+
+    async def add_jobs(call: RouteCall) -> EnqueueLines:
+        return EnqueueLines(**_names(call), text=text_of(await call.body()), options=job_options, keep_is_default=True)
+
+    return (
+        Alias(
+            RouteSpec(
+                verbs=["POST"],
+                path="/{tenant}/job/{type}/add",
+                name="S3Add",
+                tag=TAG,
+                summary="Queue a job for each line. Empty lines and lines that start with `#` are skipped.",
+                scope=OPERATIONS[EnqueueLines].scope,
+                body=[Content(str, (TEXT,), "first payload\n# a comment\nsecond payload\n")],
+                responses={200: [Content(JobsAdded), Content(str, (TEXT,))]},
+                errors=frozenset({429}),
+            ),
+            forward(add_jobs, _jobs_added),
+        ),
+        Alias(
+            RouteSpec(
+                verbs=["POST", "PUT"],
+                path="/{tenant}/handler/add/{type}/add",
+                name="S3AddHandler",
+                tag=TAG,
+                summary="Store the code of a type: a whole handler, or its source alone with the language as `method`.",
+                scope=OPERATIONS[PutHandler].scope,
+                query=HandlerQuery,
+                body=[
+                    Content(NewHandler, (JSON,), {"lang": "node", "body": "run = (payload) => payload.length"}),
+                    Content(str, (TEXT,), "def run(payload):\n    return len(payload)\n"),
+                ],
+                responses={200: [Content(HandlerAdded)]},
+                errors=frozenset({404, 409}),
+            ),
+            forward(_put_handler, lambda _, entry: _json(HandlerAdded(version=entry.version))),
+        ),
+        Alias(
+            RouteSpec(
+                verbs=["GET"],
+                path="/{tenant}/handler/get/{type}",
+                name="S3GetHandler",
+                tag=TAG,
+                summary="The code of a type.",
+                scope=OPERATIONS[GetHandler].scope,
+                responses={200: [Content(Handler)]},
+                errors=frozenset({404}),
+            ),
+            forward(_get_handler, lambda _, handler: _json(handler)),
+        ),
+        Alias(
+            RouteSpec(
+                verbs=["POST", "DELETE"],
+                path="/{tenant}/handler/del/{type}/delete",
+                name="S3RemoveHandler",
+                tag=TAG,
+                summary="Remove the code of a type.",
+                scope=OPERATIONS[RemoveHandler].scope,
+                responses={200: [Content(Done)]},
+                errors=frozenset({404, 409}),
+            ),
+            forward(_remove_handler, lambda _, __: _json(Done())),
+        ),
+    )
+
+
+def _jobs_added(call: RouteCall, made: Enqueued) -> Response:
+    if formats.media(call.header("accept")) == TEXT:
+        return Response("".join(f"{id}\n" for id in made.ids), media_type=TEXT)
+    return _json(JobsAdded(count=made.created, ids=made.ids))
+
+
+async def _put_handler(call: RouteCall) -> PutHandler:
+    return PutHandler(**_names(call), handler=await _handler(call))
+
+
+async def _handler(call: RouteCall) -> NewHandler:
+    """The whole handler as JSON, or its source alone with the language as `method`."""
+    data = await call.body()
+    method = call.request.query_params.get("method")
+    if formats.media(call.header("content-type")) != JSON:
+        fields = {"body": text_of(data)} | ({} if method is None else {"lang": method})
+        return wire.decode(wire.encode(fields), NewHandler)
+    handler: NewHandler = wire.decode(data, NewHandler, "json")
+    if method not in (None, handler.lang):
+        raise Invalid(
+            f"the language is {handler.lang} in the body: leave out `method`, or make them equal", at="method"
+        )
+    return handler
+
+
+async def _get_handler(call: RouteCall) -> GetHandler:
+    return GetHandler(**_names(call))
+
+
+async def _remove_handler(call: RouteCall) -> RemoveHandler:
+    return RemoveHandler(**_names(call))
+
+
+SPECS = tuple(alias.spec for alias in aliases(ClientJobOptions()))

@@ -1,27 +1,28 @@
-"""The routes of a queue of notifications as its users write them: notify, and look at, count and delete its tasks.
+"""The routes of a notification queue: notify, and list, count and delete its tasks.
 
-A notification is a job of the task `notify` in the tenant of the token, or in `default` for a token of all tenants; the
-service, path and correlator of its headers are its scope there. Notifications are told while they are read, some at a
-time, however many there are.
+A notification is a job of the task `notify` in the tenant of the token, or in `default` for a token of all tenants. Its
+service, path and correlator headers are its scope: the jobs carry them as tags and headers. Lists are streamed, a few
+notifications at a time.
 """
 
 import asyncio
+import hashlib
 import logging
-from collections.abc import AsyncIterator, Callable
-from typing import Any, Protocol
+from base64 import b64encode
+from collections.abc import AsyncIterator, Callable, Mapping
+from functools import partial
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
-from msgspec import Raw, Struct
-from msgspec.structs import replace
-from starlette.requests import Request
+from msgspec import Meta, Raw, Struct, field
+from msgspec.structs import asdict, replace
 from starlette.responses import Response, StreamingResponse
 
-from windlass.dialect import s4_table as table
-from windlass.dialect import s4_words as words
+from windlass.dialect.aliases import Alias, Handle, RouteCall, alias_routes, forward, no_content
 from windlass.model import wire
-from windlass.model.errors import Full, Missing, Unavailable, WindlassError
-from windlass.model.job import DAY, FINISHED, JSON, TEXT, Job, NewJob, State, Wishes
-from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT
+from windlass.model.errors import Full, Invalid, Missing, Unavailable, WindlassError
+from windlass.model.job import DAY, FINISHED, JSON, TEXT, Job, JobOptions, NewJob, State
+from windlass.model.match import Match, StateWord
 from windlass.model.operations import (
     MOST_AT_ONCE,
     OPERATIONS,
@@ -29,47 +30,63 @@ from windlass.model.operations import (
     Delete,
     Enqueue,
     List,
-    Operation,
     Page,
     Service,
     Show,
 )
 from windlass.model.retry import FROM_START
-from windlass.server.described import DescribedRoute
-from windlass.server.gate import Gate
-from windlass.server.limits import Limits, read_body
+from windlass.server import bodies
+from windlass.server.auth import Auth
+from windlass.server.requests import RequestLimits
+from windlass.server.route_specs import Content, RouteSpec, SpecRoute
 
 log = logging.getLogger("windlass.server")
+
+TAG = "dialect-s4"
+
+TASK = "notify"
+"""The task of all of these jobs."""
 
 RUN_WITHIN = 180.0
 """Seconds for one run."""
 
 START_WITHIN = 60.0
-"""Seconds in which work must be started that somebody waits for."""
+"""Seconds in which a notification must start whose client waits for it."""
 
 WAIT = 60.0
-"""Seconds that one question waits for the end of a job."""
+"""Seconds of one wait for the end of a job."""
 
 READ_AT_ONCE = 20
 """Notifications in memory at a time: each may be as large as a payload."""
 
-Telling = Callable[[list[Job]], AsyncIterator[bytes]]
-"""Jobs as the elements of an array."""
+TaskStatus = Literal["pending", "succeeded", "failed"]
+
+TASK_STATUSES: list[StateWord] = ["pending", "succeeded", "failed"]
+"""The states that this queue knows: a cancelled task does not exist."""
+
+TENANT, SERVICE, PATH, CORRELATOR = "ngsild-tenant", "fiware-service", "fiware-servicepath", "fiware-correlator"
+TIME_INDEX = "fiware-timeindex-attribute"
+
+ROOT = "/"
+EMPTY_PART = '""'
+
+WriteJobs = Callable[[list[Job]], AsyncIterator[bytes]]
+"""Writes jobs as elements of a JSON array."""
 
 
 class Recovery(Protocol):
-    """Does the work of a notification that the queue could not take."""
+    """Runs a notification that the queue could not accept."""
 
     @property
     def tenant(self) -> str:
-        """The tenant whose notifications it can do."""
+        """The tenant whose notifications it can run."""
 
     async def __call__(self, new: NewJob, within: float, /) -> str | None:
-        """Do it now; why it failed."""
+        """Run it now; the error, null = it succeeded."""
 
 
-class Habits(Struct, frozen=True, kw_only=True):
-    """What an operator chooses for notifications."""
+class NotificationOptions(Struct, frozen=True, kw_only=True):
+    """Operator settings for notifications."""
 
     offload: bool = True
     recover: bool = False
@@ -82,90 +99,154 @@ class Habits(Struct, frozen=True, kw_only=True):
 
 
 class NotQueued(WindlassError):
-    """A notification that the queue could not take."""
+    """A notification that the queue could not accept."""
 
     code, title, status, exit_status = "not_queued", "Not queued", 500, 75
 
 
 class NotDone(WindlassError):
-    """A notification whose work did not succeed, told to whoever waited for it."""
+    """A notification that failed while its client waited for it."""
 
     code, title, status, exit_status = "not_done", "Not done", 500, 1
 
 
 def routes(
-    service: Service, gate: Gate, limits: Limits, habits: Habits | None = None, recovery: Recovery | None = None
-) -> list[DescribedRoute]:
-    """What a server answers in this dialect."""
-    chosen = habits or Habits()
-    terms = _terms(chosen)
-
-    async def admitted(request: Request, kind: type[Operation[Any]]) -> str:
-        tenant = await gate.identify(request, OPERATIONS[kind].scope)
-        return DEFAULT_TENANT if tenant == EVERY_TENANT else tenant
-
-    async def notify(request: Request) -> Response:
-        tenant = await admitted(request, Enqueue)
-        new = _job(request, await read_body(request, limits), terms)
-        try:
-            job = await service(Enqueue(tenant=tenant, job=new))
-        except (Unavailable, Full) as fault:
-            return Response(await _recovered(recovery, tenant, new, fault), media_type=TEXT)
-        return Response(await _answered(service, job, chosen), media_type=TEXT)
-
-    async def listing(request: Request) -> Response:
-        tenant = await admitted(request, List)
-        return await streamed(_listing(request, tenant), lambda jobs: _whole(service, tenant, jobs))
-
-    async def summary(request: Request) -> Response:
-        tenant = await admitted(request, List)
-        return await streamed(_listing(request, tenant), lambda jobs: _brief(jobs, wrapped=chosen.wrapped_summary))
-
-    async def streamed(asked: List, telling: Telling) -> Response:
-        first = await service(asked)  # what is wrong shows here, and can still be told
-        elements = _elements(service, asked, first, telling)
-        return StreamingResponse(_array(elements, trailing_null=chosen.trailing_null), media_type=JSON)
-
-    async def count(request: Request) -> Response:
-        tenant = await admitted(request, Count)
-        found = await service(Count(tenant=tenant, match=_listing(request, tenant).match))
-        return Response(msgspec.json.encode(found.count), media_type=JSON)
-
-    async def delete(request: Request) -> Response:
-        tenant = await admitted(request, Delete)
-        await service(Delete(tenant=tenant, match=words.match_of(request.headers, [])))
-        return Response(status_code=204)
-
-    managing = (listing, delete, summary, count)
-    pairs = [pair for entries in table.MANAGING for pair in zip(entries, managing, strict=True)]
-    return [DescribedRoute(table.NOTIFY, notify), *(DescribedRoute(entry, answer) for entry, answer in pairs)]
+    service: Service,
+    auth: Auth,
+    limits: RequestLimits,
+    options: NotificationOptions | None = None,
+    recovery: Recovery | None = None,
+) -> list[SpecRoute]:
+    return alias_routes(aliases(options or NotificationOptions(), recovery), service, auth, limits)
 
 
-def _terms(habits: Habits) -> Wishes:
-    terms = Wishes(
-        max_retry=habits.max_retry,
-        retry=replace(FROM_START, base=habits.retry_after),
+# Scopes
+
+
+class Scope(Struct, frozen=True):
+    """The scope of a notification. Names match as a whole, never by prefix."""
+
+    service: str = ""
+    path: str = ROOT
+    correlator: str = ""
+
+    @property
+    def tags(self) -> list[str]:
+        """The tags by which its jobs are found; digests, for a path may be longer than a tag."""
+        place = _digest(self.service, self.path)
+        return [place, _digest(self.service, self.path, self.correlator)] if self.correlator else [place]
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers of its jobs."""
+        headers = {SERVICE: self.service, PATH: self.path, CORRELATOR: self.correlator}
+        return {name: value for name, value in headers.items() if value}
+
+
+def _digest(*names: str) -> str:
+    return "scope:" + hashlib.sha256(wire.encode(names)).hexdigest()
+
+
+def scope_of(headers: Mapping[str, str]) -> Scope:
+    """The scope in the headers of a request or a job."""
+    service = headers.get(TENANT) or headers.get(SERVICE, "")
+    return Scope(service, headers.get(PATH) or ROOT, headers.get(CORRELATOR, ""))
+
+
+def match_of(headers: Mapping[str, str], states: list[StateWord]) -> Match:
+    """The jobs of the scope in a request's headers; of every scope if it has none."""
+    has_scope = any(headers.get(name) for name in (TENANT, SERVICE, PATH, CORRELATOR))
+    return Match(task=TASK, state=states, tag=scope_of(headers).tags if has_scope else [])
+
+
+def states_of(status: str | None) -> list[StateWord]:
+    """The states that a `taskStatus` means."""
+    if status is None:
+        return TASK_STATUSES
+    for word in TASK_STATUSES:
+        if word == status:
+            return [word]
+    raise Invalid(f"must be one of {', '.join(TASK_STATUSES)}, not {status[:60]!r}", at="taskStatus")
+
+
+# Notifications
+
+
+class Notification(Struct, frozen=True):
+    """The body of a notification; other fields are ignored."""
+
+    data: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    subscriptionId: str | None = None  # noqa: N815 - its own name
+
+
+class NotificationInput(Struct, frozen=True):
+    """The payload of a job: its fields are the arguments of the task."""
+
+    fiware_service: str | None
+    fiware_service_path: str
+    fiware_correlator: str | None
+    payload: list[dict[str, Any]]
+
+
+def _input_of(body: bytes, scope: Scope) -> NotificationInput:
+    """The arguments of a notification's task; refused if an entity has no id or no type."""
+    notification = wire.decode(body, Notification, "json")
+    entities = [_entity(entity, f"data[{index}]") for index, entity in enumerate(notification.data)]
+    return NotificationInput(scope.service or None, scope.path, scope.correlator or None, entities)
+
+
+def _entity(entity: dict[str, Any], at: str) -> dict[str, Any]:
+    for name in ("id", "type"):
+        if not isinstance(entity.get(name), str) or not entity[name]:
+            raise Invalid("an entity must have an id and a type, both texts", at=f"{at}.{name}")
+    return {name: value for name, value in entity.items() if not _is_empty(value)}
+
+
+def _is_empty(attribute: Any) -> bool:
+    """Whether an attribute has neither a type nor a value."""
+    if not isinstance(attribute, dict):
+        return attribute is None
+    return all(attribute.get(name) in (None, "") for name in ("type", "value"))
+
+
+def _job_options(options: NotificationOptions) -> JobOptions:
+    job_options = JobOptions(
+        max_retry=options.max_retry,
+        retry=replace(FROM_START, base=options.retry_after),
         timeout=RUN_WITHIN,
         keep_result="none",
-        keep_success=habits.keep_success,
-        keep_failure=habits.keep_failure,
+        keep_success=options.keep_success,
+        keep_failure=options.keep_failure,
         content_type=JSON,
     )
-    # Whoever waits for the work hears how it went, and may send it again: so it is run once, soon or never.
-    return terms if habits.offload else replace(terms, max_retry=0, expires=START_WITHIN)
+    # A client that waits gets the error and may send the notification again: so it runs once, soon or never.
+    return job_options if options.offload else replace(job_options, max_retry=0, expires=START_WITHIN)
 
 
-def _job(request: Request, body: bytes, terms: Wishes) -> NewJob:
-    scope = words.scope_of(request.headers)
-    payload = Raw(wire.encode(words.input_of(body, scope), "json"))
-    index = request.headers.get(words.TIME_INDEX)
-    headers = scope.headers | ({words.TIME_INDEX: index} if index else {})
-    wishes = msgspec.structs.asdict(terms) | {"tags": scope.tags, "headers": headers}
-    return NewJob(task=words.TASK, payload=payload, **wishes)
+def _job(headers: Mapping[str, str], body: bytes, job_options: JobOptions) -> NewJob:
+    scope = scope_of(headers)
+    payload = Raw(wire.encode(_input_of(body, scope), "json"))
+    index = headers.get(TIME_INDEX)
+    carried = scope.headers | ({TIME_INDEX: index} if index else {})
+    return NewJob(task=TASK, payload=payload, **asdict(job_options) | {"tags": scope.tags, "headers": carried})
+
+
+def _notify(options: NotificationOptions, recovery: Recovery | None) -> Handle:
+    job_options = _job_options(options)
+
+    async def notify(call: RouteCall) -> Response:
+        new = _job(call.request.headers, await call.body(), job_options)
+        try:
+            job = await call.service(Enqueue(tenant=call.tenant, job=new))
+        except (Unavailable, Full) as fault:
+            return Response(await _recovered(recovery, call.tenant, new, fault), media_type=TEXT)
+        return Response("queued\n" if options.offload else await _done(call.service, job), media_type=TEXT)
+
+    return notify
 
 
 async def _recovered(recovery: Recovery | None, tenant: str, new: NewJob, fault: WindlassError) -> str:
-    """Done without the queue, if that is wanted."""
+    """Run without the queue, if the operator wants that."""
     if recovery is None or recovery.tenant != tenant:
         raise NotQueued(str(fault)) from fault
     log.warning("notifications: the queue is down (%s): running one without it", fault)
@@ -178,28 +259,91 @@ async def _recovered(recovery: Recovery | None, tenant: str, new: NewJob, fault:
     return "done\n"
 
 
-async def _answered(service: Service, job: Job, habits: Habits) -> str:
-    return "queued\n" if habits.offload else await _done(service, job)
-
-
 async def _done(service: Service, job: Job) -> str:
-    """Until the job has ended: it does, for it expires if nobody starts it, and has so long to run."""
+    """Wait for the end of a job. It comes: the job expires if no worker starts it, and its run has a timeout."""
     while job.state not in FINISHED:
         try:
             job = await service(Show(tenant=job.tenant, id=job.id, wait=WAIT))
         except Unavailable as fault:
-            raise NotDone(f"queued, but the store does not say how it ended: {fault}") from fault
+            raise NotDone(f"queued, but the store does not answer how it ended: {fault}") from fault
     if job.state is not State.SUCCEEDED:
-        raise NotDone(job.error.message if job.error else f"the work is {job.state}")
+        raise NotDone(job.error.message if job.error else f"the job is {job.state}")
     return "done\n"
+
+
+# Tasks
+
+
+class TaskRuntime(Struct, frozen=True):
+    """The status of a task."""
+
+    task_id: str
+    task_type: str
+    status: TaskStatus
+    retries_left: int | None
+    """Null if it never had any."""
+    errors: list[str]
+
+
+class WrappedRuntime(Struct, frozen=True):
+    """The same, nested as in a listing."""
+
+    runtime: TaskRuntime
+
+
+class NotificationTask(Struct, frozen=True):
+    """A task with its input."""
+
+    runtime: TaskRuntime
+    input: Raw
+
+
+class TaskQuery(Struct, frozen=True):
+    """Which tasks to list."""
+
+    task_status: TaskStatus | None = field(default=None, name="taskStatus")
+
+
+def task_id(scope: Scope, id: str) -> str:
+    """The scope and the job's id, encoded in one text."""
+    parts = (scope.service, scope.path, scope.correlator, id.replace("-", ""))
+    return ":".join(b64encode(part.encode()).decode() if part else EMPTY_PART for part in parts)
+
+
+def runtime(job: Job) -> TaskRuntime:
+    return TaskRuntime(
+        task_id=task_id(scope_of(job.headers), job.id),
+        task_type=job.task,
+        status=_task_status(job),
+        retries_left=max(0, job.max_retry - max(0, job.attempt - 1)) if job.max_retry else None,
+        errors=[": ".join(text for text in (error.type, error.message) if text) for error in job.errors],
+    )
+
+
+def _task_status(job: Job) -> TaskStatus:
+    if job.state not in FINISHED:
+        return "pending"
+    return "succeeded" if job.state is State.SUCCEEDED else "failed"
+
+
+def _task(job: Job) -> NotificationTask:
+    assert isinstance(job.payload, Raw)  # noqa: S101 - it was asked for
+    return NotificationTask(runtime(job), bodies.translate(job.payload, job.content_type, "json"))
 
 
 # Lists
 
 
-def _listing(request: Request, tenant: str) -> List:
-    states = words.states_of(request.query_params.get("taskStatus"))
-    return List(tenant=tenant, match=words.match_of(request.headers, states))
+def _listing(call: RouteCall) -> List:
+    states = states_of(call.request.query_params.get("taskStatus"))
+    return List(tenant=call.tenant, match=match_of(call.request.headers, states))
+
+
+async def _stream(call: RouteCall, write: WriteJobs, *, trailing_null: bool) -> Response:
+    listing = _listing(call)
+    first = await call.service(listing)  # before the response starts, so that errors still get a status
+    elements = _elements(call.service, listing, first, write)
+    return StreamingResponse(_array(elements, trailing_null=trailing_null), media_type=JSON)
 
 
 async def _array(elements: AsyncIterator[bytes], *, trailing_null: bool) -> AsyncIterator[bytes]:
@@ -213,32 +357,137 @@ async def _array(elements: AsyncIterator[bytes], *, trailing_null: bool) -> Asyn
         yield b"[]" if before == b"[" else b"]"
 
 
-async def _elements(service: Service, asked: List, page: Page, telling: Telling) -> AsyncIterator[bytes]:
+async def _elements(service: Service, listing: List, page: Page, write: WriteJobs) -> AsyncIterator[bytes]:
     while True:
-        async for element in telling(page.jobs):
+        async for element in write(page.jobs):
             yield element
         if page.next is None:
             return
-        page = await service(replace(asked, limit=MOST_AT_ONCE, after=page.next))
+        page = await service(replace(listing, limit=MOST_AT_ONCE, after=page.next))
 
 
-async def _brief(jobs: list[Job], *, wrapped: bool) -> AsyncIterator[bytes]:
-    told = (words.Wrapped(words.runtime(job)) if wrapped else words.runtime(job) for job in jobs)
-    if pieces := [msgspec.json.encode(one) for one in told]:
+async def _write_runtimes(jobs: list[Job], *, wrapped: bool) -> AsyncIterator[bytes]:
+    found = (WrappedRuntime(runtime(job)) if wrapped else runtime(job) for job in jobs)
+    if pieces := [msgspec.json.encode(one) for one in found]:
         yield b",".join(pieces)
 
 
-async def _whole(service: Service, tenant: str, jobs: list[Job]) -> AsyncIterator[bytes]:
+async def _write_tasks(service: Service, tenant: str, jobs: list[Job]) -> AsyncIterator[bytes]:
     for start in range(0, len(jobs), READ_AT_ONCE):
         some = jobs[start : start + READ_AT_ONCE]
         found = await asyncio.gather(*(_read(service, tenant, job.id) for job in some))
-        if pieces := [msgspec.json.encode(words.told(job)) for job in found if job is not None]:
+        if pieces := [msgspec.json.encode(_task(job)) for job in found if job is not None]:
             yield b",".join(pieces)
 
 
 async def _read(service: Service, tenant: str, id: str) -> Job | None:
-    """A job with its payload; null if it has gone since it was listed."""
+    """A job with its payload; null = it was deleted since it was listed."""
     try:
         return await service(Show(tenant=tenant, id=id, payload=True))
     except Missing:
         return None
+
+
+async def _count(call: RouteCall) -> Count:
+    return Count(tenant=call.tenant, match=_listing(call).match)
+
+
+async def _delete(call: RouteCall) -> Delete:
+    return Delete(tenant=call.tenant, match=match_of(call.request.headers, []))
+
+
+# The table
+
+PREFIXES = {"/management/queue": "", "/wq/management": "Wq"}
+"""Two prefixes for the same routes, and the suffixes that keep their names apart."""
+
+SCOPE_HEADERS = {
+    SERVICE: "The service.",
+    TENANT: "The service; takes precedence.",
+    PATH: "The path in the service; `/` by default.",
+    CORRELATOR: "The correlator of the notifications.",
+}
+INDEX_HEADER = {TIME_INDEX: "Passed on with the job."}
+
+ENTITY = {"id": "room-1", "type": "Room", "temperature": {"type": "Number", "value": 21.5}}
+
+
+def aliases(options: NotificationOptions, recovery: Recovery | None = None) -> tuple[Alias, ...]:
+    async def tasks(call: RouteCall) -> Response:
+        write = partial(_write_tasks, call.service, call.tenant)
+        return await _stream(call, write, trailing_null=options.trailing_null)
+
+    async def summary(call: RouteCall) -> Response:
+        write = partial(_write_runtimes, wrapped=options.wrapped_summary)
+        return await _stream(call, write, trailing_null=options.trailing_null)
+
+    notify = RouteSpec(
+        verbs=["POST"],
+        path="/v2/notify",
+        name="S4Notify",
+        tag=TAG,
+        summary="Queue a notification. 500 = the queue cannot accept it, or the client waited for it and it failed.",
+        scope=OPERATIONS[Enqueue].scope,
+        headers=SCOPE_HEADERS | INDEX_HEADER,
+        body=[Content(Notification, example={"subscriptionId": "s1", "data": [ENTITY]})],
+        responses={200: [Content(str, (TEXT,))]},
+        errors=frozenset({429}),
+    )
+    count = forward(_count, lambda _, found: Response(msgspec.json.encode(found.count), media_type=JSON))
+    found = [Alias(notify, _notify(options, recovery))]
+    for prefix, suffix in PREFIXES.items():
+        for spec, handle in (
+            (LIST, tasks),
+            (DELETE, forward(_delete, no_content)),
+            (SUMMARY, summary),
+            (COUNT, count),
+        ):
+            found.append(Alias(replace(spec, path=f"{prefix}{spec.path}", name=f"{spec.name}{suffix}"), handle))
+    return tuple(found)
+
+
+LIST = RouteSpec(
+    verbs=["GET"],
+    path="/notifications",
+    name="S4List",
+    tag=TAG,
+    summary="Tasks with their input.",
+    scope=OPERATIONS[List].scope,
+    headers=SCOPE_HEADERS,
+    query=TaskQuery,
+    responses={200: [Content(list[NotificationTask])]},
+)
+DELETE = RouteSpec(
+    verbs=["DELETE"],
+    path="/notifications",
+    name="S4Delete",
+    tag=TAG,
+    summary="Delete all tasks of the scope, in any state.",
+    scope=OPERATIONS[Delete].scope,
+    headers=SCOPE_HEADERS,
+    responses={204: []},
+)
+SUMMARY = RouteSpec(
+    verbs=["GET"],
+    path="/notifications/summary",
+    name="S4Summary",
+    tag=TAG,
+    summary="The status of each task.",
+    scope=OPERATIONS[List].scope,
+    headers=SCOPE_HEADERS,
+    query=TaskQuery,
+    responses={200: [Content(list[TaskRuntime])]},
+)
+COUNT = RouteSpec(
+    verbs=["GET"],
+    path="/notifications/count",
+    name="S4Count",
+    tag=TAG,
+    summary="The number of tasks.",
+    scope=OPERATIONS[Count].scope,
+    headers=SCOPE_HEADERS,
+    query=TaskQuery,
+    responses={200: [Content(int)]},
+)
+
+SPECS = tuple(alias.spec for alias in aliases(NotificationOptions()))

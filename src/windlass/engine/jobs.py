@@ -1,232 +1,178 @@
-"""Answers to the operations on jobs: queue, look, list, count, cancel, run again, delete."""
+"""Answers to operations on stored jobs: show, result, list, count, output, messages, cancel, run again, delete."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
-from functools import partial
-from itertools import compress
 from typing import Any, NamedTuple
 
 from msgspec import Raw
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
-from windlass.engine.attending import attend_every
-from windlass.engine.desk import Desk, no_job
-from windlass.engine.drafts import check_terms, checked_parts, drafts_of
-from windlass.engine.estimates import at_the_door
-from windlass.engine.following import add
-from windlass.engine.gathering import Gathering
-from windlass.engine.sureness import accepted_all, taking
+from windlass.engine.context import POLL_EVERY, EngineContext, fence, touch_every
 from windlass.model import lifecycle, wire
-from windlass.model.errors import Invalid
-from windlass.model.job import FINISHED, Job, Reason, State
+from windlass.model.errors import Busy, Conflict, Invalid, TooLarge
+from windlass.model.job import FINISHED, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT, Job, NewChunk, Reason, State
 from windlass.model.lifecycle import ORDERS, TABLE, Move, Step, Verdict
 from windlass.model.match import Match, index_only, matches, states
 from windlass.model.names import JobKey, check_id, key_of
 from windlass.model.operations import (
     MOST_AT_ONCE,
-    Accepted,
+    Alive,
     Cancel,
     Changed,
     Count,
     Delete,
-    Enqueue,
-    Enqueued,
-    EnqueueLines,
-    EnqueueMany,
+    Delivered,
+    GetOutput,
     GetResult,
     GetStats,
     List,
     Number,
     Operation,
+    Output,
+    OutputPage,
     Page,
     QueueStats,
+    Rerun,
     Result,
-    Retry,
     Selection,
+    Send,
     Show,
     Stats,
 )
-from windlass.store import Draft, Record, Scope, Slice, end_topic
+from windlass.store import Heartbeat, ListScope, Record, RecordPage
+from windlass.store.encoding import end_topic
+from windlass.store.mailbox import MOST_COLLECTED, Posted, Reader
 
 MOST_SCANNED = 10_000
-"""Jobs looked at for one page: a rare match gives a short page that says where to go on."""
+"""Jobs scanned for one page: a rare match gives a short page with a cursor."""
 
-LOOK_AGAIN = 1.0
-"""Seconds after which whoever waits looks for itself: a notice may be lost."""
-
-
-async def enqueue(desk: Desk, operation: Enqueue) -> Accepted:
-    (new,) = drafts_of(desk, operation)
-    await check_terms(desk, [new], "job")
-    with accepted_all([new.id]):
-        record, created = await _gathering(desk).add(new)
-        if record is None and not created:  # what was there under its id has just ended and left no record
-            record, created = await _gathering(desk).add(new)
-    if record is None:
-        raise no_job(new.id)
-    estimate = await at_the_door(desk, record) if created else None
-    return Accepted(**{**asdict(record.job), "estimate": estimate}, created=created)
+MOST_OUTPUT_AT_ONCE = 16 * MOST_OUTPUT
+"""Bytes of output in one request."""
 
 
-def _gathering(desk: Desk) -> Gathering:
-    if desk.gathering is None:
-        desk.gathering = Gathering(partial(add, desk, surely=True), desk.store)
-    return desk.gathering
-
-
-async def enqueue_many(desk: Desk, operation: EnqueueMany) -> Enqueued:
-    parts = await checked_parts(desk, operation, partial(check_terms, desk))
-    return await _enqueue_all(desk, operation.tenant, parts)
-
-
-async def _enqueue_all(desk: Desk, tenant: str, parts: Iterable[list[Draft]]) -> Enqueued:
-    """One part after the other: a fault in the middle says which jobs were accepted."""
-    ids: list[str] = []
-    existing: list[str] = []
-    created = 0
-    for drafts in parts:
-        some = [draft.id for draft in drafts]
-        async with taking(ids, some, partial(_number_of, desk, tenant)):
-            with accepted_all(some):
-                new = await add(desk, drafts, surely=True)
-        ids += some
-        created += sum(new)
-        if not all(new):
-            made = set(compress(some, new))
-            existing += [id for id in dict.fromkeys(some) if id not in made]
-    return Enqueued(ids=ids, created=created, existing=existing)
-
-
-async def _number_of(desk: Desk, tenant: str, ids: list[str]) -> int:
-    reading = await desk.store.read([JobKey(id, tenant) for id in ids])
-    return sum(record is not None for record in reading.records)
-
-
-async def enqueue_lines(desk: Desk, operation: EnqueueLines) -> Enqueued:
-    drafts = drafts_of(desk, operation)
-    await check_terms(desk, drafts[:1], "wishes")
-    parts = (drafts[start : start + MOST_AT_ONCE] for start in range(0, len(drafts), MOST_AT_ONCE))
-    return await _enqueue_all(desk, operation.tenant, parts)
-
-
-async def show(desk: Desk, operation: Show) -> Job:
-    record = await desk.asked_for(operation.id, operation.tenant, payload=operation.payload)
+async def show(context: EngineContext, operation: Show) -> Job:
+    record = await context.find_for_owner(operation.id, operation.tenant, payload=operation.payload)
     if record.job.state not in FINISHED and operation.wait:
-        ended = await _ended(desk, record, operation.wait)
+        ended = await _ended(context, record, operation.wait)
         record = replace(record, job=ended.job)
     return record.job if record.payload is None else replace(record.job, payload=Raw(record.payload))
 
 
-async def _ended(desk: Desk, pending: Record, wait: float) -> Record:
-    """A job once it has ended, or as it is when that has taken too long."""
+async def _ended(context: EngineContext, pending: Record, wait: float) -> Record:
+    """The job once it has ended, or as it is after so many seconds."""
     loop = asyncio.get_running_loop()
     until = loop.time() + wait
     key = key_of(pending.job)
-    async with desk.store.listen([end_topic(key)]) as listener:
+    async with context.store.listen([end_topic(key)]) as listener:
         while True:
-            record = await desk.asked_for(*key)
+            record = await context.find_for_owner(*key)
             remaining = until - loop.time()
             if record.job.state in FINISHED or remaining <= 0:
                 return record
-            await listener.wait(min(LOOK_AGAIN, remaining, attend_every(record.job)))
+            await listener.wait(min(POLL_EVERY, remaining, touch_every(record.job)))
 
 
-async def get_result(desk: Desk, operation: GetResult) -> Result:
-    """Answers a pending state if the job has not ended in time."""
-    record = await desk.asked_for(operation.id, operation.tenant)
+async def get_result(context: EngineContext, operation: GetResult) -> Result:
+    """The result; without one, a pending state, if the job has not ended in time."""
+    record = await context.find_for_owner(operation.id, operation.tenant)
     if record.job.state not in FINISHED and operation.wait:
-        record = await _ended(desk, record, operation.wait)
+        record = await _ended(context, record, operation.wait)
     job = record.job
-    kept = await desk.store.result(key_of(job)) if job.state is State.SUCCEEDED else None
+    kept = await context.store.result(key_of(job)) if job.state is State.SUCCEEDED else None
     if kept is None:
         return Result(state=job.state, code=job.code, error=job.error)
     return Result(state=job.state, code=job.code, result=Raw(kept.data), content_type=kept.content_type)
 
 
-class Place(NamedTuple):
-    """Which jobs to ask a store for."""
+class PageRequest(NamedTuple):
+    """Which jobs to read from a store."""
 
-    scope: Scope
+    scope: ListScope
     after: str | None
     size: int
 
 
-async def list_jobs(desk: Desk, operation: List) -> Page:
+async def list_jobs(context: EngineContext, operation: List) -> Page:
     match = operation.match
-    scope = Scope(operation.tenant, match.queue, states(match), newest_first=operation.order == "newest")
+    scope = ListScope(operation.tenant, match.queue, states(match), newest_first=operation.order == "newest")
     found: list[Job] = []
     after, scanned, size = operation.after, 0, operation.limit
     while True:
-        piece, matching = await _fitting(desk, match, Place(scope, after, size), operation.limit - len(found))
+        room = operation.limit - len(found)
+        piece, matching = await _read_page(context, match, PageRequest(scope, after, size), room)
         found += [record.job for record in matching]
         after, scanned = piece.next, scanned + max(len(piece.records), MOST_SCANNED // 100)
         if after is None or len(found) == operation.limit or scanned >= MOST_SCANNED:
             return Page(jobs=found, next=after)
         if len(matching) < len(piece.records):
-            size = min(2 * size, MOST_AT_ONCE)  # what is rare is looked for in larger steps
+            size = min(2 * size, MOST_AT_ONCE)  # rare matches: scan in larger steps
 
 
-async def _fitting(desk: Desk, match: Match, place: Place, room: int) -> tuple[Slice, list[Record]]:
-    """The slice of a place, and the jobs in it that match; cut short where there is no room for all that do."""
+async def _read_page(
+    context: EngineContext, match: Match, request: PageRequest, room: int
+) -> tuple[RecordPage, list[Record]]:
+    """The page, and the jobs in it that match; a shorter page if more match than there is room for."""
     while True:
-        piece = await desk.store.page(place.scope, place.after, place.size)
-        matching = await _matching(desk, match, piece.records)
+        piece = await context.store.page(request.scope, request.after, request.size)
+        matching = await _matching(context, match, piece.records)
         if len(matching) <= room:
             return piece, matching
-        # Only a store can say where to go on: so it is asked again for what ends with the last that fits.
+        # Only the store knows the cursor, so it is asked again for a page that ends with the last job that fits.
         keys = [key_of(record.job) for record in piece.records]
-        place = place._replace(size=1 + keys.index(key_of(matching[room - 1].job)))
+        request = request._replace(size=1 + keys.index(key_of(matching[room - 1].job)))
 
 
-async def count(desk: Desk, operation: Count) -> Number:
+async def count(context: EngineContext, operation: Count) -> Number:
     match = operation.match
     if index_only(match):
         wanted = states(match)
         return Number(
             count=sum(
                 tally.count
-                for tally in await desk.store.tally(operation.tenant)
+                for tally in await context.store.count_jobs(operation.tenant)
                 if tally.state in wanted and match.queue in (None, tally.queue) and match.task in (None, tally.task)
             )
         )
-    return Number(count=sum([len(records) async for records in _scan(desk, operation.tenant, match, states(match))]))
+    return Number(count=sum([len(records) async for records in _scan(context, operation.tenant, match, states(match))]))
 
 
-async def _scan(desk: Desk, tenant: str, match: Match, wanted: frozenset[State]) -> AsyncIterator[list[Record]]:
-    """All matching jobs in those states, some at a time, in constant space."""
-    scope, after = Scope(tenant, match.queue, wanted), None
+async def _scan(
+    context: EngineContext, tenant: str, match: Match, wanted: frozenset[State]
+) -> AsyncIterator[list[Record]]:
+    """All matching jobs in those states, page by page, in constant space."""
+    scope, after = ListScope(tenant, match.queue, wanted), None
     while True:
-        piece = await desk.store.page(scope, after, MOST_AT_ONCE)
-        if records := await _matching(desk, match, piece.records):
+        piece = await context.store.page(scope, after, MOST_AT_ONCE)
+        if records := await _matching(context, match, piece.records):
             yield records
         if (after := piece.next) is None:
             return
 
 
-async def _matching(desk: Desk, match: Match, records: list[Record]) -> list[Record]:
+async def _matching(context: EngineContext, match: Match, records: list[Record]) -> list[Record]:
     if not match.payload:
         return [record for record in records if matches(match, record.job)]
-    # Payload fields are asked for last: only of jobs that everything else admits is the payload read.
+    # Payloads are read last, and only of jobs that match in everything else.
     bare = replace(match, payload={})
     likely = [key_of(record.job) for record in records if matches(bare, record.job)]
-    reading = await desk.store.read(likely, payload=True)
-    return [record for record in reading.records if record and matches(match, record.job, _inside(record))]
+    reading = await context.store.read(likely, payload=True)
+    return [record for record in reading.records if record and matches(match, record.job, _payload_value(record))]
 
 
-def _inside(record: Record) -> object:
+def _payload_value(record: Record) -> object:
     try:
         return wire.value(record.payload or b"", record.job.content_type)
     except Invalid:
-        return None  # whatever this is, it has no fields
+        return None  # it has no fields to match
 
 
-async def get_stats(desk: Desk, operation: GetStats) -> Stats:
+async def get_stats(context: EngineContext, operation: GetStats) -> Stats:
     found: dict[tuple[str, str, str], dict[State, int]] = {}
-    for tally in await desk.store.tally(operation.tenant):
+    for tally in await context.store.count_jobs(operation.tenant):
         found.setdefault((tally.tenant, tally.queue, tally.task), {})[tally.state] = tally.count
     ended: dict[tuple[str, str, str], dict[Verdict, int]] = {}
-    for ran in await desk.outcomes.outcomes(operation.tenant):
+    for ran in await context.outcomes.outcomes(operation.tenant):
         ended.setdefault((ran.tenant, ran.queue, ran.task), {})[ran.outcome] = ran.count
     return Stats(
         queues=[
@@ -242,75 +188,149 @@ async def get_stats(desk: Desk, operation: GetStats) -> Stats:
     )
 
 
+# Output and messages
+
+
+async def output(context: EngineContext, operation: Output) -> None:
+    job = (await context.find(operation.id, operation.tenant)).job
+    chunk = NewChunk(stream=operation.stream, data=operation.data)
+    touch = Heartbeat(job.id, job.tenant, fence(operation.token), output=[chunk])
+    (touched,) = await context.writes.touch([touch], context.settings.lease)
+    if not touched.held:
+        raise Conflict(f"job {operation.id} is not held under this token: stop it and report nothing", at="token")
+
+
+async def get_output(context: EngineContext, operation: GetOutput) -> OutputPage:
+    # The state is read first: all output of an ended job is stored by then.
+    record = await context.find_for_owner(operation.id, operation.tenant)
+    chunks = await context.store.output(key_of(record.job), operation.after, operation.limit)
+    return OutputPage(
+        chunks=chunks,
+        next=chunks[-1].n if chunks else operation.after,
+        ended=record.job.state in FINISHED,
+    )
+
+
+def check_output(items: Sequence[Alive]) -> None:
+    """Refuse more output than fits into one request."""
+    together = 0
+    for place, item in enumerate(items):
+        size = sum(len(chunk.data) for chunk in item.output)
+        together += size
+        if size > MOST_OUTPUT:
+            raise TooLarge(
+                f"{size} bytes of output at once, at most {MOST_OUTPUT} of one job are kept",
+                at=f"jobs[{place}].output",
+            )
+    if together > MOST_OUTPUT_AT_ONCE:
+        raise TooLarge(
+            f"{together} bytes of output in one request, at most {MOST_OUTPUT_AT_ONCE} are allowed", at="jobs"
+        )
+
+
+async def send(context: EngineContext, operation: Send) -> None:
+    record = await context.find(operation.id, operation.tenant)
+    if not record.job.input:
+        raise Conflict(f"job {operation.id} takes no input: it must be queued with input=true", at="id")
+    match await context.mailbox.post(key_of(record.job), operation.data):
+        case Posted.FULL:
+            most = f"{MOST_MESSAGES} messages or {MOST_INPUT} bytes"
+            raise Busy(f"job {operation.id} has not read its earlier messages: at most {most} wait", at="data")
+        case Posted.ENDED:
+            raise Conflict(f"job {operation.id} has ended: it takes no more input", at="id")
+
+
+async def deliveries(context: EngineContext, jobs: Sequence[Alive], tenants: Sequence[str]) -> list[Delivered]:
+    """Messages to these jobs that their worker does not have yet; if there are too many, the first of them."""
+    readers = [
+        Reader(item.id, tenant, fence(item.token), item.heard)
+        for item, tenant in zip(jobs, tenants, strict=True)
+        if item.heard is not None
+    ]
+    if not readers:
+        return []
+    found: list[Delivered] = []
+    room = MOST_COLLECTED
+    for reader, messages in zip(readers, await context.mailbox.collect(readers), strict=True):
+        for message in messages:
+            room -= len(message.data)
+            if room >= 0:
+                found.append(Delivered(id=reader.id, n=message.n, data=message.data))
+    return found
+
+
+# Bulk actions
+
+
 Action = Callable[[Job], Move | None]
-"""What an action does to one job; null = nothing to do."""
+"""The move of an action on one job; null = none."""
 
 
-def _cancelling(job: Job) -> Move | None:
+def _cancel(job: Job) -> Move | None:
     ordered = job.state is State.RUNNING and job.reason in ORDERS
     return lifecycle.cancel(job) if (job.state, Step.CANCEL) in TABLE and not ordered else None
 
 
-def _retrying(job: Job) -> Move | None:
+def _rerun(job: Job) -> Move | None:
     return lifecycle.rerun(job) if (job.state, Step.RERUN) in TABLE else None
 
 
-def _deleting(job: Job) -> Move | None:
-    doomed = job.state is State.RUNNING and job.reason is Reason.DELETED
-    return None if doomed else lifecycle.delete(job)
+def _delete(job: Job) -> Move | None:
+    ordered = job.state is State.RUNNING and job.reason is Reason.DELETED
+    return None if ordered else lifecycle.delete(job)
 
 
-def _selecting(action: Action, step: Step) -> Callable[[Desk, Selection], Awaitable[Changed]]:
-    """The answer to an operation that does this to the jobs it selects."""
+def _bulk(action: Action, step: Step) -> Callable[[EngineContext, Selection], Awaitable[Changed]]:
+    """The answer to an operation that applies an action to the jobs it selects."""
     possible = frozenset(state for state, allowed in TABLE if allowed is step)
 
-    async def answer(desk: Desk, operation: Selection) -> Changed:
+    async def answer(context: EngineContext, operation: Selection) -> Changed:
         if (operation.ids is None) == (operation.match is None):
-            raise Invalid("say which jobs are meant: by ids, or by match", at="ids")
+            raise Invalid("select jobs either by ids or by match", at="ids")
         if operation.ids is not None:
-            return Changed(changed=await _act_on_ids(desk, operation, operation.ids, action))
+            return Changed(changed=await _act_on_ids(context, operation, operation.ids, action))
         match = operation.match or Match()
         changed = 0
-        async for records in _scan(desk, operation.tenant, match, states(match) & possible):
+        async for records in _scan(context, operation.tenant, match, states(match) & possible):
             keys = [key_of(record.job) for record in records]
-            changed += await _act(desk, operation, keys, action, match)
+            changed += await _act(context, operation, keys, action, match)
         return Changed(changed=changed)
 
     return answer
 
 
-async def _act_on_ids(desk: Desk, operation: Selection, ids: list[str], action: Action) -> int:
+async def _act_on_ids(context: EngineContext, operation: Selection, ids: list[str], action: Action) -> int:
     for place, id in enumerate(ids):
         check_id(id, at=f"ids[{place}]")
     if len(ids) == 1:
-        await desk.find(ids[0], operation.tenant)
-    keys = [key for key in await desk.keys(ids, operation.tenant) if key is not None]
-    return await _act(desk, operation, keys, action, Match())
+        await context.find(ids[0], operation.tenant)
+    keys = [key for key in await context.keys(ids, operation.tenant) if key is not None]
+    return await _act(context, operation, keys, action, Match())
 
 
-async def _act(desk: Desk, operation: Selection, keys: list[JobKey], action: Action, match: Match) -> int:
-    bare = replace(match, payload={})  # the payload of a job never changes: it need not be looked at again
+async def _act(context: EngineContext, operation: Selection, keys: list[JobKey], action: Action, match: Match) -> int:
+    bare = replace(match, payload={})  # a payload never changes: it was matched before
 
     def decide(record: Record, _: datetime) -> Move | None:
         job = record.job
         return action(job) if matches(bare, job) else None
 
     if not operation.dry_run:
-        return len(await desk.settle(keys, decide))
-    reading = await desk.store.read(list(dict.fromkeys(keys)))
+        return len(await context.move_jobs(keys, decide))
+    reading = await context.store.read(list(dict.fromkeys(keys)))
     return sum(record is not None and decide(record, reading.now) is not None for record in reading.records)
 
 
-ANSWERS: dict[type[Operation[Any]], Callable[[Desk, Any], Awaitable[Any]]] = {
-    Enqueue: enqueue,
-    EnqueueMany: enqueue_many,
-    EnqueueLines: enqueue_lines,
+ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any]]] = {
     Show: show,
     GetResult: get_result,
     List: list_jobs,
     Count: count,
-    Cancel: _selecting(_cancelling, Step.CANCEL),
-    Retry: _selecting(_retrying, Step.RERUN),
-    Delete: _selecting(_deleting, Step.DELETE),
+    Cancel: _bulk(_cancel, Step.CANCEL),
+    Rerun: _bulk(_rerun, Step.RERUN),
+    Delete: _bulk(_delete, Step.DELETE),
     GetStats: get_stats,
+    Output: output,
+    GetOutput: get_output,
+    Send: send,
 }

@@ -1,235 +1,283 @@
-"""The periodic duties: promote, reclaim, expire, abandon, follow, look after blocked jobs, purge; and flow control's.
+"""Upkeep: the periodic duties of an engine.
 
-Each duty takes one bounded step and says how much it did, so that a backlog is worked off without a pause and an idle
-queue costs next to nothing. Any number of processes may keep house at once: every step is guarded by the store.
+Promote, reclaim, expire, abandon, resolve dependencies, purge; and the duties of flow control and estimates. Each duty
+takes one bounded step and returns how much it did, so that a backlog is worked off without a pause and an idle queue
+costs next to nothing. Any number of processes may do upkeep at once: the store guards every step.
 """
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from msgspec.structs import replace
 
-from windlass.engine import Engine
-from windlass.engine.following import follow_up, unblock
-from windlass.engine.forecasts import foretell
-from windlass.engine.jobs import LOOK_AGAIN
-from windlass.engine.promises import keep_promises, learn_run_times
-from windlass.engine.rules import keep_caps, sort_out
-from windlass.engine.tiers import attend_all
-from windlass.engine.vigil import Vigil
+from windlass.engine import new_jobs
+from windlass.engine.context import POLL_EVERY
+from windlass.engine.dependencies import then_jobs, unblock
+from windlass.engine.engine import Engine
+from windlass.engine.estimate.forecast import refresh_forecasts
+from windlass.engine.estimate.learn import learn_run_times, measure_accuracy
+from windlass.engine.flow.apply import regroup_jobs, update_tier_caps
+from windlass.engine.flow.tiers import rebalance_all
 from windlass.model import lifecycle
 from windlass.model.errors import PartAway, WindlassError
 from windlass.model.job import State
 from windlass.model.lifecycle import Move
-from windlass.model.names import EVERY_TENANT, key_of, part_of
+from windlass.model.names import EVERY_TENANT, JobKey, key_of, part_of
 from windlass.model.ports import Clock
-from windlass.store import MOST_CHILDREN, Listener, Overdue, Reading, Record, Ripe, Scope, Sweep
+from windlass.store import MOST_CHILDREN, CompletedParent, Listener, ListScope, Overdue, Reading, Record, Sweep
 
 log = logging.getLogger("windlass.upkeep")
 
 Duty = Callable[[Engine], Awaitable[int]]
-Pause = float | Callable[[], float]
-"""Seconds between two rounds; or who knows them after each."""
+Interval = float | Callable[[], float]
+"""Seconds between two rounds, or a function that returns them after each round."""
 
 STEP = 500
-"""Jobs that one step of a duty takes on."""
+"""Jobs of one step."""
 
-SHY = 4
-"""Looks at which whoever was not the quickest leaves scheduled jobs to others: a second."""
+MOST_PARENTS = 100
+"""Completed parents of one step: each may have a hundred children."""
 
-AT_LEAST_APART = 0.01
-"""Seconds between two looks at scheduled jobs, however many of them come due."""
+BACK_OFF_ROUNDS = 4
+"""Rounds for which a process that was not the first to promote leaves scheduled jobs to others: a second."""
+
+LEAST_PAUSE = 0.01
+"""Seconds between two looks at scheduled jobs, however many are due."""
 
 TIMERS_EARLY = 0.001
 """Seconds by which an event loop may be early."""
 
-MOST_RIPE = 100
-"""The same where each of them may wait for a hundred others."""
+AWAY = 3.0
+"""Seconds without an answer after which the store may have been away, at least. One answer may get lost."""
+
+SETTLE = 2.0
+"""Seconds that workers get to renew their leases afterwards, at least: they retry every half second."""
 
 
 async def promote(engine: Engine) -> int:
-    """Queue scheduled jobs whose time has come."""
-    return len(await engine.desk.store.sweep(Sweep.RUN, STEP))
+    """Queue scheduled jobs that are due."""
+    return len(await engine.context.writes.sweep(Sweep.RUN, STEP))
 
 
-class Promoting:
-    """The same in time: knows when the next job is due, and wants to be called again then, or after `pause` seconds.
+class TimedPromote:
+    """Promotes on time: waits exactly for the next due job if that is sooner than the next round.
 
-    Of those who keep house at once one is the quickest. The others were called in vain, and only look for a while.
+    Of several processes one is the first. The others found nothing to do, and back off for some rounds.
     """
 
     __name__ = promote.__name__
 
     def __init__(self) -> None:
         self.pause = DUTIES[promote]
+        """Seconds until the next round."""
         self._awaited = False
-        """Whether it has waited for the time of a job."""
-        self._shy = 0
-        """Looks at which it leaves the next job to others, unless that is overdue."""
+        """Whether it has waited for a due time."""
+        self._back_off = 0
+        """Rounds for which it leaves the next job to others, unless the job is overdue."""
 
     async def __call__(self, engine: Engine) -> int:
         awaited, self._awaited = self._awaited, False
         self.pause = DUTIES[promote]
-        due_in = 0.0 if awaited else await engine.desk.timetable.next_run()
+        due_in = 0.0 if awaited else await engine.context.timetable.next_run()
         if due_in == 0:
             done = await promote(engine)
-            self._shy = 0 if done else SHY
-            self.pause = AT_LEAST_APART if done else self.pause
+            self._back_off = 0 if done else BACK_OFF_ROUNDS
+            self.pause = LEAST_PAUSE if done else self.pause
             return done
-        if self._shy:
-            self._shy -= 1
+        if self._back_off:
+            self._back_off -= 1
         elif due_in is not None and due_in < self.pause:
             self._awaited, self.pause = True, due_in + TIMERS_EARLY
         return 0
 
 
 async def reclaim(engine: Engine) -> int:
-    """Take jobs back whose worker was not heard of for a whole lease."""
-    return await _take_back(engine, await engine.desk.store.overdue(Overdue.LEASE, STEP))
+    """Reclaim jobs whose lease ran out."""
+    return await _reclaim(engine, await engine.context.store.overdue(Overdue.LEASE, STEP))
 
 
-def reclaiming(lease: float, *, trusting: bool) -> Duty:
-    """The same, but nothing while workers may not have been able to make themselves heard.
+class ReclaimGuard:
+    """A grace period after an outage, before jobs are reclaimed.
 
-    Each part of a store may be away on its own. `trusting`: not the parts that answer at first.
+    While the store is away no worker can renew, and all leases run out. So jobs are reclaimed only after the store has
+    answered for a while without a break. Knows only when the store answered, by the store's clock.
     """
-    vigils: dict[int, Vigil] = {}
+
+    def __init__(self, lease: float, *, trust_first: bool = False) -> None:
+        """`trust_first`: no grace period before the first answer."""
+        # A break much shorter than a lease ends no lease. Workers on a dead connection need seconds to notice.
+        self._away = timedelta(seconds=max(AWAY, lease / 3))
+        self._settle = timedelta(seconds=max(SETTLE, lease / 2))
+        self._trust_first = trust_first
+        self._last: datetime | None = None
+        self._since: datetime | None = None
+
+    def may_reclaim(self, now: datetime) -> bool:
+        """Record an answer at the store's time; whether jobs may be reclaimed.
+
+        A clock that jumps forward ends leases as an outage does. One that jumps back must not prolong the grace period.
+        """
+        first = self._last is None
+        if self._last is None or abs(now - self._last) > self._away:
+            self._since = None if first and self._trust_first else now
+        self._last = now
+        return self._since is None or now - self._since >= self._settle
+
+
+def guarded_reclaim(lease: float, *, trust_first: bool) -> Duty:
+    """Reclaims, except in partitions of the store that were away until a moment ago.
+
+    `trust_first`: no grace period for partitions that answer in the first round.
+    """
+    guards: dict[int, ReclaimGuard] = {}
 
     async def reclaim(engine: Engine) -> int:
-        reading = await engine.desk.store.overdue(Overdue.LEASE, STEP)
-        at_first = not vigils
+        reading = await engine.context.store.overdue(Overdue.LEASE, STEP)
+        first_round = not guards
         for part in reading.answered:
-            if part not in vigils:
-                vigils[part] = Vigil(lease, trusting=trusting and at_first)
-        settled = {part for part in reading.answered if vigils[part].answered(reading.now)}
+            if part not in guards:
+                guards[part] = ReclaimGuard(lease, trust_first=trust_first and first_round)
+        settled = {part for part in reading.answered if guards[part].may_reclaim(reading.now)}
         if len(settled) == reading.parts:
-            return await _take_back(engine, reading)
+            return await _reclaim(engine, reading)
         ready = [one for one in reading.records if one is not None and part_of(one.job.id, reading.parts) in settled]
-        return await _take_back(engine, replace(reading, records=ready))
+        return await _reclaim(engine, replace(reading, records=ready))
 
     return reclaim
 
 
-async def _take_back(engine: Engine, reading: Reading) -> int:
+async def _reclaim(engine: Engine, reading: Reading) -> int:
     if not reading.records:
         return 0
-    regime = await engine.desk.regimes.refreshed()
+    config = await engine.context.flow_config.refreshed()
 
     def lost(record: Record, now: datetime) -> Move:
-        return lifecycle.lose(record.job, now, regime.settings(record.job.tenant, record.job.queue).on_lost)
+        return lifecycle.lose(record.job, now, config.settings(record.job.tenant, record.job.queue).on_lost)
 
-    return await engine.desk.settle_read(reading.records, reading.now, lost)
+    return await engine.context.move_records(reading.records, reading.now, lost)
 
 
 async def expire(engine: Engine) -> int:
-    """End jobs that nobody started in time."""
+    """End jobs that did not start in time."""
 
     def expired(record: Record, now: datetime) -> Move:
         return lifecycle.expire(record.job, now)
 
-    reading = await engine.desk.store.overdue(Overdue.WAIT, STEP)
-    return await engine.desk.settle_read(reading.records, reading.now, expired)
+    reading = await engine.context.store.overdue(Overdue.WAIT, STEP)
+    return await engine.context.move_records(reading.records, reading.now, expired)
 
 
 async def abandon(engine: Engine) -> int:
-    """Cancel jobs that nobody asked for."""
+    """Cancel jobs whose owner timeout ran out."""
 
     def abandoned(record: Record, _: datetime) -> Move:
         return lifecycle.abandon(record.job)
 
-    reading = await engine.desk.store.overdue(Overdue.OWNER, STEP)
-    return await engine.desk.settle_read(reading.records, reading.now, abandoned)
+    reading = await engine.context.store.overdue(Overdue.OWNER, STEP)
+    return await engine.context.move_records(reading.records, reading.now, abandoned)
 
 
 async def purge(engine: Engine) -> int:
-    """Drop finished jobs that have been kept long enough, and results that have."""
-    return len(await engine.desk.store.sweep(Sweep.KEEP, STEP))
+    """Delete finished jobs and results whose retention is over."""
+    return len(await engine.context.writes.sweep(Sweep.KEEP, STEP))
 
 
-async def follow(engine: Engine) -> int:
-    """Queue what was to follow jobs that have ended, and decide those that waited for them."""
-    ripe = await engine.desk.store.ripe([], MOST_RIPE)
-    if ripe:
-        await _follow_up(engine, ripe)
-    crowded = len(ripe) == MOST_RIPE or any(len(one.children) == MOST_CHILDREN for one in ripe)
-    return STEP if crowded else len(ripe)
+async def resolve_dependencies(engine: Engine) -> int:
+    """Add the `then` jobs of completed parents, and decide the jobs that waited for them."""
+    parents = await engine.context.store.completed_parents([], MOST_PARENTS)
+    if parents:
+        await _resolve_each(engine, parents)
+    more = len(parents) == MOST_PARENTS or any(len(one.children) == MOST_CHILDREN for one in parents)
+    return STEP if more else len(parents)
 
 
-async def _follow_up(engine: Engine, ripe: Sequence[Ripe]) -> None:
-    """Where what follows one of them lies in a part of the store that is away, it does not hold up the others."""
+async def _resolve_each(engine: Engine, parents: Sequence[CompletedParent]) -> None:
+    """A child in a partition that is away does not hold up the children of other parents."""
     try:
-        await follow_up(engine.desk, ripe)
+        await _resolve(engine, parents)
     except PartAway as fault:
-        late = [one for one in ripe if not await _is_followed(engine, one)]
+        late = [one for one in parents if not await _is_resolved(engine, one)]
         if late:
-            raise PartAway(f"what is to follow {len(late)} jobs waits: {fault}") from fault
+            raise PartAway(f"the children of {len(late)} jobs wait: {fault}") from fault
 
 
-async def _is_followed(engine: Engine, one: Ripe) -> bool:
+async def _is_resolved(engine: Engine, parent: CompletedParent) -> bool:
     try:
-        await follow_up(engine.desk, [one])
+        await _resolve(engine, [parent])
     except PartAway:
         return False
     return True
 
 
-async def look_after(engine: Engine) -> int:
-    """Decide all blocked jobs anew: whoever added one may have died before it was bound to what it waits for."""
-    counts = await engine.desk.store.tally(EVERY_TENANT)
+async def _resolve(engine: Engine, parents: Sequence[CompletedParent]) -> None:
+    """Do what is due after these parents, and remove them from the index of completed parents."""
+    await new_jobs.add(engine.context, then_jobs(parents))
+    children = [JobKey(child, one.tenant) for one in parents for child in one.children]
+    undecided = await unblock(engine.context, children)
+    done = [
+        replace(one, children=[child for child in one.children if JobKey(child, one.tenant) not in undecided])
+        for one in parents
+    ]
+    await engine.context.store.completed_parents(done, 0)
+
+
+async def recheck_blocked(engine: Engine) -> int:
+    """Decide all blocked jobs again: a process may have died between adding one and writing its dependencies."""
+    counts = await engine.context.store.count_jobs(EVERY_TENANT)
     for tenant, queue in sorted({(count.tenant, count.queue) for count in counts if count.state is State.BLOCKED}):
-        await _look_after(engine, Scope(tenant, queue, frozenset({State.BLOCKED})))
+        await _recheck_queue(engine, ListScope(tenant, queue, frozenset({State.BLOCKED})))
     return 0
 
 
-async def _look_after(engine: Engine, scope: Scope) -> None:
+async def _recheck_queue(engine: Engine, scope: ListScope) -> None:
     after = None
     while True:
-        piece = await engine.desk.store.page(scope, after, MOST_RIPE)
-        await unblock(engine.desk, [key_of(record.job) for record in piece.records])
+        piece = await engine.context.store.page(scope, after, MOST_PARENTS)
+        await unblock(engine.context, [key_of(record.job) for record in piece.records])
         if (after := piece.next) is None:
             return
 
 
-async def rouse(engine: Engine) -> int:
+async def unblock_lanes(engine: Engine) -> int:
     """Let jobs be claimed whose limit has room again, or whose pause is over."""
-    if await _is_unruled(engine):
+    if await _has_no_rules(engine):
         return 0
-    return await engine.desk.flow.rouse(STEP)
+    return await engine.context.flow.unblock_ready(STEP)
 
 
-async def sort(engine: Engine) -> int:
-    """Go on where whoever changed a limit left waiting jobs unsorted."""
-    if not await _is_unruled(engine):
-        await sort_out(engine.desk)
+async def regroup(engine: Engine) -> int:
+    """Continue the regrouping of waiting jobs after a change of limits."""
+    if not await _has_no_rules(engine):
+        await regroup_jobs(engine.context)
     return 0
 
 
-async def _is_unruled(engine: Engine) -> bool:
-    """Whether there were no rules a second ago, when `cap` looked: then nothing is held up, and nothing unsorted."""
-    return (await engine.desk.regimes.current()).rules.edition == 0
+async def _has_no_rules(engine: Engine) -> bool:
+    """Whether there were no rules a second ago, when `update_caps` looked: then no lane is blocked or regrouping."""
+    return (await engine.context.flow_config.current()).rules.edition == 0
 
 
-async def attend(engine: Engine) -> int:
-    """Take time and places from those who gave way beforehand, for jobs that wait."""
-    return await attend_all(engine.desk)
+async def rebalance(engine: Engine) -> int:
+    """Let flexible and yielding jobs make room for waiting ones."""
+    return await rebalance_all(engine.context)
 
 
-async def cap(engine: Engine) -> int:
-    """Let the caps of tiers follow the workers that come and go."""
-    return await keep_caps(engine.desk)
+async def update_caps(engine: Engine) -> int:
+    """Adapt the caps of tiers to the live workers."""
+    return await update_tier_caps(engine.context)
 
 
 async def learn(engine: Engine) -> int:
-    """Write down how long jobs ran, and how right estimates were."""
-    await learn_run_times(engine.desk)
-    return await keep_promises(engine.desk)
+    """Store learned run times and the accuracy of estimates."""
+    await learn_run_times(engine.context)
+    return await measure_accuracy(engine.context)
 
 
 async def estimate(engine: Engine) -> int:
-    """Foretell anew how long jobs wait in the queues that somebody watches."""
-    return await foretell(engine.desk)
+    """Make new forecasts of watched queues."""
+    return await refresh_forecasts(engine.context)
 
 
 DUTIES: dict[Duty, float] = {
@@ -237,68 +285,71 @@ DUTIES: dict[Duty, float] = {
     reclaim: 1.0,
     expire: 1.0,
     abandon: 1.0,
-    follow: 0.1,
-    look_after: 60.0,
+    resolve_dependencies: 0.1,
+    recheck_blocked: 60.0,
     purge: 5.0,
-    rouse: 0.25,
-    sort: 1.0,
-    attend: 0.25,
-    cap: 1.0,
+    unblock_lanes: 0.25,
+    regroup: 1.0,
+    rebalance: 0.25,
+    update_caps: 1.0,
     learn: 1.0,
     estimate: 1.0,
 }
 """Each duty and the seconds between its rounds."""
 
-TOLD: dict[Duty, str] = {follow: "house/ripe"}
-"""Duties that are told when there is something to do: what they listen to. They rest until then."""
+NOTICES: dict[Duty, str] = {resolve_dependencies: "house/ripe"}
+"""Duties that rest until a notice says that there is something to do, and its topic."""
 
 APART = 0.005
-"""Seconds between the first rounds of two duties: all at once would hold up whatever comes just then."""
+"""Seconds between the first rounds of two duties, so that they do not all start at once."""
 
 
-async def every(
-    seconds: Pause, duty: Duty, engine: Engine, clock: Clock, *, first: float = 0.0, listener: Listener | None = None
+async def repeat(
+    seconds: Interval, duty: Duty, engine: Engine, clock: Clock, *, first: float = 0.0, listener: Listener | None = None
 ) -> None:
-    """Do a duty for ever: all there is to do, then a pause; with a listener, after a round that found nothing, until
-    there is something, or may be. One failing round does not end it, whatever failed: whoever keeps house also serves
-    or works, and must not die of a duty.
+    """Do a duty until cancelled: all there is to do, then a pause. With a listener, an idle duty waits for a notice.
+
+    A failed round does not end it, whatever failed: the process also serves or works.
     """
     await clock.sleep(first)
-    told = ""
+    name = getattr(duty, "__name__", duty)
+    logged = ""
     while True:
         done = STEP
         try:
             while (done := await duty(engine)) >= STEP:
                 await clock.sleep(0)
-            told = ""
+            logged = ""
         except WindlassError as error:
-            if str(error) != told:  # a store that is away is told once by each duty, not ten times a second
-                log.warning("%s: %s", getattr(duty, "__name__", duty), error)
-            told = str(error)
+            if str(error) != logged:  # a store that is away is logged once by each duty, not ten times a second
+                log.warning("upkeep: %s: %s", name, error)
+            logged = str(error)
         except Exception:
-            log.exception("%s failed; it is tried again", getattr(duty, "__name__", duty))
+            log.exception("upkeep: %s failed and will be retried", name)
         if listener is not None and not done:
-            await listener.wait(LOOK_AGAIN)
+            await listener.wait(POLL_EVERY)
         else:
             await clock.sleep(seconds() if callable(seconds) else seconds)
 
 
-async def whenever(topic: str, seconds: float, duty: Duty, engine: Engine, clock: Clock, *, first: float) -> None:
-    """Do a duty for ever, each time that something is told of under a topic."""
-    async with engine.desk.store.listen([topic]) as listener:
-        await every(seconds, duty, engine, clock, first=first, listener=listener)
+async def repeat_on_notice(
+    topic: str, seconds: float, duty: Duty, engine: Engine, clock: Clock, *, first: float
+) -> None:
+    """Do a duty until cancelled, each time a notice comes under a topic."""
+    async with engine.context.store.listen([topic]) as listener:
+        await repeat(seconds, duty, engine, clock, first=first, listener=listener)
 
 
-async def keep_house(engine: Engine, clock: Clock, *, briefly: bool = False) -> None:
-    """All duties at once, until cancelled. `briefly`: whoever does so may be gone soon, and waits for nobody."""
-    promoting = Promoting()
-    patient = reclaiming(engine.desk.settings.lease, trusting=briefly)
+async def run_upkeep(engine: Engine, clock: Clock, *, short_lived: bool = False) -> None:
+    """All duties at once, until cancelled. `short_lived`: the process may end soon, so reclaim without grace period."""
+    timed_promote = TimedPromote()
+    guarded = guarded_reclaim(engine.context.settings.lease, trust_first=short_lived)
     async with asyncio.TaskGroup() as group:
         for place, (duty, seconds) in enumerate(DUTIES.items()):
-            chosen, first = patient if duty is reclaim else duty, place * APART
-            if duty in TOLD:
-                group.create_task(whenever(TOLD[duty], seconds, chosen, engine, clock, first=first))
+            chosen, first = guarded if duty is reclaim else duty, place * APART
+            if duty in NOTICES:
+                group.create_task(repeat_on_notice(NOTICES[duty], seconds, chosen, engine, clock, first=first))
             elif duty is promote:
-                group.create_task(every(lambda: promoting.pause, promoting, engine, clock, first=first))
+                group.create_task(repeat(lambda: timed_promote.pause, timed_promote, engine, clock, first=first))
             else:
-                group.create_task(every(seconds, chosen, engine, clock, first=first))
+                group.create_task(repeat(seconds, chosen, engine, clock, first=first))

@@ -10,19 +10,19 @@ from windlass.model.job import MOST_THEN, NOTHING, NewJob
 from windlass.model.names import check_content_type, check_file_name, check_id, check_mark
 
 
-class Sound(list[NewJob]):
-    """Jobs that may be taken in where payloads of so many bytes may: nobody need look at them again."""
+class ValidatedJobs(list[NewJob]):
+    """Jobs that were validated against a payload bound: an engine with the same bound need not check them again."""
 
     def __init__(self, most_payload: int, news: Iterable[NewJob] = ()) -> None:
         super().__init__(news)
         self.most_payload = most_payload
 
-    def part(self, start: int, end: int) -> "Sound":
-        return Sound(self.most_payload, self[start:end])
+    def part(self, start: int, end: int) -> "ValidatedJobs":
+        return ValidatedJobs(self.most_payload, self[start:end])
 
 
 def check_new(new: NewJob, most_payload: int, at: str) -> NewJob:
-    """The same job, if all of it may be; else the fault is told with the path of its field."""
+    """The same job if it is valid; else raises with the path of the field at fault."""
     try:
         sound = wire.checked_job(new)
         check_content_type(sound.content_type)
@@ -48,11 +48,11 @@ def check_new(new: NewJob, most_payload: int, at: str) -> NewJob:
     return sound
 
 
-def check_all(news: Sequence[NewJob], most_payload: int, at: Callable[[int], str]) -> Sound:
+def check_all(news: Sequence[NewJob], most_payload: int, at: Callable[[int], str]) -> ValidatedJobs:
     """The same for several. Neighbours mostly ask for the same: that is looked at once."""
-    if isinstance(news, Sound) and news.most_payload <= most_payload:
+    if isinstance(news, ValidatedJobs) and news.most_payload <= most_payload:
         return news
-    found = Sound(most_payload)
+    found = ValidatedJobs(most_payload)
     before: tuple[NewJob, type] | None = None
     for place, new in enumerate(news):
         asked = replace(new, id=None, payload=NOTHING), type(new.id)

@@ -1,4 +1,4 @@
-"""What a field may be, where it is one of a few words: for whoever sent another one.
+"""The allowed values of a field that is one of a few words: for the error that names them.
 
 Knows declared types and a decoder's way to name a place in them (`jobs[0].then.keep_result`). Only asked when something
 is wrong.

@@ -2,9 +2,9 @@
 
 WindlassError
 ├── Invalid          400  what was sent cannot be understood
-├── Unauthenticated  401  nobody said who asks
-├── Denied           403  whoever asks may not
-├── Missing          404  there is no such thing (or it is somebody else's)
+├── Unauthenticated  401  the request has no valid token
+├── Denied           403  the token does not allow this
+├── Missing          404  there is no such thing (or it belongs to another tenant)
 ├── Conflict         409  it is not in a state that allows this
 ├── TooLarge         413  more bytes or items than allowed
 ├── Busy             429  too much at once: ask again later
@@ -91,7 +91,7 @@ class WindlassError(Exception):
 
 
 class Invalid(WindlassError):
-    """What was sent cannot be understood: mend the field named by `at` and send it again."""
+    """The request is invalid: correct the field named by `at` and send it again."""
 
     code, title, status, exit_status = "invalid", "Invalid request", 400, 2
 

@@ -19,7 +19,7 @@ class Why(StrEnum):
     JOBS = "jobs"
     """Other jobs, which must succeed first."""
     PAUSE = "pause"
-    """Somebody to let its queue, its task or its limit go on."""
+    """For its queue, its task or its limit to be resumed."""
     WORKER = "worker"
     """A worker: no live one takes jobs from its queue."""
     HANDLER = "handler"
@@ -30,7 +30,7 @@ class Estimate(Struct, frozen=True, kw_only=True, gc=False):
     """How long a job will still wait."""
 
     seconds: float | None = None
-    """Until it starts; null = nobody can say, or it waits no more."""
+    """Until it starts; null = unknown, or it no longer waits."""
     position: int | None = None
     """Its place in its queue, from 1; null = it is not in line (yet)."""
     why: Why | None = None
@@ -43,10 +43,10 @@ class QueueEstimate(Struct, frozen=True, kw_only=True):
     """How long jobs of a queue wait."""
 
     seconds: float | None = None
-    """Until a job that came now would start; null = nobody can say."""
+    """Until a job that is enqueued now would start; null = unknown."""
     waiting: int = 0
     """How many jobs wait."""
     why: Why | None = None
-    """What the newcomer would wait for; null = for nothing."""
+    """What that job would wait for; null = for nothing."""
     error: float | None = None
-    """By which part of the real wait estimates here were wrong lately: the median; null = none has come true yet."""
+    """Median error of recent estimates here, as a part of the actual wait; null = none is known yet."""

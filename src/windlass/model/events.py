@@ -1,6 +1,6 @@
-"""Events: what happens to a job, as those who follow it are told, and how that lies in a stream of server-sent events.
+"""Events: what happens to jobs, and how events are encoded as server-sent events and JSON lines.
 
-Knows the names and forms. An event tells of the job as it is; what happened between two looks is told as its last
+Knows the names and forms. An event shows the job as it is; what happened between two reads is reported as its last
 state.
 """
 
@@ -50,13 +50,13 @@ NAMES: tuple[EventName, ...] = (
 """Those of a job. Only those who watch many hear of `deleted`, and of `gap`: that some events were missed."""
 
 ALONE = ("estimate", "output")
-"""Those that are told only to who follows the job."""
+"""Those that only followers of that job receive."""
 
 MOST_ID = 60
 
 
-class Piece(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A piece of output as it is told: as text, or as bytes where it is not UTF-8."""
+class OutputData(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A chunk of output in an event: as text, or as bytes where it is not UTF-8."""
 
     n: int
     attempt: int
@@ -72,7 +72,7 @@ class Piece(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.text.encode() if self.text is not None else b64decode(self.base64 or "")
 
 
-class Gone(Struct, frozen=True):
+class DeletedJob(Struct, frozen=True):
     """A job whose record was dropped or deleted: what is still known of it."""
 
     id: str
@@ -83,13 +83,13 @@ class Gone(Struct, frozen=True):
     """The last that it was in."""
 
 
-class Place(Struct, frozen=True):
-    """How far somebody has followed a job: it is the id of an event, and where to go on after it."""
+class EventCursor(Struct, frozen=True):
+    """How far a follower has read a job's events: the id of an event, and where to continue after it."""
 
     after: int = 0
     """The number of the last piece of output."""
     told: str = ""
-    """What was last told of its state."""
+    """The last state event that was sent."""
     attempt: int = 0
 
     def __str__(self) -> str:
@@ -104,34 +104,34 @@ class Event(Struct, frozen=True, kw_only=True):
     """Sent as `Last-Event-ID`, it says where to go on; empty where there is no going back."""
     job: Job | None = None
     """The job as it is now; null for an estimate, for output, for one that is gone, and for a gap."""
-    chunk: Piece | None = None
+    chunk: OutputData | None = None
     """A piece of output."""
     estimate: Estimate | None = None
     """How long the job will still wait."""
-    gone: Gone | None = None
+    gone: DeletedJob | None = None
     """What is left to say of a job that is deleted."""
 
 
-News = tuple[Event, Chunk | None]
+EventWithOutput = tuple[Event, Chunk | None]
 """An event and, if it is of output, the bytes."""
 
 
-class Watching(Protocol):
-    """Somebody who watches."""
+class EventSubscription(Protocol):
+    """One subscription to events."""
 
     async def take(self, seconds: float) -> list[Event]:
         """All that has happened since, waiting so long for it."""
         ...
 
 
-class Newsroom(Protocol):
-    """Tells what happens to jobs."""
+class LiveEvents(Protocol):
+    """Streams events of jobs, in this process."""
 
-    def follow(self, job: Job, place: Place) -> AsyncGenerator[News | None, None]:
+    def follow(self, job: Job, cursor: EventCursor) -> AsyncGenerator[EventWithOutput | None, None]:
         """What is new of a job from a place on, until it has ended; null = nothing, now and then."""
         ...
 
-    def watching(self, tenant: str, match: Match) -> AbstractAsyncContextManager[Watching]:
+    def watching(self, tenant: str, match: Match) -> AbstractAsyncContextManager[EventSubscription]:
         """What happens to all matching jobs from now on."""
         ...
 
@@ -140,10 +140,10 @@ class Newsroom(Protocol):
         ...
 
 
-class Teller(Protocol):
-    """Tells events one after the other, in process or from afar."""
+class EventSource(Protocol):
+    """Streams events one after the other, in process or over HTTP."""
 
-    def story(self, tenant: str, id: str, since: str = "") -> AsyncGenerator[Event, None]:
+    def follow_job(self, tenant: str, id: str, since: str = "") -> AsyncGenerator[Event, None]:
         """Those of one job, after the event with this id, until it has ended."""
         ...
 
@@ -152,13 +152,13 @@ class Teller(Protocol):
         ...
 
 
-def place(id: str) -> Place:
+def cursor(id: str) -> EventCursor:
     """The place that an event's id names; what is none is the beginning."""
     after, _, rest = id.partition("-")
     told, _, attempt = rest.partition("-")
     if not (after.isascii() and after.isdecimal() and attempt.isascii() and attempt.isdecimal() and len(id) <= MOST_ID):
-        return Place()
-    return Place(min(int(after), 2**53), told, int(attempt))
+        return EventCursor()
+    return EventCursor(min(int(after), 2**53), told, int(attempt))
 
 
 def state_event(job: Job) -> EventName:
@@ -170,13 +170,13 @@ def state_event(job: Job) -> EventName:
     return "retrying" if job.attempt else "queued"
 
 
-def sacrifice(job: Job) -> EventName | None:
+def yield_event(job: Job) -> EventName | None:
     """What a running job has given for others that wait, as an event: time, or its place; null = nothing."""
     return _SACRIFICES.get(job.reason) if job.state is State.RUNNING else None
 
 
 def move_event(move: Move) -> EventName | None:
-    """What a change of a job is called as an event; null = nothing that is told."""
+    """What a change of a job is called as an event; null = no event."""
     if move.step is Step.ATTEND:
         return None
     if move.target in _ENDS:
@@ -197,43 +197,43 @@ _GIVING_WAY: dict[Step, EventName] = {Step.SHRINK: "shrunk", Step.HALT: "halted"
 _SACRIFICES: dict[Reason | None, EventName] = {Reason.SHRUNK: "shrunk", Reason.HALTED: "halted"}
 
 
-def piece(chunk: Chunk) -> Piece:
+def output_data(chunk: Chunk) -> OutputData:
     """A piece of output as text if it can be."""
     said = {"n": chunk.n, "attempt": chunk.attempt, "at": chunk.at, "stream": chunk.stream}
     try:
-        return msgspec.convert({**said, "text": chunk.data.decode()}, Piece)
+        return msgspec.convert({**said, "text": chunk.data.decode()}, OutputData)
     except UnicodeDecodeError:
-        return msgspec.convert({**said, "base64": msgspec.to_builtins(chunk.data)}, Piece)
+        return msgspec.convert({**said, "base64": msgspec.to_builtins(chunk.data)}, OutputData)
 
 
-def written(event: Event) -> bytes:
-    """An event as it lies in a stream."""
+def encode_sse(event: Event) -> bytes:
+    """An event, encoded for a stream of server-sent events."""
     id = f"id: {event.id}\n" if event.id else ""
     return b"event: %s\n%sdata: %s\n\n" % (event.name.encode(), id.encode(), data_of(event))
 
 
 def data_of(event: Event) -> bytes:
-    """What an event tells, as JSON."""
+    """The data of an event, as JSON."""
     return msgspec.json.encode(event.job or event.chunk or event.estimate or event.gone or {})
 
 
-class Line(Struct, frozen=True):
+class JsonLine(Struct, frozen=True):
     """An event as a line of its own."""
 
     event: EventName
     data: Raw
 
 
-def line(event: Event) -> bytes:
-    """An event as it lies in a stream of JSON lines."""
-    return msgspec.json.encode(Line(event.name, Raw(data_of(event)))) + b"\n"
+def encode_line(event: Event) -> bytes:
+    """An event, encoded as a JSON line."""
+    return msgspec.json.encode(JsonLine(event.name, Raw(data_of(event)))) + b"\n"
 
 
 async def read(lines: AsyncIterable[str]) -> AsyncGenerator[Event, None]:
     """The events in the lines of a stream; whatever else is there is passed over."""
     name, id, data = "", "", ""
-    async for line in lines:
-        field, _, value = line.rstrip("\r\n").partition(":")
+    async for encode_line in lines:
+        field, _, value = encode_line.rstrip("\r\n").partition(":")
         value = value.removeprefix(" ")
         match field:
             case "event":
@@ -242,7 +242,7 @@ async def read(lines: AsyncIterable[str]) -> AsyncGenerator[Event, None]:
                 id = value
             case "data":
                 data = f"{data}\n{value}" if data else value
-            case "" if not value and not line.startswith(":"):
+            case "" if not value and not encode_line.startswith(":"):
                 if name in (*NAMES, "deleted", "gap") and data:
                     yield _event(name, id, data)
                 name, data = "", ""
@@ -253,9 +253,9 @@ def _event(name: str, id: str, data: str) -> Event:
     if known == "gap":
         return Event(name=known, id=id)
     if known == "output":
-        return Event(name=known, id=id, chunk=msgspec.json.decode(data, type=Piece))
+        return Event(name=known, id=id, chunk=msgspec.json.decode(data, type=OutputData))
     if known == "estimate":
         return Event(name=known, id=id, estimate=msgspec.json.decode(data, type=Estimate))
     if known == "deleted":
-        return Event(name=known, id=id, gone=msgspec.json.decode(data, type=Gone))
+        return Event(name=known, id=id, gone=msgspec.json.decode(data, type=DeletedJob))
     return Event(name=known, id=id, job=msgspec.json.decode(data, type=Job))

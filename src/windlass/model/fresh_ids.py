@@ -1,6 +1,6 @@
 """Ids of new jobs by the thousand: what `names` does for one, without a step of Python for each.
 
-Ids that are made together differ from the first of them in nothing but their count, which lies in a UUID of version 7
+Ids that are made together differ only in their counter, which is in a UUID of version 7
 where RFC 9562 has `rand_a`, behind its time. So they ascend, and one can be looked up among them. Pure.
 """
 
@@ -47,7 +47,7 @@ def _heads(uuid7: bytes, number: int) -> Iterator[tuple[bytes, int]]:
 
 
 def text_ids(raw: bytes) -> list[str]:
-    """Any ids that lie here one after the other, as texts."""
+    """Concatenated raw ids, as texts."""
     if not raw:
         return []
     text, number = bytearray(raw.hex("-", _PAIR) + "\n", "ascii"), len(raw) // SIZE

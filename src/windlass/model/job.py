@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from windlass.model.duration import LONGEST
 from windlass.model.names import DEFAULT_QUEUE, Name
-from windlass.model.retry import EXPONENTIAL, Retry, Seconds
+from windlass.model.retry import EXPONENTIAL, RetryPolicy, Seconds
 
 
 class State(StrEnum):
@@ -36,7 +36,7 @@ FINISHED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
 
 
 class Reason(StrEnum):
-    """Why a job ended, why it waits for another run, or why a running one has been told to stop."""
+    """Why a job ended, why it waits for another run, or why a running one was ordered to stop."""
 
     ERROR = "error"
     """The task broke (5xx)."""
@@ -53,7 +53,7 @@ class Reason(StrEnum):
     DEADLINE = "deadline"
     """Its retry deadline passed."""
     EXPIRED = "expired"
-    """Nobody started it in time."""
+    """It was not started in time."""
     SHRUNK = "shrunk"
     """Its time was taken for jobs that wait."""
     HALTED = "halted"
@@ -63,9 +63,9 @@ class Reason(StrEnum):
     SNOOZED = "snoozed"
     """The task asked for a later time, without using an attempt."""
     CANCELLED = "cancelled"
-    """Somebody cancelled it."""
+    """It was cancelled by a caller."""
     DELETED = "deleted"
-    """Somebody deleted it while it ran: it is stopped and leaves no record."""
+    """It was deleted while it ran: it is stopped and leaves no record."""
     MEMORY = "memory"
     """It took more memory than its worker allows."""
     OUTPUT = "output"
@@ -75,7 +75,7 @@ class Reason(StrEnum):
     DEPENDENCY = "dependency"
     """A job that it waited for did not succeed."""
     ABANDONED = "abandoned"
-    """Nobody asked for it for longer than its submitter would have left it unattended."""
+    """Its owner did not ask for it within the `unattended` time."""
     ACCEPTED = "accepted"
     """It is safe in the server's journal, and waits for the store to answer again."""
 
@@ -101,7 +101,7 @@ LOWEST, HIGHEST = -(2**31), 2**31 - 1
 """Bounds of a priority."""
 
 Time = Annotated[datetime, Meta(tz=True)]
-"""A time that a caller sends: with its zone, or nobody knows when it is."""
+"""A time that a caller sends; it must name its time zone."""
 
 Text = Annotated[str, Meta(max_length=8192)]
 
@@ -110,11 +110,11 @@ Text = Annotated[str, Meta(max_length=8192)]
 # takes a third of the time in which many are made.
 
 
-class Wishes(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+class JobOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """What a submitter may ask of the queue for a job, whatever its task. None of it changes while the job lives."""
 
     queue: Name = DEFAULT_QUEUE
-    """The named line it waits in."""
+    """The named queue it waits in."""
     key: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
     """The caller's own name for the job; its id is derived from tenant, queue and key."""
     priority: Annotated[int, Meta(ge=LOWEST, le=HIGHEST)] = 0
@@ -129,20 +129,20 @@ class Wishes(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     """Whether it may be halted for others, and is denied rather than queued."""
     max_retry: Annotated[int, Meta(ge=0, le=1_000_000)] | None = 0
     """How many re-runs a failing job gets; null = as many as the retry deadline allows."""
-    retry: Retry = EXPONENTIAL
+    retry: RetryPolicy = EXPONENTIAL
     """When those re-runs come."""
     keep_result: KeepResult = "keep"
     """Whether the result stays with the record, is handed out once, or is dropped at once."""
     keep_result_for: Seconds | None = None
     """Seconds after success that the result stays, if its record stays longer; null = as long as the record."""
     keep_success: Seconds | None = DAY
-    """Seconds that the record of a success stays; null = for ever."""
+    """Seconds that the record of a success stays; null = forever."""
     keep_failure: Seconds | None = 7 * DAY
-    """Seconds that the record of a failed or cancelled job stays; null = for ever."""
+    """Seconds that the record of a failed or cancelled job stays; null = forever."""
     expires: Seconds | None = None
     """Seconds after creation within which it must be started, or it fails as `expired`; null = never."""
     unattended: Annotated[float, Meta(ge=LEAST_UNATTENDED, le=LONGEST)] | None = None
-    """Seconds that it lives with nobody asking for it; then it is cancelled as `abandoned`; null = for ever."""
+    """Seconds it may go without its owner asking for it; then it is cancelled as `abandoned`; null = forever."""
     isolate: bool = False
     """Whether it runs in a process of its own."""
     input: bool = False
@@ -156,7 +156,7 @@ class Wishes(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     arguments by place or by name. So is a result that is passed on by `then`."""
 
 
-class Terms(Wishes, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+class Terms(JobOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A task, and what is asked of the queue for one job of it."""
 
     task: Name
@@ -189,13 +189,15 @@ class NewJob(Terms, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
     files: Annotated[dict[FileName, bytes], Meta(max_length=MOST_FILES)] = {}
     """Files that go to the worker with the payload, by name; together with it they are no larger than it may be."""
     id: Annotated[str, Meta(description=OWN_ID)] | None = None
-    """A UUID made by the caller; sending it twice makes one job. Absent: made from `key`, or anew."""
+    """A UUID made by the caller; sending it twice makes one job. Absent: derived from `key`, or random."""
     delay: Seconds | None = None
     """Seconds to wait before it may run."""
     then: "NewJob | None" = None
     """A job to be queued when this one has succeeded; without a payload of its own it gets this one's result."""
     run_at: Time | None = None
     """The time before which it may not run, with its time zone; not together with `delay`."""
+    keep_is_default: bool = False
+    """Whether `keep_success` and `keep_failure` are only defaults: where the queue has its own, those count."""
 
 
 class Error(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -270,7 +272,7 @@ MOST_MESSAGES = 1000
 
 
 class Message(Struct, frozen=True):
-    """What somebody has sent to a job."""
+    """A message that was sent to a job."""
 
     n: int
     """Its number among all that were sent for this run, from 1."""
@@ -289,7 +291,7 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     waits_for: list[str] = []
     """Which of `after` have not succeeded yet, as far as is known. Empty unless it is blocked."""
     reason: Reason | None = None
-    """Why it ended or waits for another run; on a running job, why it has been told to stop. Null otherwise."""
+    """Why it ended or waits for another run; on a running job, why it was ordered to stop. Null otherwise."""
     attempt: int = 0
     """Which run this is, from 1; 0 before the first. Grows at each claim; a run given back is not counted."""
     crashes: int = 0
@@ -310,7 +312,7 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     progress: Progress | None = None
     """What the running task last said of how far it is."""
     estimate: float | None = None
-    """Seconds it would wait, as far as could be said when it was taken in. Told only then: later, ask for it."""
+    """Seconds it was expected to wait when it was enqueued. Set in that answer only; later, ask for the estimate."""
     code: int | None = None
     """The code of its last outcome (1xx, 2xx, 4xx, 5xx). Set at each finish."""
     error: Error | None = None

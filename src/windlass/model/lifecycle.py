@@ -2,10 +2,11 @@
 
 Two rules keep it whole. Everything that decides a state is in this file; and this file knows neither a
 store nor a clock nor a worker. Stores apply the `Move`s made here, guarded by what the job was when the
-move was decided; if the job has changed since, the move is refused and decided anew.
+move was decided; if the job has changed since, the move is refused and decided again.
 
-How to read it: `TABLE` says what is possible; `unblock`, `finish`, `lose`, `release`, `cancel`, `rerun`, `expire`,
-`attend`, `abandon` and `delete` say what happens, as one `Move` each. The drawing in the docs is made from `TABLE`.
+How to read it: `enter` says in which state a new job begins; `TABLE` says what is possible from there; `unblock`,
+`finish`, `lose`, `release`, `cancel`, `rerun`, `expire`, `touch_owner`, `abandon` and `delete` say what happens, as one
+`Move` each. The drawing in the docs is made from `TABLE`.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from windlass.model.errors import Conflict
-from windlass.model.job import NO_HANDLER, Error, HandlerRun, Job, Reason, State
+from windlass.model.job import NO_HANDLER, Error, HandlerRun, Job, NewJob, Reason, State
 from windlass.model.retry import backoff
 
 
@@ -36,13 +37,13 @@ class Step(StrEnum):
     SNOOZE = "snooze"  # the task wants a later time
     SHRINK = "shrink"  # time is taken from it for jobs that wait
     HALT = "halt"  # its place is taken for jobs that wait
-    CANCEL = "cancel"  # somebody does not want it any more
+    CANCEL = "cancel"  # a caller cancels it
     STOP = "stop"  # the worker has stopped a cancelled job
-    EXPIRE = "expire"  # nobody started it in time
-    ATTEND = "attend"  # somebody asks for it: its owner clock starts anew
-    ABANDON = "abandon"  # nobody has asked for it for too long
-    RERUN = "rerun"  # somebody wants a finished job again
-    DELETE = "delete"  # somebody wants it gone
+    EXPIRE = "expire"  # it was not started in time
+    ATTEND = "touch_owner"  # its owner asks for it: the owner clock restarts
+    ABANDON = "abandon"  # its owner has not asked for it for too long
+    RERUN = "rerun"  # a caller runs a finished job again
+    DELETE = "delete"  # a caller deletes it
 
 
 class Gone(StrEnum):
@@ -80,7 +81,7 @@ TABLE: dict[tuple[State, Step], State | Gone] = {
     (State.RUNNING, Step.RELEASE): State.QUEUED,
     (State.RUNNING, Step.SNOOZE): State.SCHEDULED,
     (State.RUNNING, Step.ATTEND): State.RUNNING,
-    # A running job is only told to stop: its place is taken until its worker says that it has stopped.
+    # A running job is only ordered to stop: it keeps its slot until its worker reports that it has stopped.
     (State.RUNNING, Step.CANCEL): State.RUNNING,
     (State.RUNNING, Step.ABANDON): State.RUNNING,
     (State.RUNNING, Step.DELETE): State.RUNNING,
@@ -102,7 +103,7 @@ MOST_LOSSES = 10
 """The lost worker with this number ends a job: what takes a whole worker down each time is poison too."""
 
 ORDERS = frozenset({Reason.CANCELLED, Reason.DELETED, Reason.HALTED, Reason.ABANDONED})
-"""Reasons that, on a running job, mean that it has been told to stop."""
+"""Reasons that, on a running job, mean that it was ordered to stop."""
 
 HALTED = Error(type="Halted", message="halted: its place was needed for a job that waits")
 """What is said of a job that had to give its place to another."""
@@ -117,7 +118,7 @@ NEVER: dict[State | None, str] = {
 OnLost = Literal["retry", "requeue", "fail"]
 
 Lapse = Literal["lease", "owner"]
-"""A clock that may be set anew until the very moment when somebody acts on its having run out."""
+"""A clock that may be restarted until the moment its expiry is acted on."""
 
 
 class Verdict(StrEnum):
@@ -156,7 +157,7 @@ class Move(Struct, frozen=True, kw_only=True):
     attempt_before: int
     """…at this attempt…"""
     reason_before: Reason | None
-    """…for this reason (or a job told to stop meanwhile would be run again)…"""
+    """…for this reason (else a job that was ordered to stop meanwhile would be run again)…"""
     fence: bytes | None = None
     """…and, if it runs, under this token."""
     waits_before: list[str] = []
@@ -164,7 +165,7 @@ class Move(Struct, frozen=True, kw_only=True):
     assigned_before: str | None = None
     """Guard: refused unless a running job is at this tier."""
     lapsed: Lapse | None = None
-    """Guard: refused if this clock has been set anew meanwhile: the lease renewed, the job attended to."""
+    """Guard: refused if this clock was restarted meanwhile: the lease renewed, the owner seen."""
     target: State | Gone
     assigned: tuple[str, float] | None = None
     """The shorter tier of a job that is shrunk, and its seconds; its places at longer ones are given back."""
@@ -186,9 +187,20 @@ class Move(Struct, frozen=True, kw_only=True):
     ran: HandlerRun = NO_HANDLER
     """What ran it, if a worker says so."""
     keep: float | None = None
-    """Seconds the record of a finished job stays; null = for ever."""
+    """Seconds the record of a finished job stays; null = forever."""
     unattended: float | None = None
     """Seconds from now to which the owner clock is set; null = it is left as it is. An end takes it away."""
+
+
+def enter(new: NewJob, now: datetime) -> tuple[State, datetime | None]:
+    """The first state of a new job, and when it is due if it is scheduled.
+
+    Stores decide by their own clock in the same step that adds the job, and must decide the same.
+    """
+    if new.after:
+        return State.BLOCKED, None
+    due = now + timedelta(seconds=new.delay) if new.delay is not None else new.run_at
+    return (State.SCHEDULED, due) if due is not None and due > now else (State.QUEUED, None)
 
 
 def next_state(state: State, step: Step) -> State | Gone:
@@ -270,7 +282,7 @@ def release(job: Job, now: datetime, delay: float | None = None) -> Move:
 
 
 def cancel(job: Job) -> Move:
-    """Somebody does not want the job any more. A running one is told to stop."""
+    """A caller cancels the job. A running one is ordered to stop."""
     if job.state is State.RUNNING:
         return _move(job, Step.CANCEL, reason=job.reason if job.reason in ORDERS else Reason.CANCELLED)
     return _move(job, Step.CANCEL, reason=Reason.CANCELLED, keep=_keep(job, job.keep_failure))
@@ -283,29 +295,29 @@ def shrink(job: Job, tier: str, seconds: float) -> Move:
 
 
 def halt(job: Job) -> Move:
-    """The place of a running job is taken for others that wait: it is told to stop."""
+    """The slot of a running job is needed for jobs that wait: it is ordered to stop."""
     return _move(job, Step.HALT, reason=job.reason if job.reason in ORDERS else Reason.HALTED)
 
 
 def delete(job: Job) -> Move:
-    """Somebody wants the record gone. A running job is told to stop and is gone when it has."""
+    """A caller deletes the job. A running one is ordered to stop and is removed once it has."""
     return _move(job, Step.DELETE, reason=Reason.DELETED)
 
 
 def expire(job: Job, now: datetime) -> Move:
-    """Nobody started the job in time."""
+    """The job was not started in time."""
     return _failed(job, Reason.EXPIRED, step=Step.EXPIRE, error=_entry(job, None, Reason.EXPIRED, now))
 
 
-def attend(job: Job) -> Move | None:
-    """Somebody asks for the job; null = it need not be written down."""
+def touch_owner(job: Job) -> Move | None:
+    """The owner asked for the job; null = nothing needs to be written."""
     if job.unattended is None or (job.state, Step.ATTEND) not in TABLE or job.reason in ORDERS:
         return None
     return replace(_move(job, Step.ATTEND, reason=job.reason), waits_for=job.waits_for, unattended=job.unattended)
 
 
 def abandon(job: Job) -> Move:
-    """Nobody has asked for the job for too long: what a cancel does, for a reason of its own."""
+    """The owner has not asked for the job for too long: like a cancel, with its own reason."""
     if job.state is State.RUNNING:
         move = _move(job, Step.ABANDON, reason=job.reason if job.reason in ORDERS else Reason.ABANDONED)
     else:
@@ -314,7 +326,7 @@ def abandon(job: Job) -> Move:
 
 
 def rerun(job: Job) -> Move:
-    """Somebody wants a finished job again; it starts anew."""
+    """A caller runs a finished job again, from its first attempt."""
     move = _move(job, Step.RERUN, attempt=0, crashes=0, losses=0)
     return replace(move, run_at=None, code=None, unattended=job.unattended)
 

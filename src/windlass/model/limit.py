@@ -18,7 +18,7 @@ from windlass.model.names import Name, check_name
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 
 MOST_DEPTH = 4
-"""How deep `all` and `any` may lie in each other."""
+"""How deep `all` and `any` may be nested."""
 
 MOST_STARTS = 10_000
 """Starts per period of a limit without a burst: each of them is remembered for that long."""
@@ -73,10 +73,10 @@ class Pause(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
     paused: bool = False
     """While it is, what is queued waits; what runs goes on."""
     until: Time | None = None
-    """When it goes on by itself; null = when somebody says so."""
+    """When it resumes by itself; null = until it is resumed by hand."""
     why: Annotated[str, Meta(max_length=500)] = ""
     since: Time | None = None
-    """When it began: told, never asked."""
+    """When it began. Set by the queue; read-only."""
 
 
 class NewLimit(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -101,7 +101,7 @@ class Limit(NewLimit, frozen=True, kw_only=True, omit_defaults=True):
     paused: bool = False
     """While it is, no job of it starts."""
     until: Time | None = None
-    """When that ends by itself; null = when somebody says so."""
+    """When the pause ends by itself; null = until it is resumed by hand."""
     why: str = ""
     since: Time | None = None
     """When it began."""
@@ -136,7 +136,7 @@ def _is_key(key: str) -> bool:
 
 def _check_which(which: Which, at: str, depth: int) -> None:
     if depth > MOST_DEPTH:
-        raise Invalid(f"`all` and `any` lie more than {MOST_DEPTH} deep", at=at)
+        raise Invalid(f"`all` and `any` may be nested at most {MOST_DEPTH} deep", at=at)
     for name in ("tenant", "queue", "task"):
         _check_name_test(getattr(which, name), f"{at}.{name}")
     for path in which.payload:

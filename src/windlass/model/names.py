@@ -113,7 +113,7 @@ def check_mark(id: str, queue: str) -> None:
 def job_id(uuid: object, queue: str = DEFAULT_QUEUE) -> str:
     """The id for a job of this queue that a UUID of your own stands for: the same, but for its last two digits.
 
-    By these a store finds the part of it that the queue lies in: the lowest byte of the CRC-32 of the queue's name.
+    A store finds the partition of the queue by them: the lowest byte of the CRC-32 of the queue's name.
     """
     return marked_id(check_id(str(uuid)), queue)
 
@@ -130,7 +130,7 @@ def queue_mark(queue: str) -> int:
 
 
 def part_of(id: str, parts: int) -> int:
-    """In which of so many parts of a store a job lies, by the mark of its queue."""
+    """Which of so many partitions of a store holds a job, by the mark of its queue."""
     return int(id[-2:], 16) % parts
 
 

@@ -24,7 +24,7 @@ class Clock(Protocol):
         ...
 
 
-class Chance(Protocol):
+class Randomness(Protocol):
     """Randomness."""
 
     def fraction(self) -> float:
@@ -32,7 +32,7 @@ class Chance(Protocol):
         ...
 
     def token(self) -> bytes:
-        """Eight bytes that nobody has had before: the fence of one claim."""
+        """Eight fresh random bytes: the fencing token of one claim."""
         ...
 
     def uuid7(self) -> bytes:

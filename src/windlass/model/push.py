@@ -1,4 +1,4 @@
-"""Push: what a server sends to the address of a worker, and how the worker can tell that the server sent it.
+"""Push: what a server sends to the URL of a worker, and the signature that proves where it came from.
 
 Knows the form of an address and of a signature. Which addresses may be reached is judged where they are reached.
 """

@@ -74,7 +74,7 @@ class QueueChange(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     keep_success: Seconds | UnsetType | None = UNSET
     keep_failure: Seconds | UnsetType | None = UNSET
     clear: list[Clearable] = []
-    """What is to be as if nobody had ever said anything of it."""
+    """Settings to reset to their defaults."""
 
 
 def check_tiers(tiers: list[Tier], at: str = "tiers") -> None:

@@ -12,7 +12,7 @@ from windlass.model.duration import LONGEST
 Seconds = Annotated[float, Meta(ge=0, le=LONGEST)]
 
 
-class Retry(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class RetryPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """The n-th re-run (from 0) comes `min(cap, base * factor**n)` seconds after its anchor."""
 
     base: Seconds = 10.0
@@ -29,19 +29,19 @@ class Retry(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
     """Whether a wait is counted from the end of the failed attempt or from its start."""
 
 
-EXPONENTIAL = Retry()
+EXPONENTIAL = RetryPolicy()
 """The default: waits double, with some jitter."""
 
-FROM_START = Retry(base=20.0, cap=LONGEST, jitter=0.0, anchor="start")
+FROM_START = RetryPolicy(base=20.0, cap=LONGEST, jitter=0.0, anchor="start")
 """Attempt n+1 starts 20 * 2**n seconds after attempt n started: 20, 40, 80 … apart."""
 
-UNTIL_DEADLINE = Retry(base=300.0, factor=1.0, jitter=0.0, deadline=6 * 3600.0)
+UNTIL_DEADLINE = RetryPolicy(base=300.0, factor=1.0, jitter=0.0, deadline=6 * 3600.0)
 """Every five minutes until the job is six hours old; goes with `max_retry` null."""
 
 PRESETS = {"exponential": EXPONENTIAL, "from-start": FROM_START, "until-deadline": UNTIL_DEADLINE}
 
 
-def backoff(retry: Retry, rerun: int, chance: float) -> float:
+def backoff(retry: RetryPolicy, rerun: int, chance: float) -> float:
     """Seconds between the anchor and re-run number `rerun` (from 0). `chance` is from [0, 1)."""
     try:
         wait = retry.base * retry.factor**rerun

@@ -1,4 +1,4 @@
-"""How an operation lies in a request: which of its fields are in the path, which in the query, which are the body.
+"""How an operation maps to a request: which of its fields are in the path, the query or the body.
 
 Derived from the declaration of the operation; the routes and the OpenAPI document are both made from these shapes.
 """
@@ -41,7 +41,7 @@ class Shape:
         return {
             name: kind
             for name, hint in self.hints.items()
-            if (kind := _struct_in(hint)) is not None and name in ("match", "wishes")
+            if (kind := _struct_in(hint)) is not None and name in ("match", "options")
         }
 
     @cached_property

@@ -43,7 +43,7 @@ class Locked(Token, frozen=True, kw_only=True):
 
 
 class Issued(Token, frozen=True, kw_only=True):
-    """A token just made; the only time that it is told."""
+    """A token just made; the only time its secret is shown."""
 
     token: str
 

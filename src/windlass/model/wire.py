@@ -30,7 +30,7 @@ MOST_RESULT = 16 << 20
 
 _COMPLAINT = re.compile(r"(?P<detail>.*?)(?: - at (?:`key` in )?`\$(?P<at>[^`]*)`)?\Z", re.DOTALL)
 
-UNSPEAKABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
+UNENCODABLE = (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 """What an encoder says of a value that no format has."""
 
 FAULTS = (Invalid, TooLarge)
@@ -46,7 +46,7 @@ _pack = msgspec.msgpack.Encoder()
 _jsonify = msgspec.json.Encoder()
 
 
-def speakable(text: str) -> str:
+def encodable(text: str) -> str:
     """The same text; half characters, which no format has, are spelled out."""
     return text.encode(errors="backslashreplace").decode()
 
@@ -82,17 +82,17 @@ def checked(struct: S) -> S:
     """
     try:
         packed = _pack.encode(struct)
-    except UNSPEAKABLE as fault:
-        raise Invalid(f"cannot be sent: {fault}", at=_unspeakable(struct)) from None
+    except UNENCODABLE as fault:
+        raise Invalid(f"cannot be sent: {fault}", at=_unencodable_field(struct)) from None
     return decode(packed, type(struct))
 
 
-def _unspeakable(struct: Struct) -> str:
+def _unencodable_field(struct: Struct) -> str:
     """The first field that no format can carry."""
     for name in struct.__struct_fields__:
         try:
             _pack.encode(getattr(struct, name))
-        except UNSPEAKABLE:
+        except UNENCODABLE:
             return name
     return ""
 
@@ -107,14 +107,14 @@ def checked_job(new: NewJob) -> NewJob:
 
 _PLAIN = {"task", "queue", "priority", "payload", "id", "content_type"}
 
-_wishes = attrgetter(*(name for name in NewJob.__struct_fields__ if name not in _PLAIN))
-_no_wishes = _wishes(NewJob(task="x"))
+_options_of = attrgetter(*(name for name in NewJob.__struct_fields__ if name not in _PLAIN))
+_no_options = _options_of(NewJob(task="x"))
 
 
 def _is_plain(new: NewJob) -> bool:
     """Whether a job asks for nothing but a task, a queue and a priority, as most do: there is little to check then."""
     return (
-        _wishes(new) == _no_wishes
+        _options_of(new) == _no_options
         and new.content_type in (MSGPACK, JSON, TEXT)
         and (new.id is None or type(new.id) is str)
         and type(new.priority) is int

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from windlass.model.handler import Language
-from windlass.model.job import Wishes
+from windlass.model.job import JobOptions
 from windlass.model.names import DEFAULT_QUEUE, Name
 
 MOST_URL = 2000
@@ -31,12 +31,12 @@ class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     pid: Annotated[int, Meta(ge=0, le=2**32 - 1)] = 0
     """Its own process there."""
     queues: Annotated[list[Name], Meta(min_length=1, max_length=256)] = field(default_factory=lambda: [DEFAULT_QUEUE])
-    """The queues it takes jobs from, dearest first."""
+    """The queues it takes jobs from, preferred first."""
     in_turn: bool = False
     """Whether its queues take turns instead."""
     tasks: Annotated[list[Name], Meta(max_length=MOST_TASKS)] | None = None
     """The tasks it knows; null = whatever its queues hold."""
-    options: Annotated[dict[Name, Wishes], Meta(max_length=MOST_TASKS)] | None = None
+    options: Annotated[dict[Name, JobOptions], Meta(max_length=MOST_TASKS)] | None = None
     """The options of its tasks, which jobs that are queued by name take where they do not say otherwise. Those that are
     not named here have none; null = it says nothing of options. Kept with the queue, and not shown with the worker."""
     handlers: bool = False
@@ -53,7 +53,7 @@ class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     """Seconds that it may be silent before it counts as gone and its jobs go to others; null, or more than the queue's
     own lease = as long as that."""
     url: Annotated[str, Meta(max_length=MOST_URL)] | None = None
-    """Where jobs are sent to it; null = it claims them itself. Whoever may read sees it: no secrets in it."""
+    """The URL that jobs are pushed to; null = it claims them itself. Visible to readers: put no secret in it."""
     format: Literal["json", "msgpack"] = "msgpack"
     """What is sent there, and what is answered in."""
     trusted: bool = False

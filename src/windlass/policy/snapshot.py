@@ -1,7 +1,7 @@
-"""What waiting jobs wait for, as it is at one moment: slots in pools, bounds, and jobs in lanes. Pure data.
+"""A snapshot of load: slots in pools, bounds, and jobs in lanes. Pure data, the input of every estimate.
 
-A pool is what workers have in common that take the same jobs: they look through their queues, dearest first, whenever a
-slot is free. So whoever waits in one queue waits for the dearer ones of the same workers as well.
+A pool is a set of workers that take the same jobs. They look through their queues in order of preference whenever a
+slot is free, so a job in one queue also waits for the preferred queues of the same workers.
 """
 
 import math
@@ -18,87 +18,91 @@ Key = tuple[int, int, str]
 
 
 class Bound(Struct, frozen=True):
-    """Something that holds jobs back."""
+    """A limit or a tier that holds jobs back."""
 
     name: str = ""
     why: Why = Why.LIMIT
     places: int | None = None
     """So many run at once; null = any number."""
     interval: float = 0.0
-    """Seconds between two starts in the long run; 0 = none need pass."""
+    """Seconds between two starts in the long run; 0 = no rate."""
     burst: int = 1
-    """Starts that may come at once after a rest."""
+    """Starts that may come at once after an idle time."""
     opens: float = 0.0
     """Seconds until the next start is allowed."""
 
 
-class Pool(Struct, frozen=True):
+class SlotPool(Struct, frozen=True):
     """The slots of workers that take the same jobs."""
 
     slots: int
     queues: Sequence[str] = ("",)
-    """In the order in which they look for jobs."""
+    """In order of preference."""
 
 
-class Busy(Struct, frozen=True):
+class BusySlot(Struct, frozen=True):
     """A running job."""
 
     remaining: float
     """Seconds until it ends."""
     bounds: tuple[int, ...] = ()
-    """Where it takes a place."""
+    """Bounds in which it takes a place."""
     pool: int | None = 0
-    """Whose slot it has; null = it runs elsewhere."""
+    """Whose slot it takes; null = it runs elsewhere."""
 
 
-class Lane(Struct, frozen=True):
-    """Waiting jobs of one queue that are bound by the same and run equally long."""
+class WaitingLane(Struct, frozen=True):
+    """Waiting jobs of one queue with the same bounds and the same expected run time."""
 
     jobs: Sequence[Key]
     """In order."""
     seconds: float
-    """How long each runs."""
+    """Expected run time of each."""
     tenant: str = ""
     task: str = ""
     bounds: tuple[int, ...] = ()
-    """Which of the snapshot's."""
+    """Indexes of the snapshot's bounds."""
     opens: float = 0.0
-    """Seconds until it is claimed from."""
+    """Seconds until its jobs may be claimed."""
     lacks: Why | None = None
-    """What keeps its jobs from ever starting."""
+    """Why its jobs can never start."""
     why: Why = Why.PAUSE
-    """What it means that it opens later."""
+    """Why it opens later."""
     queue: str = ""
     pools: tuple[int, ...] = (0,)
-    """Whose workers may take its jobs."""
+    """The pools that may take its jobs."""
     rest: int = 0
-    """How many more wait behind these."""
+    """How many more jobs wait behind the listed ones."""
 
 
-class Turns(Struct, frozen=True):
-    """Who takes turns in a queue."""
+class FairTurns(Struct, frozen=True):
+    """What takes turns in a queue."""
 
     tenants: Mapping[str, float] | None = None
-    """If tenants do, their weights."""
+    """Weights of tenants, if they take turns."""
     tasks: Mapping[str, float] | None = None
-    """If tasks do, their weights."""
+    """Weights of tasks, if they take turns."""
 
 
-class Snapshot(Struct, frozen=True):
-    """What jobs wait for, as it is now."""
+class LoadSnapshot(Struct, frozen=True):
+    """What jobs wait for at one moment."""
 
-    pools: Sequence[Pool]
-    running: Sequence[Busy] = ()
-    lanes: Sequence[Lane] = ()
+    pools: Sequence[SlotPool]
+    running: Sequence[BusySlot] = ()
+    lanes: Sequence[WaitingLane] = ()
     bounds: Sequence[Bound] = ()
-    turns: Mapping[str, Turns] = {}
-    """Of queues that do not go by priority and arrival."""
+    arrivals: Sequence[WaitingLane] = ()
+    """For each tenant a job that would arrive now. They delay no other job."""
+    typical_run: float = 1.0
+    """Seconds of a run of which nothing else is known."""
+    turns: Mapping[str, FairTurns] = {}
+    """Of queues that do not go by priority and arrival alone."""
 
 
-def ahead(orders: Sequence[Sequence[str]], queue: str) -> set[str]:
-    """The queues whose jobs those of a queue may have to wait for, itself among them, if workers look in these orders.
+def queues_ahead(orders: Sequence[Sequence[str]], queue: str) -> set[str]:
+    """The queues that a queue's jobs may have to wait for, including itself, given the workers' orders of preference.
 
-    Those that any of its workers likes better, and what is liked better than these.
+    These are the queues that any of its workers prefers, and those preferred to them.
     """
     found = {queue}
     rest = [queue]
@@ -106,7 +110,7 @@ def ahead(orders: Sequence[Sequence[str]], queue: str) -> set[str]:
         name = rest.pop()
         for order in orders:
             if name in order:
-                dearer = [other for other in order[: order.index(name)] if other not in found]
-                found.update(dearer)
-                rest += dearer
+                preferred = [other for other in order[: order.index(name)] if other not in found]
+                found.update(preferred)
+                rest += preferred
     return found

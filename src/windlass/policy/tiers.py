@@ -1,23 +1,22 @@
 """Tiers: short jobs do not wait behind long ones.
 
-One line's jobs run at levels of time, shortest first. A job at a level counts at all shorter ones too, and at each
-level but the shortest (whose bound is the slots) no more jobs run than its cap says. An *explicit* job asked for its
-level and keeps it. A *flexible* one starts at the longest level that has room, counts as the shortest while it waits,
-and is shrunk when others need its place. A *yielding* one counts at no level, never waits, and is halted when others
-need its slot.
+The jobs of one queue run at levels of time, shortest first. A job at a level counts at all shorter ones too, and at
+each level but the shortest (which only the slots bound) no more jobs run than its cap. An *explicit* job asked for its
+level and keeps it. A *flexible* job starts at the longest level that has room, counts as the shortest while it waits,
+and is shrunk when other jobs need its place. A *yielding* job counts at no level, never waits, and is halted when other
+jobs need its slot.
 
 The cycle, while anything waits (`cycle`):
 
-1. From the longest level down to the second: if the first job that is not passed by wants this level or a longer one,
-   and the level is full, one flexible job is shrunk: one of those at the longest level that has any, none shorter than
-   this one. It falls to just below the shortest level that is full, for the waiting job needs room at all of them. If
-   the level is full nevertheless, all who want it or a longer one are passed by, for this cycle.
+1. From the longest level down to the second: if the first job that is not passed over wants this level or a longer
+   one, and the level is full, one flexible job is shrunk: one at the longest level that has any, and not below this
+   level. It falls to just below the shortest full level, because the waiting job needs room at all of them. If the
+   level is still full, all jobs that want it or a longer one are passed over in this cycle.
 2. If a job is left and no slot is free: all flexible jobs fall to the shortest level, which frees nothing at once, and
    one yielding job is halted, whose slot counts as free from now on.
-3. If a job is left and a slot is free, the first starts, and the cycle begins anew. Otherwise all wait for an end.
+3. If a job is left and a slot is free, the first starts, and the cycle starts over. Otherwise all wait for an end.
 
-Stores start jobs by the same caps; of a cycle's decisions the engine
-carries out those about running jobs.
+Stores start jobs within the same caps. Of a cycle's decisions the engine applies those about running jobs.
 """
 
 import math
@@ -31,85 +30,85 @@ from windlass.model.queue import Tier
 
 SHORTEST = 0
 
-Chance = Callable[[], float]
-"""Says a number from 0 up to but not including 1: who gives way among equals."""
+Draw = Callable[[], float]
+"""A number from 0 up to but not including 1: picks among equals."""
 
 
-class Kind(Enum):
-    """How a job stands to tiers."""
+class TierClass(Enum):
+    """The tier class of a job."""
 
     EXPLICIT = "explicit"
     FLEXIBLE = "flexible"
     YIELDING = "yielding"
 
 
-class Level(Struct, frozen=True):
+class TierLevel(Struct, frozen=True):
     """One tier."""
 
     name: str
     seconds: float
     cap: int
-    """At most so many jobs run at it or at a longer one; of the shortest nobody asks."""
+    """At most so many jobs run at it or at a longer one; not used for the shortest."""
 
 
-class Run(Struct, frozen=True):
-    """A job that runs."""
+class TieredRun(Struct, frozen=True):
+    """A running job."""
 
     id: str
-    kind: Kind
+    kind: TierClass
     level: int = SHORTEST
     """Where it counts now, from 0 for the shortest."""
     stopping: bool = False
-    """Whether it was told to stop: its places count as free."""
+    """Whether it was ordered to stop: its places count as free."""
 
 
-class Wait(Struct, frozen=True):
-    """A job that waits; yielding ones never do."""
+class TieredWait(Struct, frozen=True):
+    """A waiting job. Yielding jobs never wait."""
 
     id: str
     level: int | None = None
     """The one it asked for; null = flexible."""
 
 
-class Line(Struct, frozen=True):
-    """A line with tiers, as it is now."""
+class TieredQueue(Struct, frozen=True):
+    """A tenant's queue with tiers, as it is now."""
 
-    levels: Sequence[Level]
+    levels: Sequence[TierLevel]
     slots: int
     """How many of its jobs can run at once."""
-    running: Sequence[Run] = ()
-    waiting: Sequence[Wait] = ()
+    running: Sequence[TieredRun] = ()
+    waiting: Sequence[TieredWait] = ()
     """In order."""
 
 
 class Decisions(Struct, frozen=True):
-    """What one round of cycles comes to."""
+    """The result of one round of cycles."""
 
     shrinks: Mapping[str, int] = field(default_factory=dict)
-    """Running jobs that fall to a shorter level, and to which."""
+    """Running jobs that fall to a shorter level, and that level."""
     halts: Sequence[str] = ()
     """Running jobs that are stopped."""
     starts: Mapping[str, int] = field(default_factory=dict)
-    """Waiting jobs that start, in order, and the level of each once all have."""
+    """Waiting jobs that start, in order, and the level of each once all have started."""
     passed_by: int | None = None
-    """Those that want this level or a longer one wait for a cap; null = nobody does."""
+    """Jobs that want this level or a longer one wait for a cap; null = none."""
     short_of_slots: bool = False
-    """Whether somebody who is not passed by waits, for a slot."""
+    """Whether a job that is not passed over waits for a slot."""
     free: int = 0
-    """Slots that nobody takes."""
+    """Slots left over."""
 
 
 class Admission(Struct, frozen=True):
-    """What becomes of a yielding job at the door."""
+    """The decision on yielding jobs that are enqueued."""
 
     admitted: bool
     shrinks: Mapping[str, int] = field(default_factory=dict)
 
 
 def caps(tiers: Sequence[Tier], slots: int) -> list[int]:
-    """What the caps of tiers amount to.
+    """The caps of tiers in jobs.
 
-    A share is rounded down; none is less than one, or more than that of a shorter tier.
+    A share is rounded down. No cap is less than one, or more than that of a shorter tier.
     """
     found: list[int] = []
     for tier in tiers:
@@ -122,20 +121,20 @@ def _share(percent: str, slots: int) -> int:
     return math.floor(float(percent.removesuffix("%")) * slots / 100)
 
 
-def cycle(line: Line, chance: Chance) -> Decisions:
-    """Who gives way, who starts and who waits, once nothing more can happen."""
-    board = _Board(line, chance)
+def cycle(queue: TieredQueue, chance: Draw) -> Decisions:
+    """Which jobs make room, start and wait, once nothing more can change."""
+    board = _Board(queue, chance)
     passed_by = board.make_room()
     while board.start_first(passed_by):
         passed_by = board.make_room()
     return board.decisions(passed_by)
 
 
-def admit(line: Line, chance: Chance, number: int = 1) -> Admission:
-    """Whether so many yielding jobs may start now; if not, the longest of the flexible jobs loses one level."""
-    if cycle(line, chance).free >= number:
+def admit(queue: TieredQueue, chance: Draw, number: int = 1) -> Admission:
+    """Whether so many yielding jobs may start now; if not, the longest flexible job loses one level."""
+    if cycle(queue, chance).free >= number:
         return Admission(admitted=True)
-    board = _Board(line, chance)
+    board = _Board(queue, chance)
     level = board.longest_flexible(SHORTEST + 1)
     if level is not None:
         board.shrink_one(level, level - 1)
@@ -143,34 +142,34 @@ def admit(line: Line, chance: Chance, number: int = 1) -> Admission:
 
 
 class _Board:
-    """A line while it is being decided upon."""
+    """A queue while a cycle is decided."""
 
-    def __init__(self, line: Line, chance: Chance) -> None:
+    def __init__(self, queue: TieredQueue, chance: Draw) -> None:
         self._chance = chance
-        self._levels = line.levels
-        self._caps = [line.slots, *(level.cap for level in line.levels[1:])]
+        self._levels = queue.levels
+        self._caps = [queue.slots, *(level.cap for level in queue.levels[1:])]
         self._taken = [0] * len(self._caps)
         """How many run at each level or a longer one."""
         self._flexible: list[list[str]] = [[] for _ in self._caps]
         self._yielding: list[str] = []
-        self._waiting: list[deque[tuple[int, Wait]]] = [deque() for _ in self._caps]
-        """By the level they count as, with their place in the line."""
+        self._waiting: list[deque[tuple[int, TieredWait]]] = [deque() for _ in self._caps]
+        """By the level they count as, with their place in the queue."""
         self._starts: dict[str, int] = {}
         self.shrinks: dict[str, int] = {}
         self._halts: list[str] = []
-        for run in line.running:
+        for run in queue.running:
             if not run.stopping:
                 self._seat(run)
-        for place, wait in enumerate(line.waiting):
+        for place, wait in enumerate(queue.waiting):
             self._waiting[wait.level or SHORTEST].append((place, wait))
 
-    def _seat(self, run: Run) -> None:
-        if run.kind is Kind.YIELDING:
+    def _seat(self, run: TieredRun) -> None:
+        if run.kind is TierClass.YIELDING:
             self._taken[SHORTEST] += 1
             self._yielding.append(run.id)
             return
         self._count(run.level, 1)
-        if run.kind is Kind.FLEXIBLE:
+        if run.kind is TierClass.FLEXIBLE:
             self._flexible[run.level].append(run.id)
 
     def _count(self, level: int, change: int, above: int = -1) -> None:
@@ -181,12 +180,12 @@ class _Board:
         return self._taken[level] >= self._caps[level]
 
     def _first(self, passed_by: int) -> int | None:
-        """As which level the first job waits that is not passed by."""
+        """The level of the first job that is not passed over."""
         heads = [(line[0][0], level) for level, line in enumerate(self._waiting[:passed_by]) if line]
         return min(heads)[1] if heads else None
 
     def make_room(self) -> int:
-        """Let running jobs give way to the first; from which level on jobs are passed by."""
+        """Let running jobs make room for the first; the level from which on jobs are passed over."""
         passed_by = len(self._caps)
         for level in range(len(self._caps) - 1, SHORTEST, -1):
             first = self._first(passed_by)

@@ -1,42 +1,71 @@
-"""Bodies to values and values to bodies, in either format.
+"""Bodies: between bytes in MessagePack, JSON or NDJSON and the values of operations.
 
-A payload or result lies in the body as a value of the body's own format; it is cut out and put in as it is, and only
-translated when it is asked for in another format than it was sent in.
+A payload or result is part of the body, in the body's own format. It is cut out and put in undecoded, and translated
+only when it is read in another format than it was sent in.
+
+JSON has no bytes, times, extensions, NaN, nor keys that are not text; MessagePack has no integer beyond 64 bits. The
+translation picks the nearest value and never fails: one odd value must not keep a worker from the jobs beside it.
+
+| MessagePack          | JSON                                   |
+|----------------------|----------------------------------------|
+| bin                  | text, base64                           |
+| timestamp            | text, RFC 3339                         |
+| ext                  | `{"ext": CODE, "data": base64}`        |
+| NaN, ±infinity       | null                                   |
+| a key that is no str | its text: `1`, `true`, `null`, `[1,2]` |
+| what cannot be read  | text: base64 of the bytes              |
+| a larger float       | an integer beyond 64 bits              |
+| str: the JSON itself | a number that no float can hold        |
 """
 
+import asyncio
+from base64 import b64encode
 from functools import cache
 from typing import Annotated, Any, get_args, get_origin
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
+from msgspec.msgpack import Ext
 from msgspec.structs import astuple, replace
 
 from windlass.model import wire
-from windlass.model.errors import Invalid
+from windlass.model.admission import ValidatedJobs, check_all
+from windlass.model.errors import Invalid, TooLarge
 from windlass.model.job import JSON, MOST_THEN, MSGPACK, NOTHING, Job, NewJob
 from windlass.model.operations import MOST_AT_ONCE, Claimed, Finished, Page, Result
-from windlass.model.wire import Format
-from windlass.server import translation
-from windlass.server.translation import SPOKEN, is_text
+from windlass.model.wire import UNENCODABLE, Format
+from windlass.server.formats import TYPES
+from windlass.server.requests import RequestLimits
 
 NULL: dict[Format, Raw] = {"json": Raw(b"null"), "msgpack": Raw(b"\xc0")}
 
+YIELD_AFTER = 500
+"""NDJSON lines after which other requests get a turn."""
+
+Line = tuple[int, bytes]
+"""The number and text of a line that is not empty. A bare tuple, for there are thousands."""
+
+_line = msgspec.json.Decoder(NewJob)
+
+
+# Reading
+
 
 def decode(data: bytes, kind: Any, form: Format) -> Any:
-    """A body as a value; what it carries for others is marked with the format it came in."""
-    if form == "json" and not is_text(data):
-        raise Invalid("this is not UTF-8", at="body")
+    """A body as a value; payloads and results in it are labelled with the body's format."""
+    if form == "json" and not _is_utf8(data):
+        raise Invalid("the body is not UTF-8", at="body")
     row = _row(kind)
     if row is None:
-        return _marked(wire.decode(data, kind, form), form)
-    return _marked([item for item in astuple(wire.decode(data, row, form)) if item is not UNSET], form)
+        return _labelled(wire.decode(data, kind, form), form)
+    return _labelled([item for item in astuple(wire.decode(data, row, form)) if item is not UNSET], form)
 
 
 @cache
 def _row(kind: Any) -> Any:
-    """An array with so many places that it is refused as soon as it is too long, not when all of it has been read.
+    """A bounded list as a struct with that many optional fields, so that a longer array is refused while it is read.
 
-    A bound on a list is looked at last: sixteen megabytes of small jobs would become a gigabyte first.
+    msgspec checks the length of a list last: sixteen megabytes of small jobs would become a gigabyte first.
     """
     if get_origin(kind) is not Annotated or get_origin(get_args(kind)[0]) is not list:
         return None
@@ -45,59 +74,60 @@ def _row(kind: Any) -> Any:
     if most > MOST_AT_ONCE:
         return None
     item = get_args(items)[0]
-    places = [(f"at{place}", item | UnsetType, UNSET) for place in range(most)]
-    return msgspec.defstruct("Row", places, array_like=True, forbid_unknown_fields=True)
+    fields = [(f"at{index}", item | UnsetType, UNSET) for index in range(most)]
+    return msgspec.defstruct("Row", fields, array_like=True, forbid_unknown_fields=True)
 
 
-def _marked(value: Any, form: Format) -> Any:
+def _labelled(value: Any, form: Format) -> Any:
     match value:
         case NewJob():
-            return marked_job(value, form)
+            return _labelled_job(value, form)
         case [NewJob(), *_]:
-            return [marked_job(new, form) for new in value]
+            return [_labelled_job(new, form) for new in value]
         case [Finished(), *_]:
-            return [_marked_report(report, form) for report in value]
+            return [_labelled_report(report, form) for report in value]
         case _:
             return value
 
 
-def marked_job(new: NewJob, form: Format, place: int = 0) -> NewJob:
-    """A payload of another encoding comes as its bytes (or text), with the name of the encoding.
+def _labelled_job(new: NewJob, form: Format, depth: int = 0) -> NewJob:
+    """The job with the content type of its payload.
 
-    So do those of the jobs that follow; one of these that brings no payload gets the result of the job before.
+    A payload of another content type comes as its bytes or text. The same holds for the jobs in `then`; one of those
+    without a payload gets the result of the job before it.
     """
     then = new.then
-    if then is not None and place < MOST_THEN:  # a longer chain is refused later, by name
-        then = marked_job(then, form, place + 1)
+    if then is not None and depth < MOST_THEN:  # a longer chain is refused later, by name
+        then = _labelled_job(then, form, depth + 1)
     absent = new.payload is NOTHING
-    if new.content_type not in (MSGPACK, SPOKEN[form]):
-        payload = NOTHING if absent and place else _unwrapped(new.payload, new.content_type, form, "payload")
+    if new.content_type not in (MSGPACK, TYPES[form]):
+        payload = NOTHING if absent and depth else _unwrapped(new.payload, new.content_type, form, "payload")
         return replace(new, payload=payload, then=then)
     if form == "msgpack":
         return new if then is new.then else replace(new, then=then)
-    return replace(new, content_type=JSON, payload=NULL[form] if absent and not place else new.payload, then=then)
+    return replace(new, content_type=JSON, payload=NULL[form] if absent and not depth else new.payload, then=then)
 
 
-def _marked_report(report: Finished, form: Format) -> Finished:
-    jobs = [marked_job(new, form) for new in report.jobs]
+def _labelled_report(report: Finished, form: Format) -> Finished:
+    jobs = [_labelled_job(new, form) for new in report.jobs]
     if not isinstance(report.result, Raw):
         return replace(report, jobs=jobs)
-    if report.content_type in (MSGPACK, SPOKEN[form]):
-        return replace(report, jobs=jobs, content_type=SPOKEN[form])
+    if report.content_type in (MSGPACK, TYPES[form]):
+        return replace(report, jobs=jobs, content_type=TYPES[form])
     return replace(report, jobs=jobs, result=_unwrapped(report.result, report.content_type, form, "result"))
 
 
 def _unwrapped(raw: Raw, content_type: str, form: Format, at: str) -> Raw:
     data = _text_or_bytes(raw, form)
     if data is None:
-        raise Invalid(f"the {at} must be the text or bytes of {content_type}", at=at)
-    if content_type == JSON and not translation.is_whole(data, "json"):
-        raise Invalid(f"the {at} is not JSON, as its content_type says", at=at)
+        raise Invalid(f"a {at} of type {content_type} must be sent as text or bytes", at=at)
+    if content_type == JSON and not _is_one_value(data, "json"):
+        raise Invalid(f"the {at} is not JSON, though its content_type says so", at=at)
     return Raw(data)
 
 
 def _text_or_bytes(raw: Raw, form: Format) -> bytes | None:
-    """What a text or bytes say; anything else is not looked into, however large."""
+    """The bytes of a text or byte string; null = another type, which is not decoded however large it is."""
     try:
         return wire.decode(raw, str, form).encode()
     except Invalid:
@@ -108,41 +138,165 @@ def _text_or_bytes(raw: Raw, form: Format) -> bytes | None:
         return None
 
 
+async def decode_lines(data: bytes, limits: RequestLimits) -> tuple[ValidatedJobs, list[int]]:
+    """The jobs of an NDJSON body, and the numbers of their lines; an error names its line."""
+    if data.count(b"\n") > limits.most_lines:
+        raise TooLarge(f"the body has more than {limits.most_lines} lines: split it", at="body")
+    _check_utf8(data)
+    lines = [line for line in enumerate(data.split(b"\n"), start=1) if line[1].strip()]
+    found = ValidatedJobs(limits.most_payload)
+    for start in range(0, len(lines), YIELD_AFTER):
+        found += _jobs(lines[start : start + YIELD_AFTER], limits)
+        await asyncio.sleep(0)
+    return found, [number for number, _ in lines]
+
+
+def _check_utf8(data: bytes) -> None:
+    """The decoder does not check values that it skips, and payloads are skipped."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as fault:
+        number = 1 + data.count(b"\n", 0, fault.start)
+        raise Invalid("the line is not UTF-8", at=f"line {number}") from None
+
+
+def _jobs(lines: list[Line], limits: RequestLimits) -> ValidatedJobs:
+    news = [_job(number, text) for number, text in lines]
+    return check_all(news, limits.most_payload, lambda index: f"line {lines[index][0]}")
+
+
+def _job(number: int, text: bytes) -> NewJob:
+    try:
+        return _labelled_job(_line.decode(text), "json")
+    except wire.FAULTS as fault:
+        raise type(fault)(fault.detail, at=f"line {number}.{fault.at}".strip(".")) from None
+    except (msgspec.MsgspecError, RecursionError) as fault:
+        raise wire.invalid(fault, at=f"line {number}", kind=NewJob) from None
+
+
+# Writing
+
+
 def encode(answer: Any, form: Format) -> bytes:
-    """An answer in a format, with what it carries translated into that format."""
-    return wire.encode(_told(answer, form), form)
+    """An answer in a format, with its payloads and results translated into that format."""
+    return wire.encode(_translated(answer, form), form)
 
 
-def _told(answer: Any, form: Format) -> Any:
+def _translated(answer: Any, form: Format) -> Any:
     match answer:
         case Job():
-            return _told_job(answer, form)
+            return _translated_job(answer, form)
         case Page():
-            return replace(answer, jobs=[_told_job(job, form) for job in answer.jobs])
+            return replace(answer, jobs=[_translated_job(job, form) for job in answer.jobs])
         case Result():
-            return _told_result(answer, form)
+            return _translated_result(answer, form)
         case Claimed():
-            return _told_claim(answer, form)
+            return _translated_claim(answer, form)
         case [Claimed(), *_]:
-            return [_told_claim(one, form) for one in answer]
+            return [_translated_claim(one, form) for one in answer]
         case _:
             return answer
 
 
-def _told_job(job: Job, form: Format) -> Job:
+def _translated_job(job: Job, form: Format) -> Job:
     if not isinstance(job.payload, Raw):
         return job
-    payload = translation.value(job.payload, job.content_type, form)
-    return replace(job, payload=payload, content_type=SPOKEN[form])
+    payload = translate(job.payload, job.content_type, form)
+    return replace(job, payload=payload, content_type=TYPES[form])
 
 
-def _told_result(answer: Result, form: Format) -> Result:
+def _translated_result(answer: Result, form: Format) -> Result:
     if not isinstance(answer.result, Raw):
         return replace(answer, result=NULL[form], content_type="")
-    result = translation.value(answer.result, answer.content_type, form)
-    return replace(answer, result=result, content_type=SPOKEN[form])
+    result = translate(answer.result, answer.content_type, form)
+    return replace(answer, result=result, content_type=TYPES[form])
 
 
-def _told_claim(one: Claimed, form: Format) -> Claimed:
-    payload = translation.value(one.payload, one.job.content_type, form)
-    return replace(one, payload=payload, job=replace(one.job, content_type=SPOKEN[form]))
+def _translated_claim(one: Claimed, form: Format) -> Claimed:
+    payload = translate(one.payload, one.job.content_type, form)
+    return replace(one, payload=payload, job=replace(one.job, content_type=TYPES[form]))
+
+
+# Between the formats
+
+
+def translate(raw: Raw, content_type: str, form: Format) -> Raw:
+    """An encoded value, in the format of the body that it goes into."""
+    if content_type == TYPES[form] and _is_one_value(raw, form):
+        return raw
+    if content_type not in (JSON, MSGPACK):
+        return _nearest(_text_if_utf8(bytes(raw)), form)
+    try:
+        return _nearest(wire.value(raw, content_type), form)
+    except Invalid:
+        return _nearest(_text_if_utf8(bytes(raw)) if content_type == JSON else bytes(raw), form)
+
+
+def _is_one_value(raw: bytes | Raw, form: Format) -> bool:
+    """Whether this is exactly one value of the format, so that it fits into a body. Checked without decoding it."""
+    try:
+        (msgspec.json if form == "json" else msgspec.msgpack).decode(raw, type=Raw)
+        return form == "msgpack" or _is_utf8(bytes(raw))
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+
+
+def _is_utf8(data: bytes) -> bool:
+    return _text_if_utf8(data) is not data
+
+
+def _text_if_utf8(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def _nearest(found: Any, form: Format) -> Raw:
+    try:
+        return Raw(_encode(found, form))
+    except UNENCODABLE:
+        pass
+    try:
+        return Raw(_encode(_text_keys(found) if form == "json" else _short_numbers(found), form))
+    except UNENCODABLE:
+        return Raw(wire.encode(repr(found)[:1000], form))
+
+
+def _encode(found: Any, form: Format) -> bytes:
+    return msgspec.json.encode(found, enc_hook=_extension) if form == "json" else wire.encode(found, form)
+
+
+def _extension(found: Any) -> Any:
+    if isinstance(found, Ext):
+        return {"ext": found.code, "data": b64encode(bytes(found.data)).decode()}
+    raise TypeError(f"{type(found).__name__} has no form in JSON")
+
+
+def _text_keys(found: Any) -> Any:
+    match found:
+        case dict():
+            return {_key(key): _text_keys(inner) for key, inner in found.items()}
+        case list() | tuple():
+            return [_text_keys(inner) for inner in found]
+        case _:
+            return found
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, str):
+        return key
+    text = bytes(_nearest(key, "json")).decode()
+    return text.strip('"') if isinstance(key, bytes) else text
+
+
+def _short_numbers(found: Any) -> Any:
+    match found:
+        case dict():
+            return {key: _short_numbers(inner) for key, inner in found.items()}
+        case list():
+            return [_short_numbers(inner) for inner in found]
+        case int() if not -(2**63) <= found < 2**64:
+            return float(found)
+        case _:
+            return found

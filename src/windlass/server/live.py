@@ -1,29 +1,36 @@
-"""Jobs followed live: one stream for each follower, told as server-sent events or over a WebSocket.
+"""Live events: all jobs of a tenant or one job, as server-sent events, JSON lines or WebSocket messages.
 
-A stream of one job ends when the job has ended, when the server stops, or when its reader has gone; whoever comes back
-says where it stopped. A stream of all jobs begins where it begins.
+The stream of one job ends when the job has ended, when the server stops, or when the client disconnects. A client that
+reconnects sends the id of the last event that it has. The stream of all jobs starts when it is opened.
+
+Over a WebSocket the token comes in a header or in the first message, never in the URL. Later messages of the client
+are sent to the job.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AsyncExitStack, aclosing, contextmanager
+from typing import Any
 
+import msgspec
+from msgspec import Raw, Struct
+from msgspec.structs import replace
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
-from starlette.websockets import WebSocket
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from windlass.model import events
-from windlass.model.errors import Busy, Invalid, WindlassError
-from windlass.model.events import Event, News, Newsroom, Place, Watching
-from windlass.model.job import FINISHED, Job
+from windlass.model.errors import Busy, Invalid, Problem, Unauthenticated, WindlassError
+from windlass.model.events import Event, EventCursor, EventSubscription, EventWithOutput, LiveEvents
+from windlass.model.job import FINISHED, Chunk, Job
 from windlass.model.match import Match
 from windlass.model.operations import OPERATIONS, List, Send, Service, Show
 from windlass.model.shapes import SHAPES
-from windlass.server import formats, sockets
-from windlass.server.gate import Gate
-from windlass.server.lasting import Lasting
-from windlass.server.streams import Stream, head_of
+from windlass.server import formats
+from windlass.server.auth import Auth, TokenWatch, check_origin
+from windlass.server.requests import ABORT
+from windlass.server.streams import MOST_BUFFERED, Frame, SendQueue, Stream, stream_head
 
 EVENT_STREAM = "text/event-stream"
 ALL_EVENTS = "/v1/{tenant}/events"
@@ -31,28 +38,40 @@ EVENTS = "/v1/{tenant}/jobs/{id}/events"
 LIVE = "/v1/{tenant}/jobs/{id}/live"
 
 MOST_STREAMS = 10_000
-"""Followers at once on one server."""
+"""Open streams on one server."""
 
-BREATH = 15.0
-"""Seconds after which a stream without news shows that it lives."""
+KEEP_ALIVE = 15.0
+"""Seconds after which a stream without events sends a comment or an empty line."""
+
+TOKEN_WITHIN = 5.0
+"""Seconds in which the first message of a WebSocket must come."""
+
+CLOSE_WITHIN = 1.0
+"""Seconds in which a close frame must be sent."""
+
+MOST_CACHED = 256
+"""Encoded messages that are kept for other followers of the same job."""
+
+ENDED, GOING_AWAY, REFUSED, TOO_SLOW = 1000, 1001, 1008, 1013
+"""Close codes."""
 
 _LISTING = next(shape for shape in SHAPES if shape.kind is List)
 
 
 class Live:
-    """Follows jobs for others."""
+    """The routes that stream events."""
 
     def __init__(
-        self, service: Service, newsroom: Newsroom, gate: Gate, lasting: Lasting, stopping: asyncio.Event
+        self, service: Service, newsroom: LiveEvents, auth: Auth, token_watch: TokenWatch, stopping: asyncio.Event
     ) -> None:
         self._service = service
         self._newsroom = newsroom
-        self._gate = gate
-        self.lasting = lasting
+        self._auth = auth
+        self.token_watch = token_watch
         self.stopping = stopping
-        self.wording = sockets.Wording()
+        self.messages = MessageCache()
         self._streams = 0
-        self._ending: asyncio.Task[None] | None = None
+        self._stop_task: asyncio.Task[None] | None = None
 
     def all(self) -> list[Route | WebSocketRoute]:
         return [
@@ -64,62 +83,62 @@ class Live:
     # All jobs
 
     async def all_events(self, request: Request) -> Response:
-        """What happens to all matching jobs, as server-sent events or as JSON lines."""
-        tenant = await self._gate.admit(request, "read")
+        """Events of all matching jobs, as server-sent events or as JSON lines."""
+        tenant = await self._auth.authorize(request, "read")
         self._check_room()
         match = _match(request)
-        lines = formats.wants_lines(request.headers.get("accept", ""))
-        write, form = (events.line, formats.NDJSON) if lines else (events.written, EVENT_STREAM)
+        lines = formats.accepts_lines(request.headers.get("accept", ""))
+        write, media_type = (events.encode_line, formats.NDJSON) if lines else (events.encode_sse, EVENT_STREAM)
         if request.method == "HEAD":
-            return head_of(form)
+            return stream_head(media_type)
         opened = AsyncExitStack()
-        # Opened before anything is answered: what is wrong can still be told, and who has the answer misses nothing.
+        # Subscribe before the response starts: errors still get a status, and the client misses nothing after it.
         watcher = await opened.enter_async_context(self._newsroom.watching(tenant, match))
-        stream = self._watched(watcher, write, b"\n" if lines else b":\n\n")
-        return Stream(stream, form, opened, opened.enter_context(self.lasting.opened(request, "read")))
+        stream = self._all_written(watcher, write, b"\n" if lines else b":\n\n")
+        return Stream(stream, media_type, opened, opened.enter_context(self.token_watch.watch(request, "read")))
 
-    async def _watched(
-        self, watcher: Watching, write: Callable[[Event], bytes], breath: bytes
+    async def _all_written(
+        self, watcher: EventSubscription, write: Callable[[Event], bytes], keep_alive: bytes
     ) -> AsyncGenerator[bytes, None]:
         with self._counted():
-            yield breath
+            yield keep_alive
             while not self.stopping.is_set():
-                some = await watcher.take(BREATH)
+                some = await watcher.take(KEEP_ALIVE)
                 if some:
                     yield b"".join(map(write, some))
                 else:
-                    yield breath
+                    yield keep_alive
 
     # One job
 
     async def events(self, request: Request) -> Response:
-        """As server-sent events."""
+        """Events of one job, as server-sent events."""
         job = await self.find(request)
-        place = events.place(request.headers.get("last-event-id", ""))
+        place = events.cursor(request.headers.get("last-event-id", ""))
         if job.state in FINISHED and place.told == job.state:
-            return Response(status_code=204)  # all has been told: a browser comes back no more
+            return Response(status_code=204)  # the client has everything: a browser does not reconnect after this
         if request.method == "HEAD":
-            return head_of(EVENT_STREAM)
+            return stream_head(EVENT_STREAM)
         opened = AsyncExitStack()
-        ended = opened.enter_context(self.lasting.opened(request, "read"))
-        return Stream(self._written(job, place), EVENT_STREAM, opened, ended)
+        revoked = opened.enter_context(self.token_watch.watch(request, "read"))
+        return Stream(self._written(job, place), EVENT_STREAM, opened, revoked)
 
-    async def _written(self, job: Job, place: Place) -> AsyncGenerator[bytes, None]:
+    async def _written(self, job: Job, place: EventCursor) -> AsyncGenerator[bytes, None]:
         yield b"retry: 1000\n\n"
         loop = asyncio.get_running_loop()
-        said = loop.time()
+        sent_at = loop.time()
         async with aclosing(self.follow(job, place)) as stream:
             async for news in stream:
                 if news is not None:
-                    yield events.written(news[0])
-                elif loop.time() - said > BREATH:
+                    yield events.encode_sse(news[0])
+                elif loop.time() - sent_at > KEEP_ALIVE:
                     yield b":\n\n"
                 else:
                     continue
-                said = loop.time()
+                sent_at = loop.time()
 
-    async def follow(self, job: Job, place: Place) -> AsyncGenerator[News | None, None]:
-        """What is new of a job, from a place on."""
+    async def follow(self, job: Job, place: EventCursor) -> AsyncGenerator[EventWithOutput | None, None]:
+        """The events of a job after a place; null now and then, when there are none."""
         with self._counted():
             try:
                 async with aclosing(self._newsroom.follow(job, place)) as stream:
@@ -128,51 +147,203 @@ class Live:
                         if self.stopping.is_set():
                             return
             except WindlassError:
-                return  # it is gone, or cannot be seen now: whoever comes back is told
+                return  # deleted, or the store is away: a client that reconnects gets the error
 
     async def find(self, connection: HTTPConnection, token: str | None = None) -> Job:
-        """The job to follow."""
-        tenant = await self._gate.admit(connection, "read", token=token)
+        """The job in the path."""
+        tenant = await self._auth.authorize(connection, "read", token=token)
         self._check_room()
         return await self._service(Show(tenant=tenant, id=connection.path_params["id"]))
 
     async def send(self, connection: HTTPConnection, token: str | None, id: str, data: bytes) -> None:
-        """A message to a job, from somebody who may do more than look."""
-        tenant = await self._gate.admit(connection, OPERATIONS[Send].scope, token=token)
+        """Send a message to a job, which needs another scope than reading."""
+        tenant = await self._auth.authorize(connection, OPERATIONS[Send].scope, token=token)
         await self._service(Send(tenant=tenant, id=id, data=data))
 
     async def live(self, socket: WebSocket) -> None:
-        """Over a WebSocket."""
-        await sockets.converse(socket, self)
+        """Events of one job, over a WebSocket."""
+        try:
+            check_origin(socket)
+            since, token = socket.headers.get("last-event-id", ""), None
+            if "authorization" in socket.headers:
+                job = await self.find(socket)
+                await socket.accept()
+            else:
+                await socket.accept()
+                hello = await _hello(socket)
+                since, token = hello.since, hello.token
+                job = await self.find(socket, token)
+            await _Session(socket, self, token, job).run(events.cursor(since))
+        except WindlassError as fault:
+            await _refuse(socket, fault)
+        except WebSocketDisconnect:
+            return
 
     def _check_room(self) -> None:
         if self._streams >= MOST_STREAMS:
-            raise Busy(f"there are {MOST_STREAMS} followers already: ask now and then instead")
+            raise Busy(f"this server already has {MOST_STREAMS} open streams: poll the job instead")
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
         self._streams += 1
-        if self._ending is None:
-            self._ending = asyncio.create_task(self._end())
+        if self._stop_task is None:
+            self._stop_task = asyncio.create_task(self._wake_when_stopping())
         try:
             yield
         finally:
             self._streams -= 1
             if not self._streams:
-                self._ending.cancel()
-                self._ending = None
+                self._stop_task.cancel()
+                self._stop_task = None
 
-    async def _end(self) -> None:
-        """Nobody waits for news of a server that stops."""
+    async def _wake_when_stopping(self) -> None:
+        """Streams that wait for events must notice that the server stops."""
         await self.stopping.wait()
         self._newsroom.wake()
 
 
 def _match(request: Request) -> Match:
-    """Which jobs are meant, from the query of a listing."""
+    """The match in the query, spelled as for a listing."""
     for name in ("limit", "after", "order"):
         if name in request.query_params:
-            raise Invalid("a stream of events has no pages", at=name)
+            raise Invalid("a stream of events has no pages: leave it out", at=name)
     listing = _LISTING.build("-", {}, _LISTING.from_query(request.query_params.multi_items()), None)
     assert isinstance(listing, List)  # noqa: S101
     return listing.match
+
+
+# WebSockets
+
+
+class Hello(Struct, frozen=True, forbid_unknown_fields=True):
+    """The first message, if the request has no Authorization header."""
+
+    token: str
+    since: str = ""
+    """The id of the last event that the client has."""
+
+
+class ClientMessage(Struct, frozen=True):
+    """An event as a message."""
+
+    event: str
+    id: str
+    data: Raw
+
+
+class Refusal(Struct, frozen=True):
+    """The data of a `refused` event: a message to the job that could not be sent."""
+
+    message: int
+    """Its number in this connection, from 1."""
+    problem: Problem
+
+
+class MessageCache:
+    """Encodes messages. Followers of one job get the same ones, so each is encoded once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str, int], tuple[object, str]] = {}
+
+    def encode(self, name: str, event_id: str, data: object) -> str:
+        key = (name, event_id, id(data))
+        found = self._known.get(key)
+        if found is not None and found[0] is data:
+            return found[1]
+        text = msgspec.json.encode(ClientMessage(name, event_id, Raw(msgspec.json.encode(data)))).decode()
+        if len(self._known) >= MOST_CACHED:
+            del self._known[next(iter(self._known))]
+        self._known[key] = data, text
+        return text
+
+
+async def _hello(socket: WebSocket) -> Hello:
+    try:
+        async with asyncio.timeout(TOKEN_WITHIN):
+            text = await socket.receive_text()
+        return msgspec.json.decode(text, type=Hello)
+    except TimeoutError:
+        raise Unauthenticated(f"no token came within {TOKEN_WITHIN:g} s", at="token") from None
+    except (msgspec.MsgspecError, KeyError):
+        raise Invalid('the first message must be {"token": …}, as text', at="token") from None
+
+
+async def _refuse(socket: WebSocket, fault: WindlassError) -> None:
+    if socket.client_state is WebSocketState.CONNECTING:
+        response = formats.problem_response(fault.problem(), "json", formats.error_headers(fault))
+        await socket.send_denial_response(response)
+    else:
+        await socket.close(REFUSED, str(fault)[:100])
+
+
+class _Session:
+    """One WebSocket: events to the client, messages to the job."""
+
+    def __init__(self, socket: WebSocket, live: Live, token: str | None, job: Job) -> None:
+        self._socket = socket
+        self._live = live
+        self._token = token
+        self._job = job
+        self._queue = SendQueue(self._send)
+
+    async def run(self, place: EventCursor) -> None:
+        """Until the job has ended, the client or the server stops, or the token is revoked."""
+        receiving, sending = asyncio.create_task(self._receive()), asyncio.create_task(self._send_events(place))
+        try:
+            with self._live.token_watch.watch(self._socket, "read", self._token) as revoked:
+                either: set[asyncio.Future[Any]] = {sending, revoked}
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            code = sending.result() if sending.done() else REFUSED
+            if code in (ENDED, GOING_AWAY):
+                await self._queue.drain()
+        finally:
+            receiving.cancel()
+            sending.cancel()
+            await asyncio.wait({receiving, sending})
+            self._queue.close()
+        try:
+            async with asyncio.timeout(CLOSE_WITHIN):
+                await self._socket.close(code)
+        except (RuntimeError, WebSocketDisconnect):
+            pass
+        except TimeoutError:  # a client that reads nothing would not read the close frame either
+            self._socket.scope["extensions"][ABORT]()
+
+    async def _send_events(self, place: EventCursor) -> int:
+        """The close code at the end of the events."""
+        queue = self._queue
+        async with aclosing(self._live.follow(self._job, place)) as stream:
+            async for news in stream:
+                if news is not None:
+                    self._put(*news)
+                if queue.disconnected:
+                    return REFUSED
+                if queue.buffered > MOST_BUFFERED:
+                    return TOO_SLOW
+        return GOING_AWAY if self._live.stopping.is_set() else ENDED
+
+    async def _receive(self) -> None:
+        """Messages go to the job, one after the other; a disconnect ends the session."""
+        number = 0
+        while (message := await self._socket.receive())["type"] != "websocket.disconnect":
+            number += 1
+            text = message.get("text")
+            try:
+                data = (message.get("bytes") or b"") if text is None else text.encode()
+                await self._live.send(self._socket, self._token, self._job.id, data)
+            except WindlassError as fault:
+                self._put_message("refused", "", Refusal(number, fault.problem()))
+        self._queue.disconnected = True
+
+    def _put(self, event: Event, chunk: Chunk | None) -> None:
+        if chunk is None or event.chunk is None:
+            self._put_message(event.name, event.id, event.job or event.estimate)
+        else:
+            self._put_message(event.name, event.id, replace(event.chunk, text=None, base64=None, size=len(chunk.data)))
+            self._queue.add(chunk.data)
+
+    def _put_message(self, name: str, event_id: str, data: object) -> None:
+        self._queue.add(self._live.messages.encode(name, event_id, data))
+
+    async def _send(self, frame: Frame) -> None:
+        await (self._socket.send_text(frame) if isinstance(frame, str) else self._socket.send_bytes(frame))

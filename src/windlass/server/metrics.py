@@ -1,6 +1,6 @@
-"""`/metrics`: what a scraper of Prometheus reads. Jobs are counted by the store, requests by ourselves.
+"""`/metrics` for Prometheus: the store counts jobs, this server counts requests.
 
-Knows the text format. A token of one tenant is shown that tenant's numbers; one of all, everything.
+Knows the text format. A token of one tenant sees that tenant's numbers; a token of all tenants sees everything.
 """
 
 from bisect import bisect_left
@@ -30,22 +30,22 @@ from windlass.model.operations import (
     Workers,
 )
 from windlass.model.worker import Worker
-from windlass.server.gate import Gate
+from windlass.server.auth import Auth
 
 PATH = "/metrics"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 
 BUCKETS = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
-"""Seconds up to which an answer begins."""
+"""Upper bounds of the histogram of response times, in seconds."""
 
 UNKNOWN = "none"
-"""The route of a request that asks for what is not there."""
+"""The route label of a request that matches no route."""
 
 Labels = tuple[tuple[str, str], ...]
 
 
-class Requests:
-    """Counts requests by their route, and how long their answers took to begin."""
+class RequestStats:
+    """Counts requests by route, and the time until their responses started."""
 
     def __init__(self) -> None:
         self._names: dict[object, str] = {}
@@ -53,24 +53,26 @@ class Requests:
         self.times: dict[str, list[int]] = defaultdict(lambda: [0] * (len(BUCKETS) + 1))
         self.seconds: defaultdict[str, float] = defaultdict(float)
 
-    def know(self, routes: Iterable[BaseRoute]) -> None:
+    def name_routes(self, routes: Iterable[BaseRoute]) -> None:
         self._names = {route.endpoint: route.path for route in routes if isinstance(route, Route)}
 
     def now(self) -> float:
         return perf_counter()
 
-    def note(self, scope: Scope, status: int, came_at: float) -> None:
-        """An answer begins, to a request that came then."""
-        seconds = self.now() - came_at
+    def count(self, scope: Scope, status: int, started_at: float) -> None:
+        """Count a response that starts now, to a request that came at `started_at`."""
+        seconds = self.now() - started_at
         route = self._names.get(scope.get("endpoint"), UNKNOWN)
-        verb = scope["method"] if route != UNKNOWN else UNKNOWN  # a verb may be anything: nobody can fill our memory
+        verb = (
+            scope["method"] if route != UNKNOWN else UNKNOWN
+        )  # a client chooses the verb: it must not fill our memory
         self.statuses[verb, route, status] += 1
         self.times[route][bisect_left(BUCKETS, seconds)] += 1
         self.seconds[route] += seconds
 
 
-class Counted:
-    """A service in front of another: counts the jobs that pass."""
+class JobCounter:
+    """A service in front of another that counts enqueued, claimed and finished jobs."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -89,47 +91,47 @@ class Counted:
 
 
 class Metrics:
-    """Answers a scraper."""
+    """The route."""
 
-    def __init__(self, service: Counted, gate: Gate, requests: Requests) -> None:
+    def __init__(self, service: JobCounter, auth: Auth, stats: RequestStats) -> None:
         self._service = service
-        self._gate = gate
-        self._requests = requests
+        self._auth = auth
+        self._stats = stats
 
     def all(self) -> list[Route]:
         return [Route(PATH, self.metrics, methods=["GET"])]
 
     async def metrics(self, request: Request) -> Response:
-        tenant = await self._gate.identify(request, "read")
-        parts = [_family("windlass_up", "gauge", "Whether this server answers.", {(): 1})]
+        tenant = await self._auth.tenant_of_token(request, "read")
+        parts = [_family("windlass_up", "gauge", "1 while this server answers.", {(): 1})]
         stats = await self._service(GetStats(tenant=tenant))
         parts += [_jobs(stats), _runs(stats)]
         parts += _workers(await self._service(Workers(tenant=tenant)))
         parts += [_errors(await self._service(Queues(tenant=tenant)))]
         if tenant == EVERY_TENANT:
-            parts += self._passed()
+            parts += self._server_totals()
         return Response("".join(parts), headers={"content-type": TEXT, "cache-control": "no-store"})
 
-    def _passed(self) -> Iterator[str]:
+    def _server_totals(self) -> Iterator[str]:
         for word in ("enqueued", "claimed", "finished"):
             about = f"Jobs {word} over HTTP on this server."
             yield _family(f"windlass_jobs_{word}_total", "counter", about, {(): self._service.jobs[word]})
         statuses: dict[Labels, float] = {
             (("method", verb), ("route", route), ("status", str(status))): count
-            for (verb, route, status), count in self._requests.statuses.items()
+            for (verb, route, status), count in self._stats.statuses.items()
         }
         yield _family("windlass_http_requests_total", "counter", "Requests to this server.", statuses)
         yield self._times()
 
     def _times(self) -> str:
         name = "windlass_http_request_duration_seconds"
-        lines = _head(name, "histogram", "Seconds until the answer to a request began.")
-        for route, counts in sorted(self._requests.times.items()):
+        lines = _head(name, "histogram", "Seconds until the response to a request started.")
+        for route, counts in sorted(self._stats.times.items()):
             passed = 0
             for bound, count in zip((*map(str, BUCKETS), "+Inf"), counts, strict=True):
                 passed += count
                 lines += _line(f"{name}_bucket", (("route", route), ("le", bound)), passed)
-            lines += _line(f"{name}_sum", (("route", route),), round(self._requests.seconds[route], 6))
+            lines += _line(f"{name}_sum", (("route", route),), round(self._stats.seconds[route], 6))
             lines += _line(f"{name}_count", (("route", route),), passed)
         return lines
 
@@ -139,7 +141,7 @@ def _jobs(stats: Stats) -> str:
     for queue in stats.queues:
         for state, count in queue.states.items():
             numbers[("tenant", queue.tenant), ("queue", queue.queue), ("state", state)] += count
-    return _family("windlass_jobs", "gauge", "Jobs on record, by their state.", numbers)
+    return _family("windlass_jobs", "gauge", "Stored jobs, by state.", numbers)
 
 
 def _runs(stats: Stats) -> str:
@@ -147,11 +149,11 @@ def _runs(stats: Stats) -> str:
     for queue in stats.queues:
         for outcome, count in queue.outcomes.items():
             numbers[("tenant", queue.tenant), ("queue", queue.queue), ("outcome", outcome)] += count
-    return _family("windlass_runs_total", "counter", "Runs that have ended, by how they did.", numbers)
+    return _family("windlass_runs_total", "counter", "Ended runs, by outcome.", numbers)
 
 
 def _errors(cards: Iterable[QueueCard]) -> str:
-    about = "By which part of the real wait estimates were wrong lately: the median."
+    about = "Recent error of wait estimates as a part of the actual wait: the median."
     known: dict[Labels, float] = {
         (("queue", card.queue),): card.estimate_error for card in cards if card.estimate_error is not None
     }
@@ -163,14 +165,14 @@ def _workers(workers: list[Worker]) -> list[str]:
     slots: Counter[Labels] = Counter()
     running: Counter[Labels] = Counter()
     for worker in workers:
-        whose = (("tenant", worker.tenant),)
-        number[whose] += 1
-        slots[whose] += worker.slots
-        running[whose] += worker.running
+        labels = (("tenant", worker.tenant),)
+        number[labels] += 1
+        slots[labels] += worker.slots
+        running[labels] += worker.running
     return [
-        _family("windlass_workers", "gauge", "Workers that are alive.", number),
-        _family("windlass_slots", "gauge", "Jobs that they can run at once.", slots),
-        _family("windlass_slots_used", "gauge", "Jobs that they hold.", running),
+        _family("windlass_workers", "gauge", "Live workers.", number),
+        _family("windlass_slots", "gauge", "Jobs that live workers can run at once.", slots),
+        _family("windlass_slots_used", "gauge", "Jobs that live workers hold.", running),
     ]
 
 
@@ -183,8 +185,8 @@ def _head(name: str, kind: str, about: str) -> str:
 
 
 def _line(name: str, labels: Labels, value: float) -> str:
-    said = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
-    return f"{name}{{{said}}} {value}\n" if said else f"{name} {value}\n"
+    pairs = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels)
+    return f"{name}{{{pairs}}} {value}\n" if pairs else f"{name} {value}\n"
 
 
 def _escaped(text: str) -> str:

@@ -1,4 +1,4 @@
-"""The reference page: the OpenAPI document for people, as plain HTML without a script."""
+"""The reference page: the OpenAPI document as plain HTML, without scripts."""
 
 from html import escape
 from typing import Any
@@ -60,11 +60,11 @@ def _body(body: dict[str, Any] | None) -> str:
 
 
 def _answers(operation: dict[str, Any]) -> str:
-    said = []
+    rows = []
     for status, answer in operation["responses"].items():
         schema: dict[str, Any] = next((media.get("schema", {}) for media in answer.get("content", {}).values()), {})
-        said.append(_row(status, _kind(schema) if schema else "", answer["description"]))
-    return f"<table>{''.join(said)}</table>"
+        rows.append(_row(status, _kind(schema) if schema else "", answer["description"]))
+    return f"<table>{''.join(rows)}</table>"
 
 
 def _shape(name: str, schema: dict[str, Any]) -> str:

@@ -1,4 +1,7 @@
-"""A route for every shape: a request becomes an operation, its answer a response."""
+"""A route for every operation: a request becomes an operation, its answer a response.
+
+Knows the shapes of operations, formats and tokens; the service behind it does the rest.
+"""
 
 import re
 from collections.abc import AsyncIterator
@@ -33,43 +36,40 @@ from windlass.model.operations import (
     Register,
     Registered,
     Release,
+    Released,
     Result,
     Send,
     Service,
-    Unrun,
     answer_type,
 )
 from windlass.model.shapes import SHAPES, Shape
 from windlass.model.token import Issued
 from windlass.model.wire import Format
 from windlass.server import bodies, formats
-from windlass.server.asking import Answer, Endpoint
-from windlass.server.gate import Gate, is_of_all_tenants
-from windlass.server.lasting import Lasting
-from windlass.server.limits import Limits, read_body
-from windlass.server.lines import jobs_of
-from windlass.server.streams import head_of
+from windlass.server.auth import Auth, TokenWatch, is_of_all_tenants
+from windlass.server.requests import Endpoint, EndpointFunction, RequestLimits, read_body, text_of
+from windlass.server.streams import stream_head
 
 PREFIX = "/v1/{tenant}"
 
-_PLACE = re.compile(r"jobs\[(\d+)\](.*)", re.DOTALL)
+_INDEX = re.compile(r"jobs\[(\d+)\](.*)", re.DOTALL)
 
 CREATED = 201
 
 WORDS = sorted(shape.path.split("/")[2] for shape in SHAPES if shape.path.startswith("/jobs/") and not shape.names)
-"""What stands in a path in the place of a job's id, and is none."""
+"""Fixed path steps in the position of a job's id."""
 
 OFTEN = ("enqueue", "work")
-"""Scopes of those who send jobs in and of those who run them."""
+"""Scopes of the most frequent requests: those of producers and workers."""
 
 
 class Unfinished(WindlassError):
-    """The job has not ended in the time that was waited for it."""
+    """The job did not end within the wait."""
 
     code, title, status, exit_status = "unfinished", "Not finished", 408, 75
 
     def __init__(self, state: State) -> None:
-        super().__init__(f"the job is {state}")
+        super().__init__(f"the job is still {state}")
         self.state = state
 
     def problem(self) -> Problem:
@@ -77,56 +77,56 @@ class Unfinished(WindlassError):
 
 
 class Routes:
-    """Answers requests by asking a service."""
+    """The routes of one service."""
 
-    def __init__(self, service: Service, gate: Gate, limits: Limits, lasting: Lasting) -> None:
+    def __init__(self, service: Service, auth: Auth, limits: RequestLimits, token_watch: TokenWatch) -> None:
         self._service = service
-        self._gate = gate
+        self._auth = auth
         self._limits = limits
         self._reports = limits.of_reports
-        self._lasting = lasting
+        self._token_watch = token_watch
 
     def all(self) -> list[Route]:
-        # Fixed paths go before those with parameters: /jobs/count is no job. Then what is asked most often goes first.
+        # Fixed paths go before those with parameters: /jobs/count is not a job. Frequent ones go first.
         ordered = sorted(SHAPES, key=lambda shape: (shape.path.count("{"), shape.route.scope not in OFTEN))
-        return [_route(shape, self._answer(shape)) for shape in ordered]
+        return [_route(shape, self._respond(shape)) for shape in ordered]
 
-    def _answer(self, shape: Shape) -> Answer:
-        answers_nothing = answer_type(shape.kind) is type(None)  # whatever is accepted, there is nothing to tell
+    def _respond(self, shape: Shape) -> EndpointFunction:
+        answers_nothing = answer_type(shape.kind) is type(None)  # so any Accept header will do
 
-        async def answer(request: Request) -> Response:
+        async def respond(request: Request) -> Response:
             content_type = request.headers.get("content-type", "")
             accept = request.headers.get("accept", "")
-            tenant = await self._gate.admit(request, shape.route.scope)
-            if shape.kind is List and formats.wants_lines(accept):
+            tenant = await self._auth.authorize(request, shape.route.scope)
+            if shape.kind is List and formats.accepts_lines(accept):
                 return await self._stream(request, self._from_query(shape, request, tenant))
-            if shape.kind is GetOutput and formats.wants_text(accept):
-                return _text_of(await self._service(self._from_query(shape, request, tenant)))
+            if shape.kind is GetOutput and formats.accepts_text(accept):
+                return _output_text(await self._service(self._from_query(shape, request, tenant)))
             if shape.kind is EnqueueMany and formats.media(content_type) == formats.NDJSON:
                 return await self._lines(request, tenant)
-            own = formats.sent(content_type) or "json"
-            form = own if answers_nothing else formats.wanted(accept, own)
+            own = formats.request_format(content_type) or "json"
+            form = own if answers_nothing else formats.response_format(accept, own)
             operation = await self._read(shape, request, tenant, content_type)
             if isinstance(operation, Register):
                 trusted = operation.worker.url is not None and is_of_all_tenants(request)
                 operation = replace(operation, worker=replace(operation.worker, trusted=trusted))
             if getattr(operation, "wait", 0.0):
-                return _told(shape, request, await self._waited(shape, request, operation), form)
-            return _told(shape, request, await self._service(operation), form)
+                return _response(shape, request, await self._long_poll(shape, request, operation), form)
+            return _response(shape, request, await self._service(operation), form)
 
-        return answer
+        return respond
 
-    async def _waited(self, shape: Shape, request: Request, operation: Operation[Any]) -> Any:
-        """What is waited for, as long as the token is good. Jobs that are claimed with it afterwards are given back."""
+    async def _long_poll(self, shape: Shape, request: Request, operation: Operation[Any]) -> Any:
+        """An operation that waits. If the token is revoked meanwhile, jobs that are claimed afterwards are released."""
 
         async def release(claimed: list[Claimed]) -> None:
             assert isinstance(operation, Claim)  # noqa: S101
-            unrun = [Unrun(id=one.job.id, token=one.token, tenant=one.job.tenant) for one in claimed]
+            unrun = [Released(id=one.job.id, token=one.token, tenant=one.job.tenant) for one in claimed]
             if unrun:
                 await self._service(Release(tenant=operation.tenant, worker=operation.worker, jobs=unrun))
 
         undo = release if isinstance(operation, Claim) else None
-        return await self._lasting.wait_for(request, shape.route.scope, self._service(operation), undo)
+        return await self._token_watch.long_poll(request, shape.route.scope, self._service(operation), undo)
 
     async def _read(self, shape: Shape, request: Request, tenant: str, content_type: str) -> Operation[Any]:
         if not shape.has_body or (shape.may_have_body and _is_bare(request)):
@@ -135,14 +135,14 @@ class Routes:
         path = request.path_params
         if shape.kind is EnqueueLines:
             if formats.media(content_type) not in ("text/plain", ""):
-                raise formats.refuse(content_type, "text/plain")
-            return shape.build(tenant, path, self._query(shape, request), _text(data))
+                raise formats.unsupported(content_type, "text/plain")
+            return shape.build(tenant, path, self._query(shape, request), text_of(data))
         if shape.kind in (Output, Send):
             return shape.build(tenant, path, self._query(shape, request), data)
-        form = formats.sent(content_type)
+        form = formats.request_format(content_type)
         if form is None:
             if data or shape.body is not None:
-                raise formats.refuse(content_type, formats.TYPES["msgpack"], formats.TYPES["json"])
+                raise formats.unsupported(content_type, formats.TYPES["msgpack"], formats.TYPES["json"])
             form = "json"
         if shape.body is None:
             if request.url.query:
@@ -163,11 +163,11 @@ class Routes:
     async def _stream(self, request: Request, operation: Operation[Any]) -> Response:
         """All matching jobs, a line each, a page at a time."""
         assert isinstance(operation, List)  # noqa: S101
-        # The first page is asked for before anything is answered: what is wrong shows there, and can still be told. It
-        # is a small one, so that the first byte comes soon.
+        # The first page is read before the response starts, so that errors still get a status. It is a small one, so
+        # that the first byte comes soon.
         first = await self._service(operation)
         if request.method == "HEAD":
-            return head_of(formats.NDJSON)
+            return stream_head(formats.NDJSON)
         pages = self._pages(replace(operation, limit=MOST_AT_ONCE), first)
         return StreamingResponse(pages, media_type=formats.NDJSON)
 
@@ -180,9 +180,9 @@ class Routes:
             page = await self._service(replace(operation, after=page.next))
 
     async def _lines(self, request: Request, tenant: str) -> Response:
-        """A job a line. All are looked at before the first is queued; a store may refuse them in the middle even so."""
-        form = formats.wanted(request.headers.get("accept", ""), "json")
-        news, numbers = await jobs_of(await read_body(request, self._limits), self._limits)
+        """NDJSON. All jobs are validated before the first is queued; a store may still refuse some in the middle."""
+        form = formats.response_format(request.headers.get("accept", ""), "json")
+        news, numbers = await bodies.decode_lines(await read_body(request, self._limits), self._limits)
         try:
             answer = await self._service(EnqueueMany(tenant=tenant, jobs=news))
         except WindlassError as fault:
@@ -193,17 +193,17 @@ class Routes:
         return Response(bodies.encode(answer, form), 201, media_type=formats.TYPES[form])
 
 
-def _route(shape: Shape, answer: Answer) -> Route:
+def _route(shape: Shape, respond: EndpointFunction) -> Route:
     verb, path = shape.route.verb, PREFIX + shape.path
-    route = Route(path.replace("/jobs/{id}", "/jobs/{id:job}"), Endpoint(answer), methods=[verb])
+    route = Route(path.replace("/jobs/{id}", "/jobs/{id:job}"), Endpoint(respond), methods=[verb])
     route.path = path
-    # No HEAD where to look may use it up: a result may be handed out once.
+    # No HEAD for results: reading one may use it up.
     route.methods = {verb, "HEAD"} if verb == "GET" and shape.kind is not GetResult else {verb}
     return route
 
 
 class _JobStep(Convertor[str]):
-    """A step of a path that may be the id of a job: `/jobs/count` is none, whatever is asked of it."""
+    """A path step that may be the id of a job: `/jobs/count` is not one, with any verb."""
 
     regex = rf"(?!(?:{'|'.join(WORDS)})(?:/|$))[^/]+"
 
@@ -217,32 +217,25 @@ class _JobStep(Convertor[str]):
 register_url_convertor("job", _JobStep())
 
 
-def _text_of(page: OutputPage) -> Response:
-    """Output as it was put out, whichever stream it came from."""
+def _output_text(page: OutputPage) -> Response:
+    """The bytes of all output streams, in order."""
     headers = {"windlass-next": str(page.next), "windlass-ended": "true" if page.ended else "false"}
     return Response(b"".join(chunk.data for chunk in page.chunks), headers=headers, media_type=formats.TEXT)
 
 
 def _is_bare(request: Request) -> bool:
-    """Whether a request brings no body."""
+    """Whether a request has no body."""
     return request.headers.get("content-length", "0") == "0" and "transfer-encoding" not in request.headers
 
 
 def _by_line(at: str, numbers: list[int]) -> str:
-    """Where something is wrong, by line number."""
-    found = _PLACE.match(at)
+    """The field of an error, by line number instead of index."""
+    found = _INDEX.match(at)
     return at if found is None else f"line {numbers[int(found[1])]}{found[2]}"
 
 
-def _text(data: bytes) -> str:
-    try:
-        return data.decode()
-    except UnicodeDecodeError as fault:
-        raise Invalid(f"not UTF-8: {fault.reason} at byte {fault.start}", at="body") from None
-
-
-def _place(request: Request, answer: Any) -> dict[str, str]:
-    """Where something is that was just made, if it is one thing."""
+def _location(request: Request, answer: Any) -> dict[str, str]:
+    """The Location of what was just created, if it is one thing."""
     match answer:
         case Accepted():
             name = answer.id
@@ -255,7 +248,7 @@ def _place(request: Request, answer: Any) -> dict[str, str]:
     return {"location": f"{quote(request.scope['path'])}/{name}"}
 
 
-def _told(shape: Shape, request: Request, answer: Any, form: Format) -> Response:
+def _response(shape: Shape, request: Request, answer: Any, form: Format) -> Response:
     status = shape.route.status
     if isinstance(answer, Result) and answer.state not in FINISHED and shape.kind is GetResult:
         raise Unfinished(answer.state)
@@ -263,5 +256,5 @@ def _told(shape: Shape, request: Request, answer: Any, form: Format) -> Response
         status = 200
     if answer is None:
         return Response(status_code=204)
-    headers = _place(request, answer) if status == CREATED else None
+    headers = _location(request, answer) if status == CREATED else None
     return Response(bodies.encode(answer, form), status, headers, media_type=formats.TYPES[form])

@@ -1,80 +1,158 @@
-"""An answer that goes on: what is new is sent as it comes, to a reader who must keep up."""
+"""Streams to clients that must keep up: a response without an end, and the queue of what waits to be sent.
+
+Events are not held back for a slow client. When too much waits for one, the stream ends.
+"""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import AsyncExitStack, aclosing
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocketDisconnect
 
-from windlass.server.outbox import MOST_BUFFERED, Frame, Outbox
+from windlass.server.requests import ABORT, disconnected
 
-ABORT = "windlass.abort"
-"""The extension that cuts a connection off: whoever reads nothing would also not read that it is closed."""
+Frame = str | bytes
 
-UNSTORED = {"cache-control": "no-store", "x-accel-buffering": "no"}
+MOST_BUFFERED = 256 << 10
+"""Bytes that may wait for a slow client."""
+
+DRAIN_WITHIN = 5.0
+"""Seconds to send what still waits at the end of a stream."""
+
+UNCACHED = {"cache-control": "no-store", "x-accel-buffering": "no"}
+
+
+class SendQueue:
+    """Sends frames in order, at once if that needs no waiting."""
+
+    def __init__(self, send: Callable[[Frame], Coroutine[Any, Any, None]]) -> None:
+        self._send = send
+        self._frames: deque[Frame] = deque()
+        self._sending: asyncio.Task[None] | None = None
+        self.buffered = 0
+        """Bytes that are not sent yet."""
+        self.disconnected = False
+
+    def add(self, frame: Frame) -> None:
+        self.buffered += len(frame)
+        self._frames.append(frame)
+        if self._sending is None:
+            self._sending = start_now(self._send_all())
+            if self._sending is not None:
+                self._sending.add_done_callback(self._sent)
+
+    def _sent(self, _: object) -> None:
+        self._sending = None
+
+    async def _send_all(self) -> None:
+        try:
+            while self._frames:
+                frame = self._frames.popleft()
+                await self._send(frame)
+                self.buffered -= len(frame)
+        except (WebSocketDisconnect, RuntimeError, OSError):
+            self.disconnected = True
+
+    async def drain(self) -> None:
+        """Wait until everything is sent, but not longer than `DRAIN_WITHIN`."""
+        if self._sending is not None:
+            await asyncio.wait({self._sending}, timeout=DRAIN_WITHIN)
+
+    def close(self) -> None:
+        if self._sending is not None:
+            self._sending.cancel()
 
 
 class Stream(Response):
-    """Sends what a generator says until it ends, its reader goes, or too much waits for that reader.
+    """Sends what a generator yields until it ends, the client disconnects, or too much waits for the client.
 
-    Lets go of what was opened for it, whether or not it was ever begun.
+    Closes what was opened for it, whether or not it was ever started.
     """
 
     def __init__(
         self,
-        said: AsyncGenerator[bytes, None],
-        form: str,
+        source: AsyncGenerator[bytes, None],
+        media_type: str,
         opened: AsyncExitStack,
-        ended: "asyncio.Future[None]",
+        revoked: "asyncio.Future[None]",
     ) -> None:
-        """`ended`: done when nothing more is to be said."""
-        super().__init__(media_type=form, headers=UNSTORED)
+        """`revoked`: done when the token of the request is no longer valid."""
+        super().__init__(media_type=media_type, headers=UNCACHED)
         del self.headers["content-length"]
-        self._said = said
+        self._source = source
         self._opened = opened
-        self._ended = ended
+        self._revoked = revoked
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def put(data: Frame) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
-        async with self._opened, aclosing(self._said):
+        async with self._opened, aclosing(self._source):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            outbox = Outbox(put)
-            telling, leaving = asyncio.create_task(self._tell(outbox)), asyncio.create_task(_gone(receive))
+            queue = SendQueue(put)
+            sending, leaving = asyncio.create_task(self._send(queue)), asyncio.create_task(disconnected(receive))
             try:
-                any_of: set[asyncio.Future[Any]] = {telling, leaving, self._ended}
+                any_of: set[asyncio.Future[Any]] = {sending, leaving, self._revoked}
                 await asyncio.wait(any_of, return_when=asyncio.FIRST_COMPLETED)
-                if self._ended.done() or (telling.done() and telling.result()):
-                    await outbox.empty()
+                if self._revoked.done() or (sending.done() and sending.result()):
+                    await queue.drain()
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
-                elif telling.done() and (abort := scope.get("extensions", {}).get(ABORT)) is not None:
+                elif sending.done() and (abort := scope.get("extensions", {}).get(ABORT)) is not None:
                     abort()
                     await leaving
             finally:
-                telling.cancel()
+                sending.cancel()
                 leaving.cancel()
-                await asyncio.wait({telling, leaving})
-                outbox.close()
+                await asyncio.wait({sending, leaving})
+                queue.close()
 
-    async def _tell(self, outbox: Outbox) -> bool:
-        """Whether all was said, and not too much of it waits."""
-        async for data in self._said:
-            outbox.add(data)
-            if outbox.waiting > MOST_BUFFERED:
+    async def _send(self, queue: SendQueue) -> bool:
+        """Whether the source ended before too much waited."""
+        async for data in self._source:
+            queue.add(data)
+            if queue.buffered > MOST_BUFFERED:
                 return False
         return True
 
 
-def head_of(form: str) -> Response:
-    """How such an answer begins, for those who ask for no more."""
-    response = Response(media_type=form, headers=UNSTORED)
+def stream_head(media_type: str) -> Response:
+    """The response to HEAD."""
+    response = Response(media_type=media_type, headers=UNCACHED)
     del response.headers["content-length"]
     return response
 
 
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+# Most sends need not wait for anything: only a coroutine that does becomes a task.
+
+
+def start_now(work: Coroutine[Any, None, None]) -> "asyncio.Task[None] | None":
+    """Run a coroutine up to its first wait; a task for the rest, null = it is done."""
+    try:
+        waits_for = work.send(None)
+    except StopIteration:
+        return None
+    return asyncio.create_task(_finish(work, waits_for))
+
+
+async def _finish(work: Coroutine[Any, None, None], waits_for: Any) -> None:
+    await _Rest(work, waits_for)
+
+
+class _Rest:
+    """The rest of a coroutine that waits for something."""
+
+    def __init__(self, work: Coroutine[Any, None, None], waits_for: Any) -> None:
+        self._work = work
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, None, None]:
+        try:
+            yield self._waits_for
+        except BaseException as fault:
+            self._work.throw(fault)
+            raise
+        yield from self._work.__await__()

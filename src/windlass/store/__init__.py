@@ -1,7 +1,7 @@
-"""Where jobs live: the protocol that every store keeps, and the records it trades in.
+"""Where jobs live: the protocol that every store implements, and its records.
 
-A store knows SQL or keys; it decides nothing. Whichever state comes next was decided in `model.lifecycle` and arrives
-as a `Move`; the store checks the move's guards and writes it whole, or refuses it. What every store promises:
+A store knows SQL or keys; it decides nothing. `model.lifecycle` decides which state comes next and returns a `Move`;
+the store checks the move's guards and writes it whole, or refuses it. What every store promises:
 
 - A job is named by its id and its tenant (`JobKey`): the same id in two tenants is two jobs.
 - `add` is idempotent by that key, and arrival order is a sequence that the store keeps.
@@ -16,7 +16,7 @@ as a `Move`; the store checks the move's guards and writes it whole, or refuses 
 What stores do beside keeping jobs is in `beside`, `flow` and `mailbox`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import datetime
 from enum import StrEnum
@@ -29,26 +29,25 @@ from windlass.model.errors import Unavailable
 from windlass.model.job import NO_HANDLER, Chunk, HandlerRun, Job, NewChunk, NewJob, Progress, Reason, State
 from windlass.model.lifecycle import Move
 from windlass.model.names import JobKey
-from windlass.model.operations import Glimpse
 from windlass.model.worker import NewWorker, Worker
 
 SEEN_EVERY = 1.0
 """Seconds between two notes that a worker has been heard of by its claims: an idle one need not write at each."""
 
 MOST_CHILDREN = 100
-"""Children of one ripe job that are told at a time."""
+"""Children of one completed parent that are returned at a time."""
 
 
 Turn = Literal["queues", "tenants", "tasks"]
 
 
 def shuffled(nonce: bytes, names: Iterable[str]) -> list[str]:
-    """Names in an order that chance has given: each claim has one of its own, the same when it is sent again."""
+    """Names in a pseudo-random order that depends on the nonce: a claim that is sent again gets the same order."""
     return sorted(names, key=lambda name: sha1(nonce + name.encode(), usedforsecurity=False).digest())
 
 
-class NotLetIn(Unavailable):
-    """The store answers, and refuses whoever asks: waiting does not help."""
+class AccessRefused(Unavailable):
+    """The store answers and refuses access (password, ACL): waiting does not help."""
 
 
 class Draft(Struct, frozen=True, gc=False):
@@ -86,12 +85,12 @@ class Reading(Struct, frozen=True):
     records: list[Record | None]
     """In the order asked for; null where there is no such job."""
     parts: int = 1
-    """Of how many parts the store is made: a job lies in that with the number `part_of`."""
+    """How many partitions the store has: a job is in the one with the number `part_of`."""
     answered: Sequence[int] = (0,)
     """Which of them were read."""
 
 
-class Touch(Struct, frozen=True):
+class Heartbeat(Struct, frozen=True):
     """A sign of life of one running job."""
 
     id: str
@@ -103,19 +102,19 @@ class Touch(Struct, frozen=True):
     ran: HandlerRun = NO_HANDLER
 
 
-class Touched(Struct, frozen=True):
+class HeartbeatReply(Struct, frozen=True):
     """What a worker learns from a sign of life."""
 
     id: str
     held: bool
     """Whether the job is still its own."""
     reason: Reason | None = None
-    """Why the job has been told to stop, if it has; `shrunk` = it may go on, until `deadline`."""
+    """Why the job must stop, if it must; `shrunk` = it may go on until `deadline`."""
     deadline: datetime | None = None
     """When a job that runs at a tier is stopped."""
 
 
-class Done(Struct, frozen=True, gc=False):
+class JobSuccess(Struct, frozen=True, gc=False):
     """A success on its way into a store."""
 
     id: str
@@ -129,14 +128,14 @@ class Done(Struct, frozen=True, gc=False):
     ran: HandlerRun = NO_HANDLER
 
 
-class Kept(Struct, frozen=True):
+class StoredResult(Struct, frozen=True):
     """A result as a store holds it."""
 
     data: bytes
     content_type: str
 
 
-class Wish(Struct, frozen=True):
+class ClaimRequest(Struct, frozen=True):
     """What a worker can take now."""
 
     worker: Worker
@@ -148,15 +147,15 @@ class Wish(Struct, frozen=True):
     repeatable: bool = True
     """Whether the same nonce may come again: then it answers what it took before."""
     heard: bool = True
-    """Whether the worker itself asks, and so has been heard of; else somebody asks on its behalf."""
+    """Whether the worker itself sent this, which counts as a heartbeat; else a server claims on its behalf."""
     stays: float = 0.0
-    """Seconds for which a store that has nothing may keep a repeatable wish and lease the next job to it at once.
+    """Seconds for which a store that has no job may park a repeatable request and lease the next job to it at once.
 
-    Whoever wishes listens to `wish/WORKER` meanwhile, and then asks again in the same words: that answers what the
-    wish was given, and takes it back if it was given nothing.
+    The caller listens to `wish/WORKER` meanwhile, then sends the same request again: the answer is what the parked
+    claim was granted. If it was granted nothing, the parked claim is withdrawn.
     """
     warm: Sequence[str] = ()
-    """What it would rather run than anything else, as `tenant/task`; has a say only where turns are taken."""
+    """Tasks it has warm contexts for, as `tenant/task`; matters only where tenants or tasks take turns."""
     turns: frozenset[Turn] = frozenset()
     """Who takes turns in this claim where no rule says who does; see `claim`."""
     in_order: frozenset[str] = frozenset()
@@ -168,7 +167,7 @@ class Wish(Struct, frozen=True):
     """
 
 
-class Scope(Struct, frozen=True):
+class ListScope(Struct, frozen=True):
     """What an index can narrow a listing to."""
 
     tenant: str
@@ -179,7 +178,7 @@ class Scope(Struct, frozen=True):
     """Whether the jobs of each queue come from the last that arrived to the first."""
 
 
-class Slice(Struct, frozen=True):
+class RecordPage(Struct, frozen=True):
     """Some records of a scope, in order, and where to go on."""
 
     records: list[Record]
@@ -187,7 +186,7 @@ class Slice(Struct, frozen=True):
     """Null = the end. A slice may be short, even empty, and still have a next."""
 
 
-class Edge(Struct, frozen=True):
+class Dependency(Struct, frozen=True):
     """That a job waits for another one."""
 
     parent: str
@@ -198,8 +197,8 @@ class Edge(Struct, frozen=True):
     """The one that waits."""
 
 
-class Ripe(Struct, frozen=True):
-    """A job that has ended or vanished while others wait for it or are to follow it."""
+class CompletedParent(Struct, frozen=True):
+    """A job that ended or was removed while other jobs wait for it or are to follow it."""
 
     id: str
     tenant: str
@@ -208,14 +207,14 @@ class Ripe(Struct, frozen=True):
     state: State | None
     """How it ended; null = it vanished before."""
     children: list[str]
-    """Some of those that wait for it; whoever deals with these is told of more."""
+    """Some of the jobs that wait for it; once these are processed, the next call returns more."""
     then: NewJob | None = None
     """What is to follow it."""
-    result: Kept | None = None
+    result: StoredResult | None = None
     """What it answered, if something is to follow it; not used up by this."""
 
 
-class Tally(Struct, frozen=True):
+class JobCount(Struct, frozen=True):
     """How many jobs of one tenant, queue and task are in one state."""
 
     tenant: str
@@ -234,7 +233,7 @@ class Sweep(StrEnum):
     """A finished job that was kept long enough is dropped; or its result is, if only that was kept long enough."""
 
 
-class Swept(Struct, frozen=True, gc=False):
+class DueJob(Struct, frozen=True, gc=False):
     """A job whose clock ran out, as it is now or was at last."""
 
     id: str
@@ -252,32 +251,16 @@ class Overdue(StrEnum):
     LEASE = "lease"
     """A running job that was not renewed."""
     WAIT = "wait"
-    """A job that nobody started before it expired."""
+    """A job that was not started before it expired."""
     OWNER = "owner"
-    """A job that nobody asked for."""
-
-
-Take = Callable[[Glimpse | None, Callable[[], list[Record]]], object]
-"""Who takes what a wish is given: what is seen of it in passing, if anything, and the way to read it."""
-
-
-def end_topic(key: JobKey) -> str:
-    """What to listen to for the end of a job."""
-    return f"end/{key.id}/{key.tenant}"
+    """A job whose owner stopped asking for it."""
 
 
 class Listener(Protocol):
-    """Hears that something happened, not what: whoever waits looks for itself."""
+    """Wakes a waiter when something happened; the waiter looks up what."""
 
     async def wait(self, seconds: float) -> bool:
         """Whether a notice came within so many seconds. Notices may be lost: never wait long without looking."""
-        ...
-
-    def hand_over(self, wish: Wish, take: Take) -> None:
-        """Let `take` have what this wish is given, as soon as that is heard; who asks again is answered all the same.
-
-        A store that keeps no wishes gives them nothing.
-        """
         ...
 
 
@@ -292,7 +275,7 @@ class Store(Protocol):
         """
         ...
 
-    async def claim(self, wish: Wish) -> list[Record]:
+    async def claim(self, wish: ClaimRequest) -> list[Record]:
         """Lease the first jobs that the worker may take, by its queues' order, then priority, then arrival.
 
         Where tenants or tasks take turns, the turn goes before the priority. Nothing that `flow` forbids is taken. A
@@ -305,11 +288,11 @@ class Store(Protocol):
         """
         ...
 
-    async def touch(self, touches: Sequence[Touch], lease: float) -> list[Touched]:
+    async def touch(self, touches: Sequence[Heartbeat], lease: float) -> list[HeartbeatReply]:
         """Renew the leases of jobs and note what they say of themselves."""
         ...
 
-    async def succeed(self, dones: Sequence[Done]) -> list[bool]:
+    async def succeed(self, dones: Sequence[JobSuccess]) -> list[bool]:
         """End jobs well; for each, whether its token was right. What a record says of keeping is applied at once."""
         ...
 
@@ -321,29 +304,29 @@ class Store(Protocol):
         """Look jobs up."""
         ...
 
-    async def result(self, key: JobKey) -> Kept | None:
+    async def result(self, key: JobKey) -> StoredResult | None:
         """The result of a job, unless its time is over; if it is kept for one reading only, it is gone afterwards."""
         ...
 
     async def output(self, key: JobKey, after: int, limit: int) -> list[Chunk]:
         """What a job has put out beyond a chunk's number: the newest of it, up to `MOST_OUTPUT` and `MOST_CHUNKS`.
 
-        Kept from one run to the next until somebody wants the job again; the numbers go on even then.
+        Kept from one run to the next, until the finished job is run again; the numbers continue even then.
         """
         ...
 
-    async def page(self, scope: Scope, after: str | None, limit: int) -> Slice:
+    async def page(self, scope: ListScope, after: str | None, limit: int) -> RecordPage:
         """Jobs of a scope: tenant by tenant, queue by queue, in order of arrival or the other way round.
 
         A job that changes its state between two pages is neither missed nor seen twice while it stays in the scope.
         """
         ...
 
-    async def tally(self, tenant: str) -> list[Tally]:
+    async def count_jobs(self, tenant: str) -> list[JobCount]:
         """How many jobs there are, from counters."""
         ...
 
-    async def sweep(self, clock: Sweep, limit: int) -> list[Swept]:
+    async def sweep(self, clock: Sweep, limit: int) -> list[DueJob]:
         """Do what needs no decision to jobs whose clock has run out, earliest first; which they were."""
         ...
 
@@ -351,25 +334,25 @@ class Store(Protocol):
         """Jobs whose clock has run out, at most so many."""
         ...
 
-    async def bind(self, edges: Sequence[Edge]) -> list[State | None]:
+    async def add_dependencies(self, edges: Sequence[Dependency]) -> list[State | None]:
         """How the parents stand (null = there is no such job of that tenant).
 
-        Where one is pending, the edge is noted, and the parent's end is told by `ripe`.
+        Where a parent is pending, the dependency is stored, and `completed_parents` reports the parent's end.
         """
         ...
 
-    async def ripe(self, done: Sequence[Ripe], limit: int) -> list[Ripe]:
-        """Forget these, with their children, unless they have ripened again; then tell of some that have.
+    async def completed_parents(self, done: Sequence[CompletedParent], limit: int) -> list[CompletedParent]:
+        """Drop these completed parents and their children, unless they completed again; then return some more.
 
-        A job ripens when it ends or vanishes while another one waits for it, or if one is to follow it.
+        A parent completes when it ends or is removed while another job waits for it or is to follow it.
         """
         ...
 
-    async def enlist(self, id: str, tenant: str, worker: NewWorker, lease: float) -> None:
+    async def register_worker(self, id: str, tenant: str, worker: NewWorker, lease: float) -> None:
         """Keep the record of a worker for as long as a lease."""
         ...
 
-    async def greet(self, id: str, tenant: str, lease: float) -> Worker | None:
+    async def worker_heartbeat(self, id: str, tenant: str, lease: float) -> Worker | None:
         """A tenant's worker has been heard of: its record, kept for another lease; null if it is not known (now)."""
         ...
 
@@ -377,15 +360,13 @@ class Store(Protocol):
         """The workers that are alive."""
         ...
 
-    async def dismiss(self, id: str) -> bool:
+    async def unregister_worker(self, id: str) -> bool:
         """Forget a worker; whether it was known."""
         ...
 
     def listen(self, topics: Sequence[str]) -> AbstractAsyncContextManager[Listener]:
-        """Hear of new work (`work/QUEUE`), the end of a job (`end_topic`), orders to a worker (`order/WORKER`).
-
-        And that a worker's wish was granted (`wish/WORKER`), by stores that keep wishes; that a job has ripened where
-        none was ripe (`house/ripe`).
+        """Wake-ups for topics: new work (`work/QUEUE`), the end of a job (`encoding.end_topic`), orders to a worker
+        (`order/WORKER`), a granted parked claim (`wish/WORKER`), the first completed parent (`house/ripe`).
         """
         ...
 

@@ -1,7 +1,7 @@
-"""What a store does beside keeping jobs: settings on a shelf, news on a wire, journals drained, replicas waited for.
+"""What a store does besides keeping jobs: small records, events, draining of journals, waiting for replicas.
 
-Small contracts of their own, so that whoever needs one of them need not know the rest. Every store is a shelf, a
-wire, a timetable and a directory; only a store on a server has the others.
+Each is a small protocol of its own, so that a caller depends only on what it uses. Every store implements the first
+four; only a store on a server implements the others.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from windlass.model.lifecycle import Verdict
 from windlass.store import Draft
 
 GAP = "gap"
-"""The news that some was missed."""
+"""The event that says some events were missed."""
 
 
-class Shelf(Protocol):
-    """Where settings live beside the jobs: tokens and the like, few and small. Every store is one too."""
+class Records(Protocol):
+    """Small records beside the jobs: tokens, limits, handlers. Compare-and-swap keeps concurrent edits apart."""
 
     async def put(self, kind: str, name: str, data: bytes | None) -> None:
         """Keep a record under its kind and name, in the place of any that was there; null = keep none."""
@@ -28,7 +28,7 @@ class Shelf(Protocol):
         """Keep `after` if what is kept now is `before`; whether it was. Null = none."""
         ...
 
-    async def shelved(self, kind: str) -> dict[str, bytes]:
+    async def list_records(self, kind: str) -> dict[str, bytes]:
         """All records of a kind, by name."""
         ...
 
@@ -37,7 +37,7 @@ MOST_COUNTED = 10_000
 """Tasks (each in a queue of a tenant) whose runs one partition of a store counts: those that ran first."""
 
 
-class Ran(Struct, frozen=True):
+class OutcomeCount(Struct, frozen=True):
     """How many runs of one tenant, queue and task ended in one way, ever since."""
 
     tenant: str
@@ -47,15 +47,15 @@ class Ran(Struct, frozen=True):
     count: int
 
 
-class Outcomes(Protocol):
+class OutcomeCounts(Protocol):
     """How runs ended; kept when the jobs are gone. Counted by `succeed` and `apply`, in the same step."""
 
-    async def outcomes(self, tenant: str) -> list[Ran]:
+    async def outcomes(self, tenant: str) -> list[OutcomeCount]:
         """Those of a tenant; `-` = all."""
         ...
 
 
-class Timetable(Protocol):
+class DueTimes(Protocol):
     """Knows when something is to be done. Every store is one too."""
 
     async def next_run(self) -> float | None:
@@ -63,7 +63,7 @@ class Timetable(Protocol):
         ...
 
 
-class Directory(Protocol):
+class JobOwners(Protocol):
     """Knows whose an id is. Every store is one too."""
 
     async def owners(self, ids: Sequence[str]) -> list[list[str]]:
@@ -71,7 +71,7 @@ class Directory(Protocol):
         ...
 
 
-class Watch(Protocol):
+class EventStream(Protocol):
     """Hears news."""
 
     async def hear(self) -> list[str]:
@@ -79,28 +79,28 @@ class Watch(Protocol):
         ...
 
 
-class Wire(Protocol):
-    """Carries news from whoever writes to whoever watches, across processes. Every store is one too.
+class Events(Protocol):
+    """Publishes events to subscribers in all processes. Every store implements it.
 
-    News is short lines that say nothing to a store. Each is told at most once; whoever does not keep up hears of a gap.
+    Events are short lines that are opaque to a store. Delivery is at most once; a slow subscriber gets a gap.
     """
 
     @property
     def quiet(self) -> bool:
-        """Whether nobody watches, as far as is known without asking."""
+        """Whether there are no subscribers, as far as is known without a round trip."""
         ...
 
     async def publish(self, news: Sequence[str]) -> None:
-        """Tell those who watch, if there are any; looks for them where that is not known."""
+        """Publish to the subscribers, if there are any; checks for them where that is not known."""
         ...
 
-    def watch(self) -> AbstractAsyncContextManager[Watch]:
-        """Hear all that is published from now on. Entered only when every process will have noticed."""
+    def watch(self) -> AbstractAsyncContextManager[EventStream]:
+        """Receive all that is published from now on. Entered once every process has noticed the subscriber."""
         ...
 
 
 @runtime_checkable
-class Bounded(Protocol):
+class OnLocalDisk(Protocol):
     """A store on a disk of this machine, which may be full."""
 
     async def check_room(self) -> None:
@@ -108,15 +108,15 @@ class Bounded(Protocol):
         ...
 
 
-class Replicating(Protocol):
+class Replicated(Protocol):
     """A store whose server hands on what it is given to others."""
 
     @property
     def replicated_within(self) -> float | None:
-        """Seconds in which enough of the others must have a new job; null = nobody waits for that."""
+        """Seconds within which enough replicas must have a new job; null = callers do not wait for replicas."""
         ...
 
-    async def add_surely(self, drafts: Sequence[Draft]) -> list[bool]:
+    async def add_replicated(self, drafts: Sequence[Draft]) -> list[bool]:
         """As `add`, answered when enough of the others have them; raises `NotReplicated` if that takes too long.
 
         They are kept then, too.
@@ -124,71 +124,71 @@ class Replicating(Protocol):
         ...
 
 
-class Chute(Protocol):
-    """A short way into a store, for jobs that differ in nothing but their ids and payloads."""
+class PreparedCommand(Protocol):
+    """A prepared command that adds jobs which differ only in id and payload."""
 
     @property
     def shut(self) -> bool:
-        """Whether the store has said that no more should go this way."""
+        """Whether the store has invalidated it: flow rules may apply now."""
         ...
 
     def __call__(self, id: bytes, payload: bytes, /) -> bool | None:
-        """Whether the job, which is kept now, is new; null = it must go the usual way, under the same id.
+        """Add a job; whether it is new. Null = add it with `Store.add` instead, under the same id.
 
-        The id as its sixteen bytes. Nobody is told of the job.
+        The id as its sixteen bytes. No event is published.
         """
         ...
 
 
-class Chuting(Protocol):
-    """A store that may have such ways, for callers without an event loop."""
+class PreparesCommands(Protocol):
+    """A store that prepares commands for callers without an event loop."""
 
-    def chute(self, example: Draft) -> Chute | None:
-        """The one for jobs that are like this one; null = there is none."""
+    def prepare_add(self, example: Draft) -> PreparedCommand | None:
+        """The command for jobs like this one; null = there is none."""
         ...
 
 
-class Haul(Struct, frozen=True):
-    """Jobs on their way from a journal into one strand of a store: all that it has for it between two numbers."""
+class DrainRequest(Struct, frozen=True):
+    """Jobs from a journal for one partition of a store: all it has for it between two sequence numbers."""
 
     journal: str
-    strand: int
+    partition: int
     since: int
-    """The mark that this follows on: if it is not there, nothing happens."""
+    """The watermark that this batch follows: if the watermark is elsewhere, nothing is written."""
     upto: int
-    """The mark that it leads to."""
+    """The watermark after it."""
     drafts: Sequence[Draft]
-    surely: bool = False
-    """Whether somebody waits until the store's replicas have them."""
+    wait_for_replicas: bool = False
+    """Whether the caller waits until the store's replicas have them."""
 
 
-class Hauled(Struct, frozen=True):
-    """What became of a haul."""
+class DrainReply(Struct, frozen=True):
+    """What became of a drain batch."""
 
     mark: int
-    """Where the mark is now."""
+    """Where the watermark is now."""
     created: list[bool] = []
-    """For each job whether it is new; none if the mark was elsewhere."""
+    """For each job whether it is new; empty if the watermark was elsewhere."""
     shortfall: str | None = None
     """What is missing until enough replicas have them; empty = nothing, null = that was not asked for."""
 
 
-class Ledger(Protocol):
-    """A store that journals are drained into: it remembers how far each of them has been."""
+class JournalTarget(Protocol):
+    """A store that journals are drained into: it keeps a watermark for each of them."""
 
     async def ready(self) -> None:
         """Find the server and look at it, if it was not there when the store was opened; raises while it is not."""
         ...
 
     @property
-    def strands(self) -> int:
-        """In how many parts it keeps its queues; each has marks of its own."""
+    def partition_count(self) -> int:
+        """How many partitions hold its queues; each has its own watermarks."""
         ...
 
-    def strand(self, draft: Draft) -> int:
-        """The part that a job belongs to."""
+    def partition_of(self, draft: Draft) -> int:
+        """The partition that a job belongs to."""
         ...
 
-    async def drain(self, haul: Haul) -> Hauled:
-        """Keep jobs as `add` does and move the mark, in one step; or neither, if the mark is not where it should be."""
+    async def drain(self, request: DrainRequest) -> DrainReply:
+        """Add jobs and move the watermark in one step; do neither if the watermark is not where it should be."""
         ...

@@ -1,22 +1,22 @@
-"""Flow control as a store keeps it: what a claim may take, beyond whose turn it is.
+"""Flow control in a store: which jobs a claim may take.
 
 The engine decides what the rules mean for a job and writes that down as the job's *group*; a store holds claims to it,
 in the same atomic step in which it leases a job. What every store promises:
 
 - A job without a group pays nothing for any of this.
-- No bucket holds more places than its allowance, no more starts fall into a window than its rate allows: at no
+- No bucket holds more places than its limit rule allows, no more starts fall into a window than its rate allows: at no
   moment, for all workers together. Places are ids of running jobs: whatever ends a run gives them back.
 - Jobs whose bucket is full are passed by, and cost a claim nothing however many they are.
 - A lane that is shut is not claimed from.
-- Where turns are taken, a worker that is warm for some may get theirs a little earlier, but nobody is ever further
-  ahead of whoever's turn it is than `LEAD`.
+- Where turns are taken, a worker with warm contexts may get their jobs a little earlier, but no tenant or task is ever
+  served more than `LEAD` turns ahead of its turn.
 
 A group is a text: its class, then its buckets, each after a bar: `=slow`, `~|acme/api`, `|acme/api=42|-/all`.
 
 - The class is empty in a queue without tiers. `=NAME` is a job that asked for that tier, `~` a flexible one, `!` a
   yielding one.
-- A bucket is the name of an allowance, alone or with a key after an equals sign. Keys are made of letters, digits, `_`,
-  `.`, `-`, `~` and `%` by whoever makes groups.
+- A bucket is the name of a limit rule, alone or with a key after an equals sign. Keys are made of letters, digits, `_`,
+  `.`, `-`, `~` and `%`; the engine escapes everything else.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ ANY = "*"
 
 
 LEAD = 2.0
-"""Turns of weight 1 by which somebody may be served before whoever's turn it is, for a worker that is warm for him."""
+"""Turns of weight 1 by which a tenant or task may be served early, for a worker that has a warm context for it."""
 NEAR = 16
 """Of those whose turn comes next, at most so many are looked at for that."""
 
@@ -56,7 +56,7 @@ class StaleRules(Exception):
         self.answers = answers
 
 
-class Allowance(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LimitRule(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What one limit allows in each of its buckets."""
 
     running: int | None = None
@@ -70,29 +70,30 @@ class Allowance(Struct, frozen=True, kw_only=True, omit_defaults=True):
     queue: str | None = None
     """The only queue whose jobs it bounds; null = jobs of several may be in one bucket."""
     closed_until: datetime | None = None
-    """Before this no job of it starts; null = open. The end of time = until somebody opens it."""
+    """Before this time no job of it starts; null = open. The end of time = until it is resumed."""
 
 
-class Level(Struct, frozen=True, kw_only=True, array_like=True):
+class TierRule(Struct, frozen=True, kw_only=True, array_like=True):
     """One tier of a tenant's queue."""
 
     name: str
     seconds: float
     """The longest run at it."""
     cap: int
-    """At most so many jobs run at it or at a longer one. Of the shortest tier nobody asks: slots are the bound."""
+    """At most so many jobs run at it or at a longer one. The shortest tier has no cap: slots are its bound."""
 
 
-class Rules(Struct, frozen=True, kw_only=True, omit_defaults=True):
+# Stored by these names: `rename` keeps what older versions wrote readable.
+class Rules(Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"limit_rules": "allowances"}):
     """Everything that bounds claims in one store."""
 
     edition: int = 0
     """Grows by one with each change."""
     grouping: int = 0
     """Grows when a job might belong to another group than before; jobs come with the number of their group."""
-    allowances: dict[str, Allowance] = {}
+    limit_rules: dict[str, LimitRule] = {}
     """By the name of a bucket without its key: `TENANT/LIMIT`."""
-    tiers: dict[str, list[Level]] = {}
+    tiers: dict[str, list[TierRule]] = {}
     """By `TENANT,QUEUE`; shortest first."""
     fair_queues: dict[str, dict[str, float]] = {}
     """Queues whose tenants take turns: the weights of tenants (1 unless named)."""
@@ -115,7 +116,7 @@ class Regroup(Struct, frozen=True):
     after: str
 
 
-class Waiting(Struct, frozen=True):
+class LaneBacklog(Struct, frozen=True):
     """The queued jobs of one tenant, queue, task and group, as far as they were asked for."""
 
     tenant: str
@@ -128,7 +129,7 @@ class Waiting(Struct, frozen=True):
     """The first of them: priority, arrival, id; in the order in which they are claimed."""
 
 
-class Usage(Struct, frozen=True):
+class BucketUsage(Struct, frozen=True):
     """How one bucket stands."""
 
     bucket: str
@@ -147,7 +148,7 @@ class Flow(Protocol):
         """The rules in force."""
         ...
 
-    async def regulate(self, rules: Rules) -> bool:
+    async def set_rules(self, rules: Rules) -> bool:
         """Put these in force if their edition is the next one after that in force; whether it was.
 
         Bounds that became narrower than what runs already end nothing: they let nothing start until there is room.
@@ -157,7 +158,7 @@ class Flow(Protocol):
     async def regroup(self, changes: Sequence[Regroup]) -> list[bool]:
         """Move jobs to other groups, waiting ones and running ones; for each, whether its guard held.
 
-        A running job's places follow, even where that fills a bucket beyond its allowance.
+        A running job's places follow, even where that fills a bucket beyond its limit.
         """
         ...
 
@@ -165,18 +166,18 @@ class Flow(Protocol):
         """Start nothing of a bucket for so long."""
         ...
 
-    async def rouse(self, limit: int) -> int:
+    async def unblock_ready(self, limit: int) -> int:
         """Let jobs be claimed again whose bucket has become free with time, whose lane is open again, or that were
         overlooked; how many lanes there were. Claims do the same for what concerns them; this is for idle workers, who
         then hear of it.
         """
         ...
 
-    async def opening(self, queues: Sequence[str]) -> float | None:
+    async def next_opening(self, queues: Sequence[str]) -> float | None:
         """Seconds until something that is passed by in these queues becomes free by the clock alone; null = never."""
         ...
 
-    async def waiting(self, tenant: str, queue: str, limit: int) -> list[Waiting]:
+    async def waiting(self, tenant: str, queue: str, limit: int) -> list[LaneBacklog]:
         """What is queued (`tenant` may be `-`), at most so many jobs of each group."""
         ...
 
@@ -187,6 +188,6 @@ class Flow(Protocol):
         """
         ...
 
-    async def usage(self, allowance: str, limit: int) -> list[Usage]:
-        """How the buckets of an allowance stand, those in use or waited for, at most so many."""
+    async def usage(self, limit_rule: str, limit: int) -> list[BucketUsage]:
+        """How the buckets of a limit rule stand, those in use or waited for, at most so many."""
         ...

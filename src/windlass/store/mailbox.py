@@ -1,7 +1,7 @@
 """Messages to jobs as a store keeps them: in order, bounded, until the run they are for has ended.
 
 What is sent to a job that waits is for its next run. A message leaves the store when its worker says that it has it;
-all of them leave with the end of the run, however it ends. What they say is nobody's business here.
+all of them are dropped at the end of the run, however it ends. The store never decodes them.
 """
 
 from collections.abc import Sequence
@@ -38,12 +38,12 @@ class Reader(Struct, frozen=True):
 
 
 class Mailbox(Protocol):
-    """Where messages to jobs lie. Every store is one too."""
+    """Messages to jobs. Every store implements it."""
 
     async def post(self, key: JobKey, data: bytes) -> Posted:
-        """Keep a message for a job that has not ended; whoever holds it hears a notice (`order/WORKER`)."""
+        """Keep a message for a job that has not ended; the worker that runs it gets a wake-up (`order/WORKER`)."""
         ...
 
     async def collect(self, readers: Sequence[Reader]) -> list[list[Message]]:
-        """For each the messages it does not have yet, in order; none to whoever does not hold the job."""
+        """For each reader the messages it does not have yet, in order; none if its token is not the current one."""
         ...

@@ -1,31 +1,35 @@
-"""Reports on their way to the queue: gathered while the last ones travel, sent until they are answered.
+"""What a worker reports to the queue: who it is, and how its jobs ended.
 
-Nothing that has ended is forgotten while this process lives: a store that does not answer is asked again. Maybe only a
-part of it does not: so what was not taken together is sent on by part, and what is for others goes on meanwhile.
+Reports are batched while the last ones travel, and sent until they are answered: nothing that has ended is forgotten
+while this process lives. Perhaps only a part of the store does not answer, so a batch that was not taken is retried by
+partition while reports for other partitions go on. How many partitions there are is the store's business; ids of one
+queue end alike.
 """
 
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
 
 from windlass.model.errors import Busy, Damaged, Full, Missing, Unavailable, WindlassError
 from windlass.model.lifecycle import Verdict
+from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import (
     MOST_AT_ONCE,
     Alive,
     Applied,
     Finish,
     Finished,
+    Register,
     Release,
+    Released,
     Renew,
     Service,
-    Unrun,
 )
 from windlass.model.ports import Clock
-from windlass.worker.membership import Membership
-from windlass.worker.parts import part_of
+from windlass.model.worker import NewWorker
 
 log = logging.getLogger("windlass.worker")
 
@@ -33,85 +37,181 @@ TRY_AGAIN = (0.05, 0.1, 0.2, 0.5, 1.0)
 MOST_BYTES = 8 << 20
 """Of the results and new jobs in one report."""
 
+TEMPORARY = (Unavailable, Full, Busy)
+"""Errors after which the same report is sent again."""
 
-PUT_OFF = (Unavailable, Full, Busy)
-"""What passes by itself."""
+ReportLine = str
+"""Reports of one line are taken in order."""
 
-Line = str
-"""What is said in one line is taken in order."""
-
-MAKES = "+"
-"""Added to the name of a part for reports with new jobs: those may be for another part, and must not hold up others."""
+SPAWNS = "+"
+"""Added to the partition of reports with new jobs: those may be for another partition, and must not block others."""
 
 
-class Letter(NamedTuple):
+class WorkerNames(TypedDict):
+    """What every operation of a worker says of itself."""
+
+    tenant: str
+    worker: str
+
+
+class Registration:
+    """A worker's name in the queue. Jobs stay its own under a new name: their tokens are what counts."""
+
+    def __init__(self, service: Service, tenant: str, about: NewWorker) -> None:
+        self._service = service
+        self.tenant = tenant
+        self.about = about
+        self._registered: NewWorker | None = None
+        """What the queue knows of it."""
+        self.worker = ""
+        self.lease = 0.0
+
+    async def register(self) -> None:
+        about = self.about
+        registered = await self._service(Register(tenant=self.tenant, worker=about))
+        if self.worker:
+            log.warning("the queue had forgotten this worker; registered again as %s", registered.worker)
+        self.worker, self.lease = registered.worker, registered.lease
+        self._registered = about
+
+    async def update(self, about: NewWorker) -> None:
+        """Change what the queue knows of this worker; before it is registered, that is for the registration."""
+        self.about = about
+        if self.worker and self._registered != about:
+            await self._service(Register(tenant=self.tenant, worker=about, id=self.worker))
+            self._registered = about
+
+    @property
+    def name_tenants(self) -> bool:
+        """Whether each report must name its job's tenant: the worker serves all tenants."""
+        return self.tenant == EVERY_TENANT
+
+    def names(self) -> WorkerNames:
+        return {"tenant": self.tenant, "worker": self.worker}
+
+
+# Reports by partition
+
+
+class Named(Protocol):
+    """A report on a job."""
+
+    @property
+    def id(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
+
+
+def partition_of(report: Named) -> str:
+    return report.id[-2:]
+
+
+def without_repeats(reports: Iterable[N]) -> list[list[N]]:
+    """Lists in which no id is twice, mostly one: answers name ids, and two tenants may have jobs of the same id."""
+    lists: list[list[N]] = [[]]
+    seen: Counter[str] = Counter()
+    for one in reports:
+        if seen[one.id] == len(lists):
+            lists.append([])
+        lists[seen[one.id]].append(one)
+        seen[one.id] += 1
+    return lists
+
+
+async def send_all(
+    reports: Sequence[N], send: Callable[[Sequence[N]], Awaitable[None]], *, by_partition: bool
+) -> Unavailable | None:
+    """Send reports together, or each partition's by themselves; the error of one that was not taken."""
+    if not reports:
+        return None
+    batches: list[Sequence[N]] = [reports]
+    if by_partition:
+        found: dict[str, list[N]] = {}
+        for one in reports:
+            found.setdefault(partition_of(one), []).append(one)
+        batches = [*found.values()]
+    faults = await asyncio.gather(*(_sent(batch, send) for batch in batches))
+    return next((fault for fault in faults if fault is not None), None)
+
+
+async def _sent(reports: Sequence[N], send: Callable[[Sequence[N]], Awaitable[None]]) -> Unavailable | None:
+    try:
+        await send(reports)
+    except Unavailable as fault:
+        return fault
+    return None
+
+
+class ReportBatch(NamedTuple):
     """Reports that are sent together, and how."""
 
     reports: Sequence[Any]
-    ask: Callable[[Sequence[Any]], Awaitable[Applied]]
-    makers: frozenset[str]
-    """Ids of jobs whose reports have new ones."""
+    send: Callable[[Sequence[Any]], Awaitable[Applied]]
+    spawning: frozenset[str]
+    """Ids of jobs whose reports have new jobs."""
     instead: Callable[[Any, WindlassError], Any] | None = None
-    """What is reported in the place of what cannot be taken."""
+    """What is reported instead of a report that the queue refuses."""
     size: int = 0
     """Bytes of its results and new jobs, once it waits in a line."""
 
-    def with_more(self, other: "Letter") -> "Letter | None":
+    def with_more(self, other: "ReportBatch") -> "ReportBatch | None":
         """Both in one, if they are of one kind and that is not too much."""
-        if self.ask != other.ask or self.instead != other.instead:
+        if self.send != other.send or self.instead != other.instead:
             return None
         if len(self.reports) + len(other.reports) > MOST_AT_ONCE or self.size + other.size > MOST_BYTES:
             return None
         reports = [*self.reports, *other.reports]
-        return self._replace(reports=reports, makers=self.makers | other.makers, size=self.size + other.size)
+        return self._replace(reports=reports, spawning=self.spawning | other.spawning, size=self.size + other.size)
 
-    def lines(self) -> "dict[Line, Letter]":
-        """The same by line. What a job said last is in the line of its end."""
-        found: dict[Line, list[Any]] = {}
+    def lines(self) -> "dict[ReportLine, ReportBatch]":
+        """The same by line. A job's last update is in the line of its outcome."""
+        found: dict[ReportLine, list[Any]] = {}
         for report in self.reports:
-            line = part_of(report) + (MAKES if report.id in self.makers else "")
+            line = partition_of(report) + (SPAWNS if report.id in self.spawning else "")
             found.setdefault(line, []).append(report)
         return {line: self._replace(reports=reports) for line, reports in found.items()}
 
 
 class Reports:
-    """One worker's reports."""
+    """One worker's reports. `run` until it is cancelled."""
 
-    def __init__(self, service: Service, membership: Membership, clock: Clock) -> None:
+    def __init__(self, service: Service, registration: Registration, clock: Clock) -> None:
         self._service = service
-        self._membership = membership
+        self._registration = registration
         self._clock = clock
         self._finished: list[Finished] = []
-        self._unrun: list[Unrun] = []
-        self._words: list[Alive] = []
+        self._released: list[Released] = []
+        self._updates: list[Alive] = []
         self._something = asyncio.Event()
         self._nothing = asyncio.Event()
         self._nothing.set()
         self._sending = False
         self._awaited = 0
         """Reports that wait until the last update of their jobs is sent."""
-        self._late: dict[Line, list[Letter]] = {}
-        """What was not taken yet, in order; somebody is at it."""
+        self._late: dict[ReportLine, list[ReportBatch]] = {}
+        """What was not taken yet, in order; a task sends each line."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.damaged: Damaged | None = None
         """Why something could not be reported, and cannot be until the store is repaired."""
         self._broken: BaseException | None = None
-        """What nobody has expected, and ends the worker."""
+        """An unexpected error, which ends the worker."""
 
     @property
     def name_tenants(self) -> bool:
-        """Whether each report must say whose job it is of."""
-        return self._membership.name_tenants
+        return self._registration.name_tenants
 
-    def finish(self, report: Finished, last_words: Alive | None = None) -> None:
-        """Report how a job ended; what it said last is passed on before, for afterwards nobody may speak for it."""
+    def finish(self, report: Finished, last_update: Alive | None = None) -> None:
+        """Report how a job ended. Its last update is sent first: after its end the queue takes none."""
         self._finished.append(report)
-        if last_words is not None:
-            self._words.append(last_words)
+        if last_update is not None:
+            self._updates.append(last_update)
         self._note()
 
-    def finish_after(self, saying: "asyncio.Future[None]", report: Callable[[], tuple[Finished, Alive | None]]) -> None:
-        """The same for a job whose last news is on its way: what was not heard of it is passed on with its end."""
+    def finish_after(
+        self, sending: "asyncio.Future[None]", report: Callable[[], tuple[Finished, Alive | None]]
+    ) -> None:
+        """The same for a job whose last update is being sent: if that fails, it goes out again with the outcome."""
         self._awaited += 1
         self._nothing.clear()
 
@@ -119,10 +219,10 @@ class Reports:
             self._awaited -= 1
             self.finish(*report())
 
-        saying.add_done_callback(finish)
+        sending.add_done_callback(finish)
 
-    def release(self, report: Unrun) -> None:
-        self._unrun.append(report)
+    def release(self, report: Released) -> None:
+        self._released.append(report)
         self._note()
 
     def _note(self) -> None:
@@ -135,7 +235,7 @@ class Reports:
         return self._nothing.is_set()
 
     async def flush(self) -> None:
-        """Until everything is reported."""
+        """Wait until everything is reported."""
         await self._nothing.wait()
 
     async def run(self) -> None:
@@ -148,67 +248,67 @@ class Reports:
                 self._sending = True
                 await self._send_all()
                 self._sending = False
-                self._look_whether_settled()
+                self._check_settled()
         finally:
             for task in self._tasks:
                 task.cancel()
 
     async def _send_all(self) -> None:
         finished, self._finished = self._finished, []
-        unrun, self._unrun = self._unrun, []
-        words, self._words = self._words, []
-        makers = frozenset(report.id for report in finished if report.jobs)
-        if words:
-            await self._post(Letter(words, self._say, makers))
+        released, self._released = self._released, []
+        updates, self._updates = self._updates, []
+        spawning = frozenset(report.id for report in finished if report.jobs)
+        if updates:
+            await self._post(ReportBatch(updates, self._update, spawning))
         for batch in _batches(finished):
-            await self._post(Letter(batch, self._finish, makers, hopeless))
-        for start in range(0, len(unrun), MOST_AT_ONCE):
-            await self._post(Letter(unrun[start : start + MOST_AT_ONCE], self._release, makers))
+            await self._post(ReportBatch(batch, self._finish, spawning, not_storable))
+        for start in range(0, len(released), MOST_AT_ONCE):
+            await self._post(ReportBatch(released[start : start + MOST_AT_ONCE], self._release, spawning))
 
-    def _look_whether_settled(self) -> None:
-        if not (self._sending or self._finished or self._unrun or self._late or self._awaited):
+    def _check_settled(self) -> None:
+        if not (self._sending or self._finished or self._released or self._late or self._awaited):
             self._nothing.set()
 
     async def _finish(self, batch: Sequence[Finished]) -> Applied:
-        return await self._service(Finish(**self._membership.names(), jobs=list(batch)))
+        return await self._service(Finish(**self._registration.names(), jobs=list(batch)))
 
-    async def _say(self, batch: Sequence[Alive]) -> Applied:
-        await self._service(Renew(**self._membership.names(), jobs=list(batch)))
-        return Applied()  # whoever is lost or to be stopped has ended anyway
+    async def _update(self, batch: Sequence[Alive]) -> Applied:
+        await self._service(Renew(**self._registration.names(), jobs=list(batch)))
+        return Applied()  # what the answer says does not matter: these jobs have ended
 
-    async def _release(self, batch: Sequence[Unrun]) -> Applied:
-        return await self._service(Release(**self._membership.names(), jobs=list(batch)))
+    async def _release(self, batch: Sequence[Released]) -> Applied:
+        return await self._service(Release(**self._registration.names(), jobs=list(batch)))
 
-    async def _post(self, letter: Letter) -> None:
-        """Send it once; what is not taken, or is behind something in its line that was not, is sent on later."""
+    async def _post(self, batch: ReportBatch) -> None:
+        """Send it once. What is not taken, or is behind something in its line that was not, is sent later."""
         if self._late:
-            lines = letter.lines()
+            lines = batch.lines()
             for line in lines.keys() & self._late.keys():
-                self._put_off(line, lines.pop(line))
-            letter = letter._replace(reports=[report for one in lines.values() for report in one.reports])
-        if not letter.reports:
+                self._postpone(line, lines.pop(line))
+            batch = batch._replace(reports=[report for one in lines.values() for report in one.reports])
+        if not batch.reports:
             return
         try:
-            instead = await self._send(letter)
-        except PUT_OFF as fault:
+            instead = await self._send(batch)
+        except TEMPORARY as fault:
             self.damaged = fault if isinstance(fault, Damaged) else None
             log.warning("cannot report: %s", fault)
-            for line, part in letter.lines().items():
-                self._put_off(line, part)
+            for line, part in batch.lines().items():
+                self._postpone(line, part)
         else:
             for one in instead:
                 await self._post(one)
 
-    def _put_off(self, line: Line, letter: Letter) -> None:
-        letter = letter._replace(size=sum(_weight(one) for one in letter.reports if isinstance(one, Finished)))
+    def _postpone(self, line: ReportLine, batch: ReportBatch) -> None:
+        batch = batch._replace(size=sum(_size(one) for one in batch.reports if isinstance(one, Finished)))
         if line in self._late:
-            # Together with the last one, unless that is on its way: else a worker that goes on meanwhile ends jobs by
-            # the handful, and would send them on by the handful for as long as it has work.
+            # Joined with the last one, unless that is being sent: a worker that goes on meanwhile ends jobs a few at a
+            # time, and would send them a few at a time for as long as it has work.
             waiting = self._late[line]
-            more = waiting[-1].with_more(letter) if len(waiting) > 1 else None
-            waiting[-1 if more else len(waiting) :] = [more or letter]
+            more = waiting[-1].with_more(batch) if len(waiting) > 1 else None
+            waiting[-1 if more else len(waiting) :] = [more or batch]
             return
-        self._late[line] = [letter]
+        self._late[line] = [batch]
         task = asyncio.create_task(self._send_late(line), name="windlass-reports")
         self._tasks.add(task)
         task.add_done_callback(self._has_sent_late)
@@ -219,58 +319,58 @@ class Reports:
             self._broken = fault
             self._something.set()
 
-    async def _send_late(self, line: Line) -> None:
+    async def _send_late(self, line: ReportLine) -> None:
         """Send what is in a line until all of it is answered."""
-        letters = self._late[line]
+        batches = self._late[line]
         pauses = itertools.chain(TRY_AGAIN, itertools.repeat(TRY_AGAIN[-1]))
-        while letters:
+        while batches:
             try:
-                letters[:1] = await self._send(letters[0])
-            except PUT_OFF as fault:
+                batches[:1] = await self._send(batches[0])
+            except TEMPORARY as fault:
                 log.debug("cannot report yet: %s", fault)
                 await self._clock.sleep(next(pauses))
         del self._late[line]
-        self._look_whether_settled()
+        self._check_settled()
 
-    async def _send(self, letter: Letter) -> list[Letter]:
-        """What is to be sent in its place, if it cannot be taken as it is; raises what passes by itself."""
-        known_as = self._membership.worker
+    async def _send(self, batch: ReportBatch) -> list[ReportBatch]:
+        """What to send instead, if it is refused as it is; raises `TEMPORARY` errors."""
+        known_as = self._registration.worker
         try:
-            answer = await letter.ask(letter.reports)
+            answer = await batch.send(batch.reports)
         except Missing as fault:
-            if self._membership.worker == known_as:  # or another letter has seen to it
-                await self._introduce_again()
+            if self._registration.worker == known_as:  # or another batch has registered it again
+                await self._register_again()
             raise Unavailable(str(fault)) from fault
-        except PUT_OFF:
+        except TEMPORARY:
             raise
         except WindlassError as fault:
-            return _instead_of(letter, fault)
+            return _instead_of(batch, fault)
         if answer.refused:
             log.warning("%d reports refused: those jobs are no longer this worker's", len(answer.refused))
         return []
 
-    async def _introduce_again(self) -> None:
+    async def _register_again(self) -> None:
         try:
-            await self._membership.introduce()
+            await self._registration.register()
         except WindlassError as fault:
             log.warning("cannot register: %s", fault)
 
 
-def _instead_of(letter: Letter, fault: WindlassError) -> list[Letter]:
-    """Each report by itself; of a single one, another that says what is wrong."""
-    if len(letter.reports) > 1:
-        return [letter._replace(reports=[one]) for one in letter.reports]
-    (report,) = letter.reports
-    if letter.instead is None:
-        log.error("job %s: the queue does not take its report: %s", report.id, fault)
+def _instead_of(batch: ReportBatch, fault: WindlassError) -> list[ReportBatch]:
+    """Each report by itself; instead of a single one, another that says what is wrong."""
+    if len(batch.reports) > 1:
+        return [batch._replace(reports=[one]) for one in batch.reports]
+    (report,) = batch.reports
+    if batch.instead is None:
+        log.error("the queue refuses the report on job %s: %s", report.id, fault)
         return []
-    log.warning("%s failed: the outcome could not be kept: %s", report.id, fault)
-    return [letter._replace(reports=[letter.instead(report, fault)], instead=None)]
+    log.warning("%s failed: its outcome could not be stored: %s", report.id, fault)
+    return [batch._replace(reports=[batch.instead(report, fault)], instead=None)]
 
 
-def hopeless(report: Finished, fault: WindlassError) -> Finished:
-    """What is said of a job whose own report is refused, because its result is too large for instance."""
-    message = f"the outcome could not be kept: {fault}"
+def not_storable(report: Finished, fault: WindlassError) -> Finished:
+    """The report on a job whose own report is refused, because its result is too large for instance."""
+    message = f"its outcome could not be stored: {fault}"
     return Finished(id=report.id, token=report.token, tenant=report.tenant, outcome=Verdict.FAILED, message=message)
 
 
@@ -279,15 +379,15 @@ def _batches(reports: list[Finished]) -> list[list[Finished]]:
     batches: list[list[Finished]] = []
     size = MOST_BYTES
     for report in reports:
-        weight = _weight(report)
-        if not batches or len(batches[-1]) >= MOST_AT_ONCE or size + weight > MOST_BYTES:
+        added = _size(report)
+        if not batches or len(batches[-1]) >= MOST_AT_ONCE or size + added > MOST_BYTES:
             batches.append([])
             size = 0
         batches[-1].append(report)
-        size += weight
+        size += added
     return batches
 
 
-def _weight(report: Finished) -> int:
+def _size(report: Finished) -> int:
     result = len(memoryview(report.result)) if report.result else 0
     return result + sum(len(memoryview(job.payload)) for job in report.jobs) if report.jobs else result

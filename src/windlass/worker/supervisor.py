@@ -1,6 +1,7 @@
-"""The supervisor's life: it introduces itself, works, and takes its leave.
+"""The supervisor: one worker from registration to its last report.
 
-Knows the queue only as a service and user code only as processes; puts the worker's parts together.
+Puts the parts together: the loop that claims, the table of runs, leases, reports, and a runner for each kind of job.
+Knows the queue only as a service and user code only as processes.
 """
 
 import asyncio
@@ -16,42 +17,41 @@ from msgspec.structs import replace
 
 from windlass.model.errors import Damaged, WindlassError
 from windlass.model.handler import Language
+from windlass.model.job import Job
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import Service, Unregister
-from windlass.model.ports import Chance, Clock
+from windlass.model.ports import Clock, Randomness
 from windlass.model.worker import NewWorker
-from windlass.worker.addresses_allowed import read_allowed
-from windlass.worker.claims import Claims
-from windlass.worker.crew import Crew
-from windlass.worker.delivering import Network
-from windlass.worker.frames import Ready
-from windlass.worker.functions import Functions
-from windlass.worker.handled import Handled
-from windlass.worker.jobs import Jobs
+from windlass.worker import WorkerOptions
+from windlass.worker.contexts.frames import AppInfo
+from windlass.worker.contexts.pool import ContextPool, ContextRunner
+from windlass.worker.contexts.processes import ProcessManager
+from windlass.worker.functions.runner import Functions, HandlerRunner
 from windlass.worker.leases import Leases
-from windlass.worker.membership import Membership
-from windlass.worker.options import WorkerOptions
-from windlass.worker.pool import Pool
-from windlass.worker.processes import adopt_orphans, descendants, send
-from windlass.worker.reports import Reports
+from windlass.worker.linux import adopt_orphans, descendants, send
+from windlass.worker.loop import WorkerLoop
+from windlass.worker.network import Network, read_allowed
+from windlass.worker.reports import Registration, Reports
+from windlass.worker.runner import Runner
+from windlass.worker.runs import RunTable
 from windlass.worker.telemetry import Telemetry
 
 log = logging.getLogger("windlass.worker")
 
-LOOK_EVERY = 0.25
-"""Seconds between two looks at the contexts' age and memory."""
+CHECK_EVERY = 0.25
+"""Seconds between two checks of the contexts' age and memory."""
 
-NO_APP = Ready(tasks=[], queues=[], store="", tenant=EVERY_TENANT)
-"""What a worker without an app starts with: it runs what has a handler."""
+NO_APP = AppInfo(tasks=[], queues=[], store="", tenant=EVERY_TENANT)
+"""A worker without an app: it runs jobs that have a handler."""
 
-LOOK_AGAIN_AFTER, LOOK_AGAIN_SOON = 300.0, 60.0
+PROBE_EVERY, PROBE_SOON = 300.0, 60.0
 """Seconds between two probes of the languages that can be run; and if some cannot."""
 
-UNTRIED: list[Language] = ["http"]
-"""The languages of handlers that can be run without an interpreter."""
+UNPROBED: list[Language] = ["http"]
+"""The languages of handlers that need no interpreter."""
 
 LAST_REPORTS = 5.0
-"""Seconds of its grace that a worker which ends waits for a store that does not take its reports."""
+"""Seconds of its grace that a stopping worker waits for a store that does not take its reports."""
 
 LAST_MOMENT = 1.0
 """Seconds that it waits for that in any case, and for processes that do not end."""
@@ -61,192 +61,225 @@ class Supervisor:
     """One worker, from its first claim to its last report."""
 
     def __init__(
-        self, service: Service, pool: Pool, app: Ready, options: WorkerOptions, *, clock: Clock, chance: Chance
+        self,
+        service: Service,
+        processes: ProcessManager,
+        app: AppInfo,
+        options: WorkerOptions,
+        *,
+        clock: Clock,
+        chance: Randomness,
     ) -> None:
         self._service = service
         self._options = options
         self._clock = clock
-        self._membership = Membership(service, app.tenant, _about(app, options))
-        self._crew = Crew(pool, options if app.tasks else replace(options, contexts=0), clock)
-        self._reports = Reports(service, self._membership, clock)
-        self._jobs = Jobs(self._crew, self._reports, clock, options.max_output, app.tasks)
-        self._leases = Leases(self._jobs, service, self._membership, clock)
-        self._claims = Claims(self._jobs, service, self._membership, clock, chance)
-        self._claims.burst = options.burst
-        self._jobs.gossip = self._leases
+        self._app_tasks = frozenset(app.tasks)
         self._telemetry = None if options.telemetry is None else Telemetry(options.telemetry, clock)
-        self._jobs.telemetry = self._telemetry
+        self._registration = Registration(service, app.tenant, _about(app, options))
+        self._reports = Reports(service, self._registration, clock)
+        self._runs = RunTable(self._reports, clock, self._telemetry)
+        self._leases = Leases(self._runs, service, self._registration, clock)
+        self._pool = ContextPool(processes, options if app.tasks else replace(options, contexts=0), clock)
+        self._contexts = ContextRunner(self._pool, self._runs, options.max_output)
         self._functions: Functions | None = None
-        self._handled: Handled | None = None
+        self._handlers: HandlerRunner | None = None
         if options.functions is not None:
-            network = Network(read_allowed(options.reach))
-            self._functions = Functions(options.functions, network, chance=chance)
-            handled = Handled(service, self._functions, self._jobs, clock, options.functions.contexts)
-            self._jobs.elsewhere = self._handled = handled
-            self._claims.warm = handled.warm
-            self._claims.languages = UNTRIED
-        pool.hears = self._jobs
-        self._looked = asyncio.Event()
-        """Whether it is known which languages of handlers can be run."""
+            self._functions = Functions(options.functions, Network(read_allowed(options.reach)), chance=chance)
+            self._handlers = HandlerRunner(service, self._functions, self._runs, clock, options.functions.contexts)
+        self._loop = WorkerLoop(
+            self._runs,
+            self._runner_of,
+            service,
+            self._registration,
+            clock=clock,
+            chance=chance,
+            burst=options.burst,
+            warm=tuple if self._handlers is None else self._handlers.warm,
+            languages=None if self._handlers is None else UNPROBED,
+        )
+        self._probed = asyncio.Event()
+        """Set once it is known which languages of handlers can be run."""
         self._stops = 0
         self._grace_over: float | None = None
-        """When what runs has had its time, by our own clock; null = not stopping."""
+        """When the grace of running jobs is over, by our own clock; null = not stopping."""
         self._forced = asyncio.Event()
-        self._silent = False
+        self._unreported = False
         """Whether the store did not even take the last reports."""
 
     @property
     def able(self) -> bool:
         """Whether the queue answers this worker's claims."""
-        return self._claims.able.is_set()
+        return self._loop.able
+
+    def _runner_of(self, job: Job) -> Runner:
+        """The app's own tasks run in its contexts: an uploaded handler cannot take their place."""
+        if self._handlers is None or job.task in self._app_tasks:
+            return self._contexts
+        return self._handlers
 
     async def run(self) -> None:
         """Work until `stop`, or in a burst until nothing is left."""
         adopt_orphans()
-        if not await self._claims.introduce():
+        if not await self._loop.register():
             return
-        self._crew.fill()
-        about = self._membership.about
+        self._contexts.fill()
+        about = self._registration.about
         known = ", ".join(about.tasks or []) or "no tasks of its own"
-        also = " and what has a handler" if about.handlers else ""
+        also = " and jobs with a handler" if about.handlers else ""
         log.info("%s runs %s from %s%s, %d at once", about.name, known, about.queues, also, about.slots)
         reporting = asyncio.create_task(self._reports.run())
-        duties: list[Awaitable[None]] = [asyncio.shield(reporting), self._leases.run(), self._crew.guard()]
-        duties.append(self._tend())
-        if self._handled is not None:
-            duties += [self._handled.run(), self._look_at_languages(self._handled)]
+        duties: list[Awaitable[None]] = [asyncio.shield(reporting), self._leases.run()]
+        duties += [self._keep_zygote(), self._check()]
+        if self._handlers is not None:
+            duties += [self._handlers.run(), self._probe_languages(self._handlers)]
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(_awaited(duty)) for duty in duties]
-                if self._options.burst and self._handled is not None:
-                    await self._looked.wait()  # or it might end before it takes what it can run
+                if self._options.burst and self._handlers is not None:
+                    await self._probed.wait()  # or it might exit before it claims what it can run
                 try:
-                    await self._claims.run(self._options.slots, self._options.max_jobs)
+                    # A task of its own: each job would otherwise pass through every coroutine that waits for this one.
+                    await asyncio.create_task(self._loop.run(self._options.slots, self._options.max_jobs))
                 except Damaged:
-                    await self._finish_what_runs()
+                    await self._finish_running()
                     raise
-                await self._finish_what_runs()
+                await self._finish_running()
                 for task in tasks:
                     task.cancel()
         except ExceptionGroup as faults:
-            if self._crew.hiring:  # else it has given back already
-                await self._give_back()
-            raise faults.exceptions[0] from None  # where one duty cannot go on, none can; the first says why
+            if not self._pool.closing:  # else they are released already
+                await self._release_running()
+            raise faults.exceptions[0] from None  # one duty that fails ends the worker; the first error says why
         finally:
             reporting.cancel()
-            await self._take_leave()
+            await self._close()
 
     def stop(self) -> None:
-        """The first call lets running jobs finish within the grace; a second gives them back at once."""
+        """The first call lets running jobs finish within the grace; a second releases them at once."""
         self._stops += 1
         if self._stops == 1:
             self._grace_over = self._clock.monotonic() + self._options.grace
         else:
             self._forced.set()
-        self._looked.set()
-        self._claims.stop()
+        self._probed.set()
+        self._loop.stop()
 
     def pause(self, paused: bool) -> None:
-        """Claim nothing for now, or again."""
-        self._claims.pause(paused)
+        """Stop claiming for now, or resume."""
+        self._loop.pause(paused)
 
     def quit(self) -> None:
-        """Stop at once and report nothing: leases run out, and the guardian ends every process."""
+        """Exit at once and report nothing: leases run out, and the guardian ends every process."""
         os._exit(os.EX_TEMPFAIL)
 
-    async def _finish_what_runs(self) -> None:
-        if self._jobs.held:
-            log.info("stopping; %s %g s to finish", _jobs(len(self._jobs.held), "get", "gets"), self._options.grace)
-        ended, forced = asyncio.create_task(self._jobs.all_ended()), asyncio.create_task(self._forced.wait())
+    async def _finish_running(self) -> None:
+        if self._runs.active:
+            count = _counted(len(self._runs.active), "get", "gets")
+            log.info("stopping; %s %g s to finish", count, self._options.grace)
+        ended, forced = asyncio.create_task(self._runs.all_ended()), asyncio.create_task(self._forced.wait())
         await asyncio.wait([ended, forced], timeout=self._grace_left(), return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
         forced.cancel()
-        await self._give_back()
+        await self._release_running()
 
     def _grace_left(self) -> float:
         if self._grace_over is None:
             return self._options.grace
         return 0.0 if self._forced.is_set() else max(0.0, self._grace_over - self._clock.monotonic())
 
-    async def _give_back(self) -> None:
-        """End what still runs, then say so: the next worker must not run those jobs beside us."""
-        self._crew.hiring = False
-        if self._jobs.held:
-            log.info("gives %s back", _jobs(len(self._jobs.held)))
-            await self._crew.close()
-            self._jobs.give_back()
+    async def _release_running(self) -> None:
+        """End what still runs, then report it: the next worker must not run those jobs while they run here."""
+        self._pool.stop_filling()
+        if self._runs.active:
+            log.info("releasing %s", _counted(len(self._runs.active)))
+            await self._pool.close()
+            self._runs.release_all()
         reported, forced = asyncio.create_task(self._report_all()), asyncio.create_task(self._forced.wait())
         if not self._forced.is_set():
             within = max(LAST_MOMENT, min(LAST_REPORTS, self._grace_left()))
             await asyncio.wait([reported, forced], timeout=within, return_when=asyncio.FIRST_COMPLETED)
         if self._forced.is_set():
             await asyncio.wait([reported], timeout=LAST_MOMENT)
-        self._silent = not reported.done()
+        self._unreported = not reported.done()
         reported.cancel()
         forced.cancel()
-        if self._silent:
-            log.warning("leaves without reporting what has ended: the store does not answer, leases will run out")
+        if self._unreported:
+            log.warning("exits without reporting what has ended: the store does not answer, leases will run out")
 
     async def _report_all(self) -> None:
-        await self._claims.given_back()
+        await self._loop.released()
         await self._reports.flush()
 
-    async def _take_leave(self) -> None:
+    async def _close(self) -> None:
         if self._telemetry is not None:
             self._telemetry.close()
         if self._functions is not None:
-            await self._end_functions(self._functions)
-        await self._crew.close()
-        if self._silent:
+            await self._close_functions(self._functions)
+        await self._pool.close()
+        if self._unreported:
             return
         try:
             async with asyncio.timeout(LAST_MOMENT):
-                await self._service(Unregister(**self._membership.names()))
+                await self._service(Unregister(**self._registration.names()))
         except (WindlassError, TimeoutError) as fault:
-            log.info("left without saying so: %s", fault or "the store does not answer")
+            log.info("could not unregister: %s", fault or "the store does not answer")
 
-    async def _end_functions(self, functions: Functions) -> None:
-        """However long their keepers take, or if they are stuck."""
+    async def _close_functions(self, functions: Functions) -> None:
+        """Wait for their monitors to end everything; kill those that are stuck."""
         closing = asyncio.create_task(functions.close())
         await asyncio.wait([closing], timeout=LAST_MOMENT)
         if not closing.done():
-            for keeper in functions.keepers():
-                for one in [keeper, *descendants(keeper)]:
+            for monitor in functions.monitors():
+                for one in [monitor, *descendants(monitor)]:
                     send(one, signal.SIGKILL)
             await asyncio.wait([closing], timeout=LAST_MOMENT)
         closing.cancel()
 
-    async def _look_at_languages(self, handled: Handled) -> None:
-        """Find out, now and then, which languages can be run here, and take jobs of no others."""
-        assert self._functions is not None  # noqa: S101 - who has handlers has them
+    async def _probe_languages(self, handlers: HandlerRunner) -> None:
+        """Find out, now and then, which languages can be run here, and claim jobs of no others."""
+        assert self._functions is not None  # noqa: S101 - made together with the handlers
         while True:
-            handled.doubt.clear()
+            handlers.doubt.clear()
             unable = await self._functions.unable()
-            await self._say_languages(unable)
-            self._looked.set()
+            await self._announce_languages(unable)
+            self._probed.set()
             with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_AGAIN_SOON if unable else LOOK_AGAIN_AFTER):
-                    await handled.doubt.wait()
+                async with asyncio.timeout(PROBE_SOON if unable else PROBE_EVERY):
+                    await handlers.doubt.wait()
 
-    async def _say_languages(self, unable: dict[str, str]) -> None:
-        about = self._membership.about
+    async def _announce_languages(self, unable: dict[str, str]) -> None:
+        about = self._registration.about
         languages = [lang for lang in get_args(Language) if lang not in unable]
         for lang, why in unable.items():
             if about.unable.get(lang) != why:
                 log.info("takes no jobs of handlers in %s: %s", lang, why)
         if back := about.unable.keys() - unable.keys():
             log.info("takes jobs of handlers in %s again", ", ".join(sorted(back)))
-        if languages != self._claims.languages:
-            self._claims.take_only(languages)
+        if languages != self._loop.languages:
+            self._loop.take_only(languages)
         try:
-            await self._membership.tell(replace(about, languages=languages, unable=unable))
+            await self._registration.update(replace(about, languages=languages, unable=unable))
         except WindlassError as fault:
-            log.warning("cannot say which languages it runs: %s", fault)
+            log.warning("cannot announce its languages: %s", fault)
 
-    async def _tend(self) -> None:
+    async def _keep_zygote(self) -> None:
+        """Replace a zygote that has died.
+
+        The import of the app may take long, or hang: until it is done no context can be started. So nothing is claimed,
+        and what has not begun goes back to the queue for other workers.
+        """
         while True:
-            await self._clock.sleep(LOOK_EVERY)
-            self._jobs.kill_fat()
+            await self._contexts.zygote_lost()
+            self._loop.suspend(True)
+            self._contexts.release_waiting()
+            await self._contexts.restart()
+            self._loop.suspend(False)
+            log.info("claiming resumed: the process that forks contexts is back")
+
+    async def _check(self) -> None:
+        while True:
+            await self._clock.sleep(CHECK_EVERY)
+            self._contexts.check()
             if self._telemetry is not None:
                 self._telemetry.flush()
 
@@ -255,11 +288,11 @@ async def _awaited(duty: Awaitable[None]) -> None:
     await duty
 
 
-def _jobs(count: int, do: str = "", does: str = "") -> str:
+def _counted(count: int, do: str = "", does: str = "") -> str:
     return f"{count} job {does}".rstrip() if count == 1 else f"{count} jobs {do}".rstrip()
 
 
-def _about(app: Ready, options: WorkerOptions) -> NewWorker:
+def _about(app: AppInfo, options: WorkerOptions) -> NewWorker:
     host = socket.gethostname()
     return NewWorker(
         name=options.name or f"{host}-{os.getpid()}",
@@ -271,6 +304,6 @@ def _about(app: Ready, options: WorkerOptions) -> NewWorker:
         options=app.options,
         handlers=options.functions is not None,
         sandbox=None if options.functions is None else options.functions.tier,
-        languages=None if options.functions is None else UNTRIED,
+        languages=None if options.functions is None else UNPROBED,
         slots=options.slots,
     )

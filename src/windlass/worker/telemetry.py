@@ -45,7 +45,7 @@ class Telemetry:
 
     def close(self) -> None:
         self.flush()
-        with suppress(OSError):  # that was told already
+        with suppress(OSError):  # that was logged already
             self._file.close()
 
     def _try(self, write: Callable[[], object]) -> None:

@@ -1,262 +1,267 @@
 """A journal: accepts jobs, keeps them in order, finds them, and hands them out to be drained.
 
-Knows nothing of stores. Everything that is accepted stays on disk until it has been drained and some time has passed
-since: a store that loses its newest jobs can be given them again.
+Requests that arrive while a commit is being synced share the next one. Everything that was accepted stays on disk until
+it has been drained and some time has passed since, so a store that loses its newest jobs gets them again. All SQL runs
+on one thread, so the event loop never waits for the disk. Knows nothing of stores.
 """
 
 import asyncio
+import hashlib
 import logging
-from bisect import bisect_right
+import os
+from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple, TypeVar, TypeVarTuple
 
 from msgspec import Struct
 
-from windlass.engine.journal import bodies
-from windlass.engine.journal.files import NO_ROOM, Files
-from windlass.engine.journal.format import HEADER_SIZE, Header, read_record, size_at
-from windlass.engine.journal.runs import Entry, Run, entries_behind, run_of, runs_upto
-from windlass.engine.journal.segments import Finding, Segment, number_in_name, recover
-from windlass.engine.journal.waiting import Waiting
-from windlass.engine.journal.writer import Blank, Parcel, Writer, Written
-from windlass.engine.lines import Lines, lines_in, parts_of
-from windlass.model.errors import JournalFull
-from windlass.model.names import JobKey, raw_id
-from windlass.model.ports import Chance, Clock
+from windlass.engine.journal import file
+from windlass.engine.journal.batch import (
+    Entry,
+    Extent,
+    RecordBody,
+    decode,
+    encode,
+    entries_behind,
+    extents_upto,
+    ids_in,
+    join,
+)
+from windlass.engine.journal.file import JournalFile, JournalFinding, Row
+from windlass.engine.new_jobs import JobBatch
+from windlass.model.errors import JournalFull, WindlassError
+from windlass.model.fresh_ids import SIZE
+from windlass.model.names import DEFAULT_TENANT, JobKey, raw_id
+from windlass.model.ports import Clock, Randomness
 from windlass.store import Draft
-from windlass.store.alike import alike
-from windlass.store.micros import to_micros
+from windlass.store.encoding import to_micros
 
 log = logging.getLogger("windlass.journal")
 
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+MOST_IN_COMMIT = 2 << 20
+"""Bytes of one commit, unless one request is larger. While it is synced, callers prepare the next."""
+
+MOST_IN_ROW = 64 << 10
+"""Bytes of one row, unless one record is larger."""
+
 MOST_IN_MEMORY = 20_000
-"""Jobs that are kept in memory too, for the drainer; if more wait, they are read from disk."""
+"""Jobs that stay in memory for the drain; if more wait, they are read from disk."""
 
 MOST_DRAFTS_IN_MEMORY = 4000
-"""The same of jobs that are objects: everybody waits while these are looked through for garbage, or let go."""
+"""The same of jobs that are Python objects: the garbage collector looks through all of them."""
 
 MOST_BYTES_IN_MEMORY = 32 << 20
 
-MOST_IN_BATCH = 1000
-"""Jobs of one record: to find one of them all are read."""
+CHECK_DISK_EVERY = 0.5
 
-LEAST_IN_BATCH = 100
-"""The fewest for which jobs that are alike share one: batches that wait are looked through in turn to find a job."""
-
-READ_AT_ONCE = 64 << 10
-"""Bytes of a segment that are read at a time, but for a larger record: what is made of them takes the time of those who
-enqueue, and is looked through for garbage with everything else."""
-
-LOOK_AT_DISK_EVERY = 0.5
-
-REJECTED = "rejected"
-"""The file with what no store will take: the sequence and the body, in hex digits, a line each."""
+KEPT_STEPS = 20
+"""Into how many steps the time is divided for which drained jobs are kept."""
 
 
 class JournalSettings(Struct, frozen=True, kw_only=True):
     """What an operator may choose for a journal."""
 
     keep: float = 600.0
-    """Seconds that what was drained is kept, for a store that loses its newest jobs."""
-    segment_bytes: int = 64 << 20
-    """Size at which the next segment is begun."""
+    """Seconds that drained jobs are kept, for a store that loses its newest jobs."""
     most_full: float = 0.95
-    """The part of its disk beyond which nothing more is accepted."""
+    """The part of its disk beyond which no new jobs are accepted."""
+
+
+class WriteRequest(NamedTuple):
+    """Jobs of one caller that wait to be written."""
+
+    jobs: Sequence[Draft] | JobBatch
+    records: Sequence[RecordBody]
+    size: int
+    written: "asyncio.Future[int]"
+    """The number of the last job, once all would outlast a power cut."""
+
+    @property
+    def job_count(self) -> int:
+        return sum(record.job_count for record in self.records)
 
 
 class Journal:
-    """One folder of segments, opened by one writer."""
+    """One folder with a journal, opened by one process."""
 
-    def __init__(self, folder: Path, files: Files, clock: Clock, chance: Chance, settings: JournalSettings) -> None:
+    def __init__(self, folder: Path, clock: Clock, chance: Randomness, settings: JournalSettings) -> None:
         self.folder = folder
-        self._files = files
         self._clock = clock
         self._chance = chance
         self._settings = settings
         self._lock: int | None = None
-        self._segments: list[Segment] = []
-        self._waiting = Waiting()
-        self._recent: list[Run] = []
+        self._opened: JournalFile | None = None
+        self._thread = ThreadPoolExecutor(1, "windlass-journal")
+        self._requests: deque[WriteRequest] = deque()
+        self._writing: asyncio.Task[None] | None = None
+        self._used_elsewhere = 0
+        self._waiting = WaitingJobs()
+        self._recent: list[Extent] = []
         self._recent_bytes = self._recent_drafts = 0
-        self._drained_at: dict[Path, float] = {}
-        self._begun_at: dict[Path, float] = {}
-        self._stock: list[Run] = []
+        self._read_ahead: list[Extent] = []
         """What was last read from disk."""
-        self._reading: tuple[int, int] | None = None
-        """The sequence that it ends with, and where the record behind that begins."""
-        self._looked_at_disk = -LOOK_AT_DISK_EVERY
+        self._drained_at: deque[tuple[float, int]] = deque()
+        """When jobs up to which number were drained."""
+        self._deleted = 0
+        self._checked_disk_at = -CHECK_DISK_EVERY
         self._disk_full = False
-        self.id = b""
         self.drained = 0
-        self.on_accepted: Callable[[], None] = lambda: None
-        self.findings: list[Finding] = []
-        """What had to be repaired when it was opened."""
-        self._writer = Writer(files, folder, self._header, segment_bytes=settings.segment_bytes)
-        self._writer.may_write = self.check_room
-        self._writer.make_room = self._make_room
-        self._writer.on_written = self._on_written
-        self._writer.is_old = self._is_old
+        """The store has all jobs up to this number."""
+        self.last = 0
+        """The number of the last job that was accepted."""
+        self.accepted = asyncio.Event()
+        """Set when jobs were accepted; the drain clears it."""
+        self.findings: list[JournalFinding] = []
+        """What was damaged when the journal was opened."""
 
     def open(self) -> bool:
-        """Take the folder and make it sound; whether nobody else has it."""
-        self._files.folder(self.folder)
-        self._lock = self._files.lock(self.folder / "lock")
+        """Lock the folder and open its file; false if another process holds it. Waits for the disk."""
+        self._lock = file.lock_folder(self.folder)
         if self._lock is None:
             return False
-        sound = recover(self._files, self.folder, self._salt)
-        self.findings = sound.findings
-        for finding in sound.findings:
-            lost = f"; {finding.lost} jobs are lost: {finding.first} to {finding.last}" if finding.lost else ""
-            log.log(logging.ERROR if lost else logging.WARNING, "%s: %s%s", finding.path, finding.what, lost)
-        self._segments = sound.segments
-        for places in sound.places:
-            for place in places:
-                self._waiting.add(place)
-        self.id = sound.segments[-1].header.journal if sound.segments else self._chance.token()
-        last = sound.segments[-1].last if sound.segments else 0
-        self.drained = sound.segments[0].header.first - 1 if sound.segments else 0
-        self._writer.begin(last, max((number_in_name(one.path) for one in sound.segments), default=0))
+        try:
+            self._open_file()
+        except BaseException:
+            self._unlock()
+            raise
         return True
 
+    def _open_file(self) -> None:
+        self._opened = opened = JournalFile(self.folder, self._chance.token)
+        self.findings = opened.findings
+        for found in opened.findings:
+            lost = f": jobs {found.first} to {found.last} are lost" if found.lost else ""
+            log.error("journal: %s: %s%s", found.path, found.what, lost)
+        self._deleted = self.drained = opened.deleted
+        self.last = opened.last
+        after = 0
+        while rows := opened.read(after):
+            for row in rows:
+                self._index(row.first, ids_in(row.body) or [])
+            after = rows[-1].last
+
     async def close(self) -> None:
-        await self._writer.close()
+        if self._writing is not None:
+            await self._writing
+        if self._opened is not None:
+            await self._run(self._opened.close)
+            self._opened = None
+        self._thread.shutdown()
+        self._unlock()
+
+    def _unlock(self) -> None:
         if self._lock is not None:
-            self._files.unlock(self._lock)
+            os.close(self._lock)
             self._lock = None
 
     @property
-    def last(self) -> int:
-        """The sequence of the last job that was accepted."""
-        return self._writer.next - 1
+    def _file(self) -> JournalFile:
+        assert self._opened is not None, "the journal is not open"  # noqa: S101
+        return self._opened
+
+    @property
+    def id(self) -> bytes:
+        return self._file.id
 
     @property
     def oldest(self) -> int:
-        """The sequence of the oldest job that is still here, or will be the next."""
-        return self._segments[0].header.first if self._segments else self._writer.next
+        """The number of the oldest job that is still here, or of the next one."""
+        return self._deleted + 1
 
-    async def accept(self, jobs: Sequence[Draft] | Lines) -> int:
-        """Keep jobs for good; the sequence of the last of them. Returns when they would outlast a power cut."""
-        blanks = _batches(jobs) if isinstance(jobs, Lines) else _records(jobs)
-        size = sum(len(blank.body) for blank in blanks)
-        parcel = Parcel(to_micros(self._clock.now()), jobs, blanks, size)
-        return (await self._writer.write(parcel)).places[-1].sequence
-
-    def find(self, key: JobKey) -> Entry | None:
-        """A job that has not been drained."""
-        found = self._waiting.find(raw_id(key.id), key.tenant)
-        if found is None or found[0] <= self.drained:
-            return None
-        sequence, at = found
-        segment = self._segment_of(sequence)
-        data = self._read_some(segment, at)
-        record = read_record(data, segment.header, 0)
-        return None if record is None else run_of(data, record).entries(sequence - 1, 1)[0]
-
-    async def read(self, after: int, most: int) -> list[Entry]:
-        """The jobs behind a sequence, in order; as far as there are any, at least one."""
-        if after >= self.last:
-            return []
-        if self._recent and self._recent[0].first <= after + 1:
-            self._stock = []
-            return entries_behind(self._recent, after, most)
-        if not (self._stock and self._stock[0].first <= after + 1 and after < self._stock[-1].last):
-            self._stock = await asyncio.to_thread(self._read_disk, after)
-        return entries_behind(self._stock, after, most)
-
-    def forget(self, upto: int) -> None:
-        """The store has all jobs up to there. After some time their segments are deleted."""
-        self.drained = upto
-        self._waiting.forget(upto)
-        if self._recent:
-            known = runs_upto(self._recent, upto)
-            self._recent_drafts -= sum(map(_drafts_in_memory, self._recent[:known]))
-            del self._recent[:known]
-        if not self._recent:
-            self._recent_bytes = self._recent_drafts = 0
-        self._delete_old()
-
-    def rewind(self, to: int) -> int:
-        """The store has lost what came behind a sequence; the one behind which it can be given again."""
-        self.drained = max(to, self.oldest - 1)
-        self._drained_at = {}
-        return self.drained
-
-    def reject(self, entry: Entry) -> None:
-        """Put aside what no store will take, where people find it."""
-        path = self.folder / REJECTED
-        known = REJECTED in self._files.names(self.folder)
-        file = self._files.open(path) if known else self._files.create(path)
-        try:
-            file.write(b"%d %b\n" % (entry.sequence, entry.raw.hex().encode()))
-            file.sync()
-        finally:
-            file.close()
-        log.error("record %d cannot be read by this program: it was put aside in %s", entry.sequence, path)
-
-    def skip(self, sequence: int) -> None:
-        """The store knows more than is here: those numbers are used."""
-        self._writer.skip(sequence)
+    async def _run(self, call: Callable[[*Args], T], *args: *Args) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call, *args)
 
     # Writing
 
-    def _header(self, first: int) -> Header:
-        return Header(self._salt(), self.id, first)
+    async def accept(self, jobs: Sequence[Draft] | JobBatch) -> int:
+        """Keep jobs for good; the number of the last of them. Returns when they would outlast a power cut."""
+        loop = asyncio.get_running_loop()
+        records = encode(jobs)
+        request = WriteRequest(jobs, records, sum(len(one.packed) for one in records), loop.create_future())
+        self._requests.append(request)
+        if self._writing is None:
+            self._writing = loop.create_task(self._write_all())
+        return await request.written
 
-    def _salt(self) -> int:
-        return int.from_bytes(self._chance.token()[:4])
+    def skip(self, sequence: int) -> None:
+        """The store has jobs of this journal that are not here: numbers up to this one are used."""
+        self._used_elsewhere = sequence
+        if self._writing is None:
+            self._skip_used()
 
-    def _is_old(self, segment: Segment) -> bool:
-        """What a segment holds is deleted together: so none is written for longer than anything is kept."""
-        now = self._clock.monotonic()
-        return now - self._begun_at.get(segment.path, now) >= self._settings.keep
+    def _skip_used(self) -> None:
+        self.last = max(self.last, self._used_elsewhere)
 
-    def check_room(self) -> None:
-        """Raise if nothing more is accepted because the disk is too full, though all that was drained is gone."""
-        now = self._clock.monotonic()
-        if self._disk_full or now - self._looked_at_disk >= LOOK_AT_DISK_EVERY:
-            self._disk_full = self._is_full() and not (self._make_room() and not self._is_full())
-            self._looked_at_disk = now
-        if self._disk_full:
-            raise JournalFull(
-                f"the disk of the journal is more than {self._settings.most_full:.0%} full: make room in {self.folder}"
-            )
+    async def _write_all(self) -> None:
+        try:
+            while group := self._group():
+                self._skip_used()
+                await self._write(group)
+        finally:
+            self._writing = None
+            self._skip_used()
 
-    def _is_full(self) -> bool:
-        return self._files.fullness(self.folder) >= self._settings.most_full
+    def _group(self) -> list[WriteRequest]:
+        """The requests of the next commit. A caller that has given up meanwhile has not queued anything."""
+        group: list[WriteRequest] = []
+        size = 0
+        while self._requests and (not group or size + self._requests[0].size <= MOST_IN_COMMIT):
+            request = self._requests.popleft()
+            if not request.written.done():
+                group.append(request)
+                size += request.size
+        return group
 
-    def _make_room(self) -> bool:
-        """Delete what was drained, the oldest first, until the disk is no longer full; whether anything was."""
-        some = False
-        for segment in [one for one in self._segments if one.last <= self.drained and one.size > HEADER_SIZE]:
-            self._delete([segment])
-            some = some or segment not in self._segments
-            if not self._is_full():
-                break
-        if not some:
-            return False
-        log.warning(
-            "%s: its disk is full; what was drained less than %g s ago is deleted", self.folder, self._settings.keep
-        )
-        return True
+    async def _write(self, group: Sequence[WriteRequest]) -> None:
+        now = to_micros(self._clock.now())
+        try:
+            await self.check_room()
+            await self._append(_rows(group, self.last + 1, now))
+        except WindlassError as fault:
+            self._refuse(group, fault)
+            return
+        for request in group:
+            self._note(request, now)
+        self.accepted.set()
 
-    def _on_written(self, written: Written, parcel: Parcel) -> None:
-        if self._segments and self._segments[-1].path is written.segment.path:
-            self._segments[-1] = written.segment
-        else:
-            self._segments.append(written.segment)
-            self._begun_at[written.segment.path] = self._clock.monotonic()
-        self._drained_at.pop(written.segment.path, None)
-        for place in written.places:
-            self._waiting.add(place)
-        first, last = written.places[0].first, written.places[-1].sequence
-        run = Run(first, last, parcel.accepted, parcel.jobs)
-        self._recent.append(run)
-        self._recent_bytes += parcel.size
-        self._recent_drafts += _drafts_in_memory(run)
+    async def _append(self, rows: Sequence[Row]) -> None:
+        """Write rows; a second time if the disk was full and room could be made."""
+        try:
+            await self._run(self._file.append, rows)
+        except JournalFull:
+            if not await self._make_room():
+                raise
+            await self._run(self._file.append, rows)
+
+    def _refuse(self, group: Sequence[WriteRequest], fault: WindlassError) -> None:
+        log.warning("journal: %d requests were refused: %s", len(group), fault)
+        for request in group:
+            if not request.written.done():
+                request.written.set_exception(type(fault)(str(fault)))
+
+    def _note(self, request: WriteRequest, now: int) -> None:
+        """A request is on disk: remember it for those who look for its jobs and for the drain."""
+        first, last = self.last + 1, self.last + request.job_count
+        self.last = last
+        self._index(first, [(record.tenant, record.ids) for record in request.records])
+        self._recent.append(Extent(first, last, now, request.jobs))
+        self._recent_bytes += request.size
+        self._recent_drafts += _objects_in(request.jobs)
         if self._remembers_too_much():
             self._recent, self._recent_bytes, self._recent_drafts = [], 0, 0  # they are on disk
-        self.on_accepted()
+        if not request.written.done():
+            request.written.set_result(last)
+
+    def _index(self, first: int, records: Sequence[tuple[str, bytes]]) -> None:
+        for tenant, ids in records:
+            last = first + len(ids) // SIZE - 1
+            self._waiting.add(RecordRef(tenant, ids, last))
+            first = last + 1
 
     def _remembers_too_much(self) -> bool:
         return (
@@ -265,105 +270,243 @@ class Journal:
             or self._recent_bytes > MOST_BYTES_IN_MEMORY
         )
 
+    # Room
+
+    async def check_room(self) -> None:
+        """Raise if the disk is too full for new jobs even after everything drained was deleted."""
+        now = self._clock.monotonic()
+        if self._disk_full or now - self._checked_disk_at >= CHECK_DISK_EVERY:
+            self._checked_disk_at = now
+            self._disk_full = self._is_full() and not (await self._make_room() and not self._is_full())
+        if self._disk_full:
+            raise JournalFull(
+                f"the disk of the journal is more than {self._settings.most_full:.0%} full: make room in {self.folder}"
+            )
+
+    def _is_full(self) -> bool:
+        return file.fullness(self.folder) >= self._settings.most_full
+
+    async def _make_room(self) -> bool:
+        """Delete what was drained, the oldest first, until the disk is no longer full; whether anything was."""
+        made = await self._run(self._file.make_room, self.drained, self._is_full)
+        self._deleted = await self._run(lambda: self._file.deleted)
+        if made:
+            log.warning(
+                "journal: the disk of %s is full; jobs drained less than %g s ago are deleted",
+                self.folder,
+                self._settings.keep,
+            )
+        return made
+
     # Reading
 
-    def _segment_of(self, sequence: int) -> Segment:
-        return self._segments[bisect_right(self._segments, sequence, key=lambda one: one.header.first) - 1]
+    async def find(self, key: JobKey) -> Entry | None:
+        """A job that has not been drained."""
+        sequence = self._waiting.find(raw_id(key.id), key.tenant)
+        if sequence is None or sequence <= self.drained:
+            return None
+        row = await self._run(self._file.find, sequence)
+        if row is None:
+            return None
+        found = entries_behind(decode(*row), sequence - 1, 1)
+        return found[0] if found else None
 
-    def _read_disk(self, after: int) -> list[Run]:
-        """What lies behind a sequence, as much as is read at a time."""
-        segments = [one for one in self._segments if one.last > after]
-        if not segments:
+    async def read(self, after: int, most: int) -> list[Entry]:
+        """The jobs behind a number, in order; at least one if there is any.
+
+        Numbers at the end that were skipped or lost are one entry without a job.
+        """
+        if after >= (last := self.last):
             return []
-        segment = segments[0]
-        at = HEADER_SIZE
-        if self._reading is not None and self._reading[0] == after and after >= segment.header.first:
-            at = self._reading[1]
-        found: list[Run] = []
-        while not found and at < segment.size:
-            data = self._read_some(segment, at)
-            start = 0
-            while (record := read_record(data, segment.header, start)) is not None:
-                if record.sequence > after:
-                    found.append(run_of(data, record))
-                start = record.end
-            if not start:
-                raise OSError(f"{segment.path} has changed under us at byte {at}")
-            at += start
-        if found:
-            self._reading = found[-1].last, at
-        return found
+        if self._recent and self._recent[0].first <= after + 1:
+            self._read_ahead = []
+            return entries_behind(self._recent, after, most)
+        ahead = self._read_ahead
+        if not (ahead and ahead[0].first <= after + 1 and after < ahead[-1].last):
+            self._read_ahead = await self._run(self._read_file, after)
+        return entries_behind(self._read_ahead, after, most) or [Entry(last, 0, None)]
 
-    def _read_some(self, segment: Segment, at: int) -> bytes:
-        """What lies there, with at least one whole record."""
-        rest = segment.size - at
-        data = self._files.read(segment.path, at, min(READ_AT_ONCE, rest))
-        size = size_at(data, 0)
-        return data if size <= len(data) else self._files.read(segment.path, at, min(size, rest))
+    def _read_file(self, after: int) -> list[Extent]:
+        return [extent for row in self._file.read(after) for extent in decode(*row)]
+
+    def reject(self, entry: Entry) -> None:
+        """Put bytes aside that no job can be made of, where people find them."""
+        path = file.reject(self.folder, entry.sequence, entry.raw)
+        log.error("journal: record %d cannot be read by this program: it is in %s now", entry.sequence, path)
 
     # Deleting
 
-    def _delete_old(self) -> None:
-        now = self._clock.monotonic()
-        drained = [one for one in self._segments if one.last <= self.drained]
-        for segment in drained:
-            self._drained_at.setdefault(segment.path, now)
-        self._delete([one for one in drained if now - self._drained_at[one.path] >= self._settings.keep])
+    async def forget(self, upto: int) -> None:
+        """The store has all jobs up to a number. After some time they are deleted."""
+        self.drained = upto
+        self._waiting.forget(upto)
+        if self._recent:
+            known = extents_upto(self._recent, upto)
+            self._recent_drafts -= sum(_objects_in(extent.jobs) for extent in self._recent[:known])
+            del self._recent[:known]
+        if not self._recent:
+            self._recent_bytes = self._recent_drafts = 0
+        await self._delete_old()
 
-    def _delete(self, old: Sequence[Segment]) -> None:
-        """Delete segments that were drained; in the place of the newest an empty one says where to go on."""
+    async def _delete_old(self) -> None:
+        now, keep = self._clock.monotonic(), self._settings.keep
+        if not self._drained_at or now - self._drained_at[-1][0] >= keep / KEPT_STEPS:
+            self._drained_at.append((now, self.drained))
+        upto = 0
+        while self._drained_at and now - self._drained_at[0][0] >= keep:
+            _, upto = self._drained_at.popleft()
+        if upto > self._deleted:
+            await self._delete(upto)
+
+    async def _delete(self, upto: int) -> None:
         try:
-            if old and old[-1] is self._segments[-1] and old[-1].last >= old[-1].header.first:
-                self._begin_anew(old[-1])
-            for segment in [one for one in old if one in self._segments]:
-                if segment is self._segments[-1]:
-                    return  # it tells where to go on
-                self._files.remove(segment.path)
-                self._files.sync_folder(self.folder)
-                self._segments.remove(segment)
-                self._drained_at.pop(segment.path, None)
-                self._begun_at.pop(segment.path, None)
-        except OSError as fault:
-            log.warning("%s: what was drained cannot be deleted: %s", self.folder, fault)
+            while await self._run(self._file.delete, upto):
+                pass
+            self._deleted = await self._run(lambda: self._file.deleted)
+        except WindlassError as fault:
+            log.warning("journal: drained jobs cannot be deleted in %s: %s", self.folder, fault)
 
-    def _begin_anew(self, newest: Segment) -> None:
-        """All of it was drained: only where to go on is kept."""
-        try:
-            fresh = self._writer.begin_anew()
-        except OSError as fault:
-            if fault.errno not in NO_ROOM:
-                raise
-            self._files.remove(newest.path)  # not even room for an empty one: then it goes first
-            self._segments.remove(newest)
-            fresh = self._writer.begin_anew()
-        if fresh is not None:
-            self._segments.append(fresh)
-            self._begun_at[fresh.path] = self._clock.monotonic()
+    def rewind(self, to: int) -> int:
+        """The store has lost the jobs behind a number; the number behind which it can get them again."""
+        self.drained = max(to, self._deleted)
+        self._drained_at.clear()
+        return self.drained
 
 
-def _drafts_in_memory(run: Run) -> int:
-    """As many objects as it has jobs; those of lines are made when they are asked for."""
-    return 1 if run.jobs is None or isinstance(run.jobs, Lines) else len(run.jobs)
+def _rows(group: Sequence[WriteRequest], first: int, now: int) -> list[Row]:
+    """The records of a group in as few rows as their sizes allow."""
+    rows: list[Row] = []
+    some: list[RecordBody] = []
+    size = 0
+
+    def end() -> None:
+        nonlocal first, size
+        last = first + sum(record.job_count for record in some) - 1
+        rows.append(Row(first, last, now, join(some)))
+        first, size = last + 1, 0
+        some.clear()
+
+    for request in group:
+        for record in request.records:
+            if some and size + len(record.packed) > MOST_IN_ROW:
+                end()
+            some.append(record)
+            size += len(record.packed)
+    end()
+    return rows
 
 
-def _records(drafts: Sequence[Draft]) -> list[Blank]:
-    if len(drafts) < LEAST_IN_BATCH:
-        return _singles(drafts)
-    found: list[Blank] = []
-    for some in alike(drafts):
-        found += _batches(lines_in(some)) if _is_batch(some) else _singles(some)
-    return found
+def _objects_in(jobs: Sequence[Draft] | JobBatch | None) -> int:
+    """As many as there are jobs; those of lines are made on demand."""
+    return 1 if jobs is None or isinstance(jobs, JobBatch) else len(jobs)
 
 
-def _is_batch(drafts: Sequence[Draft]) -> bool:
-    """Whether a record for all of them is worth it, and they can be found in it."""
-    return len(drafts) >= LEAST_IN_BATCH and all(one.id < other.id for one, other in pairwise(drafts))
+# Which jobs wait
+
+PAGE = 8192
+"""Lone jobs of one page. Packing it takes a few milliseconds."""
+
+PACKED = SIZE + 8
 
 
-def _singles(drafts: Sequence[Draft]) -> list[Blank]:
-    return [Blank(raw_id(draft.id), draft.tenant.encode(), bodies.pack(draft), is_batch=False) for draft in drafts]
+class RecordRef(NamedTuple):
+    """A record in the journal: whose jobs it holds, which, and the number of the last of them."""
+
+    tenant: str
+    ids: bytes
+    last: int
+
+    @property
+    def first(self) -> int:
+        return self.last + 1 - len(self.ids) // SIZE
 
 
-def _batches(lines: Lines) -> list[Blank]:
-    tenant = lines.tenant.encode()
-    return [Blank(part.ids, tenant, bodies.pack_lines(part), is_batch=True) for part in parts_of(lines, MOST_IN_BATCH)]
+class _Page(NamedTuple):
+    """Sixteen bytes of `_name` and eight of a number for each job, sorted."""
+
+    packed: bytes
+    last: int
+
+
+class WaitingJobs:
+    """The numbers of the jobs that are only in the journal, by id, in little memory however long the store is away.
+
+    The newest are in a dictionary; those that have waited longer are packed, 24 bytes for each. Records of several jobs
+    stay as they are, since the ids in them are in order. What the store has taken is forgotten a page or a record at a
+    time.
+    """
+
+    def __init__(self) -> None:
+        self._new: dict[bytes, int] = {}
+        self._last = 0
+        self._old: dict[bytes, int] = {}
+        """The page before the newest one: it is mostly forgotten before it would be packed."""
+        self._old_last = 0
+        self._pages: deque[_Page] = deque()
+        self._shared: deque[RecordRef] = deque()
+
+    def add(self, record: RecordRef) -> None:
+        if len(record.ids) > SIZE:
+            self._shared.append(record)
+            return
+        self._new[_name(record.ids, record.tenant)] = record.last
+        self._last = record.last
+        if len(self._new) >= PAGE:
+            self._turn()
+
+    def _turn(self) -> None:
+        if self._old:
+            entries = (name + sequence.to_bytes(8) for name, sequence in self._old.items())
+            self._pages.append(_Page(b"".join(sorted(entries)), self._old_last))
+        self._old, self._old_last = self._new, self._last
+        self._new = {}
+
+    def find(self, id: bytes, tenant: str) -> int | None:
+        """The number of a job, the last one if it was accepted again after it had been drained."""
+        name = _name(id, tenant)
+        found = self._new.get(name) or self._old.get(name) or self._find_shared(id, tenant)
+        if found is not None:
+            return found
+        return next((found for page in reversed(self._pages) if (found := _look_up(page.packed, name))), None)
+
+    def _find_shared(self, id: bytes, tenant: str) -> int | None:
+        for record in self._shared:
+            if record.tenant == tenant and record.ids[:SIZE] <= id <= record.ids[-SIZE:]:
+                place = _first_from(record.ids, SIZE, id)
+                if record.ids[place * SIZE : (place + 1) * SIZE] == id:
+                    return record.first + place
+        return None
+
+    def forget(self, upto: int) -> None:
+        """The store has all jobs up to a number."""
+        while self._pages and self._pages[0].last <= upto:
+            self._pages.popleft()
+        while self._shared and self._shared[0].last <= upto:
+            self._shared.popleft()
+        if self._old and self._old_last <= upto:
+            self._old = {}
+        if self._new and self._last <= upto:
+            self._new = {}
+
+
+def _name(id: bytes, tenant: str) -> bytes:
+    """Sixteen bytes for a job: its id, mixed with its tenant so that no tenant can aim at another's job."""
+    return id if tenant == DEFAULT_TENANT else hashlib.sha256(id + tenant.encode()).digest()[:SIZE]
+
+
+def _look_up(packed: bytes, name: bytes) -> int | None:
+    place = _first_from(packed, PACKED, name)
+    entry = packed[place * PACKED : (place + 1) * PACKED]
+    return int.from_bytes(entry[SIZE:]) if entry[:SIZE] == name else None
+
+
+def _first_from(packed: bytes, size: int, name: bytes) -> int:
+    """The place of the first entry, of so many bytes each, that is not below a name."""
+    low, high = 0, len(packed) // size
+    while low < high:
+        middle = (low + high) // 2
+        if packed[middle * size : middle * size + SIZE] < name:
+            low = middle + 1
+        else:
+            high = middle
+    return low

@@ -1,36 +1,48 @@
-"""A service in front of the engine that accepts new jobs into a journal first.
+"""The engine with a journal in front of it: accepts new jobs into the journal first, and answers everything else.
 
-With the store up, a job under an id that we make is answered as soon as the journal has it; one that comes with an id
-or key of its own is answered when the store has it too, for only the store knows whether it is new. Whoever looks
-afterwards finds it: looking waits until the store has what was accepted before.
+With the store up, a job under an id that we make is answered as soon as the journal has it. A job that comes with its
+own id or key is answered when the store has it too, because only the store knows whether it is new. A read that follows
+finds the job: it waits until the store has what was accepted before. With the store down, new jobs are still accepted,
+a job that is only in the journal is shown with the reason `accepted`, and everything else is refused at once.
 
-With the store down, new jobs are still accepted, a job that is only in the journal is shown with the reason `accepted`,
-and everything else is refused at once.
+A folder holds several journals, one for each process that writes. A process takes the first free one, and drains those
+that ended processes have left. Must not know how a journal is stored.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from datetime import datetime
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, cast
 
 from msgspec import Raw
 from msgspec.structs import asdict, replace
 
 from windlass.engine import Engine
-from windlass.engine.desk import no_job
-from windlass.engine.drafts import check_terms, checked_parts, drafts_of, lines_of
-from windlass.engine.estimates import at_the_door, before_the_door, through_the_door
-from windlass.engine.following import life, log_entered
-from windlass.engine.journal.drainer import Drainer
-from windlass.engine.journal.journal import Journal
-from windlass.engine.journal.runs import Entry
-from windlass.engine.lines import Lines, sample_of
-from windlass.engine.regime import Regime
-from windlass.engine.sound import sound
-from windlass.engine.sureness import accepted_all, taking
-from windlass.model.errors import PartAway, Unavailable, WindlassError
+from windlass.engine.context import no_job
+from windlass.engine.engine import validated
+from windlass.engine.estimate.answers import estimate_at_enqueue, estimate_unstored, prepare_estimate
+from windlass.engine.flow.config import FlowConfig
+from windlass.engine.journal.batch import Entry
+from windlass.engine.journal.drain import Drainer
+from windlass.engine.journal.file import volatile_file_system
+from windlass.engine.journal.journal import Journal, JournalSettings
+from windlass.engine.new_jobs import (
+    JobBatch,
+    check_terms,
+    checked_parts,
+    first_draft,
+    job_log,
+    log_entered,
+    name_accepted,
+    name_unreplicated,
+    to_batch,
+    to_drafts,
+)
+from windlass.model.errors import Conflict, JournalFull, PartAway, Unavailable, WindlassError
 from windlass.model.fresh_ids import SIZE, texts_like
 from windlass.model.job import Job, Reason, State, Terms
 from windlass.model.names import JobKey, check_id, key_of
@@ -51,28 +63,40 @@ from windlass.model.operations import (
     GetStats,
     List,
     Operation,
+    Rerun,
     Result,
-    Retry,
     Send,
     Show,
 )
 from windlass.model.ports import Clock
 from windlass.store import Draft, Record
-from windlass.store.micros import from_micros
+from windlass.store.beside import JournalTarget
+from windlass.store.encoding import from_micros
 
-LOOKING = (
+log = logging.getLogger("windlass.journal")
+
+READS = (
     *(Show, GetResult, GetEstimate, GetQueueEstimate, GetOutput),
-    *(List, Count, GetStats, Send, Cancel, Retry, Delete),
+    *(List, Count, GetStats, Send, Cancel, Rerun, Delete),
 )
-"""What is asked about jobs: those that were accepted before must be there."""
+"""Operations on jobs: those that were accepted before must be there."""
 
-PATIENCE = 1.0
-"""Seconds that whoever looks, or wants to know whether his job is new, waits for the store to take what came before."""
+WAIT_FOR_STORE = 1.0
+"""Seconds that a caller who reads, or asks whether his job is new, waits for the store to take what came before."""
 
 LOOK_AGAIN = 0.1
 
 MOST_READ = 16_384
-"""Bytes of a payload that is looked into for the sake of an estimate alone."""
+"""Bytes of a payload that is decoded for an estimate alone."""
+
+MOST_JOURNALS = 256
+"""Processes that may write to one folder at once."""
+
+TRY_LEFT_EVERY = 1.0
+"""Seconds between two tries to drain what ended processes have left."""
+
+LAST_DRAIN = 2.0
+"""Seconds in which a process that ends drains what it has accepted."""
 
 
 class Journaled:
@@ -89,11 +113,11 @@ class Journaled:
         answer: Any
         match operation:
             case Enqueue():
-                answer = await self._enqueue(sound(operation))
+                answer = await self._enqueue(validated(operation))
             case EnqueueMany():
-                answer = await self._enqueue_many(sound(operation))
+                answer = await self._enqueue_many(validated(operation))
             case EnqueueLines():
-                answer = await self._enqueue_lines(sound(operation))
+                answer = await self._enqueue_lines(validated(operation))
             case Show() | GetResult() if not self._drainer.flows or self._drainer.some_away:
                 answer = await self._look(operation)
             case _:
@@ -101,39 +125,39 @@ class Journaled:
         return cast("A", answer)
 
     async def check_ready(self) -> None:
-        """Raise what keeps it from taking new jobs and telling of them."""
-        self._journal.check_room()
+        """Raise what keeps it from accepting new jobs or showing them."""
+        await self._journal.check_room()
         await self(GetStats(tenant="default"))
 
     async def met(self) -> None:
-        """Until the store has been there."""
+        """Until the store has answered once."""
         await self._drainer.met.wait()
 
     # New jobs
 
     async def _enqueue(self, operation: Enqueue) -> Accepted:
-        drafts = drafts_of(self._engine.desk, operation)
+        drafts = to_drafts(self._engine.context, operation)
         await self._check_terms(drafts, "job")
         draft = drafts[0]
-        regime = await self._regime()
-        exact = regime is not None and regime.has_tiers(draft.tenant, draft.new.queue)
+        config = await self._flow_config()
+        exact = config is not None and config.has_tiers(draft.tenant, draft.new.queue)
         if self._takes(draft) and not exact:
-            await before_the_door(self._engine.desk, draft.new.queue, ask=not self._drainer.behind)
+            await prepare_estimate(self._engine.context, draft.new.queue, ask=not self._drainer.behind)
         existing = await self._accept(drafts, named=_is_named(operation))
         _log_entered(drafts, existing)
         if not existing:
             accepted = self._accepted(draft, created=True)
-            estimate = await self._estimate(draft, accepted, _group(regime, draft), exact=exact)
+            estimate = await self._estimate(draft, accepted, _group(config, draft), exact=exact)
             return accepted if estimate is None else replace(accepted, estimate=estimate)
-        entry = self._find(key_of(draft))
+        entry = await self._find(key_of(draft))
         if entry is None or entry.draft is None:
-            job = (await self._engine.desk.find(draft.id, operation.tenant)).job
+            job = (await self._engine.context.find(draft.id, operation.tenant)).job
             return Accepted(**asdict(job), created=False)
         return self._accepted(entry.draft, created=False)
 
-    def _find(self, key: JobKey) -> Entry | None:
+    async def _find(self, key: JobKey) -> Entry | None:
         """A job that the store does not have yet."""
-        entry = self._journal.find(key)
+        entry = await self._journal.find(key)
         return entry if entry is not None and self._drainer.lacks(entry) else None
 
     def _takes(self, draft: Draft) -> bool:
@@ -144,9 +168,9 @@ class Journaled:
         ids: list[str] = []
         existing: list[str] = []
         created = 0
-        for drafts in await checked_parts(self._engine.desk, operation, self._check_terms):
+        for drafts in await checked_parts(self._engine.context, operation, self._check_terms):
             some = [draft.id for draft in drafts]
-            async with taking(ids, some):
+            async with name_accepted(ids, some):
                 there = await self._accept(drafts, named=any(_is_own(one.new) for one in drafts)) if drafts else []
             _log_entered(drafts, there)
             ids += some
@@ -155,26 +179,26 @@ class Journaled:
         return Enqueued(ids=ids, created=created, existing=existing)
 
     async def _enqueue_lines(self, operation: EnqueueLines) -> Enqueued:
-        lines = lines_of(self._engine.desk, operation)
+        lines = to_batch(self._engine.context, operation)
         if not lines:
             return Enqueued(ids=[], created=0)
-        await self._check_terms([sample_of(lines)], "wishes")
+        await self._check_terms([first_draft(lines)], "options")
 
         def ids() -> list[str]:
             return texts_like(lines.ids[:SIZE], len(lines))
 
-        await self._keep(lines, ids)
-        if life.isEnabledFor(logging.DEBUG):
+        await self._accept_unnamed(lines, ids)
+        if job_log.isEnabledFor(logging.DEBUG):
             for id in ids():
                 log_entered(id, lines.common.task, created=True)
         return Enqueued(ids=ids(), created=len(lines))
 
     async def _check_terms(self, drafts: Sequence[Draft], at: str) -> None:
-        """Check what depends on the rules. While the store is down nobody knows them: a tier is taken as it comes then,
+        """Check what depends on settings in the store. While it is down they are not known: any tier is accepted then,
         but a job that must start at once is refused.
         """
         try:
-            await check_terms(self._engine.desk, drafts, at)
+            await check_terms(self._engine.context, drafts, at)
         except Unavailable:
             if any(draft.new.yielding for draft in drafts):
                 raise
@@ -182,26 +206,28 @@ class Journaled:
     async def _accept(self, drafts: Sequence[Draft], *, named: bool) -> list[str]:
         """Keep jobs in the journal; the ids of those that were there already, as far as is known."""
         if not named:
-            await self._keep(drafts, lambda: [draft.id for draft in drafts])
+            await self._accept_unnamed(drafts, lambda: [draft.id for draft in drafts])
             return []
         keys = {key_of(draft) for draft in drafts}
         while others := [self._being_accepted[key] for key in keys if key in self._being_accepted]:
             await asyncio.wait(others)
-        known = {key: entry for key in keys if (entry := self._find(key)) is not None}
+        known = {key: entry for key in keys if (entry := await self._find(key)) is not None}
         if known:
-            await self._replicated(max(one.sequence for one in known.values()), lambda: [key.id for key in known])
+            await self._wait_for_replicas(
+                max(one.sequence for one in known.values()), lambda: [key.id for key in known]
+            )
         fresh = [draft for draft in _once(drafts) if key_of(draft) not in known]
         if not fresh:
             return [key.id for key in known]
-        with self._drainer.anxious():
-            last = await self._kept(fresh)
+        with self._drainer.waiting_for_replicas():
+            last = await self._accept_named(fresh)
             first = last - len(fresh) + 1
-            existing = await self._drainer.asked(first, last, PATIENCE) or []
-            await self._replicated(last, lambda: [draft.id for draft in fresh])
+            existing = await self._drainer.existing(first, last, WAIT_FOR_STORE) or []
+            await self._wait_for_replicas(last, lambda: [draft.id for draft in fresh])
         return [*(key.id for key in known), *(fresh[sequence - first].id for sequence in existing)]
 
-    async def _kept(self, drafts: Sequence[Draft]) -> int:
-        """Accept jobs under ids of others; whoever sends the same id meanwhile waits until it is known here."""
+    async def _accept_named(self, drafts: Sequence[Draft]) -> int:
+        """Accept jobs under their callers' ids. Callers that send the same id meanwhile wait until it is known here."""
         known: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         for draft in drafts:
             self._being_accepted[key_of(draft)] = known
@@ -212,68 +238,68 @@ class Journaled:
             for draft in drafts:
                 del self._being_accepted[key_of(draft)]
 
-    async def _keep(self, jobs: Sequence[Draft] | Lines, ids: Callable[[], Sequence[str]]) -> None:
+    async def _accept_unnamed(self, jobs: Sequence[Draft] | JobBatch, ids: Callable[[], Sequence[str]]) -> None:
         """Accept jobs, and where replicas must have them too, wait for that."""
-        if self._engine.desk.sure is None:
+        if self._engine.context.replicating is None:
             await self._journal.accept(jobs)
             return
-        with self._drainer.anxious():
-            await self._replicated(await self._journal.accept(jobs), ids)
+        with self._drainer.waiting_for_replicas():
+            await self._wait_for_replicas(await self._journal.accept(jobs), ids)
 
-    async def _replicated(self, last: int, ids: Callable[[], Sequence[str]]) -> None:
-        if self._engine.desk.sure is not None:
-            with accepted_all(ids()):
-                await self._drainer.replicated(last, PATIENCE)
+    async def _wait_for_replicas(self, last: int, ids: Callable[[], Sequence[str]]) -> None:
+        if self._engine.context.replicating is not None:
+            with name_unreplicated(ids()):
+                await self._drainer.wait_for_replicas(last, WAIT_FOR_STORE)
 
     def _accepted(self, draft: Draft, *, created: bool) -> Accepted:
         reason = None if self._takes(draft) else Reason.ACCEPTED
         return Accepted(**_known(draft, self._clock.now()), reason=reason, created=created)
 
-    async def _regime(self) -> Regime | None:
-        """What is in force; null = the store does not say."""
+    async def _flow_config(self) -> FlowConfig | None:
+        """The limits in force; null = the store does not answer."""
         if not self._drainer.flows:
             return None
         try:
-            return await self._engine.desk.regimes.current()
+            return await self._engine.context.flow_config.current()
         except WindlassError:
             return None
 
     async def _estimate(self, draft: Draft, job: Job, group: str, *, exact: bool) -> float | None:
-        """Seconds that a new job will wait. Where its queue has tiers, whoever sends it waits for the answer."""
-        desk = self._engine.desk
+        """Seconds that a new job will wait. Where its queue has tiers, the caller waits for the store's answer."""
+        desk = self._engine.context
         if not self._takes(draft):
             return None
         if not exact:
             before = self._journal.last - self._drainer.reached - 1
-            return through_the_door(desk, Record(job, group=group), undrained=before)
+            return estimate_unstored(desk, Record(job, group=group), undrained=before)
         try:
-            await self._drainer.reach(self._journal.last, PATIENCE)
-            return await at_the_door(desk, await desk.find(job.id, job.tenant))
+            await self._drainer.reach(self._journal.last, WAIT_FOR_STORE)
+            return await estimate_at_enqueue(desk, await desk.find(job.id, job.tenant))
         except WindlassError:
-            return None  # it is accepted, whoever can say how long it waits
+            return None  # the job is accepted all the same
 
     # Everything else
 
     async def _ask(self, operation: Operation[A]) -> A:
         if not self._drainer.up:
             raise Unavailable(f"{self._drainer.fault}; new jobs are accepted meanwhile")
-        if isinstance(operation, LOOKING):
-            await self._drainer.reach(self._journal.last, PATIENCE)
+        if isinstance(operation, READS):
+            await self._drainer.reach(self._journal.last, WAIT_FOR_STORE)
         try:
             return await self._engine(operation)
         except PartAway:
             raise
         except Unavailable:
-            self._drainer.poke()
+            self._drainer.check_soon()
             raise
 
     async def _look(self, operation: Show | GetResult) -> Job | Result:
-        """A job while the store, or a part of it, takes none. Whoever would wait for its end waits for the store."""
+        """A job while the store, or a part of it, takes none. A caller that waits for its end waits for the store."""
         check_id(operation.id)
         until = self._clock.monotonic() + operation.wait
-        while (not self._drainer.flows or self._held_up(operation)) and self._clock.monotonic() < until:
+        while (not self._drainer.flows or await self._held_up(operation)) and self._clock.monotonic() < until:
             await self._clock.sleep(LOOK_AGAIN)
-        entry = self._held_up(operation)
+        entry = await self._held_up(operation)
         if entry is None or self._drainer.may_have(entry.sequence):
             return cast("Job | Result", await self._ask(operation))
         job = accepted_job(entry)
@@ -285,11 +311,11 @@ class Journaled:
             return replace(job, payload=Raw(bytes(entry.draft.new.payload)))
         return job
 
-    def _held_up(self, operation: Show | GetResult) -> Entry | None:
-        """A job that the store, or the part of it that it is for, does not take now."""
+    async def _held_up(self, operation: Show | GetResult) -> Entry | None:
+        """A job that the store, or the part of it that the job is for, does not take now."""
         if self._drainer.flows and not self._drainer.some_away:
             return None
-        entry = self._journal.find(key_of(operation))
+        entry = await self._journal.find(key_of(operation))
         if entry is None or not self._drainer.flows:
             return entry
         late = entry.draft is not None and self._drainer.is_away(entry.draft) and self._drainer.lacks(entry)
@@ -297,7 +323,7 @@ class Journaled:
 
 
 def _log_entered(drafts: Sequence[Draft], existing: Sequence[str]) -> None:
-    if life.isEnabledFor(logging.DEBUG):
+    if job_log.isEnabledFor(logging.DEBUG):
         for draft in drafts:
             log_entered(draft.id, draft.new.task, created=draft.id not in existing)
 
@@ -310,14 +336,14 @@ def _is_own(new: Any) -> bool:
     return new.id is not None or new.key is not None
 
 
-def _group(regime: Regime | None, draft: Draft) -> str:
-    """What will bound a job, as far as that is quickly said."""
-    if regime is None or not regime.rules.edition:
+def _group(config: FlowConfig | None, draft: Draft) -> str:
+    """The limit keys of a new job, if they can be had quickly."""
+    if config is None or not config.rules.edition:
         return ""
     new = draft.new
-    if len(memoryview(new.payload)) > MOST_READ and regime.needs_payload(draft.tenant, new.queue, new.task):
+    if len(memoryview(new.payload)) > MOST_READ and config.needs_payload(draft.tenant, new.queue, new.task):
         return ""
-    return regime.group(draft.tenant, new, bytes(new.payload))
+    return config.group(draft.tenant, new, bytes(new.payload))
 
 
 def _once(drafts: Sequence[Draft]) -> list[Draft]:
@@ -329,7 +355,7 @@ def accepted_job(entry: Entry) -> Job | None:
     """A job that is only in the journal; null if it cannot be read."""
     if entry.draft is None:
         return None
-    return Job(**_known(entry.draft, from_micros(entry.accepted)), reason=Reason.ACCEPTED)
+    return Job(**_known(entry.draft, from_micros(entry.accepted_at)), reason=Reason.ACCEPTED)
 
 
 _TERMS = Terms.__struct_fields__
@@ -358,3 +384,97 @@ def _known(draft: Draft, now: datetime) -> dict[str, Any]:
         "run_at": run_at,
         "size": len(memoryview(new.payload)),
     }
+
+
+# Opening
+
+
+@asynccontextmanager
+async def open_journaled(
+    engine: Engine, folder: Path, clock: Clock, settings: JournalSettings | None = None
+) -> AsyncIterator[Journaled]:
+    """An engine with a journal in front of it, drained until the end."""
+    ledger = cast("JournalTarget", engine.context.store)
+
+    def journal_at(path: Path) -> Journal:
+        return Journal(path, clock, engine.context.chance, settings or JournalSettings())
+
+    if kind := await asyncio.to_thread(volatile_file_system, folder):
+        log.warning("journal: %s is on a %s: it does not outlast the machine or its container", folder, kind)
+    own, left = await asyncio.to_thread(_take, folder, journal_at)
+    try:
+        drainer = Drainer(own, ledger, engine.context, clock)
+        try:
+            await drainer.start()
+        except Unavailable as fault:
+            drainer.start_without_store(fault)
+        tasks = [asyncio.create_task(drainer.run())]
+        tasks += [
+            asyncio.create_task(_drain_left(Drainer(one, ledger, engine.context, clock), one, clock)) for one in left
+        ]
+        try:
+            yield Journaled(engine, own, drainer, clock)
+        finally:
+            await drainer.reach(own.last, LAST_DRAIN)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    finally:
+        for journal in (own, *left):
+            await journal.close()
+
+
+def _take(folder: Path, journal_at: Callable[[Path], Journal]) -> tuple[Journal, list[Journal]]:
+    """The first journal of a folder that is free, and the others that are."""
+    known = [name for name in _names(folder) if name.isdigit()]
+    free: list[Journal] = []
+    fault = f"{MOST_JOURNALS} processes write there"
+    for name in sorted({*known, *(str(number) for number in range(len(known) + 1))}, key=int)[:MOST_JOURNALS]:
+        if free and name not in known:
+            break
+        journal = journal_at(folder / name)
+        try:
+            if journal.open():
+                free.append(journal)
+        except (OSError, JournalFull, Unavailable) as refused:
+            fault = (refused.strerror if isinstance(refused, OSError) else None) or str(refused)
+            log.warning("journal: %s cannot be opened and is left as it is: %s", journal.folder, fault)
+    if not free:
+        raise JournalFull(f"no journal can be kept in {folder}: {fault}")
+    return free[0], free[1:]
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [path.name for path in folder.iterdir()] if folder.exists() else []
+    except OSError as fault:
+        raise JournalFull(f"no journal can be kept in {folder}: {fault.strerror or fault}") from fault
+
+
+async def drain_folder(engine: Engine, path: Path, clock: Clock) -> int:
+    """Drain one journal that no process holds; how many of its jobs were not in the store yet."""
+    journal = Journal(path, clock, engine.context.chance, JournalSettings())
+    if not await asyncio.to_thread(journal.open):
+        raise Conflict(f"{path} is held by another process, which drains it", at="FOLDER")
+    try:
+        drainer = Drainer(journal, cast("JournalTarget", engine.context.store), engine.context, clock)
+        await drainer.start()
+        waiting = journal.last - journal.drained
+        await drainer.drain()
+        return waiting
+    finally:
+        await journal.close()
+
+
+async def _drain_left(drainer: Drainer, journal: Journal, clock: Clock) -> None:
+    """Drain a journal whose process has ended, and free it for the next process."""
+    while True:
+        try:
+            await drainer.start()
+            await drainer.drain()
+        except Exception as fault:  # noqa: BLE001 - whatever it is, accepted jobs must not be given up
+            log.warning("journal: %s cannot be drained yet: %s", journal.folder, fault)
+            await clock.sleep(TRY_LEFT_EVERY)
+        else:
+            await journal.close()
+            return

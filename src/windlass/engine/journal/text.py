@@ -1,4 +1,4 @@
-"""Journals as text that people and simple programs write: a record a line, or batches of lines under a header.
+"""Jobs as text that people and simple programs write: a job on each line, or batches of lines under a header.
 
     #:Tenant shop
     id|jobtype|payload
@@ -7,9 +7,9 @@
     another
     #:EndBatch
 
-Records are of the tenant that was named last, a batch is of the one that it names; a text need not name any. A line
-that begins with a space has been deleted. In a batch, empty lines and lines that begin with `#` are no payloads.
-Pure: reads and writes lines, knows neither files nor queues.
+A line belongs to the tenant that was named last, a batch to the tenant that it names; a text need not name any. A line
+that begins with a space was deleted. In a batch, empty lines and lines that begin with `#` are not payloads. Pure:
+reads and writes lines, knows neither files nor queues.
 """
 
 from collections.abc import Iterable, Iterator
@@ -36,11 +36,11 @@ class Line(NamedTuple):
     jobtype: str
     payload: str
     tenant: str = ""
-    """Empty = the text does not say."""
+    """Empty = the text names none."""
 
 
 class Malformed(NamedTuple):
-    """A line that says nothing."""
+    """A line that cannot be read."""
 
     number: int
     why: str
@@ -48,15 +48,15 @@ class Malformed(NamedTuple):
 
 class _Batch(NamedTuple):
     jobtype: str
-    """Empty = it does not say."""
+    """Empty = it names none."""
     tenant: str
     number: int
 
 
 def read_text(text: str) -> Iterator[Line | Malformed]:  # noqa: C901 - a branch for each kind of line
-    """The jobs of a text in either form, also mixed; what cannot be read is told with the number of its line."""
+    """The jobs of a text in either form, also mixed, and the lines that cannot be read."""
     lines = text.split("\n")
-    torn = lines.pop()  # whatever follows the last end of a line was never finished
+    torn = lines.pop()  # what follows the last newline was never finished
     batch: _Batch | None = None
     tenant: str | None = ""
     for number, line in enumerate(lines, start=1):
@@ -72,7 +72,7 @@ def read_text(text: str) -> Iterator[Line | Malformed]:  # noqa: C901 - a branch
             tenant = _tenant(line)
             if tenant is None:
                 yield Malformed(number, "this is not a tenant: the records that follow are skipped")
-        elif _says_something(line) and (tenant is not None if batch is None else batch.jobtype):
+        elif _is_job(line) and (tenant is not None if batch is None else batch.jobtype):
             yield _job(line, number, batch, tenant or "")
     if torn:
         yield Malformed(len(lines) + 1, "torn: it has no end")
@@ -85,7 +85,7 @@ def _tenant(line: str) -> str | None:
     return named if is_name(named) else None
 
 
-def _says_something(line: str) -> bool:
+def _is_job(line: str) -> bool:
     return bool(line) and not line.startswith((" ", "#"))
 
 
@@ -96,7 +96,7 @@ def _job(line: str, number: int, batch: _Batch | None, tenant: str) -> Line | Ma
 
 
 def _is_utf8(line: str) -> bool:
-    """Whether it was: what could not be read then is there as halves of characters."""
+    """Whether it was: bytes that are not UTF-8 are there as lone surrogates."""
     return line.isascii() or not any("\ud800" <= one <= "\udfff" for one in line)
 
 
@@ -110,7 +110,7 @@ def _begun(line: str, number: int) -> _Batch:
 
 
 def _record(line: str, number: int, tenant: str) -> Line | Malformed:
-    parts = line.split("|", 2)  # what a payload holds is its own business
+    parts = line.split("|", 2)  # a payload may hold the separator
     if len(parts) != 3:  # noqa: PLR2004 - id, jobtype, payload
         return Malformed(number, "not of the form id|jobtype|payload")
     id, jobtype, payload = parts
@@ -148,5 +148,5 @@ def one_line(new: NewJob) -> str:
 
 
 def _in_batch(line: str) -> str:
-    """A payload that would not be taken for one is put in quotes."""
+    """A payload that would not be read as one is put in quotes."""
     return msgspec.json.encode(line).decode() if not line or line.startswith((" ", "#")) else line

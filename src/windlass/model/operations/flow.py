@@ -46,7 +46,7 @@ class QueueCard(QueueSettings, frozen=True, kw_only=True, omit_defaults=True):
     caps: dict[str, int] = field(default_factory=dict)
     """By tier, what its cap amounts to now."""
     estimate_error: float | None = None
-    """By which part of the real wait estimates here were wrong lately, for all tenants: the median; null = unknown."""
+    """Median error of recent estimates here, as a part of the actual wait, over all tenants; null = unknown."""
 
 
 @operation("PUT", "/limits/{name}", "operate", body="limit")

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from windlass.model.job import MOST_CHUNKS, MOST_MESSAGE, MSGPACK, Chunk, Error, Job, NewJob, State, Wishes
+from windlass.model.job import MOST_CHUNKS, MOST_MESSAGE, MSGPACK, Chunk, Error, Job, JobOptions, NewJob, State
 from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.names import Name
@@ -43,7 +43,7 @@ class Result(Struct, frozen=True, kw_only=True):
     result: Raw | UnsetType = UNSET
     """The value in the encoding of `content_type`; absent if there is none (any more)."""
     content_type: str = MSGPACK
-    """Empty over HTTP if there is no result, which is told as null there."""
+    """Empty over HTTP if there is no result; the result is null then."""
     code: int | None = None
     error: Error | None = None
 
@@ -125,10 +125,12 @@ class EnqueueLines(Operation[Enqueued], frozen=True, kw_only=True):
     task: Name
     text: Annotated[str, Meta(max_length=MOST_TEXT)]
     """Each line is the payload of a job, as text."""
-    wishes: Wishes = Wishes()
+    options: JobOptions = JobOptions()
     """What is asked of the queue for all of them."""
     delay: Seconds | None = None
     """Seconds that all of them wait before they may run."""
+    keep_is_default: bool = False
+    """As with one job."""
     exact: bool = False
     """As with one job."""
 
@@ -201,8 +203,8 @@ class Send(Operation[None], frozen=True, kw_only=True):
 
 
 @operation("POST", "/jobs/retry", "operate", one="/jobs/{id}/retry")
-class Retry(Selection, frozen=True, kw_only=True):
-    """Queue finished jobs again, their attempts counted anew."""
+class Rerun(Selection, frozen=True, kw_only=True):
+    """Queue finished jobs again, counting attempts from the start."""
 
 
 @operation("DELETE", "/jobs", "operate", one="/jobs/{id}")

@@ -1,4 +1,4 @@
-"""Operations on what lies beside the jobs: tokens and quotas."""
+"""Operations on records beside the jobs: tokens and quotas."""
 
 from typing import Annotated
 
@@ -20,7 +20,7 @@ class AddToken(Operation[Issued], frozen=True, kw_only=True):
         default_factory=lambda: ["enqueue", "read"]
     )
     expires: Seconds | None = None
-    """Seconds for which it is good; null = for ever."""
+    """Seconds for which it is valid; null = forever."""
     note: Annotated[str, Meta(max_length=200)] = ""
     """What it is for."""
 

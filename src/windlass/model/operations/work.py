@@ -1,6 +1,5 @@
 """Operations of workers: register, claim, renew, report."""
 
-from collections.abc import Callable
 from datetime import datetime
 from typing import Annotated, Literal
 
@@ -55,24 +54,6 @@ class Claimed(Struct, frozen=True, kw_only=True, gc=False):
     deadline: datetime | None = None
 
 
-class Glimpse(Struct, frozen=True, gc=False):
-    """A new job that asks for nothing, as it is seen in passing: all there is to it, in bytes as they came."""
-
-    token: bytes
-    created_at: int
-    """Microseconds since 1970."""
-    id: bytes
-    priority: int
-    names: bytes
-    """Of tenant, queue and task, with commas between them."""
-    payload: bytes
-    """MessagePack."""
-
-
-Hand = Callable[[Glimpse | None, Callable[[], list[Claimed]]], object]
-"""Who takes jobs that are handed to a worker: what is seen of one in passing, if anything, and the way to read them."""
-
-
 class Applied(Struct, frozen=True, kw_only=True):
     """What became of a worker's report."""
 
@@ -82,7 +63,7 @@ class Applied(Struct, frozen=True, kw_only=True):
 
 
 class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a worker is told of a job that it runs."""
+    """An order to a worker about a job that it runs."""
 
     id: str
     order: Literal["cancel", "halt", "deadline"]
@@ -105,13 +86,13 @@ class Renewed(Struct, frozen=True, kw_only=True):
     """Jobs that are no longer this worker's: stop them, report nothing."""
     orders: list[Order] = []
     messages: list[Delivered] = []
-    """What was sent to jobs whose `heard` says that they listen; told again until it does."""
+    """Messages to jobs that accept input; sent again until `heard` confirms them."""
 
 
 VersionNumber = Annotated[int, Meta(ge=1, le=2**53)]
 
 
-class Held(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+class LeasedJob(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A job that a worker says it holds."""
 
     id: str
@@ -120,7 +101,7 @@ class Held(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown
     """Whose job it is; null = the worker's own tenant's. A worker of all tenants says it of each job."""
 
 
-class Began(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+class Began(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A job whose code has started."""
 
     pid: Annotated[int, Meta(ge=0, le=2**32 - 1)]
@@ -130,19 +111,19 @@ class Began(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_
     """Of a handler's code: its version."""
 
 
-class Alive(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+class Alive(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A job that is still running."""
 
     progress: Progress | None = None
     output: Annotated[list[NewChunk], Meta(max_length=MOST_CHUNKS)] = []
     """What it has put out since; kept as often as it is sent."""
     deadline: Time | None = None
-    """When the worker will stop it; told so that the worker hears when that has changed."""
+    """When the worker will stop it; sent so that the answer can say when that has changed."""
     heard: Annotated[int, Meta(ge=0, le=2**53)] | None = None
     """The number of the last message that it has, 0 = none yet; null = it wants none now."""
 
 
-class Finished(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+class Finished(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """How an attempt ended."""
 
     outcome: Verdict
@@ -166,7 +147,7 @@ class Finished(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unkno
     """New jobs of the same tenant, queued together with the finish, once however often it is sent; only with ok."""
 
 
-class Unrun(Held, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+class Released(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A job that is given back."""
 
     delay: Seconds | None = None
@@ -255,4 +236,4 @@ class Release(Operation[Applied], frozen=True, kw_only=True):
     """Give jobs back unrun; no attempt is used."""
 
     worker: str
-    jobs: Annotated[list[Unrun], Meta(max_length=MOST_AT_ONCE)]
+    jobs: Annotated[list[Released], Meta(max_length=MOST_AT_ONCE)]

@@ -1,6 +1,6 @@
-"""Flow control over Redis: the rules as the scripts read them, and one script for each question.
+"""Flow control over Redis: the flow settings as the library reads them, and one call for each question.
 
-Knows how rules are spelled out for `lua/flow.lua`; decides nothing.
+Knows how settings are spelled for `lua/rules.lua`; decides nothing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,11 +10,11 @@ import msgspec
 
 from windlass.model.errors import Invalid
 from windlass.model.names import JobKey, raw_key, text_id
-from windlass.store.flow import Allowance, Level, Regroup, Rules, Usage, Waiting
-from windlass.store.micros import from_micros, span, to_micros
-from windlass.store.redis.address import Argument
+from windlass.store.encoding import from_micros, span, to_micros
+from windlass.store.flow import BucketUsage, LaneBacklog, LimitRule, Regroup, Rules, TierRule
+from windlass.store.redis.calls import Partitions
 from windlass.store.redis.layout import parts
-from windlass.store.redis.partitions import Partitions
+from windlass.store.redis.urls import Argument
 
 HOME = 0
 """The partition whose rules are the ones in force; the others have copies."""
@@ -26,22 +26,22 @@ class RedisFlow:
     partitions: Partitions
 
     async def rules(self) -> Rules:
-        found = await self.partitions.call("rules", HOME)
+        found = await self.partitions.call("flow_config", HOME)
         return msgspec.msgpack.decode(found, type=Rules) if found else Rules()
 
-    async def regulate(self, rules: Rules) -> bool:
-        if self.partitions.number > 1 and any(allowance.queue is None for allowance in rules.allowances.values()):
+    async def set_rules(self, rules: Rules) -> bool:
+        if self.partitions.number > 1 and any(limit_rule.queue is None for limit_rule in rules.limit_rules.values()):
             raise Invalid("on a cluster a limit must name its queue", at="match.queue")
-        if not await self.partitions.call("regulate", HOME, _spelled_out(rules, "next")):
+        if not await self.partitions.call("set_flow_config", HOME, _spelled_out(rules, "next")):
             return False
         for partition in range(self.partitions.number):
             if partition != HOME:
-                await self.partitions.call("regulate", partition, _spelled_out(rules, "later"))
+                await self.partitions.call("set_flow_config", partition, _spelled_out(rules, "later"))
         return True
 
     async def regroup(self, changes: Sequence[Regroup]) -> list[bool]:
         replies = await self.partitions.spread(
-            "regroup",
+            "set_limit_keys",
             changes,
             lambda change: self.partitions.of_id(change.id),
             lambda some: [
@@ -53,12 +53,12 @@ class RedisFlow:
     async def hold(self, bucket: str, seconds: float) -> None:
         await self.partitions.each_there("hold", [bucket, span(seconds)])
 
-    async def rouse(self, limit: int) -> int:
-        replies = await self.partitions.each_there("rouse", [limit])
+    async def unblock_ready(self, limit: int) -> int:
+        replies = await self.partitions.each_there("unblock_ready", [limit])
         newest = replies[HOME][1] if HOME in replies else 0
         for partition, (_, edition) in replies.items():
-            if edition < newest:  # whoever put the rules in force did not get around to this one
-                await self.partitions.call("regulate", partition, _spelled_out(await self.rules(), "later"))
+            if edition < newest:  # the process that put the settings in force stopped before this one
+                await self.partitions.call("set_flow_config", partition, _spelled_out(await self.rules(), "later"))
         return sum(number for number, _ in replies.values())
 
     async def catch_up(self, partition: int, grouping: int) -> bool:
@@ -68,18 +68,18 @@ class RedisFlow:
         rules = await self.rules()
         if rules.grouping != grouping:
             return False
-        await self.partitions.call("regulate", partition, _spelled_out(rules, "later"))
+        await self.partitions.call("set_flow_config", partition, _spelled_out(rules, "later"))
         return True
 
-    async def opening(self, queues: Sequence[str]) -> float | None:
+    async def next_opening(self, queues: Sequence[str]) -> float | None:
         by_partition: dict[int, list[Argument]] = {}
         for queue in queues:
             by_partition.setdefault(self.partitions.of_queue(queue), []).append(queue)
         there = self.partitions.there(by_partition)
-        found = [await self.partitions.call("opening", number, by_partition[number]) for number in there]
+        found = [await self.partitions.call("next_opening", number, by_partition[number]) for number in there]
         return min((int(micros) / 1e6 for micros in found if micros is not None), default=None)
 
-    async def waiting(self, tenant: str, queue: str, limit: int) -> list[Waiting]:
+    async def waiting(self, tenant: str, queue: str, limit: int) -> list[LaneBacklog]:
         reply = await self.partitions.call("waiting", self.partitions.of_queue(queue), [tenant, queue, limit])
         return [_waiting(*reply[at : at + 3]) for at in range(0, len(reply), 3)]
 
@@ -87,28 +87,28 @@ class RedisFlow:
         found: int | None = await self.partitions.call("rank", self.partitions.of_id(key.id), [raw_key(*key)])
         return found
 
-    async def usage(self, allowance: str, limit: int) -> list[Usage]:
-        replies = await self.partitions.each("usage", [allowance, limit])
+    async def usage(self, limit_rule: str, limit: int) -> list[BucketUsage]:
+        replies = await self.partitions.each("usage", [limit_rule, limit])
         return [_usage(*reply[at : at + 4]) for reply in replies for at in range(0, len(reply), 4)][:limit]
 
 
-def _waiting(route: bytes, count: int, jobs: list[bytes]) -> Waiting:
+def _waiting(route: bytes, count: int, jobs: list[bytes]) -> LaneBacklog:
     firsts = [
         (int(priority), int.from_bytes(member[:8]), text_id(member[8:]))
         for member, priority in zip(jobs[::2], jobs[1::2], strict=True)
     ]
-    return Waiting(*parts(route), count, firsts)
+    return LaneBacklog(*parts(route), count, firsts)
 
 
-def _usage(bucket: bytes, running: int, waiting: int, free_at: bytes) -> Usage:
-    return Usage(bucket.decode(), running, waiting, from_micros(int(free_at)) if free_at else None)
+def _usage(bucket: bytes, running: int, waiting: int, free_at: bytes) -> BucketUsage:
+    return BucketUsage(bucket.decode(), running, waiting, from_micros(int(free_at)) if free_at else None)
 
 
 def _spelled_out(rules: Rules, unless: str) -> list[Argument]:
-    """What `regulate.lua` is told."""
+    """The arguments of `set_flow_config`."""
     shut = {pattern: to_micros(until) for pattern, until in rules.shut.items()}
     sections: list[Mapping[str, Argument]] = [
-        {name: _allowance(allowance) for name, allowance in rules.allowances.items()},
+        {name: _encode_limit_rule(limit_rule) for name, limit_rule in rules.limit_rules.items()},
         {line: _levels(levels) for line, levels in rules.tiers.items() if levels},
         dict(_weights(rules.fair_queues)) | dict(_weights(rules.fair_lines)),
         shut,
@@ -122,13 +122,13 @@ def _spelled_out(rules: Rules, unless: str) -> list[Argument]:
     return about
 
 
-def _allowance(allowance: Allowance) -> str:
+def _encode_limit_rule(limit_rule: LimitRule) -> str:
     parts = (
-        allowance.running,
-        allowance.count,
-        span(allowance.per),
-        allowance.burst,
-        _time(allowance.closed_until),
+        limit_rule.running,
+        limit_rule.count,
+        span(limit_rule.per),
+        limit_rule.burst,
+        _time(limit_rule.closed_until),
     )
     return " ".join("-" if part is None else str(part) for part in parts)
 
@@ -137,7 +137,7 @@ def _time(when: datetime | None) -> int | None:
     return None if when is None else to_micros(when)
 
 
-def _levels(levels: Iterable[Level]) -> str:
+def _levels(levels: Iterable[TierRule]) -> str:
     return " ".join(f"{level.name} {level.seconds!r} {level.cap}" for level in levels)
 
 

@@ -1,23 +1,49 @@
-"""How a job lies in Redis, and what scripts are told. The counterpart of `lua/keys.lua`; `answers` reads what they say.
+"""How a job is stored in Redis: arguments and answers of the function library, to and from our records.
 
-The numbers of states and reasons and the two structs are the contract with the scripts: what is kept in
-a server outlives this program, so numbers are only ever added.
+The counterpart of `lua/keys.lua`. The numbers of states and reasons and the structs are the contract with the library:
+what a server stores outlives this program, so numbers are only ever added. Asks no server.
 """
 
 import struct
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
 from functools import lru_cache
 from operator import attrgetter
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
-from windlass.model.job import NewJob, Reason, State, Stream
+from windlass.model.job import (
+    NO_HANDLER,
+    Chunk,
+    Error,
+    HandlerRun,
+    Job,
+    Message,
+    NewJob,
+    Progress,
+    Reason,
+    State,
+    Stream,
+)
 from windlass.model.lifecycle import GONE, Lapse, Move, Step, Verdict
-from windlass.model.names import DEFAULT_TENANT, raw_id, raw_key
-from windlass.store import Done, Draft, Ripe, Touch, places, terms
-from windlass.store.alike import alike
+from windlass.model.names import DEFAULT_TENANT, raw_id, raw_key, text_id
+from windlass.store import (
+    ClaimRequest,
+    CompletedParent,
+    Draft,
+    DueJob,
+    Heartbeat,
+    HeartbeatReply,
+    JobSuccess,
+    Record,
+    StoredResult,
+    encoding,
+)
+from windlass.store.encoding import alike, ended_at, from_micros, span, to_micros
+from windlass.store.flow import EXPLICIT, FLEXIBLE
 from windlass.store.mailbox import Reader
-from windlass.store.micros import span, to_micros
 
 STATES = (
     State.BLOCKED,
@@ -83,17 +109,17 @@ TIMED = 48
 HOLD = struct.Struct(">?d")
 RESULT_ONLY = 128
 """Added to the state of a job that was swept: only its result was dropped."""
-FOR_EVER = -1.0
+WITHOUT_LIMIT = -1.0
 NEVER = -1
 AS_IT_IS = -1
-AGES_AGO = -(10**17)
+WAITS_FOR_JOBS = -(10**17)
 """In the place of a due time: the job waits for others."""
 
 _pack = msgspec.msgpack.Encoder().encode
 
 
 def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
-    """What `add.lua` is told: of jobs with groups that were made under the same rules."""
+    """The arguments of `add`, for jobs whose limit keys were made under the same rules."""
     lines: dict[str, int] = {}
     counts: list[int] = []
     jobs: list[bytes | str | int] = []
@@ -105,7 +131,7 @@ def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
         number = lines.setdefault(line, len(lines))
         if number == len(counts):
             counts.append(0)
-        packed = terms.pack(new)
+        packed = encoding.pack_terms(new)
         meta, before, extras = _meta(new, len(packed), number), b"%b\0%b" % (route, packed), _extras(first)
         for rank, draft in enumerate(some, counts[number]):
             jobs += (raw_id(draft.id) + meta + RANK.pack(rank), before + bytes(draft.new.payload), *extras)
@@ -121,12 +147,12 @@ def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
 
 
 def _meta(new: NewJob, terms_size: int, line: int) -> bytes:
-    """What a script must know of a job, but for its place among the batch's jobs of its line."""
+    """What the library must know of a job, but for its place among the batch's jobs of its line."""
     return NEW.pack(
         new.priority,
         _flags(new),
-        FOR_EVER if new.keep_success is None else new.keep_success,
-        AGES_AGO if new.after else 0 if new.run_at is None else to_micros(new.run_at),
+        WITHOUT_LIMIT if new.keep_success is None else new.keep_success,
+        WAITS_FOR_JOBS if new.after else 0 if new.run_at is None else to_micros(new.run_at),
         0 if new.delay is None else span(new.delay),
         NEVER if new.expires is None else span(new.expires),
         terms_size,
@@ -146,7 +172,7 @@ def _extras(draft: Draft) -> list[bytes]:
     if new.files:
         found.append(_pack(new.files))
     if new.then is not None:
-        found.append(terms.pack_then(draft.tenant, new.then))
+        found.append(encoding.pack_then(draft.tenant, new.then))
     if (hold := _hold(new)) is not None:
         found.append(HOLD.pack(new.keep_result == "once", hold))
     if new.after:
@@ -155,7 +181,7 @@ def _extras(draft: Draft) -> list[bytes]:
 
 
 def _hold(new: NewJob) -> float | None:
-    return terms.held_for(new.keep_result, new.keep_result_for, new.keep_success)
+    return encoding.held_for(new.keep_result, new.keep_result_for, new.keep_success)
 
 
 _waits_or_brings = attrgetter("delay", "run_at", "expires", "unattended", "after", "files", "then", "keep_result_for")
@@ -163,7 +189,7 @@ _neither = _waits_or_brings(NewJob(task="x"))
 
 
 def is_bare(draft: Draft) -> bool:
-    """Whether a job waits for nothing, brings nothing along and has no group (see `add_one.lua`)."""
+    """Whether a job waits for nothing, brings nothing along and has no group (see `add`)."""
     return bool(_waits_or_brings(draft.new) == _neither) and not draft.group
 
 
@@ -179,13 +205,13 @@ def _names(tenant: str, queue: str, task: str, group: str) -> tuple[str, bytes]:
     return f"{tenant},{queue}", (f"{lane};{group}" if group else lane).encode()
 
 
-def touch_arguments(touches: Sequence[Touch]) -> Iterator[bytes | str | int]:
+def touch_arguments(touches: Sequence[Heartbeat]) -> Iterator[bytes | str | int]:
     for touch in touches:
         yield raw_key(touch.id, touch.tenant)
         yield touch.token
         yield "" if touch.pid is None else touch.pid
         yield b"" if touch.progress is None else _pack(touch.progress)
-        yield places.added(touch.ran)
+        yield encoding.encode_handler_run(touch.ran)
         yield len(touch.output)
         for chunk in touch.output:
             yield bytes((STREAMS.index(chunk.stream),)) + chunk.data
@@ -198,12 +224,12 @@ def collect_arguments(readers: Sequence[Reader]) -> Iterator[bytes | str | int]:
         yield reader.after
 
 
-def succeed_arguments(dones: Sequence[Done]) -> Iterator[bytes | str | int]:
+def succeed_arguments(dones: Sequence[JobSuccess]) -> Iterator[bytes | str | int]:
     for done in dones:
         finished = 0 if done.finished_at is None else to_micros(done.finished_at)
         key = raw_key(done.id, done.tenant)
         about = DONE.pack(done.token.ljust(8), done.code, finished)
-        packed = b"%c%b%b%b\0" % (len(key), key, about, places.added(done.ran).encode())
+        packed = b"%c%b%b%b\0" % (len(key), key, about, encoding.encode_handler_run(done.ran).encode())
         yield packed if done.result is None else b"%b%b\0%b" % (packed, done.content_type.encode(), done.result)
 
 
@@ -224,13 +250,13 @@ def apply_arguments(moves: Sequence[Move]) -> Iterator[bytes | str | int]:
             move.losses,
             0 if move.run_at is None else to_micros(move.run_at),
             move.code or 0,
-            FOR_EVER if move.keep is None else move.keep,
+            WITHOUT_LIMIT if move.keep is None else move.keep,
             HOW.get(move.step, 0),
             0 if move.finished_at is None else to_micros(move.finished_at),
             AS_IT_IS if move.unattended is None else span(move.unattended),
             OUTCOMES.index(move.outcome),
         ) + _tiers(move)
-        yield places.added(move.ran)
+        yield encoding.encode_handler_run(move.ran)
 
 
 def _tiers(move: Move) -> bytes:
@@ -241,7 +267,7 @@ def _tiers(move: Move) -> bytes:
     return f"{move.assigned_before or ''}\0{seconds!r} {name}".encode()
 
 
-def ripe_arguments(done: Sequence[Ripe]) -> Iterator[bytes | str | int]:
+def completed_parent_arguments(done: Sequence[CompletedParent]) -> Iterator[bytes | str | int]:
     for one in done:
         yield raw_id(one.id)
         yield one.tenant
@@ -256,3 +282,268 @@ def parts(route: bytes) -> tuple[str, str, str, str]:
     lane, _, group = route.decode().partition(";")
     tenant, queue, task = lane.split(",")
     return tenant, queue, task, group
+
+
+# Answers
+
+HISTORY, TERMS = slice(3, 10), slice(18, 32)
+"""The bytes of a head from its flags to its losses, and from its due time to its size of terms."""
+NO_HISTORY, NO_TERMS = bytes(7), bytes(14)
+"""Those of a plain new job."""
+PRIORITY, CREATION = struct.Struct(">i"), struct.Struct(">Q")
+BEGINNING = from_micros(0)
+PRIORITY_AT, PRIORITY_END, CREATION_AT = 32, 36, 52
+"""Where these are in a head."""
+GRANT = struct.Struct(">8sQ16s")
+"""What a notice of a grant begins with: nonce, time of the lease, id. The bytes of the job follow."""
+NONCE_SIZE = 8
+_errors = msgspec.msgpack.Decoder(Error)
+_files = msgspec.msgpack.Decoder(dict[str, bytes])
+_progress = msgspec.msgpack.Decoder(Progress)
+
+
+def touched(id: str, held: int, reason: int, meta: bytes) -> HeartbeatReply:
+    """What `renew` answers of one job."""
+    deadline = None
+    if meta:
+        (record,) = records([raw_id(id) + bytes(4) + meta], whole=False, bare=True)
+        deadline = record.job.deadline
+    return HeartbeatReply(id, bool(held), REASONS[reason], deadline)
+
+
+def chunks(reply: Sequence[bytes]) -> list[Chunk]:
+    """What `output` answers."""
+    found: list[Chunk] = []
+    for piece in reply:
+        n, _, attempt, at, stream = CHUNK.unpack_from(piece)
+        data = piece[CHUNK.size :]
+        found.append(Chunk(n=n, attempt=attempt, at=from_micros(at), stream=STREAMS[stream], data=data))
+    return found
+
+
+def messages(reply: Sequence[bytes]) -> list[Message]:
+    """What `take_messages` answers of one job."""
+    return [Message(MESSAGE.unpack_from(one)[0], one[MESSAGE.size :]) for one in reply]
+
+
+def swept(reply: Sequence[bytes]) -> list[DueJob]:
+    """What `promote` and `purge` answer."""
+    return [
+        DueJob(text_id(one[:16]), *parts(one[17:])[:3], STATES[one[16] % RESULT_ONLY], one[16] >= RESULT_ONLY)
+        for one in reply
+    ]
+
+
+class Run(NamedTuple):
+    """A run of a job, current or last; empty before the first."""
+
+    token: bytes = b""
+    pid: int = 0
+    started: int = 0
+    finished: int = 0
+    code: int = 0
+    worker: str = ""
+    node: str = ""
+    tier: str = ""
+    """Seconds and name of the one at which it runs."""
+    ran: HandlerRun = NO_HANDLER
+
+
+NO_RUN = Run()
+
+
+def records(reply: Sequence[Any], *, whole: bool, handed_out: bool = False, bare: bool = False) -> list[Record]:
+    """The jobs of a reply, each with its errors and progress (and files) behind it if its flags say so.
+
+    A `bare` reply is of jobs alone, whatever their flags say.
+    """
+    found: list[Record] = []
+    entries = iter(reply)
+    for value in entries:
+        id, size = OWN.unpack_from(value)
+        head = HEAD.unpack_from(value, OWN.size)
+        flags = 0 if bare else head[FLAGS]
+        errors = [_errors.decode(entry) for entry in next(entries)] if flags & ERRORS else []
+        progress = _progress.decode(next(entries)) if flags & PROGRESS else None
+        waits = next(entries) if head[STATE] == BLOCKED else b""
+        files = _files_of(next(entries)) if handed_out and head[FLAGS] & EXTRAS else {}
+        text = OWN.size + HEAD.size
+        zero = value.index(0, text)
+        run_from = zero + 1 + head[TERMS_SIZE]
+        end = run_from + head[RUN_SIZE]
+        run = _run(value[run_from:end]) if head[RUN_SIZE] else NO_RUN
+        size = len(value) - end if whole else size
+        job = _job(id, head, value[text:zero], value[zero + 1 : run_from], run, errors, progress, size)
+        if waits:
+            job = replace(job, waits_for=id_list(waits))
+        running = job.state is State.RUNNING
+        group = parts(value[text:zero])[3]
+        found.append(Record(job, run.token if running else None, value[end:] if whole else None, files, group))
+    return found
+
+
+def id_list(packed: bytes) -> list[str]:
+    return [text_id(packed[at : at + 16]) for at in range(0, len(packed), 16)]
+
+
+def ripened(reply: Sequence[Any]) -> list[CompletedParent]:
+    """What `completed_parents` answers."""
+    found: list[CompletedParent] = []
+    for at in range(0, len(reply), 5):
+        member, score, follows, result, children = reply[at : at + 5]
+        state = int(score) % 8
+        found.append(
+            CompletedParent(
+                text_id(member[:16]),
+                member[16:].decode(),
+                int(score),
+                STATES[state] if state < len(STATES) else None,
+                [text_id(child) for child in children],
+                encoding.unpack_then(follows)[1] if follows else None,
+                kept(result) if result else None,
+            )
+        )
+    return found
+
+
+def kept(result: bytes) -> StoredResult:
+    content_type, _, data = result.partition(b"\0")
+    return StoredResult(data, content_type.decode())
+
+
+def _files_of(value: bytes) -> dict[str, bytes]:
+    return _files.decode(value) if value else {}
+
+
+def claimed(reply: Sequence[Any], wish: ClaimRequest) -> list[Record]:
+    """The jobs of a claim: their bytes as they were, and what we know became of them."""
+    now, *entries = reply
+    if not now:
+        return records(entries, whole=True, handed_out=True)
+    started = int(now)
+    start, worker = from_micros(started), wish.worker
+    found: list[Record] = []
+    rest = iter(entries)
+    for id in rest:
+        value = next(rest)
+        created = from_micros(CREATION.unpack_from(value, CREATION_AT)[0])
+        if (plain := _plain(id, value, created, start, wish)) is not None:
+            found.append(plain)
+            continue
+        run = Run(wish.nonce, 0, started, 0, 0, worker.id, worker.node)
+        head = HEAD.unpack_from(value)
+        errors = [_errors.decode(entry) for entry in next(rest)] if head[FLAGS] & ERRORS else []
+        files = _files_of(next(rest)) if head[FLAGS] & EXTRAS else {}
+        zero = value.index(0, HEAD.size)
+        payload_from, payload_to = zero + 1 + head[TERMS_SIZE], len(value) - head[RUN_SIZE]
+        code = ENDED.unpack_from(value, payload_to)[3] if head[RUN_SIZE] else 0
+        after = (1, RUNNING, 0, 0, head[ATTEMPT] + 1, *head[ATTEMPT + 1 : UPDATED], started, *head[UPDATED + 1 :])
+        payload = value[payload_from:payload_to]
+        packed = value[zero + 1 : payload_from]
+        route = value[HEAD.size : zero]
+        group = parts(route)[3]
+        tier = next(rest).decode() if group.startswith((EXPLICIT, FLEXIBLE)) else ""
+        own = run._replace(code=code, tier=tier) if code or tier else run
+        job = _job(id, after, route, packed, own, errors, None, len(payload))
+        found.append(Record(job, wish.nonce, payload, files, group))
+    return found
+
+
+def granted(message: bytes, wish: ClaimRequest) -> list[Record]:
+    """The job that a notice brings to a parked claim: new, and leased at the moment when it came."""
+    _, started, id = GRANT.unpack_from(message)
+    return claimed([b"%d" % started, id, message[GRANT.size :]], wish)
+
+
+def _plain(id: bytes, value: bytes, created: datetime, start: datetime, wish: ClaimRequest) -> Record | None:
+    """A job that asked for nothing, was never late and has never run, as most claims bring; null = another."""
+    if value[HISTORY] != NO_HISTORY or value[TERMS] != NO_TERMS:
+        return None
+    zero = value.index(0, HEAD.size)
+    route = value[HEAD.size : zero]
+    if b";" in route:
+        return None
+    worker, payload = wish.worker, value[zero + 1 :]
+    like = _first_run(value[PRIORITY_AT:PRIORITY_END], route, worker.id, worker.node)
+    job = replace(like, id=text_id(id), created_at=created, updated_at=start, started_at=start, size=len(payload))
+    return Record(job, wish.nonce, payload)
+
+
+@lru_cache(maxsize=1000)
+def _first_run(priority: bytes, route: bytes, worker: str, node: str) -> Job:
+    """Such a job, but for what is its own."""
+    tenant, queue, task, _ = parts(route)
+    return Job(
+        id="",
+        tenant=tenant,
+        queue=queue,
+        task=task,
+        priority=PRIORITY.unpack(priority)[0],
+        state=State.RUNNING,
+        attempt=1,
+        worker=worker or None,
+        node=node or None,
+        created_at=BEGINNING,
+        updated_at=BEGINNING,
+        started_at=BEGINNING,
+        size=0,
+    )
+
+
+def _job(  # noqa: PLR0917 - the parts of a job, in the order of its bytes
+    id: bytes,
+    head: tuple[Any, ...],
+    route: bytes,
+    packed: bytes,
+    run: Run,
+    errors: list[Error],
+    progress: Progress | None,
+    size: int,
+) -> Job:
+    _, state, reason, _, attempt, crashes, losses, updated, due, _, _, priority, _, _, created, _ = head
+    tenant, queue, task, _ = parts(route)
+    asked = encoding.unpack_terms(packed)
+    started_at = from_micros(run.started) if run.started else None
+    seconds, _, assigned = run.tier.partition(" ")
+    bounds = [asked["timeout"]] if "timeout" in asked else []
+    bounds += [float(seconds)] if seconds else []
+    deadline = None
+    if state == RUNNING and started_at and bounds:
+        deadline = started_at + timedelta(seconds=min(bounds))
+    return Job(
+        **asked,
+        id=text_id(id),
+        tenant=tenant,
+        queue=queue,
+        task=task,
+        priority=priority,
+        state=STATES[state],
+        reason=REASONS[reason],
+        attempt=attempt,
+        crashes=crashes,
+        losses=losses,
+        worker=run.worker or None,
+        node=run.node or None,
+        sandbox=run.ran.sandbox,
+        handler_version=run.ran.handler_version,
+        pid=run.pid or None,
+        progress=progress,
+        code=run.code or None,
+        errors=errors,
+        error=errors[-1] if errors else None,
+        created_at=from_micros(created),
+        updated_at=from_micros(updated),
+        run_at=from_micros(due) if due else None,
+        started_at=started_at,
+        finished_at=ended_at(started_at, from_micros(run.finished) if run.finished else None),
+        assigned=assigned or None,
+        deadline=deadline,
+        size=size,
+    )
+
+
+def _run(data: bytes) -> Run:
+    worker, place, tier = data[TOLD.size :].decode().split("\0")
+    token, pid, started, finished, code = TOLD.unpack_from(data)
+    node, ran = encoding.decode_place(place)
+    return Run(token, pid, started, finished, code, worker, node or "", tier, ran)

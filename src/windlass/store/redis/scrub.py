@@ -1,21 +1,97 @@
-"""The scrubber: reads a whole Redis store and says what does not add up. For tests and `doctor`; not for large stores.
+"""For `doctor` and tests: what a server says of itself, and a scrubber that reads a whole store and checks it.
 
-It derives every index from the jobs alone and compares; so it knows the keyspace by heart, like `lua/keys.lua`.
+The scrubber derives every index from the jobs alone and compares, so it knows the keyspace like `lua/keys.lua` and
+`lua/flow.lua`. Of flow control it takes as given what no job can tell: what is blocked by what, at which tier a job
+runs. Not for large stores.
 """
 
 import asyncio
+import struct
 from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from windlass.model.errors import WindlassError
 from windlass.model.job import FINISHED, MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT, State
 from windlass.model.lifecycle import ORDERS
 from windlass.model.names import raw_key, text_id
-from windlass.store import terms
-from windlass.store.micros import span
-from windlass.store.redis import layout, scrub_flow
-from windlass.store.redis.address import Argument
+from windlass.store import encoding
+from windlass.store.encoding import span
+from windlass.store.facts import StoreInfo
+from windlass.store.redis import layout
+from windlass.store.redis.connection import own_errors
 from windlass.store.redis.store import RedisStore
+from windlass.store.redis.urls import Argument
+
+# What a server says of itself
+
+SETTINGS = ("appendonly", "appendfsync")
+COVERAGE = "cluster-require-full-coverage"
+
+LEAST_MEMBERS = 3
+"""Members with slots: of two, the one that is left has no majority, and refuses everything."""
+
+
+async def facts(store: RedisStore) -> StoreInfo:
+    channel = store.partitions.connection.channel
+    with own_errors():
+        about: bytes = await channel.ask("INFO", "server")
+    said = dict(line.split(":", 1) for line in about.decode().splitlines() if ":" in line)
+    kind = "Valkey" if "valkey_version" in said else "Redis"
+    if store.partitions.connection.cluster is not None:
+        kind += " Cluster"
+    settings = await _settings(store)
+    return StoreInfo(
+        kind=kind,
+        version=said.get("valkey_version", said["redis_version"]),
+        durability=", ".join(f"{name} {settings[name]}" for name in SETTINGS if name in settings) or "unknown",
+        risk=_risk(settings),
+        halts=await _halts(store, settings),
+        now=(await store.read([])).now,
+    )
+
+
+async def _settings(store: RedisStore) -> dict[str, str]:
+    """The settings that the server shows; none, where it shows none."""
+    try:
+        with own_errors():
+            found = await store.partitions.connection.channel.ask("CONFIG", "GET", *SETTINGS, COVERAGE)
+    except WindlassError:
+        return {}
+    return {found[at].decode(): found[at + 1].decode() for at in range(0, len(found), 2)}
+
+
+async def _halts(store: RedisStore, settings: dict[str, str]) -> str:
+    """Why a cluster would stop as a whole when a member is away."""
+    if store.partitions.connection.cluster is None:
+        return ""
+    if settings.get(COVERAGE) == "yes":
+        return f"when one member is away all of them refuse everything: set {COVERAGE} to no"
+    with own_errors():
+        ranges = await store.partitions.connection.channel.ask("CLUSTER", "SLOTS")
+    members = len({(master[0], master[1]) for _, _, master, *_ in ranges})
+    if 1 < members < LEAST_MEMBERS:
+        return f"of {members} members, one alone has no majority and refuses everything: have {LEAST_MEMBERS} or more"
+    return ""
+
+
+def _risk(settings: dict[str, str]) -> str:
+    if not settings:
+        return "the server does not show its settings: make sure that appendonly is yes"
+    if settings["appendonly"] != "yes":
+        return "jobs accepted since the last snapshot are lost when the server stops: set appendonly to yes"
+    if settings["appendfsync"] != "always":
+        return "jobs of the last second or so are lost when the machine stops: set appendfsync to always"
+    return ""
+
+
+# The scrubber
+
+FLOW_DERIVED = (
+    b":ready:", b":heads:", b":tops", b":groups", b":parked:", b":passed", b":obstacles", b":places:", b":keys:",
+    b":levels:",
+)  # fmt: skip
 
 STALE, RESULT, ERRORS, PROGRESS, FOLLOWED, EXTRAS = 1, 2, 4, 8, 64, 128
 CHUNK = 64
@@ -25,12 +101,12 @@ _EXTRAS = (b"f", b"o", b"i")
 RUNNING = layout.STATE_NUMBERS[State.RUNNING]
 
 DERIVED = (
-    *scrub_flow.DERIVED, b":log:", b":counts:", b":held", b":lines", b":tenants", b":chunks:", b":blocked:"
+    *FLOW_DERIVED, b":log:", b":counts:", b":held", b":lines", b":tenants", b":chunks:", b":blocked:"
 )  # fmt: skip
 """Keys that can be derived from the jobs; the time indexes are compared job by job."""
 
 SEQUELS = (b"c", b"t", b"k")
-"""Keys of a followed job, which may outlive it while it is ripe."""
+"""Keys of a followed job, which may outlive it while it is completed."""
 
 Found = dict[bytes, Any]
 
@@ -46,14 +122,14 @@ async def _scrub(store: RedisStore, key: str) -> list[str]:
     found, prefix = await _read(store, key), key.encode()
     jobs = _jobs(found, prefix)
     running = {job.id: job.route for job in jobs if job.state is State.RUNNING}
-    queued = [scrub_flow.Queued(job.id, job.route, job.priority, job.seq) for job in jobs if job.state is State.QUEUED]
-    expected = _derive(jobs, prefix) | scrub_flow.derive(found, prefix, queued, running)
+    queued = [Queued(job.id, job.route, job.priority, job.seq) for job in jobs if job.state is State.QUEUED]
+    expected = _derive(jobs, prefix) | _derive_flow(found, prefix, queued, running)
     findings = [
         f"{name!r}: is {found.get(name)!r}, should be {expected.get(name)!r}"
         for name in sorted(expected.keys() | found.keys())
         if name[len(prefix) :].startswith(DERIVED) and expected.get(name) != found.get(name)
     ]
-    return findings + _check_jobs(found, prefix) + scrub_flow.check(found, prefix, running)
+    return findings + _check_jobs(found, prefix) + _check_flow(found, prefix, running)
 
 
 async def _read(store: RedisStore, prefix: str) -> Found:
@@ -91,7 +167,7 @@ def _pairs(reply: list[bytes]) -> dict[bytes, bytes]:
     return dict(zip(reply[::2], reply[1::2], strict=True))
 
 
-class Held(NamedTuple):
+class StoredJob(NamedTuple):
     """A job as the server holds it, as far as the indexes depend on it."""
 
     id: bytes
@@ -109,15 +185,15 @@ class Held(NamedTuple):
     token: bytes
     finished: int
     has_owner_clock: bool | None
-    """Whether it should; null = it may, for it was told to stop."""
+    """Whether it should; null = it may, for it was asked to stop."""
     updated: int
 
 
-def _held(id: bytes, value: bytes, live: bytes | None) -> Held:
+def _held(id: bytes, value: bytes, live: bytes | None) -> StoredJob:
     head = layout.HEAD.unpack_from(value)
     _, state_number, _, flags, _, _, _, updated, due, run_size, terms_size, priority, seq, pos, _, _ = head
     zero = value.index(0, layout.HEAD.size)
-    packed, asked = value[layout.HEAD.size : zero], terms.unpack(value[zero + 1 : zero + 1 + terms_size])
+    packed, asked = value[layout.HEAD.size : zero], encoding.unpack_terms(value[zero + 1 : zero + 1 + terms_size])
     tenant, queue, task, _ = layout.parts(packed)
     state, token, worker, finished, reason = layout.STATES[state_number], b"", "", 0, 0
     if run_size:
@@ -131,17 +207,17 @@ def _held(id: bytes, value: bytes, live: bytes | None) -> Held:
     if owned and layout.REASONS[reason] in ORDERS:
         owned = None
     names, run = (tenant, queue, task, route), (worker, token, finished)
-    return Held(id, state, flags, priority, seq, pos, due, *names, *run, owned, updated)
+    return StoredJob(id, state, flags, priority, seq, pos, due, *names, *run, owned, updated)
 
 
-def _jobs(found: Found, prefix: bytes) -> list[Held]:
+def _jobs(found: Found, prefix: bytes) -> list[StoredJob]:
     start = prefix + b"j"
     runs = found.get(prefix + b":runs", {})
     jobs = {key[len(start) :]: value for key, value in found.items() if key.startswith(start)}
     return [_held(id, value, runs.get(id)) for id, value in jobs.items()]
 
 
-def _derive(jobs: list[Held], prefix: bytes) -> Found:
+def _derive(jobs: list[StoredJob], prefix: bytes) -> Found:
     """The indexes as they should be, but for what claims read."""
     derived: dict[bytes, dict[bytes, Any]] = {}
     tenants: set[bytes] = set()
@@ -217,7 +293,7 @@ def _check_jobs(found: Found, prefix: bytes) -> list[str]:
     return findings + _check_sequels(found, prefix, {id for id, job in jobs.items() if job.flags & FOLLOWED})
 
 
-def _result_time(found: Found, prefix: bytes, job: Held) -> tuple[float | None, float | None]:
+def _result_time(found: Found, prefix: bytes, job: StoredJob) -> tuple[float | None, float | None]:
     """When a job's result goes, where that has a time of its own; and when it should."""
     if not job.flags & RESULT or job.flags & layout.TIMED != layout.TIMED:
         return None, None
@@ -226,14 +302,14 @@ def _result_time(found: Found, prefix: bytes, job: Held) -> tuple[float | None, 
 
 
 def _check_sequels(found: Found, prefix: bytes, followed: set[bytes]) -> list[str]:
-    """What waits for a job or follows it belongs to a followed or ripe one; a result kept for that, to a ripe one."""
-    ripe = {raw_key(text_id(member), member[16:].decode()) for member in found.get(prefix + b":ripe", {})}
+    """Dependents belong to a followed or completed job; a result kept for them, to a completed one."""
+    completed = {raw_key(text_id(member), member[16:].decode()) for member in found.get(prefix + b":ripe", {})}
     findings = []
     for kind in SEQUELS:
         start = prefix + kind
-        owners = ripe if kind == b"k" else ripe | followed
+        owners = completed if kind == b"k" else completed | followed
         findings += [
-            f"{key!r} belongs to no job that is followed or ripe"
+            f"{key!r} belongs to no job that is followed or completed"
             for key in found
             if key.startswith(start) and key[len(start) :] not in owners
         ]
@@ -256,3 +332,159 @@ def _is_in_order(box: list[bytes]) -> bool:
         for ((before, start), (n, finish)), size in zip(pairwise(heads), sizes[1:], strict=True)
     )
     return whole and not any(sizes[:1]) and len(box) - 1 <= MOST_MESSAGES and sum(sizes) <= MOST_INPUT
+
+
+# Flow control
+
+Rank = tuple[int, int]
+
+
+class Queued(NamedTuple):
+    """A queued job, as far as claims depend on it."""
+
+    id: bytes
+    route: str
+    priority: int
+    seq: int
+
+
+class StoredFlow(NamedTuple):
+    """What is taken as given."""
+
+    parks: Mapping[str, str]
+    assigned: Mapping[bytes, str]
+    tiers: Mapping[str, str]
+
+
+def _derive_flow(found: Found, prefix: bytes, queued: Iterable[Queued], running: Mapping[bytes, str]) -> Found:
+    """The keys of flow control as they should be; `running` = the routes of running jobs."""
+    flow = _given(found, prefix)
+    derived: dict[str, Any] = {}
+    for key, member, value in (*_heads(queued, flow), *_places(running, flow), *_passed(flow)):
+        derived.setdefault(key, {})[member] = value
+    sets = {key: set(members) if _is_set(key) else members for key, members in derived.items()}
+    return {prefix + b":" + key.encode(): members for key, members in sets.items()}
+
+
+def _check_flow(found: Found, prefix: bytes, running: Iterable[bytes]) -> list[str]:
+    """Names that are blocked by nothing, and members that take turns where there are none."""
+    flow = _given(found, prefix)
+    tops = found.get(prefix + b":tops", {})
+    findings = [f"{name} is blocked but has no queued job" for name in flow.parks if name.encode() not in tops]
+    looked_at = {*found.get(prefix + b":wakes", {}), *found.get(prefix + b":ajar", ())}
+    blockers = {name.encode() for name in flow.parks.values()}
+    findings += [f"{name!r} is to be looked at, but blocks nothing" for name in looked_at - blockers]
+    findings += [
+        f"{name!r} blocks something, has room, and is not looked at"
+        for name in blockers - looked_at
+        if not _is_full(found, prefix, name)
+    ]
+    findings += [f"{id.hex()} has a tier but does not run" for id in flow.assigned.keys() - set(running)]
+    return findings + list(_check_turns(found, prefix))
+
+
+def lane_of(route: str) -> str:
+    return route.partition(";")[0]
+
+
+def _given(found: Found, prefix: bytes) -> StoredFlow:
+    def texts(key: bytes) -> dict[bytes, str]:
+        return {name: value.decode() for name, value in found.get(prefix + key, {}).items()}
+
+    def named(key: bytes) -> dict[str, str]:
+        return {name.decode(): value for name, value in texts(key).items()}
+
+    return StoredFlow(named(b":parks"), texts(b":assigned"), named(b":tiers"))
+
+
+def _is_set(key: str) -> bool:
+    return key == "obstacles" or key.startswith(("places:", "keys:"))
+
+
+def _heads(queued: Iterable[Queued], flow: StoredFlow) -> Iterator[tuple[str, bytes, object]]:
+    """Each job in its route; the first of each, and of each lane and line, in the heads or where it is blocked."""
+    routes: dict[str, Rank] = {}
+    for job in queued:
+        yield f"ready:{job.route}", struct.pack(">Q", job.seq) + job.id, float(job.priority)
+        _better(routes, job.route, (job.priority, job.seq))
+    lanes: dict[str, Rank] = {}
+    lines: dict[str, Rank] = {}
+    for route, rank in routes.items():
+        if ";" in route:
+            yield "groups", route.encode(), 0.0
+            yield from _seat(route, lane_of(route), rank, flow)
+        if route not in flow.parks or ";" not in route:
+            _better(lanes, lane_of(route), rank)
+    for lane, rank in lanes.items():
+        line = lane.rpartition(",")[0]
+        yield from _seat(lane, line, rank, flow)
+        if lane not in flow.parks:
+            _better(lines, line, rank)
+    for line, rank in lines.items():
+        yield from _seat(line, line.partition(",")[2], rank, flow)
+
+
+def _better(ranks: dict[str, Rank], name: str, rank: Rank) -> None:
+    ranks[name] = min(ranks.get(name, rank), rank)
+
+
+def _seat(name: str, above: str, rank: Rank, flow: StoredFlow) -> Iterator[tuple[str, bytes, object]]:
+    priority, seq = rank
+    member = struct.pack(">Q", seq) + name.encode()
+    blocker = flow.parks.get(name)
+    yield f"parked:{blocker}" if blocker else f"heads:{above}", member, float(priority)
+    yield "tops", name.encode(), f"{priority} ".encode() + member
+    if blocker:
+        yield "obstacles", blocker.encode(), True
+        if "=" in blocker and blocker[0] != "!" and "^" not in blocker:
+            yield f"keys:{blocker.partition('=')[0]}", blocker.encode(), True
+
+
+def _passed(flow: StoredFlow) -> Iterator[tuple[str, bytes, object]]:
+    """How many names are blocked in each line and queue."""
+    lines = [name.split(",")[:2] for name in flow.parks]
+    levels = Counter(level for tenant, queue in lines for level in (queue, f"{tenant},{queue}"))
+    for level, count in levels.items():
+        yield "passed", level.encode(), str(count).encode()
+
+
+def _places(running: Mapping[bytes, str], flow: StoredFlow) -> Iterator[tuple[str, bytes, object]]:
+    """The buckets and the levels of running jobs."""
+    for id, route in running.items():
+        for bucket in route.partition(";")[2].split("|")[1:]:
+            yield f"places:{bucket}", id, True
+            if "=" in bucket:
+                yield f"keys:{bucket.partition('=')[0]}", bucket.encode(), True
+        if id in flow.assigned:
+            line = lane_of(route).rpartition(",")[0]
+            names = flow.tiers.get(line, "").split()[::3]
+            name = flow.assigned[id].partition(" ")[2]
+            yield f"levels:{line}", id, float(names.index(name) + 1 if name in names else 0)
+
+
+def _is_full(found: Found, prefix: bytes, blocker: bytes) -> bool:
+    """Whether a blocker has no room."""
+    line, hat, name = blocker.partition(b"^")
+    if hat:
+        tiers = found.get(prefix + b":tiers", {}).get(line, b"").split()
+        number = tiers[::3].index(name) if name in tiers[::3] else None
+        levels = found.get(prefix + b":levels:" + line, {})
+        return number is not None and sum(level > number for level in levels.values()) >= int(tiers[3 * number + 2])
+    limit_rule = found.get(prefix + b":allowances", {}).get(blocker.partition(b"=")[0], b"-")
+    places = limit_rule.split()[0]
+    return places != b"-" and len(found.get(prefix + b":places:" + blocker, ())) >= int(places)
+
+
+def _check_turns(found: Found, prefix: bytes) -> Iterator[str]:
+    """Where members take turns, those with a tag are those in the heads."""
+    fair = found.get(prefix + b":fair", {})
+    tags = prefix + b":tags:"
+    heads = prefix + b":heads:"
+    levels = {key[len(tags) :] for key in found if key.startswith(tags)}
+    levels |= {key[len(heads) :] for key in found if key.startswith(heads)}
+    for level in levels:
+        _, comma, queue = level.partition(b",")
+        takes_turns = level in fair or (comma and b"*," + queue in fair)
+        expected = set(found.get(heads + level, {})) if takes_turns else set()
+        if set(found.get(tags + level, {})) != expected:
+            yield f"the tags of {level!r} are not those of its heads"

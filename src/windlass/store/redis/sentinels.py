@@ -1,7 +1,7 @@
-"""Who is the master now: asks sentinels in turn, and says when to ask them again.
+"""Finds the current master: asks sentinels in turn, and says when to ask them again.
 
-Knows what they are asked, not how: whoever connects lends its own way of asking. A sentinel may be gone, or behind the
-times; so after every miss another one is asked first. Nobody ever gives up here: callers come again.
+Knows what they are asked, not how: the caller passes a function that asks. A sentinel may be gone, or behind the times;
+so after every miss another one is asked first. The search never ends by itself: callers come again.
 """
 
 from collections import deque
@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from windlass.model.errors import Unavailable
-from windlass.model.ports import Chance
-from windlass.store.redis.address import Address, Argument, Group
+from windlass.model.ports import Randomness
+from windlass.store.redis.urls import Argument, Group, ServerAddress
 
 Place = tuple[str, int]
 
-Ask = Callable[[Address, tuple[Argument, ...]], Awaitable[Any]]
+Ask = Callable[[ServerAddress, tuple[Argument, ...]], Awaitable[Any]]
 """Connects, asks one question and hangs up. What goes wrong is raised as `Unavailable`."""
 
 ANSWERS_WITHIN = 1.0
@@ -26,7 +26,7 @@ PAUSES = (0.0, 0.1, 0.2, 0.4, 0.8, 1.0)
 LOOK_EVERY, LOOK_LATER = 1.0, 15.0
 """Seconds after which a master is asked for again while it still answers; and if no sentinel did, the last time.
 
-A master that is replaced on demand is told so some ten seconds later: what it takes in until then is lost.
+A master that is replaced on demand learns of it some ten seconds later: what it takes in until then is lost.
 """
 
 ELSEWHERE = ("READONLY", "UNBLOCKED", "MASTERDOWN", "NOREPLICAS")
@@ -36,7 +36,7 @@ ELSEWHERE = ("READONLY", "UNBLOCKED", "MASTERDOWN", "NOREPLICAS")
 class Sentinels:
     """Finds the master of one group, for the connections of one channel."""
 
-    def __init__(self, group: Group, chance: Chance | None) -> None:
+    def __init__(self, group: Group, chance: Randomness | None) -> None:
         self._name = group.name
         self._addresses = deque(group.sentinels)
         self._chance = chance
@@ -46,7 +46,7 @@ class Sentinels:
         """Of the master that was found last."""
 
     async def master(self, ask: Ask) -> Place:
-        """Its host and port, as the first sentinel says that knows it."""
+        """Its host and port, from the first sentinel that knows it."""
         problem: object = None
         for _ in range(len(self._addresses)):
             try:
@@ -62,7 +62,7 @@ class Sentinels:
         raise Unavailable(f"no sentinel names the master {self._name!r}: {problem}")
 
     def pause(self) -> float:
-        """Seconds to wait before the next search, so that not all the world asks at once."""
+        """Seconds to wait before the next search, so that not all clients ask at once."""
         longest = PAUSES[min(self._misses, len(PAUSES) - 1)]
         return longest * (1 + (self._chance.fraction() if self._chance else 1)) / 2
 
@@ -78,11 +78,11 @@ class Sentinels:
         return other
 
     def will_look(self, now: float) -> bool:
-        """Whether whoever comes next is to ask again where the master is."""
+        """Whether the next caller is to ask again where the master is."""
         return now >= self._look_at
 
     def is_time_to_look(self, now: float) -> bool:
-        """Whether to ask again where the master is; only one is told so."""
+        """Whether to ask again where the master is; true for one caller only."""
         if not self.will_look(now):
             return False
         self._look_at = now + LOOK_EVERY
@@ -98,5 +98,5 @@ class Sentinels:
 
 
 def is_elsewhere(refusal: object) -> bool:
-    """Whether this refusal is a reason to look for the master anew."""
+    """Whether this refusal is a reason to look for the master again."""
     return str(refusal).startswith(ELSEWHERE)

@@ -1,134 +1,220 @@
-"""One connection on one thread, and the way there and back.
+"""From a coroutine to a transaction of the file, and back.
 
-Coroutines hand in functions; the thread takes all that are waiting and runs them as a group: those that only read in
-one snapshot, those that write in one transaction, so that they share the wait for the disk. Nobody gets an answer
-before the commit; when that must be on disk is for `disk` to see to. Knows threads, loops and transactions; knows
-nothing of jobs.
+`Session` runs a group of calls: those that only read in one snapshot, those that write in one transaction, so that
+they share one sync. No call is answered before its commit, nor before its write is as durable as it asked for.
+`Connection` is a thread with a session; coroutines of any event loop hand it their calls. `InlineConnection` runs a
+call in the thread of its caller, who has no event loop. Knows threads, event loops and transactions; knows nothing of
+jobs.
 """
 
 import asyncio
 import os
 import threading
-from collections import defaultdict
-from collections.abc import Awaitable, Callable
+import weakref
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import apsw
 
-from windlass.model.errors import Damaged, Unavailable
+from windlass.model.errors import Unavailable
 from windlass.model.ports import Clock
-from windlass.store.micros import to_micros
-from windlass.store.sqlite.disk import Disk, Lasts
-from windlass.store.sqlite.lanes import Lanes
-from windlass.store.sqlite.opening import full, translated
-from windlass.store.sqlite.regulation import Regulation
-from windlass.store.sqlite.reserve import Reserve
-from windlass.store.sqlite.settling import settle
-from windlass.store.sqlite.transaction import Transaction
+from windlass.store.encoding import to_micros
+from windlass.store.sqlite.file import Durability, Identity, Log, Reserve, connect, to_windlass_error
+from windlass.store.sqlite.flow import settle
+from windlass.store.sqlite.transaction import LaneCache, RulesCache, Transaction
 
 T = TypeVar("T")
 
-MOST_TOGETHER = 256
+LARGEST_GROUP = 256
 """Calls in one group: bounds how long a transaction holds the file."""
 
-OWN_FAULTS = (apsw.FullError, apsw.TooBigError, apsw.ConstraintError)
-"""What SQLite says of one call's data; its other complaints are about the file and concern everybody."""
-
-
-LEAST_UNUSED = 1 << 20
-"""Bytes inside the file that deleted jobs have left, for one new job on a disk that is full."""
-
-Identity = tuple[int, int]
+FAULTS_OF_ONE_CALL = (apsw.FullError, apsw.TooBigError, apsw.ConstraintError)
+"""SQLite's errors about the data of one call; its other errors are about the file and concern the whole group."""
 
 
 class Call:
-    """A function on its way to the thread, and the place where its answer is awaited."""
+    """A function to be run in a transaction, and its answer."""
 
-    __slots__ = ("future", "lasts", "loop", "work")
+    __slots__ = ("durability", "fault", "value", "work")
 
-    def __init__(self, work: Callable[[Transaction], Any], lasts: Lasts | None = None) -> None:
+    def __init__(self, work: Callable[[Transaction], Any], durability: Durability | None) -> None:
         self.work = work
-        self.lasts = lasts
-        """If it writes."""
+        self.durability = durability
+        """Null = it only reads."""
+        self.value: Any = None
+        self.fault: Exception | None = None
+
+
+class Session:
+    """One open file and what is cached of it. Used by one thread at a time."""
+
+    def __init__(self, sql: apsw.Connection, clock: Clock, wake: Callable[[set[str]], None]) -> None:
+        self._sql = sql
+        self._path = sql.filename
+        """Empty = it is in memory."""
+        self._clock = clock
+        self._wake = wake
+        """Called after each commit that has topics to announce."""
+        self._log = Log(sql)
+        self._reserve = Reserve(self._path)
+        self._identity = Identity(self._path)
+        self._lanes = LaneCache(sql)
+        self._rules = RulesCache(sql, self._lanes.clear_names)
+        self._topics: set[str] = set()
+        """Committed, and not announced yet."""
+
+    def read(self, calls: Sequence[Call]) -> None:
+        """Run calls that only read; then each has its value or its fault."""
+        self._run("BEGIN", calls)
+        self._check_identity(calls)
+
+    def write(self, calls: Sequence[Call]) -> None:
+        """Run calls that may write; then each has its value or its fault, and is as durable as it must be."""
+        durability = max(call.durability for call in calls if call.durability is not None)
+        try:
+            self._log.prepare(durability)
+            self._run("BEGIN IMMEDIATE", calls)
+            # Before the sync, and before the callers wake up and want the interpreter.
+            self._announce()
+            if durability is Durability.BEFORE_ANSWER:
+                self._log.sync()
+        except (apsw.Error, OSError) as fault:
+            _fail(calls, fault, self._path)
+        self._check_identity(calls)
+
+    def checkpoint(self) -> None:
+        """Write the log back into the file if it is time; to be called when the callers have their answers."""
+        self._checkpoint(self._reserve.size // 2)
+
+    def roll_back(self) -> None:
+        """End a transaction that has failed; harmless without one."""
+        self._lanes.clear()  # they may have been created in it
+        self._rules.clear()
+        if self._sql.in_transaction:  # SQLite ends it by itself after the worst faults
+            with suppress(apsw.Error):  # then the next transaction reports it
+                self._sql.execute("ROLLBACK")
+
+    def close(self) -> None:
+        self._sql.close(True)
+        self._log.close()
+
+    def _run(self, begin: str, calls: Sequence[Call], *, last_try: bool = False) -> None:
+        """Run calls together; if one of them is at fault, each on its own. `last_try`: no more room can be made."""
+        try:
+            self._run_together(begin, calls)
+        except Exception as fault:  # noqa: BLE001 - goes to the callers
+            self.roll_back()
+            if isinstance(fault, apsw.IOError):
+                self._log.distrust()
+            if isinstance(fault, apsw.FullError) and not last_try:
+                self._reserve.release()
+                self._checkpoint(0)
+                self._reserve.lend_to_log()
+                self._run_each(begin, calls, last_try=True)
+            elif len(calls) > 1 and (isinstance(fault, FAULTS_OF_ONE_CALL) or not isinstance(fault, apsw.Error)):
+                self._run_each(begin, calls, last_try=False)
+            else:
+                _fail(calls, fault, self._path)
+
+    def _run_each(self, begin: str, calls: Sequence[Call], *, last_try: bool) -> None:
+        for call in calls:
+            self._run(begin, [call], last_try=last_try)
+
+    def _run_together(self, begin: str, calls: Sequence[Call]) -> None:
+        topics: set[str] = set()
+        self._sql.execute(begin)
+        self._rules.expire()
+        for call in calls:
+            tx = Transaction(self._sql, self._lanes, self._rules, self._reserve, to_micros(self._clock.now()))
+            call.value = call.work(tx)
+            settle(tx)
+            topics |= tx.topics
+        self._sql.execute("COMMIT")
+        self._topics |= topics
+
+    def _announce(self) -> None:
+        if self._topics:
+            with suppress(Exception):  # a wake-up may be lost, the session may not
+                self._wake(self._topics)
+            self._topics = set()
+
+    def _check_identity(self, calls: Sequence[Call]) -> None:
+        try:
+            self._identity.check()
+        except Unavailable as fault:
+            _fail(calls, fault, self._path)
+
+    def _checkpoint(self, most_growth: int) -> None:
+        with suppress(OSError, apsw.Error):  # the next commit tries again
+            self._log.checkpoint(most_growth, soon=self._reserve.in_use)
+
+
+def _fail(calls: Sequence[Call], fault: Exception, path: str) -> None:
+    for call in calls:
+        call.fault = to_windlass_error(fault, path)
+
+
+class QueuedCall(Call):
+    """A call from an event loop."""
+
+    __slots__ = ("future", "loop")
+
+    def __init__(self, work: Callable[[Transaction], Any], durability: Durability | None = None) -> None:
+        super().__init__(work, durability)
         self.loop = asyncio.get_running_loop()
         self.future: asyncio.Future[Any] = self.loop.create_future()
 
 
-def last_of_all(_: Transaction) -> None:
+def stop(_: Transaction) -> None:
     """Asks the thread to stop; handed in behind everything else."""
 
 
-class Answer(NamedTuple):
-    """What becomes of a call."""
-
-    call: Call
-    value: Any = None
-    fault: Exception | None = None
-
-
 class Connection:
-    """Runs functions inside transactions of one file."""
+    """A thread that runs the calls of event loops in one session."""
 
-    def __init__(self, sql: apsw.Connection, clock: Clock, tell: Callable[[set[str]], None]) -> None:
-        self._sql = sql
-        """The thread's alone."""
+    def __init__(self, sql: apsw.Connection, clock: Clock, wake: Callable[[set[str]], None]) -> None:
         self.path = sql.filename
-        """Empty: it is in memory."""
-        self._file, self._log = Path(self.path), Path(f"{self.path}-wal")
-        self._disk = Disk(sql)
-        self._reserve = Reserve(self.path)
-        self._in_need = False
-        """Whether the disk was full lately."""
-        self._identity = self._identify()
-        self._clock = clock
-        self._tell = tell
-        """Called on the thread after each commit that has something to tell."""
-        self._topics: set[str] = set()
-        """Committed, and not told yet."""
-        self._lanes = Lanes(sql)
-        self._regulation = Regulation(sql, self._lanes.forget_names)
+        """Empty = it is in memory."""
+        self._session = Session(sql, clock, wake)
+        """Used by the thread alone."""
         self._process = os.getpid()
-        self._calls: SimpleQueue[Call] = SimpleQueue()
+        self._calls: SimpleQueue[QueuedCall] = SimpleQueue()
         self._door = threading.Lock()
-        """Held while a call goes in, so that none can slip in behind the last."""
+        """Locked while a call is queued, so that none is queued behind the last."""
         self._closed = False
-        # A daemon: a program that ends without closing must not hang on it, and the file does not mind.
+        # A daemon: a program that ends without closing must not hang on it, and the file survives that.
         self._thread = threading.Thread(target=self._live, name="windlass-sqlite", daemon=True)
         self._thread.start()
 
     def read(self, work: Callable[[Transaction], T]) -> Awaitable[T]:
         """Run a function that only reads, in a snapshot."""
-        return self._submit(Call(work))
+        return self._submit(QueuedCall(work))
 
-    def write(self, work: Callable[[Transaction], T], lasts: Lasts = Lasts.WHEN_SEEN) -> Awaitable[T]:
-        """Run a function that may write; if it raises, nothing it wrote stays."""
-        return self._submit(Call(work, lasts))
-
-    def check_room(self, tx: Transaction, size: int = 0) -> None:
-        """Raise if the disk has no room for so much that is new. Called by a function that may write."""
-        self._in_need = not self._reserve.is_there()
-        if self._in_need and tx.unused() < size * 2 + LEAST_UNUSED:
-            raise full(self.path)
+    def write(
+        self, work: Callable[[Transaction], T], durability: Durability = Durability.BEFORE_VISIBLE
+    ) -> Awaitable[T]:
+        """Run a function that may write; if it raises, nothing that it wrote stays."""
+        return self._submit(QueuedCall(work, durability))
 
     async def close(self) -> None:
-        """Finish what was handed in, then let go of the file."""
+        """Finish the calls that were handed in, then release the file."""
         if self._closed or os.getpid() != self._process:
             return
-        last = Call(last_of_all)
+        last = QueuedCall(stop)
         self._submit(last)
         await last.future
         self._thread.join()
 
-    def _submit(self, call: Call) -> asyncio.Future[Any]:
+    def _submit(self, call: QueuedCall) -> asyncio.Future[Any]:
         if os.getpid() != self._process:
-            raise Unavailable("this store was opened before its process was forked: open one of its own")
+            raise Unavailable("this store was opened before its process was forked: open another one in the child")
         with self._door:
             if self._closed:
                 raise Unavailable("the store is closed")
-            self._closed = call.work is last_of_all
+            self._closed = call.work is stop
             self._calls.put(call)
         return call.future
 
@@ -140,136 +226,248 @@ class Connection:
             while last is None:
                 last = self._serve()
         finally:
-            self._sql.close(True)
-            self._disk.close()
-            self._abandon()
-        _hand_back([Answer(last)])
+            self._session.close()
+            self._refuse_rest()
+        _answer([last])
 
-    def _serve(self) -> Call | None:
-        """Answer what is waiting; the call to stop, if that came."""
+    def _serve(self) -> QueuedCall | None:
+        """Answer the calls that wait; the call to stop, if it came."""
         calls, last = self._gather()
-        if reads := [call for call in calls if call.lasts is None]:
-            _hand_back(self._checked(self._run("BEGIN", reads)))
-        if writes := [call for call in calls if call.lasts is not None]:
-            self._write(writes)
+        if reads := [call for call in calls if call.durability is None]:
+            self._session.read(reads)
+            _answer(reads)
+        if writes := [call for call in calls if call.durability is not None]:
+            self._session.write(writes)
+            _answer(writes)
+            self._session.checkpoint()
         return last
 
-    def _write(self, calls: list[Call]) -> None:
-        lasts = max(call.lasts for call in calls if call.lasts is not None)
-        try:
-            self._disk.prepare(lasts)
-            answers = self._run("BEGIN IMMEDIATE", calls)
-            # Others are told first: whoever is answered wakes up, and wants the interpreter for himself.
-            self._tell_all()
-            if lasts is Lasts.WHEN_ANSWERED:
-                self._disk.sync()
-        except (apsw.Error, OSError) as fault:
-            answers = [Answer(call, fault=translated(fault, self.path)) for call in calls]
-        _hand_back(self._checked(answers))
-        self._write_back(self._reserve.size // 2)
-
-    def _write_back(self, most_grown: int) -> None:
-        with suppress(OSError, apsw.Error):  # the next commit tries again
-            self._disk.write_back(most_grown, soon=self._in_need)
-
-    def _checked(self, answers: list[Answer]) -> list[Answer]:
-        """The answers, unless they are about a file that is no longer the one at its path."""
-        if self._identify() == self._identity:
-            return answers
-        gone = f"{self.path} was deleted or replaced while it was open: restart whatever uses it"
-        return [Answer(answer.call, fault=Damaged(gone)) for answer in answers]
-
-    def _identify(self) -> tuple[Identity, Identity] | None:
-        """Which files are at the path of the store and of its log; null = at least one is missing."""
-        if not self.path:
-            return None
-        try:
-            file, log = self._file.stat(), self._log.stat()
-        except OSError:
-            return None
-        return (file.st_dev, file.st_ino), (log.st_dev, log.st_ino)
-
-    def _tell_all(self) -> None:
-        if self._topics:
-            with suppress(Exception):  # a notice may be lost, the thread may not
-                self._tell(self._topics)
-            self._topics = set()
-
-    def _gather(self) -> tuple[list[Call], Call | None]:
+    def _gather(self) -> tuple[list[QueuedCall], QueuedCall | None]:
         calls = []
         call = self._calls.get()
-        while call.work is not last_of_all:
+        while call.work is not stop:
             if not call.future.cancelled():
                 calls.append(call)
-            if len(calls) == MOST_TOGETHER or self._calls.empty():
+            if len(calls) == LARGEST_GROUP or self._calls.empty():
                 return calls, None
             call = self._calls.get()
         return calls, call
 
-    def _run(self, begin: str, calls: list[Call], *, last: bool = False) -> list[Answer]:
-        """Run calls together; if one of them is at fault, each on its own. `last`: there is no room to be made."""
-        try:
-            return self._run_together(begin, calls)
-        except Exception as fault:  # noqa: BLE001 - goes to the callers
-            self._roll_back()
-            if isinstance(fault, apsw.IOError):
-                self._disk.doubt()
-            if isinstance(fault, apsw.FullError) and not last:
-                self._in_need = True
-                self._reserve.give_up()
-                self._write_back(0)
-                self._reserve.give_to_log()
-                return [answer for call in calls for answer in self._run(begin, [call], last=True)]
-            if len(calls) > 1 and (isinstance(fault, OWN_FAULTS) or not isinstance(fault, apsw.Error)):
-                return [answer for call in calls for answer in self._run(begin, [call])]
-            return [Answer(call, fault=translated(fault, self.path)) for call in calls]
-
-    def _run_together(self, begin: str, calls: list[Call]) -> list[Answer]:
-        answers = []
-        topics: set[str] = set()
-        self._sql.execute(begin)
-        self._regulation.doubt()
-        for call in calls:
-            tx = Transaction(self._sql, self._lanes, self._regulation, to_micros(self._clock.now()))
-            answers.append(Answer(call, call.work(tx)))
-            settle(tx)
-            topics |= tx.topics
-        self._sql.execute("COMMIT")
-        self._topics |= topics
-        return answers
-
-    def _roll_back(self) -> None:
-        self._lanes.forget()  # they may have been made just now
-        self._regulation.forget()
-        if self._sql.in_transaction:  # SQLite ends it by itself after the worst faults
-            with suppress(apsw.Error):  # then the next to begin hears of it
-                self._sql.execute("ROLLBACK")
-
-    def _abandon(self) -> None:
-        """Nobody is to wait for a thread that is gone; after a proper stop there is nobody."""
+    def _refuse_rest(self) -> None:
+        """After a fault of the thread itself no caller may wait for it; after a proper stop there is none."""
         with self._door:
             self._closed = True
             while not self._calls.empty():
-                _hand_back([Answer(self._calls.get(), fault=Unavailable("the store is closed"))])
+                call = self._calls.get()
+                call.fault = Unavailable("the store is closed")
+                _answer([call])
 
 
-def _hand_back(answers: list[Answer]) -> None:
-    """Give answers to those who wait, with one call per loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[Answer]] = defaultdict(list)
-    for answer in answers:
-        by_loop[answer.call.loop].append(answer)
+def _answer(calls: Sequence[QueuedCall]) -> None:
+    """Give callers their answers, with one call per event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[QueuedCall]] = defaultdict(list)
+    for call in calls:
+        by_loop[call.loop].append(call)
     for loop, own in by_loop.items():
-        try:
+        with suppress(RuntimeError):  # the loop is closed: no caller waits
             loop.call_soon_threadsafe(_resolve, own)
-        except RuntimeError:  # the loop is closed: nobody waits
-            continue
 
 
-def _resolve(answers: list[Answer]) -> None:
-    for call, value, fault in answers:
-        if call.future.done():  # whoever waited was cancelled
+def _resolve(calls: Sequence[QueuedCall]) -> None:
+    for call in calls:
+        if call.future.done():  # the caller was cancelled
             continue
-        if fault is None:
-            call.future.set_result(value)
+        if call.fault is None:
+            call.future.set_result(call.value)
         else:
-            call.future.set_exception(fault)
+            call.future.set_exception(call.fault)
+
+
+class InlineCall(Call):
+    """A call of a thread without an event loop."""
+
+    __slots__ = ("leads", "turn")
+
+    def __init__(self, work: Callable[[Transaction], Any], durability: Durability | None = None) -> None:
+        super().__init__(work, durability)
+        self.turn = threading.Lock()
+        """Released when it was run, or when its thread may use the session."""
+        self.leads = False
+        """Whether its thread uses the session; else another thread runs it."""
+
+
+def alone(_: Transaction) -> None:
+    """Marks a call that wants the session for itself."""
+
+
+class InlineConnection:
+    """Runs calls in the threads of callers without an event loop.
+
+    `read` and `write` are coroutines that never pause, so everything above them can be run to its end without a loop.
+    Of several threads one at a time uses the session: it runs its own call together with those that wait, which share
+    its sync, and then leaves the session to the next that came.
+
+    The file is closed before this process forks, for a child could never use it; the next call opens it again, in
+    either process.
+    """
+
+    def __init__(self, path: str, clock: Clock, wake: Callable[[set[str]], None]) -> None:
+        self.path = path
+        self._clock = clock
+        self._wake = wake
+        self._door = threading.Lock()
+        """Locked for a moment, to change the two below."""
+        self._waiting: deque[InlineCall] = deque()
+        self._in_use = False
+        """Whether a thread uses the session."""
+        self._owner: int | None = None
+        """That thread, while it runs calls."""
+        self._process = os.getpid()
+        self._forking = False
+        self._closed = False
+        self._session: Session | None = Session(connect(path), clock, wake)
+        """Null = it was closed for a fork, or for good."""
+        self._inherited: list[Session] = []
+        """Open when this process was forked in the middle of a call: closed here, they could disturb the parent."""
+        _close_before_forks(self)
+
+    async def read(self, work: Callable[[Transaction], T]) -> T:
+        """Run a function that only reads, in a snapshot."""
+        value: T = self._run(InlineCall(work))
+        return value
+
+    async def write(self, work: Callable[[Transaction], T], durability: Durability = Durability.BEFORE_VISIBLE) -> T:
+        """Run a function that may write; if it raises, nothing that it wrote stays."""
+        return self.write_now(work, durability)
+
+    def write_now(self, work: Callable[[Transaction], T], durability: Durability) -> T:
+        """The same without a coroutine."""
+        value: T = self._run(InlineCall(work, durability))
+        return value
+
+    async def close(self) -> None:
+        """Release the file; calls that come later are refused."""
+        self._enter(InlineCall(alone))
+        self._closed = True
+        self._close_session()
+        self._leave()
+
+    def _run(self, call: InlineCall) -> Any:
+        try:
+            self._enter(call)
+            if call.leads:
+                self._owner = threading.get_ident()
+                self._serve([call])
+        finally:
+            if call.leads:
+                self._owner = None
+                self._leave()
+        if call.fault is not None:
+            raise call.fault
+        return call.value
+
+    def _enter(self, call: InlineCall) -> None:
+        """Wait until a call leads, or was answered by another thread."""
+        if os.getpid() != self._process:  # forked by a library that does not run Python's hooks
+            self.after_fork_in_child()
+        if self._owner == threading.get_ident():
+            raise Unavailable("a signal handler cannot use the store while it interrupts a call: use it after the call")
+        with self._door:
+            if not self._in_use:
+                self._in_use = call.leads = True
+                return
+            call.turn.acquire()
+            self._waiting.append(call)
+        try:
+            call.turn.acquire()  # until another thread releases it
+        except BaseException:  # interrupted while it waited: no other thread shall run it
+            with self._door, suppress(ValueError):
+                self._waiting.remove(call)
+            raise
+
+    def _leave(self) -> None:
+        """Let the next thread use the session."""
+        with self._door:
+            following = self._waiting.popleft() if self._waiting else None
+            if following is None:
+                self._in_use = False
+            else:
+                following.leads = True
+        if following is not None:
+            following.turn.release()
+
+    def _serve(self, calls: list[InlineCall]) -> None:
+        """Run a call, and those that wait, which are added to the list."""
+        try:
+            with self._door:
+                while self._waiting and len(calls) < LARGEST_GROUP and self._waiting[0].work is not alone:
+                    calls.append(self._waiting.popleft())
+            session = self._opened()
+            if reads := [call for call in calls if call.durability is None]:
+                session.read(reads)
+            if writes := [call for call in calls if call.durability is not None]:
+                session.write(writes)
+                session.checkpoint()
+        except Exception as fault:  # noqa: BLE001 - goes to the callers
+            _fail(calls, fault, self.path)
+        except BaseException:
+            if self._session is not None:
+                self._session.roll_back()
+            _fail(calls, Unavailable("another thread was interrupted in the middle of this call: try again"), self.path)
+            raise
+        finally:
+            for call in calls[1:]:
+                call.turn.release()
+
+    def _opened(self) -> Session:
+        if self._closed:
+            raise Unavailable("the store is closed")
+        if self._session is None:
+            self._session = Session(connect(self.path), self._clock, self._wake)
+        return self._session
+
+    def _close_session(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def before_fork(self) -> None:
+        """Close the file; calls of other threads wait until the fork is done."""
+        if self._owner == threading.get_ident():  # a fork in the middle of a call: the child cannot use the file
+            return
+        self._enter(InlineCall(alone))
+        self._forking = True
+        self._close_session()
+
+    def after_fork_in_parent(self) -> None:
+        if self._forking:
+            self._forking = False
+            self._leave()
+
+    def after_fork_in_child(self) -> None:
+        """The other threads do not exist here, nor do their calls."""
+        self._door = threading.Lock()
+        self._waiting.clear()
+        self._in_use, self._owner, self._forking = False, None, False
+        self._process = os.getpid()
+        if self._session is not None:
+            self._inherited.append(self._session)
+            self._session = None
+
+
+def _close_before_forks(connection: InlineConnection) -> None:
+    found = weakref.ref(connection)  # what is registered stays: it must not hold the connection
+
+    def before() -> None:
+        if (here := found()) is not None:
+            here.before_fork()
+
+    def after_in_parent() -> None:
+        if (here := found()) is not None:
+            here.after_fork_in_parent()
+
+    def after_in_child() -> None:
+        if (here := found()) is not None:
+            here.after_fork_in_child()
+
+    os.register_at_fork(before=before, after_in_parent=after_in_parent, after_in_child=after_in_child)

@@ -1,31 +1,45 @@
-"""Says whether a file is sound: every promise of `schema.sql` as a question whose answer should be nothing.
+"""Checks that a file is sound: each promise of `schema.sql` as a query whose answer should be empty.
 
-Reads only, and reads everything: for tests and for `doctor`, not for every day.
+Flow control too: first jobs, places, blocked and paused lanes and turns are what jobs and rules say. Reads only, and
+reads everything: for tests and for `doctor`.
 """
 
+from collections import Counter
+from collections.abc import Iterator
 from itertools import islice
 
 from windlass.model.job import MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT
 from windlass.model.lifecycle import ORDERS
 from windlass.model.names import DEFAULT_TENANT, ID_SIZE
-from windlass.store.micros import span
-from windlass.store.sqlite import scrub_flow
-from windlass.store.sqlite.moving import MOST_ERRORS
-from windlass.store.sqlite.results import first_stage
+from windlass.store.encoding import span, unpack_terms
+from windlass.store.sqlite.flow import any_bucket
+from windlass.store.sqlite.jobs import result_kept_for
 from windlass.store.sqlite.store import SqliteStore
-from windlass.store.sqlite.transaction import Transaction
-from windlass.store.sqlite.values import BLOCKED, ENDED, QUEUED, RUNNING, SCHEDULED, STATES
-from windlass.store.terms import unpack
+from windlass.store.sqlite.transaction import (
+    BLOCKED,
+    ENDED,
+    NO_TURNS,
+    QUEUED,
+    RUNNING,
+    SCHEDULED,
+    STATES,
+    TASK_TURNS,
+    Transaction,
+    held_levels,
+    paused_until,
+    turns_of,
+)
+from windlass.store.sqlite.transitions import MOST_ERRORS
 
-MOST_SHOWN = 20
-"""Findings of one kind."""
+MOST_FINDINGS = 20
+"""Of one kind."""
 
-_BELONGINGS = ("payload", "lease", "progress", "error", "result", "output", "input", "file")
+_TABLES_OF_A_JOB = ("payload", "lease", "progress", "error", "result", "output", "input", "file")
 
 _ENDED = ", ".join(map(str, sorted(ENDED)))
 
-# What would be wrong, and a statement that names the jobs of which it is true.
-QUESTIONS: dict[str, str] = {
+# What would be wrong, and a query for the jobs of which it is true.
+CHECKS: dict[str, str] = {
     "runs without a lease": f"""
         SELECT hex(id) FROM job WHERE state = {RUNNING} AND seq NOT IN (SELECT job FROM lease)""",
     "has a lease but does not run": f"""
@@ -70,26 +84,27 @@ QUESTIONS: dict[str, str] = {
     "has input with a gap, or more of it than may wait": f"""
         SELECT hex(id) FROM job JOIN (
             SELECT job, count(*) - 1 AS kept, max(n) - min(n) AS span, sum(length(data)) AS bytes,
-                max(finish) - min(finish) AS said FROM input GROUP BY job
+                max(finish) - min(finish) AS stored FROM input GROUP BY job
         ) AS i ON i.job = job.seq
-        WHERE kept <> span OR bytes <> said OR kept > {MOST_MESSAGES} OR bytes > {MOST_INPUT}""",
+        WHERE kept <> span OR bytes <> stored OR kept > {MOST_MESSAGES} OR bytes > {MOST_INPUT}""",
     "is blocked but waits for nothing, or waits but is not blocked": f"""
         SELECT hex(id) FROM job WHERE (coalesce(length(waits), 0) > 0) <> (state = {BLOCKED})""",
-    "has something that is to follow it, or waits for it, but is neither followed nor ripe": """
-        SELECT hex(parent) FROM (SELECT parent FROM edge UNION SELECT parent FROM sequel)
-        WHERE parent NOT IN (SELECT id FROM job WHERE followed) AND parent NOT IN (SELECT id FROM ripe)""",
-    "has a result that was read and should not be there": """
-        SELECT hex(id) FROM result JOIN job ON job.seq = result.job WHERE spent AND id NOT IN (SELECT id FROM ripe)""",
-    "is in a lane that is not there": "SELECT hex(id) FROM job WHERE lane NOT IN (SELECT id FROM lane)",
+    "has a follow-up or a dependent job, but is neither followed nor completed": """
+        SELECT hex(parent) FROM (SELECT parent FROM dependency UNION SELECT parent FROM follow_up)
+        WHERE parent NOT IN (SELECT id FROM job WHERE followed) AND parent NOT IN (SELECT id FROM completed_parent)""",
+    "has a result that was read and should be deleted": """
+        SELECT hex(id) FROM result JOIN job ON job.seq = result.job
+        WHERE spent AND id NOT IN (SELECT id FROM completed_parent)""",
+    "is in a lane that does not exist": "SELECT hex(id) FROM job WHERE lane NOT IN (SELECT id FROM lane)",
     "has another tenant in its key than in its lane": f"""
         SELECT hex(job.id) FROM job JOIN lane ON lane.id = job.lane WHERE length(job.id) < {ID_SIZE}
             OR CAST(substr(job.id, {ID_SIZE + 1}) AS TEXT) <> iif(lane.tenant = '{DEFAULT_TENANT}', '', lane.tenant)""",
-    "is in another line than its lane": """
-        SELECT hex(job.id) FROM job JOIN lane ON lane.id = job.lane WHERE job.line <> lane.line""",
+    "is in another tenant's queue than its lane": """
+        SELECT hex(job.id) FROM job JOIN lane ON lane.id = job.lane WHERE job.tenant_queue <> lane.tenant_queue""",
     **{
-        f"is gone but has left something in `{table}`": f"""
+        f"is deleted but has rows in `{table}`": f"""
             SELECT job FROM {table} WHERE job NOT IN (SELECT seq FROM job)"""
-        for table in _BELONGINGS
+        for table in _TABLES_OF_A_JOB
     },
 }
 
@@ -100,9 +115,9 @@ _TIMED = """
 """
 _COUNTS = "SELECT lane, state, count(*) FROM job GROUP BY lane, state"
 _COUNTED = f"SELECT id, {', '.join(STATES)} FROM lane"
-_LINES = """
-    SELECT lane.id FROM lane LEFT JOIN line ON line.id = lane.line
-    WHERE line.tenant IS NOT lane.tenant OR line.queue IS NOT lane.queue
+_MISNAMED_LANES = """
+    SELECT lane.id FROM lane LEFT JOIN tenant_queue ON tenant_queue.id = lane.tenant_queue
+    WHERE tenant_queue.tenant IS NOT lane.tenant OR tenant_queue.queue IS NOT lane.queue
 """
 
 
@@ -113,35 +128,131 @@ async def scrub(store: SqliteStore) -> list[str]:
 
 def _findings(tx: Transaction) -> list[str]:
     found = [f"SQLite: {answer}" for answer in tx.column("PRAGMA integrity_check") if answer != "ok"]
-    for wrong, question in QUESTIONS.items():
-        found += [f"job {job} {wrong}" for job in tx.column(f"{question} LIMIT {MOST_SHOWN}")]
-    found += [f"lane {lane} has other names than its line" for lane in tx.column(_LINES)]
-    return found + _misowned(tx) + _mistimed(tx) + _miscounts(tx) + list(islice(scrub_flow.findings(tx), MOST_SHOWN))
+    for wrong, query in CHECKS.items():
+        found += [f"job {job} {wrong}" for job in tx.column(f"{query} LIMIT {MOST_FINDINGS}")]
+    found += [f"lane {lane} has other names than its tenant's queue" for lane in tx.column(_MISNAMED_LANES)]
+    return (
+        found
+        + _wrong_owner_clocks(tx)
+        + _wrong_keep_clocks(tx)
+        + _wrong_counts(tx)
+        + list(islice(_flow_findings(tx), MOST_FINDINGS))
+    )
 
 
-def _misowned(tx: Transaction) -> list[str]:
-    """Pending jobs have an owner clock if they ask for one; those that were told to stop may have lost it."""
+def _wrong_owner_clocks(tx: Transaction) -> list[str]:
+    """Pending jobs have an owner clock if they ask for one; those that were ordered to stop may have lost it."""
     return [
         f"job {job} {'has no owner clock' if abandon_at is None else 'has an owner clock without asking for one'}"
         for job, packed, reason, abandon_at in tx.rows(_OWNED)
-        if ("unattended" in unpack(packed)) != (abandon_at is not None) and reason not in ORDERS
-    ][:MOST_SHOWN]
+        if ("unattended" in unpack_terms(packed)) != (abandon_at is not None) and reason not in ORDERS
+    ][:MOST_FINDINGS]
 
 
-def _mistimed(tx: Transaction) -> list[str]:
-    """Results that have a time of their own go by the first stage of the keep clock."""
+def _wrong_keep_clocks(tx: Transaction) -> list[str]:
+    """Results with a time of their own are kept by the first stage of the keep clock."""
     return [
         f"job {job} has a result with a time of its own, but its keep clock says {purge_at}"
         for job, packed, ended_at, purge_at in tx.rows(_TIMED)
-        if (seconds := first_stage(unpack(packed))) is not None and purge_at != ended_at + span(seconds)
-    ][:MOST_SHOWN]
+        if (seconds := result_kept_for(unpack_terms(packed))) is not None and purge_at != ended_at + span(seconds)
+    ][:MOST_FINDINGS]
 
 
-def _miscounts(tx: Transaction) -> list[str]:
-    said = {(lane, state): n for lane, *counts in tx.rows(_COUNTED) for state, n in enumerate(counts) if n}
-    true = {(lane, state): n for lane, state, n in tx.rows(_COUNTS)}
+def _wrong_counts(tx: Transaction) -> list[str]:
+    stored = {(lane, state): n for lane, *counts in tx.rows(_COUNTED) for state, n in enumerate(counts) if n}
+    actual = {(lane, state): n for lane, state, n in tx.rows(_COUNTS)}
     return [
-        f"lane {lane} has {true.get((lane, state), 0)} {STATES[state]} jobs but counts {said.get((lane, state), 0)}"
-        for lane, state in sorted(true.keys() | said.keys())
-        if true.get((lane, state)) != said.get((lane, state))
+        f"lane {lane} has {actual.get((lane, state), 0)} {STATES[state]} jobs but counts {stored.get((lane, state), 0)}"
+        for lane, state in sorted(actual.keys() | stored.keys())
+        if actual.get((lane, state)) != stored.get((lane, state))
     ]
+
+
+# --- Flow control -------------------------------------------------------------------------------------
+
+_HEADS = f"""
+    SELECT id, priority, arrival, (
+        SELECT seq FROM job WHERE job.lane = lane.id AND state = {QUEUED} ORDER BY job.priority, seq LIMIT 1
+    ) AS seq, (SELECT min(job.priority) FROM job WHERE job.lane = lane.id AND state = {QUEUED}) AS least
+    FROM lane WHERE arrival IS NOT seq OR lane.priority IS NOT least
+"""
+_RUNS = f"SELECT lane, assigned, count(*) FROM job WHERE state = {RUNNING} GROUP BY lane, assigned"
+_ASSIGNED = f"SELECT hex(id) FROM job WHERE state <> {RUNNING} AND (assigned IS NOT NULL OR seconds IS NOT NULL)"
+_BUCKETS = "SELECT name, running FROM bucket WHERE running <> 0"
+_MEMBERS = "SELECT bucket, lane FROM member"
+_BLOCKERS = """
+    SELECT DISTINCT blocker FROM lane LEFT JOIN bucket ON bucket.name = lane.blocker
+    WHERE arrival IS NOT NULL AND blocker IS NOT NULL AND paused_until IS NULL
+        AND NOT coalesce(dirty, 0) AND coalesce(wake_at, ?1 + 1) > ?1
+"""
+_LANES = "SELECT id, paused_until, turns FROM lane"
+
+_OPEN = "arrival IS NOT NULL AND blocker IS NULL AND paused_until IS NULL"
+_OFFERS = f"SELECT tenant_queue, task, priority, arrival FROM lane WHERE {_OPEN}"
+_TENANT_QUEUES = "SELECT id, tenant, queue, priority, arrival FROM tenant_queue"
+_TURNS = "SELECT tenant_queue, task, priority, arrival FROM turn WHERE arrival IS NOT NULL"
+
+Position = tuple[int, int]
+
+
+def _flow_findings(tx: Transaction) -> Iterator[str]:
+    for lane, _, arrival, seq, _ in tx.rows(_HEADS):
+        yield f"lane {lane} has job {arrival} as its first, not {seq}"
+    for job in tx.column(_ASSIGNED):
+        yield f"job {job} has a tier but does not run"
+    yield from _wrong_places(tx)
+    yield from _wrong_lanes(tx)
+    yield from _wrong_turns(tx)
+
+
+def _wrong_places(tx: Transaction) -> Iterator[str]:
+    actual: Counter[str] = Counter()
+    for id, assigned, count in tx.rows(_RUNS):
+        lane = tx.lanes.get(id)
+        for name in (*lane.buckets, *held_levels(tx.rules, lane.tenant, lane.queue, assigned)):
+            actual[name] += count
+    stored = dict(tx.rows(_BUCKETS))
+    for name in sorted(actual.keys() | stored.keys()):
+        if actual[name] != stored.get(name, 0):
+            yield f"bucket {name} has {actual[name]} running jobs but counts {stored.get(name, 0)}"
+    for name in tx.column(_BLOCKERS, tx.now):
+        if any_bucket(tx, tx.rules, name).open(tx.now):
+            yield f"bucket {name} has room but blocks lanes"
+
+
+def _wrong_lanes(tx: Transaction) -> Iterator[str]:
+    members = set(tx.rows(_MEMBERS))
+    for id, pause, turns in tx.rows(_LANES):
+        lane = tx.lanes.get(id)
+        wanted = paused_until(tx.rules, lane.tenant, lane.queue, lane.task)
+        if _still_to_come(pause, tx.now) != _still_to_come(wanted, tx.now):
+            yield f"lane {id} is paused until {pause}, not {wanted}"
+        if turns != turns_of(tx.rules, lane.tenant, lane.queue):
+            yield f"lane {id} takes other turns than the rules say"
+        for bucket in lane.buckets:
+            if (bucket, id) not in members:
+                yield f"lane {id} is not known to its bucket {bucket}"
+
+
+def _still_to_come(pause: int | None, now: int) -> int | None:
+    return pause if pause is not None and pause > now else None
+
+
+def _wrong_turns(tx: Transaction) -> Iterator[str]:
+    tenant_queues: dict[int, Position] = {}
+    tasks: dict[tuple[int, str], Position] = {}
+    for tenant_queue, task, priority, arrival in tx.rows(_OFFERS):
+        place = (priority, arrival)
+        tenant_queues[tenant_queue] = min(place, tenant_queues.get(tenant_queue, place))
+        tasks[tenant_queue, task] = min(place, tasks.get((tenant_queue, task), place))
+    fair: dict[int, int] = {}
+    for id, tenant, queue, priority, arrival in tx.rows(_TENANT_QUEUES):
+        fair[id] = turns_of(tx.rules, tenant, queue)
+        wanted = tenant_queues.get(id, (None, None)) if fair[id] != NO_TURNS else (None, None)
+        if (priority, arrival) != wanted:
+            yield f"tenant queue {id} offers job {arrival}, not {wanted[1]}"
+    stored = {(tenant_queue, task): (priority, arrival) for tenant_queue, task, priority, arrival in tx.rows(_TURNS)}
+    actual = {name: place for name, place in tasks.items() if fair[name[0]] == TASK_TURNS}
+    for tenant_queue, task in sorted(stored.keys() | actual.keys()):
+        if stored.get((tenant_queue, task)) != actual.get((tenant_queue, task)):
+            yield f"task {task} of tenant queue {tenant_queue} offers another job than its lanes"

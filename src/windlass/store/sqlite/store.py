@@ -1,6 +1,6 @@
-"""The store protocol over one SQLite file: each method names its duty and says whether it writes.
+"""The store protocol over one SQLite file: each method names its operation and how durable its write must be.
 
-Holds what is opened and closed (the connection, the notices); knows no SQL.
+Holds what is opened and closed: the connection, the wake-ups, the event bus. Knows no SQL.
 """
 
 import os
@@ -9,84 +9,72 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import TypeVar
 
+import apsw
+
 from windlass.model.job import Chunk, Message, State
 from windlass.model.lifecycle import Move
-from windlass.model.names import JobKey
+from windlass.model.names import JobKey, raw_key
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker
 from windlass.store import (
-    Done,
+    ClaimRequest,
+    CompletedParent,
+    Dependency,
     Draft,
-    Edge,
-    Kept,
+    DueJob,
+    Heartbeat,
+    HeartbeatReply,
+    JobCount,
+    JobSuccess,
     Listener,
+    ListScope,
     Overdue,
     Reading,
     Record,
-    Ripe,
-    Scope,
-    Slice,
+    RecordPage,
+    StoredResult,
     Sweep,
-    Swept,
-    Tally,
-    Touch,
-    Touched,
-    Wish,
 )
-from windlass.store.beside import Ran, Watch
-from windlass.store.flow import Regroup, Rules, Usage, Waiting
+from windlass.store.beside import EventStream, OutcomeCount, PreparedCommand
+from windlass.store.encoding import pack_terms
+from windlass.store.facts import StoreInfo
+from windlass.store.flow import BucketUsage, LaneBacklog, Regroup, Rules, StaleRules
 from windlass.store.mailbox import Posted, Reader
-from windlass.store.sqlite import (
-    buckets,
-    claims,
-    following,
-    jobs,
-    listing,
-    mailbox,
-    moving,
-    outcomes,
-    output,
-    parking,
-    regrouping,
-    results,
-    ruling,
-    shelf,
-    standing,
-    sweeping,
-    upkeep,
-    work,
-    workers,
-)
-from windlass.store.sqlite.connection import Connection
-from windlass.store.sqlite.disk import Lasts
-from windlass.store.sqlite.notices import Notices
-from windlass.store.sqlite.opening import MEMORY, connect, resolve
+from windlass.store.sqlite import claims, dependencies, flow, jobs, listing, records, rules, transitions, upkeep
+from windlass.store.sqlite.connection import Connection, InlineConnection
+from windlass.store.sqlite.events import EventBus, Wakeups
+from windlass.store.sqlite.file import MEMORY, Durability, connect, resolve
 from windlass.store.sqlite.transaction import Transaction
-from windlass.store.sqlite.wire import Wire
 
 T = TypeVar("T")
+
+SYNCHRONOUS = ("OFF", "NORMAL", "FULL", "EXTRA")
+SAFE = ("FULL", "EXTRA")
 
 
 class SqliteStore:
     """Jobs in one SQLite file, shared by any number of processes on one machine. Made by `open`."""
 
-    def __init__(self, connection: Connection, notices: Notices, wire: Wire) -> None:
+    def __init__(self, connection: Connection | InlineConnection, wakeups: Wakeups, events: EventBus) -> None:
         self._connection = connection
-        self._notices = notices
-        self._wire = wire
-        self._swept = sweeping.Marks()
-        self._noted: workers.Noted = {}
+        self._wakeups = wakeups
+        self._events = events
+        self._drop_cursors = upkeep.DropCursors()
+        self._seen_workers: claims.SeenWorkers = {}
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], clock: Clock) -> "SqliteStore":
-        """Open a file, or make it; `:memory:` = a store of this object's own. Its folder must be there.
+    def open(cls, path: str | os.PathLike[str], clock: Clock, *, blocking: bool = False) -> "SqliteStore":
+        """Open a file, or create it; `:memory:` = a private store of this object. Its folder must exist.
 
-        The clock is asked on the connection's thread too.
+        The clock is read on the connection's thread too. `blocking`: for callers without an event loop; each method
+        but `listen` and `watch` runs in the thread of its caller and never pauses.
         """
         place = resolve(path)
-        meeting = None if place == MEMORY else Path(f"{place}-wake")
-        notices = Notices(meeting)
-        return cls(Connection(connect(place), clock, notices.tell), notices, Wire(meeting))
+        pipes = None if place == MEMORY else Path(f"{place}-wake")
+        wakeups = Wakeups(pipes)
+        if blocking:
+            return cls(InlineConnection(place, clock, wakeups.send), wakeups, EventBus(pipes))
+        return cls(Connection(connect(place), clock, wakeups.send), wakeups, EventBus(pipes))
 
     @property
     def path(self) -> str:
@@ -96,32 +84,29 @@ class SqliteStore:
     async def add(self, drafts: Sequence[Draft]) -> list[bool]:
         if not drafts:
             return []
+        return await self._connection.write(lambda tx: jobs.add(tx, drafts), Durability.BEFORE_ANSWER)
 
-        def add(tx: Transaction) -> list[bool]:
-            if not all(draft.follows for draft in drafts):
-                self._connection.check_room(tx, sum(len(memoryview(draft.new.payload)) for draft in drafts))
-            return jobs.add(tx, drafts)
+    def prepare_add(self, example: Draft) -> PreparedCommand | None:
+        return PreparedAdd(self._connection, example) if isinstance(self._connection, InlineConnection) else None
 
-        return await self._connection.write(add, Lasts.WHEN_ANSWERED)
+    async def claim(self, wish: ClaimRequest) -> list[Record]:
+        durability = Durability.BEFORE_VISIBLE if wish.lasts else Durability.LATER
+        return await self._connection.write(lambda tx: claims.claim(tx, wish, self._seen_workers), durability)
 
-    async def claim(self, wish: Wish) -> list[Record]:
-        lasts = Lasts.WHEN_SEEN if wish.lasts else Lasts.SOME_TIME
-        return await self._connection.write(lambda tx: claims.claim(tx, wish, self._noted), lasts)
-
-    async def touch(self, touches: Sequence[Touch], lease: float) -> list[Touched]:
+    async def touch(self, touches: Sequence[Heartbeat], lease: float) -> list[HeartbeatReply]:
         if not touches:
             return []
-        return await self._connection.write(lambda tx: work.touch(tx, touches, lease), Lasts.WHEN_ANSWERED)
+        return await self._connection.write(lambda tx: transitions.touch(tx, touches, lease), Durability.BEFORE_ANSWER)
 
-    async def succeed(self, dones: Sequence[Done]) -> list[bool]:
+    async def succeed(self, dones: Sequence[JobSuccess]) -> list[bool]:
         if not dones:
             return []
-        return await self._connection.write(lambda tx: work.succeed(tx, dones))
+        return await self._connection.write(lambda tx: transitions.succeed(tx, dones))
 
     async def apply(self, moves: Sequence[Move]) -> list[bool]:
         if not moves:
             return []
-        return await self._connection.write(lambda tx: moving.apply(tx, moves))
+        return await self._connection.write(lambda tx: transitions.apply(tx, moves))
 
     async def read(self, keys: Sequence[JobKey], *, payload: bool = False) -> Reading:
         return await self._connection.read(lambda tx: jobs.read(tx, keys, payload=payload))
@@ -129,24 +114,24 @@ class SqliteStore:
     async def owners(self, ids: Sequence[str]) -> list[list[str]]:
         return await self._connection.read(lambda tx: jobs.owners(tx, ids)) if ids else []
 
-    async def result(self, key: JobKey) -> Kept | None:
-        kept, once = await self._connection.read(lambda tx: results.peek(tx, key))
-        return await self._connection.write(lambda tx: results.take(tx, key)) if once else kept
+    async def result(self, key: JobKey) -> StoredResult | None:
+        kept, once = await self._connection.read(lambda tx: jobs.peek_result(tx, key))
+        return await self._connection.write(lambda tx: jobs.take_result(tx, key)) if once else kept
 
     async def output(self, key: JobKey, after: int, limit: int) -> list[Chunk]:
-        return await self._connection.read(lambda tx: output.page(tx, key, after, limit))
+        return await self._connection.read(lambda tx: jobs.read_output(tx, key, after, limit))
 
-    async def page(self, scope: Scope, after: str | None, limit: int) -> Slice:
-        place = listing.Cursor.parse(after)
-        return await self._connection.read(lambda tx: listing.page(tx, scope, place, limit))
+    async def page(self, scope: ListScope, after: str | None, limit: int) -> RecordPage:
+        cursor = listing.Cursor.parse(after)
+        return await self._connection.read(lambda tx: listing.page(tx, scope, cursor, limit))
 
-    async def tally(self, tenant: str) -> list[Tally]:
-        return await self._connection.read(lambda tx: listing.tally(tx, tenant))
+    async def count_jobs(self, tenant: str) -> list[JobCount]:
+        return await self._connection.read(lambda tx: listing.count_jobs(tx, tenant))
 
-    async def outcomes(self, tenant: str) -> list[Ran]:
-        return await self._connection.read(lambda tx: outcomes.read(tx, tenant))
+    async def outcomes(self, tenant: str) -> list[OutcomeCount]:
+        return await self._connection.read(lambda tx: listing.outcomes(tx, tenant))
 
-    async def sweep(self, clock: Sweep, limit: int) -> list[Swept]:
+    async def sweep(self, clock: Sweep, limit: int) -> list[DueJob]:
         return await self._connection.write(lambda tx: upkeep.sweep(tx, clock, limit))
 
     async def next_run(self) -> float | None:
@@ -155,97 +140,143 @@ class SqliteStore:
     async def overdue(self, clock: Overdue, limit: int) -> Reading:
         return await self._connection.read(lambda tx: upkeep.overdue(tx, clock, limit))
 
-    async def bind(self, edges: Sequence[Edge]) -> list[State | None]:
+    async def add_dependencies(self, edges: Sequence[Dependency]) -> list[State | None]:
         if not edges:
             return []
-        return await self._connection.write(lambda tx: following.bind(tx, edges))
+        return await self._connection.write(lambda tx: dependencies.add_dependencies(tx, edges))
 
-    async def ripe(self, done: Sequence[Ripe], limit: int) -> list[Ripe]:
-        if not done:  # an idle queue is asked often: it need not be written to
-            return await self._connection.read(lambda tx: following.ripe(tx, done, limit))
-        return await self._connection.write(lambda tx: following.ripe(tx, done, limit))
+    async def completed_parents(self, done: Sequence[CompletedParent], limit: int) -> list[CompletedParent]:
+        if not done:  # an idle queue is asked often: it need not write
+            return await self._connection.read(lambda tx: dependencies.completed_parents(tx, done, limit))
+        return await self._connection.write(lambda tx: dependencies.completed_parents(tx, done, limit))
 
-    async def enlist(self, id: str, tenant: str, worker: NewWorker, lease: float) -> None:
-        await self._connection.write(lambda tx: workers.enlist(tx, id, tenant, worker, lease))
+    async def register_worker(self, id: str, tenant: str, worker: NewWorker, lease: float) -> None:
+        await self._connection.write(lambda tx: records.register(tx, id, tenant, worker, lease))
 
-    async def greet(self, id: str, tenant: str, lease: float) -> Worker | None:
-        return await self._connection.write(lambda tx: workers.greet(tx, id, tenant, lease), Lasts.SOME_TIME)
+    async def worker_heartbeat(self, id: str, tenant: str, lease: float) -> Worker | None:
+        return await self._connection.write(lambda tx: records.heartbeat(tx, id, tenant, lease), Durability.LATER)
 
     async def workers(self, tenant: str) -> list[Worker]:
-        return await self._connection.read(lambda tx: workers.workers(tx, tenant))
+        return await self._connection.read(lambda tx: records.live_workers(tx, tenant))
 
-    async def dismiss(self, id: str) -> bool:
-        return await self._connection.write(lambda tx: workers.dismiss(tx, id))
+    async def unregister_worker(self, id: str) -> bool:
+        return await self._connection.write(lambda tx: records.unregister(tx, id))
 
     async def rules(self) -> Rules:
-        return await self._connection.read(ruling.rules)
+        return await self._connection.read(lambda tx: tx.rules)
 
-    async def regulate(self, rules: Rules) -> bool:
-        return await self._connection.write(lambda tx: ruling.regulate(tx, rules))
+    async def set_rules(self, new: Rules) -> bool:
+        return await self._connection.write(lambda tx: rules.put_rules(tx, new))
 
     async def regroup(self, changes: Sequence[Regroup]) -> list[bool]:
         if not changes:
             return []
-        return await self._connection.write(lambda tx: regrouping.regroup(tx, changes))
+        return await self._connection.write(lambda tx: rules.regroup(tx, changes))
 
     async def hold(self, bucket: str, seconds: float) -> None:
-        await self._connection.write(lambda tx: buckets.hold(tx, bucket, seconds))
+        await self._connection.write(lambda tx: flow.hold_bucket(tx, bucket, seconds))
 
-    async def rouse(self, limit: int) -> int:
-        opened = await self._connection.write(lambda tx: parking.rouse(tx, limit))
-        self._swept = await self._connection.write(lambda tx: sweeping.sweep(tx, self._swept))
+    async def unblock_ready(self, limit: int) -> int:
+        opened = await self._connection.write(lambda tx: flow.unblock_ready(tx, limit))
+        self._drop_cursors = await self._connection.write(lambda tx: upkeep.drop_idle(tx, self._drop_cursors))
         return opened
 
-    async def opening(self, queues: Sequence[str]) -> float | None:
-        return await self._connection.read(lambda tx: standing.opening(tx, queues))
+    async def next_opening(self, queues: Sequence[str]) -> float | None:
+        return await self._connection.read(lambda tx: flow.next_opening(tx, queues))
 
-    async def waiting(self, tenant: str, queue: str, limit: int) -> list[Waiting]:
-        return await self._connection.read(lambda tx: standing.waiting(tx, tenant, queue, limit))
+    async def waiting(self, tenant: str, queue: str, limit: int) -> list[LaneBacklog]:
+        return await self._connection.read(lambda tx: listing.waiting(tx, tenant, queue, limit))
 
     async def rank(self, key: JobKey) -> int | None:
-        return await self._connection.read(lambda tx: standing.rank(tx, key))
+        return await self._connection.read(lambda tx: listing.rank(tx, key))
 
-    async def usage(self, allowance: str, limit: int) -> list[Usage]:
-        return await self._connection.read(lambda tx: standing.usage(tx, allowance, limit))
+    async def usage(self, limit_rule: str, limit: int) -> list[BucketUsage]:
+        return await self._connection.read(lambda tx: flow.usage(tx, limit_rule, limit))
 
     async def post(self, key: JobKey, data: bytes) -> Posted:
-        return await self._connection.write(lambda tx: mailbox.post(tx, key, data))
+        return await self._connection.write(lambda tx: jobs.post(tx, key, data))
 
     async def collect(self, readers: Sequence[Reader]) -> list[list[Message]]:
         if not readers:
             return []
-        return await self._connection.write(lambda tx: mailbox.collect(tx, readers))
+        return await self._connection.write(lambda tx: jobs.collect(tx, readers))
 
     async def put(self, kind: str, name: str, data: bytes | None) -> None:
-        await self._connection.write(lambda tx: shelf.put(tx, kind, name, data))
+        await self._connection.write(lambda tx: records.put_record(tx, kind, name, data))
 
     async def swap(self, kind: str, name: str, before: bytes | None, after: bytes | None) -> bool:
-        return await self._connection.write(lambda tx: shelf.swap(tx, kind, name, before, after))
+        return await self._connection.write(lambda tx: records.swap_record(tx, kind, name, before, after))
 
-    async def shelved(self, kind: str) -> dict[str, bytes]:
-        return await self._connection.read(lambda tx: shelf.shelved(tx, kind))
+    async def list_records(self, kind: str) -> dict[str, bytes]:
+        return await self._connection.read(lambda tx: records.read_records(tx, kind))
 
     def listen(self, topics: Sequence[str]) -> AbstractAsyncContextManager[Listener]:
-        return self._notices.listen(topics)
+        return self._wakeups.listen(topics)
 
     @property
     def quiet(self) -> bool:
-        return self._wire.quiet
+        return self._events.quiet
 
     async def publish(self, news: Sequence[str]) -> None:
-        await self._wire.publish(news)
+        await self._events.publish(news)
 
-    def watch(self) -> AbstractAsyncContextManager[Watch]:
-        return self._wire.watch()
+    def watch(self) -> AbstractAsyncContextManager[EventStream]:
+        return self._events.watch()
 
     async def check_room(self) -> None:
-        """Raise if new jobs would be refused for want of room; for health checks."""
-        await self._connection.write(self._connection.check_room, Lasts.SOME_TIME)
+        """Raise if the disk has no room for new jobs; for health checks."""
+        await self._connection.write(lambda tx: tx.check_room(), Durability.LATER)
 
     async def close(self) -> None:
-        self._notices.close()
+        self._wakeups.close()
         await self._connection.close()
 
     async def examine(self, look: Callable[[Transaction], T]) -> T:
-        """Let a function look at the file as it is at one moment; for `scrub`, not part of the protocol."""
+        """Let a function read the file as it is at one moment; for `scrub` and `facts`, not part of the protocol."""
         return await self._connection.read(look)
+
+
+class PreparedAdd:
+    """Adds jobs that differ from an example in nothing but their ids and payloads, in the caller's thread."""
+
+    def __init__(self, connection: InlineConnection, example: Draft) -> None:
+        self._connection = connection
+        self._example = example
+        self._terms = pack_terms(example.new)
+        self._suffix = raw_key("", example.tenant)
+        """Of the keys of its tenant's jobs."""
+        self.shut = False
+
+    def __call__(self, id: bytes, payload: bytes) -> bool | None:
+        key = id + self._suffix
+        try:
+            return self._connection.write_now(
+                lambda tx: jobs.add_like(tx, self._example, self._terms, key, payload), Durability.BEFORE_ANSWER
+            )
+        except StaleRules:  # the limit keys of the example are those of other rules
+            self.shut = True
+            return None
+
+
+async def facts(store: SqliteStore) -> StoreInfo:
+    """The library, the settings and the risks of a file; for `doctor`."""
+    journal, synchronous = await store.examine(_settings)
+    return StoreInfo(
+        kind="SQLite",
+        version=apsw.sqlite_lib_version(),
+        durability=f"journal_mode {journal}, synchronous {synchronous}",
+        risk="" if synchronous in SAFE else "a power cut may lose the last jobs: set synchronous to FULL",
+        exposed=_exposed(store.path),
+        now=(await store.read([])).now,
+    )
+
+
+def _exposed(path: str) -> str:
+    mode = Path(path).stat().st_mode if path else 0
+    return f"others can read or write {path} (mode {mode & 0o777:03o})" if mode & 0o007 else ""
+
+
+def _settings(tx: Transaction) -> tuple[str, str]:
+    (journal,) = tx.column("PRAGMA journal_mode")
+    (synchronous,) = tx.column("PRAGMA synchronous")
+    return journal, SYNCHRONOUS[synchronous]

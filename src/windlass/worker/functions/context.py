@@ -1,7 +1,7 @@
-"""A context: one process of an interpreter that runs batches of jobs, one job after the other.
+"""A function context: one process of an interpreter that runs batches of jobs, one job after the other.
 
-Knows the protocol and whose turn it is. A job whose time is over, that prints too much, or whose process dies or
-talks nonsense costs the process; the jobs after it were not begun and are handed back.
+Knows the protocol and which job runs. A job that runs too long, prints too much, or whose process dies or sends
+garbage costs the process; the jobs after it have not begun and are returned.
 """
 
 import asyncio
@@ -16,111 +16,122 @@ from msgspec.structs import replace
 from windlass.model.errors import Invalid
 from windlass.model.handler import Handler
 from windlass.model.job import Reason
-from windlass.worker.functions import lines
-from windlass.worker.functions.payloads import written
-from windlass.worker.functions.printed import JobLines, Parts
-from windlass.worker.functions.process import Exit, Output, Process
-from windlass.worker.functions.terms import ERROR, FAILED, FunctionJob, FunctionOptions, FunctionOutcome, Hears, Tier
-from windlass.worker.processes import describe_status
+from windlass.worker.functions import (
+    ERROR,
+    FAILED,
+    FunctionJob,
+    FunctionListener,
+    FunctionOptions,
+    FunctionOutcome,
+    Tier,
+    protocol,
+)
+from windlass.worker.functions.process import Exit, ProcessOutput, SandboxedProcess
+from windlass.worker.functions.protocol import OutputSplitter, PrintedJobs, encode_payload
+from windlass.worker.linux import describe_status
 
 AHEAD = 100
 """Jobs that a context is given before it has answered the first of them."""
 AFTER_WITHIN = 60.0
 """Seconds that `afterEach` may take."""
 LAST_MOMENTS = 1.0
-"""Seconds for which a process that can hear or answer no more may still end by itself."""
+"""Seconds in which a process that has closed its pipes may still exit by itself."""
 LAST_LINES = 2000
-"""Characters of what a dead process printed last."""
+"""Characters of a dead process's last output."""
 
 NO_HEAP = re.compile(r"heap out of memory|Allowed memory size of \d+ bytes exhausted")
-"""How Node and PHP take their leave."""
+"""What Node and PHP print when they run out of memory."""
 
 log = logging.getLogger("windlass.functions")
 
 Printed = Literal["stdout", "stderr"]
 
-Ending = tuple[Reason | None, str]
-"""Why a context is being ended, and how that is said of the job at hand."""
+EndReason = tuple[Reason | None, str]
+"""Why a context is being ended, and the message for the job that runs."""
 
 
-class Talk:
-    """What one job has printed; most never do."""
+class JobPrintout:
+    """What one job has printed; most print nothing."""
 
     def __init__(self) -> None:
-        self.lines = JobLines()
+        self.jobs = PrintedJobs()
         self.bytes = 0
 
 
-class Batch:
-    """The jobs that a context has in hand."""
+class ContextBatch:
+    """The jobs that a context has been given."""
 
-    def __init__(self, handler: Handler, jobs: Sequence[FunctionJob], hears: Hears, over: asyncio.Future[None]) -> None:
+    def __init__(
+        self, handler: Handler, jobs: Sequence[FunctionJob], listener: FunctionListener, over: asyncio.Future[None]
+    ) -> None:
         self.handler = handler
-        self.hears = hears
+        self.listener = listener
         self.over = over
         self.waiting = deque(jobs)
         self.given: deque[FunctionJob] = deque()
-        """Handed to the process; the first of them is the one that runs."""
-        self.talks: dict[str, Talk] = {}
-        """Of those in hand that have printed something."""
-        self.unwanted: dict[str, str] = {}
+        """Sent to the process; the first of them runs."""
+        self.printouts: dict[str, JobPrintout] = {}
+        """Of those sent that have printed something."""
+        self.stopped: dict[str, str] = {}
         self.aside = ""
-        """The last of what was printed by no job: by `afterEach`, if it has run."""
+        """The last output that belongs to no job: that of `afterEach`, if it has run."""
         self.closed = False
         """Whether the process knows that no more jobs come."""
 
 
-class Context:
+class FunctionContext:
     """One process, from its first batch to its end."""
 
-    def __init__(self, options: FunctionOptions, tier: Tier, nonce: str) -> None:
+    def __init__(
+        self, options: FunctionOptions, tier: Tier, nonce: str, *, folder: str = "", uid: int | None = None
+    ) -> None:
         self.tier = tier
-        self.folder = ""
-        self.uid: int | None = None
-        """The user it runs as, if not ours."""
-        self.process = Process(self)
+        self.folder = folder
+        self.uid = uid
+        """The user it runs as, if not the worker's."""
+        self.process = SandboxedProcess(self)
         self.dead = False
         self.broken = False
-        """Whether it is to get no other batch."""
+        """Whether it gets no other batch."""
         self.jobs = 0
-        """Those it has ended."""
+        """How many it has run."""
         self.loaded: dict[str, tuple[int, str]] = {}
         """The number and digest of each task's handler."""
         self._options = options
         self._nonce = nonce
-        mark = lines.mark(nonce)
-        self._stdout, self._stderr = Parts(mark), Parts(mark)
+        mark = protocol.mark(nonce)
+        self._stdout, self._stderr = OutputSplitter(mark), OutputSplitter(mark)
         self._marks = 0
-        """Those that should have gone by."""
+        """How many marks should have come."""
         self._answers = bytearray()
         self._stray = 0
-        """Bytes printed since the last answer that are no job's."""
+        """Bytes printed since the last answer that belong to no job."""
         self._tail = ""
         self._number = 1
-        """That of the job at hand; those after it have those after it."""
-        self._batch: Batch | None = None
+        """The number of the job that runs; the jobs after it have the numbers after it."""
+        self._batch: ContextBatch | None = None
         self._cpu = 0, 0.0
-        """The number of the job that was last seen at work, and the processor time until then."""
-        self._ending: Ending | None = None
+        """The number of the job that was last seen running, and the processor time until then."""
+        self._ending: EndReason | None = None
         self._allowed = 0.0
-        """Seconds that what runs now may take, if there is a time when it is due."""
+        """Seconds that the current job may take, if it has a deadline."""
         self._due: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
     def fits(self, handler: Handler) -> bool:
-        """Whether it has this very handler in it, or none of that task."""
+        """Whether it has loaded this version of the handler, or none of that task."""
         return handler.task not in self.loaded or self.loaded[handler.task][1] == handler.digest
 
-    async def run(self, handler: Handler, jobs: Sequence[FunctionJob], hears: Hears) -> list[FunctionJob]:
+    async def run(self, handler: Handler, jobs: Sequence[FunctionJob], listener: FunctionListener) -> list[FunctionJob]:
         """Run a batch; the jobs that were not begun because the process has ended."""
-        if self.dead:  # as it waited
+        if self.dead:  # it died while it was idle
             return list(jobs)
-        batch = self._batch = Batch(handler, jobs, hears, self._loop.create_future())
+        batch = self._batch = ContextBatch(handler, jobs, listener, self._loop.create_future())
         if handler.task not in self.loaded:
             self.loaded[handler.task] = len(self.loaded) + 1, handler.digest
-            self.process.send(lines.load(self.loaded[handler.task][0], handler, self._nonce))
-        self.process.send(lines.batch(self.loaded[handler.task][0]))
+            self.process.send(protocol.load(self.loaded[handler.task][0], handler, self._nonce))
+        self.process.send(protocol.batch(self.loaded[handler.task][0]))
         self._give(batch)
         self._next(batch)
         try:
@@ -131,49 +142,49 @@ class Context:
         return list(batch.waiting)
 
     def stop(self, id: str, why: str) -> None:
-        """Stop a job of the batch, begun or not."""
+        """Stop a job of the batch, whether it has begun or not."""
         batch = self._batch
         if batch is None:
             return
-        batch.unwanted[id] = why
+        batch.stopped[id] = why
         for job in [one for one in batch.waiting if one.id == id]:
             batch.waiting.remove(job)
-            batch.hears.ended(FunctionOutcome(id=id, code=ERROR, message=why, unrun=True))
-        self._look_at_first(batch)
+            batch.listener.ended(FunctionOutcome(id=id, code=ERROR, message=why, unrun=True))
+        self._check_first(batch)
 
     def end(self, reason: Reason | None = None, how: str = "its context was ended") -> None:
-        """End the process; the job at hand ends as said."""
+        """End the process; the job that runs ends with this reason and message."""
         if self._ending is None and not self.dead:
             self._ending = reason, how
             self.broken = True
             self.process.close_output("answers")  # too late
             self.process.end(self._options.grace)
 
-    # Jobs go in
+    # Jobs are sent
 
-    def _give(self, batch: Batch) -> None:
+    def _give(self, batch: ContextBatch) -> None:
         if self._ending is not None or self.dead:
             return
-        orders: list[bytes] = []
+        commands: list[bytes] = []
         waiting, given, number = batch.waiting, batch.given, self._number + len(batch.given)
         while waiting and len(given) < AHEAD:
             job = waiting.popleft()
             try:
-                kind, data = written(job.payload, job.content_type)
+                kind, data = encode_payload(job.payload, job.content_type)
             except Invalid as fault:
-                batch.hears.ended(FunctionOutcome(id=job.id, code=FAILED, type="Invalid", message=str(fault)))
+                batch.listener.ended(FunctionOutcome(id=job.id, code=FAILED, type="Invalid", message=str(fault)))
                 continue
             given.append(job)
-            orders.append(lines.job(number, kind, data))
+            commands.append(protocol.job(number, kind, data))
             number += 1
         if not batch.waiting and not batch.closed:
             batch.closed = True
-            orders.append(lines.END)
-        if orders:
-            self.process.send(b"".join(orders))
+            commands.append(protocol.END)
+        if commands:
+            self.process.send(b"".join(commands))
 
-    def _next(self, batch: Batch) -> None:
-        """Another job runs now, or none."""
+    def _next(self, batch: ContextBatch) -> None:
+        """The next job runs now, or none is left."""
         if self._ending is not None:
             return
         if not batch.given:
@@ -183,16 +194,16 @@ class Context:
         most = job.timeout if job.timeout is not None else batch.handler.options.timeout
         if most is not None or self._due is not None:
             self._allow(most)
-        batch.hears.began(job.id, self.process.pid, self.tier)
-        if batch.unwanted:
-            self._look_at_first(batch)
+        batch.listener.began(job.id, self.process.pid, self.tier)
+        if batch.stopped:
+            self._check_first(batch)
 
-    def _look_at_first(self, batch: Batch) -> None:
-        if batch.given and (why := batch.unwanted.get(batch.given[0].id)) is not None:
+    def _check_first(self, batch: ContextBatch) -> None:
+        if batch.given and (why := batch.stopped.get(batch.given[0].id)) is not None:
             self.end(None, why)
 
     def _allow(self, seconds: float | None) -> None:
-        """From now on, so much time; the timer that runs stays, for most jobs end long before it."""
+        """Allow so much time from now; the running timer stays, because most jobs end long before it."""
         if seconds is None:
             self._due = None
             return
@@ -203,10 +214,10 @@ class Context:
     def _set_timer(self, at: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._look_at_clock)
+        self._timer = self._loop.call_at(at, self._check_clock)
 
-    def _look_at_clock(self) -> None:
-        """The job at hand may have run too long, unless its answer just lies unread."""
+    def _check_clock(self) -> None:
+        """The job may have run too long, unless its answer is just unread."""
         self._timer = None
         while self._is_late() and self.process.pull("answers"):
             pass
@@ -225,7 +236,7 @@ class Context:
             self.end(None, "afterEach took too long")
 
     def used(self, cpu: float) -> None:
-        """The processor time of a job counts from the first look at it, so that none pays for another."""
+        """A job's processor time counts from the first report on it, so that none pays for another."""
         batch, (number, before) = self._batch, self._cpu
         if batch is None or not batch.given:
             return
@@ -238,14 +249,14 @@ class Context:
             self.end(Reason.TIMEOUT, f"took more than {most:g} s of processor time")
 
     def half_filled(self) -> None:
-        """What its jobs leave behind is not to be the ruin of a later one."""
+        """Use it for no other batch: files that its jobs left behind would fill the folder of a later one."""
         self.broken = True
 
-    # Words come out
+    # Output and answers are read
 
-    def heard(self, output: Output, data: bytes) -> None:
+    def received(self, output: ProcessOutput, data: bytes) -> None:
         if output == "answers":
-            self._hear_answers(data)
+            self._received_answers(data)
             return
         parts = self._stdout if output == "stdout" else self._stderr
         for marks, piece in parts.feed(data):
@@ -253,7 +264,7 @@ class Context:
                 self._print(output, marks - self._marks, piece)
 
     def _print(self, output: Printed, place: int, data: bytes) -> None:
-        """What the job at this place said; of those in hand it is the first unless we have yet to hear of its end."""
+        """Output of the job at this place: the first, unless the answer of one before it is still unread."""
         last = data[-LAST_LINES:].decode(errors="replace")
         self._tail = (self._tail + last)[-LAST_LINES:]
         batch = self._batch
@@ -264,13 +275,13 @@ class Context:
             self._check_output(output, self._stray)
             return
         id = batch.given[place].id
-        talk = batch.talks.setdefault(id, Talk())
-        talk.bytes += len(data)
-        if not self._check_output(output, talk.bytes):
+        printout = batch.printouts.setdefault(id, JobPrintout())
+        printout.bytes += len(data)
+        if not self._check_output(output, printout.bytes):
             return
-        said = talk.lines.feed(data) if output == "stdout" else data
-        if said:
-            batch.hears.said(id, output, said)
+        text = printout.jobs.feed(data) if output == "stdout" else data
+        if text:
+            batch.listener.printed(id, output, text)
 
     def _check_output(self, output: Printed, printed: int) -> bool:
         if printed <= self._options.output:
@@ -279,7 +290,7 @@ class Context:
         self.process.close_output(output)
         return False
 
-    def _hear_answers(self, data: bytes) -> None:
+    def _received_answers(self, data: bytes) -> None:
         self._answers += data
         whole = bytes(self._answers).split(b"\n") if b"\n" in data else []
         if whole:
@@ -288,52 +299,52 @@ class Context:
             for line in whole:
                 if self._ending is not None:
                     break
-                self._hear(line)
-        except lines.Garbage:
+                self._answered(line)
+        except protocol.Garbage:
             self.end(Reason.CRASHED, "what its process wrote on descriptor 4 is no answer")
         if len(self._answers) > self._options.result * 2 + LAST_LINES:
             self.end(Reason.OUTPUT, f"its result has more than {self._options.result} bytes")
 
-    def _hear(self, line: bytes) -> None:
+    def _answered(self, line: bytes) -> None:
         batch = self._batch
         if batch is None:
-            raise lines.Garbage
+            raise protocol.Garbage
         if not batch.given:
-            self._hear_end(batch, line)
+            self._batch_answered(batch, line)
             return
-        outcome = lines.outcome(batch.given[0].id, line, self._number)
+        outcome = protocol.outcome(batch.given[0].id, line, self._number)
         if self._stdout.marks <= self._marks or self._stderr.marks <= self._marks:
             self._catch_up()
         self._conclude(batch, outcome)
 
-    def _hear_end(self, batch: Batch, line: bytes) -> None:
-        broken = lines.is_broken(line)
+    def _batch_answered(self, batch: ContextBatch, line: bytes) -> None:
+        broken = protocol.is_broken(line)
         if not batch.closed:
-            raise lines.Garbage
+            raise protocol.Garbage
         self._catch_up()
-        if broken and batch.aside:  # no job can tell of it any more
-            whose = batch.handler
-            log.warning("afterEach of %s of %s failed: %s", whose.task, whose.tenant, batch.aside.strip())
+        if broken and batch.aside:  # no job is left to report it
+            handler = batch.handler
+            log.warning("afterEach of %s of %s failed: %s", handler.task, handler.tenant, batch.aside.strip())
         self._marks += 1
         self.broken = self.broken or broken
         _over(batch)
 
     def _catch_up(self) -> None:
-        """Hear what was printed before this answer: it is in the pipes, for the process wrote it first."""
+        """Read what was printed before this answer: it is in the pipes, because the process wrote it first."""
         if self._stdout.marks <= self._marks:
             self._catch_up_with("stdout", self._stdout)
         if self._stderr.marks <= self._marks:
             self._catch_up_with("stderr", self._stderr)
 
-    def _catch_up_with(self, output: Printed, parts: Parts) -> None:
-        unread = self.process.unread(output)  # and no more: somebody may print faster than we read
-        while parts.marks <= self._marks and unread > 0 and (heard := self.process.pull(output)):
-            unread -= heard
+    def _catch_up_with(self, output: Printed, parts: OutputSplitter) -> None:
+        unread = self.process.unread(output)  # and no more: it may print faster than we read
+        while parts.marks <= self._marks and unread > 0 and (received := self.process.pull(output)):
+            unread -= received
         parts.skip_to(self._marks + 1)
 
-    def _conclude(self, batch: Batch, outcome: FunctionOutcome) -> None:
-        if batch.talks and (talk := batch.talks.pop(outcome.id, None)) is not None:
-            outcome = _with_talk(batch, outcome, talk)
+    def _conclude(self, batch: ContextBatch, outcome: FunctionOutcome) -> None:
+        if batch.printouts and (printout := batch.printouts.pop(outcome.id, None)) is not None:
+            outcome = _with_printout(batch, outcome, printout)
         if outcome.result is not None and len(outcome.result) > self._options.result:
             outcome = _too_much(outcome.id, f"its result has more than {self._options.result} bytes")
         self._marks += 1
@@ -341,15 +352,15 @@ class Context:
         self._stray = 0
         batch.given.popleft()
         self.jobs += 1
-        batch.hears.ended(outcome)
+        batch.listener.ended(outcome)
         if not batch.closed:
             self._give(batch)
         self._next(batch)
 
-    # It ends
+    # The process ends
 
     def cut_off(self) -> None:
-        """What closes its wires and lives on would be waited for in vain."""
+        """End a process that has closed its pipes: it would never answer."""
         self._loop.call_later(LAST_MOMENTS, self.end, Reason.CRASHED, "its process has closed descriptor 3 or 4")
 
     def exited(self, exit: Exit) -> None:  # noqa: A002
@@ -357,21 +368,21 @@ class Context:
         if self._timer is not None:
             self._timer.cancel()
         if self._batch is not None and not self._batch.over.done():
-            self._bury(self._batch, exit)
+            self._abort(self._batch, exit)
 
-    def _bury(self, batch: Batch, exit: Exit) -> None:  # noqa: A002
-        """The job at hand ends with its process; those after it wait again."""
+    def _abort(self, batch: ContextBatch, exit: Exit) -> None:  # noqa: A002
+        """The job that runs ends with its process; those after it wait again."""
         if batch.given:
             job = batch.given.popleft()
             batch.waiting.extendleft(reversed(batch.given))
             batch.given.clear()
-            batch.hears.ended(self._epitaph(job.id, exit))
-        for job in [job for job in batch.waiting if job.id in batch.unwanted]:
+            batch.listener.ended(self._last_outcome(job.id, exit))
+        for job in [job for job in batch.waiting if job.id in batch.stopped]:
             batch.waiting.remove(job)
-            batch.hears.ended(FunctionOutcome(id=job.id, code=ERROR, message=batch.unwanted[job.id], unrun=True))
+            batch.listener.ended(FunctionOutcome(id=job.id, code=ERROR, message=batch.stopped[job.id], unrun=True))
         _over(batch)
 
-    def _epitaph(self, id: str, exit: Exit) -> FunctionOutcome:  # noqa: A002
+    def _last_outcome(self, id: str, exit: Exit) -> FunctionOutcome:  # noqa: A002
         last = self._tail.strip()
         if exit.why == "memory" or (NO_HEAP.search(last) and self._ending is None):
             how = "took more memory than it is allowed"
@@ -390,19 +401,19 @@ class Context:
         return FunctionOutcome(id=id, code=ERROR, type="Crashed", message=message, reason=crashed, traceback=last)
 
 
-def _with_talk(batch: Batch, outcome: FunctionOutcome, talk: Talk) -> FunctionOutcome:
-    """How a job ended that has printed something: what it asked for counts if it was a success."""
-    if rest := talk.lines.finish():
-        batch.hears.said(outcome.id, "stdout", rest)
-    if talk.lines.excess:
-        return _too_much(outcome.id, talk.lines.excess)
-    return replace(outcome, jobs=tuple(talk.lines.found)) if outcome.result is not None else outcome
+def _with_printout(batch: ContextBatch, outcome: FunctionOutcome, printout: JobPrintout) -> FunctionOutcome:
+    """The outcome of a job that has printed something: the jobs it printed count if it succeeded."""
+    if rest := printout.jobs.finish():
+        batch.listener.printed(outcome.id, "stdout", rest)
+    if printout.jobs.excess:
+        return _too_much(outcome.id, printout.jobs.excess)
+    return replace(outcome, jobs=tuple(printout.jobs.found)) if outcome.result is not None else outcome
 
 
 def _too_much(id: str, how: str) -> FunctionOutcome:
     return FunctionOutcome(id=id, code=ERROR, type="Output", message=how, reason=Reason.OUTPUT)
 
 
-def _over(batch: Batch) -> None:
+def _over(batch: ContextBatch) -> None:
     if not batch.over.done():
         batch.over.set_result(None)

@@ -1,543 +1,536 @@
--- Flow control: which queued jobs a claim may take, beyond whose turn it is. The keys, and what keeps them.
+-- Flow control: which queued jobs a claim may take, beyond whose turn it is. Knows the keys and how they are maintained;
+-- the rules come from outside (rules.lua).
 --
---   K:rules                 string  the rules in force, opaque here
---   K:flow                  hash    '#' -> their grouping, '@' -> their edition; queue, or '*' = every queue -> letters: q = its tenants take
---                                   turns, l = tasks of a line do, s = lanes may be shut, b = it has had groups
---   K:allowances            hash    allowance -> running, count, per (us), burst, closed until (us); '-' = none
+--   K:rules                 string  the flow settings in force, opaque here
+--   K:flow                  hash    '#' -> the epoch of their limit keys, '@' -> their version; queue, or '*' = every queue ->
+--                                   letters: q = its tenants take turns, l = the tasks of a line do, s = lanes may be
+--                                   paused, b = it has had jobs with limit keys
+--   K:allowances            hash    limit -> running, count, per (us), burst, closed until (us); '-' = none
 --   K:tiers                 hash    line -> name, seconds, cap, … of its tiers
 --   K:fair                  hash    queue, line or '*,queue' -> '1'; that, a space and a tenant or task -> its weight
---   K:shut                  hash    pattern -> until when (us)
+--   K:shut                  hash    pattern of a pause -> its end (us)
 --   K:holds                 zset    buckets on hold by the end of it
---   K:groups                zset    routes with a group that have queued jobs, by name
---   K:heads:<lane>          zset    groups of a lane, as lanes in the heads of their line: sequence .. route
+--   K:groups                zset    routes with limit keys that have queued jobs, by name
+--   K:heads:<lane>          zset    routes of a lane, as lanes in the heads of their line: sequence .. route
 --   K:places:<bucket>       set     ids of its running jobs
---   K:keys:<allowance>      set     its buckets with a key that have running or parked jobs
+--   K:keys:<limit>          set     its buckets with a key that have running or blocked jobs
 --   K:starts:<bucket>       list    when jobs of it started, as far as that is in the window
---   K:tokens:<bucket>       string  tokens left, and of the clock that brings new ones: its start, and how many it has brought
+--   K:tokens:<bucket>       string  tokens left; of the clock that refills it: its start, and how many it has brought
 --   K:assigned              hash    id -> seconds and name of the tier at which a job runs
---   K:levels:<line>         zset    those jobs by the number of their tier (0 = it is no more)
---   K:parked:<obstacle>     zset    routes, lanes and lines that it holds up, as in the heads
---   K:parks                 hash    route, lane or line -> the obstacle that holds it up; then it is in no heads
---   K:passed                hash    queue, or line -> how many of those lie in it
---   K:obstacles             set     those that hold something up
---   K:wakes                 zset    obstacles by the time when they pass
---   K:ajar                  set     obstacles that have let some pass and may let more
---   K:tags:<queue or line>  zset    where members take turns, those that have something to offer: score = start tag, member as in the heads
---   K:turns:<queue or line> zset    members by their finish tag, if it is beyond the clock; forgotten when nobody waits there
+--   K:levels:<line>         zset    those jobs by the number of their tier (0 = the tier no longer exists)
+--   K:parked:<blocker>      zset    routes, lanes and lines that it blocks, as in the heads
+--   K:parks                 hash    route, lane or line -> its blocker; then it is in no heads
+--   K:passed                hash    queue or line -> number of blocked names in it
+--   K:obstacles             set     blockers that block something
+--   K:wakes                 zset    blockers by the time at which they have room
+--   K:ajar                  set     dirty blockers: they have let some pass and may let more
+--   K:tags:<queue or line>  zset    where members take turns, those that have queued jobs: score = start tag, member as in
+--                                   the heads
+--   K:turns:<queue or line> zset    members by their finish tag, if it is beyond the clock; dropped when nothing waits there
 --   K:clocks                hash    queue or line -> its virtual time
 --
--- A route is a lane, and of a job with a group a semicolon and the group. An obstacle is a bucket, a level ('line^tier') or what shuts
--- a lane ('!pattern'). What meets one is parked behind it, and costs nothing until the obstacle lets it pass again.
--- All of it is made only where it is needed: a call for plain jobs in a plain queue makes none of these functions.
+-- A route is a lane, and for a job with limit keys a semicolon and those keys. A bucket counts the jobs of one limit, or
+-- of one limit and one key ('limit=key'). A blocker is a bucket, a level ('line^tier') or a pause ('!pattern'). A name
+-- that meets a full blocker is blocked behind it, and costs nothing until the blocker has room.
+
+do
 
 local FEW, MOST, HUGE = 16, 1000, 1000000000
--- The server's clock may differ from the one we are told, if we are: nothing expires earlier than it must.
-local spare_ms = ARGV[1] == '0' and 1000 or 3600000
 
-local made, modes = {}, {}
+-- The state of one call.
+local buckets, tiers, fair, freed, opened, notified, dry = {}, {}, {}, {}, {}, {}, {}
+local spare_ms
 
-local function mode_of(queue)
-  local mode = modes[queue]
-  if mode == nil then
-    local found = redis.call('HMGET', K .. ':flow', queue, '*')
-    mode = (found[1] or found[2]) and (found[1] or '') .. (found[2] or '') or false
-    modes[queue] = mode
-  end
-  return mode
+function flow.begin()
+  buckets, tiers, fair, freed, opened = cleared(buckets), cleared(tiers), cleared(fair), cleared(freed), cleared(opened)
+  notified, dry = cleared(notified), cleared(dry)
+  -- The server's clock may differ from the one that a test passes: nothing may expire earlier than it must.
+  spare_ms = is_server_time and 1000 or 3600000
 end
 
-local function flow_control()
-  local buckets, tiers, fair, freed, opened, told, dry = {}, {}, {}, {}, {}, {}, {}
+-- Whether a letter of K:flow is set for a queue.
+function flow.has_mode(queue, letter) return string.find(mode_of(queue) or '', letter, 1, true) ~= nil end
+local function first_in(key) return redis.call('ZRANGE', key, 0, 0, 'WITHSCORES') end
+local function blocked_key(blocker) return K .. ':parked:' .. blocker end
 
-  local function lets(queue, letter) return string.find(mode_of(queue) or '', letter, 1, true) ~= nil end
-  local function first_in(key) return redis.call('ZRANGE', key, 0, 0, 'WITHSCORES') end
-  local function parked_key(obstacle) return K .. ':parked:' .. obstacle end
+-- Turns
 
-  -- Turns
-
-  -- What holds the weights of a line's tasks; false = they take no turns.
-  local function fair_line(lane)
-    if fair[lane.line] == nil then
-      local any = '*,' .. lane.queue
-      local found = lets(lane.queue, 'l') and redis.call('HMGET', K .. ':fair', lane.line, any) or {}
-      fair[lane.line] = found[1] and lane.line or found[2] and any or false
-    end
-    return fair[lane.line]
+-- The name under which K:fair has the weights of a line's tasks; false = they take no turns.
+function flow.fair_line(lane)
+  if fair[lane.tenant_queue] == nil then
+    local any = '*,' .. lane.queue
+    local found = flow.has_mode(lane.queue, 'l') and redis.call('HMGET', K .. ':fair', lane.tenant_queue, any) or {}
+    fair[lane.tenant_queue] = found[1] and lane.tenant_queue or found[2] and any or false
   end
+  return fair[lane.tenant_queue]
+end
 
-  local function fair_queue(lane) return lets(lane.queue, 'q') end
+local function fair_queue(lane) return flow.has_mode(lane.queue, 'q') end
 
-  local function exact(number) return string.format('%.17g', number) end
+local function exact(number) return string.format('%.17g', number) end
 
-  -- A member's first job has become another one; none before = it has something to offer again, none now = nothing any more.
-  local function retag(level, name, before, after)
-    local tags, tag = K .. ':tags:' .. level, false
-    if before then
-      tag = redis.call('ZSCORE', tags, before)
-      redis.call('ZREM', tags, before)
+-- The first job of a member has changed; `before` nil = it had none, `after` nil = it has none.
+local function retag(level, name, before, after)
+  local tags, tag = K .. ':tags:' .. level, false
+  if before then
+    tag = redis.call('ZSCORE', tags, before)
+    redis.call('ZREM', tags, before)
+  end
+  if not after then
+    dry[level] = true
+    return
+  end
+  if not tag then
+    local clock, finish = redis.call('HGET', K .. ':clocks', level) or 0, redis.call('ZSCORE', K .. ':turns:' .. level, name) or 0
+    tag = exact(math.max(tonumber(clock), tonumber(finish)))
+  end
+  redis.call('ZADD', tags, tag, after)
+end
+
+-- A member is served one job. `turn` = the tag of the member whose turn it is, if known: a preferred member moves no clock.
+local function charge(level, name, weights, own, turn)
+  local top = redis.call('HGET', K .. ':tops', name)
+  local seat = string.sub(top, string.find(top, ' ', 1, true) + 1)
+  local start = tonumber(redis.call('ZSCORE', K .. ':tags:' .. level, seat))
+  local weight = tonumber(redis.call('HGET', K .. ':fair', weights .. ' ' .. own) or 1)
+  local clock = math.max(tonumber(redis.call('HGET', K .. ':clocks', level) or 0), turn or start)
+  local finish = exact(start + 1 / weight)
+  redis.call('HSET', K .. ':clocks', level, exact(clock))
+  redis.call('ZADD', K .. ':turns:' .. level, finish, name)
+  redis.call('ZREMRANGEBYSCORE', K .. ':turns:' .. level, '-inf', exact(clock))
+  redis.call('ZADD', K .. ':tags:' .. level, finish, seat)
+end
+
+function flow.serve(lane, turns)
+  if flow.fair_line(lane) then charge(lane.tenant_queue, lane.name, flow.fair_line(lane), lane.task, turns.turn) end
+  if fair_queue(lane) then charge(lane.queue, lane.tenant_queue, lane.queue, lane.tenant, turns.turn_of_tenant) end
+end
+
+-- At the end of a call: forget the turns of a level where nothing waits, not even behind a blocker.
+function flow.end_rounds()
+  for level in pairs(dry) do
+    if redis.call('EXISTS', K .. ':tags:' .. level) == 0 and not redis.call('HGET', K .. ':passed', level) then
+      redis.call('UNLINK', K .. ':turns:' .. level)
+      redis.call('HDEL', K .. ':clocks', level)
     end
-    if not after then
+  end
+  dry = {}
+end
+
+-- Places in the heads
+
+-- Count names of a line that are blocked.
+local function count_blocked(line, by)
+  for _, level in ipairs({ line, string.match(line, ',(.*)$') }) do
+    if redis.call('HINCRBY', K .. ':passed', level, by) == 0 then
+      redis.call('HDEL', K .. ':passed', level)
       dry[level] = true
-      return
-    end
-    if not tag then
-      local clock, finish = redis.call('HGET', K .. ':clocks', level) or 0, redis.call('ZSCORE', K .. ':turns:' .. level, name) or 0
-      tag = exact(math.max(tonumber(clock), tonumber(finish)))
-    end
-    redis.call('ZADD', tags, tag, after)
-  end
-
-  -- A member is served one job. `turn` = the tag of the one whose turn it is, if that is known: being preferred moves no clock.
-  local function charge(level, name, weights, own, turn)
-    local top = redis.call('HGET', K .. ':tops', name)
-    local seat = string.sub(top, string.find(top, ' ', 1, true) + 1)
-    local start = tonumber(redis.call('ZSCORE', K .. ':tags:' .. level, seat))
-    local weight = tonumber(redis.call('HGET', K .. ':fair', weights .. ' ' .. own) or 1)
-    local clock = math.max(tonumber(redis.call('HGET', K .. ':clocks', level) or 0), turn or start)
-    local finish = exact(start + 1 / weight)
-    redis.call('HSET', K .. ':clocks', level, exact(clock))
-    redis.call('ZADD', K .. ':turns:' .. level, finish, name)
-    redis.call('ZREMRANGEBYSCORE', K .. ':turns:' .. level, '-inf', exact(clock))
-    redis.call('ZADD', K .. ':tags:' .. level, finish, seat)
-  end
-
-  local function serve(lane, turns)
-    if fair_line(lane) then charge(lane.line, lane.name, fair_line(lane), lane.task, turns.turn) end
-    if fair_queue(lane) then charge(lane.queue, lane.line, lane.queue, lane.tenant, turns.turn_of_tenant) end
-  end
-
-  -- At the end of a call: where nobody waits any more, not even behind an obstacle, what anybody has had of turns is forgotten.
-  local function end_rounds()
-    for level in pairs(dry) do
-      if redis.call('EXISTS', K .. ':tags:' .. level) == 0 and not redis.call('HGET', K .. ':passed', level) then
-        redis.call('UNLINK', K .. ':turns:' .. level)
-        redis.call('HDEL', K .. ':clocks', level)
-      end
-    end
-    dry = {}
-  end
-
-  -- Places in the heads
-
-  -- So many names of a line are parked more.
-  local function count_passed(line, by)
-    for _, level in ipairs({ line, string.match(line, ',(.*)$') }) do
-      if redis.call('HINCRBY', K .. ':passed', level, by) == 0 then
-        redis.call('HDEL', K .. ':passed', level)
-        dry[level] = true
-      end
     end
   end
+end
 
-  local function line_of(name) return string.match(name, '^[^,]*,[^,]*') end
+local function line_of(name) return string.match(name, '^[^,]*,[^,]*') end
 
-  -- Nothing is behind an obstacle any more.
-  local function forget(obstacle)
-    redis.call('SREM', K .. ':obstacles', obstacle)
-    redis.call('SREM', K .. ':ajar', obstacle)
-    redis.call('ZREM', K .. ':wakes', obstacle)
-    local allowance = string.match(obstacle, '^([^=^!]*)=')
-    if allowance and redis.call('EXISTS', K .. ':places:' .. obstacle) == 0 then
-      redis.call('SREM', K .. ':keys:' .. allowance, obstacle)
+-- A blocker has nothing behind it any more.
+local function forget_blocker(blocker)
+  redis.call('SREM', K .. ':obstacles', blocker)
+  redis.call('SREM', K .. ':ajar', blocker)
+  redis.call('ZREM', K .. ':wakes', blocker)
+  local limit = string.match(blocker, '^([^=^!]*)=')
+  if limit and redis.call('EXISTS', K .. ':places:' .. blocker) == 0 then
+    redis.call('SREM', K .. ':keys:' .. limit, blocker)
+  end
+end
+
+-- Like `lift`, whether the name is in the heads or blocked. Returns: whether the heads changed, its member there before and after.
+local function seat(name, heads, first, may_be_blocked)
+  local blocker = may_be_blocked and redis.call('HGET', K .. ':parks', name)
+  local old = redis.call('HGET', K .. ':tops', name)
+  local after = first[1] and string.sub(first[1], 1, 8) .. name
+  local top = after and first[2] .. ' ' .. after
+  if old == (top or false) then return false end
+  local where, before = blocker and blocked_key(blocker) or heads, old and string.sub(old, string.find(old, ' ', 1, true) + 1)
+  if before then redis.call('ZREM', where, before) end
+  if after then
+    redis.call('ZADD', where, first[2], after)
+    redis.call('HSET', K .. ':tops', name, top)
+  else
+    redis.call('HDEL', K .. ':tops', name)
+    if blocker then
+      redis.call('HDEL', K .. ':parks', name)
+      count_blocked(line_of(name), -1)
+      if redis.call('EXISTS', where) == 0 then forget_blocker(blocker) end
     end
   end
+  return not blocker, before, after
+end
 
-  -- Like `lift`, wherever the name is now; whether it changed where a claim looks, and its member there before and after.
-  local function seat(name, heads, first, may_be_parked)
-    local obstacle = may_be_parked and redis.call('HGET', K .. ':parks', name)
-    local old = redis.call('HGET', K .. ':tops', name)
-    local after = first[1] and string.sub(first[1], 1, 8) .. name
-    local top = after and first[2] .. ' ' .. after
-    if old == (top or false) then return false end
-    local where, before = obstacle and parked_key(obstacle) or heads, old and string.sub(old, string.find(old, ' ', 1, true) + 1)
-    if before then redis.call('ZREM', where, before) end
-    if after then
-      redis.call('ZADD', where, first[2], after)
-      redis.call('HSET', K .. ':tops', name, top)
-    else
-      redis.call('HDEL', K .. ':tops', name)
-      if obstacle then
-        redis.call('HDEL', K .. ':parks', name)
-        count_passed(line_of(name), -1)
-        if redis.call('EXISTS', where) == 0 then forget(obstacle) end
-      end
-    end
-    return not obstacle, before, after
+-- The first job of a lane, with limit keys or without.
+function flow.first_of(lane)
+  local plain, group = first_in(K .. ':ready:' .. lane.name), first_in(K .. ':heads:' .. lane.name)
+  if not group[1] then return plain end
+  if not plain[1] then return group end
+  local a, b = tonumber(plain[2]), tonumber(group[2])
+  return (a < b or (a == b and string.sub(plain[1], 1, 8) < string.sub(group[1], 1, 8))) and plain or group
+end
+
+local function settle_line(lane)
+  local first = first_in(K .. ':heads:' .. lane.tenant_queue)
+  local changed, before, after = seat(lane.tenant_queue, K .. ':heads:' .. lane.queue, first, flow.has_mode(lane.queue, 's'))
+  if changed and fair_queue(lane) then retag(lane.queue, lane.tenant_queue, before, after) end
+end
+
+function flow.settle_lane(lane)
+  local changed, before, after = seat(lane.name, K .. ':heads:' .. lane.tenant_queue, flow.first_of(lane), flow.has_mode(lane.queue, 's'))
+  if not changed then return end
+  if flow.fair_line(lane) then retag(lane.tenant_queue, lane.name, before, after) end
+  settle_line(lane)
+end
+
+-- Put the first job of a route with limit keys into the heads of its lane; whether that changed.
+function flow.settle_route(route)
+  if not route.limit_keys then return true end
+  local changed, before, after = seat(route.route, K .. ':heads:' .. route.name, first_in(K .. ':ready:' .. route.route), true)
+  if not before and after then redis.call('ZADD', K .. ':groups', 0, route.route) end
+  if before and not after then redis.call('ZREM', K .. ':groups', route.route) end
+  return changed
+end
+
+-- The queued jobs of a route have changed.
+function flow.queued_changed(route)
+  if route.limit_keys and not flow.has_mode(route.queue, 'b') then
+    redis.call('HSET', K .. ':flow', route.queue, (redis.call('HGET', K .. ':flow', route.queue) or '') .. 'b')
+    modes[route.queue] = (mode_of(route.queue) or '') .. 'b'
   end
+  if flow.settle_route(route) then flow.settle_lane(route) end
+end
 
-  -- A plain job or a group may be the first of a lane.
-  local function first_of(lane)
-    local plain, group = first_in(K .. ':ready:' .. lane.name), first_in(K .. ':heads:' .. lane.name)
-    if not group[1] then return plain end
-    if not plain[1] then return group end
-    local a, b = tonumber(plain[2]), tonumber(group[2])
-    return (a < b or (a == b and string.sub(plain[1], 1, 8) < string.sub(group[1], 1, 8))) and plain or group
+-- Take a name out of the heads until its blocker has room, or the time `at` has come. Returns: its member there.
+local function block(name, heads, blocker, at)
+  local top = redis.call('HGET', K .. ':tops', name)
+  local space = string.find(top, ' ', 1, true)
+  local own = string.sub(top, space + 1)
+  redis.call('ZREM', heads, own)
+  redis.call('ZADD', blocked_key(blocker), string.sub(top, 1, space - 1), own)
+  redis.call('HSET', K .. ':parks', name, blocker)
+  count_blocked(line_of(name), 1)
+  redis.call('SADD', K .. ':obstacles', blocker)
+  if at then redis.call('ZADD', K .. ':wakes', stamp(at), blocker) end
+  local limit = string.match(blocker, '^([^=^!]*)=')
+  if limit then redis.call('SADD', K .. ':keys:' .. limit, blocker) end
+  return own
+end
+
+function flow.block_route(route, blocker, at) block(route.route, K .. ':heads:' .. route.name, blocker, at) end
+
+-- The pause that shuts a lane, its end, and whether it shuts the whole line. Pauses of whole queues are not looked for.
+local function shut_by(lane)
+  if not flow.has_mode(lane.queue, 's') then return nil end
+  local t, q, k = lane.tenant, lane.queue, lane.task
+  local patterns = { t .. ',' .. q .. ',*', t .. ',*,*', lane.name, '*,' .. q .. ',' .. k, t .. ',*,' .. k, '*,*,' .. k }
+  local times, best, at = redis.call('HMGET', K .. ':shut', unpack(patterns)), nil, now
+  for i, time in ipairs(times) do
+    if time and tonumber(time) > at then best, at = i, tonumber(time) end
   end
+  return best and '!' .. patterns[best], at, best and best <= 2
+end
 
-  local function settle_line(lane)
-    local changed, before, after = seat(lane.line, K .. ':heads:' .. lane.queue, first_in(K .. ':heads:' .. lane.line), lets(lane.queue, 's'))
-    if changed and fair_queue(lane) then retag(lane.queue, lane.line, before, after) end
-  end
+-- When the pause of a whole queue ends; nil = it is not paused.
+function flow.queue_shut_until(queue)
+  if not flow.has_mode(queue, 's') then return nil end
+  local times = redis.call('HMGET', K .. ':shut', '*,' .. queue .. ',*', '*,*,*')
+  local at = math.max(tonumber(times[1] or 0), tonumber(times[2] or 0))
+  return at > now and at or nil
+end
 
-  local function settle_lane(lane)
-    local changed, before, after = seat(lane.name, K .. ':heads:' .. lane.line, first_of(lane), lets(lane.queue, 's'))
-    if not changed then return end
-    if fair_line(lane) then retag(lane.line, lane.name, before, after) end
+-- Block a lane that is paused, or its whole line; whether it was.
+function flow.block_if_shut(lane)
+  local blocker, at, whole = shut_by(lane)
+  if not blocker then return false end
+  if whole then
+    local own = block(lane.tenant_queue, K .. ':heads:' .. lane.queue, blocker, at)
+    if fair_queue(lane) then retag(lane.queue, lane.tenant_queue, own, nil) end
+  else
+    local own = block(lane.name, K .. ':heads:' .. lane.tenant_queue, blocker, at)
+    if flow.fair_line(lane) then retag(lane.tenant_queue, lane.name, own, nil) end
     settle_line(lane)
   end
-
-  -- The queued jobs of a route have changed.
-  local function settle_group(route)
-    if not route.group then return true end
-    local changed, before, after = seat(route.route, K .. ':heads:' .. route.name, first_in(K .. ':ready:' .. route.route), true)
-    if not before and after then redis.call('ZADD', K .. ':groups', 0, route.route) end
-    if before and not after then redis.call('ZREM', K .. ':groups', route.route) end
-    return changed
-  end
-
-  local function raise(route)
-    if route.group and not lets(route.queue, 'b') then
-      redis.call('HSET', K .. ':flow', route.queue, (redis.call('HGET', K .. ':flow', route.queue) or '') .. 'b')
-      modes[route.queue] = (mode_of(route.queue) or '') .. 'b'
-    end
-    if settle_group(route) then settle_lane(route) end
-  end
-
-  -- Take a name out of the heads until the obstacle is gone, or that time has come; its member there.
-  local function park(name, heads, obstacle, at)
-    local top = redis.call('HGET', K .. ':tops', name)
-    local space = string.find(top, ' ', 1, true)
-    local own = string.sub(top, space + 1)
-    redis.call('ZREM', heads, own)
-    redis.call('ZADD', parked_key(obstacle), string.sub(top, 1, space - 1), own)
-    redis.call('HSET', K .. ':parks', name, obstacle)
-    count_passed(line_of(name), 1)
-    redis.call('SADD', K .. ':obstacles', obstacle)
-    if at then redis.call('ZADD', K .. ':wakes', stamp(at), obstacle) end
-    local allowance = string.match(obstacle, '^([^=^!]*)=')
-    if allowance then redis.call('SADD', K .. ':keys:' .. allowance, obstacle) end
-    return own
-  end
-
-  local function park_group(route, obstacle, at) park(route.route, K .. ':heads:' .. route.name, obstacle, at) end
-
-  -- What shuts a lane, until when, and whether it shuts the whole line. Whole queues are not looked for.
-  local function shut_by(lane)
-    if not lets(lane.queue, 's') then return nil end
-    local t, q, k = lane.tenant, lane.queue, lane.task
-    local patterns = { t .. ',' .. q .. ',*', t .. ',*,*', lane.name, '*,' .. q .. ',' .. k, t .. ',*,' .. k, '*,*,' .. k }
-    local times, best, at = redis.call('HMGET', K .. ':shut', unpack(patterns)), nil, now
-    for i, time in ipairs(times) do
-      if time and tonumber(time) > at then best, at = i, tonumber(time) end
-    end
-    return best and '!' .. patterns[best], at, best and best <= 2
-  end
-
-  -- Until when a whole queue is shut; nil = it is open.
-  local function queue_shut(queue)
-    if not lets(queue, 's') then return nil end
-    local times = redis.call('HMGET', K .. ':shut', '*,' .. queue .. ',*', '*,*,*')
-    local at = math.max(tonumber(times[1] or 0), tonumber(times[2] or 0))
-    return at > now and at or nil
-  end
-
-  -- Park a lane that is shut, or its whole line; whether it was.
-  local function pass_shut(lane)
-    local obstacle, at, whole = shut_by(lane)
-    if not obstacle then return false end
-    if whole then
-      local own = park(lane.line, K .. ':heads:' .. lane.queue, obstacle, at)
-      if fair_queue(lane) then retag(lane.queue, lane.line, own, nil) end
-    else
-      local own = park(lane.name, K .. ':heads:' .. lane.line, obstacle, at)
-      if fair_line(lane) then retag(lane.line, lane.name, own, nil) end
-      settle_line(lane)
-    end
-    return true
-  end
-
-  -- Buckets
-
-  -- Starts that the window of a bucket has room for; when there is room again.
-  local function window(bucket)
-    local key, since = K .. ':starts:' .. bucket.name, now - bucket.per
-    local last = redis.call('LINDEX', key, '-1')
-    if last and tonumber(last) <= since then redis.call('DEL', key) end
-    while true do
-      local oldest, old = redis.call('LRANGE', key, '0', '99'), 0
-      while oldest[old + 1] and tonumber(oldest[old + 1]) <= since do old = old + 1 end
-      if old > 0 then redis.call('LPOP', key, old) end
-      if old < 100 then break end
-    end
-    local free = bucket.count - redis.call('LLEN', key)
-    if free > 0 then return free, nil end
-    local leaves = redis.call('LINDEX', key, math.abs(free))
-    return 0, leaves and tonumber(leaves) + bucket.per
-  end
-
-  local function tokens(bucket)
-    local left, from, brought = string.match(redis.call('GET', K .. ':tokens:' .. bucket.name) or '', '^(%S+) (%S+) (%S+)$')
-    left, from, brought = tonumber(left or bucket.burst), tonumber(from or now), tonumber(brought or 0)
-    local all = math.floor((now - from) * bucket.count / bucket.per)
-    left = left + all - brought
-    if left >= bucket.burst then left, from, all = bucket.burst, now, 0 end
-    bucket.from, bucket.brought = from, all
-    return left, left == 0 and from + math.ceil((all + 1) * bucket.per / bucket.count) or nil
-  end
-
-  -- A bucket with its free places, the starts it allows now, and when its clock lets the next job start (nil = now).
-  local function bucket_of(name)
-    local bucket = buckets[name]
-    if bucket then return bucket end
-    bucket = { name = name, places = HUGE, starts = HUGE, ids = {}, allowance = string.match(name, '^[^=]*') }
-    buckets[name] = bucket
-    local rule = redis.call('HGET', K .. ':allowances', bucket.allowance)
-    if not rule then return bucket end
-    local running, count, per, burst, closed = string.match(rule, '^(%S+) (%S+) (%S+) (%S+) (%S+)$')
-    bucket.count, bucket.per, bucket.burst = tonumber(count), tonumber(per), tonumber(burst)
-    if running ~= '-' then bucket.places = tonumber(running) - redis.call('SCARD', K .. ':places:' .. name) end
-    if bucket.count then bucket.starts, bucket.at = (bucket.burst and tokens or window)(bucket) end
-    local hold = math.max(tonumber(closed) or 0, tonumber(redis.call('ZSCORE', K .. ':holds', name) or 0))
-    if hold > now then bucket.starts, bucket.at = 0, math.max(hold, bucket.at or 0) end
-    return bucket
-  end
-
-  -- Tiers
-
-  local function tiers_of(line)
-    local found = tiers[line]
-    if found == nil then
-      local text = redis.call('HGET', K .. ':tiers', line)
-      found = text and {}
-      for name, seconds, cap in string.gmatch(text or '', '(%S+) (%S+) (%S+)') do
-        local number = #found + 1
-        local taken = number > 1 and redis.call('ZCOUNT', K .. ':levels:' .. line, number, '+inf') or -HUGE
-        found[number] = { name = name, seconds = seconds, free = tonumber(cap) - taken, number = number }
-      end
-      tiers[line] = found
-    end
-    return found
-  end
-
-  local function tier_named(line, name)
-    for _, tier in ipairs(tiers_of(line) or {}) do
-      if tier.name == name then return tier end
-    end
-  end
-
-  -- Where a job of a route would start: the tier, or nil and the level that has no room. Nil alone = nothing bounds its time.
-  local function tier_for(route)
-    local letter = string.sub(route.group, 1, 1)
-    if letter ~= '=' and letter ~= '~' then return nil end
-    local all, best = tiers_of(route.line), nil
-    local wanted = letter == '=' and tier_named(route.line, string.match(route.group, '^=([^|]*)'))
-    for _, tier in ipairs(all or {}) do
-      if tier.free <= 0 then return not wanted and best, wanted and route.line .. '^' .. tier.name end
-      best = tier
-      if tier == wanted then break end
-    end
-    return best
-  end
-
-  local function note_tier(id, line, tier)
-    redis.call('HSET', K .. ':assigned', id, tier.seconds .. ' ' .. tier.name)
-    redis.call('ZADD', K .. ':levels:' .. line, tier.number, id)
-  end
-
-  -- Starts
-
-  local function buckets_of(route)
-    if not route.buckets then
-      route.buckets = {}
-      for name in string.gmatch(route.group or '', '|([^|]+)') do push(route.buckets, name) end
-    end
-    return route.buckets
-  end
-
-  -- How many jobs of a route may start now; if none, what holds them up, and until when if it is a clock: of several obstacles a place
-  -- rather than a clock, of clocks the latest.
-  local function admit(route)
-    local free, obstacle, at = HUGE, nil, nil
-    for _, name in ipairs(buckets_of(route)) do
-      local bucket = bucket_of(name)
-      if bucket.places <= 0 then return 0, name, nil end
-      if bucket.starts <= 0 and (not at or (bucket.at or HUGE * HUGE) > at) then obstacle, at = name, bucket.at or HUGE * HUGE end
-      free = math.min(free, bucket.places, bucket.starts)
-    end
-    local tier, level = tier_for(route)
-    if level then return 0, level, nil end
-    if obstacle then return 0, obstacle, at < HUGE * HUGE and at or nil end
-    return tier and math.min(free, 1) or free
-  end
-
-  local function is_held_up(route) return admit(route) <= 0 or queue_shut(route.queue) ~= nil or shut_by(route) ~= nil end
-
-  -- A job starts; '' or the seconds and the name of its tier.
-  local function take(route, id)
-    for _, name in ipairs(buckets_of(route)) do
-      local bucket = bucket_of(name)
-      bucket.places, bucket.starts = bucket.places - 1, bucket.starts - 1
-      push(bucket.ids, id)
-    end
-    local tier = tier_for(route)
-    if not tier then return '' end
-    note_tier(id, route.line, tier)
-    for number = 2, tier.number do tiers[route.line][number].free = tiers[route.line][number].free - 1 end
-    return tier.seconds .. ' ' .. tier.name
-  end
-
-  local function write_starts(bucket)
-    local number = #bucket.ids
-    send('SADD', K .. ':places:' .. bucket.name, bucket.ids)
-    if bucket.name ~= bucket.allowance then redis.call('SADD', K .. ':keys:' .. bucket.allowance, bucket.name) end
-    if not bucket.count then return end
-    if bucket.burst then
-      local lasts = spare_ms + math.ceil(bucket.burst * bucket.per / bucket.count / 1000)
-      local state = string.format('%d %.0f %.0f', bucket.starts, bucket.from, bucket.brought)
-      redis.call('SET', K .. ':tokens:' .. bucket.name, state, 'PX', stamp(lasts))
-    else
-      local times, time = {}, stamp(now)
-      for i = 1, number do times[i] = time end
-      send('RPUSH', K .. ':starts:' .. bucket.name, times)
-      redis.call('PEXPIRE', K .. ':starts:' .. bucket.name, stamp(spare_ms + math.ceil(bucket.per / 1000)))
-    end
-    if bucket.starts > 0 or redis.call('EXISTS', parked_key(bucket.name)) == 0 then return end
-    local _, at = (bucket.burst and tokens or window)(bucket)
-    if at then redis.call('ZADD', K .. ':wakes', stamp(at), bucket.name) end
-  end
-
-  -- A running job goes on at a shorter tier.
-  local function shrink(id, route, assigned)
-    local seconds, name = string.match(assigned, '^(%S+) (.*)$')
-    local tier = tier_named(route.line, name)
-    note_tier(id, route.line, { name = name, seconds = seconds, number = tier and tier.number or 0 })
-    opened[route.line] = true
-  end
-
-  -- A run has ended: its places are free. They are given back by `flush`.
-  local function give_back(id, route, assigned)
-    for _, name in ipairs(buckets_of(route)) do push(in_(freed, name), id) end
-    if assigned or string.find(route.group or '', '^[=~]') then
-      redis.call('HDEL', K .. ':assigned', id)
-      redis.call('ZREM', K .. ':levels:' .. route.line, id)
-      opened[route.line] = true
-    end
-  end
-
-  -- Coming back
-
-  -- What an obstacle has room for, and when it has if that is by a clock.
-  local function room_behind(obstacle)
-    if string.sub(obstacle, 1, 1) == '!' then
-      local at = tonumber(redis.call('HGET', K .. ':shut', string.sub(obstacle, 2)) or 0)
-      return at > now and 0 or HUGE, at
-    end
-    local line, name = string.match(obstacle, '^(.*)%^(.*)$')
-    if line then
-      local tier = tier_named(line, name)
-      return tier and tier.free or HUGE
-    end
-    local bucket = bucket_of(obstacle)
-    if bucket.places <= 0 then return 0 end
-    return math.min(bucket.places, bucket.starts), bucket.at
-  end
-
-  -- Put names that were parked where claims look, and tell whoever waits for work.
-  local function bring_back(found)
-    local names, heads, touched, queues, lines = {}, {}, {}, {}, {}
-    for i = 1, #found, 2 do
-      local name = string.sub(found[i], 9)
-      push(names, name)
-      local task = string.find(name, ',.*,')
-      local lane = task and lane_of(name) or { line = name, tenant = string.match(name, '^[^,]*'), queue = string.match(name, ',(.*)$') }
-      if lane.group then
-        push(in_(heads, lane.name), found[i + 1], found[i])
-      else
-        redis.call('HDEL', K .. ':tops', name)
-      end
-      touched[lane.name or lane.line] = lane
-      lines[lane.line] = (lines[lane.line] or 0) + 1
-      queues[lane.queue] = true
-    end
-    send('HDEL', K .. ':parks', names)
-    for line, number in pairs(lines) do count_passed(line, -number) end
-    for name, scores in pairs(heads) do send('ZADD', K .. ':heads:' .. name, scores) end
-    for _, lane in pairs(touched) do (lane.name and settle_lane or settle_line)(lane) end
-    for queue in pairs(queues) do
-      if not told[queue] then publish('work/' .. queue) end
-      told[queue] = true
-    end
-    return #names
-  end
-
-  -- Let the first of what an obstacle holds up come back, if it has room: as many as may start, and a few more in case of other obstacles.
-  local function wake(obstacle, most)
-    local free, at = room_behind(obstacle)
-    if free <= 0 then
-      redis.call('SREM', K .. ':ajar', obstacle)
-      if at then redis.call('ZADD', K .. ':wakes', stamp(at), obstacle) else redis.call('ZREM', K .. ':wakes', obstacle) end
-      return 0
-    end
-    most = most or math.min(math.max(FEW, free), MOST)
-    local found = redis.call('ZRANGE', parked_key(obstacle), 0, most - 1, 'WITHSCORES')
-    redis.call('ZREMRANGEBYRANK', parked_key(obstacle), 0, most - 1)
-    local number = bring_back(found)
-    if redis.call('EXISTS', parked_key(obstacle)) == 0 then
-      forget(obstacle)
-    else
-      redis.call('ZREM', K .. ':wakes', obstacle)
-      redis.call('SADD', K .. ':ajar', obstacle)
-    end
-    return number
-  end
-
-  local function wake_due(most)
-    local number = 0
-    for _, obstacle in ipairs(redis.call('ZRANGEBYSCORE', K .. ':wakes', '-inf', stamp(now), 'LIMIT', '0', most)) do
-      number = number + wake(obstacle)
-    end
-    return number
-  end
-
-  local function wake_freed()
-    local names, lines = freed, opened
-    buckets, tiers, freed, opened = {}, {}, {}, {}
-    for name, ids in pairs(names) do send('SREM', K .. ':places:' .. name, ids) end
-    for name in pairs(names) do
-      local allowance = string.match(name, '^([^=]*)=')
-      if redis.call('EXISTS', parked_key(name)) == 1 then
-        wake(name)
-      elseif allowance and redis.call('EXISTS', K .. ':places:' .. name) == 0 then
-        redis.call('SREM', K .. ':keys:' .. allowance, name)
-      end
-    end
-    for line in pairs(lines) do
-      for _, tier in ipairs(tiers_of(line) or {}) do
-        local level = line .. '^' .. tier.name
-        if redis.call('EXISTS', parked_key(level)) == 1 then wake(level) end
-      end
-    end
-  end
-
-  local function flush()
-    for _, bucket in pairs(buckets) do
-      if #bucket.ids > 0 then write_starts(bucket) end
-    end
-    wake_freed()
-  end
-
-  return {
-    lets = lets, fair_line = fair_line, fair_queue = fair_queue, serve = serve, first_of = first_of, raise = raise,
-    settle_group = settle_group, settle_lane = settle_lane, park_group = park_group, pass_shut = pass_shut, queue_shut = queue_shut,
-    bucket_of = bucket_of, buckets_of = buckets_of, tier_named = tier_named, shrink = shrink, admit = admit, is_held_up = is_held_up, take = take,
-    give_back = give_back, wake = wake, wake_due = wake_due, flush = flush, end_rounds = end_rounds,
-  }
+  return true
 end
 
--- Whether a script cannot deal with the jobs of a route (see plain.lua).
-local function is_beyond() return false end
+-- Buckets
 
-local function flow()
-  made.control = made.control or flow_control()
-  return made.control
+-- Starts that the sliding window of a bucket has room for; if none, when it has room again.
+local function window(bucket)
+  local key, since = K .. ':starts:' .. bucket.name, now - bucket.per
+  local last = redis.call('LINDEX', key, '-1')
+  if last and tonumber(last) <= since then redis.call('DEL', key) end
+  while true do
+    local oldest, old = redis.call('LRANGE', key, '0', '99'), 0
+    while oldest[old + 1] and tonumber(oldest[old + 1]) <= since do old = old + 1 end
+    if old > 0 then redis.call('LPOP', key, old) end
+    if old < 100 then break end
+  end
+  local free = bucket.count - redis.call('LLEN', key)
+  if free > 0 then return free, nil end
+  local leaves = redis.call('LINDEX', key, math.abs(free))
+  return 0, leaves and tonumber(leaves) + bucket.per
+end
+
+-- The same for a bucket that refills.
+local function tokens(bucket)
+  local left, from, brought = string.match(redis.call('GET', K .. ':tokens:' .. bucket.name) or '', '^(%S+) (%S+) (%S+)$')
+  left, from, brought = tonumber(left or bucket.burst), tonumber(from or now), tonumber(brought or 0)
+  local all = math.floor((now - from) * bucket.count / bucket.per)
+  left = left + all - brought
+  if left >= bucket.burst then left, from, all = bucket.burst, now, 0 end
+  bucket.from, bucket.brought = from, all
+  return left, left == 0 and from + math.ceil((all + 1) * bucket.per / bucket.count) or nil
+end
+
+-- A bucket: its free places, the starts it allows now, and when its clock allows the next one (nil = now).
+function flow.bucket_of(name)
+  local bucket = buckets[name]
+  if bucket then return bucket end
+  bucket = { name = name, places = HUGE, starts = HUGE, ids = {}, limit = string.match(name, '^[^=]*') }
+  buckets[name] = bucket
+  local rule = redis.call('HGET', K .. ':allowances', bucket.limit)
+  if not rule then return bucket end
+  local running, count, per, burst, closed = string.match(rule, '^(%S+) (%S+) (%S+) (%S+) (%S+)$')
+  bucket.count, bucket.per, bucket.burst = tonumber(count), tonumber(per), tonumber(burst)
+  if running ~= '-' then bucket.places = tonumber(running) - redis.call('SCARD', K .. ':places:' .. name) end
+  if bucket.count then bucket.starts, bucket.at = (bucket.burst and tokens or window)(bucket) end
+  local hold = math.max(tonumber(closed) or 0, tonumber(redis.call('ZSCORE', K .. ':holds', name) or 0))
+  if hold > now then bucket.starts, bucket.at = 0, math.max(hold, bucket.at or 0) end
+  return bucket
+end
+
+-- Tiers
+
+local function tiers_of(line)
+  local found = tiers[line]
+  if found == nil then
+    local text = redis.call('HGET', K .. ':tiers', line)
+    found = text and {}
+    for name, seconds, cap in string.gmatch(text or '', '(%S+) (%S+) (%S+)') do
+      local number = #found + 1
+      local taken = number > 1 and redis.call('ZCOUNT', K .. ':levels:' .. line, number, '+inf') or -HUGE
+      found[number] = { name = name, seconds = seconds, free = tonumber(cap) - taken, number = number }
+    end
+    tiers[line] = found
+  end
+  return found
+end
+
+function flow.tier_named(line, name)
+  for _, tier in ipairs(tiers_of(line) or {}) do
+    if tier.name == name then return tier end
+  end
+end
+
+-- The tier at which a job of a route would start; or nil and the level that has no room. Nil alone = it has no tier.
+local function tier_for(route)
+  local letter = string.sub(route.limit_keys, 1, 1)
+  if letter ~= '=' and letter ~= '~' then return nil end
+  local all, best = tiers_of(route.tenant_queue), nil
+  local wanted = letter == '=' and flow.tier_named(route.tenant_queue, string.match(route.limit_keys, '^=([^|]*)'))
+  for _, tier in ipairs(all or {}) do
+    if tier.free <= 0 then return not wanted and best, wanted and route.tenant_queue .. '^' .. tier.name end
+    best = tier
+    if tier == wanted then break end
+  end
+  return best
+end
+
+local function note_tier(id, line, tier)
+  redis.call('HSET', K .. ':assigned', id, tier.seconds .. ' ' .. tier.name)
+  redis.call('ZADD', K .. ':levels:' .. line, tier.number, id)
+end
+
+-- Starts
+
+function flow.buckets_of(route)
+  if not route.buckets then
+    route.buckets = {}
+    for name in string.gmatch(route.limit_keys or '', '|([^|]+)') do push(route.buckets, name) end
+  end
+  return route.buckets
+end
+
+-- How many jobs of a route may start now; if none, the blocker, and the time at which it has room if a clock decides that.
+-- Of several blockers: a full one rather than a clock, the latest clock rather than an earlier one.
+function flow.admit(route)
+  local free, blocker, at = HUGE, nil, nil
+  for _, name in ipairs(flow.buckets_of(route)) do
+    local bucket = flow.bucket_of(name)
+    if bucket.places <= 0 then return 0, name, nil end
+    if bucket.starts <= 0 and (not at or (bucket.at or HUGE * HUGE) > at) then blocker, at = name, bucket.at or HUGE * HUGE end
+    free = math.min(free, bucket.places, bucket.starts)
+  end
+  local tier, level = tier_for(route)
+  if level then return 0, level, nil end
+  if blocker then return 0, blocker, at < HUGE * HUGE and at or nil end
+  return tier and math.min(free, 1) or free
+end
+
+function flow.is_blocked(route) return flow.admit(route) <= 0 or flow.queue_shut_until(route.queue) ~= nil or shut_by(route) ~= nil end
+
+-- A job starts. Returns: the seconds and the name of its tier, or ''.
+function flow.start(route, id)
+  for _, name in ipairs(flow.buckets_of(route)) do
+    local bucket = flow.bucket_of(name)
+    bucket.places, bucket.starts = bucket.places - 1, bucket.starts - 1
+    push(bucket.ids, id)
+  end
+  local tier = tier_for(route)
+  if not tier then return '' end
+  note_tier(id, route.tenant_queue, tier)
+  for number = 2, tier.number do tiers[route.tenant_queue][number].free = tiers[route.tenant_queue][number].free - 1 end
+  return tier.seconds .. ' ' .. tier.name
+end
+
+local function write_starts(bucket)
+  local number = #bucket.ids
+  send('SADD', K .. ':places:' .. bucket.name, bucket.ids)
+  if bucket.name ~= bucket.limit then redis.call('SADD', K .. ':keys:' .. bucket.limit, bucket.name) end
+  if not bucket.count then return end
+  if bucket.burst then
+    local lasts = spare_ms + math.ceil(bucket.burst * bucket.per / bucket.count / 1000)
+    local state = string.format('%d %.0f %.0f', bucket.starts, bucket.from, bucket.brought)
+    redis.call('SET', K .. ':tokens:' .. bucket.name, state, 'PX', stamp(lasts))
+  else
+    local times, time = {}, stamp(now)
+    for i = 1, number do times[i] = time end
+    send('RPUSH', K .. ':starts:' .. bucket.name, times)
+    redis.call('PEXPIRE', K .. ':starts:' .. bucket.name, stamp(spare_ms + math.ceil(bucket.per / 1000)))
+  end
+  if bucket.starts > 0 or redis.call('EXISTS', blocked_key(bucket.name)) == 0 then return end
+  local _, at = (bucket.burst and tokens or window)(bucket)
+  if at then redis.call('ZADD', K .. ':wakes', stamp(at), bucket.name) end
+end
+
+-- A running job goes on at a shorter tier.
+function flow.shrink(id, route, assigned)
+  local seconds, name = string.match(assigned, '^(%S+) (.*)$')
+  local tier = flow.tier_named(route.tenant_queue, name)
+  note_tier(id, route.tenant_queue, { name = name, seconds = seconds, number = tier and tier.number or 0 })
+  opened[route.tenant_queue] = true
+end
+
+-- A run has ended: `flush` frees its places.
+function flow.give_back(id, route, assigned)
+  for _, name in ipairs(flow.buckets_of(route)) do push(in_(freed, name), id) end
+  if assigned or string.find(route.limit_keys or '', '^[=~]') then
+    redis.call('HDEL', K .. ':assigned', id)
+    redis.call('ZREM', K .. ':levels:' .. route.tenant_queue, id)
+    opened[route.tenant_queue] = true
+  end
+end
+
+-- Unblocking
+
+-- How many a blocker has room for; if none and a clock decides, when it has.
+local function room_behind(blocker)
+  if string.sub(blocker, 1, 1) == '!' then
+    local at = tonumber(redis.call('HGET', K .. ':shut', string.sub(blocker, 2)) or 0)
+    return at > now and 0 or HUGE, at
+  end
+  local line, name = string.match(blocker, '^(.*)%^(.*)$')
+  if line then
+    local tier = flow.tier_named(line, name)
+    return tier and tier.free or HUGE
+  end
+  local bucket = flow.bucket_of(blocker)
+  if bucket.places <= 0 then return 0 end
+  return math.min(bucket.places, bucket.starts), bucket.at
+end
+
+-- Put names back into the heads, and notify the workers of their queues. Returns: how many names.
+local function bring_back(found)
+  local names, heads, touched, queues, lines = {}, {}, {}, {}, {}
+  for i = 1, #found, 2 do
+    local name = string.sub(found[i], 9)
+    push(names, name)
+    local task = string.find(name, ',.*,')
+    local lane = task and lane_of(name) or { tenant_queue = name, tenant = string.match(name, '^[^,]*'), queue = string.match(name, ',(.*)$') }
+    if lane.limit_keys then
+      push(in_(heads, lane.name), found[i + 1], found[i])
+    else
+      redis.call('HDEL', K .. ':tops', name)
+    end
+    touched[lane.name or lane.tenant_queue] = lane
+    lines[lane.tenant_queue] = (lines[lane.tenant_queue] or 0) + 1
+    queues[lane.queue] = true
+  end
+  send('HDEL', K .. ':parks', names)
+  for line, number in pairs(lines) do count_blocked(line, -number) end
+  for name, scores in pairs(heads) do send('ZADD', K .. ':heads:' .. name, scores) end
+  for _, lane in pairs(touched) do (lane.name and flow.settle_lane or settle_line)(lane) end
+  for queue in pairs(queues) do
+    if not notified[queue] then publish('work/' .. queue) end
+    notified[queue] = true
+  end
+  return #names
+end
+
+-- Unblock the first names behind a blocker if it has room: as many as may start, and a few more in case of other blockers.
+function flow.unblock(blocker, most)
+  local free, at = room_behind(blocker)
+  if free <= 0 then
+    redis.call('SREM', K .. ':ajar', blocker)
+    if at then redis.call('ZADD', K .. ':wakes', stamp(at), blocker) else redis.call('ZREM', K .. ':wakes', blocker) end
+    return 0
+  end
+  most = most or math.min(math.max(FEW, free), MOST)
+  local found = redis.call('ZRANGE', blocked_key(blocker), 0, most - 1, 'WITHSCORES')
+  redis.call('ZREMRANGEBYRANK', blocked_key(blocker), 0, most - 1)
+  local number = bring_back(found)
+  if redis.call('EXISTS', blocked_key(blocker)) == 0 then
+    forget_blocker(blocker)
+  else
+    redis.call('ZREM', K .. ':wakes', blocker)
+    redis.call('SADD', K .. ':ajar', blocker)
+  end
+  return number
+end
+
+function flow.unblock_due(most)
+  local number = 0
+  for _, blocker in ipairs(redis.call('ZRANGEBYSCORE', K .. ':wakes', '-inf', stamp(now), 'LIMIT', '0', most)) do
+    number = number + flow.unblock(blocker)
+  end
+  return number
+end
+
+local function unblock_freed()
+  local names, lines = freed, opened
+  buckets, tiers, freed, opened = {}, {}, {}, {}
+  for name, ids in pairs(names) do send('SREM', K .. ':places:' .. name, ids) end
+  for name in pairs(names) do
+    local limit = string.match(name, '^([^=]*)=')
+    if redis.call('EXISTS', blocked_key(name)) == 1 then
+      flow.unblock(name)
+    elseif limit and redis.call('EXISTS', K .. ':places:' .. name) == 0 then
+      redis.call('SREM', K .. ':keys:' .. limit, name)
+    end
+  end
+  for line in pairs(lines) do
+    for _, tier in ipairs(tiers_of(line) or {}) do
+      local level = line .. '^' .. tier.name
+      if redis.call('EXISTS', blocked_key(level)) == 1 then flow.unblock(level) end
+    end
+  end
+end
+
+-- Write the starts that were gathered, free the places of ended runs.
+function flow.flush()
+  if not (next(buckets) or next(tiers) or next(freed) or next(opened)) then return end
+  for _, bucket in pairs(buckets) do
+    if #bucket.ids > 0 then write_starts(bucket) end
+  end
+  unblock_freed()
+end
+
+flow.FEW, flow.MOST = FEW, MOST
+
 end

@@ -1,10 +1,251 @@
+-- Reading: jobs, listings, counts. Nothing here changes a job, but for a result that may be read once.
+
+do
+
+-- The store's clock.
+-- returns →  microseconds
+register('now', READS, function() return stamp(now) end)
+
 -- Look jobs up.
--- ARGV[2..]  '1' with payload or '0' without; id, …
--- Output     now, then the jobs that are there
-local whole = ARGV[2] == '1'
-local out = { stamp(now) }
-for i = 3, #ARGV do
-  local job = load(ARGV[i], whole)
-  if job then answer(job, meta_of(job), out) end
+-- args →  '1' with payload or '0' without; id, …
+-- returns →  now, then the jobs that exist, as `answer` makes them
+register('read', READS, function(args)
+  local whole, out = args[2] == '1', { stamp(now) }
+  for i = 3, #args do
+    local job = load(args[i], whole)
+    if job then answer(job, meta_of(job), out) end
+  end
+  return out
+end)
+
+-- The tenants that have a job of an id.
+-- args →  most lookups; id, …
+-- returns →  { tenants of an id }, … for as many of the ids as that allows, and for one at least
+register('tenants_of_ids', READS, function(args)
+  local tenants, out = redis.call('SMEMBERS', K .. ':tenants'), {}
+  for i = 3, #args do
+    if #out > 0 and (#out + 1) * #tenants > tonumber(args[2]) then break end
+    local found = {}
+    for _, tenant in ipairs(tenants) do
+      if redis.call('EXISTS', K .. 'j' .. key_of(args[i], tenant)) == 1 then push(found, tenant) end
+    end
+    push(out, found)
+  end
+  return out
+end)
+
+-- The result of a job, unless its time is over. A result that may be read once is dropped, but for the job that follows.
+-- args →  id
+-- returns →  content type, zero byte, data; or nothing
+register('result', FREES_MEMORY, function(args)
+  local id = args[2]
+  local job = load(id)
+  if not job or not has(job, RESULT) then return false end
+  local once = has(job, ONCE)
+  if bit.band(job[FLAGS], TIMED) == TIMED then
+    if tonumber(redis.call('ZSCORE', K .. ':gone', id)) <= now then return false end
+    once = struct.unpack(HOLD, redis.call('GET', K .. 'h' .. id)) == 1
+  end
+  local result = redis.call('GET', K .. 'r' .. id)
+  if once then spend(job) end
+  return result
+end)
+
+-- The output of a job.
+-- args →  id, after (number), most
+-- returns →  the pieces, each with CHUNK_HEAD
+register('output', READS, function(args)
+  local key, after = K .. 'o' .. args[2], tonumber(args[3])
+  local first = redis.call('LINDEX', key, '0')
+  if not first then return {} end
+  local number, _, _, _, stream = struct.unpack(CHUNK_HEAD, first)
+  if stream == NO_STREAM then return {} end
+  local from = math.max(0, after - number + 1)
+  return redis.call('LRANGE', key, from, from + args[4] - 1)
+end)
+
+-- Listings
+
+-- Names of lines from one on, in order.
+-- args →  first line (inclusive), end (exclusive, '' = none), most
+-- returns →  their names
+register('lines', READS, function(args)
+  local first, last = '[' .. args[2], args[3] == '' and '+' or '(' .. args[3]
+  return redis.call('ZRANGEBYLEX', K .. ':lines', first, last, 'LIMIT', 0, args[4])
+end)
+
+-- A page under way: what is asked for, the `place` that it has reached, `found` jobs, `out`.
+local function read_page(args)
+  local page = {
+    line = args[2], place = tonumber(args[3]), most = tonumber(args[4]), newest_first = args[6] == '1',
+    states = {}, kinds = {}, found = 0, out = { 0, 0 },
+  }
+  for i = 7, #args do
+    local state = tonumber(args[i])
+    page.states[state], page.kinds[kind_of(state)] = true, true
+  end
+  return page
 end
-return out
+
+-- Load the jobs of the page among these ids, by place.
+local function load_wanted(page, ids, jobs)
+  for _, id in ipairs(ids) do
+    local job = load(id)
+    if job and page.states[job[STATE]] and job.lane.tenant_queue == page.line then
+      local is_ahead = page.newest_first and job[POS] < page.place or not page.newest_first and job[POS] > page.place
+      if is_ahead then jobs[job[POS]] = job end
+    end
+  end
+end
+
+-- Answer jobs in the order of the page; whether there is room for more.
+local function answer_in_order(page, jobs)
+  local places = {}
+  for place in pairs(jobs) do places[#places + 1] = place end
+  table.sort(places, page.newest_first and function(a, b) return a > b end or nil)
+  for _, place in ipairs(places) do
+    answer(jobs[place], meta_of(jobs[place]), page.out)
+    page.place, page.found = place, page.found + 1
+    if page.found == page.most then return false end
+  end
+  return true
+end
+
+local function end_page(page, is_last)
+  page.out[1], page.out[2] = page.place, is_last and 1 or 0
+  return page.out
+end
+
+-- A page of one state that has an index of its own.
+local function page_of_index(page, ids)
+  local jobs = {}
+  load_wanted(page, ids, jobs)
+  return end_page(page, answer_in_order(page, jobs))
+end
+
+-- Chunks of the page's line from its place on.
+local function chunks_of(page, most)
+  local key = K .. ':chunks:' .. page.line
+  if page.newest_first then
+    return redis.call('ZREVRANGEBYSCORE', key, stamp(chunk_of(page.place - 1)), '-inf', 'LIMIT', 0, most)
+  end
+  return redis.call('ZRANGEBYSCORE', key, chunk_of(page.place + 1), '+inf', 'LIMIT', 0, most)
+end
+
+-- Jobs of one line in order of arrival, or newest first.
+-- args →  line, after (place), most, most chunks, '1' = newest first, state, …
+-- returns →  the place reached, 1 if the line ends here else 0, then the jobs as `answer` makes them
+register('page', READS, function(args)
+  local page, most_chunks = read_page(args), tonumber(args[5])
+  local states, newest_first = page.states, page.newest_first
+  -- Running jobs alone are found by their leases: there are never more of them than workers have slots.
+  if states[RUNNING] and #args == 7 then return page_of_index(page, redis.call('ZRANGE', K .. ':leases', 0, -1)) end
+  -- Blocked jobs alone have an index, for they may be few among many.
+  if states[BLOCKED] and #args == 7 then
+    local command, last = newest_first and 'ZREVRANGEBYSCORE' or 'ZRANGEBYSCORE', newest_first and '-inf' or '+inf'
+    return page_of_index(page, redis.call(command, K .. ':blocked:' .. page.line, '(' .. args[3], last, 'LIMIT', 0, page.most))
+  end
+  local chunks = chunks_of(page, most_chunks)
+  for _, chunk in ipairs(chunks) do
+    local jobs = {}
+    for kind in pairs(page.kinds) do load_wanted(page, redis.call('HVALS', log_key(page.line, kind, chunk)), jobs) end
+    if not answer_in_order(page, jobs) then return end_page(page, false) end
+    if newest_first then
+      page.place = math.min(page.place, tonumber(chunk) * CHUNK)
+    else
+      page.place = math.max(page.place, (tonumber(chunk) + 1) * CHUNK - 1)
+    end
+  end
+  return end_page(page, #chunks < most_chunks)
+end)
+
+-- Counts
+
+-- Hashes of tenants as an answer: tenant, { field, number, … }, …
+local function hashes_of(tenants, prefix)
+  local out = {}
+  for _, tenant in ipairs(tenants) do
+    if tenant ~= '' then push(out, tenant, redis.call('HGETALL', prefix .. tenant)) end
+  end
+  return out
+end
+
+-- How many jobs there are.
+-- args →  tenant ('-' = all)
+-- returns →  tenant, { queue,task,state, number, … }, …
+register('count_jobs', READS, function(args)
+  return hashes_of(args[2] == '-' and redis.call('SMEMBERS', K .. ':tenants') or { args[2] }, K .. ':counts:')
+end)
+
+-- How runs ended.
+-- args →  tenant ('-' = all)
+-- returns →  tenant, { queue,task,outcome, number, … }, …
+register('count_outcomes', READS, function(args)
+  return hashes_of(args[2] == '-' and redis.call('HKEYS', K .. ':outcomes') or { args[2] }, K .. ':outcomes:')
+end)
+
+-- How many jobs each worker runs.
+-- returns →  worker, number, …
+register('count_running', READS, function() return redis.call('HGETALL', K .. ':held') end)
+
+-- What waits
+
+-- How many jobs of its own route are ahead of a queued job.
+-- args →  id
+-- returns →  the number, or nothing if it is not queued
+register('rank', READS, function(args)
+  local job = load(args[2])
+  if not job or job[STATE] ~= QUEUED then return false end
+  return redis.call('ZRANK', K .. ':ready:' .. job.lane.route, member(job[SEQ], job.id))
+end)
+
+local function answer_route(route, most, out)
+  local number = redis.call('ZCARD', K .. ':ready:' .. route)
+  if number == 0 then return end
+  push(out, route, number)
+  push(out, most > 0 and redis.call('ZRANGE', K .. ':ready:' .. route, 0, most - 1, 'WITHSCORES') or {})
+end
+
+-- The queued jobs of a queue by route.
+-- args →  tenant ('-' = all), queue, most jobs of each
+-- returns →  per route: route, number of jobs, { member of its first jobs, priority, … }
+register('waiting', READS, function(args)
+  local tenants = args[2] == '-' and redis.call('SMEMBERS', K .. ':tenants') or { args[2] }
+  local queue, most, out = args[3], tonumber(args[4]), {}
+  for _, tenant in ipairs(tenants) do
+    local line = tenant .. ',' .. queue
+    for _, field in ipairs(redis.call('HKEYS', K .. ':counts:' .. tenant)) do
+      local own, task, state = string.match(field, '^([^,]*),([^,]*),(.*)$')
+      if own == queue and tonumber(state) == QUEUED then answer_route(line .. ',' .. task, most, out) end
+    end
+    local limited = redis.call('ZRANGEBYLEX', K .. ':groups', '[' .. line .. ',', '(' .. line .. '-')
+    for _, route in ipairs(limited) do answer_route(route, most, out) end
+  end
+  return out
+end)
+
+-- When the first scheduled job is due.
+-- returns →  microseconds from now, 0 if it is due; or nothing
+register('next_run', READS, function()
+  local at = redis.call('ZRANGE', K .. ':due', 0, 0, 'WITHSCORES')[2]
+  return at and stamp(math.max(at - now, 0)) or false
+end)
+
+-- Whether jobs are stored here in the first layout, in which a key had no tenant. The keys of the default tenant are the
+-- same in both.
+-- returns →  the name of a tenant that has such jobs, or nothing
+register('old_layout', READS, function()
+  for _, line in ipairs(redis.call('ZRANGE', K .. ':lines', 0, -1)) do
+    local tenant = string.match(line, '^[^,]*')
+    if tenant ~= DEFAULT_TENANT then
+      local chunk = redis.call('ZRANGE', K .. ':chunks:' .. line, 0, 0)[1]
+      for kind = PENDING, CANCELLED do
+        local listed = chunk and redis.call('HVALS', log_key(line, kind, chunk)) or {}
+        if listed[1] and #listed[1] == ID_SIZE then return tenant end
+      end
+    end
+  end
+  return false
+end)
+
+end

@@ -1,4 +1,4 @@
-// A context of Node: reads orders on descriptor 3, runs what they say, answers on descriptor 4.
+// A context of Node: reads commands on descriptor 3, runs them, answers on descriptor 4.
 //
 // Started in the context's own folder. The protocol is in docs/functions-protocol.md.
 "use strict";
@@ -11,7 +11,7 @@ const vm = require("node:vm");
 
 const ORDERS = 3;
 const ANSWERS = 4;
-const KEEPER = 5;
+const MONITOR = 5;
 const RETRY = 100;
 const OK = 200;
 const FAILED = 400;
@@ -44,7 +44,7 @@ let handler = null;
 let trouble = null; // why no job of this batch can be run
 let broken = false;
 let mark = Buffer.alloc(0);
-let started = false; // whether a process has been started since the last look
+let started = false; // whether a process has been started since the last check
 
 // Processes that a function starts are noticed: those of a job end with it.
 function notice(object, name) {
@@ -58,15 +58,15 @@ notice(childProcess.ChildProcess.prototype, "spawn");
 for (const name of ["spawnSync", "execSync", "execFileSync"]) notice(childProcess, name);
 syncBuiltinESMExports();
 
-// Has the keeper end what was started ("s"), or leave it alone from here on ("k").
-function askKeeper(what) {
+// Has the monitor end what was started ("s"), or leave it alone from here on ("k").
+function askMonitor(what) {
   if (!started) return;
   started = false;
   try {
-    fs.writeSync(KEEPER, what);
-    fs.readSync(KEEPER, Buffer.alloc(1));
+    fs.writeSync(MONITOR, what);
+    fs.readSync(MONITOR, Buffer.alloc(1));
   } catch {
-    // nobody is there
+    // it is gone
   }
 }
 
@@ -91,7 +91,7 @@ async function load(number, order) {
     found.fault = { fault };
     broken = true;
   }
-  askKeeper("k");
+  askMonitor("k");
 }
 
 async function begin(number) {
@@ -103,7 +103,7 @@ async function begin(number) {
   } catch (fault) {
     trouble = { fault };
   }
-  askKeeper("k");
+  askMonitor("k");
 }
 
 async function run(number, kind, data) {
@@ -114,7 +114,7 @@ async function run(number, kind, data) {
   } catch (fault) {
     answer = told(fault);
   }
-  askKeeper("s");
+  askMonitor("s");
   separate();
   send(`done ${number} ${answer}\n`);
 }

@@ -1,5 +1,5 @@
 <?php
-// A context of PHP: reads orders on descriptor 3, runs what they say, answers on descriptor 4.
+// A context of PHP: reads commands on descriptor 3, runs them, answers on descriptor 4.
 //
 // Started in the context's own folder. Source is evaluated in the global scope, so everything of ours is kept in one
 // class. The protocol is in docs/functions-protocol.md.
@@ -93,8 +93,8 @@ final class WindlassContext
         return substr($text, strlen('<?php '));
     }
 
-    /** Have the keeper end what a job has started ("s"), or leave alone what there is ("k"). */
-    public static function askKeeper(string $what): void
+    /** Have the monitor end what a job has started ("s"), or leave alone what there is ("k"). */
+    public static function askMonitor(string $what): void
     {
         if (!self::$starts || !self::$wires[5] || !self::$wires[6]) {
             return;
@@ -108,7 +108,7 @@ final class WindlassContext
 
     public static function keep(?Throwable $fault): void
     {
-        self::askKeeper('k');
+        self::askMonitor('k');
         if ($fault === null && !function_exists(self::$handler['run'])) {
             $fault = new TypeError('its body defines no run($payload)');
         }
@@ -126,7 +126,7 @@ final class WindlassContext
         } catch (Throwable $fault) {
             $answer = self::told($fault);
         }
-        self::askKeeper('s');
+        self::askMonitor('s');
         self::separate();
         self::send("done $number $answer\n");
     }
@@ -222,7 +222,7 @@ while (WindlassContext::next()) {
                 } catch (Throwable $windlassFault) {
                     WindlassContext::$trouble = $windlassFault;
                 }
-                WindlassContext::askKeeper('k');
+                WindlassContext::askMonitor('k');
             }
             break;
         case 'end':

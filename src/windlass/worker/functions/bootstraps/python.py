@@ -1,4 +1,4 @@
-"""A context of Python: reads orders on descriptor 3, runs what they say, answers on descriptor 4.
+"""A context of Python: reads commands on descriptor 3, runs them, answers on descriptor 4.
 
 Started with `python -I` in the context's own folder. The protocol is in docs/functions-protocol.md.
 """
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from typing import Any
 
-ORDERS, ANSWERS, KEEPER = 3, 4, 5
+COMMANDS, ANSWERS, MONITOR = 3, 4, 5
 RETRY, OK, FAILED, ERROR = 100, 200, 400, 500
 TRY_AGAIN, FIRST_FAILED, LAST_FAILED = 75, 64, 78
 ONLY_AST = 0x400
 STARTS = frozenset({"os.fork", "os.forkpty", "os.posix_spawn", "os.system", "subprocess.Popen"})
-"""What Python tells of when a process is started."""
+"""Audit events of Python when a process is started."""
 AS_TEXT = json.JSONEncoder(ensure_ascii=False).encode
 AS_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
@@ -47,7 +47,7 @@ class Fail(Exception):
         self.code = code
 
 
-class Context:
+class PythonContext:
     """The scope that handlers share, and the batch that runs."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class Context:
         """Why no job of this batch can be run."""
         self.broken = False
         self.started = False
-        """Whether a process has been started since the last look."""
+        """Whether a process has been started since the last check."""
         sys.addaudithook(self.notice)
         self.mark = b""
         self.loop: AbstractEventLoop | None = None
@@ -107,12 +107,12 @@ class Context:
     def keep(self) -> None:
         """What has been started is of no one job, and stays."""
         self.started = False
-        ask_keeper(b"k")
+        ask_monitor(b"k")
 
     def sweep(self) -> None:
         """What a job has started ends with it."""
         self.started = False
-        ask_keeper(b"s")
+        ask_monitor(b"s")
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
@@ -125,13 +125,13 @@ class Context:
                 answer = self.script(self.handler["script"], kind, data)
             else:
                 value = self.function()(read(kind, data))
-                answer = said(OK, self.awaited(value) if type(value) is CoroutineType else value)
+                answer = result_line(OK, self.awaited(value) if type(value) is CoroutineType else value)
         except BaseException as fault:  # noqa: BLE001 - whatever a function raises is its outcome
-            answer = told(fault)
+            answer = error_line(fault)
         if self.started:
             self.sweep()
         self.separate()
-        self.say(b"done " + number + b" " + answer + b"\n")
+        self.send(b"done " + number + b" " + answer + b"\n")
 
     def function(self) -> Callable[[object], object]:
         if self.trouble is not None:
@@ -171,7 +171,7 @@ class Context:
                 del self.handler["script"]
                 sys.stdout.buffer.write(printed.read())
                 value = self.function()(read(kind, data))
-                return said(OK, self.awaited(value) if type(value) is CoroutineType else value)
+                return result_line(OK, self.awaited(value) if type(value) is CoroutineType else value)
             return b"%d text64 " % OK + base64.b64encode(without_jobs(printed))
 
     def awaited(self, coroutine: "CoroutineType[object, None, object]") -> object:
@@ -203,9 +203,9 @@ class Context:
                 self.broken = True
                 traceback.print_exc()
         self.separate()
-        self.say(b"end broken\n" if self.broken else b"end\n")
+        self.send(b"end broken\n" if self.broken else b"end\n")
 
-    def say(self, answer: bytes) -> None:
+    def send(self, answer: bytes) -> None:
         rest = memoryview(answer)
         while rest:  # a signal that the function has a handler for may come in between
             rest = rest[self.answers.write(rest) :]
@@ -217,11 +217,11 @@ def defined(scope: dict[str, object]) -> object:
     return scope["run"]
 
 
-def ask_keeper(what: bytes) -> None:
-    """Have the keeper do something, and wait until it is done."""
+def ask_monitor(what: bytes) -> None:
+    """Have the monitor do something, and wait until it is done."""
     try:
-        os.write(KEEPER, what)
-        os.read(KEEPER, 1)
+        os.write(MONITOR, what)
+        os.read(MONITOR, 1)
     except OSError:
         pass
 
@@ -282,7 +282,7 @@ def read(kind: bytes, data: bytes) -> object:
     return data if kind == b"base64" else data.decode()
 
 
-def said(code: int, value: object) -> bytes:
+def result_line(code: int, value: object) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
         return b"%d base64 " % code + base64.b64encode(value)
     return b"%d json " % code + AS_JSON(value).encode()
@@ -299,7 +299,7 @@ def text_of(fault: BaseException) -> str:
         return f"it cannot be put into words: that raised {type(again).__qualname__}"
 
 
-def told(fault: BaseException) -> bytes:
+def error_line(fault: BaseException) -> bytes:
     code = getattr(fault, "code", None)
     if type(code) is not int or not (RETRY <= code < OK or FAILED <= code < ERROR + 100):
         code = ERROR
@@ -318,12 +318,12 @@ def told(fault: BaseException) -> bytes:
 def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    os.set_inheritable(ORDERS, False)
+    os.set_inheritable(COMMANDS, False)
     os.set_inheritable(ANSWERS, False)
-    os.set_inheritable(KEEPER, False)
-    context = Context()
-    with open(ORDERS, "rb") as orders:
-        for line in orders:
+    os.set_inheritable(MONITOR, False)
+    context = PythonContext()
+    with open(COMMANDS, "rb") as commands:
+        for line in commands:
             verb, _, rest = line[:-1].partition(b" ")
             if verb == b"job":
                 context.run(*rest.split(b" ", 2))

@@ -1,4 +1,4 @@
-"""A context of the shell: reads orders on descriptor 3, runs `sh` once for each job, answers on descriptor 4.
+"""A context of the shell: reads commands on descriptor 3, runs `sh` once for each job, answers on descriptor 4.
 
 Started with `python -I` in the context's own folder; its one argument is the shell. The protocol is in
 docs/functions-protocol.md.
@@ -14,15 +14,15 @@ from contextlib import suppress
 from tempfile import TemporaryFile
 from typing import Any
 
-ORDERS, ANSWERS, KEEPER = 3, 4, 5
+COMMANDS, ANSWERS, MONITOR = 3, 4, 5
 OK, FAILED, ERROR = 200, 400, 500
 TRY_AGAIN, FIRST_FAILED, LAST_FAILED = 75, 64, 78
 
 EXPORTING = 'set -a\neval "$1"\nstatus=$?\nset +a\nenv -0 >&9\nexit "$status"\n'
-"""Runs a piece of source and tells on descriptor 9 the variables it leaves: the jobs after it see them."""
+"""Runs a piece of source and writes the variables it leaves to descriptor 9: the jobs after it see them."""
 
 
-class Context:
+class ShellContext:
     """The variables that scripts see, and the batch that runs."""
 
     def __init__(self, shell: str) -> None:
@@ -40,22 +40,22 @@ class Context:
         handler = self.loaded[number] = json.loads(order)
         self.mark = f"\x1e{handler['mark']}\n".encode()
         handler["fault"] = self.prepare(handler, "before")
-        ask_keeper(b"k")  # what has been started stays
+        ask_monitor(b"k")  # what has been started stays
         self.broken = self.broken or bool(handler["fault"])
 
     def prepare(self, handler: dict[str, Any], part: str) -> str:
         """Run a piece of source whose variables stay; what is wrong with it, if anything."""
         if not handler.get(part):
             return ""
-        with TemporaryFile() as told:
-            os.dup2(told.fileno(), 9)
+        with TemporaryFile() as variables:
+            os.dup2(variables.fileno(), 9)
             done = subprocess.run(  # noqa: S603
                 [self.shell, "-c", EXPORTING, "sh", handler[part]],
                 stdin=subprocess.DEVNULL, env=self.environment, pass_fds=(9,), check=False,
             )  # fmt: skip
             os.close(9)
-            told.seek(0)
-            pairs = [pair.partition(b"=") for pair in told.read().split(b"\0") if pair]
+            variables.seek(0)
+            pairs = [pair.partition(b"=") for pair in variables.read().split(b"\0") if pair]
         if done.returncode:
             return f"{part} ended with {done.returncode}"
         if pairs:  # none if it ended by itself
@@ -66,11 +66,11 @@ class Context:
         self.handler = self.loaded[number]
         self.trouble = self.handler["fault"] or self.prepare(self.handler, "beforeEach")
         if self.handler.get("beforeEach"):
-            ask_keeper(b"k")
+            ask_monitor(b"k")
 
     def run(self, number: bytes, kind: bytes, data: bytes) -> None:
-        answer = told(ERROR, self.trouble) if self.trouble else self.script(given(kind, data))
-        ask_keeper(b"s")  # what the job has left behind ends with it
+        answer = error_line(ERROR, self.trouble) if self.trouble else self.script(given(kind, data))
+        ask_monitor(b"s")  # what the job has left behind ends with it
         self.separate()
         self.answers.write(b"done " + number + b" " + answer + b"\n")
 
@@ -87,8 +87,8 @@ class Context:
             return b"%d text64 " % OK + base64.b64encode(result)
         how = f"the script ended with {status}" if status > 0 else f"the script was killed by signal {-status}"
         if status == TRY_AGAIN:
-            return told(OK - 100, how)
-        return told(FAILED + status if FIRST_FAILED <= status <= LAST_FAILED else ERROR, how)
+            return error_line(OK - 100, how)
+        return error_line(FAILED + status if FIRST_FAILED <= status <= LAST_FAILED else ERROR, how)
 
     def separate(self) -> None:
         """What is printed from here on is the next job's."""
@@ -105,11 +105,11 @@ class Context:
         self.answers.write(b"end broken\n" if self.broken else b"end\n")
 
 
-def ask_keeper(what: bytes) -> None:
-    """Have the keeper do something, and wait until it is done."""
+def ask_monitor(what: bytes) -> None:
+    """Have the monitor do something, and wait until it is done."""
     with suppress(OSError):
-        os.write(KEEPER, what)
-        os.read(KEEPER, 1)
+        os.write(MONITOR, what)
+        os.read(MONITOR, 1)
 
 
 def given(kind: bytes, data: bytes) -> bytes:
@@ -120,7 +120,7 @@ def given(kind: bytes, data: bytes) -> bytes:
 
 
 def without_jobs(printed: Iterable[bytes]) -> bytes:
-    """What a script printed; lines that ask for new jobs go to our own output, where they are looked for."""
+    """What a script printed; lines that ask for new jobs go to our own output, where the worker finds them."""
     kept = bytearray()  # not the lines themselves: short ones take twenty times their bytes
     for line in printed:
         if line.startswith((b"J: ", b"#J: ")):
@@ -130,17 +130,17 @@ def without_jobs(printed: Iterable[bytes]) -> bytes:
     return bytes(kept)
 
 
-def told(code: int, message: str) -> bytes:
+def error_line(code: int, message: str) -> bytes:
     return b"%d error " % code + json.dumps({"type": "Exit", "message": message}).encode()
 
 
 def main() -> None:
-    os.set_inheritable(ORDERS, False)
+    os.set_inheritable(COMMANDS, False)
     os.set_inheritable(ANSWERS, False)
-    os.set_inheritable(KEEPER, False)
-    context = Context(sys.argv[1])
-    with open(ORDERS, "rb") as orders:
-        for line in orders:
+    os.set_inheritable(MONITOR, False)
+    context = ShellContext(sys.argv[1])
+    with open(COMMANDS, "rb") as commands:
+        for line in commands:
             verb, _, rest = line[:-1].partition(b" ")
             if verb == b"job":
                 context.run(*rest.split(b" ", 2))

@@ -1,11 +1,12 @@
-"""A folder of its own for each context: fresh, its user's alone, gone afterwards.
+"""What the code of a tenant has for itself: a user, where the worker may choose one, and a folder for each context.
 
-Once foreign code has run in one, nothing here goes by its contents: links may lead anywhere by then. It is removed by
-`rm`, which follows none, however deep it is and however it was locked.
+Once foreign code has run in a folder, nothing here trusts its contents: links may lead anywhere by then. It is removed
+by `rm`, which follows none, however deep it is and however its modes were changed.
 """
 
 import asyncio
 import fcntl
+import hashlib
 import itertools
 import os
 import shutil
@@ -14,6 +15,30 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL
+
+from windlass.worker.linux import children, end_children_but
+
+SPAN = 2**28
+
+
+class Users:
+    """A user for each tenant, the same on every worker. The ids come from a range that no distribution assigns."""
+
+    def __init__(self, first: int) -> None:
+        self._first = first
+        self._tenants: dict[int, str] = {}
+
+    def of(self, tenant: str) -> int | None:
+        """A tenant's own user; null where this process may not choose one."""
+        if os.geteuid() != 0:
+            return None
+        for turn in range(SPAN):
+            digest = hashlib.sha256(f"{turn}:{tenant}".encode()).digest()
+            uid = self._first + int.from_bytes(digest[:8], "big") % SPAN
+            if self._tenants.setdefault(uid, tenant) == tenant:
+                return uid
+        raise LookupError("every user id of the range is taken")
+
 
 PREFIX = "windlass-functions-"
 
@@ -45,12 +70,12 @@ class Folders:
             await _run("rm", "-rf", "--", folder)
 
     async def sweep(self) -> None:
-        """Remove what workers have left behind that were killed."""
+        """Remove the folders of workers that were killed."""
         for home in Path(self._home).parent.glob(f"{PREFIX}*"):
             try:
                 lock = _locked(str(home))
             except OSError:
-                continue  # somebody is at work there, or it is not ours
+                continue  # in use, or not ours
             try:
                 if os.fstat(lock).st_uid == os.geteuid():
                     await _run("rm", "-rf", "--", str(home))
@@ -80,7 +105,7 @@ def _fresh(parent: str | None) -> tuple[str, int]:
 
 
 def _locked(home: str) -> int:
-    """The lock of a folder that is still there: whoever sweeps one away holds its lock until it has gone."""
+    """The lock of a folder that still exists: a sweep holds the lock until the folder is gone."""
     folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -95,3 +120,22 @@ async def _run(program: str, *arguments: str) -> int:
     path = shutil.which(program) or f"/bin/{program}"
     process = await asyncio.create_subprocess_exec(path, *arguments, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL)
     return await process.wait()
+
+
+def end_leftovers(uid: int) -> None:
+    """Kill what is left of a tenant's code whose monitor was killed: it has become a child of this process.
+
+    It is known by its user, so this works only where the worker runs as root. Children of living monitors are not ours.
+    """
+
+    def others() -> list[int]:
+        return [pid for pid in children(os.getpid()) if _user_of(pid) != uid]
+
+    end_children_but(others)
+
+
+def _user_of(pid: int) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid  # noqa: PTH116
+    except OSError:
+        return None  # it has ended meanwhile

@@ -1,6 +1,6 @@
 """Where a language's interpreter is, and how it is started.
 
-Knows languages and paths. An interpreter that only root can read is of no use to code that runs as somebody else.
+Knows languages and paths. An interpreter that only root can read is of no use to code that runs as another user.
 """
 
 import os
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-PLACES = "/usr/local/bin:/usr/bin:/bin"
+SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
 
 BOOTSTRAPS = Path(__file__).parent.parent / "bootstraps"
 
@@ -45,8 +45,8 @@ class Interpreter(Struct, frozen=True):
             case "node":
                 return [self.path, f"--max-old-space-size={max(16, memory * 3 // 4 // MIB)}", bootstrap]
             case "php":
-                told_once = ["-d", "display_errors=stderr", "-d", "log_errors=0"]
-                return [self.path, *told_once, "-d", f"memory_limit={memory}", bootstrap]
+                errors_to_stderr = ["-d", "display_errors=stderr", "-d", "log_errors=0"]
+                return [self.path, *errors_to_stderr, "-d", f"memory_limit={memory}", bootstrap]
             case "sh":
                 return [self.path, "-I", "-B", bootstrap, self.shell]
             case _:
@@ -54,7 +54,7 @@ class Interpreter(Struct, frozen=True):
 
     @property
     def roots(self) -> list[str]:
-        """Folders that it is made of, besides the system's own. Not its whole prefix: that may be somebody's home."""
+        """Folders that it is made of, besides the system's own. Not its whole prefix: that may be a user's home."""
         prefix = Path(self.path).parent.parent
         return [] if prefix in (Path("/"), Path("/usr")) else [str(prefix / part) for part in PARTS]
 
@@ -98,15 +98,15 @@ def _candidates(lang: str, chosen: Mapping[str, str]) -> Iterator[str]:
     if lang == "python":
         yield getattr(sys, "_base_executable", sys.executable)
     for program in PROGRAMS[lang]:
-        for places in (PLACES, None):
+        for places in (SEARCH_PATH, None):
             if path := shutil.which(program, path=places):
                 yield path
 
 
 def is_for_all(path: str) -> bool:
-    """Whether every user may run a file: it, and all folders on the way."""
+    """Whether every user may run a file: it, and all folders above it."""
     try:
-        ways = [folder.stat().st_mode for folder in Path(path).parents]
-        return all(mode & stat.S_IXOTH for mode in ways) and bool(Path(path).stat().st_mode & stat.S_IROTH)
+        modes = [folder.stat().st_mode for folder in Path(path).parents]
+        return all(mode & stat.S_IXOTH for mode in modes) and bool(Path(path).stat().st_mode & stat.S_IROTH)
     except OSError:
         return False

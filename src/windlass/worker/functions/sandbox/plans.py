@@ -1,6 +1,6 @@
-"""What a tier means on this machine: whether it can be had, what is in force under it, and the plan for one context.
+"""What a tier means on this machine: whether it is available, what it enforces, and the plan for one context.
 
-Pure but for looking at the machine; the keeper carries plans out.
+Reads the state of the machine and changes nothing; the monitor executes plans.
 """
 
 import os
@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from msgspec import Struct
 from msgspec.structs import replace
 
-from windlass.worker.functions.sandbox import landlock, seccomp
-from windlass.worker.functions.sandbox.interpreters import PLACES, Interpreter
-from windlass.worker.functions.sandbox.landlock import Rules
-from windlass.worker.functions.terms import FunctionOptions, Tier
+from windlass.worker.functions import FunctionOptions, Tier
+from windlass.worker.functions.sandbox import kernel
+from windlass.worker.functions.sandbox.interpreters import SEARCH_PATH, Interpreter
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 SETTINGS = (
@@ -31,14 +30,14 @@ ROOM = 128 << 20
 """Bytes of addresses that an interpreter takes before it does anything."""
 
 
-class Plan(Struct, frozen=True):
-    """What the keeper does for one context."""
+class SandboxPlan(Struct, frozen=True):
+    """What the monitor does for one context."""
 
     argv: list[str]
     environment: dict[str, str]
     folder: str
     wires: list[int]
-    """Descriptors of the keeper that become 3 and 4."""
+    """Descriptors of the monitor that become 3 and 4."""
     uid: int | None
     limits: dict[str, int]
     memory: int
@@ -47,15 +46,15 @@ class Plan(Struct, frozen=True):
     """Bytes of files that may be in the folder."""
     disk_files: int
     no_new_privs: bool = False
-    landlock: Rules | None = None
+    landlock: kernel.LandlockRules | None = None
     seccomp: str = ""
     """A filter to be put in force, in hex digits."""
     filter: str = ""
     """A filter that bubblewrap puts in force, in hex digits."""
 
 
-class Ask(Struct, frozen=True):
-    """For whom a plan is made."""
+class PlanRequest(Struct, frozen=True):
+    """What a plan is made for."""
 
     interpreter: Interpreter
     folder: str
@@ -67,74 +66,74 @@ class Ask(Struct, frozen=True):
 
 
 def available(tier: Tier) -> str | None:
-    """Why a tier cannot be had on this machine, as far as can be seen without trying; null = it can."""
+    """Why a tier is not available on this machine, as far as can be seen without trying; null = it is."""
     if sys.platform != "linux":
         return f"sandbox tier {tier!r} needs Linux"
     if tier == "limits":
         return None
-    if landlock.version() == 0:
+    if kernel.landlock_version() == 0:
         return f"sandbox tier {tier!r} needs Landlock, which this kernel lacks or has switched off"
-    if seccomp.machine() is None:
+    if kernel.machine() is None:
         return f"sandbox tier {tier!r} has no filter of system calls for this kind of processor"
-    if tier == "isolated" and shutil.which("bwrap", path=PLACES) is None:
+    if tier == "isolated" and shutil.which("bwrap", path=SEARCH_PATH) is None:
         return "sandbox tier 'isolated' needs bubblewrap: install it (bwrap)"
     return None
 
 
 def in_force(tier: Tier, *, network: bool, uid: int | None) -> list[str]:
-    """What keeps code of this tier in its place, in words."""
+    """What confines code of this tier, as text."""
     found = ["limits", "own session", "own folder", "clean environment"]
     found += [] if uid is None else ["own user"]
     if tier == "limits":
         return found
-    abi = landlock.version()
+    abi = kernel.landlock_version()
     found += ["no new privileges", f"system call filter{'' if network else ' without sockets'}"]
     if tier == "isolated":
         return [*found, "own processes", "read-only system", "network" if network else "no network"]
-    found.append(f"Landlock {abi} (files{', signals' if abi >= landlock.SCOPES_FROM else ''})")
+    found.append(f"Landlock {abi} (files{', signals' if abi >= kernel.SCOPES_FROM else ''})")
     return [*found, "network" if network else "no network"]
 
 
-def plan(tier: Tier, ask: Ask, options: FunctionOptions, environment: Mapping[str, str]) -> Plan:
-    command = ask.interpreter.command(ask.folder, ask.memory)
-    made = Plan(
+def plan(tier: Tier, request: PlanRequest, options: FunctionOptions, environment: Mapping[str, str]) -> SandboxPlan:
+    command = request.interpreter.command(request.folder, request.memory)
+    made = SandboxPlan(
         argv=command,
-        environment=clean(environment, options.environment, ask.folder),
-        folder=ask.folder,
-        wires=list(ask.wires),
-        uid=ask.uid,
-        limits=limits(ask, options),
-        memory=ask.memory,
-        disk=ask.disk,
+        environment=clean(environment, options.environment, request.folder),
+        folder=request.folder,
+        wires=list(request.wires),
+        uid=request.uid,
+        limits=limits(request, options),
+        memory=request.memory,
+        disk=request.disk,
         disk_files=options.disk_files,
     )
     if tier == "limits":
         return made
-    calls = seccomp.machine()
+    calls = kernel.machine()
     assert calls is not None  # noqa: S101 - else the tier is not available
-    own_user = ask.uid is not None or tier == "isolated"  # there, others' files are not to be seen
-    filter_ = seccomp.program(calls, network=ask.network, own_user=own_user).hex()
+    own_user = request.uid is not None or tier == "isolated"  # there, others' files are not to be seen
+    filter_ = kernel.seccomp_program(calls, network=request.network, own_user=own_user).hex()
     if tier == "isolated":
-        return replace(made, argv=[*bubblewrap(ask), *command], no_new_privs=True, filter=filter_)
-    read = [*SYSTEM, *SETTINGS, *ask.interpreter.roots, *(FOR_NETWORK if ask.network else ())]
-    rules = landlock.rules(landlock.version(), read, DEVICES, ask.folder, network=ask.network)
+        return replace(made, argv=[*bubblewrap(request), *command], no_new_privs=True, filter=filter_)
+    read = [*SYSTEM, *SETTINGS, *request.interpreter.roots, *(FOR_NETWORK if request.network else ())]
+    rules = kernel.landlock_rules(kernel.landlock_version(), read, DEVICES, request.folder, network=request.network)
     return replace(made, no_new_privs=True, landlock=rules, seccomp=filter_)
 
 
 def clean(environment: Mapping[str, str], more: list[str], folder: str) -> dict[str, str]:
     kept = {name: environment[name] for name in (*HARMLESS, *more) if name in environment}
-    return {"LANG": "C.UTF-8", **kept, "PATH": PLACES, "HOME": folder, "TMPDIR": folder, "PWD": folder}
+    return {"LANG": "C.UTF-8", **kept, "PATH": SEARCH_PATH, "HOME": folder, "TMPDIR": folder, "PWD": folder}
 
 
-def limits(ask: Ask, options: FunctionOptions) -> dict[str, int]:
-    room = ask.memory + ROOM
+def limits(request: PlanRequest, options: FunctionOptions) -> dict[str, int]:
+    room = request.memory + ROOM
     processes = options.processes * options.contexts  # they are counted by user, whose contexts may be all there are
     return {
-        "RLIMIT_AS" if ask.interpreter.address_space else "RLIMIT_DATA": room,
+        "RLIMIT_AS" if request.interpreter.address_space else "RLIMIT_DATA": room,
         "RLIMIT_CORE": 0,
-        "RLIMIT_FSIZE": min(options.file_size, ask.disk),
+        "RLIMIT_FSIZE": min(options.file_size, request.disk),
         "RLIMIT_NOFILE": options.files,
-        "RLIMIT_NPROC": processes if ask.uid is not None else processes + _processes_of_ours(),
+        "RLIMIT_NPROC": processes if request.uid is not None else processes + _processes_of_ours(),
     }
 
 
@@ -150,23 +149,23 @@ def _processes_of_ours() -> int:
     return total
 
 
-def bubblewrap(ask: Ask) -> list[str]:
+def bubblewrap(request: PlanRequest) -> list[str]:
     """How the command is wrapped: own processes, own network unless it may have ours, a system to read, its folder."""
-    path = shutil.which("bwrap", path=PLACES) or "bwrap"
+    path = shutil.which("bwrap", path=SEARCH_PATH) or "bwrap"
     words = [path, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
-    words += ["--share-net"] if ask.network else []
+    words += ["--share-net"] if request.network else []
     for place in SYSTEM:
         if os.path.islink(place):  # noqa: PTH114
             words += ["--symlink", os.readlink(place), place]  # noqa: PTH115
         else:
             words += ["--ro-bind-try", place, place]
-    for place in (*SETTINGS, *(FOR_NETWORK if ask.network else ())):
+    for place in (*SETTINGS, *(FOR_NETWORK if request.network else ())):
         words += ["--ro-bind-try", os.path.realpath(place), place]
     words += ["--proc", "/proc", "--dev", "/dev"]
     for place in ("/proc/sys", "/proc/sysrq-trigger", "/proc/irq", "/proc/bus"):
-        words += ["--ro-bind-try", place, place]  # to root they belong, whatever else it may not do
-    for root in ask.interpreter.roots:
+        words += ["--ro-bind-try", place, place]  # they belong to root, whatever else it may not do
+    for root in request.interpreter.roots:
         words += ["--ro-bind-try", root, root]
-    words += ["--bind", ask.folder, ask.folder, "--chdir", ask.folder]
-    # What could be written beside the folder would lie in memory, counted by nobody.
+    words += ["--bind", request.folder, request.folder, "--chdir", request.folder]
+    # What could be written outside the folder would be in memory, and not counted.
     return [*words, "--remount-ro", "/dev", "--remount-ro", "/", "--seccomp", "6", "--"]

@@ -1,4 +1,4 @@
-"""Tries out programs: whether each ends well, in time, and says what it should. See `probing.py`.
+"""Runs programs: whether each succeeds, in time, and prints what it should. See `languages.py`.
 
 A program of its own (`python -I -S probe.py`), so that whatever hangs hangs here: it ends by itself after a while, with
 its parent, and everything it has started with it (all of it is one session, which can be killed at once).
@@ -18,12 +18,12 @@ from typing import Any
 PR_SET_PDEATHSIG = 1
 SPARE = 5
 """Seconds after the last moment of a program in which this one must have ended."""
-MOST_TOLD = 2000
+MOST_TEXT = 2000
 MEMORY = 1 << 30
 
 
 def start(command: list[str], uid: int | None, reads: bool) -> "subprocess.Popen[bytes] | str":
-    """A program on its way, or why it is not; as another user if need be."""
+    """A started program, or why it did not start; as another user if need be."""
     groups: list[int] | None = None if uid is None else []
     try:
         return subprocess.Popen(  # noqa: S603
@@ -47,7 +47,7 @@ def judge(
         return f"it did not answer within {within:g} s"
     if tried.returncode or (given is None and said.decode(errors="replace").strip() != wanted):
         words = (
-            (complaint + b"\n" + said if given is not None else complaint).decode(errors="replace").strip()[:MOST_TOLD]
+            (complaint + b"\n" + said if given is not None else complaint).decode(errors="replace").strip()[:MOST_TEXT]
         )
         return words or f"it ended with {tried.returncode} and said {said[:50]!r}"
     return None
@@ -59,16 +59,16 @@ def now() -> float:
 
 def main() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    order: dict[str, Any] = json.loads(sys.stdin.readline() or "{}")
-    if not order:
+    request: dict[str, Any] = json.loads(sys.stdin.readline() or "{}")
+    if not request:
         return
-    signal.alarm(int(order["within"]) + SPARE)
+    signal.alarm(int(request["within"]) + SPARE)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    until = now() + order["within"]
-    inputs: dict[str, str] = order["inputs"]
-    running = {name: start(command, order["uid"], name in inputs) for name, command in order["programs"].items()}
+    until = now() + request["within"]
+    inputs: dict[str, str] = request["inputs"]
+    running = {name: start(command, request["uid"], name in inputs) for name, command in request["programs"].items()}
     found = {
-        name: judge(one, inputs.get(name), order["wanted"], until, order["within"]) for name, one in running.items()
+        name: judge(one, inputs.get(name), request["wanted"], until, request["within"]) for name, one in running.items()
     }
     sys.stdout.write(json.dumps(found) + "\n")
     sys.stdout.flush()

@@ -1,0 +1,106 @@
+"""The target of a command: the options that every command has, and the queue that they name.
+
+Opens a store or connects to a server; knows no command.
+"""
+
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+from cyclopts import Group, Parameter
+from msgspec.structs import asdict, replace
+
+from windlass import config
+from windlass.addresses import file_of, is_server, open_service
+from windlass.cli import DASH
+from windlass.engine import Settings
+from windlass.model.errors import Invalid, Missing
+from windlass.model.events import Event, EventSource
+from windlass.model.match import Match
+from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, without_password
+from windlass.model.operations import A, Operation, Service
+
+OPTIONS = Group("Options", sort_key=20)
+COMMON = Group("Common options", sort_key=100)
+
+
+@Parameter(name="*", group=COMMON)
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """The options of every command."""
+
+    store: Annotated[
+        str | None,
+        Parameter(
+            metavar="STORE",
+            help="Where jobs are stored: a file, or redis://, rediss://, unix://, redis+sentinel://, redis+cluster://. "
+            f"Default: ${config.variable('store')}, else `store` in {config.FILE}, else ./{config.DEFAULT_STORE}.",
+        ),
+    ] = None
+    server: Annotated[
+        str | None,
+        Parameter(
+            metavar="URL",
+            help="A Windlass server instead of a store: http://, https://, http+unix://. Default: $WINDLASS_SERVER.",
+        ),
+    ] = None
+    tenant: Annotated[
+        str | None,
+        Parameter(
+            metavar="NAME",
+            help="The tenant; `-` = all tenants. "
+            f"Default: ${config.variable('tenant')}, else `tenant` in {config.FILE}, else `{DEFAULT_TENANT}`.",
+        ),
+    ] = None
+    json: Annotated[bool, Parameter(help="Print JSON: one document, or one per line for streams.")] = False
+
+    def settings(self, flags: Mapping[str, Any] | None = None) -> config.Config:
+        """The settings of this command; `flags` are its own options."""
+        tenant = EVERY_TENANT if self.tenant == DASH else self.tenant
+        if self.server and self.store:
+            raise Invalid("give --store or --server, not both", at="--server")
+        if self.server and not is_server(self.server):
+            raise Invalid(
+                f"{without_password(self.server)!r} is not the URL of a server: give http://, https:// or http+unix://",
+                at="--server",
+            )
+        return config.here(store=self.store, server=self.server, tenant=tenant, **(flags or {}))
+
+
+HERE = Target()
+"""As the environment and `windlass.toml` set it."""
+
+
+class Queue:
+    """An open queue, and the tenant of the command."""
+
+    def __init__(self, service: Service, tenant: str, address: str) -> None:
+        self.service = service
+        self.tenant = tenant
+        self.address = address
+
+    async def __call__(self, operation: Operation[A]) -> A:
+        return await self.service(replace(operation, tenant=self.tenant))
+
+    def watch(self, match: Match) -> AsyncGenerator[Event, None]:
+        return cast("EventSource", self.service).watch(self.tenant, match)  # every service has events
+
+
+@asynccontextmanager
+async def open_queue(target: Target, *, create: bool = False, every_tenant: bool = False) -> AsyncIterator[Queue]:
+    """The queue of a target. `create`: make a store file that does not exist, for commands that write."""
+    settings = target.settings()
+    if not create:
+        _check_file(settings.store)
+    logging.basicConfig(format="windlass: %(message)s", level=logging.WARNING)
+    async with open_service(settings.store, Settings(**asdict(settings.engine))) as service:
+        yield Queue(service, EVERY_TENANT if every_tenant else settings.tenant, settings.store)
+
+
+def _check_file(address: str) -> None:
+    file = file_of(address)
+    if file is not None and file != ":memory:" and not Path(file).exists():
+        raise Missing(f"there is no file {file}; `windlass enqueue` creates it, --store names another", at="store")

@@ -1,0 +1,427 @@
+"""From Python code to a service, with an event loop or without one.
+
+Asynchronous callers get an engine of their own event loop. Callers without a loop share a thread that runs one; on a
+file or a Redis server an operation that need not wait runs in the caller's own thread instead, on a blocking store: a
+hop between threads costs as much as the operation itself. After a fork everything is opened again: no connection is
+ever shared with a parent.
+
+An engine lives as long as its event loop. It is the value of an asynchronous generator, because a loop closes its
+generators when it ends.
+"""
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from contextlib import AsyncExitStack, aclosing
+from typing import Any, Generic, Protocol, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+from windlass.addresses import enter_service, file_of, open_blocking_store
+from windlass.engine import Engine, Settings
+from windlass.model.errors import Unavailable, WindlassError
+from windlass.model.events import Event, EventSource
+from windlass.model.job import NewJob
+from windlass.model.operations import (
+    MOST_AT_ONCE,
+    A,
+    Cancel,
+    Count,
+    Delete,
+    EnqueueMany,
+    GetResult,
+    GetStats,
+    List,
+    Operation,
+    Rerun,
+    Service,
+    Show,
+)
+from windlass.model.template import JobTemplate
+from windlass.model.wire import FAULTS
+from windlass.system import SystemRandomness
+
+T = TypeVar("T")
+
+MOST_IN_FLIGHT = 2
+"""Batches of one loop that are on their way at once: one is answered while the next is made."""
+
+AT_ONCE = (Show, GetResult, List, Count, GetStats, Cancel, Rerun, Delete)
+"""What an engine can answer without an event loop, unless it shall wait; and new jobs, see `_needs_no_loop`."""
+
+Ask = Callable[[EventSource], AsyncGenerator[Event, None]]
+"""Which events are wanted."""
+
+
+class Transport(Protocol):
+    """How an app's operations reach the queue. `app.testing` puts another in the place of `AppConnection`."""
+
+    def at_once(self, tenant: str, template: JobTemplate, id: bytes, payload: bytes, /) -> bool: ...
+
+    def ask(self, operation: Operation[A], *, waits: bool = False) -> A: ...
+
+    def ask_each(self, operations: Iterable[Operation[A]]) -> list[A]: ...
+
+    async def service(self) -> Service: ...
+
+    async def enqueue(self, tenant: str, new: NewJob) -> bool: ...
+
+    def hear(self, ask: "Ask", /) -> Iterator[Event]: ...
+
+    def ahear(self, ask: "Ask", /) -> AsyncGenerator[Event, None]: ...
+
+    def close(self) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+class AppConnection:
+    """One address, for every kind of caller in every process."""
+
+    def __init__(
+        self,
+        address: str,
+        settings: Settings | None = None,
+        token: str | None = None,
+        journal: str | None = None,
+    ) -> None:
+        self._address = address
+        self._journal = journal
+        self._settings = settings
+        self._token = token
+        self._here = _Here()
+        self._lock = threading.Lock()
+        self._inherited: list[_Here] = []
+        _mind_forks(self)
+
+    def at_once(self, tenant: str, template: JobTemplate, id: bytes, payload: bytes) -> bool:
+        """Enqueue a lone job from code without an event loop; false = send it with `ask` instead, under the same id."""
+        here = self._here
+        quick = here.quick if here.tried_quick else self._quick(here)
+        if quick is None or (created := quick.prepared.add(tenant, template, id, payload)) is None:
+            return False
+        run_sync(quick.prepared.publish(tenant, template, id, created=created))
+        return True
+
+    def ask(self, operation: Operation[A], *, waits: bool = False) -> A:
+        """Ask from code without an event loop. `waits`: the answer may take a while, by design."""
+        here = self._in_this_process()
+        quick = None if waits else self._quick(here)
+        if quick is not None and _needs_no_loop(operation):
+            return run_sync(quick(operation))
+        return here.portal().run(self._ask_in_portal(operation))
+
+    def ask_each(self, operations: Iterable[Operation[A]]) -> list[A]:
+        """Ask one after the other; while one is answered, the next is made."""
+        if not (quick := self._quick(self._in_this_process())):
+            return [self.ask(operation) for operation in operations]
+        answers: list[A] = []
+        asked: PendingCall[A] | None = None
+        for operation in operations:
+            if not _needs_no_loop(operation):
+                answers.append(self.ask(operation))
+                continue
+            following = PendingCall(quick(operation))
+            if asked is not None:
+                answers.append(asked.answer())
+            asked = following
+        if asked is not None:
+            answers.append(asked.answer())
+        return answers
+
+    async def _ask_in_portal(self, operation: Operation[A]) -> A:
+        while True:
+            service = await self._own_service()
+            try:
+                return await service(operation)
+            except Unavailable:
+                if await self._own_service() is service:  # else it was closed for a fork meanwhile
+                    raise
+
+    async def service(self) -> Service:
+        """The engine of the running event loop; with a journal, which has one writer, that of the process."""
+        return await self._own_service() if self._journal is None else self._in_portal
+
+    async def _in_portal(self, operation: Operation[A], /) -> A:
+        portal = self._in_this_process().portal()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._ask_in_portal(operation), portal.loop))
+
+    async def _own_service(self) -> Service:
+        here = self._in_this_process()
+        loop = asyncio.get_running_loop()
+        opening = here.engines.get(loop)
+        if opening is None:
+            opening = here.engines[loop] = asyncio.ensure_future(self._open(here, loop))
+        try:
+            return await asyncio.shield(opening)
+        except WindlassError:
+            if here.engines.get(loop) is opening:  # or another caller has opened it again
+                del here.engines[loop]
+            raise
+
+    async def _open(self, here: "_Here", loop: asyncio.AbstractEventLoop) -> Service:
+        here.lives[loop] = life = self._life(here, loop)
+        return await anext(life)
+
+    async def _life(self, here: "_Here", loop: asyncio.AbstractEventLoop) -> AsyncGenerator[Service, None]:
+        async with AsyncExitStack() as stack:
+            service = await enter_service(stack, self._address, self._settings, self._token, self._journal)
+            try:
+                yield service
+            finally:
+                here.forget(loop)
+
+    async def enqueue(self, tenant: str, new: NewJob) -> bool:
+        """Queue one job from an event loop, together with others that are queued there just now; whether it is new."""
+        here = self._in_this_process()
+        loop = asyncio.get_running_loop()
+        gathering = here.gatherings.get(loop)
+        if gathering is None:
+            service = await self.service()
+            gathering = here.gatherings.setdefault(loop, Gathering(service))
+        return await gathering.enqueue(tenant, new)
+
+    def hear(self, ask: Ask) -> Iterator[Event]:
+        """Events, one after the other, for code without an event loop."""
+        portal = self._in_this_process().portal()
+        stream = self.ahear(ask)
+        try:
+            while (event := portal.run(_next(stream))) is not None:
+                yield event
+        finally:
+            portal.run(_closed(stream))
+
+    async def ahear(self, ask: Ask) -> AsyncGenerator[Event, None]:
+        """The same in an event loop."""
+        teller = cast("EventSource", await self.service())  # every service is one
+        async with aclosing(ask(teller)) as stream:
+            async for event in stream:
+                yield event
+
+    def close(self) -> None:
+        """Close what code without a loop has opened here."""
+        here = self._in_this_process()
+        self._here = _Here()
+        here.close()
+
+    async def aclose(self) -> None:
+        """Close what this event loop has opened."""
+        life = self._in_this_process().lives.get(asyncio.get_running_loop())
+        if life is not None:
+            await life.aclose()
+
+    def rest(self) -> None:
+        """Close a file that the loop thread has opened, until it is needed again.
+
+        SQLite must not have a file open when its process forks: the child could never use that file. A blocking store
+        does the same by itself.
+        """
+        here = self._in_this_process()
+        if (life := here.life_in_portal()) is None:
+            return
+        if file_of(self._address) not in (None, ":memory:"):
+            here.portal().run(_closed(life))
+
+    def _in_this_process(self) -> "_Here":
+        if self._here.pid != os.getpid():  # forked outside Python, as uWSGI does
+            self.reset_after_fork()
+        return self._here
+
+    def reset_after_fork(self) -> None:
+        """Drop what the parent process has opened: it is not for this child."""
+        # It is never freed: collecting its event loop here would break the parent's own.
+        self._inherited.append(self._here)
+        self._here, self._lock = _Here(), threading.Lock()
+
+    def _quick(self, here: "_Here") -> Engine | None:
+        if not here.tried_quick:
+            with self._lock:
+                if not here.tried_quick:
+                    here.quick = self._quickly_opened()
+                    here.tried_quick = True
+        return here.quick
+
+    def _quickly_opened(self) -> Engine | None:
+        store = None if self._journal else run_sync(open_blocking_store(self._address, self._settings))
+        return None if store is None else Engine(store, SystemRandomness(), self._settings)
+
+
+def _needs_no_loop(operation: Operation[Any]) -> bool:
+    """Whether an engine answers this without waiting for anything but its store, and without looking at a clock."""
+    if isinstance(operation, EnqueueMany):
+        return not any(new.yielding for new in operation.jobs)
+    return isinstance(operation, AT_ONCE) and not getattr(operation, "wait", 0.0)
+
+
+def _mind_forks(link: AppConnection) -> None:
+    found = weakref.ref(link)  # the hook stays registered forever: it must not hold the link
+
+    def rest() -> None:
+        if (here := found()) is not None:
+            here.rest()
+
+    def reset_after_fork() -> None:
+        if (here := found()) is not None:
+            here.reset_after_fork()
+
+    os.register_at_fork(before=rest, after_in_child=reset_after_fork)
+
+
+class _Here:
+    """What one process has opened."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.quick: Engine | None = None
+        self.tried_quick = False
+        self.engines: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Future[Service]] = WeakKeyDictionary()
+        self.lives: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[Service, None]] = WeakKeyDictionary()
+        self.gatherings: WeakKeyDictionary[asyncio.AbstractEventLoop, Gathering] = WeakKeyDictionary()
+        self._portal: LoopThread | None = None
+        self._lock = threading.Lock()
+
+    def portal(self) -> "LoopThread":
+        with self._lock:
+            if self._portal is None:
+                self._portal = LoopThread()
+            return self._portal
+
+    def close(self) -> None:
+        if self.quick is not None:
+            run_sync(self.quick.context.store.close())
+        if self._portal is not None:
+            if (life := self.life_in_portal()) is not None:
+                self._portal.run(_closed(life))
+            self._portal.close()
+
+    def life_in_portal(self) -> AsyncGenerator[Service, None] | None:
+        return None if self._portal is None else self.lives.get(self._portal.loop)
+
+    def forget(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.engines.pop(loop, None)
+        self.lives.pop(loop, None)
+        self.gatherings.pop(loop, None)
+
+
+async def _closed(life: AsyncGenerator[Any, None]) -> None:
+    await life.aclose()
+
+
+async def _next(stream: AsyncGenerator[T, None]) -> T | None:
+    return await anext(stream, None)
+
+
+class Gathering:
+    """Jobs that are enqueued at about the same moment are sent together."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._waiting: dict[str, list[tuple[NewJob, asyncio.Future[bool]]]] = {}
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self._called = False
+
+    def enqueue(self, tenant: str, new: NewJob) -> "asyncio.Future[bool]":
+        loop = asyncio.get_running_loop()
+        created: asyncio.Future[bool] = loop.create_future()
+        self._waiting.setdefault(tenant, []).append((new, created))
+        if not self._called and len(self._in_flight) < MOST_IN_FLIGHT:
+            # Not at once: other calls of this round of the loop join the batch.
+            self._called = True
+            loop.call_soon(self._send)
+        return created
+
+    def _send(self) -> None:
+        self._called = False
+        while self._waiting and len(self._in_flight) < MOST_IN_FLIGHT:
+            tenant, waiting = next(iter(self._waiting.items()))
+            some, rest = waiting[:MOST_AT_ONCE], waiting[MOST_AT_ONCE:]
+            if rest:
+                self._waiting[tenant] = rest
+            else:
+                del self._waiting[tenant]
+            task = asyncio.get_running_loop().create_task(self._deliver(tenant, some))
+            self._in_flight.add(task)
+            task.add_done_callback(self._delivered)
+
+    def _delivered(self, task: "asyncio.Task[None]") -> None:
+        self._in_flight.discard(task)
+        self._send()
+
+    async def _deliver(self, tenant: str, some: "list[tuple[NewJob, asyncio.Future[bool]]]") -> None:
+        try:
+            answer = await self._service(EnqueueMany(tenant=tenant, jobs=[new for new, _ in some], exact=True))
+        except Exception as fault:  # noqa: BLE001 - handed to the caller
+            if len(some) == 1 or not isinstance(fault, FAULTS):
+                for _, future in some:
+                    _fail(future, fault)
+                return
+            for one in some:  # a batch is taken whole or not at all: each must hear of its own fault
+                await self._deliver(tenant, [one])
+            return
+        there = set(answer.existing)
+        for (_, future), id in zip(some, answer.ids, strict=True):
+            if not future.done():
+                future.set_result(id not in there)
+            there.add(id)  # any other call with this id comes second
+
+
+def _fail(future: "asyncio.Future[bool]", fault: Exception) -> None:
+    if not future.done():
+        future.set_exception(fault)
+
+
+# Coroutines for code without an event loop: in a thread with a loop, or inline where they never wait
+
+
+class LoopThread:
+    """A thread that runs an event loop for callers without one."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="windlass", daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # the caller was interrupted
+            raise
+
+    def close(self) -> None:
+        self.run(self.loop.shutdown_asyncgens())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+class PendingCall(Generic[T]):
+    """A coroutine that never waits for a loop, run up to the point where its request was sent."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T]) -> None:
+        self._coroutine = coroutine
+        self._answered = False
+        self._step()
+
+    def _step(self) -> None:
+        try:
+            pause = self._coroutine.send(None)
+        except StopIteration as end:
+            self._answer: T = end.value
+            self._answered = True
+            return
+        if pause is not None:
+            self._coroutine.close()
+            raise RuntimeError("this needs an event loop")
+
+    def answer(self) -> T:
+        while not self._answered:
+            self._step()
+        return self._answer
+
+
+def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never waits for a loop to its end."""
+    return PendingCall(coroutine).answer()

@@ -1,0 +1,237 @@
+"""What all answers of one engine share: the store and its facets, settings, caches.
+
+Also finds a tenant's job, and decides and writes moves. Knows no operation.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import lru_cache
+from typing import NamedTuple, cast
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from windlass.engine.batcher import Batcher
+from windlass.engine.estimate.stats import RunStats
+from windlass.engine.events.feed import StoreWrites
+from windlass.engine.flow.config import FlowConfigCache
+from windlass.model import lifecycle
+from windlass.model.errors import Conflict, Missing
+from windlass.model.handler import Language
+from windlass.model.job import Job
+from windlass.model.lifecycle import Move
+from windlass.model.names import EVERY_TENANT, JobKey, check_id, key_of
+from windlass.model.ports import Randomness
+from windlass.model.token import Locked
+from windlass.model.wire import MOST_PAYLOAD, MOST_RESULT
+from windlass.model.worker import Worker
+from windlass.store import Draft, Record, Store
+from windlass.store.beside import DueTimes, Events, JobOwners, OnLocalDisk, OutcomeCounts, Records, Replicated
+from windlass.store.flow import Flow
+from windlass.store.mailbox import Mailbox
+
+Decide = Callable[[Record, datetime], Move | None]
+"""The move of a job as it was read at that time; null = none."""
+
+MOST_ROUNDS = 8
+"""How often a move is decided again because the job changed meanwhile."""
+
+POLL_EVERY = 1.0
+"""Seconds after which a waiting call polls the store: a wake-up may be lost."""
+
+MOST_KNOWN_WORKERS = 10_000
+
+FENCE_BYTES = 8
+
+MOST_NAMED = 10
+"""Tenants named in an error about an ambiguous id."""
+
+TOUCH_PART = 0.25
+"""The share of an owner timeout that must pass before it is reset again."""
+
+MOST_TOUCHED = 10_000
+"""Jobs whose last owner touch is remembered."""
+
+
+class Settings(Struct, frozen=True, kw_only=True):
+    """Settings of an engine."""
+
+    lease: float = 15.0
+    """Seconds after which a job that was not renewed, or a silent worker, counts as lost."""
+    most_payload: int = MOST_PAYLOAD
+    """Bytes of one payload."""
+    most_result: int = MOST_RESULT
+    """Bytes of one result."""
+    replicas: int | None = None
+    """Replicas of a Redis store that must have a new job before it is accepted; null = as the store's URL says."""
+    replicated_within: float = 1.0
+    """Seconds to wait for them."""
+    replicas_synced: bool = False
+    """Whether they must have it on disk."""
+
+
+class HandledTasks(NamedTuple):
+    """The tasks that have handlers, cached."""
+
+    until: float
+    """When to read again, by the loop's clock."""
+    tasks: Mapping[str, Mapping[str, Language]]
+    """By tenant, each with the language of its handler."""
+
+
+class EngineContext:
+    """The dependencies and caches of one engine."""
+
+    def __init__(self, store: Store, chance: Randomness, settings: Settings) -> None:
+        self.store = store
+        self.bus = cast("Events", store)
+        self.records = cast("Records", store)
+        self.outcomes = cast("OutcomeCounts", store)
+        self.timetable = cast("DueTimes", store)
+        self.flow = cast("Flow", store)
+        self.directory = cast("JobOwners", store)
+        self.mailbox = cast("Mailbox", store)
+        self.bounded = store if isinstance(store, OnLocalDisk) else None
+        waits = getattr(store, "replicated_within", None) is not None
+        self.replicating = cast("Replicated", store) if waits else None
+        """The store, if it accepts new jobs only when its replicas have them too."""
+        self.writes = StoreWrites(store, self.bus, self.replicating)
+        self.flow_config = FlowConfigCache(self.records, self.flow)
+        self.chance = chance
+        self.settings = settings
+        self.batcher: Batcher[Draft, tuple[Record | None, bool]] | None = None
+        """Of jobs that are enqueued one by one: see `new_jobs`."""
+        self.stats = RunStats()
+        self.admitted: dict[tuple[str, str], dict[str, datetime]] = {}
+        """By tenant and queue: yielding jobs that were admitted but are not stored yet, and until when they count."""
+        self.handled_tasks: HandledTasks | None = None
+        self.reserved: frozenset[str] = frozenset()
+        """Tasks of an app in the same process, as `tenant/task`: no handler may replace them."""
+        # A worker's registration does not change, so it is read once. Its heartbeats show whether it is alive.
+        self.known_workers: dict[str, Worker] = {}
+        self.idle: set[str] = set()
+        """Workers whose last claim had to wait: their next claim subscribes first and then asks once."""
+        self.on_token: list[Callable[[str, Locked | None], None]] = []
+        """Called for each token that is added here, or removed (null), by its key."""
+        self._owner_touches = OwnerTouches()
+
+    async def find(self, id: str, tenant: str, *, payload: bool = False) -> Record:
+        """The record of a tenant's own job. Another tenant's job is not found."""
+        return (await self._find(id, tenant, payload=payload))[0]
+
+    async def keys(self, ids: Sequence[str], tenant: str) -> list[JobKey | None]:
+        """The jobs that a tenant means by these ids. For all tenants: null = none; an id of several is refused."""
+        if tenant != EVERY_TENANT:
+            return [JobKey(id, tenant) for id in ids]
+        found = zip(ids, await self.directory.owners(ids), strict=True)
+        return [_only_key(id, tenants) for id, tenants in found]
+
+    async def _find(self, id: str, tenant: str, *, payload: bool) -> tuple[Record, datetime]:
+        """The record and the store's time."""
+        check_id(id)
+        (key,) = await self.keys([id], tenant)
+        if key is None:
+            raise no_job(id)
+        reading = await self.store.read([key], payload=payload)
+        record = reading.records[0]
+        if record is None:
+            raise no_job(id)
+        return record, reading.now
+
+    async def find_for_owner(self, id: str, tenant: str, *, payload: bool = False) -> Record:
+        """The record of a job for a caller who waits for it: also resets the job's owner timeout."""
+        record, now = await self._find(id, tenant, payload=payload)
+        if record.job.unattended is not None and self._owner_touches.is_due(record.job, now):
+            if not await self.move_records([record], now, touch_owner):
+                await self.move_jobs([key_of(record.job)], touch_owner)  # it has changed meanwhile
+            self._owner_touches.note(key_of(record.job), now)
+        return record
+
+    async def move_jobs(self, keys: Sequence[JobKey], decide: Decide) -> set[JobKey]:
+        """Read these jobs, decide and write their moves; the jobs that changed.
+
+        The store refuses a move if the job changed after it was read. The job is then read and decided again.
+        """
+        changed: set[JobKey] = set()
+        rest = list(dict.fromkeys(keys))
+        for _ in range(MOST_ROUNDS):
+            if not rest:
+                break
+            reading = await self.store.read(rest)
+            moves = self._moves(reading.records, decide, reading.now)
+            applied = await self.writes.apply(moves)
+            changed |= {key_of(move) for move, done in zip(moves, applied, strict=True) if done}
+            rest = [key_of(move) for move, done in zip(moves, applied, strict=True) if not done]
+        return changed
+
+    async def move_records(self, records: Sequence[Record | None], now: datetime, decide: Decide) -> int:
+        """The same for jobs already read, without a second try; how many changed."""
+        moves = self._moves(records, decide, now)
+        return sum(await self.writes.apply(moves)) if moves else 0
+
+    def _moves(self, records: Sequence[Record | None], decide: Decide, now: datetime) -> list[Move]:
+        """The decided moves, each fenced by the token its job was read under."""
+        decided = [(record, decide(record, now)) for record in records if record is not None]
+        return [replace(move, fence=record.token) for record, move in decided if move is not None]
+
+    def remember_worker(self, worker: Worker) -> None:
+        if len(self.known_workers) >= MOST_KNOWN_WORKERS:
+            self.forget_worker(next(iter(self.known_workers)))
+        self.known_workers[worker.id] = worker
+
+    def forget_worker(self, id: str) -> None:
+        self.known_workers.pop(id, None)
+        self.idle.discard(id)
+
+
+class OwnerTouches:
+    """When this engine last reset the owner timeouts of jobs. A timeout is not reset on every call."""
+
+    def __init__(self) -> None:
+        self._touched_at: dict[JobKey, datetime] = {}
+
+    def is_due(self, job: Job, now: datetime) -> bool:
+        if lifecycle.touch_owner(job) is None:
+            return False
+        return now >= self._touched_at.get(key_of(job), job.created_at) + timedelta(seconds=touch_every(job))
+
+    def note(self, key: JobKey, now: datetime) -> None:
+        self._touched_at.pop(key, None)  # the least recently touched job is forgotten first
+        if len(self._touched_at) >= MOST_TOUCHED:
+            self._touched_at.pop(next(iter(self._touched_at)))
+        self._touched_at[key] = now
+
+
+def touch_every(job: Job) -> float:
+    """Seconds after which a caller who waits for a job must ask again."""
+    return math.inf if job.unattended is None else job.unattended * TOUCH_PART
+
+
+def touch_owner(record: Record, _: datetime) -> Move | None:
+    return lifecycle.touch_owner(record.job)
+
+
+def no_job(id: str) -> Missing:
+    return Missing(f"there is no job {id}", at="id")
+
+
+def _only_key(id: str, tenants: Sequence[str]) -> JobKey | None:
+    if len(tenants) > 1:
+        raise ambiguous_id(id, tenants)
+    return JobKey(id, tenants[0]) if tenants else None
+
+
+def ambiguous_id(id: str, tenants: Sequence[str], at: str = "id") -> Conflict:
+    named = ", ".join(tenants[:MOST_NAMED]) + (" and others" if len(tenants) > MOST_NAMED else "")
+    return Conflict(f"several tenants have a job {id}: {named}; name the tenant", at=at)
+
+
+@lru_cache(maxsize=1024)  # all jobs of one claim have the same
+def fence(token: str) -> bytes:
+    """The bytes of a token; empty if it is not one, which no job has."""
+    try:
+        given = bytes.fromhex(token)
+    except ValueError:
+        return b""
+    return given if len(given) == FENCE_BYTES else b""

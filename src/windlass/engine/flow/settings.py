@@ -1,0 +1,269 @@
+"""Answers to operations on limits, queues and tasks: settings and pauses, in force when the answer arrives."""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+from msgspec.structs import asdict, replace
+
+from windlass.engine.context import EngineContext
+from windlass.engine.estimate.learn import median_errors
+from windlass.engine.flow.apply import MOST_REGROUPED, apply_config, is_paused, paused_since, regroup_jobs
+from windlass.engine.flow.config import LIMITS, NO_KEY, NO_SETTINGS, QUEUES, TASKS, limit_name
+from windlass.engine.records import change_record
+from windlass.model.errors import Conflict, Invalid, Missing
+from windlass.model.job import State
+from windlass.model.limit import Limit, Pause, check_limit
+from windlass.model.names import EVERY_TENANT, check_name
+from windlass.model.operations import (
+    ChangeQueue,
+    GetLimit,
+    GetQueue,
+    GetTask,
+    LimitBucket,
+    LimitCard,
+    Limits,
+    Operation,
+    PauseLimit,
+    PauseTask,
+    PutLimit,
+    QueueCard,
+    Queues,
+    RemoveLimit,
+)
+from windlass.model.queue import QueueChange, QueueSettings, check_tiers
+from windlass.model.worker import Worker
+from windlass.store.flow import KEY, BucketUsage
+
+MOST_BUCKETS = 100
+"""Buckets of one limit in an answer."""
+
+MOST_LIMITS = 1000
+"""Limits of one tenant."""
+
+_pack = msgspec.msgpack.Encoder().encode
+_limit = msgspec.msgpack.Decoder(Limit)
+_queue = msgspec.msgpack.Decoder(QueueSettings)
+_pause = msgspec.msgpack.Decoder(Pause)
+
+
+# Limits
+
+
+async def put_limit(context: EngineContext, operation: PutLimit) -> LimitCard:
+    check_name(operation.name, at="name")
+    check_limit(operation.limit)
+    before = await _read_limits(context, operation.tenant)
+    if operation.name not in before and len(before) >= MOST_LIMITS:
+        raise Conflict(f"there are {MOST_LIMITS} limits already: remove one first", at="name")
+
+    def changed(old: Limit | None) -> Limit:
+        pause = asdict(_pause_of(old)) if old else {}
+        return Limit(**asdict(operation.limit), name=operation.name, tenant=operation.tenant, **pause)
+
+    limit = await _change_limit(context, operation.tenant, operation.name, changed)
+    return await _limit_card(context, limit, regrouping=not await regroup_jobs(context, MOST_REGROUPED))
+
+
+async def _change_limit(
+    context: EngineContext, tenant: str, name: str, change: Callable[[Limit | None], Limit]
+) -> Limit:
+    """Change a limit and put it in force; if the store refuses it, restore the old one."""
+    record = f"{tenant}/{name}"
+    before, after = await change_record(
+        context, LIMITS, record, lambda stored: _pack(change(None if stored is None else _limit.decode(stored)))
+    )
+    try:
+        await apply_config(context)
+    except BaseException:
+        await context.records.swap(LIMITS, record, after, before)
+        raise
+    return _limit.decode(after or b"")
+
+
+async def get_limit(context: EngineContext, operation: GetLimit) -> LimitCard:
+    limit = await _find_limit(context, operation.tenant, operation.name)
+    return await _limit_card(context, limit, regrouping=bool((await context.flow_config.refreshed()).rules.sorting))
+
+
+async def list_limits(context: EngineContext, operation: Limits) -> list[Limit]:
+    now = (await context.store.read([])).now
+    return [_without_ended_pause(limit, now) for limit in (await _read_limits(context, operation.tenant)).values()]
+
+
+async def pause_limit(context: EngineContext, operation: PauseLimit) -> LimitCard:
+    now = (await context.store.read([])).now
+
+    def changed(old: Limit | None) -> Limit:
+        if old is None:
+            raise _no_limit(operation.name)
+        since = paused_since(operation.pause, old, now)
+        return replace(old, **asdict(replace(operation.pause, since=since) if since else Pause()))
+
+    limit = await _change_limit(context, operation.tenant, operation.name, changed)
+    return await _limit_card(context, limit, regrouping=False)
+
+
+async def remove_limit(context: EngineContext, operation: RemoveLimit) -> None:
+    limit = await _find_limit(context, operation.tenant, operation.name)
+    await context.records.put(LIMITS, limit_name(limit), None)
+    await apply_config(context)
+
+
+async def _read_limits(context: EngineContext, tenant: str) -> dict[str, Limit]:
+    found = (_limit.decode(data) for _, data in sorted((await context.records.list_records(LIMITS)).items()))
+    return {limit.name: limit for limit in found if limit.tenant == tenant}
+
+
+async def _find_limit(context: EngineContext, tenant: str, name: str) -> Limit:
+    limit = (await _read_limits(context, tenant)).get(name)
+    if limit is None:
+        raise _no_limit(name)
+    return limit
+
+
+def _no_limit(name: str) -> Missing:
+    return Missing(f"there is no limit {name[:60]!r}", at="name")
+
+
+def _pause_of(limit: Limit) -> Pause:
+    return Pause(paused=limit.paused, until=limit.until, why=limit.why, since=limit.since)
+
+
+def _without_ended_pause(limit: Limit, now: datetime) -> Limit:
+    return limit if is_paused(limit, now) else replace(limit, **asdict(Pause()))
+
+
+async def _limit_card(context: EngineContext, limit: Limit, *, regrouping: bool) -> LimitCard:
+    usage = await context.flow.usage(limit_name(limit), MOST_BUCKETS)
+    now = (await context.store.read([])).now
+    limit = _without_ended_pause(limit, now)
+    buckets = [_bucket(one) for one in sorted(usage, key=lambda one: (-one.running, one.bucket))]
+    return LimitCard(**asdict(limit), sorting=regrouping, buckets=buckets)
+
+
+def _bucket(usage: BucketUsage) -> LimitBucket:
+    _, equals, key = usage.bucket.partition(KEY)
+    named = None if not equals else "" if key == NO_KEY else key
+    return LimitBucket(key=named, running=usage.running, waiting=usage.waiting, free_at=usage.free_at)
+
+
+# Queues
+
+
+async def change_queue(context: EngineContext, operation: ChangeQueue) -> QueueCard:
+    name = f"{operation.tenant},{check_name(operation.queue, at='queue')}"
+    now = (await context.store.read([])).now
+
+    def changed(stored: bytes | None) -> bytes | None:
+        old = NO_SETTINGS if stored is None else _queue.decode(stored)
+        new = _changed_settings(old, operation.change)
+        if operation.change.paused is not UNSET:
+            new = replace(new, since=paused_since(new, old, now))
+        if new.tiers and operation.tenant == EVERY_TENANT:
+            raise Invalid("tiers belong to one tenant's queue, not to all tenants", at="tiers")
+        return None if new == NO_SETTINGS else _pack(new)
+
+    await change_record(context, QUEUES, name, changed)
+    await apply_config(context)
+    await regroup_jobs(context, MOST_REGROUPED)
+    return await get_queue(context, GetQueue(tenant=operation.tenant, queue=operation.queue))
+
+
+def _changed_settings(settings: QueueSettings, change: QueueChange) -> QueueSettings:
+    given = {name: value for name, value in asdict(change).items() if value is not UNSET}
+    for name in given.pop("clear"):
+        if name in given:
+            raise Invalid("either give it or clear it", at=f"clear.{name}")
+        given[name] = getattr(NO_SETTINGS, name)
+    if given.get("paused") is False:
+        given = {**given, "until": None, "why": ""}
+    elif "paused" not in given and not settings.paused and ("until" in given or "why" in given):
+        raise Invalid("until and why go with paused", at="paused")
+    if "tiers" in given:
+        check_tiers(given["tiers"])
+    return replace(settings, **given)
+
+
+async def get_queue(context: EngineContext, operation: GetQueue) -> QueueCard:
+    found = [card for card in await _queue_cards(context, operation.tenant) if card.queue == operation.queue]
+    if found:
+        return found[0]
+    return QueueCard(tenant=operation.tenant, queue=check_name(operation.queue, at="queue"))
+
+
+async def list_queues(context: EngineContext, operation: Queues) -> list[QueueCard]:
+    return await _queue_cards(context, operation.tenant)
+
+
+async def _queue_cards(context: EngineContext, tenant: str) -> list[QueueCard]:
+    """One for each queue that has jobs, workers or settings; for `-`, with the jobs of all tenants."""
+    states: dict[str, Counter[State]] = {}
+    for count in await context.store.count_jobs(tenant):
+        states.setdefault(count.queue, Counter())[count.state] += count.count
+    stored = (await context.records.list_records(QUEUES)).items()
+    settings = {name: _queue.decode(data) for name, data in stored}
+    rules = (await context.flow_config.refreshed()).rules
+    workers = await context.store.workers(EVERY_TENANT)
+    own = {name.partition(",")[2] for name in settings if name.startswith(f"{tenant},")}
+    served = {queue for worker in workers if worker.tenant == tenant for queue in worker.queues}
+    now = (await context.store.read([])).now
+    errors = await median_errors(context)
+    return [
+        QueueCard(
+            **asdict(_settings_now(settings.get(f"{tenant},{queue}") or NO_SETTINGS, now)),
+            tenant=tenant,
+            queue=queue,
+            states=dict(states.get(queue, {})),
+            workers=sum(1 for worker in workers if _serves(worker, tenant, queue)),
+            slots=sum(worker.slots for worker in workers if _serves(worker, tenant, queue)),
+            estimate_error=errors.get(queue),
+            caps={level.name: level.cap for level in rules.tiers.get(f"{tenant},{queue}", [])},
+        )
+        for queue in sorted({*states, *own, *served})
+    ]
+
+
+def _serves(worker: Worker, tenant: str, queue: str) -> bool:
+    return queue in worker.queues and (tenant == EVERY_TENANT or worker.tenant in (tenant, EVERY_TENANT))
+
+
+def _settings_now(settings: QueueSettings, now: datetime) -> QueueSettings:
+    """Without a pause that has ended by itself."""
+    return settings if is_paused(settings, now) else replace(settings, **asdict(Pause()))
+
+
+# Tasks
+
+
+async def get_task(context: EngineContext, operation: GetTask) -> Pause:
+    stored = (await context.records.list_records(TASKS)).get(f"{operation.tenant},{operation.task}")
+    pause = Pause() if stored is None else _pause.decode(stored)
+    return pause if is_paused(pause, (await context.store.read([])).now) else Pause()
+
+
+async def pause_task(context: EngineContext, operation: PauseTask) -> Pause:
+    name = f"{operation.tenant},{check_name(operation.task, at='task')}"
+    before = await get_task(context, GetTask(tenant=operation.tenant, task=operation.task))
+    since = paused_since(operation.pause, before, (await context.store.read([])).now)
+    pause = replace(operation.pause, since=since) if since else Pause()
+    await context.records.put(TASKS, name, _pack(pause) if pause.paused else None)
+    await apply_config(context)
+    return pause
+
+
+ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any]]] = {
+    PutLimit: put_limit,
+    GetLimit: get_limit,
+    Limits: list_limits,
+    PauseLimit: pause_limit,
+    RemoveLimit: remove_limit,
+    ChangeQueue: change_queue,
+    GetQueue: get_queue,
+    Queues: list_queues,
+    GetTask: get_task,
+    PauseTask: pause_task,
+}

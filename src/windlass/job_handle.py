@@ -1,0 +1,180 @@
+"""The handle of an enqueued job: what a Python user can ask of it.
+
+Turns answers into values. `link` knows how an operation reaches the queue, `call` how a result is decoded.
+"""
+
+from collections.abc import AsyncGenerator, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from msgspec import Raw
+
+from windlass.call.arguments import CallSignature
+from windlass.call.options import Duration
+from windlass.model.duration import seconds
+from windlass.model.errors import WindlassError
+from windlass.model.estimate import Estimate
+from windlass.model.events import Event
+from windlass.model.job import FINISHED, Error, State
+from windlass.model.job import Job as Record
+from windlass.model.operations import Cancel, GetEstimate, GetResult, Rerun, Result, Send, Show
+from windlass.system import SystemClock
+
+if TYPE_CHECKING:
+    from windlass.app import Windlass
+
+R = TypeVar("R")
+
+MOST_WAIT = 30.0
+"""Seconds that one question for a result waits; a longer wait asks again."""
+
+_clock = SystemClock()
+
+
+class JobFailed(WindlassError):
+    """The job whose result was asked for ended without one."""
+
+    __module__ = "windlass"  # where people import it from, and what it is called when it is printed
+    code, title = "job_failed", "The job did not succeed"
+
+    def __init__(self, id: str, state: State, error: Error | None) -> None:
+        what = f"{error.type}: {error.message}".strip(": ") if error else ""
+        super().__init__(f"job {id} {state}{': ' + what if what else ''}")
+        self.id = id
+        self.state = state
+        self.error = error
+
+
+class Job(Generic[R]):
+    """A job that was queued: its id, and a way to ask for it."""
+
+    __slots__ = ("_app", "_plan", "created", "id")
+
+    def __init__(self, id: str, app: "Windlass", plan: CallSignature | None, created: bool | None = None) -> None:
+        self.id = id
+        self.created = created
+        """Whether this call has made the job; false = it was there already under its key or id, and may even have
+        finished. None if that is unknown: the handle was made from an id, or the answer was lost.
+        """
+        self._app = app
+        self._plan = plan
+
+    def refresh(self) -> Record:
+        """The job's record, as it is now."""
+        return self._app.link.ask(Show(tenant=self._app.tenant, id=self.id))
+
+    async def arefresh(self) -> Record:
+        return await (await self._app.link.service())(Show(tenant=self._app.tenant, id=self.id))
+
+    @property
+    def state(self) -> State:
+        """The job's state; asks the queue each time."""
+        return self.refresh().state
+
+    def result(self, timeout: Duration | None = None) -> R:
+        """What the task returned, waiting for it: so long, or until it has ended.
+
+        Raises `TimeoutError` if it has not ended in time, and `JobFailed` if it ended without a result.
+        """
+        until = _until(timeout)
+        while True:
+            answer = self._app.link.ask(self._ask(until), waits=True)
+            if answer.state in FINISHED:
+                return self._value(answer)
+            _check(self.id, until, timeout, answer.state)
+
+    async def aresult(self, timeout: Duration | None = None) -> R:  # noqa: ASYNC109 - said by those who have no loop too
+        """The same in asynchronous code."""
+        until = _until(timeout)
+        service = await self._app.link.service()
+        while True:
+            answer = await service(self._ask(until))
+            if answer.state in FINISHED:
+                return self._value(answer)
+            _check(self.id, until, timeout, answer.state)
+
+    def _ask(self, until: float | None) -> GetResult:
+        wait = MOST_WAIT if until is None else min(MOST_WAIT, max(0.0, until - _clock.monotonic()))
+        return GetResult(tenant=self._app.tenant, id=self.id, wait=wait)
+
+    def _value(self, answer: Result) -> R:
+        if answer.state is not State.SUCCEEDED:
+            raise JobFailed(self.id, answer.state, answer.error)
+        if not isinstance(answer.result, Raw):
+            return cast("R", None)
+        plan = self._plan or _ANYTHING
+        return cast("R", plan.unpack_result(bytes(answer.result), answer.content_type))
+
+    def events(self, since: str = "") -> Iterator[Event]:
+        """Events of the job and its output, until it has ended; `since`: the id of the last event seen.
+
+        The end is the last event. What happened before is reported as the state that the job is in.
+        """
+        return self._app.link.hear(lambda teller: teller.follow_job(self._app.tenant, self.id, since))
+
+    def aevents(self, since: str = "") -> AsyncGenerator[Event, None]:
+        """The same in asynchronous code."""
+        return self._app.link.ahear(lambda teller: teller.follow_job(self._app.tenant, self.id, since))
+
+    def estimate(self) -> Estimate:
+        """How long the job will still wait (`seconds`), its `position` and `why`; all null if it waits no more."""
+        return self._app.link.ask(GetEstimate(tenant=self._app.tenant, id=self.id))
+
+    async def aestimate(self) -> Estimate:
+        """The same in asynchronous code."""
+        return await (await self._app.link.service())(GetEstimate(tenant=self._app.tenant, id=self.id))
+
+    def send(self, data: bytes | str) -> None:
+        """Send a message to the job, whose task must take input (`input=True`): `current.input` gives it there.
+
+        What is sent before it runs waits for it. Raises `Busy` if too much waits, `Conflict` if the job has ended.
+        """
+        self._app.link.ask(self._message(data))
+
+    async def asend(self, data: bytes | str) -> None:
+        """The same in asynchronous code."""
+        await (await self._app.link.service())(self._message(data))
+
+    def _message(self, data: bytes | str) -> Send:
+        said = data.encode() if isinstance(data, str) else data
+        return Send(tenant=self._app.tenant, id=self.id, data=said)
+
+    def cancel(self) -> bool:
+        """Stop the job, wherever it stands; whether there was anything to stop."""
+        return bool(self._app.link.ask(Cancel(tenant=self._app.tenant, ids=[self.id])).changed)
+
+    async def acancel(self) -> bool:
+        service = await self._app.link.service()
+        return bool((await service(Cancel(tenant=self._app.tenant, ids=[self.id]))).changed)
+
+    def retry(self) -> bool:
+        """Queue the job again if it has ended; whether it had."""
+        return bool(self._app.link.ask(Rerun(tenant=self._app.tenant, ids=[self.id])).changed)
+
+    async def aretry(self) -> bool:
+        service = await self._app.link.service()
+        return bool((await service(Rerun(tenant=self._app.tenant, ids=[self.id]))).changed)
+
+    def __repr__(self) -> str:
+        return f"<job {self.id}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and other.id == self.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+
+def _anything() -> Any: ...
+
+
+_ANYTHING = CallSignature(_anything)
+
+
+def _until(timeout: Duration | None) -> float | None:
+    return None if timeout is None else _clock.monotonic() + seconds(timeout, at="timeout")
+
+
+def _check(id: str, until: float | None, timeout: Duration | None, state: State) -> None:
+    if until is not None and timeout is not None and _clock.monotonic() >= until:
+        within = f"{seconds(timeout, at='timeout'):g} s"
+        raise TimeoutError(f"job {id} has not ended within {within}, it is still {state}: ask again, or cancel it")

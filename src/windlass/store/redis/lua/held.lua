@@ -1,3 +1,0 @@
--- How many jobs workers run.
--- Output  worker, number, …
-return redis.call('HGETALL', K .. ':held')

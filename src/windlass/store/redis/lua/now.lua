@@ -1,3 +1,0 @@
--- The store's clock.
--- Output  microseconds
-return stamp(now)

@@ -1,0 +1,101 @@
+-- Records that are not jobs: workers, and records with compare-and-swap. All of them are in the first partition.
+
+do
+
+local function worker_key(worker) return K .. ':worker:' .. worker end
+
+local function forget_worker(worker)
+  redis.call('ZREM', K .. ':workers', worker)
+  redis.call('DEL', worker_key(worker))
+end
+
+local function forget_dead_workers()
+  for _, dead in ipairs(redis.call('ZRANGEBYSCORE', K .. ':workers', '-inf', now, 'LIMIT', 0, 100)) do forget_worker(dead) end
+end
+
+local function is_alive(worker) return tonumber(redis.call('ZSCORE', K .. ':workers', worker) or 0) > now end
+
+-- Add a worker to an answer: id, tenant, record, registered_at, seen_at.
+local function answer_worker(worker, out)
+  out[#out + 1] = worker
+  for _, field in ipairs(redis.call('HMGET', worker_key(worker), 'tenant', 'record', 'registered', 'seen')) do out[#out + 1] = field end
+  return out
+end
+
+-- Store the record of a worker.
+-- args →  worker, lease (us), tenant, record
+register('register_worker', STORES, function(args)
+  forget_dead_workers()
+  redis.call('ZADD', K .. ':workers', now + args[3], args[2])
+  redis.call('HSET', worker_key(args[2]), 'tenant', args[4], 'record', args[5], 'registered', stamp(now), 'seen', stamp(now))
+  return 1
+end)
+
+-- A worker was heard of: keep its record for another lease.
+-- args →  worker, lease (us), tenant
+-- returns →  the worker as `answer_worker` makes it, or nothing if that tenant has no such worker
+register('renew_worker', FREES_MEMORY, function(args)
+  forget_dead_workers()
+  local id = args[2]
+  if not is_alive(id) or redis.call('HGET', worker_key(id), 'tenant') ~= args[4] then return {} end
+  redis.call('ZADD', K .. ':workers', now + args[3], id)
+  redis.call('HSET', worker_key(id), 'seen', stamp(now))
+  return answer_worker(id, {})
+end)
+
+-- A worker claimed in another partition.
+-- args →  worker, lease (us)
+register('note_seen', FREES_MEMORY, function(args)
+  note_seen(args[2], tonumber(args[3]))
+  return 1
+end)
+
+-- The workers that are alive.
+-- returns →  each as `answer_worker` makes it
+register('workers', READS, function()
+  local out = {}
+  for _, worker in ipairs(redis.call('ZRANGEBYSCORE', K .. ':workers', '(' .. stamp(now), '+inf')) do answer_worker(worker, out) end
+  return out
+end)
+
+-- Forget a worker.
+-- args →  worker
+-- returns →  1 if it was alive, else 0
+register('unregister_worker', FREES_MEMORY, function(args)
+  local was = is_alive(args[2])
+  forget_worker(args[2])
+  return was and 1 or 0
+end)
+
+local function records_key(kind) return K .. ':shelf:' .. kind end
+
+-- Store a record.
+-- args →  kind, name, data
+register('put_record', STORES, function(args)
+  redis.call('HSET', records_key(args[2]), args[3], args[4])
+  return 1
+end)
+
+-- Drop a record.
+-- args →  kind, name
+register('drop_record', FREES_MEMORY, function(args)
+  redis.call('HDEL', records_key(args[2]), args[3])
+  return 1
+end)
+
+-- Replace a record if it is what the caller expects.
+-- args →  kind, name, '1' if there should be one, its data, '1' if there is to be one, its data
+-- returns →  1 if it was so, else 0
+register('swap_record', STORES, function(args)
+  local key, name = records_key(args[2]), args[3]
+  if redis.call('HGET', key, name) ~= (args[4] == '1' and args[5]) then return 0 end
+  if args[6] == '1' then redis.call('HSET', key, name, args[7]) else redis.call('HDEL', key, name) end
+  return 1
+end)
+
+-- All records of a kind.
+-- args →  kind
+-- returns →  name, data, …
+register('records', READS, function(args) return redis.call('HGETALL', records_key(args[2])) end)
+
+end

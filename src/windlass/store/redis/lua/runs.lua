@@ -1,0 +1,358 @@
+-- Runs of jobs: signs of life, messages, the end of a run, and moves that the lifecycle has decided.
+
+do
+
+-- Signs of life
+
+-- Store pieces of output, and drop the oldest beyond MOST_PIECES and MOST_OUTPUT.
+local function store_output(job, args, from, to)
+  local key = K .. 'o' .. job.id
+  local n, finish = 0, 0
+  local last = redis.call('LINDEX', key, '-1')
+  if last then
+    n, finish = struct.unpack(CHUNK_HEAD, last)
+    finish = finish + #last - CHUNK_HEAD_SIZE
+  end
+  for i = from, to do
+    local piece = args[i]
+    n = n + 1
+    redis.call('RPUSH', key, struct.pack(CHUNK_HEAD, n, finish, job[ATTEMPT], now, string.byte(piece)) .. string.sub(piece, 2))
+    finish = finish + #piece - 1
+  end
+  while true do
+    local oldest = redis.call('LINDEX', key, '0')
+    if not oldest then return end
+    local number, start, _, _, stream = struct.unpack(CHUNK_HEAD, oldest)
+    if stream ~= NO_STREAM and n - number < MOST_PIECES and finish - start <= MOST_OUTPUT then return end
+    redis.call('LPOP', key)
+  end
+end
+
+-- Renew the leases of running jobs and store what they report.
+-- args →  lease (us); per job: id, token, pid ('' = unchanged), progress ('' = unchanged), what runs it ('' = unchanged),
+--         number of pieces of output, stream .. bytes, …
+-- returns →  per job: 1 or 0 (held under that token), reason, and its bytes by `meta_of` if it runs at a tier, else ''
+register('renew', STORES, function(args)
+  local until_, out, i = stamp(now + tonumber(args[2])), {}, 3
+  while i <= #args do
+    local id, token, pid, progress, ran, pieces = args[i], args[i + 1], args[i + 2], args[i + 3], args[i + 4], tonumber(args[i + 5])
+    local job = load(id)
+    local mine = job and job[STATE] == RUNNING and job.run[TOKEN] == token
+    if mine then
+      push(in_(added, ':leases'), until_, id)
+      if progress ~= '' then
+        mark(job, PROGRESS)
+        job[UPDATED] = now
+        redis.call('HSET', K .. ':progress', id, progress)
+      end
+      if pieces > 0 then
+        mark(job, EXTRAS)
+        store_output(job, args, i + 6, i + 5 + pieces)
+      end
+      if pid ~= '' then job.run[PID], job[UPDATED] = tonumber(pid), now end
+      if ran ~= '' then job.run[NODE] = placed(job.run[NODE], ran) end
+      if pid ~= '' or progress ~= '' or ran ~= '' or pieces > 0 then save_run(job) end
+    end
+    push(out, mine and 1 or 0, mine and job[REASON] or 0)
+    push(out, mine and job.assigned and meta_of(job) or '')
+    i = i + 6 + pieces
+  end
+  flush()
+  return out
+end)
+
+-- Messages
+
+-- Store a message for a job that has not ended.
+-- args →  id, bytes
+-- returns →  'kept', 'full' or 'ended'
+register('send_message', STORES, function(args)
+  local id, data = args[2], args[3]
+  local job = load(id)
+  if not job or job[STATE] > RUNNING then return 'ended' end
+  local key = K .. 'i' .. id
+  local first, last = redis.call('LINDEX', key, '0'), redis.call('LINDEX', key, '-1')
+  local taken, before, n, finish = 0, 0, 0, 0
+  if first then
+    taken, before = struct.unpack(MESSAGE_HEAD, first)
+    n, finish = struct.unpack(MESSAGE_HEAD, last)
+  end
+  if n - taken >= MOST_MESSAGES or finish - before + #data > MOST_INPUT then return 'full' end
+  if not first then redis.call('RPUSH', key, struct.pack(MESSAGE_HEAD, 0, 0)) end
+  redis.call('RPUSH', key, struct.pack(MESSAGE_HEAD, n + 1, finish + #data) .. data)
+  if not has(job, EXTRAS) then
+    mark(job, EXTRAS)
+    if job[STATE] == RUNNING then save_run(job) else save(job) end
+  end
+  if job[STATE] == RUNNING then publish('order/' .. job.run[WORKER]) end
+  return 'kept'
+end)
+
+local function messages_after(id, token, after, room)
+  local live = redis.call('HGET', K .. ':runs', id)
+  if room <= 0 or not live or string.sub(live, 1, 8) ~= token then return {} end
+  local key = K .. 'i' .. id
+  local first = redis.call('LINDEX', key, '0')
+  if not first then return {} end
+  local taken = struct.unpack(MESSAGE_HEAD, first)
+  local spent = math.min(after - taken, redis.call('LLEN', key) - 1)
+  if spent > 0 then
+    redis.call('LTRIM', key, spent, -1)
+    redis.call('LSET', key, 0, string.sub(redis.call('LINDEX', key, '0'), 1, 16))
+  end
+  return redis.call('LRANGE', key, 1, -1)
+end
+
+-- Answer the messages to running jobs; drop those that their workers have.
+-- args →  per job: id, token, number of the last message that its worker has
+-- returns →  per job: the messages after that one, each with MESSAGE_HEAD; none beyond MOST_COLLECTED bytes in all
+register('take_messages', FREES_MEMORY, function(args)
+  local out, room = {}, MOST_COLLECTED
+  for i = 2, #args, 3 do
+    local found = messages_after(args[i], args[i + 1], tonumber(args[i + 2]), room)
+    for _, message in ipairs(found) do room = room - #message end
+    out[#out + 1] = found
+  end
+  return out
+end)
+
+-- Successes
+
+-- What a run was stored with (see LIVE), before and behind its job's place: mostly the same for all of a batch, and read
+-- once.
+local function front_of(text)
+  local reason, flags, before = struct.unpack('>BBI', text, 29)
+  return {
+    token = string.sub(text, 1, 8), start = string.sub(text, 9, 20), reason = reason, flags = flags, attempt = before + 1,
+    crashes = string.sub(text, 35, 36), due = string.sub(text, 45, 52), again = string.sub(text, 53, 54) ~= '\0\0',
+  }
+end
+
+local function back_of(text)
+  local zero = string.find(text, '\0', 9, true)
+  local whose = string.sub(text, zero + 1)
+  return {
+    keep = struct.unpack('>d', text), lane = lane_of(string.sub(text, 9, zero - 1)), whose = whose,
+    worker = string.match(whose, '^[^%z]*'),
+  }
+end
+
+-- How a first run ended: what is written over the head of its record and appended to it. Kept for the next job, which
+-- mostly ends the same.
+local last
+local function ending_of(early, late, code, finished, flags, ran)
+  if last.early ~= early or last.late ~= late or last.code ~= code or last.finished ~= finished or last.flags ~= flags or last.ran ~= ran then
+    local whose = late.whose
+    if ran ~= '' then whose = late.worker .. '\0' .. string.match(whose, '^[^%z\31]*', #late.worker + 2) .. ran .. '\0' end
+    local run = early.start .. struct.pack('>I8H', finished, code) .. whose
+    local head = struct.pack('>BBBI', SUCCEEDED, 0, flags, early.attempt) .. early.crashes .. struct.pack('>I8', now) .. early.due
+      .. struct.pack('>H', #run)
+    last = { early = early, late = late, code = code, finished = finished, flags = flags, ran = ran, head = head, run = run }
+  end
+  return last
+end
+
+-- Where the listings of jobs that end go; jobs of one batch mostly share a chunk.
+local listing
+local function listing_of(lane, chunk)
+  if listing.lane ~= lane or listing.chunk ~= chunk then
+    local out, into = in_(in_(lane, 'out'), PENDING), in_(in_(lane, 'into'), SUCCEEDED)
+    listing = { lane = lane, chunk = chunk, out = in_(out, chunk), into = in_(into, chunk) }
+  end
+  return listing
+end
+
+-- The usual end, of a job's first run: the claim noted all that is needed, so the record is written without being read.
+local function finish_first_run(id, early, late, code, finished, ran, result, pos)
+  local lane, worker = late.lane, late.worker
+  if lane.limit_keys then
+    -- Limit keys without tiers may have come while the job ran at a tier.
+    flow.give_back(id, lane, lane.limit_keys == '' or redis.call('HEXISTS', K .. ':assigned', id) == 1)
+  end
+  local flags, keep = keep_result(id, result, forget_input(id, early.flags), late.keep)
+  if bit.band(flags, FOLLOWED) ~= 0 then complete_parent(id, lane.tenant, SUCCEEDED) end
+  local key, ending = K .. 'j' .. id, ending_of(early, late, code, finished, flags, ran)
+  redis.call('SETRANGE', key, '1', ending.head)
+  redis.call('APPEND', key, ending.run)
+
+  local counts, chunk, place = lane.counts, chunk_of(pos), place_of(pos)
+  counts[RUNNING], counts[SUCCEEDED] = (counts[RUNNING] or 0) - 1, (counts[SUCCEEDED] or 0) + 1
+  held[worker] = (held[worker] or 0) - 1
+  push(ended, id)
+  push(in_(removed, ':leases'), id)
+  if keep >= 0 then push(in_(added, ':gone'), drop_at(keep), id) end
+  local listed = listing_of(lane, chunk)
+  push(listed.out, place)
+  push(listed.into, place, id)
+end
+
+-- The end of a job that has run before, or that is not kept.
+local function finish_other(id, live, code, finished, ran, result, keep)
+  local job = load(id, false, live)
+  leave(job)
+  job[STATE], job[REASON], job[UPDATED] = SUCCEEDED, 0, now
+  job.run[CODE], job.run[FINISHED] = code, finished
+  if ran ~= '' then job.run[NODE] = placed(job.run[NODE], ran) end
+  if has(job, FOLLOWED) then complete_parent(id, job.lane.tenant, SUCCEEDED) end
+  if keep == 0 then
+    vanish(job, RUNNING)
+  else
+    job[FLAGS], keep = keep_result(id, result, forget_input(id, job[FLAGS]), keep)
+    enter(job, drop_at(keep))
+    relist(job, RUNNING)
+    save(job)
+  end
+end
+
+-- End jobs with success.
+-- args →  per job: size of its key (a byte), key, '>c8Hi8s' (token, code, finished_at (0 = now), what ran it
+--         ('' = unknown)) .. result; result = '' (none), or content type, zero byte, data
+-- returns →  per job: 1 if it was held under that token, else 0
+register('finish', STORES, function(args)
+  local ids = {}
+  for i = 2, #args do ids[i - 1] = string.sub(args[i], 2, 1 + string.byte(args[i])) end
+  local lives = redis.call('HMGET', K .. ':runs', unpack(ids))
+  local fronts, backs, out, ends, oks = {}, {}, {}, {}, {}
+  last, listing = {}, {}
+  for i = 1, #ids do
+    local id, live, arg, mine = ids[i], lives[i], args[i + 1], false
+    if live and not ends[id] then
+      local early, late = string.sub(live, 1, 54), string.sub(live, 63)
+      local front, back = fronts[early] or front_of(early), backs[late] or back_of(late)
+      fronts[early], backs[late] = front, back
+      mine = front.token == string.sub(arg, #id + 2, #id + 9)
+      if mine then
+        ends[id] = true
+        oks[back.lane] = (oks[back.lane] or 0) + 1
+        local code, finished, ran, from = struct.unpack('>Hi8s', arg, #id + 10)
+        local keep = front.reason == DELETED and 0 or back.keep
+        if finished == 0 then finished = now end
+        if front.again or keep == 0 then
+          finish_other(id, live, code, finished, ran, string.sub(arg, from), keep)
+        else
+          finish_first_run(id, front, back, code, finished, ran, string.sub(arg, from), (struct.unpack('>I8', live, 55)))
+        end
+      end
+    end
+    out[i] = mine and 1 or 0
+  end
+  for lane, number in pairs(oks) do note_outcome(lane, 'ok', number) end
+  flush()
+  if next(ends) and redis.call('EXISTS', K .. ':awaited', K .. ':unattended') > 0 then
+    local finished = {}
+    for id in pairs(ends) do
+      notify_end(id)
+      push(finished, id)
+    end
+    send('ZREM', K .. ':unattended', finished)
+  end
+  return out
+end)
+
+-- Moves
+
+local LEASE, OWNER = 1, 2 -- clocks that must have run out
+local RERUN, ATTEND = 1, 2 -- it starts over; only its owner clock is renewed
+local OUTCOMES = { 'ok', 'failed', 'retry', 'error' }
+
+-- Drop the output of a job; later output is numbered on.
+local function forget_output(id)
+  local newest = redis.call('LINDEX', K .. 'o' .. id, '-1')
+  if not newest then return end
+  redis.call('DEL', K .. 'o' .. id)
+  redis.call('RPUSH', K .. 'o' .. id, struct.pack(CHUNK_HEAD, struct.unpack('>I8', newest), 0, 0, 0, NO_STREAM))
+end
+
+local function tier_of(assigned) return assigned and string.match(assigned, ' (.*)$') or '' end
+
+-- Write one move; 1 if it was written, else 0.
+local function move(id, fence, failure, packed, ran)
+  local state, attempt, reason, lapsed, target, new_reason, new_attempt, crashes, losses, due, code, keep, how, finished,
+    unattended, outcome, rest = struct.unpack('>BIBBBBIBBi8HdBi8i8B', packed)
+  local job = load(id)
+  if not job or job[STATE] ~= state or job[ATTEMPT] ~= attempt or job[REASON] ~= reason then return 0 end
+  local tier_before, shrunk = string.match(packed, '^([^%z]*)%z?(.*)$', rest)
+  if state == RUNNING and (job.run[TOKEN] ~= fence or tier_of(job.assigned) ~= tier_before) then return 0 end
+  if state == BLOCKED and redis.call('GET', K .. 'a' .. id) ~= fence then return 0 end
+  if lapsed == LEASE and tonumber(redis.call('ZSCORE', K .. ':leases', id)) > now then return 0 end
+  if lapsed == OWNER and tonumber(redis.call('ZSCORE', K .. ':unattended', id) or now + 1) > now then return 0 end
+
+  if unattended >= 0 then redis.call('ZADD', K .. ':unattended', stamp(now + unattended), id) end
+  if how == ATTEND then return 1 end
+  if target >= SUCCEEDED or lapsed == OWNER then redis.call('ZREM', K .. ':unattended', id) end
+
+  if target == BLOCKED then
+    redis.call('SET', K .. 'a' .. id, failure)
+    return 1
+  end
+  job[UPDATED] = now
+  if target == RUNNING then
+    job[REASON] = new_reason
+    if shrunk ~= '' then
+      job.assigned = shrunk
+      flow.shrink(id, job.lane, shrunk)
+    end
+    save_run(job)
+    publish('order/' .. job.run[WORKER])
+    return 1
+  end
+  leave(job)
+  if outcome > 0 then note_outcome(job.lane, OUTCOMES[outcome], 1) end
+  if state < SUCCEEDED and target >= SUCCEEDED and has(job, FOLLOWED) then complete_parent(id, job.lane.tenant, target) end
+  if target == GONE then
+    vanish(job, state)
+    return 1
+  end
+
+  if ran ~= '' then job.run[NODE] = placed(job.run[NODE], ran) end
+  if state == RUNNING or target >= SUCCEEDED then job[FLAGS] = forget_input(id, job[FLAGS]) end
+  job[STATE], job[REASON], job[ATTEMPT], job[CRASHES], job[LOSSES] = target, new_reason, new_attempt, crashes, losses
+  job[DUE], job.run[CODE], job.run[TOKEN], job.run[FINISHED] = due, code, NO_TOKEN, 0
+  if failure ~= '' then
+    mark(job, ERRORS)
+    redis.call('RPUSH', K .. 'e' .. id, failure)
+    redis.call('LTRIM', K .. 'e' .. id, -MOST_ERRORS, -1)
+  end
+  if how == RERUN then
+    stop_waiting(job)
+    forget_progress(job)
+    if has(job, RESULT) then redis.call('DEL', K .. 'r' .. id) end
+    if has(job, FOLLOWED) then redis.call('DEL', K .. 'k' .. id) end
+    unmark(job, RESULT)
+    if has(job, EXTRAS) then forget_output(id) end
+  end
+  if target >= SUCCEEDED then
+    stop_waiting(job)
+    job.run[FINISHED] = finished > 0 and finished or now
+    notify_end(id)
+    if keep == 0 then
+      vanish(job, state)
+      return 1
+    end
+  end
+  enter(job, target >= SUCCEEDED and drop_at(keep) or nil)
+  relist(job, state)
+  save(job)
+  if target == QUEUED then publish('work/' .. job.lane.queue) end
+  return 1
+end
+
+-- Write moves that the lifecycle has decided, each only if its job is still what it was decided for.
+-- args →  per move: id; fence ('' = none), for a blocked job the ids it waits for; error ('' = none), or for a job that
+--         stays blocked the ids it goes on to wait for; and '>BIBBBBIBBi8HdBi8i8B': state, attempt and reason before;
+--         the clock that must have run out (LEASE, OWNER, 0); then target, reason, attempt, crashes, losses, due, code,
+--         keep (-1 = without limit), how (RERUN, ATTEND, 0), finished_at (0 = now), the owner clock (us from now, -1 = as
+--         it is), the outcome that is counted (OUTCOMES, 0 = none); behind that, if a running job has or gets a tier: the
+--         name of the one before, a zero byte, and the seconds and name of the new one; then what ran it ('' = unknown)
+-- returns →  per move: 1 if it was written, else 0
+register('apply', FREES_MEMORY, function(args)
+  local out = {}
+  for i = 2, #args, 5 do
+    out[#out + 1] = move(args[i], args[i + 1], args[i + 2], args[i + 3], args[i + 4])
+    flush() -- a batch may name a job twice: the second move must find the first one written
+  end
+  flow.end_rounds()
+  return out
+end)
+
+end

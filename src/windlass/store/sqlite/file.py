@@ -1,0 +1,467 @@
+"""The file and its disk: opening it, its format, when it is synced, what happens when the disk is full.
+
+Knows paths, pragmas, formats and SQLite's errors, which it maps to our own. Knows no table by name.
+A commit that SQLite syncs holds up every other writer, and no reader sees it before. So SQLite syncs only the commits
+that must not be visible earlier; `Log` syncs the others after the commit, or the next sync covers them: a log is
+synced as a whole (decision 0037).
+"""
+
+import ctypes
+import errno
+import os
+import stat
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from enum import IntEnum
+from importlib import resources
+from pathlib import Path
+from typing import TypeVar
+
+import apsw
+
+from windlass import system
+from windlass.model.errors import Damaged, Full, Invalid, TooLarge, Unavailable, WindlassError
+
+T = TypeVar("T")
+
+MEMORY = ":memory:"
+"""Instead of a path: a private store that lives as long as the object."""
+
+FORMAT = 5
+"""Of `schema.sql`, kept in the file as `user_version`."""
+
+OLDEST_FORMAT = 2
+"""A file of this format or a later one is migrated: `from_2.sql` leads from 2 to 3, and so on."""
+
+APPLICATION_ID = 0x576E646C
+"""`Wndl`: marks a file as ours."""
+
+OLDEST_SQLITE = (3, 51, 3)
+"""Earlier versions can corrupt a file when two connections write and checkpoint at once."""
+
+OWNER_ONLY = 0o600
+"""The mode of a new file: payloads and secrets are stored in clear."""
+
+BUSY_TIMEOUT = 15.0
+"""Seconds to wait for other processes to release the file."""
+
+FIRST_PAUSE, FIRST_PAUSES, LATER_PAUSE = 0.0002, 20, 0.002
+"""Seconds between two tries, at first and later: most writers hold the file for one sync."""
+
+CHECKPOINT_PAGES = 4000
+"""Pages of log that cause a checkpoint, 16 MiB: a page that changes often is then written back less often."""
+
+CHECKPOINT_PAGES_WHEN_FULL = 100
+"""The same while the disk is full: then the log must not grow."""
+
+SMALLEST_RESERVE, LARGEST_RESERVE = 1 << 20, 4 << 20
+"""Bytes: as many as the store has, between these two."""
+
+DISK_SHARE = 16
+"""On a small disk the reserve takes at most one in so many of its bytes."""
+
+MARGIN = 1.25
+"""So many times its size must be free to restore the reserve: else the next job would use it up again."""
+
+RESTORE_EVERY = 0.25
+"""Seconds between two tries to restore the reserve."""
+
+LEAST_FREE = 1 << 20
+"""Free bytes inside the file, left by deleted jobs, that one new job needs on a full disk."""
+
+KEEP_SIZE = 1
+"""FALLOC_FL_KEEP_SIZE: allocates blocks beyond the end of a file without changing its length."""
+
+PRAGMAS = """
+    PRAGMA synchronous = FULL;             -- accepted means durable; see `Log`
+    PRAGMA cache_size = -16384;            -- KiB; the rest is in the system's cache, which costs as little
+    PRAGMA journal_size_limit = 67108864;  -- bytes; after a burst the log shrinks again
+    PRAGMA temp_store = MEMORY;
+"""
+
+
+# --- Opening ------------------------------------------------------------------------------------------
+
+
+class FileConnection(apsw.Connection):
+    """A connection that knows which process opened it: used in another process it would corrupt the file."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, statementcachesize=200)
+        self.path = path
+        self.process = os.getpid()
+        self.set_busy_handler(_wait_while_busy)
+        # Plans do not depend on bound values: else each new value, even of a LIMIT, recompiles its statement.
+        self.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+
+
+def resolve(path: str | os.PathLike[str]) -> str:
+    """The canonical path of a file; refuses what cannot be a file."""
+    text = os.fspath(path)
+    if text == MEMORY:
+        return text
+    place = Path(text).resolve()
+    if not place.parent.is_dir():
+        raise Invalid(f"{place.parent} is not a folder: create it first", at="path")
+    if place.is_dir():
+        raise Invalid(f"{place} is a folder: name a file in it", at="path")
+    return str(place)
+
+
+def connect(path: str) -> apsw.Connection:
+    """Open a resolved path; create or migrate its tables."""
+    _check_library()
+    _check_fork(path)
+    try:
+        _create(path)
+        return _connect(path)
+    except apsw.NotADBError:
+        raise Invalid(f"{path} is not a database", at="path") from None
+    except (apsw.Error, OSError) as fault:
+        raise to_windlass_error(fault, path) from fault
+
+
+def _create(path: str) -> None:
+    """Create a new file that only its owner can read; SQLite gives the files beside it the same mode.
+
+    Nothing is opened here: closing a file again would release every lock that this process has on it.
+    """
+    if path != MEMORY:
+        with suppress(FileExistsError):
+            os.mknod(path, stat.S_IFREG | OWNER_ONLY)
+
+
+def _connect(path: str) -> apsw.Connection:
+    try:
+        return _prepare(FileConnection(path), path)
+    except (apsw.FullError, apsw.IOError):
+        if path == MEMORY:
+            raise
+        Reserve(path).release()  # even reading needs some room beside the file
+        return _prepare(FileConnection(path), path)
+
+
+def _check_library() -> None:
+    found = apsw.sqlite_lib_version()
+    if tuple(int(part) for part in found.split(".")) < OLDEST_SQLITE:
+        oldest = ".".join(map(str, OLDEST_SQLITE))
+        raise Unavailable(f"SQLite {found} can corrupt a shared file: install an apsw with SQLite {oldest} or newer")
+
+
+def _check_fork(path: str) -> None:
+    # After a fork SQLite takes the parent's locks for its own, in new connections too.
+    for other in apsw.connections():
+        if isinstance(other, FileConnection) and other.path == path != MEMORY and other.process != os.getpid():
+            raise Unavailable(f"{path} was open when this process was forked: fork first, then open")
+
+
+def _prepare(sql: apsw.Connection, path: str) -> apsw.Connection:
+    try:
+        _set_journal_mode(sql, path)
+        sql.execute(PRAGMAS)
+        if _format_of(sql, path) < FORMAT:
+            sql.execute("BEGIN IMMEDIATE")
+            _migrate(sql, _format_of(sql, path))  # another process may have been faster
+            sql.execute("COMMIT")
+    except BaseException:
+        sql.close(True)
+        raise
+    return sql
+
+
+def _set_journal_mode(sql: apsw.Connection, path: str) -> None:
+    mode = _retry_while_busy(lambda: sql.execute("PRAGMA journal_mode = WAL").get)
+    if path != MEMORY and mode != "wal":
+        raise Unavailable(f"{path} is on a file system without shared memory: move it to a local disk")
+
+
+def _format_of(sql: apsw.Connection, path: str) -> int:
+    """The format of the tables in the file, 0 if it has none; refuses the tables of another program."""
+    with sql:  # one snapshot: another process may create the tables meanwhile
+        version, mark = int(sql.pragma("user_version")), sql.pragma("application_id")
+        used = bool(mark or version or sql.execute("SELECT 1 FROM sqlite_schema LIMIT 1").get)
+    if mark == APPLICATION_ID and OLDEST_FORMAT <= version <= FORMAT:
+        return version
+    if mark == APPLICATION_ID and version > FORMAT:
+        raise Invalid(f"{path} has format {version}, this Windlass knows {FORMAT}: use a newer Windlass", at="path")
+    if mark == APPLICATION_ID and 0 < version < OLDEST_FORMAT:
+        oldest = f"the oldest that this Windlass reads is {OLDEST_FORMAT}"
+        raise Invalid(f"{path} has format {version}, {oldest}: start with a new file", at="path")
+    if used:
+        raise Invalid(f"{path} is the database of another program", at="path")
+    return 0
+
+
+def _migrate(sql: apsw.Connection, version: int) -> None:
+    steps = [f"from_{old}.sql" for old in range(version, FORMAT)] if version else ["schema.sql"]
+    for step in steps:
+        sql.execute(resources.files(__package__).joinpath(step).read_text("utf-8"))
+    sql.pragma("application_id", APPLICATION_ID)
+    sql.pragma("user_version", FORMAT)
+
+
+def _retry_while_busy(ask: Callable[[], T]) -> T:
+    """Where SQLite itself does not wait: two processes may open a new file at the same moment."""
+    tries = 0
+    while True:
+        try:
+            return ask()
+        except apsw.BusyError:
+            if not _wait_while_busy(tries):
+                raise
+        tries += 1
+
+
+def _wait_while_busy(tries: int) -> bool:
+    # SQLite's own handler sleeps longer and longer, up to 100 ms, and so starves the oldest waiter.
+    time.sleep(FIRST_PAUSE if tries < FIRST_PAUSES else LATER_PAUSE)
+    return tries * LATER_PAUSE < BUSY_TIMEOUT
+
+
+# --- Errors -------------------------------------------------------------------------------------------
+
+
+def to_windlass_error(fault: Exception, path: str) -> Exception:
+    """The error that a caller gets for a fault: never one of SQLite's own."""
+    match fault:
+        case WindlassError():
+            return type(fault)(fault.detail, at=fault.at)  # one fault may go to several callers
+        case apsw.FullError() | OSError(errno=errno.ENOSPC | errno.EDQUOT):
+            return disk_full(path)
+        case apsw.TooBigError():
+            return TooLarge("a value is larger than SQLite can store")
+        case apsw.BusyError():
+            return Unavailable(f"{path} is locked by another process: try again later")
+        case apsw.Error() | OSError():
+            return _unusable(fault, path)
+        case OverflowError() | UnicodeError():
+            return Invalid(f"the store cannot keep a value: {fault}")
+    return fault
+
+
+def disk_full(path: str) -> Full:
+    """The error for new jobs while the disk is full."""
+    return Full(f"no room is left on the disk of {path}: delete finished jobs, or free space there")
+
+
+def _unusable(fault: Exception, path: str) -> Unavailable:
+    """What is wrong with the file or its disk, and what to do about it."""
+    if isinstance(fault, apsw.CorruptError | apsw.NotADBError):
+        return Damaged(f"{path} is damaged ({fault}): restore a backup, or start with a new file")
+    if _is_read_only(path):
+        return Unavailable(f"{path} cannot be written, its disk is mounted read-only: mount it for writing")
+    if isinstance(fault, apsw.ReadOnlyError | apsw.CantOpenError | PermissionError):
+        done = "opened" if isinstance(fault, apsw.CantOpenError) else "written"
+        return Unavailable(f"{path} cannot be {done}: let this user write to the file and to its folder")
+    return Unavailable(f"{path} cannot be used: {fault}")
+
+
+def _is_read_only(path: str) -> bool:
+    """Whether the file system of a file is mounted read-only."""
+    try:
+        return bool(os.statvfs(Path(path).parent).f_flag & os.ST_RDONLY)
+    except OSError:
+        return False
+
+
+# --- The same file ------------------------------------------------------------------------------------
+
+
+class Identity:
+    """Which files were at the path of a store and of its log when it was opened."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._files = (path, f"{path}-wal") if path else ()
+        self._opened = self._found()
+
+    def check(self) -> None:
+        """Raise if the file was deleted or replaced: nothing that was written to it counts."""
+        if self._found() != self._opened:
+            raise Damaged(f"{self._path} was deleted or replaced while it was open: restart every program that uses it")
+
+    def _found(self) -> list[tuple[int, int]] | None:
+        """Device and inode of each file; null = at least one is missing."""
+        try:
+            return [(found.st_dev, found.st_ino) for found in map(os.stat, self._files)]
+        except OSError:
+            return None
+
+
+# --- Syncing ------------------------------------------------------------------------------------------
+
+
+class Durability(IntEnum):
+    """When a write must be on disk, so that no power cut can undo it."""
+
+    LATER = 0
+    """With the next sync."""
+    BEFORE_ANSWER = 1
+    """Before its caller is answered; others may see it earlier."""
+    BEFORE_VISIBLE = 2
+    """Before any reader sees it."""
+
+
+class Log:
+    """The write-ahead log of one connection: when it is synced and when it is written back into the file."""
+
+    def __init__(self, sql: apsw.Connection) -> None:
+        self._sql = sql
+        self._page_size = int(sql.pragma("page_size"))
+        self._pages = 0
+        """Of the log, after the last commit."""
+        self._measure_at = 0
+        """Pages of the log at which it could make the file too long, and is measured again."""
+        self._descriptor: int | None = None
+        """Our own: SQLite syncs in the middle of a commit, or not at all."""
+        self._commits_sync = True
+        self._suspect = False
+        sql.wal_autocheckpoint(0)
+        sql.set_wal_hook(self._count_pages)
+
+    def prepare(self, durability: Durability) -> None:
+        """Have SQLite sync the next commit if it must. Not to be called inside a transaction."""
+        if self._suspect:
+            # Rely on nothing in the log: write all of it into the file, which is synced, and truncate it.
+            self._sql.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            self._suspect = False
+        if (sync := durability is Durability.BEFORE_VISIBLE) is not self._commits_sync:
+            self._sql.pragma("synchronous", "FULL" if sync else "NORMAL")
+            self._commits_sync = sync
+
+    def sync(self) -> None:
+        """Wait until every commit, of any process, is on disk."""
+        if not self._sql.filename:  # in memory
+            return
+        if self._descriptor is None:
+            self._descriptor = os.open(f"{self._sql.filename}-wal", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.fdatasync(self._descriptor)
+        except OSError:
+            self.distrust()
+            raise
+
+    def distrust(self) -> None:
+        """A sync has failed: the system may have dropped unwritten pages, and the next sync would not report it."""
+        self._suspect = True
+
+    def checkpoint(self, most_growth: int, *, soon: bool) -> None:
+        """Write the log into the file if it is long, or would make the file longer by more than so many bytes."""
+        if self._pages >= (CHECKPOINT_PAGES_WHEN_FULL if soon else CHECKPOINT_PAGES) or self._grows_by(most_growth):
+            self._pages = self._measure_at = 0
+            self._sql.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+
+    def _grows_by(self, most: int) -> bool:
+        """Whether the file will need more than so many bytes when the log is written back."""
+        if self._pages * self._page_size <= most or self._pages < self._measure_at:
+            return False
+        growth = int(self._sql.pragma("page_count")) * self._page_size - _size_of(self._sql.filename)
+        self._measure_at = self._pages + max(0, most - growth) // self._page_size
+        return growth > most
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _count_pages(self, _sql: apsw.Connection, _name: str, pages: int) -> int:
+        if pages < self._pages:  # the log was written back and starts again
+            self._measure_at = 0
+        self._pages = pages
+        return apsw.SQLITE_OK
+
+
+# --- A full disk --------------------------------------------------------------------------------------
+
+
+class Reserve:
+    """Disk space for what must not be refused: a file beside the store that is released when the disk is full.
+
+    While it is released, new jobs are refused; reports of workers and deletions are still written. It is restored as
+    soon as there is room. All processes on one store share it: the size of its file is its state.
+    """
+
+    def __init__(self, path: str) -> None:
+        """`path`: of the store's file, empty if it is in memory."""
+        self._path = path
+        self._file = f"{path}-reserve"
+        self._next_try = 0.0
+        self.size = SMALLEST_RESERVE
+        """In bytes, as last seen."""
+        self.in_use = False
+        """Whether the disk was full recently."""
+
+    def check(self, new: int, free: Callable[[], int]) -> None:
+        """Raise if the disk has no room for so many new bytes. `free` = the unused bytes inside the store's file."""
+        self.in_use = not self._is_there()
+        if self.in_use and free() < new * 2 + LEAST_FREE:
+            raise disk_full(self._path)
+
+    def release(self) -> None:
+        """The disk is full: make room."""
+        self.in_use = True
+        self._next_try = system.monotonic() + RESTORE_EVERY
+        if _size_of(self._file):
+            with suppress(OSError):
+                os.truncate(self._file, 0)
+
+    def lend_to_log(self) -> None:
+        """Allocate half of what was released to the log, before another program takes it."""
+        with suppress(OSError):
+            _preallocate(f"{self._path}-wal", self.size // 2)
+
+    def _is_there(self) -> bool:
+        """Whether it is there, or can be restored now."""
+        if not self._path:
+            return True
+        there = _size_of(self._file)
+        if there:
+            self.size = there
+        if there >= LARGEST_RESERVE:
+            return True
+        wanted = min(LARGEST_RESERVE, _size_of(self._path))
+        if there and there >= wanted:
+            return True
+        if system.monotonic() < self._next_try:
+            return there > 0
+        return self._restore(wanted) or there > 0
+
+    def _restore(self, wanted: int) -> bool:
+        self._next_try = system.monotonic() + RESTORE_EVERY
+        try:
+            file = os.open(self._file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
+        except OSError:  # a folder that we may not write to: there can be no reserve
+            return True
+        before = os.fstat(file).st_size
+        try:
+            disk = os.fstatvfs(file)
+            size = max(before, min(max(SMALLEST_RESERVE, wanted), disk.f_blocks * disk.f_frsize // DISK_SHARE))
+            if size > before:
+                os.posix_fallocate(file, 0, int(size * MARGIN))
+                os.ftruncate(file, size)
+        except OSError:
+            os.ftruncate(file, before)
+            return False
+        finally:
+            os.close(file)
+        self.size = size
+        return True
+
+
+def _size_of(path: str) -> int:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - at every commit, and twice as fast
+    except OSError:
+        return 0
+
+
+def _preallocate(path: str, size: int) -> None:
+    """Blocks beyond the end of a file, without changing its contents (`posix_fallocate` might write)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        end = os.fstat(file).st_size
+        libc.fallocate(file, KEEP_SIZE, ctypes.c_longlong(end), ctypes.c_longlong(size))
+    finally:
+        os.close(file)

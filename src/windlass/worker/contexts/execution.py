@@ -1,0 +1,310 @@
+"""One execution of one job inside a context: payload to arguments, the call, and what comes of it as a `RunOutcome`.
+
+Also the messages that were sent to the job and that its task has not taken. Runs user code; knows no sockets.
+"""
+
+import asyncio
+import inspect
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol
+
+from windlass.call.arguments import Arguments, CallSignature
+from windlass.call.current import RunningJob, running
+from windlass.call.signals import Cancelled, Fail, RateLimited, Retry, Snooze
+from windlass.model.errors import Invalid, TooLarge
+from windlass.model.job import Error, NewJob, Progress
+from windlass.model.lifecycle import Verdict
+from windlass.model.names import child_id, keyed_id
+from windlass.model.wire import encodable
+from windlass.worker.contexts.frames import MOST_RESULT
+from windlass.worker.runner import Assignment, RunOutcome, RunUpdate
+
+
+class MessageQueue:
+    """The messages to one run, in order."""
+
+    def __init__(self, took: Callable[[int], None]) -> None:
+        self._took = took
+        """Called with how many were taken so far."""
+        self._waiting: deque[bytes] = deque()
+        self._came = threading.Condition()
+        self._waiters: list[asyncio.Future[None]] = []
+        self._taken = 0
+        self._closed = False
+
+    def put(self, data: bytes) -> None:
+        with self._came:
+            self._waiting.append(data)
+            self._wake()
+
+    def close(self) -> None:
+        """Raise `Cancelled` in the task, if it waits or asks for more."""
+        with self._came:
+            self._closed = True
+            self._wake()
+
+    def take(self, timeout: float | None) -> bytes:
+        """The next one, waiting for it."""
+        with self._came:
+            if not self._came.wait_for(lambda: self._waiting or self._closed, timeout):
+                raise TimeoutError(f"nothing was sent within {timeout:g} s")
+            data = self._next()
+        self._took(self._taken)
+        return data
+
+    async def atake(self) -> bytes:
+        """The same in an event loop."""
+        loop = asyncio.get_running_loop()
+        while True:
+            with self._came:
+                if self._waiting or self._closed:
+                    data = self._next()
+                    break
+                waiter: asyncio.Future[None] = loop.create_future()
+                self._waiters.append(waiter)
+            await waiter
+        self._took(self._taken)
+        return data
+
+    def _next(self) -> bytes:
+        if not self._waiting:
+            raise Cancelled
+        self._taken += 1
+        return self._waiting.popleft()
+
+    def _wake(self) -> None:
+        self._came.notify_all()
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            waiter.get_loop().call_soon_threadsafe(_wake_one, waiter)
+
+
+def _wake_one(waiter: "asyncio.Future[None]") -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+MOST_MESSAGE = 4000
+MOST_TRACEBACK = 20_000
+MOST_SPAWNED = 100
+
+
+class TaskCode(Protocol):
+    """A task of the user's app, as far as a context needs it."""
+
+    function: Callable[..., Any]
+    plan: CallSignature
+
+
+SendUpdate = Callable[[RunUpdate], None]
+
+
+class Execution:
+    """What `current` stands for while a job runs."""
+
+    __slots__ = ("_assignment", "_cancelled", "_job", "_send", "messages", "poll", "spawned", "stop", "taken", "task")
+
+    _stopping = threading.Lock()
+    """Nothing may come between "cancelled" and "has ended": or the exception would hit the next job of that thread."""
+
+    def __init__(self, assignment: Assignment, send: SendUpdate) -> None:
+        self._assignment = assignment
+        self._send = send
+        self._job: RunningJob | None = None
+        self._cancelled = False
+        self.poll: Callable[[], None] | None = None
+        """Reads commands that have come, where no thread listens all the time."""
+        self.task: asyncio.Task[None] | None = None
+        """Runs its coroutine; referenced here, because an event loop does not keep its tasks."""
+        self.spawned: list[NewJob] = []
+        self.stop: Callable[[], object] | None = None
+        """Ends it early, once it has begun."""
+        self.messages = MessageQueue(self._report_taken) if assignment.input else None
+        self.taken = False
+        """Whether it was taken back before it had begun: then another context runs it, and nothing is reported."""
+
+    @property
+    def cancelled(self) -> bool:
+        if self.poll is not None and not self._cancelled:
+            self.poll()
+        return self._cancelled
+
+    def begin(self, stop: Callable[[], object]) -> bool:
+        """From here on it can be cancelled by calling `stop`; whether it has not been cancelled already."""
+        with self._stopping:
+            if self.taken:
+                return False
+            self.stop = stop
+        return not (self._cancelled or (self.poll is not None and self.cancelled))
+
+    def take_back(self) -> Assignment | None:
+        """The job, if it has not begun: from here on it cannot. One that takes messages stays with those it has."""
+        with self._stopping:
+            if self.taken or self._cancelled or self.stop is not None or self.messages is not None:
+                return None
+            self.taken = True
+        return self._assignment
+
+    def cancel(self) -> None:
+        """Stop it."""
+        with self._stopping:
+            if not self._cancelled:
+                self._cancelled = True
+                if self.stop is not None:
+                    self.stop()
+        if self.messages is not None:
+            self.messages.close()
+
+    def end(self) -> None:
+        """From here on it cannot be stopped."""
+        with self._stopping:
+            self.stop = _nothing
+
+    @property
+    def job(self) -> RunningJob:
+        if self._job is None:
+            assignment = self._assignment
+            now = datetime.now(UTC) if assignment.timeout is not None else None  # noqa: TID251 - for people, decides nothing
+            self._job = RunningJob(
+                id=assignment.id,
+                task=assignment.task,
+                queue=assignment.queue,
+                tenant=assignment.tenant,
+                attempt=assignment.attempt,
+                priority=assignment.priority,
+                max_retry=assignment.max_retry,
+                tags=assignment.tags,
+                headers=assignment.headers,
+                created_at=datetime.fromtimestamp(assignment.created_at, UTC),
+                deadline=now + timedelta(seconds=assignment.timeout or 0) if now else None,
+            )
+        return self._job
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        return self._assignment.files
+
+    def progress(self, progress: Progress) -> None:
+        self._send(RunUpdate(self._assignment.number, progress=progress))
+
+    def log(self, text: str) -> None:
+        self._send(RunUpdate(self._assignment.number, log=encodable(text)))
+
+    def input(self, timeout: float | None) -> bytes:
+        return self._box().take(timeout)
+
+    async def ainput(self) -> bytes:
+        return await self._box().atake()
+
+    def _box(self) -> MessageQueue:
+        if self.messages is None:
+            raise Invalid("this job takes no input: its task must say input=True", at="input")
+        return self.messages
+
+    def _report_taken(self, taken: int) -> None:
+        self._send(RunUpdate(self._assignment.number, taken=taken))
+
+    def spawn(self, new: NewJob) -> str:
+        if len(self.spawned) >= MOST_SPAWNED:
+            raise Invalid(f"one job may make at most {MOST_SPAWNED} others: queue them instead", at="spawn")
+        assignment = self._assignment
+        if new.key is not None:
+            id = keyed_id(assignment.tenant, new.queue, new.key)
+        else:
+            id = new.id or child_id(assignment.id, f"jobs[{len(self.spawned)}]", new.queue)  # as the engine names it
+        self.spawned.append(new)
+        return id
+
+
+def _nothing() -> None:
+    """Stops a run that has ended."""
+
+
+def is_async(callee: TaskCode) -> bool:
+    return inspect.iscoroutinefunction(callee.function)
+
+
+def execute(callee: TaskCode, assignment: Assignment, run: Execution) -> RunOutcome:
+    """Run a function to its end in this thread."""
+    token = running.set(run)
+    try:
+        args, kwargs = _arguments(callee, assignment)
+        return success(callee, assignment.number, callee.function(*args, **kwargs), run)
+    except BaseException as fault:  # noqa: BLE001 - whatever a task raises is its outcome
+        return outcome_of(assignment.number, fault)
+    finally:
+        running.reset(token)
+
+
+async def aexecute(callee: TaskCode, assignment: Assignment, run: Execution) -> RunOutcome:
+    """Run a coroutine function to its end in this event loop."""
+    running.set(run)
+    try:
+        args, kwargs = _arguments(callee, assignment)
+        return success(callee, assignment.number, await callee.function(*args, **kwargs), run)
+    except BaseException as fault:  # noqa: BLE001
+        return outcome_of(assignment.number, fault)
+
+
+def _arguments(callee: TaskCode, assignment: Assignment) -> Arguments:
+    try:
+        return callee.plan.unpack(assignment.payload, assignment.content_type, one=assignment.one_argument)
+    except Invalid as fault:
+        raise Fail(str(fault)) from None  # it would not fit the next time either
+
+
+def success(callee: TaskCode, number: int, value: Any, run: Execution) -> RunOutcome:
+    if run.cancelled:
+        return cancelled_outcome(number)  # it returned because it was cancelled: its result is not what was asked for
+    result = None if value is None else callee.plan.pack_result(value)  # without one, `result` is None too
+    if result is not None and len(result) > MOST_RESULT:
+        raise TooLarge(f"the result has {len(result)} bytes, at most {MOST_RESULT} are carried")
+    return RunOutcome(number, Verdict.OK, result, jobs=run.spawned)
+
+
+def outcome_of(number: int, fault: BaseException) -> RunOutcome:
+    """The outcome of a run that an exception ended."""
+    match fault:
+        case Snooze():
+            return RunOutcome(number, Verdict.RETRY, snooze=fault.after)
+        case RateLimited():
+            return RunOutcome(number, Verdict.RETRY, snooze=fault.after, rests=fault.limit)
+        case Retry():
+            return RunOutcome(number, Verdict.RETRY, error=describe_error(fault), delay=fault.after)
+        case Fail():
+            return RunOutcome(number, Verdict.FAILED, code=fault.code, error=describe_error(fault))
+        case asyncio.CancelledError() | Cancelled():
+            return cancelled_outcome(number)
+    return RunOutcome(number, Verdict.ERROR, error=describe_error(fault))
+
+
+def cancelled_outcome(number: int) -> RunOutcome:
+    """The outcome of a run that was cancelled, and stopped."""
+    return RunOutcome(number, Verdict.ERROR, error=Error(type="Cancelled", message="stopped while it ran"))
+
+
+def describe_error(fault: BaseException) -> Error:
+    """An exception as text, without the frames of this package."""
+    trace = fault.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("windlass."):
+        trace = trace.tb_next
+    lines = "".join(traceback.format_exception(type(fault), fault, trace))
+    kind = type(fault)
+    name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+    return Error(
+        type=encodable(name),
+        message=encodable(_text(fault)[:MOST_MESSAGE]),
+        traceback=encodable(lines[-MOST_TRACEBACK:]),
+    )
+
+
+def _text(fault: BaseException) -> str:
+    """An exception's message. Its `__str__` may raise: the job must end all the same."""
+    try:
+        return str(fault)
+    except BaseException as again:  # noqa: BLE001
+        return f"it cannot be put into words: that raised {type(again).__qualname__}"

@@ -1,0 +1,309 @@
+"""What supervisor, zygote and contexts send each other, and how it is framed on a socket.
+
+A frame is four bytes of length and one MessagePack value; a frame carries a whole batch, unless that is very large.
+Payloads and results travel as raw bytes: the supervisor never decodes them. `ContextOutbox` gathers what it sends.
+"""
+
+import os
+import re
+import socket
+import struct
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Generic, NoReturn, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from windlass.model.job import Error, JobOptions
+from windlass.model.lifecycle import Verdict
+from windlass.model.wire import UNENCODABLE, encodable
+from windlass.worker.runner import Assignment, RunOutcome, RunUpdate
+
+LENGTH = struct.Struct(">I")
+
+LARGE = 4 << 20
+"""Bytes of payloads or results that fill a frame: the next one goes into another."""
+
+MOST_BYTES = 512 << 20
+"""Of one frame, at most: well above the largest payload and the largest result."""
+
+MOST_RESULT = 256 << 20
+"""Bytes of one result, at most; how much is stored is the queue's choice."""
+
+T = TypeVar("T")
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+# Supervisor to context
+
+
+class JobMessage(Struct, frozen=True, array_like=True, gc=False):
+    """A message to a job."""
+
+    number: int
+    """Of the run."""
+    data: bytes
+
+
+class Command(Struct, frozen=True, array_like=True, gc=False):
+    """What a supervisor sends to a context."""
+
+    start: list[Assignment] = []
+    stop: list[int] = []
+    """Numbers of runs to stop now."""
+    exit_when_idle: bool = False
+    """Exit once nothing is running."""
+    messages: list[JobMessage] = []
+
+
+# Context to supervisor
+
+
+class ContextUpdate(Struct, frozen=True, array_like=True, gc=False):
+    """What a context sends to its supervisor."""
+
+    outcomes: list[RunOutcome] = []
+    updates: list[RunUpdate] = []
+    not_begun: list[Assignment] = []
+    """Jobs that it returns, because its event loop is blocked and they have not begun."""
+    answers: bool | None = None
+    """Whether its event loop responds; null = not asked."""
+
+
+# Supervisor and zygote: single messages, some with descriptors
+
+
+class Fork(Struct, frozen=True, tag=True):
+    """Make a context; its socket (and, for one job alone, its two output pipes) come as descriptors."""
+
+    context: int
+    isolated: bool
+
+
+class Kill(Struct, frozen=True, tag=True):
+    """Send a signal to a context, or also to all its descendants."""
+
+    context: int
+    signal: int
+    tree: bool = False
+
+
+ZygoteRequest = Fork | Kill
+
+
+class AppInfo(Struct, frozen=True, tag=True):
+    """The app is imported."""
+
+    tasks: list[str]
+    queues: list[str]
+    """Queues that the tasks name, in the order of their definition."""
+    store: str
+    """Its address."""
+    tenant: str
+    token: str | None = None
+    options: dict[str, JobOptions] = {}
+    """Of those tasks that were declared with any."""
+    connections: list[str] = []
+    """Peers of connections that it opened while it was imported: all contexts share them."""
+
+
+class ImportFailed(Struct, frozen=True, tag=True):
+    """The app cannot be imported."""
+
+    message: str
+    traceback: str
+
+
+class Forked(Struct, frozen=True, tag=True):
+    """A context has started."""
+
+    context: int
+    pid: int
+
+
+class ForkFailed(Struct, frozen=True, tag=True):
+    """There was no room for another process."""
+
+    context: int
+    why: str
+
+
+class SignalSent(Struct, frozen=True, tag=True):
+    """The signal was sent, if the context was still there."""
+
+    context: int
+
+
+class Exited(Struct, frozen=True, tag=True):
+    """A context has ended."""
+
+    context: int
+    status: int
+    """As `wait` returns it."""
+    peak_memory: int
+    """Bytes."""
+
+
+ZygoteReport = AppInfo | ImportFailed | Forked | ForkFailed | SignalSent | Exited
+
+
+def encode_frame(value: object) -> bytes:
+    packed = _encode(value)
+    return LENGTH.pack(len(packed)) + packed
+
+
+def assignment_frames(assignments: Sequence[Assignment]) -> list[bytes]:
+    """Frames that assign these jobs to a context."""
+    frames: list[bytes] = []
+    batch: list[Assignment] = []
+    size = 0
+    for assignment in assignments:
+        if size > LARGE:
+            frames.append(encode_frame(Command(batch)))
+            batch, size = [], 0
+        batch.append(assignment)
+        size += len(assignment.payload)
+    frames.append(encode_frame(Command(batch)))
+    return frames
+
+
+class FrameTooLong(Exception):
+    """A frame claims to be larger than any that is ever sent: its sender cannot be trusted."""
+
+
+class FrameReader(Generic[T]):
+    """Cuts a stream of bytes into values."""
+
+    def __init__(self, kind: type[T]) -> None:
+        self._decode = msgspec.msgpack.Decoder(kind).decode
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterable[T]:
+        """The values that are whole now."""
+        if not self._buffer and len(data) >= LENGTH.size and LENGTH.unpack_from(data)[0] == len(data) - LENGTH.size:
+            return [self._decode(data[LENGTH.size :])]  # exactly one frame, as usual
+        return self._pieced_together(data)
+
+    def _pieced_together(self, data: bytes) -> Iterator[T]:
+        buffer = self._buffer
+        buffer += data
+        at = 0
+        while len(buffer) - at >= LENGTH.size:
+            (length,) = LENGTH.unpack_from(buffer, at)
+            if length > MOST_BYTES:
+                raise FrameTooLong(f"a frame of {length} bytes")
+            end = at + LENGTH.size + length
+            if len(buffer) < end:
+                break
+            value = self._decode(bytes(buffer[at + LENGTH.size : end]))
+            at = end
+            yield value
+        del buffer[:at]
+
+
+MANY = 64
+"""Outcomes that are sent without waiting for more."""
+
+
+class ContextOutbox:
+    """Gathers what a context sends, from all its threads. A thread that finds it full, or has nothing to do, sends."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        self._outcomes: list[RunOutcome] = []
+        self._updates: list[RunUpdate] = []
+        self._bytes = 0
+
+    def add_outcome(self, outcome: RunOutcome) -> None:
+        if os.getpid() != self._process:
+            _exit_forked(outcome)
+        self._outcomes.append(outcome)
+        if outcome.result is not None:
+            self._bytes += len(outcome.result)
+
+    def add_update(self, update: RunUpdate) -> None:
+        self._updates.append(update)
+
+    @property
+    def full(self) -> bool:
+        return len(self._outcomes) >= MANY or self._bytes >= LARGE
+
+    def flush(self) -> None:
+        """Send what there is, in order. Exits the process if its supervisor is gone."""
+        if not self._outcomes and not self._updates:
+            return
+        with self._lock:
+            outcomes, self._outcomes = self._outcomes, []
+            updates, self._updates = self._updates, []
+            large, self._bytes = self._bytes > LARGE, 0
+            try:
+                if large:
+                    self._send_one_by_one(outcomes, updates)
+                elif outcomes or updates:
+                    self._send_together(outcomes, updates)
+            except OSError:
+                os._exit(0)  # the supervisor is gone
+
+    def send_now(self, update: ContextUpdate) -> None:
+        """Send something else, at once."""
+        with self._lock:
+            try:
+                self._link.sendall(encode_frame(update))
+            except OSError:
+                os._exit(0)
+
+    def _send_together(self, outcomes: list[RunOutcome], updates: list[RunUpdate]) -> None:
+        try:
+            packed = encode_frame(ContextUpdate(outcomes, updates))
+        except UNENCODABLE:
+            self._send_one_by_one(outcomes, updates)
+        else:
+            self._link.sendall(packed)
+
+    def _send_one_by_one(self, outcomes: list[RunOutcome], updates: list[RunUpdate]) -> None:
+        """Where one of them cannot be encoded, because of what a task has put into it, the others still go through."""
+        for one in updates:
+            with suppress(*UNENCODABLE):
+                self._link.sendall(encode_frame(ContextUpdate(updates=[one])))
+        for outcome in outcomes:
+            self._link.sendall(_encoded_outcome(outcome))
+
+
+def _exit_forked(outcome: RunOutcome) -> NoReturn:
+    """Exit a process that a task has forked and that came back from the task: the outcome is not its to report.
+
+    It exits like a program that has come to its end, has called `sys.exit`, or has an uncaught exception.
+    """
+    error, status = outcome.error, 0 if outcome.verdict is Verdict.OK else 1
+    with suppress(Exception):
+        if error is not None and error.type == SystemExit.__name__:
+            status = _exit_status(error.message)
+        elif error is not None:
+            sys.stderr.write(error.traceback)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(status)
+
+
+def _exit_status(argument: str) -> int:
+    """The status that an interpreter makes of the argument of `sys.exit`."""
+    if argument in {"", "None"}:
+        return 0
+    if re.fullmatch(r"-?\d+", argument):
+        return int(argument) & 0xFF
+    sys.stderr.write(f"{argument}\n")
+    return 1
+
+
+def _encoded_outcome(outcome: RunOutcome) -> bytes:
+    try:
+        return encode_frame(ContextUpdate([outcome]))
+    except UNENCODABLE as fault:
+        error = Error(type="Unencodable", message=encodable(f"its outcome cannot be encoded: {fault}"))
+        return encode_frame(ContextUpdate([RunOutcome(outcome.number, Verdict.ERROR, error=error)]))

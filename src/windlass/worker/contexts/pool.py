@@ -1,0 +1,341 @@
+"""Runs an app's tasks: which context gets a job, when a context is replaced, how a run in it is stopped.
+
+Knows contexts as processes that take assignments and send updates. How they are started and killed is in `processes`.
+"""
+
+import asyncio
+import logging
+import signal
+from collections import defaultdict
+from collections.abc import Sequence
+
+from windlass.model.job import Error, Stream
+from windlass.model.lifecycle import Verdict
+from windlass.model.operations import Claimed
+from windlass.model.ports import Clock
+from windlass.worker import WorkerOptions
+from windlass.worker.contexts.frames import ContextUpdate
+from windlass.worker.contexts.processes import ContextProcess, ProcessListener, ProcessManager
+from windlass.worker.linux import resident
+from windlass.worker.runner import ActiveRun, Assignment, RunOutcome, Stop, assignment_of
+from windlass.worker.runs import RunTable, crashed
+
+log = logging.getLogger("windlass.worker")
+
+SOFT, TERM = 0.3, 0.3
+"""Seconds a job gets after it was cancelled, before TERM; and after TERM, before it is killed."""
+
+POSTPONED = 2.0
+"""Seconds before a job that got no process is claimed again."""
+
+CHECK_EVERY = 0.1
+"""Seconds between two checks whether a context is blocked, while there are jobs."""
+
+LAST_OUTPUT = 2000
+"""Characters of a crashed job's last output, kept with its error."""
+
+NOT_BEGUN = Error(type="Cancelled", message="stopped before it had begun")
+
+
+class ContextPool:
+    """The contexts that share jobs: how many there are, which gets the next job, when one is replaced."""
+
+    def __init__(self, processes: ProcessManager, options: WorkerOptions, clock: Clock) -> None:
+        self.processes = processes
+        self._options = options
+        self._clock = clock
+        self._shared: list[ContextProcess] = []
+        self._closing = False
+
+    @property
+    def closing(self) -> bool:
+        """Whether contexts that end are no longer replaced."""
+        return self._closing
+
+    def fill(self, listener: ProcessListener) -> None:
+        """Fork as many contexts as there should be."""
+        while not self._closing and len(self._shared) < min(self._options.contexts, self._options.slots):
+            self._shared.append(self._fork(listener, isolated=False))
+
+    def isolated(self, listener: ProcessListener) -> ContextProcess:
+        """A context for one job."""
+        return self._fork(listener, isolated=True)
+
+    def _fork(self, listener: ProcessListener, *, isolated: bool) -> ContextProcess:
+        return self.processes.fork(listener, isolated=isolated, started_at=self._clock.monotonic())
+
+    def least_busy(self) -> ContextProcess:
+        least: ContextProcess | None = None
+        for context in self._shared:
+            if context.blocked:
+                continue
+            if not context.runs:
+                return context
+            if least is None or len(context.runs) < len(least.runs):
+                least = context
+        if least is None and self._shared:
+            return min(self._shared, key=lambda context: len(context.runs))
+        if least is None:
+            raise OSError("no process that runs jobs could be started")
+        return least
+
+    def check_blocked(self) -> None:
+        """Ping contexts that were given jobs while others have less to do: does their event loop answer?"""
+        for context in self._shared:
+            if context.unanswered:
+                context.blocked = True
+            elif context.runs and (context.blocked or context.jobs > context.pinged_at) and self._has_idler(context):
+                context.ping()
+
+    def _has_idler(self, context: ContextProcess) -> bool:
+        return any(not other.blocked and len(other.runs) < len(context.runs) for other in self._shared)
+
+    def remove(self, context: ContextProcess) -> bool:
+        """Give a context no more jobs; whether it was shared, so that another must take its place."""
+        if context not in self._shared:
+            return False
+        self._shared.remove(context)
+        return True
+
+    def retire_if_spent(self, context: ContextProcess) -> bool:
+        """Let a context that has run its share of jobs exit when it is idle; whether that is so."""
+        if context in self._shared and self._is_spent(context):
+            context.exit_when_idle()
+            return self.remove(context)
+        return False
+
+    def _is_spent(self, context: ContextProcess) -> bool:
+        most_jobs, most_age = self._options.context_max_jobs, self._options.max_age
+        old = most_age is not None and self._clock.monotonic() - context.started_at > most_age
+        return old or (most_jobs is not None and context.jobs >= most_jobs)
+
+    def over_memory(self, context: ContextProcess) -> bool:
+        limit = self._options.max_memory
+        return limit is not None and context.pid is not None and resident(context.pid) > limit
+
+    def check(self) -> list[ContextProcess]:
+        """Retire shared contexts that are too old or too large. The contexts of one job that are too large."""
+        self.processes.check()
+        for context in list(self._shared):
+            if self._is_spent(context) or self.over_memory(context):
+                context.exit_when_idle()
+                self.remove(context)
+        return [one for one in self.processes.contexts.values() if one.isolated and self.over_memory(one)]
+
+    async def restart(self, listener: ProcessListener) -> None:
+        """Replace a zygote that has died; what ran in its contexts died with it."""
+        log.error("the process that forks contexts is gone; starting it again")
+        self._shared.clear()
+        self.fill(listener)
+        await self.processes.restart()
+
+    def stop_filling(self) -> None:
+        self._closing = True
+
+    async def close(self) -> None:
+        self._closing = True
+        await self.processes.close()
+
+
+class ContextRunner:
+    """The `Runner` of an app's tasks."""
+
+    def __init__(self, pool: ContextPool, runs: RunTable, most_output: int) -> None:
+        self._pool = pool
+        self._runs = runs
+        self._most_output = most_output
+        self._loop = asyncio.get_running_loop()
+        self._context_of: dict[int, ContextProcess] = {}
+        """By number of the run."""
+        self._outcomes: dict[ContextProcess, RunOutcome] = {}
+        """Of runs alone in their process, until that has exited and its output is read."""
+        self._checking: asyncio.TimerHandle | None = None
+        self._printed: dict[ContextProcess, int] = defaultdict(int)
+        self._tails: dict[ContextProcess, str] = {}
+
+    def fill(self) -> None:
+        self._pool.fill(self)
+
+    async def zygote_lost(self) -> None:
+        """Wait until the zygote has died."""
+        await self._pool.processes.lost.wait()
+
+    async def restart(self) -> None:
+        """Replace a zygote that has died."""
+        await self._pool.restart(self)
+
+    # Runs start
+
+    def start(self, batch: Sequence[tuple[ActiveRun, Claimed]]) -> None:
+        batches: dict[ContextProcess, list[Assignment]] = {}
+        for run, claimed in batch:
+            # A job that has crashed a process gets one of its own: it takes no other jobs with it again.
+            try:
+                alone = run.job.isolate or run.job.crashes
+                context = self._pool.isolated(self) if alone else self._pool.least_busy()
+            except OSError as fault:
+                self._postpone(run, str(fault))
+                continue
+            self._place(run, context)
+            run.takes_messages = run.job.input
+            batches.setdefault(context, []).append(assignment_of(run.number, claimed))
+            self._runs.limit_time(run)
+        for context, assignments in batches.items():
+            context.assign(assignments)
+        if self._checking is None:
+            self._checking = self._loop.call_later(CHECK_EVERY, self._check_blocked)
+
+    def _place(self, run: ActiveRun, context: ContextProcess) -> None:
+        self._context_of[run.number] = context
+        context.runs.add(run.number)
+        run.pid = context.pid
+
+    def _check_blocked(self) -> None:
+        self._checking = None
+        if self._context_of:
+            self._pool.check_blocked()
+            self._checking = self._loop.call_later(CHECK_EVERY, self._check_blocked)
+
+    # Runs report
+
+    def forked(self, context: ContextProcess) -> None:
+        for run in self._in(context):
+            run.pid = context.pid
+
+    def updated(self, context: ContextProcess, update: ContextUpdate) -> None:
+        for one in update.updates:
+            if (run := self._runs.active.get(one.number)) is not None:
+                self._runs.update(run, one)
+        for outcome in update.outcomes:
+            if context.isolated:
+                self._outcomes[context] = outcome
+            elif (run := self._runs.active.get(outcome.number)) is not None:
+                self._finish(run, outcome)
+        if update.answers is not None:
+            context.answered(update.answers)
+            self._move(context, update.not_begun)
+        if update.outcomes and self._pool.retire_if_spent(context):
+            self.fill()
+
+    def _move(self, context: ContextProcess, not_begun: Sequence[Assignment]) -> None:
+        """Give jobs that wait behind a coroutine which blocks its event loop to another context."""
+        batches: dict[ContextProcess, list[Assignment]] = {}
+        for assignment in not_begun:
+            run = self._runs.active.get(assignment.number)
+            if run is None or self._context_of.get(run.number) is not context:
+                continue
+            if run.stopping is not None:
+                self._finish(run, RunOutcome(run.number, Verdict.ERROR, error=NOT_BEGUN))
+                continue
+            context.runs.discard(run.number)
+            other = self._pool.least_busy()
+            self._place(run, other)
+            batches.setdefault(other, []).append(assignment)
+        for other, assignments in batches.items():
+            other.assign(assignments)
+
+    def printed(self, context: ContextProcess, stream: Stream, data: bytes) -> None:
+        self._printed[context] += len(data)
+        self._tails[context] = (self._tails.get(context, "") + data.decode(errors="replace"))[-LAST_OUTPUT:]
+        for run in self._in(context):
+            self._runs.print(run, stream, data)
+            if self._printed[context] > self._most_output:
+                self._kill_for(run, Stop.OUTPUT)
+
+    def send(self, run: ActiveRun, messages: Sequence[bytes]) -> None:
+        if (context := self._context_of.get(run.number)) is not None:
+            context.send(run.number, messages)
+
+    # Runs are stopped
+
+    def stop(self, run: ActiveRun) -> None:
+        """Cancel it; then TERM, if it has a process of its own; then KILL."""
+        if (context := self._context_of.get(run.number)) is not None:
+            context.stop(run.number)
+            run.set_timer(self._loop.call_later(SOFT, self._terminate, run))
+
+    def _terminate(self, run: ActiveRun) -> None:
+        context = self._context_of.get(run.number)
+        if context is not None and context.isolated:
+            self._pool.processes.kill(context, signal.SIGTERM)
+            run.set_timer(self._loop.call_later(TERM, self._kill_context, run))
+        else:
+            self._kill_context(run)
+
+    def _kill_context(self, run: ActiveRun) -> None:
+        """A job that cannot be stopped costs its context; the other jobs in it are released."""
+        context = self._context_of.get(run.number)
+        if context is None:
+            return
+        for other in self._in(context):
+            if other is not run and other.stopping is None:
+                other.stopping = Stop.RELEASE
+        self._remove(context)
+        self._pool.processes.kill(context, signal.SIGKILL, tree=True)
+
+    def release_waiting(self) -> None:
+        """Release jobs that wait for a context which is not forked yet: nothing can fork it now."""
+        for context in self._pool.processes.waiting():
+            for run in self._in(context):
+                run.stopping = run.stopping or Stop.RELEASE
+            if context.runs:
+                self._remove(context)
+                self._pool.processes.kill(context, signal.SIGKILL)
+
+    def kill(self, run: ActiveRun) -> None:
+        context = self._context_of[run.number]
+        self._pool.processes.kill(context, signal.SIGKILL, tree=True)
+        outcome = self._outcomes.pop(context, None)
+        error = Error(message="its worker stopped")
+        self._finish(run, outcome or RunOutcome(run.number, Verdict.ERROR, error=error))
+
+    def check(self) -> None:
+        """Kill jobs that take more memory than is allowed, and replace contexts that are too old or too large."""
+        too_large = self._pool.check()
+        self.fill()
+        for context in too_large:
+            for run in self._in(context):
+                self._kill_for(run, Stop.MEMORY)
+
+    def _kill_for(self, run: ActiveRun, why: Stop) -> None:
+        """Kill a job that takes too much of something: given a warning, it would only take more."""
+        if run.stopping is None:
+            run.stopping = why
+            self._kill_context(run)
+
+    # Runs and contexts end
+
+    def disconnected(self, context: ContextProcess) -> None:
+        """A context is exiting, or has; its status comes later."""
+        self._remove(context)
+
+    def exited(self, context: ContextProcess, status: int, peak_memory: int) -> None:
+        outcome = self._outcomes.pop(context, None)
+        self._printed.pop(context, None)
+        tail = self._tails.pop(context, "")
+        self._remove(context)
+        for run in self._in(context):
+            self._finish(run, outcome or crashed(run, status, peak_memory, tail))
+
+    def fork_failed(self, context: ContextProcess, why: str) -> None:
+        """There was no room for a context. The next check forks again: to try at once would fail too."""
+        self._pool.remove(context)
+        for run in self._in(context):
+            self._postpone(run, why)
+
+    def _remove(self, context: ContextProcess) -> None:
+        if self._pool.remove(context):
+            self.fill()
+
+    def _postpone(self, run: ActiveRun, why: str) -> None:
+        """Release a job that could not be started, with a delay: claimed again at once it would fail again."""
+        log.error("no process for job %s: %s", run.id, why)
+        self._finish(run, RunOutcome(run.number, Verdict.RETRY, snooze=POSTPONED))
+
+    def _in(self, context: ContextProcess) -> list[ActiveRun]:
+        return [self._runs.active[number] for number in context.runs if number in self._runs.active]
+
+    def _finish(self, run: ActiveRun, outcome: RunOutcome) -> None:
+        if (context := self._context_of.pop(run.number, None)) is not None:
+            context.runs.discard(run.number)
+        self._runs.finish(run, outcome)

@@ -1,0 +1,180 @@
+"""What Linux offers for controlling processes, and the standard library does not."""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+CHECKS = 3
+"""Checks in a row that must find no child: the kernel's list misses some while others exit."""
+
+BREATH = 0.002
+"""Seconds in which a killed process ends."""
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _control(option: int, value: int) -> None:
+    """Call `prctl`, which only Linux has."""
+    if sys.platform == "linux":
+        _libc.prctl(option, value, 0, 0, 0)
+
+
+def die_with_parent(parent: int) -> None:
+    """Be killed when the parent ends; end now if it has ended already."""
+    _control(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def wake_with_parents_end() -> None:
+    """Go on, if stopped, when the parent ends."""
+    _control(PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent ends: also of those that left the session."""
+    _control(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def allow_many_files() -> None:
+    """Have as many descriptors as this process may have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def children(pid: int) -> list[int]:
+    """The processes that this one is the parent of; while some of them end, perhaps not all."""
+    found: list[int] = []
+    for thread in _threads(pid):
+        try:
+            found += map(int, Path(f"/proc/{pid}/task/{thread}/children").read_bytes().split())
+        except (OSError, ValueError):
+            continue  # it has ended meanwhile
+    return found
+
+
+def _threads(pid: int) -> list[str]:
+    try:
+        return [path.name for path in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return []
+
+
+def descendants(pid: int) -> list[int]:
+    """All descendants of a process, nearest first."""
+    found = children(pid)
+    for child in found:
+        found += [one for one in children(child) if one not in found]
+    return found
+
+
+def end_children() -> None:
+    """Kill and reap all descendants of this process, and orphans that come to it meanwhile."""
+    while True:
+        for child in children(os.getpid()):
+            for one in (child, *descendants(child)):
+                send(one, signal.SIGKILL)
+        try:
+            pid, _ = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return  # the only proof that there are none: the list of children misses some while others exit
+        if not pid:
+            time.sleep(BREATH)
+
+
+def end_children_but(spared: Callable[[], Collection[int]]) -> None:
+    """The same, but spare some, which are reaped elsewhere. Checked until there are none several times in a row.
+
+    Processes of our own session are spared too: we have started them and wait for them. Leftovers never are in it.
+    """
+    quiet = 0
+    while quiet < CHECKS:
+        doomed = {child for child in children(os.getpid()) if not _is_of_our_session(child)} - set(spared())
+        for child in doomed:
+            for one in (child, *descendants(child)):
+                send(one, signal.SIGKILL)
+        time.sleep(BREATH)
+        for child in doomed:
+            with suppress(ChildProcessError):
+                os.waitpid(child, os.WNOHANG)
+        quiet = 0 if doomed else quiet + 1
+
+
+def end_marked(mark: str, within: float) -> None:
+    """Kill whatever was started with this variable (`NAME=value`) in its environment, and reap what is ours of it.
+
+    Looked for until there is none several times, or the time is over.
+    """
+    quiet, killed = 0, set[int]()
+    for _ in range(int(within / BREATH)):
+        doomed = {pid for pid in _processes() if _is_marked(pid, mark.encode())}
+        for pid in doomed:
+            send(pid, signal.SIGKILL)
+        time.sleep(BREATH)
+        killed = {pid for pid in killed | doomed if not _reap(pid)}
+        quiet = quiet + 1 if not killed else 0
+        if quiet == CHECKS:
+            return
+
+
+def _reap(pid: int) -> bool:
+    """Whether there is nothing left of it. Who was killed becomes our child when its parent has ended, or is init's."""
+    with suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+    return not Path(f"/proc/{pid}").exists()
+
+
+def _processes() -> list[int]:
+    return [int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()]
+
+
+def _is_marked(pid: int, mark: bytes) -> bool:
+    try:
+        return mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False  # it has ended, or is not ours: a dead one that is not reaped has no environment
+
+
+def _is_of_our_session(pid: int) -> bool:
+    try:
+        return os.getsid(pid) == os.getsid(0)
+    except ProcessLookupError:
+        return False
+
+
+def send(pid: int, number: int) -> None:
+    """Send a signal to a process that may be gone."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+def describe_status(status: int) -> tuple[str, int | None]:
+    """How a process ended, for people; and its exit code, negative for a signal."""
+    code = os.waitstatus_to_exitcode(status)
+    if code >= 0:
+        return f"its process exited with {code}", code
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"its process was killed by {name}", code
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process holds; 0 if it is gone."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except OSError:
+        return 0
+    return int(pages) * os.sysconf("SC_PAGESIZE")

@@ -1,0 +1,326 @@
+"""The table of a worker's runs, and the report on each.
+
+A claimed job enters the table with `start` and leaves it in one place, `remove`, which sends its report. What runs the
+jobs is a `Runner`; what follows them is a `RunListener`. Knows the queue only as `Reports`.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from datetime import datetime
+
+from msgspec import UNSET, Raw
+
+from windlass.model.job import TEXT, Error, Job, NewJob, Reason, Stream
+from windlass.model.lifecycle import CODES, Verdict
+from windlass.model.operations import Claimed, Delivered, Finished, Released
+from windlass.model.ports import Clock
+from windlass.worker.functions import FunctionOutcome
+from windlass.worker.linux import describe_status
+from windlass.worker.reports import Reports
+from windlass.worker.runner import ActiveRun, RunListener, Runner, RunOutcome, RunUpdate, Stop
+from windlass.worker.telemetry import Telemetry
+
+log = logging.getLogger("windlass.worker")
+job_log = logging.getLogger("windlass.job")
+
+MOST_LOGGED = 300
+"""Characters of an error in the log."""
+
+STOPPED = {
+    Stop.TIMEOUT: (Reason.TIMEOUT, "ran longer than its time limit of {run.limit:g} s"),
+    Stop.OUTPUT: (Reason.OUTPUT, "printed more than this worker allows"),
+    Stop.MEMORY: (Reason.MEMORY, "took more memory than this worker allows"),
+}
+"""Why a worker stops a job by itself, and the message of its error."""
+
+CRASHED = Error(type="Crashed")
+
+VERDICTS = {code // 100: verdict for verdict, code in CODES.items()}
+"""What the first digit of a code means; any other asks for another run."""
+
+RunnerOf = Callable[[Job], Runner]
+"""Chooses the runner of a job."""
+
+
+class RunTable:
+    """What one worker runs."""
+
+    def __init__(self, reports: Reports, clock: Clock, telemetry: Telemetry | None = None) -> None:
+        self.active: dict[int, ActiveRun] = {}
+        """By number, in the order in which they were claimed."""
+        self.reports = reports
+        self.changed = asyncio.Event()
+        """Set whenever a run has ended."""
+        self.done = 0
+        """How many runs have ended here; released ones do not count."""
+        self._clock = clock
+        self._telemetry = telemetry
+        self._listeners: list[RunListener] = []
+        self._numbers = itertools.count(1)
+        self._loop = asyncio.get_running_loop()
+
+    def subscribe(self, listener: RunListener) -> None:
+        self._listeners.append(listener)
+
+    async def some_ended(self) -> None:
+        self.changed.clear()
+        await self.changed.wait()
+
+    async def all_ended(self) -> None:
+        while self.active:
+            await self.some_ended()
+
+    def is_active(self, run: ActiveRun) -> bool:
+        return self.active.get(run.number) is run
+
+    # Runs start
+
+    def start(self, claimed: Sequence[Claimed], runner_of: RunnerOf) -> None:
+        """Give the jobs of a claim's answer to their runners."""
+        now = self._clock.monotonic()
+        batches: dict[Runner, list[tuple[ActiveRun, Claimed]]] = {}
+        for one in claimed:
+            tenant = one.job.tenant if self.reports.name_tenants else None
+            runner = runner_of(one.job)
+            run = ActiveRun(next(self._numbers), one.job, one.token, now, tenant=tenant, runner=runner)
+            self.active[run.number] = run
+            batches.setdefault(runner, []).append((run, one))
+        for runner, batch in batches.items():
+            runner.start(batch)
+        # Logged only now: until the jobs are with their runner, their callers wait.
+        if job_log.isEnabledFor(logging.DEBUG):
+            for one in claimed:
+                job_log.debug("%s %s running, attempt %d", one.job.id, one.job.task, one.job.attempt)
+        for listener in self._listeners:
+            listener.runs_started()
+
+    def limit_time(self, run: ActiveRun) -> None:
+        """Stop a run when its time limit, counted from its claim, is over."""
+        if run.stopping is None and run.limit is not None:
+            left = max(0.0, run.limit - (self._clock.monotonic() - run.since))
+            run.set_timer(self._loop.call_later(left, self.stop, run, Stop.TIMEOUT))
+
+    # Runs report
+
+    def update(self, run: ActiveRun, update: RunUpdate) -> None:
+        run.apply(update)
+        for listener in self._listeners:
+            if update.taken is None:
+                listener.run_updated(run)
+            else:
+                listener.run_has_room(run)
+
+    def print(self, run: ActiveRun, stream: Stream, data: bytes) -> None:
+        run.print(stream, data)
+        for listener in self._listeners:
+            listener.run_updated(run)
+
+    def deliver(self, run: ActiveRun, messages: Sequence[Delivered]) -> None:
+        """Pass on messages to a job; the queue repeats those it has until it knows that."""
+        fresh = [one.data for one in messages if one.n > run.given]
+        if run.takes_messages and run.runner is not None and fresh:
+            run.given += len(fresh)
+            run.runner.send(run, fresh)
+
+    # Runs are stopped
+
+    def stop(self, run: ActiveRun, why: Stop) -> None:
+        if run.stopping is not None or run.number not in self.active:
+            return
+        run.stopping = why
+        if run.runner is not None:
+            run.runner.stop(run)
+
+    def shorten(self, run: ActiveRun, deadline: datetime) -> None:
+        """A running job has less time than before: it is stopped earlier, perhaps now."""
+        run.deadline = deadline
+        self.limit_time(run)
+
+    def lose(self, run: ActiveRun) -> None:
+        """A run is no longer ours, whatever else it was being stopped for."""
+        if run.stopping is Stop.LOST:
+            return
+        log.warning("lost job %s: its lease has run out", run.id)
+        self.stop(run, Stop.LOST)
+        run.stopping = Stop.LOST
+
+    def release_all(self) -> None:
+        """Kill everything that runs; none of these runs counts."""
+        for run in list(self.active.values()):
+            run.stopping = run.stopping or Stop.RELEASE
+            if run.runner is not None:
+                run.runner.kill(run)
+
+    # Runs end
+
+    def finish(self, run: ActiveRun, outcome: RunOutcome) -> None:
+        if outcome.snooze is not None:
+            self.remove(run, run.released(outcome.snooze, outcome.rests))
+        else:
+            self.remove(run, finished(run, outcome))
+
+    def remove(self, run: ActiveRun, report: Finished | Released) -> None:
+        """The only exit from the table."""
+        if self.active.pop(run.number, None) is None:
+            return  # it was released before its runner saw its end
+        succeeded = isinstance(report, Finished) and report.outcome is Verdict.OK
+        if run.stopping is Stop.RELEASE and not succeeded:
+            report = run.released()
+        self._log_end(run, report)
+        if self._telemetry is not None and isinstance(report, Finished):
+            self._telemetry.note(run.job.task, self._clock.monotonic() - run.since)
+        run.set_timer(None)
+        for listener in self._listeners:
+            listener.run_removed(run)
+        if isinstance(report, Released):
+            self.reports.release(report)
+        elif run.stopping is not Stop.LOST:
+            self.done += 1
+            self._report(run, report)
+        self.changed.set()
+
+    def _report(self, run: ActiveRun, report: Finished) -> None:
+        if run.sending is None:
+            self.reports.finish(report, run.take_update() if run.has_update else None)
+        else:
+            self.reports.finish_after(run.sending, lambda: (report, run.take_update() if run.has_update else None))
+
+    def _log_end(self, run: ActiveRun, report: Finished | Released) -> None:
+        if not job_log.isEnabledFor(logging.DEBUG):
+            return
+        how = "released"
+        if run.stopping is Stop.LOST:
+            how = "lost"
+        elif isinstance(report, Finished):
+            how = f"completed, {report.outcome} {report.code or CODES[report.outcome]}"
+        job_log.debug("%s %s %s after %.3f s", run.id, run.job.task, how, self._clock.monotonic() - run.since)
+
+
+# The report on a run
+
+
+def finished(run: ActiveRun, outcome: RunOutcome) -> Finished:
+    """The report on a run of the app's own task."""
+    if outcome.verdict is Verdict.OK:
+        result = UNSET if outcome.result is None else Raw(outcome.result)
+        return Finished(
+            id=run.id,
+            token=run.token,
+            tenant=run.tenant,
+            outcome=Verdict.OK,
+            code=outcome.code,
+            result=result,
+            jobs=outcome.jobs,
+        )
+    error, reason = outcome.error or Error(), None
+    if run.stopping in STOPPED:
+        reason, error = _stopped(run, run.stopping, error.traceback)
+    elif error.type == CRASHED.type and run.stopping is Stop.CANCEL:
+        message = "killed: it went on running after it was cancelled"
+        error = Error(type="Cancelled", message=message, traceback=error.traceback)
+    elif error.type == CRASHED.type:
+        reason = Reason.CRASHED
+    verdict = Verdict.ERROR if reason else outcome.verdict
+    _log_failure(run, verdict, error)
+    return Finished(
+        id=run.id,
+        token=run.token,
+        tenant=run.tenant,
+        outcome=verdict,
+        code=None if reason else outcome.code,
+        error=error,
+        reason=reason,
+        delay=outcome.delay,
+    )
+
+
+def crashed(run: ActiveRun, status: int, peak_memory: int, last_output: str) -> RunOutcome:
+    """The outcome of a run whose process has died."""
+    how, code = describe_status(status)
+    peak = f"; peak memory {peak_memory / 2**20:.0f} MiB" if peak_memory else ""
+    message = f"{how} (exit code {code}{peak})"
+    error = Error(type=CRASHED.type, message=message, traceback=last_output)
+    return RunOutcome(run.number, Verdict.ERROR, error=error)
+
+
+def function_finished(run: ActiveRun, outcome: FunctionOutcome, delays: Sequence[float] = ()) -> Finished:
+    """The report on a run of an uploaded function. `delays`: one for each job that it makes; none = no delays."""
+    verdict = VERDICTS.get(outcome.code // 100, Verdict.RETRY)
+    code = outcome.code if outcome.code // 100 in VERDICTS else CODES[verdict]
+    if verdict is Verdict.OK:
+        return Finished(
+            id=run.id,
+            token=run.token,
+            tenant=run.tenant,
+            sandbox=run.sandbox,
+            handler_version=run.version,
+            outcome=verdict,
+            code=code,
+            result=UNSET if outcome.result is None else Raw(outcome.result),
+            content_type=outcome.content_type,
+            jobs=[
+                chained_job(run.job, task, payload, delays[place] if delays else 0.0)
+                for place, (task, payload) in enumerate(outcome.jobs)
+            ],
+        )
+    error = Error(type=outcome.type, message=outcome.message, traceback=outcome.traceback)
+    reason = outcome.reason if run.stopping is not Stop.CANCEL else None
+    if run.stopping in STOPPED:
+        verdict = Verdict.ERROR
+        reason, error = _stopped(run, run.stopping, outcome.traceback)
+    _log_failure(run, verdict, error)
+    return Finished(
+        id=run.id,
+        token=run.token,
+        tenant=run.tenant,
+        sandbox=run.sandbox,
+        handler_version=run.version,
+        outcome=verdict,
+        code=None if reason or outcome.reason else code,
+        error=error,
+        reason=reason,
+        delay=outcome.delay,
+    )
+
+
+def chained_job(parent: Job, task: str, payload: str, delay: float) -> NewJob:
+    """A job that a function printed. It names no options, so it gets its parent's, in the parent's queue."""
+    return NewJob(
+        task=task,
+        payload=Raw(payload.encode()),
+        content_type=TEXT,
+        delay=delay or None,
+        queue=parent.queue,
+        priority=parent.priority,
+        timeout=parent.timeout,
+        max_retry=parent.max_retry,
+        retry=parent.retry,
+        keep_result=parent.keep_result,
+        keep_result_for=parent.keep_result_for,
+        keep_success=parent.keep_success,
+        keep_failure=parent.keep_failure,
+        expires=None if parent.expires is None else parent.expires + delay,
+    )
+
+
+def refused(run: ActiveRun, why: str) -> Finished:
+    """The report on a job that this worker will not run."""
+    error = Error(type="Refused", message=why)
+    return Finished(id=run.id, token=run.token, tenant=run.tenant, outcome=Verdict.ERROR, error=error)
+
+
+def _stopped(run: ActiveRun, why: Stop, traceback: str) -> tuple[Reason, Error]:
+    reason, text = STOPPED[why]
+    return reason, Error(type=reason.value.capitalize(), message=text.format(run=run), traceback=traceback)
+
+
+def _log_failure(run: ActiveRun, verdict: Verdict, error: Error) -> None:
+    """Log that a run failed, unless it was stopped for no fault of its own."""
+    if run.stopping is not None and run.stopping not in STOPPED:
+        return
+    what = "asks for another run" if verdict is Verdict.RETRY else "failed"
+    first = f"{error.type}: {error.message}".strip(": ").partition("\n")[0][:MOST_LOGGED]
+    text = "".join(one if one.isprintable() else "\ufffd" for one in first)
+    job_log.warning("%s %s %s in attempt %d: %s", run.id, run.job.task, what, run.job.attempt, text)

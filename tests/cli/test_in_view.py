@@ -1,0 +1,100 @@
+"""What people see of workers and runs: in lists, records, and logs."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from tests.support.engines import enqueue, register, take
+from tests.support.stores import VirtualClock
+from tests.support.worker_harness import ON_A_FILE, WorkerHarness
+from windlass.engine import Engine
+from windlass.model.job import Error, Job, Progress, Reason, State
+from windlass.model.lifecycle import Outcome, Verdict, finish, lose, release
+from windlass.model.operations import Alive, Renew, Show, Workers
+
+EACH_STORE = pytest.mark.parametrize("kind", ["sqlite", "redis"], indirect=True)
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@EACH_STORE
+async def test_a_tenant_sees_the_workers_of_all_tenants_but_not_those_of_another(engine: Engine) -> None:
+    own = await register(engine, tenant="a")
+    everybodys = await register(engine, tenant="-", url="http://10.0.0.1/secret")
+    other = await register(engine, tenant="b")
+    seen = await engine(Workers(tenant="a"))
+    assert {worker.id: worker.tenant for worker in seen} == {own: "a", everybodys: "-"}
+    assert [worker.url for worker in seen] == [None, None], "where an operator's workers are is not a tenant's business"
+    assert {worker.id for worker in await engine(Workers(tenant="-"))} == {own, everybodys, other}
+
+
+@ON_A_FILE
+def test_the_commands_name_the_workers_of_all_tenants(harness: WorkerHarness) -> None:
+    harness.start("--tenant", "-", "--name", "everybodys", target="")
+    for words in (("workers", "ls"), ("top", "--once"), ("queues", "show", "default")):
+        said = harness.run(*words, "--tenant", "acme")
+        assert "everybodys" in said.stdout, (words, said.stderr)
+        assert "all" in said.stdout
+
+
+def running(**more: Any) -> Job:
+    return Job(id="1", tenant="a", task="t", state=State.RUNNING, attempt=1, created_at=NOW, updated_at=NOW, **more)
+
+
+@pytest.mark.parametrize("how", ["finished", "released", "lost"])
+def test_a_halted_job_has_an_error_that_explains_it(how: str) -> None:
+    job = running(reason=Reason.HALTED, yielding=True)
+    cancelled = Outcome(verdict=Verdict.ERROR, error=Error(type="Cancelled", message="", traceback="Traceback …"))
+    ends = {
+        "finished": lambda: finish(job, cancelled, NOW, 0.5),
+        "released": lambda: release(job, NOW),
+        "lost": lambda: lose(job, NOW),
+    }
+    move = ends[how]()
+    assert move.reason is Reason.HALTED
+    assert move.error is not None
+    assert "halted: its place was needed for a job that waits" in move.error.message
+
+
+def test_a_shrunk_job_that_timed_out_has_an_error_that_explains_it() -> None:
+    job = running(reason=Reason.SHRUNK, assigned="fast")
+    late = Error(type="Timeout", message="ran longer than its time limit of 3 s")
+    move = finish(job, Outcome(verdict=Verdict.ERROR, error=late, reason=Reason.TIMEOUT), NOW, 0.5)
+    assert move.reason is Reason.TIMEOUT
+    assert move.error is not None
+    assert move.error.message == (
+        "ran longer than its time limit of 3 s: that was shortened to tier fast, for a job that waits"
+    )
+
+
+@EACH_STORE
+async def test_progress_carries_its_own_time(engine: Engine, clock: VirtualClock) -> None:
+    await enqueue(engine)
+    worker = await register(engine)
+    claimed = await take(engine, worker)
+    began = claimed.job.updated_at
+    clock.advance(10)
+    said = Alive(id=claimed.job.id, token=claimed.token, progress=Progress(done=1, total=2))
+    await engine(Renew(worker=worker, jobs=[said]))
+    assert (await engine(Show(id=claimed.job.id))).updated_at - began == timedelta(seconds=10)
+    clock.advance(10)
+    await engine(Renew(worker=worker, jobs=[Alive(id=claimed.job.id, token=claimed.token)]))
+    assert (await engine(Show(id=claimed.job.id))).updated_at - began == timedelta(seconds=10), "nothing is new"
+
+
+@ON_A_FILE
+def test_a_run_that_was_given_back_is_logged_so(harness: WorkerHarness) -> None:
+    id = harness.tasks.nap.enqueue(60).id
+    worker = harness.start("-v", "--grace", "0s")
+    harness.noted("start")
+    worker.stop()
+    said = worker.hear(f"{id} nap (.*) after [0-9.]+ s")
+    assert said[1] == "released"
+
+
+@ON_A_FILE
+def test_a_result_that_is_too_large_leaves_a_line_in_the_log(harness: WorkerHarness) -> None:
+    id = harness.tasks.huge_result.enqueue(17).id
+    worker = harness.start("--burst")
+    worker.hear(f"{id}.*its outcome could not be stored: .* bytes, at most")

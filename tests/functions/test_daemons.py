@@ -1,0 +1,95 @@
+"""Processes that a job leaves behind end with it: nothing of them is charged to the next, no zombies are left."""
+
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.function_harness import alive, bench, handler, results
+from windlass.model.job import JSON
+
+LEAVES = {
+    "python": """
+import os, subprocess
+def run(p):
+    left = subprocess.Popen(["sleep", "600"])
+    deeper = subprocess.run(["sh", "-c", "setsid sleep 600 >/dev/null 2>&1 & echo $!"], stdout=-1).stdout
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    return [left.pid, int(deeper), child]
+""",
+    "node": """
+const {spawn, execSync} = require("node:child_process");
+function run(p) {
+  const left = spawn("sleep", ["600"], {detached: true, stdio: "ignore"});
+  left.unref();
+  return [left.pid, +execSync("setsid sleep 600 >/dev/null 2>&1 & echo $!").toString()];
+}
+""",
+    "php": """
+function run($p) {
+  return [(int) shell_exec('sleep 600 >/dev/null 2>&1 & echo $!'),
+          (int) shell_exec('setsid sleep 600 >/dev/null 2>&1 & echo $!')];
+}
+""",
+    "sh": "sleep 600 >/dev/null 2>&1 & a=$!; setsid sleep 600 >/dev/null 2>&1 & printf '[%d,%d]' $a $!",
+}
+
+
+def own(context: int) -> list[psutil.Process]:
+    """What there is beside a context's process and what has started it, dead or alive."""
+    monitor = psutil.Process(context).parent()
+    assert monitor is not None
+    return [one for one in monitor.children(recursive=True) if one.pid != context]
+
+
+@pytest.mark.parametrize("lang", LEAVES)
+async def test_what_a_job_leaves_behind_has_ended_when_it_has(lang: str) -> None:
+    async with bench() as shop:
+        work = handler(lang, LEAVES[lang], recycle=None)
+        heard = await shop.run(work, b"1", b"2", content_type=JSON)
+        assert heard.codes == [200, 200], heard.outcomes
+        (context,) = {pid for pid in heard.pids.values() if pid}
+        assert own(context) == [], "no zombies either"
+        assert not any(alive(pid) for pids in results(heard) for pid in pids)
+        again = await shop.run(work, b"3", content_type=JSON)
+        assert set(again.pids.values()) == {context}, "and the context lives on"
+
+
+@pytest.mark.parametrize("lang", ["python", "sh"])
+async def test_sixty_jobs_that_leave_processes_behind_never_run_out_of_them(lang: str) -> None:
+    async with bench(processes=10, contexts=1) as shop:
+        work = handler(lang, LEAVES[lang], tenant=f"leaves-{lang}", recycle=None)  # whose user nobody else has
+        heard = await shop.run(work, *[b"1"] * 60, content_type=JSON)
+        assert heard.codes == [200] * 60, [one.message for one in heard.outcomes.values() if one.code != 200][:3]
+
+
+async def test_in_a_sandbox_with_processes_of_its_own_too() -> None:
+    async with bench(tier="isolated") as shop:
+        heard = await shop.run(handler("sh", LEAVES["sh"], recycle=None), b"1", b"2", content_type=JSON)
+        assert heard.codes == [200, 200]
+        (context,) = {pid for pid in heard.pids.values() if pid}
+        assert not [one for one in own(context) if one.name() == "sleep"]
+
+
+STAYS: dict[str, dict[str, Any]] = {
+    "python": {
+        "before": "import subprocess\nhelper = subprocess.Popen(['sleep', '600'])",
+        "body": "def run(p):\n    subprocess.run(['true'])\n    return [helper.pid, helper.poll()]",
+    },
+    "sh": {"before": "sleep 600 >/dev/null 2>&1 & helper=$!", "body": "kill -0 $helper && printf '[%d,null]' $helper"},
+}
+
+
+@pytest.mark.parametrize("lang", STAYS)
+async def test_what_before_has_started_stays_with_the_context(lang: str) -> None:
+    async with bench() as shop:
+        work = handler(lang, recycle=None, **STAYS[lang])
+        first = await shop.run(work, b"1", b"2", content_type=JSON)
+        second = await shop.run(work, b"3", content_type=JSON)
+        assert first.codes + second.codes == [200, 200, 200], first.outcomes
+        told = {tuple(one) for one in [*results(first), *results(second)]}
+        ((helper, ended),) = told
+        assert (ended, alive(helper)) == (None, True)
+    assert not alive(helper)

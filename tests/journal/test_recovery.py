@@ -1,0 +1,262 @@
+"""What a journal does about damage: what can be read is kept, what is lost is named, nothing is dropped silently."""
+
+import logging
+import os
+import random
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.faulty_disk import (
+    PAGE,
+    contents,
+    draft,
+    filled,
+    findings_in,
+    journal_file,
+    lines,
+    moved_aside,
+    names_in,
+    opened,
+    overwrite,
+    pages_of_batches,
+    rows_in,
+)
+from windlass.engine.journal import file
+from windlass.engine.journal.file import JournalFinding
+from windlass.model.errors import Unavailable
+
+NUMBER = 80
+SIZE = 1000
+"""Bytes of a job: three fit into a page."""
+GARBAGE = random.Random(1).randbytes(PAGE)
+
+
+async def recovered(folder: Path) -> tuple[list[int], list[JournalFinding]]:
+    """What is kept of a damaged journal, which then goes on."""
+    journal = opened(folder, seed=99)
+    found, findings, id = await contents(journal), journal.findings, journal.id
+    await journal.accept([draft(1000)])
+    assert (await contents(journal))[-1] == 1000, "it goes on"
+    await journal.close()
+    again = opened(folder, seed=100)
+    assert await contents(again) == [*found, 1000], "once is enough"
+    assert again.findings == []
+    assert again.id == id
+    await again.close()
+    return found, findings
+
+
+def lost_in(findings: list[JournalFinding]) -> list[int]:
+    return [number - 1 for found in findings for number in range(found.first, found.last + 1)]
+
+
+@pytest.mark.parametrize("rubbish", [GARBAGE, bytes(PAGE)], ids=["garbage", "zeros"])
+@pytest.mark.parametrize("which", ["the first", "one in the middle", "the last"])
+async def test_a_page_of_rubbish_costs_only_the_jobs_in_it_and_they_are_named(
+    which: str, rubbish: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await filled(tmp_path, NUMBER, size=SIZE)
+    path = journal_file(tmp_path)
+    pages = pages_of_batches(path)
+    page = {"the first": pages[0], "one in the middle": pages[len(pages) // 2], "the last": pages[-1]}[which]
+    overwrite(path, page, rubbish)
+    damaged = path.read_bytes()
+    with caplog.at_level(logging.ERROR, "windlass.journal"):
+        kept, findings = await recovered(tmp_path)
+    assert NUMBER - 4 <= len(kept) < NUMBER
+    missing = sorted({*range(NUMBER)} - {*kept})
+    if which == "the last":
+        assert [found.first for found in findings if found.open_ended] == [missing[0] + 1]
+    else:
+        assert lost_in(findings) == missing
+        assert f"jobs {missing[0] + 1} to {missing[-1] + 1} are lost" in caplog.text
+    (aside,) = moved_aside(tmp_path)
+    assert aside.read_bytes() == damaged, "as it was, for people to look at"
+
+
+async def test_several_damaged_pages_are_all_named(tmp_path: Path) -> None:
+    await filled(tmp_path, NUMBER, size=SIZE)
+    path = journal_file(tmp_path)
+    pages = pages_of_batches(path)
+    for page in (pages[1], pages[3], pages[4]):
+        overwrite(path, page)
+    kept, findings = await recovered(tmp_path)
+    assert lost_in(findings) == sorted({*range(NUMBER)} - {*kept})
+    assert kept[0] == 0
+    assert kept[-1] == NUMBER - 1
+
+
+async def test_a_page_in_the_middle_of_a_large_batch_costs_that_batch(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    for start in range(0, 5000, 1000):
+        await journal.accept(lines(start, start + 1000))
+    await journal.close()
+    path = journal_file(tmp_path)
+    third = rows_in(tmp_path)[2].body[9000:9100]
+    overwrite(path, path.read_bytes().index(third) // PAGE + 1)
+    kept, findings = await recovered(tmp_path)
+    assert kept == [*range(2000), *range(3000, 5000)]
+    assert [(found.first, found.last) for found in findings if found.lost] == [(2001, 3000)]
+
+
+async def test_damage_in_the_list_of_gaps_costs_no_job(tmp_path: Path) -> None:
+    journal = opened(tmp_path, keep=0)
+    for number in range(NUMBER):
+        await journal.accept([draft(number)])
+    await journal.forget(30)
+    await journal.close()
+    path = journal_file(tmp_path)
+    batches = {*pages_of_batches(path)}
+    root = next(page for page in range(2, 6) if page not in batches and b"drained" in _page(path, page))
+    overwrite(path, root)
+    kept, findings = await recovered(tmp_path)
+    assert kept == list(range(30, NUMBER))
+    assert lost_in(findings) == []
+    assert findings
+
+
+def _page(path: Path, page: int) -> bytes:
+    return path.read_bytes()[(page - 1) * PAGE : page * PAGE]
+
+
+async def test_a_file_of_which_nothing_can_be_read_is_moved_aside_and_a_new_one_goes_on(tmp_path: Path) -> None:
+    await filled(tmp_path, 10)
+    path = journal_file(tmp_path)
+    overwrite(path, 1)
+    damaged = path.read_bytes()
+    kept, findings = await recovered(tmp_path)
+    assert kept == []
+    assert [(found.first, found.open_ended) for found in findings] == [(1, True)]
+    assert findings[0].path.read_bytes() == damaged
+    assert [found.open_ended for found in findings_in(tmp_path)] == [True, False], "it is reported afterwards too"
+
+
+async def test_a_file_that_was_cut_off_keeps_what_is_left(tmp_path: Path) -> None:
+    await filled(tmp_path, NUMBER, size=SIZE)
+    path = journal_file(tmp_path)
+    os.truncate(path, path.stat().st_size // 2 // PAGE * PAGE)
+    kept, findings = await recovered(tmp_path)
+    assert kept == list(range(len(kept)))
+    assert 0 < len(kept) < NUMBER
+    assert any(found.open_ended or found.lost for found in findings)
+
+
+async def test_damage_that_comes_twice_is_moved_aside_twice(tmp_path: Path) -> None:
+    await filled(tmp_path, NUMBER, size=SIZE)
+    for _ in range(2):
+        path = journal_file(tmp_path)
+        overwrite(path, pages_of_batches(path)[1])
+        await recovered(tmp_path)
+    assert [path.name.split(".", 2)[2] for path in moved_aside(tmp_path)] == ["1.damaged", "2.damaged"]
+
+
+@pytest.mark.parametrize("step", range(4))
+async def test_a_crash_while_damage_is_moved_aside_is_made_good(
+    step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await filled(tmp_path, NUMBER, size=SIZE)
+    path = journal_file(tmp_path)
+    overwrite(path, pages_of_batches(path)[3])
+    steps = 0
+    rename, sync = Path.rename, file._sync_folder
+
+    def crash_at(number: int) -> None:
+        nonlocal steps
+        if steps == number:
+            raise KeyboardInterrupt
+        steps += 1
+
+    def rename_or_crash(one: Path, to: Path | str) -> Path:
+        crash_at(step)
+        return rename(one, to)
+
+    def sync_or_crash(folder: Path) -> None:
+        crash_at(step)
+        sync(folder)
+
+    monkeypatch.setattr(Path, "rename", rename_or_crash)
+    monkeypatch.setattr(file, "_sync_folder", sync_or_crash)
+    with pytest.raises(KeyboardInterrupt):
+        opened(tmp_path)
+    monkeypatch.undo()
+    journal = opened(tmp_path)
+    kept = await contents(journal)
+    await journal.close()
+    assert NUMBER - 4 <= len(kept) < NUMBER
+    assert not [name for name in names_in(tmp_path) if name.endswith(".salvaged")]
+
+
+async def test_what_was_lost_is_reported_each_time_the_journal_is_looked_through(tmp_path: Path) -> None:
+    await filled(tmp_path, NUMBER, size=SIZE)
+    path = journal_file(tmp_path)
+    overwrite(path, pages_of_batches(path)[3])
+    journal = opened(tmp_path)
+    lost = lost_in(journal.findings)
+    await journal.close()
+    assert lost
+    assert lost_in(findings_in(tmp_path)) == lost
+
+
+async def test_damage_under_a_running_journal_is_an_error_and_not_an_empty_answer(tmp_path: Path) -> None:
+    await filled(tmp_path, NUMBER, size=SIZE)
+    journal = opened(tmp_path)
+    journal._file._sql.pragma("cache_size", 0)
+    for page in pages_of_batches(journal_file(tmp_path)):
+        overwrite(journal_file(tmp_path), page)
+    journal._file._sql.release_memory()
+    with pytest.raises(Unavailable, match="damaged"):
+        await journal.read(0, 10)
+    await journal.close()
+
+
+@pytest.mark.parametrize("mutants", [40, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.timeout(600)
+async def test_no_damage_to_pages_invents_a_job_or_loses_one_silently(mutants: int, tmp_path: Path) -> None:
+    await filled(tmp_path / "sound", 40, size=SIZE)
+    sound = journal_file(tmp_path / "sound")
+    known = {draft(number).id for number in range(40)}
+    for seed in range(mutants):
+        chance = random.Random(seed)
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        data = bytearray(sound.read_bytes())
+        for _ in range(chance.randint(1, 3)):
+            at = chance.randrange(1, len(data) // PAGE) * PAGE
+            data[at : at + PAGE] = chance.choice([bytes(PAGE), chance.randbytes(PAGE), data[:PAGE]])
+        (folder / sound.name).write_bytes(data)
+        started = time.process_time()
+        journal = opened(folder, seed=seed)
+        entries = await journal.read(journal.oldest - 1, 1000)
+        found = [(entry.sequence, entry.draft.id) for entry in entries if entry.draft is not None]
+        assert {id for _, id in found} <= known, f"seed {seed}: invented"
+        sequences = [sequence for sequence, _ in found]
+        assert sequences == sorted({*sequences}), f"seed {seed}"
+        reported = {number + 1 for number in lost_in(journal.findings)}
+        for one in journal.findings:
+            if doubtful := re.search(r"whether jobs up to (\d+) were drained or are lost", one.what):
+                reported |= {*range(1, int(doubtful[1]) + 1)}
+        ends = [one.first for one in journal.findings if one.open_ended]
+        missing = {*range(1, 41)} - {*sequences} - reported - {n for n in range(1, 41) if ends and n >= min(ends)}
+        assert not missing, f"seed {seed}: {missing} were dropped silently"
+        await journal.close()
+        assert time.process_time() - started < 10.0
+
+
+@pytest.mark.long
+async def test_a_hundred_megabytes_are_opened_within_a_second_or_so(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    drafts = [draft(number, headers={"x": "y" * 200}) for number in range(1000)]
+    for _ in range(130):
+        await journal.accept(drafts)
+    await journal.close()
+    size = journal_file(tmp_path).stat().st_size
+    began = time.process_time()
+    again = opened(tmp_path)
+    took = time.process_time() - began
+    assert again.last == 130_000
+    assert not again.findings
+    assert took < 3 * size / 100e6, f"{took:.2f} s for {size / 1e6:.0f} MB"
+    await again.close()

@@ -1,0 +1,108 @@
+"""A follower by server-sent events that does not read is dropped when too much waits, while others go on."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+from tests.support.http_servers import LOCAL
+from tests.support.patience import PATIENCE
+from tests.support.push_servers import Station, until
+from windlass.model.job import MOST_CHUNK, Job, NewChunk, Progress
+from windlass.model.operations import Alive, Claim, Claimed, Register, Renew
+from windlass.model.worker import NewWorker
+from windlass.server.streams import MOST_BUFFERED
+
+SMALL = 4096
+
+
+@asynccontextmanager
+async def deaf(hub: Station, path: str) -> AsyncIterator[socket.socket]:
+    """One who asks and reads no further than the first byte."""
+    where = urlsplit(hub.address)
+    loop = asyncio.get_running_loop()
+    with socket.socket() as link:
+        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL)
+        link.setblocking(False)
+        await loop.sock_connect(link, (where.hostname, where.port))
+        head = f"GET {path} HTTP/1.1\r\nhost: {where.netloc}\r\nauthorization: Bearer {LOCAL}\r\n\r\n"
+        await loop.sock_sendall(link, head.encode())
+        assert await loop.sock_recv(link, 1) == b"H"
+        yield link
+
+
+async def is_dropped(link: socket.socket) -> bool:
+    """Whether there is an end to what can be read."""
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(PATIENCE):
+            while await loop.sock_recv(link, 1 << 20):
+                pass
+    except TimeoutError:
+        return False
+    except ConnectionError:
+        return True
+    return True
+
+
+async def running(hub: Station, number: int = 1) -> tuple[str, list[Claimed], list[Job]]:
+    jobs = [await hub.enqueue() for _ in range(number)]
+    worker = (await hub.client(Register(worker=NewWorker(name="hand", slots=number)))).worker
+    return worker, await hub.client(Claim(worker=worker, slots=number, wait=5)), jobs
+
+
+async def until_followed(hub: Station, *, yes: bool = True) -> None:
+    async def so() -> bool:
+        return bool(hub.engine.feed.followers or hub.engine.feed._watchers) is yes
+
+    await until(so)
+
+
+async def test_who_follows_a_job_and_reads_nothing_is_dropped(hub: Station) -> None:
+    worker, (claimed,), (job,) = await running(hub)
+    async with deaf(hub, f"/v1/default/jobs/{job.id}/events") as link:
+        said = 0
+        async with asyncio.timeout(PATIENCE):
+            await until_followed(hub)
+            gone = asyncio.create_task(until_followed(hub, yes=False))
+            while not gone.done():
+                chunks = [NewChunk(stream="stdout", data=b"x" * MOST_CHUNK)] * 2
+                await hub.client(Renew(worker=worker, jobs=[Alive(id=job.id, token=claimed.token, output=chunks)]))
+                said += 2 * MOST_CHUNK
+                await asyncio.sleep(0.05)
+        assert said > MOST_BUFFERED
+        assert await is_dropped(link)
+
+
+async def test_who_watches_all_jobs_and_reads_nothing_is_dropped(hub: Station) -> None:
+    worker, claimed, _ = await running(hub, 50)
+    async with deaf(hub, "/v1/default/events") as link:
+        said = 0
+        async with asyncio.timeout(PATIENCE):
+            await until_followed(hub)
+            gone = asyncio.create_task(until_followed(hub, yes=False))
+            while not gone.done():
+                progress = Progress(done=said, note="n" * 1000)
+                alive = [Alive(id=one.job.id, token=one.token, progress=progress) for one in claimed]
+                await hub.client(Renew(worker=worker, jobs=alive))
+                said += 1000 * len(alive)
+                await asyncio.sleep(0.06)
+        assert said > MOST_BUFFERED / 2, "a job in an event is larger than the note"
+        assert await is_dropped(link)
+
+
+async def test_who_reads_slowly_but_reads_is_not(hub: Station) -> None:
+    worker, claimed, _ = await running(hub, 20)
+    loop = asyncio.get_running_loop()
+    async with deaf(hub, "/v1/default/events") as link:
+        await until_followed(hub)
+        heard = 0
+        for n in range(20):
+            progress = Progress(done=n, note="n" * 1000)
+            alive = [Alive(id=one.job.id, token=one.token, progress=progress) for one in claimed]
+            await hub.client(Renew(worker=worker, jobs=alive))
+            async with asyncio.timeout(PATIENCE):
+                heard += len(await loop.sock_recv(link, 1 << 14))
+        assert heard > 1000
+        assert hub.engine.feed._watchers

@@ -1,0 +1,547 @@
+"""The same questions to an engine in process and to a client over HTTP: the same answers, and the same errors.
+
+Each scenario is played twice, on two stores that begin alike, with the same seed and the same clock; whatever it was
+answered, in the order it was answered, must be equal.
+"""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+from msgspec import UNSET, Raw
+from msgspec.structs import replace
+
+from tests.support.engines import packed
+from tests.support.http_servers import LOCAL, served
+from tests.support.servers import NewPrefix
+from tests.support.stores import EPOCH, SeededChance, StoreKind, VirtualClock, address_of, open_store
+from windlass.client import Client
+from windlass.engine import Engine
+from windlass.model.errors import Conflict, Invalid, Missing, TooLarge, WindlassError
+from windlass.model.handler import HandlerOptions, NewHandler
+from windlass.model.job import JSON, MOST_MESSAGE, TEXT, Job, JobOptions, NewChunk, NewJob, Progress, State
+from windlass.model.lifecycle import Verdict
+from windlass.model.limit import Condition, NewLimit, Pause, Rate, Which
+from windlass.model.match import Match
+from windlass.model.names import fresh_id, queue_mark
+from windlass.model.operations import (
+    OPERATIONS,
+    Accepted,
+    AddToken,
+    Alive,
+    Began,
+    Begin,
+    Cancel,
+    ChangeQueue,
+    Claim,
+    Claimed,
+    Count,
+    Delete,
+    Enqueue,
+    EnqueueLines,
+    EnqueueMany,
+    Finish,
+    Finished,
+    GetCode,
+    GetEstimate,
+    GetHandler,
+    GetLimit,
+    GetOutput,
+    GetQueue,
+    GetQueueEstimate,
+    GetQuota,
+    GetResult,
+    GetStats,
+    GetTask,
+    Handlers,
+    Limits,
+    List,
+    Operation,
+    Output,
+    PauseLimit,
+    PauseTask,
+    PutHandler,
+    PutLimit,
+    PutQuota,
+    Queues,
+    Register,
+    Release,
+    Released,
+    RemoveHandler,
+    RemoveLimit,
+    RemoveToken,
+    Renew,
+    Rerun,
+    Send,
+    Service,
+    Show,
+    Tokens,
+    Unregister,
+    Workers,
+)
+from windlass.model.queue import QueueChange, Tier
+from windlass.model.quota import Quota
+from windlass.model.retry import RetryPolicy as Policy
+from windlass.model.worker import NewWorker
+
+A = TypeVar("A")
+
+UNKNOWN_ID = f"00000000-0000-7000-8000-0000000000{queue_mark('default'):02x}"
+NO_TOKEN = "0123456789abcdef"  # noqa: S105 - of no run
+
+
+class Script:
+    """Asks a service, and records its answers."""
+
+    def __init__(self, service: Service, clock: VirtualClock) -> None:
+        self._service = service
+        self.clock = clock
+        self.heard: list[Any] = []
+
+    async def ask(self, operation: Operation[A]) -> A:
+        answer = await self._service(operation)
+        self.heard.append((type(operation).__name__, readable(answer)))
+        return answer
+
+    async def refused(self, operation: Operation[Any], kind: type[WindlassError]) -> None:
+        with pytest.raises(WindlassError) as fault:
+            await self._service(operation)
+        assert type(fault.value) is kind
+        at = fault.value.at.rpartition(".")[2]
+        self.heard.append((type(operation).__name__, kind, at if at != "jobs" else ""))  # an array is a body of no name
+
+    # Short ways
+
+    async def enqueue(self, task: str = "work", **terms: Any) -> Job:
+        return await self.ask(Enqueue(job=NewJob(task=task, **terms)))
+
+    async def worker(self, **more: Any) -> str:
+        return (await self.ask(Register(worker=NewWorker(name="w", **more)))).worker
+
+    async def running(self, **terms: Any) -> tuple[str, Claimed]:
+        await self.enqueue(**terms)
+        worker = await self.worker()
+        (claimed,) = await self.ask(Claim(worker=worker))
+        return worker, claimed
+
+    async def finish(self, worker: str, claimed: Claimed, outcome: Verdict = Verdict.OK, **more: Any) -> list[str]:
+        report = Finished(id=claimed.job.id, token=claimed.token, outcome=outcome, **more)
+        return (await self.ask(Finish(worker=worker, jobs=[report]))).applied
+
+
+def readable(answer: Any) -> Any:
+    """An answer that can be compared: what is encoded in it as bytes."""
+    if isinstance(answer, Accepted):
+        answer = replace(answer, estimate=None)  # given only while it is cheap: two services need not say the same
+    return msgspec.to_builtins(answer, enc_hook=bytes, builtin_types=(bytes,))
+
+
+Scenario = Callable[[Script], Awaitable[None]]
+SCENARIOS: dict[str, Scenario] = {}
+COVERED: set[type[Operation[Any]]] = set()
+
+
+def scenario(*kinds: type[Operation[Any]]) -> Callable[[Scenario], Scenario]:
+    def enter(play: Scenario) -> Scenario:
+        SCENARIOS[play.__name__] = play
+        COVERED.update(kinds)
+        return play
+
+    return enter
+
+
+@scenario(Enqueue, Show)
+async def a_job_is_queued_and_shown(script: Script) -> None:
+    job = await script.enqueue(
+        payload=packed({"n": [1, 2.5, None, b"x"]}),
+        tags=["a", "5"],
+        priority=-7,
+        headers={"trace": "5"},
+        retry=Policy(base=3),
+        max_retry=None,
+        timeout=9.5,
+        files={"a.txt": b"\x00\xff"},
+    )
+    assert job.priority == -7
+    await script.ask(Show(id=job.id))
+    shown = await script.ask(Show(id=job.id, payload=True))
+    assert isinstance(shown.payload, Raw)
+    await script.refused(Show(id=UNKNOWN_ID), Missing)
+    await script.refused(Show(id="no/id"), Invalid)
+    await script.refused(Show(id=""), Invalid)
+    await script.refused(Show(id=job.id, tenant="other"), Missing)
+    await script.refused(Show(id=job.id, tenant="a b"), Invalid)
+
+
+@scenario(Enqueue, EnqueueLines)
+async def a_job_may_be_left_unattended_for_so_long(script: Script) -> None:
+    job = await script.enqueue(unattended=60.0)
+    assert job.unattended == 60.0
+    script.clock.advance(30)
+    assert (await script.ask(Show(id=job.id))).unattended == 60.0
+    options = JobOptions(unattended=60.0)
+    (id,) = (await script.ask(EnqueueLines(task="work", text="a", options=options))).ids
+    assert (await script.ask(Show(id=id))).unattended == 60.0
+    await script.refused(Enqueue(job=NewJob(task="a", unattended=0.5)), Invalid)
+
+
+@scenario(Enqueue)
+async def a_job_sent_twice_is_one(script: Script) -> None:
+    id = fresh_id(bytes(16), "default")
+    assert (await script.ask(Enqueue(job=NewJob(task="a", id=id)))).created
+    assert not (await script.ask(Enqueue(job=NewJob(task="a", id=id)))).created
+    assert (await script.ask(Enqueue(job=NewJob(task="a", key="k/1")))).created
+    assert not (await script.ask(Enqueue(job=NewJob(task="a", key="k/1")))).created
+    await script.refused(Enqueue(job=NewJob(task="a", id=id, key="k")), Invalid)
+    await script.refused(Enqueue(job=NewJob(task="a b")), Invalid)
+    await script.refused(Enqueue(job=NewJob(task="a", payload=packed(b"x" * 2**20))), TooLarge)
+    await script.refused(Enqueue(tenant="-", job=NewJob(task="a")), Invalid)
+
+
+@scenario(Enqueue, EnqueueMany)
+async def jobs_follow_each_other(script: Script) -> None:
+    first = await script.enqueue(then=NewJob(task="second", then=NewJob(task="third", payload=packed(3))))
+    await script.enqueue(after=[first.id])
+    worker = await script.worker()
+    (claimed,) = await script.ask(Claim(worker=worker))
+    assert await script.finish(worker, claimed, result=packed("out"))
+    assert (await script.ask(List())).jobs
+    text = NewJob(task="second", content_type=TEXT, payload=Raw(b"plain"), then=NewJob(task="a b"))
+    await script.refused(Enqueue(job=NewJob(task="first", then=text)), Invalid)
+
+
+@scenario(EnqueueMany)
+async def many_are_queued_or_none(script: Script) -> None:
+    news = [NewJob(task="a", payload=packed(n)) for n in range(3)]
+    assert (await script.ask(EnqueueMany(jobs=[*news, NewJob(task="b", key="k")]))).created == 4
+    assert (await script.ask(EnqueueMany(jobs=[]))).created == 0
+    await script.refused(EnqueueMany(jobs=[*news, NewJob(task="a", priority=2**31)]), Invalid)
+    await script.refused(EnqueueMany(jobs=[NewJob(task="a")] * 1001), Invalid)
+    assert (await script.ask(Count())).count == 4
+
+
+@scenario(EnqueueLines)
+async def lines_become_jobs(script: Script) -> None:
+    options = JobOptions(
+        tags=["q", "7"], priority=-2, headers={"n": "5"}, retry=Policy(base=1, deadline=9), max_retry=None
+    )
+    text = "first ☃\n\n# no\n  second\r\nthird"
+    made = await script.ask(EnqueueLines(task="line", text=text, options=options, delay=30.0))
+    assert made.created == 3
+    for id in made.ids:
+        await script.ask(Show(id=id))
+    tiers = [Tier(name="fast", seconds=7.0)]
+    await script.ask(ChangeQueue(queue="default", change=QueueChange(tiers=tiers)))
+    for tier in ("fast", 5.0, 7):
+        await script.ask(EnqueueLines(task="line", text="x", options=JobOptions(tier=tier)))
+    await script.ask(List(match=Match(task="line")))
+    await script.refused(EnqueueLines(task="a b", text="x"), Invalid)
+    await script.refused(EnqueueLines(task="a", text="x", options=JobOptions(key="k")), Invalid)
+    await script.refused(EnqueueLines(task="a", text="x", options=JobOptions(priority=2**31)), Invalid)
+
+
+@scenario(GetResult, Finish)
+async def results_are_answered_or_missing(script: Script) -> None:
+    for keep in ("keep", "once", "none"):
+        worker, claimed = await script.running(keep_result=keep)
+        assert (await script.ask(GetResult(id=claimed.job.id))).state is State.RUNNING
+        await script.finish(worker, claimed, result=packed(None))
+        first = await script.ask(GetResult(id=claimed.job.id, wait=1.0))
+        second = await script.ask(GetResult(id=claimed.job.id))
+        assert (first.result is UNSET, second.result is UNSET) == (keep == "none", keep != "keep")
+    await script.refused(GetResult(id=UNKNOWN_ID), Missing)
+    await script.refused(GetResult(id=UNKNOWN_ID, wait=61.0), Invalid)
+
+
+@scenario(GetResult)
+async def a_result_goes_before_its_record(script: Script) -> None:
+    for keep in ("keep", "once"):
+        worker, claimed = await script.running(keep_result=keep, keep_result_for=60.0)
+        assert claimed.job.keep_result_for == 60.0
+        await script.finish(worker, claimed, result=packed(7))
+        script.clock.advance(60)
+        answer = await script.ask(GetResult(id=claimed.job.id, wait=1.0))
+        assert (answer.state, answer.result) == (State.SUCCEEDED, UNSET)
+        assert (await script.ask(Show(id=claimed.job.id))).state is State.SUCCEEDED
+    await script.refused(Enqueue(job=NewJob(task="a", keep_result_for=-1.0)), Invalid)
+
+
+@scenario(Finish)
+async def outcomes_of_all_kinds(script: Script) -> None:
+    for outcome in Verdict:
+        worker, claimed = await script.running(max_retry=1, payload=packed(str(outcome)))
+        more = {"result": packed({1: 2})} if outcome is Verdict.OK else {"message": "oh", "delay": 5.0}
+        await script.finish(worker, claimed, outcome, **more)
+        await script.finish(worker, claimed, outcome)
+        await script.ask(Show(id=claimed.job.id))
+    worker, claimed = await script.running(payload=packed(1))
+    await script.finish(worker, claimed, result=Raw(b'{"a": 1}'), content_type=JSON, jobs=[NewJob(task="child")])
+    await script.refused(Finish(worker=worker, jobs=[_report(code=99)]), Invalid)
+    await script.refused(Finish(worker="no/body", jobs=[]), Missing)
+    await script.refused(Finish(worker="nobody", jobs=[]), Missing)
+
+
+def _report(**more: Any) -> Finished:
+    return Finished(id=UNKNOWN_ID, token=NO_TOKEN, outcome=Verdict.OK, **more)
+
+
+@scenario(List, Count)
+async def jobs_are_listed_and_counted(script: Script) -> None:
+    for n in range(5):
+        script.clock.advance(1)
+        await script.enqueue("odd" if n % 2 else "even", payload=packed({"n": n, "text": str(n), "deep": {"x": True}}))
+    await script.enqueue("tagged", tags=["a b", "&c=d", "5"], key="k&=?", queue="other")
+    first = await script.ask(List(limit=2))
+    assert first.next is not None
+    await script.ask(List(limit=2, after=first.next))
+    for match in (
+        Match(task="odd"),
+        Match(queue="other"),
+        Match(state=["pending"]),
+        Match(state=["succeeded", "running"]),
+        Match(tag=["a b", "&c=d", "5"]),
+        Match(key="k&=?"),
+        Match(worker="nobody"),
+        Match(created_after=EPOCH + timedelta(seconds=2), created_before=EPOCH + timedelta(seconds=4)),
+        Match(payload={"n": 3}),
+        Match(payload={"text": "3"}),
+        Match(payload={"deep.x": True, "n": 1}),
+        Match(payload={"n": None}),
+        Match(text="null"),
+    ):
+        listed = await script.ask(List(match=match))
+        assert (await script.ask(Count(match=match))).count == len(listed.jobs)
+    assert (await script.ask(Count(match=Match(payload={"text": "3"})))).count == 1
+    await script.refused(List(limit=1001), Invalid)
+    await script.refused(List(after="nonsense"), Invalid)
+
+
+@scenario(Cancel, Rerun, Delete)
+async def actions_by_id_and_by_match(script: Script) -> None:
+    for n in range(6):
+        await script.enqueue("a", payload=packed({"n": n}), max_retry=0)
+    ids = [job.id for job in (await script.ask(List())).jobs]
+    before = EPOCH + timedelta(days=1)
+    for kind in (Cancel, Rerun, Delete):
+        await script.refused(kind(), Invalid)
+        await script.refused(kind(ids=[UNKNOWN_ID]), Missing)
+        await script.refused(kind(ids=["x"]), Invalid)
+        await script.refused(kind(ids=[ids[0]], tenant="other"), Missing)
+        await script.ask(kind(ids=[ids[0]]))
+        await script.ask(kind(match=Match(payload={"n": 1}), dry_run=True))
+        await script.ask(kind(match=Match(payload={"n": 1}, created_before=before)))
+        await script.ask(kind(match=Match()))
+        await script.ask(GetStats())
+    assert (await script.ask(Delete(ids=[fresh_id(n.to_bytes(16), "default") for n in range(1000)]))).changed == 0
+
+
+@scenario(GetStats, Workers, Register, Unregister)
+async def workers_come_and_go(script: Script) -> None:
+    worker = await script.worker(queues=["a", "b"], tasks=["t"], slots=3, node="n", pid=5)
+    await script.ask(Workers())
+    await script.ask(Unregister(worker=worker))
+    await script.refused(Unregister(worker=worker), Missing)
+    await script.refused(Unregister(worker="a/../b"), Missing)
+    await script.refused(Unregister(worker=""), Missing)
+    await script.refused(Register(worker=NewWorker(name="")), Invalid)
+    await script.ask(Workers())
+    await script.ask(GetStats())
+
+
+@scenario(Claim, Begin, Renew, Release)
+async def jobs_are_held(script: Script) -> None:
+    worker, claimed = await script.running(timeout=50.0, files={"f": b"\xff"})
+    item: dict[str, Any] = {"id": claimed.job.id, "token": claimed.token}
+    await script.ask(Begin(worker=worker, jobs=[Began(**item, pid=7)]))
+    progress = Progress(done=1, total=2, note="x")
+    chunk = NewChunk(stream="log", data=b"\xff")
+    await script.ask(Renew(worker=worker, jobs=[Alive(**item, progress=progress, output=[chunk])]))
+    await script.ask(Renew(worker=worker, jobs=[Alive(id=UNKNOWN_ID, token=NO_TOKEN)], wait=5.0))
+    await script.ask(Cancel(ids=[claimed.job.id]))
+    assert (await script.ask(Renew(worker=worker, jobs=[Alive(**item)], wait=5.0))).orders
+    await script.ask(
+        Release(worker=worker, jobs=[Released(**item, delay=3.0), Released(id=UNKNOWN_ID, token=NO_TOKEN)])
+    )
+    assert await script.ask(Claim(worker=worker, slots=5, nonce="0123456789abcdef")) == []
+    await script.refused(Claim(worker=worker, nonce="x"), Invalid)
+    await script.refused(Claim(worker=worker, slots=1001), Invalid)
+    for operation in (Claim(worker="w"), Begin(worker="w", jobs=[]), Renew(worker="w"), Release(worker="w", jobs=[])):
+        await script.refused(operation, Missing)
+
+
+@scenario(Output, GetOutput)
+async def output_is_taken_and_shown(script: Script) -> None:
+    worker, claimed = await script.running()
+    for data in (b"one", b"\xff\x00", b""):
+        await script.ask(Output(id=claimed.job.id, token=claimed.token, stream="stdout", data=data))
+    shown = await script.ask(GetOutput(id=claimed.job.id))
+    assert [chunk.data for chunk in shown.chunks][:2] == [b"one", b"\xff\x00"]
+    await script.ask(GetOutput(id=claimed.job.id, after=1, limit=1))
+    await script.refused(Output(id=claimed.job.id, token=NO_TOKEN, stream="log", data=b"x"), Conflict)
+    await script.refused(Output(id=UNKNOWN_ID, token=NO_TOKEN, stream="log", data=b"x"), Missing)
+    await script.refused(GetOutput(id=claimed.job.id, limit=0), Invalid)
+    await script.finish(worker, claimed)
+
+
+@scenario(Send)
+async def messages_reach_the_worker_of_the_job(script: Script) -> None:
+    job = await script.ask(Enqueue(job=NewJob(task="talk", queue="talk", input=True)))
+    await script.ask(Send(id=job.id, data=b"one"))
+    worker = (await script.ask(Register(worker=NewWorker(name="talker", queues=["talk"])))).worker
+    (claimed,) = await script.ask(Claim(worker=worker, nonce="00112233445566aa"))
+    await script.ask(Send(id=job.id, data=b"\xff\x00"))
+    item = Alive(id=job.id, token=claimed.token)
+    assert (await script.ask(Renew(worker=worker, jobs=[item]))).messages == []
+    heard = await script.ask(Renew(worker=worker, jobs=[replace(item, heard=0)], wait=5.0))
+    assert [(one.n, one.data) for one in heard.messages] == [(1, b"one"), (2, b"\xff\x00")]
+    await script.ask(Renew(worker=worker, jobs=[replace(item, heard=2)]))
+    await script.refused(Renew(worker=worker, jobs=[replace(item, heard=-1)]), Invalid)
+    await script.refused(Send(id=UNKNOWN_ID, data=b"x"), Missing)
+    await script.refused(Send(id=job.id, data=b"x" * (MOST_MESSAGE + 1)), Invalid)
+    await script.finish(worker, claimed)
+    await script.refused(Send(id=job.id, data=b"late"), Conflict)
+
+
+@scenario(AddToken, Tokens, RemoveToken)
+async def tokens_are_made_and_removed(script: Script) -> None:
+    made = await script.ask(AddToken(tenant="shop", scopes=["read"], expires=60.0, note="n"))
+    await script.ask(AddToken(tenant="-"))
+    await script.ask(Tokens(tenant="-"))
+    assert [one.key for one in await script.ask(Tokens(tenant="shop"))] == [made.key]
+    await script.refused(RemoveToken(tenant="other", key=made.key), Missing)
+    await script.refused(RemoveToken(tenant="shop", key="a/b"), Missing)
+    await script.ask(RemoveToken(tenant="shop", key=made.key))
+    assert await script.ask(Tokens(tenant="shop")) == []
+    await script.refused(AddToken(scopes=[]), Invalid)
+
+
+@scenario(PutQuota, GetQuota)
+async def quotas_are_kept(script: Script) -> None:
+    assert await script.ask(GetQuota(tenant="shop")) == Quota()
+    wide = Quota(jobs_per_second=1e9, stored_jobs=2**53)
+    assert await script.ask(PutQuota(tenant="shop", quota=wide)) == wide
+    assert await script.ask(GetQuota(tenant="shop")) == wide
+    assert await script.ask(GetQuota()) == Quota()
+    await script.refused(PutQuota(quota=Quota(stored_jobs=-1)), Invalid)
+
+
+@scenario(PutLimit, GetLimit, Limits, PauseLimit, RemoveLimit)
+async def limits_are_kept_paused_and_removed(script: Script) -> None:
+    which = Which(queue="default", payload={"n": 7, "m": Condition(any_of=[1, "a"])}, any=[Which(tag=["x"])])
+    limit = NewLimit(match=which, running=1, rate=Rate(count=5, per=2.5, burst=9), key="payload.n")
+    await script.ask(PutLimit(name="some", limit=limit))
+    for _ in range(2):
+        await script.enqueue(payload=packed({"n": 7, "m": "a"}), tags=["x"])
+    worker = await script.worker()
+    assert len(await script.ask(Claim(worker=worker, slots=5))) == 1
+    assert (await script.ask(GetLimit(name="some"))).buckets[0].waiting == 1
+    await script.ask(PauseLimit(name="some", pause=Pause(paused=True, until=EPOCH + timedelta(days=1), why="w")))
+    assert len(await script.ask(Limits())) == 1
+    await script.refused(PutLimit(name="some", limit=NewLimit()), Invalid)
+    await script.refused(GetLimit(name="other"), Missing)
+    await script.ask(RemoveLimit(name="some"))
+    await script.refused(RemoveLimit(name="some"), Missing)
+    assert len(await script.ask(Claim(worker=worker, slots=5))) == 1
+
+
+@scenario(ChangeQueue, GetQueue, Queues, GetTask, PauseTask)
+async def queues_follow_their_settings(script: Script) -> None:
+    tiers = [Tier(name="fast", seconds=3), Tier(name="slow", seconds=30, cap="50%")]
+    change = QueueChange(tiers=tiers, timeout=60.0, keep_success=None, on_lost="requeue", weights={"work": 2.5})
+    await script.ask(ChangeQueue(queue="default", change=change))
+    await script.worker(slots=4)
+    await script.enqueue(tier="slow")
+    await script.ask(GetQueue(queue="default"))
+    await script.ask(ChangeQueue(queue="default", change=QueueChange(paused=True, why="rest")))
+    await script.ask(Queues())
+    await script.ask(GetQueue(queue="unknown"))
+    await script.refused(ChangeQueue(queue="default", change=QueueChange(tiers=tiers[::-1])), Invalid)
+    await script.ask(PauseTask(task="work", pause=Pause(paused=True)))
+    assert (await script.ask(GetTask(task="work"))).paused
+    assert not (await script.ask(GetTask(task="other"))).paused
+    await script.refused(Enqueue(job=NewJob(task="work", queue="plain", tier="slow")), Invalid)
+    await script.ask(ChangeQueue(queue="turns", change=QueueChange(policy="fair")))
+    for task in "xxyy":
+        await script.enqueue(task, queue="turns")
+    worker = await script.worker(queues=["turns"])
+    warm = [await script.ask(Claim(worker=worker, warm=["default/y"])) for _ in range(3)]
+    assert [one.job.task for claimed in warm for one in claimed] == ["y", "y", "x"]
+
+
+@scenario(GetEstimate, GetQueueEstimate)
+async def waits_are_estimated(script: Script) -> None:
+    first = await script.enqueue(delay=60.0)
+    await script.ask(GetEstimate(id=first.id))
+    second = await script.enqueue()
+    await script.ask(GetEstimate(id=second.id))
+    await script.ask(GetQueueEstimate(queue="default"))
+    await script.refused(GetEstimate(id=UNKNOWN_ID), Missing)
+
+
+@scenario(PutHandler, GetHandler, Handlers, RemoveHandler, GetCode)
+async def handlers_are_kept(script: Script) -> None:
+    first = NewHandler(lang="sh", body="cat", before_each="# ☃", eid="e", options=HandlerOptions(batch=3))
+    await script.ask(PutHandler(tenant="shop", task="line", handler=first))
+    assert (await script.ask(PutHandler(tenant="shop", task="line", handler=first))).version == 1
+    second = await script.ask(PutHandler(tenant="shop", task="line", handler=NewHandler(lang="http", body="http://h/")))
+    assert (await script.ask(GetHandler(tenant="shop", task="line"))).version == second.version == 2
+    assert (await script.ask(GetHandler(tenant="shop", task="line", version=1))).before_each == "# ☃"
+    assert (await script.ask(GetCode(tenant="shop", task="line"))).handler
+    assert not (await script.ask(GetCode(tenant="shop", task="line", known=second.digest))).handler
+    assert await script.ask(Handlers()) == []
+    assert len(await script.ask(Handlers(tenant="-"))) == 1
+    await script.refused(GetHandler(tenant="shop", task="line", version=3), Missing)
+    for kind in (GetHandler, GetCode, RemoveHandler):
+        await script.refused(kind(task="line"), Missing)
+        await script.refused(kind(tenant="-", task="line"), Invalid)
+        await script.refused(kind(tenant="shop", task="a b"), Invalid)
+    await script.refused(PutHandler(tenant="-", task="line", handler=first), Invalid)
+    await script.refused(PutHandler(task="line", handler=NewHandler(lang="sh", body="")), Invalid)
+    await script.ask(RemoveHandler(tenant="shop", task="line"))
+    await script.refused(GetHandler(tenant="shop", task="line"), Missing)
+
+
+@asynccontextmanager
+async def opened(kind: StoreKind, address: str, prefix: str) -> AsyncIterator[tuple[Engine, VirtualClock]]:
+    clock = VirtualClock()
+    async with open_store(kind, address, clock, prefix) as store:
+        yield Engine(store, SeededChance()), clock
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_a_client_is_answered_what_the_engine_answers(
+    name: str, kind: StoreKind, request: pytest.FixtureRequest, new_prefix: NewPrefix, tmp_path: Any
+) -> None:
+    address = address_of(kind, request, tmp_path)
+    async with opened(kind, address, new_prefix()) as (engine, clock):
+        inside = Script(engine, clock)
+        await SCENARIOS[name](inside)
+    async with (
+        opened(kind, address, new_prefix()) as (engine, clock),
+        served(engine, clock) as site,
+        Client(site, LOCAL) as client,
+    ):
+        outside = Script(client, clock)
+        await SCENARIOS[name](outside)
+    assert outside.heard == inside.heard
+
+
+def test_every_operation_has_a_scenario() -> None:
+    assert set(OPERATIONS) == COVERED
+
+
+@pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
+async def test_a_text_arrives_as_text_in_either_way(engine: Engine, site: str) -> None:
+    """The one difference there is: over HTTP every payload is in the format of the body."""
+    id = (await engine(EnqueueLines(task="line", text="hello ☃"))).ids[0]
+    async with Client(site, LOCAL) as client:
+        outside = await client(Show(id=id, payload=True))
+    inside = await engine(Show(id=id, payload=True))
+    assert isinstance(inside.payload, Raw)
+    assert isinstance(outside.payload, Raw)
+    assert (bytes(inside.payload).decode(), inside.content_type) == ("hello ☃", TEXT)
+    assert msgspec.msgpack.decode(outside.payload) == "hello ☃"

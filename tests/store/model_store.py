@@ -1,0 +1,752 @@
+"""The specification of a store: small, slow and obviously right.
+
+One dict of jobs, one of workers, and `sorted`. No index, no counter, nothing to get out of step: what the real stores
+answer is compared with what this one answers. It is no store for use, and nothing outside the tests knows it.
+"""
+
+import asyncio
+import itertools
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from tests.store.model_flow import Bounds, Lane, lane_of, rank, waiting
+from windlass.model.errors import Invalid
+from windlass.model.job import (
+    FINISHED,
+    MOST_CHUNKS,
+    MOST_INPUT,
+    MOST_MESSAGES,
+    MOST_OUTPUT,
+    NO_HANDLER,
+    PENDING,
+    Chunk,
+    HandlerRun,
+    Job,
+    Message,
+    NewChunk,
+    NewJob,
+    Reason,
+    State,
+    Terms,
+)
+from windlass.model.lifecycle import GONE, Move, Step, Verdict, enter
+from windlass.model.names import EVERY_TENANT, JobKey, OfTenant, key_of
+from windlass.model.ports import Clock
+from windlass.model.worker import NewWorker, Worker
+from windlass.store import (
+    MOST_CHILDREN,
+    SEEN_EVERY,
+    ClaimRequest,
+    CompletedParent,
+    Dependency,
+    Draft,
+    DueJob,
+    Heartbeat,
+    HeartbeatReply,
+    JobCount,
+    JobSuccess,
+    ListScope,
+    Overdue,
+    Reading,
+    Record,
+    RecordPage,
+    StoredResult,
+    Sweep,
+    shuffled,
+)
+from windlass.store.beside import OutcomeCount
+from windlass.store.encoding import end_topic
+from windlass.store.flow import BucketUsage, LaneBacklog, Regroup, Rules, StaleRules
+from windlass.store.mailbox import Posted, Reader
+
+MOST_ERRORS = 100
+
+
+@dataclass
+class Entry:
+    """Everything there is of one job."""
+
+    job: Job
+    payload: bytes
+    arrival: int
+    group: str = ""
+    seconds: float | None = None
+    """How long a run may take at the tier that it was assigned."""
+    token: bytes | None = None
+    lease_until: datetime | None = None
+    expires_at: datetime | None = None
+    abandon_at: datetime | None = None
+    purge_at: datetime | None = None
+    result: StoredResult | None = None
+    drop_result_at: datetime | None = None
+    """When the result goes, if its record outlives it; null again when that is done."""
+    files: dict[str, bytes] = field(default_factory=dict)
+    output: list[Chunk] = field(default_factory=list)
+    put_out: int = 0
+    followed: bool = False
+    input: list[Message] = field(default_factory=list)
+    sent: int = 0
+
+    def swept(self, *, result_only: bool = False) -> DueJob:
+        job = self.job
+        return DueJob(job.id, job.tenant, job.queue, job.task, job.state, result_only)
+
+    def keep_clock(self) -> datetime | None:
+        return self.drop_result_at or self.purge_at
+
+    def post(self, data: bytes) -> Posted:
+        if len(self.input) >= MOST_MESSAGES or sum(len(one.data) for one in self.input) + len(data) > MOST_INPUT:
+            return Posted.FULL
+        self.sent += 1
+        self.input.append(Message(self.sent, data))
+        return Posted.KEPT
+
+    def put(self, chunk: NewChunk, now: datetime) -> None:
+        self.put_out += 1
+        said = Chunk(stream=chunk.stream, data=chunk.data, n=self.put_out, attempt=self.job.attempt, at=now)
+        self.output.append(said)
+        while len(self.output) > MOST_CHUNKS or sum(len(kept.data) for kept in self.output) > MOST_OUTPUT:
+            del self.output[0]
+
+    def note(self, ran: HandlerRun) -> None:
+        if ran != NO_HANDLER:
+            self.change(sandbox=ran.sandbox, handler_version=ran.handler_version)
+
+    def change(self, **fields: Any) -> None:
+        self.job = replace(self.job, **fields)
+
+    def handed_out(self) -> Record:
+        return replace(self.record(payload=True), files=self.files)
+
+    def record(self, *, payload: bool = False) -> Record:
+        last = self.job.errors[-1] if self.job.errors else None
+        job = replace(self.job, deadline=self.deadline(), error=last)
+        return Record(job, self.token, self.payload if payload else None, group=self.group)
+
+    def deadline(self) -> datetime | None:
+        bounds = [seconds for seconds in (self.job.timeout, self.seconds) if seconds is not None]
+        return later(self.job.started_at, min(bounds, default=None)) if self.job.state is State.RUNNING else None
+
+    def leave(self) -> None:
+        """It runs no more, or it never did."""
+        if self.token is not None or self.job.state in FINISHED:
+            self.input, self.sent = [], 0
+        self.token = self.lease_until = self.seconds = None
+        self.change(assigned=None)
+
+
+@dataclass
+class Sequels:
+    """What is to happen when a job has ended. Outlives the job until it has happened."""
+
+    then: NewJob | None = None
+    children: set[str] = field(default_factory=set)
+    result: StoredResult | None = None
+    """What was kept for one reading, and has been read."""
+
+
+@dataclass
+class WakeupListener:
+    """Somebody who listens."""
+
+    topics: Collection[str]
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def wait(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self.heard.wait()
+        except TimeoutError:
+            return False
+        self.heard.clear()
+        return True
+
+
+class ModelStore:
+    """Implements `windlass.store.Store`, `Records`, `Flow` and `Mailbox`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._jobs: dict[JobKey, Entry] = {}
+        self._workers: dict[str, tuple[Worker, datetime]] = {}
+        self._ears: list[WakeupListener] = []
+        self._records: dict[tuple[str, str], bytes] = {}
+        self._arrivals = itertools.count(1)
+        self._sequels: dict[JobKey, Sequels] = {}
+        self._completed: dict[JobKey, tuple[int, State | None]] = {}
+        self._marks = itertools.count(1)
+        self._bounds = Bounds()
+        self._outcomes: Counter[tuple[str, str, str, Verdict]] = Counter()
+        self._open: set[Lane] = set()
+
+    # Jobs come, are claimed, and end
+
+    async def add(self, drafts: Sequence[Draft]) -> list[bool]:
+        now = self._clock.now()
+        if any(draft.grouping != self._bounds.rules.grouping for draft in drafts):
+            raise StaleRules
+        new = [self._add(draft, now) for draft in drafts]
+        self._settle()
+        return new
+
+    def _add(self, draft: Draft, now: datetime) -> bool:
+        if key_of(draft) in self._jobs:
+            return False
+        new = draft.new
+        state, due = enter(new, now)
+        job = Job(
+            **{name: getattr(new, name) for name in Terms.__struct_fields__},
+            id=draft.id,
+            tenant=draft.tenant,
+            state=state,
+            waits_for=new.after,
+            run_at=due.astimezone(UTC) if due else None,
+            created_at=now,
+            updated_at=now,
+            size=len(bytes(new.payload)),
+        )
+        entry = Entry(job, bytes(new.payload), next(self._arrivals), group=draft.group, files=new.files)
+        entry.expires_at = later(now, new.expires)
+        entry.abandon_at = later(now, new.unattended)
+        self._jobs[key_of(job)] = entry
+        if new.then is not None:
+            entry.followed = True
+            self._sequels.setdefault(key_of(job), Sequels()).then = new.then
+        if job.state is State.QUEUED:
+            self._notify(f"work/{job.queue}")
+        return True
+
+    async def claim(self, wish: ClaimRequest) -> list[Record]:
+        now, worker = self._clock.now(), wish.worker
+        if wish.heard and self._alive(worker.id):
+            known, _ = self._workers[worker.id]
+            if now - known.seen_at >= timedelta(seconds=SEEN_EVERY):
+                await self.worker_heartbeat(worker.id, known.tenant, wish.lease)
+
+        held = [e for e in self.entries(State.RUNNING) if e.job.worker == worker.id and e.token == wish.nonce]
+        if held:
+            held.sort(key=lambda entry: (worker.queues.index(entry.job.queue), *rank(entry)))
+            return [entry.handed_out() for entry in held]
+        taken: list[Entry] = []
+        while len(taken) < wish.slots and (entry := self._first(wish, taken)):
+            self._start(entry, wish, now)
+            taken.append(entry)
+        self._settle()
+        return [entry.handed_out() for entry in taken]
+
+    def _first(self, wish: ClaimRequest, taken: list[Entry]) -> Entry | None:
+        """The job that a worker takes next, after these."""
+        worker = wish.worker
+        free = self._settle()
+        fit = [entry for entry in free if self._may_take(worker, entry.job)]
+        if "queues" in wish.turns:
+            fit = _next_turn(wish, lambda job: job.queue, fit, taken)
+        for queue in worker.queues:
+            if there := [entry for entry in fit if entry.job.queue == queue]:
+                return self._bounds.first(self._whose_turn(wish, queue, there, taken), free, wish.warm)
+        return None
+
+    def _whose_turn(self, wish: ClaimRequest, queue: str, fit: list[Entry], taken: list[Entry]) -> list[Entry]:
+        """Of the jobs of a queue, those of the tenant and the task whose turn it is in this claim."""
+        if queue in self._bounds.rules.fair_queues or f"-,{queue}" in wish.in_order:
+            return fit
+        if "tenants" in wish.turns:
+            fit = _next_turn(wish, lambda job: f"{job.tenant},{job.queue}", fit, taken)
+        line = {f"{entry.job.tenant},{entry.job.queue}" for entry in fit}
+        if "tasks" in wish.turns and not line & wish.in_order and not any(map(self._bounds.is_fair, line)):
+            fit = _next_turn(wish, lambda job: f"{job.tenant},{job.queue},{job.task}", fit, taken)
+        return fit
+
+    def _start(self, entry: Entry, wish: ClaimRequest, now: datetime) -> None:
+        tier = self._bounds.tiers(entry, self.entries(State.RUNNING))[-1]
+        self._bounds.start(entry, now)
+        entry.token, entry.lease_until, entry.expires_at = wish.nonce, later(now, wish.lease), None
+        entry.seconds = tier.seconds if tier else None
+        entry.change(
+            state=State.RUNNING,
+            attempt=entry.job.attempt + 1,
+            reason=None,
+            worker=wish.worker.id,
+            node=wish.worker.node or None,
+            sandbox=None,
+            handler_version=None,
+            pid=None,
+            progress=None,
+            started_at=now,
+            updated_at=now,
+            assigned=tier.name if tier else None,
+        )
+
+    def _may_take(self, worker: Worker, job: Job) -> bool:
+        return (
+            job.queue in worker.queues
+            and worker.tenant in (EVERY_TENANT, job.tenant)
+            and (worker.tasks is None or bool({job.task, f"{job.tenant}/{job.task}"} & set(worker.tasks)))
+        )
+
+    async def touch(self, touches: Sequence[Heartbeat], lease: float) -> list[HeartbeatReply]:
+        now = self._clock.now()
+        return [self._touch(touch, lease, now) for touch in touches]
+
+    def _touch(self, touch: Heartbeat, lease: float, now: datetime) -> HeartbeatReply:
+        entry = self._held(touch, touch.token)
+        if entry is None:
+            return HeartbeatReply(touch.id, held=False)
+        entry.lease_until = later(now, lease)
+        if touch.pid is not None:
+            entry.change(pid=touch.pid, updated_at=now)
+        if touch.progress is not None:
+            entry.change(progress=touch.progress, updated_at=now)
+        entry.note(touch.ran)
+        for chunk in touch.output:
+            entry.put(chunk, now)
+        deadline = entry.deadline() if entry.job.assigned else None
+        return HeartbeatReply(touch.id, held=True, reason=entry.job.reason, deadline=deadline)
+
+    async def succeed(self, dones: Sequence[JobSuccess]) -> list[bool]:
+        now = self._clock.now()
+        applied = [self._succeed(done, now) for done in dones]
+        self._settle()
+        return applied
+
+    def _succeed(self, done: JobSuccess, now: datetime) -> bool:
+        entry = self._held(done, done.token)
+        if entry is None:
+            return False
+        self._count(entry.job, Verdict.OK)
+        keep = 0 if entry.job.reason is Reason.DELETED else entry.job.keep_success
+        if done.result is not None and entry.job.keep_result != "none":
+            entry.result = StoredResult(done.result, done.content_type)
+            held = entry.job.keep_result_for
+            if held is not None and (keep is None or held < keep):
+                entry.drop_result_at = later(now, held)
+        entry.change(state=State.SUCCEEDED, reason=None, code=done.code, updated_at=now)
+        entry.note(done.ran)
+        self._end(entry, done.finished_at, keep, now)
+        return True
+
+    async def apply(self, moves: Sequence[Move]) -> list[bool]:
+        now = self._clock.now()
+        applied = [self._apply(move, now) for move in moves]
+        self._settle()
+        return applied
+
+    def _apply(self, move: Move, now: datetime) -> bool:
+        entry = self._jobs.get(key_of(move))
+        if entry is None or not self._allows(entry, move, now):
+            return False
+        self._count(entry.job, move.outcome)
+        if move.unattended is not None:
+            entry.abandon_at = later(now, move.unattended)
+        if move.step is Step.ATTEND:
+            return True
+        if move.lapsed == "owner":
+            entry.abandon_at = None
+        if move.target is GONE:
+            if entry.job.state not in FINISHED:
+                self._complete(entry, None)
+            self._vanish(entry)
+        elif move.target is State.BLOCKED:
+            entry.change(waits_for=move.waits_for)
+        elif move.target is State.RUNNING:
+            entry.change(reason=move.reason, updated_at=now)
+            if move.assigned:
+                name, entry.seconds = move.assigned
+                entry.change(assigned=name)
+            self._notify(f"order/{entry.job.worker}")
+        else:
+            self._write(entry, move, now)
+        return True
+
+    def _allows(self, entry: Entry, move: Move, now: datetime) -> bool:
+        job = entry.job
+        if (job.state, job.attempt, job.reason) != (move.source, move.attempt_before, move.reason_before):
+            return False
+        if job.state is State.RUNNING and (entry.token, job.assigned) != (move.fence, move.assigned_before):
+            return False
+        if job.waits_for != move.waits_before:
+            return False
+        until = entry.lease_until if move.lapsed == "lease" else entry.abandon_at
+        return move.lapsed is None or (until is not None and until <= now)
+
+    def _write(self, entry: Entry, move: Move, now: datetime) -> None:
+        errors = [*entry.job.errors, *([move.error] if move.error else [])][-MOST_ERRORS:]
+        entry.change(
+            state=move.target,
+            reason=move.reason,
+            attempt=move.attempt,
+            crashes=move.crashes,
+            losses=move.losses,
+            run_at=move.run_at,
+            code=move.code,
+            waits_for=[],
+            errors=errors,
+            updated_at=now,
+        )
+        entry.note(move.ran)
+        if move.step is Step.RERUN:
+            entry.result = entry.drop_result_at = entry.expires_at = None
+            self._forget_spent(key_of(entry.job))
+            entry.output = []
+            entry.change(progress=None)
+        if move.target in FINISHED:
+            self._end(entry, move.finished_at, move.keep, now)
+            return
+        entry.leave()
+        entry.purge_at = None
+        entry.change(finished_at=None)
+        if move.target is State.QUEUED:
+            self._notify(f"work/{entry.job.queue}")
+
+    def _end(self, entry: Entry, finished_at: datetime | None, keep: float | None, now: datetime) -> None:
+        entry.leave()
+        entry.abandon_at = None
+        entry.purge_at = later(now, keep)
+        ended = (finished_at or now).astimezone(UTC)
+        entry.change(finished_at=max(ended, entry.job.started_at or ended))
+        self._complete(entry, entry.job.state)
+        if keep == 0:
+            self._vanish(entry)
+        self._notify(end_topic(key_of(entry.job)))
+
+    # Jobs are looked at
+
+    async def read(self, keys: Sequence[JobKey], *, payload: bool = False) -> Reading:
+        found = [self._jobs[key].record(payload=payload) if key in self._jobs else None for key in keys]
+        return Reading(self._clock.now(), found)
+
+    async def owners(self, ids: Sequence[str]) -> list[list[str]]:
+        return [sorted(key.tenant for key in self._jobs if key.id == id) for id in ids]
+
+    async def result(self, key: JobKey) -> StoredResult | None:
+        entry = self._jobs.get(key)
+        if entry is None or (entry.drop_result_at is not None and entry.drop_result_at <= self._clock.now()):
+            return None
+        kept = entry.result
+        if entry.job.keep_result == "once":
+            self._spend(entry)
+        return kept
+
+    def _spend(self, entry: Entry) -> None:
+        """A result goes, but for the job that follows."""
+        key, kept, entry.result = key_of(entry.job), entry.result, None
+        if kept and entry.followed and key in self._completed:
+            self._sequels.setdefault(key, Sequels()).result = kept
+
+    async def output(self, key: JobKey, after: int, limit: int) -> list[Chunk]:
+        entry = self._jobs.get(key)
+        return [chunk for chunk in entry.output if chunk.n > after][:limit] if entry else []
+
+    async def page(self, scope: ListScope, after: str | None, limit: int) -> RecordPage:
+        def place(entry: Entry) -> tuple[bytes, bytes, int]:
+            arrival = -entry.arrival if scope.newest_first else entry.arrival
+            return entry.job.tenant.encode(), entry.job.queue.encode(), arrival
+
+        start = read_cursor(after) if after is not None else (b"", b"", -(2**62))
+        fit = (
+            entry
+            for entry in self.entries(*scope.states)
+            if scope.tenant in (EVERY_TENANT, entry.job.tenant) and scope.queue in (None, entry.job.queue)
+        )
+        found = sorted((entry for entry in fit if place(entry) > start), key=place)
+        page = found[:limit]
+        following = write_cursor(place(page[-1])) if len(found) > limit else None
+        return RecordPage([entry.record() for entry in page], following)
+
+    async def outcomes(self, tenant: str) -> list[OutcomeCount]:
+        whose = ((names, count) for names, count in self._outcomes.items() if tenant in (EVERY_TENANT, names[0]))
+        return [OutcomeCount(*names, count) for names, count in sorted(whose)]
+
+    def _count(self, job: Job, outcome: Verdict | None) -> None:
+        if outcome is not None:
+            self._outcomes[job.tenant, job.queue, job.task, outcome] += 1
+
+    async def count_jobs(self, tenant: str) -> list[JobCount]:
+        jobs = (entry.job for entry in self._jobs.values() if tenant in (EVERY_TENANT, entry.job.tenant))
+        counts = Counter((job.tenant, job.queue, job.task, job.state) for job in jobs)
+        return [JobCount(*names, count) for names, count in sorted(counts.items())]
+
+    # They are sent messages
+
+    async def post(self, key: JobKey, data: bytes) -> Posted:
+        entry = self._jobs.get(key)
+        if entry is None or entry.job.state in FINISHED:
+            return Posted.ENDED
+        posted = entry.post(data)
+        if posted is Posted.KEPT and entry.job.state is State.RUNNING:
+            self._notify(f"order/{entry.job.worker}")
+        return posted
+
+    async def collect(self, readers: Sequence[Reader]) -> list[list[Message]]:
+        found: list[list[Message]] = []
+        for reader in readers:
+            entry = self._jobs.get(key_of(reader))
+            if entry is None or entry.token is None or entry.token != reader.token:
+                found.append([])
+                continue
+            entry.input = [message for message in entry.input if message.n > reader.after]
+            found.append(list(entry.input))
+        return found
+
+    # Clocks run out
+
+    async def sweep(self, clock: Sweep, limit: int) -> list[DueJob]:
+        now = self._clock.now()
+        if clock is Sweep.RUN:
+            due = self._due(self.entries(State.SCHEDULED), lambda entry: entry.job.run_at, now)[:limit]
+            for entry in due:
+                entry.change(state=State.QUEUED, updated_at=now)
+                self._notify(f"work/{entry.job.queue}")
+            self._settle()
+            return [entry.swept() for entry in due]
+        due = self._due(self.entries(*FINISHED), Entry.keep_clock, now)[:limit]
+        return [self._drop(entry, now) for entry in due]
+
+    def _drop(self, entry: Entry, now: datetime) -> DueJob:
+        """A keep clock has run out: of the record, or of its result."""
+        if entry.drop_result_at is None or (entry.purge_at is not None and entry.purge_at <= now):
+            self._vanish(entry)
+            return entry.swept()
+        entry.drop_result_at = None
+        self._spend(entry)
+        return entry.swept(result_only=True)
+
+    async def next_run(self) -> float | None:
+        due_at = [entry.job.run_at for entry in self.entries(State.SCHEDULED) if entry.job.run_at is not None]
+        return max((min(due_at) - self._clock.now()).total_seconds(), 0.0) if due_at else None
+
+    async def overdue(self, clock: Overdue, limit: int) -> Reading:
+        now = self._clock.now()
+        if clock is Overdue.LEASE:
+            due = self._due(self.entries(State.RUNNING), lambda entry: entry.lease_until, now)
+        elif clock is Overdue.OWNER:
+            due = self._due(self.entries(*PENDING), lambda entry: entry.abandon_at, now)
+        else:
+            waiting = self.entries(State.BLOCKED, State.SCHEDULED, State.QUEUED)
+            due = self._due(waiting, lambda entry: entry.expires_at, now)
+        return Reading(now, [entry.record() for entry in due[:limit]])
+
+    def _due(self, entries: Iterable[Entry], until: Callable[[Entry], datetime | None], now: datetime) -> list[Entry]:
+        found = ((when, entry.arrival, entry) for entry in entries if (when := until(entry)) and when <= now)
+        return [entry for _, _, entry in sorted(found, key=lambda item: item[:2])]
+
+    # Flow
+
+    async def rules(self) -> Rules:
+        return self._bounds.rules
+
+    async def set_rules(self, rules: Rules) -> bool:
+        done = self._bounds.set_rules(rules)
+        self._settle()
+        return done
+
+    async def regroup(self, changes: Sequence[Regroup]) -> list[bool]:
+        done = [self._regroup(change) for change in changes]
+        self._settle()
+        return done
+
+    def _regroup(self, change: Regroup) -> bool:
+        entry = self._jobs.get(key_of(change))
+        if entry is None or entry.group != change.before or entry.job.state in FINISHED:
+            return False
+        entry.group = change.after
+        return True
+
+    async def hold(self, bucket: str, seconds: float) -> None:
+        self._bounds.hold(bucket, self._clock.now() + timedelta(seconds=seconds))
+        self._settle()
+
+    async def unblock_ready(self, limit: int) -> int:
+        before = self._open
+        self._settle()
+        return min(len(self._open - before), limit)
+
+    async def next_opening(self, queues: Sequence[str]) -> float | None:
+        queued = [entry for entry in self.entries(State.QUEUED) if entry.job.queue in queues]
+        return self._bounds.next_opening(queued, self.entries(State.RUNNING), self._clock.now())
+
+    async def waiting(self, tenant: str, queue: str, limit: int) -> list[LaneBacklog]:
+        queued = [entry for entry in self.entries(State.QUEUED) if entry.job.queue == queue]
+        return waiting([entry for entry in queued if tenant in (EVERY_TENANT, entry.job.tenant)], limit)
+
+    async def rank(self, key: JobKey) -> int | None:
+        queued = self.entries(State.QUEUED)
+        own = next((entry for entry in queued if key_of(entry.job) == key), None)
+        return None if own is None else sum(lane_of(one) == lane_of(own) and rank(one) < rank(own) for one in queued)
+
+    async def usage(self, limit_rule: str, limit: int) -> list[BucketUsage]:
+        queued, running = self.entries(State.QUEUED), self.entries(State.RUNNING)
+        return self._bounds.usage(limit_rule, queued, running, self._clock.now())[:limit]
+
+    def _settle(self) -> list[Entry]:
+        """See what could start, whose turn it is, and who is to hear of it: after each change, and as time passes."""
+        free = self._bounds.open(self.entries(State.QUEUED), self.entries(State.RUNNING), self._clock.now())
+        before, self._open = self._open, {lane_of(entry) for entry in free}
+        self._bounds.settle(self._open, self.entries(State.QUEUED))
+        for _, queue, _, _ in self._open - before:
+            self._notify(f"work/{queue}")
+        return free
+
+    # Jobs wait for jobs
+
+    async def add_dependencies(self, edges: Sequence[Dependency]) -> list[State | None]:
+        return [self._bind(edge) for edge in edges]
+
+    def _bind(self, edge: Dependency) -> State | None:
+        parent = JobKey(edge.parent, edge.tenant)
+        entry = self._jobs.get(parent)
+        if entry is None:
+            return self._completed.get(parent, (0, None))[1]
+        if entry.job.state not in FINISHED:
+            entry.followed = True
+            self._sequels.setdefault(parent, Sequels()).children.add(edge.child)
+        return entry.job.state
+
+    def _complete(self, entry: Entry, state: State | None) -> None:
+        if entry.followed:
+            self._completed[key_of(entry.job)] = next(self._marks), state
+
+    def _vanish(self, entry: Entry) -> None:
+        key = key_of(entry.job)
+        del self._jobs[key]
+        self._forget_spent(key)
+        if entry.followed and key not in self._completed:
+            self._sequels.pop(key, None)
+
+    def _forget_spent(self, key: JobKey) -> None:
+        if key in self._sequels:
+            self._sequels[key].result = None
+
+    async def completed_parents(self, done: Sequence[CompletedParent], limit: int) -> list[CompletedParent]:
+        for one in done:
+            key = key_of(one)
+            sequels = self._sequels.get(key) or Sequels()
+            sequels.children -= set(one.children)
+            if self._completed.get(key, (0, None))[0] != one.mark or sequels.children:
+                continue
+            del self._completed[key]
+            sequels.result = None
+            entry = self._jobs.get(key)
+            if entry is None or not entry.followed:
+                self._sequels.pop(key, None)
+        first = sorted((mark, key, state) for key, (mark, state) in self._completed.items())[:limit]
+        return [self._told(key, mark, state) for mark, key, state in first]
+
+    def _told(self, key: JobKey, mark: int, state: State | None) -> CompletedParent:
+        sequels, entry = self._sequels.get(key) or Sequels(), self._jobs.get(key)
+        result = (entry.result if entry else None) or sequels.result
+        children = sorted(sequels.children)[:MOST_CHILDREN]
+        return CompletedParent(*key, mark, state, children, sequels.then, result if sequels.then else None)
+
+    # Workers
+
+    async def register_worker(self, id: str, tenant: str, worker: NewWorker, lease: float) -> None:
+        now = self._clock.now()
+        said = {name: getattr(worker, name) for name in NewWorker.__struct_fields__}
+        known = Worker(**said, id=id, tenant=tenant, registered_at=now, seen_at=now)
+        self._workers[id] = known, now + timedelta(seconds=lease)
+
+    async def worker_heartbeat(self, id: str, tenant: str, lease: float) -> Worker | None:
+        now = self._clock.now()
+        if not self._alive(id) or self._workers[id][0].tenant != tenant:
+            return None
+        worker = replace(self._workers[id][0], seen_at=now)
+        self._workers[id] = worker, now + timedelta(seconds=lease)
+        return self._counted(worker)
+
+    async def workers(self, tenant: str) -> list[Worker]:
+        alive = [worker for id, (worker, _) in self._workers.items() if self._alive(id)]
+        found = [self._counted(worker) for worker in alive if tenant in (EVERY_TENANT, worker.tenant)]
+        return sorted(found, key=lambda worker: (worker.registered_at, worker.id))
+
+    async def unregister_worker(self, id: str) -> bool:
+        alive = self._alive(id)
+        self._workers.pop(id, None)
+        return alive
+
+    def _alive(self, id: str) -> bool:
+        return id in self._workers and self._workers[id][1] > self._clock.now()
+
+    def _counted(self, worker: Worker) -> Worker:
+        return replace(worker, running=sum(entry.job.worker == worker.id for entry in self.entries(State.RUNNING)))
+
+    # Records beside the jobs
+
+    async def put(self, kind: str, name: str, data: bytes | None) -> None:
+        self._records.pop((kind, name), None)
+        if data is not None:
+            self._records[kind, name] = data
+
+    async def swap(self, kind: str, name: str, before: bytes | None, after: bytes | None) -> bool:
+        if self._records.get((kind, name)) != before:
+            return False
+        await self.put(kind, name, after)
+        return True
+
+    async def list_records(self, kind: str) -> dict[str, bytes]:
+        return {name: data for (one, name), data in self._records.items() if one == kind}
+
+    # Notices
+
+    @asynccontextmanager
+    async def listen(self, topics: Sequence[str]) -> AsyncIterator[WakeupListener]:
+        ear = WakeupListener(topics)
+        self._ears.append(ear)
+        try:
+            yield ear
+        finally:
+            self._ears.remove(ear)
+
+    # News: there is nobody else to tell
+
+    quiet = True
+
+    async def publish(self, news: Sequence[str]) -> None:
+        pass
+
+    async def close(self) -> None:
+        self._jobs.clear()
+
+    def _notify(self, topic: str) -> None:
+        for ear in self._ears:
+            if topic in ear.topics:
+                ear.heard.set()
+
+    def entries(self, *states: State) -> list[Entry]:
+        """All there is of the jobs in these states, in order of arrival."""
+        return [entry for entry in self._jobs.values() if entry.job.state in states]
+
+    def _held(self, job: OfTenant, token: bytes) -> Entry | None:
+        entry = self._jobs.get(key_of(job))
+        return entry if entry and entry.job.state is State.RUNNING and entry.token == token else None
+
+
+def _next_turn(wish: ClaimRequest, name: Callable[[Job], str], fit: list[Entry], taken: Sequence[Entry]) -> list[Entry]:
+    """The jobs of the one whose turn it is: who was given the fewest in this claim, and comes first by chance."""
+    given = Counter(name(entry.job) for entry in taken)
+    order = shuffled(wish.nonce, {name(entry.job) for entry in fit})
+    chosen = min(order, key=lambda one: given[one], default=None)
+    return [entry for entry in fit if name(entry.job) == chosen]
+
+
+def later(when: datetime | None, seconds: float | None) -> datetime | None:
+    return None if when is None or seconds is None else when + timedelta(seconds=seconds)
+
+
+def write_cursor(place: tuple[bytes, bytes, int]) -> str:
+    return urlsafe_b64encode(msgspec.msgpack.encode(place)).decode()
+
+
+def read_cursor(text: str) -> tuple[bytes, bytes, int]:
+    try:
+        return msgspec.msgpack.decode(urlsafe_b64decode(text), type=tuple[bytes, bytes, int])
+    except (ValueError, msgspec.MsgspecError):
+        raise Invalid("not a cursor that a page gave", at="after") from None

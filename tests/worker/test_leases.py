@@ -1,0 +1,218 @@
+"""Signs of life of a worker: what it asks of its queue, and how often."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import pytest
+
+from tests.support.patience import PATIENCE
+from windlass.model.errors import Unavailable
+from windlass.model.job import Job, State
+from windlass.model.lifecycle import Verdict
+from windlass.model.operations import Applied, Finish, Finished, Renew, Renewed, Service
+from windlass.system import SystemClock
+from windlass.worker.leases import Leases
+from windlass.worker.reports import Registration, Reports
+from windlass.worker.runner import ActiveRun, RunListener
+from windlass.worker.runs import RunTable
+
+YOUNG = 0.02
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+class Queue:
+    """Stands for a queue that has no orders: notes what it is asked, and answers when the question has waited."""
+
+    def __init__(self) -> None:
+        self.asked: asyncio.Queue[Renew] = asyncio.Queue()
+
+    async def __call__(self, operation: Any) -> Renewed:
+        self.asked.put_nowait(operation)
+        await asyncio.sleep(operation.wait)
+        return Renewed()
+
+
+class Runs:
+    """Stands for a table of runs."""
+
+    def __init__(self) -> None:
+        self.active: dict[int, ActiveRun] = {}
+
+    def subscribe(self, _listener: RunListener) -> None:
+        pass
+
+    def is_active(self, run: ActiveRun) -> bool:
+        return self.active.get(run.number) is run
+
+
+class Member:
+    """Stands for a worker that the queue knows."""
+
+    lease = 30.0
+    worker = "w"
+
+    def names(self) -> dict[str, str]:
+        return {"worker": "w"}
+
+
+@pytest.fixture
+def queue() -> Queue:
+    return Queue()
+
+
+@pytest.fixture
+def runs() -> Runs:
+    return Runs()
+
+
+@pytest.fixture
+async def leases(queue: Queue, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Leases]:
+    monkeypatch.setattr("windlass.worker.leases.YOUNG", YOUNG)
+    member = cast("Registration", Member())
+    leases = Leases(cast("RunTable", runs), cast("Service", queue), member, SystemClock())
+    running = asyncio.ensure_future(leases.run())
+    yield leases
+    running.cancel()
+
+
+def held(number: int, ago: float = 0.0) -> ActiveRun:
+    about: dict[str, Any] = {"tenant": "default", "queue": "default", "task": "a", "size": 0}
+    job = Job(id="j", state=State.RUNNING, created_at=NOON, updated_at=NOON, **about)
+    return ActiveRun(number, job, "token", SystemClock().monotonic() - ago)
+
+
+async def test_jobs_that_ended_soon_are_not_asked_about(leases: Leases, queue: Queue, runs: Runs) -> None:
+    first = await asyncio.wait_for(queue.asked.get(), PATIENCE)
+    for _ in range(3):
+        leases.runs_started()
+        await asyncio.sleep(2 * YOUNG)
+    assert (first.jobs, queue.asked.qsize()) == ([], 0)
+
+
+async def test_jobs_that_have_just_begun_are_not_asked_about(leases: Leases, queue: Queue, runs: Runs) -> None:
+    await asyncio.wait_for(queue.asked.get(), PATIENCE)
+    runs.active[1] = held(1, ago=-60)  # however slow this machine is
+    leases.runs_started()
+    await asyncio.sleep(10 * YOUNG)
+    assert queue.asked.qsize() == 0
+
+
+async def test_a_job_that_goes_on_is_asked_about_though_others_had_ended_before(
+    leases: Leases, queue: Queue, runs: Runs
+) -> None:
+    await asyncio.wait_for(queue.asked.get(), PATIENCE)
+    leases.runs_started()
+    await asyncio.sleep(2 * YOUNG)
+    runs.active[1] = held(1)
+    leases.runs_started()
+    while not (question := await asyncio.wait_for(queue.asked.get(), PATIENCE)).jobs:
+        pass
+    assert [one.id for one in question.jobs] == ["j"]
+
+
+class Forgetful(Queue):
+    """Does not answer the first time, though it may have heard."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[list[str]] = []
+
+    async def __call__(self, operation: Any) -> Renewed:
+        self.told.append([job.id for job in operation.jobs])
+        if len(self.told) == 1:
+            raise Unavailable("its answer was lost")
+        return Renewed()
+
+
+async def test_what_was_not_answered_is_not_said_again_and_the_next_is_said_by_part(runs: Runs) -> None:
+    queue = Forgetful()
+    leases = Leases(cast("RunTable", runs), cast("Service", queue), cast("Registration", Member()), SystemClock())
+    for number, id in enumerate(("1aa", "2bb", "3aa")):
+        runs.active[number] = one = held(number)
+        one.id, one.began = id, True
+
+    def speak() -> None:
+        for one in runs.active.values():
+            one.print("log", b"word")
+            leases.run_updated(one)
+
+    speak()
+    with pytest.raises(Unavailable):
+        await leases.send_updates()
+    assert queue.told == [["1aa", "2bb", "3aa"]]
+    for _ in range(2):
+        speak()
+        await leases.send_updates()
+    assert queue.told[1:] == [["1aa", "3aa"], ["2bb"], ["1aa", "2bb", "3aa"]]
+
+
+class Overtaken(Queue):
+    """Takes its time with what running jobs say, or does not hear it; notes what comes in which order."""
+
+    def __init__(self, *, hears: bool) -> None:
+        super().__init__()
+        self.hears = hears
+        self.slow = asyncio.Event()
+        self.came: list[str] = []
+        self.has_come = asyncio.Event()
+
+    async def __call__(self, operation: Any) -> Any:
+        self.has_come.set()
+        if isinstance(operation, Finish):
+            self.came.append("end")
+            return Applied()
+        said = b"".join(chunk.data for one in operation.jobs for chunk in one.output).decode()
+        if not self.slow.is_set():
+            self.came.append("asked")
+            await self.slow.wait()
+            if not self.hears:
+                raise Unavailable("it is away")
+        self.came.append(said)
+        return Renewed()
+
+
+@pytest.mark.parametrize("hears", [True, False])
+async def test_the_end_of_a_run_does_not_overtake_what_it_has_said(runs: Runs, hears: bool) -> None:
+    queue, member = Overtaken(hears=hears), cast("Registration", Member())
+    leases = Leases(cast("RunTable", runs), cast("Service", queue), member, SystemClock())
+    reports = Reports(cast("Service", queue), member, SystemClock())
+    jobs = RunTable(reports, SystemClock())
+    runs.active = jobs.active
+    jobs.active[1] = one = held(1)
+    one.began = True
+    one.print("log", b"first ")
+    leases.run_updated(one)
+    telling = asyncio.create_task(leases.send_updates())
+    await asyncio.wait_for(queue.has_come.wait(), 30)
+    one.print("log", b"last")
+    running = asyncio.create_task(reports.run())
+    jobs.remove(one, Finished(id=one.id, token=one.token, outcome=Verdict.OK))
+    await asyncio.sleep(0.05)
+    assert queue.came == ["asked"]
+    queue.slow.set()
+    await asyncio.gather(telling, return_exceptions=True)
+    await asyncio.wait_for(reports.flush(), 30)
+    assert queue.came == (["asked", "first ", "last", "end"] if hears else ["asked", "first last", "end"])
+    running.cancel()
+
+
+async def test_what_was_said_while_the_store_was_away_is_said_again(runs: Runs) -> None:
+    queue = Overtaken(hears=False)
+    queue.slow.set()
+    leases = Leases(cast("RunTable", runs), cast("Service", queue), cast("Registration", Member()), SystemClock())
+    runs.active[1] = one = held(1)
+    one.began = True
+    queue.slow.clear()
+    one.print("log", b"first ")
+    leases.run_updated(one)
+    telling = asyncio.create_task(leases.send_updates())
+    await asyncio.wait_for(queue.has_come.wait(), 30)
+    queue.slow.set()
+    with pytest.raises(Unavailable):
+        await telling
+    one.print("log", b"last")
+    leases.run_updated(one)
+    await leases.send_updates()
+    assert queue.came == ["asked", "first last"]

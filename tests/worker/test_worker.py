@@ -1,0 +1,156 @@
+"""What a worker does all day: it takes jobs at once, runs them side by side, and tells how they ended."""
+
+import re
+import statistics
+import time
+
+from tests.support.patience import PATIENCE
+from tests.support.worker_harness import ON_A_FILE, WorkerHarness, tell
+from windlass.model.job import State
+
+
+def test_every_kind_of_task_runs_and_nothing_runs_twice(harness: WorkerHarness) -> None:
+    """S4 4 and 27: in another process, on either store."""
+    tasks = harness.tasks
+    worker = harness.start("-c", "32", "--contexts", "2")
+    kinds = [tasks.add, tasks.co_add] * 12 + [tasks.alone_add, tasks.alone_co_add]
+    jobs = [kinds[number % len(kinds)].enqueue(number, 1) for number in range(500)]
+    assert [job.result(PATIENCE) for job in jobs] == list(range(1, 501))
+    ran = [line.split()[0] for line in harness.notes("add")]
+    assert sorted(ran) == sorted(job.id for job in jobs)
+    assert len({line.split()[1] for line in harness.notes("add")}) > 2
+    assert worker.stop() == 0
+
+
+@ON_A_FILE
+def test_blocking_tasks_run_at_once(harness: WorkerHarness) -> None:
+    """S4 28: so many at once."""
+    harness.start("-c", "30", "--contexts", "1")
+    harness.tasks.add.enqueue(1, 1).result(PATIENCE)
+    jobs = harness.tasks.stay.map(["x"] * 30)
+    harness.noted("start", 30)
+    assert not harness.notes("end"), "all run, and none has ended"
+    (harness.folder / "let go").touch()
+    assert {harness.ended(job).state for job in jobs} == {State.SUCCEEDED}
+
+
+def test_short_jobs_do_not_wait_behind_long_ones(harness: WorkerHarness) -> None:
+    tasks = harness.tasks
+    harness.start("-c", "8", "--contexts", "1")
+    long = [tasks.stay.enqueue("x"), tasks.co_nap.enqueue(60.0), tasks.compute.enqueue(60.0)]
+    harness.noted("start", 2)
+    harness.noted("computing")
+    for number in range(20):
+        (tasks.stamp, tasks.co_stamp)[number % 2].enqueue(time.time_ns()).result(PATIENCE)
+    late = [int(nanoseconds) / 1e6 for nanoseconds in harness.notes("late")]
+    tell(f"beside a computing thread: median {statistics.median(late):.1f} ms, worst {max(late):.1f} ms")
+    assert not harness.notes("end")
+    assert not harness.notes("computed")
+    assert [job.state for job in long] == [State.RUNNING] * 3
+
+
+def test_an_idle_worker_starts_a_job_at_once(harness: WorkerHarness) -> None:
+    tasks = harness.tasks
+    harness.start("--contexts", "1")
+    tasks.stamp.enqueue(time.time_ns()).result(PATIENCE)
+    for number in range(50):
+        time.sleep(0.02)
+        (tasks.stamp, tasks.co_stamp)[number % 2].enqueue(time.time_ns())
+    late = sorted(int(nanoseconds) / 1e6 for nanoseconds in harness.noted("late", 51)[1:])
+    tell(f"started after: median {statistics.median(late):.2f} ms, worst {late[-1]:.2f} ms")
+
+
+def test_a_task_that_holds_the_interpreter_keeps_its_lease(harness: WorkerHarness) -> None:
+    harness.start("--contexts", "1", lease="1s")
+    job = harness.tasks.hold_gil.enqueue(4.0)
+    record = harness.ended(job)
+    assert (record.state, record.attempt, record.losses) == (State.SUCCEEDED, 1, 0)
+    assert len(harness.notes("start")) == 1
+
+
+def test_a_burst_ends_when_nothing_is_left_and_takes_the_dearest_queue_first(harness: WorkerHarness) -> None:
+    """S4 28: burst."""
+    nap = harness.tasks.nap
+    for number in range(3):
+        nap.using(queue="slow").enqueue(0.0, f"slow{number}")
+        nap.using(queue="dear").enqueue(0.0, f"dear{number}")
+    nap.using(queue="other").enqueue(0.0, "other")
+    harness.burst("-q", "dear,slow", "-c", "1")
+    order = [line.split()[0] for line in harness.notes("start")]
+    assert order == ["dear0", "dear1", "dear2", "slow0", "slow1", "slow2"]
+
+
+def test_a_worker_is_listed_while_it_lives(harness: WorkerHarness) -> None:
+    worker = harness.start("--name", "anna", "-c", "3")
+    assert "anna" in harness.run("workers", "ls", "--tenant", harness.tenant).stdout
+    worker.stop()
+    assert "anna" not in harness.run("workers", "ls", "--tenant", harness.tenant).stdout
+
+
+@ON_A_FILE
+def test_a_large_result_fails_alone(harness: WorkerHarness) -> None:
+    tasks = harness.tasks
+    harness.start("-c", "8", "--contexts", "1")
+    beside = tasks.nap.enqueue(1.0)
+    harness.noted("start")
+    huge = [tasks.huge_result.enqueue(megabytes) for megabytes in (17, 100)]
+    for job in huge:
+        record = harness.ended(job)
+        assert record.state is State.FAILED
+        assert record.crashes == 0
+        assert record.error is not None
+        assert "bytes" in record.error.message
+    record = harness.ended(beside)
+    assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
+
+
+def test_many_large_payloads_reach_their_tasks(harness: WorkerHarness) -> None:
+    harness.start("-c", "200", "--contexts", "1")
+    jobs = harness.tasks.measure.map([b"x" * 1_000_000] * 100)
+    assert [job.result(PATIENCE) for job in jobs] == [1_000_000] * 100
+
+
+def test_a_worker_tells_of_runs_that_went_wrong_and_of_no_others(harness: WorkerHarness) -> None:
+    tasks = harness.tasks
+    worker = harness.start("-c", "4", "--contexts", "1")
+    jobs = [tasks.complain.enqueue(how) for how in ("error", "fail", "retry", "snooze", "bell")]
+    for job in jobs:
+        harness.ended(job)
+    slow, cancelled = tasks.asleep.using(timeout=0.1).enqueue(), tasks.co_asleep.enqueue()
+    harness.noted("began", 2)
+    cancelled.cancel()
+    harness.ended(slow)
+    harness.ended(cancelled)
+    assert tasks.add.enqueue(1, 1).result(PATIENCE) == 2
+    worker.hear(f"{jobs[0].id} complain failed in attempt 1: ValueError: no good\n")
+    worker.hear(f"{jobs[1].id} complain failed in attempt 1: windlass.Fail: never\n")
+    worker.hear(f"{jobs[2].id} complain asks for another run in attempt 1: windlass.Retry: again\n")
+    worker.hear(f"{jobs[4].id} complain failed in attempt 1: ValueError: \ufffdbell\n")
+    worker.hear(f"{slow.id} asleep failed in attempt 1: Timeout: ran longer than its time limit of 0.1 s\n")
+    assert worker.said.count("windlass.job: ") == 5
+    assert worker.stop() == 0
+
+
+@ON_A_FILE
+def test_a_worker_does_not_tell_of_thousands_of_failures_one_by_one(harness: WorkerHarness) -> None:
+    worker = harness.start("-c", "32", "--contexts", "1")
+    for job in harness.tasks.complain.map(["error"] * 500):
+        harness.ended(job)
+    time.sleep(1.1)
+    harness.ended(harness.tasks.complain.enqueue("error"))
+    unsaid = sum(int(number) for number in re.findall(r"\(([\d,]+) lines? before it dropped\)", worker.said))
+    assert unsaid + worker.said.count("windlass.job: ") == 501
+    assert worker.said.count("windlass.job: ") < 200
+
+
+def test_a_scheduled_job_starts_when_it_is_due(harness: WorkerHarness) -> None:
+    tasks = harness.tasks
+    harness.start("-c", "4", "--contexts", "1")
+    tasks.add.enqueue(1, 1).result(PATIENCE)
+    late = []
+    for delay in (0.33, 0.41, 0.56, 0.62, 0.79):
+        record = harness.ended(tasks.add.using(delay=delay).enqueue(1, 1))
+        assert record.started_at is not None
+        late.append((record.started_at - record.created_at).total_seconds() - delay)
+    tell(f"late by {[round(seconds * 1000) for seconds in late]} ms")
+    assert min(late) >= 0
