@@ -263,7 +263,7 @@ async def test_a_store_that_does_not_answer_is_not_an_unknown_token(
         raise Unavailable("gone")
 
     with monkeypatch.context() as broken:
-        broken.setattr(engine.context.records, "stored", down)
+        broken.setattr(engine.context.records, "list_records", down)
         for _ in range(2):
             answer = await client.get(f"/v1/{MINE}/stats", headers={"authorization": f"Bearer {mine}"})
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
