@@ -53,6 +53,11 @@ class Run:
     def round(self) -> None:
         for stand in self.stands:
             self._try(Contender(stand.system), partial(measures.enqueue, stand, self.sizes))
+        for stand in self.stands:  # one right after the other: a disk changes its speed, too
+            if stand.system.file:
+                file = stand._replace(ground=Ground(self.ground.folder, str(self.ground.folder / "jobs.db"), None))
+                self._try(Contender(stand.system), partial(measures.enqueue_on_file, file, self.sizes))
+        for stand in self.stands:
             for setting in stand.system.settings:
                 self._try(Contender(stand.system, setting), partial(measures.one_worker, stand, setting, self.sizes))
             best = self.figures.quickest(stand.system)

@@ -15,6 +15,7 @@ from bench.peers.measures import (
     DRAIN_TWO,
     IDLE,
     ONE,
+    ONE_FILE,
     P50,
     SMALL_IS_GOOD,
     TURN_P50,
@@ -37,6 +38,10 @@ class Contender(NamedTuple):
     @property
     def isolated(self) -> bool:
         return self.setting is not None and self.setting.isolated
+
+    @property
+    def default(self) -> bool:
+        return self.setting is not None and self.setting.default
 
     def __str__(self) -> str:
         return f"{self.system.name} {self.setting.label}" if self.setting else self.system.name
@@ -101,18 +106,22 @@ class Bar(NamedTuple):
     """Whether the bar is a figure of its own and no ratio."""
     node: bool = False
     """Against the queues of Node, not those of Python."""
+    default: bool = False
+    """Among workers that were started without any setting."""
 
 
 BARS = (
     Bar("drain, one worker", DRAIN, 7),
     Bar("drain, two workers", DRAIN_TWO, 5),
     Bar("drain, one worker, against Node", DRAIN, 1.5, node=True),
+    Bar("drain, one worker, all at their defaults", DRAIN, 4, default=True),
     Bar("isolated jobs, one worker", DRAIN, 5, isolated=True),
     Bar("enqueue in bulk", BULK, 5),
     Bar("enqueue one by one", ONE, 0.9),
+    Bar("enqueue one by one, on a synced file", ONE_FILE, 0.8),
     Bar("enqueue by 64 callers : one by one", CROWD, 4, against=ONE),
-    Bar("start latency p50, in turn", TURN_P50, 1, most=True),
-    Bar("start latency p99, in turn", TURN_P99, 1, most=True),
+    Bar("start latency p50, in turn", TURN_P50, 1.25, most=True),
+    Bar("start latency p99, in turn", TURN_P99, 2, most=True),
     Bar("idle, % of a core", IDLE, 1, most=True, absolute=True),
 )
 
@@ -152,6 +161,7 @@ def _best_peer(figures: Figures, bar: Bar) -> Contender | None:
         one: figure
         for one, figure in figures.of(bar.against or bar.what).items()
         if not one.ours and one.system.node == bar.node and (one.isolated or not bar.isolated)
+        if one.default or not bar.default
     }
     choose = min if bar.most else max
     return choose(peers, key=peers.__getitem__, default=None)
@@ -161,5 +171,9 @@ def _ours(figures: Figures, bar: Bar) -> Contender | None:
     if bar.most:
         # What is small in one setting may cost another figure: it counts for the one that drains best.
         return figures.quickest(WINDLASS)
-    ours = {one: figure for one, figure in figures.of(bar.what).items() if one.ours and one.isolated == bar.isolated}
+    ours = {
+        one: figure
+        for one, figure in figures.of(bar.what).items()
+        if one.ours and one.isolated == bar.isolated and (one.default or not bar.default)
+    }
     return max(ours, key=ours.__getitem__, default=None)

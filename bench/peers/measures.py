@@ -21,6 +21,7 @@ BEYOND = 30.0
 """Seconds that the second worker gets beyond what the jobs take."""
 
 ONE = "one by one, jobs/s"
+ONE_FILE = "one by one on a synced file, jobs/s"
 BULK = "bulk, jobs/s"
 CROWD = "64 callers, jobs/s"
 DRAIN = "one worker, jobs/s"
@@ -67,6 +68,14 @@ def enqueue(stand: Stand, sizes: Sizes, put: Put) -> None:
         stand.ground.clear()
         gave = stand.produce("noop", how, number)
         put(what, gave.jobs / gave.seconds)
+
+
+def enqueue_on_file(stand: Stand, sizes: Sizes, put: Put) -> None:
+    """The same, one by one, where the ground is a file: each job is on disk when the call returns."""
+    for _ in range(sizes.again):
+        stand.ground.clear()
+        gave = stand.produce("noop", "one", sizes.single)
+        put(ONE_FILE, gave.jobs / gave.seconds)
 
 
 def fill(stand: Stand, task: str, number: int, *, safe: bool = False) -> None:

@@ -24,6 +24,8 @@ class Setting(NamedTuple):
     """Jobs at once, for systems that read it from `BENCH_SLOTS`."""
     isolated: bool = False
     """Whether each job has a process of its own."""
+    default: bool = False
+    """Whether this is what a user gets who sets nothing: measured among themselves."""
 
 
 class System(NamedTuple):
@@ -42,6 +44,8 @@ class System(NamedTuple):
     """Whether it can queue many jobs in one call."""
     crowd: bool = False
     """Whether its callers at the same time share a round trip."""
+    file: bool = False
+    """Whether it also keeps jobs in a file, synced before the call returns: `BENCH_URL` is a path then."""
     node: bool = False
     """Whether it is written for Node: measured beside the Python queues, with a bar of its own."""
 
@@ -62,6 +66,7 @@ WINDLASS = System(
     install=(),
     settings=(
         Setting("-c 200", _windlass("-c", "200"), 5),
+        Setting("defaults", _windlass(), 2, default=True),
         Setting("-c 1000", _windlass("-c", "1000"), 5),
         Setting("-c 200, in threads", _windlass("-c", "200"), 5, task="noop_thread"),
         Setting("-c 32, isolated", _windlass("-c", "32"), 0.1, task="alone", stamp="stamp_alone", isolated=True),
@@ -69,6 +74,7 @@ WINDLASS = System(
     safe=Setting("-c 10, lease 2 s", _windlass("-c", "10")),
     bulk=True,
     crowd=True,
+    file=True,
 )
 
 
@@ -83,6 +89,7 @@ CELERY = System(
         Setting("prefork -c 2", _celery("-c", "2", "--prefetch-multiplier", "64")),
         Setting("threads -c 8", _celery("-P", "threads", "-c", "8", "--prefetch-multiplier", "16")),
         Setting("solo", _celery("-P", "solo", "--prefetch-multiplier", "128")),
+        Setting("defaults", _celery(), default=True),
     ),
     safe=Setting("threads -c 10, acks late, visibility 5 s", _celery("-P", "threads", "-c", "10")),
     backlog=(("LLEN", "celery"), ("HLEN", "unacked")),
@@ -98,7 +105,7 @@ RQ = System(
     install=("rq", "hiredis"),
     settings=(
         Setting("SimpleWorker", _rq("-w", "rq.SimpleWorker"), 0.15),
-        Setting("Worker (forks)", _rq(), 0.02, isolated=True),
+        Setting("Worker (forks)", _rq(), 0.02, isolated=True, default=True),
     ),
     safe=Setting(
         "Worker, 3 tries", _rq("--maintenance-interval", "1", "--job-monitoring-interval", "1"), slots=1, isolated=True
@@ -109,7 +116,10 @@ RQ = System(
 
 
 def _dramatiq(processes: int, threads: int) -> tuple[str, ...]:
-    return ("dramatiq", "dramatiq_app", "--processes", str(processes), "--threads", str(threads))
+    return (*_DRAMATIQ, "--processes", str(processes), "--threads", str(threads))
+
+
+_DRAMATIQ = ("dramatiq", "dramatiq_app")
 
 
 DRAMATIQ = System(
@@ -118,6 +128,7 @@ DRAMATIQ = System(
     settings=(
         Setting("-p 1 -t 8", _dramatiq(1, 8)),
         Setting("-p 2 -t 8", _dramatiq(2, 8)),
+        Setting("defaults", _DRAMATIQ, default=True),
     ),
     safe=Setting("-p 1 -t 10, heartbeat 3 s", _dramatiq(1, 10)),
     backlog=(("HLEN", "dramatiq:default.msgs"),),
@@ -135,23 +146,33 @@ HUEY = System(
         Setting("1 thread", _huey("thread", 1)),
         Setting("4 threads", _huey("thread", 4)),
         Setting("2 processes", _huey("process", 2)),
+        Setting("defaults", ("huey_consumer", "huey_app.huey", "-q"), default=True),
     ),
     safe=Setting("10 threads", _huey("thread", 10)),
     backlog=(("LLEN", "huey.redis.bench"),),
+    file=True,
 )
+
+_ARQ = ("arq", "arq_app.Worker", "--custom-log-dict", "arq_app.quiet")
 
 ARQ = System(
     name="arq",
     install=("arq", "hiredis", "uvloop"),
-    settings=(Setting("max_jobs 100", ("arq", "arq_app.Worker", "--custom-log-dict", "arq_app.quiet"), 0.2),),
-    safe=Setting("max_jobs 10, timeout 5 s", ("arq", "arq_app.Worker", "--custom-log-dict", "arq_app.quiet"), slots=10),
+    settings=(
+        Setting("max_jobs 100", _ARQ, 0.2),
+        Setting("defaults (max_jobs 10)", _ARQ, 0.1, slots=10, default=True),
+    ),
+    safe=Setting("max_jobs 10, timeout 5 s", _ARQ, slots=10),
     backlog=(("ZCARD", "arq:queue"),),
 )
 
 SAQ = System(
     name="saq",
     install=("saq[redis,hiredis]", "uvloop", "typing_extensions"),  # it imports the last one and does not say so
-    settings=(Setting("concurrency 100", ("saq", "saq_app.settings"), 0.25),),
+    settings=(
+        Setting("concurrency 100", ("saq", "saq_app.settings"), 0.25),
+        Setting("defaults (concurrency 10)", ("saq", "saq_app.settings"), 0.25, slots=10, default=True),
+    ),
     safe=Setting("concurrency 10, timeout 3 s, sweep 1 s", ("saq", "saq_app.settings"), slots=10),
     backlog=(("ZCARD", "saq:default:incomplete"),),
 )
@@ -165,7 +186,10 @@ def _taskiq(tasks: int) -> tuple[str, ...]:
 TASKIQ = System(
     name="taskiq",
     install=("taskiq", "taskiq-redis", "hiredis", "uvloop"),
-    settings=(Setting("list broker, 100 tasks", _taskiq(100)),),
+    settings=(
+        Setting("list broker, 100 tasks", _taskiq(100)),
+        Setting("list broker, defaults", ("taskiq", "worker", "taskiq_app:broker"), default=True),
+    ),
     safe=Setting("stream broker, 10 tasks, idle 3 s", _taskiq(10)),
     backlog=(("LLEN", "taskiq"),),
     # The stream is never trimmed: what counts is what was read and not acknowledged.
@@ -175,7 +199,10 @@ TASKIQ = System(
 STREAQ = System(
     name="streaq",
     install=("streaq", "hiredis", "uvloop"),
-    settings=(Setting("concurrency 100", ("streaq", "run", "streaq_app:worker"), 0.25),),
+    settings=(
+        Setting("concurrency 100", ("streaq", "run", "streaq_app:worker"), 0.25),
+        Setting("defaults (concurrency 16)", ("streaq", "run", "streaq_app:worker"), 0.25, slots=16, default=True),
+    ),
     safe=Setting("concurrency 10, idle 3 s", ("streaq", "run", "streaq_app:worker"), slots=10),
     backlog=(("XLEN", "streaq:default:queues:normal"),),
     bulk=True,

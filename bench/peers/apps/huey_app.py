@@ -1,11 +1,14 @@
-"""Huey on Redis, without results. It has no bulk call, and no acknowledgements to make safer."""
+"""Huey on Redis or a file, without results. It has no bulk call, and no acknowledgements to make safer."""
 
 import time
 
 import body
-from huey import RedisHuey
+from huey import RedisHuey, SqliteHuey
 
-huey = RedisHuey("bench", url=body.URL, results=False)
+if body.URL.startswith("redis"):
+    huey = RedisHuey("bench", url=body.URL, results=False)
+else:
+    huey = SqliteHuey("bench", filename=body.URL, fsync=True, results=False)
 
 
 @huey.task()
