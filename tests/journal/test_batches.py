@@ -41,9 +41,8 @@ from windlass.engine.journal.journal import MOST_IN_MEMORY, PAGE
 from windlass.engine.journal.text import Line, read_text
 from windlass.engine.new_jobs import drafts_in, make_batch
 from windlass.model.errors import Unavailable
-from windlass.model.fresh_ids import ids_like, text_ids, texts_like
 from windlass.model.job import TEXT, NewJob, Reason, State
-from windlass.model.names import JobKey, check_id, check_mark, key_of, marked, text_id
+from windlass.model.names import JobKey, check_id, check_mark, ids_like, key_of, marked, text_id, text_ids, texts_like
 from windlass.model.operations import Count, EnqueueLines, EnqueueMany, List, Show
 from windlass.store import Draft, encoding
 from windlass.store.beside import DrainRequest

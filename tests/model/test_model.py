@@ -34,20 +34,7 @@ from windlass.model.errors import (
     WindlassError,
     from_problem,
 )
-from windlass.model.job import (
-    JSON,
-    LEAST_UNATTENDED,
-    MSGPACK,
-    NOTHING,
-    TEXT,
-    Error,
-    Job,
-    NewJob,
-    Progress,
-    Reason,
-    State,
-    Terms,
-)
+from windlass.model.job import JSON, LEAST_UNATTENDED, MSGPACK, NOTHING, TEXT, Error, Job, NewJob, Reason, State, Terms
 from windlass.model.lifecycle import Verdict
 from windlass.model.match import ABSENT, ANY, Match, field, index_only, matches, states
 from windlass.model.operations import (
@@ -61,6 +48,7 @@ from windlass.model.operations import (
     Result,
     Selection,
 )
+from windlass.model.output import Progress
 from windlass.model.retry import EXPONENTIAL, FROM_START, PRESETS, UNTIL_DEADLINE, RetryPolicy
 from windlass.model.worker import NewWorker
 from windlass.server import bodies

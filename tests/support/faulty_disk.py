@@ -16,9 +16,8 @@ from windlass.engine.journal import Journal, JournalSettings
 from windlass.engine.journal.batch import Extent, decode
 from windlass.engine.journal.file import JournalFinding, Row, examine, file_in
 from windlass.engine.new_jobs import JobBatch, make_batch
-from windlass.model.fresh_ids import ids_like
 from windlass.model.job import NewJob
-from windlass.model.names import fresh_id, marked
+from windlass.model.names import fresh_id, ids_like, marked
 from windlass.store import Draft
 
 PAGE = 4096

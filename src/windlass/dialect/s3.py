@@ -14,9 +14,10 @@ from starlette.responses import Response
 
 from windlass.dialect.aliases import Alias, RouteCall, alias_routes, forward
 from windlass.model import wire
+from windlass.model.duration import DAY
 from windlass.model.errors import Invalid
 from windlass.model.handler import Handler, NewHandler
-from windlass.model.job import DAY, JSON, TEXT, JobOptions
+from windlass.model.job import JSON, TEXT, JobOptions
 from windlass.model.operations import (
     OPERATIONS,
     Enqueued,

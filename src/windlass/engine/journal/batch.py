@@ -16,9 +16,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from windlass.engine.new_jobs import JobBatch, batch_of, drafts_in, payloads_of, split_batch
-from windlass.model.fresh_ids import SIZE
 from windlass.model.job import NOTHING, NewJob
-from windlass.model.names import raw_id, text_id
+from windlass.model.names import ID_SIZE, raw_id, text_id
 from windlass.store import Draft, encoding
 from windlass.store.encoding import alike
 
@@ -39,7 +38,7 @@ class RecordBody(NamedTuple):
 
     @property
     def job_count(self) -> int:
-        return len(self.ids) // SIZE
+        return len(self.ids) // ID_SIZE
 
 
 class Entry(NamedTuple):
@@ -180,7 +179,7 @@ def decode(first: int, last: int, accepted_at: int, body: bytes) -> list[Extent]
         return [Extent(first, last, accepted_at, None, body)]
     extents: list[Extent] = []
     for record in _unpack_records(body):
-        end = first + len(record.ids) // SIZE - 1
+        end = first + len(record.ids) // ID_SIZE - 1
         jobs = _jobs(record)
         extents.append(Extent(first, end, accepted_at, jobs, _pack(record) if jobs is None else b""))
         first = end + 1
@@ -198,12 +197,12 @@ def ids_in(body: bytes) -> list[tuple[str, bytes]] | None:
 def count_in(body: bytes) -> int | None:
     """How many jobs a batch holds; null if it is no batch."""
     found = ids_in(body)
-    return None if found is None else sum(len(ids) for _, ids in found) // SIZE
+    return None if found is None else sum(len(ids) for _, ids in found) // ID_SIZE
 
 
 def _jobs(record: _Record) -> Sequence[Draft] | JobBatch | None:
     try:
-        if len(record.ids) == SIZE:
+        if len(record.ids) == ID_SIZE:
             (payload,) = _unpack_payloads(record.payloads)
             return (Draft(record.tenant, text_id(record.ids), _new(record, Raw(payload))),)
         lines = JobBatch(record.tenant, _new(record, NOTHING), record.ids, record.payloads)

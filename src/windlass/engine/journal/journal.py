@@ -32,8 +32,7 @@ from windlass.engine.journal.batch import (
 from windlass.engine.journal.file import JournalFile, JournalFinding, Row
 from windlass.engine.new_jobs import JobBatch
 from windlass.model.errors import JournalFull, WindlassError
-from windlass.model.fresh_ids import SIZE
-from windlass.model.names import DEFAULT_TENANT, JobKey, raw_id
+from windlass.model.names import DEFAULT_TENANT, ID_SIZE, JobKey, raw_id
 from windlass.model.ports import Clock, Randomness
 from windlass.store import Draft
 from windlass.store.encoding import to_micros
@@ -259,7 +258,7 @@ class Journal:
 
     def _index(self, first: int, records: Sequence[tuple[str, bytes]]) -> None:
         for tenant, ids in records:
-            last = first + len(ids) // SIZE - 1
+            last = first + len(ids) // ID_SIZE - 1
             self._waiting.add(RecordRef(tenant, ids, last))
             first = last + 1
 
@@ -406,7 +405,7 @@ def _objects_in(jobs: Sequence[Draft] | JobBatch | None) -> int:
 PAGE = 8192
 """Lone jobs of one page. Packing it takes a few milliseconds."""
 
-PACKED = SIZE + 8
+PACKED = ID_SIZE + 8
 
 
 class RecordRef(NamedTuple):
@@ -418,7 +417,7 @@ class RecordRef(NamedTuple):
 
     @property
     def first(self) -> int:
-        return self.last + 1 - len(self.ids) // SIZE
+        return self.last + 1 - len(self.ids) // ID_SIZE
 
 
 class _Page(NamedTuple):
@@ -446,7 +445,7 @@ class WaitingJobs:
         self._shared: deque[RecordRef] = deque()
 
     def add(self, record: RecordRef) -> None:
-        if len(record.ids) > SIZE:
+        if len(record.ids) > ID_SIZE:
             self._shared.append(record)
             return
         self._new[_name(record.ids, record.tenant)] = record.last
@@ -471,9 +470,9 @@ class WaitingJobs:
 
     def _find_shared(self, id: bytes, tenant: str) -> int | None:
         for record in self._shared:
-            if record.tenant == tenant and record.ids[:SIZE] <= id <= record.ids[-SIZE:]:
-                place = _first_from(record.ids, SIZE, id)
-                if record.ids[place * SIZE : (place + 1) * SIZE] == id:
+            if record.tenant == tenant and record.ids[:ID_SIZE] <= id <= record.ids[-ID_SIZE:]:
+                place = _first_from(record.ids, ID_SIZE, id)
+                if record.ids[place * ID_SIZE : (place + 1) * ID_SIZE] == id:
                     return record.first + place
         return None
 
@@ -491,13 +490,13 @@ class WaitingJobs:
 
 def _name(id: bytes, tenant: str) -> bytes:
     """Sixteen bytes for a job: its id, mixed with its tenant so that no tenant can aim at another's job."""
-    return id if tenant == DEFAULT_TENANT else hashlib.sha256(id + tenant.encode()).digest()[:SIZE]
+    return id if tenant == DEFAULT_TENANT else hashlib.sha256(id + tenant.encode()).digest()[:ID_SIZE]
 
 
 def _look_up(packed: bytes, name: bytes) -> int | None:
     place = _first_from(packed, PACKED, name)
     entry = packed[place * PACKED : (place + 1) * PACKED]
-    return int.from_bytes(entry[SIZE:]) if entry[:SIZE] == name else None
+    return int.from_bytes(entry[ID_SIZE:]) if entry[:ID_SIZE] == name else None
 
 
 def _first_from(packed: bytes, size: int, name: bytes) -> int:
@@ -505,7 +504,7 @@ def _first_from(packed: bytes, size: int, name: bytes) -> int:
     low, high = 0, len(packed) // size
     while low < high:
         middle = (low + high) // 2
-        if packed[middle * size : middle * size + SIZE] < name:
+        if packed[middle * size : middle * size + ID_SIZE] < name:
             low = middle + 1
         else:
             high = middle

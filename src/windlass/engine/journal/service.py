@@ -43,9 +43,8 @@ from windlass.engine.new_jobs import (
     to_drafts,
 )
 from windlass.model.errors import Conflict, JournalFull, PartAway, Unavailable, WindlassError
-from windlass.model.fresh_ids import SIZE, texts_like
 from windlass.model.job import Job, Reason, State, Terms
-from windlass.model.names import JobKey, check_id, key_of
+from windlass.model.names import ID_SIZE, JobKey, check_id, key_of, texts_like
 from windlass.model.operations import (
     A,
     Accepted,
@@ -185,7 +184,7 @@ class Journaled:
         await self._check_terms([first_draft(lines)], "options")
 
         def ids() -> list[str]:
-            return texts_like(lines.ids[:SIZE], len(lines))
+            return texts_like(lines.ids[:ID_SIZE], len(lines))
 
         await self._accept_unnamed(lines, ids)
         if job_log.isEnabledFor(logging.DEBUG):

@@ -5,11 +5,12 @@ scope. The engine answers operations in process; HTTP routes, client calls, comm
 from `OPERATIONS`. Whatever answers them (`await service(operation)`) is a `Service`.
 """
 
-from windlass.model.operations.estimates import GetEstimate, GetQueueEstimate
 from windlass.model.operations.flow import (
     ChangeQueue,
+    GetEstimate,
     GetLimit,
     GetQueue,
+    GetQueueEstimate,
     GetTask,
     LimitBucket,
     LimitCard,
@@ -48,6 +49,7 @@ from windlass.model.operations.jobs import (
     JobIds,
     List,
     Number,
+    Output,
     OutputPage,
     Page,
     QueueStats,
@@ -58,7 +60,17 @@ from windlass.model.operations.jobs import (
     Show,
     Stats,
 )
-from windlass.model.operations.records import AddToken, GetQuota, PutQuota, RemoveToken, Tokens
+from windlass.model.operations.records import (
+    AddToken,
+    GetQuota,
+    PutQuota,
+    Register,
+    Registered,
+    RemoveToken,
+    Tokens,
+    Unregister,
+    Workers,
+)
 from windlass.model.operations.table import (
     MOST_AT_ONCE,
     OPERATIONS,
@@ -83,15 +95,10 @@ from windlass.model.operations.work import (
     Finished,
     LeasedJob,
     Order,
-    Output,
-    Register,
-    Registered,
     Release,
     Released,
     Renew,
     Renewed,
-    Unregister,
-    Workers,
 )
 
 __all__ = [
