@@ -36,7 +36,7 @@ from tests.support.faulty_disk import (
     watched,
 )
 from tests.support.servers import NewPrefix, Server, StartServer
-from windlass.engine.journal.batch import MOST_IN_RECORD, Extent, decode, encode, entries_behind, join
+from windlass.engine.journal.batch import MOST_IN_RECORD, Entry, decode, encode, join
 from windlass.engine.journal.journal import PAGE
 from windlass.engine.journal.text import Line, read_text
 from windlass.engine.new_jobs import drafts_in, make_batch
@@ -121,10 +121,10 @@ def test_a_batch_of_rubbish_is_no_job_and_its_bytes_are_kept() -> None:
         chance = random.Random(seed)
         broken = bytearray(body)
         broken[chance.randrange(len(body))] = chance.randrange(256)
-        for extent in decode(1, 2, 0, bytes(broken)):
-            assert (extent.jobs is None) == bool(extent.raw)
-    assert decode(1, 2, 0, b"\xc1") == [Extent(1, 2, 0, None, b"\xc1")]
-    assert decode(1, 3, 0, body) == [Extent(1, 3, 0, None, body)], "not as many as its numbers say"
+        for entry in decode(1, 2, 0, bytes(broken)):
+            assert (entry.draft is None) == bool(entry.raw)
+    assert decode(1, 2, 0, b"\xc1") == [Entry(2, 0, None, b"\xc1")]
+    assert decode(1, 3, 0, body) == [Entry(3, 0, None, body)], "not as many as its numbers say"
 
 
 # Finding
@@ -304,7 +304,6 @@ def test_a_record_says_whether_times_to_keep_jobs_are_only_defaults(default: boo
     batch = make_batch("default", common, ids_like(marked(SystemRandomness().uuid7(), "default"), 1), [b"a"])
     (one,) = drafts_in(batch)
     for jobs in (batch, [one]):
-        (extent,) = decode(1, 1, 0, join(encode(jobs)))
-        (again,) = [entry.draft for entry in entries_behind([extent], 0, 10)]
+        ((_, _, again, _),) = decode(1, 1, 0, join(encode(jobs)))
         assert again is not None
         assert (again.new.keep_success, again.new.keep_is_default) == (60.0, default)

@@ -1,4 +1,4 @@
-"""The job: what was asked for (`Terms`), what came of it (`Job`), and the words for both.
+"""The job: what was asked for (`Terms`, with the `JobOptions`), what came of it (`Job`), and the words for both.
 
 Frozen data without behaviour; nothing here opens, sends or decides anything. Times are UTC by the
 store's clock, durations are seconds, and "never" is written as null.
@@ -6,14 +6,14 @@ store's clock, durations are seconds, and "never" is written as null.
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-from windlass.model.duration import DAY, LONGEST, Seconds, Time
-from windlass.model.names import DEFAULT_QUEUE, Name
+from windlass.model.duration import Seconds, Time
+from windlass.model.names import Name
+from windlass.model.options import JobOptions
 from windlass.model.output import Progress
-from windlass.model.retry import EXPONENTIAL, RetryPolicy
 
 
 class State(StrEnum):
@@ -57,69 +57,17 @@ class Reason(StrEnum):
     ACCEPTED = "accepted"  # it is safe in the server's journal, and waits for the store to answer again
 
 
-KeepResult = Literal["keep", "once", "none"]
-
-MSGPACK = "application/vnd.msgpack"
+MSGPACK = JobOptions().content_type
 JSON = "application/json"
 TEXT = "text/plain"
 
-LOWEST, HIGHEST = -(2**31), 2**31 - 1  # bounds of a priority
-LEAST_UNATTENDED = 1.0  # seconds: upkeep looks no more often
 MOST_PARENTS = 100
 MOST_FILES = 32
 
+FileName = Annotated[str, Meta(min_length=1, max_length=255)]
+
 NOTHING = Raw(b"\xc0")
 """MessagePack nil: the payload of a job that was given none."""
-
-# Jobs hold nothing that could hold them in turn, so the collector need not look at them (`gc=False`): otherwise it
-# takes a third of the time in which many are made.
-
-
-class JobOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """What a submitter may ask of the queue for a job, whatever its task. None of it changes while the job lives."""
-
-    queue: Name = DEFAULT_QUEUE
-    """The named queue it waits in."""
-    key: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
-    """The caller's own name for the job; its id is derived from tenant, queue and key."""
-    priority: Annotated[int, Meta(ge=LOWEST, le=HIGHEST)] = 0
-    """Lower goes first; equal ones go by arrival."""
-    tags: Annotated[list[Annotated[str, Meta(min_length=1, max_length=128)]], Meta(max_length=32)] = []
-    """Words to find it by."""
-    timeout: Seconds | None = None
-    """Seconds one attempt may run; null = as long as it likes."""
-    tier: Name | Seconds | None = None
-    """The time class asked for, by name or by seconds; null = flexible where the queue has tiers."""
-    yielding: bool = False
-    """Whether it may be halted for others, and is denied rather than queued."""
-    max_retry: Annotated[int, Meta(ge=0, le=1_000_000)] | None = 0
-    """How many re-runs a failing job gets; null = as many as the retry deadline allows."""
-    retry: RetryPolicy = EXPONENTIAL
-    """When those re-runs come."""
-    keep_result: KeepResult = "keep"
-    """Whether the result stays with the record, is handed out once, or is dropped at once."""
-    keep_result_for: Seconds | None = None
-    """Seconds after success that the result stays, if its record stays longer; null = as long as the record."""
-    keep_success: Seconds | None = DAY
-    """Seconds that the record of a success stays; null = forever."""
-    keep_failure: Seconds | None = 7 * DAY
-    """Seconds that the record of a failed or cancelled job stays; null = forever."""
-    expires: Seconds | None = None
-    """Seconds after creation within which it must be started, or it fails as `expired`; null = never."""
-    unattended: Annotated[float, Meta(ge=LEAST_UNATTENDED, le=LONGEST)] | None = None
-    """Seconds it may go without its owner asking for it; then it is cancelled as `abandoned`; null = forever."""
-    isolate: bool = False
-    """Whether it runs in a process of its own."""
-    input: bool = False
-    """Whether messages may be sent to it, which its task takes while it runs."""
-    headers: Annotated[
-        dict[Annotated[str, Meta(max_length=128)], Annotated[str, Meta(max_length=8192)]], Meta(max_length=64)
-    ] = {}
-    """Texts that travel with the job untouched (trace ids and the like)."""
-    content_type: Annotated[str, Meta(max_length=128)] = MSGPACK
-    """How the payload is encoded; the queue itself never decodes it."""
-    one_argument: bool = False
-    """Whether a payload, or a result passed on by `then`, is one argument even if it is a list or a map of several."""
 
 
 class Terms(JobOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -127,7 +75,7 @@ class Terms(JobOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_un
 
     task: Name
     """Which code the job runs."""
-    after: Annotated[list[str], Meta(max_length=MOST_PARENTS)] = []
+    after: Annotated[list[str], Meta(max_length=MOST_PARENTS)] = field(default_factory=list)
     """Ids of jobs of the same tenant that must have succeeded before it is queued; if one does not, it is cancelled."""
 
 
@@ -142,7 +90,7 @@ class NewJob(Terms, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
 
     payload: Raw = field(default_factory=lambda: NOTHING)  # made, for a schema cannot show it
     """One encoded value, in the encoding that `content_type` names."""
-    files: Annotated[dict[Annotated[str, Meta(min_length=1, max_length=255)], bytes], Meta(max_length=MOST_FILES)] = {}
+    files: Annotated[dict[FileName, bytes], Meta(max_length=MOST_FILES)] = field(default_factory=dict)
     """Files that go to the worker with the payload, by name; together with it they are no larger than it may be."""
     id: Annotated[str, Meta(description=OWN_ID)] | None = None
     """A UUID made by the caller; sending it twice makes one job. Absent: derived from `key`, or random."""
@@ -176,7 +124,7 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     """Whose job it is. Never changes."""
     state: State
     """Where it stands; changes only by `lifecycle.TABLE`."""
-    waits_for: list[str] = []
+    waits_for: list[str] = field(default_factory=list)
     """Which of `after` have not succeeded yet, as far as is known. Empty unless it is blocked."""
     reason: Reason | None = None
     """Why it ended or waits for another run; on a running job, why it was ordered to stop. Null otherwise."""
@@ -204,7 +152,7 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     """The code of its last outcome (1xx, 2xx, 4xx, 5xx). Set at each finish."""
     error: Error | None = None
     """The last of `errors`."""
-    errors: list[Error] = []
+    errors: list[Error] = field(default_factory=list)
     """One entry per attempt that did not succeed, oldest first, the newest hundred; kept after a later success."""
     created_at: datetime
     """When the store accepted it. Never changes."""

@@ -261,8 +261,8 @@ class Drainer:
         wait = self._waiting_for_replicas > 0 and self._target.has_replicas
         for partition, some in self._by_partition(entries).items():
             try:
-                batch = DrainBatch(partition, self._watermarks[partition], upto, some)
-                drained = await self._target.carry(batch, wait_for_replicas=wait)
+                since = self._watermarks[partition]
+                drained = await self._target.carry(partition, since, upto, some, wait_for_replicas=wait)
             except PartAway as fault:
                 self._leave_out(partition, fault)
                 continue
@@ -407,15 +407,6 @@ class Drainer:
 # The store's side
 
 
-class DrainBatch(NamedTuple):
-    """Jobs for one partition: all that the journal has for it between two watermarks."""
-
-    partition: int
-    since: int
-    upto: int
-    entries: Sequence[Entry]
-
-
 class DrainTarget:
     """The store as one journal sees it: takes jobs in time, with their limit keys, aged by what they have waited."""
 
@@ -446,24 +437,25 @@ class DrainTarget:
         """Move a watermark on where there is nothing to carry; where it is then."""
         return (await self._send(partition, watermark, upto, ())).mark
 
-    async def carry(self, batch: DrainBatch, *, wait_for_replicas: bool = False) -> DrainReply:
-        """Give jobs to the store under the limits in force. Those that wait for other jobs are decided at once."""
-        drafts = [aged(entry, self._clock) for entry in batch.entries]
-        drained = await self._carry(batch, drafts, wait_for_replicas=wait_for_replicas)
-        if drained.mark == batch.upto and (waiting := [key_of(draft) for draft in drafts if draft.new.after]):
-            await self._unblock(waiting)
-        return drained
+    async def carry(
+        self, partition: int, since: int, upto: int, entries: Sequence[Entry], *, wait_for_replicas: bool = False
+    ) -> DrainReply:
+        """Give a partition all jobs that the journal has for it between two watermarks, under the limits in force.
 
-    async def _carry(self, batch: DrainBatch, drafts: Sequence[Draft], *, wait_for_replicas: bool) -> DrainReply:
+        Those that wait for other jobs are decided at once.
+        """
+        drafts = [aged(entry, self._clock) for entry in entries]
         for _ in range(MOST_ROUNDS):
             config = await self._context.flow_config.current()
             admitted = config.resolve_all(drafts)
             try:
-                return await self._send(
-                    batch.partition, batch.since, batch.upto, admitted, wait_for_replicas=wait_for_replicas
-                )
+                drained = await self._send(partition, since, upto, admitted, wait_for_replicas=wait_for_replicas)
             except StaleRules:
                 self._context.flow_config.invalidate()
+                continue
+            if drained.mark == upto and (waiting := [key_of(draft) for draft in drafts if draft.new.after]):
+                await self._unblock(waiting)
+            return drained
         raise Unavailable("the limits change faster than jobs can be drained")
 
     async def _send(

@@ -74,6 +74,7 @@ SPARE_PAGES = 2048
 RESERVE, RESERVED_PART = 4 << 20, 16
 """Bytes of the reserve; on a small disk at most one in so many of its bytes."""
 
+DAMAGE = (apsw.CorruptError, apsw.NotADBError)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 SALVAGE_AT_ONCE = 1000
@@ -462,7 +463,7 @@ def _translated(path: Path, sql: apsw.Connection | None = None) -> Iterator[None
     """Turn what SQLite and the system report into our own errors."""
     try:
         yield
-    except (apsw.CorruptError, apsw.NotADBError) as fault:
+    except DAMAGE as fault:
         raise Damaged(f"{path} is damaged ({fault}): restart, and what can be read of it is saved") from fault
     except apsw.Error as fault:
         raise _not_written(_reason(fault, sql), str(fault)) from fault
@@ -509,25 +510,26 @@ def examine(folder: Path) -> Iterator[Row | JournalFinding]:
 
 def _examined(path: Path) -> Iterator[Row | JournalFinding]:
     try:
-        sql = _reading(path)
-    except (apsw.CorruptError, apsw.NotADBError) as fault:
+        with _reading(path) as sql:
+            for line in _complaints(sql):
+                yield JournalFinding(path, f"damaged: {line}")
+            yield from _walk(sql, path)
+    except DAMAGE as fault:
         yield JournalFinding(path, f"damaged ({fault}); nothing in it can be read", 1, open_ended=True)
-        return
-    try:
-        for line in _complaints(sql):
-            yield JournalFinding(path, f"damaged: {line}")
-        yield from _walk(sql, path)
-    finally:
-        sql.close(True)
 
 
-def _reading(path: Path) -> apsw.Connection:
+@contextmanager
+def _reading(path: Path) -> Iterator[apsw.Connection]:
     """A connection that changes nothing: it does not even write the log back when it is closed."""
     try:
-        return _looked_at(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY), path)
+        sql = _looked_at(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY), path)
     except (apsw.CantOpenError, apsw.ReadOnlyError):  # a folder that this user may not write, or a copy on such a disk
         flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-        return _looked_at(apsw.Connection(f"{path.absolute().as_uri()}?immutable=1", flags=flags), path)
+        sql = _looked_at(apsw.Connection(f"{path.absolute().as_uri()}?immutable=1", flags=flags), path)
+    try:
+        yield sql
+    finally:
+        sql.close(True)
 
 
 def _looked_at(sql: apsw.Connection, path: Path) -> apsw.Connection:
@@ -547,7 +549,7 @@ def _complaints(sql: apsw.Connection) -> list[str]:
     """What SQLite finds wrong in a file; empty = it is sound."""
     try:
         found = [str(line) for (line,) in sql.execute("PRAGMA integrity_check(10)")]
-    except (apsw.CorruptError, apsw.NotADBError) as fault:
+    except DAMAGE as fault:
         return [str(fault)]
     lines = [line for text in found for line in text.splitlines()]
     return [] if found == ["ok"] else [line for line in lines if not line.startswith("***")]
@@ -634,15 +636,9 @@ def _is_plausible(row: Row) -> bool:
 
 def _repaired(path: Path) -> list[JournalFinding]:
     """Look through a file. If it is damaged, move it aside and put what can be read of it in its place."""
-    try:
-        sql = _reading(path)
-        try:
-            if not _complaints(sql):
-                return []
-        finally:
-            sql.close(True)
-    except (apsw.CorruptError, apsw.NotADBError):
-        pass
+    with suppress(*DAMAGE), _reading(path) as sql:
+        if not _complaints(sql):
+            return []
     return _salvage(path)
 
 
@@ -679,12 +675,8 @@ def _salvage(path: Path) -> list[JournalFinding]:
 
 
 def _unconfirmed(path: Path) -> list[_Gap]:
-    with suppress(apsw.CorruptError, apsw.NotADBError):
-        sql = _reading(path)
-        try:
-            return [gap for gap in _gaps(sql) if gap.reason == "unconfirmed"]
-        finally:
-            sql.close(True)
+    with suppress(*DAMAGE), _reading(path) as sql:
+        return [gap for gap in _gaps(sql) if gap.reason == "unconfirmed"]
     return []
 
 

@@ -9,10 +9,11 @@ import asyncio
 import hashlib
 import logging
 import os
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, TypeVar, TypeVarTuple
 
@@ -21,11 +22,9 @@ from msgspec import Struct
 from windlass.engine.journal import file
 from windlass.engine.journal.batch import (
     Entry,
-    Extent,
     RecordBody,
     decode,
     encode,
-    entries_behind,
     ids_in,
     join,
 )
@@ -87,7 +86,7 @@ class Journal:
         self._writing: asyncio.Task[None] | None = None
         self._numbering = asyncio.Lock()
         self._waiting = WaitingJobs()
-        self._read_ahead: list[Extent] = []
+        self._read_ahead: list[Entry] = []
         """What was last read from disk."""
         self._drained_at: deque[tuple[float, int]] = deque()
         """When jobs up to which number were drained."""
@@ -280,8 +279,7 @@ class Journal:
         row = await self._run(self._file.find, sequence)
         if row is None:
             return None
-        found = entries_behind(decode(*row), sequence - 1, 1)
-        return found[0] if found else None
+        return next(entry for entry in decode(*row) if entry.sequence >= sequence)
 
     async def read(self, after: int, most: int) -> list[Entry]:
         """The jobs behind a number, in order; at least one if there is any.
@@ -291,12 +289,13 @@ class Journal:
         if after >= (last := self.last):
             return []
         ahead = self._read_ahead
-        if not (ahead and ahead[0].first <= after + 1 and after < ahead[-1].last):
-            self._read_ahead = await self._run(self._read_file, after)
-        return entries_behind(self._read_ahead, after, most) or [Entry(last, 0, None)]
+        if not (ahead and ahead[0].sequence <= after + 1 and after < ahead[-1].sequence):
+            ahead = self._read_ahead = await self._run(self._read_file, after)
+        start = bisect_right(ahead, after, key=attrgetter("sequence"))
+        return ahead[start : start + most] or [Entry(last, 0, None)]
 
-    def _read_file(self, after: int) -> list[Extent]:
-        return [extent for row in self._file.read(after) for extent in decode(*row)]
+    def _read_file(self, after: int) -> list[Entry]:
+        return [entry for row in self._file.read(after) for entry in decode(*row)]
 
     def reject(self, entry: Entry) -> None:
         """Put bytes aside that no job can be made of, where people find them."""

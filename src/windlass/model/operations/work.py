@@ -29,10 +29,8 @@ class Claimed(Struct, frozen=True, kw_only=True, gc=False):
 
     job: Job
     token: str
-    payload: Raw
-    """Encoded as `job.content_type` says."""
-    files: dict[str, bytes] = {}
-    """What was sent with the job, by name."""
+    payload: Raw  # encoded as `job.content_type` says
+    files: dict[str, bytes] = {}  # what was sent with the job, by name
     deadline: datetime | None = None
 
 
@@ -64,18 +62,15 @@ class Applied(Struct, frozen=True, kw_only=True):
     """What became of a worker's report."""
 
     applied: list[str] = []
-    refused: list[str] = []
-    """Jobs that this worker does not hold under the token it gave: nothing of them was written."""
+    refused: list[str] = []  # jobs that this worker does not hold under the token it gave: nothing of them was written
 
 
 class Began(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A job whose code has started."""
 
     pid: Annotated[int, Meta(ge=0, le=2**32 - 1)]
-    sandbox: SandboxTier | None = None
-    """Of a handler's code: the tier of the sandbox that it runs in."""
-    handler_version: HandlerNumber | None = None
-    """Of a handler's code: its version."""
+    sandbox: SandboxTier | None = None  # of a handler's code: the tier of the sandbox that it runs in
+    handler_version: HandlerNumber | None = None  # of a handler's code: its version
 
 
 @operation("POST", "/workers/{worker}/begin", "work", body="jobs")
@@ -92,8 +87,7 @@ class Alive(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     progress: Progress | None = None
     output: Annotated[list[NewChunk], Meta(max_length=MOST_CHUNKS)] = []
     """What it has put out since; kept as often as it is sent."""
-    deadline: Time | None = None
-    """When the worker will stop it; sent so that the answer can say when that has changed."""
+    deadline: Time | None = None  # when the worker will stop it; sent so that the answer can say when that has changed
     heard: Annotated[int, Meta(ge=0, le=2**53)] | None = None
     """The number of the last message that it has, 0 = none yet; null = it wants none now."""
 
@@ -110,19 +104,16 @@ class Delivered(Struct, frozen=True, kw_only=True):
     """A message to a job, on its way to it."""
 
     id: str
-    n: int
-    """Its number among those for this run, from 1, without gaps."""
+    n: int  # its number among those for this run, from 1, without gaps
     data: bytes
 
 
 class Renewed(Struct, frozen=True, kw_only=True):
     """What a worker learns when it renews."""
 
-    lost: list[str] = []
-    """Jobs that are no longer this worker's: stop them, report nothing."""
+    lost: list[str] = []  # jobs that are no longer this worker's: stop them, report nothing
     orders: list[Order] = []
-    messages: list[Delivered] = []
-    """Messages to jobs that accept input; sent again until `heard` confirms them."""
+    messages: list[Delivered] = []  # messages to jobs that accept input; sent again until `heard` confirms them
 
 
 @operation("POST", "/workers/{worker}/renew", "work", body="jobs")
@@ -131,8 +122,7 @@ class Renew(Operation[Renewed], frozen=True, kw_only=True):
 
     worker: str
     jobs: Annotated[list[Alive], Meta(max_length=10 * MOST_AT_ONCE)] = field(default_factory=list)
-    wait: Wait = 0.0
-    """Seconds to wait for orders or messages if there are none yet."""
+    wait: Wait = 0.0  # seconds to wait for orders or messages if there are none yet
 
 
 class Finished(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -146,14 +136,11 @@ class Finished(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_
     content_type: Annotated[str, Meta(max_length=128, pattern=MEDIA_PATTERN)] = MSGPACK
     message: str = ""
     error: Error | None = None
-    reason: Reason | None = None
-    """What the worker knows beyond the outcome: `timeout`, `crashed`, `memory` or `output`."""
-    delay: Seconds | None = None
-    """Seconds before the next run, where there is one; null = by the job's retry policy."""
+    reason: Reason | None = None  # what the worker knows beyond the outcome: `timeout`, `crashed`, `memory` or `output`
+    delay: Seconds | None = None  # seconds before the next run, where there is one; null = by the job's retry policy
     finished_at: Time | None = None
     sandbox: SandboxTier | None = None
-    handler_version: HandlerNumber | None = None
-    """As in `Began`; kept in the job's record."""
+    handler_version: HandlerNumber | None = None  # as in `Began`; kept in the job's record
     jobs: Annotated[list[NewJob], Meta(max_length=MOST_SPAWNED)] = []
     """New jobs of the same tenant, queued together with the finish, once however often it is sent; only with ok."""
 
@@ -169,8 +156,7 @@ class Finish(Operation[Applied], frozen=True, kw_only=True):
 class Released(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
     """A job that is given back."""
 
-    delay: Seconds | None = None
-    """Seconds before it may be claimed again."""
+    delay: Seconds | None = None  # seconds before it may be claimed again
     rests: Annotated[str, Meta(max_length=128)] | None = None
     """A limit that bounds the job, or if empty each that does: its bucket starts nothing for those seconds. A job with
     such a limit goes back to its place in the queue and waits there."""
