@@ -291,8 +291,9 @@ class Journal:
         ahead = self._read_ahead
         if not (ahead and ahead[0].sequence <= after + 1 and after < ahead[-1].sequence):
             ahead = self._read_ahead = await self._run(self._read_file, after)
-        start = bisect_right(ahead, after, key=attrgetter("sequence"))
-        return ahead[start : start + most] or [Entry(last, 0, None)]
+        # A job that is on disk, but that its caller does not know to be there yet, is left for the next time.
+        start, end = (bisect_right(ahead, number, key=attrgetter("sequence")) for number in (after, last))
+        return ahead[start : min(start + most, end)] or [Entry(last, 0, None)]
 
     def _read_file(self, after: int) -> list[Entry]:
         return [entry for row in self._file.read(after) for entry in decode(*row)]
