@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, get_args
 from bench import journal
 from bench.table import Table
 from windlass.model.handler import Handler, HandlerOptions, Language
-from windlass.model.job import JSON, Stream
+from windlass.model.job import JSON
+from windlass.model.output import Stream
 from windlass.system import SystemClock, SystemRandomness
 from windlass.worker.functions import FunctionJob, FunctionOptions, FunctionOutcome, Tier
 from windlass.worker.functions.runner import Functions

@@ -7,7 +7,7 @@ from pathlib import Path
 from tools.commands import commands
 from tools.routes import routes
 from windlass.model.job import FINISHED, State
-from windlass.model.lifecycle import TABLE, Gone
+from windlass.model.lifecycle import GONE, TABLE
 
 ROOT = Path(__file__).parent.parent
 
@@ -28,7 +28,7 @@ def lifecycle() -> str:
     ]
     edges: dict[tuple[str, str], list[str]] = {}
     for (state, step), target in TABLE.items():
-        edges.setdefault((state, "[*]" if isinstance(target, Gone) else target), []).append(step)
+        edges.setdefault((state, "[*]" if target == GONE else target), []).append(step)
     lines += [f"    {source} --> {target}: {', '.join(steps)}" for (source, target), steps in edges.items()]
     lines += ["```", "", "| from | step | to |", "|---|---|---|"]
     lines += [f"| {state} | {step} | {target} |" for (state, step), target in TABLE.items()]

@@ -23,10 +23,9 @@ from windlass.engine import Settings
 from windlass.job_handle import Job
 from windlass.model.errors import Invalid, Unavailable
 from windlass.model.events import Event
-from windlass.model.fresh_ids import texts_like
 from windlass.model.job import NewJob
 from windlass.model.match import Match
-from windlass.model.names import check_name, keyed_id, text_id, without_password
+from windlass.model.names import check_name, keyed_id, text_id, texts_like, without_password
 from windlass.model.operations import (
     MOST_AT_ONCE,
     A,

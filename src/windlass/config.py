@@ -18,9 +18,9 @@ import msgspec
 from msgspec import Meta, Struct
 
 from windlass.model import duration, wire
+from windlass.model.duration import Seconds
 from windlass.model.errors import Invalid, Missing
 from windlass.model.names import DEFAULT_TENANT, Name
-from windlass.model.retry import Seconds
 from windlass.model.worker import Slots
 
 FILE = "windlass.toml"

@@ -8,8 +8,8 @@ from msgspec.structs import asdict
 from windlass.config import SETTINGS, Config, EngineSection, WorkerSection, combine, flag, load, size, variable
 from windlass.dialect.s3 import ClientJobOptions
 from windlass.engine import Settings
+from windlass.model.duration import DAY
 from windlass.model.errors import Invalid, Missing
-from windlass.model.job import DAY
 
 
 def test_where_nothing_is_said_the_defaults_hold(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ from tests.support.worker_harness import STORES, MakeHarness, StoreKind, WorkerH
 from windlass import Windlass
 from windlass.engine import Engine
 from windlass.engine.records import OPTIONS_CACHED_FOR, TASK_OPTIONS, WithTaskOptions
-from windlass.model.job import JobOptions, NewJob
+from windlass.model.job import NewJob
 from windlass.model.limit import Pause
 from windlass.model.names import fresh_id
 from windlass.model.operations import Enqueue, EnqueueLines, EnqueueMany, PauseTask, Show, Workers
+from windlass.model.options import JobOptions
 
 SHOP = """
 import os

@@ -32,7 +32,7 @@ from windlass.cli.match_options import MatchOptions
 from windlass.engine import Engine
 from windlass.model import wire
 from windlass.model.errors import Invalid
-from windlass.model.job import JSON, Error, NewChunk, NewJob, Progress
+from windlass.model.job import JSON, Error, NewJob
 from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.operations import (
@@ -47,6 +47,7 @@ from windlass.model.operations import (
     Register,
     Renew,
 )
+from windlass.model.output import NewChunk, Progress
 from windlass.model.worker import NewWorker
 
 PROGRAM = [sys.executable, "-c", "import sys; from windlass.cli import main; sys.exit(main())"]

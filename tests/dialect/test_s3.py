@@ -11,7 +11,8 @@ from tests.support.http_servers import served, web
 from tests.support.stores import VirtualClock
 from windlass.dialect.s3 import JOB_OPTIONS, ClientJobOptions
 from windlass.engine import Engine
-from windlass.model.job import DAY, TEXT, State
+from windlass.model.duration import DAY
+from windlass.model.job import TEXT, State
 from windlass.model.names import check_id
 from windlass.model.operations import AddToken, ChangeQueue, Claim, Count, GetHandler, Handlers, Register, Show
 from windlass.model.queue import QueueChange

@@ -17,8 +17,9 @@ from tests.support.stores import EPOCH, VirtualClock
 from windlass.dialect.s4 import PREFIXES, NotificationOptions
 from windlass.engine import Engine
 from windlass.engine.upkeep import promote, purge
+from windlass.model.duration import DAY
 from windlass.model.errors import Unavailable
-from windlass.model.job import DAY, Error
+from windlass.model.job import Error
 from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.operations import A, AddToken, Cancel, Claim, Claimed, Count, Delete, List, Operation, Show

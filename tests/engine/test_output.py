@@ -6,8 +6,8 @@ from tests.support.engines import enqueue, finish, register, take
 from tests.support.stores import VirtualClock
 from windlass.engine import Engine, upkeep
 from windlass.model.errors import Conflict, Invalid, Missing, TooLarge
-from windlass.model.job import MOST_CHUNK, MOST_OUTPUT, NewChunk
 from windlass.model.operations import Alive, Claimed, GetOutput, Output, OutputPage, Renew, Renewed
+from windlass.model.output import MOST_CHUNK, MOST_OUTPUT, NewChunk
 
 NO_SUCH_ID = "00000000-0000-7000-8000-0000000000df"
 TOKEN = "0123456789abcdef"  # noqa: S105 - of no job

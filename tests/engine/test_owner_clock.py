@@ -18,7 +18,7 @@ from tests.support.worker_harness import WorkerHarness, until
 from windlass.client import Client
 from windlass.engine import Engine, upkeep
 from windlass.model.errors import Invalid
-from windlass.model.job import FINISHED, Job, JobOptions, Reason, State
+from windlass.model.job import FINISHED, Job, Reason, State
 from windlass.model.lifecycle import Move, Step, Verdict
 from windlass.model.limit import NewLimit, Which
 from windlass.model.match import Match
@@ -40,6 +40,7 @@ from windlass.model.operations import (
     Service,
     Show,
 )
+from windlass.model.options import JobOptions
 from windlass.store import Store
 
 

@@ -15,7 +15,7 @@ from windlass.engine.flow.apply import apply_config
 from windlass.engine.flow.config import LIMITS
 from windlass.engine.new_jobs import add, to_draft
 from windlass.model.errors import Invalid, Unavailable
-from windlass.model.job import JobOptions, NewJob
+from windlass.model.job import NewJob
 from windlass.model.limit import Limit, NewLimit, Pause, Which
 from windlass.model.operations import (
     ChangeQueue,
@@ -29,6 +29,7 @@ from windlass.model.operations import (
     PauseLimit,
     PutLimit,
 )
+from windlass.model.options import JobOptions
 from windlass.model.queue import QueueChange, Tier
 from windlass.store import Store
 from windlass.store.beside import Records

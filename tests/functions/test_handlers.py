@@ -12,9 +12,10 @@ from tests.support.engines import enqueue, finish, packed, register, state, take
 from tests.support.stores import EPOCH, VirtualClock
 from windlass.engine import Engine
 from windlass.engine.upkeep import expire, promote, purge, resolve_dependencies
+from windlass.model.duration import DAY
 from windlass.model.errors import Conflict, Invalid, Missing
 from windlass.model.handler import MOST_SCRIPT, MOST_VERSIONS, NewHandler
-from windlass.model.job import DAY, NewJob, Reason, State
+from windlass.model.job import NewJob, Reason, State
 from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.operations import (

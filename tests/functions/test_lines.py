@@ -3,7 +3,8 @@
 import pytest
 
 from tests.support.function_harness import LANGUAGES, bench, handler
-from windlass.model.job import JSON, MOST_OUTPUT, Job, State
+from windlass.model.job import JSON, Job, State
+from windlass.model.output import MOST_OUTPUT
 from windlass.model.wire import MOST_PAYLOAD
 from windlass.worker.functions.protocol import BYTES
 from windlass.worker.runner import ActiveRun

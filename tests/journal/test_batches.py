@@ -36,14 +36,13 @@ from tests.support.faulty_disk import (
     watched,
 )
 from tests.support.servers import NewPrefix, Server, StartServer
-from windlass.engine.journal.batch import MOST_IN_RECORD, Extent, decode, encode, entries_behind, join
-from windlass.engine.journal.journal import MOST_IN_MEMORY, PAGE
+from windlass.engine.journal.batch import MOST_IN_RECORD, Entry, decode, encode, join
+from windlass.engine.journal.journal import PAGE
 from windlass.engine.journal.text import Line, read_text
 from windlass.engine.new_jobs import drafts_in, make_batch
 from windlass.model.errors import Unavailable
-from windlass.model.fresh_ids import ids_like, text_ids, texts_like
 from windlass.model.job import TEXT, NewJob, Reason, State
-from windlass.model.names import JobKey, check_id, check_mark, key_of, marked, text_id
+from windlass.model.names import JobKey, check_id, check_mark, ids_like, key_of, marked, text_id, text_ids, texts_like
 from windlass.model.operations import Count, EnqueueLines, EnqueueMany, List, Show
 from windlass.store import Draft, encoding
 from windlass.store.beside import DrainRequest
@@ -79,9 +78,9 @@ async def test_jobs_come_out_in_order_however_many_are_read_at_a_time(tmp_path: 
         await again.close()
 
 
-async def test_more_lines_than_fit_into_a_record_or_into_memory_come_out_in_order(tmp_path: Path) -> None:
+async def test_more_lines_than_fit_into_a_record_come_out_in_order(tmp_path: Path) -> None:
     journal = opened(tmp_path)
-    number = MOST_IN_MEMORY + MOST_IN_RECORD + 5
+    number = 21 * MOST_IN_RECORD + 5
     await journal.accept(lines(0, number))
     assert await contents(journal) == list(range(number))
     await journal.accept(lines(number, number + 10))
@@ -122,10 +121,10 @@ def test_a_batch_of_rubbish_is_no_job_and_its_bytes_are_kept() -> None:
         chance = random.Random(seed)
         broken = bytearray(body)
         broken[chance.randrange(len(body))] = chance.randrange(256)
-        for extent in decode(1, 2, 0, bytes(broken)):
-            assert (extent.jobs is None) == bool(extent.raw)
-    assert decode(1, 2, 0, b"\xc1") == [Extent(1, 2, 0, None, b"\xc1")]
-    assert decode(1, 3, 0, body) == [Extent(1, 3, 0, None, body)], "not as many as its numbers say"
+        for entry in decode(1, 2, 0, bytes(broken)):
+            assert (entry.draft is None) == bool(entry.raw)
+    assert decode(1, 2, 0, b"\xc1") == [Entry(2, 0, None, b"\xc1")]
+    assert decode(1, 3, 0, body) == [Entry(3, 0, None, body)], "not as many as its numbers say"
 
 
 # Finding
@@ -305,7 +304,6 @@ def test_a_record_says_whether_times_to_keep_jobs_are_only_defaults(default: boo
     batch = make_batch("default", common, ids_like(marked(SystemRandomness().uuid7(), "default"), 1), [b"a"])
     (one,) = drafts_in(batch)
     for jobs in (batch, [one]):
-        (extent,) = decode(1, 1, 0, join(encode(jobs)))
-        (again,) = [entry.draft for entry in entries_behind([extent], 0, 10)]
+        ((_, _, again, _),) = decode(1, 1, 0, join(encode(jobs)))
         assert again is not None
         assert (again.new.keep_success, again.new.keep_is_default) == (60.0, default)

@@ -11,7 +11,7 @@ from tests.support.stores import SeededChance
 from windlass.engine import Engine
 from windlass.engine.journal import drain
 from windlass.engine.journal.batch import Entry
-from windlass.engine.journal.drain import DrainBatch, DrainTarget
+from windlass.engine.journal.drain import DrainTarget
 from windlass.model.errors import PartAway, Unavailable
 from windlass.model.names import JobKey
 from windlass.store import Draft
@@ -69,5 +69,5 @@ async def test_a_job_that_waits_for_what_is_away_does_not_hold_up_the_others(mon
 
     monkeypatch.setattr(drain, "unblock", unblock)
     found = target(Slow(3))
-    assert (await found.carry(DrainBatch(0, 0, 3, entries))).mark == 3
+    assert (await found.carry(0, 0, 3, entries)).mark == 3
     assert seen == [entry.draft.id for entry in (entries[0], entries[2]) if entry.draft is not None]

@@ -29,7 +29,7 @@ from windlass import Windlass
 from windlass.engine.journal import open_journaled
 from windlass.engine.journal.file import JournalFile, Row
 from windlass.model.errors import Busy, Invalid, Unavailable
-from windlass.model.job import JobOptions, NewJob, Reason, State
+from windlass.model.job import NewJob, Reason, State
 from windlass.model.limit import NewLimit, Which
 from windlass.model.operations import (
     ChangeQueue,
@@ -47,6 +47,7 @@ from windlass.model.operations import (
     Register,
     Show,
 )
+from windlass.model.options import JobOptions
 from windlass.model.queue import QueueChange, Tier
 from windlass.model.worker import NewWorker
 from windlass.store import encoding

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.faulty_disk import contents, draft, filled, lines, opened
+from windlass.engine.journal.batch import encode, join
 from windlass.engine.journal.file import READ_AT_ONCE, JournalFile, Row
 from windlass.engine.new_jobs import make_batch
 from windlass.model.names import key_of
@@ -75,4 +76,13 @@ async def test_what_was_written_one_by_one_is_read_many_at_a_time(tmp_path: Path
     sizes.clear()
     assert await contents(journal) == list(range(100))
     assert len(sizes) == 1
+    await journal.close()
+
+
+async def test_a_job_is_not_drained_before_its_caller_knows_that_it_was_accepted(tmp_path: Path) -> None:
+    """Else the store's answer, whether the job is new, would come before the question."""
+    journal = opened(tmp_path)
+    await journal.accept([draft(0)])
+    journal._file.append([Row(2, 2, 0, join(encode([draft(1)])))])
+    assert [entry.sequence for entry in await journal.read(0, 10)] == [1]
     await journal.close()

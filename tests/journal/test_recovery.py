@@ -19,6 +19,7 @@ from tests.support.faulty_disk import (
     lines,
     moved_aside,
     names_in,
+    number_of,
     opened,
     overwrite,
     pages_of_batches,
@@ -27,6 +28,7 @@ from tests.support.faulty_disk import (
 from windlass.engine.journal import file
 from windlass.engine.journal.file import JournalFinding
 from windlass.model.errors import Unavailable
+from windlass.model.names import key_of
 
 NUMBER = 80
 SIZE = 1000
@@ -260,3 +262,61 @@ async def test_a_hundred_megabytes_are_opened_within_a_second_or_so(tmp_path: Pa
     assert not again.findings
     assert took < 3 * size / 100e6, f"{took:.2f} s for {size / 1e6:.0f} MB"
     await again.close()
+
+
+# Numbers that the store may know
+
+
+async def unconfirmed(folder: Path, size: int = 0) -> None:
+    """Two jobs of a process that has met its store, and some of two that have not."""
+    journal = opened(folder)
+    await journal.confirm(0)
+    await journal.accept([draft(number) for number in range(2)])
+    await journal.close()
+    for start in (2, 4):
+        journal = opened(folder)
+        for number in range(start, start + 2):
+            await journal.accept([draft(number, headers={"x": "y" * size} if size else {})])
+        await journal.close()
+
+
+async def test_what_was_accepted_without_the_store_moves_behind_what_the_store_knows(tmp_path: Path) -> None:
+    await unconfirmed(tmp_path)
+    journal = opened(tmp_path)
+    assert journal.unconfirmed == 3
+    await journal.accept([draft(6)])
+    await journal.confirm(10)
+    assert await contents(journal) == list(range(7))
+    assert journal.last == 15
+    found = await journal.find(key_of(draft(3)))
+    assert found is not None
+    assert (found.sequence, number_of(found.draft)) == (12, 3)
+    await journal.confirm(15)
+    assert await journal.accept([draft(7)]) == 16
+    await journal.close()
+    assert findings_in(tmp_path) == [], "numbers that were skipped are no damage"
+    again = opened(tmp_path)
+    assert (again.last, again.unconfirmed, await contents(again)) == (16, 17, list(range(8)))
+    await again.close()
+
+
+@pytest.mark.parametrize("known", [0, 2])
+async def test_numbers_that_the_store_does_not_know_stay(known: int, tmp_path: Path) -> None:
+    await unconfirmed(tmp_path)
+    journal = opened(tmp_path)
+    await journal.confirm(known)
+    assert (journal.last, await contents(journal)) == (6, list(range(6)))
+    await journal.close()
+    again = opened(tmp_path)
+    assert again.unconfirmed == 7
+    await again.close()
+
+
+async def test_damage_does_not_make_numbers_known(tmp_path: Path) -> None:
+    await unconfirmed(tmp_path, size=5000)
+    path = journal_file(tmp_path)
+    overwrite(path, pages_of_batches(path)[-1])
+    journal = opened(tmp_path)
+    assert journal.findings
+    assert journal.unconfirmed == 3
+    await journal.close()

@@ -15,7 +15,7 @@ import pytest
 from msgspec import Raw
 
 from tests.support.drained_journals import CLOCK, in_order, journaled_at, new, until, up
-from tests.support.faulty_disk import copied, draft, filled
+from tests.support.faulty_disk import copied, draft, opened
 from tests.support.http_servers import Process
 from tests.support.patience import PATIENCE
 from tests.support.scoreboard import Board, await_
@@ -168,7 +168,10 @@ async def patient(url: str) -> Engine:
 
 async def test_what_is_in_the_journal_from_before_is_not_said_to_be_waiting(tmp_path: Path, away: Server) -> None:
     """The store may have run it long ago: only it knows."""
-    await filled(tmp_path / "0", 1)
+    journal = opened(tmp_path / "0")
+    await journal.confirm(0)
+    await journal.accept([draft(0)])
+    await journal.close()
     engine = await patient(away.url)
     async with open_journaled(engine, tmp_path, CLOCK) as service:
         with pytest.raises(Unavailable):
@@ -209,6 +212,34 @@ async def test_jobs_accepted_under_numbers_that_the_store_knows_already_are_not_
         assert service._journal.last > 8
         assert await in_order(service) == list(range(9))
     await engine.context.store.close()
+
+
+async def test_numbers_that_the_store_knows_are_not_given_again_however_often_it_starts_without_the_store(
+    tmp_path: Path, start_server: StartServer
+) -> None:
+    """What was accepted under such numbers is not taken for drained by the next process."""
+    server = start_server("redis", fsync="always")
+    async with journaled_at(server.url, tmp_path / "journal") as service:
+        for number in range(6):
+            await service(Enqueue(job=new(number)))
+            if number == 1:
+                old = copied(tmp_path / "journal" / "0", tmp_path / "old")
+        await up(service)
+    shutil.rmtree(tmp_path / "journal")
+    (tmp_path / "journal").mkdir()
+    old.rename(tmp_path / "journal" / "0")
+    server.kill()
+    for number in (6, 7):
+        engine = await patient(server.url)
+        async with open_journaled(engine, tmp_path / "journal", CLOCK) as service:
+            accepted = await service(Enqueue(job=new(number)))
+            assert (await service(Show(id=accepted.id))).reason is Reason.ACCEPTED
+        await engine.context.store.close()
+    server.start()
+    async with journaled_at(server.url, tmp_path / "journal") as service:
+        await service(Enqueue(job=new(8)))
+        await up(service)
+        assert await in_order(service) == list(range(9))
 
 
 async def met(service: Journaled) -> None:

@@ -7,13 +7,13 @@ from msgspec import Meta
 
 from windlass.config import combine
 from windlass.model import wire
-from windlass.model.choices import choices
 from windlass.model.errors import Invalid
 from windlass.model.handler import NewHandler
 from windlass.model.job import NewJob
 from windlass.model.match import Match
 from windlass.model.operations import AddToken, Finished
 from windlass.model.queue import QueueChange
+from windlass.model.wire import choices
 from windlass.server import bodies
 
 WRONG: list[tuple[type[Any], dict[str, Any], str, str]] = [

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
-from windlass.model import errors, names, operations, wire, worker
+from windlass.model import errors, names, operations, options, wire, worker
 from windlass.model import job as job_module
 from windlass.model.duration import LONGEST, seconds
 from windlass.model.errors import (
@@ -34,20 +34,7 @@ from windlass.model.errors import (
     WindlassError,
     from_problem,
 )
-from windlass.model.job import (
-    JSON,
-    LEAST_UNATTENDED,
-    MSGPACK,
-    NOTHING,
-    TEXT,
-    Error,
-    Job,
-    NewJob,
-    Progress,
-    Reason,
-    State,
-    Terms,
-)
+from windlass.model.job import JSON, MSGPACK, NOTHING, TEXT, Error, Job, NewJob, Reason, State, Terms
 from windlass.model.lifecycle import Verdict
 from windlass.model.match import ABSENT, ANY, Match, field, index_only, matches, states
 from windlass.model.operations import (
@@ -61,6 +48,8 @@ from windlass.model.operations import (
     Result,
     Selection,
 )
+from windlass.model.options import LEAST_UNATTENDED
+from windlass.model.output import Progress
 from windlass.model.retry import EXPONENTIAL, FROM_START, PRESETS, UNTIL_DEADLINE, RetryPolicy
 from windlass.model.worker import NewWorker
 from windlass.server import bodies
@@ -825,7 +814,7 @@ def is_text(node: ast.stmt | None) -> bool:
 
 
 def test_every_field_of_a_job_says_what_it_is() -> None:
-    assert undocumented(job_module, "Terms", "NewJob", "Job") == []
+    assert undocumented(options, "JobOptions") == undocumented(job_module, "Terms", "NewJob", "Job") == []
 
 
 def test_every_field_of_a_worker_says_what_it_is() -> None:

@@ -11,7 +11,7 @@ from tests.support.engines import enqueue, register, take
 from tests.support.http_servers import Web, decoded
 from windlass import job_id
 from windlass.engine import Engine
-from windlass.model.job import JSON, NewChunk
+from windlass.model.job import JSON
 from windlass.model.operations import (
     OPERATIONS,
     AddToken,
@@ -27,6 +27,7 @@ from windlass.model.operations import (
     Workers,
     answer_type,
 )
+from windlass.model.output import NewChunk
 from windlass.model.worker import NewWorker, Worker
 
 in_process = pytest.mark.parametrize("kind", ["sqlite"], indirect=True)

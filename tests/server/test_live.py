@@ -18,7 +18,7 @@ from tests.support.patience import PATIENCE
 from tests.support.push_servers import Station, lines
 from windlass.model import events
 from windlass.model.events import Event, EventCursor
-from windlass.model.job import Job, NewChunk, Progress
+from windlass.model.job import Job
 from windlass.model.lifecycle import Verdict
 from windlass.model.operations import (
     AddToken,
@@ -32,6 +32,7 @@ from windlass.model.operations import (
     Register,
     Renew,
 )
+from windlass.model.output import NewChunk, Progress
 from windlass.model.worker import NewWorker
 from windlass.server import live
 from windlass.server.openapi import document

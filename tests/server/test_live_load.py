@@ -15,8 +15,9 @@ import pytest
 
 from tests.support.http_servers import Process, process
 from windlass.client import Client
-from windlass.model.job import NewChunk, NewJob, Progress
+from windlass.model.job import NewJob
 from windlass.model.operations import Alive, Claim, Claimed, Enqueue, EnqueueMany, Register, Renew
+from windlass.model.output import NewChunk, Progress
 from windlass.model.worker import NewWorker
 
 MIB = 1 << 20

@@ -9,8 +9,9 @@ from urllib.parse import urlsplit
 from tests.support.http_servers import LOCAL
 from tests.support.patience import PATIENCE
 from tests.support.push_servers import Station, until
-from windlass.model.job import MOST_CHUNK, Job, NewChunk, Progress
+from windlass.model.job import Job
 from windlass.model.operations import Alive, Claim, Claimed, Register, Renew
+from windlass.model.output import MOST_CHUNK, NewChunk, Progress
 from windlass.model.worker import NewWorker
 from windlass.server.streams import MOST_BUFFERED
 

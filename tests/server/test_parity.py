@@ -22,7 +22,7 @@ from windlass.client import Client
 from windlass.engine import Engine
 from windlass.model.errors import Conflict, Invalid, Missing, TooLarge, WindlassError
 from windlass.model.handler import HandlerOptions, NewHandler
-from windlass.model.job import JSON, MOST_MESSAGE, TEXT, Job, JobOptions, NewChunk, NewJob, Progress, State
+from windlass.model.job import JSON, TEXT, Job, NewJob, State
 from windlass.model.lifecycle import Verdict
 from windlass.model.limit import Condition, NewLimit, Pause, Rate, Which
 from windlass.model.match import Match
@@ -82,6 +82,8 @@ from windlass.model.operations import (
     Unregister,
     Workers,
 )
+from windlass.model.options import JobOptions
+from windlass.model.output import MOST_MESSAGE, NewChunk, Progress
 from windlass.model.queue import QueueChange, Tier
 from windlass.model.quota import Quota
 from windlass.model.retry import RetryPolicy as Policy

@@ -24,8 +24,9 @@ from tests.support.stores import VirtualClock
 from windlass.client import Client
 from windlass.engine import Engine
 from windlass.model.errors import Unauthenticated
-from windlass.model.job import MOST_CHUNK, NewChunk, State
+from windlass.model.job import State
 from windlass.model.operations import AddToken, Alive, Claim, Register, RemoveToken, Renew, Show
+from windlass.model.output import MOST_CHUNK, NewChunk
 from windlass.model.token import key_of
 from windlass.model.worker import NewWorker
 from windlass.server import http_server, streams

@@ -19,26 +19,11 @@ from msgspec.structs import replace
 
 from tests.store.model_flow import Bounds, Lane, lane_of, rank, waiting
 from windlass.model.errors import Invalid
-from windlass.model.job import (
-    FINISHED,
-    MOST_CHUNKS,
-    MOST_INPUT,
-    MOST_MESSAGES,
-    MOST_OUTPUT,
-    NO_HANDLER,
-    PENDING,
-    Chunk,
-    HandlerRun,
-    Job,
-    Message,
-    NewChunk,
-    NewJob,
-    Reason,
-    State,
-    Terms,
-)
+from windlass.model.handler import NO_HANDLER, HandlerRun
+from windlass.model.job import FINISHED, PENDING, Job, NewJob, Reason, State, Terms
 from windlass.model.lifecycle import GONE, Move, Step, Verdict, enter
 from windlass.model.names import EVERY_TENANT, JobKey, OfTenant, key_of
+from windlass.model.output import MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT, Chunk, Message, NewChunk
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker
 from windlass.store import (

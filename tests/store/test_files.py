@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from tests.support.stores import WITH_MODEL, World
-from windlass.model.job import NewChunk
 from windlass.model.lifecycle import delete, release, rerun
+from windlass.model.output import NewChunk
 from windlass.store import Record, Sweep
 
 pytestmark = pytest.mark.parametrize("kind", WITH_MODEL, indirect=True)

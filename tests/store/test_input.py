@@ -5,9 +5,10 @@ from typing import cast
 import pytest
 
 from tests.support.stores import WITH_MODEL, World
-from windlass.model.job import MOST_INPUT, MOST_MESSAGE, MOST_MESSAGES, State
+from windlass.model.job import State
 from windlass.model.lifecycle import Outcome, Verdict, cancel, delete, finish, lose, release
 from windlass.model.names import DEFAULT_TENANT, JobKey
+from windlass.model.output import MOST_INPUT, MOST_MESSAGE, MOST_MESSAGES
 from windlass.store import Overdue, Record, Sweep
 from windlass.store.mailbox import Mailbox, Posted, Reader
 

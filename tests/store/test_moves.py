@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.stores import WITH_MODEL, World, ids, token
-from windlass.model.job import FINISHED, Error, Job, Progress, Reason, State
+from windlass.model.job import FINISHED, Error, Job, Reason, State
 from windlass.model.lifecycle import (
     Move,
     Outcome,
@@ -24,6 +24,7 @@ from windlass.model.lifecycle import (
     release,
     rerun,
 )
+from windlass.model.output import Progress
 from windlass.store import JobCount, Overdue, Record, StoredResult, Sweep
 from windlass.store.beside import DueTimes
 

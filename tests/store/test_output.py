@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 
 from tests.support.stores import WITH_MODEL, World, token
-from windlass.model.job import MOST_CHUNK, MOST_CHUNKS, MOST_OUTPUT, Chunk, NewChunk, Stream
 from windlass.model.lifecycle import Outcome, Verdict, delete, finish, lose, rerun
+from windlass.model.output import MOST_CHUNK, MOST_CHUNKS, MOST_OUTPUT, Chunk, NewChunk, Stream
 from windlass.store import Heartbeat, Overdue, Record, Sweep
 
 pytestmark = pytest.mark.parametrize("kind", WITH_MODEL, indirect=True)

@@ -157,7 +157,7 @@ def test_the_library_and_python_use_the_same_numbers() -> None:
     for names, values in re.findall(r"^local ([A-Z_, ]+) = ([0-9, ]+)", source, re.MULTILINE):
         constants.update(zip(names.split(", "), map(int, values.split(", ")), strict=True))
     for state in (State.SCHEDULED, State.QUEUED, State.RUNNING, State.SUCCEEDED, State.CANCELLED, GONE):
-        assert constants[state.name] == layout.STATE_NUMBERS[state]
+        assert constants[state.upper()] == layout.STATE_NUMBERS[state]
     assert constants["DELETED"] == layout.REASON_NUMBERS[Reason.DELETED]
     assert set(layout.REASONS) == {None, *Reason}
     for flag, mode in (("ONCE", "once"), ("NONE", "none")):

@@ -22,7 +22,7 @@ from windlass.addresses import open_engine, open_service
 from windlass.engine import Engine, Settings
 from windlass.engine.journal import Journaled
 from windlass.model.errors import Invalid, NotReplicated
-from windlass.model.job import JobOptions, NewJob, State
+from windlass.model.job import NewJob, State
 from windlass.model.lifecycle import Verdict
 from windlass.model.names import fresh_id
 from windlass.model.operations import (
@@ -37,6 +37,7 @@ from windlass.model.operations import (
     Service,
     Show,
 )
+from windlass.model.options import JobOptions
 from windlass.model.worker import NewWorker
 from windlass.system import SystemRandomness
 

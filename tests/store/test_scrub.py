@@ -11,10 +11,11 @@ from msgspec import Raw
 from tests.support.servers import NewPrefix, Server
 from tests.support.stores import SeededChance, VirtualClock
 from windlass.engine import Engine
-from windlass.model.job import NewChunk, NewJob
+from windlass.model.job import NewJob
 from windlass.model.lifecycle import Verdict
 from windlass.model.names import fresh_id
 from windlass.model.operations import Alive, Claim, Enqueue, EnqueueMany, Finish, Finished, Register, Renew
+from windlass.model.output import NewChunk
 from windlass.model.worker import NewWorker, Worker
 from windlass.store import ClaimRequest, Draft, Store
 from windlass.store.flow import Flow, LimitRule, Rules, TierRule

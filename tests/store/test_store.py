@@ -11,9 +11,10 @@ import pytest
 from msgspec import UNSET, Raw
 
 from tests.support.stores import WITH_MODEL, World, ids, token
-from windlass.model.job import Error, Job, Progress, Reason, State
+from windlass.model.job import Error, Job, Reason, State
 from windlass.model.lifecycle import Outcome, Verdict, cancel, delete, finish, lose, release
 from windlass.model.names import DEFAULT_TENANT, JobKey, fresh_id
+from windlass.model.output import Progress
 from windlass.model.retry import RetryPolicy
 from windlass.store import ClaimRequest, Heartbeat, HeartbeatReply, JobSuccess, Overdue, Record, StoredResult, Sweep
 from windlass.store.beside import JobOwners

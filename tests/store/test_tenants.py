@@ -10,7 +10,7 @@ from tests.support.http_servers import Web
 from tests.support.stores import SeededChance
 from windlass.engine import Engine, upkeep
 from windlass.model.errors import Conflict, Invalid, WindlassError
-from windlass.model.job import Job, NewChunk, NewJob, State
+from windlass.model.job import Job, NewJob, State
 from windlass.model.lifecycle import Verdict
 from windlass.model.names import child_id, fresh_id, keyed_id
 from windlass.model.operations import (
@@ -36,6 +36,7 @@ from windlass.model.operations import (
     Send,
     Show,
 )
+from windlass.model.output import NewChunk
 
 pytestmark = pytest.mark.parametrize("kind", ["sqlite", "redis", "cluster"], indirect=True)
 

@@ -37,19 +37,7 @@ from tests.support.stores import SeededChance, StoreKind, VirtualClock, opened, 
 from windlass.engine import Engine, upkeep
 from windlass.model import wire
 from windlass.model.errors import WindlassError
-from windlass.model.job import (
-    MOST_CHUNK,
-    MOST_MESSAGE,
-    PENDING,
-    Chunk,
-    Error,
-    Job,
-    NewChunk,
-    NewJob,
-    Progress,
-    Reason,
-    State,
-)
+from windlass.model.job import PENDING, Error, Job, NewJob, Reason, State
 from windlass.model.lifecycle import CODES, Verdict
 from windlass.model.match import Match
 from windlass.model.names import fresh_id, key_of, keyed_id
@@ -84,6 +72,7 @@ from windlass.model.operations import (
     Unregister,
     Workers,
 )
+from windlass.model.output import MOST_CHUNK, MOST_MESSAGE, Chunk, NewChunk, Progress
 from windlass.model.retry import FROM_START, UNTIL_DEADLINE
 from windlass.model.retry import RetryPolicy as Policy
 from windlass.model.worker import NewWorker

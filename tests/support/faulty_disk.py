@@ -13,12 +13,11 @@ from msgspec import Raw
 
 from tests.support.stores import SeededChance, VirtualClock
 from windlass.engine.journal import Journal, JournalSettings
-from windlass.engine.journal.batch import Extent, decode
+from windlass.engine.journal.batch import ids_in
 from windlass.engine.journal.file import JournalFinding, Row, examine, file_in
 from windlass.engine.new_jobs import JobBatch, make_batch
-from windlass.model.fresh_ids import ids_like
 from windlass.model.job import NewJob
-from windlass.model.names import fresh_id, marked
+from windlass.model.names import ID_SIZE, fresh_id, ids_like, marked
 from windlass.store import Draft
 
 PAGE = 4096
@@ -111,8 +110,9 @@ def findings_in(folder: Path) -> list[JournalFinding]:
     return [found for found in examine(folder) if isinstance(found, JournalFinding)]
 
 
-def records_in(folder: Path) -> list[Extent]:
-    return [extent for row in rows_in(folder) for extent in decode(*row)]
+def records_in(folder: Path) -> list[int]:
+    """How many jobs each record has."""
+    return [len(ids) // ID_SIZE for row in rows_in(folder) for _, ids in ids_in(row.body) or []]
 
 
 def pages_of_batches(path: Path) -> list[int]:

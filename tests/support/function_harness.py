@@ -13,7 +13,8 @@ import psutil
 
 from tests.support.patience import PATIENCE
 from windlass.model.handler import Handler, HandlerOptions, NewHandler, digest_of
-from windlass.model.job import JSON, TEXT, Stream
+from windlass.model.job import JSON, TEXT
+from windlass.model.output import Stream
 from windlass.system import SystemRandomness
 from windlass.worker.functions import FunctionJob, FunctionOptions, FunctionOutcome, Tier
 from windlass.worker.functions.runner import Functions

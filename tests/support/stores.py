@@ -19,9 +19,10 @@ from msgspec.structs import replace
 
 from tests.store.model_store import ModelStore
 from tests.support.servers import NewPrefix, Server
-from windlass.model.job import FINISHED, PENDING, Chunk, Job, NewJob, State
+from windlass.model.job import FINISHED, PENDING, Job, NewJob, State
 from windlass.model.lifecycle import Move
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey, fresh_id
+from windlass.model.output import Chunk
 from windlass.model.worker import Worker
 from windlass.store import (
     ClaimRequest,

@@ -20,8 +20,9 @@ from tests.support.http_servers import Process, process
 from tests.support.patience import PATIENCE
 from tests.support.worker_harness import MakeHarness, WorkerHarness, tell, until
 from windlass.model.errors import Busy, Conflict, Invalid, Missing
-from windlass.model.job import MOST_MESSAGE, MOST_MESSAGES, MSGPACK, State
+from windlass.model.job import MSGPACK, State
 from windlass.model.operations import Cancel, Delete, Send
+from windlass.model.output import MOST_MESSAGE, MOST_MESSAGES
 from windlass.worker.contexts.frames import Command, ContextUpdate, FrameReader, JobMessage, encode_frame
 from windlass.worker.runner import Assignment, RunOutcome
 

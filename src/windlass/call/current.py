@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from windlass.model.job import NewJob, Progress
+from windlass.model.job import NewJob
+from windlass.model.output import Progress
 from windlass.model.wire import encodable
 
 

@@ -12,7 +12,8 @@ import msgspec
 from windlass.call.arguments import CallSignature
 from windlass.model.duration import seconds
 from windlass.model.errors import Invalid
-from windlass.model.job import KeepResult, NewJob
+from windlass.model.job import NewJob
+from windlass.model.options import KeepResult
 from windlass.model.retry import PRESETS, RetryPolicy
 from windlass.model.wire import invalid
 

@@ -23,7 +23,7 @@ from windlass.model import events
 from windlass.model.errors import Conflict, Invalid
 from windlass.model.estimate import Estimate
 from windlass.model.events import Event
-from windlass.model.job import FINISHED, Chunk, Job, State
+from windlass.model.job import FINISHED, Job, State
 from windlass.model.match import ANY, Match
 from windlass.model.names import DEFAULT_QUEUE, JobKey, key_of
 from windlass.model.operations import (
@@ -40,6 +40,7 @@ from windlass.model.operations import (
     Send,
     Show,
 )
+from windlass.model.output import Chunk
 from windlass.system import SystemClock
 
 SHOWN = 50

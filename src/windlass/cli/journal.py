@@ -133,8 +133,7 @@ def _entries(folder: Path) -> Iterator[Entry]:
         if isinstance(found, JournalFinding):
             console.note(f"{folder}: {_shown(found)}")
             continue
-        for extent in decode(*found):
-            yield from extent.entries(0, extent.last)
+        yield from decode(*found)
 
 
 def _in_json(entry: Entry) -> str:

@@ -16,8 +16,9 @@ from starlette.responses import Response
 
 from windlass.dialect.aliases import Alias, RouteCall, alias_routes, forward, no_content
 from windlass.model import wire
+from windlass.model.duration import Seconds, Time
 from windlass.model.errors import Conflict, Invalid, Missing
-from windlass.model.job import FINISHED, HIGHEST, LOWEST, NOTHING, Error, Job, NewJob, Reason, State, Time
+from windlass.model.job import FINISHED, NOTHING, Error, Job, NewJob, Reason, State
 from windlass.model.lifecycle import Verdict
 from windlass.model.names import Name, check_id
 from windlass.model.operations import (
@@ -36,7 +37,7 @@ from windlass.model.operations import (
     Show,
     Unregister,
 )
-from windlass.model.retry import Seconds
+from windlass.model.options import HIGHEST, LOWEST
 from windlass.model.wire import Format
 from windlass.model.worker import NewWorker, Slots, Worker
 from windlass.server import bodies, formats

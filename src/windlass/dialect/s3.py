@@ -14,9 +14,10 @@ from starlette.responses import Response
 
 from windlass.dialect.aliases import Alias, RouteCall, alias_routes, forward
 from windlass.model import wire
+from windlass.model.duration import DAY
 from windlass.model.errors import Invalid
 from windlass.model.handler import Handler, NewHandler
-from windlass.model.job import DAY, JSON, TEXT, JobOptions
+from windlass.model.job import JSON, TEXT
 from windlass.model.operations import (
     OPERATIONS,
     Enqueued,
@@ -26,6 +27,7 @@ from windlass.model.operations import (
     RemoveHandler,
     Service,
 )
+from windlass.model.options import JobOptions
 from windlass.model.retry import UNTIL_DEADLINE
 from windlass.server import formats
 from windlass.server.auth import Auth

@@ -20,8 +20,9 @@ from starlette.responses import Response, StreamingResponse
 
 from windlass.dialect.aliases import Alias, Handle, RouteCall, alias_routes, forward, no_content
 from windlass.model import wire
+from windlass.model.duration import DAY
 from windlass.model.errors import Full, Invalid, Missing, Unavailable, WindlassError
-from windlass.model.job import DAY, FINISHED, JSON, TEXT, Job, JobOptions, NewJob, State
+from windlass.model.job import FINISHED, JSON, TEXT, Job, NewJob, State
 from windlass.model.match import Match, StateWord
 from windlass.model.operations import (
     MOST_AT_ONCE,
@@ -34,6 +35,7 @@ from windlass.model.operations import (
     Service,
     Show,
 )
+from windlass.model.options import JobOptions
 from windlass.model.retry import FROM_START
 from windlass.server import bodies
 from windlass.server.auth import Auth

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from windlass.engine.context import POLL_EVERY, EngineContext, fence, touch_every
 from windlass.model import lifecycle, wire
 from windlass.model.errors import Busy, Conflict, Invalid, TooLarge
-from windlass.model.job import FINISHED, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT, Job, NewChunk, Reason, State
+from windlass.model.job import FINISHED, Job, Reason, State
 from windlass.model.lifecycle import ORDERS, TABLE, Move, Step, Verdict
 from windlass.model.match import Match, index_only, matches, states
 from windlass.model.names import JobKey, check_id, key_of
@@ -40,6 +40,7 @@ from windlass.model.operations import (
     Show,
     Stats,
 )
+from windlass.model.output import MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT, NewChunk
 from windlass.store import Heartbeat, ListScope, Record, RecordPage
 from windlass.store.encoding import end_topic
 from windlass.store.mailbox import MOST_COLLECTED, Posted, Reader

@@ -21,20 +21,24 @@ from windlass.engine.dependencies import own_id, unblock
 from windlass.engine.estimate.answers import estimate_at_enqueue
 from windlass.engine.flow.tiers import admit_yielding, rebalance
 from windlass.model import wire
-from windlass.model.admission import ValidatedJobs, check_all, check_new
+from windlass.model.admission import ValidatedJobs, check_all, check_new, payloads_in
 from windlass.model.errors import Full, Invalid, NotReplicated, Partly, Unavailable, WindlassError
-from windlass.model.fresh_ids import SIZE, ids_like, raw_ids, text_ids, texts_like
 from windlass.model.job import NOTHING, TEXT, NewJob
 from windlass.model.names import (
     EVERY_TENANT,
+    ID_SIZE,
     JobKey,
     check_name,
     child_id,
     fresh_id,
+    ids_like,
     key_of,
     marked,
     marked_id,
+    raw_ids,
     text_id,
+    text_ids,
+    texts_like,
 )
 from windlass.model.operations import (
     MOST_AT_ONCE,
@@ -46,7 +50,6 @@ from windlass.model.operations import (
     Operation,
 )
 from windlass.model.template import JobTemplate
-from windlass.model.texts import payloads_in
 from windlass.store import Draft, Record
 from windlass.store.beside import PreparedCommand, PreparesCommands
 from windlass.store.flow import StaleRules
@@ -312,7 +315,7 @@ class JobBatch(Struct, frozen=True, gc=False):
     """The payloads: a list in MessagePack."""
 
     def __len__(self) -> int:
-        return len(self.ids) // SIZE
+        return len(self.ids) // ID_SIZE
 
 
 def to_batch(context: EngineContext, operation: EnqueueLines) -> JobBatch:
@@ -359,7 +362,7 @@ def split_batch(batch: JobBatch, most: int) -> list[JobBatch]:
         return [batch]
     tenant, common, ids, payloads = batch.tenant, batch.common, batch.ids, payloads_of(batch)
     return [
-        make_batch(tenant, common, ids[start * SIZE : (start + most) * SIZE], payloads[start : start + most])
+        make_batch(tenant, common, ids[start * ID_SIZE : (start + most) * ID_SIZE], payloads[start : start + most])
         for start in range(0, len(payloads), most)
     ]
 
@@ -367,14 +370,14 @@ def split_batch(batch: JobBatch, most: int) -> list[JobBatch]:
 def drafts_in(batch: JobBatch, start: int = 0, end: int | None = None) -> list[Draft]:
     """All jobs of a batch, or those between two indexes."""
     tenant, common = batch.tenant, batch.common
-    texts = text_ids(batch.ids[start * SIZE : None if end is None else end * SIZE])
+    texts = text_ids(batch.ids[start * ID_SIZE : None if end is None else end * ID_SIZE])
     named = zip(texts, payloads_of(batch)[start:end], strict=True)
     return [Draft(tenant, id, replace(common, payload=Raw(payload))) for id, payload in named]
 
 
 def first_draft(batch: JobBatch) -> Draft:
     """The first job of a batch, without its payload."""
-    return Draft(batch.tenant, text_id(batch.ids[:SIZE]), batch.common)
+    return Draft(batch.tenant, text_id(batch.ids[:ID_SIZE]), batch.common)
 
 
 # Adding

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from windlass.cached import CachedValue
 from windlass.engine.context import EngineContext
 from windlass.model.errors import Conflict, Missing, Unavailable
-from windlass.model.job import JobOptions, NewJob
+from windlass.model.job import NewJob
 from windlass.model.names import EVERY_TENANT, queue_mark
 from windlass.model.operations import (
     A,
@@ -32,6 +32,7 @@ from windlass.model.operations import (
     Service,
     Tokens,
 )
+from windlass.model.options import JobOptions
 from windlass.model.ports import Clock
 from windlass.model.quota import Quota
 from windlass.model.token import PREFIX, Issued, Locked, Pass, Token, key_of

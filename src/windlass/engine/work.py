@@ -21,7 +21,8 @@ from windlass.engine.jobs import check_output, deliveries
 from windlass.engine.records import register_task_options
 from windlass.model import lifecycle, wire
 from windlass.model.errors import Invalid, Missing, PartAway
-from windlass.model.job import NO_HANDLER, Error, HandlerRun, Reason
+from windlass.model.handler import NO_HANDLER, HandlerRun
+from windlass.model.job import Error, Reason
 from windlass.model.lifecycle import CODES, Move, Outcome, Verdict
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey, check_id, is_id, key_of, text_id
 from windlass.model.operations import (

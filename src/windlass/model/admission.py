@@ -1,13 +1,18 @@
 """Whether a new job may be taken in: its bounds, and what does not go together."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import filterfalse
 
 from msgspec.structs import replace
 
 from windlass.model import wire
 from windlass.model.errors import Invalid, TooLarge
-from windlass.model.job import MOST_THEN, NOTHING, NewJob
+from windlass.model.job import NOTHING, NewJob
 from windlass.model.names import check_content_type, check_file_name, check_id, check_mark
+from windlass.model.operations import MOST_LINES
+
+MOST_THEN = 10
+"""Jobs that may follow each other by `then`."""
 
 
 class ValidatedJobs(list[NewJob]):
@@ -113,3 +118,25 @@ def _check_files(new: NewJob, most: int) -> None:
     size = sum(map(len, new.files.values())) + len(memoryview(new.payload))
     if size > most:
         raise TooLarge(f"{size} bytes with the payload, at most {most}: keep large files elsewhere", at="files")
+
+
+def payloads_in(text: str) -> list[bytes]:
+    """The payloads of a text: its lines, but for blank ones and those that begin with `#`.
+
+    Thousands come at a time, so there is no step of Python for each of them where nothing has to be left out.
+    """
+    lines = _encoded(text).split(b"\n", MOST_LINES + 1)
+    if len(lines) > MOST_LINES + 1:
+        raise TooLarge(f"a text may have {MOST_LINES} lines: send less at once", at="text")
+    if "#" in text:
+        lines = [line for line in lines if not line.startswith(b"#")]
+    if "\r" in text:
+        lines = [line.removesuffix(b"\r") for line in lines]
+    return list(filterfalse(bytes.isspace, filter(None, lines)))
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as fault:
+        raise Invalid(f"cannot be sent: {fault}", at="text") from None

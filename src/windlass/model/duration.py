@@ -1,11 +1,14 @@
-"""Durations as people write them: seconds, "90s", "10m", "2h 30m", "7d", or a timedelta.
+"""Durations and times. People write 90, "90s", "10m", "2h 30m", "7d", or a timedelta.
 
-Inside the queue and on the wire a duration is always a number of seconds.
+Inside the queue and on the wire a duration is always a number of seconds, and a time has its zone.
 """
 
 import math
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import Annotated
+
+from msgspec import Meta
 
 from windlass.model.errors import Invalid
 
@@ -13,6 +16,13 @@ UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 60480
 
 LONGEST = 100 * 365 * 86400.0
 """A hundred years: anything longer is a mistake, "never" is written as null."""
+
+DAY = UNITS["d"]
+
+Seconds = Annotated[float, Meta(ge=0, le=LONGEST)]
+
+Time = Annotated[datetime, Meta(tz=True)]
+"""A time that a caller sends; it must name its time zone."""
 
 _PART = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d|w)")
 

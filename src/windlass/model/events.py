@@ -14,9 +14,10 @@ import msgspec
 from msgspec import Raw, Struct
 
 from windlass.model.estimate import Estimate
-from windlass.model.job import FINISHED, Chunk, Job, Reason, State, Stream
+from windlass.model.job import FINISHED, Job, Reason, State
 from windlass.model.lifecycle import Move, Step
 from windlass.model.match import Match
+from windlass.model.output import Chunk, Stream
 
 EventName = Literal[
     "queued",

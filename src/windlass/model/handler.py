@@ -2,13 +2,13 @@
 
 import hashlib
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct, field
 
+from windlass.model.duration import Seconds
 from windlass.model.names import Name
-from windlass.model.retry import Seconds
 
 Language = Literal["python", "node", "php", "sh", "http"]
 
@@ -93,6 +93,16 @@ class Handler(NewHandler, frozen=True, kw_only=True, omit_defaults=True):
     digest: str
     """Of all that was sent in: two that are alike run alike."""
     created_at: datetime
+
+
+class HandlerRun(NamedTuple):
+    """What runs a job, where that is a handler's code: the tier of its sandbox if it is in one, and the version."""
+
+    sandbox: str | None = None
+    handler_version: int | None = None
+
+
+NO_HANDLER = HandlerRun()
 
 
 def digest_of(new: NewHandler) -> str:

@@ -9,8 +9,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
+from windlass.model.duration import Time
 from windlass.model.errors import Invalid
-from windlass.model.job import Time
 from windlass.model.match import ABSENT, Scalar, equal
 from windlass.model.match import field as value_at
 from windlass.model.names import Name, check_name

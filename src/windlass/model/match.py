@@ -9,7 +9,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from windlass.model.job import FINISHED, PENDING, Job, Reason, State, Time
+from windlass.model.duration import Time
+from windlass.model.job import FINISHED, PENDING, Job, Reason, State
 from windlass.model.names import Name
 
 StateWord = Literal[

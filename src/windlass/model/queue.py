@@ -5,12 +5,11 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+from windlass.model.duration import Seconds, Time
 from windlass.model.errors import Invalid
-from windlass.model.job import Time
 from windlass.model.lifecycle import OnLost
 from windlass.model.limit import Pause
 from windlass.model.names import Name
-from windlass.model.retry import Seconds
 
 MOST_TIERS = 16
 

@@ -7,9 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from windlass.model.duration import LONGEST
-
-Seconds = Annotated[float, Meta(ge=0, le=LONGEST)]
+from windlass.model.duration import LONGEST, Seconds
 
 
 class RetryPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -5,17 +5,20 @@ the JSON value itself; in MessagePack, times are timestamps and a payload is the
 """
 
 import re
+from collections.abc import Iterator, Mapping
+from enum import Enum
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any, Literal, TypeVar
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import msgspec
 from msgspec import Raw, Struct
 
-from windlass.model.choices import choices
 from windlass.model.errors import Invalid, TooLarge
-from windlass.model.job import HIGHEST, JSON, LOWEST, MSGPACK, NOTHING, TEXT, NewJob
+from windlass.model.job import JSON, MSGPACK, NOTHING, TEXT, NewJob
 from windlass.model.names import MEDIA_PATTERN, NAME_PATTERN, is_name
+from windlass.model.options import HIGHEST, LOWEST
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Struct)
@@ -152,3 +155,50 @@ def invalid(fault: Exception, *, at: str = "", kind: Any = None) -> Invalid:
     elif repr(NAME_PATTERN) in detail:
         detail = "not a name: letters, digits, '_', '.' and '-', 1 to 128 of them, a letter or digit first"
     return Invalid(detail, at=f"{at}.{found.strip('.')}".strip("."))
+
+
+# The allowed values of a field that is one of a few words: for the error that names them
+
+_STEP = re.compile(r"\.?(?P<field>[^.\[\]]+)|\[(?P<item>[^\]]*)\]")
+
+
+def choices(kind: Any, path: str) -> list[str]:
+    """The words that are allowed at a place (`jobs[0].then.keep_result`) in values of this kind; empty = any may be.
+
+    A kind is a type, or a map of names to types.
+    """
+    found = [kind]
+    for step in _STEP.finditer(path):
+        found = [inner for outer in found for inner in _inside(outer, step["field"])]
+    return list(dict.fromkeys(str(word) for last in found for word in _words(last)))
+
+
+def _plain(kind: Any) -> Iterator[Any]:
+    """A type without what is said about it, or each of those that it may be."""
+    origin = get_origin(kind)
+    if origin is Annotated:
+        yield from _plain(get_args(kind)[0])
+    elif origin in (Union, UnionType):
+        for one in get_args(kind):
+            yield from _plain(one)
+    else:
+        yield kind
+
+
+def _inside(kind: Any, field: str | None) -> Iterator[Any]:
+    for outer in _plain(kind):
+        if isinstance(outer, type) and issubclass(outer, Struct):
+            # A struct that is written as an array is named by its places.
+            yield from (one.type for one in msgspec.structs.fields(outer) if field in (None, one.encode_name))
+        elif field is None:
+            yield from get_args(outer)  # of items, or of keys and values
+        elif isinstance(outer, Mapping):
+            yield outer.get(field)
+
+
+def _words(kind: Any) -> Iterator[Any]:
+    for one in _plain(kind):
+        if get_origin(one) is Literal:
+            yield from get_args(one)
+        elif isinstance(one, type) and issubclass(one, Enum):
+            yield from (member.value for member in one)

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct, field
 
 from windlass.model.handler import Language
-from windlass.model.job import JobOptions
 from windlass.model.names import DEFAULT_QUEUE, Name
+from windlass.model.options import JobOptions
 
 MOST_URL = 2000
 

@@ -29,9 +29,9 @@ from msgspec.msgpack import Ext
 from msgspec.structs import astuple, replace
 
 from windlass.model import wire
-from windlass.model.admission import ValidatedJobs, check_all
+from windlass.model.admission import MOST_THEN, ValidatedJobs, check_all
 from windlass.model.errors import Invalid, TooLarge
-from windlass.model.job import JSON, MOST_THEN, MSGPACK, NOTHING, Job, NewJob
+from windlass.model.job import JSON, MSGPACK, NOTHING, Job, NewJob
 from windlass.model.operations import MOST_AT_ONCE, Claimed, Finished, Page, Result
 from windlass.model.wire import UNENCODABLE, Format
 from windlass.server.formats import TYPES

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from windlass.cached import CachedValue
+from windlass.model.admission import payloads_in
 from windlass.model.errors import Busy, Conflict, Denied, TooLarge, Unavailable
 from windlass.model.job import NewJob
 from windlass.model.operations import (
@@ -26,7 +27,6 @@ from windlass.model.operations import (
 )
 from windlass.model.ports import Clock
 from windlass.model.quota import Quota, too_large, too_many
-from windlass.model.texts import payloads_in
 
 REMEMBER = 1.0
 """Seconds for which a quota and a number of stored jobs are cached."""

@@ -23,9 +23,10 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from windlass.model import events
 from windlass.model.errors import Busy, Invalid, Problem, Unauthenticated, WindlassError
 from windlass.model.events import Event, EventCursor, EventSubscription, EventWithOutput, LiveEvents
-from windlass.model.job import FINISHED, Chunk, Job
+from windlass.model.job import FINISHED, Job
 from windlass.model.match import Match
 from windlass.model.operations import OPERATIONS, List, Send, Service, Show
+from windlass.model.output import Chunk
 from windlass.model.shapes import SHAPES
 from windlass.server import formats
 from windlass.server.auth import Auth, TokenWatch, check_origin

@@ -26,9 +26,11 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from windlass.model.errors import Unavailable
-from windlass.model.job import NO_HANDLER, Chunk, HandlerRun, Job, NewChunk, NewJob, Progress, Reason, State
+from windlass.model.handler import NO_HANDLER, HandlerRun
+from windlass.model.job import Job, NewJob, Reason, State
 from windlass.model.lifecycle import Move
 from windlass.model.names import JobKey
+from windlass.model.output import Chunk, NewChunk, Progress
 from windlass.model.worker import NewWorker, Worker
 
 SEEN_EVERY = 1.0

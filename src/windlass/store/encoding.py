@@ -15,7 +15,8 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from windlass.model.job import MSGPACK, NO_HANDLER, NOTHING, HandlerRun, NewJob, Terms
+from windlass.model.handler import NO_HANDLER, HandlerRun
+from windlass.model.job import MSGPACK, NOTHING, NewJob, Terms
 from windlass.model.names import JobKey
 from windlass.model.retry import RetryPolicy
 from windlass.model.worker import Worker

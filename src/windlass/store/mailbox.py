@@ -10,8 +10,8 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from windlass.model.job import Message
 from windlass.model.names import JobKey
+from windlass.model.output import Message
 
 MOST_COLLECTED = 4 << 20
 """Bytes of messages that are handed out at once; the rest waits for the next time."""

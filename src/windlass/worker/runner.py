@@ -14,9 +14,10 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from windlass.model.job import MOST_CHUNK, Error, Job, NewChunk, NewJob, Progress, Stream
+from windlass.model.job import Error, Job, NewJob
 from windlass.model.lifecycle import Verdict
 from windlass.model.operations import Alive, Claimed, Released
+from windlass.model.output import MOST_CHUNK, NewChunk, Progress, Stream
 from windlass.model.worker import SandboxTier
 
 MOST_UNSENT = 256 << 10

@@ -12,9 +12,10 @@ from datetime import datetime
 
 from msgspec import UNSET, Raw
 
-from windlass.model.job import TEXT, Error, Job, NewJob, Reason, Stream
+from windlass.model.job import TEXT, Error, Job, NewJob, Reason
 from windlass.model.lifecycle import CODES, Verdict
 from windlass.model.operations import Claimed, Delivered, Finished, Released
+from windlass.model.output import Stream
 from windlass.model.ports import Clock
 from windlass.worker.functions import FunctionOutcome
 from windlass.worker.linux import describe_status

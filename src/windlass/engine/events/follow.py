@@ -14,9 +14,10 @@ from windlass.engine.events.feed import Feed, Follower
 from windlass.model.errors import WindlassError
 from windlass.model.estimate import Estimate
 from windlass.model.events import Event, EventCursor, EventWithOutput, output_data, state_event, yield_event
-from windlass.model.job import FINISHED, Chunk, Job, Progress, State
+from windlass.model.job import FINISHED, Job, State
 from windlass.model.names import key_of
 from windlass.model.operations import GetOutput, Service, Show
+from windlass.model.output import Chunk, Progress
 
 POLL_RUNNING = 0.25
 POLL_WAITING = 0.5

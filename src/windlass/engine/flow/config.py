@@ -14,8 +14,9 @@ from msgspec import UNSET, Raw, Struct
 from msgspec.structs import replace
 
 from windlass.model import wire
+from windlass.model.duration import DAY
 from windlass.model.errors import Invalid, PartAway
-from windlass.model.job import DAY, NewJob, Terms
+from windlass.model.job import NewJob, Terms
 from windlass.model.limit import Limit, Pause, Subject, holds, key_of, may_hold, paths
 from windlass.model.match import ABSENT
 from windlass.model.names import EVERY_TENANT

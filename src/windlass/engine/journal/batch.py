@@ -5,20 +5,17 @@ ids and payloads; a lone job is a record of one. What is kept is the job as it w
 it. Pure: knows neither files nor numbers that are given out later.
 """
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from datetime import datetime
-from itertools import islice, pairwise
-from operator import attrgetter
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
 
-from windlass.engine.new_jobs import JobBatch, batch_of, drafts_in, payloads_of, split_batch
-from windlass.model.fresh_ids import SIZE
+from windlass.engine.new_jobs import JobBatch, batch_of, drafts_in, split_batch
 from windlass.model.job import NOTHING, NewJob
-from windlass.model.names import raw_id, text_id
+from windlass.model.names import ID_SIZE, raw_id, text_id
 from windlass.store import Draft, encoding
 from windlass.store.encoding import alike
 
@@ -39,7 +36,7 @@ class RecordBody(NamedTuple):
 
     @property
     def job_count(self) -> int:
-        return len(self.ids) // SIZE
+        return len(self.ids) // ID_SIZE
 
 
 class Entry(NamedTuple):
@@ -49,47 +46,9 @@ class Entry(NamedTuple):
     accepted_at: int
     """Microseconds, by this host's clock."""
     draft: Draft | None
-    """Null if this program cannot read it."""
+    """Null if this program cannot read it: then one entry, the last, stands for its whole record or batch."""
     raw: bytes = b""
-    """Its bytes, where it cannot be read."""
-
-
-class Extent(Struct, frozen=True, gc=False):
-    """Jobs with consecutive numbers that were accepted together. An object for each job is made on demand."""
-
-    first: int
-    last: int
-    accepted_at: int
-    jobs: Sequence[Draft] | JobBatch | None
-    """Null if they cannot be read: then one entry stands for all of them."""
-    raw: bytes = b""
-
-    def entries(self, after: int, most: int) -> list[Entry]:
-        """The jobs behind a sequence number, as many as are wanted."""
-        if self.jobs is None:
-            return [Entry(self.last, self.accepted_at, None, self.raw)]
-        start = max(0, after + 1 - self.first)
-        end = start + most
-        some = drafts_in(self.jobs, start, end) if isinstance(self.jobs, JobBatch) else self.jobs[start:end]
-        return [Entry(sequence, self.accepted_at, draft) for sequence, draft in enumerate(some, self.first + start)]
-
-
-_LAST = attrgetter("last")
-
-
-def extents_upto(extents: Sequence[Extent], sequence: int) -> int:
-    """How many of several consecutive extents end at a sequence number or before it."""
-    return bisect_right(extents, sequence, key=_LAST)
-
-
-def entries_behind(extents: Sequence[Extent], after: int, most: int) -> list[Entry]:
-    """The jobs of several consecutive extents behind a sequence number."""
-    found: list[Entry] = []
-    for extent in islice(extents, extents_upto(extents, after), None):
-        found += extent.entries(after, most - len(found))
-        if len(found) >= most:
-            break
-    return found
+    """The bytes of what cannot be read."""
 
 
 # Encoding
@@ -174,17 +133,21 @@ def _extras(tenant: str, new: NewJob) -> _Extras | None:
 # Decoding
 
 
-def decode(first: int, last: int, accepted_at: int, body: bytes) -> list[Extent]:
-    """The records of a batch, each with its numbers. What this program cannot read is there as bytes."""
-    if count_in(body) != last + 1 - first:
-        return [Extent(first, last, accepted_at, None, body)]
-    extents: list[Extent] = []
+def decode(first: int, last: int, accepted_at: int, body: bytes) -> list[Entry]:
+    """The jobs of a batch, each with its number. What this program cannot read is there as bytes."""
+    found = ids_in(body)
+    if found is None or sum(len(ids) for _, ids in found) // ID_SIZE != last + 1 - first:
+        return [Entry(last, accepted_at, None, body)]
+    entries: list[Entry] = []
     for record in _unpack_records(body):
-        end = first + len(record.ids) // SIZE - 1
-        jobs = _jobs(record)
-        extents.append(Extent(first, end, accepted_at, jobs, _pack(record) if jobs is None else b""))
-        first = end + 1
-    return extents
+        end = first + len(record.ids) // ID_SIZE
+        drafts = _drafts(record)
+        if drafts is None:
+            entries.append(Entry(end - 1, accepted_at, None, _pack(record)))
+        else:
+            entries += [Entry(sequence, accepted_at, draft) for sequence, draft in enumerate(drafts, first)]
+        first = end
+    return entries
 
 
 def ids_in(body: bytes) -> list[tuple[str, bytes]] | None:
@@ -195,19 +158,12 @@ def ids_in(body: bytes) -> list[tuple[str, bytes]] | None:
         return None
 
 
-def count_in(body: bytes) -> int | None:
-    """How many jobs a batch holds; null if it is no batch."""
-    found = ids_in(body)
-    return None if found is None else sum(len(ids) for _, ids in found) // SIZE
-
-
-def _jobs(record: _Record) -> Sequence[Draft] | JobBatch | None:
+def _drafts(record: _Record) -> list[Draft] | None:
     try:
-        if len(record.ids) == SIZE:
+        if len(record.ids) == ID_SIZE:
             (payload,) = _unpack_payloads(record.payloads)
-            return (Draft(record.tenant, text_id(record.ids), _new(record, Raw(payload))),)
-        lines = JobBatch(record.tenant, _new(record, NOTHING), record.ids, record.payloads)
-        return lines if len(payloads_of(lines)) == len(lines) else None
+            return [Draft(record.tenant, text_id(record.ids), _new(record, Raw(payload)))]
+        return drafts_in(JobBatch(record.tenant, _new(record, NOTHING), record.ids, record.payloads))
     except (msgspec.MsgspecError, TypeError, ValueError):
         return None
 

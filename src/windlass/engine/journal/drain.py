@@ -12,8 +12,7 @@ the others pass over what they have.
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Awaitable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NamedTuple, TypeVar
 
@@ -41,7 +40,6 @@ CHECK_EVERY = 1.0
 """Seconds between two checks of the watermarks."""
 TRY_EVERY = 0.2
 """The same while the store is down."""
-MOMENT = 0.01
 LONGEST_PAUSE = 0.05
 """Seconds that the drain leaves to callers at the most before it goes on."""
 ANSWER_WITHIN = 2.0
@@ -53,6 +51,14 @@ OLD = 1_000_000
 
 ANY = -1
 """The watermark of no store: asks for the one that it has."""
+
+
+class _Asked(NamedTuple):
+    """A caller that waits to learn which of its jobs the store had already."""
+
+    first: int
+    last: int
+    existing: set[int]
 
 
 class Drainer:
@@ -67,10 +73,10 @@ class Drainer:
         self._away: dict[int, int] = {}
         """Partitions that do not answer, and the number behind which they may lack jobs."""
         self._reported_away = 0
-        self._questions = ExistingQuestions()
-        self._moved = asyncio.Condition()
+        self._asked: list[_Asked] = []
+        self._moved = asyncio.Event()
         self._checked_at = -CHECK_EVERY
-        self._found = self._seen = journal.last
+        self._seen = journal.last
         self._waiting_for_replicas = 0
         """Callers that wait until replicas have their jobs."""
         self._not_replicated: set[int] = set()
@@ -93,28 +99,18 @@ class Drainer:
         journal = self._journal
         await self._target.ready()
         self._watermarks = await self._all_watermarks()
-        if (newest := max(self._watermarks)) > self._found:
+        newest = max(self._watermarks)
+        if newest >= journal.unconfirmed:
             log.error(
                 "journal: the store has jobs of it up to %d, but it ends with %d; numbering goes on behind them",
                 newest,
-                self._found,
+                journal.unconfirmed - 1,
             )
-            await self._renumber(newest)
+        await journal.confirm(newest)
         self._go_back(min(self._watermarks))
         self.met.set()
         if waiting := journal.last - journal.drained:
             log.info("journal: %d jobs wait to be drained", waiting)
-
-    async def _renumber(self, newest: int) -> None:
-        """Numbers up to the newest are used: accept again what was accepted under them before that was known."""
-        journal = self._journal
-        journal.skip(newest)
-        while journal.last < newest:
-            await self._clock.sleep(MOMENT)
-        at = self._found
-        while entries := [one for one in await journal.read(at, MOST_AT_ONCE) if one.sequence <= newest]:
-            await journal.accept([one.draft for one in entries if one.draft is not None])
-            at = entries[-1].sequence
 
     def start_without_store(self, fault: WindlassError) -> None:
         """The store was not there at the start: `run` learns how far it is when it comes."""
@@ -193,7 +189,7 @@ class Drainer:
 
     def may_have(self, sequence: int) -> bool:
         """Whether the store may have a job of the journal: before it answers, nothing is known of old jobs."""
-        return not self.met.is_set() and sequence <= self._found
+        return not self.met.is_set() and sequence < self._journal.unconfirmed
 
     def check_soon(self) -> None:
         """Check the store now: a caller has reason to think that it does not answer."""
@@ -204,20 +200,27 @@ class Drainer:
         """Which of the jobs from one number to another the store had already; null = not known in time."""
         if not (self.up and self.flows) or first <= self.reached:
             return None
-        return await self._questions.ask(first, last, within)
+        asked = _Asked(first, last, set())
+        self._asked.append(asked)
+        try:
+            await self.reach(last, within)
+        finally:
+            self._asked.remove(asked)
+        return sorted(asked.existing) if self.reached >= last else None
 
     async def reach(self, sequence: int, within: float) -> None:
         """Wait until the store has all jobs up to a number, while it takes jobs at all, and no longer than that.
 
         Jobs for partitions that are away are not waited for.
         """
-        if self.reached >= sequence:
-            return
-        try:
-            async with asyncio.timeout(within), self._moved:
-                await self._moved.wait_for(lambda: self.reached >= sequence or not (self.up and self.flows))
-        except TimeoutError:
-            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self.reached < sequence and self.up and self.flows:
+                    await self._moved.wait()
+
+    def _notify(self) -> None:
+        self._moved.set()
+        self._moved = asyncio.Event()
 
     # One step
 
@@ -239,7 +242,7 @@ class Drainer:
             self._reservations.commit(token)
             self.reached = entries[-1].sequence
             await self._journal.forget(self._complete_upto)
-            await self._notify()
+            self._notify()
         return True
 
     @property
@@ -255,12 +258,11 @@ class Drainer:
 
     async def _drain(self, entries: Sequence[Entry]) -> bool:
         upto = entries[-1].sequence
-        created: dict[int, bool] = {}
         wait = self._waiting_for_replicas > 0 and self._target.has_replicas
         for partition, some in self._by_partition(entries).items():
             try:
-                batch = DrainBatch(partition, self._watermarks[partition], upto, some)
-                drained = await self._target.carry(batch, wait_for_replicas=wait)
+                since = self._watermarks[partition]
+                drained = await self._target.carry(partition, since, upto, some, wait_for_replicas=wait)
             except PartAway as fault:
                 self._leave_out(partition, fault)
                 continue
@@ -269,12 +271,17 @@ class Drainer:
                 return False
             self._watermarks[partition] = upto
             self._note_replicas(partition, drained.shortfall)
-            # Nothing is created if the watermark was there already: the batch was drained before and the reply lost.
-            created.update((entry.sequence, new) for entry, new in zip(some, drained.created, strict=False))
+            # Nothing is answered if the watermark was there already: the batch was drained before and the reply lost.
+            self._answer(entry.sequence for entry, new in zip(some, drained.created, strict=False) if not new)
         if not self._not_replicated and not self._away:
             self._replicated_upto = upto
-        self._questions.answer(upto, created)
         return True
+
+    def _answer(self, existing: Iterable[int]) -> None:
+        for sequence in existing:
+            for asked in self._asked:
+                if asked.first <= sequence <= asked.last:
+                    asked.existing.add(sequence)
 
     def _leave_out(self, partition: int, fault: PartAway) -> None:
         self._away.setdefault(partition, self.reached)
@@ -365,10 +372,6 @@ class Drainer:
 
     # Callers that wait
 
-    async def _notify(self) -> None:
-        async with self._moved:
-            self._moved.notify_all()
-
     async def _rest(self) -> None:
         try:
             async with asyncio.timeout(CHECK_EVERY):
@@ -398,19 +401,10 @@ class Drainer:
             log.warning("journal: jobs stay in the journal: %s", fault)
         self.flows, self.fault = False, str(fault)
         self.up = isinstance(fault, Full)
-        self._questions.give_up(fault)
+        self._notify()
 
 
 # The store's side
-
-
-class DrainBatch(NamedTuple):
-    """Jobs for one partition: all that the journal has for it between two watermarks."""
-
-    partition: int
-    since: int
-    upto: int
-    entries: Sequence[Entry]
 
 
 class DrainTarget:
@@ -443,24 +437,25 @@ class DrainTarget:
         """Move a watermark on where there is nothing to carry; where it is then."""
         return (await self._send(partition, watermark, upto, ())).mark
 
-    async def carry(self, batch: DrainBatch, *, wait_for_replicas: bool = False) -> DrainReply:
-        """Give jobs to the store under the limits in force. Those that wait for other jobs are decided at once."""
-        drafts = [aged(entry, self._clock) for entry in batch.entries]
-        drained = await self._carry(batch, drafts, wait_for_replicas=wait_for_replicas)
-        if drained.mark == batch.upto and (waiting := [key_of(draft) for draft in drafts if draft.new.after]):
-            await self._unblock(waiting)
-        return drained
+    async def carry(
+        self, partition: int, since: int, upto: int, entries: Sequence[Entry], *, wait_for_replicas: bool = False
+    ) -> DrainReply:
+        """Give a partition all jobs that the journal has for it between two watermarks, under the limits in force.
 
-    async def _carry(self, batch: DrainBatch, drafts: Sequence[Draft], *, wait_for_replicas: bool) -> DrainReply:
+        Those that wait for other jobs are decided at once.
+        """
+        drafts = [aged(entry, self._clock) for entry in entries]
         for _ in range(MOST_ROUNDS):
             config = await self._context.flow_config.current()
             admitted = config.resolve_all(drafts)
             try:
-                return await self._send(
-                    batch.partition, batch.since, batch.upto, admitted, wait_for_replicas=wait_for_replicas
-                )
+                drained = await self._send(partition, since, upto, admitted, wait_for_replicas=wait_for_replicas)
             except StaleRules:
                 self._context.flow_config.invalidate()
+                continue
+            if drained.mark == upto and (waiting := [key_of(draft) for draft in drafts if draft.new.after]):
+                await self._unblock(waiting)
+            return drained
         raise Unavailable("the limits change faster than jobs can be drained")
 
     async def _send(
@@ -505,56 +500,6 @@ def aged(entry: Entry, clock: Clock) -> Draft:
     delay = None if new.delay is None else max(0.0, new.delay - seconds)
     expires = None if new.expires is None else max(0.0, new.expires - seconds)
     return replace(draft, new=replace(new, delay=delay, expires=expires))
-
-
-# The callers' side
-
-
-class _Question:
-    """A caller that waits to learn which of its jobs the store had already."""
-
-    def __init__(self, first: int, last: int) -> None:
-        self.first = first
-        self.last = last
-        self.existing: list[int] = []
-        self.answer: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
-
-
-class ExistingQuestions:
-    """Callers that wait to learn which of their jobs the store had already, in the order of their jobs."""
-
-    def __init__(self) -> None:
-        self._questions: deque[_Question] = deque()
-
-    async def ask(self, first: int, last: int, within: float) -> list[int] | None:
-        """Which of the jobs from one number to another were not new; null = not known in time."""
-        question = _Question(first, last)
-        self._questions.append(question)
-        try:
-            async with asyncio.timeout(within):
-                return await question.answer
-        except (WindlassError, TimeoutError):
-            return None
-
-    def answer(self, upto: int, created: Mapping[int, bool]) -> None:
-        """The store has all jobs up to a number; those that `created` does not name are new."""
-        while self._questions and self._questions[0].first <= upto:
-            question = self._questions[0]
-            last = min(question.last, upto)
-            question.existing += [one for one in range(question.first, last + 1) if not created.get(one, True)]
-            question.first = last + 1
-            if question.first <= question.last:
-                return
-            self._questions.popleft()
-            if not question.answer.done():
-                question.answer.set_result(question.existing)
-
-    def give_up(self, fault: Exception) -> None:
-        """The store takes no jobs: there is no answer."""
-        while self._questions:
-            question = self._questions.popleft()
-            if not question.answer.done():
-                question.answer.set_exception(Unavailable(str(fault)))
 
 
 # The journal's side

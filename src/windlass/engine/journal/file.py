@@ -36,8 +36,8 @@ SCHEMA = """
     CREATE TABLE gaps (                -- numbers without jobs
         first INTEGER NOT NULL,
         last INTEGER,                  -- null = everything behind `first`
-        reason TEXT NOT NULL           -- drained and deleted, skipped because the store knew them, or lost
-    ) STRICT;
+        reason TEXT NOT NULL           -- drained and deleted, skipped because the store knew them, or lost;
+    ) STRICT;                          -- or unconfirmed: an empty one, before numbers that the store may know
     INSERT INTO gaps VALUES (1, 0, 'drained');
 """
 
@@ -74,6 +74,7 @@ SPARE_PAGES = 2048
 RESERVE, RESERVED_PART = 4 << 20, 16
 """Bytes of the reserve; on a small disk at most one in so many of its bytes."""
 
+DAMAGE = (apsw.CorruptError, apsw.NotADBError)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 SALVAGE_AT_ONCE = 1000
@@ -209,7 +210,10 @@ class JournalFile:
             except (apsw.FullError, apsw.IOError):
                 self._reserve.release()  # even reading takes some room beside the file
                 self.findings, self._sql = _opened(self.path)
-            self._next = self.last + 1
+            marked = self._sql.execute("SELECT first FROM gaps WHERE reason = 'unconfirmed'").get
+        self._confirmed = False
+        self.unconfirmed: int = marked or self.last + 1
+        """The store may know other jobs under the numbers from here on."""
         self._reserve.take()
 
     def close(self) -> None:
@@ -228,26 +232,37 @@ class JournalFile:
         return max(newest or 0, self._sql.execute("SELECT max(last) FROM gaps").get or 0)
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Write batches in one commit, all or none. Returns when they would outlast a power cut.
-
-        If the first of them does not follow the last one in the file, the numbers between are noted as skipped.
-        """
+        """Write batches in one commit, all or none. Returns when they would outlast a power cut."""
         with self._writing():
             self._insert(rows)
         self._reserve.take()
 
     def _insert(self, rows: Sequence[Row]) -> None:
-        skipped = rows[0].first > self._next
-        if len(rows) == 1 and not skipped:  # a statement is a transaction of its own
-            self._sql.execute(_INSERT, rows[0])
-        else:
-            with self._transaction():
-                if skipped:
-                    gap = self._next, rows[0].first - 1
-                    self._sql.execute("INSERT INTO gaps VALUES (?, ?, 'skipped')", gap)
-                for row in rows:
-                    self._sql.execute(_INSERT, row)
-        self._next = rows[-1].last + 1
+        if len(rows) == 1 and (self._confirmed or rows[0].first > self.unconfirmed):
+            self._sql.execute(_INSERT, rows[0])  # a statement is a transaction of its own
+            return
+        with self._transaction():
+            if not self._confirmed and rows[0].first == self.unconfirmed:
+                first = self.unconfirmed
+                self._sql.execute("INSERT INTO gaps VALUES (?, ?, 'unconfirmed')", (first, first - 1))
+            for row in rows:
+                self._sql.execute(_INSERT, row)
+
+    def confirm(self, newest: int) -> bool:
+        """The store knows the numbers up to the newest: unconfirmed jobs get others. Whether that changed any."""
+        behind = self.unconfirmed - 1
+        if self._confirmed or newest <= behind == self.last:
+            self._confirmed = True
+            return False
+        with self._writing(), self._transaction():
+            self._sql.execute("DELETE FROM gaps WHERE reason = 'unconfirmed'")
+            if newest > behind:  # by way of negative numbers, which no other row has
+                moved = "UPDATE batches SET first = first + ?1, last = -last - ?1 WHERE last > ?2"
+                self._sql.execute(moved, (newest - behind, behind))
+                self._sql.execute("UPDATE batches SET last = -last WHERE last < 0")
+                self._sql.execute("INSERT INTO gaps VALUES (?, ?, 'skipped')", (behind + 1, newest))
+        self._confirmed = True
+        return newest > behind
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -448,7 +463,7 @@ def _translated(path: Path, sql: apsw.Connection | None = None) -> Iterator[None
     """Turn what SQLite and the system report into our own errors."""
     try:
         yield
-    except (apsw.CorruptError, apsw.NotADBError) as fault:
+    except DAMAGE as fault:
         raise Damaged(f"{path} is damaged ({fault}): restart, and what can be read of it is saved") from fault
     except apsw.Error as fault:
         raise _not_written(_reason(fault, sql), str(fault)) from fault
@@ -495,25 +510,26 @@ def examine(folder: Path) -> Iterator[Row | JournalFinding]:
 
 def _examined(path: Path) -> Iterator[Row | JournalFinding]:
     try:
-        sql = _reading(path)
-    except (apsw.CorruptError, apsw.NotADBError) as fault:
+        with _reading(path) as sql:
+            for line in _complaints(sql):
+                yield JournalFinding(path, f"damaged: {line}")
+            yield from _walk(sql, path)
+    except DAMAGE as fault:
         yield JournalFinding(path, f"damaged ({fault}); nothing in it can be read", 1, open_ended=True)
-        return
-    try:
-        for line in _complaints(sql):
-            yield JournalFinding(path, f"damaged: {line}")
-        yield from _walk(sql, path)
-    finally:
-        sql.close(True)
 
 
-def _reading(path: Path) -> apsw.Connection:
+@contextmanager
+def _reading(path: Path) -> Iterator[apsw.Connection]:
     """A connection that changes nothing: it does not even write the log back when it is closed."""
     try:
-        return _looked_at(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY), path)
+        sql = _looked_at(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY), path)
     except (apsw.CantOpenError, apsw.ReadOnlyError):  # a folder that this user may not write, or a copy on such a disk
         flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-        return _looked_at(apsw.Connection(f"{path.absolute().as_uri()}?immutable=1", flags=flags), path)
+        sql = _looked_at(apsw.Connection(f"{path.absolute().as_uri()}?immutable=1", flags=flags), path)
+    try:
+        yield sql
+    finally:
+        sql.close(True)
 
 
 def _looked_at(sql: apsw.Connection, path: Path) -> apsw.Connection:
@@ -533,7 +549,7 @@ def _complaints(sql: apsw.Connection) -> list[str]:
     """What SQLite finds wrong in a file; empty = it is sound."""
     try:
         found = [str(line) for (line,) in sql.execute("PRAGMA integrity_check(10)")]
-    except (apsw.CorruptError, apsw.NotADBError) as fault:
+    except DAMAGE as fault:
         return [str(fault)]
     lines = [line for text in found for line in text.splitlines()]
     return [] if found == ["ok"] else [line for line in lines if not line.startswith("***")]
@@ -566,7 +582,7 @@ def _walk(sql: apsw.Connection, path: Path) -> Iterator[Row | JournalFinding]:
 
 def _gaps(sql: apsw.Connection) -> list[_Gap]:
     try:
-        return [_Gap(*row) for row in sql.execute("SELECT first, last, reason FROM gaps ORDER BY first")]
+        return [_Gap(*row) for row in sql.execute("SELECT first, last, reason FROM gaps ORDER BY first, last")]
     except apsw.Error:
         return []
 
@@ -582,7 +598,7 @@ def _number(sql: apsw.Connection, query: str) -> int | None:
 def _missing(path: Path, gaps: Sequence[_Gap], first: int, last: int) -> Iterator[JournalFinding]:
     """Numbers of a range that no gap explains, and those that were lost before."""
     for gap in gaps:
-        if gap.last is None or gap.last < first or gap.first > last:
+        if gap.last is None or gap.last < first or gap.first > last or gap.reason == "unconfirmed":
             continue
         if gap.first > first:
             yield JournalFinding(path, "damaged", first, gap.first - 1)
@@ -620,15 +636,9 @@ def _is_plausible(row: Row) -> bool:
 
 def _repaired(path: Path) -> list[JournalFinding]:
     """Look through a file. If it is damaged, move it aside and put what can be read of it in its place."""
-    try:
-        sql = _reading(path)
-        try:
-            if not _complaints(sql):
-                return []
-        finally:
-            sql.close(True)
-    except (apsw.CorruptError, apsw.NotADBError):
-        pass
+    with suppress(*DAMAGE), _reading(path) as sql:
+        if not _complaints(sql):
+            return []
     return _salvage(path)
 
 
@@ -655,12 +665,19 @@ def _salvage(path: Path) -> list[JournalFinding]:
         lost = [found.first for found in findings if found.lost]
         drained = min([first, *lost]) - 1 if first else 0
         into.execute("UPDATE gaps SET last = ? WHERE reason = 'drained'", (drained,))
+        into.executemany("INSERT INTO gaps VALUES (?, ?, ?)", _unconfirmed(path))
         into.execute("COMMIT")
     finally:
         into.close(True)
     _sync_folder(path.parent)
     _finish_salvage(path, replace=True)
     return [found._replace(path=_asides(path)[-1]) for found in findings]
+
+
+def _unconfirmed(path: Path) -> list[_Gap]:
+    with suppress(*DAMAGE), _reading(path) as sql:
+        return [gap for gap in _gaps(sql) if gap.reason == "unconfirmed"]
+    return []
 
 
 def _finish_salvage(path: Path, *, replace: bool = False) -> None:

@@ -9,9 +9,11 @@ import asyncio
 import hashlib
 import logging
 import os
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, TypeVar, TypeVarTuple
 
@@ -20,20 +22,16 @@ from msgspec import Struct
 from windlass.engine.journal import file
 from windlass.engine.journal.batch import (
     Entry,
-    Extent,
     RecordBody,
     decode,
     encode,
-    entries_behind,
-    extents_upto,
     ids_in,
     join,
 )
 from windlass.engine.journal.file import JournalFile, JournalFinding, Row
 from windlass.engine.new_jobs import JobBatch
 from windlass.model.errors import JournalFull, WindlassError
-from windlass.model.fresh_ids import SIZE
-from windlass.model.names import DEFAULT_TENANT, JobKey, raw_id
+from windlass.model.names import DEFAULT_TENANT, ID_SIZE, JobKey, raw_id
 from windlass.model.ports import Clock, Randomness
 from windlass.store import Draft
 from windlass.store.encoding import to_micros
@@ -48,14 +46,6 @@ MOST_IN_COMMIT = 2 << 20
 
 MOST_IN_ROW = 64 << 10
 """Bytes of one row, unless one record is larger."""
-
-MOST_IN_MEMORY = 20_000
-"""Jobs that stay in memory for the drain; if more wait, they are read from disk."""
-
-MOST_DRAFTS_IN_MEMORY = 4000
-"""The same of jobs that are Python objects: the garbage collector looks through all of them."""
-
-MOST_BYTES_IN_MEMORY = 32 << 20
 
 CHECK_DISK_EVERY = 0.5
 
@@ -75,15 +65,10 @@ class JournalSettings(Struct, frozen=True, kw_only=True):
 class WriteRequest(NamedTuple):
     """Jobs of one caller that wait to be written."""
 
-    jobs: Sequence[Draft] | JobBatch
     records: Sequence[RecordBody]
     size: int
     written: "asyncio.Future[int]"
     """The number of the last job, once all would outlast a power cut."""
-
-    @property
-    def job_count(self) -> int:
-        return sum(record.job_count for record in self.records)
 
 
 class Journal:
@@ -99,11 +84,9 @@ class Journal:
         self._thread = ThreadPoolExecutor(1, "windlass-journal")
         self._requests: deque[WriteRequest] = deque()
         self._writing: asyncio.Task[None] | None = None
-        self._used_elsewhere = 0
+        self._numbering = asyncio.Lock()
         self._waiting = WaitingJobs()
-        self._recent: list[Extent] = []
-        self._recent_bytes = self._recent_drafts = 0
-        self._read_ahead: list[Extent] = []
+        self._read_ahead: list[Entry] = []
         """What was last read from disk."""
         self._drained_at: deque[tuple[float, int]] = deque()
         """When jobs up to which number were drained."""
@@ -138,12 +121,16 @@ class Journal:
             lost = f": jobs {found.first} to {found.last} are lost" if found.lost else ""
             log.error("journal: %s: %s%s", found.path, found.what, lost)
         self._deleted = self.drained = opened.deleted
-        self.last = opened.last
+        self.last, self._waiting = opened.last, self._indexed()
+
+    def _indexed(self) -> "WaitingJobs":
+        found = WaitingJobs()
         after = 0
-        while rows := opened.read(after):
+        while rows := self._file.read(after):
             for row in rows:
-                self._index(row.first, ids_in(row.body) or [])
+                found.add(row.first, ids_in(row.body) or [])
             after = rows[-1].last
+        return found
 
     async def close(self) -> None:
         if self._writing is not None:
@@ -169,6 +156,11 @@ class Journal:
         return self._file.id
 
     @property
+    def unconfirmed(self) -> int:
+        """The store may know other jobs under the numbers from here on: see `confirm`."""
+        return self._file.unconfirmed
+
+    @property
     def oldest(self) -> int:
         """The number of the oldest job that is still here, or of the next one."""
         return self._deleted + 1
@@ -182,29 +174,28 @@ class Journal:
         """Keep jobs for good; the number of the last of them. Returns when they would outlast a power cut."""
         loop = asyncio.get_running_loop()
         records = encode(jobs)
-        request = WriteRequest(jobs, records, sum(len(one.packed) for one in records), loop.create_future())
+        request = WriteRequest(records, sum(len(one.packed) for one in records), loop.create_future())
         self._requests.append(request)
         if self._writing is None:
             self._writing = loop.create_task(self._write_all())
         return await request.written
 
-    def skip(self, sequence: int) -> None:
-        """The store has jobs of this journal that are not here: numbers up to this one are used."""
-        self._used_elsewhere = sequence
-        if self._writing is None:
-            self._skip_used()
-
-    def _skip_used(self) -> None:
-        self.last = max(self.last, self._used_elsewhere)
+    async def confirm(self, newest: int) -> None:
+        """The store has answered, and knows numbers up to `newest`. If the disk has lost the last of those, jobs that
+        came since have their numbers: all that were accepted without the store get numbers behind them.
+        """
+        async with self._numbering:
+            if await self._run(self._file.confirm, newest):
+                self._waiting = await self._run(self._indexed)
+                self.last, self._read_ahead = self._file.last, []
 
     async def _write_all(self) -> None:
         try:
             while group := self._group():
-                self._skip_used()
-                await self._write(group)
+                async with self._numbering:
+                    await self._write(group)
         finally:
             self._writing = None
-            self._skip_used()
 
     def _group(self) -> list[WriteRequest]:
         """The requests of the next commit. A caller that has given up meanwhile has not queued anything."""
@@ -226,7 +217,7 @@ class Journal:
             self._refuse(group, fault)
             return
         for request in group:
-            self._note(request, now)
+            self._note(request)
         self.accepted.set()
 
     async def _append(self, rows: Sequence[Row]) -> None:
@@ -244,31 +235,11 @@ class Journal:
             if not request.written.done():
                 request.written.set_exception(type(fault)(str(fault)))
 
-    def _note(self, request: WriteRequest, now: int) -> None:
-        """A request is on disk: remember it for those who look for its jobs and for the drain."""
-        first, last = self.last + 1, self.last + request.job_count
-        self.last = last
-        self._index(first, [(record.tenant, record.ids) for record in request.records])
-        self._recent.append(Extent(first, last, now, request.jobs))
-        self._recent_bytes += request.size
-        self._recent_drafts += _objects_in(request.jobs)
-        if self._remembers_too_much():
-            self._recent, self._recent_bytes, self._recent_drafts = [], 0, 0  # they are on disk
+    def _note(self, request: WriteRequest) -> None:
+        """A request is on disk: its jobs can be found."""
+        self.last = self._waiting.add(self.last + 1, [(record.tenant, record.ids) for record in request.records])
         if not request.written.done():
-            request.written.set_result(last)
-
-    def _index(self, first: int, records: Sequence[tuple[str, bytes]]) -> None:
-        for tenant, ids in records:
-            last = first + len(ids) // SIZE - 1
-            self._waiting.add(RecordRef(tenant, ids, last))
-            first = last + 1
-
-    def _remembers_too_much(self) -> bool:
-        return (
-            self._recent_drafts > MOST_DRAFTS_IN_MEMORY
-            or self._recent[-1].last - self._recent[0].first >= MOST_IN_MEMORY
-            or self._recent_bytes > MOST_BYTES_IN_MEMORY
-        )
+            request.written.set_result(self.last)
 
     # Room
 
@@ -308,8 +279,7 @@ class Journal:
         row = await self._run(self._file.find, sequence)
         if row is None:
             return None
-        found = entries_behind(decode(*row), sequence - 1, 1)
-        return found[0] if found else None
+        return next(entry for entry in decode(*row) if entry.sequence >= sequence)
 
     async def read(self, after: int, most: int) -> list[Entry]:
         """The jobs behind a number, in order; at least one if there is any.
@@ -318,16 +288,15 @@ class Journal:
         """
         if after >= (last := self.last):
             return []
-        if self._recent and self._recent[0].first <= after + 1:
-            self._read_ahead = []
-            return entries_behind(self._recent, after, most)
         ahead = self._read_ahead
-        if not (ahead and ahead[0].first <= after + 1 and after < ahead[-1].last):
-            self._read_ahead = await self._run(self._read_file, after)
-        return entries_behind(self._read_ahead, after, most) or [Entry(last, 0, None)]
+        if not (ahead and ahead[0].sequence <= after + 1 and after < ahead[-1].sequence):
+            ahead = self._read_ahead = await self._run(self._read_file, after)
+        # A job that is on disk, but that its caller does not know to be there yet, is left for the next time.
+        start, end = (bisect_right(ahead, number, key=attrgetter("sequence")) for number in (after, last))
+        return ahead[start : min(start + most, end)] or [Entry(last, 0, None)]
 
-    def _read_file(self, after: int) -> list[Extent]:
-        return [extent for row in self._file.read(after) for extent in decode(*row)]
+    def _read_file(self, after: int) -> list[Entry]:
+        return [entry for row in self._file.read(after) for entry in decode(*row)]
 
     def reject(self, entry: Entry) -> None:
         """Put bytes aside that no job can be made of, where people find them."""
@@ -340,12 +309,6 @@ class Journal:
         """The store has all jobs up to a number. After some time they are deleted."""
         self.drained = upto
         self._waiting.forget(upto)
-        if self._recent:
-            known = extents_upto(self._recent, upto)
-            self._recent_drafts -= sum(_objects_in(extent.jobs) for extent in self._recent[:known])
-            del self._recent[:known]
-        if not self._recent:
-            self._recent_bytes = self._recent_drafts = 0
         await self._delete_old()
 
     async def _delete_old(self) -> None:
@@ -396,35 +359,21 @@ def _rows(group: Sequence[WriteRequest], first: int, now: int) -> list[Row]:
     return rows
 
 
-def _objects_in(jobs: Sequence[Draft] | JobBatch | None) -> int:
-    """As many as there are jobs; those of lines are made on demand."""
-    return 1 if jobs is None or isinstance(jobs, JobBatch) else len(jobs)
-
-
 # Which jobs wait
 
 PAGE = 8192
 """Lone jobs of one page. Packing it takes a few milliseconds."""
 
-PACKED = SIZE + 8
+PACKED = ID_SIZE + 8
+"""Bytes of a job in a page: its `_name` and its number."""
 
 
 class RecordRef(NamedTuple):
-    """A record in the journal: whose jobs it holds, which, and the number of the last of them."""
+    """A record of several jobs in the journal: whose they are, which, and their numbers."""
 
     tenant: str
     ids: bytes
-    last: int
-
-    @property
-    def first(self) -> int:
-        return self.last + 1 - len(self.ids) // SIZE
-
-
-class _Page(NamedTuple):
-    """Sixteen bytes of `_name` and eight of a number for each job, sorted."""
-
-    packed: bytes
+    first: int
     last: int
 
 
@@ -439,74 +388,57 @@ class WaitingJobs:
     def __init__(self) -> None:
         self._new: dict[bytes, int] = {}
         self._last = 0
-        self._old: dict[bytes, int] = {}
-        """The page before the newest one: it is mostly forgotten before it would be packed."""
-        self._old_last = 0
-        self._pages: deque[_Page] = deque()
+        self._pages: deque[tuple[bytes, int]] = deque()
+        """Sorted entries, and the highest number among them."""
         self._shared: deque[RecordRef] = deque()
 
-    def add(self, record: RecordRef) -> None:
-        if len(record.ids) > SIZE:
-            self._shared.append(record)
-            return
-        self._new[_name(record.ids, record.tenant)] = record.last
-        self._last = record.last
+    def add(self, first: int, records: Iterable[tuple[str, bytes]]) -> int:
+        """Jobs of tenants, by their ids, with the numbers from the first one on; the number of the last."""
+        for tenant, ids in records:
+            last = first + len(ids) // ID_SIZE - 1
+            if last > first:
+                self._shared.append(RecordRef(tenant, ids, first, last))
+            else:
+                self._new[_name(ids, tenant)] = self._last = last
+            first = last + 1
         if len(self._new) >= PAGE:
-            self._turn()
-
-    def _turn(self) -> None:
-        if self._old:
-            entries = (name + sequence.to_bytes(8) for name, sequence in self._old.items())
-            self._pages.append(_Page(b"".join(sorted(entries)), self._old_last))
-        self._old, self._old_last = self._new, self._last
-        self._new = {}
+            packed = b"".join(sorted(name + sequence.to_bytes(8) for name, sequence in self._new.items()))
+            self._pages.append((packed, self._last))
+            self._new = {}
+        return first - 1
 
     def find(self, id: bytes, tenant: str) -> int | None:
         """The number of a job, the last one if it was accepted again after it had been drained."""
         name = _name(id, tenant)
-        found = self._new.get(name) or self._old.get(name) or self._find_shared(id, tenant)
-        if found is not None:
+        if found := self._new.get(name):
             return found
-        return next((found for page in reversed(self._pages) if (found := _look_up(page.packed, name))), None)
-
-    def _find_shared(self, id: bytes, tenant: str) -> int | None:
         for record in self._shared:
-            if record.tenant == tenant and record.ids[:SIZE] <= id <= record.ids[-SIZE:]:
-                place = _first_from(record.ids, SIZE, id)
-                if record.ids[place * SIZE : (place + 1) * SIZE] == id:
+            if record.tenant == tenant and record.ids[:ID_SIZE] <= id <= record.ids[-ID_SIZE:]:
+                place = _place(record.ids, ID_SIZE, id)
+                if record.ids[place * ID_SIZE : (place + 1) * ID_SIZE] == id:
                     return record.first + place
+        for packed, _ in reversed(self._pages):
+            place = _place(packed, PACKED, name)
+            entry = packed[place * PACKED : (place + 1) * PACKED]
+            if entry[:ID_SIZE] == name:
+                return int.from_bytes(entry[ID_SIZE:])
         return None
 
     def forget(self, upto: int) -> None:
         """The store has all jobs up to a number."""
-        while self._pages and self._pages[0].last <= upto:
+        while self._pages and self._pages[0][1] <= upto:
             self._pages.popleft()
         while self._shared and self._shared[0].last <= upto:
             self._shared.popleft()
-        if self._old and self._old_last <= upto:
-            self._old = {}
-        if self._new and self._last <= upto:
+        if self._last <= upto:
             self._new = {}
 
 
 def _name(id: bytes, tenant: str) -> bytes:
     """Sixteen bytes for a job: its id, mixed with its tenant so that no tenant can aim at another's job."""
-    return id if tenant == DEFAULT_TENANT else hashlib.sha256(id + tenant.encode()).digest()[:SIZE]
+    return id if tenant == DEFAULT_TENANT else hashlib.sha256(id + tenant.encode()).digest()[:ID_SIZE]
 
 
-def _look_up(packed: bytes, name: bytes) -> int | None:
-    place = _first_from(packed, PACKED, name)
-    entry = packed[place * PACKED : (place + 1) * PACKED]
-    return int.from_bytes(entry[SIZE:]) if entry[:SIZE] == name else None
-
-
-def _first_from(packed: bytes, size: int, name: bytes) -> int:
+def _place(packed: bytes, size: int, name: bytes) -> int:
     """The place of the first entry, of so many bytes each, that is not below a name."""
-    low, high = 0, len(packed) // size
-    while low < high:
-        middle = (low + high) // 2
-        if packed[middle * size : middle * size + SIZE] < name:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    return bisect_left(range(len(packed) // size), name, key=lambda at: packed[at * size : at * size + ID_SIZE])

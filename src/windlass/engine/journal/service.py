@@ -43,9 +43,9 @@ from windlass.engine.new_jobs import (
     to_drafts,
 )
 from windlass.model.errors import Conflict, JournalFull, PartAway, Unavailable, WindlassError
-from windlass.model.fresh_ids import SIZE, texts_like
-from windlass.model.job import Job, Reason, State, Terms
-from windlass.model.names import JobKey, check_id, key_of
+from windlass.model.job import Job, NewJob, Reason, Terms
+from windlass.model.lifecycle import enter
+from windlass.model.names import ID_SIZE, JobKey, check_id, key_of, texts_like
 from windlass.model.operations import (
     A,
     Accepted,
@@ -143,7 +143,7 @@ class Journaled:
         exact = config is not None and config.has_tiers(draft.tenant, draft.new.queue)
         if self._takes(draft) and not exact:
             await prepare_estimate(self._engine.context, draft.new.queue, ask=not self._drainer.behind)
-        existing = await self._accept(drafts, named=_is_named(operation))
+        existing = await self._accept(drafts, named=_is_own(operation.job))
         _log_entered(drafts, existing)
         if not existing:
             accepted = self._accepted(draft, created=True)
@@ -185,7 +185,7 @@ class Journaled:
         await self._check_terms([first_draft(lines)], "options")
 
         def ids() -> list[str]:
-            return texts_like(lines.ids[:SIZE], len(lines))
+            return texts_like(lines.ids[:ID_SIZE], len(lines))
 
         await self._accept_unnamed(lines, ids)
         if job_log.isEnabledFor(logging.DEBUG):
@@ -328,11 +328,8 @@ def _log_entered(drafts: Sequence[Draft], existing: Sequence[str]) -> None:
             log_entered(draft.id, draft.new.task, created=draft.id not in existing)
 
 
-def _is_named(operation: Enqueue) -> bool:
-    return operation.job.id is not None or operation.job.key is not None
-
-
-def _is_own(new: Any) -> bool:
+def _is_own(new: NewJob) -> bool:
+    """Whether its caller has named it."""
     return new.id is not None or new.key is not None
 
 
@@ -365,14 +362,7 @@ _terms = attrgetter(*_TERMS)
 def _known(draft: Draft, now: datetime) -> dict[str, Any]:
     """The job that a draft becomes, as far as is known before the store has it."""
     new = draft.new
-    run_at = new.run_at
-    if new.delay is not None:
-        run_at = from_micros(round((now.timestamp() + new.delay) * 1_000_000))
-    state = State.QUEUED
-    if new.after:
-        state, run_at = State.BLOCKED, None
-    elif run_at is not None:
-        state, run_at = (State.SCHEDULED, run_at) if run_at > now else (State.QUEUED, None)
+    state, run_at = enter(new, now)
     return {
         **dict(zip(_TERMS, _terms(new), strict=True)),
         "id": draft.id,
@@ -406,7 +396,7 @@ async def open_journaled(
         drainer = Drainer(own, ledger, engine.context, clock)
         try:
             await drainer.start()
-        except Unavailable as fault:
+        except (Unavailable, JournalFull) as fault:
             drainer.start_without_store(fault)
         tasks = [asyncio.create_task(drainer.run())]
         tasks += [

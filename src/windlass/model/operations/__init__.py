@@ -5,177 +5,86 @@ scope. The engine answers operations in process; HTTP routes, client calls, comm
 from `OPERATIONS`. Whatever answers them (`await service(operation)`) is a `Service`.
 """
 
-from windlass.model.operations.estimates import GetEstimate, GetQueueEstimate
-from windlass.model.operations.flow import (
-    ChangeQueue,
-    GetLimit,
-    GetQueue,
-    GetTask,
-    LimitBucket,
-    LimitCard,
-    Limits,
-    PauseLimit,
-    PauseTask,
-    PutLimit,
-    QueueCard,
-    Queues,
-    RemoveLimit,
-)
-from windlass.model.operations.handlers import (
-    Code,
-    GetCode,
-    GetHandler,
-    Handlers,
-    KeptHandler,
-    PutHandler,
-    RemoveHandler,
-)
-from windlass.model.operations.jobs import (
-    MOST_LINES,
-    MOST_TEXT,
-    Accepted,
-    Cancel,
-    Changed,
-    Count,
-    Delete,
-    Enqueue,
-    Enqueued,
-    EnqueueLines,
-    EnqueueMany,
-    GetOutput,
-    GetResult,
-    GetStats,
-    JobIds,
-    List,
-    Number,
-    OutputPage,
-    Page,
-    QueueStats,
-    Rerun,
-    Result,
-    Selection,
-    Send,
-    Show,
-    Stats,
-)
-from windlass.model.operations.records import AddToken, GetQuota, PutQuota, RemoveToken, Tokens
-from windlass.model.operations.table import (
-    MOST_AT_ONCE,
-    OPERATIONS,
-    A,
-    Operation,
-    Route,
-    Service,
-    answer_type,
-    operation,
-)
-from windlass.model.operations.work import (
-    MOST_SPAWNED,
-    MOST_WARM,
-    Alive,
-    Applied,
-    Began,
-    Begin,
-    Claim,
-    Claimed,
-    Delivered,
-    Finish,
-    Finished,
-    LeasedJob,
-    Order,
-    Output,
-    Register,
-    Registered,
-    Release,
-    Released,
-    Renew,
-    Renewed,
-    Unregister,
-    Workers,
-)
-
-__all__ = [
-    "MOST_AT_ONCE",
-    "MOST_LINES",
-    "MOST_SPAWNED",
-    "MOST_TEXT",
-    "MOST_WARM",
-    "OPERATIONS",
-    "A",
-    "Accepted",
-    "AddToken",
-    "Alive",
-    "Applied",
-    "Began",
-    "Begin",
-    "Cancel",
-    "ChangeQueue",
-    "Changed",
-    "Claim",
-    "Claimed",
-    "Code",
-    "Count",
-    "Delete",
-    "Delivered",
-    "Enqueue",
-    "EnqueueLines",
-    "EnqueueMany",
-    "Enqueued",
-    "Finish",
-    "Finished",
-    "GetCode",
-    "GetEstimate",
-    "GetHandler",
-    "GetLimit",
-    "GetOutput",
-    "GetQueue",
-    "GetQueueEstimate",
-    "GetQuota",
-    "GetResult",
-    "GetStats",
-    "GetTask",
-    "Handlers",
-    "JobIds",
-    "KeptHandler",
-    "LeasedJob",
-    "LimitBucket",
-    "LimitCard",
-    "Limits",
-    "List",
-    "Number",
-    "Operation",
-    "Order",
-    "Output",
-    "OutputPage",
-    "Page",
-    "PauseLimit",
-    "PauseTask",
-    "PutHandler",
-    "PutLimit",
-    "PutQuota",
-    "QueueCard",
-    "QueueStats",
-    "Queues",
-    "Register",
-    "Registered",
-    "Release",
-    "Released",
-    "RemoveHandler",
-    "RemoveLimit",
-    "RemoveToken",
-    "Renew",
-    "Renewed",
-    "Rerun",
-    "Result",
-    "Route",
-    "Selection",
-    "Send",
-    "Service",
-    "Show",
-    "Stats",
-    "Tokens",
-    "Unregister",
-    "Workers",
-    "answer_type",
-    "operation",
-]
+from windlass.model.operations.flow import ChangeQueue as ChangeQueue
+from windlass.model.operations.flow import GetEstimate as GetEstimate
+from windlass.model.operations.flow import GetLimit as GetLimit
+from windlass.model.operations.flow import GetQueue as GetQueue
+from windlass.model.operations.flow import GetQueueEstimate as GetQueueEstimate
+from windlass.model.operations.flow import GetTask as GetTask
+from windlass.model.operations.flow import LimitBucket as LimitBucket
+from windlass.model.operations.flow import LimitCard as LimitCard
+from windlass.model.operations.flow import Limits as Limits
+from windlass.model.operations.flow import PauseLimit as PauseLimit
+from windlass.model.operations.flow import PauseTask as PauseTask
+from windlass.model.operations.flow import PutLimit as PutLimit
+from windlass.model.operations.flow import QueueCard as QueueCard
+from windlass.model.operations.flow import Queues as Queues
+from windlass.model.operations.flow import RemoveLimit as RemoveLimit
+from windlass.model.operations.handlers import Code as Code
+from windlass.model.operations.handlers import GetCode as GetCode
+from windlass.model.operations.handlers import GetHandler as GetHandler
+from windlass.model.operations.handlers import Handlers as Handlers
+from windlass.model.operations.handlers import KeptHandler as KeptHandler
+from windlass.model.operations.handlers import PutHandler as PutHandler
+from windlass.model.operations.handlers import RemoveHandler as RemoveHandler
+from windlass.model.operations.jobs import MOST_LINES as MOST_LINES
+from windlass.model.operations.jobs import MOST_TEXT as MOST_TEXT
+from windlass.model.operations.jobs import Accepted as Accepted
+from windlass.model.operations.jobs import Cancel as Cancel
+from windlass.model.operations.jobs import Changed as Changed
+from windlass.model.operations.jobs import Count as Count
+from windlass.model.operations.jobs import Delete as Delete
+from windlass.model.operations.jobs import Enqueue as Enqueue
+from windlass.model.operations.jobs import Enqueued as Enqueued
+from windlass.model.operations.jobs import EnqueueLines as EnqueueLines
+from windlass.model.operations.jobs import EnqueueMany as EnqueueMany
+from windlass.model.operations.jobs import GetOutput as GetOutput
+from windlass.model.operations.jobs import GetResult as GetResult
+from windlass.model.operations.jobs import GetStats as GetStats
+from windlass.model.operations.jobs import JobIds as JobIds
+from windlass.model.operations.jobs import List as List
+from windlass.model.operations.jobs import Number as Number
+from windlass.model.operations.jobs import Output as Output
+from windlass.model.operations.jobs import OutputPage as OutputPage
+from windlass.model.operations.jobs import Page as Page
+from windlass.model.operations.jobs import QueueStats as QueueStats
+from windlass.model.operations.jobs import Rerun as Rerun
+from windlass.model.operations.jobs import Result as Result
+from windlass.model.operations.jobs import Selection as Selection
+from windlass.model.operations.jobs import Send as Send
+from windlass.model.operations.jobs import Show as Show
+from windlass.model.operations.jobs import Stats as Stats
+from windlass.model.operations.records import AddToken as AddToken
+from windlass.model.operations.records import GetQuota as GetQuota
+from windlass.model.operations.records import PutQuota as PutQuota
+from windlass.model.operations.records import Register as Register
+from windlass.model.operations.records import Registered as Registered
+from windlass.model.operations.records import RemoveToken as RemoveToken
+from windlass.model.operations.records import Tokens as Tokens
+from windlass.model.operations.records import Unregister as Unregister
+from windlass.model.operations.records import Workers as Workers
+from windlass.model.operations.table import MOST_AT_ONCE as MOST_AT_ONCE
+from windlass.model.operations.table import OPERATIONS as OPERATIONS
+from windlass.model.operations.table import A as A
+from windlass.model.operations.table import Operation as Operation
+from windlass.model.operations.table import Route as Route
+from windlass.model.operations.table import Service as Service
+from windlass.model.operations.table import answer_type as answer_type
+from windlass.model.operations.table import operation as operation
+from windlass.model.operations.work import MOST_SPAWNED as MOST_SPAWNED
+from windlass.model.operations.work import MOST_WARM as MOST_WARM
+from windlass.model.operations.work import Alive as Alive
+from windlass.model.operations.work import Applied as Applied
+from windlass.model.operations.work import Began as Began
+from windlass.model.operations.work import Begin as Begin
+from windlass.model.operations.work import Claim as Claim
+from windlass.model.operations.work import Claimed as Claimed
+from windlass.model.operations.work import Delivered as Delivered
+from windlass.model.operations.work import Finish as Finish
+from windlass.model.operations.work import Finished as Finished
+from windlass.model.operations.work import LeasedJob as LeasedJob
+from windlass.model.operations.work import Order as Order
+from windlass.model.operations.work import Release as Release
+from windlass.model.operations.work import Released as Released
+from windlass.model.operations.work import Renew as Renew
+from windlass.model.operations.work import Renewed as Renewed

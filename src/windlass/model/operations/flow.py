@@ -1,10 +1,12 @@
-"""Operations on what bounds jobs: limits, queues, pauses."""
+"""Operations on what jobs wait for: limits, queues, pauses, and how long."""
 
 from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from windlass.model.job import State, Time
+from windlass.model.duration import Time
+from windlass.model.estimate import Estimate, QueueEstimate
+from windlass.model.job import State
 from windlass.model.limit import Limit, NewLimit, Pause
 from windlass.model.names import Name
 from windlass.model.operations.table import Operation, operation
@@ -117,3 +119,17 @@ class PauseTask(Operation[Pause], frozen=True, kw_only=True):
 
     task: Name
     pause: Pause
+
+
+@operation("GET", "/jobs/{id}/estimate", "read")
+class GetEstimate(Operation[Estimate], frozen=True, kw_only=True):
+    """How long a job will still wait, and for what."""
+
+    id: str
+
+
+@operation("GET", "/queues/{queue}/estimate", "read")
+class GetQueueEstimate(Operation[QueueEstimate], frozen=True, kw_only=True):
+    """How long a job that came now would wait in a queue, and how right estimates have been there."""
+
+    queue: Name

@@ -4,12 +4,14 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
-from windlass.model.job import MOST_CHUNKS, MOST_MESSAGE, MSGPACK, Chunk, Error, Job, JobOptions, NewJob, State
+from windlass.model.duration import Seconds
+from windlass.model.job import MSGPACK, Error, Job, NewJob, State
 from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.names import Name
 from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
-from windlass.model.retry import Seconds
+from windlass.model.options import JobOptions
+from windlass.model.output import MOST_CHUNK, MOST_CHUNKS, MOST_MESSAGE, Chunk, Stream
 
 MOST_TEXT = 16 * 2**20
 """Characters of a text whose lines become jobs."""
@@ -161,6 +163,16 @@ class GetOutput(Operation[OutputPage], frozen=True, kw_only=True):
     after: Annotated[int, Meta(ge=0, le=2**53)] = 0
     """The number of the last chunk that is known already."""
     limit: Annotated[int, Meta(ge=1, le=MOST_CHUNKS)] = MOST_CHUNKS
+
+
+@operation("POST", "/jobs/{id}/output", "work", 204, body="data")
+class Output(Operation[None], frozen=True, kw_only=True):
+    """A running job has put something out, which is also a sign of life; kept as often as it is sent."""
+
+    id: str
+    token: str
+    stream: Stream
+    data: Annotated[bytes, Meta(max_length=MOST_CHUNK)]
 
 
 @operation("GET", "/jobs", "read")

@@ -1,13 +1,48 @@
-"""Operations on records beside the jobs: tokens and quotas."""
+"""Operations on records beside the jobs: workers, tokens, quotas."""
 
 from typing import Annotated
 
-from msgspec import Meta, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+from windlass.model.duration import Seconds
 from windlass.model.operations.table import Operation, operation
 from windlass.model.quota import Quota
-from windlass.model.retry import Seconds
 from windlass.model.token import Issued, Scope, Token
+from windlass.model.worker import NewWorker, Worker
+
+# Workers
+
+
+class Registered(Struct, frozen=True, kw_only=True):
+    """A worker's name in the queue."""
+
+    worker: str
+    lease: float
+    """Seconds after which an unrenewed job, or a silent worker, is taken for lost."""
+    secret: str | UnsetType = UNSET
+    """The key of the signatures on what is sent to its `url`. This answer is the only place that shows it."""
+
+
+@operation("POST", "/workers", "work", 201, body="worker")
+class Register(Operation[Registered], frozen=True, kw_only=True):
+    """Introduce a worker, or say something new of one that is known."""
+
+    worker: NewWorker
+    id: str | None = None
+    """The worker that is known; null = it is new, and gets an id."""
+
+
+@operation("GET", "/workers", "read")
+class Workers(Operation[list[Worker]], frozen=True, kw_only=True):
+    """The workers that are alive."""
+
+
+@operation("DELETE", "/workers/{worker}", "work", 204)
+class Unregister(Operation[None], frozen=True, kw_only=True):
+    """A worker takes its leave."""
+
+    worker: str
+
 
 # Tokens
 

@@ -1,95 +1,52 @@
-"""Operations of workers: register, claim, renew, report."""
+"""How a worker moves a job: `Claim` leases it, `Begin` says that its code runs, `Renew` keeps the lease and brings
+orders, `Finish` reports an outcome, `Release` gives it back unrun. Each report carries the token of the lease.
+"""
 
 from datetime import datetime
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
+from windlass.model.duration import Seconds, Time
 from windlass.model.handler import Language
-from windlass.model.job import (
-    MOST_CHUNK,
-    MOST_CHUNKS,
-    MSGPACK,
-    Error,
-    Job,
-    NewChunk,
-    NewJob,
-    Progress,
-    Reason,
-    Stream,
-    Time,
-)
+from windlass.model.job import MSGPACK, Error, Job, NewJob, Reason
 from windlass.model.lifecycle import Verdict
 from windlass.model.names import MEDIA_PATTERN, Name
 from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
-from windlass.model.retry import Seconds
-from windlass.model.worker import NewWorker, SandboxTier, Worker
+from windlass.model.output import MOST_CHUNKS, NewChunk, Progress
+from windlass.model.worker import SandboxTier
 
-MOST_WARM, MOST_WARM_NAME = 100, 257
-"""Names that a claim may say of what it is warm for, and characters of each."""
+MOST_WARM = 100  # names in a claim's `warm`
+MOST_SPAWNED = 100  # new jobs in the report of one job
 
-MOST_SPAWNED = 100
-"""New jobs in the report of one job."""
-
-
-class Registered(Struct, frozen=True, kw_only=True):
-    """A worker's name in the queue."""
-
-    worker: str
-    lease: float
-    """Seconds after which an unrenewed job, or a silent worker, is taken for lost."""
-    secret: str | UnsetType = UNSET
-    """The key of the signatures on what is sent to its `url`. This answer is the only place that shows it."""
+WarmName = Annotated[str, Meta(max_length=257)]
+Wait = Annotated[float, Meta(ge=0, le=60)]
+HandlerNumber = Annotated[int, Meta(ge=1, le=2**53)]
 
 
 class Claimed(Struct, frozen=True, kw_only=True, gc=False):
-    """A job handed to a worker: the right to finish it is the token."""
+    """A job leased to a worker: `queued` → `running`. The right to finish it is the token."""
 
     job: Job
     token: str
-    payload: Raw
-    """Encoded as `job.content_type` says."""
-    files: dict[str, bytes] = {}
-    """What was sent with the job, by name."""
+    payload: Raw  # encoded as `job.content_type` says
+    files: dict[str, bytes] = {}  # what was sent with the job, by name
     deadline: datetime | None = None
 
 
-class Applied(Struct, frozen=True, kw_only=True):
-    """What became of a worker's report."""
+@operation("POST", "/workers/{worker}/claim", "work")
+class Claim(Operation[list[Claimed]], frozen=True, kw_only=True):
+    """Take jobs under a lease, waiting for some if there are none."""
 
-    applied: list[str] = []
-    refused: list[str] = []
-    """Jobs that this worker does not hold under the token it gave: nothing of them was written."""
-
-
-class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An order to a worker about a job that it runs."""
-
-    id: str
-    order: Literal["cancel", "halt", "deadline"]
-    deadline: datetime | None = None
-
-
-class Delivered(Struct, frozen=True, kw_only=True):
-    """A message to a job, on its way to it."""
-
-    id: str
-    n: int
-    """Its number among those for this run, from 1, without gaps."""
-    data: bytes
-
-
-class Renewed(Struct, frozen=True, kw_only=True):
-    """What a worker learns when it renews."""
-
-    lost: list[str] = []
-    """Jobs that are no longer this worker's: stop them, report nothing."""
-    orders: list[Order] = []
-    messages: list[Delivered] = []
-    """Messages to jobs that accept input; sent again until `heard` confirms them."""
-
-
-VersionNumber = Annotated[int, Meta(ge=1, le=2**53)]
+    worker: str
+    slots: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] = 1
+    wait: Wait = 0.0
+    nonce: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}$(?!\n)")] | None = None
+    """Sixteen random hex digits; sent again with the same ones, a claim answers the same jobs."""
+    warm: Annotated[list[WarmName], Meta(max_length=MOST_WARM)] = field(default_factory=list)
+    """What it has a context waiting for, as `tenant/task`: where turns are taken it gets such jobs a little earlier."""
+    languages: Annotated[list[Language], Meta(max_length=16)] | None = None
+    """Of jobs whose task has a handler, only those in these languages; null = as the worker said when it registered."""
 
 
 class LeasedJob(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -101,98 +58,19 @@ class LeasedJob(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     """Whose job it is; null = the worker's own tenant's. A worker of all tenants says it of each job."""
 
 
+class Applied(Struct, frozen=True, kw_only=True):
+    """What became of a worker's report."""
+
+    applied: list[str] = []
+    refused: list[str] = []  # jobs that this worker does not hold under the token it gave: nothing of them was written
+
+
 class Began(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A job whose code has started."""
 
     pid: Annotated[int, Meta(ge=0, le=2**32 - 1)]
-    sandbox: SandboxTier | None = None
-    """Of a handler's code: the tier of the sandbox that it runs in."""
-    handler_version: VersionNumber | None = None
-    """Of a handler's code: its version."""
-
-
-class Alive(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """A job that is still running."""
-
-    progress: Progress | None = None
-    output: Annotated[list[NewChunk], Meta(max_length=MOST_CHUNKS)] = []
-    """What it has put out since; kept as often as it is sent."""
-    deadline: Time | None = None
-    """When the worker will stop it; sent so that the answer can say when that has changed."""
-    heard: Annotated[int, Meta(ge=0, le=2**53)] | None = None
-    """The number of the last message that it has, 0 = none yet; null = it wants none now."""
-
-
-class Finished(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """How an attempt ended."""
-
-    outcome: Verdict
-    code: Annotated[int, Meta(ge=100, le=599)] | None = None
-    """Must agree with the outcome: 1xx retry, 2xx ok, 4xx failed, 5xx error."""
-    result: Raw | UnsetType = UNSET
-    """What the task answered, in the encoding of `content_type`; goes with the outcome ok."""
-    content_type: Annotated[str, Meta(max_length=128, pattern=MEDIA_PATTERN)] = MSGPACK
-    message: str = ""
-    error: Error | None = None
-    reason: Reason | None = None
-    """What the worker knows beyond the outcome: `timeout`, `crashed`, `memory` or `output`."""
-    delay: Seconds | None = None
-    """Seconds before the next run, where there is one; null = by the job's retry policy."""
-    finished_at: Time | None = None
-    sandbox: SandboxTier | None = None
-    """Of a handler's code: the tier of the sandbox that it ran in. Kept in the job's record."""
-    handler_version: VersionNumber | None = None
-    """Of a handler's code: its version. Kept in the job's record."""
-    jobs: Annotated[list[NewJob], Meta(max_length=MOST_SPAWNED)] = []
-    """New jobs of the same tenant, queued together with the finish, once however often it is sent; only with ok."""
-
-
-class Released(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """A job that is given back."""
-
-    delay: Seconds | None = None
-    """Seconds before it may be claimed again."""
-    rests: Annotated[str, Meta(max_length=128)] | None = None
-    """A limit that bounds the job, or if empty each that does: its bucket starts nothing for those seconds. A job with
-    such a limit goes back to its place in the queue and waits there."""
-
-
-@operation("POST", "/workers", "work", 201, body="worker")
-class Register(Operation[Registered], frozen=True, kw_only=True):
-    """Introduce a worker, or say something new of one that is known."""
-
-    worker: NewWorker
-    id: str | None = None
-    """The worker that is known; null = it is new, and gets an id."""
-
-
-@operation("GET", "/workers", "read")
-class Workers(Operation[list[Worker]], frozen=True, kw_only=True):
-    """The workers that are alive."""
-
-
-@operation("DELETE", "/workers/{worker}", "work", 204)
-class Unregister(Operation[None], frozen=True, kw_only=True):
-    """A worker takes its leave."""
-
-    worker: str
-
-
-@operation("POST", "/workers/{worker}/claim", "work")
-class Claim(Operation[list[Claimed]], frozen=True, kw_only=True):
-    """Take jobs under a lease, waiting for some if there are none."""
-
-    worker: str
-    slots: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] = 1
-    wait: Annotated[float, Meta(ge=0, le=60)] = 0.0
-    nonce: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}$(?!\n)")] | None = None
-    """Sixteen random hex digits; sent again with the same ones, a claim answers the same jobs."""
-    warm: Annotated[list[Annotated[str, Meta(max_length=MOST_WARM_NAME)]], Meta(max_length=MOST_WARM)] = field(
-        default_factory=list
-    )
-    """What it has a context waiting for, as `tenant/task`: where turns are taken it gets such jobs a little earlier."""
-    languages: Annotated[list[Language], Meta(max_length=16)] | None = None
-    """Of jobs whose task has a handler, only those in these languages; null = as the worker said when it registered."""
+    sandbox: SandboxTier | None = None  # of a handler's code: the tier of the sandbox that it runs in
+    handler_version: HandlerNumber | None = None  # of a handler's code: its version
 
 
 @operation("POST", "/workers/{worker}/begin", "work", body="jobs")
@@ -203,14 +81,68 @@ class Begin(Operation[Applied], frozen=True, kw_only=True):
     jobs: Annotated[list[Began], Meta(max_length=MOST_AT_ONCE)]
 
 
+class Alive(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """A job that is still running."""
+
+    progress: Progress | None = None
+    output: Annotated[list[NewChunk], Meta(max_length=MOST_CHUNKS)] = []
+    """What it has put out since; kept as often as it is sent."""
+    deadline: Time | None = None  # when the worker will stop it; sent so that the answer can say when that has changed
+    heard: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+    """The number of the last message that it has, 0 = none yet; null = it wants none now."""
+
+
+class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An order about a job that a worker runs; the job stays `running` until its worker reports that it has stopped."""
+
+    id: str
+    order: Literal["cancel", "halt", "deadline"]
+    deadline: datetime | None = None
+
+
+class Delivered(Struct, frozen=True, kw_only=True):
+    """A message to a job, on its way to it."""
+
+    id: str
+    n: int  # its number among those for this run, from 1, without gaps
+    data: bytes
+
+
+class Renewed(Struct, frozen=True, kw_only=True):
+    """What a worker learns when it renews."""
+
+    lost: list[str] = []  # jobs that are no longer this worker's: stop them, report nothing
+    orders: list[Order] = []
+    messages: list[Delivered] = []  # messages to jobs that accept input; sent again until `heard` confirms them
+
+
 @operation("POST", "/workers/{worker}/renew", "work", body="jobs")
 class Renew(Operation[Renewed], frozen=True, kw_only=True):
-    """Lengthen the leases of these jobs; hear what is to be stopped and what was sent, at once or as it comes."""
+    """Extend the leases of these jobs; get orders and messages, at once or as they come."""
 
     worker: str
     jobs: Annotated[list[Alive], Meta(max_length=10 * MOST_AT_ONCE)] = field(default_factory=list)
-    wait: Annotated[float, Meta(ge=0, le=60)] = 0.0
-    """Seconds to wait for orders or messages if there are none yet."""
+    wait: Wait = 0.0  # seconds to wait for orders or messages if there are none yet
+
+
+class Finished(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """How an attempt ended; `lifecycle.finish` says what becomes of the job."""
+
+    outcome: Verdict
+    code: Annotated[int, Meta(ge=100, le=599)] | None = None
+    """Must agree with the outcome: 1xx retry, 2xx ok, 4xx failed, 5xx error."""
+    result: Raw | UnsetType = UNSET
+    """What the task answered, in the encoding of `content_type`; goes with the outcome ok."""
+    content_type: Annotated[str, Meta(max_length=128, pattern=MEDIA_PATTERN)] = MSGPACK
+    message: str = ""
+    error: Error | None = None
+    reason: Reason | None = None  # what the worker knows beyond the outcome: `timeout`, `crashed`, `memory` or `output`
+    delay: Seconds | None = None  # seconds before the next run, where there is one; null = by the job's retry policy
+    finished_at: Time | None = None
+    sandbox: SandboxTier | None = None
+    handler_version: HandlerNumber | None = None  # as in `Began`; kept in the job's record
+    jobs: Annotated[list[NewJob], Meta(max_length=MOST_SPAWNED)] = []
+    """New jobs of the same tenant, queued together with the finish, once however often it is sent; only with ok."""
 
 
 @operation("POST", "/workers/{worker}/finish", "work", body="jobs")
@@ -221,14 +153,13 @@ class Finish(Operation[Applied], frozen=True, kw_only=True):
     jobs: Annotated[list[Finished], Meta(max_length=MOST_AT_ONCE)]
 
 
-@operation("POST", "/jobs/{id}/output", "work", 204, body="data")
-class Output(Operation[None], frozen=True, kw_only=True):
-    """A running job has put something out, which is also a sign of life; kept as often as it is sent."""
+class Released(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """A job that is given back."""
 
-    id: str
-    token: str
-    stream: Stream
-    data: Annotated[bytes, Meta(max_length=MOST_CHUNK)]
+    delay: Seconds | None = None  # seconds before it may be claimed again
+    rests: Annotated[str, Meta(max_length=128)] | None = None
+    """A limit that bounds the job, or if empty each that does: its bucket starts nothing for those seconds. A job with
+    such a limit goes back to its place in the queue and waits there."""
 
 
 @operation("POST", "/workers/{worker}/release", "work", body="jobs")

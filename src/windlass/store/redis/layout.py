@@ -14,21 +14,11 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from windlass.model.job import (
-    NO_HANDLER,
-    Chunk,
-    Error,
-    HandlerRun,
-    Job,
-    Message,
-    NewJob,
-    Progress,
-    Reason,
-    State,
-    Stream,
-)
+from windlass.model.handler import NO_HANDLER, HandlerRun
+from windlass.model.job import Error, Job, NewJob, Reason, State
 from windlass.model.lifecycle import GONE, Lapse, Move, Step, Verdict
 from windlass.model.names import DEFAULT_TENANT, raw_id, raw_key, text_id
+from windlass.model.output import Chunk, Message, Progress, Stream
 from windlass.store import (
     ClaimRequest,
     CompletedParent,

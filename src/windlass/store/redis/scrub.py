@@ -13,9 +13,10 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from windlass.model.errors import WindlassError
-from windlass.model.job import FINISHED, MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT, State
+from windlass.model.job import FINISHED, State
 from windlass.model.lifecycle import ORDERS
 from windlass.model.names import raw_key, text_id
+from windlass.model.output import MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT
 from windlass.store import encoding
 from windlass.store.encoding import span
 from windlass.store.facts import StoreInfo

@@ -15,9 +15,10 @@ from msgspec.structs import replace
 
 from windlass import system
 from windlass.model.errors import Invalid, NotReplicated, PartAway, Unavailable
-from windlass.model.job import Chunk, Message, State
+from windlass.model.job import State
 from windlass.model.lifecycle import Move, Verdict
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, ID_SIZE, JobKey, is_name, key_of, raw_key
+from windlass.model.output import Chunk, Message
 from windlass.model.ports import Clock, Randomness
 from windlass.model.worker import NewWorker, Worker
 from windlass.store import (

@@ -11,23 +11,18 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from windlass.model.job import (
+from windlass.model.job import Error, Job, NewJob, Reason, State, Terms
+from windlass.model.names import DEFAULT_TENANT, ID_SIZE, JobKey, key_of, raw_key, tenant_of, text_id
+from windlass.model.output import (
     MOST_CHUNKS,
     MOST_INPUT,
     MOST_MESSAGES,
     MOST_OUTPUT,
     Chunk,
-    Error,
-    Job,
     Message,
     NewChunk,
-    NewJob,
     Progress,
-    Reason,
-    State,
-    Terms,
 )
-from windlass.model.names import DEFAULT_TENANT, ID_SIZE, JobKey, key_of, raw_key, tenant_of, text_id
 from windlass.store import Draft, Reading, Record, StoredResult, encoding
 from windlass.store.encoding import (
     alike,

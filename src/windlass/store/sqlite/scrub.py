@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
-from windlass.model.job import MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT
 from windlass.model.lifecycle import ORDERS
 from windlass.model.names import DEFAULT_TENANT, ID_SIZE
+from windlass.model.output import MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT
 from windlass.store.encoding import span, unpack_terms
 from windlass.store.sqlite.flow import any_bucket
 from windlass.store.sqlite.jobs import result_kept_for

@@ -11,9 +11,10 @@ from typing import TypeVar
 
 import apsw
 
-from windlass.model.job import Chunk, Message, State
+from windlass.model.job import State
 from windlass.model.lifecycle import Move
 from windlass.model.names import JobKey, raw_key
+from windlass.model.output import Chunk, Message
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker
 from windlass.store import (

@@ -16,9 +16,10 @@ from windlass.call.arguments import Arguments, CallSignature
 from windlass.call.current import RunningJob, running
 from windlass.call.signals import Cancelled, Fail, RateLimited, Retry, Snooze
 from windlass.model.errors import Invalid, TooLarge
-from windlass.model.job import Error, NewJob, Progress
+from windlass.model.job import Error, NewJob
 from windlass.model.lifecycle import Verdict
 from windlass.model.names import child_id, keyed_id
+from windlass.model.output import Progress
 from windlass.model.wire import encodable
 from windlass.worker.contexts.frames import MOST_RESULT
 from windlass.worker.runner import Assignment, RunOutcome, RunUpdate

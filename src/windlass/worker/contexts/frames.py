@@ -17,8 +17,9 @@ from typing import Generic, NoReturn, TypeVar
 import msgspec
 from msgspec import Struct
 
-from windlass.model.job import Error, JobOptions
+from windlass.model.job import Error
 from windlass.model.lifecycle import Verdict
+from windlass.model.options import JobOptions
 from windlass.model.wire import UNENCODABLE, encodable
 from windlass.worker.runner import Assignment, RunOutcome, RunUpdate
 

@@ -9,9 +9,10 @@ import signal
 from collections import defaultdict
 from collections.abc import Sequence
 
-from windlass.model.job import Error, Stream
+from windlass.model.job import Error
 from windlass.model.lifecycle import Verdict
 from windlass.model.operations import Claimed
+from windlass.model.output import Stream
 from windlass.model.ports import Clock
 from windlass.worker import WorkerOptions
 from windlass.worker.contexts.frames import ContextUpdate

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from windlass.model.job import Stream
+from windlass.model.output import Stream
 from windlass.worker.contexts.frames import (
     AppInfo,
     Command,

@@ -24,7 +24,7 @@ from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
-from windlass.model.job import JobOptions
+from windlass.model.options import JobOptions
 from windlass.worker.contexts.frames import (
     AppInfo,
     Command,

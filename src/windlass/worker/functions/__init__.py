@@ -10,7 +10,8 @@ from typing import Annotated, Protocol
 
 from msgspec import Meta, Struct
 
-from windlass.model.job import JSON, MSGPACK, Reason, Stream
+from windlass.model.job import JSON, MSGPACK, Reason
+from windlass.model.output import Stream
 from windlass.model.worker import SandboxTier
 
 Tier = SandboxTier

@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 from windlass.model.duration import LONGEST
 from windlass.model.errors import Missing, Unavailable, WindlassError
 from windlass.model.handler import Handler
-from windlass.model.job import Stream
 from windlass.model.operations import MOST_WARM, Claimed, GetCode, GetQuota, GetStats, Service
+from windlass.model.output import Stream
 from windlass.model.ports import Clock, Randomness
 from windlass.model.quota import Quota, too_large, too_many
 from windlass.worker.functions import ERROR, FunctionJob, FunctionListener, FunctionOptions, FunctionOutcome, Tier

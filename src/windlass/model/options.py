@@ -1,0 +1,67 @@
+"""What a submitter may ask of the queue for a job, whatever its task. Only the declaration; durations are seconds."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from windlass.model.duration import DAY, LONGEST, Seconds
+from windlass.model.names import DEFAULT_QUEUE, Name
+from windlass.model.retry import EXPONENTIAL, RetryPolicy
+
+KeepResult = Literal["keep", "once", "none"]
+
+LOWEST, HIGHEST = -(2**31), 2**31 - 1
+"""Bounds of a priority."""
+
+LEAST_UNATTENDED = 1.0
+"""Seconds: upkeep looks no more often."""
+
+# Jobs hold nothing that could hold them in turn, so the collector need not look at them (`gc=False`): otherwise it
+# takes a third of the time in which many are made.
+
+
+class JobOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """What a submitter may ask of the queue for a job, whatever its task. None of it changes while the job lives."""
+
+    queue: Name = DEFAULT_QUEUE
+    """The named queue it waits in."""
+    key: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
+    """The caller's own name for the job; its id is derived from tenant, queue and key."""
+    priority: Annotated[int, Meta(ge=LOWEST, le=HIGHEST)] = 0
+    """Lower goes first; equal ones go by arrival."""
+    tags: Annotated[list[Annotated[str, Meta(min_length=1, max_length=128)]], Meta(max_length=32)] = []
+    """Words to find it by."""
+    timeout: Seconds | None = None
+    """Seconds one attempt may run; null = as long as it likes."""
+    tier: Name | Seconds | None = None
+    """The time class asked for, by name or by seconds; null = flexible where the queue has tiers."""
+    yielding: bool = False
+    """Whether it may be halted for others, and is denied rather than queued."""
+    max_retry: Annotated[int, Meta(ge=0, le=1_000_000)] | None = 0
+    """How many re-runs a failing job gets; null = as many as the retry deadline allows."""
+    retry: RetryPolicy = EXPONENTIAL
+    """When those re-runs come."""
+    keep_result: KeepResult = "keep"
+    """Whether the result stays with the record, is handed out once, or is dropped at once."""
+    keep_result_for: Seconds | None = None
+    """Seconds after success that the result stays, if its record stays longer; null = as long as the record."""
+    keep_success: Seconds | None = DAY
+    """Seconds that the record of a success stays; null = forever."""
+    keep_failure: Seconds | None = 7 * DAY
+    """Seconds that the record of a failed or cancelled job stays; null = forever."""
+    expires: Seconds | None = None
+    """Seconds after creation within which it must be started, or it fails as `expired`; null = never."""
+    unattended: Annotated[float, Meta(ge=LEAST_UNATTENDED, le=LONGEST)] | None = None
+    """Seconds it may go without its owner asking for it; then it is cancelled as `abandoned`; null = forever."""
+    isolate: bool = False
+    """Whether it runs in a process of its own."""
+    input: bool = False
+    """Whether messages may be sent to it, which its task takes while it runs."""
+    headers: Annotated[
+        dict[Annotated[str, Meta(max_length=128)], Annotated[str, Meta(max_length=8192)]], Meta(max_length=64)
+    ] = {}
+    """Texts that travel with the job untouched (trace ids and the like)."""
+    content_type: Annotated[str, Meta(max_length=128)] = "application/vnd.msgpack"
+    """How the payload is encoded; the queue itself never decodes it."""
+    one_argument: bool = False
+    """Whether a payload, or a result passed on by `then`, is one argument even if it is a list or a map of several."""

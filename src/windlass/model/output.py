@@ -1,0 +1,62 @@
+"""What a running job puts out (progress, output), the messages that are sent to it, and how much is kept of them."""
+
+from datetime import datetime
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+
+class Progress(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How far a running job says it is."""
+
+    done: float = 0
+    total: float | None = None
+    note: Annotated[str, Meta(max_length=1000)] = ""
+
+
+Stream = Literal["stdout", "stderr", "log"]
+
+MOST_CHUNK = 64 * 2**10
+"""Bytes of one piece of output."""
+
+MOST_OUTPUT = 256 * 2**10
+"""Bytes of output that are kept of one job: the newest."""
+
+MOST_CHUNKS = 1000
+"""Pieces of output that are kept of one job: the newest."""
+
+
+class NewChunk(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A piece of what a job prints or logs, as it is sent in."""
+
+    stream: Stream
+    data: Annotated[bytes, Meta(max_length=MOST_CHUNK)]
+
+
+class Chunk(NewChunk, frozen=True, kw_only=True):
+    """A piece of output as the queue keeps it."""
+
+    n: int
+    """Its number among all that the job ever put out, from 1."""
+    attempt: int
+    """The run that put it out."""
+    at: datetime
+    """When it came in."""
+
+
+MOST_MESSAGE = 64 * 2**10
+"""Bytes of one message to a job."""
+
+MOST_INPUT = 256 * 2**10
+"""Bytes of messages that wait for one job."""
+
+MOST_MESSAGES = 1000
+"""Messages that wait for one job."""
+
+
+class Message(Struct, frozen=True):
+    """A message that was sent to a job."""
+
+    n: int
+    """Its number among all that were sent for this run, from 1."""
+    data: bytes
