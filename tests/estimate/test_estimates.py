@@ -9,10 +9,17 @@ from msgspec.structs import replace
 from tests.support.engines import enqueue, finish, register, take
 from tests.support.stores import EPOCH, VirtualClock
 from windlass.engine import Engine
-from windlass.engine.estimate.answers import STALE
 from windlass.engine.estimate.forecast import refresh_forecasts
 from windlass.engine.estimate.learn import RUN_TIMES, learn_run_times, measure_accuracy, relative_error
-from windlass.engine.estimate.stats import MOST_FORECAST_JOBS, MOST_FRESH, MOST_RUNNING, Forecast, Prediction, RunStats
+from windlass.engine.estimate.stats import (
+    MOST_FORECAST_JOBS,
+    MOST_FRESH,
+    MOST_RUNNING,
+    STALE,
+    Forecast,
+    Prediction,
+    RunStats,
+)
 from windlass.model.errors import Missing
 from windlass.model.estimate import Estimate, QueueEstimate, Why
 from windlass.model.job import Job, NewJob
@@ -31,7 +38,7 @@ from windlass.model.operations import (
 )
 from windlass.model.queue import QueueChange, Tier
 from windlass.policy.run_times import mean, unpack
-from windlass.policy.snapshot import LoadSnapshot, SlotPool
+from windlass.policy.snapshot import LoadSnapshot, SlotPool, WaitingLane
 from windlass.store import Reading, Record
 
 
@@ -267,7 +274,7 @@ async def test_at_the_door_a_job_is_told_its_wait_unless_that_takes_too_much_tim
 async def test_at_the_door_a_job_with_a_delay_is_told_when_it_will_start(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("windlass.engine.estimate.answers.AT_ENQUEUE", 5.0)  # the machine may be busy with other tests
+    monkeypatch.setattr("windlass.engine.estimate.forecast.AT_ENQUEUE", 5.0)  # the machine may be busy with other tests
     await teach(engine, 4.0)
     assert await accepted(engine, delay=60.0) is None, "unknown: there is no worker"
     worker = await register(engine)
@@ -287,7 +294,7 @@ async def test_at_the_door_a_job_with_a_delay_is_told_when_it_will_start(
 async def test_a_job_with_a_delay_for_a_deep_queue_is_told_by_a_glimpse_of_it(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("windlass.engine.estimate.answers.AT_ENQUEUE", 5.0)  # the machine may be busy with other tests
+    monkeypatch.setattr("windlass.engine.estimate.forecast.AT_ENQUEUE", 5.0)  # the machine may be busy with other tests
     await teach(engine, 4.0)
     await register(engine, slots=2)
     for _ in range(2):
@@ -357,7 +364,8 @@ def test_forecasts_of_many_large_queues_do_not_pile_up() -> None:
     stats = RunStats()
     large = {str(number): Estimate() for number in range(MOST_FORECAST_JOBS // 2)}
     for queue in "abc":
-        stats.remember(queue, Forecast(LoadSnapshot([SlotPool(1)]), large, {}, EPOCH, 0.0, 0.0, len(large)))
+        load = LoadSnapshot([SlotPool(1)])
+        stats.remember(queue, Forecast(load, large, {}, EPOCH, 0.0, 0.0, len(large), lambda _: WaitingLane([], 0.0)))
     assert list(stats.forecasts) == ["b", "c"]
 
 

@@ -91,10 +91,6 @@ class LoadSnapshot(Struct, frozen=True):
     running: Sequence[BusySlot] = ()
     lanes: Sequence[WaitingLane] = ()
     bounds: Sequence[Bound] = ()
-    arrivals: Sequence[WaitingLane] = ()
-    """For each tenant a job that would arrive now. They delay no other job."""
-    typical_run: float = 1.0
-    """Seconds of a run of which nothing else is known."""
     turns: Mapping[str, FairTurns] = {}
     """Of queues that do not go by priority and arrival alone."""
 

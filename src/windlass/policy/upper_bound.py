@@ -6,6 +6,7 @@ for the second, only jobs within the bound count. The sum is the longest wait if
 gives the same or less, and later jobs do not change it.
 """
 
+import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -30,6 +31,11 @@ class LaneAhead(NamedTuple):
     def work(self) -> float:
         """Slot seconds that they need."""
         return self.number * self.lane.seconds * self.shared
+
+    @property
+    def most(self) -> float:
+        """How many of them can run at a time, if nothing else bounds them."""
+        return math.ceil(self.number)
 
 
 def upper_bound(snapshot: LoadSnapshot, new_job: WaitingLane) -> Estimate:
@@ -135,20 +141,20 @@ def _by_turns(
 def _until_a_slot(snapshot: LoadSnapshot, new_job: WaitingLane, loads: Sequence[LaneAhead]) -> float:
     """For how long these may keep all slots of the new job's workers busy."""
     slots = sum(snapshot.pools[pool].slots for pool in new_job.pools)
-    running = [busy.remaining for busy in snapshot.running if busy.pool in new_job.pools]
-    if not loads and len(running) < slots:
-        return 0.0
-    free = sum(running)
-    behind: dict[int, float] = defaultdict(float)
-    widths: dict[int, float] = defaultdict(float)
+    streams = [(busy.remaining, 1.0) for busy in snapshot.running if busy.pool in new_job.pools]
+    narrow: dict[int, list[LaneAhead]] = defaultdict(list)
     for load in loads:
         width, place = min((_width(snapshot, each, load.lane) for each in load.lane.bounds), default=UNBOUNDED)
-        at_first = load.work if width >= slots else min(load.work, _at_first(snapshot, place, load.lane))
-        free += at_first
-        if load.work > at_first:
-            behind[place] += load.work - at_first
-            widths[place] = max(widths[place], width)
-    return _filled(free, [(behind[place], widths[place]) for place in behind], slots)
+        if width < slots:
+            narrow[place].append(load)
+        else:
+            streams.append((load.work, load.most))
+    for place, some in narrow.items():
+        work, most = sum(load.work for load in some), sum(load.most for load in some)
+        at_first = sum(min(load.work, _at_first(snapshot, place, load.lane)) for load in some)
+        width = max(_width(snapshot, place, load.lane)[0] for load in some)
+        streams += [(at_first, most), (work - at_first, min(width, most))]
+    return _filled(streams, slots)
 
 
 def _at_first(snapshot: LoadSnapshot, place: int, lane: WaitingLane) -> float:
@@ -164,17 +170,20 @@ def _width(snapshot: LoadSnapshot, place: int, lane: WaitingLane) -> tuple[float
     return min(rate, NEVER if bound.places is None else bound.places), place
 
 
-def _filled(free: float, behind: Sequence[tuple[float, float]], slots: int) -> float:
-    """For how long all slots can be busy with free work, and with work behind bounds of a given width."""
-    now, left = 0.0, free
-    slope = sum(width for _, width in behind) - slots
-    for work, width in sorted(behind, key=lambda one: one[0] / one[1]):
+def _filled(streams: Sequence[tuple[float, float]], places: int) -> float:
+    """For how long streams of work can fill all places; each has an amount, and fills so many places at a time.
+
+    While they bring more than the places take, the surplus is kept, and fills places later.
+    """
+    now = surplus = 0.0
+    growth = sum(width for _, width in streams) - places
+    for work, width in sorted((one for one in streams if one[1]), key=lambda one: one[0] / one[1]):
         until = work / width
-        if slope < 0 and left + slope * (until - now) <= 0:
+        if growth < 0 and surplus + growth * (until - now) <= 0:
             break
-        left, now = left + slope * (until - now), until
-        slope -= width
-    return now + left / -slope if slope < 0 else now
+        surplus, now = surplus + growth * (until - now), until
+        growth -= width
+    return now + surplus / -growth if growth < 0 else now
 
 
 def _until_room(snapshot: LoadSnapshot, place: int, inside: Sequence[LaneAhead]) -> float:
@@ -185,8 +194,7 @@ def _until_room(snapshot: LoadSnapshot, place: int, inside: Sequence[LaneAhead])
         saved = 0 if bound.opens else bound.burst - 1
         seconds += max(0.0, sum(load.number for load in inside) - saved) * bound.interval
     if bound.places is not None:
-        running = [busy.remaining for busy in snapshot.running if place in busy.bounds]
-        if inside or len(running) >= bound.places:
-            work = sum(load.number * load.lane.seconds for load in inside)
-            seconds += (sum(running) + work) / max(1, bound.places)
+        running = [(busy.remaining, 1.0) for busy in snapshot.running if place in busy.bounds]
+        waiting = [(load.number * load.lane.seconds, load.most) for load in inside]
+        seconds += _filled([*running, *waiting], max(1, bound.places))
     return seconds
