@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from windlass.model.estimate import Why
+from windlass.model.estimate import Estimate, Why
 
 NEVER = math.inf
 
@@ -93,6 +93,16 @@ class LoadSnapshot(Struct, frozen=True):
     bounds: Sequence[Bound] = ()
     turns: Mapping[str, FairTurns] = {}
     """Of queues that do not go by priority and arrival alone."""
+
+
+def what_holds(snapshot: LoadSnapshot, lane: WaitingLane) -> Estimate | None:
+    """Why the jobs of a lane can never start; null = they can."""
+    if lane.lacks is not None or not any(snapshot.pools[pool].slots for pool in lane.pools):
+        return Estimate(why=lane.lacks or Why.WORKER)
+    if lane.opens == NEVER:
+        return Estimate(why=lane.why)
+    closed = next((bound for place in lane.bounds if (bound := snapshot.bounds[place]).opens == NEVER), None)
+    return Estimate(why=Why.PAUSE, name=closed.name) if closed is not None else None
 
 
 def queues_ahead(orders: Sequence[Sequence[str]], queue: str) -> set[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from windlass.model.estimate import Estimate, Why
-from windlass.policy.snapshot import NEVER, FairTurns, LoadSnapshot, WaitingLane
+from windlass.policy.snapshot import NEVER, FairTurns, LoadSnapshot, WaitingLane, what_holds
 
 UNBOUNDED = (NEVER, -1)
 """The width of a lane without bounds."""
@@ -40,24 +40,19 @@ class LaneAhead(NamedTuple):
 
 def upper_bound(snapshot: LoadSnapshot, new_job: WaitingLane) -> Estimate:
     """The longest wait of the one job of a lane, if it arrived now."""
-    slots = sum(snapshot.pools[pool].slots for pool in new_job.pools)
-    if new_job.lacks is not None or not slots:
-        return Estimate(why=new_job.lacks or Why.WORKER)
-    if new_job.opens == NEVER:
-        return Estimate(why=new_job.why)
-    shut = next((bound for place in new_job.bounds if (bound := snapshot.bounds[place]).opens == NEVER), None)
-    if shut is not None:
-        return Estimate(why=Why.PAUSE, name=shut.name)
+    if (stuck := what_holds(snapshot, new_job)) is not None:
+        return stuck
     loads = _ahead(snapshot, new_job)
-    found = _in_all(snapshot, new_job, loads, slots)
+    found = _in_all(snapshot, new_job, loads)
     at_once = _until_a_slot(snapshot, new_job, loads)
     if at_once >= (found.seconds or 0.0):
         found = Estimate(seconds=at_once, why=Why.SLOTS)
     return Estimate(seconds=new_job.opens, why=new_job.why) if new_job.opens > (found.seconds or 0.0) else found
 
 
-def _in_all(snapshot: LoadSnapshot, new_job: WaitingLane, loads: Sequence[LaneAhead], slots: int) -> Estimate:
+def _in_all(snapshot: LoadSnapshot, new_job: WaitingLane, loads: Sequence[LaneAhead]) -> Estimate:
     """The wait for slots plus the wait for own bounds. Each job ahead counts where it is worst."""
+    slots = _slots(snapshot, new_job.pools)
     inside: dict[int, list[LaneAhead]] = {place: [] for place in new_job.bounds}
     others: list[LaneAhead] = []
     for load in loads:
@@ -78,10 +73,9 @@ def _ahead(snapshot: LoadSnapshot, new_job: WaitingLane) -> list[LaneAhead]:
     found = []
     for lane in snapshot.lanes:
         common = [pool for pool in lane.pools if pool in new_job.pools]
-        count = _before(snapshot, lane, new_job, common) if common and not _is_stuck(snapshot, lane) else 0
+        count = _before(snapshot, lane, new_job, common) if common and what_holds(snapshot, lane) is None else 0
         if count:
-            both, own = (sum(snapshot.pools[pool].slots for pool in some) for some in (common, lane.pools))
-            found.append(LaneAhead(lane, count, both / own if own else 0.0))
+            found.append(LaneAhead(lane, count, _slots(snapshot, common) / _slots(snapshot, lane.pools)))
     turns = snapshot.turns.get(new_job.queue, FairTurns())
     if turns.tasks is not None:
         found = _by_turns(found, new_job, turns.tasks, _task)
@@ -90,10 +84,8 @@ def _ahead(snapshot: LoadSnapshot, new_job: WaitingLane) -> list[LaneAhead]:
     return found
 
 
-def _is_stuck(snapshot: LoadSnapshot, lane: WaitingLane) -> bool:
-    """Whether its jobs cannot start."""
-    shut = any(snapshot.bounds[place].opens == NEVER for place in lane.bounds)
-    return shut or lane.lacks is not None or lane.opens == NEVER
+def _slots(snapshot: LoadSnapshot, pools: Sequence[int]) -> int:
+    return sum(snapshot.pools[pool].slots for pool in pools)
 
 
 def _before(snapshot: LoadSnapshot, lane: WaitingLane, new_job: WaitingLane, common: Sequence[int]) -> int:
@@ -140,7 +132,7 @@ def _by_turns(
 
 def _until_a_slot(snapshot: LoadSnapshot, new_job: WaitingLane, loads: Sequence[LaneAhead]) -> float:
     """For how long these may keep all slots of the new job's workers busy."""
-    slots = sum(snapshot.pools[pool].slots for pool in new_job.pools)
+    slots = _slots(snapshot, new_job.pools)
     streams = [(busy.remaining, 1.0) for busy in snapshot.running if busy.pool in new_job.pools]
     narrow: dict[int, list[LaneAhead]] = defaultdict(list)
     for load in loads:

@@ -54,8 +54,7 @@ async def get_forecast(context: EngineContext, queue: str, *, shared: bool = Fal
     stats, asked = context.stats, loop_time()
     stats.watched[queue] = asked
     last = stats.forecasts.get(queue)
-    may_serve = last is not None and not last.rough and (shared or last.large)
-    if last is not None and may_serve and (queue in stats.making or not last.is_due(asked)):
+    if last is not None and (shared or last.large) and not last.is_due(asked):
         return last
     return await _begun_after(context, queue, asked)
 
@@ -68,19 +67,18 @@ async def forecast_for_new_job(
     `exact`: a new one, begun after the call, unless the queue is long.
     """
     stats, asked = context.stats, loop_time()
-    last = stats.forecasts.get(queue)
-    if last is not None and (last.large or not exact) and last.serves_new_jobs(asked, oldest):
-        if last.large and last.is_due(asked):
-            stats.watched[queue] = asked  # the upkeep makes a better one for the next jobs
+    making = stats.making.get(queue)
+    if making is not None and queue not in stats.forecasts and not exact:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(AT_ENQUEUE):
+                await making.wait()
+    last, now = stats.forecasts.get(queue), loop_time()
+    if last is not None and (last.large or not exact) and last.serves_new_jobs(now, oldest):
+        if last.large and last.is_due(now):
+            stats.watched[queue] = now  # the upkeep makes a better one for the next jobs
         return last
-    if not exact:
-        if last is None and (making := stats.making.get(queue)) is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(AT_ENQUEUE):
-                    await making.wait()
-            last = stats.forecasts.get(queue)
-        if queue in stats.making or (last is not None and not last.is_due(asked)):
-            return last if last is not None and asked - last.at < STALE else None
+    if not exact and (queue in stats.making or (last is not None and not last.is_due(now))):
+        return last if last is not None and now - last.at < STALE else None
     return await _begun_after(context, queue, asked, brief_beyond=SMALL)
 
 
