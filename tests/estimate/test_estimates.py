@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from tests.support.engines import enqueue, finish, register, take
 from tests.support.stores import EPOCH, VirtualClock
 from windlass.engine import Engine
+from windlass.engine.estimate.answers import estimate_for_follower
 from windlass.engine.estimate.forecast import refresh_forecasts
 from windlass.engine.estimate.learn import RUN_TIMES, learn_run_times, measure_accuracy, relative_error
 from windlass.engine.estimate.stats import (
@@ -390,6 +391,21 @@ async def test_a_large_queue_is_foretold_once_for_all_who_ask(engine: Engine) ->
     urgent = await estimate(engine, await enqueue(engine, priority=-1))
     assert urgent.seconds == 0.0, "no job goes before it"
     assert engine.context.stats.forecasts["default"].at == made.at
+
+
+async def test_a_follower_of_a_job_that_is_newer_than_the_forecast_gets_its_wait_at_once(engine: Engine) -> None:
+    await teach(engine, 4.0)
+    worker = await register(engine)
+    await enqueue(engine)
+    await take(engine, worker)
+    await engine(GetQueueEstimate(queue="default"))
+    forecasts = engine.context.stats.forecasts
+    made = forecasts["default"] = replace(forecasts["default"], cost=60.0)
+    jobs = [await enqueue(engine), await enqueue(engine)]
+    found = [await estimate_for_follower(engine.context, job) for job in jobs]
+    assert [(one.position, one.why) for one in found] == [(1, Why.SLOTS), (2, Why.SLOTS)]
+    assert [one.seconds for one in found] == pytest.approx([4.0, 8.0], abs=1.0)
+    assert forecasts["default"] is made, "from the same forecast as everything else"
 
 
 @pytest.mark.parametrize(("said", "real", "part"), [(10, 8, 0.25), (8, 10, 0.2), (0, 0, 0), (0.05, 0, 0.5)])

@@ -36,7 +36,7 @@ async def get_estimate(context: EngineContext, operation: GetEstimate) -> Estima
     known = await get_forecast(context, job.queue)
     if job.state is State.SCHEDULED:
         return _of_scheduled(known, record)
-    found = await _of_waiting(context, known, record) if known.large else _replay_ahead(known, job)
+    found = await _of_waiting(context, known, job) if known.large else _replay_ahead(known, job)
     return replace(found, name=await unable(context, job)) if found.why is Why.HANDLER else found
 
 
@@ -52,14 +52,14 @@ async def get_queue_estimate(context: EngineContext, operation: GetQueueEstimate
     )
 
 
-async def estimate_for_follower(context: EngineContext, job: Job) -> Estimate | None:
+async def estimate_for_follower(context: EngineContext, job: Job) -> Estimate:
     """For callers who follow a job, from a forecast that they share."""
     if job.state is State.BLOCKED:
         return Estimate(why=Why.JOBS)
     known = await get_forecast(context, job.queue, shared=True)
     if job.state is State.SCHEDULED:
         return _of_scheduled(known, Record(job))
-    return await _of_waiting(context, known, Record(job))
+    return await _of_waiting(context, known, job)
 
 
 async def estimate_at_enqueue(context: EngineContext, record: Record) -> float | None:
@@ -110,17 +110,17 @@ def _replay_ahead(known: Forecast, job: Job) -> Estimate:
     return forecast(known.snapshot, only=name).get(name, CLAIMED)
 
 
-async def _of_waiting(context: EngineContext, known: Forecast, record: Record) -> Estimate:
-    job, now = record.job, loop_time()
+async def _of_waiting(context: EngineContext, known: Forecast, job: Job) -> Estimate:
+    """The wait of a job as it is listed, or else from its rank."""
     name = forecast_name(job.id, job.tenant)
     found = known.jobs.get(name) or known.answers.get(name)
     if found is None:
         rank = await context.flow.rank(key_of(job))
-        (stored,) = (await context.store.read([key_of(job)])).records
-        if rank is None or stored is None:
+        (record,) = (await context.store.read([key_of(job)])).records
+        if rank is None or record is None:
             return CLAIMED
-        found = known.at_rank(job, _lane(stored), rank, now)
-    return known.remaining(found, now)
+        found = known.at_rank(job, _lane(record), rank, loop_time())
+    return known.remaining(found, loop_time())
 
 
 def _of_scheduled(known: Forecast, record: Record) -> Estimate:

@@ -23,7 +23,7 @@ from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey
 from windlass.model.worker import Worker
 from windlass.policy.estimate import forecast
 from windlass.policy.run_times import RunTimes, mean, remaining
-from windlass.policy.snapshot import NEVER, Bound, BusySlot, FairTurns, LoadSnapshot, SlotPool, WaitingLane
+from windlass.policy.snapshot import NEVER, Bound, BusySlot, FairTurns, Key, LoadSnapshot, SlotPool, WaitingLane
 from windlass.store import Record
 from windlass.store.flow import ANY, EXPLICIT, YIELDING, LaneBacklog, TierRule
 
@@ -254,9 +254,8 @@ class _SnapshotBuilder:
         levels = self._levels(one.tenant, one.queue)
         level = _level(levels, class_of(one.group))
         bounds = [*self._at_levels(f"{one.tenant},{one.queue}", levels[1 : level + 1]), *self._in_buckets(one.group)]
-        named = [(priority, arrival, forecast_name(id, one.tenant)) for priority, arrival, id in one.jobs]
         return WaitingLane(
-            jobs=one.jobs if one.tenant == DEFAULT_TENANT else named,
+            jobs=_named(one),
             seconds=self._seconds(one),
             tenant=one.tenant,
             task=one.task,
@@ -362,6 +361,12 @@ class _SnapshotBuilder:
             if (place := self._places.get(("bucket", bucket))) is not None
             for _ in range(usage.running - seen[bucket])
         ]
+
+
+def _named(one: LaneBacklog) -> list[Key]:
+    if one.tenant == DEFAULT_TENANT:
+        return one.jobs
+    return [(priority, arrival, forecast_name(id, one.tenant)) for priority, arrival, id in one.jobs]
 
 
 def _pools_of_workers(workers: Sequence[Worker]) -> list[list[Worker]]:

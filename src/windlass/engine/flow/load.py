@@ -92,13 +92,13 @@ async def read_load(context: EngineContext, rules: Rules, queue: str, *, brief_b
     workers = [await _able(context, worker) for worker in alive if queues & {*worker.queues}]
     counts = await context.store.count_jobs(EVERY_TENANT)
     total = sum(one.count for one in counts if one.queue in queues and one.state is State.QUEUED)
-    crowded = {one.queue for one in counts if one.state is State.QUEUED and one.count}
-    busy = {one.queue for one in counts if one.state is State.RUNNING and one.count}
+    # A job may be claimed after it was counted: so running jobs are read, too, where jobs were waiting.
+    active = {one.queue for one in counts if one.state in (State.QUEUED, State.RUNNING) and one.count}
     brief = total > brief_beyond
-    waiting = await _waiting(context, sorted(queues & crowded), FEW if brief else total)
-    served = queues.union(*(worker.queues for worker in workers))
+    waiting = await _waiting(context, sorted(queues & active), FEW if brief else total)
+    served = sorted(active & queues.union(*(worker.queues for worker in workers)))
     most = AT_ONCE if brief else MOST_RUNNING
-    running = [record for name in sorted(served & busy) async for record in _running(context, EVERY_TENANT, name, most)]
+    running = [record for name in served async for record in _running(context, EVERY_TENANT, name, most)]
     now = (await context.store.read([])).now
     usage = await _usage(context, rules, waiting, AT_ONCE if brief else MOST_BUCKETS)
     return QueueLoad(now, rules, workers, waiting, running, usage, brief)
