@@ -60,7 +60,9 @@ async def teach(engine: Engine, seconds: float, *, task: str = "work", tenant: s
         engine.context.stats.finished([key_of(job)], seconds)
     await learn_run_times(engine.context)
     await engine(Cancel(tenant=tenant, ids=[job.id]))
-    engine.context.stats.forecasts.clear()  # made for that job
+    stats = engine.context.stats
+    for made_for_that_job in (stats.forecasts, stats.watched, stats.crowded_until):
+        made_for_that_job.clear()
 
 
 async def tiers(engine: Engine, slow: int = 1, medium: int = 2) -> None:

@@ -210,7 +210,7 @@ class _SnapshotBuilder:
             pools=[SlotPool(sum(one.slots for one in pool), pool[0].queues) for pool in pools],
             running=self._running(),
             lanes=lanes,
-            bounds=self._bounds,
+            bounds=tuple(self._bounds),
             turns={
                 name: turns for name in {lane.queue for lane in lanes} if (turns := self._turns(name)) != FairTurns()
             },
@@ -242,6 +242,8 @@ class _SnapshotBuilder:
         if found is None:
             tenant, task, group = name
             found = self._lane(LaneBacklog(tenant, self._queue, task, group, 0, []))
+            # Of limits for which no job waits, nothing was read.
+            found = replace(found, bounds=tuple(each for each in found.bounds if each < len(self.snapshot.bounds)))
             if len(self._lanes) < MOST_LANES:
                 self._lanes[name] = found
         return found

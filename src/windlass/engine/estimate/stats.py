@@ -5,6 +5,7 @@ nothing: `estimate.learn` stores what is learned.
 """
 
 import asyncio
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
@@ -17,7 +18,7 @@ from windlass.model.estimate import Estimate
 from windlass.model.job import Job
 from windlass.model.names import DEFAULT_TENANT, JobKey, key_of
 from windlass.policy.run_times import RunTimes
-from windlass.policy.snapshot import LoadSnapshot, WaitingLane
+from windlass.policy.snapshot import FairTurns, LoadSnapshot, WaitingLane
 from windlass.policy.upper_bound import upper_bound
 from windlass.store import Record
 from windlass.store.flow import MOST_RANKED
@@ -162,20 +163,41 @@ class Forecast(Struct, frozen=True):
     def of_new_job(self, name: LaneName, priority: int, now: float, late: QueuePlace = FIRST) -> Estimate:
         """The longest wait of a job that arrives after the forecast, behind other late arrivals."""
         lane = self.lane(name)
-        found = self.answers.get((name, priority))
-        if found is None:
-            found = upper_bound(self.snapshot, replace(lane, jobs=[(priority, LAST, "")], rest=0))
-            self._cache((name, priority), found)
+        found = self._behind_the_last(lane, priority)
         if found.seconds is not None and not priority:
-            found = replace(found, seconds=found.seconds + self._delay(lane, late))
+            by_slots = max(0, late.queue - max(0, self.free)) * self.pace
+            found = replace(found, seconds=found.seconds + max(by_slots, late.lane * self._step(lane)))
         return self.remaining(found, now)
 
-    def _delay(self, lane: WaitingLane, late: QueuePlace) -> float:
-        """Seconds by which late arrivals delay a job: by slots, and by the bounds of its lane."""
-        by_slots = max(0, late.queue - max(0, self.free)) * self.pace
+    def _step(self, lane: WaitingLane) -> float:
+        """Seconds by which each job of a lane delays the next within its bounds."""
         bounds = [self.snapshot.bounds[place] for place in lane.bounds]
         steps = [max(bound.interval, lane.seconds / bound.places if bound.places else 0.0) for bound in bounds]
-        return max([by_slots, *(late.lane * step for step in steps)])
+        return max(steps, default=0.0)
+
+    def _behind_the_last(self, lane: WaitingLane, priority: int) -> Estimate:
+        """Of a lane that is listed in full, only the last job is looked at: there may be thousands of such lanes."""
+        ahead = 0 if self.rough or lane.rest else bisect_right(lane.jobs, (priority, LAST, ""))
+        if not ahead:
+            return self._at_most(lane, priority)
+        last = replace(self.jobs[lane.jobs[ahead - 1][2]], position=None)
+        by_slots = last if lane.queue in self.snapshot.turns else self._at_most(replace(lane, bounds=()), priority)
+        if last.seconds is None or by_slots.seconds is None:
+            return last if last.seconds is None else by_slots
+        behind = last.seconds + self._step(lane)
+        return by_slots if by_slots.seconds > behind else replace(last, seconds=behind)
+
+    def _at_most(self, lane: WaitingLane, priority: int) -> Estimate:
+        """Cached for all lanes of which the same is known."""
+        turns = self.snapshot.turns.get(lane.queue, FairTurns())
+        weight = (turns.tenants or {}).get(lane.tenant, 1.0)
+        member = (lane.tenant, lane.task) if turns != FairTurns() and lane.tenant in self.waiting else weight
+        name = (lane.pools, lane.bounds, lane.opens, lane.lacks, priority, member)
+        found = self.answers.get(name)
+        if found is None:
+            found = upper_bound(self.snapshot, replace(lane, jobs=[(priority, LAST, "")], rest=0))
+            self._cache(name, found)
+        return found
 
     def at_rank(self, job: Job, name: LaneName, rank: int, now: float) -> Estimate:
         """The wait of a job that is not listed, from its rank in its lane: later jobs do not change it."""
