@@ -154,6 +154,29 @@ async def test_who_reads_too_slowly_hears_of_a_gap(store: Store, other: Store) -
         assert first[first.index(GAP) + 1] == "after 1"
 
 
+@pytest.mark.parametrize("kind", ["redis", "valkey"], indirect=True)
+@pytest.mark.parametrize("beside_another", [False, True], ids=["alone", "beside another watcher"])
+async def test_a_watcher_that_was_forgotten_because_it_did_not_ask_hears_of_a_gap(
+    store: Store, other: Store, monkeypatch: pytest.MonkeyPatch, *, beside_another: bool
+) -> None:
+    monkeypatch.setattr("windlass.store.redis.events.WATCHED_FOR", 0.3)
+    monkeypatch.setattr("windlass.store.redis.events.LOOK_EVERY", 0.05)
+    here, there = cast("Events", store), cast("Events", other)
+    async with AsyncExitStack() as stack:
+        watch = await stack.enter_async_context(here.watch())
+        async with asyncio.timeout(PATIENCE):
+            while not quiet(there):
+                await asyncio.sleep(0.01)
+                await there.publish(["before 1"])  # the last of these is not sent
+        if beside_another:
+            await stack.enter_async_context(there.watch())
+        hearing = asyncio.create_task(heard(watch))
+        while not hearing.done():
+            await there.publish(["after 1"])
+            await asyncio.sleep(0.01)
+        assert GAP in await hearing
+
+
 # --- Watching -----------------------------------------------------------------------------------------------------
 
 

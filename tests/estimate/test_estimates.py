@@ -9,10 +9,18 @@ from msgspec.structs import replace
 from tests.support.engines import enqueue, finish, register, take
 from tests.support.stores import EPOCH, VirtualClock
 from windlass.engine import Engine
-from windlass.engine.estimate.answers import STALE
+from windlass.engine.estimate.answers import estimate_for_follower
 from windlass.engine.estimate.forecast import refresh_forecasts
 from windlass.engine.estimate.learn import RUN_TIMES, learn_run_times, measure_accuracy, relative_error
-from windlass.engine.estimate.stats import MOST_FORECAST_JOBS, MOST_FRESH, MOST_RUNNING, Forecast, Prediction, RunStats
+from windlass.engine.estimate.stats import (
+    MOST_FORECAST_JOBS,
+    MOST_FRESH,
+    MOST_RUNNING,
+    STALE,
+    Forecast,
+    Prediction,
+    RunStats,
+)
 from windlass.model.errors import Missing
 from windlass.model.estimate import Estimate, QueueEstimate, Why
 from windlass.model.job import Job, NewJob
@@ -31,7 +39,7 @@ from windlass.model.operations import (
 )
 from windlass.model.queue import QueueChange, Tier
 from windlass.policy.run_times import mean, unpack
-from windlass.policy.snapshot import LoadSnapshot, SlotPool
+from windlass.policy.snapshot import LoadSnapshot, SlotPool, WaitingLane
 from windlass.store import Reading, Record
 
 
@@ -52,7 +60,9 @@ async def teach(engine: Engine, seconds: float, *, task: str = "work", tenant: s
         engine.context.stats.finished([key_of(job)], seconds)
     await learn_run_times(engine.context)
     await engine(Cancel(tenant=tenant, ids=[job.id]))
-    engine.context.stats.forecasts.clear()  # made for that job
+    stats = engine.context.stats
+    for made_for_that_job in (stats.forecasts, stats.watched, stats.crowded_until):
+        made_for_that_job.clear()
 
 
 async def tiers(engine: Engine, slow: int = 1, medium: int = 2) -> None:
@@ -267,7 +277,7 @@ async def test_at_the_door_a_job_is_told_its_wait_unless_that_takes_too_much_tim
 async def test_at_the_door_a_job_with_a_delay_is_told_when_it_will_start(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("windlass.engine.estimate.answers.AT_ENQUEUE", 5.0)  # the machine may be busy with other tests
+    monkeypatch.setattr("windlass.engine.estimate.forecast.AT_ENQUEUE", 5.0)  # the machine may be busy with other tests
     await teach(engine, 4.0)
     assert await accepted(engine, delay=60.0) is None, "unknown: there is no worker"
     worker = await register(engine)
@@ -287,7 +297,7 @@ async def test_at_the_door_a_job_with_a_delay_is_told_when_it_will_start(
 async def test_a_job_with_a_delay_for_a_deep_queue_is_told_by_a_glimpse_of_it(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("windlass.engine.estimate.answers.AT_ENQUEUE", 5.0)  # the machine may be busy with other tests
+    monkeypatch.setattr("windlass.engine.estimate.forecast.AT_ENQUEUE", 5.0)  # the machine may be busy with other tests
     await teach(engine, 4.0)
     await register(engine, slots=2)
     for _ in range(2):
@@ -357,7 +367,8 @@ def test_forecasts_of_many_large_queues_do_not_pile_up() -> None:
     stats = RunStats()
     large = {str(number): Estimate() for number in range(MOST_FORECAST_JOBS // 2)}
     for queue in "abc":
-        stats.remember(queue, Forecast(LoadSnapshot([SlotPool(1)]), large, {}, EPOCH, 0.0, 0.0, len(large)))
+        load = LoadSnapshot([SlotPool(1)])
+        stats.remember(queue, Forecast(load, large, {}, EPOCH, 0.0, 0.0, len(large), lambda _: WaitingLane([], 0.0)))
     assert list(stats.forecasts) == ["b", "c"]
 
 
@@ -382,6 +393,21 @@ async def test_a_large_queue_is_foretold_once_for_all_who_ask(engine: Engine) ->
     urgent = await estimate(engine, await enqueue(engine, priority=-1))
     assert urgent.seconds == 0.0, "no job goes before it"
     assert engine.context.stats.forecasts["default"].at == made.at
+
+
+async def test_a_follower_of_a_job_that_is_newer_than_the_forecast_gets_its_wait_at_once(engine: Engine) -> None:
+    await teach(engine, 4.0)
+    worker = await register(engine)
+    await enqueue(engine)
+    await take(engine, worker)
+    await engine(GetQueueEstimate(queue="default"))
+    forecasts = engine.context.stats.forecasts
+    made = forecasts["default"] = replace(forecasts["default"], cost=60.0)
+    jobs = [await enqueue(engine), await enqueue(engine)]
+    found = [await estimate_for_follower(engine.context, job) for job in jobs]
+    assert [(one.position, one.why) for one in found] == [(1, Why.SLOTS), (2, Why.SLOTS)]
+    assert [one.seconds for one in found] == pytest.approx([4.0, 8.0], abs=1.0)
+    assert forecasts["default"] is made, "from the same forecast as everything else"
 
 
 @pytest.mark.parametrize(("said", "real", "part"), [(10, 8, 0.25), (8, 10, 0.2), (0, 0, 0), (0.05, 0, 0.5)])

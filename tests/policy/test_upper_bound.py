@@ -34,6 +34,20 @@ def test_where_slots_are_free_nobody_waits() -> None:
     assert upper_bound(LoadSnapshot([SlotPool(4)], [BusySlot(3.0)] * 3), new_arrival()).seconds == 0.0
 
 
+def test_fewer_jobs_than_slots_keep_no_job_waiting_however_long_they_run() -> None:
+    few = [WaitingLane(keys(1, 2), 100.0)]
+    assert upper_bound(LoadSnapshot([SlotPool(4)], [BusySlot(50.0)], few), new_arrival()).seconds == 0.0
+    assert upper_bound(LoadSnapshot([SlotPool(4)], [BusySlot(50.0)] * 2, few), new_arrival()).seconds == 50.0
+
+
+def test_the_first_slot_that_comes_free_counts_and_not_their_mean() -> None:
+    running = [BusySlot(remaining, (0,)) for remaining in (100.0, 7.0, 40.0)]
+    snapshot = LoadSnapshot([SlotPool(3)], running, (), [Bound("three", places=3)])
+    assert upper_bound(snapshot, new_arrival()) == Estimate(seconds=7.0, why=Why.SLOTS)
+    wide = replace(snapshot, pools=[SlotPool(9)])
+    assert upper_bound(wide, new_arrival(bounds=(0,))) == Estimate(seconds=7.0, why=Why.LIMIT, name="three")
+
+
 def test_those_behind_a_full_limit_hold_up_only_who_is_bound_by_it() -> None:
     snapshot = LoadSnapshot([SlotPool(4)], (), [crowd(1_000_000, bounds=(0,)), crowd(600)], [Bound("smtp", places=1)])
     assert upper_bound(snapshot, new_arrival()).seconds == pytest.approx(600 * 2.0 / 3)

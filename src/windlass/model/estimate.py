@@ -9,7 +9,7 @@ class Why(StrEnum):
     """What a job waits for."""
 
     SLOTS = "slots"
-    """Its turn: jobs before it, or of dearer queues of the same workers, take the slots."""
+    """Its turn: jobs before it, or of queues that its workers prefer, take the slots."""
     LIMIT = "limit"
     """A place within a limit."""
     TIER = "tier"

@@ -11,13 +11,15 @@ never raise its estimate. Each job costs a logarithm, however many wait.
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
+from collections.abc import Callable
+from functools import partial
 from heapq import heappop, heappush
 
 from msgspec.structs import replace
 
 from windlass.model.estimate import Estimate, Why
-from windlass.policy.fair import LaneKey, LaneOrder, by_turns, in_order
-from windlass.policy.snapshot import NEVER, Bound, FairTurns, Key, LoadSnapshot, WaitingLane, queues_ahead
+from windlass.policy.fair import ByTurns, InOrder, LaneKey, LaneOrder
+from windlass.policy.snapshot import NEVER, Bound, FairTurns, Key, LoadSnapshot, WaitingLane, queues_ahead, what_holds
 
 BY_PRIORITY = FairTurns()
 
@@ -29,9 +31,8 @@ def forecast(snapshot: LoadSnapshot, only: str | None = None) -> dict[str, Estim
     ranks = _ranks(snapshot)
     replay = Replay(snapshot, ranks)
     replay.run(only)
-    if only is not None:
-        return {id: found for id, found in {**_stuck(snapshot, replay, ranks), **replay.starts}.items() if id == only}
-    return replay.starts | _stuck(snapshot, replay, ranks)
+    found = replay.starts | _stuck(snapshot, replay, ranks)
+    return found if only is None else {id: found[id] for id in {only} & found.keys()}
 
 
 def _ranks(snapshot: LoadSnapshot) -> dict[str, int]:
@@ -64,21 +65,12 @@ def _stuck(snapshot: LoadSnapshot, replay: "Replay", ranks: dict[str, int]) -> d
     if replay.complete():
         return {}
     return {
-        key[2]: Estimate(position=ranks.get(key[2]), why=why, name=name)
+        key[2]: replace(found, position=ranks.get(key[2]))
         for lane in snapshot.lanes
-        for why, name in (_lacking(snapshot, lane),)
+        for found in (what_holds(snapshot, lane) or Estimate(why=Why.SLOTS),)
         for key in lane.jobs
         if key[2] not in replay.starts
     }
-
-
-def _lacking(snapshot: LoadSnapshot, lane: WaitingLane) -> tuple[Why, str | None]:
-    if lane.lacks is not None or not any(snapshot.pools[pool].slots for pool in lane.pools):
-        return lane.lacks or Why.WORKER, None
-    if lane.opens == NEVER:
-        return lane.why, None
-    shut = next((snapshot.bounds[each] for each in lane.bounds if snapshot.bounds[each].opens == NEVER), None)
-    return (Why.PAUSE, shut.name) if shut is not None else (Why.SLOTS, None)
 
 
 class Replay:
@@ -137,11 +129,11 @@ class Replay:
                 heappush(self._openings, (lane.opens, index))
 
     def _order(self, turns: FairTurns) -> LaneOrder:
-        order = in_order(self._key)
+        order: Callable[[], LaneOrder] = partial(InOrder, self._key)
         if turns.tasks is not None:
-            order = by_turns(turns.tasks, lambda lane: self._lanes[lane].task, order)
+            order = partial(ByTurns, turns.tasks, lambda lane: self._lanes[lane].task, order)
         if turns.tenants is not None:
-            order = by_turns(turns.tenants, lambda lane: self._lanes[lane].tenant, order)
+            order = partial(ByTurns, turns.tenants, lambda lane: self._lanes[lane].tenant, order)
         return order()
 
     def _key(self, lane: int) -> tuple[int, int, int] | None:

@@ -5,64 +5,33 @@ A lane is a number here; the caller knows the key of its next job. Turns nest: t
 
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush, heapreplace
-from typing import Protocol
 
 LaneKey = tuple[int, int, int]
 """Priority, arrival, lane."""
 
 
-class LaneOrder(Protocol):
-    """An order of lanes that have a job to start."""
+class InOrder:
+    """Lanes that have a job to start: lowest priority first, then arrival."""
 
-    def push(self, lane: int) -> None:
-        """Add a lane."""
-        ...
-
-    def first(self) -> int | None:
-        """The lane whose turn it is."""
-        ...
-
-    def drop(self) -> None:
-        """Remove that lane: it cannot start a job now."""
-        ...
-
-    def serve(self) -> None:
-        """A job of that lane has started. The lane's next job is known by now."""
-        ...
-
-    def arrival(self) -> int:
-        """When the first lane's job arrived."""
-        ...
-
-
-def in_order(key: Callable[[int], LaneKey | None]) -> Callable[[], LaneOrder]:
-    """Lowest priority first, then arrival."""
-    return lambda: _InOrder(key)
-
-
-def by_turns(
-    weights: Mapping[str, float], member: Callable[[int], str], inner: Callable[[], LaneOrder]
-) -> Callable[[], LaneOrder]:
-    """One job for each member in turn, by weight; inside a member, by the inner order."""
-    return lambda: _ByTurns(weights, member, inner)
-
-
-class _InOrder:
     def __init__(self, key: Callable[[int], LaneKey | None]) -> None:
         self._key = key
         self._heap: list[LaneKey] = []
 
     def push(self, lane: int) -> None:
+        """Add a lane."""
         if (key := self._key(lane)) is not None:
             heappush(self._heap, key)
 
     def first(self) -> int | None:
+        """The lane whose turn it is."""
         return self._heap[0][2] if self._heap else None
 
     def drop(self) -> None:
+        """Remove that lane: it cannot start a job now."""
         heappop(self._heap)
 
     def serve(self) -> None:
+        """A job of that lane has started. The lane's next job is known by now."""
         key = self._key(self._heap[0][2])
         if key is None:
             heappop(self._heap)
@@ -70,12 +39,15 @@ class _InOrder:
             heapreplace(self._heap, key)
 
     def arrival(self) -> int:
+        """When the first lane's job arrived."""
         return self._heap[0][1]
 
 
-class _ByTurns:
+class ByTurns:
+    """The same with one job for each member in turn, by weight; inside a member, by the inner order."""
+
     def __init__(
-        self, weights: Mapping[str, float], member: Callable[[int], str], inner: Callable[[], LaneOrder]
+        self, weights: Mapping[str, float], member: Callable[[int], str], inner: "Callable[[], LaneOrder]"
     ) -> None:
         self._weights = weights
         self._member = member
@@ -118,3 +90,6 @@ class _ByTurns:
 
     def arrival(self) -> int:
         return self._members[self._heap[0][2]].arrival()
+
+
+LaneOrder = InOrder | ByTurns

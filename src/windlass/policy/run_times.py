@@ -86,17 +86,10 @@ def remaining(times: RunTimes, elapsed: float) -> float | None:
     return elapsed / 2 if times.buckets else None
 
 
-def pack(times: RunTimes) -> bytes:
-    return _encode(times)
+pack = msgspec.msgpack.Encoder().encode
 
-
-def unpack(data: bytes) -> RunTimes:
-    """Raises `msgspec.ValidationError` if the bytes are not run times."""
-    return _decode(data)
-
-
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(RunTimes).decode
+unpack = msgspec.msgpack.Decoder(RunTimes).decode
+"""Raises `msgspec.ValidationError` if the bytes are not run times."""
 
 
 def _bucket(seconds: float) -> int:

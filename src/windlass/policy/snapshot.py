@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
-from windlass.model.estimate import Why
+from windlass.model.estimate import Estimate, Why
 
 NEVER = math.inf
 
@@ -91,12 +91,18 @@ class LoadSnapshot(Struct, frozen=True):
     running: Sequence[BusySlot] = ()
     lanes: Sequence[WaitingLane] = ()
     bounds: Sequence[Bound] = ()
-    arrivals: Sequence[WaitingLane] = ()
-    """For each tenant a job that would arrive now. They delay no other job."""
-    typical_run: float = 1.0
-    """Seconds of a run of which nothing else is known."""
     turns: Mapping[str, FairTurns] = {}
     """Of queues that do not go by priority and arrival alone."""
+
+
+def what_holds(snapshot: LoadSnapshot, lane: WaitingLane) -> Estimate | None:
+    """Why the jobs of a lane can never start; null = they can."""
+    if lane.lacks is not None or not any(snapshot.pools[pool].slots for pool in lane.pools):
+        return Estimate(why=lane.lacks or Why.WORKER)
+    if lane.opens == NEVER:
+        return Estimate(why=lane.why)
+    closed = next((bound for place in lane.bounds if (bound := snapshot.bounds[place]).opens == NEVER), None)
+    return Estimate(why=Why.PAUSE, name=closed.name) if closed is not None else None
 
 
 def queues_ahead(orders: Sequence[Sequence[str]], queue: str) -> set[str]:

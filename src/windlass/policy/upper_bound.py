@@ -6,13 +6,14 @@ for the second, only jobs within the bound count. The sum is the longest wait if
 gives the same or less, and later jobs do not change it.
 """
 
+import math
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from windlass.model.estimate import Estimate, Why
-from windlass.policy.snapshot import NEVER, FairTurns, LoadSnapshot, WaitingLane
+from windlass.policy.snapshot import NEVER, FairTurns, LoadSnapshot, WaitingLane, what_holds
 
 UNBOUNDED = (NEVER, -1)
 """The width of a lane without bounds."""
@@ -31,27 +32,27 @@ class LaneAhead(NamedTuple):
         """Slot seconds that they need."""
         return self.number * self.lane.seconds * self.shared
 
+    @property
+    def most(self) -> float:
+        """How many of them can run at a time, if nothing else bounds them."""
+        return math.ceil(self.number)
+
 
 def upper_bound(snapshot: LoadSnapshot, new_job: WaitingLane) -> Estimate:
     """The longest wait of the one job of a lane, if it arrived now."""
-    slots = sum(snapshot.pools[pool].slots for pool in new_job.pools)
-    if new_job.lacks is not None or not slots:
-        return Estimate(why=new_job.lacks or Why.WORKER)
-    if new_job.opens == NEVER:
-        return Estimate(why=new_job.why)
-    shut = next((bound for place in new_job.bounds if (bound := snapshot.bounds[place]).opens == NEVER), None)
-    if shut is not None:
-        return Estimate(why=Why.PAUSE, name=shut.name)
+    if (stuck := what_holds(snapshot, new_job)) is not None:
+        return stuck
     loads = _ahead(snapshot, new_job)
-    found = _in_all(snapshot, new_job, loads, slots)
+    found = _in_all(snapshot, new_job, loads)
     at_once = _until_a_slot(snapshot, new_job, loads)
     if at_once >= (found.seconds or 0.0):
         found = Estimate(seconds=at_once, why=Why.SLOTS)
     return Estimate(seconds=new_job.opens, why=new_job.why) if new_job.opens > (found.seconds or 0.0) else found
 
 
-def _in_all(snapshot: LoadSnapshot, new_job: WaitingLane, loads: Sequence[LaneAhead], slots: int) -> Estimate:
+def _in_all(snapshot: LoadSnapshot, new_job: WaitingLane, loads: Sequence[LaneAhead]) -> Estimate:
     """The wait for slots plus the wait for own bounds. Each job ahead counts where it is worst."""
+    slots = _slots(snapshot, new_job.pools)
     inside: dict[int, list[LaneAhead]] = {place: [] for place in new_job.bounds}
     others: list[LaneAhead] = []
     for load in loads:
@@ -72,10 +73,9 @@ def _ahead(snapshot: LoadSnapshot, new_job: WaitingLane) -> list[LaneAhead]:
     found = []
     for lane in snapshot.lanes:
         common = [pool for pool in lane.pools if pool in new_job.pools]
-        count = _before(snapshot, lane, new_job, common) if common and not _is_stuck(snapshot, lane) else 0
+        count = _before(snapshot, lane, new_job, common) if common and what_holds(snapshot, lane) is None else 0
         if count:
-            both, own = (sum(snapshot.pools[pool].slots for pool in some) for some in (common, lane.pools))
-            found.append(LaneAhead(lane, count, both / own if own else 0.0))
+            found.append(LaneAhead(lane, count, _slots(snapshot, common) / _slots(snapshot, lane.pools)))
     turns = snapshot.turns.get(new_job.queue, FairTurns())
     if turns.tasks is not None:
         found = _by_turns(found, new_job, turns.tasks, _task)
@@ -84,10 +84,8 @@ def _ahead(snapshot: LoadSnapshot, new_job: WaitingLane) -> list[LaneAhead]:
     return found
 
 
-def _is_stuck(snapshot: LoadSnapshot, lane: WaitingLane) -> bool:
-    """Whether its jobs cannot start."""
-    shut = any(snapshot.bounds[place].opens == NEVER for place in lane.bounds)
-    return shut or lane.lacks is not None or lane.opens == NEVER
+def _slots(snapshot: LoadSnapshot, pools: Sequence[int]) -> int:
+    return sum(snapshot.pools[pool].slots for pool in pools)
 
 
 def _before(snapshot: LoadSnapshot, lane: WaitingLane, new_job: WaitingLane, common: Sequence[int]) -> int:
@@ -134,21 +132,21 @@ def _by_turns(
 
 def _until_a_slot(snapshot: LoadSnapshot, new_job: WaitingLane, loads: Sequence[LaneAhead]) -> float:
     """For how long these may keep all slots of the new job's workers busy."""
-    slots = sum(snapshot.pools[pool].slots for pool in new_job.pools)
-    running = [busy.remaining for busy in snapshot.running if busy.pool in new_job.pools]
-    if not loads and len(running) < slots:
-        return 0.0
-    free = sum(running)
-    behind: dict[int, float] = defaultdict(float)
-    widths: dict[int, float] = defaultdict(float)
+    slots = _slots(snapshot, new_job.pools)
+    streams = [(busy.remaining, 1.0) for busy in snapshot.running if busy.pool in new_job.pools]
+    narrow: dict[int, list[LaneAhead]] = defaultdict(list)
     for load in loads:
         width, place = min((_width(snapshot, each, load.lane) for each in load.lane.bounds), default=UNBOUNDED)
-        at_first = load.work if width >= slots else min(load.work, _at_first(snapshot, place, load.lane))
-        free += at_first
-        if load.work > at_first:
-            behind[place] += load.work - at_first
-            widths[place] = max(widths[place], width)
-    return _filled(free, [(behind[place], widths[place]) for place in behind], slots)
+        if width < slots:
+            narrow[place].append(load)
+        else:
+            streams.append((load.work, load.most))
+    for place, some in narrow.items():
+        work, most = sum(load.work for load in some), sum(load.most for load in some)
+        at_first = sum(min(load.work, _at_first(snapshot, place, load.lane)) for load in some)
+        width = max(_width(snapshot, place, load.lane)[0] for load in some)
+        streams += [(at_first, most), (work - at_first, min(width, most))]
+    return _filled(streams, slots)
 
 
 def _at_first(snapshot: LoadSnapshot, place: int, lane: WaitingLane) -> float:
@@ -164,17 +162,20 @@ def _width(snapshot: LoadSnapshot, place: int, lane: WaitingLane) -> tuple[float
     return min(rate, NEVER if bound.places is None else bound.places), place
 
 
-def _filled(free: float, behind: Sequence[tuple[float, float]], slots: int) -> float:
-    """For how long all slots can be busy with free work, and with work behind bounds of a given width."""
-    now, left = 0.0, free
-    slope = sum(width for _, width in behind) - slots
-    for work, width in sorted(behind, key=lambda one: one[0] / one[1]):
+def _filled(streams: Sequence[tuple[float, float]], places: int) -> float:
+    """For how long streams of work can fill all places; each has an amount, and fills so many places at a time.
+
+    While they bring more than the places take, the surplus is kept, and fills places later.
+    """
+    now = surplus = 0.0
+    growth = sum(width for _, width in streams) - places
+    for work, width in sorted((one for one in streams if one[1]), key=lambda one: one[0] / one[1]):
         until = work / width
-        if slope < 0 and left + slope * (until - now) <= 0:
+        if growth < 0 and surplus + growth * (until - now) <= 0:
             break
-        left, now = left + slope * (until - now), until
-        slope -= width
-    return now + left / -slope if slope < 0 else now
+        surplus, now = surplus + growth * (until - now), until
+        growth -= width
+    return now + surplus / -growth if growth < 0 else now
 
 
 def _until_room(snapshot: LoadSnapshot, place: int, inside: Sequence[LaneAhead]) -> float:
@@ -185,8 +186,7 @@ def _until_room(snapshot: LoadSnapshot, place: int, inside: Sequence[LaneAhead])
         saved = 0 if bound.opens else bound.burst - 1
         seconds += max(0.0, sum(load.number for load in inside) - saved) * bound.interval
     if bound.places is not None:
-        running = [busy.remaining for busy in snapshot.running if place in busy.bounds]
-        if inside or len(running) >= bound.places:
-            work = sum(load.number * load.lane.seconds for load in inside)
-            seconds += (sum(running) + work) / max(1, bound.places)
+        running = [(busy.remaining, 1.0) for busy in snapshot.running if place in busy.bounds]
+        waiting = [(load.number * load.lane.seconds, load.most) for load in inside]
+        seconds += _filled([*running, *waiting], max(1, bound.places))
     return seconds

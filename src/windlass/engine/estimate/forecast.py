@@ -1,47 +1,34 @@
 """Makes forecasts: one snapshot of a queue's load, replayed for all its jobs at once; never inside a claim.
 
-A small queue gets a new forecast for every caller who asks. The forecast of a large queue is shared for a time in
-proportion to its cost. Until there is one, a rough forecast from counts serves jobs that are enqueued.
+There is one forecast per queue. The upkeep refreshes those of watched queues, and a caller makes one if there is none
+that serves it. A caller who asks about a short queue always gets a new one. New jobs of a long queue get a rough one
+from counts, until there is another: an enqueue must not wait for a replay.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from msgspec.structs import replace
 
 from windlass.engine.context import EngineContext
 from windlass.engine.estimate.learn import loop_time, read_run_times
-from windlass.engine.estimate.stats import Forecast, Prediction, forecast_name, task_key
+from windlass.engine.estimate.stats import SMALL, STALE, Forecast, LaneName, Prediction, forecast_name, task_key
 from windlass.engine.flow.apply import FOREVER
-from windlass.engine.flow.load import (
-    QueueLoad,
-    buckets,
-    class_of,
-    limit_of,
-    paused_until,
-    queued_in,
-    read_load,
-    workers_for,
-)
-from windlass.model.estimate import Estimate, Why
+from windlass.engine.flow.load import QueueLoad, buckets, class_of, limit_of, paused_until, read_load, workers_for
+from windlass.model.errors import WindlassError
+from windlass.model.estimate import Why
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey
 from windlass.model.worker import Worker
 from windlass.policy.estimate import forecast
 from windlass.policy.run_times import RunTimes, mean, remaining
-from windlass.policy.snapshot import NEVER, Bound, BusySlot, FairTurns, LoadSnapshot, SlotPool, WaitingLane
-from windlass.policy.upper_bound import upper_bound
+from windlass.policy.snapshot import NEVER, Bound, BusySlot, FairTurns, Key, LoadSnapshot, SlotPool, WaitingLane
 from windlass.store import Record
 from windlass.store.flow import ANY, EXPLICIT, YIELDING, LaneBacklog, TierRule
 
-SMALL = 1000
-"""Waiting jobs up to which every caller gets a new forecast."""
-
-SHARE = 20
-"""A forecast is used for so many times its cost: so making forecasts takes at most this share of the time."""
-
-OLDEST = 60.0
-"""Seconds after which a forecast is replaced in any case."""
+AT_ENQUEUE = 0.05
+"""Seconds that an enqueue may wait for a forecast that does not have its job."""
 
 WATCHED = 10.0
 """Seconds for which a queue counts as watched after a caller asked."""
@@ -52,66 +39,80 @@ SAMPLE = 3
 UNKNOWN = 1.0
 """Seconds that a run is expected to last while nothing is known."""
 
-LAST = 2**62
-"""An arrival after all others."""
+MOST_LANES = 10_000
+"""Lanes without waiting jobs that a forecast remembers."""
 
 REGROUPING = 1.0
 """Seconds after which lanes that are being regrouped are expected to open."""
 
 
-def is_large(found: Forecast) -> bool:
-    return found.size > SMALL
-
-
-def is_due(last: Forecast) -> bool:
-    """Whether a new one should be made."""
-    return last.rough or loop_time() - last.at > min(OLDEST, SHARE * last.cost)
-
-
-async def is_crowded(context: EngineContext, queue: str) -> bool:
-    return queued_in({queue}, await context.store.count_jobs(EVERY_TENANT)) > SMALL
-
-
-async def watch_queue(context: EngineContext, queue: str, *, shared: bool = False) -> Forecast:
-    """The forecast of a queue, which counts as watched from now on."""
-    context.stats.watched[queue] = loop_time()
-    return await get_forecast(context, queue, shared=shared)
-
-
 async def get_forecast(context: EngineContext, queue: str, *, shared: bool = False) -> Forecast:
-    """The last forecast of a queue, or a new one if that is due; for a small queue always, unless it is `shared`."""
-    stats = context.stats
+    """The forecast of a queue for a caller who asks; the queue counts as watched from now on.
+
+    For a short queue it is begun after the call, unless it is `shared`.
+    """
+    stats, asked = context.stats, loop_time()
+    stats.watched[queue] = asked
     last = stats.forecasts.get(queue)
-    if last is not None and (shared or is_large(last)) and (queue in stats.making or not is_due(last)):
+    if last is not None and (shared or last.large) and not last.is_due(asked):
         return last
+    return await _begun_after(context, queue, asked)
+
+
+async def forecast_for_new_job(
+    context: EngineContext, queue: str, *, exact: bool = False, oldest: float = 0.0
+) -> Forecast | None:
+    """A forecast for a job that is enqueued; null = the last one is too old, and a new one too expensive.
+
+    `exact`: a new one, begun after the call, unless the queue is long.
+    """
+    stats, asked = context.stats, loop_time()
+    making = stats.making.get(queue)
+    if making is not None and queue not in stats.forecasts and not exact:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(AT_ENQUEUE):
+                await making.wait()
+    last, now = stats.forecasts.get(queue), loop_time()
+    if last is not None and (last.large or not exact) and last.serves_new_jobs(now, oldest):
+        if last.large and last.is_due(now):
+            stats.watched[queue] = now  # the upkeep makes a better one for the next jobs
+        return last
+    if not exact and (queue in stats.making or (last is not None and not last.is_due(now))):
+        return last if last is not None and now - last.at < STALE else None
+    return await _begun_after(context, queue, asked, brief_beyond=SMALL)
+
+
+async def _begun_after(context: EngineContext, queue: str, asked: float, *, brief_beyond: float = NEVER) -> Forecast:
+    """A forecast that is begun later than `asked`; that of a long queue may be begun earlier.
+
+    All concurrent callers share it: one for each would keep all of them waiting.
+    """
+    stats = context.stats
     while (making := stats.making.get(queue)) is not None:
-        # All concurrent callers share the forecast of a long queue: one for each would keep all of them waiting.
         await making.wait()
         last = stats.forecasts.get(queue)
-        if last is not None and is_large(last) and not is_due(last):
+        if last is not None and (last.begun >= asked or last.large) and (not last.rough or brief_beyond < NEVER):
             return last
-    done = stats.making[queue] = asyncio.Event()
-    stats.begin_forecast(queue)
-    try:
-        made = await _make(context, queue)
-        stats.remember(queue, made)
-    finally:
-        done.set()
-        stats.making.pop(queue, None)
-    _sample(context, queue, made)
-    return made
+    return await _make(context, queue, brief_beyond=brief_beyond)
 
 
-async def rough_forecast(context: EngineContext, queue: str) -> Forecast:
-    """A rough forecast of a long queue, for jobs that arrive before there is another."""
+async def forecast_in_time(context: EngineContext, queue: str, *, ask: bool = True) -> Forecast | None:
+    """A forecast for a job that will not be in it, a scheduled or journaled one; null = there is none within 50 ms.
+
+    Without `ask` the store is not read now: the upkeep makes the next one.
+    """
     stats = context.stats
-    if queue not in stats.making:
-        stats.begin_forecast(queue)
-    made = await _make(context, queue, brief=True)
-    last = stats.forecasts.get(queue)
-    if last is None or last.rough or last.at < made.at - made.cost:
-        stats.remember(queue, made)
-    return made
+    if not ask or loop_time() < stats.crowded_until.get(queue, 0.0):
+        stats.watched[queue] = loop_time()
+        last = stats.forecasts.get(queue)
+        return last if last is not None and last.serves_new_jobs(loop_time(), oldest=STALE) else None
+    try:
+        async with asyncio.timeout(AT_ENQUEUE):
+            return await forecast_for_new_job(context, queue, oldest=STALE / 2)
+    except (TimeoutError, WindlassError):
+        stats.watched[queue] = loop_time()
+        stats.crowded_until[queue] = loop_time() + STALE
+        return None
 
 
 async def refresh_forecasts(context: EngineContext) -> int:
@@ -120,146 +121,107 @@ async def refresh_forecasts(context: EngineContext) -> int:
     stats.watched = {queue: at for queue, at in stats.watched.items() if now - at < WATCHED}
     for queue in list(stats.watched):
         last = stats.forecasts.get(queue)
-        if queue not in stats.making and (last is None or is_due(last)):
-            await get_forecast(context, queue)
+        if queue not in stats.making and (last is None or last.is_due(loop_time())):
+            await _make(context, queue)
     return 0
 
 
-async def _make(context: EngineContext, queue: str, *, brief: bool = False) -> Forecast:
-    started = loop_time()
+async def _make(context: EngineContext, queue: str, *, brief_beyond: float = NEVER) -> Forecast:
+    stats = context.stats
+    done = stats.making[queue] = asyncio.Event()
+    stats.begin_forecast(queue)
+    try:
+        made = await _read_and_replay(context, queue, brief_beyond)
+        stats.remember(queue, made)
+        if made.rough:
+            stats.watched[queue] = made.at  # the upkeep makes a better one
+    finally:
+        done.set()
+        del stats.making[queue]
+    for name, tenant in _sample(made, queue):
+        seconds = made.jobs[name].seconds
+        if seconds is not None:
+            stats.predict(JobKey(name.partition("/")[0], tenant), Prediction(queue, seconds, made.now))
+    return made
+
+
+async def _read_and_replay(context: EngineContext, queue: str, brief_beyond: float) -> Forecast:
+    begun = loop_time()
     rules = (await context.flow_config.refreshed()).rules
-    load = await read_load(context, rules, queue, brief=brief)
-    snapshot = take_snapshot(load, queue, await read_run_times(context))
-    whole = replace(snapshot, lanes=[*snapshot.lanes, *snapshot.arrivals])
+    load = await read_load(context, rules, queue, brief_beyond=brief_beyond)
+    builder = _SnapshotBuilder(load, queue, await read_run_times(context))
+    snapshot = builder.snapshot
     size = sum(one.count for one in load.waiting)
-    jobs = {} if brief else _own(_with_upper_bounds(await _replayed(whole, size), snapshot), whole, queue)
-    own = [(one, lane) for one, lane in zip(load.waiting, snapshot.lanes, strict=True) if one.queue == queue]
+    if load.brief:
+        jobs = {}
+    elif size <= SMALL:
+        jobs = forecast(snapshot)
+    else:
+        jobs = await asyncio.to_thread(forecast, snapshot)  # it takes a while: the loop must go on
     waiting: Counter[str] = Counter()
-    for one, _ in own:
-        waiting[one.tenant] += one.count
+    for one in load.waiting:
+        if one.queue == queue:
+            waiting[one.tenant] += one.count
+    own = [place for place, pool in enumerate(snapshot.pools) if queue in pool.queues]
+    slots = sum(snapshot.pools[place].slots for place in own)
     return Forecast(
         snapshot=snapshot,
         jobs=jobs,
         waiting=waiting,
-        size=size,
-        free=free_slots(snapshot, queue) - size,
-        pace=_pace(snapshot, queue),
         now=load.now,
+        begun=begun,
         at=loop_time(),
-        cost=loop_time() - started,
-        lanes={(one.tenant, one.task, one.group): lane for one, lane in own},
-        arrivals={lane.tenant: lane for lane in snapshot.arrivals},
-        rough=brief,
+        cost=loop_time() - begun,
+        size=size,
+        lane=builder.lane_of,
+        rough=load.brief,
+        free=slots - sum(busy.pool in own for busy in snapshot.running) - size,
+        pace=builder.mean_run() / max(1, slots),
     )
 
 
-async def _replayed(whole: LoadSnapshot, size: int) -> dict[str, Estimate]:
-    if size <= SMALL:
-        return forecast(whole)
-    return await asyncio.to_thread(forecast, whole)  # it takes a while: the loop must go on
-
-
-def _own(jobs: dict[str, Estimate], whole: LoadSnapshot, queue: str) -> dict[str, Estimate]:
-    """Without the jobs of other queues."""
-    if all(lane.queue == queue for lane in whole.lanes):
-        return jobs
-    return {key[2]: jobs[key[2]] for lane in whole.lanes if lane.queue == queue for key in lane.jobs}
-
-
-def _with_upper_bounds(jobs: dict[str, Estimate], snapshot: LoadSnapshot) -> dict[str, Estimate]:
-    """If not all jobs were replayed, new jobs wait for the others too."""
-    if any(lane.rest for lane in snapshot.lanes):
-        for lane in snapshot.arrivals:
-            jobs[lane.jobs[0][2]] = upper_bound(snapshot, lane)
-    return jobs
-
-
-def free_slots(snapshot: LoadSnapshot, queue: str) -> int:
-    """Free slots of a queue's workers."""
-    busy = Counter(busy.pool for busy in snapshot.running)
-    return sum(pool.slots - busy[place] for place, pool in enumerate(snapshot.pools) if queue in pool.queues)
-
-
-def _pace(snapshot: LoadSnapshot, queue: str) -> float:
-    """Seconds by which each waiting job delays the next, if only slots are short."""
-    own = [lane for lane in snapshot.lanes if lane.queue == queue]
-    count = sum(len(lane.jobs) + lane.rest for lane in own)
-    mean = sum(lane.seconds * (len(lane.jobs) + lane.rest) for lane in own) / count if count else snapshot.typical_run
-    return mean / max(1, sum(pool.slots for pool in snapshot.pools if queue in pool.queues))
-
-
-def _sample(context: EngineContext, queue: str, made: Forecast) -> None:
-    """Remember some estimates of a forecast, to compare them with the actual waits."""
-    names = [(key[2], lane.tenant) for lane in made.snapshot.lanes if lane.queue == queue for key in lane.jobs]
-    for name, tenant in _spread(names):
-        seconds = made.jobs[name].seconds
-        if seconds is not None:
-            context.stats.predict(JobKey(name.partition("/")[0], tenant), Prediction(queue, seconds, made.now))
-
-
-def _spread(ids: Sequence[tuple[str, str]]) -> Iterable[tuple[str, str]]:
-    """Some from all over the queue, so that long and short waits are compared."""
-    return [ids[max(0, len(ids) * part // SAMPLE - 1)] for part in range(1, SAMPLE + 1)] if ids else []
-
-
-# Snapshots
-
-
-def new_arrival(tenant: str) -> str:
-    """In place of an id: a job of this tenant that would arrive now. Empty: a tenant without jobs and workers here."""
-    return f"+{tenant}"
-
-
-def _named(one: LaneBacklog) -> list[tuple[int, int, str]]:
-    if one.tenant == DEFAULT_TENANT:
-        return one.jobs
-    return [(priority, arrival, forecast_name(id, one.tenant)) for priority, arrival, id in one.jobs]
-
-
-def take_snapshot(load: QueueLoad, queue: str, times: Mapping[str, RunTimes]) -> LoadSnapshot:
-    """The load of a queue as estimates see it. Running jobs that cannot be seen are expected to last a typical run."""
-    builder = _SnapshotBuilder(load, queue, times)
-    lanes = [builder.lane(one) for one in load.waiting]
-    shut = (pattern.partition(",")[0] for pattern in load.rules.shut)
-    own = (one.tenant for one in load.waiting if one.queue == queue)
-    tenants = {"", EVERY_TENANT, *own, *(one.tenant for one in load.workers), *shut}
-    arrivals = [builder.new_arrival(tenant) for tenant in sorted(tenants)]
-    queues = {queue, *(one.queue for one in load.waiting)}
-    return LoadSnapshot(
-        pools=builder.pools,
-        running=builder.running(),
-        lanes=lanes,
-        bounds=builder.bounds,
-        arrivals=arrivals,
-        typical_run=builder.typical,
-        turns={name: turns for name in queues if (turns := _turns(load, name)) != FairTurns()},
-    )
-
-
-def _turns(load: QueueLoad, queue: str) -> FairTurns:
-    return FairTurns(load.rules.fair_queues.get(queue), _turns_of_tasks(load, queue))
-
-
-def _turns_of_tasks(load: QueueLoad, queue: str) -> Mapping[str, float] | None:
-    lines = load.rules.fair_lines
-    if not lines:
-        return None
-    own = (lines.get(f"{one.tenant},{queue}") for one in load.waiting if one.queue == queue)
-    return next((found for found in own if found is not None), lines.get(f"{ANY},{queue}"))
+def _sample(made: Forecast, queue: str) -> list[tuple[str, str]]:
+    """Some jobs from all over the queue, with their tenants: their estimates are compared with the actual waits."""
+    lanes = () if made.rough else made.snapshot.lanes
+    jobs = [(key[2], lane.tenant) for lane in lanes if lane.queue == queue for key in lane.jobs]
+    return [jobs[max(0, len(jobs) * part // SAMPLE - 1)] for part in range(1, SAMPLE + 1)] if jobs else []
 
 
 class _SnapshotBuilder:
+    """Turns the load of a queue into what policies understand.
+
+    Running jobs that cannot be seen are expected to last a typical run.
+    """
+
     def __init__(self, load: QueueLoad, queue: str, times: Mapping[str, RunTimes]) -> None:
         self._load = load
         self._queue = queue
         self._times = times
-        self.typical = self._typical_run()
-        self.bounds: list[Bound] = []
+        self._typical = self._typical_run()
+        self._bounds: list[Bound] = []
         self._places: dict[tuple[str, ...], int] = {}
         """Indexes of the bounds."""
         pools = _pools_of_workers(load.workers)
-        self.pools = [SlotPool(sum(one.slots for one in pool), pool[0].queues) for pool in pools]
         self._pool_of = {worker.id: place for place, pool in enumerate(pools) for worker in pool}
+        lanes = [self._lane(one) for one in load.waiting]
+        own = zip(load.waiting, lanes, strict=True)
+        self._lanes = {(one.tenant, one.task, one.group): lane for one, lane in own if one.queue == queue}
+        self.snapshot = LoadSnapshot(
+            pools=[SlotPool(sum(one.slots for one in pool), pool[0].queues) for pool in pools],
+            running=self._running(),
+            lanes=lanes,
+            bounds=tuple(self._bounds),
+            turns={
+                name: turns for name in {lane.queue for lane in lanes} if (turns := self._turns(name)) != FairTurns()
+            },
+        )
+        self._load = replace(load, waiting=(), running=())  # `lane_of` needs the rest
+
+    def _turns(self, queue: str) -> FairTurns:
+        lines = self._load.rules.fair_lines
+        own = (lines.get(f"{one.tenant},{queue}") for one in self._load.waiting if lines and one.queue == queue)
+        tasks = next((found for found in own if found is not None), lines.get(f"{ANY},{queue}"))
+        return FairTurns(self._load.rules.fair_queues.get(queue), tasks)
 
     def _typical_run(self) -> float:
         waiting = {task_key(one.tenant, one.task) for one in self._load.waiting}
@@ -268,10 +230,28 @@ class _SnapshotBuilder:
         known = [seconds for seconds in seen if seconds is not None]
         return sum(known) / len(known) if known else UNKNOWN
 
+    def mean_run(self) -> float:
+        """Of the queue's waiting jobs."""
+        counts = [(len(lane.jobs) + lane.rest, lane.seconds) for lane in self._lanes.values()]
+        total = sum(count for count, _ in counts)
+        return sum(count * seconds for count, seconds in counts) / total if total else self._typical
+
+    def lane_of(self, name: LaneName) -> WaitingLane:
+        """A lane of the queue; for any tenant (`-`), or any task (empty), of a job that nothing but slots bounds."""
+        found = self._lanes.get(name)
+        if found is None:
+            tenant, task, group = name
+            found = self._lane(LaneBacklog(tenant, self._queue, task, group, 0, []))
+            # Of limits for which no job waits, nothing was read.
+            found = replace(found, bounds=tuple(each for each in found.bounds if each < len(self.snapshot.bounds)))
+            if len(self._lanes) < MOST_LANES:
+                self._lanes[name] = found
+        return found
+
     def _levels(self, tenant: str, queue: str) -> Sequence[TierRule]:
         return self._load.rules.tiers.get(f"{tenant},{queue}", ())
 
-    def lane(self, one: LaneBacklog) -> WaitingLane:
+    def _lane(self, one: LaneBacklog) -> WaitingLane:
         workers = workers_for(self._load, one)
         levels = self._levels(one.tenant, one.queue)
         level = _level(levels, class_of(one.group))
@@ -285,36 +265,16 @@ class _SnapshotBuilder:
             opens=self._opens(one.tenant, one.queue, one.task),
             lacks=None if workers else self._lacking(one),
             queue=one.queue,
-            pools=self._pools(workers),
+            pools=tuple(sorted({self._pool_of[worker.id] for worker in workers})),
             rest=max(0, one.count - len(one.jobs)),
         )
-
-    def new_arrival(self, tenant: str) -> WaitingLane:
-        workers = [
-            one
-            for one in self._load.workers
-            if self._queue in one.queues and (EVERY_TENANT in (tenant, one.tenant) or one.tenant == tenant)
-        ]
-        lacks = None if workers else Why.WORKER
-        return WaitingLane(
-            [(0, LAST, new_arrival(tenant))],
-            0.0,
-            tenant,
-            opens=self._opens(tenant, self._queue, task=""),
-            lacks=lacks,
-            queue=self._queue,
-            pools=self._pools(workers),
-        )
-
-    def _pools(self, workers: Sequence[Worker]) -> tuple[int, ...]:
-        return tuple(sorted({self._pool_of[worker.id] for worker in workers}))
 
     def _seconds(self, one: LaneBacklog) -> float:
         levels, kind = self._levels(one.tenant, one.queue), class_of(one.group)
         if levels and kind:
             return levels[_level(levels, kind)].seconds
         learned = mean(self._times.get(task_key(one.tenant, one.task), RunTimes()))
-        return self.typical if learned is None else learned
+        return self._typical if learned is None else learned
 
     def _opens(self, tenant: str, queue: str, task: str) -> float:
         until = paused_until(self._load, tenant, queue, task)
@@ -331,8 +291,8 @@ class _SnapshotBuilder:
     def _bound(self, key: tuple[str, ...], bound: Bound) -> int:
         place = self._places.get(key)
         if place is None:
-            place = self._places[key] = len(self.bounds)
-            self.bounds.append(bound)
+            place = self._places[key] = len(self._bounds)
+            self._bounds.append(bound)
         return place
 
     def _at_levels(self, line: str, levels: Sequence[TierRule]) -> list[int]:
@@ -358,13 +318,13 @@ class _SnapshotBuilder:
             opens=NEVER if opens >= FOREVER else max(0.0, (opens - now).total_seconds()),
         )
 
-    def running(self) -> list[BusySlot]:
+    def _running(self) -> list[BusySlot]:
         """All jobs that have a slot, or a place within a bound; not those whose worker is gone."""
         live = {worker.id for worker in self._load.workers}
         own = [record for record in self._load.running if record.job.worker in live]
         seats = Counter(record.job.worker for record in own)
         elsewhere = [
-            BusySlot(self.typical, pool=self._pool_of[worker.id])
+            BusySlot(self._typical, pool=self._pool_of[worker.id])
             for worker in self._load.workers
             for _ in range(worker.running - seats[worker.id])
         ]
@@ -392,17 +352,23 @@ class _SnapshotBuilder:
             tier = allowed if kind.startswith(EXPLICIT) else levels[0].seconds - elapsed
             return max(0.0, min(allowed, tier))
         learned = remaining(self._times.get(task_key(job.tenant, job.task), RunTimes()), elapsed)
-        return max(0.0, min(allowed, self.typical if learned is None else learned))
+        return max(0.0, min(allowed, self._typical if learned is None else learned))
 
     def _elsewhere_in_limits(self, own: Sequence[Record]) -> list[BusySlot]:
         """Jobs of other workers within the same limits."""
         seen = Counter(bucket for record in own for bucket in buckets(record.group))
         return [
-            BusySlot(self.typical, (place,), pool=None)
+            BusySlot(self._typical, (place,), pool=None)
             for bucket, usage in self._load.usage.items()
             if (place := self._places.get(("bucket", bucket))) is not None
             for _ in range(usage.running - seen[bucket])
         ]
+
+
+def _named(one: LaneBacklog) -> list[Key]:
+    if one.tenant == DEFAULT_TENANT:
+        return one.jobs
+    return [(priority, arrival, forecast_name(id, one.tenant)) for priority, arrival, id in one.jobs]
 
 
 def _pools_of_workers(workers: Sequence[Worker]) -> list[list[Worker]]:

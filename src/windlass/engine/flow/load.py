@@ -4,7 +4,8 @@ Tiers are decided and estimates are made from it. It takes several reads, so its
 is written because of it must be guarded.
 """
 
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+import math
+from collections.abc import AsyncIterator, Iterable, Sequence
 from datetime import datetime
 
 from msgspec import Struct
@@ -16,7 +17,7 @@ from windlass.model.job import State
 from windlass.model.names import EVERY_TENANT
 from windlass.model.worker import Worker
 from windlass.policy.snapshot import queues_ahead
-from windlass.store import JobCount, ListScope, Record
+from windlass.store import ListScope, Record
 from windlass.store.flow import ANY, BAR, KEY, BucketUsage, LaneBacklog, LimitRule, Rules
 
 MOST_RUNNING = 20_000
@@ -48,6 +49,8 @@ class QueueLoad(Struct, frozen=True):
     running: Sequence[Record]
     usage: dict[str, BucketUsage]
     """The use of the waiting jobs' buckets."""
+    brief: bool = False
+    """Whether only a part was read: of each group the first few jobs and their number, of everything else one page."""
 
     @property
     def free(self) -> int:
@@ -79,28 +82,26 @@ async def read_tenant_load(
     return QueueLoad(now, rules, workers, waiting, running, await _usage(context, rules, waiting))
 
 
-async def read_load(context: EngineContext, rules: Rules, queue: str, *, brief: bool = False) -> QueueLoad:
+async def read_load(context: EngineContext, rules: Rules, queue: str, *, brief_beyond: float = math.inf) -> QueueLoad:
     """Read all tenants' load of a queue and of queues that its workers prefer, and all that these workers run.
 
-    `brief`: of each group the first few jobs and their number; of everything else one page.
+    If more jobs wait than `brief_beyond`, only a part is read.
     """
     alive = await context.store.workers(EVERY_TENANT)
     queues = queues_ahead(list({tuple(worker.queues) for worker in alive}), queue)
     workers = [await _able(context, worker) for worker in alive if queues & {*worker.queues}]
     counts = await context.store.count_jobs(EVERY_TENANT)
-    crowded = {one.queue for one in counts if one.state is State.QUEUED and one.count}
-    busy = {one.queue for one in counts if one.state is State.RUNNING and one.count}
-    waiting = await _waiting(context, sorted(queues & crowded), FEW if brief else queued_in(queues, counts))
-    served = queues.union(*(worker.queues for worker in workers))
+    total = sum(one.count for one in counts if one.queue in queues and one.state is State.QUEUED)
+    # A job may be claimed after it was counted: so running jobs are read, too, where jobs were waiting.
+    active = {one.queue for one in counts if one.state in (State.QUEUED, State.RUNNING) and one.count}
+    brief = total > brief_beyond
+    waiting = await _waiting(context, sorted(queues & active), FEW if brief else total)
+    served = sorted(active & queues.union(*(worker.queues for worker in workers)))
     most = AT_ONCE if brief else MOST_RUNNING
-    running = [record for name in sorted(served & busy) async for record in _running(context, EVERY_TENANT, name, most)]
+    running = [record for name in served async for record in _running(context, EVERY_TENANT, name, most)]
     now = (await context.store.read([])).now
     usage = await _usage(context, rules, waiting, AT_ONCE if brief else MOST_BUCKETS)
-    return QueueLoad(now, rules, workers, waiting, running, usage)
-
-
-def queued_in(queues: Collection[str], counts: Iterable[JobCount]) -> int:
-    return sum(one.count for one in counts if one.queue in queues and one.state is State.QUEUED)
+    return QueueLoad(now, rules, workers, waiting, running, usage, brief)
 
 
 async def _waiting(context: EngineContext, queues: Sequence[str], total: int) -> list[LaneBacklog]:
@@ -157,14 +158,14 @@ def limit_of(bucket: str) -> str:
 
 
 def workers_for(load: QueueLoad, one: LaneBacklog) -> list[Worker]:
-    """The live workers that may claim these jobs."""
+    """The live workers that may claim these jobs. An empty task stands for any, and `-` for any tenant."""
     names = {one.task, f"{one.tenant}/{one.task}"}
     return [
         worker
         for worker in load.workers
         if one.queue in worker.queues
-        and worker.tenant in (EVERY_TENANT, one.tenant)
-        and (worker.tasks is None or names & set(worker.tasks))
+        and (worker.tenant in (EVERY_TENANT, one.tenant) or one.tenant == EVERY_TENANT)
+        and (worker.tasks is None or not one.task or names & set(worker.tasks))
     ]
 
 

@@ -24,7 +24,9 @@ from msgspec.structs import asdict, replace
 from windlass.engine import Engine
 from windlass.engine.context import no_job
 from windlass.engine.engine import validated
-from windlass.engine.estimate.answers import estimate_at_enqueue, estimate_unstored, prepare_estimate
+from windlass.engine.estimate.answers import estimate_at_enqueue, estimate_unstored
+from windlass.engine.estimate.forecast import forecast_in_time
+from windlass.engine.estimate.stats import Forecast
 from windlass.engine.flow.config import FlowConfig
 from windlass.engine.journal.batch import Entry
 from windlass.engine.journal.drain import Drainer
@@ -141,13 +143,14 @@ class Journaled:
         draft = drafts[0]
         config = await self._flow_config()
         exact = config is not None and config.has_tiers(draft.tenant, draft.new.queue)
+        known = None
         if self._takes(draft) and not exact:
-            await prepare_estimate(self._engine.context, draft.new.queue, ask=not self._drainer.behind)
+            known = await forecast_in_time(self._engine.context, draft.new.queue, ask=not self._drainer.behind)
         existing = await self._accept(drafts, named=_is_own(operation.job))
         _log_entered(drafts, existing)
         if not existing:
             accepted = self._accepted(draft, created=True)
-            estimate = await self._estimate(draft, accepted, _group(config, draft), exact=exact)
+            estimate = await self._estimate(draft, accepted, _group(config, draft), known, exact=exact)
             return accepted if estimate is None else replace(accepted, estimate=estimate)
         entry = await self._find(key_of(draft))
         if entry is None or entry.draft is None:
@@ -264,14 +267,16 @@ class Journaled:
         except WindlassError:
             return None
 
-    async def _estimate(self, draft: Draft, job: Job, group: str, *, exact: bool) -> float | None:
+    async def _estimate(
+        self, draft: Draft, job: Job, group: str, known: Forecast | None, *, exact: bool
+    ) -> float | None:
         """Seconds that a new job will wait. Where its queue has tiers, the caller waits for the store's answer."""
         desk = self._engine.context
         if not self._takes(draft):
             return None
         if not exact:
             before = self._journal.last - self._drainer.reached - 1
-            return estimate_unstored(desk, Record(job, group=group), undrained=before)
+            return estimate_unstored(desk, known, Record(job, group=group), undrained=before)
         try:
             await self._drainer.reach(self._journal.last, WAIT_FOR_STORE)
             return await estimate_at_enqueue(desk, await desk.find(job.id, job.tenant))

@@ -244,7 +244,7 @@ class FeedListener(Wakeup):
         self._connection = connection
         self._key = key
         self._lines: list[str] = []
-        self._announce_at = 0.0
+        self._announced_at = 0.0
 
     def wake(self, message: bytes | None) -> None:
         if message is None or len(self._lines) > MOST_WAITING:
@@ -256,16 +256,25 @@ class FeedListener(Wakeup):
     async def hear(self) -> list[str]:
         loop = asyncio.get_running_loop()
         while True:
-            if loop.time() >= self._announce_at:
+            if loop.time() >= self._announced_at + WATCHED_FOR / 3:
                 await self.announce()
             if self._lines:
                 heard, self._lines = self._lines, []
                 return heard
-            await self.wait(self._announce_at - loop.time())
+            await self.wait(self._announced_at + WATCHED_FOR / 3 - loop.time())
 
     async def announce(self) -> None:
-        self._announce_at = asyncio.get_running_loop().time() + WATCHED_FOR / 3
-        await self._connection.ask(self._key, "SET", self._key, "1", "PX", int(WATCHED_FOR * 1000))
+        """Say that it watches. If it was late, publishers may have sent nothing meanwhile: then it hears of a gap.
+
+        The key says so if no watcher was announced. The time says so if another watcher was announced again first.
+        """
+        loop = asyncio.get_running_loop()
+        now, last = loop.time(), self._announced_at
+        before = await self._connection.ask(self._key, "SET", self._key, "1", "PX", int(WATCHED_FOR * 1000), "GET")
+        if last and (before is None or loop.time() - last > WATCHED_FOR):
+            await asyncio.sleep(LOOK_EVERY)  # until every publisher has looked again
+            self.wake(None)
+        self._announced_at = now
 
 
 class EventBus:
