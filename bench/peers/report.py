@@ -7,7 +7,21 @@ from datetime import UTC, datetime
 import psutil
 
 from bench.peers.figures import BARS, Contender, Figures, Verdict, judge
-from bench.peers.measures import BULK, CROWD, DRAIN, DRAIN_TWO, IDLE, ONE, ONE_FILE, P50, P99, PSS, RSS, TURN_P50, TURN_P99
+from bench.peers.measures import (
+    BULK,
+    CROWD,
+    DRAIN,
+    DRAIN_TWO,
+    IDLE,
+    ONE,
+    ONE_FILE,
+    P50,
+    P99,
+    PSS,
+    RSS,
+    TURN_P50,
+    TURN_P99,
+)
 from bench.peers.systems import System
 
 WORKERS = (DRAIN, DRAIN_TWO, P50, P99, RSS, PSS, IDLE)
