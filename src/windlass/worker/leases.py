@@ -11,10 +11,11 @@ from functools import partial
 from itertools import groupby
 from operator import attrgetter
 
-from windlass.model.errors import Missing, Unavailable, WindlassError
-from windlass.model.operations import MOST_AT_ONCE, Alive, Began, Begin, Renew, Renewed, Service
+from windlass.model.errors import Unavailable, WindlassError
+from windlass.model.operations import MOST_AT_ONCE, Alive, Began, Begin, Renew, Renewed
 from windlass.model.ports import Clock
-from windlass.worker.reports import Registration, send_all, without_repeats
+from windlass.worker.registration import Registration
+from windlass.worker.reports import send_all, without_repeats
 from windlass.worker.runner import ActiveRun, Stop
 from windlass.worker.runs import RunTable
 
@@ -31,6 +32,9 @@ TRY_AGAIN = 0.5
 YOUNG = 0.1
 """Seconds during which a job is not renewed: most have ended by then."""
 
+MOST_WAIT = 30.0
+"""Seconds that one renewal waits for orders."""
+
 PAUSE = 0.02
 """Seconds between two renewals, at least."""
 
@@ -38,12 +42,10 @@ PAUSE = 0.02
 class Leases:
     """Keeps one worker's leases alive. A `RunListener`. `run` until it is cancelled."""
 
-    def __init__(self, runs: RunTable, service: Service, registration: Registration, clock: Clock) -> None:
+    def __init__(self, runs: RunTable, registration: Registration, clock: Clock) -> None:
         self._runs = runs
-        self._service = service
         self._registration = registration
         self._clock = clock
-        self._updated: dict[int, ActiveRun] = {}
         self._waiting: asyncio.Future[Renewed] | None = None
         """A renewal that waits for orders, unless it is to be cancelled soon anyway."""
         self._hurried = False
@@ -63,17 +65,11 @@ class Leases:
             asyncio.get_running_loop().call_later(YOUNG, self._hurry_if_grown, self._waiting)
             self._waiting = None
 
-    def run_updated(self, run: ActiveRun) -> None:
-        self._updated[run.number] = run
-
     def run_has_room(self, run: ActiveRun) -> None:
         """Ask for more messages, if the renewal in flight does not."""
         if self._waiting is not None and run.heard is not None and not run.asked:
             self._hurry(self._waiting)
             self._waiting = None
-
-    def run_removed(self, run: ActiveRun) -> None:
-        self._updated.pop(run.number, None)
 
     # Renewals
 
@@ -83,13 +79,11 @@ class Leases:
             active = self._runs.active.values()
             grown = [one for one in active if started - one.since >= YOUNG]
             asked, *others = without_repeats(grown)
-            wait = self._registration.lease / 3 if len(grown) == len(active) and not others else YOUNG
+            wait = min(MOST_WAIT, self._registration.lease / 3) if len(grown) == len(active) and not others else YOUNG
             try:
                 for some in others:
                     self._obey(some, await self._ask(some, 0.0))
                 renewed = await self._ask(asked, wait)
-            except Missing:
-                await self._register_again()
             except WindlassError as fault:
                 log.warning("cannot renew leases: %s", fault)
                 await self._clock.sleep(TRY_AGAIN)
@@ -108,7 +102,7 @@ class Leases:
         ]
         for one, asked in zip(runs, alive, strict=True):
             one.asked = asked.heard is not None
-        asking = asyncio.ensure_future(self._service(Renew(**self._registration.names(), jobs=alive, wait=wait)))
+        asking = asyncio.ensure_future(self._registration.ask(lambda names: Renew(**names, jobs=alive, wait=wait)))
         if wait > YOUNG:
             self._waiting = asking
         try:
@@ -137,13 +131,6 @@ class Leases:
 
     def _hurry(self, asking: "asyncio.Future[Renewed]") -> None:
         self._hurried = asking.cancel()
-
-    async def _register_again(self) -> None:
-        try:
-            await self._registration.register()
-        except WindlassError as fault:
-            log.warning("cannot register: %s", fault)
-            await self._clock.sleep(TRY_AGAIN)
 
     def _obey(self, asked: Sequence[ActiveRun], renewed: Renewed) -> None:
         """Do what the answer says of the runs that were named and are still active."""
@@ -185,8 +172,7 @@ class Leases:
         fresh = [one for one in self._runs.active.values() if not one.began and one.since < long_ago]
         begun = [one for one in fresh if one.pid is not None][:MOST_AT_ONCE]
         late = await send_all(begun, self._send_pids, by_partition=self._by_partition)
-        updated, self._updated = list(self._updated.values()), {}
-        for some in without_repeats(updated):
+        for some in without_repeats(self._runs.take_updated()):
             late = await self._send_some(some) or late
         self._by_partition = late is not None
         if late is not None:
@@ -200,7 +186,7 @@ class Leases:
             for one in runs
             if (pid := one.pid) is not None
         ]
-        await self._service(Begin(**self._registration.names(), jobs=jobs))
+        await self._registration.ask(lambda names: Begin(**names, jobs=jobs))
         for one in runs:
             one.began = True
 
@@ -219,13 +205,10 @@ class Leases:
 
     async def _send(self, runs: Sequence[ActiveRun], updates: Sequence[Alive]) -> None:
         try:
-            renewed = await self._service(Renew(**self._registration.names(), jobs=list(updates)))
+            renewed = await self._registration.ask(lambda names: Renew(**names, jobs=list(updates)))
         except BaseException:
             by_id = {one.id: one for one in runs}
             for update in updates:
-                run = by_id[update.id]
-                run.restore(update)
-                if self._runs.is_active(run):
-                    self._updated[run.number] = run
+                self._runs.restore(by_id[update.id], update)
             raise
         self._obey(runs, renewed)

@@ -1,4 +1,4 @@
-"""What a worker reports to the queue: who it is, and how its jobs ended.
+"""What a worker reports to the queue: how its jobs ended.
 
 Reports are batched while the last ones travel, and sent until they are answered: nothing that has ended is forgotten
 while this process lives. Perhaps only a part of the store does not answer, so a batch that was not taken is retried by
@@ -11,25 +11,22 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from windlass.model.errors import Busy, Damaged, Full, Missing, Unavailable, WindlassError
 from windlass.model.lifecycle import Verdict
-from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import (
     MOST_AT_ONCE,
     Alive,
     Applied,
     Finish,
     Finished,
-    Register,
     Release,
     Released,
     Renew,
-    Service,
 )
 from windlass.model.ports import Clock
-from windlass.model.worker import NewWorker
+from windlass.worker.registration import Registration
 
 log = logging.getLogger("windlass.worker")
 
@@ -45,49 +42,6 @@ ReportLine = str
 
 SPAWNS = "+"
 """Added to the partition of reports with new jobs: those may be for another partition, and must not block others."""
-
-
-class WorkerNames(TypedDict):
-    """What every operation of a worker says of itself."""
-
-    tenant: str
-    worker: str
-
-
-class Registration:
-    """A worker's name in the queue. Jobs stay its own under a new name: their tokens are what counts."""
-
-    def __init__(self, service: Service, tenant: str, about: NewWorker) -> None:
-        self._service = service
-        self.tenant = tenant
-        self.about = about
-        self._registered: NewWorker | None = None
-        """What the queue knows of it."""
-        self.worker = ""
-        self.lease = 0.0
-
-    async def register(self) -> None:
-        about = self.about
-        registered = await self._service(Register(tenant=self.tenant, worker=about))
-        if self.worker:
-            log.warning("the queue had forgotten this worker; registered again as %s", registered.worker)
-        self.worker, self.lease = registered.worker, registered.lease
-        self._registered = about
-
-    async def update(self, about: NewWorker) -> None:
-        """Change what the queue knows of this worker; before it is registered, that is for the registration."""
-        self.about = about
-        if self.worker and self._registered != about:
-            await self._service(Register(tenant=self.tenant, worker=about, id=self.worker))
-            self._registered = about
-
-    @property
-    def name_tenants(self) -> bool:
-        """Whether each report must name its job's tenant: the worker serves all tenants."""
-        return self.tenant == EVERY_TENANT
-
-    def names(self) -> WorkerNames:
-        return {"tenant": self.tenant, "worker": self.worker}
 
 
 # Reports by partition
@@ -176,8 +130,7 @@ class ReportBatch(NamedTuple):
 class Reports:
     """One worker's reports. `run` until it is cancelled."""
 
-    def __init__(self, service: Service, registration: Registration, clock: Clock) -> None:
-        self._service = service
+    def __init__(self, registration: Registration, clock: Clock) -> None:
         self._registration = registration
         self._clock = clock
         self._finished: list[Finished] = []
@@ -204,28 +157,27 @@ class Reports:
     def finish(self, report: Finished, last_update: Alive | None = None) -> None:
         """Report how a job ended. Its last update is sent first: after its end the queue takes none."""
         self._finished.append(report)
-        if last_update is not None:
-            self._updates.append(last_update)
-        self._note()
+        self._note(last_update)
 
-    def finish_after(
-        self, sending: "asyncio.Future[None]", report: Callable[[], tuple[Finished, Alive | None]]
-    ) -> None:
-        """The same for a job whose last update is being sent: if that fails, it goes out again with the outcome."""
+    def release(self, report: Released, last_update: Alive | None = None) -> None:
+        """Return a job to the queue; this run does not count."""
+        self._released.append(report)
+        self._note(last_update)
+
+    def hold_back(self, sending: "asyncio.Future[None]", report: Callable[[], None]) -> None:
+        """Report a job later: its last update is being sent, and if that fails it goes out again with the report."""
         self._awaited += 1
         self._nothing.clear()
 
-        def finish(_: object) -> None:
+        def go_on(_: object) -> None:
             self._awaited -= 1
-            self.finish(*report())
+            report()
 
-        sending.add_done_callback(finish)
+        sending.add_done_callback(go_on)
 
-    def release(self, report: Released) -> None:
-        self._released.append(report)
-        self._note()
-
-    def _note(self) -> None:
+    def _note(self, last_update: Alive | None) -> None:
+        if last_update is not None:
+            self._updates.append(last_update)
         self._something.set()
         self._nothing.clear()
 
@@ -270,14 +222,14 @@ class Reports:
             self._nothing.set()
 
     async def _finish(self, batch: Sequence[Finished]) -> Applied:
-        return await self._service(Finish(**self._registration.names(), jobs=list(batch)))
+        return await self._registration.ask(lambda names: Finish(**names, jobs=list(batch)))
 
     async def _update(self, batch: Sequence[Alive]) -> Applied:
-        await self._service(Renew(**self._registration.names(), jobs=list(batch)))
+        await self._registration.ask(lambda names: Renew(**names, jobs=list(batch)))
         return Applied()  # what the answer says does not matter: these jobs have ended
 
     async def _release(self, batch: Sequence[Released]) -> Applied:
-        return await self._service(Release(**self._registration.names(), jobs=list(batch)))
+        return await self._registration.ask(lambda names: Release(**names, jobs=list(batch)))
 
     async def _post(self, batch: ReportBatch) -> None:
         """Send it once. What is not taken, or is behind something in its line that was not, is sent later."""
@@ -334,12 +286,9 @@ class Reports:
 
     async def _send(self, batch: ReportBatch) -> list[ReportBatch]:
         """What to send instead, if it is refused as it is; raises `TEMPORARY` errors."""
-        known_as = self._registration.worker
         try:
             answer = await batch.send(batch.reports)
-        except Missing as fault:
-            if self._registration.worker == known_as:  # or another batch has registered it again
-                await self._register_again()
+        except Missing as fault:  # forgotten again as soon as it was registered
             raise Unavailable(str(fault)) from fault
         except TEMPORARY:
             raise
@@ -348,12 +297,6 @@ class Reports:
         if answer.refused:
             log.warning("%d reports refused: those jobs are no longer this worker's", len(answer.refused))
         return []
-
-    async def _register_again(self) -> None:
-        try:
-            await self._registration.register()
-        except WindlassError as fault:
-            log.warning("cannot register: %s", fault)
 
 
 def _instead_of(batch: ReportBatch, fault: WindlassError) -> list[ReportBatch]:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from windlass.model.job import MOST_CHUNK, Error, Job, NewChunk, NewJob, Progress, Stream
+from windlass.model.job import MOST_CHUNK, MSGPACK, Error, Job, NewChunk, NewJob, Progress, Reason, Stream
 from windlass.model.lifecycle import Verdict
 from windlass.model.operations import Alive, Claimed, Released
 from windlass.model.worker import SandboxTier
@@ -88,6 +88,10 @@ class RunOutcome(Struct, frozen=True, array_like=True, gc=False):
     """A limit (empty = every limit of the job) under which nothing starts while the job snoozes."""
     jobs: list[NewJob] = []
     """Jobs to be queued with its success."""
+    reason: Reason | None = None
+    """`crashed`, `timeout` …, where the code itself did not end it."""
+    content_type: str = MSGPACK
+    """Of the result."""
 
 
 class RunUpdate(Struct, frozen=True, array_like=True, gc=False):
@@ -132,9 +136,9 @@ class ActiveRun:
         job: Job,
         token: str,
         since: float,
+        runner: "Runner",
         *,
         tenant: str | None = None,
-        runner: "Runner | None" = None,
     ) -> None:
         self.number = number
         self.job = job
@@ -254,7 +258,7 @@ def _chunks(log: list[tuple[Stream, bytes | memoryview]]) -> Iterator[NewChunk]:
 
 
 class Runner(Protocol):
-    """Runs jobs: in contexts of the app, or as uploaded functions. Reports to the `RunTable` it was made with."""
+    """Runs jobs: in contexts of the app, as functions, at a push worker, or inside a test. Reports to a `RunTable`."""
 
     def start(self, batch: Sequence[tuple[ActiveRun, Claimed]]) -> None:
         """Run these jobs. Must not wait."""
@@ -280,14 +284,6 @@ class RunListener(Protocol):
         """Some runs have started."""
         ...
 
-    def run_updated(self, run: ActiveRun) -> None:
-        """A run has progress or output to send."""
-        ...
-
     def run_has_room(self, run: ActiveRun) -> None:
         """A run has taken the messages it was given."""
-        ...
-
-    def run_removed(self, run: ActiveRun) -> None:
-        """A run is over: its report is on its way."""
         ...
