@@ -11,7 +11,7 @@ from tests.support.patience import PATIENCE
 from windlass.model.errors import Unavailable
 from windlass.model.job import Job, State
 from windlass.model.lifecycle import Verdict
-from windlass.model.operations import A, Applied, Finish, Finished, Operation, Renew, Renewed
+from windlass.model.operations import A, Applied, Finish, Finished, Operation, Release, Renew, Renewed
 from windlass.system import SystemClock
 from windlass.worker.leases import Leases
 from windlass.worker.registration import Registration, WorkerNames
@@ -106,6 +106,12 @@ async def test_a_job_that_goes_on_is_asked_about_though_others_had_ended_before(
     assert [one.id for one in question.jobs] == ["j"]
 
 
+def print_in(runs: RunTable, run: ActiveRun, text: bytes) -> None:
+    """A run prints something, and it is time for updates."""
+    runs.print(run, "log", text)
+    runs.send_updates()
+
+
 class Forgetful(Queue):
     """Does not answer the first time, though it may have heard."""
 
@@ -120,25 +126,27 @@ class Forgetful(Queue):
         return Renewed()
 
 
-async def test_what_was_not_answered_is_not_said_again_and_the_next_is_said_by_part(runs: RunTable) -> None:
+async def test_an_update_that_was_not_answered_is_sent_by_part_and_the_next_together() -> None:
     queue = Forgetful()
-    leases = Leases(runs, member_of(queue), SystemClock())
+    reports = Reports(member_of(queue), SystemClock())
+    runs = RunTable(reports, SystemClock())
+    running = asyncio.create_task(reports.run())
     for number, id in enumerate(("1aa", "2bb", "3aa")):
         runs.active[number] = one = held(number)
         one.id, one.began = id, True
 
-    def speak() -> None:
+    async def speak(times: int) -> None:
         for one in runs.active.values():
             runs.print(one, "log", b"word")
+        runs.send_updates()
+        async with asyncio.timeout(PATIENCE):
+            while len(queue.told) < times or any(reports.is_updating(one.id, "token") for one in runs.active.values()):  # noqa: ASYNC110 - no signal says so
+                await asyncio.sleep(0.005)
 
-    speak()
-    with pytest.raises(Unavailable):
-        await leases.send_updates()
-    assert queue.told == [["1aa", "2bb", "3aa"]]
-    for _ in range(2):
-        speak()
-        await leases.send_updates()
-    assert queue.told[1:] == [["1aa", "3aa"], ["2bb"], ["1aa", "2bb", "3aa"]]
+    await speak(3)
+    await speak(4)
+    assert queue.told == [["1aa", "2bb", "3aa"], ["1aa", "3aa"], ["2bb"], ["1aa", "2bb", "3aa"]]
+    running.cancel()
 
 
 class Overtaken(Queue):
@@ -153,7 +161,7 @@ class Overtaken(Queue):
 
     async def __call__(self, operation: Any) -> Any:
         self.has_come.set()
-        if isinstance(operation, Finish):
+        if isinstance(operation, Finish | Release):
             self.came.append("end")
             return Applied()
         said = b"".join(chunk.data for one in operation.jobs for chunk in one.output).decode()
@@ -167,41 +175,41 @@ class Overtaken(Queue):
 
 
 @pytest.mark.parametrize("hears", [True, False])
-async def test_the_end_of_a_run_does_not_overtake_what_it_has_said(hears: bool) -> None:
+@pytest.mark.parametrize("released", [True, False])
+async def test_the_end_of_a_run_does_not_overtake_what_it_has_said(hears: bool, released: bool) -> None:
     queue = Overtaken(hears=hears)
     reports = Reports(member_of(queue), SystemClock())
     runs = RunTable(reports, SystemClock())
-    leases = Leases(runs, member_of(queue), SystemClock())
+    running = asyncio.create_task(reports.run())
     runs.active[1] = one = held(1)
     one.began = True
-    runs.print(one, "log", b"first ")
-    telling = asyncio.create_task(leases.send_updates())
-    await asyncio.wait_for(queue.has_come.wait(), 30)
-    one.print("log", b"last")
-    running = asyncio.create_task(reports.run())
-    runs.remove(one, Finished(id=one.id, token=one.token, outcome=Verdict.OK))
+    print_in(runs, one, b"first ")
+    await asyncio.wait_for(queue.has_come.wait(), PATIENCE)
+    print_in(runs, one, b"last")
+    runs.remove(one, one.released() if released else Finished(id=one.id, token=one.token, outcome=Verdict.OK))
     await asyncio.sleep(0.05)
     assert queue.came == ["asked"]
     queue.slow.set()
-    await asyncio.gather(telling, return_exceptions=True)
-    await asyncio.wait_for(reports.flush(), 30)
-    assert queue.came == (["asked", "first ", "last", "end"] if hears else ["asked", "first last", "end"])
+    await asyncio.wait_for(reports.flush(), PATIENCE)
+    assert queue.came == ["asked", "first ", "last", "end"]
     running.cancel()
 
 
-async def test_what_was_said_while_the_store_was_away_is_said_again(runs: RunTable) -> None:
+async def test_what_was_said_while_the_store_was_away_is_said_again() -> None:
     queue = Overtaken(hears=False)
-    queue.slow.set()
-    leases = Leases(runs, member_of(queue), SystemClock())
+    reports = Reports(member_of(queue), SystemClock())
+    runs = RunTable(reports, SystemClock())
+    running = asyncio.create_task(reports.run())
     runs.active[1] = one = held(1)
     one.began = True
-    queue.slow.clear()
-    runs.print(one, "log", b"first ")
-    telling = asyncio.create_task(leases.send_updates())
-    await asyncio.wait_for(queue.has_come.wait(), 30)
+    print_in(runs, one, b"first ")
+    await asyncio.wait_for(queue.has_come.wait(), PATIENCE)
+    for word in (b"la", b"st"):
+        print_in(runs, one, word)
     queue.slow.set()
-    with pytest.raises(Unavailable):
-        await telling
-    runs.print(one, "log", b"last")
-    await leases.send_updates()
-    assert queue.came == ["asked", "first last"]
+    async with asyncio.timeout(PATIENCE):
+        while len(queue.came) < 3:
+            await asyncio.sleep(0.005)
+            runs.send_updates()
+    assert queue.came == ["asked", "first ", "last"], "what came meanwhile waits, and is sent together"
+    running.cancel()

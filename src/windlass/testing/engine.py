@@ -9,7 +9,8 @@ import contextvars
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -63,15 +64,17 @@ class RecordingTask:
         self.function: Callable[..., Any] = self._await if is_async(task) else self._call
 
     def _call(self, /, *args: Any, **kwargs: Any) -> Any:
-        try:
+        with self._recording():
             return self._inner(*args, **kwargs)
-        except BaseException as fault:
-            self.raised = fault
-            raise
 
     async def _await(self, /, *args: Any, **kwargs: Any) -> Any:
-        try:
+        with self._recording():
             return await self._inner(*args, **kwargs)
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        try:
+            yield
         except BaseException as fault:
             self.raised = fault
             raise
@@ -224,28 +227,22 @@ class InMemoryEngine:
 
     def run(self, work: InlineRun) -> tuple[Job, BaseException | None]:
         """Run a claimed job in this thread, a coroutine in a loop of its own: the job afterwards, what it raised."""
-        if work.task is not None and is_async(work.task):
-            return self._end(work, _in_a_loop(lambda: self._arun(work)))
-        return self._end(work, self._run(work))
+        if work.task is None:
+            return self._end(work, unknown_task(work.assignment))
+        self._deliver_messages(work)
+        code, assignment, execution = work.task, work.assignment, work.execution
+        if is_async(code):
+            return self._end(work, _in_a_loop(lambda: aexecute(code, assignment, execution)))
+        return self._end(work, execute(code, assignment, execution))
 
     async def arun(self, work: InlineRun) -> tuple[Job, BaseException | None]:
         """The same inside an event loop: a coroutine runs in this loop, so that it can use what lives here."""
-        if work.task is not None and is_async(work.task):
-            # In a task of its own: it must not leave its `current` behind.
-            return self._end(work, await asyncio.ensure_future(self._arun(work)))
-        return self._end(work, self._run(work))
-
-    def _run(self, work: InlineRun) -> RunOutcome:
-        if work.task is None:
-            return unknown_task(work.assignment)
+        if work.task is None or not is_async(work.task):
+            return self.run(work)
         self._deliver_messages(work)
-        return execute(work.task, work.assignment, work.execution)
-
-    async def _arun(self, work: InlineRun) -> RunOutcome:
-        if work.task is None:
-            return unknown_task(work.assignment)
-        self._deliver_messages(work)
-        return await aexecute(work.task, work.assignment, work.execution)
+        # In a task of its own: it must not leave its `current` behind.
+        running = asyncio.ensure_future(aexecute(work.task, work.assignment, work.execution))
+        return self._end(work, await running)
 
     def _deliver_messages(self, work: InlineRun) -> None:
         """It gets the messages sent to it before, and then an empty one: no more come while it runs."""

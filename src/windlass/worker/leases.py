@@ -1,21 +1,20 @@
-"""Renews the leases of running jobs, obeys what the queue answers, and sends the jobs' updates.
+"""Renews the leases of running jobs and obeys what the queue answers.
 
-Two loops. One sends a renewal that waits for orders and messages; the other sends updates (pids, progress, output) a
-few times a second. This process runs no user code, so nothing a task does can keep it from renewing.
+A renewal waits in the queue for orders and messages. What jobs say meanwhile is reported a few times a second. This
+process runs no user code, so nothing a task does can keep it from renewing.
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
-from functools import partial
 from itertools import groupby
 from operator import attrgetter
 
-from windlass.model.errors import Unavailable, WindlassError
-from windlass.model.operations import MOST_AT_ONCE, Alive, Began, Begin, Renew, Renewed
+from windlass.model.errors import WindlassError
+from windlass.model.operations import Alive, Renew, Renewed
 from windlass.model.ports import Clock
 from windlass.worker.registration import Registration
-from windlass.worker.reports import send_all, without_repeats
+from windlass.worker.reports import without_repeats
 from windlass.worker.runner import ActiveRun, Stop
 from windlass.worker.runs import RunTable
 
@@ -23,9 +22,6 @@ log = logging.getLogger("windlass.worker")
 
 UPDATE_EVERY = 0.25
 """Seconds between two updates."""
-
-LONG_ENOUGH = 0.2
-"""Seconds after which a job has run long enough for its pid to be of interest."""
 
 TRY_AGAIN = 0.5
 
@@ -49,8 +45,6 @@ class Leases:
         self._waiting: asyncio.Future[Renewed] | None = None
         """A renewal that waits for orders, unless it is to be cancelled soon anyway."""
         self._hurried = False
-        self._by_partition = False
-        """Whether an update failed the last time: perhaps only a part of the store is away."""
         runs.subscribe(self)
 
     async def run(self) -> None:
@@ -152,63 +146,7 @@ class Leases:
             else:
                 self._runs.stop(active[order.id], Stop.CANCEL)
 
-    # Updates
-
     async def _send_updates(self) -> None:
-        logged = ""
         while True:
             await self._clock.sleep(UPDATE_EVERY)
-            try:
-                await self.send_updates()
-                logged = ""
-            except WindlassError as fault:
-                if str(fault) != logged:  # an error that lasts is logged once
-                    log.info("updates of running jobs are late: %s", fault)
-                logged = str(fault)
-
-    async def send_updates(self) -> None:
-        """Send pids, progress and output of the jobs that run."""
-        long_ago = self._clock.monotonic() - LONG_ENOUGH
-        fresh = [one for one in self._runs.active.values() if not one.began and one.since < long_ago]
-        begun = [one for one in fresh if one.pid is not None][:MOST_AT_ONCE]
-        late = await send_all(begun, self._send_pids, by_partition=self._by_partition)
-        for some in without_repeats(self._runs.take_updated()):
-            late = await self._send_some(some) or late
-        self._by_partition = late is not None
-        if late is not None:
-            raise late
-
-    async def _send_pids(self, runs: Sequence[ActiveRun]) -> None:
-        jobs = [
-            Began(
-                id=one.id, token=one.token, tenant=one.tenant, pid=pid, sandbox=one.sandbox, handler_version=one.version
-            )
-            for one in runs
-            if (pid := one.pid) is not None
-        ]
-        await self._registration.ask(lambda names: Begin(**names, jobs=jobs))
-        for one in runs:
-            one.began = True
-
-    async def _send_some(self, runs: Sequence[ActiveRun]) -> Unavailable | None:
-        """Jobs that end meanwhile hold their reports back until the update has arrived or failed."""
-        sending = asyncio.get_running_loop().create_future()
-        for one in runs:
-            one.sending = sending
-        updates = [one.take_update() for one in runs]
-        try:
-            return await send_all(updates, partial(self._send, runs), by_partition=self._by_partition)
-        finally:
-            for one in runs:
-                one.sending = None
-            sending.set_result(None)
-
-    async def _send(self, runs: Sequence[ActiveRun], updates: Sequence[Alive]) -> None:
-        try:
-            renewed = await self._registration.ask(lambda names: Renew(**names, jobs=list(updates)))
-        except BaseException:
-            by_id = {one.id: one for one in runs}
-            for update in updates:
-                self._runs.restore(by_id[update.id], update)
-            raise
-        self._obey(runs, renewed)
+            self._runs.send_updates()

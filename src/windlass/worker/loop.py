@@ -44,10 +44,7 @@ class WorkerLoop:
         warm: Callable[[], Sequence[str]] = tuple,
         telemetry: Telemetry | None = None,
     ) -> None:
-        """`burst`: end when nothing is left. `languages`: those of handlers whose jobs are wanted; null = all.
-
-        `warm`: what has a warm context, as `tenant/task`.
-        """
+        """`languages`: those of handlers whose jobs are wanted. `warm`: what has a warm context, as `tenant/task`."""
         self.reports = Reports(registration, clock)
         self.runs = RunTable(self.reports, clock, telemetry)
         self.leases = Leases(self.runs, registration, clock)
@@ -67,7 +64,7 @@ class WorkerLoop:
         `slots`: how many jobs may run at once now. `reports` and `leases` must run meanwhile.
         """
         while not self._stopped and (most := slots()) > 0:
-            if self._burst and self.reports.damaged is not None and not self.runs.active:
+            if self._burst and not self.runs.active and self.reports.damaged is not None:
                 raise self.reports.damaged
             free = most - len(self.runs.active)
             if free < 1 or self._rests:

@@ -23,7 +23,6 @@ from windlass.model.names import EVERY_TENANT, JobKey, key_of
 from windlass.model.operations import (
     A,
     Applied,
-    Began,
     Begin,
     Claim,
     Claimed,
@@ -176,8 +175,8 @@ LAST_REPORTS = 2.0
 """Seconds in which the last reports of a dispatcher are sent; then leases run out."""
 
 
-class PushLeases(Protocol):
-    """What is written on a worker's behalf."""
+class PushStore(Protocol):
+    """What is written on a worker's behalf, and how servers agree on who sends to whom."""
 
     @property
     def lease(self) -> float: ...
@@ -190,14 +189,25 @@ class PushLeases(Protocol):
 
     async def held(self, worker: Worker) -> list[Claimed]: ...
 
+    async def secrets(self) -> Mapping[str, str]: ...
+
+    async def take_turns(self, workers: Sequence[Worker], *, first: bool = False) -> set[str]: ...
+
+    async def give_up_turn(self, worker: str) -> None: ...
+
+    async def forget(self, workers: Collection[str]) -> None: ...
+
+
+NOTHING_NEW = Renewed()
+
 
 class OnBehalf:
     """The service as a push worker's loop sees it: nothing that is asked here counts as a heartbeat of the worker."""
 
-    def __init__(self, worker: Worker, service: Service, book: PushLeases, clock: Clock) -> None:
+    def __init__(self, worker: Worker, service: Service, store: PushStore, clock: Clock) -> None:
         self._worker = worker
         self._service = service
-        self._book = book
+        self._store = store
         self._clock = clock
         self._unknown: dict[str, float] = {}
         """Tasks that the worker does not know, and until when it is not asked again."""
@@ -208,20 +218,17 @@ class OnBehalf:
     async def __call__(self, operation: Operation[Any]) -> Any:
         match operation:
             case Register():  # it has registered itself
-                return Registered(worker=self._worker.id, lease=self._book.lease)
+                return Registered(worker=self._worker.id, lease=self._store.lease)
             case Claim():
                 now = self._clock.monotonic()
                 self._unknown = {task: until for task, until in self._unknown.items() if until > now}
-                return await self._book.claim(self._worker, operation, self._unknown)
+                return await self._store.claim(self._worker, operation, self._unknown)
             case Renew():
-                renewed = await self._book.renew(self._worker, operation) if operation.jobs else NOTHING_NEW
+                renewed = await self._store.renew(self._worker, operation) if operation.jobs else NOTHING_NEW
                 if operation.wait and renewed == NOTHING_NEW:
-                    await self._clock.sleep(min(operation.wait, RENEW_EVERY, self._book.lease / 4))
+                    await self._clock.sleep(min(operation.wait, RENEW_EVERY, self._store.lease / 4))
                 return renewed
         return await self._service(operation)
-
-
-NOTHING_NEW = Renewed()
 
 
 class PushRunner:
@@ -296,7 +303,7 @@ class PushRunner:
         """The worker has the job. Written at once: another server that takes over must not send it again."""
         del self._sending[run.number]
         run.pid = max(1, self._worker.pid)
-        began = Began(id=run.id, token=run.token, tenant=run.job.tenant, pid=run.pid)
+        began = run.begun(run.pid)
         with suppress(WindlassError):  # then it is sent with the next updates
             await self._service(Begin(tenant=self._worker.tenant, worker=self._worker.id, jobs=[began]))
             run.began = True
@@ -363,15 +370,15 @@ class Dispatcher:
         self,
         worker: Worker,
         service: Service,
-        book: PushLeases,
+        store: PushStore,
         delivery: Delivery,
         *,
         clock: Clock,
         chance: Randomness,
     ) -> None:
         self.worker = worker
-        self._book = book
-        on_behalf = OnBehalf(worker, service, book, clock)
+        self._store = store
+        on_behalf = OnBehalf(worker, service, store, clock)
         self._loop = WorkerLoop(Registration(on_behalf, worker.tenant, worker), clock=clock, chance=chance)
         self._runner = PushRunner(worker, on_behalf, delivery, self._loop, clock)
         self._gone = False
@@ -386,7 +393,7 @@ class Dispatcher:
 
     async def _adopt(self) -> None:
         """Go on with what another server has sent; release what it had not sent."""
-        held = await self._book.held(self.worker)
+        held = await self._store.held(self.worker)
         self._loop.runs.start([one for one in held if one.job.pid is not None], lambda _: self._runner)
         for one in held:
             if one.job.pid is None:
@@ -406,7 +413,7 @@ class Dispatcher:
                 async with asyncio.timeout(LAST_REPORTS):
                     await self._loop.report_all()
                     if self._gone and (left := self._loop.runs.active.values()):
-                        await self._book.lose([(key_of(run.job), run.token) for run in left])
+                        await self._store.lose([(key_of(run.job), run.token) for run in left])
             reporting.cancel()
             await self._runner.close()
 
@@ -422,25 +429,13 @@ CHECK_EVERY_IF_NONE = 5.0
 """Seconds between two checks of which workers are alive, and if there was none."""
 
 
-class PushTurns(PushLeases, Protocol):
-    """How servers agree on who sends to whom."""
-
-    async def secrets(self) -> Mapping[str, str]: ...
-
-    async def take_turns(self, workers: Sequence[Worker], *, first: bool = False) -> set[str]: ...
-
-    async def give_up_turn(self, worker: str) -> None: ...
-
-    async def forget(self, workers: Collection[str]) -> None: ...
-
-
 class Push:
     """Sends jobs to workers; also answers operations, as the service behind it does."""
 
     def __init__(
         self,
         service: Service,
-        turns: PushTurns,
+        store: PushStore,
         network: Network,
         codec: Callable[[Worker], BodyCodec],
         *,
@@ -448,7 +443,7 @@ class Push:
         chance: Randomness,
     ) -> None:
         self._service = service
-        self._turns = turns
+        self._store = store
         self._network = network
         self._codec = codec
         self._clock = clock
@@ -509,7 +504,7 @@ class Push:
         finally:
             with suppress(WindlassError):  # then the turns end by themselves
                 for worker in self._dispatchers:
-                    await self._turns.give_up_turn(worker)
+                    await self._store.give_up_turn(worker)
 
     async def _pause(self) -> None:
         try:
@@ -522,24 +517,24 @@ class Push:
     async def _rebalance(self, group: asyncio.TaskGroup) -> None:
         """Start and stop dispatchers, so that there is one for each worker whose turn is ours."""
         # Secrets are asked for first: one whose worker is not among those alive afterwards is of one that is gone.
-        secrets = await self._turns.secrets()
+        secrets = await self._store.secrets()
         if not secrets and not self._dispatchers and not self._new:
             return
         new, self._new = self._new, set()
         found = await self._service(Workers(tenant=EVERY_TENANT))
         alive = {worker.id: worker for worker in found if worker.id in secrets and worker.url is not None}
-        ours = await self._turns.take_turns([worker for id, worker in alive.items() if id in new], first=True)
-        ours |= await self._turns.take_turns([worker for id, worker in alive.items() if id not in new])
+        ours = await self._store.take_turns([worker for id, worker in alive.items() if id in new], first=True)
+        ours |= await self._store.take_turns([worker for id, worker in alive.items() if id not in new])
         for id in self._dispatchers.keys() - ours:
             self._stop(id, gone=id not in alive)
         for id in ours - self._dispatchers.keys():
             self._start(group, alive[id], secrets[id])
-        await self._turns.forget(secrets.keys() - alive.keys())
+        await self._store.forget(secrets.keys() - alive.keys())
 
     def _start(self, group: asyncio.TaskGroup, worker: Worker, secret: str) -> None:
         log.info("sends jobs to %s at %s", worker.name, worker.url)
         delivery = Delivery(worker, secret, self._network_to(worker), self._codec(worker), self._clock)
-        dispatcher = Dispatcher(worker, self._service, self._turns, delivery, clock=self._clock, chance=self._chance)
+        dispatcher = Dispatcher(worker, self._service, self._store, delivery, clock=self._clock, chance=self._chance)
         self._dispatchers[worker.id] = dispatcher, group.create_task(self._watched(dispatcher))
 
     def _stop(self, id: str, *, gone: bool) -> None:

@@ -1,4 +1,4 @@
-"""What a worker reports to the queue: how its jobs ended.
+"""What a worker reports to the queue: which jobs have begun, what they say, how they ended.
 
 Reports are batched while the last ones travel, and sent until they are answered: nothing that has ended is forgotten
 while this process lives. Perhaps only a part of the store does not answer, so a batch that was not taken is retried by
@@ -19,6 +19,8 @@ from windlass.model.operations import (
     MOST_AT_ONCE,
     Alive,
     Applied,
+    Began,
+    Begin,
     Finish,
     Finished,
     Release,
@@ -62,7 +64,7 @@ def partition_of(report: Named) -> str:
 
 
 def without_repeats(reports: Iterable[N]) -> list[list[N]]:
-    """Lists in which no id is twice, mostly one: answers name ids, and two tenants may have jobs of the same id."""
+    """Lists in which no id is twice, mostly one: two tenants may have jobs of the same id, a run two updates."""
     lists: list[list[N]] = [[]]
     seen: Counter[str] = Counter()
     for one in reports:
@@ -71,30 +73,6 @@ def without_repeats(reports: Iterable[N]) -> list[list[N]]:
         lists[seen[one.id]].append(one)
         seen[one.id] += 1
     return lists
-
-
-async def send_all(
-    reports: Sequence[N], send: Callable[[Sequence[N]], Awaitable[None]], *, by_partition: bool
-) -> Unavailable | None:
-    """Send reports together, or each partition's by themselves; the error of one that was not taken."""
-    if not reports:
-        return None
-    batches: list[Sequence[N]] = [reports]
-    if by_partition:
-        found: dict[str, list[N]] = {}
-        for one in reports:
-            found.setdefault(partition_of(one), []).append(one)
-        batches = [*found.values()]
-    faults = await asyncio.gather(*(_sent(batch, send) for batch in batches))
-    return next((fault for fault in faults if fault is not None), None)
-
-
-async def _sent(reports: Sequence[N], send: Callable[[Sequence[N]], Awaitable[None]]) -> Unavailable | None:
-    try:
-        await send(reports)
-    except Unavailable as fault:
-        return fault
-    return None
 
 
 class ReportBatch(NamedTuple):
@@ -135,13 +113,14 @@ class Reports:
         self._clock = clock
         self._finished: list[Finished] = []
         self._released: list[Released] = []
+        self._began: list[Began] = []
         self._updates: list[Alive] = []
+        self._updating: set[tuple[str, str]] = set()
+        """Runs with an update that is not answered, by id and token."""
         self._something = asyncio.Event()
         self._nothing = asyncio.Event()
         self._nothing.set()
         self._sending = False
-        self._awaited = 0
-        """Reports that wait until the last update of their jobs is sent."""
         self._late: dict[ReportLine, list[ReportBatch]] = {}
         """What was not taken yet, in order; a task sends each line."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -164,16 +143,20 @@ class Reports:
         self._released.append(report)
         self._note(last_update)
 
-    def hold_back(self, sending: "asyncio.Future[None]", report: Callable[[], None]) -> None:
-        """Report a job later: its last update is being sent, and if that fails it goes out again with the report."""
-        self._awaited += 1
-        self._nothing.clear()
+    def begin(self, report: Began) -> None:
+        """Report which process runs a job."""
+        self._began.append(report)
+        self._something.set()
 
-        def go_on(_: object) -> None:
-            self._awaited -= 1
-            report()
+    def update(self, update: Alive) -> None:
+        """Send what a running job has to say."""
+        self._updates.append(update)
+        self._updating.add((update.id, update.token))
+        self._something.set()
 
-        sending.add_done_callback(go_on)
+    def is_updating(self, id: str, token: str) -> bool:
+        """Whether an update of this run is not answered yet."""
+        return (id, token) in self._updating
 
     def _note(self, last_update: Alive | None) -> None:
         if last_update is not None:
@@ -208,25 +191,35 @@ class Reports:
     async def _send_all(self) -> None:
         finished, self._finished = self._finished, []
         released, self._released = self._released, []
+        began, self._began = self._began, []
         updates, self._updates = self._updates, []
-        spawning = frozenset(report.id for report in finished if report.jobs)
-        if updates:
-            await self._post(ReportBatch(updates, self._update, spawning))
+        # One whose update is not answered stays in the line of that update.
+        makers = (one for one in finished if one.jobs and not self.is_updating(one.id, one.token))
+        spawning = frozenset(report.id for report in makers)
+        for start in range(0, len(began), MOST_AT_ONCE):
+            await self._post(ReportBatch(began[start : start + MOST_AT_ONCE], self._begin, spawning))
+        for some in without_repeats(updates) if updates else ():
+            await self._post(ReportBatch(some, self._update, spawning))
         for batch in _batches(finished):
             await self._post(ReportBatch(batch, self._finish, spawning, not_storable))
         for start in range(0, len(released), MOST_AT_ONCE):
             await self._post(ReportBatch(released[start : start + MOST_AT_ONCE], self._release, spawning))
 
     def _check_settled(self) -> None:
-        if not (self._sending or self._finished or self._released or self._late or self._awaited):
+        if not (self._sending or self._finished or self._released or self._late):
             self._nothing.set()
 
     async def _finish(self, batch: Sequence[Finished]) -> Applied:
         return await self._registration.ask(lambda names: Finish(**names, jobs=list(batch)))
 
+    async def _begin(self, batch: Sequence[Began]) -> Applied:
+        await self._registration.ask(lambda names: Begin(**names, jobs=list(batch)))
+        return Applied()  # for a job that is not ours any more, the next renewal says so
+
     async def _update(self, batch: Sequence[Alive]) -> Applied:
         await self._registration.ask(lambda names: Renew(**names, jobs=list(batch)))
-        return Applied()  # what the answer says does not matter: these jobs have ended
+        self._updating.difference_update((one.id, one.token) for one in batch)
+        return Applied()  # orders come with the renewals
 
     async def _release(self, batch: Sequence[Released]) -> Applied:
         return await self._registration.ask(lambda names: Release(**names, jobs=list(batch)))
@@ -293,6 +286,7 @@ class Reports:
         except TEMPORARY:
             raise
         except WindlassError as fault:
+            self._updating.difference_update((one.id, one.token) for one in batch.reports)
             return _instead_of(batch, fault)
         if answer.refused:
             log.warning("%d reports refused: those jobs are no longer this worker's", len(answer.refused))

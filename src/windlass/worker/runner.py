@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from windlass.model.job import MOST_CHUNK, MSGPACK, Error, Job, NewChunk, NewJob, Progress, Reason, Stream
 from windlass.model.lifecycle import Verdict
-from windlass.model.operations import Alive, Claimed, Released
+from windlass.model.operations import Alive, Began, Claimed, Released
 from windlass.model.worker import SandboxTier
 
 MOST_UNSENT = 256 << 10
@@ -126,7 +126,7 @@ class ActiveRun:
 
     __slots__ = (
         "_unsent_bytes", "asked", "began", "deadline", "given", "id", "job", "log", "number", "pid", "progress",
-        "runner", "sandbox", "sending", "since", "stopping", "taken", "takes_messages", "tenant", "timer", "token",
+        "runner", "sandbox", "since", "stopping", "taken", "takes_messages", "tenant", "timer", "token",
         "version",
     )  # fmt: skip
 
@@ -167,8 +167,6 @@ class ActiveRun:
         self.log: list[tuple[Stream, bytes | memoryview]] = []
         """Output that is not sent yet."""
         self._unsent_bytes = 0
-        self.sending: asyncio.Future[None] | None = None
-        """Done when the update that is being sent has arrived or failed: the job's report must not overtake it."""
         self.takes_messages = False
         self.given = self.taken = 0
         """Messages that were passed to it, and that its task has taken."""
@@ -237,12 +235,16 @@ class ActiveRun:
             deadline=self.known_deadline,
         )
 
-    def restore(self, update: Alive) -> None:
-        """An update may be lost: send it again, ahead of what has come since."""
-        self.progress = self.progress or update.progress
-        since, self.log, self._unsent_bytes = self.log, [], 0
-        for stream, data in [*((chunk.stream, chunk.data) for chunk in update.output), *since]:
-            self.print(stream, data)
+    def begun(self, pid: int) -> Began:
+        """The report that a process runs it."""
+        return Began(
+            id=self.id,
+            token=self.token,
+            tenant=self.tenant,
+            pid=pid,
+            sandbox=self.sandbox,
+            handler_version=self.version,
+        )
 
     def released(self, delay: float | None = None, rests: str | None = None) -> Released:
         """The report that this run does not count; the job waits again, after a delay if there is one."""

@@ -9,13 +9,12 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from functools import partial
 
 from msgspec import UNSET, Raw
 
 from windlass.model.job import TEXT, Error, Job, NewJob, Reason, Stream
 from windlass.model.lifecycle import CODES, Verdict
-from windlass.model.operations import Alive, Claimed, Delivered, Finished, Released
+from windlass.model.operations import Claimed, Delivered, Finished, Released
 from windlass.model.ports import Clock
 from windlass.worker.functions import FunctionOutcome
 from windlass.worker.linux import describe_status
@@ -25,6 +24,9 @@ from windlass.worker.telemetry import Telemetry
 
 log = logging.getLogger("windlass.worker")
 job_log = logging.getLogger("windlass.job")
+
+LONG_ENOUGH = 0.2
+"""Seconds after which a job has run long enough for its pid to be of interest."""
 
 MOST_LOGGED = 300
 """Characters of an error in the log."""
@@ -117,16 +119,21 @@ class RunTable:
         run.print(stream, data)
         self._updated[run.number] = run
 
-    def take_updated(self) -> list[ActiveRun]:
-        """The runs that have progress or output to send."""
+    def send_updates(self) -> None:
+        """Report pids, progress and output. What a run says before its last update is answered waits."""
+        long_ago = self._clock.monotonic() - LONG_ENOUGH
+        for run in self.active.values():
+            if run.since > long_ago:
+                break  # so are all that were claimed after it
+            if not run.began and run.pid is not None:
+                run.began = True
+                self.reports.begin(run.begun(run.pid))
         updated, self._updated = self._updated, {}
-        return list(updated.values())
-
-    def restore(self, run: ActiveRun, update: Alive) -> None:
-        """An update of a run may be lost: it is sent again."""
-        run.restore(update)
-        if self.is_active(run):
-            self._updated[run.number] = run
+        for run in updated.values():
+            if self.reports.is_updating(run.id, run.token):
+                self._updated[run.number] = run
+            else:
+                self.reports.update(run.take_update())
 
     def deliver(self, run: ActiveRun, messages: Sequence[Delivered]) -> None:
         """Pass on messages to a job; the queue repeats those it has until it knows that."""
@@ -184,18 +191,12 @@ class RunTable:
         self._updated.pop(run.number, None)
         run.set_timer(None)
         self.done += isinstance(report, Finished)
-        if report is not None and run.sending is not None:
-            self.reports.hold_back(run.sending, partial(self._report, run, report))
-        elif report is not None:
-            self._report(run, report)
-        self.changed.set()
-
-    def _report(self, run: ActiveRun, report: Finished | Released) -> None:
         last_update = run.take_update() if run.has_update else None
         if isinstance(report, Finished):
             self.reports.finish(report, last_update)
-        else:
+        elif isinstance(report, Released):
             self.reports.release(report, last_update)
+        self.changed.set()
 
     def _log_end(self, run: ActiveRun, report: Finished | Released | None) -> None:
         if not job_log.isEnabledFor(logging.DEBUG):
