@@ -24,9 +24,9 @@ from windlass.model.operations import Claim, Show
 from windlass.model.worker import NewWorker
 from windlass.system import SystemClock
 from windlass.worker import WorkerOptions
+from windlass.worker.claims import Registration
 from windlass.worker.contexts.pool import ContextRunner
 from windlass.worker.contexts.processes import ProcessManager
-from windlass.worker.registration import Registration
 from windlass.worker.reports import Reports
 from windlass.worker.runs import RunTable
 

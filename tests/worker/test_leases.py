@@ -13,8 +13,8 @@ from windlass.model.job import Job, State
 from windlass.model.lifecycle import Verdict
 from windlass.model.operations import A, Applied, Finish, Finished, Operation, Release, Renew, Renewed
 from windlass.system import SystemClock
+from windlass.worker.claims import Registration, WorkerNames
 from windlass.worker.leases import Leases
-from windlass.worker.registration import Registration, WorkerNames
 from windlass.worker.reports import Reports
 from windlass.worker.runner import ActiveRun, Runner
 from windlass.worker.runs import RunTable

@@ -25,7 +25,7 @@ from windlass.model.operations import (
 )
 from windlass.model.worker import NewWorker
 from windlass.system import SystemClock
-from windlass.worker.registration import Registration
+from windlass.worker.claims import Registration
 from windlass.worker.reports import MOST_BYTES, Reports
 
 TOKEN = "00"  # noqa: S105 - of a job

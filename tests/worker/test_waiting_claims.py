@@ -27,8 +27,9 @@ from windlass.model.worker import NewWorker
 from windlass.store import ClaimRequest, Record
 from windlass.store.redis import RedisStore
 from windlass.system import SystemClock
+from windlass.worker.claims import Registration
 from windlass.worker.loop import WorkerLoop
-from windlass.worker.registration import Registration
+from windlass.worker.reports import Reports
 from windlass.worker.runner import ActiveRun
 
 
@@ -108,9 +109,8 @@ class Slots:
 async def looping(service: Service, slots: Slots, monkeypatch: pytest.MonkeyPatch) -> WorkerLoop:
     registration = Registration(service, EVERY_TENANT, NewWorker(name="w"))
     await registration.register()
-    loop = WorkerLoop(registration, clock=SystemClock(), chance=SeededChance())
-    monkeypatch.setattr(loop.reports, "release", slots.released.append)
-    return loop
+    monkeypatch.setattr(Reports, "release", lambda _, report: slots.released.append(report))
+    return WorkerLoop(registration, clock=SystemClock(), chance=SeededChance())
 
 
 async def test_a_job_that_is_granted_to_a_waiting_claim_starts_once(

@@ -27,9 +27,9 @@ from windlass.model.operations import MOST_AT_ONCE, A, Alive, Claimed, GetStats,
 from windlass.model.worker import NewWorker
 from windlass.store.sqlite import SqliteStore
 from windlass.system import SystemClock, SystemRandomness
+from windlass.worker.claims import Registration
 from windlass.worker.contexts.execution import Execution, TaskCode, aexecute, execute, is_async, unknown_task
 from windlass.worker.loop import WorkerLoop
-from windlass.worker.registration import Registration
 from windlass.worker.runner import ActiveRun, Assignment, RunOutcome, RunUpdate, assignment_of
 
 

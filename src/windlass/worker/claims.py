@@ -1,21 +1,22 @@
-"""Claims that are asked until the store answers, and that give back what they took when they are interrupted.
+"""How a worker asks the queue: under the name that it is registered by, and for jobs.
 
-A claim that waits in the store may be granted jobs in the moment in which it is interrupted. Sent again with the same
-nonce, it names those jobs, and they are released.
+The queue forgets a worker that was silent for a whole lease. The next call finds that out and registers it again; its
+jobs stay its own under the new name, because their tokens are what counts. A claim is asked until the store answers. It
+may be granted jobs as it is interrupted: sent again with the same nonce, it names them, and they are released.
 """
 
 import asyncio
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from windlass.model.errors import Busy, Damaged, Full, Missing, Unavailable, WindlassError
 from windlass.model.handler import Language
-from windlass.model.operations import Claim, Claimed, Released
+from windlass.model.names import EVERY_TENANT
+from windlass.model.operations import A, Claim, Claimed, Operation, Register, Released, Service, Unregister
 from windlass.model.ports import Clock, Randomness
-from windlass.worker.registration import Registration
-from windlass.worker.reports import Reports
+from windlass.model.worker import NewWorker
 
 log = logging.getLogger("windlass.worker")
 
@@ -25,20 +26,82 @@ TRY_AGAIN = (0.1, 0.2, 0.5, 1.0)
 """Seconds between attempts while the store does not answer."""
 
 
+class WorkerNames(TypedDict):
+    """What every operation of a worker says of itself."""
+
+    tenant: str
+    worker: str
+
+
+class Registration:
+    """One worker's name in the queue."""
+
+    def __init__(self, service: Service, tenant: str, about: NewWorker) -> None:
+        self._service = service
+        self._tenant = tenant
+        self.about = about
+        self._registered: NewWorker | None = None
+        """What the queue knows of it."""
+        self._worker = ""
+        self.lease = 0.0
+        self._again = asyncio.Lock()
+
+    @property
+    def name_tenants(self) -> bool:
+        """Whether each report must name its job's tenant: the worker serves all tenants."""
+        return self._tenant == EVERY_TENANT
+
+    async def register(self) -> None:
+        about = self.about
+        registered = await self._service(Register(tenant=self._tenant, worker=about))
+        if self._worker not in ("", registered.worker):
+            log.warning("the queue had forgotten this worker; registered again as %s", registered.worker)
+        self._worker, self.lease = registered.worker, registered.lease
+        self._registered = about
+
+    async def update(self, about: NewWorker) -> None:
+        """Change what the queue knows of this worker; before it is registered, that is for the registration."""
+        self.about = about
+        if self._worker and self._registered != about:
+            await self._service(Register(tenant=self._tenant, worker=about, id=self._worker))
+            self._registered = about
+
+    async def unregister(self) -> None:
+        await self._service(Unregister(tenant=self._tenant, worker=self._worker))
+
+    async def ask(self, make: Callable[[WorkerNames], Operation[A]]) -> A:
+        """Ask under this worker's name; if the queue has forgotten the worker, register it and ask again."""
+        worker = self._worker
+        try:
+            return await self._service(make({"tenant": self._tenant, "worker": worker}))
+        except Missing:
+            await self._register_again(worker)
+            return await self._service(make({"tenant": self._tenant, "worker": self._worker}))
+
+    async def _register_again(self, forgotten: str) -> None:
+        async with self._again:
+            if self._worker != forgotten:
+                return  # another call has registered it meanwhile
+            try:
+                await self.register()
+            except WindlassError as fault:
+                raise Unavailable(f"cannot register: {fault}") from fault
+
+
 class Claims:
     """One worker's claims, one at a time."""
 
     def __init__(
         self,
         registration: Registration,
-        reports: Reports,
+        release: Callable[[Released], None],
         *,
         clock: Clock,
         chance: Randomness,
         give_up_if_damaged: bool,
     ) -> None:
         self._registration = registration
-        self._reports = reports
+        self._report_release = release
         self._clock = clock
         self._chance = chance
         self._give_up_if_damaged = give_up_if_damaged
@@ -98,7 +161,7 @@ class Claims:
             return  # their lease will run out
         for one in taken:
             tenant = one.job.tenant if self._registration.name_tenants else None
-            self._reports.release(Released(id=one.job.id, token=one.token, tenant=tenant))
+            self._report_release(Released(id=one.job.id, token=one.token, tenant=tenant))
 
     async def _unless_interrupted(self, ask: Callable[[], Awaitable[T]]) -> T | None:
         """Ask until the store answers; null = interrupted."""

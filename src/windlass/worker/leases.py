@@ -13,7 +13,7 @@ from operator import attrgetter
 from windlass.model.errors import WindlassError
 from windlass.model.operations import Alive, Renew, Renewed
 from windlass.model.ports import Clock
-from windlass.worker.registration import Registration
+from windlass.worker.claims import Registration
 from windlass.worker.reports import without_repeats
 from windlass.worker.runner import ActiveRun, Stop
 from windlass.worker.runs import RunTable

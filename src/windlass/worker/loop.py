@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from windlass.model.handler import Language
 from windlass.model.operations import MOST_AT_ONCE
 from windlass.model.ports import Clock, Randomness
-from windlass.worker.claims import Claims
+from windlass.worker.claims import Claims, Registration
 from windlass.worker.leases import Leases
-from windlass.worker.registration import Registration
 from windlass.worker.reports import Reports
 from windlass.worker.runs import RunnerOf, RunTable
 from windlass.worker.telemetry import Telemetry
@@ -48,7 +47,7 @@ class WorkerLoop:
         self.reports = Reports(registration, clock)
         self.runs = RunTable(self.reports, clock, telemetry)
         self.leases = Leases(self.runs, registration, clock)
-        self.claims = Claims(registration, self.reports, clock=clock, chance=chance, give_up_if_damaged=burst)
+        self.claims = Claims(registration, self.reports.release, clock=clock, chance=chance, give_up_if_damaged=burst)
         self._clock = clock
         self._burst = burst
         self._warm = warm

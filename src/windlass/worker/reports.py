@@ -28,7 +28,7 @@ from windlass.model.operations import (
     Renew,
 )
 from windlass.model.ports import Clock
-from windlass.worker.registration import Registration
+from windlass.worker.claims import Registration
 
 log = logging.getLogger("windlass.worker")
 

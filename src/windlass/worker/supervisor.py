@@ -23,6 +23,7 @@ from windlass.model.operations import Service
 from windlass.model.ports import Clock, Randomness
 from windlass.model.worker import NewWorker
 from windlass.worker import WorkerOptions
+from windlass.worker.claims import Registration
 from windlass.worker.contexts.frames import AppInfo
 from windlass.worker.contexts.pool import ContextRunner
 from windlass.worker.contexts.processes import ProcessManager
@@ -30,7 +31,6 @@ from windlass.worker.functions.runner import Functions, HandlerRunner
 from windlass.worker.linux import adopt_orphans, descendants, send
 from windlass.worker.loop import WorkerLoop
 from windlass.worker.network import Network, read_allowed
-from windlass.worker.registration import Registration
 from windlass.worker.runner import Runner
 from windlass.worker.telemetry import Telemetry
 
