@@ -40,27 +40,28 @@ class WorkerLoop:
         chance: Randomness,
         burst: bool = False,
         languages: list[Language] | None = None,
-        warm: Callable[[], Sequence[str]] = tuple,
         telemetry: Telemetry | None = None,
     ) -> None:
-        """`languages`: those of handlers whose jobs are wanted. `warm`: what has a warm context, as `tenant/task`."""
+        """`burst`: end when nothing is left. `languages`: those of handlers whose jobs are wanted; null = all."""
         self.reports = Reports(registration, clock)
         self.runs = RunTable(self.reports, clock, telemetry)
         self.leases = Leases(self.runs, registration, clock)
         self.claims = Claims(registration, self.reports.release, clock=clock, chance=chance, give_up_if_damaged=burst)
         self._clock = clock
         self._burst = burst
-        self._warm = warm
         self._languages = languages
         self._stopped = False
         self._paused = False
         self._suspended = False
         """Whether no context can be started now, so that nothing that is claimed could run."""
 
-    async def run(self, runner_of: RunnerOf, slots: Callable[[], int]) -> None:
+    async def run(
+        self, runner_of: RunnerOf, slots: Callable[[], int], warm: Callable[[], Sequence[str]] = tuple
+    ) -> None:
         """Until it is stopped, or there are no slots at all; in a burst, until nothing is left.
 
-        `slots`: how many jobs may run at once now. `reports` and `leases` must run meanwhile.
+        `slots`: how many jobs may run at once now. `warm`: what has a warm context, as `tenant/task`. `reports` and
+        `leases` must run meanwhile.
         """
         while not self._stopped and (most := slots()) > 0:
             if self._burst and not self.runs.active and self.reports.damaged is not None:
@@ -74,17 +75,17 @@ class WorkerLoop:
                 free = slots() - len(self.runs.active)
             idle = not self.runs.active and self.reports.settled  # reports on their way may make new jobs
             asked = min(free, MOST_AT_ONCE)
-            started = await self.claim_and_start(runner_of, asked, BURST_WAIT if self._burst else WAIT)
+            started = await self.claim_and_start(runner_of, asked, BURST_WAIT if self._burst else WAIT, warm())
             if 0 < started < asked:
                 await self._clock.sleep(HEAD_START)
             elif self._burst and not started and idle and not self.runs.active and not self._rests:
                 return
 
-    async def claim_and_start(self, runner_of: RunnerOf, free: int, wait: float) -> int:
+    async def claim_and_start(self, runner_of: RunnerOf, free: int, wait: float, warm: Sequence[str] = ()) -> int:
         """Claim up to so many jobs and give them to their runners; how many there were."""
         if free < 1 or self._rests:
             return 0
-        claimed = await self.claims.claim(free, wait, self._warm(), self._languages)
+        claimed = await self.claims.claim(free, wait, warm, self._languages)
         if claimed:
             self.runs.start(claimed, runner_of)
         return len(claimed)

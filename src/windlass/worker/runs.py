@@ -7,7 +7,7 @@ jobs is a `Runner`; what follows them is a `RunListener`. Knows the queue only a
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
 from msgspec import UNSET, Raw
@@ -45,6 +45,11 @@ RunnerOf = Callable[[Job], Runner]
 """Chooses the runner of a job."""
 
 
+def choose_runner(app_tasks: Collection[str], contexts: Runner, handlers: Runner | None) -> RunnerOf:
+    """An app's own tasks run in its contexts: an uploaded handler cannot take their place."""
+    return lambda job: contexts if handlers is None or job.task in app_tasks else handlers
+
+
 class RunTable:
     """What one worker runs."""
 
@@ -66,6 +71,10 @@ class RunTable:
 
     def subscribe(self, listener: RunListener) -> None:
         self._listeners.append(listener)
+
+    def slots(self, at_once: int, in_all: int | None) -> int:
+        """How many jobs may run at once now, if so many may end here in all."""
+        return at_once if in_all is None else min(at_once, in_all - self.done)
 
     async def some_ended(self) -> None:
         self.changed.clear()

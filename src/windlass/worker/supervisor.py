@@ -9,15 +9,15 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from contextlib import suppress
+from functools import partial
 from typing import get_args
 
 from msgspec.structs import replace
 
 from windlass.model.errors import Damaged, WindlassError
 from windlass.model.handler import Language
-from windlass.model.job import Job
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import Service
 from windlass.model.ports import Clock, Randomness
@@ -31,7 +31,7 @@ from windlass.worker.functions.runner import Functions, HandlerRunner
 from windlass.worker.linux import adopt_orphans, descendants, send
 from windlass.worker.loop import WorkerLoop
 from windlass.worker.network import Network, read_allowed
-from windlass.worker.runner import Runner
+from windlass.worker.runs import choose_runner
 from windlass.worker.telemetry import Telemetry
 
 log = logging.getLogger("windlass.worker")
@@ -79,7 +79,6 @@ class Supervisor:
             chance=chance,
             burst=options.burst,
             languages=None if options.functions is None else UNPROBED,
-            warm=self._warm,
             telemetry=self._telemetry,
         )
         self._runs = self._loop.runs
@@ -98,19 +97,6 @@ class Supervisor:
         self._unreported = False
         """Whether the store did not even take the last reports."""
 
-    def _warm(self) -> Sequence[str]:
-        return () if self._handlers is None else self._handlers.warm()
-
-    def _slots(self) -> int:
-        most = self._options.max_jobs
-        return self._options.slots if most is None else min(self._options.slots, most - self._runs.done)
-
-    def _runner_of(self, job: Job) -> Runner:
-        """The app's own tasks run in its contexts: an uploaded handler cannot take their place."""
-        if self._handlers is None or job.task in self._app_tasks:
-            return self._contexts
-        return self._handlers
-
     async def run(self) -> None:
         """Work until `stop`, or in a burst until nothing is left."""
         adopt_orphans()
@@ -126,6 +112,9 @@ class Supervisor:
         duties += [self._keep_zygote(), self._check()]
         if self._handlers is not None:
             duties += [self._handlers.run(), self._probe_languages(self._handlers)]
+        runner_of = choose_runner(self._app_tasks, self._contexts, self._handlers)
+        slots = partial(self._runs.slots, self._options.slots, self._options.max_jobs)
+        warm = tuple[str] if self._handlers is None else self._handlers.warm
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(_awaited(duty)) for duty in duties]
@@ -133,7 +122,7 @@ class Supervisor:
                     await self._probed.wait()  # or it might exit before it claims what it can run
                 try:
                     # A task of its own: each job would otherwise pass through every coroutine that waits for this one.
-                    await asyncio.create_task(self._loop.run(self._runner_of, self._slots))
+                    await asyncio.create_task(self._loop.run(runner_of, slots, warm))
                 except Damaged:
                     await self._finish_running()
                     raise
