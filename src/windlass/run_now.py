@@ -81,8 +81,9 @@ def run(target: str, new: NewJob) -> Ended:
     try:
         id = engine.ask(Enqueue(tenant=app.tenant, job=new, exact=True)).id
         for _ in range(MOST_RUNS):
-            if engine.run_one() is None:
+            if (work := engine.claim()) is None:
                 break
+            engine.run(work)
         return Ended(_error(engine.ask(Show(tenant=app.tenant, id=id)), engine.jobs()))
     finally:
         engine.close()

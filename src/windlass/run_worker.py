@@ -25,8 +25,8 @@ from windlass.model.operations import Service
 from windlass.store import AccessRefused
 from windlass.system import SystemClock, SystemRandomness
 from windlass.worker import WorkerOptions
+from windlass.worker.claims import TRY_AGAIN
 from windlass.worker.contexts.processes import ProcessManager, describe_shared
-from windlass.worker.loop import TRY_AGAIN
 from windlass.worker.supervisor import NO_APP, Supervisor
 
 log = logging.getLogger("windlass.worker")

@@ -94,7 +94,8 @@ async def test_a_new_job_may_be_as_large_as_a_payload_and_one_that_is_larger_is_
 
 def test_of_one_long_line_as_much_is_kept_as_of_many() -> None:
     """The last piece of it, be it one byte, must not push out the large one before it."""
-    held = ActiveRun(1, Job(id="x", tenant="t", task="w", state=State.RUNNING, created_at=0, updated_at=0), "t", 0.0)  # type: ignore[arg-type]
+    job = Job(id="x", tenant="t", task="w", state=State.RUNNING, created_at=0, updated_at=0)  # type: ignore[arg-type]
+    held = ActiveRun(1, job, "t", 0.0, None)  # type: ignore[arg-type] # no runner
     line = bytes(range(256)) * 4096 * 10
     for start in range(0, len(line), 100_000):
         held.print("stdout", line[start : start + 100_000])

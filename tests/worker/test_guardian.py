@@ -24,9 +24,10 @@ from windlass.model.operations import Claim, Show
 from windlass.model.worker import NewWorker
 from windlass.system import SystemClock
 from windlass.worker import WorkerOptions
-from windlass.worker.contexts.pool import ContextPool, ContextRunner
+from windlass.worker.claims import Registration
+from windlass.worker.contexts.pool import ContextRunner
 from windlass.worker.contexts.processes import ProcessManager
-from windlass.worker.reports import Registration, Reports
+from windlass.worker.reports import Reports
 from windlass.worker.runs import RunTable
 
 PROMPTLY = 30.0
@@ -291,18 +292,17 @@ async def test_a_job_that_waits_for_a_context_is_given_back_unrun_when_none_can_
     options, clock = WorkerOptions(contexts=1, slots=4), SystemClock()
     registration = Registration(engine, "default", NewWorker(name="w"))
     await registration.register()
-    pool = ContextPool(ProcessManager("an app that is never imported"), options, clock)
-    reports = Reports(engine, registration, clock)
+    reports = Reports(registration, clock)
     runs = RunTable(reports, clock)
-    contexts = ContextRunner(pool, runs, options.max_output)
+    contexts = ContextRunner(ProcessManager("an app that is never imported"), runs, options, clock)
     job = await enqueue(engine, "noop", isolate=isolate)
     contexts.fill()
-    runs.start(await engine(Claim(worker=registration.worker)), lambda _: contexts)
+    runs.start(await registration.ask(lambda names: Claim(**names)), lambda _: contexts)
     reporting = asyncio.create_task(reports.run())
     contexts.release_waiting()
     await runs.all_ended()
     await reports.flush()
     reporting.cancel()
-    await pool.close()
+    await contexts.close()
     record = await engine(Show(id=job.id))
     assert (record.state, record.attempt, record.crashes) == (State.QUEUED, 0, 0)

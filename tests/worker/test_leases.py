@@ -1,7 +1,7 @@
 """Signs of life of a worker: what it asks of its queue, and how often."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -11,11 +11,12 @@ from tests.support.patience import PATIENCE
 from windlass.model.errors import Unavailable
 from windlass.model.job import Job, State
 from windlass.model.lifecycle import Verdict
-from windlass.model.operations import Applied, Finish, Finished, Renew, Renewed, Service
+from windlass.model.operations import A, Applied, Finish, Finished, Operation, Release, Renew, Renewed
 from windlass.system import SystemClock
+from windlass.worker.claims import Registration, WorkerNames
 from windlass.worker.leases import Leases
-from windlass.worker.reports import Registration, Reports
-from windlass.worker.runner import ActiveRun, RunListener
+from windlass.worker.reports import Reports
+from windlass.worker.runner import ActiveRun, Runner
 from windlass.worker.runs import RunTable
 
 YOUNG = 0.02
@@ -34,27 +35,21 @@ class Queue:
         return Renewed()
 
 
-class Runs:
-    """Stands for a table of runs."""
-
-    def __init__(self) -> None:
-        self.active: dict[int, ActiveRun] = {}
-
-    def subscribe(self, _listener: RunListener) -> None:
-        pass
-
-    def is_active(self, run: ActiveRun) -> bool:
-        return self.active.get(run.number) is run
-
-
 class Member:
     """Stands for a worker that the queue knows."""
 
     lease = 30.0
-    worker = "w"
+    name_tenants = False
 
-    def names(self) -> dict[str, str]:
-        return {"worker": "w"}
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    async def ask(self, make: Callable[[WorkerNames], Operation[A]]) -> Any:
+        return await self._queue(make({"tenant": "default", "worker": "w"}))
+
+
+def member_of(queue: Queue) -> Registration:
+    return cast("Registration", Member(queue))
 
 
 @pytest.fixture
@@ -63,15 +58,14 @@ def queue() -> Queue:
 
 
 @pytest.fixture
-def runs() -> Runs:
-    return Runs()
+async def runs(queue: Queue) -> RunTable:
+    return RunTable(Reports(member_of(queue), SystemClock()), SystemClock())
 
 
 @pytest.fixture
-async def leases(queue: Queue, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Leases]:
+async def leases(queue: Queue, runs: RunTable, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Leases]:
     monkeypatch.setattr("windlass.worker.leases.YOUNG", YOUNG)
-    member = cast("Registration", Member())
-    leases = Leases(cast("RunTable", runs), cast("Service", queue), member, SystemClock())
+    leases = Leases(runs, member_of(queue), SystemClock())
     running = asyncio.ensure_future(leases.run())
     yield leases
     running.cancel()
@@ -80,10 +74,10 @@ async def leases(queue: Queue, runs: Runs, monkeypatch: pytest.MonkeyPatch) -> A
 def held(number: int, ago: float = 0.0) -> ActiveRun:
     about: dict[str, Any] = {"tenant": "default", "queue": "default", "task": "a", "size": 0}
     job = Job(id="j", state=State.RUNNING, created_at=NOON, updated_at=NOON, **about)
-    return ActiveRun(number, job, "token", SystemClock().monotonic() - ago)
+    return ActiveRun(number, job, "token", SystemClock().monotonic() - ago, cast("Runner", None))
 
 
-async def test_jobs_that_ended_soon_are_not_asked_about(leases: Leases, queue: Queue, runs: Runs) -> None:
+async def test_jobs_that_ended_soon_are_not_asked_about(leases: Leases, queue: Queue, runs: RunTable) -> None:
     first = await asyncio.wait_for(queue.asked.get(), PATIENCE)
     for _ in range(3):
         leases.runs_started()
@@ -91,7 +85,7 @@ async def test_jobs_that_ended_soon_are_not_asked_about(leases: Leases, queue: Q
     assert (first.jobs, queue.asked.qsize()) == ([], 0)
 
 
-async def test_jobs_that_have_just_begun_are_not_asked_about(leases: Leases, queue: Queue, runs: Runs) -> None:
+async def test_jobs_that_have_just_begun_are_not_asked_about(leases: Leases, queue: Queue, runs: RunTable) -> None:
     await asyncio.wait_for(queue.asked.get(), PATIENCE)
     runs.active[1] = held(1, ago=-60)  # however slow this machine is
     leases.runs_started()
@@ -100,7 +94,7 @@ async def test_jobs_that_have_just_begun_are_not_asked_about(leases: Leases, que
 
 
 async def test_a_job_that_goes_on_is_asked_about_though_others_had_ended_before(
-    leases: Leases, queue: Queue, runs: Runs
+    leases: Leases, queue: Queue, runs: RunTable
 ) -> None:
     await asyncio.wait_for(queue.asked.get(), PATIENCE)
     leases.runs_started()
@@ -110,6 +104,12 @@ async def test_a_job_that_goes_on_is_asked_about_though_others_had_ended_before(
     while not (question := await asyncio.wait_for(queue.asked.get(), PATIENCE)).jobs:
         pass
     assert [one.id for one in question.jobs] == ["j"]
+
+
+def print_in(runs: RunTable, run: ActiveRun, text: bytes) -> None:
+    """A run prints something, and it is time for updates."""
+    runs.print(run, "log", text)
+    runs.send_updates()
 
 
 class Forgetful(Queue):
@@ -126,26 +126,27 @@ class Forgetful(Queue):
         return Renewed()
 
 
-async def test_what_was_not_answered_is_not_said_again_and_the_next_is_said_by_part(runs: Runs) -> None:
+async def test_an_update_that_was_not_answered_is_sent_by_part_and_the_next_together() -> None:
     queue = Forgetful()
-    leases = Leases(cast("RunTable", runs), cast("Service", queue), cast("Registration", Member()), SystemClock())
+    reports = Reports(member_of(queue), SystemClock())
+    runs = RunTable(reports, SystemClock())
+    running = asyncio.create_task(reports.run())
     for number, id in enumerate(("1aa", "2bb", "3aa")):
         runs.active[number] = one = held(number)
         one.id, one.began = id, True
 
-    def speak() -> None:
+    async def speak(times: int) -> None:
         for one in runs.active.values():
-            one.print("log", b"word")
-            leases.run_updated(one)
+            runs.print(one, "log", b"word")
+        runs.send_updates()
+        async with asyncio.timeout(PATIENCE):
+            while len(queue.told) < times or any(reports.is_updating(one.id, "token") for one in runs.active.values()):  # noqa: ASYNC110 - no signal says so
+                await asyncio.sleep(0.005)
 
-    speak()
-    with pytest.raises(Unavailable):
-        await leases.send_updates()
-    assert queue.told == [["1aa", "2bb", "3aa"]]
-    for _ in range(2):
-        speak()
-        await leases.send_updates()
-    assert queue.told[1:] == [["1aa", "3aa"], ["2bb"], ["1aa", "2bb", "3aa"]]
+    await speak(3)
+    await speak(4)
+    assert queue.told == [["1aa", "2bb", "3aa"], ["1aa", "3aa"], ["2bb"], ["1aa", "2bb", "3aa"]]
+    running.cancel()
 
 
 class Overtaken(Queue):
@@ -160,7 +161,7 @@ class Overtaken(Queue):
 
     async def __call__(self, operation: Any) -> Any:
         self.has_come.set()
-        if isinstance(operation, Finish):
+        if isinstance(operation, Finish | Release):
             self.came.append("end")
             return Applied()
         said = b"".join(chunk.data for one in operation.jobs for chunk in one.output).decode()
@@ -174,45 +175,41 @@ class Overtaken(Queue):
 
 
 @pytest.mark.parametrize("hears", [True, False])
-async def test_the_end_of_a_run_does_not_overtake_what_it_has_said(runs: Runs, hears: bool) -> None:
-    queue, member = Overtaken(hears=hears), cast("Registration", Member())
-    leases = Leases(cast("RunTable", runs), cast("Service", queue), member, SystemClock())
-    reports = Reports(cast("Service", queue), member, SystemClock())
-    jobs = RunTable(reports, SystemClock())
-    runs.active = jobs.active
-    jobs.active[1] = one = held(1)
-    one.began = True
-    one.print("log", b"first ")
-    leases.run_updated(one)
-    telling = asyncio.create_task(leases.send_updates())
-    await asyncio.wait_for(queue.has_come.wait(), 30)
-    one.print("log", b"last")
+@pytest.mark.parametrize("released", [True, False])
+async def test_the_end_of_a_run_does_not_overtake_what_it_has_said(hears: bool, released: bool) -> None:
+    queue = Overtaken(hears=hears)
+    reports = Reports(member_of(queue), SystemClock())
+    runs = RunTable(reports, SystemClock())
     running = asyncio.create_task(reports.run())
-    jobs.remove(one, Finished(id=one.id, token=one.token, outcome=Verdict.OK))
+    runs.active[1] = one = held(1)
+    one.began = True
+    print_in(runs, one, b"first ")
+    await asyncio.wait_for(queue.has_come.wait(), PATIENCE)
+    print_in(runs, one, b"last")
+    runs.remove(one, one.released() if released else Finished(id=one.id, token=one.token, outcome=Verdict.OK))
     await asyncio.sleep(0.05)
     assert queue.came == ["asked"]
     queue.slow.set()
-    await asyncio.gather(telling, return_exceptions=True)
-    await asyncio.wait_for(reports.flush(), 30)
-    assert queue.came == (["asked", "first ", "last", "end"] if hears else ["asked", "first last", "end"])
+    await asyncio.wait_for(reports.flush(), PATIENCE)
+    assert queue.came == ["asked", "first ", "last", "end"]
     running.cancel()
 
 
-async def test_what_was_said_while_the_store_was_away_is_said_again(runs: Runs) -> None:
+async def test_what_was_said_while_the_store_was_away_is_said_again() -> None:
     queue = Overtaken(hears=False)
-    queue.slow.set()
-    leases = Leases(cast("RunTable", runs), cast("Service", queue), cast("Registration", Member()), SystemClock())
+    reports = Reports(member_of(queue), SystemClock())
+    runs = RunTable(reports, SystemClock())
+    running = asyncio.create_task(reports.run())
     runs.active[1] = one = held(1)
     one.began = True
-    queue.slow.clear()
-    one.print("log", b"first ")
-    leases.run_updated(one)
-    telling = asyncio.create_task(leases.send_updates())
-    await asyncio.wait_for(queue.has_come.wait(), 30)
+    print_in(runs, one, b"first ")
+    await asyncio.wait_for(queue.has_come.wait(), PATIENCE)
+    for word in (b"la", b"st"):
+        print_in(runs, one, word)
     queue.slow.set()
-    with pytest.raises(Unavailable):
-        await telling
-    one.print("log", b"last")
-    leases.run_updated(one)
-    await leases.send_updates()
-    assert queue.came == ["asked", "first last"]
+    async with asyncio.timeout(PATIENCE):
+        while len(queue.came) < 3:
+            await asyncio.sleep(0.005)
+            runs.send_updates()
+    assert queue.came == ["asked", "first ", "last"], "what came meanwhile waits, and is sent together"
+    running.cancel()

@@ -175,14 +175,14 @@ async def test_a_failed_delivery_uses_no_attempt_and_is_tried_again_after_growin
 
 
 async def test_a_worker_that_fails_now_and_then_gets_everything_done_in_the_end(
-    hub: Station, monkeypatch: pytest.MonkeyPatch
+    real_store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sending, "PAUSES", (0.001,))
 
     async def sometimes(sent: Sent) -> Answer:
         return (200, {"outcome": "ok"}) if len(worker.sent) % 3 else (503, None)
 
-    async with receiver(sometimes) as worker:
+    async with station(real_store, lease=PATIENCE) as hub, receiver(sometimes) as worker:
         await hub.register(worker, slots=4)
         for job in [await hub.enqueue() for _ in range(40)]:
             ended = await hub.ended(job)

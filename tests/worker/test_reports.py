@@ -25,7 +25,8 @@ from windlass.model.operations import (
 )
 from windlass.model.worker import NewWorker
 from windlass.system import SystemClock
-from windlass.worker.reports import MOST_BYTES, Registration, Reports
+from windlass.worker.claims import Registration
+from windlass.worker.reports import MOST_BYTES, Reports
 
 TOKEN = "00"  # noqa: S105 - of a job
 
@@ -58,7 +59,7 @@ async def reporting(queue: Queue) -> AsyncIterator[Reports]:
     about = NewWorker(name="anna", node="here", pid=1, queues=["default"])
     membership = Registration(queue, "default", about)
     await membership.register()
-    reports = Reports(queue, membership, SystemClock())
+    reports = Reports(membership, SystemClock())
     running = asyncio.create_task(reports.run())
     yield reports
     await asyncio.wait_for(reports.flush(), PATIENCE)
@@ -260,7 +261,7 @@ async def test_what_has_to_wait_is_sent_on_together() -> None:
                 await asyncio.sleep(0.01)
             return await super().__call__(operation)
 
-    queue, ids = Slow(Missing("who?")), [f"{number:030x}57" for number in range(3000)]
+    queue, ids = Slow(Unavailable("away")), [f"{number:030x}57" for number in range(3000)]
     async with reporting(queue) as reports:
         for place, id in enumerate(ids):
             reports.finish(done(id))

@@ -1,8 +1,7 @@
 """A claim that waits: what it is granted starts once, and goes back if the worker stops claiming meanwhile."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
@@ -28,9 +27,10 @@ from windlass.model.worker import NewWorker
 from windlass.store import ClaimRequest, Record
 from windlass.store.redis import RedisStore
 from windlass.system import SystemClock
+from windlass.worker.claims import Registration
 from windlass.worker.loop import WorkerLoop
-from windlass.worker.reports import Registration
-from windlass.worker.runs import RunnerOf
+from windlass.worker.reports import Reports
+from windlass.worker.runner import ActiveRun
 
 
 @pytest.fixture
@@ -85,42 +85,40 @@ async def test_a_parked_claim_whose_owner_does_not_hear_is_dropped(engine: Engin
 
 
 class Slots:
-    """Stands for a table of runs: notes what is started, and what is released."""
+    """A runner that never ends anything: notes what is started. And what is released."""
 
     def __init__(self) -> None:
-        self.active: dict[int, Claimed] = {}
-        self.done = 0
-        self.changed = asyncio.Event()
         self.begun = asyncio.Event()
         self.released: list[Released] = []
         self.started: list[str] = []
-        self.settled = True
-        self.reports = self
 
-    def start(self, claimed: list[Claimed], runner_of: RunnerOf) -> None:
-        for one in claimed:
-            self.started.append(one.job.id)
-            self.active[len(self.started)] = one
+    def start(self, batch: Sequence[tuple[ActiveRun, Claimed]]) -> None:
+        self.started += [run.id for run, _ in batch]
         self.begun.set()
 
-    def release(self, report: Released) -> None:
-        self.released.append(report)
+    def stop(self, run: ActiveRun) -> None:
+        raise AssertionError(run.id)
 
-    async def some_ended(self) -> None:
-        self.changed.clear()
-        await self.changed.wait()
+    def kill(self, run: ActiveRun) -> None:
+        raise AssertionError(run.id)
+
+    def send(self, run: ActiveRun, messages: Sequence[bytes]) -> None:
+        raise AssertionError(run.id)
 
 
-async def looping(service: Service, slots: Any) -> WorkerLoop:
+async def looping(service: Service, slots: Slots, monkeypatch: pytest.MonkeyPatch) -> WorkerLoop:
     registration = Registration(service, EVERY_TENANT, NewWorker(name="w"))
     await registration.register()
-    return WorkerLoop(slots, lambda _: slots, service, registration, clock=SystemClock(), chance=SeededChance())
+    monkeypatch.setattr(Reports, "release", lambda _, report: slots.released.append(report))
+    return WorkerLoop(registration, clock=SystemClock(), chance=SeededChance())
 
 
-async def test_a_job_that_is_granted_to_a_waiting_claim_starts_once(engine: Engine) -> None:
+async def test_a_job_that_is_granted_to_a_waiting_claim_starts_once(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slots = Slots()
-    loop = await looping(engine, slots)
-    running = asyncio.ensure_future(loop.run(8))
+    loop = await looping(engine, slots, monkeypatch)
+    running = asyncio.ensure_future(loop.run(lambda _: slots, lambda: 8))
     for number in range(1, 4):
         await waits(engine)
         accepted = await engine(Enqueue(job=NewJob(task="a")))
@@ -133,17 +131,19 @@ async def test_a_job_that_is_granted_to_a_waiting_claim_starts_once(engine: Engi
     assert (len(slots.started), slots.released) == (3, [])
 
 
-async def test_a_worker_that_stops_as_a_job_starts_does_not_release_it(engine: Engine) -> None:
+async def test_a_worker_that_stops_as_a_job_starts_does_not_release_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slots = Slots()
-    loop = await looping(engine, slots)
+    loop = await looping(engine, slots, monkeypatch)
     start = slots.start
 
-    def start_and_stop(claimed: list[Claimed], runner_of: RunnerOf) -> None:
-        start(claimed, runner_of)
+    def start_and_stop(batch: Sequence[tuple[ActiveRun, Claimed]]) -> None:
+        start(batch)
         loop.stop()
 
     slots.start = start_and_stop  # type: ignore[method-assign]
-    running = asyncio.ensure_future(loop.run(8))
+    running = asyncio.ensure_future(loop.run(lambda _: slots, lambda: 8))
     await waits(engine)
     accepted = await engine(Enqueue(job=NewJob(task="a")))
     await asyncio.wait_for(running, PATIENCE)
@@ -151,10 +151,12 @@ async def test_a_worker_that_stops_as_a_job_starts_does_not_release_it(engine: E
     assert (await engine(Show(id=accepted.id))).state is State.RUNNING
 
 
-async def test_a_worker_told_to_rest_and_to_go_on_at_once_goes_on(engine: Engine) -> None:
+async def test_a_worker_told_to_rest_and_to_go_on_at_once_goes_on(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slots = Slots()
-    loop = await looping(engine, slots)
-    running = asyncio.ensure_future(loop.run(8))
+    loop = await looping(engine, slots, monkeypatch)
+    running = asyncio.ensure_future(loop.run(lambda _: slots, lambda: 8))
     await waits(engine)
     for paused in (True, False, True, False):  # several before the claim has heard of the first
         loop.pause(paused)
@@ -165,7 +167,9 @@ async def test_a_worker_told_to_rest_and_to_go_on_at_once_goes_on(engine: Engine
         await running
 
 
-async def test_a_worker_that_pauses_as_its_claim_is_answered_releases_what_it_got(engine: Engine) -> None:
+async def test_a_worker_that_pauses_as_its_claim_is_answered_releases_what_it_got(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slots = Slots()
 
     async def pause_on_answer(operation: Operation[A]) -> A:
@@ -175,8 +179,8 @@ async def test_a_worker_that_pauses_as_its_claim_is_answered_releases_what_it_go
             await asyncio.sleep(0)
         return answer
 
-    loop = await looping(pause_on_answer, slots)
-    running = asyncio.ensure_future(loop.run(8))
+    loop = await looping(pause_on_answer, slots, monkeypatch)
+    running = asyncio.ensure_future(loop.run(lambda _: slots, lambda: 8))
     await waits(engine)
     accepted = await engine(Enqueue(job=NewJob(task="a")))
     async with asyncio.timeout(PATIENCE):

@@ -18,8 +18,8 @@ from windlass.engine.work import SECRETS, lease_of, renew_now, turns_of
 from windlass.model import lifecycle
 from windlass.model.job import State
 from windlass.model.lifecycle import Move
-from windlass.model.names import key_of
-from windlass.model.operations import MOST_AT_ONCE, Alive, Claimed, Renew, Renewed
+from windlass.model.names import JobKey, key_of
+from windlass.model.operations import MOST_AT_ONCE, Claim, Claimed, Renew, Renewed
 from windlass.model.ports import Clock
 from windlass.model.worker import Worker
 from windlass.store import ClaimRequest, Heartbeat, ListScope, Record
@@ -108,12 +108,11 @@ class PushWorkers:
 
     # Jobs
 
-    async def claim(
-        self, worker: Worker, nonce: bytes, slots: int, wait: float, unknown: Collection[str]
-    ) -> list[Claimed]:
+    async def claim(self, worker: Worker, claim: Claim, unknown: Collection[str]) -> list[Claimed]:
         """Claim jobs for a worker, except of tasks that it reported as unknown."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + wait
+        until = loop.time() + claim.wait
+        nonce = bytes.fromhex(claim.nonce or "")
         async with self._context.store.listen([f"work/{queue}" for queue in worker.queues]) as listener:
             while True:
                 tasks = await self._tasks(worker, unknown)
@@ -125,7 +124,7 @@ class PushWorkers:
                     lasts = config.has_at_most_once(worker.queues)
                     lease = lease_of(self._context, worker)
                     request = ClaimRequest(
-                        able, nonce, slots, lease, heard=False, turns=turns, in_order=in_order, lasts=lasts
+                        able, nonce, claim.slots, lease, heard=False, turns=turns, in_order=in_order, lasts=lasts
                     )
                     records = await self._context.writes.claim(request)
                 remaining = until - loop.time()
@@ -144,15 +143,13 @@ class PushWorkers:
             tasks = sorted(queued)
         return [task for task in tasks if task not in unknown]
 
-    async def renew(self, worker: Worker, jobs: Sequence[Claimed]) -> Renewed:
+    async def renew(self, worker: Worker, renew: Renew) -> Renewed:
         """Renew the leases of a worker's jobs on its behalf."""
-        alive = [Alive(id=one.job.id, token=one.token, tenant=one.job.tenant, deadline=one.deadline) for one in jobs]
-        operation = Renew(tenant=worker.tenant, worker=worker.id, jobs=alive)
-        return await renew_now(self._context, operation, lease_of(self._context, worker))
+        return await renew_now(self._context, renew, lease_of(self._context, worker))
 
-    async def lose(self, jobs: Sequence[Claimed]) -> None:
-        """Reclaim jobs now: their worker is gone, so their leases need not run out."""
-        context, tokens = self._context, {key_of(one.job): fence(one.token) for one in jobs}
+    async def lose(self, jobs: Sequence[tuple[JobKey, str]]) -> None:
+        """Reclaim jobs now, by their tokens: their worker is gone, so their leases need not run out."""
+        context, tokens = self._context, {key: fence(token) for key, token in jobs}
         config = await context.flow_config.refreshed()
         await context.writes.touch([Heartbeat(key.id, key.tenant, token) for key, token in tokens.items()], 0.0)
 
@@ -165,8 +162,8 @@ class PushWorkers:
         await context.move_jobs(list(tokens), lost)
 
     async def held(self, worker: Worker) -> list[Claimed]:
-        """The jobs that a worker holds, claimed by another server; without their payloads."""
-        found: list[Claimed] = []
+        """The jobs that a worker was sent by another server, without their payloads."""
+        found: list[Record] = []
         for queue in worker.queues:
             after = None
             scope = ListScope(worker.tenant, queue, frozenset({State.RUNNING}))
@@ -174,12 +171,10 @@ class PushWorkers:
                 piece = await self._context.store.page(scope, after, MOST_AT_ONCE)
                 mine = [key_of(record.job) for record in piece.records if record.job.worker == worker.id]
                 read = (await self._context.store.read(mine)).records if mine else []
-                found += [
-                    _claimed(one) for one in read if one is not None and one.job.worker == worker.id and one.token
-                ]
+                found += [one for one in read if one is not None and one.job.worker == worker.id and one.token]
                 if (after := piece.next) is None:
                     break
-        return found
+        return [_claimed(record) for record in found]
 
 
 def _claimed(record: Record) -> Claimed:

@@ -33,7 +33,7 @@ from windlass.model.operations import (
     Show,
 )
 from windlass.model.template import JobTemplate
-from windlass.testing.engine import InMemoryEngine
+from windlass.testing.engine import InlineRun, InMemoryEngine
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -111,6 +111,15 @@ class Harness:
         if self._engine is None:
             raise RuntimeError("this is not open: use it inside `with … as …`")
         return self._engine
+
+    def _due(self, until: datetime | None = None) -> Iterator[InlineRun]:
+        """Claimed jobs to be run one after the other, until none is due: time passes to the next one (by `until`)."""
+        for _ in range(MOST_RUNS):
+            if (work := self._running.claim()) is not None:
+                yield work
+            elif not self._running.skip(until):
+                return
+        raise RuntimeError(f"jobs still run after {MOST_RUNS} runs: does a task ask for another run without end?")
 
     # What a test may ask
 
@@ -202,40 +211,30 @@ class Manual(Harness):
 
     def run_one(self) -> Job | None:
         """Run the first job that is due, and return it as it is then. None: nothing is due."""
-        ran = self._running.run_one()
-        return None if ran is None else ran[0]
+        work = self._running.claim()
+        return None if work is None else self._running.run(work)[0]
 
     async def arun_one(self) -> Job | None:
         """The same in asynchronous code: coroutines run in this event loop."""
-        ran = await self._running.arun_one()
-        return None if ran is None else ran[0]
+        work = self._running.claim()
+        return None if work is None else (await self._running.arun(work))[0]
 
     def drain(self, within: Duration = 0) -> list[Job]:
         """Run everything that is due, and what that makes due; with `within`, also what is due within that time.
 
         Returns the jobs as they are after each run.
         """
-        until = self._until(within)
-        ran: list[Job] = []
-        while (job := self.run_one()) is not None or self._running.skip(until):
-            _count(ran, job)
-        self._pass_until(until)
-        return ran
+        return [self._running.run(work)[0] for work in self._due_within(within)]
 
     async def adrain(self, within: Duration = 0) -> list[Job]:
         """The same in asynchronous code."""
-        until = self._until(within)
-        ran: list[Job] = []
-        while (job := await self.arun_one()) is not None or self._running.skip(until):
-            _count(ran, job)
-        self._pass_until(until)
-        return ran
+        return [(await self._running.arun(work))[0] for work in self._due_within(within)]
 
-    def _until(self, within: Duration) -> datetime:
-        return self._running.clock.now() + timedelta(seconds=seconds(within, at="within"))
-
-    def _pass_until(self, until: datetime) -> None:
-        self._running.advance(max(0.0, (until - self._running.clock.now()).total_seconds()))
+    def _due_within(self, within: Duration) -> Iterator[InlineRun]:
+        clock = self._running.clock
+        until = clock.now() + timedelta(seconds=seconds(within, at="within"))
+        yield from self._due(until)
+        self._running.advance(max(0.0, (until - clock.now()).total_seconds()))
 
 
 class Inline(Harness):
@@ -252,50 +251,23 @@ class Inline(Harness):
     def ask(self, operation: Operation[A], *, waits: bool = False) -> A:
         answer = super().ask(operation, waits=waits)
         if isinstance(operation, EnqueueMany | Rerun):
-            self._run_all()
+            for work in self._due():
+                _, self._raised[work.run.id] = self._running.run(work)
             self._raise_for(answer)
         return answer
 
     async def _answer(self, operation: Operation[A]) -> A:
         answer = await super()._answer(operation)
         if isinstance(operation, EnqueueMany | Rerun):
-            await self._arun_all()
+            for work in self._due():
+                _, self._raised[work.run.id] = await self._running.arun(work)
             self._raise_for(answer)
         return answer
-
-    def _run_all(self) -> None:
-        for _ in range(MOST_RUNS):
-            ran = self._running.run_one()
-            if ran is not None:
-                self._raised[ran[0].id] = ran[1]
-            elif not self._running.skip():
-                return
-        raise _endless()
-
-    async def _arun_all(self) -> None:
-        for _ in range(MOST_RUNS):
-            ran = await self._running.arun_one()
-            if ran is not None:
-                self._raised[ran[0].id] = ran[1]
-            elif not self._running.skip():
-                return
-        raise _endless()
 
     def _raise_for(self, answer: object) -> None:
         for id in answer.ids if self._raises and isinstance(answer, Enqueued) else []:
             if (raised := self._raised.get(id)) is not None:
                 raise raised
-
-
-def _count(ran: list[Job], job: Job | None) -> None:
-    if job is not None:
-        ran.append(job)
-    if len(ran) >= MOST_RUNS:
-        raise _endless()
-
-
-def _endless() -> RuntimeError:
-    return RuntimeError(f"jobs still run after {MOST_RUNS} runs: does a task ask for another run without end?")
 
 
 # Waiting is pointless where nothing changes by itself

@@ -1,16 +1,18 @@
-"""A queue and its worker in one process, for tests: the real engine over a store in memory, and a clock that stands.
+"""A queue and its worker in one process, for tests: the real engine over a store in memory, and the real worker loop.
 
-Jobs are claimed, run and reported as a worker does it, but in the caller's own thread (or event loop), one at a time
-and only on demand. Time passes only when it is advanced. How a test reaches it is the business of `windlass.testing`.
+Only the runner differs: it keeps a claimed job until the caller runs it, in the caller's own thread or event loop. The
+store's clock stands until it is advanced. How a test reaches all this is the business of `windlass.testing`.
 """
 
 import asyncio
 import contextvars
 import os
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -19,32 +21,16 @@ from windlass.call.signals import Cancelled
 from windlass.connection import LoopThread
 from windlass.engine import Engine, Settings, upkeep
 from windlass.model.duration import LONGEST
-from windlass.model.errors import WindlassError
 from windlass.model.job import Job, State
 from windlass.model.match import Match
-from windlass.model.operations import (
-    MOST_AT_ONCE,
-    A,
-    Alive,
-    Claim,
-    Claimed,
-    Finish,
-    GetStats,
-    List,
-    Operation,
-    Register,
-    Release,
-    Renew,
-    Show,
-)
+from windlass.model.operations import MOST_AT_ONCE, A, Alive, Claimed, GetStats, List, Operation, Renew, Show
 from windlass.model.worker import NewWorker
 from windlass.store.sqlite import SqliteStore
 from windlass.system import SystemClock, SystemRandomness
-from windlass.worker.contexts.execution import Execution, TaskCode, aexecute, execute, is_async
-from windlass.worker.contexts.main import unknown_task
-from windlass.worker.reports import not_storable
-from windlass.worker.runner import ActiveRun, Assignment, RunOutcome, assignment_of
-from windlass.worker.runs import finished
+from windlass.worker.claims import Registration
+from windlass.worker.contexts.execution import Execution, TaskCode, aexecute, execute, is_async, unknown_task
+from windlass.worker.loop import WorkerLoop
+from windlass.worker.runner import ActiveRun, Assignment, RunOutcome, RunUpdate, assignment_of
 
 
 class ManualClock:
@@ -78,26 +64,67 @@ class RecordingTask:
         self.function: Callable[..., Any] = self._await if is_async(task) else self._call
 
     def _call(self, /, *args: Any, **kwargs: Any) -> Any:
-        try:
+        with self._recording():
             return self._inner(*args, **kwargs)
-        except BaseException as fault:
-            self.raised = fault
-            raise
 
     async def _await(self, /, *args: Any, **kwargs: Any) -> Any:
-        try:
+        with self._recording():
             return await self._inner(*args, **kwargs)
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        try:
+            yield
         except BaseException as fault:
             self.raised = fault
             raise
 
 
-class ClaimedRun(NamedTuple):
-    """A claimed job, ready to be run."""
+class InlineRun:
+    """A claimed job that the caller is about to run."""
 
-    run: ActiveRun
-    assignment: Assignment
-    task: RecordingTask | None
+    def __init__(self, run: ActiveRun, assignment: Assignment, task: TaskCode | None, send: "SendUpdate") -> None:
+        self.run = run
+        self.assignment = assignment
+        self.task = None if task is None else RecordingTask(task)
+        self.execution = Execution(assignment, lambda update: send(run, update))
+
+
+SendUpdate = Callable[[ActiveRun, RunUpdate], None]
+
+
+class InlineRunner:
+    """The `Runner` of a test: what is started waits until the caller takes it. Time limits are not enforced."""
+
+    def __init__(self, tasks: Mapping[str, TaskCode], send: SendUpdate) -> None:
+        self._tasks = tasks
+        self._send = send
+        self._started: deque[InlineRun] = deque()
+        self._runs: dict[int, InlineRun] = {}
+        """By number, until they have ended."""
+
+    def start(self, batch: Sequence[tuple[ActiveRun, Claimed]]) -> None:
+        for run, claimed in batch:
+            task = self._tasks.get(claimed.job.task)
+            self._runs[run.number] = one = InlineRun(run, assignment_of(run.number, claimed), task, self._send)
+            self._started.append(one)
+
+    def take(self) -> InlineRun | None:
+        return self._started.popleft() if self._started else None
+
+    def forget(self, run: ActiveRun) -> None:
+        self._runs.pop(run.number, None)
+
+    def stop(self, run: ActiveRun) -> None:
+        if run.number in self._runs:
+            self._runs[run.number].execution.cancel()
+
+    def kill(self, run: ActiveRun) -> None:
+        """Code that runs in the caller's thread cannot be killed."""
+        self.stop(run)
+
+    def send(self, run: ActiveRun, messages: Sequence[bytes]) -> None:
+        """It was given its messages when it started."""
 
 
 class InMemoryEngine:
@@ -106,18 +133,29 @@ class InMemoryEngine:
     def __init__(self, tenant: str, tasks: Mapping[str, TaskCode], settings: Settings | None) -> None:
         self.clock = ManualClock()
         self._tenant = tenant
-        self._tasks = tasks
-        # Leases are not renewed here, and time may be advanced by years while a job runs.
-        self._settings = replace(settings or Settings(), lease=LONGEST)
         self._portal = LoopThread()
         self._store = SqliteStore.open(":memory:", self.clock)
-        self.engine = Engine(self._store, SystemRandomness(), self._settings)
-        self._worker: str | None = None
-        self._queues: list[str] = []
+        # Time may be advanced by years while a job runs: its lease must not run out.
+        self.engine = Engine(self._store, SystemRandomness(), replace(settings or Settings(), lease=LONGEST))
+        self._runner = InlineRunner(tasks, self._updated)
+        about = NewWorker(name="test", pid=os.getpid(), queues=[])
+        self._registration = Registration(self.engine, tenant, about)
+        self._claiming = asyncio.Lock()
+        self._worker, self._duties = self._portal.run(self._started())
+
+    async def _started(self) -> tuple[WorkerLoop, list[asyncio.Task[None]]]:
+        worker = WorkerLoop(self._registration, clock=SystemClock(), chance=SystemRandomness())
+        return worker, [asyncio.create_task(duty) for duty in (worker.reports.run(), worker.leases.run())]
 
     def close(self) -> None:
-        self._portal.run(self._store.close())
+        self._portal.run(self._closed())
         self._portal.close()
+
+    async def _closed(self) -> None:
+        for duty in self._duties:
+            duty.cancel()
+        await asyncio.wait(self._duties)
+        await self._store.close()
 
     def ask(self, operation: Operation[A]) -> A:
         return self._portal.run(self.engine(operation))
@@ -132,15 +170,15 @@ class InMemoryEngine:
         """Let time pass: jobs become due, expire, are abandoned or purged."""
         self.clock.advance(seconds)
         for duty in (upkeep.expire, upkeep.abandon, upkeep.promote, upkeep.purge):
-            self._do(duty)
+            self._portal.run(self._do(duty))
         self.follow()
 
     def follow(self) -> None:
         """Queue the jobs that follow finished ones (`then`), and decide those that waited for them (`after`)."""
-        self._do(upkeep.resolve_dependencies)
+        self._portal.run(self._do(upkeep.resolve_dependencies))
 
-    def _do(self, duty: upkeep.Duty) -> None:
-        while self._portal.run(_once(duty, self.engine)) >= upkeep.STEP:
+    async def _do(self, duty: upkeep.Duty) -> None:
+        while await duty(self.engine) >= upkeep.STEP:
             continue
 
     def skip(self, until: datetime | None = None) -> bool:
@@ -158,101 +196,78 @@ class InMemoryEngine:
         """All jobs in these states, or in any."""
         found: list[Job] = []
         after: str | None = None
+        match = Match(state=[state.value for state in states])
         while True:
-            page = self.ask(
-                List(
-                    tenant=self._tenant,
-                    match=Match(state=[state.value for state in states]),
-                    limit=MOST_AT_ONCE,
-                    after=after,
-                )
-            )
+            page = self.ask(List(tenant=self._tenant, match=match, limit=MOST_AT_ONCE, after=after))
             found += page.jobs
             if (after := page.next) is None:
                 return found
 
-    def run_one(self) -> tuple[Job, BaseException | None] | None:
-        """Run the first job that is due: the job afterwards, and what it raised."""
-        if (work := self._take()) is None:
-            return None
-        if work.task is not None and is_async(work.task):
-            return self._end(work, _in_a_loop(lambda: self._arun(work)))
-        return self._end(work, self._run(work))
+    def claim(self) -> InlineRun | None:
+        """The first job that is due."""
+        return self._portal.run(self._claim())
 
-    async def arun_one(self) -> tuple[Job, BaseException | None] | None:
+    async def _claim(self) -> InlineRun | None:
+        async with self._claiming:
+            await self._do(upkeep.promote)
+            stats = (await self.engine(GetStats(tenant=self._tenant))).queues
+            await self._serve([one.queue for one in stats if one.states.get(State.QUEUED)])
+            if self._registration.about.queues:
+                await self._worker.claim_and_start(lambda _: self._runner, 1, 0.0)
+            return self._runner.take()
+
+    async def _serve(self, queues: Sequence[str]) -> None:
+        """Claim from these queues too."""
+        about = self._registration.about
+        if not (new := [queue for queue in queues if queue not in about.queues]):
+            return
+        await self._registration.update(replace(about, queues=[*about.queues, *new]))
+        if not about.queues:
+            await self._registration.register()
+
+    def run(self, work: InlineRun) -> tuple[Job, BaseException | None]:
+        """Run a claimed job in this thread, a coroutine in a loop of its own: the job afterwards, what it raised."""
+        if work.task is None:
+            return self._end(work, unknown_task(work.assignment))
+        self._deliver_messages(work)
+        code, assignment, execution = work.task, work.assignment, work.execution
+        if is_async(code):
+            return self._end(work, _in_a_loop(lambda: aexecute(code, assignment, execution)))
+        return self._end(work, execute(code, assignment, execution))
+
+    async def arun(self, work: InlineRun) -> tuple[Job, BaseException | None]:
         """The same inside an event loop: a coroutine runs in this loop, so that it can use what lives here."""
-        if (work := self._take()) is None:
-            return None
-        if work.task is not None and is_async(work.task):
-            # In a task of its own: it must not leave its `current` behind.
-            return self._end(work, await asyncio.ensure_future(self._arun(work)))
-        return self._end(work, self._run(work))
+        if work.task is None or not is_async(work.task):
+            return self.run(work)
+        self._deliver_messages(work)
+        # In a task of its own: it must not leave its `current` behind.
+        running = asyncio.ensure_future(aexecute(work.task, work.assignment, work.execution))
+        return self._end(work, await running)
 
-    def _take(self) -> ClaimedRun | None:
-        self._do(upkeep.promote)
-        claimed = self._claim()
-        if claimed is None:
-            return None
-        task = self._tasks.get(claimed.job.task)
-        run = ActiveRun(1, claimed.job, claimed.token, self.clock.monotonic())
-        return ClaimedRun(run, assignment_of(run.number, claimed), None if task is None else RecordingTask(task))
+    def _deliver_messages(self, work: InlineRun) -> None:
+        """It gets the messages sent to it before, and then an empty one: no more come while it runs."""
+        if work.execution.messages is not None:
+            alive = Alive(id=work.run.id, token=work.run.token, heard=0)
+            renewed = self._portal.run(self._registration.ask(lambda names: Renew(**names, jobs=[alive])))
+            for data in [*(message.data for message in renewed.messages), b""]:
+                work.execution.messages.put(data)
 
-    def _claim(self) -> Claimed | None:
-        stats = self.ask(GetStats(tenant=self._tenant)).queues
-        queues = {one.queue: None for one in stats if one.states.get(State.QUEUED)}
-        if not queues:
-            return None
-        if self._worker is None or not queues.keys() <= set(self._queues):
-            self._queues = list(dict.fromkeys([*self._queues, *queues]))
-            new = NewWorker(name="test", pid=os.getpid(), queues=self._queues)
-            self._worker = self.ask(Register(tenant=self._tenant, worker=new)).worker
-        return next(iter(self.ask(Claim(tenant=self._tenant, worker=self._worker))), None)
+    def _updated(self, run: ActiveRun, update: RunUpdate) -> None:
+        self._portal.loop.call_soon_threadsafe(self._worker.runs.update, run, update)
 
-    def _run(self, work: ClaimedRun) -> RunOutcome:
-        if work.task is None:
-            return unknown_task(work.assignment)
-        return execute(work.task, work.assignment, self._begun(work))
-
-    async def _arun(self, work: ClaimedRun) -> RunOutcome:
-        if work.task is None:
-            return unknown_task(work.assignment)
-        return await aexecute(work.task, work.assignment, self._begun(work))
-
-    def _begun(self, work: ClaimedRun) -> Execution:
-        """An execution that gets the messages sent to it before, and then an empty one: no more come while it runs."""
-        execution = Execution(work.assignment, work.run.apply)
-        if execution.messages is not None:
-            names: dict[str, Any] = {"tenant": self._tenant, "worker": self._worker}
-            asked = Alive(id=work.run.id, token=work.run.token, heard=0)
-            for message in self.ask(Renew(**names, jobs=[asked])).messages:
-                execution.messages.put(message.data)
-            execution.messages.put(b"")
-        return execution
-
-    def _end(self, work: ClaimedRun, outcome: RunOutcome) -> tuple[Job, BaseException | None]:
-        run, raised = work.run, work.task.raised if work.task is not None else None
-        names: dict[str, Any] = {"tenant": self._tenant, "worker": self._worker}
-        if run.has_update:
-            self.ask(Renew(**names, jobs=[run.take_update()]))
-        if outcome.snooze is not None:
-            self.ask(Release(**names, jobs=[run.released(outcome.snooze, outcome.rests)]))
-        else:
-            self._report(run, outcome, names)
+    def _end(self, work: InlineRun, outcome: RunOutcome) -> tuple[Job, BaseException | None]:
+        job = self._portal.run(self._report(work.run, outcome))
+        raised = work.task.raised if work.task is not None else None
         if raised is not None and not isinstance(raised, Exception | Cancelled):
             raise raised  # an interrupted test is not the business of its job
-        self.follow()
-        return self.ask(Show(tenant=self._tenant, id=run.id)), raised
+        return job, raised
 
-    def _report(self, run: ActiveRun, outcome: RunOutcome, names: dict[str, Any]) -> None:
-        report = finished(run, outcome)
-        try:
-            self.ask(Finish(**names, jobs=[report]))
-        except WindlassError as fault:
-            self.ask(Finish(**names, jobs=[not_storable(report, fault)]))
-
-
-async def _once(duty: upkeep.Duty, engine: Engine) -> int:
-    return await duty(engine)
+    async def _report(self, run: ActiveRun, outcome: RunOutcome) -> Job:
+        self._runner.forget(run)
+        self._worker.runs.finish(run, outcome)
+        await self._worker.reports.flush()
+        await self._do(upkeep.resolve_dependencies)
+        return await self.engine(Show(tenant=self._tenant, id=run.id))
 
 
 def _in_a_loop(start: Callable[[], Coroutine[Any, Any, RunOutcome]]) -> RunOutcome:

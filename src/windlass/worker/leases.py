@@ -1,20 +1,20 @@
-"""Renews the leases of running jobs, obeys what the queue answers, and sends the jobs' updates.
+"""Renews the leases of running jobs and obeys what the queue answers.
 
-Two loops. One sends a renewal that waits for orders and messages; the other sends updates (pids, progress, output) a
-few times a second. This process runs no user code, so nothing a task does can keep it from renewing.
+A renewal waits in the queue for orders and messages. What jobs say meanwhile is reported a few times a second. This
+process runs no user code, so nothing a task does can keep it from renewing.
 """
 
 import asyncio
 import logging
 from collections.abc import Sequence
-from functools import partial
 from itertools import groupby
 from operator import attrgetter
 
-from windlass.model.errors import Missing, Unavailable, WindlassError
-from windlass.model.operations import MOST_AT_ONCE, Alive, Began, Begin, Renew, Renewed, Service
+from windlass.model.errors import WindlassError
+from windlass.model.operations import Alive, Renew, Renewed
 from windlass.model.ports import Clock
-from windlass.worker.reports import Registration, send_all, without_repeats
+from windlass.worker.claims import Registration
+from windlass.worker.reports import without_repeats
 from windlass.worker.runner import ActiveRun, Stop
 from windlass.worker.runs import RunTable
 
@@ -23,13 +23,13 @@ log = logging.getLogger("windlass.worker")
 UPDATE_EVERY = 0.25
 """Seconds between two updates."""
 
-LONG_ENOUGH = 0.2
-"""Seconds after which a job has run long enough for its pid to be of interest."""
-
 TRY_AGAIN = 0.5
 
 YOUNG = 0.1
 """Seconds during which a job is not renewed: most have ended by then."""
+
+MOST_WAIT = 30.0
+"""Seconds that one renewal waits for orders."""
 
 PAUSE = 0.02
 """Seconds between two renewals, at least."""
@@ -38,17 +38,13 @@ PAUSE = 0.02
 class Leases:
     """Keeps one worker's leases alive. A `RunListener`. `run` until it is cancelled."""
 
-    def __init__(self, runs: RunTable, service: Service, registration: Registration, clock: Clock) -> None:
+    def __init__(self, runs: RunTable, registration: Registration, clock: Clock) -> None:
         self._runs = runs
-        self._service = service
         self._registration = registration
         self._clock = clock
-        self._updated: dict[int, ActiveRun] = {}
         self._waiting: asyncio.Future[Renewed] | None = None
         """A renewal that waits for orders, unless it is to be cancelled soon anyway."""
         self._hurried = False
-        self._by_partition = False
-        """Whether an update failed the last time: perhaps only a part of the store is away."""
         runs.subscribe(self)
 
     async def run(self) -> None:
@@ -63,17 +59,11 @@ class Leases:
             asyncio.get_running_loop().call_later(YOUNG, self._hurry_if_grown, self._waiting)
             self._waiting = None
 
-    def run_updated(self, run: ActiveRun) -> None:
-        self._updated[run.number] = run
-
     def run_has_room(self, run: ActiveRun) -> None:
         """Ask for more messages, if the renewal in flight does not."""
         if self._waiting is not None and run.heard is not None and not run.asked:
             self._hurry(self._waiting)
             self._waiting = None
-
-    def run_removed(self, run: ActiveRun) -> None:
-        self._updated.pop(run.number, None)
 
     # Renewals
 
@@ -83,13 +73,11 @@ class Leases:
             active = self._runs.active.values()
             grown = [one for one in active if started - one.since >= YOUNG]
             asked, *others = without_repeats(grown)
-            wait = self._registration.lease / 3 if len(grown) == len(active) and not others else YOUNG
+            wait = min(MOST_WAIT, self._registration.lease / 3) if len(grown) == len(active) and not others else YOUNG
             try:
                 for some in others:
                     self._obey(some, await self._ask(some, 0.0))
                 renewed = await self._ask(asked, wait)
-            except Missing:
-                await self._register_again()
             except WindlassError as fault:
                 log.warning("cannot renew leases: %s", fault)
                 await self._clock.sleep(TRY_AGAIN)
@@ -108,7 +96,7 @@ class Leases:
         ]
         for one, asked in zip(runs, alive, strict=True):
             one.asked = asked.heard is not None
-        asking = asyncio.ensure_future(self._service(Renew(**self._registration.names(), jobs=alive, wait=wait)))
+        asking = asyncio.ensure_future(self._registration.ask(lambda names: Renew(**names, jobs=alive, wait=wait)))
         if wait > YOUNG:
             self._waiting = asking
         try:
@@ -138,13 +126,6 @@ class Leases:
     def _hurry(self, asking: "asyncio.Future[Renewed]") -> None:
         self._hurried = asking.cancel()
 
-    async def _register_again(self) -> None:
-        try:
-            await self._registration.register()
-        except WindlassError as fault:
-            log.warning("cannot register: %s", fault)
-            await self._clock.sleep(TRY_AGAIN)
-
     def _obey(self, asked: Sequence[ActiveRun], renewed: Renewed) -> None:
         """Do what the answer says of the runs that were named and are still active."""
         if not (renewed.lost or renewed.orders or renewed.messages):
@@ -165,67 +146,7 @@ class Leases:
             else:
                 self._runs.stop(active[order.id], Stop.CANCEL)
 
-    # Updates
-
     async def _send_updates(self) -> None:
-        logged = ""
         while True:
             await self._clock.sleep(UPDATE_EVERY)
-            try:
-                await self.send_updates()
-                logged = ""
-            except WindlassError as fault:
-                if str(fault) != logged:  # an error that lasts is logged once
-                    log.info("updates of running jobs are late: %s", fault)
-                logged = str(fault)
-
-    async def send_updates(self) -> None:
-        """Send pids, progress and output of the jobs that run."""
-        long_ago = self._clock.monotonic() - LONG_ENOUGH
-        fresh = [one for one in self._runs.active.values() if not one.began and one.since < long_ago]
-        begun = [one for one in fresh if one.pid is not None][:MOST_AT_ONCE]
-        late = await send_all(begun, self._send_pids, by_partition=self._by_partition)
-        updated, self._updated = list(self._updated.values()), {}
-        for some in without_repeats(updated):
-            late = await self._send_some(some) or late
-        self._by_partition = late is not None
-        if late is not None:
-            raise late
-
-    async def _send_pids(self, runs: Sequence[ActiveRun]) -> None:
-        jobs = [
-            Began(
-                id=one.id, token=one.token, tenant=one.tenant, pid=pid, sandbox=one.sandbox, handler_version=one.version
-            )
-            for one in runs
-            if (pid := one.pid) is not None
-        ]
-        await self._service(Begin(**self._registration.names(), jobs=jobs))
-        for one in runs:
-            one.began = True
-
-    async def _send_some(self, runs: Sequence[ActiveRun]) -> Unavailable | None:
-        """Jobs that end meanwhile hold their reports back until the update has arrived or failed."""
-        sending = asyncio.get_running_loop().create_future()
-        for one in runs:
-            one.sending = sending
-        updates = [one.take_update() for one in runs]
-        try:
-            return await send_all(updates, partial(self._send, runs), by_partition=self._by_partition)
-        finally:
-            for one in runs:
-                one.sending = None
-            sending.set_result(None)
-
-    async def _send(self, runs: Sequence[ActiveRun], updates: Sequence[Alive]) -> None:
-        try:
-            renewed = await self._service(Renew(**self._registration.names(), jobs=list(updates)))
-        except BaseException:
-            by_id = {one.id: one for one in runs}
-            for update in updates:
-                run = by_id[update.id]
-                run.restore(update)
-                if self._runs.is_active(run):
-                    self._updated[run.number] = run
-            raise
-        self._obey(runs, renewed)
+            self._runs.send_updates()

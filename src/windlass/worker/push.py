@@ -1,31 +1,30 @@
 """Push: sends jobs to workers that named a URL. Each of them gets a dispatcher, on one server at a time.
 
-`Delivery` is one request to one worker and its answer. `Dispatcher` claims on a worker's behalf, never more jobs than
-it has slots, sends them, renews their leases and enforces their time limits. `Push` agrees with other servers, through
-the store, on who sends to whom; it wraps the service, so that it sees at once what workers report here.
+`Delivery` is one request to one worker and its answer. `PushRunner` is the `Runner` that makes them. `Dispatcher` puts
+it under a `WorkerLoop`, which claims and renews on the worker's behalf. `Push` agrees with other servers, through the
+store, on who sends to whom; it wraps the service, so that it sees at once what workers report here.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime
-from typing import Any, Literal, NamedTuple, Protocol, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol
 
 import httpcore2
 from msgspec import Raw
 from msgspec.structs import replace
 
 from windlass.model import push, wire
-from windlass.model.errors import Denied, Invalid, Unavailable, WindlassError
-from windlass.model.job import JSON, MSGPACK, Error, Reason
+from windlass.model.errors import Denied, Invalid, WindlassError
+from windlass.model.job import JSON, MSGPACK
 from windlass.model.lifecycle import Verdict
 from windlass.model.names import EVERY_TENANT, JobKey, key_of
 from windlass.model.operations import (
     A,
     Applied,
-    Began,
     Begin,
+    Claim,
     Claimed,
     Finish,
     Finished,
@@ -34,6 +33,7 @@ from windlass.model.operations import (
     Registered,
     Release,
     Released,
+    Renew,
     Renewed,
     Service,
     Unregister,
@@ -43,7 +43,11 @@ from windlass.model.ports import Clock, Randomness
 from windlass.model.push import read_url
 from windlass.model.wire import FAULTS, MOST_RESULT, Format
 from windlass.model.worker import NewWorker, Worker
+from windlass.worker.claims import Registration
+from windlass.worker.loop import WorkerLoop
 from windlass.worker.network import ANSWER_WITHIN, GuardedBackend, Network
+from windlass.worker.runner import ActiveRun, RunOutcome, Stop
+from windlass.worker.runs import finished
 
 log = logging.getLogger("windlass.push")
 
@@ -155,321 +159,263 @@ class Delivery:
         return report
 
 
-WAIT = 30.0
-"""Seconds that one claim waits for work."""
-
 PAUSES = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Seconds without deliveries after one that failed, and after each that fails then."""
 
 UNKNOWN_FOR = 60.0
 """Seconds for which a worker is not offered a task that it does not know, by its own answer."""
 
-GATHER = 0.002
-"""Seconds that freed slots are gathered for one claim."""
-
 STOP_WITHIN = 30.0
 """Seconds that a worker has to stop a cancelled job."""
 
 RENEW_EVERY = 1.0
+"""Seconds between two renewals of the same jobs."""
+
+LAST_REPORTS = 2.0
+"""Seconds in which the last reports of a dispatcher are sent; then leases run out."""
 
 
-class PushLeases(Protocol):
-    """What is written on a worker's behalf."""
+class PushStore(Protocol):
+    """What is written on a worker's behalf, and how servers agree on who sends to whom."""
 
     @property
     def lease(self) -> float: ...
 
-    async def claim(
-        self, worker: Worker, nonce: bytes, slots: int, wait: float, unknown: Collection[str]
-    ) -> list[Claimed]: ...
+    async def claim(self, worker: Worker, claim: Claim, unknown: Collection[str]) -> list[Claimed]: ...
 
-    async def renew(self, worker: Worker, jobs: Sequence[Claimed]) -> Renewed: ...
+    async def renew(self, worker: Worker, renew: Renew) -> Renewed: ...
 
-    async def lose(self, jobs: Sequence[Claimed]) -> None: ...
+    async def lose(self, jobs: Sequence[tuple[JobKey, str]]) -> None: ...
 
     async def held(self, worker: Worker) -> list[Claimed]: ...
 
+    async def secrets(self) -> Mapping[str, str]: ...
 
-class PushedRun:
-    """A job that is being sent to the worker, or is there."""
+    async def take_turns(self, workers: Sequence[Worker], *, first: bool = False) -> set[str]: ...
 
-    def __init__(self, claimed: Claimed, seconds: float | None, *, delivered: bool = False) -> None:
-        self.claimed = claimed
-        self.seconds = seconds
-        """How long it may take; null = as long as it likes."""
-        self.limit = asyncio.timeout(None)
-        self.delivered = delivered
-        self.unwanted = False
-        self.ended = asyncio.Event()
+    async def give_up_turn(self, worker: str) -> None: ...
+
+    async def forget(self, workers: Collection[str]) -> None: ...
+
+
+NOTHING_NEW = Renewed()
+
+
+class OnBehalf:
+    """The service as a push worker's loop sees it: nothing that is asked here counts as a heartbeat of the worker."""
+
+    def __init__(self, worker: Worker, service: Service, store: PushStore, clock: Clock) -> None:
+        self._worker = worker
+        self._service = service
+        self._store = store
+        self._clock = clock
+        self._unknown: dict[str, float] = {}
+        """Tasks that the worker does not know, and until when it is not asked again."""
+
+    def note_unknown(self, task: str) -> None:
+        self._unknown[task] = self._clock.monotonic() + UNKNOWN_FOR
+
+    async def __call__(self, operation: Operation[Any]) -> Any:
+        match operation:
+            case Register():  # it has registered itself
+                return Registered(worker=self._worker.id, lease=self._store.lease)
+            case Claim():
+                now = self._clock.monotonic()
+                self._unknown = {task: until for task, until in self._unknown.items() if until > now}
+                return await self._store.claim(self._worker, operation, self._unknown)
+            case Renew():
+                renewed = await self._store.renew(self._worker, operation) if operation.jobs else NOTHING_NEW
+                if operation.wait and renewed == NOTHING_NEW:
+                    await self._clock.sleep(min(operation.wait, RENEW_EVERY, self._store.lease / 4))
+                return renewed
+        return await self._service(operation)
+
+
+class PushRunner:
+    """The `Runner` of one push worker: sends each job, and waits until the worker has reported it."""
+
+    def __init__(self, worker: Worker, service: OnBehalf, delivery: Delivery, loop: WorkerLoop, clock: Clock) -> None:
+        self._worker = worker
+        self._service = service
+        self._delivery = delivery
+        self._worker_loop = loop
+        self._runs = loop.runs
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._sending: dict[int, asyncio.Task[None]] = {}
+        """Deliveries, by number of the run."""
+        self._failures = 0
+        """Deliveries that have failed, since the last one that did not."""
+        self._resuming: asyncio.TimerHandle | None = None
+
+    def slots(self) -> int:
+        """After a failed delivery, one job is sent before the others follow."""
+        delivered = len(self._runs.active) - len(self._sending)
+        return min(self._worker.slots, delivered + 1) if self._failures else self._worker.slots
+
+    def start(self, batch: Sequence[tuple[ActiveRun, Claimed]]) -> None:
+        for run, claimed in batch:
+            if claimed.job.pid is None:
+                self._sending[run.number] = self._loop.create_task(self._deliver(run, claimed))
+            else:  # another server has sent it
+                run.pid, run.began = claimed.job.pid, True
+                if claimed.job.started_at is not None:
+                    run.since -= (self._clock.now() - claimed.job.started_at).total_seconds()
+            self._runs.limit_time(run)
+
+    async def _deliver(self, run: ActiveRun, claimed: Claimed) -> None:
+        try:
+            await self._send(run, claimed)
+        except Exception:
+            log.exception("sending job %s to %s", run.id, self._worker.name)
+            self._end(run, run.released())
+
+    async def _send(self, run: ActiveRun, claimed: Claimed) -> None:
+        try:
+            answer = await self._delivery.send(claimed)
+            if isinstance(answer, Finished):
+                await self._finish(run, answer)
+        except (NotDelivered, *FAULTS) as fault:
+            self._pause(fault)
+            self._end(run, run.released())
+            return
+        self._failures = 0
+        if answer == "unknown":
+            log.info("%s does not know %s", self._worker.name, run.job.task)
+            self._service.note_unknown(run.job.task)
+            self._end(run, run.released())
+        elif answer == "accepted":
+            await self._begin(run)
+        self._runs.changed.set()  # there may be more slots now
+
+    async def _finish(self, run: ActiveRun, report: Finished) -> None:
+        """Sent here, because a refusal counts as a failed delivery; what is not answered is reported like any other."""
+        try:
+            await self._service(Finish(tenant=self._worker.tenant, worker=self._worker.id, jobs=[report]))
+        except FAULTS:
+            raise
+        except WindlassError:
+            self._end(run, report)
+        else:
+            self._end(run, None)
+
+    async def _begin(self, run: ActiveRun) -> None:
+        """The worker has the job. Written at once: another server that takes over must not send it again."""
+        del self._sending[run.number]
+        run.pid = max(1, self._worker.pid)
+        began = run.begun(run.pid)
+        with suppress(WindlassError):  # then it is sent with the next updates
+            await self._service(Begin(tenant=self._worker.tenant, worker=self._worker.id, jobs=[began]))
+            run.began = True
+
+    def _pause(self, fault: WindlassError) -> None:
+        if self._resuming is not None:
+            return  # one of several that were sent together
+        pause = PAUSES[min(self._failures, len(PAUSES) - 1)]
+        log.warning("cannot send a job to %s: %s; again in %g s", self._worker.name, fault, pause)
+        self._failures += 1
+        self._worker_loop.pause(True)
+        self._resuming = self._loop.call_later(pause, self._resume)
+
+    def _resume(self) -> None:
+        self._resuming = None
+        self._worker_loop.pause(False)
+
+    def stop(self, run: ActiveRun) -> None:
+        """A cancelled job is the worker's to stop, when it renews. One that it has not answered for sees the connection
+        close.
+        """
+        if run.stopping is Stop.CANCEL and run.number not in self._sending:
+            run.set_timer(self._loop.call_later(STOP_WITHIN, self._end, run, run.released()))
+        elif run.stopping is Stop.TIMEOUT:
+            self._end(run, finished(run, RunOutcome(run.number, Verdict.ERROR)))
+        else:
+            self._end(run, None if run.stopping is Stop.LOST else run.released())
+
+    def kill(self, run: ActiveRun) -> None:
+        self._end(run, run.released())
+
+    def send(self, run: ActiveRun, messages: Sequence[bytes]) -> None:
+        """The worker asks for messages itself."""
+
+    def _end(self, run: ActiveRun, report: Finished | Released | None) -> None:
+        if (sending := self._sending.pop(run.number, None)) is not None and sending is not asyncio.current_task():
+            sending.cancel()
+        self._runs.remove(run, report)
+
+    def ended(self, keys: Collection[JobKey]) -> None:
+        """The worker has reported these jobs."""
+        for run in list(self._runs.active.values()):
+            if key_of(run.job) in keys:
+                self._end(run, None)
+
+    def release_unsent(self) -> None:
+        """Release what the worker has not taken."""
+        for run in list(self._runs.active.values()):
+            if run.number in self._sending:
+                self._end(run, run.released())
+
+    async def close(self) -> None:
+        if self._resuming is not None:
+            self._resuming.cancel()
+        await self._delivery.close()
 
 
 class Dispatcher:
-    """One worker's jobs. `run` until it is cancelled: then what was not taken is released, and if the worker is gone
-    the rest is lost at once.
+    """One push worker's loop. `run` until it is cancelled: then what the worker has not taken is released, and if the
+    worker is gone the rest is lost at once.
     """
 
     def __init__(
         self,
         worker: Worker,
         service: Service,
-        book: PushLeases,
+        store: PushStore,
         delivery: Delivery,
         *,
         clock: Clock,
         chance: Randomness,
     ) -> None:
         self.worker = worker
-        self._service = service
-        self._book = book
-        self._delivery = delivery
-        self._clock = clock
-        self._chance = chance
-        self._runs: dict[JobKey, PushedRun] = {}
-        self._changed = asyncio.Event()
-        self._unknown: dict[str, float] = {}
-        self._failures = 0
-        self._paused_until = 0.0
+        self._store = store
+        on_behalf = OnBehalf(worker, service, store, clock)
+        self._loop = WorkerLoop(Registration(on_behalf, worker.tenant, worker), clock=clock, chance=chance)
+        self._runner = PushRunner(worker, on_behalf, delivery, self._loop, clock)
         self._gone = False
         """Whether the worker is gone."""
-
-    async def run(self) -> None:
-        try:
-            async with asyncio.TaskGroup() as group:
-                await self._adopt(group)
-                group.create_task(self._renew())
-                await self._claim(group)
-        finally:
-            for run in self._runs.values():
-                if not run.delivered:
-                    await self._release(run.claimed)
-            left = [run.claimed for run in self._runs.values() if run.delivered and not run.ended.is_set()]
-            if self._gone and left:
-                await self._report(lambda: self._book.lose(left))
-            await self._delivery.close()
 
     def worker_gone(self) -> None:
         """When this is cancelled, its jobs are lost at once."""
         self._gone = True
 
-    def ended(self, keys: Iterable[JobKey]) -> None:
-        """The worker has reported these jobs."""
-        for key in keys:
-            if (run := self._runs.get(key)) is not None:
-                run.ended.set()
+    def ended(self, keys: Collection[JobKey]) -> None:
+        self._runner.ended(keys)
 
-    # Claiming
-
-    async def _adopt(self, group: asyncio.TaskGroup) -> None:
+    async def _adopt(self) -> None:
         """Go on with what another server has sent; release what it had not sent."""
-        for one in await self._book.held(self.worker):
+        held = await self._store.held(self.worker)
+        self._loop.runs.start([one for one in held if one.job.pid is not None], lambda _: self._runner)
+        for one in held:
             if one.job.pid is None:
-                await self._release(one)
-            else:
-                self._start(group, PushedRun(one, self._time_left(one), delivered=True))
+                self._loop.reports.release(Released(id=one.job.id, token=one.token, tenant=one.job.tenant))
 
-    async def _claim(self, group: asyncio.TaskGroup) -> None:
-        while True:
-            await self._clock.sleep(max(0.0, self._paused_until - self._clock.monotonic()))
-            self._changed.clear()
-            free = self.worker.slots - len(self._runs)
-            if free < 1 or (self._failures and self._runs and not self._all_delivered()):
-                await self._changed.wait()
-                continue
-            if free < self.worker.slots // 4:
-                await self._clock.sleep(GATHER)  # others are about to end: one claim for all of them
-                free = self.worker.slots - len(self._runs)
-            # After a failure one job is sent before the others follow.
-            for one in await self._take(1 if self._failures else free):
-                self._start(group, PushedRun(one, _allowed(one)))
-
-    def _start(self, group: asyncio.TaskGroup, run: PushedRun) -> None:
-        self._runs[key_of(run.claimed.job)] = run
-        group.create_task(self._follow(run))
-
-    def _all_delivered(self) -> bool:
-        return all(run.delivered for run in self._runs.values())
-
-    async def _take(self, slots: int) -> list[Claimed]:
-        now = self._clock.monotonic()
-        self._unknown = {task: until for task, until in self._unknown.items() if until > now}
-        nonce = self._chance.token()
+    async def run(self) -> None:
+        reporting = asyncio.create_task(self._loop.reports.run())
         try:
-            taken = await self._book.claim(self.worker, nonce, slots, WAIT, self._unknown)
-        except WindlassError as fault:
-            log.warning("cannot claim for %s: %s", self.worker.name, fault)
-            await self._clock.sleep(RENEW_EVERY)
-            return []
-        except asyncio.CancelledError:
-            # A cancelled claim may have taken jobs: sent again with the same nonce, it names them.
-            with suppress(WindlassError):
-                await self._release_all(await self._book.claim(self.worker, nonce, slots, 0, self._unknown))
-            raise
-        if self._clock.monotonic() < self._paused_until:
-            await self._release_all(taken)  # a delivery has failed while this waited
-            return []
-        return taken
-
-    # One job
-
-    async def _follow(self, run: PushedRun) -> None:
-        """Follow a job from its claim until it has ended or is no longer the worker's."""
-        try:
-            async with asyncio.timeout(run.seconds) as run.limit:
-                if run.delivered or await self._deliver(run):
-                    await run.ended.wait()
-        except TimeoutError:
-            await (self._release(run.claimed) if run.unwanted else self._time_out(run.claimed))
-        if self._runs.get(key_of(run.claimed.job)) is run:  # it may have been released, and claimed again
-            del self._runs[key_of(run.claimed.job)]
-        self._changed.set()
-
-    def _time_left(self, claimed: Claimed) -> float | None:
-        """Of a job that has been running for a while."""
-        if claimed.deadline is None:
-            return None
-        return max(0.0, (claimed.deadline - self._clock.now()).total_seconds())
-
-    async def _deliver(self, run: PushedRun) -> bool:
-        """Whether the worker has taken the job and will report it."""
-        claimed = run.claimed
-        try:
-            answer = await self._delivery.send(claimed)
-            if isinstance(answer, Finished):
-                await self._finish(answer)
-        except (NotDelivered, *FAULTS) as fault:
-            self._pause(fault)
-            await self._release(claimed)
-            return False
-        self._failures = 0
-        if isinstance(answer, Finished):
-            return False
-        if answer == "unknown":
-            log.info("%s does not know %s", self.worker.name, claimed.job.task)
-            self._unknown[claimed.job.task] = self._clock.monotonic() + UNKNOWN_FOR
-            await self._release(claimed)
-            return False
-        run.delivered = True
-        self._changed.set()
-        began = Began(**_names_of(claimed), pid=max(1, self.worker.pid))
-        await self._report(lambda: self._service(Begin(tenant=self.worker.tenant, worker=self.worker.id, jobs=[began])))
-        return True
-
-    def _pause(self, fault: WindlassError) -> None:
-        now = self._clock.monotonic()
-        if now < self._paused_until:
-            return  # one of several that were sent together
-        pause = PAUSES[min(self._failures, len(PAUSES) - 1)]
-        log.warning("cannot send a job to %s: %s; again in %g s", self.worker.name, fault, pause)
-        self._failures += 1
-        self._paused_until = now + pause
-
-    async def _time_out(self, claimed: Claimed) -> None:
-        message = f"ran longer than its time limit of {_allowed(claimed) or 0:g} s"
-        error = Error(type="Timeout", message=message)
-        await self._finish(Finished(**_names_of(claimed), outcome=Verdict.ERROR, error=error, reason=Reason.TIMEOUT))
-
-    async def _finish(self, report: Finished) -> None:
-        await self._report(
-            lambda: self._service(Finish(tenant=self.worker.tenant, worker=self.worker.id, jobs=[report]))
-        )
-
-    async def _release_all(self, taken: list[Claimed]) -> None:
-        for one in taken:
-            await self._release(one)
-
-    async def _release(self, claimed: Claimed) -> None:
-        unrun = Released(**_names_of(claimed))
-        await self._report(
-            lambda: self._service(Release(tenant=self.worker.tenant, worker=self.worker.id, jobs=[unrun]))
-        )
-
-    async def _report(self, ask: Callable[[], Awaitable[object]]) -> None:
-        """Send a report, and once more if the store does not answer; after that the lease runs out."""
-        for last in (False, True):
-            try:
-                await ask()
-            except Unavailable as fault:
-                if last:
-                    log.warning("cannot report a job of %s: %s", self.worker.name, fault)
-                else:
-                    await self._clock.sleep(RENEW_EVERY)
-            except FAULTS:
-                raise
-            except WindlassError as fault:
-                log.warning("a job of %s: %s", self.worker.name, fault)
-                return
-            else:
-                return
-
-    # Leases
-
-    async def _renew(self) -> None:
-        """Renew the worker's jobs, and learn which are lost."""
-        while True:
-            await self._clock.sleep(min(RENEW_EVERY, self._book.lease / 4))
-            if not self._runs:
-                continue
-            try:
-                for some in _without_repeats(self._runs.values()):
-                    self._obey(some, await self._book.renew(self.worker, [run.claimed for run in some.values()]))
-            except WindlassError as fault:
-                log.warning("cannot renew for %s: %s", self.worker.name, fault)
-
-    def _obey(self, asked: Mapping[str, PushedRun], renewed: Renewed) -> None:
-        for id in renewed.lost:
-            asked[id].ended.set()
-        for order in renewed.orders:
-            run = asked[order.id]
-            if run.unwanted:
-                continue
-            if order.order == "deadline":
-                self._shorten(run, order.deadline)
-            else:
-                self._stop(run)
-
-    def _shorten(self, run: PushedRun, deadline: datetime | None) -> None:
-        """Time was taken from a running job: its limit comes as much earlier as its deadline does."""
-        before, limit = run.claimed.deadline, run.limit.when()
-        if before is None or deadline is None or limit is None:
-            return
-        run.claimed = replace(run.claimed, deadline=deadline)
-        run.limit.reschedule(limit - (before - deadline).total_seconds())
-
-    def _stop(self, run: PushedRun) -> None:
-        """The worker learns of it when it renews; one that has not answered yet sees the connection close."""
-        run.unwanted = True
-        now = asyncio.get_running_loop().time()
-        until = now + STOP_WITHIN if run.delivered else now
-        run.limit.reschedule(min(until, run.limit.when() or until))
-
-
-class _JobNames(TypedDict):
-    id: str
-    token: str
-    tenant: str
-
-
-def _names_of(claimed: Claimed) -> _JobNames:
-    return {"id": claimed.job.id, "token": claimed.token, "tenant": claimed.job.tenant}
-
-
-def _without_repeats(runs: Iterable[PushedRun]) -> list[dict[str, PushedRun]]:
-    """Runs by id, in as many parts as one id has tenants: answers name ids."""
-    parts: list[dict[str, PushedRun]] = []
-    for run in runs:
-        id = run.claimed.job.id
-        part = next((part for part in parts if id not in part), None)
-        if part is None:
-            parts.append(part := {})
-        part[id] = run
-    return parts
-
-
-def _allowed(claimed: Claimed) -> float | None:
-    """Seconds that a run may take: by its timeout, or its tier; null = any number."""
-    if claimed.deadline is None or claimed.job.started_at is None:
-        return claimed.job.timeout
-    return (claimed.deadline - claimed.job.started_at).total_seconds()
+            await self._loop.register()
+            await self._adopt()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._loop.leases.run())
+                await self._loop.run(lambda _: self._runner, self._runner.slots)
+        finally:
+            self._runner.release_unsent()
+            with suppress(TimeoutError, WindlassError):
+                async with asyncio.timeout(LAST_REPORTS):
+                    await self._loop.report_all()
+                    if self._gone and (left := self._loop.runs.active.values()):
+                        await self._store.lose([(key_of(run.job), run.token) for run in left])
+            reporting.cancel()
+            await self._runner.close()
 
 
 OBSERVED = (Register, Unregister, Finish, Release)
@@ -483,25 +429,13 @@ CHECK_EVERY_IF_NONE = 5.0
 """Seconds between two checks of which workers are alive, and if there was none."""
 
 
-class PushTurns(PushLeases, Protocol):
-    """How servers agree on who sends to whom."""
-
-    async def secrets(self) -> Mapping[str, str]: ...
-
-    async def take_turns(self, workers: Sequence[Worker], *, first: bool = False) -> set[str]: ...
-
-    async def give_up_turn(self, worker: str) -> None: ...
-
-    async def forget(self, workers: Collection[str]) -> None: ...
-
-
 class Push:
     """Sends jobs to workers; also answers operations, as the service behind it does."""
 
     def __init__(
         self,
         service: Service,
-        turns: PushTurns,
+        store: PushStore,
         network: Network,
         codec: Callable[[Worker], BodyCodec],
         *,
@@ -509,7 +443,7 @@ class Push:
         chance: Randomness,
     ) -> None:
         self._service = service
-        self._turns = turns
+        self._store = store
         self._network = network
         self._codec = codec
         self._clock = clock
@@ -535,7 +469,7 @@ class Push:
                 # If two tenants have the same id and one report was refused, the next renewal decides.
                 applied = {*answer.applied} - {*answer.refused}
                 tenant = self._dispatchers[operation.worker][0].worker.tenant
-                keys = [JobKey(one.id, one.tenant or tenant) for one in operation.jobs if one.id in applied]
+                keys = {JobKey(one.id, one.tenant or tenant) for one in operation.jobs if one.id in applied}
                 self._dispatchers[operation.worker][0].ended(keys)
         return answer
 
@@ -570,7 +504,7 @@ class Push:
         finally:
             with suppress(WindlassError):  # then the turns end by themselves
                 for worker in self._dispatchers:
-                    await self._turns.give_up_turn(worker)
+                    await self._store.give_up_turn(worker)
 
     async def _pause(self) -> None:
         try:
@@ -583,24 +517,24 @@ class Push:
     async def _rebalance(self, group: asyncio.TaskGroup) -> None:
         """Start and stop dispatchers, so that there is one for each worker whose turn is ours."""
         # Secrets are asked for first: one whose worker is not among those alive afterwards is of one that is gone.
-        secrets = await self._turns.secrets()
+        secrets = await self._store.secrets()
         if not secrets and not self._dispatchers and not self._new:
             return
         new, self._new = self._new, set()
         found = await self._service(Workers(tenant=EVERY_TENANT))
         alive = {worker.id: worker for worker in found if worker.id in secrets and worker.url is not None}
-        ours = await self._turns.take_turns([worker for id, worker in alive.items() if id in new], first=True)
-        ours |= await self._turns.take_turns([worker for id, worker in alive.items() if id not in new])
+        ours = await self._store.take_turns([worker for id, worker in alive.items() if id in new], first=True)
+        ours |= await self._store.take_turns([worker for id, worker in alive.items() if id not in new])
         for id in self._dispatchers.keys() - ours:
             self._stop(id, gone=id not in alive)
         for id in ours - self._dispatchers.keys():
             self._start(group, alive[id], secrets[id])
-        await self._turns.forget(secrets.keys() - alive.keys())
+        await self._store.forget(secrets.keys() - alive.keys())
 
     def _start(self, group: asyncio.TaskGroup, worker: Worker, secret: str) -> None:
         log.info("sends jobs to %s at %s", worker.name, worker.url)
         delivery = Delivery(worker, secret, self._network_to(worker), self._codec(worker), self._clock)
-        dispatcher = Dispatcher(worker, self._service, self._turns, delivery, clock=self._clock, chance=self._chance)
+        dispatcher = Dispatcher(worker, self._service, self._store, delivery, clock=self._clock, chance=self._chance)
         self._dispatchers[worker.id] = dispatcher, group.create_task(self._watched(dispatcher))
 
     def _stop(self, id: str, *, gone: bool) -> None:

@@ -1,4 +1,4 @@
-"""What a worker reports to the queue: who it is, and how its jobs ended.
+"""What a worker reports to the queue: which jobs have begun, what they say, how they ended.
 
 Reports are batched while the last ones travel, and sent until they are answered: nothing that has ended is forgotten
 while this process lives. Perhaps only a part of the store does not answer, so a batch that was not taken is retried by
@@ -11,25 +11,24 @@ import itertools
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, TypedDict, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from windlass.model.errors import Busy, Damaged, Full, Missing, Unavailable, WindlassError
 from windlass.model.lifecycle import Verdict
-from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import (
     MOST_AT_ONCE,
     Alive,
     Applied,
+    Began,
+    Begin,
     Finish,
     Finished,
-    Register,
     Release,
     Released,
     Renew,
-    Service,
 )
 from windlass.model.ports import Clock
-from windlass.model.worker import NewWorker
+from windlass.worker.claims import Registration
 
 log = logging.getLogger("windlass.worker")
 
@@ -45,49 +44,6 @@ ReportLine = str
 
 SPAWNS = "+"
 """Added to the partition of reports with new jobs: those may be for another partition, and must not block others."""
-
-
-class WorkerNames(TypedDict):
-    """What every operation of a worker says of itself."""
-
-    tenant: str
-    worker: str
-
-
-class Registration:
-    """A worker's name in the queue. Jobs stay its own under a new name: their tokens are what counts."""
-
-    def __init__(self, service: Service, tenant: str, about: NewWorker) -> None:
-        self._service = service
-        self.tenant = tenant
-        self.about = about
-        self._registered: NewWorker | None = None
-        """What the queue knows of it."""
-        self.worker = ""
-        self.lease = 0.0
-
-    async def register(self) -> None:
-        about = self.about
-        registered = await self._service(Register(tenant=self.tenant, worker=about))
-        if self.worker:
-            log.warning("the queue had forgotten this worker; registered again as %s", registered.worker)
-        self.worker, self.lease = registered.worker, registered.lease
-        self._registered = about
-
-    async def update(self, about: NewWorker) -> None:
-        """Change what the queue knows of this worker; before it is registered, that is for the registration."""
-        self.about = about
-        if self.worker and self._registered != about:
-            await self._service(Register(tenant=self.tenant, worker=about, id=self.worker))
-            self._registered = about
-
-    @property
-    def name_tenants(self) -> bool:
-        """Whether each report must name its job's tenant: the worker serves all tenants."""
-        return self.tenant == EVERY_TENANT
-
-    def names(self) -> WorkerNames:
-        return {"tenant": self.tenant, "worker": self.worker}
 
 
 # Reports by partition
@@ -108,7 +64,7 @@ def partition_of(report: Named) -> str:
 
 
 def without_repeats(reports: Iterable[N]) -> list[list[N]]:
-    """Lists in which no id is twice, mostly one: answers name ids, and two tenants may have jobs of the same id."""
+    """Lists in which no id is twice, mostly one: two tenants may have jobs of the same id, a run two updates."""
     lists: list[list[N]] = [[]]
     seen: Counter[str] = Counter()
     for one in reports:
@@ -117,30 +73,6 @@ def without_repeats(reports: Iterable[N]) -> list[list[N]]:
         lists[seen[one.id]].append(one)
         seen[one.id] += 1
     return lists
-
-
-async def send_all(
-    reports: Sequence[N], send: Callable[[Sequence[N]], Awaitable[None]], *, by_partition: bool
-) -> Unavailable | None:
-    """Send reports together, or each partition's by themselves; the error of one that was not taken."""
-    if not reports:
-        return None
-    batches: list[Sequence[N]] = [reports]
-    if by_partition:
-        found: dict[str, list[N]] = {}
-        for one in reports:
-            found.setdefault(partition_of(one), []).append(one)
-        batches = [*found.values()]
-    faults = await asyncio.gather(*(_sent(batch, send) for batch in batches))
-    return next((fault for fault in faults if fault is not None), None)
-
-
-async def _sent(reports: Sequence[N], send: Callable[[Sequence[N]], Awaitable[None]]) -> Unavailable | None:
-    try:
-        await send(reports)
-    except Unavailable as fault:
-        return fault
-    return None
 
 
 class ReportBatch(NamedTuple):
@@ -176,19 +108,19 @@ class ReportBatch(NamedTuple):
 class Reports:
     """One worker's reports. `run` until it is cancelled."""
 
-    def __init__(self, service: Service, registration: Registration, clock: Clock) -> None:
-        self._service = service
+    def __init__(self, registration: Registration, clock: Clock) -> None:
         self._registration = registration
         self._clock = clock
         self._finished: list[Finished] = []
         self._released: list[Released] = []
+        self._began: list[Began] = []
         self._updates: list[Alive] = []
+        self._updating: set[tuple[str, str]] = set()
+        """Runs with an update that is not answered, by id and token."""
         self._something = asyncio.Event()
         self._nothing = asyncio.Event()
         self._nothing.set()
         self._sending = False
-        self._awaited = 0
-        """Reports that wait until the last update of their jobs is sent."""
         self._late: dict[ReportLine, list[ReportBatch]] = {}
         """What was not taken yet, in order; a task sends each line."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -204,28 +136,31 @@ class Reports:
     def finish(self, report: Finished, last_update: Alive | None = None) -> None:
         """Report how a job ended. Its last update is sent first: after its end the queue takes none."""
         self._finished.append(report)
+        self._note(last_update)
+
+    def release(self, report: Released, last_update: Alive | None = None) -> None:
+        """Return a job to the queue; this run does not count."""
+        self._released.append(report)
+        self._note(last_update)
+
+    def begin(self, report: Began) -> None:
+        """Report which process runs a job."""
+        self._began.append(report)
+        self._something.set()
+
+    def update(self, update: Alive) -> None:
+        """Send what a running job has to say."""
+        self._updates.append(update)
+        self._updating.add((update.id, update.token))
+        self._something.set()
+
+    def is_updating(self, id: str, token: str) -> bool:
+        """Whether an update of this run is not answered yet."""
+        return (id, token) in self._updating
+
+    def _note(self, last_update: Alive | None) -> None:
         if last_update is not None:
             self._updates.append(last_update)
-        self._note()
-
-    def finish_after(
-        self, sending: "asyncio.Future[None]", report: Callable[[], tuple[Finished, Alive | None]]
-    ) -> None:
-        """The same for a job whose last update is being sent: if that fails, it goes out again with the outcome."""
-        self._awaited += 1
-        self._nothing.clear()
-
-        def finish(_: object) -> None:
-            self._awaited -= 1
-            self.finish(*report())
-
-        sending.add_done_callback(finish)
-
-    def release(self, report: Released) -> None:
-        self._released.append(report)
-        self._note()
-
-    def _note(self) -> None:
         self._something.set()
         self._nothing.clear()
 
@@ -256,28 +191,38 @@ class Reports:
     async def _send_all(self) -> None:
         finished, self._finished = self._finished, []
         released, self._released = self._released, []
+        began, self._began = self._began, []
         updates, self._updates = self._updates, []
-        spawning = frozenset(report.id for report in finished if report.jobs)
-        if updates:
-            await self._post(ReportBatch(updates, self._update, spawning))
+        # One whose update is not answered stays in the line of that update.
+        makers = (one for one in finished if one.jobs and not self.is_updating(one.id, one.token))
+        spawning = frozenset(report.id for report in makers)
+        for start in range(0, len(began), MOST_AT_ONCE):
+            await self._post(ReportBatch(began[start : start + MOST_AT_ONCE], self._begin, spawning))
+        for some in without_repeats(updates) if updates else ():
+            await self._post(ReportBatch(some, self._update, spawning))
         for batch in _batches(finished):
             await self._post(ReportBatch(batch, self._finish, spawning, not_storable))
         for start in range(0, len(released), MOST_AT_ONCE):
             await self._post(ReportBatch(released[start : start + MOST_AT_ONCE], self._release, spawning))
 
     def _check_settled(self) -> None:
-        if not (self._sending or self._finished or self._released or self._late or self._awaited):
+        if not (self._sending or self._finished or self._released or self._late):
             self._nothing.set()
 
     async def _finish(self, batch: Sequence[Finished]) -> Applied:
-        return await self._service(Finish(**self._registration.names(), jobs=list(batch)))
+        return await self._registration.ask(lambda names: Finish(**names, jobs=list(batch)))
+
+    async def _begin(self, batch: Sequence[Began]) -> Applied:
+        await self._registration.ask(lambda names: Begin(**names, jobs=list(batch)))
+        return Applied()  # for a job that is not ours any more, the next renewal says so
 
     async def _update(self, batch: Sequence[Alive]) -> Applied:
-        await self._service(Renew(**self._registration.names(), jobs=list(batch)))
-        return Applied()  # what the answer says does not matter: these jobs have ended
+        await self._registration.ask(lambda names: Renew(**names, jobs=list(batch)))
+        self._updating.difference_update((one.id, one.token) for one in batch)
+        return Applied()  # orders come with the renewals
 
     async def _release(self, batch: Sequence[Released]) -> Applied:
-        return await self._service(Release(**self._registration.names(), jobs=list(batch)))
+        return await self._registration.ask(lambda names: Release(**names, jobs=list(batch)))
 
     async def _post(self, batch: ReportBatch) -> None:
         """Send it once. What is not taken, or is behind something in its line that was not, is sent later."""
@@ -334,26 +279,18 @@ class Reports:
 
     async def _send(self, batch: ReportBatch) -> list[ReportBatch]:
         """What to send instead, if it is refused as it is; raises `TEMPORARY` errors."""
-        known_as = self._registration.worker
         try:
             answer = await batch.send(batch.reports)
-        except Missing as fault:
-            if self._registration.worker == known_as:  # or another batch has registered it again
-                await self._register_again()
+        except Missing as fault:  # forgotten again as soon as it was registered
             raise Unavailable(str(fault)) from fault
         except TEMPORARY:
             raise
         except WindlassError as fault:
+            self._updating.difference_update((one.id, one.token) for one in batch.reports)
             return _instead_of(batch, fault)
         if answer.refused:
             log.warning("%d reports refused: those jobs are no longer this worker's", len(answer.refused))
         return []
-
-    async def _register_again(self) -> None:
-        try:
-            await self._registration.register()
-        except WindlassError as fault:
-            log.warning("cannot register: %s", fault)
 
 
 def _instead_of(batch: ReportBatch, fault: WindlassError) -> list[ReportBatch]:

@@ -14,9 +14,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from windlass.model.job import Error, Job, NewJob
+from windlass.model.job import MSGPACK, Error, Job, NewJob, Reason
 from windlass.model.lifecycle import Verdict
-from windlass.model.operations import Alive, Claimed, Released
+from windlass.model.operations import Alive, Began, Claimed, Released
 from windlass.model.output import MOST_CHUNK, NewChunk, Progress, Stream
 from windlass.model.worker import SandboxTier
 
@@ -89,6 +89,10 @@ class RunOutcome(Struct, frozen=True, array_like=True, gc=False):
     """A limit (empty = every limit of the job) under which nothing starts while the job snoozes."""
     jobs: list[NewJob] = []
     """Jobs to be queued with its success."""
+    reason: Reason | None = None
+    """`crashed`, `timeout` …, where the code itself did not end it."""
+    content_type: str = MSGPACK
+    """Of the result."""
 
 
 class RunUpdate(Struct, frozen=True, array_like=True, gc=False):
@@ -123,7 +127,7 @@ class ActiveRun:
 
     __slots__ = (
         "_unsent_bytes", "asked", "began", "deadline", "given", "id", "job", "log", "number", "pid", "progress",
-        "runner", "sandbox", "sending", "since", "stopping", "taken", "takes_messages", "tenant", "timer", "token",
+        "runner", "sandbox", "since", "stopping", "taken", "takes_messages", "tenant", "timer", "token",
         "version",
     )  # fmt: skip
 
@@ -133,9 +137,9 @@ class ActiveRun:
         job: Job,
         token: str,
         since: float,
+        runner: "Runner",
         *,
         tenant: str | None = None,
-        runner: "Runner | None" = None,
     ) -> None:
         self.number = number
         self.job = job
@@ -164,8 +168,6 @@ class ActiveRun:
         self.log: list[tuple[Stream, bytes | memoryview]] = []
         """Output that is not sent yet."""
         self._unsent_bytes = 0
-        self.sending: asyncio.Future[None] | None = None
-        """Done when the update that is being sent has arrived or failed: the job's report must not overtake it."""
         self.takes_messages = False
         self.given = self.taken = 0
         """Messages that were passed to it, and that its task has taken."""
@@ -234,12 +236,16 @@ class ActiveRun:
             deadline=self.known_deadline,
         )
 
-    def restore(self, update: Alive) -> None:
-        """An update may be lost: send it again, ahead of what has come since."""
-        self.progress = self.progress or update.progress
-        since, self.log, self._unsent_bytes = self.log, [], 0
-        for stream, data in [*((chunk.stream, chunk.data) for chunk in update.output), *since]:
-            self.print(stream, data)
+    def begun(self, pid: int) -> Began:
+        """The report that a process runs it."""
+        return Began(
+            id=self.id,
+            token=self.token,
+            tenant=self.tenant,
+            pid=pid,
+            sandbox=self.sandbox,
+            handler_version=self.version,
+        )
 
     def released(self, delay: float | None = None, rests: str | None = None) -> Released:
         """The report that this run does not count; the job waits again, after a delay if there is one."""
@@ -255,7 +261,7 @@ def _chunks(log: list[tuple[Stream, bytes | memoryview]]) -> Iterator[NewChunk]:
 
 
 class Runner(Protocol):
-    """Runs jobs: in contexts of the app, or as uploaded functions. Reports to the `RunTable` it was made with."""
+    """Runs jobs: in contexts of the app, as functions, at a push worker, or inside a test. Reports to a `RunTable`."""
 
     def start(self, batch: Sequence[tuple[ActiveRun, Claimed]]) -> None:
         """Run these jobs. Must not wait."""
@@ -281,14 +287,6 @@ class RunListener(Protocol):
         """Some runs have started."""
         ...
 
-    def run_updated(self, run: ActiveRun) -> None:
-        """A run has progress or output to send."""
-        ...
-
     def run_has_room(self, run: ActiveRun) -> None:
         """A run has taken the messages it was given."""
-        ...
-
-    def run_removed(self, run: ActiveRun) -> None:
-        """A run is over: its report is on its way."""
         ...

@@ -7,7 +7,7 @@ jobs is a `Runner`; what follows them is a `RunListener`. Knows the queue only a
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
 from msgspec import UNSET, Raw
@@ -26,6 +26,9 @@ from windlass.worker.telemetry import Telemetry
 log = logging.getLogger("windlass.worker")
 job_log = logging.getLogger("windlass.job")
 
+LONG_ENOUGH = 0.2
+"""Seconds after which a job has run long enough for its pid to be of interest."""
+
 MOST_LOGGED = 300
 """Characters of an error in the log."""
 
@@ -36,13 +39,16 @@ STOPPED = {
 }
 """Why a worker stops a job by itself, and the message of its error."""
 
-CRASHED = Error(type="Crashed")
-
 VERDICTS = {code // 100: verdict for verdict, code in CODES.items()}
 """What the first digit of a code means; any other asks for another run."""
 
 RunnerOf = Callable[[Job], Runner]
 """Chooses the runner of a job."""
+
+
+def choose_runner(app_tasks: Collection[str], contexts: Runner, handlers: Runner | None) -> RunnerOf:
+    """An app's own tasks run in its contexts: an uploaded handler cannot take their place."""
+    return lambda job: contexts if handlers is None or job.task in app_tasks else handlers
 
 
 class RunTable:
@@ -54,6 +60,8 @@ class RunTable:
         self.reports = reports
         self.changed = asyncio.Event()
         """Set whenever a run has ended."""
+        self._updated: dict[int, ActiveRun] = {}
+        """Runs that have progress or output to send."""
         self.done = 0
         """How many runs have ended here; released ones do not count."""
         self._clock = clock
@@ -64,6 +72,10 @@ class RunTable:
 
     def subscribe(self, listener: RunListener) -> None:
         self._listeners.append(listener)
+
+    def slots(self, at_once: int, in_all: int | None) -> int:
+        """How many jobs may run at once now, if so many may end here in all."""
+        return at_once if in_all is None else min(at_once, in_all - self.done)
 
     async def some_ended(self) -> None:
         self.changed.clear()
@@ -85,7 +97,7 @@ class RunTable:
         for one in claimed:
             tenant = one.job.tenant if self.reports.name_tenants else None
             runner = runner_of(one.job)
-            run = ActiveRun(next(self._numbers), one.job, one.token, now, tenant=tenant, runner=runner)
+            run = ActiveRun(next(self._numbers), one.job, one.token, now, runner, tenant=tenant)
             self.active[run.number] = run
             batches.setdefault(runner, []).append((run, one))
         for runner, batch in batches.items():
@@ -107,21 +119,36 @@ class RunTable:
 
     def update(self, run: ActiveRun, update: RunUpdate) -> None:
         run.apply(update)
-        for listener in self._listeners:
-            if update.taken is None:
-                listener.run_updated(run)
-            else:
+        if update.taken is None:
+            self._updated[run.number] = run
+        else:
+            for listener in self._listeners:
                 listener.run_has_room(run)
 
     def print(self, run: ActiveRun, stream: Stream, data: bytes) -> None:
         run.print(stream, data)
-        for listener in self._listeners:
-            listener.run_updated(run)
+        self._updated[run.number] = run
+
+    def send_updates(self) -> None:
+        """Report pids, progress and output. What a run says before its last update is answered waits."""
+        long_ago = self._clock.monotonic() - LONG_ENOUGH
+        for run in self.active.values():
+            if run.since > long_ago:
+                break  # so are all that were claimed after it
+            if not run.began and run.pid is not None:
+                run.began = True
+                self.reports.begin(run.begun(run.pid))
+        updated, self._updated = self._updated, {}
+        for run in updated.values():
+            if self.reports.is_updating(run.id, run.token):
+                self._updated[run.number] = run
+            else:
+                self.reports.update(run.take_update())
 
     def deliver(self, run: ActiveRun, messages: Sequence[Delivered]) -> None:
         """Pass on messages to a job; the queue repeats those it has until it knows that."""
         fresh = [one.data for one in messages if one.n > run.given]
-        if run.takes_messages and run.runner is not None and fresh:
+        if run.takes_messages and fresh:
             run.given += len(fresh)
             run.runner.send(run, fresh)
 
@@ -131,8 +158,7 @@ class RunTable:
         if run.stopping is not None or run.number not in self.active:
             return
         run.stopping = why
-        if run.runner is not None:
-            run.runner.stop(run)
+        run.runner.stop(run)
 
     def shorten(self, run: ActiveRun, deadline: datetime) -> None:
         """A running job has less time than before: it is stopped earlier, perhaps now."""
@@ -141,18 +167,15 @@ class RunTable:
 
     def lose(self, run: ActiveRun) -> None:
         """A run is no longer ours, whatever else it was being stopped for."""
-        if run.stopping is Stop.LOST:
-            return
-        log.warning("lost job %s: its lease has run out", run.id)
-        self.stop(run, Stop.LOST)
-        run.stopping = Stop.LOST
+        if run.stopping is not Stop.LOST:
+            run.stopping = Stop.LOST
+            run.runner.stop(run)
 
     def release_all(self) -> None:
         """Kill everything that runs; none of these runs counts."""
         for run in list(self.active.values()):
             run.stopping = run.stopping or Stop.RELEASE
-            if run.runner is not None:
-                run.runner.kill(run)
+            run.runner.kill(run)
 
     # Runs end
 
@@ -162,36 +185,33 @@ class RunTable:
         else:
             self.remove(run, finished(run, outcome))
 
-    def remove(self, run: ActiveRun, report: Finished | Released) -> None:
-        """The only exit from the table."""
+    def remove(self, run: ActiveRun, report: Finished | Released | None) -> None:
+        """The only exit from the table. Without a report, the queue knows already: a push worker has reported it."""
         if self.active.pop(run.number, None) is None:
             return  # it was released before its runner saw its end
+        if self._telemetry is not None and isinstance(report, Finished):
+            self._telemetry.note(run.job.task, self._clock.monotonic() - run.since)
         succeeded = isinstance(report, Finished) and report.outcome is Verdict.OK
         if run.stopping is Stop.RELEASE and not succeeded:
             report = run.released()
+        elif run.stopping is Stop.LOST and isinstance(report, Finished):
+            log.warning("lost job %s: its lease has run out", run.id)
+            report = None
         self._log_end(run, report)
-        if self._telemetry is not None and isinstance(report, Finished):
-            self._telemetry.note(run.job.task, self._clock.monotonic() - run.since)
+        self._updated.pop(run.number, None)
         run.set_timer(None)
-        for listener in self._listeners:
-            listener.run_removed(run)
-        if isinstance(report, Released):
-            self.reports.release(report)
-        elif run.stopping is not Stop.LOST:
-            self.done += 1
-            self._report(run, report)
+        self.done += isinstance(report, Finished)
+        last_update = run.take_update() if run.has_update else None
+        if isinstance(report, Finished):
+            self.reports.finish(report, last_update)
+        elif isinstance(report, Released):
+            self.reports.release(report, last_update)
         self.changed.set()
 
-    def _report(self, run: ActiveRun, report: Finished) -> None:
-        if run.sending is None:
-            self.reports.finish(report, run.take_update() if run.has_update else None)
-        else:
-            self.reports.finish_after(run.sending, lambda: (report, run.take_update() if run.has_update else None))
-
-    def _log_end(self, run: ActiveRun, report: Finished | Released) -> None:
+    def _log_end(self, run: ActiveRun, report: Finished | Released | None) -> None:
         if not job_log.isEnabledFor(logging.DEBUG):
             return
-        how = "released"
+        how = "released" if report is not None else "reported by its worker"
         if run.stopping is Stop.LOST:
             how = "lost"
         elif isinstance(report, Finished):
@@ -203,34 +223,39 @@ class RunTable:
 
 
 def finished(run: ActiveRun, outcome: RunOutcome) -> Finished:
-    """The report on a run of the app's own task."""
+    """The report on a run that ended by itself, crashed, or was stopped."""
     if outcome.verdict is Verdict.OK:
-        result = UNSET if outcome.result is None else Raw(outcome.result)
         return Finished(
             id=run.id,
             token=run.token,
             tenant=run.tenant,
+            sandbox=run.sandbox,
+            handler_version=run.version,
             outcome=Verdict.OK,
             code=outcome.code,
-            result=result,
+            result=UNSET if outcome.result is None else Raw(outcome.result),
+            content_type=outcome.content_type,
             jobs=outcome.jobs,
         )
-    error, reason = outcome.error or Error(), None
+    verdict, error, reason = outcome.verdict, outcome.error or Error(), outcome.reason
     if run.stopping in STOPPED:
-        reason, error = _stopped(run, run.stopping, error.traceback)
-    elif error.type == CRASHED.type and run.stopping is Stop.CANCEL:
-        message = "killed: it went on running after it was cancelled"
-        error = Error(type="Cancelled", message=message, traceback=error.traceback)
-    elif error.type == CRASHED.type:
-        reason = Reason.CRASHED
-    verdict = Verdict.ERROR if reason else outcome.verdict
+        verdict = Verdict.ERROR
+        reason, text = STOPPED[run.stopping]
+        error = Error(type=reason.value.capitalize(), message=text.format(run=run), traceback=error.traceback)
+    elif run.stopping is Stop.CANCEL:
+        if reason is Reason.CRASHED:
+            message = "killed: it went on running after it was cancelled"
+            error = Error(type="Cancelled", message=message, traceback=error.traceback)
+        reason = None
     _log_failure(run, verdict, error)
     return Finished(
         id=run.id,
         token=run.token,
         tenant=run.tenant,
+        sandbox=run.sandbox,
+        handler_version=run.version,
         outcome=verdict,
-        code=None if reason else outcome.code,
+        code=None if reason or outcome.reason else outcome.code,
         error=error,
         reason=reason,
         delay=outcome.delay,
@@ -241,48 +266,30 @@ def crashed(run: ActiveRun, status: int, peak_memory: int, last_output: str) -> 
     """The outcome of a run whose process has died."""
     how, code = describe_status(status)
     peak = f"; peak memory {peak_memory / 2**20:.0f} MiB" if peak_memory else ""
-    message = f"{how} (exit code {code}{peak})"
-    error = Error(type=CRASHED.type, message=message, traceback=last_output)
-    return RunOutcome(run.number, Verdict.ERROR, error=error)
+    error = Error(type="Crashed", message=f"{how} (exit code {code}{peak})", traceback=last_output)
+    return RunOutcome(run.number, Verdict.ERROR, error=error, reason=Reason.CRASHED)
 
 
 def function_finished(run: ActiveRun, outcome: FunctionOutcome, delays: Sequence[float] = ()) -> Finished:
     """The report on a run of an uploaded function. `delays`: one for each job that it makes; none = no delays."""
     verdict = VERDICTS.get(outcome.code // 100, Verdict.RETRY)
-    code = outcome.code if outcome.code // 100 in VERDICTS else CODES[verdict]
-    if verdict is Verdict.OK:
-        return Finished(
-            id=run.id,
-            token=run.token,
-            tenant=run.tenant,
-            sandbox=run.sandbox,
-            handler_version=run.version,
-            outcome=verdict,
-            code=code,
-            result=UNSET if outcome.result is None else Raw(outcome.result),
+    jobs = [
+        chained_job(run.job, task, payload, delays[place] if delays else 0.0)
+        for place, (task, payload) in enumerate(outcome.jobs)
+    ]
+    return finished(
+        run,
+        RunOutcome(
+            run.number,
+            verdict,
+            outcome.result,
+            outcome.code if outcome.code // 100 in VERDICTS else CODES[verdict],
+            Error(type=outcome.type, message=outcome.message, traceback=outcome.traceback),
+            outcome.delay,
+            jobs=jobs,
+            reason=outcome.reason,
             content_type=outcome.content_type,
-            jobs=[
-                chained_job(run.job, task, payload, delays[place] if delays else 0.0)
-                for place, (task, payload) in enumerate(outcome.jobs)
-            ],
-        )
-    error = Error(type=outcome.type, message=outcome.message, traceback=outcome.traceback)
-    reason = outcome.reason if run.stopping is not Stop.CANCEL else None
-    if run.stopping in STOPPED:
-        verdict = Verdict.ERROR
-        reason, error = _stopped(run, run.stopping, outcome.traceback)
-    _log_failure(run, verdict, error)
-    return Finished(
-        id=run.id,
-        token=run.token,
-        tenant=run.tenant,
-        sandbox=run.sandbox,
-        handler_version=run.version,
-        outcome=verdict,
-        code=None if reason or outcome.reason else code,
-        error=error,
-        reason=reason,
-        delay=outcome.delay,
+        ),
     )
 
 
@@ -310,11 +317,6 @@ def refused(run: ActiveRun, why: str) -> Finished:
     """The report on a job that this worker will not run."""
     error = Error(type="Refused", message=why)
     return Finished(id=run.id, token=run.token, tenant=run.tenant, outcome=Verdict.ERROR, error=error)
-
-
-def _stopped(run: ActiveRun, why: Stop, traceback: str) -> tuple[Reason, Error]:
-    reason, text = STOPPED[why]
-    return reason, Error(type=reason.value.capitalize(), message=text.format(run=run), traceback=traceback)
 
 
 def _log_failure(run: ActiveRun, verdict: Verdict, error: Error) -> None:

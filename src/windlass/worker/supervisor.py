@@ -11,29 +11,27 @@ import signal
 import socket
 from collections.abc import Awaitable
 from contextlib import suppress
+from functools import partial
 from typing import get_args
 
 from msgspec.structs import replace
 
 from windlass.model.errors import Damaged, WindlassError
 from windlass.model.handler import Language
-from windlass.model.job import Job
 from windlass.model.names import EVERY_TENANT
-from windlass.model.operations import Service, Unregister
+from windlass.model.operations import Service
 from windlass.model.ports import Clock, Randomness
 from windlass.model.worker import NewWorker
 from windlass.worker import WorkerOptions
+from windlass.worker.claims import Registration
 from windlass.worker.contexts.frames import AppInfo
-from windlass.worker.contexts.pool import ContextPool, ContextRunner
+from windlass.worker.contexts.pool import ContextRunner
 from windlass.worker.contexts.processes import ProcessManager
 from windlass.worker.functions.runner import Functions, HandlerRunner
-from windlass.worker.leases import Leases
 from windlass.worker.linux import adopt_orphans, descendants, send
 from windlass.worker.loop import WorkerLoop
 from windlass.worker.network import Network, read_allowed
-from windlass.worker.reports import Registration, Reports
-from windlass.worker.runner import Runner
-from windlass.worker.runs import RunTable
+from windlass.worker.runs import choose_runner
 from windlass.worker.telemetry import Telemetry
 
 log = logging.getLogger("windlass.worker")
@@ -70,52 +68,34 @@ class Supervisor:
         clock: Clock,
         chance: Randomness,
     ) -> None:
-        self._service = service
         self._options = options
         self._clock = clock
         self._app_tasks = frozenset(app.tasks)
-        self._telemetry = None if options.telemetry is None else Telemetry(options.telemetry, clock)
         self._registration = Registration(service, app.tenant, _about(app, options))
-        self._reports = Reports(service, self._registration, clock)
-        self._runs = RunTable(self._reports, clock, self._telemetry)
-        self._leases = Leases(self._runs, service, self._registration, clock)
-        self._pool = ContextPool(processes, options if app.tasks else replace(options, contexts=0), clock)
-        self._contexts = ContextRunner(self._pool, self._runs, options.max_output)
+        self._telemetry = None if options.telemetry is None else Telemetry(options.telemetry, clock)
+        self._loop = WorkerLoop(
+            self._registration,
+            clock=clock,
+            chance=chance,
+            burst=options.burst,
+            languages=None if options.functions is None else UNPROBED,
+            telemetry=self._telemetry,
+        )
+        self._runs = self._loop.runs
+        shared = options if app.tasks else replace(options, contexts=0)
+        self._contexts = ContextRunner(processes, self._runs, shared, clock)
         self._functions: Functions | None = None
         self._handlers: HandlerRunner | None = None
         if options.functions is not None:
             self._functions = Functions(options.functions, Network(read_allowed(options.reach)), chance=chance)
             self._handlers = HandlerRunner(service, self._functions, self._runs, clock, options.functions.contexts)
-        self._loop = WorkerLoop(
-            self._runs,
-            self._runner_of,
-            service,
-            self._registration,
-            clock=clock,
-            chance=chance,
-            burst=options.burst,
-            warm=tuple if self._handlers is None else self._handlers.warm,
-            languages=None if self._handlers is None else UNPROBED,
-        )
         self._probed = asyncio.Event()
         """Set once it is known which languages of handlers can be run."""
-        self._stops = 0
         self._grace_over: float | None = None
         """When the grace of running jobs is over, by our own clock; null = not stopping."""
         self._forced = asyncio.Event()
         self._unreported = False
         """Whether the store did not even take the last reports."""
-
-    @property
-    def able(self) -> bool:
-        """Whether the queue answers this worker's claims."""
-        return self._loop.able
-
-    def _runner_of(self, job: Job) -> Runner:
-        """The app's own tasks run in its contexts: an uploaded handler cannot take their place."""
-        if self._handlers is None or job.task in self._app_tasks:
-            return self._contexts
-        return self._handlers
 
     async def run(self) -> None:
         """Work until `stop`, or in a burst until nothing is left."""
@@ -127,11 +107,14 @@ class Supervisor:
         known = ", ".join(about.tasks or []) or "no tasks of its own"
         also = " and jobs with a handler" if about.handlers else ""
         log.info("%s runs %s from %s%s, %d at once", about.name, known, about.queues, also, about.slots)
-        reporting = asyncio.create_task(self._reports.run())
-        duties: list[Awaitable[None]] = [asyncio.shield(reporting), self._leases.run()]
+        reporting = asyncio.create_task(self._loop.reports.run())
+        duties: list[Awaitable[None]] = [asyncio.shield(reporting), self._loop.leases.run()]
         duties += [self._keep_zygote(), self._check()]
         if self._handlers is not None:
             duties += [self._handlers.run(), self._probe_languages(self._handlers)]
+        runner_of = choose_runner(self._app_tasks, self._contexts, self._handlers)
+        slots = partial(self._runs.slots, self._options.slots, self._options.max_jobs)
+        warm = tuple[str] if self._handlers is None else self._handlers.warm
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(_awaited(duty)) for duty in duties]
@@ -139,7 +122,7 @@ class Supervisor:
                     await self._probed.wait()  # or it might exit before it claims what it can run
                 try:
                     # A task of its own: each job would otherwise pass through every coroutine that waits for this one.
-                    await asyncio.create_task(self._loop.run(self._options.slots, self._options.max_jobs))
+                    await asyncio.create_task(self._loop.run(runner_of, slots, warm))
                 except Damaged:
                     await self._finish_running()
                     raise
@@ -147,7 +130,7 @@ class Supervisor:
                 for task in tasks:
                     task.cancel()
         except ExceptionGroup as faults:
-            if not self._pool.closing:  # else they are released already
+            if not self._contexts.closing:  # else they are released already
                 await self._release_running()
             raise faults.exceptions[0] from None  # one duty that fails ends the worker; the first error says why
         finally:
@@ -156,8 +139,7 @@ class Supervisor:
 
     def stop(self) -> None:
         """The first call lets running jobs finish within the grace; a second releases them at once."""
-        self._stops += 1
-        if self._stops == 1:
+        if self._grace_over is None:
             self._grace_over = self._clock.monotonic() + self._options.grace
         else:
             self._forced.set()
@@ -166,6 +148,7 @@ class Supervisor:
 
     def pause(self, paused: bool) -> None:
         """Stop claiming for now, or resume."""
+        log.info("claiming paused" if paused else "claiming resumed")
         self._loop.pause(paused)
 
     def quit(self) -> None:
@@ -189,12 +172,12 @@ class Supervisor:
 
     async def _release_running(self) -> None:
         """End what still runs, then report it: the next worker must not run those jobs while they run here."""
-        self._pool.stop_filling()
+        self._contexts.stop_filling()
         if self._runs.active:
             log.info("releasing %s", _counted(len(self._runs.active)))
-            await self._pool.close()
+            await self._contexts.close()
             self._runs.release_all()
-        reported, forced = asyncio.create_task(self._report_all()), asyncio.create_task(self._forced.wait())
+        reported, forced = asyncio.create_task(self._loop.report_all()), asyncio.create_task(self._forced.wait())
         if not self._forced.is_set():
             within = max(LAST_MOMENT, min(LAST_REPORTS, self._grace_left()))
             await asyncio.wait([reported, forced], timeout=within, return_when=asyncio.FIRST_COMPLETED)
@@ -206,21 +189,17 @@ class Supervisor:
         if self._unreported:
             log.warning("exits without reporting what has ended: the store does not answer, leases will run out")
 
-    async def _report_all(self) -> None:
-        await self._loop.released()
-        await self._reports.flush()
-
     async def _close(self) -> None:
         if self._telemetry is not None:
             self._telemetry.close()
         if self._functions is not None:
             await self._close_functions(self._functions)
-        await self._pool.close()
+        await self._contexts.close()
         if self._unreported:
             return
         try:
             async with asyncio.timeout(LAST_MOMENT):
-                await self._service(Unregister(**self._registration.names()))
+                await self._registration.unregister()
         except (WindlassError, TimeoutError) as fault:
             log.info("could not unregister: %s", fault or "the store does not answer")
 
@@ -255,8 +234,7 @@ class Supervisor:
                 log.info("takes no jobs of handlers in %s: %s", lang, why)
         if back := about.unable.keys() - unable.keys():
             log.info("takes jobs of handlers in %s again", ", ".join(sorted(back)))
-        if languages != self._loop.languages:
-            self._loop.take_only(languages)
+        self._loop.take_only(languages)
         try:
             await self._registration.update(replace(about, languages=languages, unable=unable))
         except WindlassError as fault:

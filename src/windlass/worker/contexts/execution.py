@@ -288,6 +288,11 @@ def cancelled_outcome(number: int) -> RunOutcome:
     return RunOutcome(number, Verdict.ERROR, error=Error(type="Cancelled", message="stopped while it ran"))
 
 
+def unknown_task(assignment: Assignment) -> RunOutcome:
+    error = Error(type="UnknownTask", message=f"this app has no task {assignment.task!r}")
+    return RunOutcome(assignment.number, Verdict.ERROR, error=error)
+
+
 def describe_error(fault: BaseException) -> Error:
     """An exception as text, without the frames of this package."""
     trace = fault.__traceback__

@@ -23,8 +23,6 @@ from queue import Empty, SimpleQueue
 import msgspec
 
 from windlass.call.signals import Cancelled
-from windlass.model.job import Error
-from windlass.model.lifecycle import Verdict
 from windlass.worker.contexts.execution import (
     Execution,
     TaskCode,
@@ -33,6 +31,7 @@ from windlass.worker.contexts.execution import (
     execute,
     is_async,
     outcome_of,
+    unknown_task,
 )
 from windlass.worker.contexts.frames import Command, ContextOutbox, ContextUpdate, FrameReader, FrameTooLong, JobMessage
 from windlass.worker.runner import Assignment, RunOutcome, RunUpdate
@@ -324,11 +323,6 @@ class SharedContext:
             self._checking = self._loop.call_later(CHECK_EVERY, self._check)
         elif self._exiting and not self._idle.done():
             self._idle.set_result(None)
-
-
-def unknown_task(assignment: Assignment) -> RunOutcome:
-    error = Error(type="UnknownTask", message=f"this app has no task {assignment.task!r}")
-    return RunOutcome(assignment.number, Verdict.ERROR, error=error)
 
 
 def run_shared(

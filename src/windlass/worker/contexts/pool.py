@@ -16,7 +16,7 @@ from windlass.model.output import Stream
 from windlass.model.ports import Clock
 from windlass.worker import WorkerOptions
 from windlass.worker.contexts.frames import ContextUpdate
-from windlass.worker.contexts.processes import ContextProcess, ProcessListener, ProcessManager
+from windlass.worker.contexts.processes import ContextProcess, ProcessManager
 from windlass.worker.linux import resident
 from windlass.worker.runner import ActiveRun, Assignment, RunOutcome, Stop, assignment_of
 from windlass.worker.runs import RunTable, crashed
@@ -38,34 +38,86 @@ LAST_OUTPUT = 2000
 NOT_BEGUN = Error(type="Cancelled", message="stopped before it had begun")
 
 
-class ContextPool:
-    """The contexts that share jobs: how many there are, which gets the next job, when one is replaced."""
+class ContextRunner:
+    """The `Runner` of an app's tasks, in contexts that jobs share or that one job has for itself."""
 
-    def __init__(self, processes: ProcessManager, options: WorkerOptions, clock: Clock) -> None:
-        self.processes = processes
+    def __init__(self, processes: ProcessManager, runs: RunTable, options: WorkerOptions, clock: Clock) -> None:
+        self._processes = processes
+        self._runs = runs
         self._options = options
         self._clock = clock
+        self._loop = asyncio.get_running_loop()
         self._shared: list[ContextProcess] = []
+        """Those that get the next jobs."""
         self._closing = False
+        self._context_of: dict[int, ContextProcess] = {}
+        """By number of the run."""
+        self._outcomes: dict[ContextProcess, RunOutcome] = {}
+        """Of runs alone in their process, until that has exited and its output is read."""
+        self._checking: asyncio.TimerHandle | None = None
+        self._printed: dict[ContextProcess, int] = defaultdict(int)
+        self._tails: dict[ContextProcess, str] = {}
+
+    # Contexts
 
     @property
     def closing(self) -> bool:
         """Whether contexts that end are no longer replaced."""
         return self._closing
 
-    def fill(self, listener: ProcessListener) -> None:
-        """Fork as many contexts as there should be."""
+    def stop_filling(self) -> None:
+        self._closing = True
+
+    async def close(self) -> None:
+        self._closing = True
+        await self._processes.close()
+
+    def fill(self) -> None:
+        """Fork as many shared contexts as there should be."""
         while not self._closing and len(self._shared) < min(self._options.contexts, self._options.slots):
-            self._shared.append(self._fork(listener, isolated=False))
+            self._shared.append(self._fork(isolated=False))
 
-    def isolated(self, listener: ProcessListener) -> ContextProcess:
-        """A context for one job."""
-        return self._fork(listener, isolated=True)
+    def _fork(self, *, isolated: bool) -> ContextProcess:
+        return self._processes.fork(self, isolated=isolated, started_at=self._clock.monotonic())
 
-    def _fork(self, listener: ProcessListener, *, isolated: bool) -> ContextProcess:
-        return self.processes.fork(listener, isolated=isolated, started_at=self._clock.monotonic())
+    async def zygote_lost(self) -> None:
+        """Wait until the zygote has died."""
+        await self._processes.lost.wait()
 
-    def least_busy(self) -> ContextProcess:
+    async def restart(self) -> None:
+        """Replace a zygote that has died; what ran in its contexts died with it."""
+        log.error("the process that forks contexts is gone; starting it again")
+        self._shared.clear()
+        self.fill()
+        await self._processes.restart()
+
+    def check(self) -> None:
+        """Kill jobs that take more memory than is allowed, and replace contexts that are too old or too large."""
+        self._processes.check()
+        for context in list(self._shared):
+            if self._is_spent(context) or self._over_memory(context):
+                self._retire(context)
+        self.fill()
+        for context in list(self._processes.contexts.values()):
+            if context.isolated and self._over_memory(context):
+                for run in self._in(context):
+                    self._kill_for(run, Stop.MEMORY)
+
+    def _is_spent(self, context: ContextProcess) -> bool:
+        most_jobs, most_age = self._options.context_max_jobs, self._options.max_age
+        old = most_age is not None and self._clock.monotonic() - context.started_at > most_age
+        return old or (most_jobs is not None and context.jobs >= most_jobs)
+
+    def _over_memory(self, context: ContextProcess) -> bool:
+        limit = self._options.max_memory
+        return limit is not None and context.pid is not None and resident(context.pid) > limit
+
+    def _retire(self, context: ContextProcess) -> None:
+        """Let a context end when nothing runs in it any more."""
+        context.exit_when_idle()
+        self._shared.remove(context)
+
+    def _least_busy(self) -> ContextProcess:
         least: ContextProcess | None = None
         for context in self._shared:
             if context.blocked:
@@ -80,90 +132,20 @@ class ContextPool:
             raise OSError("no process that runs jobs could be started")
         return least
 
-    def check_blocked(self) -> None:
+    def _check_blocked(self) -> None:
         """Ping contexts that were given jobs while others have less to do: does their event loop answer?"""
+        self._checking = None
+        if not self._context_of:
+            return
         for context in self._shared:
             if context.unanswered:
                 context.blocked = True
             elif context.runs and (context.blocked or context.jobs > context.pinged_at) and self._has_idler(context):
                 context.ping()
+        self._checking = self._loop.call_later(CHECK_EVERY, self._check_blocked)
 
     def _has_idler(self, context: ContextProcess) -> bool:
         return any(not other.blocked and len(other.runs) < len(context.runs) for other in self._shared)
-
-    def remove(self, context: ContextProcess) -> bool:
-        """Give a context no more jobs; whether it was shared, so that another must take its place."""
-        if context not in self._shared:
-            return False
-        self._shared.remove(context)
-        return True
-
-    def retire_if_spent(self, context: ContextProcess) -> bool:
-        """Let a context that has run its share of jobs exit when it is idle; whether that is so."""
-        if context in self._shared and self._is_spent(context):
-            context.exit_when_idle()
-            return self.remove(context)
-        return False
-
-    def _is_spent(self, context: ContextProcess) -> bool:
-        most_jobs, most_age = self._options.context_max_jobs, self._options.max_age
-        old = most_age is not None and self._clock.monotonic() - context.started_at > most_age
-        return old or (most_jobs is not None and context.jobs >= most_jobs)
-
-    def over_memory(self, context: ContextProcess) -> bool:
-        limit = self._options.max_memory
-        return limit is not None and context.pid is not None and resident(context.pid) > limit
-
-    def check(self) -> list[ContextProcess]:
-        """Retire shared contexts that are too old or too large. The contexts of one job that are too large."""
-        self.processes.check()
-        for context in list(self._shared):
-            if self._is_spent(context) or self.over_memory(context):
-                context.exit_when_idle()
-                self.remove(context)
-        return [one for one in self.processes.contexts.values() if one.isolated and self.over_memory(one)]
-
-    async def restart(self, listener: ProcessListener) -> None:
-        """Replace a zygote that has died; what ran in its contexts died with it."""
-        log.error("the process that forks contexts is gone; starting it again")
-        self._shared.clear()
-        self.fill(listener)
-        await self.processes.restart()
-
-    def stop_filling(self) -> None:
-        self._closing = True
-
-    async def close(self) -> None:
-        self._closing = True
-        await self.processes.close()
-
-
-class ContextRunner:
-    """The `Runner` of an app's tasks."""
-
-    def __init__(self, pool: ContextPool, runs: RunTable, most_output: int) -> None:
-        self._pool = pool
-        self._runs = runs
-        self._most_output = most_output
-        self._loop = asyncio.get_running_loop()
-        self._context_of: dict[int, ContextProcess] = {}
-        """By number of the run."""
-        self._outcomes: dict[ContextProcess, RunOutcome] = {}
-        """Of runs alone in their process, until that has exited and its output is read."""
-        self._checking: asyncio.TimerHandle | None = None
-        self._printed: dict[ContextProcess, int] = defaultdict(int)
-        self._tails: dict[ContextProcess, str] = {}
-
-    def fill(self) -> None:
-        self._pool.fill(self)
-
-    async def zygote_lost(self) -> None:
-        """Wait until the zygote has died."""
-        await self._pool.processes.lost.wait()
-
-    async def restart(self) -> None:
-        """Replace a zygote that has died."""
-        await self._pool.restart(self)
 
     # Runs start
 
@@ -173,7 +155,7 @@ class ContextRunner:
             # A job that has crashed a process gets one of its own: it takes no other jobs with it again.
             try:
                 alone = run.job.isolate or run.job.crashes
-                context = self._pool.isolated(self) if alone else self._pool.least_busy()
+                context = self._fork(isolated=True) if alone else self._least_busy()
             except OSError as fault:
                 self._postpone(run, str(fault))
                 continue
@@ -190,12 +172,6 @@ class ContextRunner:
         self._context_of[run.number] = context
         context.runs.add(run.number)
         run.pid = context.pid
-
-    def _check_blocked(self) -> None:
-        self._checking = None
-        if self._context_of:
-            self._pool.check_blocked()
-            self._checking = self._loop.call_later(CHECK_EVERY, self._check_blocked)
 
     # Runs report
 
@@ -215,7 +191,8 @@ class ContextRunner:
         if update.answers is not None:
             context.answered(update.answers)
             self._move(context, update.not_begun)
-        if update.outcomes and self._pool.retire_if_spent(context):
+        if update.outcomes and context in self._shared and self._is_spent(context):
+            self._retire(context)
             self.fill()
 
     def _move(self, context: ContextProcess, not_begun: Sequence[Assignment]) -> None:
@@ -229,7 +206,7 @@ class ContextRunner:
                 self._finish(run, RunOutcome(run.number, Verdict.ERROR, error=NOT_BEGUN))
                 continue
             context.runs.discard(run.number)
-            other = self._pool.least_busy()
+            other = self._least_busy()
             self._place(run, other)
             batches.setdefault(other, []).append(assignment)
         for other, assignments in batches.items():
@@ -240,7 +217,7 @@ class ContextRunner:
         self._tails[context] = (self._tails.get(context, "") + data.decode(errors="replace"))[-LAST_OUTPUT:]
         for run in self._in(context):
             self._runs.print(run, stream, data)
-            if self._printed[context] > self._most_output:
+            if self._printed[context] > self._options.max_output:
                 self._kill_for(run, Stop.OUTPUT)
 
     def send(self, run: ActiveRun, messages: Sequence[bytes]) -> None:
@@ -258,7 +235,7 @@ class ContextRunner:
     def _terminate(self, run: ActiveRun) -> None:
         context = self._context_of.get(run.number)
         if context is not None and context.isolated:
-            self._pool.processes.kill(context, signal.SIGTERM)
+            self._processes.kill(context, signal.SIGTERM)
             run.set_timer(self._loop.call_later(TERM, self._kill_context, run))
         else:
             self._kill_context(run)
@@ -272,31 +249,23 @@ class ContextRunner:
             if other is not run and other.stopping is None:
                 other.stopping = Stop.RELEASE
         self._remove(context)
-        self._pool.processes.kill(context, signal.SIGKILL, tree=True)
+        self._processes.kill(context, signal.SIGKILL, tree=True)
 
     def release_waiting(self) -> None:
         """Release jobs that wait for a context which is not forked yet: nothing can fork it now."""
-        for context in self._pool.processes.waiting():
+        for context in self._processes.waiting():
             for run in self._in(context):
                 run.stopping = run.stopping or Stop.RELEASE
             if context.runs:
                 self._remove(context)
-                self._pool.processes.kill(context, signal.SIGKILL)
+                self._processes.kill(context, signal.SIGKILL)
 
     def kill(self, run: ActiveRun) -> None:
         context = self._context_of[run.number]
-        self._pool.processes.kill(context, signal.SIGKILL, tree=True)
+        self._processes.kill(context, signal.SIGKILL, tree=True)
         outcome = self._outcomes.pop(context, None)
         error = Error(message="its worker stopped")
         self._finish(run, outcome or RunOutcome(run.number, Verdict.ERROR, error=error))
-
-    def check(self) -> None:
-        """Kill jobs that take more memory than is allowed, and replace contexts that are too old or too large."""
-        too_large = self._pool.check()
-        self.fill()
-        for context in too_large:
-            for run in self._in(context):
-                self._kill_for(run, Stop.MEMORY)
 
     def _kill_for(self, run: ActiveRun, why: Stop) -> None:
         """Kill a job that takes too much of something: given a warning, it would only take more."""
@@ -320,12 +289,15 @@ class ContextRunner:
 
     def fork_failed(self, context: ContextProcess, why: str) -> None:
         """There was no room for a context. The next check forks again: to try at once would fail too."""
-        self._pool.remove(context)
+        if context in self._shared:
+            self._shared.remove(context)
         for run in self._in(context):
             self._postpone(run, why)
 
     def _remove(self, context: ContextProcess) -> None:
-        if self._pool.remove(context):
+        """Give a context no more jobs; another takes its place."""
+        if context in self._shared:
+            self._shared.remove(context)
             self.fill()
 
     def _postpone(self, run: ActiveRun, why: str) -> None:
