@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -824,10 +825,11 @@ def test_lengths_of_time(seconds: float, said: str) -> None:
 
 
 def test_in_a_narrow_place_only_the_last_column_of_a_table_gives_way() -> None:
-    made = console.Table("id", "count", "", right=("count",))
-    made.add("x" * 20, "1", "a long remark that is cut off at the end of the line")
+    columns = [console.Column("id", itemgetter(0)), console.Column("count", itemgetter(1), right=True)]
+    columns.append(console.Column("", itemgetter(2)))
+    row = ("x" * 20, "1", "a long remark that is cut off at the end of the line")
     paper = Console(width=40, file=io.StringIO())
-    paper.print(made)
+    paper.print(console.Table(columns, [row]))
     assert paper.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
         "id" + " " * 20 + "count",
         "x" * 20 + "      1  a long rem…",
