@@ -571,6 +571,19 @@ def test_the_doctor_warns_of_a_server_that_may_lose_jobs(windlass: Windlass, sta
     assert findings(calm)["store"][0].startswith("ok Redis ")
 
 
+def test_the_doctor_warns_in_words_of_a_server_without_an_append_only_file(
+    windlass: Windlass, start_server: StartServer
+) -> None:
+    server = start_server("redis")
+    server.ask("CONFIG", "SET", "appendonly", "no")
+    warned = windlass("doctor", "--store", server.url)
+    lines = warned.out.splitlines()
+    place = lines.index("warn  durability   appendonly no, appendfsync no")
+    advice = "jobs accepted since the last snapshot are lost when the server stops: set appendonly to yes"
+    assert lines[place + 1] == f"{'':19}{advice}"
+    assert (warned.status, warned.err) == (0, ""), "a risk that its owner may have chosen; nothing is broken"
+
+
 def test_the_doctor_knows_each_kind_of_server(windlass: Windlass, server: Server) -> None:
     name = {"redis": "Redis", "valkey": "Valkey", "cluster": "Redis Cluster"}[server.kind]
     found = findings(windlass("doctor", "--json", "--store", server.url))
