@@ -246,6 +246,14 @@ def test_a_failed_job_prints_its_error_and_exits_1(windlass: Windlass, place: Pl
     assert re.search(r"^windlass: job \S+ failed with code 500: OSError: no space left$", ended.err, re.MULTILINE)
 
 
+def test_an_error_without_a_traceback_is_printed_once(windlass: Windlass, file: Place) -> None:
+    id = windlass("enqueue", "t").out.strip()
+    error = Error(type="windlass.Fail", message="no such customer", traceback="windlass.Fail: no such customer\n")
+    file.work(lambda one: Finished(id=one.job.id, token=one.token, outcome=Verdict.FAILED, error=error, code=400))
+    failed = windlass("jobs", "result", id)
+    assert failed.err == f"windlass: job {id} failed with code 400: windlass.Fail: no such customer\n"
+
+
 def test_for_programs_a_failed_job_is_a_document(windlass: Windlass, place: Place) -> None:
     with worker_at_work(place, broken):
         ended = windlass("enqueue", "add", "--wait", "--json")
@@ -477,6 +485,24 @@ def test_queues_and_workers_are_listed(windlass: Windlass, place: Place) -> None
     assert re.search(r"^tester  box .* slow,quick +0 of 4  ", windlass("workers", "ls").out, re.MULTILINE)
 
 
+def test_a_queue_with_free_slots_starts_a_new_job_at_once(windlass: Windlass, file: Place) -> None:
+    windlass("enqueue", "t")
+    file.work(lambda one: Finished(id=one.job.id, token=one.token, outcome=Verdict.OK))
+    assert "a new job starts at once\n" in windlass("queues", "show", "default").out
+
+
+def test_a_job_that_was_asked_to_stop_is_not_asked_again(windlass: Windlass, file: Place) -> None:
+    id = windlass("enqueue", "t").out.strip()
+
+    async def claim(engine: Engine) -> None:
+        await engine(Claim(tenant=file.tenant, worker=await file.register(engine), slots=1))
+
+    file.do(claim)
+    assert windlass("jobs", "cancel", id).out == "cancelled 1 job\n"
+    again = windlass("jobs", "cancel", id)
+    assert (again.status, again.err) == (4, f"windlass: id: job {id} is running: it was asked to stop already\n")
+
+
 def test_top_prints_a_frame_with_counts_and_failures(windlass: Windlass, place: Place) -> None:
     id = windlass("enqueue", "t").out.strip()
     place.work(broken)
@@ -642,7 +668,13 @@ def test_an_interrupted_bench_cleans_up_all_the_same(windlass: Windlass, file: P
     [
         ("jobs show x", 2, "windlass: id: 'x' is not a UUID in lower case"),
         (f"jobs show {UNKNOWN_ID}", 3, f"windlass: id: there is no job {UNKNOWN_ID}"),
-        ("enqueue", 2, "TASK requires an argument (see windlass enqueue --help)"),
+        ("enqueue", 2, "windlass: TASK requires an argument (see windlass enqueue --help)"),
+        ("limits set few", 2, "LIMIT: a limit needs --running N, --rate N/TIME or both"),
+        (
+            "queues set q --tier a:3s:x",
+            2,
+            "--tier: the cap of 'a:3s:x' is not a number of jobs or a share of the slots",
+        ),
         ("enqueue t --nope", 2, "windlass: Unknown option: --nope"),
         ("enqueue t --delay soon", 2, "windlass: --delay: 'soon' is not a duration"),
         ("enqueue two%20words", 2, "windlass: job.task: not a name"),

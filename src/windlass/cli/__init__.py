@@ -117,7 +117,7 @@ def _usage_error(fault: CycloptsError, app: App) -> str:
             if command == "serve" and ":" in wrong:
                 text += f"; did you mean --app {wrong}?"
         case _:
-            text = str(fault).strip().rstrip(".")
+            text = str(fault).strip().rstrip(".").removeprefix(f'Command "{command}" parameter ')
     return f"{text} (see {' '.join(['windlass', *command.split(), '--help'])})"
 
 

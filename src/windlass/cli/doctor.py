@@ -251,7 +251,7 @@ async def _paused_of(queue: Queue, tenant: str, tasks: set[str]) -> AsyncIterato
 async def _consistency(queue: Queue) -> AsyncIterator[Finding]:
     """Checks that records, indexes and counters agree."""
     if not isinstance(queue.service, Engine):
-        raise Invalid("--deep needs the store itself: run it on the server's machine with --store", at="--deep")
+        raise Invalid("--deep needs the store itself: run it on the server's machine with --store", at="consistency")
     found = await scrub(queue.service, queue.address)
     if found:  # Redis is read in steps: what changes meanwhile is not an inconsistency
         again = set(await scrub(queue.service, queue.address))

@@ -394,7 +394,10 @@ async def _act_on_ids(queue: Queue, action: Action, ids: tuple[str, ...], *, dry
         changed += (await queue(action.operation(ids=some, dry_run=dry_run))).changed
     if not changed and len(ids) == 1:
         job = await queue(Show(id=ids[0]))
-        raise Conflict(f"job {job.id} is {job.state}: there is nothing to {action.infinitive}", at="id")
+        why = f"there is nothing to {action.infinitive}"
+        if job.state is State.RUNNING and action.operation is Cancel:
+            why = "it was asked to stop already"
+        raise Conflict(f"job {job.id} is {job.state}: {why}", at="id")
     return changed
 
 

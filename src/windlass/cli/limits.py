@@ -46,7 +46,7 @@ def limit_line(limit: Limit) -> str:
     bounds = " and ".join(part for part in (running, starts) if part)
     each = f" for each {limit.key}" if limit.key else ""
     pause = pause_text(limit)
-    return f"limit {limit.name}: {bounds}{each}, of jobs with {_which(limit.match)}{f' ({pause})' if pause else ''}"
+    return f"limit {limit.name}: {bounds}{each}, of jobs with {_which(limit.match)}{f'; {pause}' if pause else ''}"
 
 
 def _rate(rate: Rate | None) -> str:
@@ -143,6 +143,8 @@ async def put(name: Annotated[str, LIMIT], /, *, options: LimitOptions = NO_LIMI
       windlass limits set api --task call_api --rate 100/1m --key payload.customer
     """
     rate = _read_rate(options.rate, options.burst)
+    if options.running is None and rate is None:
+        raise Invalid("a limit needs --running N, --rate N/TIME or both", at="LIMIT")
     limit = NewLimit(match=_read_which(options), running=options.running, rate=rate, key=options.key)
     await run(PutLimit(name=name, limit=limit), target, partial(_print_limit, name), create=True)
 

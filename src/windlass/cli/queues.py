@@ -3,6 +3,7 @@
 `queues ls` and `show` combine several operations; `set` reads the settings of a queue.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -282,7 +283,7 @@ async def show(queue: Annotated[str, QUEUE], /, *, target: Target = HERE) -> Non
 
 def _new_job_waits(estimate: QueueEstimate) -> str:
     """The wait of a job that is enqueued now, and how reliable that is."""
-    wait = wait_text(Estimate(seconds=estimate.seconds, why=estimate.why))
+    wait = wait_text(Estimate(seconds=estimate.seconds or None, why=estimate.why))
     error = "" if estimate.error is None else f"; recent estimates were wrong by {estimate.error:.0%}"
     return f"a new job {f'waits {wait}' if wait else 'starts at once'}{error}"
 
@@ -308,6 +309,8 @@ def _tier(text: str) -> Tier:
             pass
         case _:
             raise Invalid(f"{text!r} is not NAME:TIME or NAME:TIME:CAP, such as slow:30s:20%", at="--tier")
+    if not re.fullmatch(r"\d+(\.\d+)?%|\d+", cap):
+        raise Invalid(f"the cap of {text!r} is not a number of jobs or a share of the slots: 5, 20%", at="--tier")
     return Tier(name=name, seconds=seconds(time, "--tier"), cap=int(cap) if cap.isdecimal() else cap)
 
 
