@@ -20,11 +20,10 @@ from weakref import WeakKeyDictionary
 
 from windlass.addresses import enter_service, file_of, open_blocking_store
 from windlass.engine import Engine, Settings
+from windlass.engine.batcher import Batcher
 from windlass.model.errors import Unavailable, WindlassError
 from windlass.model.events import Event, EventSource
-from windlass.model.job import NewJob
 from windlass.model.operations import (
-    MOST_AT_ONCE,
     A,
     Cancel,
     Count,
@@ -45,11 +44,11 @@ from windlass.system import SystemRandomness
 
 T = TypeVar("T")
 
-MOST_IN_FLIGHT = 2
-"""Batches of one loop that are on their way at once: one is answered while the next is made."""
-
 AT_ONCE = (Show, GetResult, List, Count, GetStats, Cancel, Rerun, Delete)
 """What an engine can answer without an event loop, unless it shall wait; and new jobs, see `_needs_no_loop`."""
+
+_Batchers = dict[str, Batcher[EnqueueMany, Enqueued | Exception]]
+"""Of one event loop, by tenant."""
 
 Ask = Callable[[EventSource], AsyncGenerator[Event, None]]
 """Which events are wanted."""
@@ -115,9 +114,32 @@ class AppConnection:
         """Ask from an event loop. A lone new job is sent together with others that are queued there just now."""
         if not isinstance(operation, EnqueueMany) or len(operation.jobs) != 1 or not operation.exact:
             return await self._send(operation)
-        gatherings, loop = self._in_this_process().gatherings, asyncio.get_running_loop()
-        gathering = gatherings.get(loop) or gatherings.setdefault(loop, Gathering(self._send))
-        return cast("A", await gathering.enqueue(operation.tenant, operation.jobs[0]))
+        batchers = self._in_this_process().batchers.setdefault(asyncio.get_running_loop(), {})
+        batcher = batchers.get(operation.tenant) or batchers.setdefault(
+            operation.tenant, Batcher(self._enqueue_together)
+        )
+        answer = await batcher.submit(operation)
+        if isinstance(answer, Exception):
+            raise answer
+        return cast("A", answer)
+
+    async def _enqueue_together(self, lone: list[EnqueueMany]) -> list[Enqueued | Exception]:
+        """One operation for lone jobs of a tenant; each gets an answer of its own."""
+        jobs = [job for one in lone for job in one.jobs]
+        try:
+            answer = await self._send(EnqueueMany(tenant=lone[0].tenant, jobs=jobs, exact=True))
+        except FAULTS as fault:
+            if len(lone) == 1:
+                return [fault]
+            # A batch is accepted whole or not at all: only its own error is an answer.
+            return [(await self._enqueue_together([one]))[0] for one in lone]
+        there = set(answer.existing)
+        answers: list[Enqueued | Exception] = []
+        for id in answer.ids:
+            existing = [id] if id in there else []
+            answers.append(Enqueued(ids=[id], created=1 - len(existing), existing=existing))
+            there.add(id)  # any other call with this id comes second
+        return answers
 
     async def _send(self, operation: Operation[A], /) -> A:
         if self._journal is None:
@@ -283,7 +305,7 @@ class _Here:
         self.quick: Engine | None = None
         self.tried_quick = False
         self.opened: WeakKeyDictionary[asyncio.AbstractEventLoop, _Opened] = WeakKeyDictionary()
-        self.gatherings: WeakKeyDictionary[asyncio.AbstractEventLoop, Gathering] = WeakKeyDictionary()
+        self.batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Batchers] = WeakKeyDictionary()
         self._thread: LoopThread | None = None
         self._lock = threading.Lock()
 
@@ -319,66 +341,6 @@ async def _closed(life: AsyncGenerator[Any, None]) -> None:
 
 async def _next(stream: AsyncGenerator[T, None]) -> T | None:
     return await anext(stream, None)
-
-
-class Gathering:
-    """Jobs that are enqueued at about the same moment are sent together."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._waiting: dict[str, list[tuple[NewJob, asyncio.Future[Enqueued]]]] = {}
-        self._in_flight: set[asyncio.Task[None]] = set()
-        self._called = False
-
-    def enqueue(self, tenant: str, new: NewJob) -> "asyncio.Future[Enqueued]":
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Enqueued] = loop.create_future()
-        self._waiting.setdefault(tenant, []).append((new, answer))
-        if not self._called and len(self._in_flight) < MOST_IN_FLIGHT:
-            # Not at once: other calls of this round of the loop join the batch.
-            self._called = True
-            loop.call_soon(self._send)
-        return answer
-
-    def _send(self) -> None:
-        self._called = False
-        while self._waiting and len(self._in_flight) < MOST_IN_FLIGHT:
-            tenant, waiting = next(iter(self._waiting.items()))
-            some, rest = waiting[:MOST_AT_ONCE], waiting[MOST_AT_ONCE:]
-            if rest:
-                self._waiting[tenant] = rest
-            else:
-                del self._waiting[tenant]
-            task = asyncio.get_running_loop().create_task(self._deliver(tenant, some))
-            self._in_flight.add(task)
-            task.add_done_callback(self._delivered)
-
-    def _delivered(self, task: "asyncio.Task[None]") -> None:
-        self._in_flight.discard(task)
-        self._send()
-
-    async def _deliver(self, tenant: str, some: "list[tuple[NewJob, asyncio.Future[Enqueued]]]") -> None:
-        try:
-            answer = await self._service(EnqueueMany(tenant=tenant, jobs=[new for new, _ in some], exact=True))
-        except Exception as fault:  # noqa: BLE001 - handed to the caller
-            if len(some) == 1 or not isinstance(fault, FAULTS):
-                for _, future in some:
-                    _fail(future, fault)
-                return
-            for one in some:  # a batch is taken whole or not at all: each must hear of its own fault
-                await self._deliver(tenant, [one])
-            return
-        there = set(answer.existing)
-        for (_, future), id in zip(some, answer.ids, strict=True):
-            if not future.done():
-                old = [id] if id in there else []
-                future.set_result(Enqueued(ids=[id], created=1 - len(old), existing=old))
-            there.add(id)  # any other call with this id comes second
-
-
-def _fail(future: "asyncio.Future[Enqueued]", fault: Exception) -> None:
-    if not future.done():
-        future.set_exception(fault)
 
 
 # Coroutines for code without an event loop: in a thread with a loop, or inline where they never wait

@@ -84,7 +84,6 @@ def _bucket_columns() -> list[Column]:
 LIMITS = Resource(
     name="limits",
     help={
-        "limits": "Limit how many jobs run at once or start per time.",
         "ls": "List limits.",
         "show": "Show a limit and the state of its buckets.",
         "rm": "Remove a limit.",
@@ -194,7 +193,6 @@ def _print_task(task: str, pause: Pause, to: Callable[[str], None]) -> None:
 TASKS = Resource(
     name="tasks",
     help={
-        "tasks": "Pause tasks.",
         "show": "Show whether a task is paused.",
         "pause": """Pause a task in all its queues: none of its jobs starts.
 

@@ -165,7 +165,7 @@ async def _unable(queue: Queue, found: list[Worker]) -> list[str]:
 workers = resource_app(
     Resource(
         name="workers",
-        help={"workers": "List workers.", "ls": "List the workers that are alive."},
+        help={"ls": "List the workers that are alive."},
         ls=listing(Workers),
         columns=worker_columns,
         empty="no workers; `windlass worker` starts one",
@@ -221,7 +221,6 @@ queues = resource_app(
     Resource(
         name="queues",
         help={
-            "queues": "List, show, pause and configure queues.",
             "ls": "List queues, with the number of jobs in each state.",
             "pause": """Pause a queue: none of its jobs starts. Running jobs continue, and new jobs are accepted.
 

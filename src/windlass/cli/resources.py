@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 from msgspec import Struct
 
-from windlass.cli import console
+from windlass.cli import COMMANDS, console
 from windlass.cli.console import Column
 from windlass.cli.options import option, seconds
 from windlass.cli.target import HERE, OPTIONS, Queue, Target, open_queue
@@ -35,7 +35,7 @@ class Resource(Struct, frozen=True, kw_only=True, eq=False):
     name: str
     """The command: `limits`."""
     help: Mapping[str, str]
-    """The help of each command; that of the resource itself under its name."""
+    """The help of each command."""
     argument: Parameter = Parameter(name="NAME", help="Its name.")
     key: str = "name"
     """The field of the operations that names one thing."""
@@ -59,7 +59,7 @@ class Resource(Struct, frozen=True, kw_only=True, eq=False):
 
 def resource_app(resource: Resource) -> App:
     """The commands of a resource, as far as it has operations for them."""
-    app = App(name=resource.name, help=resource.help[resource.name], group_parameters=OPTIONS)
+    app = App(name=resource.name, help=COMMANDS[resource.name][2], group_parameters=OPTIONS)
     if resource.ls is not None:
         app.command(_ls(resource, resource.ls), name="ls", help=resource.help["ls"])
     if resource.show is not None:

@@ -31,7 +31,6 @@ tokens = resource_app(
     Resource(
         name="tokens",
         help={
-            "tokens": "Add and remove tokens for the HTTP API.",
             "ls": "List tokens, without their secrets.",
             "rm": "Remove a token. It stops working within a second.",
         },
