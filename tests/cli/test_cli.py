@@ -670,7 +670,7 @@ def test_an_interrupted_bench_cleans_up_all_the_same(windlass: Windlass, file: P
         (f"jobs show {UNKNOWN_ID}", 3, f"windlass: id: there is no job {UNKNOWN_ID}"),
         ("enqueue", 2, "windlass: TASK is missing (see windlass enqueue --help)"),
         ("enqueue t --delay", 2, "windlass: --delay needs a value (see windlass enqueue --help)"),
-        ("limits set few", 2, "LIMIT: a limit needs --running N, --rate N/TIME or both"),
+        ("limits set few", 2, "LIMIT: a limit says how many may run at once (--running N) or start per time"),
         (
             "queues set q --tier a:3s:x",
             2,

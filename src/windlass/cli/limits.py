@@ -143,7 +143,8 @@ async def put(name: Annotated[str, LIMIT], /, *, options: LimitOptions = NO_LIMI
     """
     rate = _read_rate(options.rate, options.burst)
     if options.running is None and rate is None:
-        raise Invalid("a limit needs --running N, --rate N/TIME or both", at="LIMIT")
+        bounds = "how many may run at once (--running N) or start per time (--rate N/TIME)"
+        raise Invalid(f"a limit says {bounds}", at="LIMIT")
     limit = NewLimit(match=_read_which(options), running=options.running, rate=rate, key=options.key)
     await run(PutLimit(name=name, limit=limit), target, partial(_print_limit, name), create=True)
 
