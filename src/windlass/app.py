@@ -1,7 +1,7 @@
 """What a Python user imports: `Windlass` and the tasks made with it.
 
-Turns calls into operations; `handle` turns answers into values. Knows no store and no process; how a question travels
-is `link`'s business, what a payload says is `call`'s.
+Turns calls into operations; `job_handle` turns answers into values. Knows no store and no process: `connection` knows
+how an operation reaches the queue, `call` what a payload says.
 """
 
 import functools
@@ -144,14 +144,14 @@ class Windlass:
         Delivery is at most once; an event named `gap` says that some were missed.
         """
         match = Match(task=task, queue=queue, tag=list(tag))
-        return self.link.hear(lambda teller: teller.watch(self.tenant, match))
+        return self.link.hear(lambda source: source.watch(self.tenant, match))
 
     def aevents(
         self, *, task: str | None = None, queue: str | None = None, tag: Iterable[str] = ()
     ) -> AsyncGenerator[Event, None]:
         """The same in asynchronous code."""
         match = Match(task=task, queue=queue, tag=list(tag))
-        return self.link.ahear(lambda teller: teller.watch(self.tenant, match))
+        return self.link.ahear(lambda source: source.watch(self.tenant, match))
 
     def ask(self, operation: Operation[A]) -> A:
         """Ask the queue anything that it answers, in this tenant's name: see `windlass.model.operations`."""
@@ -159,7 +159,7 @@ class Windlass:
 
     async def aask(self, operation: Operation[A]) -> A:
         """The same in asynchronous code."""
-        return await (await self.link.service())(msgspec.structs.replace(operation, tenant=self.tenant))
+        return await self.link.aask(msgspec.structs.replace(operation, tenant=self.tenant))
 
     def close(self) -> None:
         """Let go of connections that code without an event loop has opened."""
@@ -227,7 +227,7 @@ class Task(Generic[P, R, C]):
 
     def _enqueue(self, fresh: str, payload: bytes, *, again: bool = False) -> "Job[R]":
         new = self._new(payload, fresh)
-        answer = self.app.link.ask(EnqueueMany(tenant=self.app.tenant, jobs=[new], exact=True))
+        answer = self.app.link.ask(self._operation([new]))
         return self._handle(new, created=bool(answer.created), again=again)
 
     delay = enqueue
@@ -235,11 +235,19 @@ class Task(Generic[P, R, C]):
     async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
         """The same in asynchronous code. Calls made at once share a round trip."""
         new = self.new_job(args, kwargs)
+        answer, again = await self._aask(self._operation([new]))
+        return self._handle(new, created=bool(answer.created), again=again)
+
+    async def _aask(self, operation: EnqueueMany) -> tuple[Enqueued, bool]:
+        """The answer, and whether it was asked twice: a connection that rested may be stale."""
         try:
-            return self._handle(new, created=await self.app.link.enqueue(self.app.tenant, new))
+            return await self.app.link.aask(operation), False
         except Unavailable:
             with without_first_error():
-                return self._handle(new, created=await self.app.link.enqueue(self.app.tenant, new), again=True)
+                return await self.app.link.aask(operation), True
+
+    def _operation(self, jobs: list[NewJob]) -> EnqueueMany:
+        return EnqueueMany(tenant=self.app.tenant, jobs=jobs, exact=True)
 
     def map(self, calls: Iterable[Any]) -> "list[Job[R]]":
         """Queue many calls, a thousand in one round trip. Each item is the single argument, or a tuple of several.
@@ -257,16 +265,8 @@ class Task(Generic[P, R, C]):
     async def amap(self, calls: Iterable[Any]) -> "list[Job[R]]":
         """The same in asynchronous code."""
         payloads, news = self._payloads(calls), list[NewJob]()
-        service = await self.app.link.service()
-        answers, again = list[Enqueued](), False
-        for batch in self._batches(payloads, news):
-            try:
-                answers.append(await service(batch))
-            except Unavailable:
-                again = True
-                with without_first_error():
-                    answers.append(await service(batch))
-        return self._handles(news, answers, again=again)
+        answers = [await self._aask(batch) for batch in self._batches(payloads, news)]
+        return self._handles(news, [answer for answer, _ in answers], again=any(again for _, again in answers))
 
     def _payloads(self, calls: Iterable[Any]) -> list[bytes]:
         pack = self.plan.pack
@@ -278,7 +278,7 @@ class Task(Generic[P, R, C]):
             if start == len(news):
                 some = payloads[start : start + MOST_AT_ONCE]
                 news += map(self._new, some, texts_like(self._fresh(), len(some)))
-            yield EnqueueMany(tenant=self.app.tenant, jobs=news[start : start + MOST_AT_ONCE], exact=True)
+            yield self._operation(news[start : start + MOST_AT_ONCE])
 
     def using(self, **options: Unpack[Options]) -> "Task[P, R, C]":
         """The same task with other options, for the jobs queued through what this returns."""

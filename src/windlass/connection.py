@@ -15,20 +15,20 @@ import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack, aclosing
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from windlass.addresses import enter_service, file_of, open_blocking_store
 from windlass.engine import Engine, Settings
+from windlass.engine.batcher import Batcher
 from windlass.model.errors import Unavailable, WindlassError
 from windlass.model.events import Event, EventSource
-from windlass.model.job import NewJob
 from windlass.model.operations import (
-    MOST_AT_ONCE,
     A,
     Cancel,
     Count,
     Delete,
+    Enqueued,
     EnqueueMany,
     GetResult,
     GetStats,
@@ -44,11 +44,11 @@ from windlass.system import SystemRandomness
 
 T = TypeVar("T")
 
-MOST_IN_FLIGHT = 2
-"""Batches of one loop that are on their way at once: one is answered while the next is made."""
-
 AT_ONCE = (Show, GetResult, List, Count, GetStats, Cancel, Rerun, Delete)
 """What an engine can answer without an event loop, unless it shall wait; and new jobs, see `_needs_no_loop`."""
+
+_Batchers = dict[str, Batcher[EnqueueMany, Enqueued | Exception]]
+"""Of one event loop, by tenant."""
 
 Ask = Callable[[EventSource], AsyncGenerator[Event, None]]
 """Which events are wanted."""
@@ -59,13 +59,11 @@ class Transport(Protocol):
 
     def at_once(self, tenant: str, template: JobTemplate, id: bytes, payload: bytes, /) -> bool: ...
 
-    def ask(self, operation: Operation[A], *, waits: bool = False) -> A: ...
+    def ask(self, operation: Operation[A], /) -> A: ...
 
-    def ask_each(self, operations: Iterable[Operation[A]]) -> list[A]: ...
+    async def aask(self, operation: Operation[A], /) -> A: ...
 
-    async def service(self) -> Service: ...
-
-    async def enqueue(self, tenant: str, new: NewJob) -> bool: ...
+    def ask_each(self, operations: Iterable[Operation[A]], /) -> list[A]: ...
 
     def hear(self, ask: "Ask", /) -> Iterator[Event]: ...
 
@@ -104,13 +102,49 @@ class AppConnection:
         run_sync(quick.prepared.publish(tenant, template, id, created=created))
         return True
 
-    def ask(self, operation: Operation[A], *, waits: bool = False) -> A:
-        """Ask from code without an event loop. `waits`: the answer may take a while, by design."""
+    def ask(self, operation: Operation[A]) -> A:
+        """Ask from code without an event loop."""
         here = self._in_this_process()
-        quick = None if waits else self._quick(here)
+        quick = self._quick(here)
         if quick is not None and _needs_no_loop(operation):
             return run_sync(quick(operation))
-        return here.portal().run(self._ask_in_portal(operation))
+        return here.loop_thread().run(self._ask_in_loop_thread(operation))
+
+    async def aask(self, operation: Operation[A]) -> A:
+        """Ask from an event loop. A lone new job is sent together with others that are queued there just now."""
+        if not isinstance(operation, EnqueueMany) or len(operation.jobs) != 1 or not operation.exact:
+            return await self._send(operation)
+        batchers = self._in_this_process().batchers.setdefault(asyncio.get_running_loop(), {})
+        batcher = batchers.get(operation.tenant) or batchers.setdefault(
+            operation.tenant, Batcher(self._enqueue_together)
+        )
+        answer = await batcher.submit(operation)
+        if isinstance(answer, Exception):
+            raise answer
+        return cast("A", answer)
+
+    async def _enqueue_together(self, lone: list[EnqueueMany]) -> list[Enqueued | Exception]:
+        """One operation for lone jobs of a tenant; each gets an answer of its own."""
+        jobs = [job for one in lone for job in one.jobs]
+        try:
+            answer = await self._send(EnqueueMany(tenant=lone[0].tenant, jobs=jobs, exact=True))
+        except FAULTS as fault:
+            if len(lone) == 1:
+                return [fault]
+            # A batch is accepted whole or not at all: only its own error is an answer.
+            return [(await self._enqueue_together([one]))[0] for one in lone]
+        there = set(answer.existing)
+        answers: list[Enqueued | Exception] = []
+        for id in answer.ids:
+            existing = [id] if id in there else []
+            answers.append(Enqueued(ids=[id], created=1 - len(existing), existing=existing))
+            there.add(id)  # any other call with this id comes second
+        return answers
+
+    async def _send(self, operation: Operation[A], /) -> A:
+        if self._journal is None:
+            return await (await self._service())(operation)
+        return await self._in_loop_thread(self._ask_in_loop_thread(operation))
 
     def ask_each(self, operations: Iterable[Operation[A]]) -> list[A]:
         """Ask one after the other; while one is answered, the next is made."""
@@ -130,39 +164,34 @@ class AppConnection:
             answers.append(asked.answer())
         return answers
 
-    async def _ask_in_portal(self, operation: Operation[A]) -> A:
+    async def _ask_in_loop_thread(self, operation: Operation[A]) -> A:
         while True:
-            service = await self._own_service()
+            service = await self._service()
             try:
                 return await service(operation)
             except Unavailable:
-                if await self._own_service() is service:  # else it was closed for a fork meanwhile
+                if await self._service() is service:  # else it was closed for a fork meanwhile
                     raise
 
-    async def service(self) -> Service:
-        """The engine of the running event loop; with a journal, which has one writer, that of the process."""
-        return await self._own_service() if self._journal is None else self._in_portal
+    async def _in_loop_thread(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """For a caller in another loop: a journal has one writer in a process, so one service."""
+        loop = self._in_this_process().loop_thread().loop
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, loop))
 
-    async def _in_portal(self, operation: Operation[A], /) -> A:
-        portal = self._in_this_process().portal()
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._ask_in_portal(operation), portal.loop))
-
-    async def _own_service(self) -> Service:
+    async def _service(self) -> Service:
+        """The engine or client of the running event loop, opened if need be."""
         here = self._in_this_process()
         loop = asyncio.get_running_loop()
-        opening = here.engines.get(loop)
-        if opening is None:
-            opening = here.engines[loop] = asyncio.ensure_future(self._open(here, loop))
+        opened = here.opened.get(loop)
+        if opened is None:
+            life = self._life(here, loop)
+            opened = here.opened[loop] = _Opened(life, asyncio.ensure_future(anext(life)))
         try:
-            return await asyncio.shield(opening)
+            return await asyncio.shield(opened.service)
         except WindlassError:
-            if here.engines.get(loop) is opening:  # or another caller has opened it again
-                del here.engines[loop]
+            if here.opened.get(loop) is opened:  # or another caller has opened it again
+                del here.opened[loop]
             raise
-
-    async def _open(self, here: "_Here", loop: asyncio.AbstractEventLoop) -> Service:
-        here.lives[loop] = life = self._life(here, loop)
-        return await anext(life)
 
     async def _life(self, here: "_Here", loop: asyncio.AbstractEventLoop) -> AsyncGenerator[Service, None]:
         async with AsyncExitStack() as stack:
@@ -170,32 +199,35 @@ class AppConnection:
             try:
                 yield service
             finally:
-                here.forget(loop)
-
-    async def enqueue(self, tenant: str, new: NewJob) -> bool:
-        """Queue one job from an event loop, together with others that are queued there just now; whether it is new."""
-        here = self._in_this_process()
-        loop = asyncio.get_running_loop()
-        gathering = here.gatherings.get(loop)
-        if gathering is None:
-            service = await self.service()
-            gathering = here.gatherings.setdefault(loop, Gathering(service))
-        return await gathering.enqueue(tenant, new)
+                here.opened.pop(loop, None)
 
     def hear(self, ask: Ask) -> Iterator[Event]:
         """Events, one after the other, for code without an event loop."""
-        portal = self._in_this_process().portal()
-        stream = self.ahear(ask)
+        thread = self._in_this_process().loop_thread()
+        stream = self._stream(ask)
         try:
-            while (event := portal.run(_next(stream))) is not None:
+            while (event := thread.run(_next(stream))) is not None:
                 yield event
         finally:
-            portal.run(_closed(stream))
+            thread.run(_closed(stream))
 
     async def ahear(self, ask: Ask) -> AsyncGenerator[Event, None]:
         """The same in an event loop."""
-        teller = cast("EventSource", await self.service())  # every service is one
-        async with aclosing(ask(teller)) as stream:
+        stream = self._stream(ask)
+        if self._journal is None:
+            async with aclosing(stream):
+                async for event in stream:
+                    yield event
+            return
+        try:
+            while (next_event := await self._in_loop_thread(_next(stream))) is not None:
+                yield next_event
+        finally:
+            await self._in_loop_thread(_closed(stream))
+
+    async def _stream(self, ask: Ask) -> AsyncGenerator[Event, None]:
+        source = cast("EventSource", await self._service())  # every service is one
+        async with aclosing(ask(source)) as stream:
             async for event in stream:
                 yield event
 
@@ -207,9 +239,9 @@ class AppConnection:
 
     async def aclose(self) -> None:
         """Close what this event loop has opened."""
-        life = self._in_this_process().lives.get(asyncio.get_running_loop())
-        if life is not None:
-            await life.aclose()
+        opened = self._in_this_process().opened.get(asyncio.get_running_loop())
+        if opened is not None:
+            await opened.life.aclose()
 
     def rest(self) -> None:
         """Close a file that the loop thread has opened, until it is needed again.
@@ -217,11 +249,8 @@ class AppConnection:
         SQLite must not have a file open when its process forks: the child could never use that file. A blocking store
         does the same by itself.
         """
-        here = self._in_this_process()
-        if (life := here.life_in_portal()) is None:
-            return
         if file_of(self._address) not in (None, ":memory:"):
-            here.portal().run(_closed(life))
+            self._in_this_process().close_loop_service()
 
     def _in_this_process(self) -> "_Here":
         if self._here.pid != os.getpid():  # forked outside Python, as uWSGI does
@@ -254,8 +283,8 @@ def _needs_no_loop(operation: Operation[Any]) -> bool:
     return isinstance(operation, AT_ONCE) and not getattr(operation, "wait", 0.0)
 
 
-def _mind_forks(link: AppConnection) -> None:
-    found = weakref.ref(link)  # the hook stays registered forever: it must not hold the link
+def _mind_forks(connection: AppConnection) -> None:
+    found = weakref.ref(connection)  # the hook stays registered forever: it must not hold the connection
 
     def rest() -> None:
         if (here := found()) is not None:
@@ -275,33 +304,35 @@ class _Here:
         self.pid = os.getpid()
         self.quick: Engine | None = None
         self.tried_quick = False
-        self.engines: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Future[Service]] = WeakKeyDictionary()
-        self.lives: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[Service, None]] = WeakKeyDictionary()
-        self.gatherings: WeakKeyDictionary[asyncio.AbstractEventLoop, Gathering] = WeakKeyDictionary()
-        self._portal: LoopThread | None = None
+        self.opened: WeakKeyDictionary[asyncio.AbstractEventLoop, _Opened] = WeakKeyDictionary()
+        self.batchers: WeakKeyDictionary[asyncio.AbstractEventLoop, _Batchers] = WeakKeyDictionary()
+        self._thread: LoopThread | None = None
         self._lock = threading.Lock()
 
-    def portal(self) -> "LoopThread":
+    def loop_thread(self) -> "LoopThread":
         with self._lock:
-            if self._portal is None:
-                self._portal = LoopThread()
-            return self._portal
+            if self._thread is None:
+                self._thread = LoopThread()
+            return self._thread
 
     def close(self) -> None:
         if self.quick is not None:
             run_sync(self.quick.context.store.close())
-        if self._portal is not None:
-            if (life := self.life_in_portal()) is not None:
-                self._portal.run(_closed(life))
-            self._portal.close()
+        self.close_loop_service()
+        if self._thread is not None:
+            self._thread.close()
 
-    def life_in_portal(self) -> AsyncGenerator[Service, None] | None:
-        return None if self._portal is None else self.lives.get(self._portal.loop)
+    def close_loop_service(self) -> None:
+        """Close what the loop thread has opened."""
+        if self._thread is not None and (opened := self.opened.get(self._thread.loop)) is not None:
+            self._thread.run(_closed(opened.life))
 
-    def forget(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.engines.pop(loop, None)
-        self.lives.pop(loop, None)
-        self.gatherings.pop(loop, None)
+
+class _Opened(NamedTuple):
+    """What one event loop has opened."""
+
+    life: AsyncGenerator[Service, None]
+    service: "asyncio.Future[Service]"
 
 
 async def _closed(life: AsyncGenerator[Any, None]) -> None:
@@ -310,65 +341,6 @@ async def _closed(life: AsyncGenerator[Any, None]) -> None:
 
 async def _next(stream: AsyncGenerator[T, None]) -> T | None:
     return await anext(stream, None)
-
-
-class Gathering:
-    """Jobs that are enqueued at about the same moment are sent together."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._waiting: dict[str, list[tuple[NewJob, asyncio.Future[bool]]]] = {}
-        self._in_flight: set[asyncio.Task[None]] = set()
-        self._called = False
-
-    def enqueue(self, tenant: str, new: NewJob) -> "asyncio.Future[bool]":
-        loop = asyncio.get_running_loop()
-        created: asyncio.Future[bool] = loop.create_future()
-        self._waiting.setdefault(tenant, []).append((new, created))
-        if not self._called and len(self._in_flight) < MOST_IN_FLIGHT:
-            # Not at once: other calls of this round of the loop join the batch.
-            self._called = True
-            loop.call_soon(self._send)
-        return created
-
-    def _send(self) -> None:
-        self._called = False
-        while self._waiting and len(self._in_flight) < MOST_IN_FLIGHT:
-            tenant, waiting = next(iter(self._waiting.items()))
-            some, rest = waiting[:MOST_AT_ONCE], waiting[MOST_AT_ONCE:]
-            if rest:
-                self._waiting[tenant] = rest
-            else:
-                del self._waiting[tenant]
-            task = asyncio.get_running_loop().create_task(self._deliver(tenant, some))
-            self._in_flight.add(task)
-            task.add_done_callback(self._delivered)
-
-    def _delivered(self, task: "asyncio.Task[None]") -> None:
-        self._in_flight.discard(task)
-        self._send()
-
-    async def _deliver(self, tenant: str, some: "list[tuple[NewJob, asyncio.Future[bool]]]") -> None:
-        try:
-            answer = await self._service(EnqueueMany(tenant=tenant, jobs=[new for new, _ in some], exact=True))
-        except Exception as fault:  # noqa: BLE001 - handed to the caller
-            if len(some) == 1 or not isinstance(fault, FAULTS):
-                for _, future in some:
-                    _fail(future, fault)
-                return
-            for one in some:  # a batch is taken whole or not at all: each must hear of its own fault
-                await self._deliver(tenant, [one])
-            return
-        there = set(answer.existing)
-        for (_, future), id in zip(some, answer.ids, strict=True):
-            if not future.done():
-                future.set_result(id not in there)
-            there.add(id)  # any other call with this id comes second
-
-
-def _fail(future: "asyncio.Future[bool]", fault: Exception) -> None:
-    if not future.done():
-        future.set_exception(fault)
 
 
 # Coroutines for code without an event loop: in a thread with a loop, or inline where they never wait

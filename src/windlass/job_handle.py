@@ -1,6 +1,6 @@
 """The handle of an enqueued job: what a Python user can ask of it.
 
-Turns answers into values. `link` knows how an operation reaches the queue, `call` how a result is decoded.
+Turns answers into values. `connection` knows how an operation reaches the queue, `call` how a result is decoded.
 """
 
 from collections.abc import AsyncGenerator, Iterator
@@ -60,10 +60,10 @@ class Job(Generic[R]):
 
     def refresh(self) -> Record:
         """The job's record, as it is now."""
-        return self._app.link.ask(Show(tenant=self._app.tenant, id=self.id))
+        return self._app.ask(Show(id=self.id))
 
     async def arefresh(self) -> Record:
-        return await (await self._app.link.service())(Show(tenant=self._app.tenant, id=self.id))
+        return await self._app.aask(Show(id=self.id))
 
     @property
     def state(self) -> State:
@@ -77,7 +77,7 @@ class Job(Generic[R]):
         """
         until = _until(timeout)
         while True:
-            answer = self._app.link.ask(self._ask(until), waits=True)
+            answer = self._app.ask(self._ask(until))
             if answer.state in FINISHED:
                 return self._value(answer)
             _check(self.id, until, timeout, answer.state)
@@ -85,16 +85,15 @@ class Job(Generic[R]):
     async def aresult(self, timeout: Duration | None = None) -> R:  # noqa: ASYNC109 - said by those who have no loop too
         """The same in asynchronous code."""
         until = _until(timeout)
-        service = await self._app.link.service()
         while True:
-            answer = await service(self._ask(until))
+            answer = await self._app.aask(self._ask(until))
             if answer.state in FINISHED:
                 return self._value(answer)
             _check(self.id, until, timeout, answer.state)
 
     def _ask(self, until: float | None) -> GetResult:
         wait = MOST_WAIT if until is None else min(MOST_WAIT, max(0.0, until - _clock.monotonic()))
-        return GetResult(tenant=self._app.tenant, id=self.id, wait=wait)
+        return GetResult(id=self.id, wait=wait)
 
     def _value(self, answer: Result) -> R:
         if answer.state is not State.SUCCEEDED:
@@ -109,50 +108,47 @@ class Job(Generic[R]):
 
         The end is the last event. What happened before is reported as the state that the job is in.
         """
-        return self._app.link.hear(lambda teller: teller.follow_job(self._app.tenant, self.id, since))
+        return self._app.link.hear(lambda source: source.follow_job(self._app.tenant, self.id, since))
 
     def aevents(self, since: str = "") -> AsyncGenerator[Event, None]:
         """The same in asynchronous code."""
-        return self._app.link.ahear(lambda teller: teller.follow_job(self._app.tenant, self.id, since))
+        return self._app.link.ahear(lambda source: source.follow_job(self._app.tenant, self.id, since))
 
     def estimate(self) -> Estimate:
         """How long the job will still wait (`seconds`), its `position` and `why`; all null if it waits no more."""
-        return self._app.link.ask(GetEstimate(tenant=self._app.tenant, id=self.id))
+        return self._app.ask(GetEstimate(id=self.id))
 
     async def aestimate(self) -> Estimate:
         """The same in asynchronous code."""
-        return await (await self._app.link.service())(GetEstimate(tenant=self._app.tenant, id=self.id))
+        return await self._app.aask(GetEstimate(id=self.id))
 
     def send(self, data: bytes | str) -> None:
         """Send a message to the job, whose task must take input (`input=True`): `current.input` gives it there.
 
         What is sent before it runs waits for it. Raises `Busy` if too much waits, `Conflict` if the job has ended.
         """
-        self._app.link.ask(self._message(data))
+        self._app.ask(self._message(data))
 
     async def asend(self, data: bytes | str) -> None:
         """The same in asynchronous code."""
-        await (await self._app.link.service())(self._message(data))
+        await self._app.aask(self._message(data))
 
     def _message(self, data: bytes | str) -> Send:
-        said = data.encode() if isinstance(data, str) else data
-        return Send(tenant=self._app.tenant, id=self.id, data=said)
+        return Send(id=self.id, data=data.encode() if isinstance(data, str) else data)
 
     def cancel(self) -> bool:
         """Stop the job, wherever it stands; whether there was anything to stop."""
-        return bool(self._app.link.ask(Cancel(tenant=self._app.tenant, ids=[self.id])).changed)
+        return bool(self._app.ask(Cancel(ids=[self.id])).changed)
 
     async def acancel(self) -> bool:
-        service = await self._app.link.service()
-        return bool((await service(Cancel(tenant=self._app.tenant, ids=[self.id]))).changed)
+        return bool((await self._app.aask(Cancel(ids=[self.id]))).changed)
 
     def retry(self) -> bool:
         """Queue the job again if it has ended; whether it had."""
-        return bool(self._app.link.ask(Rerun(tenant=self._app.tenant, ids=[self.id])).changed)
+        return bool(self._app.ask(Rerun(ids=[self.id])).changed)
 
     async def aretry(self) -> bool:
-        service = await self._app.link.service()
-        return bool((await service(Rerun(tenant=self._app.tenant, ids=[self.id]))).changed)
+        return bool((await self._app.aask(Rerun(ids=[self.id]))).changed)
 
     def __repr__(self) -> str:
         return f"<job {self.id}>"

@@ -33,8 +33,8 @@ from windlass.app import Task
 from windlass.engine import Settings
 from windlass.job_handle import Job
 from windlass.model.errors import Invalid, Missing, TooLarge, Unavailable
-from windlass.model.job import NewJob, State
-from windlass.model.operations import Count, Service, Show
+from windlass.model.job import State
+from windlass.model.operations import A, Count, Operation, Service, Show
 from windlass.model.retry import FROM_START
 
 TRADE = (Path(__file__).parents[1] / "support" / "shop_app.py").read_text()
@@ -676,15 +676,15 @@ async def test_a_server_that_was_restarted_takes_the_next_job_of_a_loop_once(sta
 
 async def test_a_lost_answer_does_not_make_two_jobs(add: Add, monkeypatch: pytest.MonkeyPatch) -> None:
     link, lost = add.app.link, iter([True, False])
-    enqueue = link.enqueue
+    ask = link.aask
 
-    async def answer_is_lost(tenant: str, new: NewJob) -> bool:
-        id = await enqueue(tenant, new)
-        if next(lost):
+    async def answer_is_lost(operation: Operation[A]) -> A:
+        answer = await ask(operation)
+        if next(lost, False):
             raise Unavailable("the connection was closed")
-        return id
+        return answer
 
-    monkeypatch.setattr(link, "enqueue", answer_is_lost)
+    monkeypatch.setattr(link, "aask", answer_is_lost)
     job = await add.aenqueue(1, 2)
     assert (await job.arefresh()).state is State.QUEUED
     assert count(add.app) == 1

@@ -48,6 +48,18 @@ def test_a_handle_says_whether_its_job_is_new(mail: Mail) -> None:
     assert mail.app.job(first.id).created is None, "nobody knows any more"
 
 
+def test_a_handle_gives_the_events_of_its_job(mail: Mail) -> None:
+    job = mail.enqueue(1)
+    assert job.cancel()
+    assert [event.name for event in job.events()] == ["cancelled"]
+
+    async def main() -> None:
+        assert [event.name async for event in job.aevents()] == ["cancelled"]
+        await mail.app.aclose()
+
+    asyncio.run(main())
+
+
 async def many(mail: Mail) -> list[bool | None]:
     tasks = [mail.using(key=key) for key in ("a", "b", "a", "c")] + [mail]
     return [job.created for job in await asyncio.gather(*(task.aenqueue(1) for task in tasks))]

@@ -14,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -244,6 +245,14 @@ def test_a_failed_job_prints_its_error_and_exits_1(windlass: Windlass, place: Pl
     assert (ended.status, ended.out) == (1, "")
     assert "Traceback (most recent call last):" in ended.err
     assert re.search(r"^windlass: job \S+ failed with code 500: OSError: no space left$", ended.err, re.MULTILINE)
+
+
+def test_an_error_without_a_traceback_is_printed_once(windlass: Windlass, file: Place) -> None:
+    id = windlass("enqueue", "t").out.strip()
+    error = Error(type="windlass.Fail", message="no such customer", traceback="windlass.Fail: no such customer\n")
+    file.work(lambda one: Finished(id=one.job.id, token=one.token, outcome=Verdict.FAILED, error=error, code=400))
+    failed = windlass("jobs", "result", id)
+    assert failed.err == f"windlass: job {id} failed with code 400: windlass.Fail: no such customer\n"
 
 
 def test_for_programs_a_failed_job_is_a_document(windlass: Windlass, place: Place) -> None:
@@ -477,6 +486,24 @@ def test_queues_and_workers_are_listed(windlass: Windlass, place: Place) -> None
     assert re.search(r"^tester  box .* slow,quick +0 of 4  ", windlass("workers", "ls").out, re.MULTILINE)
 
 
+def test_a_queue_with_free_slots_starts_a_new_job_at_once(windlass: Windlass, file: Place) -> None:
+    windlass("enqueue", "t")
+    file.work(lambda one: Finished(id=one.job.id, token=one.token, outcome=Verdict.OK))
+    assert "a new job starts at once\n" in windlass("queues", "show", "default").out
+
+
+def test_a_job_that_was_asked_to_stop_is_not_asked_again(windlass: Windlass, file: Place) -> None:
+    id = windlass("enqueue", "t").out.strip()
+
+    async def claim(engine: Engine) -> None:
+        await engine(Claim(tenant=file.tenant, worker=await file.register(engine), slots=1))
+
+    file.do(claim)
+    assert windlass("jobs", "cancel", id).out == "cancelled 1 job\n"
+    again = windlass("jobs", "cancel", id)
+    assert (again.status, again.err) == (4, f"windlass: id: job {id} is running: it was asked to stop already\n")
+
+
 def test_top_prints_a_frame_with_counts_and_failures(windlass: Windlass, place: Place) -> None:
     id = windlass("enqueue", "t").out.strip()
     place.work(broken)
@@ -571,6 +598,19 @@ def test_the_doctor_warns_of_a_server_that_may_lose_jobs(windlass: Windlass, sta
     assert findings(calm)["store"][0].startswith("ok Redis ")
 
 
+def test_the_doctor_warns_in_words_of_a_server_without_an_append_only_file(
+    windlass: Windlass, start_server: StartServer
+) -> None:
+    server = start_server("redis")
+    server.ask("CONFIG", "SET", "appendonly", "no")
+    warned = windlass("doctor", "--store", server.url)
+    lines = warned.out.splitlines()
+    place = lines.index("warn  durability   appendonly no, appendfsync no")
+    advice = "jobs accepted since the last snapshot are lost when the server stops: set appendonly to yes"
+    assert lines[place + 1] == f"{'':19}{advice}"
+    assert (warned.status, warned.err) == (0, ""), "a risk that its owner may have chosen; nothing is broken"
+
+
 def test_the_doctor_knows_each_kind_of_server(windlass: Windlass, server: Server) -> None:
     name = {"redis": "Redis", "valkey": "Valkey", "cluster": "Redis Cluster"}[server.kind]
     found = findings(windlass("doctor", "--json", "--store", server.url))
@@ -601,7 +641,7 @@ def test_a_store_that_does_not_answer_fails_the_examination(windlass: Windlass, 
 
 def test_bench_measures_three_steps_and_leaves_nothing_behind(windlass: Windlass, place: Place) -> None:
     windlass("enqueue", "t")
-    speeds = windlass("bench", "--jobs", "300", "--seconds", "5", "--json").json
+    speeds = windlass("bench", "--jobs", "300", "--seconds", "600", "--json").json
     assert [speed["jobs"] for speed in speeds] == [300, 300, 300]
     assert all(speed["per_second"] > 0 for speed in speeds)
     assert len(windlass("bench", "--jobs", "10").out.splitlines()) == 1 + 3
@@ -629,7 +669,14 @@ def test_an_interrupted_bench_cleans_up_all_the_same(windlass: Windlass, file: P
     [
         ("jobs show x", 2, "windlass: id: 'x' is not a UUID in lower case"),
         (f"jobs show {UNKNOWN_ID}", 3, f"windlass: id: there is no job {UNKNOWN_ID}"),
-        ("enqueue", 2, "TASK requires an argument (see windlass enqueue --help)"),
+        ("enqueue", 2, "windlass: TASK is missing (see windlass enqueue --help)"),
+        ("enqueue t --delay", 2, "windlass: --delay needs a value (see windlass enqueue --help)"),
+        ("limits set few", 2, "LIMIT: a limit says how many may run at once (--running N) or start per time"),
+        (
+            "queues set q --tier a:3s:x",
+            2,
+            "--tier: the cap of 'a:3s:x' is not a number of jobs or a share of the slots",
+        ),
         ("enqueue t --nope", 2, "windlass: Unknown option: --nope"),
         ("enqueue t --delay soon", 2, "windlass: --delay: 'soon' is not a duration"),
         ("enqueue two%20words", 2, "windlass: job.task: not a name"),
@@ -825,10 +872,11 @@ def test_lengths_of_time(seconds: float, said: str) -> None:
 
 
 def test_in_a_narrow_place_only_the_last_column_of_a_table_gives_way() -> None:
-    made = console.Table("id", "count", "", right=("count",))
-    made.add("x" * 20, "1", "a long remark that is cut off at the end of the line")
+    columns = [console.Column("id", itemgetter(0)), console.Column("count", itemgetter(1), right=True)]
+    columns.append(console.Column("", itemgetter(2)))
+    row = ("x" * 20, "1", "a long remark that is cut off at the end of the line")
     paper = Console(width=40, file=io.StringIO())
-    paper.print(made)
+    paper.print(console.Table(columns, [row]))
     assert paper.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
         "id" + " " * 20 + "count",
         "x" * 20 + "      1  a long rem…",

@@ -66,7 +66,7 @@ class Bench:
         self.harness = harness
 
     def ask(self, operation: Any) -> Any:
-        return self.harness.app.link.ask(operation, waits=True)
+        return self.harness.app.link.ask(operation)
 
     def upload(self, task: str, body: str = ECHO, lang: Any = "python", **more: Any) -> None:
         handler = NewHandler(lang=lang, body=body, **more)

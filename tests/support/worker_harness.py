@@ -214,7 +214,7 @@ class WorkerHarness:
 
     def ended(self, job: Job[Any], within: float = PATIENCE) -> Record:
         """The record of a job that has ended."""
-        answer = self.app.link.ask(GetResult(tenant=self.tenant, id=job.id, wait=within), waits=True)
+        answer = self.app.link.ask(GetResult(tenant=self.tenant, id=job.id, wait=within))
         assert answer.state in FINISHED, f"{job} is still {answer.state}: {job.refresh()}"
         return job.refresh()
 

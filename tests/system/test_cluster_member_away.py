@@ -219,15 +219,15 @@ def test_s3_item_36_functions_whose_code_is_at_the_worker_run_though_the_part_th
     worker = shop.start("-q", cluster.queues, "-c", "4", lease="6s")
     ask = shop.app.link.ask
     body = "def run(payload):\n    return payload.upper()\n"
-    ask(PutHandler(task="shout", handler=NewHandler(lang="python", body=body)), waits=True)
+    ask(PutHandler(task="shout", handler=NewHandler(lang="python", body=body)))
 
     def feed(*lines: str) -> list[str]:
         options = JobOptions(queue=cluster.kept)
-        ids: list[str] = ask(EnqueueLines(task="shout", text="\n".join(lines), options=options), waits=True).ids
+        ids: list[str] = ask(EnqueueLines(task="shout", text="\n".join(lines), options=options)).ids
         return ids
 
     def results(ids: list[str]) -> list[bytes]:
-        found = [ask(GetResult(id=id, wait=60.0), waits=True) for id in ids]
+        found = [ask(GetResult(id=id, wait=60.0)) for id in ids]
         return [bytes(one.result or b"") for one in found]
 
     assert results(feed("first")) == [b'"FIRST"']

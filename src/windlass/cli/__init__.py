@@ -13,7 +13,15 @@ import sys
 from collections.abc import Sequence
 
 import msgspec
-from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError, UnusedCliTokensError
+from cyclopts import (
+    App,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    Parameter,
+    UnknownCommandError,
+    UnusedCliTokensError,
+)
 
 import windlass
 from windlass.model.errors import Invalid, WindlassError
@@ -116,6 +124,8 @@ def _usage_error(fault: CycloptsError, app: App) -> str:
             text = f"unexpected argument {wrong!r}"
             if command == "serve" and ":" in wrong:
                 text += f"; did you mean --app {wrong}?"
+        case MissingArgumentError(argument=argument, keyword=keyword) if argument is not None:
+            text = f"{keyword} needs a value" if keyword else f"{argument.name} is missing"
         case _:
             text = str(fault).strip().rstrip(".")
     return f"{text} (see {' '.join(['windlass', *command.split(), '--help'])})"

@@ -134,7 +134,7 @@ async def bench(
         Column("seconds", lambda speed: f"{speed.seconds:.2f}", right=True),
         Column("jobs/s", lambda speed: f"{speed.per_second:,.0f}", right=True),
     ]
-    console.stdout().print(console.table(columns, speeds))
+    console.stdout().print(console.Table(columns, speeds))
 
 
 def _progress() -> Progress:

@@ -106,15 +106,23 @@ def note(text: str) -> None:
     stderr().print(Text(text), soft_wrap=True)
 
 
+class Column(NamedTuple):
+    """One column of a table."""
+
+    title: str
+    cell: Callable[[Any], str | Text]
+    """Its text for a row."""
+    right: bool = False
+
+
 class Table:
     """Rows under a header, two blanks apart. On a narrow terminal the last column is cut off."""
 
-    def __init__(self, *columns: str, right: Sequence[str] = ()) -> None:
-        self._right = [name in right for name in columns]
-        self._rows = [[Text(name, style="dim") for name in columns]]
-
-    def add(self, *cells: str | Text) -> None:
-        self._rows.append([Text(cell) if isinstance(cell, str) else cell for cell in cells])
+    def __init__(self, columns: Sequence[Column], rows: Iterable[Any]) -> None:
+        self._right = [column.right for column in columns]
+        cells = [[column.cell(row) for column in columns] for row in rows]
+        self._rows = [[Text(column.title, style="dim") for column in columns]]
+        self._rows += [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in cells]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         widths = [max(cell.cell_len for cell in column) for column in zip(*self._rows, strict=True)]
@@ -132,22 +140,6 @@ def _fit(cell: Text, width: int, right: bool) -> Text:
     fitted.truncate(width, overflow="ellipsis")
     fitted.align("right" if right else "left", width)
     return fitted
-
-
-class Column(NamedTuple):
-    """One column of a table."""
-
-    title: str
-    cell: Callable[[Any], str | Text]
-    """Its text for a row."""
-    right: bool = False
-
-
-def table(columns: Sequence[Column], rows: Iterable[Any]) -> Table:
-    made = Table(*(column.title for column in columns), right=[column.title for column in columns if column.right])
-    for row in rows:
-        made.add(*(column.cell(row) for column in columns))
-    return made
 
 
 def state(of: State) -> Text:

@@ -5,7 +5,7 @@ Each check yields findings: what it saw, whether that is a problem, and what to 
 
 import logging
 from collections.abc import AsyncIterator, Callable
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from msgspec import Struct
@@ -18,11 +18,13 @@ from windlass.cli.resources import pause_text
 from windlass.cli.target import HERE, Queue, Target, open_queue
 from windlass.engine import Engine
 from windlass.model.errors import Invalid, Missing, Unavailable, WindlassError
-from windlass.model.job import Job, State
+from windlass.model.handler import Language
+from windlass.model.job import State
 from windlass.model.limit import Limit, Pause
 from windlass.model.match import Match
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT
-from windlass.model.operations import MOST_AT_ONCE, GetStats, GetTask, Handlers, Limits, List, Queues, Workers
+from windlass.model.operations import GetStats, GetTask, Handlers, Limits, Queues, QueueStats, Workers
+from windlass.model.worker import Worker
 from windlass.system import SystemClock
 from windlass.worker.contexts.processes import AppBroken, ProcessManager, describe_shared
 
@@ -52,7 +54,7 @@ APART = 1.0
 """Seconds that two clocks may differ."""
 
 
-class Finding(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Finding(Struct, frozen=True, omit_defaults=True):
     """The result of one check."""
 
     what: str
@@ -100,19 +102,15 @@ async def _app(target: str) -> AsyncIterator[Finding]:
     try:
         found = await pool.start()
     except AppBroken as fault:
-        yield Finding(
-            what="app",
-            level="FAIL",
-            found=f"{target} cannot be imported: {fault}",
-            advice="see its traceback: windlass worker " + target,
-        )
+        advice = f"see its traceback: windlass worker {target}"
+        yield Finding("app", "FAIL", f"{target} cannot be imported: {fault}", advice)
         return
     finally:
         await pool.close()
-    yield Finding(what="app", level="ok", found=f"{target} has {console.plural(len(found.tasks), 'task')}")
+    yield Finding("app", "ok", f"{target} has {console.plural(len(found.tasks), 'task')}")
     if found.connections:
         where, advice = describe_shared(found.connections)
-        yield Finding(what="app", level="warn", found=f"shares its connections to {where}", advice=advice)
+        yield Finding("app", "warn", f"shares its connections to {where}", advice)
 
 
 async def _examine(target: Target, app: str, *, deep: bool) -> AsyncIterator[Finding]:
@@ -132,7 +130,7 @@ async def _examine(target: Target, app: str, *, deep: bool) -> AsyncIterator[Fin
     except WindlassError as error:
         away = isinstance(error, Unavailable) and file_of(target.settings().store) is None
         advice = "check that it runs and that --store names it" if away else ""
-        yield Finding(what=error.at or "store", level="FAIL", found=error.detail, advice=advice)
+        yield Finding(error.at or "store", "FAIL", error.detail, advice)
     finally:
         log.setLevel(usual)
 
@@ -147,23 +145,19 @@ def _print(finding: Finding) -> None:
 
 async def _store(queue: Queue) -> AsyncIterator[Finding]:
     if not isinstance(queue.service, Engine):
-        yield Finding(what="server", level="ok", found=f"answers at {shown(queue.address)}")
+        yield Finding("server", "ok", f"answers at {shown(queue.address)}")
         return
     facts = await facts_of(queue.service, queue.address)
-    yield Finding(what="store", level="ok", found=f"{facts.kind} {facts.version} at {shown(queue.address)}")
-    level: Level = "warn" if facts.risk else "ok"
-    yield Finding(what="durability", level=level, found=facts.durability, advice=facts.risk)
+    yield Finding("store", "ok", f"{facts.kind} {facts.version} at {shown(queue.address)}")
+    yield Finding("durability", "warn" if facts.risk else "ok", facts.durability, facts.risk)
     if facts.exposed:
-        yield Finding(what="permissions", level="warn", found=facts.exposed, advice=f"chmod 600 {queue.address}*")
+        yield Finding("permissions", "warn", facts.exposed, f"chmod 600 {queue.address}*")
     if facts.halts:
-        yield Finding(what="cluster", level="warn", found="stops as a whole when a part fails", advice=facts.halts)
+        yield Finding("cluster", "warn", "stops as a whole when a part fails", facts.halts)
     apart = (SystemClock().now() - facts.now).total_seconds()
-    yield Finding(
-        what="clock",
-        level="ok" if abs(apart) < APART else "warn",
-        found=f"{console.span(abs(apart))} {'behind' if apart > 0 else 'ahead of'} this host",
-        advice="" if abs(apart) < APART else "due times follow the store's clock: synchronize both with NTP",
-    )
+    found = f"{console.span(abs(apart))} {'behind' if apart > 0 else 'ahead of'} this host"
+    advice = "" if abs(apart) < APART else "due times follow the store's clock: synchronize both with NTP"
+    yield Finding("clock", "warn" if advice else "ok", found, advice)
 
 
 async def _round_trip(queue: Queue) -> AsyncIterator[Finding]:
@@ -174,13 +168,8 @@ async def _round_trip(queue: Queue) -> AsyncIterator[Finding]:
         await queue(Workers())
         times.append(clock.monotonic() - began)
     middle = sorted(times)[ROUNDS // 2]
-    slow = middle > SLOW
-    yield Finding(
-        what="round trip",
-        level="warn" if slow else "ok",
-        found=f"{middle * 1000:.1f} ms",
-        advice="the store is far away or busy: each claim and report takes this long" if slow else "",
-    )
+    advice = "the store is far away or busy: each claim and report takes this long" if middle > SLOW else ""
+    yield Finding("round trip", "warn" if advice else "ok", f"{middle * 1000:.1f} ms", advice)
 
 
 async def _workers(queue: Queue) -> AsyncIterator[Finding]:
@@ -189,35 +178,32 @@ async def _workers(queue: Queue) -> AsyncIterator[Finding]:
     running = sum(worker.running for worker in alive)
     if alive:
         found = f"{console.plural(len(alive), 'worker')}, {running} of {console.plural(slots, 'slot')} in use"
-        yield Finding(what="workers", level="ok", found=found)
+        yield Finding("workers", "ok", found)
     else:
-        yield Finding(what="workers", level="warn", found="none", advice="start one: windlass worker MODULE:APP")
+        yield Finding("workers", "warn", "none", "start one: windlass worker MODULE:APP")
     handled = {(one.tenant, one.task): one.lang for one in await queue(Handlers())}
     for worker in alive:
         for unable, why in worker.unable.items():
             if unable not in handled.values():
                 continue
-            yield Finding(
-                what="workers",
-                level="warn",
-                found=f"{worker.name} cannot run handlers in {unable}: {why}",
-                advice=f"fix that on {worker.node}; the worker checks again by itself",
-            )
+            found = f"{worker.name} cannot run handlers in {unable}: {why}"
+            yield Finding("workers", "warn", found, f"fix that on {worker.node}; the worker checks again by itself")
     for line in (await queue(GetStats())).queues:
         lang = handled.get((line.tenant, line.task))
         waiting = sum(line.states.get(state, 0) for state in (State.QUEUED, State.SCHEDULED))
         if waiting and not any(takes(worker, line, lang) for worker in alive):
-            tenant = "" if line.tenant == "default" else f" of {line.tenant}"
-            yield Finding(
-                what="queue",
-                level="warn",
-                found=f"{console.plural(waiting, 'job')} of task {line.task} in {line.queue}{tenant}, and no worker"
-                + (f" that runs {lang}" if lang is not None else f": {why_not_taken(alive, line)}" if alive else ""),
-                advice=f"start a worker on a machine with {lang}: windlass worker -q {line.queue}"
-                if lang is not None
-                else f"start a worker that knows the task: windlass worker MODULE:APP -q {line.queue}; "
-                f"or store code for it: windlass handlers set {line.task} FILE",
-            )
+            yield _not_taken(line, waiting, alive, lang)
+
+
+def _not_taken(line: QueueStats, waiting: int, alive: list[Worker], lang: Language | None) -> Finding:
+    tenant = "" if line.tenant == DEFAULT_TENANT else f" of {line.tenant}"
+    found = f"{console.plural(waiting, 'job')} of task {line.task} in {line.queue}{tenant}, and no worker"
+    if lang is not None:
+        advice = f"start a worker on a machine with {lang}: windlass worker -q {line.queue}"
+        return Finding("queue", "warn", f"{found} that runs {lang}", advice)
+    advice = f"start a worker that knows the task: windlass worker MODULE:APP -q {line.queue}"
+    advice += f"; or store code for it: windlass handlers set {line.task} FILE"
+    return Finding("queue", "warn", f"{found}: {why_not_taken(alive, line)}" if alive else found, advice)
 
 
 async def _upkeep(queue: Queue) -> AsyncIterator[Finding]:
@@ -225,37 +211,14 @@ async def _upkeep(queue: Queue) -> AsyncIterator[Finding]:
     now = SystemClock().now()
     if isinstance(queue.service, Engine):
         now = (await facts_of(queue.service, queue.address)).now
-    looked = await _scheduled(queue)
-    late = [job for job in looked.jobs if job.run_at and (now - job.run_at).total_seconds() > LATE]
-    if not late:
-        known = "" if looked.all else f" among the first {len(looked.jobs):,}"
-        yield Finding(what="upkeep", level="ok", found=f"no scheduled job is late{known}")
-        return
-    most = console.span(max((now - job.run_at).total_seconds() for job in late if job.run_at))
-    yield Finding(
-        what="upkeep",
-        level="FAIL",
-        found=f"{console.plural(len(late), 'scheduled job')} late, by up to {most}",
-        advice="no process queues due jobs: start a worker",
-    )
-
-
-class Scheduled(NamedTuple):
-    """Scheduled jobs, and whether these are all."""
-
-    jobs: list[Job]
-    all: bool
-
-
-async def _scheduled(queue: Queue) -> Scheduled:
-    found: list[Job] = []
-    after = None
-    while len(found) < MOST_LOOKED_AT:
-        page = await queue(List(match=Match(state=["scheduled"]), limit=MOST_AT_ONCE, after=after))
-        found += page.jobs
-        if (after := page.next) is None:
-            return Scheduled(found, all=True)
-    return Scheduled(found, all=False)
+    jobs = [job async for job in queue.jobs(Match(state=["scheduled"]), most=MOST_LOOKED_AT)]
+    late = [seconds for job in jobs if job.run_at and (seconds := (now - job.run_at).total_seconds()) > LATE]
+    if late:
+        found = f"{console.plural(len(late), 'scheduled job')} late, by up to {console.span(max(late))}"
+        yield Finding("upkeep", "FAIL", found, "no process queues due jobs: start a worker")
+    else:
+        known = "" if len(jobs) < MOST_LOOKED_AT else f" among the first {len(jobs):,}"
+        yield Finding("upkeep", "ok", f"no scheduled job is late{known}")
 
 
 async def _pauses(queue: Queue) -> AsyncIterator[Finding]:
@@ -267,7 +230,7 @@ async def _pauses(queue: Queue) -> AsyncIterator[Finding]:
             found += 1
             yield pause
     if not found:
-        yield Finding(what="pauses", level="ok", found="nothing is paused")
+        yield Finding("pauses", "ok", "nothing is paused")
 
 
 async def _paused_of(queue: Queue, tenant: str, tasks: set[str]) -> AsyncIterator[Finding]:
@@ -281,31 +244,27 @@ async def _paused_of(queue: Queue, tenant: str, tasks: set[str]) -> AsyncIterato
         named.append(("task", task, await queue.service(GetTask(tenant=tenant, task=task))))
     for kind, name, pause in named:
         if pause.paused:
-            yield Finding(
-                what="pauses",
-                level="warn",
-                found=f"{kind} {name}{whose}: {pause_text(pause)}",
-                advice=f"its jobs wait; resume it: windlass {kind}s resume {name}{flag}",
-            )
+            found = f"{kind} {name}{whose}: {pause_text(pause)}"
+            yield Finding("pauses", "warn", found, f"its jobs wait; resume it: windlass {kind}s resume {name}{flag}")
 
 
 async def _consistency(queue: Queue) -> AsyncIterator[Finding]:
     """Checks that records, indexes and counters agree."""
     if not isinstance(queue.service, Engine):
-        raise Invalid("--deep needs the store itself: run it on the server's machine with --store", at="--deep")
+        raise Invalid("--deep needs the store itself: run it on the server's machine with --store", at="consistency")
     found = await scrub(queue.service, queue.address)
     if found:  # Redis is read in steps: what changes meanwhile is not an inconsistency
         again = set(await scrub(queue.service, queue.address))
         found = [one for one in found if one in again]
     if not found:
-        yield Finding(what="consistency", level="ok", found="records, indexes and counters agree")
+        yield Finding("consistency", "ok", "records, indexes and counters agree")
         return
     advice = "stop workers and servers and check again; if it remains, restore a backup or report it"
     for one in found[:MOST_DAMAGE]:
-        yield Finding(what="consistency", level="FAIL", found=one, advice=advice)
+        yield Finding("consistency", "FAIL", one, advice)
         advice = ""
     if len(found) > MOST_DAMAGE:
-        yield Finding(what="consistency", level="FAIL", found=f"and {len(found) - MOST_DAMAGE:,} more")
+        yield Finding("consistency", "FAIL", f"and {len(found) - MOST_DAMAGE:,} more")
 
 
 CHECKS: tuple[Callable[[Queue], AsyncIterator[Finding]], ...] = (_store, _round_trip, _workers, _upkeep, _pauses)

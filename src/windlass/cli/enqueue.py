@@ -1,17 +1,17 @@
 """`windlass enqueue`: queue a job, and wait for its result with `--wait`."""
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from cyclopts import Group, Parameter
 
 from windlass.cli import console, job_view, values
+from windlass.cli.options import flag, given, option, seconds
 from windlass.cli.queues import takes, why_not_taken
 from windlass.cli.target import HERE, Queue, Target, open_queue
 from windlass.engine import Engine
 from windlass.engine.records import WithTaskOptions
-from windlass.model import duration
 from windlass.model.job import FINISHED, NewJob
-from windlass.model.names import DEFAULT_QUEUE
 from windlass.model.operations import Accepted, Enqueue, Handlers, QueueStats, Service, Workers
 from windlass.system import SystemClock
 
@@ -19,62 +19,49 @@ JOB_OPTIONS = Group("Job options", sort_key=10)
 WAITING = Group("Waiting", sort_key=20)
 
 
+def _tier(text: str, at: str) -> str | float:
+    """Seconds if it is a duration, else a name."""
+    return seconds(text, at) if text[:1].isdecimal() else text
+
+
+@Parameter(name="*", group=JOB_OPTIONS)
+@dataclass(frozen=True, kw_only=True)
+class EnqueueOptions:
+    """The options of the job: fields of `NewJob`."""
+
+    queue: Annotated[str | None, option("NAME", "The queue (that of its task, or `default`).", "--queue", "-q")] = None
+    priority: Annotated[int | None, option("N", "Lower goes first (0).")] = None
+    delay: Annotated[float | None, option("TIME", "Start it after this time: 90, 10m, '2h 30m'.", read=seconds)] = None
+    key: Annotated[str | None, option("KEY", "A unique key: enqueued again, it is the same job.")] = None
+    tags: Annotated[list[str] | None, option("TAG", "A tag to find it by; repeat for several.", "--tag")] = None
+    timeout: Annotated[float | None, option("TIME", "The timeout of one run (none).", read=seconds)] = None
+    tier: Annotated[str | float | None, option("TIER", "The tier, by name or by seconds.", read=_tier)] = None
+    yielding: Annotated[bool, flag("Start it at once or not at all; it is halted when other jobs need the slot.")] = (
+        False
+    )
+    max_retry: Annotated[int | None, option("N", "Retries after a failure (0).")] = None
+    unattended: Annotated[
+        float | None,
+        option("TIME", "Cancel it when no client has asked for it for this long; `--wait` asks (never).", read=seconds),
+    ] = None
+    keep_result_for: Annotated[
+        float | None, option("TIME", "How long to keep its result (as long as its record).", read=seconds)
+    ] = None
+    isolate: Annotated[bool, flag("Run it in a process of its own.")] = False
+    input: Annotated[bool, flag("Accept messages: see windlass jobs send.")] = False
+
+
+NO_OPTIONS = EnqueueOptions()
+
+
 async def enqueue(
     task: Annotated[str, Parameter(help="The task to run.")],
     payload: Annotated[str | None, Parameter(help="JSON if it parses, else text; `-` = read stdin.")] = None,
     /,
     *,
-    queue: Annotated[
-        str,
-        Parameter(
-            name=("--queue", "-q"),
-            group=JOB_OPTIONS,
-            metavar="NAME",
-            help="The queue (that of its task, or `default`).",
-        ),
-    ] = DEFAULT_QUEUE,
-    priority: Annotated[int, Parameter(group=JOB_OPTIONS, metavar="N", help="Lower goes first (0).")] = 0,
-    delay: Annotated[
-        str | None, Parameter(group=JOB_OPTIONS, metavar="TIME", help="Start it after this time: 90, 10m, '2h 30m'.")
-    ] = None,
-    key: Annotated[
-        str | None,
-        Parameter(group=JOB_OPTIONS, metavar="KEY", help="A unique key: enqueued again, it is the same job."),
-    ] = None,
-    tag: Annotated[
-        list[str] | None, Parameter(group=JOB_OPTIONS, metavar="TAG", help="A tag to find it by; repeat for several.")
-    ] = None,
-    timeout: Annotated[  # noqa: ASYNC109 - of the job, not of this call
-        str | None, Parameter(group=JOB_OPTIONS, metavar="TIME", help="The timeout of one run (none).")
-    ] = None,
-    tier: Annotated[
-        str | None, Parameter(group=JOB_OPTIONS, metavar="TIER", help="The tier, by name or by seconds.")
-    ] = None,
-    yielding: Annotated[
-        bool,
-        Parameter(
-            group=JOB_OPTIONS, help="Start it at once or not at all; it is halted when other jobs need the slot."
-        ),
-    ] = False,
-    max_retry: Annotated[int, Parameter(group=JOB_OPTIONS, metavar="N", help="Retries after a failure (0).")] = 0,
-    unattended: Annotated[
-        str | None,
-        Parameter(
-            group=JOB_OPTIONS,
-            metavar="TIME",
-            help="Cancel it when no client has asked for it for this long; `--wait` asks (never).",
-        ),
-    ] = None,
-    keep_result_for: Annotated[
-        str | None,
-        Parameter(group=JOB_OPTIONS, metavar="TIME", help="How long to keep its result (as long as its record)."),
-    ] = None,
-    isolate: Annotated[bool, Parameter(group=JOB_OPTIONS, help="Run it in a process of its own.")] = False,
-    takes_input: Annotated[
-        bool, Parameter(name="--input", group=JOB_OPTIONS, help="Accept messages: see windlass jobs send.")
-    ] = False,
+    options: EnqueueOptions = NO_OPTIONS,
     exact: Annotated[
-        bool, Parameter(group=JOB_OPTIONS, help="Ignore the default options of the task that workers have registered.")
+        bool, flag("Ignore the default options of the task that workers have registered.", group=JOB_OPTIONS)
     ] = False,
     wait: Annotated[
         list[str] | None,
@@ -95,23 +82,7 @@ async def enqueue(
       windlass enqueue mail < letter.json - -q slow --delay 10m
       windlass enqueue add '[2, 3]' --wait 30
     """
-    new = NewJob(
-        task=task,
-        payload=values.payload(payload),
-        queue=queue,
-        priority=priority,
-        delay=_time(delay, "--delay"),
-        key=key,
-        tags=tag or [],
-        timeout=_time(timeout, "--timeout"),
-        tier=_tier(tier),
-        yielding=yielding,
-        max_retry=max_retry,
-        unattended=_time(unattended, "--unattended"),
-        keep_result_for=_time(keep_result_for, "--keep-result-for"),
-        isolate=isolate,
-        input=takes_input,
-    )
+    new = NewJob(task=task, payload=values.payload(payload), **given(options))
     most = job_view.wait_seconds(wait)
     async with open_queue(target, create=True) as to:
         job = await _with_options(to)(Enqueue(tenant=to.tenant, job=new, exact=exact))
@@ -154,14 +125,3 @@ def _existing(job: Accepted) -> str:
         return job.state
     ended = f"{job.state} {console.ago(job.finished_at, SystemClock().now())}"
     return f"{ended}; its key is taken until its record is deleted: `windlass jobs rm {job.id}`"
-
-
-def _time(text: str | None, at: str) -> float | None:
-    return None if text is None else duration.seconds(text, at=at)
-
-
-def _tier(text: str | None) -> str | float | None:
-    """Seconds if it is a duration, else a name."""
-    if text is None or not text[:1].isdecimal():
-        return text
-    return duration.seconds(text, at="--tier")

@@ -330,8 +330,8 @@ def print_result(id: str, found: Result, *, json: bool) -> int:
 
 def _print_failure(id: str, found: Result) -> None:
     error = found.error
-    if error is not None and error.traceback:
-        console.note(error.traceback.rstrip())
     text = "" if error is None else error_line(error)
+    if error is not None and error.traceback.strip() not in ("", text):
+        console.note(error.traceback.rstrip())
     code = f" with code {found.code}" if found.code and found.state is State.FAILED else ""
     console.note(f"windlass: job {id} {found.state}{code}" + (f": {text}" if text else ""))

@@ -5,10 +5,10 @@ Commands that change several jobs need ids, options that select jobs, or `--all`
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from datetime import datetime
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 from cyclopts import App, Parameter, validators
@@ -18,6 +18,7 @@ from rich.text import Text
 from windlass.cli import console, job_view, values
 from windlass.cli.console import Column
 from windlass.cli.match_options import ANY_JOB, MatchOptions
+from windlass.cli.options import flag, option
 from windlass.cli.target import HERE, OPTIONS, Queue, Target, open_queue
 from windlass.model import events
 from windlass.model.errors import Conflict, Invalid
@@ -34,7 +35,6 @@ from windlass.model.operations import (
     Delete,
     GetEstimate,
     GetResult,
-    List,
     Rerun,
     Selection,
     Send,
@@ -51,8 +51,6 @@ MOST_ESTIMATED = 50
 
 WAITING = frozenset({State.BLOCKED, State.SCHEDULED, State.QUEUED})
 
-Order = Literal["oldest", "newest"]
-
 JobId = Annotated[str, Parameter(name="ID", help="The id of the job.")]
 
 jobs = App(name="jobs", help="List, show, cancel, retry and delete jobs.", group_parameters=OPTIONS)
@@ -66,10 +64,9 @@ async def ls(
     *,
     match_options: MatchOptions = ANY_JOB,
     limit: Annotated[
-        int | None,
-        Parameter(metavar="N", help="Show at most N jobs (50; with --json all).", validator=validators.Number(gte=1)),
+        int | None, option("N", "Show at most N jobs (50; with --json all).", validator=validators.Number(gte=1))
     ] = None,
-    oldest_first: Annotated[bool, Parameter(negative="", help="Sort by arrival, the oldest first.")] = False,
+    oldest_first: Annotated[bool, flag("Sort by arrival, the oldest first.")] = False,
     target: Target = HERE,
 ) -> None:
     """List jobs, queue by queue, the newest first.
@@ -80,14 +77,14 @@ async def ls(
       windlass jobs ls --state finished --json | jq -r .id
     """
     match = match_options.match()
-    order: Order = "oldest" if oldest_first else "newest"
+    most = limit or (None if target.json else SHOWN)
     async with open_queue(target) as queue:
-        if target.json:
-            async for job in _pages(queue, match, limit, order):
+        listed = queue.jobs(match, order="oldest" if oldest_first else "newest", most=most)
+        if most is None or target.json:
+            async for job in listed:
                 console.write_json(job)
             return
-        most = SHOWN if limit is None else limit
-        found = [job async for job in _pages(queue, match, most, order)]
+        found = [job async for job in listed]
         total = len(found) if len(found) < most else (await queue(Count(match=match))).count
         waiting = [job for job in found if job.state in WAITING]
         estimates = {
@@ -97,22 +94,9 @@ async def ls(
     if not found:
         console.note("no jobs")
         return
-    console.stdout().print(console.table(_columns(found, estimates), found))
+    console.stdout().print(console.Table(_columns(found, estimates), found))
     if total > len(found):
         console.note(f"{console.plural(total - len(found), 'more job')}; --limit shows more, --json shows all")
-
-
-async def _pages(queue: Queue, match: Match, most: int | None, order: Order) -> AsyncIterator[Job]:
-    """Matching jobs, read a page at a time."""
-    after, left = None, most
-    while left is None or left > 0:
-        size = min(left or MOST_AT_ONCE, MOST_AT_ONCE)
-        page = await queue(List(match=match, limit=size, after=after, order=order))
-        for job in page.jobs:
-            yield job
-        if (after := page.next) is None:
-            return
-        left = None if left is None else left - len(page.jobs)
 
 
 def _columns(found: list[Job], estimates: dict[JobKey, Estimate]) -> list[Column]:
@@ -180,8 +164,7 @@ async def result(
     /,
     *,
     wait: Annotated[
-        list[str] | None,
-        Parameter(metavar="[TIME]", consume_multiple=(0, 1), help="Wait for the job to end, at most TIME (no limit)."),
+        list[str] | None, option("[TIME]", "Wait for the job to end, at most TIME (no limit).", consume_multiple=(0, 1))
     ] = None,
     target: Target = HERE,
 ) -> int:
@@ -330,109 +313,94 @@ async def send(
 
 
 class Action(NamedTuple):
-    """An operation on several jobs, and its words."""
+    """An operation on several jobs, its words and its help."""
 
     operation: type[Selection]
     infinitive: str
     participle: str
+    help: str
 
 
-CANCEL = Action(Cancel, "cancel", "cancelled")
-RETRY = Action(Rerun, "queue again", "queued again")
-DELETE = Action(Delete, "delete", "deleted")
-
-
-class Selected(NamedTuple):
-    """The jobs of an action, selected in one of three ways."""
-
-    ids: tuple[str, ...]
-    match: Match
-    everything: bool
-    dry_run: bool
-
-
-Ids = Annotated[str, Parameter(name="IDS", help="The ids of jobs, instead of options that select jobs.")]
-All = Annotated[bool, Parameter(name="--all", help="Every job of the tenant.")]
-Dry = Annotated[bool, Parameter(name="--dry-run", help="Change nothing; only count the jobs.")]
-
-
-@jobs.command
-async def cancel(
-    *ids: Ids,
-    match_options: MatchOptions = ANY_JOB,
-    everything: All = False,
-    dry_run: Dry = False,
-    target: Target = HERE,
-) -> None:
-    """Cancel jobs; running jobs are stopped.
+ACTIONS = {
+    "cancel": Action(
+        Cancel,
+        "cancel",
+        "cancelled",
+        """Cancel jobs; running jobs are stopped.
 
     For example:
       windlass jobs cancel 01936f2e-…
       windlass jobs cancel --queue mail --state pending --dry-run
-    """
-    await _act(CANCEL, Selected(ids, match_options.match(), everything, dry_run), target)
-
-
-@jobs.command
-async def retry(
-    *ids: Ids,
-    match_options: MatchOptions = ANY_JOB,
-    everything: All = False,
-    dry_run: Dry = False,
-    target: Target = HERE,
-) -> None:
-    """Queue finished jobs again, with their attempts reset.
+    """,
+    ),
+    "retry": Action(
+        Rerun,
+        "queue again",
+        "queued again",
+        """Queue finished jobs again, with their attempts reset.
 
     For example:
       windlass jobs retry 01936f2e-…
       windlass jobs retry --state failed --task mail --text timed
-    """
-    await _act(RETRY, Selected(ids, match_options.match(), everything, dry_run), target)
-
-
-@jobs.command
-async def rm(
-    *ids: Ids,
-    match_options: MatchOptions = ANY_JOB,
-    everything: All = False,
-    dry_run: Dry = False,
-    target: Target = HERE,
-) -> None:
-    """Delete jobs and their records; running jobs are stopped first.
+    """,
+    ),
+    "rm": Action(
+        Delete,
+        "delete",
+        "deleted",
+        """Delete jobs and their records; running jobs are stopped first.
 
     For example:
       windlass jobs rm 01936f2e-…
       windlass jobs rm --state finished --created-before 30d
       windlass jobs rm --all --dry-run
-    """
-    await _act(DELETE, Selected(ids, match_options.match(), everything, dry_run), target)
+    """,
+    ),
+}
 
 
-async def _act(action: Action, selected: Selected, target: Target) -> None:
-    ways = sum((bool(selected.ids), selected.match != ANY, selected.everything))
-    if ways == 0:
-        raise Invalid("select jobs: give ids, options such as --state failed, or --all")
-    if ways > 1:
-        raise Invalid("select jobs in one way: by ids, by options such as --state, or with --all")
-    async with open_queue(target) as queue:
-        if selected.ids:
-            changed = await _act_on_ids(queue, action, selected)
+def _command(action: Action) -> Callable[..., Awaitable[None]]:
+    async def act(
+        *ids: Annotated[str, Parameter(name="IDS", help="The ids of jobs, instead of options that select jobs.")],
+        match_options: MatchOptions = ANY_JOB,
+        everything: Annotated[bool, flag("Every job of the tenant.", name="--all")] = False,
+        dry_run: Annotated[bool, flag("Change nothing; only count the jobs.")] = False,
+        target: Target = HERE,
+    ) -> None:
+        match = match_options.match()
+        ways = sum((bool(ids), match != ANY, everything))
+        if ways == 0:
+            raise Invalid("select jobs: give ids, options such as --state failed, or --all")
+        if ways > 1:
+            raise Invalid("select jobs in one way: by ids, by options such as --state, or with --all")
+        async with open_queue(target) as queue:
+            if ids:
+                changed = await _act_on_ids(queue, action, ids, dry_run=dry_run)
+            else:
+                changed = (await queue(action.operation(match=match, dry_run=dry_run))).changed
+        if target.json:
+            console.write_json(Changed(changed=changed))
         else:
-            changed = (await queue(action.operation(match=selected.match, dry_run=selected.dry_run))).changed
-    if target.json:
-        console.write_json(Changed(changed=changed))
-        return
-    verb = f"would {action.infinitive}" if selected.dry_run else action.participle
-    console.write(f"{verb} {console.plural(changed, 'job')}")
+            verb = f"would {action.infinitive}" if dry_run else action.participle
+            console.write(f"{verb} {console.plural(changed, 'job')}")
+
+    return act
 
 
-async def _act_on_ids(queue: Queue, action: Action, selected: Selected) -> int:
+async def _act_on_ids(queue: Queue, action: Action, ids: tuple[str, ...], *, dry_run: bool) -> int:
     """Any number of ids, a thousand at a time."""
     changed = 0
-    for start in range(0, len(selected.ids), MOST_AT_ONCE):
-        some = list(selected.ids[start : start + MOST_AT_ONCE])
-        changed += (await queue(action.operation(ids=some, dry_run=selected.dry_run))).changed
-    if not changed and len(selected.ids) == 1:
-        job = await queue(Show(id=selected.ids[0]))
-        raise Conflict(f"job {job.id} is {job.state}: there is nothing to {action.infinitive}", at="id")
+    for start in range(0, len(ids), MOST_AT_ONCE):
+        some = list(ids[start : start + MOST_AT_ONCE])
+        changed += (await queue(action.operation(ids=some, dry_run=dry_run))).changed
+    if not changed and len(ids) == 1:
+        job = await queue(Show(id=ids[0]))
+        why = f"there is nothing to {action.infinitive}"
+        if job.state is State.RUNNING and action.operation is Cancel:
+            why = "it was asked to stop already"
+        raise Conflict(f"job {job.id} is {job.state}: {why}", at="id")
     return changed
+
+
+for name, action in ACTIONS.items():
+    jobs.command(_command(action), name=name, help=action.help)

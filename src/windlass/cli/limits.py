@@ -4,6 +4,7 @@
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from cyclopts import Parameter
 
 from windlass.cli import console, values
 from windlass.cli.console import Column
+from windlass.cli.options import option
 from windlass.cli.resources import Resource, listing, pause_text, resource_app, run
 from windlass.cli.target import HERE, Target
 from windlass.model import duration
@@ -23,7 +25,6 @@ from windlass.model.operations import (
     LimitBucket,
     LimitCard,
     Limits,
-    Operation,
     PauseLimit,
     PauseTask,
     PutLimit,
@@ -45,7 +46,7 @@ def limit_line(limit: Limit) -> str:
     bounds = " and ".join(part for part in (running, starts) if part)
     each = f" for each {limit.key}" if limit.key else ""
     pause = pause_text(limit)
-    return f"limit {limit.name}: {bounds}{each}, of jobs with {_which(limit.match)}{f' ({pause})' if pause else ''}"
+    return f"limit {limit.name}: {bounds}{each}, of jobs with {_which(limit.match)}{f'; {pause}' if pause else ''}"
 
 
 def _rate(rate: Rate | None) -> str:
@@ -61,7 +62,7 @@ def _which(which: Which) -> str:
 def _print_limit(_: str, card: LimitCard, to: Callable[[str], None]) -> None:
     to(limit_line(card))
     if card.buckets:
-        console.stdout().print(console.table(_bucket_columns(), card.buckets))
+        console.stdout().print(console.Table(_bucket_columns(), card.buckets))
     if card.sorting:
         console.note("a worker or server is still sorting the jobs that waited before; they start after that")
 
@@ -80,14 +81,9 @@ def _bucket_columns() -> list[Column]:
     ]
 
 
-def _pause_limit(name: str, pause: Pause) -> Operation[LimitCard]:
-    return PauseLimit(name=name, pause=pause)
-
-
 LIMITS = Resource(
     name="limits",
     help={
-        "limits": "Limit how many jobs run at once or start per time.",
         "ls": "List limits.",
         "show": "Show a limit and the state of its buckets.",
         "rm": "Remove a limit.",
@@ -107,7 +103,7 @@ LIMITS = Resource(
     empty="no limits; `windlass limits set` creates one",
     show=GetLimit,
     rm=RemoveLimit,
-    pause=_pause_limit,
+    pause=lambda name, pause: PauseLimit(name=name, pause=pause),
     print_one=_print_limit,
     pausing_creates=False,
 )
@@ -115,51 +111,53 @@ LIMITS = Resource(
 limits = resource_app(LIMITS)
 
 
-@limits.command(name="set")
-async def put(
-    name: Annotated[str, LIMIT],
-    /,
-    *,
-    running: Annotated[int | None, Parameter(metavar="N", help="At most N jobs run at once.")] = None,
-    rate: Annotated[str | None, Parameter(metavar="N/TIME", help="At most N jobs start per TIME: 100/1m.")] = None,
-    burst: Annotated[
-        int | None, Parameter(metavar="N", help="After a quiet time N jobs may start at once, then evenly.")
-    ] = None,
-    key: Annotated[
-        str | None, Parameter(metavar="KEY", help="A bucket for each value of tenant, queue, task or payload.FIELD.")
-    ] = None,
-    task: Annotated[str | None, Parameter(metavar="NAME", help="Only jobs of this task.")] = None,
-    queue: Annotated[
-        str | None, Parameter(name=("--queue", "-q"), metavar="NAME", help="Only jobs in this queue.")
-    ] = None,
-    tag: Annotated[list[str] | None, Parameter(metavar="TAG", help="Only jobs with this tag.")] = None,
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class LimitOptions:
+    """A limit: the fields of `NewLimit`, of its rate and of its match."""
+
+    running: Annotated[int | None, option("N", "At most N jobs run at once.")] = None
+    rate: Annotated[str | None, option("N/TIME", "At most N jobs start per TIME: 100/1m.")] = None
+    burst: Annotated[int | None, option("N", "After a quiet time N jobs may start at once, then evenly.")] = None
+    key: Annotated[str | None, option("KEY", "A bucket for each value of tenant, queue, task or payload.FIELD.")] = None
+    task: Annotated[str | None, option("NAME", "Only jobs of this task.")] = None
+    queue: Annotated[str | None, option("NAME", "Only jobs in this queue.", "--queue", "-q")] = None
+    tag: Annotated[list[str] | None, option("TAG", "Only jobs with this tag.")] = None
     payload: Annotated[
         list[str] | None,
-        Parameter(metavar="FIELD=VALUE", help='Only jobs with this payload; VALUE may be a test: {"min": 3}.'),
-    ] = None,
-    match: Annotated[
-        str | None, Parameter(metavar="JSON", help='The match as JSON: {"any": [{"task": "a"}, {"task": "b"}]}.')
-    ] = None,
-    target: Target = HERE,
-) -> None:
+        option("FIELD=VALUE", 'Only jobs with this payload; VALUE may be a test: {"min": 3}.'),
+    ] = None
+    match: Annotated[str | None, option("JSON", 'The match as JSON: {"any": [{"task": "a"}, {"task": "b"}]}.')] = None
+
+
+NO_LIMIT = LimitOptions()
+
+
+@limits.command(name="set")
+async def put(name: Annotated[str, LIMIT], /, *, options: LimitOptions = NO_LIMIT, target: Target = HERE) -> None:
     """Create or replace a limit. It holds at once, for waiting jobs too.
 
     For example:
       windlass limits set mailer --task send_mail --running 5
       windlass limits set api --task call_api --rate 100/1m --key payload.customer
     """
-    which = Which(task=task, queue=queue, tag=tag or [], payload=dict(_condition(text) for text in payload or []))
-    if match is not None:
-        if which != Which():
-            raise Invalid("give --match, or --task, --queue, --tag and --payload, not both", at="--match")
-        which = _read_which(match)
-    limit = NewLimit(match=which, running=running, rate=_read_rate(rate, burst), key=key)
+    rate = _read_rate(options.rate, options.burst)
+    if options.running is None and rate is None:
+        bounds = "how many may run at once (--running N) or start per time (--rate N/TIME)"
+        raise Invalid(f"a limit says {bounds}", at="LIMIT")
+    limit = NewLimit(match=_read_which(options), running=options.running, rate=rate, key=options.key)
     await run(PutLimit(name=name, limit=limit), target, partial(_print_limit, name), create=True)
 
 
-def _read_which(text: str) -> Which:
+def _read_which(options: LimitOptions) -> Which:
+    conditions = dict(map(_condition, options.payload or []))
+    which = Which(task=options.task, queue=options.queue, tag=options.tag or [], payload=conditions)
+    if options.match is None:
+        return which
+    if which != Which():
+        raise Invalid("give --match, or --task, --queue, --tag and --payload, not both", at="--match")
     try:
-        return msgspec.json.decode(text, type=Which)
+        return msgspec.json.decode(options.match, type=Which)
     except msgspec.MsgspecError as fault:
         raise Invalid(f"this is not a match: {fault}", at="--match") from None
 
@@ -189,10 +187,6 @@ def _read_rate(text: str | None, burst: int | None) -> Rate | None:
 # Tasks
 
 
-def _pause_task(task: str, pause: Pause) -> Operation[Pause]:
-    return PauseTask(task=task, pause=pause)
-
-
 def _print_task(task: str, pause: Pause, to: Callable[[str], None]) -> None:
     to(f"task {task}: {pause_text(pause) or 'not paused'}")
 
@@ -200,7 +194,6 @@ def _print_task(task: str, pause: Pause, to: Callable[[str], None]) -> None:
 TASKS = Resource(
     name="tasks",
     help={
-        "tasks": "Pause tasks.",
         "show": "Show whether a task is paused.",
         "pause": """Pause a task in all its queues: none of its jobs starts.
 
@@ -212,7 +205,7 @@ TASKS = Resource(
     argument=TASK,
     key="task",
     show=GetTask,
-    pause=_pause_task,
+    pause=lambda task, pause: PauseTask(task=task, pause=pause),
     print_one=_print_task,
 )
 

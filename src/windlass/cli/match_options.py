@@ -10,6 +10,7 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 
 from windlass.cli import values
+from windlass.cli.options import given, option
 from windlass.model import duration
 from windlass.model.errors import Invalid
 from windlass.model.job import Reason
@@ -26,55 +27,37 @@ class MatchOptions:
 
     state: Annotated[
         list[StateWord] | None,
-        Parameter(
-            metavar="STATE",
-            help="In this state; repeat for several. `pending` and `finished` stand for several states.",
-        ),
+        option("STATE", "In this state; repeat for several. `pending` and `finished` stand for several states."),
     ] = None
-    task: Annotated[str | None, Parameter(metavar="NAME", help="Of this task.")] = None
-    queue: Annotated[str | None, Parameter(name=("--queue", "-q"), metavar="NAME", help="In this queue.")] = None
-    tag: Annotated[list[str] | None, Parameter(metavar="TAG", help="With this tag; repeat to require several.")] = None
-    worker: Annotated[str | None, Parameter(metavar="ID", help="Run by this worker, now or last.")] = None
-    key: Annotated[str | None, Parameter(metavar="KEY", help="With this key.")] = None
-    reason: Annotated[Reason | None, Parameter(metavar="REASON", help="Ended, or to be retried, for this reason.")] = (
-        None
-    )
+    task: Annotated[str | None, option("NAME", "Of this task.")] = None
+    queue: Annotated[str | None, option("NAME", "In this queue.", "--queue", "-q")] = None
+    tag: Annotated[list[str] | None, option("TAG", "With this tag; repeat to require several.")] = None
+    worker: Annotated[str | None, option("ID", "Run by this worker, now or last.")] = None
+    key: Annotated[str | None, option("KEY", "With this key.")] = None
+    reason: Annotated[Reason | None, option("REASON", "Ended, or to be retried, for this reason.")] = None
     created_after: Annotated[
-        str | None,
-        Parameter(metavar="TIME", help="Created after this time (2026-01-31T12:00:00Z) or within this age (2h)."),
+        str | None, option("TIME", "Created after this time (2026-01-31T12:00:00Z) or within this age (2h).")
     ] = None
-    created_before: Annotated[str | None, Parameter(metavar="TIME", help="Created before this time or age.")] = None
+    created_before: Annotated[str | None, option("TIME", "Created before this time or age.")] = None
     payload: Annotated[
-        list[str] | None,
-        Parameter(metavar="FIELD=VALUE", help="With this value in this field of the payload (order.id=7)."),
+        list[str] | None, option("FIELD=VALUE", "With this value in this field of the payload (order.id=7).")
     ] = None
-    text: Annotated[str | None, Parameter(metavar="TEXT", help="With this text in the message of the last error.")] = (
-        None
-    )
+    text: Annotated[str | None, option("TEXT", "With this text in the message of the last error.")] = None
 
     def match(self) -> Match:
-        return Match(
-            state=self.state or [],
-            task=self.task,
-            queue=self.queue,
-            tag=self.tag or [],
-            worker=self.worker,
-            key=self.key,
-            reason=self.reason,
-            created_after=_time(self.created_after, at="--created-after"),
-            created_before=_time(self.created_before, at="--created-before"),
-            payload=dict(_field(text) for text in self.payload or []),
-            text=self.text,
-        )
+        fields = given(self)
+        for name in fields.keys() & {"created_after", "created_before"}:
+            fields[name] = _time(fields[name], at=f"--{name.replace('_', '-')}")
+        if "payload" in fields:
+            fields["payload"] = dict(map(_field, fields["payload"]))
+        return Match(**fields)
 
 
 ANY_JOB = MatchOptions()
 
 
-def _time(text: str | None, *, at: str) -> datetime | None:
+def _time(text: str, *, at: str) -> datetime:
     """A time as people write it: a date, with or without hour and zone, or an age."""
-    if text is None:
-        return None
     try:
         found = datetime.fromisoformat(text)
     except ValueError:

@@ -3,10 +3,12 @@
 `queues ls` and `show` combine several operations; `set` reads the settings of a queue.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 from msgspec import UNSET, Struct
@@ -15,9 +17,9 @@ from rich.text import Text
 from windlass.cli import console
 from windlass.cli.console import Column
 from windlass.cli.job_view import wait_text
+from windlass.cli.options import flag, given, option, seconds, seconds_or_none
 from windlass.cli.resources import Resource, listing, pause_text, resource_app, run
 from windlass.cli.target import HERE, Queue, Target, open_queue
-from windlass.model import duration
 from windlass.model.errors import Invalid, Missing
 from windlass.model.estimate import Estimate, QueueEstimate
 from windlass.model.handler import Language
@@ -45,8 +47,6 @@ QUEUE = Parameter(name="QUEUE", help="The name of the queue.")
 
 USUAL = frozenset({State.QUEUED, State.RUNNING, State.SUCCEEDED, State.FAILED})
 """States that always have a column."""
-
-TIER_PARTS = 3
 
 
 # Counts
@@ -165,7 +165,7 @@ async def _unable(queue: Queue, found: list[Worker]) -> list[str]:
 workers = resource_app(
     Resource(
         name="workers",
-        help={"workers": "List workers.", "ls": "List the workers that are alive."},
+        help={"ls": "List the workers that are alive."},
         ls=listing(Workers),
         columns=worker_columns,
         empty="no workers; `windlass worker` starts one",
@@ -221,7 +221,6 @@ queues = resource_app(
     Resource(
         name="queues",
         help={
-            "queues": "List, show, pause and configure queues.",
             "ls": "List queues, with the number of jobs in each state.",
             "pause": """Pause a queue: none of its jobs starts. Running jobs continue, and new jobs are accepted.
 
@@ -273,88 +272,23 @@ async def show(queue: Annotated[str, QUEUE], /, *, target: Target = HERE) -> Non
     console.stdout().print(queue_line(settings), soft_wrap=True)
     console.stdout().print(_new_job_waits(estimate), soft_wrap=True)
     runs = Column("runs", lambda line: outcomes_text(line.outcomes))
-    console.stdout().print(console.table([Column("task", lambda line: line.task), *state_columns(tasks), runs], tasks))
+    console.stdout().print(console.Table([Column("task", lambda line: line.task), *state_columns(tasks), runs], tasks))
     if workers:
         console.stdout().print()
-        console.stdout().print(console.table(worker_columns(workers), workers))
+        console.stdout().print(console.Table(worker_columns(workers), workers))
     else:
         console.note("no worker takes jobs from this queue")
 
 
 def _new_job_waits(estimate: QueueEstimate) -> str:
     """The wait of a job that is enqueued now, and how reliable that is."""
-    wait = wait_text(Estimate(seconds=estimate.seconds, why=estimate.why))
+    wait = wait_text(Estimate(seconds=estimate.seconds or None, why=estimate.why))
     error = "" if estimate.error is None else f"; recent estimates were wrong by {estimate.error:.0%}"
     return f"a new job {f'waits {wait}' if wait else 'starts at once'}{error}"
 
 
-@queues.command(name="set")
-async def change(
-    queue: Annotated[str, QUEUE],
-    /,
-    *,
-    policy: Annotated[
-        Policy | None,
-        Parameter(metavar="POLICY", help="Which job is next: `priority` = strictly by it, `fair` = tasks take turns."),
-    ] = None,
-    weight: Annotated[
-        list[str] | None,
-        Parameter(
-            metavar="NAME=N",
-            help="Turns of this task for one turn of the others (with --tenant -: of this tenant). `none` removes all.",
-        ),
-    ] = None,
-    tier: Annotated[
-        list[str] | None,
-        Parameter(metavar="NAME:TIME:CAP", help="A time class, shortest first: slow:30s:20%. `none` removes all."),
-    ] = None,
-    limit: Annotated[
-        str | None,
-        Parameter(name="--timeout", metavar="TIME", help="The timeout of jobs that set none; `none` = no limit."),
-    ] = None,
-    isolate: Annotated[
-        bool | None, Parameter(negative="--no-isolate", help="Run each job in a process of its own.")
-    ] = None,
-    on_lost: Annotated[
-        OnLost | None,
-        Parameter(metavar="HOW", help="What to do with a job whose worker is lost: retry, requeue, fail."),
-    ] = None,
-    keep_success: Annotated[
-        str | None, Parameter(metavar="TIME", help="How long to keep records of successes; `none` = forever.")
-    ] = None,
-    keep_failure: Annotated[
-        str | None, Parameter(metavar="TIME", help="The same for failed and cancelled jobs.")
-    ] = None,
-    clear: Annotated[
-        list[Clearable] | None,
-        Parameter(
-            metavar="NAME",
-            help="Reset a setting: policy, weights, tiers, timeout, isolate, on_lost, keep_….",
-        ),
-    ] = None,
-    target: Target = HERE,
-) -> None:
-    """Change the settings of a queue. Settings that are not named stay; `--clear` resets one.
-
-    For example:
-      windlass queues set web --tier fast:3s:100% --tier medium:10s:50% --tier slow:30s:20%
-      windlass queues set mail --policy fair --weight newsletter=1 --weight receipt=5
-      windlass queues set video --timeout 2h --isolate --on-lost fail
-      windlass queues set mail --clear weights --clear keep_success
-    """
-    given: dict[str, Any] = {"policy": policy, "isolate": isolate, "on_lost": on_lost, "clear": clear}
-    if weight is not None:
-        given["weights"] = {} if weight == ["none"] else dict(_weight(text) for text in weight)
-    if tier is not None:
-        given["tiers"] = [] if tier == ["none"] else [_tier(text) for text in tier]
-    chosen = {name: value for name, value in given.items() if value is not None}
-    for name, text in (("timeout", limit), ("keep_success", keep_success), ("keep_failure", keep_failure)):
-        if text is not None:
-            chosen[name] = None if text == "none" else duration.seconds(text, at=f"--{name.replace('_', '-')}")
-    if not chosen:
-        raise Invalid("nothing to change: give --policy, --tier, --timeout or another setting", at="queue")
-    change = ChangeQueue(queue=queue, change=QueueChange(**chosen))
-    await run(change, target, partial(_print_queue, queue), create=True)
+def _unless_none(texts: list[str]) -> list[str]:
+    return [] if texts == ["none"] else texts
 
 
 def _weight(text: str) -> tuple[str, float]:
@@ -366,10 +300,78 @@ def _weight(text: str) -> tuple[str, float]:
 
 
 def _tier(text: str) -> Tier:
-    parts = text.split(":")
-    if len(parts) not in (TIER_PARTS - 1, TIER_PARTS):
-        raise Invalid(f"{text!r} is not NAME:TIME or NAME:TIME:CAP, such as slow:30s:20%", at="--tier")
-    cap: str | int = parts[2] if len(parts) == TIER_PARTS else "100%"
-    if isinstance(cap, str) and cap.isdecimal():
-        cap = int(cap)
-    return Tier(name=parts[0], seconds=duration.seconds(parts[1], at="--tier"), cap=cap)
+    cap = "100%"
+    match text.split(":"):
+        case [name, time]:
+            pass
+        case [name, time, cap]:
+            pass
+        case _:
+            raise Invalid(f"{text!r} is not NAME:TIME or NAME:TIME:CAP, such as slow:30s:20%", at="--tier")
+    if not re.fullmatch(r"\d+(\.\d+)?%|\d+", cap):
+        raise Invalid(f"the cap of {text!r} is not a number of jobs or a share of the slots: 5, 20%", at="--tier")
+    return Tier(name=name, seconds=seconds(time, "--tier"), cap=int(cap) if cap.isdecimal() else cap)
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class QueueOptions:
+    """The settings to change: fields of `QueueChange`."""
+
+    policy: Annotated[
+        Policy | None, option("POLICY", "Which job is next: `priority` = strictly by it, `fair` = tasks take turns.")
+    ] = None
+    weights: Annotated[
+        list[str] | None,
+        option(
+            "NAME=N",
+            "Turns of this task for one turn of the others (with --tenant -: of this tenant). `none` removes all.",
+            "--weight",
+        ),
+    ] = None
+    tiers: Annotated[
+        list[str] | None,
+        option("NAME:TIME:CAP", "A time class, shortest first: slow:30s:20%. `none` removes all.", "--tier"),
+    ] = None
+    timeout: Annotated[
+        float | None, option("TIME", "The timeout of jobs that set none; `none` = no limit.", read=seconds_or_none)
+    ] = None
+    isolate: Annotated[bool | None, flag("Run each job in a process of its own.", negative="--no-isolate")] = None
+    on_lost: Annotated[
+        OnLost | None, option("HOW", "What to do with a job whose worker is lost: retry, requeue, fail.")
+    ] = None
+    keep_success: Annotated[
+        float | None,
+        option("TIME", "How long to keep records of successes; `none` = forever.", read=seconds_or_none),
+    ] = None
+    keep_failure: Annotated[
+        float | None, option("TIME", "The same for failed and cancelled jobs.", read=seconds_or_none)
+    ] = None
+    clear: Annotated[
+        list[Clearable] | None,
+        option("NAME", "Reset a setting: policy, weights, tiers, timeout, isolate, on_lost, keep_…."),
+    ] = None
+
+
+NO_CHANGE = QueueOptions()
+
+
+@queues.command(name="set")
+async def change(queue: Annotated[str, QUEUE], /, *, options: QueueOptions = NO_CHANGE, target: Target = HERE) -> None:
+    """Change the settings of a queue. Settings that are not named stay; `--clear` resets one.
+
+    For example:
+      windlass queues set web --tier fast:3s:100% --tier medium:10s:50% --tier slow:30s:20%
+      windlass queues set mail --policy fair --weight newsletter=1 --weight receipt=5
+      windlass queues set video --timeout 2h --isolate --on-lost fail
+      windlass queues set mail --clear weights --clear keep_success
+    """
+    if options == NO_CHANGE:
+        raise Invalid("nothing to change: give --policy, --tier, --timeout or another setting", at="queue")
+    fields = given(options)
+    if options.weights is not None:
+        fields["weights"] = dict(map(_weight, _unless_none(options.weights)))
+    if options.tiers is not None:
+        fields["tiers"] = list(map(_tier, _unless_none(options.tiers)))
+    change = ChangeQueue(queue=queue, change=QueueChange(**fields))
+    await run(change, target, partial(_print_queue, queue), create=True)

@@ -12,16 +12,16 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 from msgspec import Struct
 
-from windlass.cli import console
+from windlass.cli import COMMANDS, console
 from windlass.cli.console import Column
+from windlass.cli.options import option, seconds
 from windlass.cli.target import HERE, OPTIONS, Queue, Target, open_queue
-from windlass.model import duration
 from windlass.model.limit import Limit, Pause
 from windlass.model.operations import Operation
 from windlass.system import SystemClock
 
-For = Annotated[str | None, Parameter(name="--for", metavar="TIME", help="How long: 10m, 2h (until it is resumed).")]
-Why = Annotated[str, Parameter(metavar="TEXT", help="The reason, shown in listings.")]
+For = Annotated[float | None, option("TIME", "How long: 10m, 2h (until it is resumed).", "--for", read=seconds)]
+Why = Annotated[str, option("TEXT", "The reason, shown in listings.")]
 
 WriteLine = Callable[[str], None]
 
@@ -35,7 +35,7 @@ class Resource(Struct, frozen=True, kw_only=True, eq=False):
     name: str
     """The command: `limits`."""
     help: Mapping[str, str]
-    """The help of each command; that of the resource itself under its name."""
+    """The help of each command."""
     argument: Parameter = Parameter(name="NAME", help="Its name.")
     key: str = "name"
     """The field of the operations that names one thing."""
@@ -59,7 +59,7 @@ class Resource(Struct, frozen=True, kw_only=True, eq=False):
 
 def resource_app(resource: Resource) -> App:
     """The commands of a resource, as far as it has operations for them."""
-    app = App(name=resource.name, help=resource.help[resource.name], group_parameters=OPTIONS)
+    app = App(name=resource.name, help=COMMANDS[resource.name][2], group_parameters=OPTIONS)
     if resource.ls is not None:
         app.command(_ls(resource, resource.ls), name="ls", help=resource.help["ls"])
     if resource.show is not None:
@@ -92,7 +92,7 @@ def _ls(resource: Resource, rows: Callable[[Queue], Awaitable[list[Any]]]) -> Ca
                 console.write_json(document)
             return
         if found:
-            console.stdout().print(console.table(resource.columns(found), found))
+            console.stdout().print(console.Table(resource.columns(found), found))
         else:
             console.note(resource.empty)
         for line in notes:
@@ -124,8 +124,7 @@ def _pause(
     async def pause(
         name: Annotated[str, resource.argument], /, *, how_long: For = None, why: Why = "", target: Target = HERE
     ) -> None:
-        seconds = None if how_long is None else duration.seconds(how_long, at="--for")
-        until = None if seconds is None else SystemClock().now() + timedelta(seconds=seconds)
+        until = None if how_long is None else SystemClock().now() + timedelta(seconds=how_long)
         change = operation(name, Pause(paused=True, until=until, why=why))
         await run(change, target, partial(resource.print_one, name), create=create)
 

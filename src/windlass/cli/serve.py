@@ -1,19 +1,24 @@
 """`windlass serve` and `windlass openapi`: the queue over HTTP, and its OpenAPI document."""
 
-import asyncio
-import logging
 import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
-import uvloop
-from cyclopts import Group, Parameter
+from cyclopts import Group
 from msgspec.structs import asdict, replace
 
 from windlass.cli import console
+from windlass.cli.options import flag, option
 from windlass.cli.target import HERE, Target
-from windlass.cli.worker import HANDLERS, ForNetwork, Handlers, Sandbox, worker_options
+from windlass.cli.worker import (
+    HANDLERS,
+    NO_HANDLER_FLAGS,
+    SLOTS,
+    HandlerFlags,
+    run_forever,
+    worker_flags,
+    worker_options,
+)
 from windlass.dialect import s2, s3, s4
 from windlass.dialect.s3 import ClientJobOptions
 from windlass.dialect.s4 import NotificationOptions
@@ -26,7 +31,6 @@ from windlass.run_server import serve as run
 from windlass.server.application import VERSION
 from windlass.server.http_server import ListenAddress
 from windlass.server.openapi import document
-from windlass.worker.contexts.processes import AppBroken
 
 SERVER = Group("Server", sort_key=10)
 WORKER = Group("Built-in worker", sort_key=11)
@@ -34,52 +38,34 @@ WORKER = Group("Built-in worker", sort_key=11)
 
 def serve(
     *,
-    host: Annotated[
-        str, Parameter(group=SERVER, metavar="HOST", help="The address to listen on (127.0.0.1).")
-    ] = "127.0.0.1",
-    port: Annotated[int, Parameter(group=SERVER, metavar="N", help="The port (7717).")] = 7717,
-    socket: Annotated[str, Parameter(group=SERVER, metavar="PATH", help="Listen on a unix socket instead.")] = "",
+    host: Annotated[str, option("HOST", "The address to listen on (127.0.0.1).", group=SERVER)] = "127.0.0.1",
+    port: Annotated[int, option("N", "The port (7717).", group=SERVER)] = 7717,
+    socket: Annotated[str, option("PATH", "Listen on a unix socket instead.", group=SERVER)] = "",
     data: Annotated[
-        Path | None,
-        Parameter(group=SERVER, metavar="DIR", help="The folder of its token and journal (~/.local/state/windlass)."),
+        Path | None, option("DIR", "The folder of its token and journal (~/.local/state/windlass).", group=SERVER)
     ] = None,
     journal: Annotated[
         bool,
-        Parameter(
-            group=SERVER,
-            negative="--no-journal",
-            help="Journal accepted jobs on disk, in front of a Redis store (yes).",
-        ),
+        flag("Journal accepted jobs on disk, in front of a Redis store (yes).", negative="--no-journal", group=SERVER),
     ] = True,
     replicas: Annotated[
-        int | None,
-        Parameter(group=SERVER, metavar="N", help="Redis replicas that must have a job before it is accepted (0)."),
+        int | None, option("N", "Redis replicas that must have a job before it is accepted (0).", group=SERVER)
     ] = None,
     reach: Annotated[
         list[str] | None,
-        Parameter(
-            name=("--reach", "--push-allow"),
+        option(
+            "WHERE:PORT",
+            "Also send jobs to this network, address or host, and port; repeatable.",
+            *("--reach", "--push-allow"),
             group=SERVER,
-            negative="",
-            metavar="WHERE:PORT",
-            help="Also send jobs to this network, address or host, and port; repeatable.",
         ),
     ] = None,
-    app: Annotated[str | None, Parameter(group=WORKER, metavar="MODULE:APP", help="Run the tasks of this app.")] = None,
-    worker: Annotated[
-        bool, Parameter(group=WORKER, negative="--no-worker", help="Run a worker inside the server (yes).")
-    ] = True,
-    slots: Annotated[
-        int | None,
-        Parameter(name=("--slots", "--concurrency", "-c"), group=WORKER, metavar="N", help="Jobs to run at once (32)."),
-    ] = None,
-    allow_upload: Annotated[
-        bool | None, Parameter(group=HANDLERS, negative="", help="Accept handlers: code that workers run.")
-    ] = None,
-    handlers: Handlers = None,
-    sandbox: Sandbox = None,
-    network: ForNetwork = None,
-    verbose: Annotated[bool, Parameter(name=("--verbose", "-v"), group=SERVER, help="Log more.")] = False,
+    app: Annotated[str | None, option("MODULE:APP", "Run the tasks of this app.", group=WORKER)] = None,
+    worker: Annotated[bool, flag("Run a worker inside the server (yes).", negative="--no-worker", group=WORKER)] = True,
+    slots: Annotated[int | None, option("N", "Jobs to run at once (32).", *SLOTS, group=WORKER)] = None,
+    allow_upload: Annotated[bool | None, flag("Accept handlers: code that workers run.", group=HANDLERS)] = None,
+    handler_flags: HandlerFlags = NO_HANDLER_FLAGS,
+    verbose: Annotated[bool, flag("Log more.", name=("--verbose", "-v"), group=SERVER)] = False,
     target: Target = HERE,
 ) -> int:
     """Serve the queue over HTTP, in MessagePack and JSON; /openapi.json describes it.
@@ -93,10 +79,8 @@ def serve(
     Commands and clients of the same user on this machine find the token in the server's folder. Others need one from
     `windlass tokens add`.
     """
-    flags = {"worker.slots": slots, "worker.handlers": handlers, "worker.sandbox": sandbox, "worker.network": network}
-    settings = target.settings(
-        {**flags, "worker.reach": reach, "server.allow_upload": allow_upload, "engine.replicas": replicas}
-    )
+    flags = {**worker_flags(handler_flags), "worker.slots": slots, "worker.reach": reach}
+    settings = target.settings({**flags, "server.allow_upload": allow_upload, "engine.replicas": replicas})
     where = ListenAddress(host=host, port=port, socket=socket)
     chosen = worker_options(settings, max_jobs=None)
     own = data or data_folder(dict(os.environ))
@@ -118,14 +102,7 @@ def serve(
         notifications=NotificationOptions(**asdict(settings.notifications)),
         client_jobs=ClientJobOptions(**asdict(settings.client_jobs)),
     )
-    console.log(logging.DEBUG if verbose else logging.INFO)
-    try:
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(run(serving))
-    except AppBroken as fault:
-        sys.stderr.write(f"{fault.traceback}windlass: {app} cannot be imported: {fault}\n")
-        return 1
-    return 0
+    return run_forever(run(serving), app, verbose=verbose)
 
 
 def openapi(*, target: Target = HERE) -> None:  # noqa: ARG001 - every command has these options

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 from cyclopts import Group, Parameter
 from msgspec.structs import asdict, replace
@@ -16,12 +16,14 @@ from msgspec.structs import asdict, replace
 from windlass import config
 from windlass.addresses import file_of, is_server, open_service
 from windlass.cli import DASH
+from windlass.cli.options import flag, option
 from windlass.engine import Settings
 from windlass.model.errors import Invalid, Missing
 from windlass.model.events import Event, EventSource
+from windlass.model.job import Job
 from windlass.model.match import Match
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, without_password
-from windlass.model.operations import A, Operation, Service
+from windlass.model.operations import MOST_AT_ONCE, A, List, Operation, Service
 
 OPTIONS = Group("Options", sort_key=20)
 COMMON = Group("Common options", sort_key=100)
@@ -34,28 +36,27 @@ class Target:
 
     store: Annotated[
         str | None,
-        Parameter(
-            metavar="STORE",
-            help="Where jobs are stored: a file, or redis://, rediss://, unix://, redis+sentinel://, redis+cluster://. "
+        option(
+            "STORE",
+            "Where jobs are stored: a file, or redis://, rediss://, unix://, redis+sentinel://, redis+cluster://. "
             f"Default: ${config.variable('store')}, else `store` in {config.FILE}, else ./{config.DEFAULT_STORE}.",
         ),
     ] = None
     server: Annotated[
         str | None,
-        Parameter(
-            metavar="URL",
-            help="A Windlass server instead of a store: http://, https://, http+unix://. Default: $WINDLASS_SERVER.",
+        option(
+            "URL", "A Windlass server instead of a store: http://, https://, http+unix://. Default: $WINDLASS_SERVER."
         ),
     ] = None
     tenant: Annotated[
         str | None,
-        Parameter(
-            metavar="NAME",
-            help="The tenant; `-` = all tenants. "
+        option(
+            "NAME",
+            "The tenant; `-` = all tenants. "
             f"Default: ${config.variable('tenant')}, else `tenant` in {config.FILE}, else `{DEFAULT_TENANT}`.",
         ),
     ] = None
-    json: Annotated[bool, Parameter(help="Print JSON: one document, or one per line for streams.")] = False
+    json: Annotated[bool, flag("Print JSON: one document, or one per line for streams.")] = False
 
     def settings(self, flags: Mapping[str, Any] | None = None) -> config.Config:
         """The settings of this command; `flags` are its own options."""
@@ -84,6 +85,20 @@ class Queue:
 
     async def __call__(self, operation: Operation[A]) -> A:
         return await self.service(replace(operation, tenant=self.tenant))
+
+    async def jobs(
+        self, match: Match, *, order: Literal["oldest", "newest"] = "oldest", most: int | None = None
+    ) -> AsyncIterator[Job]:
+        """Matching jobs, read a page at a time; all of them, or so many."""
+        after, left = None, most
+        while left is None or left > 0:
+            size = min(left or MOST_AT_ONCE, MOST_AT_ONCE)
+            page = await self(List(match=match, limit=size, after=after, order=order))
+            for job in page.jobs:
+                yield job
+            if (after := page.next) is None:
+                return
+            left = None if left is None else left - len(page.jobs)
 
     def watch(self, match: Match) -> AsyncGenerator[Event, None]:
         return cast("EventSource", self.service).watch(self.tenant, match)  # every service has events

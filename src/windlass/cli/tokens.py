@@ -7,9 +7,9 @@ from cyclopts import Parameter
 
 from windlass.cli import console
 from windlass.cli.console import Column
+from windlass.cli.options import option, seconds
 from windlass.cli.resources import Resource, listing, resource_app
 from windlass.cli.target import HERE, Target, open_queue
-from windlass.model import duration
 from windlass.model.operations import AddToken, RemoveToken, Tokens
 from windlass.model.token import Scope
 from windlass.system import SystemClock
@@ -31,7 +31,6 @@ tokens = resource_app(
     Resource(
         name="tokens",
         help={
-            "tokens": "Add and remove tokens for the HTTP API.",
             "ls": "List tokens, without their secrets.",
             "rm": "Remove a token. It stops working within a second.",
         },
@@ -50,8 +49,8 @@ tokens = resource_app(
 @tokens.command
 async def add(
     *scopes: Annotated[Scope, Parameter(help="What it allows: enqueue, work, read, operate, admin (enqueue read).")],
-    expires: Annotated[str | None, Parameter(metavar="TIME", help="How long it is valid: 90d (forever).")] = None,
-    note: Annotated[str, Parameter(metavar="TEXT", help="What it is for.")] = "",
+    expires: Annotated[float | None, option("TIME", "How long it is valid: 90d (forever).", read=seconds)] = None,
+    note: Annotated[str, option("TEXT", "What it is for.")] = "",
     target: Target = HERE,
 ) -> None:
     """Create a token for a tenant and print it. It is shown only this once.
@@ -60,9 +59,8 @@ async def add(
       windlass tokens add enqueue read --tenant shop --expires 90d --note "web app"
       windlass tokens add admin --tenant -
     """
-    seconds = None if expires is None else duration.seconds(expires, at="--expires")
     async with open_queue(target, create=True) as queue:
-        issued = await queue(AddToken(scopes=list(scopes) or ["enqueue", "read"], expires=seconds, note=note))
+        issued = await queue(AddToken(scopes=list(scopes) or ["enqueue", "read"], expires=expires, note=note))
     if target.json:
         console.write_json(issued)
     else:

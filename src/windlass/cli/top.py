@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Annotated
 
-from cyclopts import Parameter
 from msgspec import Struct
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -22,14 +21,14 @@ from rich.text import Text
 from windlass.cli import console
 from windlass.cli.console import Column
 from windlass.cli.job_view import error_line, wait_text
+from windlass.cli.options import flag, option, seconds
 from windlass.cli.queues import QueueCounts, count_queues, outcomes_text, state_columns, worker_columns
 from windlass.cli.target import HERE, Queue, Target, open_queue
-from windlass.model import duration
 from windlass.model.errors import Invalid
 from windlass.model.estimate import Estimate, QueueEstimate
 from windlass.model.job import FINISHED, Job, State
 from windlass.model.match import Match
-from windlass.model.operations import MOST_AT_ONCE, GetQueueEstimate, GetStats, List, Workers
+from windlass.model.operations import MOST_AT_ONCE, GetQueueEstimate, GetStats, Workers
 from windlass.model.worker import Worker
 from windlass.system import SystemClock
 
@@ -61,8 +60,8 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
 async def top(
     *,
-    every: Annotated[str, Parameter(metavar="TIME", help="The interval (1s).")] = "1s",
-    once: Annotated[bool, Parameter(help="Print one frame and exit.")] = False,
+    every: Annotated[float, option("TIME", "The interval (1s).", read=seconds)] = 1.0,
+    once: Annotated[bool, flag("Print one frame and exit.")] = False,
     target: Target = HERE,
 ) -> None:
     """Watch queues, workers and the newest failures; `q` quits.
@@ -72,14 +71,13 @@ async def top(
       windlass top --once
       windlass top --every 10s --json >> log.ndjson
     """
-    pause = duration.seconds(every, at="--every")
-    if pause < SHORTEST:
-        raise Invalid(f"{console.span(pause)} is too short: use 100ms or more", at="--every")
+    if every < SHORTEST:
+        raise Invalid(f"{console.span(every)} is too short: use 100ms or more", at="--every")
     async with open_queue(target) as queue:
         if target.json or once or not console.stdout().is_terminal:
-            await _stream(queue, pause, once=once, json=target.json)
+            await _stream(queue, every, once=once, json=target.json)
         else:
-            await _screen(queue, pause)
+            await _screen(queue, every)
 
 
 async def _stream(queue: Queue, pause: float, *, once: bool, json: bool) -> None:
@@ -159,15 +157,8 @@ def failed(found: list[QueueCounts]) -> int:
 
 
 async def _failures(queue: Queue) -> list[Job]:
-    newest: list[Job] = []
-    after, looked_at = None, 0
-    while looked_at < MOST_LOOKED_AT:
-        page = await queue(List(match=Match(state=["failed"]), limit=MOST_AT_ONCE, after=after))
-        newest = heapq.nlargest(MOST_FAILURES, newest + page.jobs, key=lambda job: job.updated_at)
-        after, looked_at = page.next, looked_at + MOST_AT_ONCE
-        if after is None:
-            break
-    return newest
+    looked_at = [job async for job in queue.jobs(Match(state=["failed"]), most=MOST_LOOKED_AT)]
+    return heapq.nlargest(MOST_FAILURES, looked_at, key=lambda job: job.updated_at)
 
 
 def frame(before: Snapshot | None, now: Snapshot) -> RenderableType:
@@ -201,12 +192,11 @@ def _queues(before: Snapshot | None, now: Snapshot) -> list[RenderableType]:
         Column("runs", lambda line: outcomes_text(line.outcomes)),
         Column("wait", wait),
     ]
-    table = console.table(columns, now.queues[:MOST_QUEUES])
-    return [table, *_more(len(now.queues) - MOST_QUEUES, "queue")]
+    return [console.Table(columns, now.queues[:MOST_QUEUES]), *_more(len(now.queues) - MOST_QUEUES, "queue")]
 
 
 def _worker_table(now: Snapshot) -> console.Table:
-    return console.table(worker_columns(now.workers), now.workers[:MOST_WORKERS])
+    return console.Table(worker_columns(now.workers), now.workers[:MOST_WORKERS])
 
 
 def _rates(before: Snapshot | None, now: Snapshot, line: QueueCounts) -> tuple[str, str]:
@@ -228,7 +218,7 @@ def _failures_table(now: Snapshot) -> list[RenderableType]:
         Column("when", lambda job: console.ago(job.updated_at, now.at)),
         Column("", lambda job: error_line(job.error) if job.error else str(job.reason or "")),
     ]
-    return [console.table(columns, now.failures)]
+    return [console.Table(columns, now.failures)]
 
 
 def _more(count: int, noun: str) -> list[RenderableType]:

@@ -4,6 +4,8 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Coroutine
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import uvloop
@@ -12,6 +14,7 @@ from msgspec.structs import asdict
 
 from windlass import config
 from windlass.cli import console
+from windlass.cli.options import flag, option
 from windlass.cli.target import HERE, Target
 from windlass.engine import Settings
 from windlass.model.errors import Invalid
@@ -27,17 +30,60 @@ HANDLERS = Group("Handlers: code stored in the queue", sort_key=12)
 SHUTDOWN = Group("Shutdown", sort_key=13)
 LOGGING = Group("Logging", sort_key=14)
 
-Handlers = Annotated[
-    bool | None,
-    Parameter(group=HANDLERS, negative="--no-handlers", help="Run jobs of tasks that have a handler (yes)."),
-]
-Sandbox = Annotated[
-    Tier | None,
-    Parameter(group=HANDLERS, metavar="TIER", help="The sandbox: limits, confined (the default) or isolated."),
-]
-ForNetwork = Annotated[
-    bool | None, Parameter(group=HANDLERS, negative="", help="Allow the network to handlers that need it.")
-]
+SLOTS = ("--slots", "--concurrency", "-c")
+
+
+@Parameter(name="*", group=HANDLERS)
+@dataclass(frozen=True, kw_only=True)
+class HandlerFlags:
+    """How handlers are run: settings of the worker, of this command and of `serve`."""
+
+    handlers: Annotated[bool | None, flag("Run jobs of tasks that have a handler (yes).", negative="--no-handlers")] = (
+        None
+    )
+    sandbox: Annotated[Tier | None, option("TIER", "The sandbox: limits, confined (the default) or isolated.")] = None
+    network: Annotated[bool | None, flag("Allow the network to handlers that need it.")] = None
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class WorkerFlags:
+    """Settings of the worker, by name; `config` reads and checks them."""
+
+    queues: Annotated[
+        str | None,
+        option("NAMES", "The queues to take from, most important first: a,b,c.", "--queues", "-q", group=CAPACITY),
+    ] = None
+    slots: Annotated[int | None, option("N", "Jobs to run at once (32).", *SLOTS, group=CAPACITY)] = None
+    contexts: Annotated[int | None, option("N", "Processes that share the slots (one per CPU).", group=CAPACITY)] = None
+    name: Annotated[str | None, option("NAME", "Its name in listings.", group=CAPACITY)] = None
+    grace: Annotated[
+        str | None, option("TIME", "Time for running jobs to finish after the first signal (30s).", group=SHUTDOWN)
+    ] = None
+    max_jobs: Annotated[int | None, option("N", "Exit after N jobs.", group=SHUTDOWN)] = None
+    context_max_jobs: Annotated[int | None, option("N", "Replace a process after N jobs.", group=RECYCLING)] = None
+    max_memory: Annotated[
+        str | None, option("SIZE", "Replace a process above this much memory: 512MB, 1GiB.", group=RECYCLING)
+    ] = None
+    max_age: Annotated[str | None, option("TIME", "Replace a process after this time: 1h, 2d.", group=RECYCLING)] = None
+    max_output: Annotated[
+        str | None, option("SIZE", "Kill an isolated job that prints more (64MiB).", group=RECYCLING)
+    ] = None
+    reach: Annotated[
+        list[str] | None,
+        option(
+            "WHERE:PORT",
+            "Also allow http handlers at this network, address or host, and port; repeatable.",
+            group=HANDLERS,
+        ),
+    ] = None
+    telemetry: Annotated[
+        str | None,
+        option("FOLDER", "Write a row per run to a CSV file in this folder: start, duration, task.", group=LOGGING),
+    ] = None
+
+
+NO_HANDLER_FLAGS, NO_FLAGS = HandlerFlags(), WorkerFlags()
 
 
 def worker(
@@ -47,66 +93,10 @@ def worker(
     ] = "",
     /,
     *,
-    queues: Annotated[
-        str | None,
-        Parameter(
-            name=("--queues", "-q"),
-            group=CAPACITY,
-            metavar="NAMES",
-            help="The queues to take from, most important first: a,b,c.",
-        ),
-    ] = None,
-    slots: Annotated[
-        int | None,
-        Parameter(
-            name=("--slots", "--concurrency", "-c"), group=CAPACITY, metavar="N", help="Jobs to run at once (32)."
-        ),
-    ] = None,
-    contexts: Annotated[
-        int | None, Parameter(group=CAPACITY, metavar="N", help="Processes that share the slots (one per CPU).")
-    ] = None,
-    name: Annotated[str | None, Parameter(group=CAPACITY, metavar="NAME", help="Its name in listings.")] = None,
-    burst: Annotated[bool, Parameter(group=SHUTDOWN, help="Exit when the queues are empty.")] = False,
-    grace: Annotated[
-        str | None,
-        Parameter(group=SHUTDOWN, metavar="TIME", help="Time for running jobs to finish after the first signal (30s)."),
-    ] = None,
-    max_jobs: Annotated[int | None, Parameter(group=SHUTDOWN, metavar="N", help="Exit after N jobs.")] = None,
-    context_max_jobs: Annotated[
-        int | None, Parameter(group=RECYCLING, metavar="N", help="Replace a process after N jobs.")
-    ] = None,
-    max_memory: Annotated[
-        str | None,
-        Parameter(group=RECYCLING, metavar="SIZE", help="Replace a process above this much memory: 512MB, 1GiB."),
-    ] = None,
-    max_age: Annotated[
-        str | None, Parameter(group=RECYCLING, metavar="TIME", help="Replace a process after this time: 1h, 2d.")
-    ] = None,
-    max_output: Annotated[
-        str | None,
-        Parameter(group=RECYCLING, metavar="SIZE", help="Kill an isolated job that prints more (64MiB)."),
-    ] = None,
-    handlers: Handlers = None,
-    sandbox: Sandbox = None,
-    network: ForNetwork = None,
-    reach: Annotated[
-        list[str] | None,
-        Parameter(
-            group=HANDLERS,
-            negative="",
-            metavar="WHERE:PORT",
-            help="Also allow http handlers at this network, address or host, and port; repeatable.",
-        ),
-    ] = None,
-    telemetry: Annotated[
-        str | None,
-        Parameter(
-            group=LOGGING,
-            metavar="FOLDER",
-            help="Write a row per run to a CSV file in this folder: start, duration, task.",
-        ),
-    ] = None,
-    verbose: Annotated[bool, Parameter(name=("--verbose", "-v"), group=LOGGING, help="Log more.")] = False,
+    burst: Annotated[bool, flag("Exit when the queues are empty.", group=SHUTDOWN)] = False,
+    handler_flags: HandlerFlags = NO_HANDLER_FLAGS,
+    flags: WorkerFlags = NO_FLAGS,
+    verbose: Annotated[bool, flag("Log more.", name=("--verbose", "-v"), group=LOGGING)] = False,
     target: Target = HERE,
 ) -> int:
     """Run jobs.
@@ -121,27 +111,33 @@ def worker(
     TERM or Ctrl-C lets running jobs finish within the grace period and releases the rest; a second one releases all at
     once. QUIT stops at once. TSTP (Ctrl-Z) pauses claiming, CONT resumes it.
     """
-    flags: dict[str, Any] = {"queues": queues, "slots": slots, "contexts": contexts, "name": name, "grace": grace}
-    flags |= {"max_jobs": max_jobs, "context_max_jobs": context_max_jobs, "max_output": max_output}
-    flags |= {"max_memory": max_memory, "max_age": max_age}
-    flags |= {"handlers": handlers, "sandbox": sandbox, "network": network, "telemetry": telemetry, "reach": reach}
-    settings = target.settings({f"worker.{key}": value for key, value in flags.items()})
+    settings = target.settings(worker_flags(flags, handler_flags))
     if not app and not settings.worker.handlers:
         raise Invalid("nothing to run: name an app, or leave out --no-handlers", at="app")
     lease = settings.engine.lease if settings.worker.lease is None else settings.worker.lease
     options = worker_options(settings, target=app, burst=burst)
     engine = Settings(**{**asdict(settings.engine), "lease": lease})
     _set_environment(target, settings)
+    address = target.server or (target.store if app else settings.store)
+    tenant = settings.tenant if target.tenant or not app else None
+    return run_forever(work(options, address, engine, tenant=tenant), app, verbose=verbose)
+
+
+def run_forever(program: Coroutine[Any, Any, None], app: str | None, *, verbose: bool) -> int:
+    """Run a worker or a server to its end, with a log; the exit status."""
     console.log(logging.DEBUG if verbose else logging.INFO)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            address = target.server or (target.store if app else settings.store)
-            tenant = settings.tenant if target.tenant or not app else None
-            runner.run(work(options, address, engine, tenant=tenant))
+            runner.run(program)
     except AppBroken as fault:
         sys.stderr.write(f"{fault.traceback}windlass: {app} cannot be imported: {fault}\n")
         return 1
     return 0
+
+
+def worker_flags(*options: object) -> dict[str, Any]:
+    """Options as settings of the worker."""
+    return {f"worker.{name}": value for one in options for name, value in vars(one).items()}
 
 
 def _set_environment(target: Target, settings: config.Config) -> None:

@@ -19,7 +19,7 @@ from windlass.connection import Ask, Transport
 from windlass.model.duration import seconds
 from windlass.model.errors import Invalid
 from windlass.model.events import Event
-from windlass.model.job import FINISHED, Job, NewJob, State
+from windlass.model.job import FINISHED, Job, State
 from windlass.model.operations import (
     A,
     Enqueued,
@@ -29,7 +29,6 @@ from windlass.model.operations import (
     Rerun,
     Result,
     Selection,
-    Service,
     Show,
 )
 from windlass.model.template import JobTemplate
@@ -154,22 +153,19 @@ class Harness:
     def at_once(self, _tenant: str, _template: JobTemplate, _id: bytes, _payload: bytes, /) -> bool:
         return False  # there is one path here
 
-    def ask(self, operation: Operation[A], *, waits: bool = False) -> A:
+    def ask(self, operation: Operation[A], /) -> A:
         answer = self._running.ask(_without_waiting(operation))
-        if waits and _runs_elsewhere(answer):
+        if _runs_elsewhere(answer):
             answer = self._running.ask(operation)
         self._note(answer)
         if isinstance(operation, Selection):
             self._running.follow()
         return _ended(operation, answer)
 
-    def ask_each(self, operations: Iterable[Operation[A]]) -> list[A]:
+    def ask_each(self, operations: Iterable[Operation[A]], /) -> list[A]:
         return [self.ask(operation) for operation in operations]
 
-    async def service(self) -> Service:
-        return self._answer
-
-    async def _answer(self, operation: Operation[A]) -> A:
+    async def aask(self, operation: Operation[A], /) -> A:
         answer = await self._running.aask(_without_waiting(operation))
         if _runs_elsewhere(answer):
             answer = await self._running.aask(operation)
@@ -177,9 +173,6 @@ class Harness:
         if isinstance(operation, Selection):
             self._running.follow()
         return _ended(operation, answer)
-
-    async def enqueue(self, tenant: str, new: NewJob) -> bool:
-        return bool((await self._answer(EnqueueMany(tenant=tenant, jobs=[new]))).created)
 
     def hear(self, _: Ask, /) -> Iterator[Event]:
         raise Invalid("inside a test there are no events to wait for: look at the job instead", at="events")
@@ -248,16 +241,16 @@ class Inline(Harness):
     def _fresh(self) -> Self:
         return type(self)(self._app, raises=self._raises)
 
-    def ask(self, operation: Operation[A], *, waits: bool = False) -> A:
-        answer = super().ask(operation, waits=waits)
+    def ask(self, operation: Operation[A], /) -> A:
+        answer = super().ask(operation)
         if isinstance(operation, EnqueueMany | Rerun):
             for work in self._due():
                 _, self._raised[work.run.id] = self._running.run(work)
             self._raise_for(answer)
         return answer
 
-    async def _answer(self, operation: Operation[A]) -> A:
-        answer = await super()._answer(operation)
+    async def aask(self, operation: Operation[A], /) -> A:
+        answer = await super().aask(operation)
         if isinstance(operation, EnqueueMany | Rerun):
             for work in self._due():
                 _, self._raised[work.run.id] = await self._running.arun(work)

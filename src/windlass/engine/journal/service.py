@@ -11,7 +11,7 @@ that ended processes have left. Must not know how a journal is stored.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from operator import attrgetter
@@ -45,8 +45,10 @@ from windlass.engine.new_jobs import (
     to_drafts,
 )
 from windlass.model.errors import Conflict, JournalFull, PartAway, Unavailable, WindlassError
+from windlass.model.events import Event
 from windlass.model.job import Job, NewJob, Reason, Terms
 from windlass.model.lifecycle import enter
+from windlass.model.match import Match
 from windlass.model.names import ID_SIZE, JobKey, check_id, key_of, texts_like
 from windlass.model.operations import (
     A,
@@ -125,6 +127,12 @@ class Journaled:
             case _:
                 answer = await self._ask(operation)
         return cast("A", answer)
+
+    def watch(self, tenant: str, match: Match) -> AsyncGenerator[Event, None]:
+        return self._engine.watch(tenant, match)
+
+    def follow_job(self, tenant: str, id: str, since: str = "") -> AsyncGenerator[Event, None]:
+        return self._engine.follow_job(tenant, id, since)
 
     async def check_ready(self) -> None:
         """Raise what keeps it from accepting new jobs or showing them."""
