@@ -67,7 +67,7 @@ def test_s0_11_caps_hold_at_every_look_under_random_load(harness: WorkerHarness)
 
 
 def test_s0_14_which_flexible_job_pays_for_a_denied_one_is_random(harness: WorkerHarness) -> None:
-    regulate(harness, slow=2, medium=2)
+    regulate(harness, slow=2, medium=2, times=100)
     harness.start("-c", "2")
     hit = set()
     for trial in range(20):
