@@ -2,7 +2,7 @@
 
 Jobs come in groups, rules change, time passes; every answer must be the same, and after every step so must all that can
 be seen. Beyond that the walk counts for itself: no step fills a bucket or a tier beyond its bound, no place is left
-behind, and whoever takes all there is leaves nothing that could run.
+behind, and a worker that takes all there is leaves nothing that could run.
 
 A walk has either limits and tiers or turns: with both, which of two jobs goes first may depend on when one was found
 full (`test_store_flow_turns` looks at what holds then).
@@ -436,7 +436,7 @@ class FlowWalk(RuleBasedStateMachine):
 
     @rule(lots=LOTS)
     def take_all_there_is(self, lots: list[dict[str, Any]]) -> None:
-        """Whoever knows everything and has slots for all leaves nothing that could run."""
+        """A worker for every task with slots for all jobs leaves nothing that could run."""
         self.add(lots)
         self.unblock_ready()
         self.take(ALL_KNOWING, 200, self.chance.token())
@@ -462,8 +462,8 @@ class FlowWalk(RuleBasedStateMachine):
         groups = [entry.group for entry in self.entries(State.RUNNING)]
         for name in self.run(self.model.flow.rules()).limit_rules:
             buckets = [bucket for group in groups for bucket in buckets_of(group) if name_of(bucket) == name]
-            told = {one.bucket: one.running for one in self.run(self.real.flow.usage(name, 100)) if one.running}
-            assert told == {bucket: buckets.count(bucket) for bucket in buckets}
+            found = {one.bucket: one.running for one in self.run(self.real.flow.usage(name, 100)) if one.running}
+            assert found == {bucket: buckets.count(bucket) for bucket in buckets}
 
 
 def brief(record: Record) -> tuple[object, ...]:

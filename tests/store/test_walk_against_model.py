@@ -398,9 +398,9 @@ class Walk(RuleBasedStateMachine):
             self.act(action(tenant="-", ids=[held.id]), lost)
 
     def act(self, operation: Selecting, lost: bool) -> None:
-        foretold = self.ask(replace(operation, dry_run=True))
+        planned = self.ask(replace(operation, dry_run=True))
         changed, again = self.send(operation, lost=lost)
-        assert plain(changed) == plain(foretold), "a dry run tells what will be changed"
+        assert plain(changed) == plain(planned), "a dry run tells what will be changed"
         assert again is None or isinstance(again, WindlassError) or again == Changed(changed=0)
 
     # Work
@@ -440,7 +440,7 @@ class Walk(RuleBasedStateMachine):
         lost=st.booleans(),
     )
     def shift(self, more: list[Any], slots: int, stop: Any, lost: bool, **report: Any) -> Any:
-        """A worker's day in one step: jobs come and are claimed, one is told to stop, some end, the rest is left."""
+        """A worker's day in one step: jobs come and are claimed, one is asked to stop, some end, the rest is left."""
         self.enqueue_many("default", more, lost)
         held = self.claim(self.everyman, slots, slots % 4, lost)
         self.both_hold_the_same()
@@ -577,8 +577,8 @@ class Walk(RuleBasedStateMachine):
     def no_place_is_left_behind(self) -> None:
         held = [bucket for entry in self.specification.entries(State.RUNNING) for bucket in buckets_of(entry.group)]
         for name in self.run(self.specification.rules()).limit_rules:
-            told = {one.bucket: one.running for one in self.run(flow(self.real).usage(name, 100)) if one.running}
-            assert told == {bucket: held.count(bucket) for bucket in held if name_of(bucket) == name}
+            found = {one.bucket: one.running for one in self.run(flow(self.real).usage(name, 100)) if one.running}
+            assert found == {bucket: held.count(bucket) for bucket in held if name_of(bucket) == name}
 
     # Time
 

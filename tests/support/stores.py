@@ -56,7 +56,7 @@ ALL = PENDING | FINISHED
 
 
 class VirtualClock:
-    """Stands still until it is told to advance; whoever sleeps wakes when it has advanced far enough."""
+    """Stands still until a test advances it; a sleeper wakes when it has advanced far enough."""
 
     def __init__(self, start: datetime = EPOCH) -> None:
         self._start = start

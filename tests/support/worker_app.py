@@ -165,7 +165,7 @@ def obedient() -> str:
         try:
             time.sleep(0.01)
         except Cancelled:
-            note("told")
+            note("asked to stop")
             return "half of it"
     return "half of it"
 

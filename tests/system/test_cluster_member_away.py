@@ -174,7 +174,7 @@ def test_s3_item_36_a_member_of_a_cluster_is_away_and_work_goes_on(
 
         until(lambda: time.monotonic() - back > 2 * LEASE)
         let_go(shop, "outlasts")
-        assert site.ended(held[-1])["attempt"] == 1, "nobody took it from a worker that could not make itself heard"
+        assert site.ended(held[-1])["attempt"] == 1, "it stayed with a worker that could not renew it"
         assert sorted(shop.notes("ran")) == sorted({*shop.notes("ran")}), "once each"
         assert len(shop.notes("ended")) == 3
         assert "reports refused" not in worker.said, "nothing was reported twice"
