@@ -1,4 +1,4 @@
-"""What the store knows is looked up now and then, and holds nobody up who can do without it."""
+"""A cached value is looked up now and then, and holds up no caller that can use the old one."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -71,7 +71,7 @@ async def test_a_look_that_takes_long_holds_up_only_who_came_with_it(oracle: Ora
     await asyncio.sleep(0)
     assert not any(one.done() for one in with_it), "they wait for the look"
     assert await asyncio.gather(*with_it) == [1] * 3, "not until it is over"
-    assert [at_once(cached.known()) for _ in range(100)] == [1] * 100, "nobody else waits for what is late"
+    assert [at_once(cached.known()) for _ in range(100)] == [1] * 100, "no other caller waits for what is late"
     oracle.may_answer.set()
     await oracle.answered.wait()
     assert await cached.known() == 2
@@ -92,11 +92,11 @@ async def test_what_was_known_last_counts_while_looks_are_in_vain(oracle: Oracle
     assert await cached.known() == 3
 
 
-async def test_while_nothing_is_known_everybody_is_told(oracle: Oracle, clock: VirtualClock) -> None:
+async def test_while_nothing_is_known_every_caller_gets_the_error(oracle: Oracle, clock: VirtualClock) -> None:
     cached = CachedValue(oracle, clock, remember=1.0, patience=0.0)
     oracle.away = True
-    told = await asyncio.gather(*(cached.known() for _ in range(3)), return_exceptions=True)
-    assert [type(one) for one in told] == [Unavailable] * 3
+    answers = await asyncio.gather(*(cached.known() for _ in range(3)), return_exceptions=True)
+    assert [type(one) for one in answers] == [Unavailable] * 3
     oracle.away = False
     assert await cached.known() == 2, "and the next one asks again"
 

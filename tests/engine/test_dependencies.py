@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.support.engines import enqueue, finish, packed, register, state, take
 from tests.support.patience import PATIENCE
-from tests.support.stores import SeededChance, VirtualClock
+from tests.support.stores import EVERY_RUN, STORES, SeededChance, StoreKind, VirtualClock, with_long
 from windlass.engine import Engine, upkeep
 from windlass.model import wire
 from windlass.model.errors import Invalid, TooLarge, WindlassError
@@ -22,6 +22,13 @@ from windlass.model.wire import MOST_PAYLOAD
 from windlass.server import bodies
 
 NO_SUCH_ID = "00000000-0000-7000-8000-0000000000df"
+
+
+@pytest.fixture(params=with_long(STORES, every_run=(*EVERY_RUN, "cluster")))
+def kind(request: pytest.FixtureRequest) -> StoreKind:
+    """On a cluster each time too: a job may wait for one that lies on another server."""
+    found: StoreKind = request.param
+    return found
 
 
 async def end(engine: Engine, id: str, outcome: Verdict = Verdict.OK, **more: Any) -> None:

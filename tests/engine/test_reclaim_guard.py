@@ -24,11 +24,11 @@ def answers(guard: ReclaimGuard, *times: float) -> list[bool]:
     return [guard.may_reclaim(START + timedelta(seconds=time)) for time in times]
 
 
-def test_whoever_has_just_come_waits_before_taking_anything() -> None:
+def test_an_engine_that_has_just_started_waits_before_it_reclaims() -> None:
     assert answers(ReclaimGuard(1.0), 0, 1, SETTLE, 3, 4) == [False, False, True, True, True]
 
 
-def test_whoever_will_not_be_here_for_long_does_not_wait() -> None:
+def test_a_short_lived_engine_does_not_wait() -> None:
     assert answers(ReclaimGuard(1.0, trust_first=True), 0, 1, 20, 21, 22) == [True, True, False, False, True]
 
 

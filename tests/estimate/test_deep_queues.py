@@ -11,6 +11,7 @@ from msgspec import Raw
 from tests.estimate.test_estimates import estimate, teach
 from tests.support.drained_journals import journaled_at
 from tests.support.engines import enqueue, register
+from tests.support.patience import PATIENCE
 from tests.support.push_servers import Station
 from tests.support.servers import NewPrefix, Server
 from tests.support.stores import SeededChance
@@ -258,7 +259,7 @@ async def test_of_several_deep_lanes_none_is_told_less_than_all_of_them_take(eng
 async def test_over_a_journal_the_first_who_comes_to_a_deep_queue_is_told_at_once(
     redis_server: Server, new_prefix: NewPrefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("windlass.engine.estimate.forecast.AT_ENQUEUE", 5.0)  # the machine may be busy with other tests
+    monkeypatch.setattr("windlass.engine.estimate.forecast.AT_ENQUEUE", PATIENCE)
     async with journaled_at(redis_server.url, tmp_path, new_prefix()) as service:
         await teach(service._engine, 2.0)
         await service(Register(worker=NewWorker(name="w", slots=4)))

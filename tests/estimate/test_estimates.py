@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.engines import enqueue, finish, register, take
+from tests.support.patience import PATIENCE
 from tests.support.stores import EPOCH, VirtualClock
 from windlass.engine import Engine
 from windlass.engine.estimate.answers import estimate_for_follower
@@ -277,7 +278,7 @@ async def test_at_the_door_a_job_is_told_its_wait_unless_that_takes_too_much_tim
 async def test_at_the_door_a_job_with_a_delay_is_told_when_it_will_start(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("windlass.engine.estimate.forecast.AT_ENQUEUE", 5.0)  # the machine may be busy with other tests
+    monkeypatch.setattr("windlass.engine.estimate.forecast.AT_ENQUEUE", PATIENCE)
     await teach(engine, 4.0)
     assert await accepted(engine, delay=60.0) is None, "unknown: there is no worker"
     worker = await register(engine)
@@ -297,7 +298,7 @@ async def test_at_the_door_a_job_with_a_delay_is_told_when_it_will_start(
 async def test_a_job_with_a_delay_for_a_deep_queue_is_told_by_a_glimpse_of_it(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("windlass.engine.estimate.forecast.AT_ENQUEUE", 5.0)  # the machine may be busy with other tests
+    monkeypatch.setattr("windlass.engine.estimate.forecast.AT_ENQUEUE", PATIENCE)
     await teach(engine, 4.0)
     await register(engine, slots=2)
     for _ in range(2):
@@ -316,7 +317,7 @@ async def test_item_17_with_tiers_each_job_is_told_its_wait_at_the_door(engine: 
     assert [await accepted(engine, tier=tier) for tier in ("fast", "slow", None)] == [10.0, 13.0, 43.0]
 
 
-async def test_what_was_foretold_is_held_against_what_came(engine: Engine, clock: VirtualClock) -> None:
+async def test_estimates_are_compared_with_actual_waits(engine: Engine, clock: VirtualClock) -> None:
     await teach(engine, 10.0)
     worker = await register(engine)
     await enqueue(engine)
@@ -325,6 +326,7 @@ async def test_what_was_foretold_is_held_against_what_came(engine: Engine, clock
     stats = engine.context.stats
     stats.predictions.clear()
     stats.forecasts.clear()
+    stats.watched.clear()  # on a busy machine an enqueue may have made a second forecast
     await refresh_forecasts(engine.context)
     assert not stats.predictions, "the queue is not watched"
     await engine(GetQueueEstimate(queue="default"))

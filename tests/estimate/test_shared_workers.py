@@ -10,6 +10,7 @@ import pytest
 from tests.estimate.test_estimates import estimate, teach, tiers, waits_of
 from tests.support.drained_journals import journaled_at
 from tests.support.engines import enqueue, finish, register, take
+from tests.support.patience import PATIENCE
 from tests.support.servers import NewPrefix, Server
 from tests.support.stores import VirtualClock
 from windlass.engine import Engine
@@ -148,7 +149,7 @@ async def accepted(service: Journaled, **terms: Any) -> float | None:
 async def test_over_a_journal_a_job_is_told_its_wait_from_the_last_forecast_and_who_came_since(
     redis_server: Server, new_prefix: NewPrefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("windlass.engine.estimate.forecast.AT_ENQUEUE", 5.0)  # the machine may be busy with other tests
+    monkeypatch.setattr("windlass.engine.estimate.forecast.AT_ENQUEUE", PATIENCE)
     async with journaled_at(redis_server.url, tmp_path, new_prefix()) as service:
         engine = service._engine
         await teach(engine, 4.0)

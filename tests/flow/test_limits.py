@@ -9,7 +9,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from tests.support.engines import enqueue, finish, packed, register, state
-from tests.support.stores import StoreKind, VirtualClock
+from tests.support.stores import StoreKind, VirtualClock, with_long
 from windlass.engine import Engine
 from windlass.engine.flow.apply import FOREVER, regroup_jobs
 from windlass.engine.flow.config import LIMITS
@@ -45,7 +45,7 @@ from windlass.model.operations import (
 from windlass.model.queue import QueueChange, Tier
 
 
-@pytest.fixture(params=("sqlite", "file", "redis", "valkey"))
+@pytest.fixture(params=with_long(("sqlite", "file", "redis", "valkey")))
 def kind(request: pytest.FixtureRequest) -> StoreKind:
     """Not a cluster: there a limit must name its queue."""
     found: StoreKind = request.param

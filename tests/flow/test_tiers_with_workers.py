@@ -1,7 +1,7 @@
 """Tiers with real workers, on each kind of store: the checklist of S0, with shorter times.
 
 Fast 0.8 s, medium 2 s, slow 6 s; at most 1 slow, 2 slow or medium, 3 in all, unless a test says otherwise. Where
-nobody is to be stopped by time, the times are a hundred times as long, and jobs run until the test is over.
+no job may be stopped by time, the times are a hundred times as long, and jobs run until the test is over.
 """
 
 import signal
@@ -248,7 +248,7 @@ def test_s0_23_a_worker_that_joins_raises_the_caps_and_waiting_jobs_start_at_onc
     assert jobs[0].state is State.RUNNING, "no job had to end for it"
 
 
-def test_s0_24_a_worker_that_leaves_lowers_the_caps_at_once_and_its_job_is_told_to_have_ended(
+def test_s0_24_a_worker_that_leaves_lowers_the_caps_at_once_and_its_job_has_ended(
     harness: WorkerHarness,
 ) -> None:
     regulate(harness, slow="25%", medium="50%")

@@ -4,7 +4,6 @@ import logging
 import os
 import random
 import re
-import time
 from pathlib import Path
 
 import pytest
@@ -229,7 +228,6 @@ async def test_no_damage_to_pages_invents_a_job_or_loses_one_silently(mutants: i
             at = chance.randrange(1, len(data) // PAGE) * PAGE
             data[at : at + PAGE] = chance.choice([bytes(PAGE), chance.randbytes(PAGE), data[:PAGE]])
         (folder / sound.name).write_bytes(data)
-        started = time.process_time()
         journal = opened(folder, seed=seed)
         entries = await journal.read(journal.oldest - 1, 1000)
         found = [(entry.sequence, entry.draft.id) for entry in entries if entry.draft is not None]
@@ -244,24 +242,29 @@ async def test_no_damage_to_pages_invents_a_job_or_loses_one_silently(mutants: i
         missing = {*range(1, 41)} - {*sequences} - reported - {n for n in range(1, 41) if ends and n >= min(ends)}
         assert not missing, f"seed {seed}: {missing} were dropped silently"
         await journal.close()
-        assert time.process_time() - started < 10.0
 
 
 @pytest.mark.long
-async def test_a_hundred_megabytes_are_opened_within_a_second_or_so(tmp_path: Path) -> None:
+async def test_a_large_journal_is_opened_with_few_reads_of_its_file(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     drafts = [draft(number, headers={"x": "y" * 200}) for number in range(1000)]
     for _ in range(130):
         await journal.accept(drafts)
     await journal.close()
     size = journal_file(tmp_path).stat().st_size
-    began = time.process_time()
+    before = bytes_read()
     again = opened(tmp_path)
-    took = time.process_time() - began
+    read = bytes_read() - before
     assert again.last == 130_000
     assert not again.findings
-    assert took < 3 * size / 100e6, f"{took:.2f} s for {size / 1e6:.0f} MB"
+    assert read < 3 * size, f"{read / 1e6:.0f} MB for a file of {size / 1e6:.0f} MB"
     await again.close()
+
+
+def bytes_read() -> int:
+    """What this process has read from files and sockets so far."""
+    counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(counts["rchar"])
 
 
 # Numbers that the store may know

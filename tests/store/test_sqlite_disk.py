@@ -160,17 +160,21 @@ def _fill(disk: Path) -> None:
             return
 
 
-def test_a_full_disk_does_not_cost_a_live_worker_its_running_jobs(small_disk: Path, make_harness: MakeHarness) -> None:
+def test_on_a_full_disk_a_live_worker_keeps_its_jobs_and_reports_them(
+    small_disk: Path, make_harness: MakeHarness
+) -> None:
     lease = 2.0
     harness = make_harness(store=str(small_disk / "jobs.db"))
     worker = harness.start("-c", "4", "--contexts", "2", lease=f"{lease}s")
     tasks = harness.tasks
-    jobs = [tasks.stay.enqueue(word) for word in ("one", "two")]
-    harness.noted("start", 2)
+    early, *jobs = [tasks.stay.enqueue(word) for word in ("early", "one", "two")]
+    harness.noted("start", 3)
     _fill(small_disk)
     with pytest.raises(Full):
         tasks.nap.map([(0.0, "x" * 100_000)] * 50)
     _fill(small_disk)  # nor do other programs leave anything of what the store has given up
+    (harness.folder / "let go early").touch()
+    assert harness.ended(early).state is State.SUCCEEDED, "its end is written into the reserve"
     time.sleep(3 * lease)
     assert {job.refresh().state for job in jobs} == {State.RUNNING}
     (small_disk / "more ballast").unlink()
@@ -179,5 +183,5 @@ def test_a_full_disk_does_not_cost_a_live_worker_its_running_jobs(small_disk: Pa
     time.sleep(2 * lease)  # for reclaiming, if anything is taken for lost
     (harness.folder / "let go").touch()
     assert [harness.ended(job).attempt for job in jobs] == [1, 1]
-    assert sorted(line.split()[0] for line in harness.notes("start")) == ["one", "two"]
+    assert sorted(line.split()[0] for line in harness.notes("start")) == ["early", "one", "two"]
     assert worker.stop() == 0

@@ -132,7 +132,7 @@ def alive(pid: int) -> bool:
 
 async def until_gone(path: str, within: float = PATIENCE) -> None:
     async with asyncio.timeout(within):
-        while there(path):  # noqa: ASYNC110 - nobody gives a sign
+        while there(path):  # noqa: ASYNC110 - there is no signal
             await asyncio.sleep(0.01)
 
 

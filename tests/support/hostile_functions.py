@@ -84,7 +84,7 @@ def noise(chance: random.Random) -> bytes:
 
 
 def misdeed(lang: str, chance: random.Random) -> bytes:
-    """From one to four things that nobody should do, on one line."""
+    """One to four hostile things, on one line."""
     kinds = chance.choices(list(ODDS), list(ODDS.values()), k=chance.randrange(1, 5))
     deeds = [
         DEEDS[lang][kind].format(

@@ -1,7 +1,7 @@
 """A crowd that follows jobs over WebSockets, as a program of its own: some of it never reads.
 
 Given a port, a token, how many there are, how many are deaf, the job that those follow, and the jobs of the others. It
-says `ready` when everybody has been told something; when its input ends it says what it has seen, as JSON.
+says `ready` when every follower has received an event; when its input ends it says what it has seen, as JSON.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ def request(port: int, token: str, job: str) -> bytes:
 
 
 async def message(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-    """The next message of a server; its frames are whole and not masked. Whoever is asked whether he lives says so."""
+    """The next message of a server; its frames are whole and not masked. It answers pings."""
     while True:
         head = await reader.readexactly(2)
         length = head[1] & 0x7F
@@ -67,9 +67,9 @@ async def follow(port: int, token: str, job: str, seen: Seen) -> None:
     await seen.note_begin()
     try:
         while True:
-            told = json.loads(await message(reader, writer))
-            if told["event"] == "progress":
-                seen.delays.append(time.time() - float(told["data"]["progress"]["note"]))
+            event = json.loads(await message(reader, writer))
+            if event["event"] == "progress":
+                seen.delays.append(time.time() - float(event["data"]["progress"]["note"]))
     except (asyncio.IncompleteReadError, ConnectionError, ValueError):
         seen.ended += 1
     finally:

@@ -1,7 +1,7 @@
 """A server in real time, and workers in the same loop that have jobs sent to them.
 
 A `Station` is what `windlass serve` is made of: an engine over a real store, upkeep, push, HTTP on a real socket. A
-`Receiver` is somebody's worker: it notes what it is sent and answers as it is told.
+`Receiver` is a push worker: it notes what it is sent and answers as the test says.
 """
 
 import asyncio
@@ -104,7 +104,7 @@ async def station(store: Store, *, lease: float = 15.0, network: Network = HERE)
     http = server(application(sending, engine, auth, None, stopping, also=also), ListenAddress(port=0))
     tasks = [asyncio.create_task(work) for work in (http.serve(), sending.run(), run_upkeep(engine, clock))]
     async with asyncio.timeout(PATIENCE):
-        while not http.started:  # noqa: ASYNC110 - nobody gives a sign
+        while not http.started:  # noqa: ASYNC110 - there is no signal
             await asyncio.sleep(0.001)
     address = f"http://127.0.0.1:{http.servers[0].sockets[0].getsockname()[1]}"
     try:
@@ -143,7 +143,7 @@ class Sent(msgspec.Struct, frozen=True):
 
 @dataclass
 class Receiver:
-    """Somebody's worker."""
+    """A push worker."""
 
     answer: Answering
     format: Any = "msgpack"
@@ -233,7 +233,7 @@ async def receiver(answer: Answering, *, host: str = "127.0.0.1", **more: Any) -
 
 
 async def until(true: Callable[[], Awaitable[bool]], within: float = PATIENCE) -> None:
-    """Wait for something of which nobody gives a sign."""
+    """Wait for something that sends no signal."""
     async with asyncio.timeout(within):
         while not await true():  # noqa: ASYNC110
             await asyncio.sleep(0.02)

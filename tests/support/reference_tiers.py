@@ -81,7 +81,7 @@ def _all_choices(line: TieredQueue) -> Iterator[Choose]:
 
 
 class Reference:
-    """Counts everything anew at each step."""
+    """Counts everything again at each step."""
 
     def __init__(self, line: TieredQueue, choose: Choose) -> None:
         self.line = line
@@ -250,7 +250,7 @@ class MovingLine:
         return max(life.started + min(life.needs, allowed), self.now)
 
     def advance_to(self, until: float) -> None:
-        """Let time pass, and decide anew whenever a job has ended."""
+        """Let time pass, and decide again whenever a job has ended."""
         self.decide()
         while (ends := [self._end_of(one) for one in self.running]) and min(ends) <= until:
             self.now = min(ends)

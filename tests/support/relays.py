@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, Self
 import msgspec
 
 BEGINNING = 1000
-"""Bytes by which a connection can be told from others."""
+"""Bytes by which a connection is recognised."""
 
 
 class Wire:
-    """A port that leads to another one, until it is cut: then what is sent is lost, and nobody is told."""
+    """A port that leads to another one, until it is cut: then what is sent is lost, without an error."""
 
     def __init__(self, port: int) -> None:
         self.to = port
@@ -36,16 +36,16 @@ class Wire:
         self._thread.join()
 
     def cut(self, lines: bytes = b"") -> None:
-        """For everybody, or for whoever began by lines this."""
+        """For all connections, or for those that began like this."""
         self._cut = lines
 
     def mend(self) -> None:
-        """Whoever was connected has to connect again: what was lost stays lost."""
+        """Clients have to connect again: what was lost stays lost."""
         self._cut = None
         self._loop.call_soon_threadsafe(self._hang_up)
 
     def lead(self, port: int) -> None:
-        """To another port from now on; whoever was connected has to connect again."""
+        """To another port from now on; clients have to connect again."""
         self.to = port
         self._loop.call_soon_threadsafe(self._hang_up)
 
@@ -64,7 +64,7 @@ class Wire:
         await self._over.wait()
         server.close()
         self._hang_up()
-        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # somebody may have connected just now
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:  # a client may have connected just now
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)

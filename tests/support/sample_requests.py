@@ -79,7 +79,7 @@ NOTHING: dict[str, str] = {
 class Asked(NamedTuple):
     """What goes into a request beside verb and path."""
 
-    query: dict[str, Any] = {}  # noqa: RUF012 - nobody writes to it
+    query: dict[str, Any] = {}  # noqa: RUF012 - it is never written
     body: Any = None
     media: str | None = None
     """The one media type that the body can have; null = either format."""

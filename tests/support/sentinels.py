@@ -86,14 +86,14 @@ class Group:
         await_("a switch", lambda: any(one.master() != self.wire.port for one in self.sentinels))
 
     def is_left(self) -> bool:
-        """Whether the first master is out of reach, or asked by nobody but sentinels and this test."""
+        """Whether the first master is out of reach, or has no clients but sentinels and this test."""
         if self._out_of_reach:
             return True
         clients = self.first.ask("CLIENT", "LIST", "TYPE", "normal").splitlines()
         return sum("name=sentinel" not in one for one in clients) == 1
 
     def is_whole(self) -> bool:
-        """Whether all know each other: else nobody could be voted for."""
+        """Whether all know each other: else none could be elected."""
         known = [one.known() for one in self.sentinels]
         return all(
             one["num-other-sentinels"] == "2" and one["num-slaves"] == "1" and one["flags"] == "master" for one in known

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 import pytest
+from _pytest.mark import ParameterSet
 from msgspec import Raw
 from msgspec.structs import replace
 
@@ -48,12 +49,15 @@ WITH_MODEL: tuple[StoreKind, ...] = (*STORES, "model")
 EACH_CODE: tuple[StoreKind, ...] = ("sqlite", "redis", "valkey", "cluster", "model")
 """For what is the same in a file and in memory."""
 
+EVERY_RUN: tuple[StoreKind, ...] = ("sqlite", "redis")
+"""The kinds that a test outside `tests/store` runs on each time; on the others it is a long test."""
+
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 ALL = PENDING | FINISHED
 
 
 class VirtualClock:
-    """Stands still until it is told to advance; whoever sleeps wakes when it has advanced far enough."""
+    """Stands still until a test advances it; a sleeper wakes when it has advanced far enough."""
 
     def __init__(self, start: datetime = EPOCH) -> None:
         self._start = start
@@ -161,8 +165,14 @@ def chance() -> SeededChance:
     return SeededChance()
 
 
-@pytest.fixture(params=STORES)
+def with_long(kinds: Sequence[StoreKind], every_run: Sequence[StoreKind] = EVERY_RUN) -> list[ParameterSet]:
+    """Parameters for a test on these kinds of store: on those that are not of every run it is a long test."""
+    return [pytest.param(kind, marks=() if kind in every_run else pytest.mark.long) for kind in kinds]
+
+
+@pytest.fixture(params=with_long(STORES))
 def kind(request: pytest.FixtureRequest) -> StoreKind:
+    """Each kind of store in turn. `tests/store` has a fixture of its own, in which none of them is long."""
     found: StoreKind = request.param
     return found
 

@@ -69,9 +69,9 @@ def nap(seconds: float, word: str = "nap") -> int:
 
 @app.task
 def stay(word: str) -> None:
-    """Until somebody lets go."""
+    """Until the test lets all of them go, or this one."""
     note("start", word, os.getpid())
-    while not NOTES.with_name("let go").exists():
+    while not (NOTES.with_name("let go").exists() or NOTES.with_name(f"let go {word}").exists()):
         time.sleep(0.01)
     note("end", word, current.job.attempt)
 
@@ -165,7 +165,7 @@ def obedient() -> str:
         try:
             time.sleep(0.01)
         except Cancelled:
-            note("told")
+            note("asked to stop")
             return "half of it"
     return "half of it"
 
@@ -363,7 +363,7 @@ def huge_result(megabytes: int) -> bytes:
 
 @app.task
 def call(customer: int, refused_for: float = 0.0) -> None:
-    """Call somebody who says no the first time, if he is to."""
+    """Call a customer, who refuses the first time if the test wants that."""
     if refused_for and not (NOTES.exists() and f"refused {customer}\n" in NOTES.read_text()):
         note("refused", customer)
         raise RateLimited(after=refused_for)
@@ -377,7 +377,7 @@ def measure(data: bytes) -> int:
 
 @app.task
 async def block(seconds: float) -> None:
-    """Keep everybody else in this event loop waiting."""
+    """Keep all other tasks of this event loop waiting."""
     note("start", "blocking", os.getpid())
     time.sleep(seconds)  # noqa: ASYNC251 - the very thing that is tested
 
@@ -425,7 +425,7 @@ def alone_blurt(what: str) -> None:
 
 @app.task
 async def hold_loop() -> None:
-    """The same until somebody lets go."""
+    """The same until the test lets go."""
     note("start", "holding", os.getpid())
     while not NOTES.with_name("let go").exists():
         time.sleep(0.01)  # noqa: ASYNC251

@@ -40,7 +40,7 @@ FOLDER = "WORKSHOP"
 """The variable that tells the processes of one harness from all others."""
 
 TASKS = Path(__file__).parents[1] / "support" / "worker_app.py"
-"""The app that harnesss are made with, unless they bring their own."""
+"""The app that harnesses are made with, unless they bring their own."""
 
 _numbers = itertools.count(1)
 
@@ -144,6 +144,9 @@ class Worker:
 class WorkerHarness:
     """An app in a folder, its store, its workers and what its tasks noted."""
 
+    handlers = False
+    """Whether workers of the app run handlers too. To find out what they can run, they start each interpreter once."""
+
     def __init__(self, folder: Path, store: str, tenant: str, source: str) -> None:
         self.folder = folder
         self.store = store
@@ -191,7 +194,8 @@ class WorkerHarness:
 
     def start_raw(self, *flags: str, lease: str = "10s", target: str = "tasks:app", **variables: str) -> Worker:
         """The same without waiting for it."""
-        environ = self.environ | {"WINDLASS_WORKER_LEASE": lease} | variables
+        without = {"WINDLASS_WORKER_HANDLERS": "false"} if target and not self.handlers else {}
+        environ = self.environ | {"WINDLASS_WORKER_LEASE": lease} | without | variables
         program = [sys.executable, "-m", "windlass", "worker", *([target] if target else []), *flags]
         worker = Worker(program, self.folder, environ)
         self.workers.append(worker)
@@ -261,7 +265,13 @@ MakeHarness = Callable[..., WorkerHarness]
 
 
 @pytest.fixture
-def make_harness(tmp_path: Path) -> Iterator[MakeHarness]:
+def handlers() -> bool:
+    """Whether workers of harnesses run handlers too; in `tests/functions` they do."""
+    return False
+
+
+@pytest.fixture
+def make_harness(tmp_path: Path, handlers: bool) -> Iterator[MakeHarness]:
     """For a test that brings its own app, or its own server: `make_harness(source, store=address)`."""
     made: list[WorkerHarness] = []
 
@@ -271,6 +281,7 @@ def make_harness(tmp_path: Path) -> Iterator[MakeHarness]:
         folder.mkdir()
         text = source or TASKS.read_text()
         made.append(WorkerHarness(folder, store or str(folder / "jobs.db"), f"shop{os.getpid()}x{number}", text))
+        made[-1].handlers = handlers
         return made[-1]
 
     yield make

@@ -84,7 +84,7 @@ def in_order(jobs: list[Any]) -> list[str]:
 def test_s3_item_34_waiting_types_are_counted_and_none_waits_for_the_end_of_another(
     kind: str, tmp_path: Path, start_server: StartServer
 ) -> None:
-    """And the one that says whose turn it is can be another: in order of arrival, if the queue is told so."""
+    """And the one that says whose turn it is can be another: in order of arrival, if the queue is set so."""
     store = start_server("redis").url if kind == "redis" else None
     one_at_a_time = {"WINDLASS_WORKER_SLOTS": "1"}
     with process(tmp_path, "--allow-upload", store=store, **one_at_a_time) as serving, asked(serving) as site:
@@ -101,10 +101,10 @@ def test_s3_item_34_waiting_types_are_counted_and_none_waits_for_the_end_of_anot
                 assert order[12:].count("busy") >= 20, order
             else:
                 assert order == ["busy"] * 30 + ["late"] * 6
-        assert site.counts("succeeded") == {"busy": 60, "late": 12}, "starts and stops were all told"
+        assert site.counts("succeeded") == {"busy": 60, "late": 12}, "starts and stops were all reported"
 
 
-def test_s3_item_34_what_runs_is_told_apart_from_what_waits(tmp_path: Path) -> None:
+def test_s3_item_34_what_runs_is_listed_apart_from_what_waits(tmp_path: Path) -> None:
     let_go = tmp_path / "go"
     with process(tmp_path, "--allow-upload", WINDLASS_WORKER_SLOTS="1", WINDLASS_WORKER_SANDBOX="limits") as serving:
         let_others_in(tmp_path)

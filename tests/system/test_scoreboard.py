@@ -132,7 +132,7 @@ def test_lost_replies_make_no_duplicates(tmp_path: Path, start_server: StartServ
                     board.task("awork").enqueue(one, 0.0)
                     accepted.append(one)
                 except Unavailable:
-                    continue  # nobody was told that it was taken in: it may be there or not
+                    continue  # its enqueue was not answered: it may be there or not
             await_(
                 "all ended",
                 lambda: states(direct).keys() <= {State.SUCCEEDED} and len(board.ends()) >= len(accepted),
