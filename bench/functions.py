@@ -22,7 +22,7 @@ from windlass.model.handler import Handler, HandlerOptions, Language
 from windlass.model.job import JSON, Stream
 from windlass.system import SystemClock, SystemRandomness
 from windlass.worker.functions import FunctionJob, FunctionOptions, FunctionOutcome, Tier
-from windlass.worker.functions.runner import Functions
+from windlass.worker.functions.pool import Functions
 from windlass.worker.network import Network, read_allowed
 
 BATCH = 100

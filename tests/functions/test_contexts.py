@@ -69,7 +69,7 @@ async def test_there_are_no_more_contexts_than_allowed_and_all_get_their_turn() 
         works = [handler("python", PID["python"], task=f"t{number}") for number in range(5)]
         found = await asyncio.gather(*(shop.run(work, b"") for work in works for _ in range(2)))
         assert [heard.codes for heard in found] == [[200]] * 10
-        assert len(shop.functions._pool._living) <= 2
+        assert len(shop.functions._living) <= 2
 
 
 async def test_a_tenant_may_have_all_contexts_at_once() -> None:

@@ -16,7 +16,7 @@ from windlass.model.handler import Handler, HandlerOptions, NewHandler, digest_o
 from windlass.model.job import JSON, TEXT, Stream
 from windlass.system import SystemRandomness
 from windlass.worker.functions import FunctionJob, FunctionOptions, FunctionOutcome, Tier
-from windlass.worker.functions.runner import Functions
+from windlass.worker.functions.pool import Functions
 from windlass.worker.network import Allowed, Network
 
 LANGUAGES = ("python", "node", "php", "sh")

@@ -26,7 +26,8 @@ from windlass.worker import WorkerOptions
 from windlass.worker.contexts.frames import AppInfo
 from windlass.worker.contexts.pool import ContextPool, ContextRunner
 from windlass.worker.contexts.processes import ProcessManager
-from windlass.worker.functions.runner import Functions, HandlerRunner
+from windlass.worker.functions.pool import Functions
+from windlass.worker.functions.runner import HandlerRunner
 from windlass.worker.leases import Leases
 from windlass.worker.linux import adopt_orphans, descendants, send
 from windlass.worker.loop import WorkerLoop
