@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import stat
+import subprocess
 import sys
 from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import suppress
@@ -121,6 +122,7 @@ WITHIN = 10.0
 """Seconds that a trivial program may take."""
 LAST_MOMENTS = 1.0
 """Seconds to wait for a program that was killed."""
+POLL = 0.02
 MOST_TEXT = 2000
 BOUNDED = '{ ulimit -d 1048576; ulimit -f 2048; ulimit -t 20; } 2>/dev/null; exec "$0" "$@"'
 """Starts a program that may take 1 GiB of memory, 1 MiB of output and 20 s of processor time."""
@@ -171,19 +173,25 @@ async def _run(command: list[str], uid: int | None, given: str | None) -> str | 
         stdin.write((given or "").encode())
         stdin.seek(0)
         try:
-            process = await asyncio.create_subprocess_exec(
-                "/bin/sh", "-c", BOUNDED, *command, stdin=stdin, stdout=stdout, stderr=stderr, start_new_session=True,
-                cwd="/", env={"PATH": SEARCH_PATH}, user=uid, group=uid, extra_groups=None if uid is None else [],
+            process = subprocess.Popen(  # noqa: S603, ASYNC220 - no event loop starts one as another user
+                ["/bin/sh", "-c", BOUNDED, *command], stdin=stdin, stdout=stdout, stderr=stderr, cwd="/",
+                start_new_session=True, env={"PATH": SEARCH_PATH},
+                user=uid, group=uid, extra_groups=None if uid is None else [],
             )  # fmt: skip
-        except OSError as fault:
+        except (OSError, subprocess.SubprocessError) as fault:
             return f"it could not be run: {fault}"
         try:
             async with asyncio.timeout(WITHIN):
-                status = await process.wait()
+                status = await _exited(process)
         except TimeoutError:
             return f"it did not answer within {WITHIN:g} s"
         finally:
-            await _end(process)
+            # All that it has started is in its session. What cannot even be killed is not waited for.
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LAST_MOMENTS):
+                    await _exited(process)
         stdout.seek(0)
         stderr.seek(0)
         printed, complaint = stdout.read(MOST_TEXT), stderr.read(MOST_TEXT)
@@ -193,13 +201,10 @@ async def _run(command: list[str], uid: int | None, given: str | None) -> str | 
     return words.decode(errors="replace").strip() or f"it ended with {status} and said {printed[:50]!r}"
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
-    """End all that a program has started: it is in one session. What cannot even be killed is not waited for."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(LAST_MOMENTS):
-            await process.wait()
+async def _exited(process: "subprocess.Popen[bytes]") -> int:
+    while (status := process.poll()) is None:  # noqa: ASYNC110 - no event comes
+        await asyncio.sleep(POLL)
+    return status
 
 
 # Whether they parse a source
