@@ -107,7 +107,7 @@ async def run(running: Functions, tongue: Tongue, jobs: int) -> float:
     began = clock.monotonic()
     for start in range(0, jobs, BATCH):
         some = range(start, min(start + BATCH, jobs))
-        batch = [FunctionJob(id=str(n), tenant="t", task="t", payload=LINE, content_type=JSON) for n in some]
+        batch = [FunctionJob(id=str(n), tenant="t", payload=LINE, content_type=JSON) for n in some]
         await running.run(kind, batch, ear)
     took = clock.monotonic() - began
     if ear.ended_well != jobs:

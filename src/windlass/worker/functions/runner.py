@@ -8,6 +8,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
 from typing import NamedTuple
 
@@ -228,7 +229,6 @@ def _function_job(run: ActiveRun, claimed: Claimed) -> FunctionJob:
     return FunctionJob(
         id=job.id,
         tenant=job.tenant,
-        task=job.task,
         payload=bytes(claimed.payload),
         content_type=job.content_type,
         timeout=run.limit,
@@ -266,13 +266,11 @@ class Quotas:
         if known.read_at is not None and now - known.read_at < QUOTA_FRESH:
             return known
         known.read_at = now
-        try:
+        with suppress(WindlassError):
             known.quota = await self._service(GetQuota(tenant=tenant))
             if known.quota.stored_jobs is not None:
                 stats = await self._service(GetStats(tenant=tenant))
                 known.stored = sum(count for queue in stats.queues for count in queue.states.values())
-        except WindlassError:
-            return known
         return known
 
 

@@ -240,17 +240,14 @@ def within(folder: str, above: int | None = None, depth: int = 0) -> Iterator[os
 def deleted(pids: Iterable[int]) -> Iterator[os.stat_result]:
     """Files that are deleted but still open."""
     for pid in pids:
-        for link in links(f"/proc/{pid}/fd"):
+        opened: list[str] = []
+        with suppress(OSError):
+            opened = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208
+        for number in opened:
             with suppress(OSError):
-                found = os.stat(link)  # noqa: PTH116
+                found = os.stat(f"/proc/{pid}/fd/{number}")  # noqa: PTH116
                 if stat.S_ISREG(found.st_mode) and not found.st_nlink:
                     yield found
-
-
-def links(folder: str) -> list[str]:
-    with suppress(OSError):
-        return [f"{folder}/{name}" for name in os.listdir(folder)]  # noqa: PTH208
-    return []
 
 
 class Monitor:
