@@ -23,7 +23,7 @@ from windlass.model.job import JSON
 from windlass.model.output import Stream
 from windlass.system import SystemClock, SystemRandomness
 from windlass.worker.functions import FunctionJob, FunctionOptions, FunctionOutcome, Tier
-from windlass.worker.functions.runner import Functions
+from windlass.worker.functions.pool import Functions
 from windlass.worker.network import Network, read_allowed
 
 BATCH = 100
@@ -108,7 +108,7 @@ async def run(running: Functions, tongue: Tongue, jobs: int) -> float:
     began = clock.monotonic()
     for start in range(0, jobs, BATCH):
         some = range(start, min(start + BATCH, jobs))
-        batch = [FunctionJob(id=str(n), tenant="t", task="t", payload=LINE, content_type=JSON) for n in some]
+        batch = [FunctionJob(id=str(n), tenant="t", payload=LINE, content_type=JSON) for n in some]
         await running.run(kind, batch, ear)
     took = clock.monotonic() - began
     if ear.ended_well != jobs:

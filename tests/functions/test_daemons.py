@@ -57,6 +57,36 @@ async def test_what_a_job_leaves_behind_has_ended_when_it_has(lang: str) -> None
         assert set(again.pids.values()) == {context}, "and the context lives on"
 
 
+BUSY = """
+import os, time
+def daemon():
+    while time.process_time() < 3:
+        pass
+    open("burned", "w")
+    time.sleep(600)
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+        return True
+    except ProcessLookupError:
+        return False
+def run(p):
+    global left
+    if p == "leave":
+        left = os.fork() or daemon()
+    while p == "wait" and alive(left) and not os.path.exists("burned"):
+        time.sleep(0.05)
+"""
+"""The first job leaves a busy daemon behind; the second one waits until that has ended, or has burned three seconds."""
+
+
+async def test_the_processor_time_of_a_daemon_is_not_charged_to_the_next_job() -> None:
+    async with bench() as shop:
+        heard = await shop.run(handler("python", BUSY, cpu=0.3, recycle=None), b"leave", b"wait")
+        assert heard.codes == [200, 200], heard.outcomes
+        assert len(set(heard.pids.values())) == 1, "in the same context"
+
+
 @pytest.mark.parametrize("lang", ["python", "sh"])
 async def test_sixty_jobs_that_leave_processes_behind_never_run_out_of_them(lang: str) -> None:
     async with bench(processes=10, contexts=1) as shop:

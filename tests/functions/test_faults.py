@@ -14,6 +14,7 @@ import pytest
 
 from tests.support.function_harness import (
     LANGUAGES,
+    SLACK,
     Bench,
     Heard,
     alive,
@@ -102,25 +103,28 @@ HANGS = {
 
 @EVERY
 async def test_a_job_that_runs_too_long_ends_with_everything_it_has_started(shop: Bench, lang: str) -> None:
-    heard = Heard()
-    batch = jobs(b"", timeout=1.5)
-    running = asyncio.create_task(shop.functions.run(handler(lang, HANGS[lang]), batch, heard))
-    async with asyncio.timeout(PATIENCE):
-        while not (pids := re.findall(rb"\d+", b"".join(heard.output.values()))):
-            heard.news.clear()
-            await heard.news.wait()
-    daemon = int(pids[0])
+    for slack in SLACK:
+        heard, batch = Heard(), jobs(b"", timeout=1.5 * slack)
+        running = asyncio.create_task(shop.functions.run(handler(lang, HANGS[lang]), batch, heard))
+        if await heard.until("0000", b"\n"):
+            break
+        await running
+    daemon = int(re.findall(rb"\d+", b"".join(heard.output.values()))[0])
     assert alive(daemon)
     await running
     outcome = heard.one
     assert (outcome.code, outcome.reason) == (500, Reason.TIMEOUT)
-    assert outcome.message == "ran longer than its timeout of 1.5 s"
+    assert outcome.message == f"ran longer than its timeout of {1.5 * slack:g} s"
     assert not alive(daemon)
 
 
 async def test_the_time_of_one_job_is_not_counted_for_the_next(shop: Bench) -> None:
-    work = handler("python", "import time\ndef run(p):\n    time.sleep(float(p))", timeout=0.8)
-    heard = await shop.run(work, b"0.4", b"0.4", b"0.4", b"30", b"0.4", timeout=None)
+    work = handler("python", "import time\ndef run(p):\n    time.sleep(float(p))")
+    for slack in SLACK:
+        short = b"%f" % (0.4 * slack)
+        heard = await shop.run(work, short, short, short, b"30", short, timeout=0.8 * slack)
+        if heard.codes == [200, 200, 200, 500, 200]:
+            break
     assert heard.codes == [200, 200, 200, 500, 200]
     assert heard.outcomes["0003"].reason is Reason.TIMEOUT
 
@@ -166,9 +170,13 @@ async def test_many_contexts_leave_no_zombies_and_no_descriptors(shop: Bench) ->
     before = descriptors()
     for _ in range(10):
         assert (await shop.run(work, b"")).codes == [200]
-    await asyncio.sleep(0.3)
-    assert descriptors() <= before + 8
-    assert not [one for one in family() if one.status() == psutil.STATUS_ZOMBIE]
+    async with asyncio.timeout(PATIENCE):
+        while descriptors() > before + 8 or zombies():  # noqa: ASYNC110 - nobody gives a sign
+            await asyncio.sleep(0.01)
+
+
+def zombies() -> list[psutil.Process]:
+    return [one for one in family() if one.status() == psutil.STATUS_ZOMBIE]
 
 
 # They talk nonsense

@@ -12,6 +12,7 @@ import pytest
 from tests.functions.test_handlers_worker import Bench
 from tests.support.engines import register
 from tests.support.function_harness import alive, let_others_in
+from tests.support.function_harness import bench as function_bench
 from tests.support.worker_harness import ON_A_FILE, WorkerHarness, until
 from windlass.engine import Engine
 from windlass.model.errors import Invalid, Missing
@@ -21,7 +22,6 @@ from windlass.model.job import NewJob, State
 from windlass.model.operations import Claim, Enqueue, GetEstimate, PutHandler, Register, Workers
 from windlass.model.worker import NewWorker
 from windlass.worker.functions import FunctionOptions, languages
-from windlass.worker.functions.languages import Probe
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ async def test_a_job_that_nobody_can_run_says_why(engine: Engine) -> None:
 
 
 async def test_every_language_of_this_machine_works() -> None:
-    assert await Probe(FunctionOptions()).unable() == {}
+    assert await languages.unable(FunctionOptions()) == {}
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ async def test_an_interpreter_that_does_not_work_is_found_out(
     chosen = {"node": node, "php": str(tmp_path / "nowhere")}
     if "sleep" in text:
         chosen |= {"python": node, "sh": node}
-    unable = await Probe(FunctionOptions(interpreters=chosen)).unable()
+    unable = await languages.unable(FunctionOptions(interpreters=chosen))
     assert f"its interpreter {node} does not work: " in unable["node"]
     assert why in unable["node"]
     assert unable["php"].startswith("there is no interpreter of php")
@@ -133,15 +133,13 @@ async def test_a_trial_that_is_broken_off_leaves_nobody_behind(tmp_path: Path) -
     node = program(tmp_path, "node", f"echo $$ > {noted}; sleep 600")
     noted.touch()
     noted.chmod(0o666)
-    trial = Probe(FunctionOptions(interpreters={"node": node}))
-    task = asyncio.create_task(trial.unable())
+    task = asyncio.create_task(languages.unable(FunctionOptions(interpreters={"node": node})))
     await asyncio.to_thread(until, noted.read_text)
-    pid, own = int(noted.read_text()), trial.pid
-    assert own
+    pid = int(noted.read_text())
     task.cancel()
     await asyncio.wait([task], timeout=30)
     assert task.cancelled()
-    until(lambda: not alive(pid) and not alive(own))
+    until(lambda: not alive(pid))
 
 
 @pytest.mark.parametrize("tier", ["confined", "isolated"])
@@ -149,7 +147,8 @@ async def test_a_tier_that_cannot_be_had_is_no_language_at_all(tier: Any, monkey
     from windlass.worker.functions.sandbox import kernel  # noqa: PLC0415
 
     monkeypatch.setattr(kernel, "landlock_version", lambda: 0)
-    unable = await Probe(FunctionOptions(tier=tier)).unable()
+    async with function_bench(tier=tier) as cell:
+        unable = await cell.functions.unable()
     assert set(unable) == {"python", "node", "php", "sh"}
     assert all(f"sandbox tier {tier!r} needs Landlock" in why for why in unable.values())
 

@@ -108,7 +108,7 @@ def test_a_worker_of_all_tenants_keeps_jobs_of_the_same_id_apart(bench: Bench) -
     """Both run at once; one of them is cancelled while it runs, and the other goes on to its own end."""
     id = keyed_id("bob", "default", "order-1")
     body = "import time\ndef run(payload):\n    time.sleep(payload)\n    return TENANT\n"
-    for tenant, seconds in (("mallory", 60), ("bob", 2)):
+    for tenant, seconds in (("mallory", 60), ("bob", 6)):
         own = NewHandler(lang="python", body=body.replace("TENANT", repr(tenant)))
         bench.ask(PutHandler(tenant=tenant, task="nap", handler=own))
         bench.ask(Enqueue(tenant=tenant, job=NewJob(task="nap", id=id, payload=Raw(wire.encode(seconds)))))

@@ -119,7 +119,7 @@ class Spring:
 
 async def test_whoever_prints_faster_than_we_read_holds_nobody_up() -> None:
     """It says that its job and its batch are over, without a mark, and prints all the while."""
-    context, heard = FunctionContext(FunctionOptions(), "limits", "nonce"), Heard()
+    context, heard = FunctionContext(FunctionOptions(), "nonce", "", None), Heard()
     spring = Spring(context)
     context.process = spring  # type: ignore[assignment]
     running = asyncio.create_task(context.run(handler("python", ""), jobs(b"x"), heard))

@@ -202,7 +202,7 @@ async def test_a_batch_of_which_nothing_is_wanted_any_more_is_given_up(shop: Ben
 
 async def test_a_job_with_little_time_takes_none_from_others_of_its_batch(shop: Bench) -> None:
     heard = Heard()
-    mixed = [*jobs(b"slow", timeout=0.2), *jobs(b"b", b"c", start=1)]
+    mixed = [*jobs(b"slow", timeout=2.0), *jobs(b"b", b"c", start=1)]
     async with site(lambda body: None if b"slow" in body else (200, b"200\n200\n", TEXT)) as there:
         await shop.functions.run(handler("http", there.url, whole_batch=True), mixed, heard)
     assert sorted(there.bodies) == [b"b\nc\n", b"slow\n"]

@@ -14,11 +14,12 @@ from tests.support.patience import PATIENCE
 from windlass.model.job import JSON
 from windlass.system import SystemRandomness
 from windlass.worker.functions import FunctionOptions, Tier
-from windlass.worker.functions.pool import FunctionPool
+from windlass.worker.functions.languages import Interpreter, find, is_for_all
+from windlass.worker.functions.pool import Functions
 from windlass.worker.functions.process import MONITOR
 from windlass.worker.functions.sandbox import kernel, plans
 from windlass.worker.functions.sandbox.folders import Users
-from windlass.worker.functions.sandbox.interpreters import Interpreter, find, is_for_all
+from windlass.worker.network import Allowed, Network
 
 ECHO = "def run(payload):\n    return payload"
 
@@ -174,9 +175,9 @@ def test_without_users_of_its_own_the_kernel_still_keeps_code_from_its_neighbour
     program = shutil.copy(MONITOR, tmp_path)  # ours may lie where only its owner can read it
     Path(program).chmod(0o644)
     wires = os.pipe()
-    ask = plans.PlanRequest(python, str(folder), None, 256 << 20, 1 << 30, False, wires)
+    ask = plans.PlanRequest(python, str(folder), None, 256 << 20, 1 << 30, False)
     plan = msgspec.structs.replace(
-        plans.plan("confined", ask, FunctionOptions(), os.environ), argv=[python.path, "-I", "-c", SAME_USER]
+        plans.plan(ask, FunctionOptions(), os.environ), wires=list(wires), argv=[python.path, "-I", "-c", SAME_USER]
     )
     ours, theirs = socket.socketpair()
     with ours, theirs:
@@ -200,7 +201,7 @@ async def test_a_worker_that_is_not_root_warns_of_limits(
     tier: Tier, user: int, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    FunctionPool(FunctionOptions(tier=tier), SystemRandomness(), {})
+    Functions(FunctionOptions(tier=tier), Network(Allowed()), chance=SystemRandomness())
     assert [record.levelname for record in caplog.records if "--sandbox confined" in record.message] == [
         "WARNING"
     ] * warned

@@ -17,7 +17,7 @@ from windlass.model.job import JSON, TEXT
 from windlass.model.output import Stream
 from windlass.system import SystemRandomness
 from windlass.worker.functions import FunctionJob, FunctionOptions, FunctionOutcome, Tier
-from windlass.worker.functions.runner import Functions
+from windlass.worker.functions.pool import Functions
 from windlass.worker.network import Allowed, Network
 
 LANGUAGES = ("python", "node", "php", "sh")
@@ -65,12 +65,16 @@ class Heard:
     def _tell(self) -> None:
         self.news.set()
 
-    async def until(self, id: str, text: bytes) -> None:
-        """A running job has printed this."""
+    async def until(self, id: str, text: bytes) -> bool:
+        """A running job has printed this; false if it has ended without."""
         async with asyncio.timeout(PATIENCE):
-            while text not in self.output.get((id, "stdout"), b"") + self.output.get((id, "stderr"), b""):
+            while not (found := text in self._printed_by(id)) and id not in self.outcomes:
                 self.news.clear()
                 await self.news.wait()
+        return found
+
+    def _printed_by(self, id: str) -> bytes:
+        return self.output.get((id, "stdout"), b"") + self.output.get((id, "stderr"), b"")
 
     @property
     def codes(self) -> list[int]:
@@ -86,9 +90,7 @@ def jobs(
     *payloads: bytes, content_type: str = TEXT, tenant: str = "acme", timeout: float | None = 20.0, start: int = 0
 ) -> list[FunctionJob]:
     return [
-        FunctionJob(
-            id=f"{at:04}", tenant=tenant, task="work", payload=payload, content_type=content_type, timeout=timeout
-        )
+        FunctionJob(id=f"{at:04}", tenant=tenant, payload=payload, content_type=content_type, timeout=timeout)
         for at, payload in enumerate(payloads, start)
     ]
 
@@ -97,6 +99,9 @@ def results(heard: Heard) -> list[Any]:
     """What the jobs answered, in order."""
     return [json.loads(one.result or b"null") for _, one in sorted(heard.outcomes.items())]
 
+
+SLACK = (1, 5, 20)
+"""By what a test multiplies the time of a job in turn, until the job gets as far as it must: machines may be busy."""
 
 SERVERS = ("redis", "valkey")
 

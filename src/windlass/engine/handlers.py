@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 from msgspec.structs import asdict
 
 from windlass.engine.context import EngineContext, HandledTasks
@@ -48,15 +47,6 @@ CACHED_FOR = 0.25
 _pack = msgspec.msgpack.Encoder().encode
 _handler = msgspec.msgpack.Decoder(Handler)
 _entry = msgspec.msgpack.Decoder(HandlerEntry)
-
-
-class _OfLanguage(Struct):
-    """The part of an entry that claims need."""
-
-    lang: Language
-
-
-_language = msgspec.msgpack.Decoder(_OfLanguage)
 
 
 async def put(context: EngineContext, operation: PutHandler) -> HandlerEntry:
@@ -129,13 +119,13 @@ async def tasks_of(
                 raise
             tasks = context.handled_tasks.tasks
         context.handled_tasks = HandledTasks(0.0 if now is None else now + CACHED_FOR, tasks)
-    known = context.handled_tasks.tasks
-    able = worker.languages if languages is None else languages
-    if worker.tenant != EVERY_TENANT:
-        mine = known.get(worker.tenant, {})
-        return [*worker.tasks, *(task for task, lang in mine.items() if able is None or lang in able)]
-    found = ((tenant, task, lang) for tenant, tasks in known.items() for task, lang in tasks.items())
-    return [*worker.tasks, *(f"{tenant}/{task}" for tenant, task, lang in found if able is None or lang in able)]
+    known, able = context.handled_tasks.tasks, worker.languages if languages is None else languages
+    if worker.tenant == EVERY_TENANT:
+        mine = {f"{tenant}/": tasks for tenant, tasks in known.items()}
+    else:
+        mine = {"": known.get(worker.tenant, {})}
+    found = ((before + task, lang) for before, tasks in mine.items() for task, lang in tasks.items())
+    return [*worker.tasks, *(name for name, lang in found if able is None or lang in able)]
 
 
 async def unable(context: EngineContext, job: Job) -> str | None:
@@ -153,7 +143,7 @@ async def _read_handled(context: EngineContext) -> Mapping[str, Mapping[str, Lan
     for name, data in (await context.records.list_records(LIST)).items():
         if name not in context.reserved:
             tenant, _, task = name.partition("/")
-            tasks.setdefault(tenant, {})[task] = _language.decode(data).lang
+            tasks.setdefault(tenant, {})[task] = _entry.decode(data).lang
     return tasks
 
 

@@ -27,7 +27,8 @@ from windlass.worker.claims import Registration
 from windlass.worker.contexts.frames import AppInfo
 from windlass.worker.contexts.pool import ContextRunner
 from windlass.worker.contexts.processes import ProcessManager
-from windlass.worker.functions.runner import Functions, HandlerRunner
+from windlass.worker.functions.pool import Functions
+from windlass.worker.functions.runner import HandlerRunner
 from windlass.worker.linux import adopt_orphans, descendants, send
 from windlass.worker.loop import WorkerLoop
 from windlass.worker.network import Network, read_allowed

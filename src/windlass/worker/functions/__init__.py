@@ -29,7 +29,6 @@ class FunctionJob(Struct, frozen=True, kw_only=True, gc=False):
 
     id: str
     tenant: str
-    task: str
     payload: bytes
     content_type: str = MSGPACK
     timeout: float | None = None

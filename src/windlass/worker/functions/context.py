@@ -23,10 +23,9 @@ from windlass.worker.functions import (
     FunctionListener,
     FunctionOptions,
     FunctionOutcome,
-    Tier,
     protocol,
 )
-from windlass.worker.functions.process import Exit, ProcessOutput, SandboxedProcess
+from windlass.worker.functions.process import MonitorReport, ProcessOutput, SandboxedProcess
 from windlass.worker.functions.protocol import OutputSplitter, PrintedJobs, encode_payload
 from windlass.worker.linux import describe_status
 
@@ -50,14 +49,6 @@ EndReason = tuple[Reason | None, str]
 """Why a context is being ended, and the message for the job that runs."""
 
 
-class JobPrintout:
-    """What one job has printed; most print nothing."""
-
-    def __init__(self) -> None:
-        self.jobs = PrintedJobs()
-        self.bytes = 0
-
-
 class ContextBatch:
     """The jobs that a context has been given."""
 
@@ -70,7 +61,7 @@ class ContextBatch:
         self.waiting = deque(jobs)
         self.given: deque[FunctionJob] = deque()
         """Sent to the process; the first of them runs."""
-        self.printouts: dict[str, JobPrintout] = {}
+        self.printouts: dict[str, PrintedJobs] = {}
         """Of those sent that have printed something."""
         self.stopped: dict[str, str] = {}
         self.aside = ""
@@ -82,10 +73,7 @@ class ContextBatch:
 class FunctionContext:
     """One process, from its first batch to its end."""
 
-    def __init__(
-        self, options: FunctionOptions, tier: Tier, nonce: str, *, folder: str = "", uid: int | None = None
-    ) -> None:
-        self.tier = tier
+    def __init__(self, options: FunctionOptions, nonce: str, folder: str, uid: int | None) -> None:
         self.folder = folder
         self.uid = uid
         """The user it runs as, if not the worker's."""
@@ -100,7 +88,7 @@ class FunctionContext:
         self._options = options
         self._nonce = nonce
         mark = protocol.mark(nonce)
-        self._stdout, self._stderr = OutputSplitter(mark), OutputSplitter(mark)
+        self._parts: dict[Printed, OutputSplitter] = {"stdout": OutputSplitter(mark), "stderr": OutputSplitter(mark)}
         self._marks = 0
         """How many marks should have come."""
         self._answers = bytearray()
@@ -113,9 +101,6 @@ class FunctionContext:
         self._cpu = 0, 0.0
         """The number of the job that was last seen running, and the processor time until then."""
         self._ending: EndReason | None = None
-        self._allowed = 0.0
-        """Seconds that the current job may take, if it has a deadline."""
-        self._due: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.get_running_loop()
 
@@ -137,20 +122,20 @@ class FunctionContext:
         try:
             await batch.over
         finally:
-            self._due = None
             self._batch = None
         return list(batch.waiting)
 
     def stop(self, id: str, why: str) -> None:
         """Stop a job of the batch, whether it has begun or not."""
-        batch = self._batch
-        if batch is None:
-            return
-        batch.stopped[id] = why
-        for job in [one for one in batch.waiting if one.id == id]:
+        if self._batch is not None:
+            self._batch.stopped[id] = why
+            self._drop_stopped(self._batch)
+            self._check_first(self._batch)
+
+    def _drop_stopped(self, batch: ContextBatch) -> None:
+        for job in [one for one in batch.waiting if one.id in batch.stopped]:
             batch.waiting.remove(job)
-            batch.listener.ended(FunctionOutcome(id=id, code=ERROR, message=why, unrun=True))
-        self._check_first(batch)
+            batch.listener.ended(FunctionOutcome(id=job.id, code=ERROR, message=batch.stopped[job.id], unrun=True))
 
     def end(self, reason: Reason | None = None, how: str = "its context was ended") -> None:
         """End the process; the job that runs ends with this reason and message."""
@@ -191,47 +176,29 @@ class FunctionContext:
             self._allow(AFTER_WITHIN)
             return
         job = batch.given[0]
-        most = job.timeout if job.timeout is not None else batch.handler.options.timeout
-        if most is not None or self._due is not None:
-            self._allow(most)
-        batch.listener.began(job.id, self.process.pid, self.tier)
-        if batch.stopped:
-            self._check_first(batch)
+        self._allow(job.timeout if job.timeout is not None else batch.handler.options.timeout)
+        batch.listener.began(job.id, self.process.pid, self._options.tier)
+        self._check_first(batch)
 
     def _check_first(self, batch: ContextBatch) -> None:
         if batch.given and (why := batch.stopped.get(batch.given[0].id)) is not None:
             self.end(None, why)
 
     def _allow(self, seconds: float | None) -> None:
-        """Allow so much time from now; the running timer stays, because most jobs end long before it."""
-        if seconds is None:
-            self._due = None
-            return
-        self._allowed, self._due = seconds, self._loop.time() + seconds
-        if self._timer is None or self._timer.when() > self._due:
-            self._set_timer(self._due)
-
-    def _set_timer(self, at: float) -> None:
+        """Allow so much time from now; null = without bound."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._check_clock)
+        self._timer = None if seconds is None else self._loop.call_later(seconds, self._check_clock, seconds)
 
-    def _check_clock(self) -> None:
-        """The job may have run too long, unless its answer is just unread."""
-        self._timer = None
-        while self._is_late() and self.process.pull("answers"):
+    def _check_clock(self, allowed: float) -> None:
+        """The job has run too long, unless its answer is just unread: then this timer is no longer the current one."""
+        timer = self._timer
+        while self._timer is timer and self.process.pull("answers"):
             pass
-        if self._is_late():
-            self._end_late()
-        elif self._due is not None:
-            self._set_timer(self._due)
-
-    def _is_late(self) -> bool:
-        return self._due is not None and self._loop.time() >= self._due
-
-    def _end_late(self) -> None:
+        if self._timer is not timer:
+            return
         if self._batch is not None and self._batch.given:
-            self.end(Reason.TIMEOUT, f"ran longer than its timeout of {self._allowed:g} s")
+            self.end(Reason.TIMEOUT, f"ran longer than its timeout of {allowed:g} s")
         else:
             self.end(None, "afterEach took too long")
 
@@ -258,8 +225,7 @@ class FunctionContext:
         if output == "answers":
             self._received_answers(data)
             return
-        parts = self._stdout if output == "stdout" else self._stderr
-        for marks, piece in parts.feed(data):
+        for marks, piece in self._parts[output].feed(data):
             if piece:
                 self._print(output, marks - self._marks, piece)
 
@@ -275,11 +241,11 @@ class FunctionContext:
             self._check_output(output, self._stray)
             return
         id = batch.given[place].id
-        printout = batch.printouts.setdefault(id, JobPrintout())
+        printout = batch.printouts.setdefault(id, PrintedJobs())
         printout.bytes += len(data)
         if not self._check_output(output, printout.bytes):
             return
-        text = printout.jobs.feed(data) if output == "stdout" else data
+        text = printout.feed(data) if output == "stdout" else data
         if text:
             batch.listener.printed(id, output, text)
 
@@ -313,8 +279,7 @@ class FunctionContext:
             self._batch_answered(batch, line)
             return
         outcome = protocol.outcome(batch.given[0].id, line, self._number)
-        if self._stdout.marks <= self._marks or self._stderr.marks <= self._marks:
-            self._catch_up()
+        self._catch_up()
         self._conclude(batch, outcome)
 
     def _batch_answered(self, batch: ContextBatch, line: bytes) -> None:
@@ -327,23 +292,20 @@ class FunctionContext:
             log.warning("afterEach of %s of %s failed: %s", handler.task, handler.tenant, batch.aside.strip())
         self._marks += 1
         self.broken = self.broken or broken
-        _over(batch)
+        self._over(batch)
 
     def _catch_up(self) -> None:
         """Read what was printed before this answer: it is in the pipes, because the process wrote it first."""
-        if self._stdout.marks <= self._marks:
-            self._catch_up_with("stdout", self._stdout)
-        if self._stderr.marks <= self._marks:
-            self._catch_up_with("stderr", self._stderr)
-
-    def _catch_up_with(self, output: Printed, parts: OutputSplitter) -> None:
-        unread = self.process.unread(output)  # and no more: it may print faster than we read
-        while parts.marks <= self._marks and unread > 0 and (received := self.process.pull(output)):
-            unread -= received
-        parts.skip_to(self._marks + 1)
+        for output, parts in self._parts.items():
+            if parts.marks > self._marks:
+                continue
+            unread = self.process.unread(output)  # and no more: it may print faster than we read
+            while parts.marks <= self._marks and unread > 0 and (received := self.process.pull(output)):
+                unread -= received
+            parts.skip_to(self._marks + 1)
 
     def _conclude(self, batch: ContextBatch, outcome: FunctionOutcome) -> None:
-        if batch.printouts and (printout := batch.printouts.pop(outcome.id, None)) is not None:
+        if (printout := batch.printouts.pop(outcome.id, None)) is not None:
             outcome = _with_printout(batch, outcome, printout)
         if outcome.result is not None and len(outcome.result) > self._options.result:
             outcome = _too_much(outcome.id, f"its result has more than {self._options.result} bytes")
@@ -363,57 +325,49 @@ class FunctionContext:
         """End a process that has closed its pipes: it would never answer."""
         self._loop.call_later(LAST_MOMENTS, self.end, Reason.CRASHED, "its process has closed descriptor 3 or 4")
 
-    def exited(self, exit: Exit) -> None:  # noqa: A002
+    def exited(self, report: MonitorReport) -> None:
         self.dead = True
-        if self._timer is not None:
-            self._timer.cancel()
-        if self._batch is not None and not self._batch.over.done():
-            self._abort(self._batch, exit)
-
-    def _abort(self, batch: ContextBatch, exit: Exit) -> None:  # noqa: A002
-        """The job that runs ends with its process; those after it wait again."""
-        if batch.given:
+        self._allow(None)
+        batch = self._batch
+        if batch is None or batch.over.done():
+            return
+        if batch.given:  # the job that runs ends with its process; those after it wait again
             job = batch.given.popleft()
             batch.waiting.extendleft(reversed(batch.given))
             batch.given.clear()
-            batch.listener.ended(self._last_outcome(job.id, exit))
-        for job in [job for job in batch.waiting if job.id in batch.stopped]:
-            batch.waiting.remove(job)
-            batch.listener.ended(FunctionOutcome(id=job.id, code=ERROR, message=batch.stopped[job.id], unrun=True))
-        _over(batch)
+            batch.listener.ended(self._last_outcome(job.id, report))
+        self._drop_stopped(batch)
+        self._over(batch)
 
-    def _last_outcome(self, id: str, exit: Exit) -> FunctionOutcome:  # noqa: A002
+    def _over(self, batch: ContextBatch) -> None:
+        self._allow(None)
+        if not batch.over.done():
+            batch.over.set_result(None)
+
+    def _last_outcome(self, id: str, report: MonitorReport) -> FunctionOutcome:
         last = self._tail.strip()
-        if exit.why == "memory" or (NO_HEAP.search(last) and self._ending is None):
-            how = "took more memory than it is allowed"
-            return FunctionOutcome(id=id, code=ERROR, type="Memory", message=how, reason=Reason.MEMORY, traceback=last)
-        if exit.why == "disk":
-            how = "wrote more to its folder than it is allowed"
-            return FunctionOutcome(id=id, code=ERROR, type="Disk", message=how, reason=Reason.DISK, traceback=last)
-        if self._ending is not None:
+        reason: Reason | None
+        if report.why == "memory" or (NO_HEAP.search(last) and self._ending is None):
+            reason, how = Reason.MEMORY, "took more memory than it is allowed"
+        elif report.why == "disk":
+            reason, how = Reason.DISK, "wrote more to its folder than it is allowed"
+        elif self._ending is not None:
             reason, how = self._ending
-            kind = reason.value.capitalize() if reason else "Stopped"
-            return FunctionOutcome(id=id, code=ERROR, type=kind, message=how, reason=reason, traceback=last)
-        how, _ = describe_status(exit.exited)
-        peak = f"; peak memory {exit.peak / 2**20:.0f} MiB" if exit.peak else ""
-        message = f"{how}{peak}"
-        crashed = Reason.CRASHED
-        return FunctionOutcome(id=id, code=ERROR, type="Crashed", message=message, reason=crashed, traceback=last)
+        else:
+            peak = f"; peak memory {report.peak / 2**20:.0f} MiB" if report.peak else ""
+            reason, how = Reason.CRASHED, f"{describe_status(report.exited)[0]}{peak}"
+        kind = reason.value.capitalize() if reason else "Stopped"
+        return FunctionOutcome(id=id, code=ERROR, type=kind, message=how, reason=reason, traceback=last)
 
 
-def _with_printout(batch: ContextBatch, outcome: FunctionOutcome, printout: JobPrintout) -> FunctionOutcome:
+def _with_printout(batch: ContextBatch, outcome: FunctionOutcome, printout: PrintedJobs) -> FunctionOutcome:
     """The outcome of a job that has printed something: the jobs it printed count if it succeeded."""
-    if rest := printout.jobs.finish():
+    if rest := printout.finish():
         batch.listener.printed(outcome.id, "stdout", rest)
-    if printout.jobs.excess:
-        return _too_much(outcome.id, printout.jobs.excess)
-    return replace(outcome, jobs=tuple(printout.jobs.found)) if outcome.result is not None else outcome
+    if printout.excess:
+        return _too_much(outcome.id, printout.excess)
+    return replace(outcome, jobs=tuple(printout.found)) if outcome.result is not None else outcome
 
 
 def _too_much(id: str, how: str) -> FunctionOutcome:
     return FunctionOutcome(id=id, code=ERROR, type="Output", message=how, reason=Reason.OUTPUT)
-
-
-def _over(batch: ContextBatch) -> None:
-    if not batch.over.done():
-        batch.over.set_result(None)

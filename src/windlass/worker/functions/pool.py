@@ -1,26 +1,36 @@
-"""The function contexts of one worker: reused for the same tenant and handler (or `eid`), never for another tenant.
+"""Runs batches of functions: in contexts, reused for the same tenant and handler (or `eid`), or behind a URL.
 
-Knows when one is started, which batch gets it, and when it is ended. To end one and start another costs more than many
-jobs: so a batch that finds none of its own waits for a while before one that others use is ended for it, and after
-that none goes before it. The functions that decide this are pure. How a context works is its own business.
+Knows where each job is, so that it can be stopped; when a context starts, which batch gets it, and when it ends.
+To end one and start another costs more than many jobs: so a batch that finds none of its own waits for a while before
+one that others use is ended for it, and after that none goes before it. The functions that decide this are pure. No
+context is ever used for another tenant. How a context works and what confines it is not known here.
 """
 
 import asyncio
 import logging
 import os
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from windlass.model.handler import Handler
 from windlass.model.ports import Randomness
-from windlass.worker.functions import FunctionOptions
+from windlass.worker.functions import (
+    ERROR,
+    LANGUAGES,
+    FunctionJob,
+    FunctionListener,
+    FunctionOptions,
+    FunctionOutcome,
+    languages,
+)
 from windlass.worker.functions.context import FunctionContext
-from windlass.worker.functions.languages import Probe
+from windlass.worker.functions.http import HttpBatch, HttpCalls
+from windlass.worker.functions.languages import Interpreter
 from windlass.worker.functions.process import NotStarted
 from windlass.worker.functions.sandbox.folders import Folders, Users, closed_to_others, end_leftovers
-from windlass.worker.functions.sandbox.interpreters import Interpreter, find
 from windlass.worker.functions.sandbox.plans import PlanRequest, available, in_force, plan
+from windlass.worker.network import Network
 
 C = TypeVar("C")
 
@@ -96,81 +106,118 @@ CLOSED = "its worker stopped"
 log = logging.getLogger("windlass.functions")
 
 
-class FunctionPool:
-    """The contexts of one worker. To be closed."""
+class Functions:
+    """The functions that one worker runs, and their contexts. To be closed."""
 
-    def __init__(self, options: FunctionOptions, chance: Randomness, environment: Mapping[str, str]) -> None:
+    def __init__(self, options: FunctionOptions, network: Network, *, chance: Randomness) -> None:
         self._options = options
         self._chance = chance
-        self._environment = environment
+        self._calls = HttpCalls(network)
         self._users = Users(options.uids)
         if options.tier == "limits" and os.geteuid() != 0:
             log.warning(
                 "under the tier limits, uploaded code can do all that this worker can, which does not run as root: "
                 "choose --sandbox confined"
             )
+        self._interpreters: dict[str, Interpreter | str] = {}
         self._folders: Folders | None = None
         self._loop = asyncio.get_running_loop()
-        self.idle: dict[FunctionContext, tuple[ContextKey, float, asyncio.TimerHandle]] = {}
-        """Contexts without work, and since when: the one idle for longest first."""
+        self._batches: dict[HttpBatch | _ContextBatch, Sequence[FunctionJob]] = {}
+        """Where each job is, the latest batch last."""
         self._waiting: dict[WaitingBatch[FunctionContext], None] = {}
         """Batches without a context, in the order in which they came."""
+        self._living: set[FunctionContext] = set()
+        self._busy: dict[FunctionContext, ContextKey] = {}
+        self._idle: dict[FunctionContext, tuple[ContextKey, float, asyncio.TimerHandle]] = {}
+        """Contexts without work, and since when: the one idle for longest first."""
         self._start = 0.0
         """Seconds that the last start took."""
-        self._busy: dict[FunctionContext, ContextKey] = {}
-        self._closed = False
-        self._living: set[FunctionContext] = set()
         self._freed = asyncio.Event()
         self._endings: set[asyncio.Task[None]] = set()
-        self._interpreters: dict[str, Interpreter | str] = {}
-        self._probe: Probe | None = None
-        self._tier_fault: str | None = None
-        self._tier_known = False
+        self._closed = False
 
     # What can be run
 
     def refusal(self, handler: Handler) -> str | None:
-        """Why a handler's code cannot be run here; null = it can."""
-        if (why := self.forbidden(handler)) is not None:
-            return why
-        if not self._tier_known:
-            self._tier_fault = available(self._options.tier)
-            if self._users.of(handler.tenant) is not None:
-                self._tier_fault = self._tier_fault or closed_to_others(self._options.folder)
-            self._tier_known = True
-        if self._tier_fault is not None:
-            return self._tier_fault
-        found = self._interpreter(handler.lang)
+        """Why jobs of a handler cannot be run here now: its interpreter is missing, or the tier is not available."""
+        found = None if handler.lang == "http" else self.forbidden(handler) or self._interpreter(handler.lang)
         return found if isinstance(found, str) else None
 
     def forbidden(self, handler: Handler) -> str | None:
-        """Why the operator does not allow it here; null = it is allowed."""
-        if handler.options.network and not self._options.network:
+        """Why this worker will never run them; null = it would."""
+        if handler.lang != "http" and handler.options.network and not self._options.network:
             return "its handler asks for the network, which this worker does not allow"
         return None
 
     def _interpreter(self, lang: str) -> Interpreter | str:
+        """What runs a language here, or why nothing does."""
         if lang not in self._interpreters:
-            self._interpreters[lang] = find(lang, self._options.interpreters, as_another=os.geteuid() == 0)
+            found = self._tier_fault() or languages.find(lang, self._options.interpreters, as_another=os.geteuid() == 0)
+            self._interpreters[lang] = found
         return self._interpreters[lang]
 
-    async def unable(self) -> dict[str, str]:
-        """The languages that cannot be run here, each with the reason, found out by a probe. One at a time."""
-        self._interpreters.clear()
-        self._tier_known = False
-        self._probe = Probe(self._options)
-        return await self._probe.unable()
+    def _tier_fault(self) -> str | None:
+        return available(self._options.tier) or closed_to_others(self._options.folder)
 
-    def monitors(self) -> list[int]:
-        """The monitors and the probe that run now."""
-        found = [context.process.monitor for context in self._living if context.process.monitor]
-        return [*found, self._probe.pid] if self._probe is not None and self._probe.pid else found
+    async def unable(self) -> dict[str, str]:
+        """The languages that cannot be run here, each with the reason, found out by trying them."""
+        self._interpreters.clear()
+        if (why := self._tier_fault()) is not None:
+            return dict.fromkeys(LANGUAGES, why)
+        return await languages.unable(self._options)
 
     def warm(self) -> tuple[set[tuple[str, str]], set[tuple[str, str | None]]]:
-        """Tasks and engines (`eid`) that have one waiting for them, each with its tenant."""
-        keys = [key for key, _, _ in self.idle.values()]
+        """Tasks and engines (`eid`) that have a context waiting for them, each with its tenant."""
+        keys = [key for key, _, _ in self._idle.values()]
         tasks = {(key.tenant, key.task) for key in keys if key.eid is None}
         return tasks, {(key.tenant, key.eid) for key in keys if key.eid is not None}
+
+    # Batches run
+
+    async def run(self, handler: Handler, jobs: Sequence[FunctionJob], listener: FunctionListener) -> None:
+        """Run a batch to its end; `listener.ended` is called once for each job, as soon as it has ended.
+
+        A job that kills its process costs only itself: those after it go on in a fresh context. Cancelling this ends
+        what runs and reports no more of it.
+        """
+        http = handler.lang == "http"
+        batch = HttpBatch(self._calls, handler, listener) if http else _ContextBatch(self, handler, listener)
+        self._batches[batch] = jobs
+        try:
+            await batch.run(jobs)
+        finally:
+            del self._batches[batch]
+
+    def stop(self, id: str, tenant: str, why: str) -> None:
+        """Stop a job: it ends with 500 and `message` = why when it has stopped; `unrun` if it had not begun."""
+        for batch, jobs in reversed(self._batches.items()):  # a job may run again before its last run has stopped
+            if any(job.id == id and job.tenant == tenant for job in jobs):
+                batch.stop(id, why)
+                return
+
+    def monitors(self) -> list[int]:
+        """Our processes that watch over running code."""
+        return [context.process.monitor for context in self._living if context.process.monitor]
+
+    async def close(self) -> None:
+        """End everything at once; what still runs ends as stopped, what has not begun as `unrun`."""
+        self._closed = True
+        for batch, jobs in list(self._batches.items()):
+            for job in jobs:
+                batch.stop(job.id, CLOSED)
+        for context in list(self._idle):
+            self._retire(context)
+        for context in list(self._busy):
+            context.end(None, CLOSED)
+        while self._living:
+            self._freed.set()  # batches that wait for a context get none
+            self._freed.clear()
+            await self._freed.wait()
+        self._freed.set()
+        await asyncio.gather(*self._endings)
+        if self._folders is not None:
+            await self._folders.close()
+        await self._calls.close()
 
     # Contexts start and end
 
@@ -192,14 +239,30 @@ class FunctionPool:
         finally:
             del self._waiting[mine]
             self._freed.set()  # others waited for this one
-        if self._closed:
-            raise NotStarted(CLOSED)
         return await self._open(key, handler)
 
+    def _key(self, handler: Handler) -> ContextKey:
+        wanted = handler.options
+        memory = self._options.memory if wanted.memory is None else min(wanted.memory, self._options.memory)
+        disk = self._options.disk if wanted.disk is None else min(wanted.disk, self._options.disk)
+        task = handler.task if handler.eid is None else ""
+        return ContextKey(handler.tenant, handler.lang, handler.eid, task, memory, disk, wanted.network)
+
+    def _free(self, key: ContextKey, handler: Handler) -> FunctionContext | None:
+        """An idle context of this kind; those with another version of the handler are retired."""
+        for context in [one for one, (kind, _, _) in self._idle.items() if kind == key]:
+            if context.dead or context.broken or not context.fits(handler):
+                self._retire(context)
+                continue
+            _, _, timer = self._idle.pop(context)
+            timer.cancel()
+            return context
+        return None
+
     def _make_room(self, mine: WaitingBatch[FunctionContext], now: float) -> None:
-        if not self.idle or mine.room in self._living:
+        if not self._idle or mine.room in self._living:
             return
-        idle = {one: IdleContext(key, since, one.dead) for one, (key, since, _) in self.idle.items()}
+        idle = {one: IdleContext(key, since, one.dead) for one, (key, since, _) in self._idle.items()}
         mine.room = to_make_way(mine, self._waiting, idle, now)
         if mine.room is not None:
             self._retire(mine.room)
@@ -211,6 +274,39 @@ class FunctionPool:
             async with asyncio.timeout(longest if longest > 0 else None):
                 await self._freed.wait()
 
+    async def _open(self, key: ContextKey, handler: Handler) -> FunctionContext:
+        why = CLOSED if self._closed else self.refusal(handler)
+        interpreter = self._interpreter(handler.lang)
+        if why is not None or isinstance(interpreter, str):
+            raise NotStarted(why)
+        uid = self._users.of(key.tenant)
+        context = FunctionContext(self._options, self._chance.token().hex(), self._folder(uid, interpreter), uid)
+        request = PlanRequest(interpreter, context.folder, uid, key.memory, key.disk, key.network)
+        self._living.add(context)
+        began = self._loop.time()
+        try:
+            await context.process.start(plan(request, self._options, os.environ))
+        except BaseException:
+            self._spawn(self._remove(context))
+            raise
+        if self._closed:
+            self._end(context)
+            raise NotStarted(CLOSED)
+        self._start = self._loop.time() - began
+        self._busy[context] = key
+        tier, measures = self._options.tier, ", ".join(in_force(self._options.tier, network=key.network, uid=uid))
+        log.info("context %d of %s runs %s under %s: %s", context.process.pid, key.tenant, key.lang, tier, measures)
+        return context
+
+    def _folder(self, uid: int | None, interpreter: Interpreter) -> str:
+        try:
+            if self._folders is None:
+                self._folders = Folders(self._options.folder)
+                self._spawn(self._folders.sweep())
+            return self._folders.make(uid, interpreter.bootstrap, interpreter.source())
+        except OSError as fault:
+            raise NotStarted(f"there was no room for its folder: {fault}") from None
+
     def put_back(self, context: FunctionContext, handler: Handler) -> None:
         """Its batch is over."""
         key = self._busy.pop(context)
@@ -219,90 +315,17 @@ class FunctionPool:
             self._end(context)
             return
         timer = self._loop.call_later(self._options.idle, self._retire, context)
-        self.idle[context] = key, self._loop.time(), timer
+        self._idle[context] = key, self._loop.time(), timer
         self._freed.set()
-
-    async def close(self) -> None:
-        """End them all, and wait until they have ended."""
-        self._closed = True
-        for context in list(self.idle):
-            self._retire(context)
-        for context in list(self._busy):
-            context.end(None, CLOSED)
-        while self._living:
-            self._freed.set()  # batches that wait for a context get none
-            self._freed.clear()
-            await self._freed.wait()
-        self._freed.set()
-        await asyncio.gather(*self._endings)
-        if self._folders is not None:
-            await self._folders.close()
-
-    def _key(self, handler: Handler) -> ContextKey:
-        wanted = handler.options
-        memory = self._options.memory if wanted.memory is None else min(wanted.memory, self._options.memory)
-        disk = self._options.disk if wanted.disk is None else min(wanted.disk, self._options.disk)
-        task = handler.task if handler.eid is None else ""
-        return ContextKey(handler.tenant, handler.lang, handler.eid, task, memory, disk, wanted.network)
-
-    def _free(self, key: ContextKey, handler: Handler) -> FunctionContext | None:
-        """An idle context of this kind; those with another version of the handler are retired."""
-        for context in [one for one, (kind, _, _) in self.idle.items() if kind == key]:
-            if context.dead or context.broken or not context.fits(handler):
-                self._retire(context)
-                continue
-            _, _, timer = self.idle.pop(context)
-            timer.cancel()
-            return context
-        return None
-
-    async def _open(self, key: ContextKey, handler: Handler) -> FunctionContext:
-        interpreter = self._interpreter(handler.lang)
-        if isinstance(interpreter, str):
-            raise NotStarted(interpreter)
-        tier, uid = self._options.tier, self._users.of(key.tenant)
-        folder = self._folder(uid, interpreter)
-        context = FunctionContext(self._options, tier, self._chance.token().hex(), folder=folder, uid=uid)
-        self._living.add(context)
-        began = self._loop.time()
-        try:
-            await context.process.start(
-                lambda wires: plan(
-                    tier,
-                    PlanRequest(interpreter, folder, uid, key.memory, key.disk, key.network, wires),
-                    self._options,
-                    self._environment,
-                )
-            )
-        except BaseException:
-            self._keep(self._remove(context))
-            raise
-        if self._closed:
-            self._end(context)
-            raise NotStarted(CLOSED)
-        self._start = self._loop.time() - began
-        self._busy[context] = key
-        measures = ", ".join(in_force(tier, network=key.network, uid=uid))
-        log.info("context %d of %s runs %s under %s: %s", context.process.pid, key.tenant, key.lang, tier, measures)
-        return context
-
-    def _folder(self, uid: int | None, interpreter: Interpreter) -> str:
-        try:
-            if self._folders is None:
-                self._folders = Folders(self._options.folder)
-                self._keep(self._folders.sweep())
-            return self._folders.make(uid, interpreter.bootstrap, interpreter.source())
-        except OSError as fault:
-            raise NotStarted(f"there was no room for its folder: {fault}") from None
 
     def _retire(self, context: FunctionContext) -> None:
-        _, _, timer = self.idle.pop(context)
+        _, _, timer = self._idle.pop(context)
         timer.cancel()
         self._end(context)
 
     def _end(self, context: FunctionContext) -> None:
         context.end()
-        self._keep(self._remove(context))
+        self._spawn(self._remove(context))
 
     async def _remove(self, context: FunctionContext) -> None:
         """Remove its folder when the last of its processes has ended."""
@@ -314,7 +337,53 @@ class FunctionPool:
         if self._folders is not None:
             await self._folders.remove(context.folder)
 
-    def _keep(self, ending: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(ending)
+    def _spawn(self, ending: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(ending)
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
+
+
+class _ContextBatch:
+    """A batch on its path through as many contexts as it takes."""
+
+    def __init__(self, functions: Functions, handler: Handler, listener: FunctionListener) -> None:
+        self._functions = functions
+        self._handler = handler
+        self._listener = listener
+        self._context: FunctionContext | None = None
+        self._unwanted: dict[str, str] = {}
+        """Jobs that were stopped while they waited for a context, and why."""
+
+    def stop(self, id: str, why: str) -> None:
+        if self._context is not None:
+            self._context.stop(id, why)
+        else:
+            self._unwanted[id] = why
+
+    async def run(self, jobs: Sequence[FunctionJob]) -> None:
+        left = list(jobs)
+        try:
+            while left:
+                left = await self._in_one_context(left)
+        except NotStarted as fault:
+            for job in left:
+                self._not_run(job, str(fault))
+
+    async def _in_one_context(self, jobs: list[FunctionJob]) -> list[FunctionJob]:
+        """The jobs that are left when their context has ended before them."""
+        context = await self._functions.take(self._handler)
+        try:
+            for job in [job for job in jobs if job.id in self._unwanted]:
+                jobs.remove(job)
+                self._not_run(job, self._unwanted.pop(job.id))
+            self._context = context
+            return await context.run(self._handler, jobs, self._listener) if jobs else []
+        except BaseException:
+            context.end()
+            raise
+        finally:
+            self._context = None
+            self._functions.put_back(context, self._handler)
+
+    def _not_run(self, job: FunctionJob, why: str) -> None:
+        self._listener.ended(FunctionOutcome(id=job.id, code=ERROR, type="Refused", message=why, unrun=True))

@@ -6,12 +6,10 @@ everything has ended. Knows descriptors and signals; what the bytes mean is the 
 
 import asyncio
 import fcntl
-import itertools
 import os
 import socket
 import sys
 import termios
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Protocol
@@ -36,27 +34,19 @@ class NotStarted(Exception):
     """The process could not be started as the plan says, so it was not started at all."""
 
 
-class Exit(Struct, frozen=True):
-    """How a process ended."""
+class MonitorReport(Struct, frozen=True):
+    """One line from a monitor: that the process has started, or not; what it uses; how it ended."""
 
-    exited: int
+    started: int | None = None
+    refused: str | None = None
+    cpu: float | None = None
+    half: bool = False
+    exited: int = KILLED
     """As `wait` returns it."""
     peak: int = 0
     """Peak memory in bytes."""
     why: str | None = None
     """`memory` or `disk` if its monitor ended it for that."""
-
-
-class _MonitorLine(Struct):
-    """One line from a monitor."""
-
-    started: int | None = None
-    refused: str | None = None
-    exited: int | None = None
-    peak: int = 0
-    why: str | None = None
-    cpu: float | None = None
-    half: bool = False
 
 
 class ProcessOwner(Protocol):
@@ -76,7 +66,7 @@ class ProcessOwner(Protocol):
         """It has closed a pipe: it reads no more commands, or can answer none. Most often it is just exiting."""
         ...
 
-    def exited(self, exit: Exit) -> None:  # noqa: A002 - it is one
+    def exited(self, report: MonitorReport) -> None:
         """It and all its descendants have ended, and everything they wrote has been read."""
         ...
 
@@ -93,35 +83,40 @@ class SandboxedProcess:
         """Whether its monitor saw everything end."""
         self._owner = owner
         self._loop = asyncio.get_running_loop()
+        self._started: asyncio.Future[None] = self._loop.create_future()
         self._outputs: dict[ProcessOutput, int] = {}
         self._commands = -1
         self._unsent = bytearray()
         self._stuck = False
         """Whether it reads more slowly than we write."""
-        self._worker: socket.socket | None = None
+        self._socket: socket.socket | None = None
+        """To its monitor."""
         self._monitor: asyncio.subprocess.Process | None = None
         self._unread = b""
 
-    async def start(self, make: Callable[[tuple[int, int]], SandboxPlan]) -> None:
-        """Start it by the plan that `make` makes for its two pipes; `NotStarted` if that fails."""
+    async def start(self, plan: SandboxPlan) -> None:
+        """Start it by a plan; `NotStarted` if that fails."""
+        ready = False
         try:
             async with asyncio.timeout(START_WITHIN):
-                await self._start(make)
+                await self._start(plan)
+            ready = True
         except TimeoutError:
             raise NotStarted(f"it did not start within {START_WITHIN:g} s") from None
         except OSError as fault:
             raise NotStarted(f"there was no room for a process: {fault}") from None
         finally:
-            if not self.pid:
-                await self._abandon()
+            if not ready:
+                self._release()  # its monitor ends everything
+                await self._reap()
 
-    async def _start(self, make: Callable[[tuple[int, int]], SandboxPlan]) -> None:
+    async def _start(self, plan: SandboxPlan) -> None:
         (commands, self._commands), (answers, answer), (out, print_), (err, complain) = _pipes(4)
         self._outputs = {"answers": answers, "stdout": out, "stderr": err}
         for mine in (self._commands, *self._outputs.values()):
             os.set_blocking(mine, False)
         try:
-            self._worker, theirs = socket.socketpair()
+            self._socket, theirs = socket.socketpair()
             with theirs:
                 self._monitor = await asyncio.create_subprocess_exec(
                     sys.executable, "-I", "-S", MONITOR, stdin=theirs.fileno(), stdout=print_, stderr=complain,
@@ -130,37 +125,12 @@ class SandboxedProcess:
         finally:
             for other in (commands, answer, print_, complain):
                 os.close(other)
-        self._worker.setblocking(False)
+        self._socket.setblocking(False)
         self.monitor = self._monitor.pid
-        await self._loop.sock_sendall(self._worker, msgspec.json.encode(make((commands, answer))) + b"\n")
-        await self._begin()
-
-    async def _begin(self) -> None:
-        assert self._worker is not None  # noqa: S101 - it was started
-        while b"\n" not in self._unread:
-            piece = await self._loop.sock_recv(self._worker, READ_AT_ONCE)
-            if not piece:
-                raise NotStarted("its monitor ended before it had begun")
-            self._unread += piece
-        line, _, self._unread = self._unread.partition(b"\n")
-        message = msgspec.json.decode(line, type=_MonitorLine)
-        if message.started is None:
-            raise NotStarted(message.refused or "its monitor did not start it")
-        self.pid = message.started
-        for output, descriptor in self._outputs.items():
-            self._loop.add_reader(descriptor, self._readable, output)
-        self._loop.add_reader(self._commands, self._hung_up)
-        self._loop.add_reader(self._worker, self._monitor_readable)
-        self._read_monitor()
-
-    async def _abandon(self) -> None:
-        self._release()
-        if self._worker is not None:
-            self._worker.close()  # its monitor ends everything
-            self._worker = None
-        if self._monitor is not None:
-            await self._monitor.wait()
-        self.gone.set()
+        plan = msgspec.structs.replace(plan, wires=[commands, answer])
+        await self._loop.sock_sendall(self._socket, msgspec.json.encode(plan) + b"\n")
+        self._loop.add_reader(self._socket, self._monitor_readable)
+        await self._started
 
     # Commands to it
 
@@ -194,9 +164,9 @@ class SandboxedProcess:
 
     def end(self, grace: float) -> None:
         """TERM to it and all its descendants, and KILL after the grace."""
-        if self._worker is not None:
+        if self._socket is not None:
             with suppress(OSError):
-                self._worker.send(b'{"end": %f}\n' % grace)
+                self._socket.send(b'{"end": %f}\n' % grace)
 
     # Output from it
 
@@ -227,9 +197,6 @@ class SandboxedProcess:
             self._owner.cut_off()
         return 0
 
-    def _readable(self, output: ProcessOutput) -> None:
-        self.pull(output)
-
     def close_output(self, output: ProcessOutput) -> None:
         """Stop reading it."""
         descriptor = self._outputs.pop(output, None)
@@ -237,53 +204,64 @@ class SandboxedProcess:
             self._loop.remove_reader(descriptor)
             os.close(descriptor)
 
+    # Reports of its monitor
+
     def _monitor_readable(self) -> None:
-        assert self._worker is not None  # noqa: S101 - else it is not read
+        assert self._socket is not None  # noqa: S101 - else it is not read
         try:
-            piece = self._worker.recv(READ_AT_ONCE)
+            piece = self._socket.recv(READ_AT_ONCE)
         except BlockingIOError:
             return
         except OSError:
             piece = b""
-        self._unread += piece
-        if not self._read_monitor() and not piece:
-            self.monitored = False
-            self._finish(Exit(KILLED))
-
-    def _read_monitor(self) -> bool:
-        """Whether it has ended."""
-        *lines, self._unread = self._unread.split(b"\n")
+        *lines, self._unread = (self._unread + piece).split(b"\n")
         for line in lines:
-            message = msgspec.json.decode(line, type=_MonitorLine)
-            if message.cpu is not None:
-                self._owner.used(message.cpu)
-            elif message.half:
-                self._owner.half_filled()
-            else:
-                self._finish(Exit(message.exited if message.exited is not None else KILLED, message.peak, message.why))
-                return True
-        return False
+            self._reported(msgspec.json.decode(line, type=MonitorReport))
+        if not piece and self._socket is not None:
+            self.monitored = not self.pid
+            self._reported(MonitorReport())
 
-    def _finish(self, exit: Exit) -> None:  # noqa: A002
-        if self._worker is None:
+    def _reported(self, report: MonitorReport) -> None:
+        if not self.pid:
+            self._began(report)
+        elif report.cpu is not None:
+            self._owner.used(report.cpu)
+        elif report.half:
+            self._owner.half_filled()
+        else:
+            self._finish(report)
+
+    def _began(self, report: MonitorReport) -> None:
+        if self._started.done():
+            return  # too late
+        if report.started is None:
+            self._started.set_exception(NotStarted(report.refused or "its monitor ended before it had begun"))
             return
-        self._loop.remove_reader(self._worker)
-        self._worker.close()
-        self._worker = None
+        self.pid = report.started
+        for output, descriptor in self._outputs.items():
+            self._loop.add_reader(descriptor, self.pull, output)
+        self._loop.add_reader(self._commands, self._hung_up)
+        self._started.set_result(None)
+
+    def _finish(self, report: MonitorReport) -> None:
         outputs: tuple[ProcessOutput, ...] = ("stdout", "stderr", "answers")
         for output in outputs:
             while self.pull(output):
                 pass
         self._release()
-        self._owner.exited(exit)
+        self._owner.exited(report)
         self._ending = self._loop.create_task(self._reap())
 
     async def _reap(self) -> None:
-        assert self._monitor is not None  # noqa: S101 - it was started
-        await self._monitor.wait()
+        if self._monitor is not None:
+            await self._monitor.wait()
         self.gone.set()
 
     def _release(self) -> None:
+        if self._socket is not None:
+            self._loop.remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
         for output in list(self._outputs):
             self.close_output(output)
         if self._commands >= 0:
@@ -297,17 +275,13 @@ def _pipes(number: int) -> list[tuple[int, int]]:
     """So many pipes, or none."""
     made: list[tuple[int, int]] = []
     try:
-        while len(made) < number:
-            made.append(_pipe())
+        for _ in range(number):
+            made.append(os.pipe2(os.O_CLOEXEC))
+            with suppress(OSError):  # as much as this user may have
+                fcntl.fcntl(made[-1][1], fcntl.F_SETPIPE_SZ, PIPE_SIZE)
     except OSError:
-        for end in itertools.chain(*made):
-            os.close(end)
+        for pipe in made:
+            for end in pipe:
+                os.close(end)
         raise
     return made
-
-
-def _pipe() -> tuple[int, int]:
-    reader, writer = os.pipe2(os.O_CLOEXEC)
-    with suppress(OSError):  # as much as this user may have
-        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
-    return reader, writer

@@ -219,9 +219,11 @@ class OutputSplitter:
 
 
 class PrintedJobs:
-    """The new jobs among the lines of one job."""
+    """What one job has printed, and the new jobs among its lines."""
 
     def __init__(self) -> None:
+        self.bytes = 0
+        """How many there are, on both outputs."""
         self.found: list[tuple[str, str]] = []
         self.excess = ""
         """How it exceeded what it may ask for."""

@@ -1,30 +1,26 @@
 """Runs jobs whose code is stored in the queue: fetches handlers, runs the jobs in batches, reports their outcomes.
 
-`HandlerRunner` is the worker's `Runner` for them. `Functions` runs a batch of one handler, in contexts or behind a URL,
-and knows where each job is, so that it can be stopped. How a context works and what confines it is not known here.
+`HandlerRunner` is the worker's `Runner` for them; `Functions` (`pool.py`) runs the batches. Where a batch runs, how a
+context works and what confines it is not known here.
 """
 
 import asyncio
 import logging
 import math
-import os
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from windlass.model.duration import LONGEST
 from windlass.model.errors import Missing, Unavailable, WindlassError
 from windlass.model.handler import Handler
 from windlass.model.operations import MOST_WARM, Claimed, GetCode, GetQuota, GetStats, Service
 from windlass.model.output import Stream
-from windlass.model.ports import Clock, Randomness
+from windlass.model.ports import Clock
 from windlass.model.quota import Quota, too_large, too_many
-from windlass.worker.functions import ERROR, FunctionJob, FunctionListener, FunctionOptions, FunctionOutcome, Tier
-from windlass.worker.functions.context import FunctionContext
-from windlass.worker.functions.http import HttpBatch, HttpCalls
-from windlass.worker.functions.pool import CLOSED, FunctionPool
-from windlass.worker.functions.process import NotStarted
-from windlass.worker.network import Network
+from windlass.worker.functions import ERROR, FunctionJob, FunctionOutcome, Tier
+from windlass.worker.functions.pool import Functions
 from windlass.worker.runner import ActiveRun
 from windlass.worker.runs import RunTable, function_finished, refused
 
@@ -57,7 +53,7 @@ class _KnownHandler(NamedTuple):
 class HandlerRunner:
     """The `Runner` of jobs whose tasks have handlers. `run` until it is cancelled."""
 
-    def __init__(self, service: Service, functions: "Functions", runs: RunTable, clock: Clock, contexts: int) -> None:
+    def __init__(self, service: Service, functions: Functions, runs: RunTable, clock: Clock, contexts: int) -> None:
         self._service = service
         self._functions = functions
         self._runs = runs
@@ -233,7 +229,6 @@ def _function_job(run: ActiveRun, claimed: Claimed) -> FunctionJob:
     return FunctionJob(
         id=job.id,
         tenant=job.tenant,
-        task=job.task,
         payload=bytes(claimed.payload),
         content_type=job.content_type,
         timeout=run.limit,
@@ -271,13 +266,11 @@ class Quotas:
         if known.read_at is not None and now - known.read_at < QUOTA_FRESH:
             return known
         known.read_at = now
-        try:
+        with suppress(WindlassError):
             known.quota = await self._service(GetQuota(tenant=tenant))
             if known.quota.stored_jobs is not None:
                 stats = await self._service(GetStats(tenant=tenant))
                 known.stored = sum(count for queue in stats.queues for count in queue.states.values())
-        except WindlassError:
-            return known
         return known
 
 
@@ -304,125 +297,3 @@ def delays(quota: QuotaLeft, number: int, now: float) -> list[float]:
         left = min(at_once, quota.left + rate * (now - quota.counted_at))
     quota.left, quota.counted_at = left - number, now
     return [min(LONGEST, max(0.0, (place - left) / rate)) for place in range(1, number + 1)]
-
-
-# Batches of one handler
-
-
-class _Stoppable(Protocol):
-    """A run of some jobs."""
-
-    def stop(self, id: str, why: str) -> None: ...
-
-
-class Functions:
-    """Runs batches of uploaded functions. To be closed."""
-
-    def __init__(self, options: FunctionOptions, network: Network, *, chance: Randomness) -> None:
-        self._pool = FunctionPool(options, chance, os.environ)
-        self._calls = HttpCalls(network)
-        self._batches: dict[_Stoppable, Sequence[FunctionJob]] = {}
-        """Where each job is, the latest batch last."""
-
-    def refusal(self, handler: Handler) -> str | None:
-        """Why jobs of a handler cannot be run here now: its interpreter is missing, or the tier is not available."""
-        return None if handler.lang == "http" else self._pool.refusal(handler)
-
-    def forbidden(self, handler: Handler) -> str | None:
-        """Why this worker will never run them; null = it would."""
-        return None if handler.lang == "http" else self._pool.forbidden(handler)
-
-    async def unable(self) -> dict[str, str]:
-        """The languages that cannot be run here, each with the reason; cancelling this ends the probe."""
-        return await self._pool.unable()
-
-    def warm(self) -> tuple[set[tuple[str, str]], set[tuple[str, str | None]]]:
-        """Tasks and engines (`eid`) that have a context waiting for them, each with its tenant."""
-        return self._pool.warm() if self._pool.idle else (set(), set())
-
-    async def run(self, handler: Handler, jobs: Sequence[FunctionJob], listener: FunctionListener) -> None:
-        """Run a batch to its end; `listener.ended` is called once for each job, as soon as it has ended.
-
-        A job that kills its process costs only itself: those after it go on in a fresh context. Cancelling this ends
-        what runs and reports no more of it.
-        """
-        if (why := self.refusal(handler)) is not None:
-            _not_run(jobs, listener, why)
-            return
-        http = handler.lang == "http"
-        batch = HttpBatch(self._calls, handler, listener) if http else _ContextBatch(self._pool, handler, listener)
-        self._batches[batch] = jobs
-        try:
-            await batch.run(jobs)
-        finally:
-            del self._batches[batch]
-
-    def stop(self, id: str, tenant: str, why: str) -> None:
-        """Stop a job: it ends with 500 and `message` = why when it has stopped; `unrun` if it had not begun."""
-        for batch, jobs in reversed(self._batches.items()):  # a job may run again before its last run has stopped
-            if any(job.id == id and job.tenant == tenant for job in jobs):
-                batch.stop(id, why)
-                return
-
-    def monitors(self) -> list[int]:
-        """Our processes that watch over running code."""
-        return self._pool.monitors()
-
-    async def close(self) -> None:
-        """End everything at once; what still runs ends as stopped, what has not begun as `unrun`."""
-        for batch, jobs in list(self._batches.items()):
-            for job in jobs:
-                batch.stop(job.id, CLOSED)
-        await self._pool.close()
-        await self._calls.close()
-
-
-class _ContextBatch:
-    """A batch on its path through as many contexts as it takes."""
-
-    def __init__(self, pool: FunctionPool, handler: Handler, listener: FunctionListener) -> None:
-        self._pool = pool
-        self._handler = handler
-        self._listener = listener
-        self._context: FunctionContext | None = None
-        self._unwanted: dict[str, str] = {}
-        """Jobs that were stopped while they waited for a context, and why."""
-
-    def stop(self, id: str, why: str) -> None:
-        if self._context is not None:
-            self._context.stop(id, why)
-        else:
-            self._unwanted[id] = why
-
-    async def run(self, jobs: Sequence[FunctionJob]) -> None:
-        left = list(jobs)
-        try:
-            while left:
-                left = await self._in_one_context(left)
-        except NotStarted as fault:
-            _not_run(left, self._listener, str(fault))
-
-    async def _in_one_context(self, jobs: list[FunctionJob]) -> list[FunctionJob]:
-        """The jobs that are left when their context has ended before them."""
-        context = await self._pool.take(self._handler)
-        try:
-            wanted = [job for job in jobs if not self._is_unwanted(job)] if self._unwanted else jobs
-            self._context = context
-            return await context.run(self._handler, wanted, self._listener) if wanted else []
-        except BaseException:
-            context.end()
-            raise
-        finally:
-            self._context = None
-            self._pool.put_back(context, self._handler)
-
-    def _is_unwanted(self, job: FunctionJob) -> bool:
-        why = self._unwanted.pop(job.id, None)
-        if why is not None:
-            _not_run([job], self._listener, why)
-        return why is not None
-
-
-def _not_run(jobs: Sequence[FunctionJob], listener: FunctionListener, why: str) -> None:
-    for job in jobs:
-        listener.ended(FunctionOutcome(id=job.id, code=ERROR, type="Refused", message=why, unrun=True))

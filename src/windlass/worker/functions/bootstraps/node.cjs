@@ -9,7 +9,7 @@ const net = require("node:net");
 const util = require("node:util");
 const vm = require("node:vm");
 
-const ORDERS = 3;
+const COMMANDS = 3;
 const ANSWERS = 4;
 const MONITOR = 5;
 const RETRY = 100;
@@ -78,8 +78,8 @@ async function execute(which, part) {
   await vm.runInThisContext(which[part], options);
 }
 
-async function load(number, order) {
-  const found = JSON.parse(order);
+async function load(number, source) {
+  const found = JSON.parse(source);
   loaded.set(number, found);
   mark = Buffer.from(`\x1e${found.mark}\n`);
   try {
@@ -110,9 +110,9 @@ async function run(number, kind, data) {
   let answer;
   try {
     if (trouble) throw trouble.fault;
-    answer = said(OK, await handler.run(read(kind, data)));
+    answer = resultLine(await handler.run(read(kind, data)));
   } catch (fault) {
-    answer = told(fault);
+    answer = errorLine(fault);
   }
   askMonitor("s");
   separate();
@@ -162,15 +162,14 @@ function read(kind, data) {
   }
 }
 
-function said(code, value) {
-  if (value instanceof Uint8Array) return `${code} base64 ${Buffer.from(value).toString("base64")}`;
-  const text = JSON.stringify(value);
-  if (text === undefined) return `${code} json null`;
+function resultLine(value) {
+  if (value instanceof Uint8Array) return `${OK} base64 ${Buffer.from(value).toString("base64")}`;
+  const text = JSON.stringify(value) ?? "null";
   if (text.includes("\\ud") && HALF.test(text)) throw new TypeError("its result has half a character in it");
-  return `${code} json ${text}`;
+  return `${OK} json ${text}`;
 }
 
-function told(fault) {
+function errorLine(fault) {
   const code = fault && fault.code;
   const known = Number.isInteger(code) && ((code >= RETRY && code < OK) || (code >= FAILED && code < ERROR + 100));
   const whole = fault instanceof Error;
@@ -231,7 +230,7 @@ async function* lines(stream) {
 async function main() {
   // Else what does not fit into the pipe is kept for later, and an answer overtakes what was printed before it.
   for (const stream of [process.stdout, process.stderr]) stream._handle?.setBlocking?.(true);
-  for await (const some of lines(new net.Socket({ fd: ORDERS, readable: true, writable: false })))
+  for await (const some of lines(new net.Socket({ fd: COMMANDS, readable: true, writable: false })))
     for (const line of some) await obey(line);
   process.exit(0);
 }

@@ -30,7 +30,7 @@ final class WindlassContext
     public static ?Throwable $trouble = null; // why no job of this batch can be run
     public static bool $broken = false;
     public static string $mark = '';
-    public static string $order = ''; // the one at hand
+    public static string $command = ''; // the one at hand
     private static array $wires = [];
     private const STARTS = '/\b(exec|shell_exec|system|passthru|proc_open|popen|pcntl_fork|mail)\b|`/i';
     private static bool $starts = false; // whether any source may start processes
@@ -44,25 +44,25 @@ final class WindlassContext
         self::$wires[6] = @fopen('php://fd/5', 'r');
     }
 
-    /** Run jobs until another order comes; false when there are no more. */
+    /** Run jobs until another command comes; false when there are no more. */
     public static function next(): bool
     {
-        while (($order = fgets(self::$wires[3])) !== false) {
-            if (!str_starts_with($order, 'job ')) {
-                self::$order = substr($order, 0, -1);
+        while (($command = fgets(self::$wires[3])) !== false) {
+            if (!str_starts_with($command, 'job ')) {
+                self::$command = substr($command, 0, -1);
                 return true;
             }
-            self::run(...explode(' ', $order, 4));
+            self::run(...explode(' ', $command, 4));
         }
         return false;
     }
 
-    public static function load(string $number, string $order): void
+    public static function load(string $number, string $command): void
     {
-        $order = array_map(self::untagged(...), json_decode($order, true, 512, JSON_THROW_ON_ERROR));
-        self::$handler = $order + ['number' => $number, 'fault' => null];
+        $command = array_map(self::untagged(...), json_decode($command, true, 512, JSON_THROW_ON_ERROR));
+        self::$handler = $command + ['number' => $number, 'fault' => null];
         self::$mark = "\x1e" . self::$handler['mark'] . "\n";
-        self::$starts = self::$starts || preg_match(self::STARTS, implode("\n", $order));
+        self::$starts = self::$starts || preg_match(self::STARTS, implode("\n", $command));
     }
 
     /** Source as `eval` takes it: a file of PHP begins with a tag. */
@@ -122,9 +122,9 @@ final class WindlassContext
             if (self::$trouble !== null) {
                 throw self::$trouble;
             }
-            $answer = self::said(200, (self::$handler['run'])(self::read($kind, $data)));
+            $answer = self::resultLine((self::$handler['run'])(self::read($kind, $data)));
         } catch (Throwable $fault) {
-            $answer = self::told($fault);
+            $answer = self::errorLine($fault);
         }
         self::askMonitor('s');
         self::separate();
@@ -163,19 +163,16 @@ final class WindlassContext
         return $kind === 'text' ? substr($data, 0, -1) : base64_decode($data);
     }
 
-    private static function said(int $code, mixed $value): string
+    private static function resultLine(mixed $value): string
     {
         try {
-            return "$code json " . json_encode($value, self::AS_JSON);
+            return '200 json ' . json_encode($value, self::AS_JSON);
         } catch (JsonException $fault) {
-            if (is_string($value)) {
-                return "$code base64 " . base64_encode($value);
-            }
-            throw $fault;
+            return is_string($value) ? '200 base64 ' . base64_encode($value) : throw $fault;
         }
     }
 
-    private static function told(Throwable $fault): string
+    private static function errorLine(Throwable $fault): string
     {
         $code = $fault->getCode();
         $after = is_numeric($fault->after ?? null) ? (float) $fault->after : NAN;
@@ -202,9 +199,9 @@ final class WindlassContext
 
 WindlassContext::open();
 while (WindlassContext::next()) {
-    switch (strtok(WindlassContext::$order, ' ')) {
+    switch (strtok(WindlassContext::$command, ' ')) {
         case 'load':
-            WindlassContext::load(...array_slice(explode(' ', WindlassContext::$order, 3), 1));
+            WindlassContext::load(...array_slice(explode(' ', WindlassContext::$command, 3), 1));
             try {
                 eval(WindlassContext::$handler['before'] ?? '');
                 eval(WindlassContext::body());
@@ -214,7 +211,7 @@ while (WindlassContext::next()) {
             }
             break;
         case 'batch':
-            WindlassContext::$handler = WindlassContext::$loaded[substr(WindlassContext::$order, 6)];
+            WindlassContext::$handler = WindlassContext::$loaded[substr(WindlassContext::$command, 6)];
             WindlassContext::$trouble = WindlassContext::$handler['fault'];
             if (WindlassContext::$trouble === null) {
                 try {

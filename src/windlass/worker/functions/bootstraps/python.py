@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import CoroutineType
 
 TYPE_CHECKING = False
@@ -52,8 +52,8 @@ class PythonContext:
 
     def __init__(self) -> None:
         self.scope: dict[str, object] = {"__name__": "__main__", "Retry": Retry, "Fail": Fail}
-        self.loaded: dict[bytes, dict[str, object]] = {}
-        self.handler: dict[str, object] = {}
+        self.loaded: dict[bytes, dict[str, Any]] = {}
+        self.handler: dict[str, Any] = {}
         self.trouble: BaseException | None = None
         """Why no job of this batch can be run."""
         self.broken = False
@@ -64,81 +64,76 @@ class PythonContext:
         self.loop: AbstractEventLoop | None = None
         self.answers = open(ANSWERS, "wb", buffering=0)  # noqa: SIM115 - for as long as the process lives
 
-    def load(self, number: bytes, order: bytes) -> None:
-        handler = self.loaded[number] = json.loads(order)
+    def load(self, command: bytes) -> None:
+        number, source = command.split(b" ", 1)
+        handler = self.loaded[number] = json.loads(source)
+        handler["fault"] = None
         self.mark = f"\x1e{handler['mark']}\n".encode()
         try:
             self.execute(handler, "before")
             self.scope.pop("run", None)
-            tree = compile(str(handler["body"]), f"<{handler['task']}:body>", "exec", ONLY_AST)
-            body = compile(tree, f"<{handler['task']}:body>", "exec")
+            name = f"<{handler['task']}:body>"
+            tree = compile(handler["body"], name, "exec", ONLY_AST)
+            handler["script"] = compile(tree, name, "exec")
             if defines_run(tree.body):
-                exec(body, self.scope)  # noqa: S102
-                handler["run"] = defined(self.scope)
-            else:
-                handler["script"] = body
+                exec(handler.pop("script"), self.scope)  # noqa: S102
+                if not callable(self.scope.get("run")):
+                    raise TypeError("its body defines no run(payload)")  # noqa: TRY301
+                handler["run"] = self.scope["run"]
         except BaseException as fault:  # noqa: BLE001 - whatever it is, the jobs end with it
             handler["fault"] = fault
             self.broken = True
-        if self.started:
-            self.keep()
+        self.ask_monitor(b"k")
 
-    def execute(self, handler: dict[str, object], part: str) -> None:
+    def execute(self, handler: "dict[str, Any]", part: str) -> None:
         if handler.get(part):
-            exec(compile(str(handler[part]), f"<{handler['task']}:{part}>", "exec"), self.scope)  # noqa: S102
+            exec(compile(handler[part], f"<{handler['task']}:{part}>", "exec"), self.scope)  # noqa: S102
 
     def begin(self, number: bytes) -> None:
         self.handler = self.loaded[number]
         self.scope["run"] = self.handler.get("run")
-        fault = self.handler.get("fault")
-        self.trouble = fault if isinstance(fault, BaseException) else None
+        self.trouble = self.handler["fault"]
         if self.trouble is None:
             try:
                 self.execute(self.handler, "beforeEach")
             except BaseException as trouble:  # noqa: BLE001
                 self.trouble = trouble
-        if self.started:
-            self.keep()
+        self.ask_monitor(b"k")
 
     def notice(self, event: str, _: object) -> None:
         if event in STARTS:
             self.started = True
 
-    def keep(self) -> None:
-        """What has been started is of no one job, and stays."""
+    def ask_monitor(self, what: bytes) -> None:
+        """Have the monitor end what a job has started (`s`), or leave alone what there is (`k`); wait until it has."""
+        if not self.started:
+            return
         self.started = False
-        ask_monitor(b"k")
-
-    def sweep(self) -> None:
-        """What a job has started ends with it."""
-        self.started = False
-        ask_monitor(b"s")
         try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
+            os.write(MONITOR, what)
+            os.read(MONITOR, 1)
+            while what == b"s" and os.waitpid(-1, os.WNOHANG)[0]:
                 pass
         except OSError:
             pass
 
-    def run(self, number: bytes, kind: bytes, data: bytes) -> None:
+    def run(self, command: bytes) -> None:
+        number, kind, data = command.split(b" ", 2)
         try:
-            if "script" in self.handler and self.trouble is None:
-                answer = self.script(self.handler["script"], kind, data)
-            else:
-                value = self.function()(read(kind, data))
-                answer = result_line(OK, self.awaited(value) if type(value) is CoroutineType else value)
+            if self.trouble is not None:
+                raise self.trouble  # noqa: TRY301
+            answer = (self.script if "script" in self.handler else self.call)(kind, data)
         except BaseException as fault:  # noqa: BLE001 - whatever a function raises is its outcome
             answer = error_line(fault)
-        if self.started:
-            self.sweep()
+        self.ask_monitor(b"s")
         self.separate()
         self.send(b"done " + number + b" " + answer + b"\n")
 
-    def function(self) -> Callable[[object], object]:
-        if self.trouble is not None:
-            raise self.trouble
-        return self.handler["run"]  # type: ignore[return-value]
+    def call(self, kind: bytes, data: bytes) -> bytes:
+        value = self.handler["run"](read(kind, data))
+        return result_line(self.awaited(value) if type(value) is CoroutineType else value)
 
-    def script(self, body: object, kind: bytes, data: bytes) -> bytes:
+    def script(self, kind: bytes, data: bytes) -> bytes:
         """Run source that defines no `run` as a script: the payload on stdin, what it prints is the result."""
         from tempfile import TemporaryFile  # noqa: PLC0415 - few need it
 
@@ -152,7 +147,7 @@ class PythonContext:
             os.dup2(printed.fileno(), 1)
             sys.stdin = open(0, closefd=False)  # noqa: SIM115 - it is the script's
             try:
-                exec(body, scope)  # type: ignore[arg-type] # noqa: S102
+                exec(self.handler["script"], scope)  # noqa: S102
             except SystemExit as fault:
                 if fault.code not in (None, 0):
                     raise exited(fault) from None
@@ -170,8 +165,7 @@ class PythonContext:
                 self.handler["run"] = scope["run"]
                 del self.handler["script"]
                 sys.stdout.buffer.write(printed.read())
-                value = self.function()(read(kind, data))
-                return result_line(OK, self.awaited(value) if type(value) is CoroutineType else value)
+                return self.call(kind, data)
             return b"%d text64 " % OK + base64.b64encode(without_jobs(printed))
 
     def awaited(self, coroutine: "CoroutineType[object, None, object]") -> object:
@@ -195,7 +189,7 @@ class PythonContext:
             except OSError:
                 pass
 
-    def end(self) -> None:
+    def end(self, _: bytes) -> None:
         if self.trouble is None:
             try:
                 self.execute(self.handler, "afterEach")
@@ -209,21 +203,6 @@ class PythonContext:
         rest = memoryview(answer)
         while rest:  # a signal that the function has a handler for may come in between
             rest = rest[self.answers.write(rest) :]
-
-
-def defined(scope: dict[str, object]) -> object:
-    if not callable(scope.get("run")):
-        raise TypeError("its body defines no run(payload)")
-    return scope["run"]
-
-
-def ask_monitor(what: bytes) -> None:
-    """Have the monitor do something, and wait until it is done."""
-    try:
-        os.write(MONITOR, what)
-        os.read(MONITOR, 1)
-    except OSError:
-        pass
 
 
 def defines_run(statements: "list[Any]") -> bool:
@@ -282,10 +261,10 @@ def read(kind: bytes, data: bytes) -> object:
     return data if kind == b"base64" else data.decode()
 
 
-def result_line(code: int, value: object) -> bytes:
+def result_line(value: object) -> bytes:
     if isinstance(value, bytes | bytearray | memoryview):
-        return b"%d base64 " % code + base64.b64encode(value)
-    return b"%d json " % code + AS_JSON(value).encode()
+        return b"%d base64 " % OK + base64.b64encode(value)
+    return b"%d json " % OK + AS_JSON(value).encode()
 
 
 def seconds(value: object) -> float | None:
@@ -318,21 +297,14 @@ def error_line(fault: BaseException) -> bytes:
 def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
-    os.set_inheritable(COMMANDS, False)
-    os.set_inheritable(ANSWERS, False)
-    os.set_inheritable(MONITOR, False)
+    for descriptor in (COMMANDS, ANSWERS, MONITOR):
+        os.set_inheritable(descriptor, False)
     context = PythonContext()
+    verbs = {b"job": context.run, b"load": context.load, b"batch": context.begin, b"end": context.end}
     with open(COMMANDS, "rb") as commands:
         for line in commands:
             verb, _, rest = line[:-1].partition(b" ")
-            if verb == b"job":
-                context.run(*rest.split(b" ", 2))
-            elif verb == b"load":
-                context.load(*rest.split(b" ", 1))
-            elif verb == b"batch":
-                context.begin(rest)
-            elif verb == b"end":
-                context.end()
+            verbs[verb](rest)
 
 
 if __name__ == "__main__":

@@ -36,8 +36,9 @@ class ShellContext:
         self.mark = b""
         self.answers = open(ANSWERS, "wb", buffering=0)  # noqa: SIM115 - for as long as the process lives
 
-    def load(self, number: bytes, order: bytes) -> None:
-        handler = self.loaded[number] = json.loads(order)
+    def load(self, command: bytes) -> None:
+        number, source = command.split(b" ", 1)
+        handler = self.loaded[number] = json.loads(source)
         self.mark = f"\x1e{handler['mark']}\n".encode()
         handler["fault"] = self.prepare(handler, "before")
         ask_monitor(b"k")  # what has been started stays
@@ -68,7 +69,8 @@ class ShellContext:
         if self.handler.get("beforeEach"):
             ask_monitor(b"k")
 
-    def run(self, number: bytes, kind: bytes, data: bytes) -> None:
+    def run(self, command: bytes) -> None:
+        number, kind, data = command.split(b" ", 2)
         answer = error_line(ERROR, self.trouble) if self.trouble else self.script(given(kind, data))
         ask_monitor(b"s")  # what the job has left behind ends with it
         self.separate()
@@ -97,7 +99,7 @@ class ShellContext:
             with suppress(OSError):
                 os.write(descriptor, self.mark)
 
-    def end(self) -> None:
+    def end(self, _: bytes) -> None:
         if not self.trouble and (fault := self.prepare(self.handler, "afterEach")):
             self.broken = True
             os.write(2, fault.encode() + b"\n")
@@ -135,21 +137,14 @@ def error_line(code: int, message: str) -> bytes:
 
 
 def main() -> None:
-    os.set_inheritable(COMMANDS, False)
-    os.set_inheritable(ANSWERS, False)
-    os.set_inheritable(MONITOR, False)
+    for descriptor in (COMMANDS, ANSWERS, MONITOR):
+        os.set_inheritable(descriptor, False)
     context = ShellContext(sys.argv[1])
+    verbs = {b"job": context.run, b"load": context.load, b"batch": context.begin, b"end": context.end}
     with open(COMMANDS, "rb") as commands:
         for line in commands:
             verb, _, rest = line[:-1].partition(b" ")
-            if verb == b"job":
-                context.run(*rest.split(b" ", 2))
-            elif verb == b"load":
-                context.load(*rest.split(b" ", 1))
-            elif verb == b"batch":
-                context.begin(rest)
-            elif verb == b"end":
-                context.end()
+            verbs[verb](rest)
 
 
 if __name__ == "__main__":

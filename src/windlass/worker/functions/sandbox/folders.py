@@ -88,7 +88,9 @@ class Folders:
 
 
 def closed_to_others(parent: str | None) -> str | None:
-    """Why code that runs as another user could not get to its folder; null = it could."""
+    """Why code that runs as another user could not get to its folder; null = it could, or runs as this user."""
+    if os.geteuid() != 0:
+        return None
     place = Path(os.path.realpath(parent or tempfile.gettempdir()))
     for folder in (place, *place.parents):
         if folder.exists() and not folder.stat().st_mode & stat.S_IXOTH:

@@ -181,6 +181,8 @@ class ProcessUsage(NamedTuple):
     own: float
     waited: float
     """That of its children that have ended and that it waited for."""
+    dead: bool = False
+    """Whether it has ended, though its parent has not asked how."""
 
 
 class CpuTime:
@@ -238,17 +240,14 @@ def within(folder: str, above: int | None = None, depth: int = 0) -> Iterator[os
 def deleted(pids: Iterable[int]) -> Iterator[os.stat_result]:
     """Files that are deleted but still open."""
     for pid in pids:
-        for link in links(f"/proc/{pid}/fd"):
+        opened: list[str] = []
+        with suppress(OSError):
+            opened = os.listdir(f"/proc/{pid}/fd")  # noqa: PTH208
+        for number in opened:
             with suppress(OSError):
-                found = os.stat(link)  # noqa: PTH116
+                found = os.stat(f"/proc/{pid}/fd/{number}")  # noqa: PTH116
                 if stat.S_ISREG(found.st_mode) and not found.st_nlink:
                     yield found
-
-
-def links(folder: str) -> list[str]:
-    with suppress(OSError):
-        return [f"{folder}/{name}" for name in os.listdir(folder)]  # noqa: PTH208
-    return []
 
 
 class Monitor:
@@ -279,7 +278,7 @@ class Monitor:
             readable, _, _ = select.select([self.worker.fileno(), self.woken, *asked], [], [], pause)
             if self.woken in readable:
                 os.read(self.woken, 4096)
-            if (ended := self.reaped()) is not None:
+            if (ended := self.reap_all()) is not None:
                 end_all()
                 self.send({"exited": ended[0], "peak": ended[1], "why": self.why})
                 return
@@ -288,7 +287,7 @@ class Monitor:
             if self.asked is not None and self.asked.fileno() in readable:
                 self.answer(self.asked)
             if self.kill_at is not None and now() >= self.kill_at:
-                self.kill(signal.SIGKILL)
+                send_all(family(), signal.SIGKILL)
                 self.kill_at = now() + CHECK_EVERY
             self.check_usage()
             if now() >= self.next_check:
@@ -300,7 +299,7 @@ class Monitor:
         data = self.worker.recv(4096)
         if data and self.kill_at is None:
             self.kill_at = now() + json.loads(data.splitlines()[0])["end"]
-            self.kill(signal.SIGTERM)
+            send_all(family(), signal.SIGTERM)
         return bool(data)
 
     def answer(self, asked: socket.socket) -> None:
@@ -328,52 +327,45 @@ class Monitor:
         until = now() + SWEPT_WITHIN
         while now() < until:
             parents = {child: parent for parent in (os.getpid(), *family()) for child in children(parent)}
-            kept, one = set[int](), whose
-            while one in parents:
-                kept.add(one)
-                one = parents[one]
+            kept = set(ancestry(whose, parents))
             stay = (self.own & parents.keys()) - kept
-            others = [pid for pid in parents if pid not in kept and not is_under(pid, stay, parents)]
-            doomed = [pid for pid in others if not is_dead(pid)]
+            others = [pid for pid in parents if pid not in kept and stay.isdisjoint(ancestry(pid, parents))]
+            doomed = [pid for pid in others if (usage := usage_of(pid)) is not None and not usage.dead]
             if not doomed:
                 return
-            for pid in doomed:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+            send_all(doomed, signal.SIGKILL)
             time.sleep(BREATH)
-            self.reaped_orphans()
+            for pid in children(os.getpid()):
+                if pid != self.pid:  # that one is waited for elsewhere
+                    self.reap(pid)
 
-    def reaped_orphans(self) -> None:
-        """Reap orphans; our own process is waited for elsewhere."""
-        for pid in children(os.getpid()):
-            if pid != self.pid:
-                with suppress(ChildProcessError):
-                    found, _, usage = os.wait4(pid, os.WNOHANG)
-                    self.cpu_time.reaped += usage.ru_utime + usage.ru_stime if found else 0.0
+    def reap(self, which: int) -> tuple[int, int, int]:
+        """A process that has ended, its status and its peak memory; 0 = none of these has."""
+        try:
+            pid, status, usage = os.wait4(which, os.WNOHANG)
+        except ChildProcessError:
+            return 0, 0, 0
+        self.cpu_time.reaped += usage.ru_utime + usage.ru_stime
+        return pid, status, usage.ru_maxrss * 1024
 
-    def reaped(self) -> tuple[int, int] | None:
+    def reap_all(self) -> tuple[int, int] | None:
         """The status of our process and its peak memory, once it has ended; orphans are only reaped."""
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return None
-            self.cpu_time.reaped += usage.ru_utime + usage.ru_stime
+        pid = -1
+        while pid:
+            pid, status, peak = self.reap(-1)
             if pid == self.pid:
-                return status, usage.ru_maxrss * 1024
-            if not pid:
-                return None
+                return status, peak
+        return None
 
     def check_usage(self) -> None:
         found = {pid: usage for pid in family() if (usage := usage_of(pid)) is not None}
         if self.why is None and sum(one.memory for one in found.values()) > self.plan["memory"]:
             self.why = "memory"
-            self.kill(signal.SIGKILL)
+            send_all(family(), signal.SIGKILL)
         cpu = self.cpu_time.so_far(found)
         if cpu > self.reported:
             self.reported = cpu
-            with suppress(OSError):
-                self.worker.send(b'{"cpu": %f}\n' % cpu, socket.MSG_DONTWAIT)
+            self.send({"cpu": cpu}, socket.MSG_DONTWAIT)
 
     def check_folder(self) -> None:
         began = now()
@@ -381,37 +373,27 @@ class Monitor:
         self.next_check = began + max(CHECK_EVERY, (now() - began) / LOOKING)
         if part > 1 and self.why is None:
             self.why = "disk"
-            self.kill(signal.SIGKILL)
+            send_all(family(), signal.SIGKILL)
         elif part > 1 / 2 and not self.half:
             self.half = True
-            with suppress(OSError):
-                self.worker.send(b'{"half": true}\n', socket.MSG_DONTWAIT)
+            self.send({"half": True}, socket.MSG_DONTWAIT)
 
-    def kill(self, number: int) -> None:
-        for pid in family():
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
-
-    def send(self, line: dict[str, object]) -> None:
+    def send(self, line: dict[str, object], flags: int = 0) -> None:
         with suppress(OSError):
-            self.worker.sendall(json.dumps(line).encode() + b"\n")
+            self.worker.sendall(json.dumps(line).encode() + b"\n", flags)
 
 
-def is_under(pid: int, above: set[int], parents: dict[int, int]) -> bool:
-    """Whether a process is one of these, or a descendant of one."""
+def send_all(pids: Iterable[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def ancestry(pid: int, parents: dict[int, int]) -> Iterator[int]:
+    """A process and those above it, as far as they are ours."""
     while pid in parents:
-        if pid in above:
-            return True
+        yield pid
         pid = parents[pid]
-    return False
-
-
-def is_dead(pid: int) -> bool:
-    """Whether a process has ended, though its parent has not asked how."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] in (b"Z", b"X")
-    except (OSError, IndexError):
-        return True
 
 
 def now() -> float:
@@ -439,16 +421,15 @@ def usage_of(pid: int) -> ProcessUsage | None:
     with suppress(OSError, ValueError, IndexError):
         data = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
         own, waited = int(data[11]) + int(data[12]), int(data[13]) + int(data[14])
-        return ProcessUsage(int(data[21]) * resource.getpagesize(), own / TICKS, waited / TICKS)
+        memory = int(data[21]) * resource.getpagesize()
+        return ProcessUsage(memory, own / TICKS, waited / TICKS, data[0] in (b"Z", b"X"))
     return None
 
 
 def end_all() -> None:
     """Kill and reap all descendants, and orphans that come to us meanwhile."""
     while True:
-        for pid in family():
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        send_all(family(), signal.SIGKILL)
         try:
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass

@@ -12,8 +12,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from windlass.worker.functions import FunctionOptions, Tier
+from windlass.worker.functions.languages import SEARCH_PATH, Interpreter
 from windlass.worker.functions.sandbox import kernel
-from windlass.worker.functions.sandbox.interpreters import SEARCH_PATH, Interpreter
 
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
 SETTINGS = (
@@ -36,8 +36,6 @@ class SandboxPlan(Struct, frozen=True):
     argv: list[str]
     environment: dict[str, str]
     folder: str
-    wires: list[int]
-    """Descriptors of the monitor that become 3 and 4."""
     uid: int | None
     limits: dict[str, int]
     memory: int
@@ -45,6 +43,8 @@ class SandboxPlan(Struct, frozen=True):
     disk: int
     """Bytes of files that may be in the folder."""
     disk_files: int
+    wires: list[int] = []
+    """Descriptors of the monitor that become 3 and 4."""
     no_new_privs: bool = False
     landlock: kernel.LandlockRules | None = None
     seccomp: str = ""
@@ -62,7 +62,6 @@ class PlanRequest(Struct, frozen=True):
     memory: int
     disk: int
     network: bool
-    wires: tuple[int, int]
 
 
 def available(tier: Tier) -> str | None:
@@ -94,14 +93,14 @@ def in_force(tier: Tier, *, network: bool, uid: int | None) -> list[str]:
     return [*found, "network" if network else "no network"]
 
 
-def plan(tier: Tier, request: PlanRequest, options: FunctionOptions, environment: Mapping[str, str]) -> SandboxPlan:
+def plan(request: PlanRequest, options: FunctionOptions, environment: Mapping[str, str]) -> SandboxPlan:
+    tier, uid, network = options.tier, request.uid, request.network
     command = request.interpreter.command(request.folder, request.memory)
     made = SandboxPlan(
         argv=command,
         environment=clean(environment, options.environment, request.folder),
         folder=request.folder,
-        wires=list(request.wires),
-        uid=request.uid,
+        uid=uid,
         limits=limits(request, options),
         memory=request.memory,
         disk=request.disk,
@@ -111,12 +110,12 @@ def plan(tier: Tier, request: PlanRequest, options: FunctionOptions, environment
         return made
     calls = kernel.machine()
     assert calls is not None  # noqa: S101 - else the tier is not available
-    own_user = request.uid is not None or tier == "isolated"  # there, others' files are not to be seen
-    filter_ = kernel.seccomp_program(calls, network=request.network, own_user=own_user).hex()
+    own_user = uid is not None or tier == "isolated"  # there, others' files are not to be seen
+    filter_ = kernel.seccomp_program(calls, network=network, own_user=own_user).hex()
     if tier == "isolated":
         return replace(made, argv=[*bubblewrap(request), *command], no_new_privs=True, filter=filter_)
-    read = [*SYSTEM, *SETTINGS, *request.interpreter.roots, *(FOR_NETWORK if request.network else ())]
-    rules = kernel.landlock_rules(kernel.landlock_version(), read, DEVICES, request.folder, network=request.network)
+    read = [*SYSTEM, *SETTINGS, *request.interpreter.roots, *(FOR_NETWORK if network else ())]
+    rules = kernel.landlock_rules(kernel.landlock_version(), read, DEVICES, request.folder, network=network)
     return replace(made, no_new_privs=True, landlock=rules, seccomp=filter_)
 
 
