@@ -56,8 +56,8 @@ class RouteSpec(Struct, frozen=True, kw_only=True, eq=False):
     """Error statuses beyond those of every route."""
     query: type[Struct] | None = None
     headers: Mapping[str, str] = {}
-    """Names, and what each is for."""
-    required_headers: frozenset[str] = frozenset()
+    """Optional ones: names, and what each is for."""
+    required_headers: Mapping[str, str] = {}
     callbacks: Mapping[str, "RouteSpec"] = {}
     """Requests that this server later sends to the client, by name. Their path is an OpenAPI runtime expression."""
 
@@ -146,7 +146,7 @@ def _headers(spec: RouteSpec) -> list[dict[str, Any]]:
             "description": text,
             "schema": {"type": "string"},
         }
-        for name, text in spec.headers.items()
+        for name, text in {**spec.required_headers, **spec.headers}.items()
     ]
 
 
