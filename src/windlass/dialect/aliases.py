@@ -19,8 +19,8 @@ from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT
 from windlass.model.operations import OPERATIONS, A, Enqueue, EnqueueLines, Operation, Service
 from windlass.model.ports import Clock
 from windlass.server.auth import Auth
+from windlass.server.openapi import RouteSpec, SpecRoute
 from windlass.server.requests import EndpointFunction, RequestLimits, read_body
-from windlass.server.route_specs import RouteSpec, SpecRoute
 
 B = TypeVar("B")
 J = TypeVar("J", bound=JobOptions)

@@ -40,8 +40,8 @@ from windlass.model.wire import Format
 from windlass.model.worker import NewWorker, Slots, Worker
 from windlass.server import bodies, formats
 from windlass.server.auth import Auth, is_of_all_tenants
+from windlass.server.openapi import Content, RouteSpec, SpecRoute
 from windlass.server.requests import RequestLimits
-from windlass.server.route_specs import Content, RouteSpec, SpecRoute
 from windlass.server.routes import Unfinished
 from windlass.worker.push import BodyCodec
 

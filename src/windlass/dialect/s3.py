@@ -21,8 +21,8 @@ from windlass.model.operations import Enqueued, EnqueueLines, GetHandler, PutHan
 from windlass.model.retry import UNTIL_DEADLINE
 from windlass.server import formats
 from windlass.server.auth import Auth
+from windlass.server.openapi import Content, SpecRoute
 from windlass.server.requests import RequestLimits, text_of
-from windlass.server.route_specs import Content, SpecRoute
 
 JOB_OPTIONS = JobOptions(max_retry=None, retry=UNTIL_DEADLINE, timeout=120.0)
 

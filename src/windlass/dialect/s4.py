@@ -36,8 +36,8 @@ from windlass.model.operations import (
 from windlass.model.retry import FROM_START
 from windlass.server import bodies
 from windlass.server.auth import Auth
+from windlass.server.openapi import Content, SpecRoute
 from windlass.server.requests import RequestLimits
-from windlass.server.route_specs import Content, SpecRoute
 
 log = logging.getLogger("windlass.server")
 

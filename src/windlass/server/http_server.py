@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from socket import SO_LINGER, SOL_SOCKET
+from socket import SO_LINGER, SO_SNDBUF, SOL_SOCKET
 
 import uvicorn
 from msgspec import Struct
@@ -21,7 +21,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.http11 import Request
 
 from windlass.local_token import LOOPBACK
-from windlass.server.requests import ABORT, BODY_COMPLETE
+from windlass.server.requests import ABORT, BODY_COMPLETE, LIMIT_BUFFER
 
 MOST_HEAD = 16 << 10
 """Bytes of a request's line and headers."""
@@ -32,6 +32,10 @@ HEAD_WITHIN = 10.0
 DISCARD_FOR, MOST_DISCARDED = 2.0, 16 << 20
 """Seconds, and bytes, for which a client may go on sending a body after the response. A client that sends all of its
 body first could not read otherwise why it was refused.
+"""
+
+STREAM_BUFFER = 512 << 10
+"""Bytes that the kernel holds for the client of a stream, as far as it allows; otherwise it may hold 4 MiB and more.
 """
 
 STALLED_FOR = 20.0
@@ -202,11 +206,20 @@ class StallTimer:
 
 def reset(transport: asyncio.Transport) -> None:
     """Drop a connection at once, with everything that the kernel has buffered for it."""
+    _set_option(transport, SO_LINGER, _RESET)
+    transport.abort()
+
+
+def _set_option(transport: asyncio.Transport, option: int, value: int | bytes) -> None:
     link = transport.get_extra_info("socket")
     if link is not None:
         with suppress(OSError):
-            link.setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
-    transport.abort()
+            link.setsockopt(SOL_SOCKET, option, value)
+
+
+def _extensions(transport: asyncio.Transport) -> dict[str, Callable[[], None]]:
+    """What streams may do with their connection."""
+    return {ABORT: partial(reset, transport), LIMIT_BUFFER: partial(_set_option, transport, SO_SNDBUF, STREAM_BUFFER)}
 
 
 # Reading
@@ -274,7 +287,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None:  # else it becomes a WebSocket
             self.cycle.transport = self._responses
-        self.scope["extensions"] = {ABORT: partial(reset, self.transport)}  # type: ignore[dict-item] # one of our own
+        self.scope["extensions"] = _extensions(self.transport)  # type: ignore[typeddict-item] # our own
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:
@@ -361,7 +374,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if self.response.status_code == SWITCHED:  # else the handshake failed
-            self.scope["extensions"][ABORT] = partial(reset, self.transport)  # type: ignore[assignment]
+            self.scope["extensions"] |= _extensions(self.transport)  # type: ignore[arg-type] # our own
 
 
 def _ambiguous(headers: list[tuple[bytes, bytes]]) -> bytes | None:
