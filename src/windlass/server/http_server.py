@@ -222,10 +222,28 @@ def _extensions(transport: asyncio.Transport) -> dict[str, Callable[[], None]]:
     return {ABORT: partial(reset, transport), LIMIT_BUFFER: partial(_set_option, transport, SO_SNDBUF, STREAM_BUFFER)}
 
 
+class StallGuard(asyncio.Protocol):
+    """A connection that is reset when its client stops reading."""
+
+    _stall_timer: StallTimer
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stall_timer.stop()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall_timer.start()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stall_timer.stop()
+
+
 # Reading
 
 
-class HttpProtocol(HttpToolsProtocol):
+class HttpProtocol(StallGuard, HttpToolsProtocol):
     """A connection with bounds on the size and time of each head."""
 
     _head = 0
@@ -244,16 +262,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        self._stall_timer.stop()
         super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stall_timer.start()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._stall_timer.stop()
 
     def data_received(self, data: bytes) -> None:
         if self._discarded is not None:
@@ -352,24 +361,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._discard_rest()
 
 
-class WebSocketProtocol(WebSocketsSansIOProtocol):
+class WebSocketProtocol(StallGuard, WebSocketsSansIOProtocol):
     """A WebSocket that is reset when its client stops reading."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._stall_timer = StallTimer(self.transport, self.loop)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stall_timer.stop()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stall_timer.start()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._stall_timer.stop()
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)

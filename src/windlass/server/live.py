@@ -88,7 +88,7 @@ class Live:
         tenant = await self._auth.authorize(request, "read")
         self._check_room()
         match = _match(request)
-        lines = formats.accepts_lines(request.headers.get("accept", ""))
+        lines = formats.prefers(request.headers.get("accept", ""), formats.NDJSON)
         write, media_type = (events.encode_line, formats.NDJSON) if lines else (events.encode_sse, EVENT_STREAM)
         if request.method == "HEAD":
             return stream_head(media_type)
