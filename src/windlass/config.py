@@ -157,9 +157,9 @@ class NotificationsSection(Struct, frozen=True, kw_only=True):
     retry_after: Seconds = 20.0
     """Time from the start of the first run to the second; it doubles each time."""
     keep_success: Seconds = 86400.0
-    """How long to keep records of successes."""
+    """How long to keep records of successes, unless the queue has its own setting."""
     keep_failure: Seconds = 7 * 86400.0
-    """How long to keep records of failures."""
+    """How long to keep records of failures, unless the queue has its own setting."""
     trailing_null: bool = False
     """Whether lists end with a null, for clients that expect it."""
     wrapped_summary: bool = False

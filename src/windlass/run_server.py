@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 from msgspec import Struct
@@ -20,6 +21,7 @@ from msgspec.structs import replace
 from windlass.addresses import file_of, open_engine, shown
 from windlass.cached import BRIEFLY
 from windlass.dialect import s2, s3, s4
+from windlass.dialect.aliases import KeepTimes, WithKeepTimes
 from windlass.engine import Engine, Settings
 from windlass.engine.journal import JournalSettings, open_journaled
 from windlass.engine.push_workers import PushWorkers
@@ -113,10 +115,13 @@ async def serve(options: ServerOptions) -> None:
         push = _push(service, engine, options, clock)
         briefly = None if folder is None else BRIEFLY
         auth = await _auth(engine, options, Keyring(engine.context, clock, briefly or PATIENCE))
-        optioned = WithTaskOptions(QuotaFilter(push, clock, briefly), engine.context, clock, briefly)
-        answers = _uploads(optioned, options)
-        also = [*s2.routes(answers, auth, limits), *s3.routes(answers, auth, limits, options.client_jobs)]
-        also += s4.routes(answers, auth, limits, options.notifications, _recovery(options, app))
+        filtered = partial(_filtered, QuotaFilter(push, clock, briefly), engine, options, clock, patience=briefly)
+        answers, client_jobs, notifications = filtered(), options.client_jobs, options.notifications
+        also = [
+            *s2.routes(answers, auth, limits),
+            *s3.routes(filtered(times=client_jobs), auth, limits, client_jobs),
+            *s4.routes(filtered(times=notifications), auth, limits, notifications, _recovery(options, app)),
+        ]
         site = application(answers, engine, auth, limits, stop, also=also, check_ready=check_ready)
         http = server(site, options.where)
         workers = []
@@ -149,8 +154,19 @@ def _limits(options: ServerOptions) -> RequestLimits:
     return replace(options.limits, most_payload=bounds.most_payload, most_result=bounds.most_result)
 
 
-def _uploads(service: Service, options: ServerOptions) -> Service:
-    """The same, which refuses handlers, or those that their interpreter here cannot parse."""
+def _filtered(
+    service: Service,
+    engine: Engine,
+    options: ServerOptions,
+    clock: SystemClock,
+    *,
+    patience: float | None,
+    times: KeepTimes | None = None,
+) -> Service:
+    """The service as routes see it: task options, keep times of a dialect, and a check of uploaded handlers."""
+    if times is not None:
+        service = WithKeepTimes(service, times, engine.context.flow_config, clock, patience)
+    service = WithTaskOptions(service, engine.context, clock, patience)
     if not options.allow_upload:
         return NoUploads(service)
     functions = None if options.functions is None else options.functions.functions

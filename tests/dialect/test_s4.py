@@ -22,7 +22,20 @@ from windlass.model.errors import Unavailable
 from windlass.model.job import Error
 from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
-from windlass.model.operations import A, AddToken, Cancel, Claim, Claimed, Count, Delete, List, Operation, Show
+from windlass.model.operations import (
+    A,
+    AddToken,
+    Cancel,
+    ChangeQueue,
+    Claim,
+    Claimed,
+    Count,
+    Delete,
+    List,
+    Operation,
+    Show,
+)
+from windlass.model.queue import QueueChange
 from windlass.model.token import Scope
 
 pytestmark = pytest.mark.parametrize("kind", ["sqlite", "redis"], indirect=True)
@@ -210,6 +223,25 @@ async def test_tasks_vanish_when_their_time_is_over(engine: Engine, clock: Virtu
             await purge(engine)
             left.append([one["status"] for one in await caller.get("/summary")])
         assert left == [["succeeded", "failed"], ["failed"], ["failed"], []]
+
+
+@pytest.mark.parametrize("whose", ["default", "-"])
+async def test_a_queues_own_keep_times_win_over_the_settings_of_notifications(
+    engine: Engine, clock: VirtualClock, whose: str
+) -> None:
+    """S4 13."""
+    settings = NotificationOptions(keep_success=10, keep_failure=60)
+    async with served(engine, clock, notifications=settings) as site, web(site) as client:
+        caller = Caller(client)
+        await engine(ChangeQueue(tenant=whose, queue="default", change=QueueChange(keep_success=3600.0)))
+        await caller.notify()
+        await engine(ChangeQueue(tenant=whose, queue="default", change=QueueChange(keep_failure=None)))
+        await caller.notify()
+        clear = QueueChange(clear=["keep_success", "keep_failure"])
+        await engine(ChangeQueue(tenant=whose, queue="default", change=clear))
+        await caller.notify()
+    jobs = (await engine(List())).jobs
+    assert [(job.keep_success, job.keep_failure) for job in jobs] == [(3600, 60), (3600, None), (10, 60)]
 
 
 async def test_each_status_lists_its_own_tasks_and_a_count_is_the_length(engine: Engine, clock: VirtualClock) -> None:

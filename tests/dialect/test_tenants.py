@@ -19,8 +19,8 @@ from windlass.engine import Engine
 from windlass.model.job import JSON, TEXT, NewJob
 from windlass.model.operations import AddToken, Enqueue, GetHandler, List
 from windlass.model.token import Scope
+from windlass.server.openapi import RouteSpec
 from windlass.server.requests import RequestLimits
-from windlass.server.route_specs import RouteSpec
 
 pytestmark = pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
 

@@ -296,14 +296,3 @@ def test_ids_tell_their_time() -> None:
     made = ids_like(SystemRandomness().uuid7(), 3)
     after = time.time_ns() // 1_000_000
     assert before <= int.from_bytes(made[:6]) <= after
-
-
-@pytest.mark.parametrize("default", [False, True])
-def test_a_record_says_whether_times_to_keep_jobs_are_only_defaults(default: bool) -> None:
-    common = NewJob(task="work", keep_success=60.0, keep_is_default=default)
-    batch = make_batch("default", common, ids_like(marked(SystemRandomness().uuid7(), "default"), 1), [b"a"])
-    (one,) = drafts_in(batch)
-    for jobs in (batch, [one]):
-        ((_, _, again, _),) = decode(1, 1, 0, join(encode(jobs)))
-        assert again is not None
-        assert (again.new.keep_success, again.new.keep_is_default) == (60.0, default)

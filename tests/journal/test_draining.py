@@ -26,6 +26,7 @@ from tests.support.relays import Wire
 from tests.support.scoreboard import Relay, await_
 from tests.support.servers import NewPrefix, Server, StartServer
 from windlass import Windlass
+from windlass.dialect.aliases import KeepTimes, WithKeepTimes
 from windlass.engine.journal import open_journaled
 from windlass.engine.journal.file import JournalFile, Row
 from windlass.model.errors import Busy, Invalid, Unavailable
@@ -170,7 +171,9 @@ async def test_a_queues_own_times_to_keep_jobs_win_over_defaults_that_came_by_th
     async with journaled_at(redis_server.url, tmp_path, new_prefix()) as service:
         await service(ChangeQueue(queue="default", change=QueueChange(keep_success=5.0)))
         (asked,) = (await service(EnqueueLines(task="work", text="a", options=options))).ids
-        (default,) = (await service(EnqueueLines(task="work", text="a", options=options, keep_is_default=True))).ids
+        times = KeepTimes(keep_success=60.0, keep_failure=120.0)
+        by_dialect = WithKeepTimes(service, times, service._engine.context.flow_config, CLOCK)
+        (default,) = (await by_dialect(EnqueueLines(task="work", text="a"))).ids
         kept = [await service(Show(id=id)) for id in (asked, default)]
     assert [(job.keep_success, job.keep_failure) for job in kept] == [(60.0, 120.0), (5.0, 120.0)]
 

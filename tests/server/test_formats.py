@@ -26,7 +26,7 @@ from windlass.model.operations import (
     answer_type,
 )
 from windlass.model.shapes import SHAPES, Shape
-from windlass.server.formats import accepts_lines, response_format
+from windlass.server.formats import prefers, response_format
 
 pytestmark = pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
 
@@ -152,10 +152,10 @@ async def test_a_request_without_body_and_accept_is_answered_in_json(page: Web) 
 
 
 def test_lines_are_wanted_only_by_name_and_no_less_than_the_rest(kind: str) -> None:
-    assert accepts_lines(NDJSON)
-    assert accepts_lines(f"{NDJSON}, application/json;q=0.9, */*;q=0.1")
+    assert prefers(NDJSON, NDJSON)
+    assert prefers(f"{NDJSON}, application/json;q=0.9, */*;q=0.1", NDJSON)
     for accept in ("*/*", "application/*", f"{NDJSON};q=0", f"application/json, {NDJSON};q=0.5"):
-        assert not accepts_lines(accept)
+        assert not prefers(accept, NDJSON)
         assert accept == f"{NDJSON};q=0" or response_format(accept, "json") == "json"
 
 

@@ -19,12 +19,13 @@ SMALL = 4096
 
 
 @asynccontextmanager
-async def deaf(hub: Station, path: str) -> AsyncIterator[socket.socket]:
+async def deaf(hub: Station, path: str, receive_buffer: int | None = SMALL) -> AsyncIterator[socket.socket]:
     """One who asks and reads no further than the first byte."""
     where = urlsplit(hub.address)
     loop = asyncio.get_running_loop()
     with socket.socket() as link:
-        link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL)
+        if receive_buffer is not None:
+            link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         link.setblocking(False)
         await loop.sock_connect(link, (where.hostname, where.port))
         head = f"GET {path} HTTP/1.1\r\nhost: {where.netloc}\r\nauthorization: Bearer {LOCAL}\r\n\r\n"
@@ -91,6 +92,23 @@ async def test_who_watches_all_jobs_and_reads_nothing_is_dropped(hub: Station) -
                 await asyncio.sleep(0.06)
         assert said > MOST_BUFFERED / 2, "a job in an event is larger than the note"
         assert await is_dropped(link)
+
+
+async def test_the_kernel_holds_little_for_a_client_that_reads_nothing(hub: Station) -> None:
+    """Otherwise it would take megabytes for each: memory that no process is charged for."""
+    worker, claimed, _ = await running(hub, 50)
+    async with deaf(hub, "/v1/default/events", receive_buffer=None):
+        said = 0
+        async with asyncio.timeout(PATIENCE):
+            await until_followed(hub)
+            gone = asyncio.create_task(until_followed(hub, yes=False))
+            while not gone.done():
+                progress = Progress(done=said, note="n" * 1000)
+                alive = [Alive(id=one.job.id, token=one.token, progress=progress) for one in claimed]
+                await hub.client(Renew(worker=worker, jobs=alive))
+                said += 1000 * len(alive)
+                await asyncio.sleep(0.06)
+    assert said < 6 * MOST_BUFFERED, "what waits here, the kernel's buffers on both sides, and some that was on its way"
 
 
 async def test_who_reads_slowly_but_reads_is_not(hub: Station) -> None:

@@ -23,8 +23,7 @@ from tests.support.patience import PATIENCE
 from windlass.dialect import s2, s3, s4
 from windlass.model.job import JSON, MSGPACK
 from windlass.model.shapes import SHAPES, Shape
-from windlass.server.openapi import document
-from windlass.server.route_specs import RouteSpec
+from windlass.server.openapi import RouteSpec, document
 
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 

@@ -17,6 +17,7 @@ import pytest
 from tests.support.ports import free_port
 from tests.support.stores import VirtualClock
 from windlass.dialect import s2, s3, s4
+from windlass.dialect.aliases import WithKeepTimes
 from windlass.engine import Engine
 from windlass.engine.records import Keyring
 from windlass.local_token import known_token
@@ -54,10 +55,12 @@ async def served(
     """The URL of a server over this engine, or over a service before it: for all routes, or those of other dialects."""
     service = service or engine
     auth, others, bounds = make_auth(engine, clock, local=local), asking or service, limits or RequestLimits()
+    client_jobs, notifications = client_jobs or s3.ClientJobOptions(), notifications or s4.NotificationOptions()
+    config = engine.context.flow_config
     also = [
         *s2.routes(others, auth, bounds),
-        *s3.routes(others, auth, bounds, client_jobs),
-        *s4.routes(others, auth, bounds, notifications),
+        *s3.routes(WithKeepTimes(others, client_jobs, config, clock), auth, bounds, client_jobs),
+        *s4.routes(WithKeepTimes(others, notifications, config, clock), auth, bounds, notifications),
     ]
     check_ready = engine.check_ready if service is engine else None
     app = application(service, engine, auth, limits, also=also, check_ready=check_ready)

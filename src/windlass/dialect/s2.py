@@ -14,7 +14,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 from msgspec.structs import replace
 from starlette.responses import Response
 
-from windlass.dialect.aliases import Alias, RouteCall, alias_routes, forward, no_content
+from windlass.dialect.aliases import RouteCall, alias, alias_routes, forward, no_content, rename
 from windlass.model import wire
 from windlass.model.duration import Seconds, Time
 from windlass.model.errors import Conflict, Invalid, Missing
@@ -22,7 +22,6 @@ from windlass.model.job import FINISHED, NOTHING, Error, Job, NewJob, Reason, St
 from windlass.model.lifecycle import Verdict
 from windlass.model.names import Name, check_id
 from windlass.model.operations import (
-    OPERATIONS,
     Cancel,
     Claimed,
     Enqueue,
@@ -42,12 +41,10 @@ from windlass.model.wire import Format
 from windlass.model.worker import NewWorker, Slots, Worker
 from windlass.server import bodies, formats
 from windlass.server.auth import Auth, is_of_all_tenants
+from windlass.server.openapi import Content, RouteSpec, SpecRoute
 from windlass.server.requests import RequestLimits
-from windlass.server.route_specs import Content, RouteSpec, SpecRoute
 from windlass.server.routes import Unfinished
 from windlass.worker.push import BodyCodec
-
-TAG = "dialect-s2"
 
 WORKER_JOB = "/worker-job"
 WORKER_ID = "worker-id"
@@ -323,14 +320,6 @@ def _registered(call: RouteCall, found: Registered) -> Response:
     return _write(call, WorkerRegistered(found.worker, found.lease, found.secret), 201)
 
 
-async def _heartbeat(call: RouteCall) -> Renew:
-    return Renew(tenant=call.tenant, worker=_worker_id(call))
-
-
-async def _unregister(call: RouteCall) -> Unregister:
-    return Unregister(tenant=call.tenant, worker=_worker_id(call))
-
-
 async def _done(call: RouteCall) -> Response:
     sent, form = await _read(call, Success | Failure)
     report = finished(sent, form)
@@ -386,7 +375,7 @@ DELIVER = RouteSpec(
     verbs=["POST"],
     path=f"{{$request.body#/url}}{WORKER_JOB}",
     name="S2Deliver",
-    tag=TAG,
+    tag="dialect-s2",
     summary="A job for a worker, in the format of its registration. 202 accepts it, and only that counts as a run; "
     "404 = the worker does not know the name; after any other status the job goes to another worker.",
     body=[Content(DeliveredJob, BOTH)],
@@ -394,121 +383,86 @@ DELIVER = RouteSpec(
 )
 
 ALIASES = (
-    Alias(
-        RouteSpec(
-            verbs=["POST"],
-            path="/job",
-            name="S2Push",
-            tag=TAG,
-            summary="Queue a job.",
-            scope=OPERATIONS[Enqueue].scope,
-            body=[Content(JobSubmission, BOTH, {"name": "render", "argument": {"scene": 7}, "keep_result": True})],
-            responses={201: [Content(JobAccepted, BOTH)]},
-            errors=frozenset({406, 415, 429}),
-        ),
+    alias(
+        "POST /job",
+        "S2Push",
+        Enqueue,
+        "Queue a job.",
         forward(_push, lambda call, job: _write(call, JobAccepted(job.id), 201)),
+        body=[Content(JobSubmission, BOTH, {"name": "render", "argument": {"scene": 7}, "keep_result": True})],
+        responses={201: [Content(JobAccepted, BOTH)]},
+        errors=frozenset({406, 415, 429}),
     ),
-    Alias(
-        RouteSpec(
-            verbs=["GET"],
-            path="/job/{id}",
-            name="S2Status",
-            tag=TAG,
-            summary="The status of a job. A kept result is returned once, within an hour; after that it is null.",
-            scope=OPERATIONS[Show].scope,
-            responses={200: [STATUS_CONTENT]},
-            errors=frozenset({404, 406}),
-        ),
+    alias(
+        "GET /job/{id}",
+        "S2Status",
+        Show,
+        "The status of a job. A kept result is returned once, within an hour; after that it is null.",
         _status,
+        responses={200: [STATUS_CONTENT]},
+        errors=frozenset({404, 406}),
     ),
-    Alias(
-        RouteSpec(
-            verbs=["DELETE"],
-            path="/job/{id}",
-            name="S2Cancel",
-            tag=TAG,
-            summary="Cancel a job that has not started.",
-            scope=OPERATIONS[Cancel].scope,
-            responses={204: []},
-            errors=frozenset({404, 409}),
-        ),
+    alias(
+        "DELETE /job/{id}",
+        "S2Cancel",
+        Cancel,
+        "Cancel a job that has not started.",
         _cancel,
+        responses={204: []},
+        errors=frozenset({404, 409}),
     ),
-    Alias(
-        RouteSpec(
-            verbs=["GET"],
-            path="/job/{id}/polling",
-            name="S2Poll",
-            tag=TAG,
-            summary="Wait until a job has ended, then return its status.",
-            scope=OPERATIONS[Show].scope,
-            query=PollQuery,
-            responses={200: [STATUS_CONTENT]},
-            errors=frozenset({404, 406, 408}),
-        ),
+    alias(
+        "GET /job/{id}/polling",
+        "S2Poll",
+        Show,
+        "Wait until a job has ended, then return its status.",
         _poll,
+        query=PollQuery,
+        responses={200: [STATUS_CONTENT]},
+        errors=frozenset({404, 406, 408}),
     ),
-    Alias(
-        RouteSpec(
-            verbs=["POST"],
-            path="/worker",
-            name="S2Register",
-            tag=TAG,
-            summary="Register a worker. Its jobs are sent to its URL.",
-            scope=OPERATIONS[Register].scope,
-            body=[Content(WorkerRegistration, BOTH, {"name": "w1", "max_jobs": 4, "url": "https://worker.example"})],
-            responses={201: [Content(WorkerRegistered, BOTH)]},
-            errors=frozenset({406, 409, 415}),
-            callbacks={"job": DELIVER},
-        ),
+    alias(
+        "POST /worker",
+        "S2Register",
+        Register,
+        "Register a worker. Its jobs are sent to its URL.",
         forward(_register, _registered),
+        body=[Content(WorkerRegistration, BOTH, {"name": "w1", "max_jobs": 4, "url": "https://worker.example"})],
+        responses={201: [Content(WorkerRegistered, BOTH)]},
+        errors=frozenset({406, 409, 415}),
+        callbacks={"job": DELIVER},
     ),
-    Alias(
-        RouteSpec(
-            verbs=["PUT"],
-            path="/worker",
-            name="S2Live",
-            tag=TAG,
-            summary="The heartbeat of a worker, due at least once per `lease`.",
-            scope=OPERATIONS[Renew].scope,
-            headers=WORKER_HEADER,
-            required_headers=frozenset(WORKER_HEADER),
-            responses={204: []},
-            errors=frozenset({404}),
-        ),
-        forward(_heartbeat, no_content),
+    alias(
+        "PUT /worker",
+        "S2Live",
+        Renew,
+        "The heartbeat of a worker, due at least once per `lease`.",
+        forward(rename(Renew, worker=_worker_id), no_content),
+        required_headers=WORKER_HEADER,
+        responses={204: []},
+        errors=frozenset({404}),
     ),
-    Alias(
-        RouteSpec(
-            verbs=["DELETE"],
-            path="/worker",
-            name="S2Unregister",
-            tag=TAG,
-            summary="Unregister a worker.",
-            scope=OPERATIONS[Unregister].scope,
-            headers=WORKER_HEADER,
-            required_headers=frozenset(WORKER_HEADER),
-            responses={204: []},
-            errors=frozenset({404}),
-        ),
-        forward(_unregister, no_content),
+    alias(
+        "DELETE /worker",
+        "S2Unregister",
+        Unregister,
+        "Unregister a worker.",
+        forward(rename(Unregister, worker=_worker_id), no_content),
+        required_headers=WORKER_HEADER,
+        responses={204: []},
+        errors=frozenset({404}),
     ),
-    Alias(
-        RouteSpec(
-            verbs=["POST"],
-            path="/done",
-            name="S2Done",
-            tag=TAG,
-            summary="Report the end of a run, under the id that the worker got. A repeated report changes nothing.",
-            scope=OPERATIONS[Finish].scope,
-            headers=WORKER_HEADER,
-            required_headers=frozenset(WORKER_HEADER),
-            body=[Content(Success | Failure, BOTH, {"job_id": "…", "type": "success", "result": {"pages": 3}})],
-            responses={204: []},
-            errors=frozenset({404, 409, 415, 429}),
-        ),
+    alias(
+        "POST /done",
+        "S2Done",
+        Finish,
+        "Report the end of a run, under the id that the worker got. A repeated report changes nothing.",
         _done,
+        required_headers=WORKER_HEADER,
+        body=[Content(Success | Failure, BOTH, {"job_id": "…", "type": "success", "result": {"pages": 3}})],
+        responses={204: []},
+        errors=frozenset({404, 409, 415, 429}),
     ),
 )
 
-SPECS = tuple(alias.spec for alias in ALIASES)
+SPECS = tuple(one.spec for one in ALIASES)

@@ -5,42 +5,32 @@ hours and two minutes per run. Records are kept for two weeks, and a job must st
 sets other times.
 """
 
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 from starlette.responses import Response
 
-from windlass.dialect.aliases import Alias, RouteCall, alias_routes, forward
+from windlass.dialect.aliases import Alias, KeepTimes, RouteCall, alias, alias_routes, forward, rename
 from windlass.model import wire
 from windlass.model.duration import DAY
 from windlass.model.errors import Invalid
 from windlass.model.handler import Handler, NewHandler
 from windlass.model.job import JSON, TEXT
-from windlass.model.operations import (
-    OPERATIONS,
-    Enqueued,
-    EnqueueLines,
-    GetHandler,
-    PutHandler,
-    RemoveHandler,
-    Service,
-)
+from windlass.model.operations import Enqueued, EnqueueLines, GetHandler, PutHandler, RemoveHandler, Service
 from windlass.model.options import JobOptions
 from windlass.model.retry import UNTIL_DEADLINE
 from windlass.server import formats
 from windlass.server.auth import Auth
+from windlass.server.openapi import Content, SpecRoute
 from windlass.server.requests import RequestLimits, text_of
-from windlass.server.route_specs import Content, RouteSpec, SpecRoute
-
-TAG = "dialect-s3"
 
 JOB_OPTIONS = JobOptions(max_retry=None, retry=UNTIL_DEADLINE, timeout=120.0)
 
 
-class ClientJobOptions(Struct, frozen=True, kw_only=True):
-    """Operator settings for jobs that come by these routes. The queue's own keep settings go first."""
+class ClientJobOptions(KeepTimes, frozen=True, kw_only=True):
+    """Operator settings for jobs that come by these routes. The queue's own keep times go first."""
 
     keep_success: float | None = 14 * DAY
     keep_failure: float | None = 14 * DAY
@@ -82,100 +72,15 @@ class HandlerQuery(Struct, frozen=True):
     """Its language."""
 
 
-class Names(TypedDict):
-    """The names in every path, as operations spell them."""
-
-    tenant: str
-    task: str
+# Requests and answers
 
 
-def _names(call: RouteCall) -> Names:
-    return {"tenant": call.tenant, "task": call.request.path_params["type"]}
-
-
-def _json(value: Any) -> Response:
-    return Response(msgspec.json.encode(value), media_type=JSON)
-
-
-# The table
-
-
-def aliases(options: ClientJobOptions) -> tuple[Alias, ...]:
-    job_options = replace(JOB_OPTIONS, **asdict(options))
-
-    async def add_jobs(call: RouteCall) -> EnqueueLines:
-        return EnqueueLines(**_names(call), text=text_of(await call.body()), options=job_options, keep_is_default=True)
-
-    return (
-        Alias(
-            RouteSpec(
-                verbs=["POST"],
-                path="/{tenant}/job/{type}/add",
-                name="S3Add",
-                tag=TAG,
-                summary="Queue a job for each line. Empty lines and lines that start with `#` are skipped.",
-                scope=OPERATIONS[EnqueueLines].scope,
-                body=[Content(str, (TEXT,), "first payload\n# a comment\nsecond payload\n")],
-                responses={200: [Content(JobsAdded), Content(str, (TEXT,))]},
-                errors=frozenset({429}),
-            ),
-            forward(add_jobs, _jobs_added),
-        ),
-        Alias(
-            RouteSpec(
-                verbs=["POST", "PUT"],
-                path="/{tenant}/handler/add/{type}/add",
-                name="S3AddHandler",
-                tag=TAG,
-                summary="Store the code of a type: a whole handler, or its source alone with the language as `method`.",
-                scope=OPERATIONS[PutHandler].scope,
-                query=HandlerQuery,
-                body=[
-                    Content(NewHandler, (JSON,), {"lang": "node", "body": "run = (payload) => payload.length"}),
-                    Content(str, (TEXT,), "def run(payload):\n    return len(payload)\n"),
-                ],
-                responses={200: [Content(HandlerAdded)]},
-                errors=frozenset({404, 409}),
-            ),
-            forward(_put_handler, lambda _, entry: _json(HandlerAdded(version=entry.version))),
-        ),
-        Alias(
-            RouteSpec(
-                verbs=["GET"],
-                path="/{tenant}/handler/get/{type}",
-                name="S3GetHandler",
-                tag=TAG,
-                summary="The code of a type.",
-                scope=OPERATIONS[GetHandler].scope,
-                responses={200: [Content(Handler)]},
-                errors=frozenset({404}),
-            ),
-            forward(_get_handler, lambda _, handler: _json(handler)),
-        ),
-        Alias(
-            RouteSpec(
-                verbs=["POST", "DELETE"],
-                path="/{tenant}/handler/del/{type}/delete",
-                name="S3RemoveHandler",
-                tag=TAG,
-                summary="Remove the code of a type.",
-                scope=OPERATIONS[RemoveHandler].scope,
-                responses={200: [Content(Done)]},
-                errors=frozenset({404, 409}),
-            ),
-            forward(_remove_handler, lambda _, __: _json(Done())),
-        ),
-    )
-
-
-def _jobs_added(call: RouteCall, made: Enqueued) -> Response:
-    if formats.media(call.header("accept")) == TEXT:
-        return Response("".join(f"{id}\n" for id in made.ids), media_type=TEXT)
-    return _json(JobsAdded(count=made.created, ids=made.ids))
+def _task(call: RouteCall) -> str:
+    return str(call.request.path_params["type"])
 
 
 async def _put_handler(call: RouteCall) -> PutHandler:
-    return PutHandler(**_names(call), handler=await _handler(call))
+    return PutHandler(tenant=call.tenant, task=_task(call), handler=await _handler(call))
 
 
 async def _handler(call: RouteCall) -> NewHandler:
@@ -193,12 +98,70 @@ async def _handler(call: RouteCall) -> NewHandler:
     return handler
 
 
-async def _get_handler(call: RouteCall) -> GetHandler:
-    return GetHandler(**_names(call))
+def _jobs_added(call: RouteCall, made: Enqueued) -> Response:
+    if formats.media(call.header("accept")) == TEXT:
+        return Response("".join(f"{id}\n" for id in made.ids), media_type=TEXT)
+    return _json(JobsAdded(count=made.created, ids=made.ids))
 
 
-async def _remove_handler(call: RouteCall) -> RemoveHandler:
-    return RemoveHandler(**_names(call))
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type=JSON)
 
 
-SPECS = tuple(alias.spec for alias in aliases(ClientJobOptions()))
+# The table
+
+
+def aliases(options: ClientJobOptions) -> tuple[Alias, ...]:
+    job_options = replace(JOB_OPTIONS, expires=options.expires)
+
+    async def add_jobs(call: RouteCall) -> EnqueueLines:
+        text = text_of(await call.body())
+        return EnqueueLines(tenant=call.tenant, task=_task(call), text=text, options=job_options)
+
+    return (
+        alias(
+            "POST /{tenant}/job/{type}/add",
+            "S3Add",
+            EnqueueLines,
+            "Queue a job for each line. Empty lines and lines that start with `#` are skipped.",
+            forward(add_jobs, _jobs_added),
+            body=[Content(str, (TEXT,), "first payload\n# a comment\nsecond payload\n")],
+            responses={200: [Content(JobsAdded), Content(str, (TEXT,))]},
+            errors=frozenset({429}),
+        ),
+        alias(
+            "POST PUT /{tenant}/handler/add/{type}/add",
+            "S3AddHandler",
+            PutHandler,
+            "Store the code of a type: a whole handler, or its source alone with the language as `method`.",
+            forward(_put_handler, lambda _, entry: _json(HandlerAdded(version=entry.version))),
+            query=HandlerQuery,
+            body=[
+                Content(NewHandler, (JSON,), {"lang": "node", "body": "run = (payload) => payload.length"}),
+                Content(str, (TEXT,), "def run(payload):\n    return len(payload)\n"),
+            ],
+            responses={200: [Content(HandlerAdded)]},
+            errors=frozenset({404, 409}),
+        ),
+        alias(
+            "GET /{tenant}/handler/get/{type}",
+            "S3GetHandler",
+            GetHandler,
+            "The code of a type.",
+            forward(rename(GetHandler, task=_task), lambda _, handler: _json(handler)),
+            responses={200: [Content(Handler)]},
+            errors=frozenset({404}),
+        ),
+        alias(
+            "POST DELETE /{tenant}/handler/del/{type}/delete",
+            "S3RemoveHandler",
+            RemoveHandler,
+            "Remove the code of a type.",
+            forward(rename(RemoveHandler, task=_task), lambda *_: _json(Done())),
+            responses={200: [Content(Done)]},
+            errors=frozenset({404, 409}),
+        ),
+    )
+
+
+SPECS = tuple(one.spec for one in aliases(ClientJobOptions()))

@@ -18,15 +18,13 @@ from msgspec import Meta, Raw, Struct, field
 from msgspec.structs import asdict, replace
 from starlette.responses import Response, StreamingResponse
 
-from windlass.dialect.aliases import Alias, Handle, RouteCall, alias_routes, forward, no_content
+from windlass.dialect.aliases import Alias, Handle, KeepTimes, RouteCall, alias, alias_routes, forward, no_content
 from windlass.model import wire
-from windlass.model.duration import DAY
 from windlass.model.errors import Full, Invalid, Missing, Unavailable, WindlassError
-from windlass.model.job import FINISHED, JSON, TEXT, Job, NewJob, State
+from windlass.model.job import FINISHED, JSON, TEXT, Job, JobOptions, NewJob, State
 from windlass.model.match import Match, StateWord
 from windlass.model.operations import (
     MOST_AT_ONCE,
-    OPERATIONS,
     Count,
     Delete,
     Enqueue,
@@ -39,12 +37,10 @@ from windlass.model.options import JobOptions
 from windlass.model.retry import FROM_START
 from windlass.server import bodies
 from windlass.server.auth import Auth
+from windlass.server.openapi import Content, SpecRoute
 from windlass.server.requests import RequestLimits
-from windlass.server.route_specs import Content, RouteSpec, SpecRoute
 
 log = logging.getLogger("windlass.server")
-
-TAG = "dialect-s4"
 
 TASK = "notify"
 """The task of all of these jobs."""
@@ -87,15 +83,13 @@ class Recovery(Protocol):
         """Run it now; the error, null = it succeeded."""
 
 
-class NotificationOptions(Struct, frozen=True, kw_only=True):
-    """Operator settings for notifications."""
+class NotificationOptions(KeepTimes, frozen=True, kw_only=True):
+    """Operator settings for notifications. The queue's own keep times go first."""
 
     offload: bool = True
     recover: bool = False
     max_retry: int = 0
     retry_after: float = FROM_START.base
-    keep_success: float = DAY
-    keep_failure: float = 7 * DAY
     trailing_null: bool = False
     wrapped_summary: bool = False
 
@@ -217,8 +211,6 @@ def _job_options(options: NotificationOptions) -> JobOptions:
         retry=replace(FROM_START, base=options.retry_after),
         timeout=RUN_WITHIN,
         keep_result="none",
-        keep_success=options.keep_success,
-        keep_failure=options.keep_failure,
         content_type=JSON,
     )
     # A client that waits gets the error and may send the notification again: so it runs once, soon or never.
@@ -423,73 +415,61 @@ def aliases(options: NotificationOptions, recovery: Recovery | None = None) -> t
         write = partial(_write_runtimes, wrapped=options.wrapped_summary)
         return await _stream(call, write, trailing_null=options.trailing_null)
 
-    notify = RouteSpec(
-        verbs=["POST"],
-        path="/v2/notify",
-        name="S4Notify",
-        tag=TAG,
-        summary="Queue a notification. 500 = the queue cannot accept it, or the client waited for it and it failed.",
-        scope=OPERATIONS[Enqueue].scope,
-        headers=SCOPE_HEADERS | INDEX_HEADER,
-        body=[Content(Notification, example={"subscriptionId": "s1", "data": [ENTITY]})],
-        responses={200: [Content(str, (TEXT,))]},
-        errors=frozenset({429}),
-    )
-    count = forward(_count, lambda _, found: Response(msgspec.json.encode(found.count), media_type=JSON))
-    found = [Alias(notify, _notify(options, recovery))]
+    found = [
+        alias(
+            "POST /v2/notify",
+            "S4Notify",
+            Enqueue,
+            "Queue a notification. 500 = the queue cannot accept it, or the client waited for it and it failed.",
+            _notify(options, recovery),
+            headers=SCOPE_HEADERS | INDEX_HEADER,
+            body=[Content(Notification, example={"subscriptionId": "s1", "data": [ENTITY]})],
+            responses={200: [Content(str, (TEXT,))]},
+            errors=frozenset({429}),
+        )
+    ]
     for prefix, suffix in PREFIXES.items():
-        for spec, handle in (
-            (LIST, tasks),
-            (DELETE, forward(_delete, no_content)),
-            (SUMMARY, summary),
-            (COUNT, count),
-        ):
-            found.append(Alias(replace(spec, path=f"{prefix}{spec.path}", name=f"{spec.name}{suffix}"), handle))
+        path = f"{prefix}/notifications"
+        listing: dict[str, Any] = {"headers": SCOPE_HEADERS, "query": TaskQuery}
+        found += [
+            alias(
+                f"GET {path}",
+                f"S4List{suffix}",
+                List,
+                "Tasks with their input.",
+                tasks,
+                responses={200: [Content(list[NotificationTask])]},
+                **listing,
+            ),
+            alias(
+                f"DELETE {path}",
+                f"S4Delete{suffix}",
+                Delete,
+                "Delete all tasks of the scope, in any state.",
+                forward(_delete, no_content),
+                headers=SCOPE_HEADERS,
+                responses={204: []},
+            ),
+            alias(
+                f"GET {path}/summary",
+                f"S4Summary{suffix}",
+                List,
+                "The status of each task.",
+                summary,
+                responses={200: [Content(list[TaskRuntime])]},
+                **listing,
+            ),
+            alias(
+                f"GET {path}/count",
+                f"S4Count{suffix}",
+                Count,
+                "The number of tasks.",
+                forward(_count, lambda _, found: Response(msgspec.json.encode(found.count), media_type=JSON)),
+                responses={200: [Content(int)]},
+                **listing,
+            ),
+        ]
     return tuple(found)
 
 
-LIST = RouteSpec(
-    verbs=["GET"],
-    path="/notifications",
-    name="S4List",
-    tag=TAG,
-    summary="Tasks with their input.",
-    scope=OPERATIONS[List].scope,
-    headers=SCOPE_HEADERS,
-    query=TaskQuery,
-    responses={200: [Content(list[NotificationTask])]},
-)
-DELETE = RouteSpec(
-    verbs=["DELETE"],
-    path="/notifications",
-    name="S4Delete",
-    tag=TAG,
-    summary="Delete all tasks of the scope, in any state.",
-    scope=OPERATIONS[Delete].scope,
-    headers=SCOPE_HEADERS,
-    responses={204: []},
-)
-SUMMARY = RouteSpec(
-    verbs=["GET"],
-    path="/notifications/summary",
-    name="S4Summary",
-    tag=TAG,
-    summary="The status of each task.",
-    scope=OPERATIONS[List].scope,
-    headers=SCOPE_HEADERS,
-    query=TaskQuery,
-    responses={200: [Content(list[TaskRuntime])]},
-)
-COUNT = RouteSpec(
-    verbs=["GET"],
-    path="/notifications/count",
-    name="S4Count",
-    tag=TAG,
-    summary="The number of tasks.",
-    scope=OPERATIONS[Count].scope,
-    headers=SCOPE_HEADERS,
-    query=TaskQuery,
-    responses={200: [Content(int)]},
-)
-
-SPECS = tuple(alias.spec for alias in aliases(NotificationOptions()))
+SPECS = tuple(one.spec for one in aliases(NotificationOptions()))

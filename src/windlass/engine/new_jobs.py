@@ -324,7 +324,7 @@ def to_batch(context: EngineContext, operation: EnqueueLines) -> JobBatch:
         raise Invalid("each line is a job of its own: lines cannot share a key", at="options.key")
     _check_tenant(operation.tenant)
     options = {**asdict(operation.options), "content_type": TEXT}
-    new = NewJob(task=operation.task, delay=operation.delay, keep_is_default=operation.keep_is_default, **options)
+    new = NewJob(task=operation.task, delay=operation.delay, **options)
     common = check_job(context, new, "options")
     payloads = payloads_in(operation.text)
     most = context.settings.most_payload

@@ -100,8 +100,6 @@ class NewJob(Terms, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
     """A job to be queued when this one has succeeded; without a payload of its own it gets this one's result."""
     run_at: Time | None = None
     """The time before which it may not run, with its time zone; not together with `delay`."""
-    keep_is_default: bool = False
-    """Whether `keep_success` and `keep_failure` are only defaults: where the queue has its own, those count."""
 
 
 class Error(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -23,10 +23,8 @@ from windlass.server import formats
 from windlass.server.auth import Auth, TokenWatch
 from windlass.server.live import Live
 from windlass.server.metrics import JobCounter, Metrics, RequestStats
-from windlass.server.openapi import document
-from windlass.server.reference import POLICY, page
+from windlass.server.openapi import POLICY, SpecRoute, document, page
 from windlass.server.requests import ABORT, BODY_COMPLETE, RequestLimits
-from windlass.server.route_specs import SpecRoute
 from windlass.server.routes import Routes
 
 VERSION = version("windlass")

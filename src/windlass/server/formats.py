@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from windlass.model import wire
 from windlass.model.errors import Busy, Problem, Unauthenticated, Unavailable, WindlassError
-from windlass.model.job import JSON, MSGPACK, TEXT
+from windlass.model.job import JSON, MSGPACK
 from windlass.model.wire import Format
 
 log = logging.getLogger("windlass.server")
@@ -98,17 +98,8 @@ def _rank(ranges: list[Range], form: Format) -> float:
     return covering[0].quality if covering else 0.0
 
 
-def accepts_lines(accept: str) -> bool:
-    """Whether the request names NDJSON, at no lower quality than the other formats."""
-    return _prefers(accept, NDJSON)
-
-
-def accepts_text(accept: str) -> bool:
-    """Whether the request names plain text, at no lower quality than the other formats."""
-    return _prefers(accept, TEXT)
-
-
-def _prefers(accept: str, kind: str) -> bool:
+def prefers(accept: str, kind: str) -> bool:
+    """Whether the request names this media type, at no lower quality than the other formats."""
     ranges = accepted(accept)
     named = max((one.quality for one in ranges if one.kind == kind), default=0.0)
     return named > 0 and named >= max(_rank(ranges, form) for form in TYPES)
@@ -163,6 +154,3 @@ def bug_response(request: Request, fault: Exception) -> Response:
     log.error("server: %s %s failed", request.method, request.scope["path"], exc_info=fault)
     problem = Problem(title="Internal error", status=500, detail="internal server error; see its log", code="error")
     return problem_response(problem, error_format(request))
-
-
-__all__ = ["BYTES", "FORMATS", "NDJSON", "PROBLEM_TYPES", "TEXT", "TYPES", "NotAcceptable", "Unsupported"]

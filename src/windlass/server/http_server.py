@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from socket import SO_LINGER, SOL_SOCKET
+from socket import SO_LINGER, SO_SNDBUF, SOL_SOCKET
 
 import uvicorn
 from msgspec import Struct
@@ -21,7 +21,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.http11 import Request
 
 from windlass.local_token import LOOPBACK
-from windlass.server.requests import ABORT, BODY_COMPLETE
+from windlass.server.requests import ABORT, BODY_COMPLETE, LIMIT_BUFFER
 
 MOST_HEAD = 16 << 10
 """Bytes of a request's line and headers."""
@@ -32,6 +32,10 @@ HEAD_WITHIN = 10.0
 DISCARD_FOR, MOST_DISCARDED = 2.0, 16 << 20
 """Seconds, and bytes, for which a client may go on sending a body after the response. A client that sends all of its
 body first could not read otherwise why it was refused.
+"""
+
+STREAM_BUFFER = 512 << 10
+"""Bytes that the kernel holds for the client of a stream, as far as it allows; otherwise it may hold 4 MiB and more.
 """
 
 STALLED_FOR = 20.0
@@ -202,17 +206,44 @@ class StallTimer:
 
 def reset(transport: asyncio.Transport) -> None:
     """Drop a connection at once, with everything that the kernel has buffered for it."""
+    _set_option(transport, SO_LINGER, _RESET)
+    transport.abort()
+
+
+def _set_option(transport: asyncio.Transport, option: int, value: int | bytes) -> None:
     link = transport.get_extra_info("socket")
     if link is not None:
         with suppress(OSError):
-            link.setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
-    transport.abort()
+            link.setsockopt(SOL_SOCKET, option, value)
+
+
+def _extensions(transport: asyncio.Transport) -> dict[str, Callable[[], None]]:
+    """What streams may do with their connection."""
+    return {ABORT: partial(reset, transport), LIMIT_BUFFER: partial(_set_option, transport, SO_SNDBUF, STREAM_BUFFER)}
+
+
+class StallGuard(asyncio.Protocol):
+    """A connection that is reset when its client stops reading."""
+
+    _stall_timer: StallTimer
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stall_timer.stop()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stall_timer.start()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._stall_timer.stop()
 
 
 # Reading
 
 
-class HttpProtocol(HttpToolsProtocol):
+class HttpProtocol(StallGuard, HttpToolsProtocol):
     """A connection with bounds on the size and time of each head."""
 
     _head = 0
@@ -231,16 +262,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        self._stall_timer.stop()
         super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stall_timer.start()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._stall_timer.stop()
 
     def data_received(self, data: bytes) -> None:
         if self._discarded is not None:
@@ -274,7 +296,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         if self.cycle is not None:  # else it becomes a WebSocket
             self.cycle.transport = self._responses
-        self.scope["extensions"] = {ABORT: partial(reset, self.transport)}  # type: ignore[dict-item] # one of our own
+        self.scope["extensions"] = _extensions(self.transport)  # type: ignore[typeddict-item] # our own
 
     def on_body(self, body: bytes) -> None:
         if not self._refused:
@@ -339,29 +361,17 @@ class HttpProtocol(HttpToolsProtocol):
         self._discard_rest()
 
 
-class WebSocketProtocol(WebSocketsSansIOProtocol):
+class WebSocketProtocol(StallGuard, WebSocketsSansIOProtocol):
     """A WebSocket that is reset when its client stops reading."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._stall_timer = StallTimer(self.transport, self.loop)
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stall_timer.stop()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stall_timer.start()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._stall_timer.stop()
-
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         if self.response.status_code == SWITCHED:  # else the handshake failed
-            self.scope["extensions"][ABORT] = partial(reset, self.transport)  # type: ignore[assignment]
+            self.scope["extensions"] |= _extensions(self.transport)  # type: ignore[arg-type] # our own
 
 
 def _ambiguous(headers: list[tuple[bytes, bytes]]) -> bytes | None:

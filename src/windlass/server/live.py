@@ -30,7 +30,7 @@ from windlass.model.output import Chunk
 from windlass.model.shapes import SHAPES
 from windlass.server import formats
 from windlass.server.auth import Auth, TokenWatch, check_origin
-from windlass.server.requests import ABORT
+from windlass.server.requests import ABORT, LIMIT_BUFFER
 from windlass.server.streams import MOST_BUFFERED, Frame, SendQueue, Stream, stream_head
 
 EVENT_STREAM = "text/event-stream"
@@ -71,6 +71,7 @@ class Live:
         self.token_watch = token_watch
         self.stopping = stopping
         self.messages = MessageCache()
+        self._frames = FrameCache()
         self._streams = 0
         self._stop_task: asyncio.Task[None] | None = None
 
@@ -88,7 +89,7 @@ class Live:
         tenant = await self._auth.authorize(request, "read")
         self._check_room()
         match = _match(request)
-        lines = formats.accepts_lines(request.headers.get("accept", ""))
+        lines = formats.prefers(request.headers.get("accept", ""), formats.NDJSON)
         write, media_type = (events.encode_line, formats.NDJSON) if lines else (events.encode_sse, EVENT_STREAM)
         if request.method == "HEAD":
             return stream_head(media_type)
@@ -105,10 +106,7 @@ class Live:
             yield keep_alive
             while not self.stopping.is_set():
                 some = await watcher.take(KEEP_ALIVE)
-                if some:
-                    yield b"".join(map(write, some))
-                else:
-                    yield keep_alive
+                yield self._frames.encode(write, some) if some else keep_alive
 
     # One job
 
@@ -174,6 +172,7 @@ class Live:
                 hello = await _hello(socket)
                 since, token = hello.since, hello.token
                 job = await self.find(socket, token)
+            socket.scope["extensions"][LIMIT_BUFFER]()
             await _Session(socket, self, token, job).run(events.cursor(since))
         except WindlassError as fault:
             await _refuse(socket, fault)
@@ -256,6 +255,19 @@ class MessageCache:
             del self._known[next(iter(self._known))]
         self._known[key] = data, text
         return text
+
+
+class FrameCache:
+    """Encodes events. Streams that take the same events get the same bytes: there may be thousands of them."""
+
+    def __init__(self) -> None:
+        self._last: dict[Callable[[Event], bytes], tuple[list[Event], bytes]] = {}
+
+    def encode(self, write: Callable[[Event], bytes], some: list[Event]) -> bytes:
+        known = self._last.get(write)
+        if known is None or known[0] != some:
+            known = self._last[write] = some, b"".join(map(write, some))
+        return known[1]
 
 
 async def _hello(socket: WebSocket) -> Hello:

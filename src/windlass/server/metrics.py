@@ -104,8 +104,7 @@ class Metrics:
     async def metrics(self, request: Request) -> Response:
         tenant = await self._auth.tenant_of_token(request, "read")
         parts = [_family("windlass_up", "gauge", "1 while this server answers.", {(): 1})]
-        stats = await self._service(GetStats(tenant=tenant))
-        parts += [_jobs(stats), _runs(stats)]
+        parts += _jobs_and_runs(await self._service(GetStats(tenant=tenant)))
         parts += _workers(await self._service(Workers(tenant=tenant)))
         parts += [_errors(await self._service(Queues(tenant=tenant)))]
         if tenant == EVERY_TENANT:
@@ -136,20 +135,19 @@ class Metrics:
         return lines
 
 
-def _jobs(stats: Stats) -> str:
-    numbers: Counter[Labels] = Counter()
+def _jobs_and_runs(stats: Stats) -> list[str]:
+    jobs: Counter[Labels] = Counter()
+    runs: Counter[Labels] = Counter()
     for queue in stats.queues:
+        labels = ("tenant", queue.tenant), ("queue", queue.queue)
         for state, count in queue.states.items():
-            numbers[("tenant", queue.tenant), ("queue", queue.queue), ("state", state)] += count
-    return _family("windlass_jobs", "gauge", "Stored jobs, by state.", numbers)
-
-
-def _runs(stats: Stats) -> str:
-    numbers: Counter[Labels] = Counter()
-    for queue in stats.queues:
+            jobs[*labels, ("state", state)] += count
         for outcome, count in queue.outcomes.items():
-            numbers[("tenant", queue.tenant), ("queue", queue.queue), ("outcome", outcome)] += count
-    return _family("windlass_runs_total", "counter", "Ended runs, by outcome.", numbers)
+            runs[*labels, ("outcome", outcome)] += count
+    return [
+        _family("windlass_jobs", "gauge", "Stored jobs, by state.", jobs),
+        _family("windlass_runs_total", "counter", "Ended runs, by outcome.", runs),
+    ]
 
 
 def _errors(cards: Iterable[QueueCard]) -> str:

@@ -1,19 +1,24 @@
-"""The OpenAPI 3.1 document: operations, live events, the worker's side of push, health checks, other dialects.
+"""The OpenAPI 3.1 document and the reference page: operations, live events, push, health checks, other dialects.
 
-Routes, parameters, bodies and answers of operations come from the shapes and types of the model. The differences
-between the two formats (bytes, times) are described once, at the top.
+Each route has a spec. Specs of operations are derived from their shapes, those of dialects are rows of their tables,
+and the others are written here. The differences between the two formats (bytes, times) are described once, at the top.
 """
 
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, cast
+from html import escape
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
+from msgspec import Meta, Struct
+from starlette.routing import Route
 
 from windlass.model import push
 from windlass.model.errors import ERRORS, Problem
 from windlass.model.estimate import Estimate
 from windlass.model.events import NAMES, DeletedJob, OutputData
-from windlass.model.job import JSON, TEXT, Job, NewJob
+from windlass.model.job import JSON, MSGPACK, TEXT, Job, NewJob
 from windlass.model.match import Match
 from windlass.model.names import NAME_PATTERN
 from windlass.model.operations import (
@@ -39,9 +44,19 @@ from windlass.model.operations import (
     answer_type,
 )
 from windlass.model.shapes import SHAPES, Shape
-from windlass.server import route_specs
+from windlass.model.token import Scope
 from windlass.server.formats import BYTES, NDJSON, PROBLEM_TYPES, TYPES
-from windlass.server.route_specs import REFERENCE, RouteSpec
+from windlass.server.requests import EndpointFunction
+
+REFERENCE = "#/components/schemas/{name}"
+
+BOTH = tuple(TYPES.values())
+BINARY = Annotated[str, Meta(extra_json_schema={"format": "binary"})]
+
+ALWAYS = frozenset({400, 401, 403, 500, 503, 507})
+"""Error statuses of every route that needs a token."""
+WITH_BODY = frozenset({408, 413})
+"""Error statuses of routes with a body."""
 
 LOCATED = (Enqueue, Register, AddToken)
 """Operations that create one thing and answer with its Location."""
@@ -87,15 +102,6 @@ its jobs there, the answer says which of them to stop.
 `{push.SIGNATURE}` is the HMAC-SHA256 of the timestamp, a full stop and the body, in hex digits; the key is the `secret`
 in the answer to the registration. Answers later than 30 s or longer than 1 MiB count as failed deliveries."""
 
-LIVE_ERRORS = {
-    400: "Invalid request.",
-    401: "Not authenticated.",
-    403: "Not allowed.",
-    404: "Not found.",
-    429: "Too many open streams.",
-    503: "Unavailable.",
-}
-
 OUTCOME_FIELDS = ("id", "token", "tenant")
 """Fields of a report that the answer to a delivery does not have: it is about the delivered job."""
 
@@ -106,34 +112,101 @@ PARAMETERS: dict[str, dict[str, str]] = {
     },
     "id": {"format": "uuid", "pattern": "^[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}$"},
     "task": {"pattern": NAME_PATTERN},
+    "type": {"pattern": NAME_PATTERN},
 }
-"""Schemas of path parameters."""
+"""Schemas of path parameters; any other is any text. A dialect's ids are any text too."""
 
 EXAMPLE = {"task": "render", "payload": {"scene": 7, "file": "a.png"}, "priority": -5, "max_retry": 3}
+
+
+# Specs
+
+
+class Content(Struct, frozen=True, eq=False):
+    """A body in one of several formats."""
+
+    kind: Any
+    media: Sequence[str] = (JSON,)
+    example: Any = None
+
+
+Status = int | Literal["default"]
+
+
+class RouteSpec(Struct, frozen=True, kw_only=True, eq=False):
+    """One route."""
+
+    verbs: Sequence[str]
+    path: str
+    name: str
+    """The operationId: unique."""
+    tag: str = ""
+    summary: str
+    description: str = ""
+    scope: Scope | None = None
+    """The scope that a token must have; null = no token is needed."""
+    body: Sequence[Content] = ()
+    """The request body; empty = there is none."""
+    body_required: bool = True
+    responses: Mapping[Status, Sequence[Content]]
+    """By status; no content = an empty body."""
+    errors: frozenset[int] = frozenset()
+    """Error statuses beyond those of every route."""
+    meanings: Mapping[Status, str] = {}
+    """What a status means, where its title does not say it."""
+    located: bool = False
+    """Whether the response to a creation has a Location."""
+    query: type[Struct] | None = None
+    maps: frozenset[str] = frozenset()
+    """Query parameters with fields of their own."""
+    headers: Mapping[str, str] = {}
+    """Optional ones: names, and what each is for."""
+    required_headers: Mapping[str, str] = {}
+    callbacks: Mapping[str, "RouteSpec"] = {}
+    """Requests that this server later sends to the client, by name. Their path is an OpenAPI runtime expression."""
+
+
+class SpecRoute(Route):
+    """A route, and the spec that it was made from."""
+
+    def __init__(self, spec: RouteSpec, respond: EndpointFunction) -> None:
+        super().__init__(spec.path, respond, methods=list(spec.verbs))
+        self.spec = spec
+        self.methods = set(spec.verbs)  # no HEAD: reading a result may use it up
+
+
+# The document
 
 
 @cache
 def document(version: str, also: tuple[RouteSpec, ...] = ()) -> dict[str, Any]:
     """The whole document, with the routes of other dialects."""
-    kinds = [NewJob, Job, OutputData, DeletedJob, Estimate, Claimed, Finished, Problem]
-    kinds += [*{kind for shape in SHAPES for kind in _types(shape)}, *route_specs.kinds(also)]
+    specs = [*map(_spec, SHAPES), *LIVE_SPECS, *PLAIN_SPECS, *also]
+    kinds = [Job, OutputData, DeletedJob, Estimate, Problem]
+    kinds += [content.kind for spec in specs for content in _contents(spec)]
     _, components = msgspec.json.schema_components(kinds, ref_template=REFERENCE)
     paths: dict[str, dict[str, Any]] = {}
-    for shape in SHAPES:
-        paths.setdefault(f"/v1/{{tenant}}{shape.path}", {})[shape.route.verb.lower()] = _operation(shape)
-    components |= {_body_name(shape): _body_of(shape) for shape in SHAPES if _has_own_body(shape)}
-    components["Outcome"] = _outcome(components["Finished"])
+    for spec in specs:
+        paths.setdefault(spec.path, {}).update(_verbs(spec))
     whole = {
         "openapi": "3.1.0",
         "info": {"title": "Windlass", "version": version, "description": ABOUT},
         "security": [{"token": []}],
-        "paths": paths | _live_paths() | _plain_paths() | route_specs.paths(also),
+        "paths": paths,
         "components": {
             "schemas": {name: _timed(components[name]) for name in sorted(components)},
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
     }
     return cast("dict[str, Any]", _plain(whole))
+
+
+def _contents(spec: RouteSpec) -> Iterator[Content]:
+    yield from spec.body
+    for contents in spec.responses.values():
+        yield from contents
+    for callback in spec.callbacks.values():
+        yield from _contents(callback)
 
 
 def _plain(value: Any) -> Any:
@@ -161,121 +234,171 @@ def _timed(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _types(shape: Shape) -> list[Any]:
-    found = [answer_type(shape.kind)]
-    if shape.body is not None:
-        found.append(shape.hints[shape.body])
-    return [kind for kind in found if kind is not type(None)]
+def _verbs(spec: RouteSpec) -> dict[str, Any]:
+    first, *others = spec.verbs
+    names = {first: spec.name, **{verb: f"{spec.name}By{verb.capitalize()}" for verb in others}}
+    return {verb.lower(): _operation(spec, name) for verb, name in names.items()}
 
 
-def _schema(kind: Any) -> dict[str, Any]:
-    (schema,), _ = msgspec.json.schema_components([kind], ref_template=REFERENCE)
-    return schema
+def _operation(spec: RouteSpec, name: str) -> dict[str, Any]:
+    scope = f"Scope: `{spec.scope}`." if spec.scope else ""
+    operation: dict[str, Any] = {
+        "operationId": name,
+        "summary": spec.summary,
+        "description": f"{spec.description}\n\n{scope}".strip(),
+        "parameters": [*_path_parameters(spec), *_query_parameters(spec), *_headers(spec)],
+        "responses": _responses(spec),
+    }
+    if spec.tag:
+        operation["tags"] = [spec.tag]
+    if spec.scope is None:
+        operation["security"] = []
+    if spec.body:
+        operation["requestBody"] = {"required": spec.body_required, "content": _media(spec.body)}
+    if spec.callbacks:
+        operation["callbacks"] = {name: {callback.path: _verbs(callback)} for name, callback in spec.callbacks.items()}
+    return operation
+
+
+def _path_parameters(spec: RouteSpec) -> list[dict[str, Any]]:
+    names = [] if "$" in spec.path else re.findall(r"\{(\w+)\}", spec.path)
+    known = PARAMETERS if spec.path.startswith("/v1/") else {**PARAMETERS, "id": {}}
+    return [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string", **known.get(name, {})}}
+        for name in names
+    ]
+
+
+def _query_parameters(spec: RouteSpec) -> list[dict[str, Any]]:
+    if spec.query is None:
+        return []
+    (reference,), components = msgspec.json.schema_components([spec.query], ref_template=REFERENCE)
+    schema = components[reference["$ref"].rsplit("/", 1)[-1]]
+    found = []
+    for name, kind in schema["properties"].items():
+        parameter = {"name": name, "in": "query", "required": name in schema.get("required", ()), "schema": kind}
+        if name in spec.maps:
+            parameter |= {"style": "deepObject", "description": f"`{name}[NAME]=VALUE`, or `{name}.NAME=VALUE`."}
+        found.append(parameter)
+    return found
+
+
+def _headers(spec: RouteSpec) -> list[dict[str, Any]]:
+    text = {"in": "header", "schema": {"type": "string"}}
+    return [
+        {"name": name, "description": about, "required": name in spec.required_headers, **text}
+        for name, about in {**spec.required_headers, **spec.headers}.items()
+    ]
+
+
+def _media(contents: Sequence[Content]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for content in contents:
+        (schema,), _ = msgspec.json.schema_components([content.kind], ref_template=REFERENCE)
+        example = {} if content.example is None else {"example": content.example}
+        found |= {media: {"schema": schema, **example} for media in content.media}
+    return found
+
+
+def _responses(spec: RouteSpec) -> dict[str, Any]:
+    problem = _media([Content(Problem, tuple(PROBLEM_TYPES.values()))])
+    titles: dict[Status, str] = {
+        error.status: f"{error.title}." for error in reversed(ERRORS.values())
+    }  # of several the first
+    found: dict[str, Any] = {}
+    for status, contents in spec.responses.items():
+        about = next((_first_line(content.kind) for content in contents), "") or titles.get(status, "Done.")
+        found[str(status)] = {"description": spec.meanings.get(status, about)}
+        if contents:
+            found[str(status)]["content"] = _media(contents)
+        if spec.located and status == CREATED:
+            found[str(status)]["headers"] = {"Location": {"description": "Its URL.", "schema": {"type": "string"}}}
+    errors = spec.errors
+    if spec.scope is not None:
+        errors |= ALWAYS | (WITH_BODY if spec.body else frozenset())
+    for status in sorted(errors):
+        about = spec.meanings.get(status) or titles.get(status, "Refused.")
+        found[str(status)] = {"description": about, "content": problem}
+    return found if spec.scope is None else found | {"431": {"description": "More than 16 KiB of headers."}}
+
+
+def _first_line(kind: Any) -> str:
+    return (kind.__doc__ or "").partition("\n")[0] if isinstance(kind, type) and issubclass(kind, Struct) else ""
+
+
+# Operations
+
+
+def _spec(shape: Shape) -> RouteSpec:
+    kind = shape.kind
+    summary, _, more = (kind.__doc__ or "").partition("\n")
+    return RouteSpec(
+        verbs=[shape.route.verb],
+        path=f"/v1/{{tenant}}{shape.path}",
+        name=_name(shape),
+        tag=shape.path.split("/")[1],
+        summary=summary,
+        description=more.strip(),
+        scope=shape.route.scope,
+        query=shape.struct if shape.in_query else None,
+        maps=shape.maps,
+        body=_body(shape),
+        body_required=shape.body is not None,
+        responses=_answers(shape),
+        errors=_errors(shape),
+        meanings={408: "The job did not end within the wait."} if kind is GetResult else {},
+        located=kind in LOCATED,
+        callbacks={"job": DELIVER} if kind is Register else {},
+    )
 
 
 def _name(shape: Shape) -> str:
     return f"{shape.kind.__name__}{'One' if shape.path == shape.route.one else ''}"
 
 
-def _has_own_body(shape: Shape) -> bool:
-    """Whether its body is a map of its fields, which needs a schema of its own."""
-    return shape.has_body and shape.body is None
-
-
-def _body_name(shape: Shape) -> str:
-    return f"{_name(shape)}Request"
-
-
-def _body_of(shape: Shape) -> dict[str, Any]:
-    return {**_inline(shape.struct), "title": _body_name(shape)}
-
-
-def _operation(shape: Shape) -> dict[str, Any]:
-    summary, _, more = (shape.kind.__doc__ or "").partition("\n")
-    operation: dict[str, Any] = {
-        "operationId": _name(shape),
-        "summary": summary,
-        "description": f"{more.strip()}\n\nScope: `{shape.route.scope}`.".strip(),
-        "tags": [shape.path.split("/")[1]],
-        "parameters": [*_path_parameters(shape), *_query_parameters(shape)],
-        "responses": _responses(shape),
-    }
-    if shape.has_body:
-        operation["requestBody"] = _request_body(shape)
-    if shape.kind is Register:
-        operation["callbacks"] = _callbacks()
-    return operation
-
-
-def _path_parameters(shape: Shape) -> list[dict[str, Any]]:
-    return [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string", **PARAMETERS.get(name, {})}}
-        for name in ("tenant", *shape.names)
-    ]
-
-
-def _query_parameters(shape: Shape) -> list[dict[str, Any]]:
-    if not shape.in_query:
+def _body(shape: Shape) -> list[Content]:
+    if not shape.has_body:
         return []
-    found = []
-    schema = _inline(shape.struct)
-    for name, kind in schema.get("properties", {}).items():
-        required = name in schema.get("required", ())
-        parameter = {"name": name, "in": "query", "required": required, "schema": kind}
-        if name in shape.maps:
-            parameter |= {"style": "deepObject", "description": f"`{name}[NAME]=VALUE`, or `{name}.NAME=VALUE`."}
-        found.append(parameter)
+    if shape.kind is EnqueueLines:
+        return [Content(str, (TEXT,), "first payload\n# a comment\nsecond payload\n")]
+    if shape.kind in (Output, Send):
+        return [Content(BINARY, (BYTES,))]
+    if shape.body is None:
+        return [Content(_without(shape.struct, f"{_name(shape)}Request"), BOTH)]
+    kind = shape.hints[shape.body]
+    found = [Content(kind, BOTH, EXAMPLE if kind is NewJob else None)]
+    if shape.kind is EnqueueMany:
+        found.append(Content(str, (NDJSON,), '{"task": "a"}\n{"task": "b", "payload": 3}\n'))
     return found
 
 
-def _inline(struct: Any) -> dict[str, Any]:
-    """The schema of a struct that is not in the components: its fields are the query or the body."""
-    (reference,), components = msgspec.json.schema_components([struct], ref_template=REFERENCE)
-    name = reference["$ref"].rsplit("/", 1)[-1]
-    return dict(components[name])
+def _without(kind: type[Struct], name: str, *left_out: str, doc: str | None = None) -> type[Struct]:
+    """The same struct under another name, without some of its fields."""
+    field: Callable[..., Any] = msgspec.field  # its overloads do not know that both may be absent
+    fields = [
+        (one.name, one.type, field(default=one.default, default_factory=one.default_factory))
+        for one in msgspec.structs.fields(kind)
+        if one.name not in left_out
+    ]
+    forbid = kind.__struct_config__.forbid_unknown_fields and not left_out
+    return msgspec.defstruct(name, fields, namespace={"__doc__": doc}, kw_only=True, forbid_unknown_fields=forbid)
 
 
-def _request_body(shape: Shape) -> dict[str, Any]:
-    if shape.kind is EnqueueLines:
-        text = {"schema": {"type": "string"}, "example": "first payload\n# a comment\nsecond payload\n"}
-        return {"required": True, "content": {TEXT: text}}
-    if shape.kind in (Output, Send):
-        return {"required": True, "content": {BYTES: {"schema": {"type": "string", "format": "binary"}}}}
-    own = {"$ref": REFERENCE.format(name=_body_name(shape))}
-    schema = own if shape.body is None else _schema(shape.hints[shape.body])
-    media: dict[str, Any] = {"schema": schema}
-    if schema.get("$ref", "").endswith("/NewJob"):
-        media["example"] = EXAMPLE
-    content = dict.fromkeys(TYPES.values(), media)
-    if shape.kind is EnqueueMany:
-        content[NDJSON] = {"schema": {"type": "string"}, "example": '{"task": "a"}\n{"task": "b", "payload": 3}\n'}
-    return {"required": shape.body is not None, "content": content}
-
-
-def _responses(shape: Shape) -> dict[str, Any]:
-    kind, status = answer_type(shape.kind), str(shape.route.status)
+def _answers(shape: Shape) -> dict[Status, Sequence[Content]]:
+    kind = answer_type(shape.kind)
     if kind is type(None):
-        responses: dict[str, Any] = {"204": {"description": "Done."}}
-    else:
-        schema = _schema(kind)
-        content: dict[str, Any] = {media: {"schema": schema} for media in TYPES.values()}
-        if shape.kind is List:
-            content[NDJSON] = {"schema": {"type": "string"}}
-        if shape.kind is GetOutput:
-            content[TEXT] = {"schema": {"type": "string"}}
-        responses = {status: {"description": _first_line(kind), "content": content}}
-        if shape.kind in LOCATED:
-            where = {"description": "Its URL.", "schema": {"type": "string"}}
-            responses[status]["headers"] = {"Location": where}
-        if shape.kind is Enqueue:
-            responses["200"] = {"description": "The job existed already.", "content": content}
-    if shape.kind is GetResult:
-        responses["408"] = _problem("The job did not end within the wait.")
-    return responses | _problems(shape)
+        return {204: []}
+    contents = [Content(kind, BOTH)]
+    if shape.kind is List:
+        contents.append(Content(str, (NDJSON,)))
+    if shape.kind is GetOutput:
+        contents.append(Content(str, (TEXT,)))
+    found: dict[Status, Sequence[Content]] = {shape.route.status: contents}
+    return {**found, 200: contents} if shape.kind is Enqueue else found
 
 
-def _problems(shape: Shape) -> dict[str, Any]:
-    statuses = {400, 401, 403, 503, *([404] if shape.names else []), *([408, 413, 415] if shape.has_body else [])}
+def _errors(shape: Shape) -> frozenset[int]:
+    statuses = {*([404] if shape.names else []), *([415] if shape.has_body else [])}
     if answer_type(shape.kind) is not type(None):
         statuses.add(406)
     if shape.route.scope == "work":
@@ -284,163 +407,204 @@ def _problems(shape: Shape) -> dict[str, Any]:
         statuses.add(409)
     if shape.kind is Enqueue:
         statuses.add(404)
+    if shape.kind is GetResult:
+        statuses.add(408)
     if shape.route.scope == "enqueue" or shape.kind is Finish:
         statuses.add(429)
-    titles = {error.status: error.title for error in reversed(ERRORS.values())}  # the first of several with one status
-    errors = {str(status): _problem(f"{titles.get(status, 'Refused')}.") for status in sorted(statuses | {500, 507})}
-    return errors | {"431": {"description": "More than 16 KiB of headers."}}
+    return frozenset(statuses)
 
 
-def _problem(description: str) -> dict[str, Any]:
-    schema = {"$ref": REFERENCE.format(name="Problem")}
-    return {"description": description, "content": {media: {"schema": schema} for media in PROBLEM_TYPES.values()}}
+# Routes that are not operations
+
+CREATED = 201
+
+STREAM = Content(str, ("text/event-stream",), 'event: queued\nid: 0-queued-0\ndata: {"id": …}\n\n')
+SINCE = {"Last-Event-ID": "The id of the last event that the client has."}
+
+LIVE_SPECS = (
+    RouteSpec(
+        verbs=["GET"],
+        path="/v1/{tenant}/events",
+        name="AllEvents",
+        tag="jobs",
+        summary="Events of all matching jobs, as they happen.",
+        description=ALL_EVENTS,
+        scope="read",
+        query=_without(Match, "EventQuery", "payload"),
+        responses={200: [STREAM, Content(str, (NDJSON,))]},
+        errors=frozenset({429}),
+        meanings={429: "Too many open streams."},
+    ),
+    RouteSpec(
+        verbs=["GET"],
+        path="/v1/{tenant}/jobs/{id}/events",
+        name="Events",
+        tag="jobs",
+        summary="Events of a job, as they happen.",
+        description=EVENTS,
+        scope="read",
+        headers=SINCE,
+        responses={200: [STREAM], 204: []},
+        errors=frozenset({404, 409, 429}),
+        meanings={204: "The client has all events, and the job has ended.", 429: "Too many open streams."},
+    ),
+    RouteSpec(
+        verbs=["GET"],
+        path="/v1/{tenant}/jobs/{id}/live",
+        name="Live",
+        tag="jobs",
+        summary="Events of a job, over a WebSocket.",
+        description=LIVE,
+        scope="read",
+        headers=SINCE,
+        responses={101: []},
+        errors=frozenset({404, 409, 429}),
+        meanings={101: "The WebSocket is open.", 429: "Too many open streams."},
+    ),
+)
+
+OUTCOME = _without(Finished, "Outcome", *OUTCOME_FIELDS, doc="How the attempt ended.")
+
+DELIVER = RouteSpec(
+    verbs=["POST"],
+    path="{$request.body#/url}",
+    name="Deliver",
+    summary="One claimed job, in the `format` that the worker registered.",
+    description=DELIVERY,
+    required_headers={
+        push.ID: "The id of the job.",
+        push.ATTEMPT: "The number of this run, from 1.",
+        push.WORKER: "The id of the worker.",
+        push.TIMESTAMP: "When it was sent: seconds since 1970.",
+        push.SIGNATURE: "The signature of the request.",
+    },
+    body=[Content(Claimed, BOTH)],
+    responses={
+        200: [Content(OUTCOME, (JSON,), {"outcome": "ok", "result": {"pages": 3}}), Content(OUTCOME, (MSGPACK,))],
+        202: [],
+        404: [],
+        "default": [],
+    },
+    meanings={
+        200: "The job has run; the body is its outcome.",
+        202: "Accepted; the worker will call Finish with the job's token.",
+        404: "The worker does not know the task: another worker is tried, no attempt is used, and this worker is not "
+        "offered the task for a minute.",
+        "default": "Not delivered: no attempt is used. The job is sent again, to this worker after a pause that grows "
+        "from 0.5 s to 30 s, or to another one at once.",
+    },
+)
 
 
-def _first_line(kind: Any) -> str:
-    return (getattr(kind, "__doc__", "") or "The answer.").partition("\n")[0]
-
-
-# Live events
-
-
-def _live_paths() -> dict[str, Any]:
-    where = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in ("tenant", "id")]
-    since = _header("Last-Event-ID", "The id of the last event that the client has.", required=False)
-    errors = {str(status): _problem(text) for status, text in LIVE_ERRORS.items()}
-    stream = {"schema": {"type": "string"}, "example": 'event: queued\nid: 0-queued-0\ndata: {"id": …}\n\n'}
-    return {
-        "/v1/{tenant}/events": {
-            "get": {
-                "operationId": "AllEvents",
-                "summary": "Events of all matching jobs, as they happen.",
-                "description": f"{ALL_EVENTS}\n\nScope: `read`.",
-                "tags": ["jobs"],
-                "parameters": [where[0], *(one for one in _match_parameters() if one["name"] != "payload")],
-                "responses": {
-                    "200": {
-                        "description": "The events.",
-                        "content": {"text/event-stream": stream, NDJSON: {"schema": {"type": "string"}}},
-                    },
-                    **{status: problem for status, problem in errors.items() if status != "404"},
-                },
-            }
-        },
-        "/v1/{tenant}/jobs/{id}/events": {
-            "get": {
-                "operationId": "Events",
-                "summary": "Events of a job, as they happen.",
-                "description": f"{EVENTS}\n\nScope: `read`.",
-                "tags": ["jobs"],
-                "parameters": [*where, since],
-                "responses": {
-                    "200": {"description": "The events.", "content": {"text/event-stream": stream}},
-                    "204": {"description": "The client has all events, and the job has ended."},
-                    **errors,
-                },
-            }
-        },
-        "/v1/{tenant}/jobs/{id}/live": {
-            "get": {
-                "operationId": "Live",
-                "summary": "Events of a job, over a WebSocket.",
-                "description": f"{LIVE}\n\nScope: `read`.",
-                "tags": ["jobs"],
-                "parameters": [*where, since],
-                "responses": {"101": {"description": "The WebSocket is open."}, **errors},
-            }
-        },
-    }
-
-
-def _match_parameters() -> list[dict[str, Any]]:
-    listing = next(shape for shape in SHAPES if shape.kind is List)
-    return [one for one in _query_parameters(listing) if one["name"] in Match.__struct_fields__]
-
-
-def _header(name: str, description: str, *, required: bool = True) -> dict[str, Any]:
-    return {
-        "name": name,
-        "in": "header",
-        "required": required,
-        "description": description,
-        "schema": {"type": "string"},
-    }
-
-
-# Push
-
-
-def _outcome(report: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a delivery: a report without the job's names."""
-    return {
-        "title": "Outcome",
-        "description": "How the attempt ended.",
-        "type": "object",
-        "properties": {name: kind for name, kind in report["properties"].items() if name not in OUTCOME_FIELDS},
-        "required": ["outcome"],
-    }
-
-
-def _callbacks() -> dict[str, Any]:
-    """The worker's side: the request to the URL that it registered, and its possible answers."""
-    example = {"outcome": "ok", "result": {"pages": 3}}
-    schema = {"$ref": REFERENCE.format(name="Outcome")}
-    answer = {media: {"schema": schema, **({"example": example} if media == JSON else {})} for media in TYPES.values()}
-    claimed = {"schema": {"$ref": REFERENCE.format(name="Claimed")}}
-    delivery = {
-        "{$request.body#/url}": {
-            "post": {
-                "operationId": "Deliver",
-                "summary": "One claimed job.",
-                "description": DELIVERY,
-                "security": [],
-                "parameters": [
-                    _header(push.ID, "The id of the job."),
-                    _header(push.ATTEMPT, "The number of this run, from 1."),
-                    _header(push.WORKER, "The id of the worker."),
-                    _header(push.TIMESTAMP, "When it was sent: seconds since 1970."),
-                    _header(push.SIGNATURE, "The signature of the request."),
-                ],
-                "requestBody": {
-                    "required": True,
-                    "description": "In the `format` that the worker registered.",
-                    "content": dict.fromkeys(TYPES.values(), claimed),
-                },
-                "responses": {
-                    "200": {"description": "The job has run; the body is its outcome.", "content": answer},
-                    "202": {"description": "Accepted; the worker will call Finish with the job's token."},
-                    "404": {
-                        "description": "The worker does not know the task: another worker is tried, no attempt is "
-                        "used, and this worker is not offered the task for a minute."
-                    },
-                    "default": {
-                        "description": "Not delivered: no attempt is used. The job is sent again, to this worker "
-                        "after a pause that grows from 0.5 s to 30 s, or to another one at once."
-                    },
-                },
-            }
-        }
-    }
-    return {"job": delivery}
-
-
-# Health checks and metrics
-
-
-def _plain_paths() -> dict[str, Any]:
-    def plain(name: str, summary: str, *, may_fail: bool = False) -> dict[str, Any]:
-        responses: dict[str, Any] = {"200": {"description": "ok", "content": {TEXT: {"schema": {"type": "string"}}}}}
-        if may_fail:
-            responses["503"] = _problem("The store does not answer.")
-        return {"get": {"operationId": name, "summary": summary, "security": [], "responses": responses}}
-
-    metrics = plain(
-        "Metrics", "Metrics for Prometheus: of the token's tenant, or of all tenants. Scope: `read`.", may_fail=True
+def _plain_spec(path: str, name: str, summary: str, **more: Any) -> RouteSpec:
+    return RouteSpec(
+        verbs=["GET"], path=path, name=name, summary=summary, responses={200: [Content(str, (TEXT,))]}, **more
     )
-    del metrics["get"]["security"]
-    metrics["get"]["responses"] |= {"401": _problem("Not authenticated."), "403": _problem("Not allowed.")}
-    return {
-        "/healthz": plain("Healthz", "Whether the server is alive."),
-        "/readyz": plain("Readyz", "Whether the server can reach its store.", may_fail=True),
-        "/metrics": metrics,
-    }
+
+
+PLAIN_SPECS = (
+    _plain_spec("/healthz", "Healthz", "Whether the server is alive."),
+    _plain_spec("/readyz", "Readyz", "Whether the server can reach its store.", errors=frozenset({503})),
+    _plain_spec(
+        "/metrics", "Metrics", "Metrics for Prometheus: of the token's tenant, or of all tenants.", scope="read"
+    ),
+)
+
+
+# The reference page: the document as plain HTML, without scripts
+
+STYLE = """
+:root { color-scheme: light dark; --dim: #777; --line: #8884; }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+code, pre { font: 13px/1.5 ui-monospace, monospace; } h2 { border-bottom: 1px solid var(--line); margin-top: 3rem; }
+h3 code { font-size: 15px; } .verb { display: inline-block; min-width: 4.5rem; font-weight: 600; }
+.dim { color: var(--dim); } table { border-collapse: collapse; width: 100%; } td { border-top: 1px solid var(--line);
+padding: .3rem .8rem .3rem 0; vertical-align: top; } pre { background: #8881; padding: .7rem; overflow: auto; }
+"""
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+
+
+def page(document: dict[str, Any]) -> bytes:
+    """The whole page."""
+    info = document["info"]
+    groups: dict[str, list[str]] = {}
+    for path, verbs in document["paths"].items():
+        for verb, operation in verbs.items():
+            groups.setdefault((operation.get("tags") or ["server"])[0], []).append(_route_html(verb, path, operation))
+    inside = "".join(f"<h2 id='{escape(name)}'>{escape(name)}</h2>{''.join(parts)}" for name, parts in groups.items())
+    index = " · ".join(f"<a href='#{escape(name)}'>{escape(name)}</a>" for name in [*groups, "shapes"])
+    shapes = "".join(_shape(name, schema) for name, schema in document["components"]["schemas"].items())
+    about = "".join(f"<p>{escape(part)}</p>" for part in info["description"].split("\n\n"))
+    title = f"{escape(info['title'])} {escape(info['version'])}"
+    return (
+        f"<!doctype html><html lang='en'><meta charset='utf-8'><title>{title}</title><style>{STYLE}</style>"
+        f"<h1>{title}</h1>{about}<p>{index} · <a href='/openapi.json'>openapi.json</a></p>{inside}"
+        f"<h2 id='shapes'>shapes</h2>{shapes}</html>"
+    ).encode()
+
+
+def _route_html(verb: str, path: str, operation: dict[str, Any]) -> str:
+    rows = "".join(
+        _row(f"{one['name']}{'' if one.get('required') else '?'}", _kind(one["schema"]), one.get("description", ""))
+        for one in operation.get("parameters", [])
+        if one["in"] == "query"
+    )
+    return (
+        f"<h3><span class='verb'>{escape(verb.upper())}</span> <code>{escape(path)}</code></h3>"
+        f"<p>{escape(operation.get('summary', ''))} {escape(operation.get('description', ''))}</p>"
+        f"{f'<table>{rows}</table>' if rows else ''}{_body_html(operation)}{_answers_html(operation)}"
+    )
+
+
+def _body_html(operation: dict[str, Any]) -> str:
+    body = operation.get("requestBody")
+    if body is None:
+        return ""
+    kinds = ", ".join(body["content"])
+    first = next(iter(body["content"].values()))
+    example = next((media["example"] for media in body["content"].values() if "example" in media), None)
+    shown = f"<pre>{escape(str(example))}</pre>" if example is not None else ""
+    return (
+        f"<p><span class='dim'>body</span> {_kind(first['schema'])} <span class='dim'>{escape(kinds)}</span></p>{shown}"
+    )
+
+
+def _answers_html(operation: dict[str, Any]) -> str:
+    rows = []
+    for status, answer in operation["responses"].items():
+        schema: dict[str, Any] = next((media.get("schema", {}) for media in answer.get("content", {}).values()), {})
+        rows.append(_row(status, _kind(schema) if schema else "", answer["description"]))
+    return f"<table>{''.join(rows)}</table>"
+
+
+def _shape(name: str, schema: dict[str, Any]) -> str:
+    required = schema.get("required", ())
+    rows = "".join(
+        _row(field if field in required else f"{field}?", _kind(kind), kind.get("description", ""))
+        for field, kind in schema.get("properties", {}).items()
+    )
+    values = ", ".join(map(str, schema.get("enum", ())))
+    about = escape(schema.get("description", ""))
+    return (
+        f"<h3 id='{escape(name)}'><code>{escape(name)}</code></h3><p>{about} {escape(values)}</p><table>{rows}</table>"
+    )
+
+
+def _row(name: str, kind: str, about: str) -> str:
+    return f"<tr><td><code>{escape(name)}</code></td><td>{kind}</td><td>{escape(about)}</td></tr>"
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    """A type in a few words; a shape is a link to it."""
+    if "$ref" in schema:
+        name = escape(schema["$ref"].rsplit("/", 1)[-1])
+        return f"<a href='#{name}'>{name}</a>"
+    if "anyOf" in schema:
+        return " | ".join(_kind(one) for one in schema["anyOf"])
+    if schema.get("type") == "array":
+        return f"[{_kind(schema.get('items', {}))}]"
+    if "enum" in schema:
+        return escape(" | ".join(map(str, schema["enum"])))
+    kind = schema.get("type", "any value")
+    return escape(" | ".join(kind) if isinstance(kind, list) else str(kind))

@@ -23,6 +23,9 @@ BODY_COMPLETE = "windlass.body_complete"
 ABORT = "windlass.abort"
 """The scope extension that resets the connection. A client that reads nothing would not read a close either."""
 
+LIMIT_BUFFER = "windlass.limit_buffer"
+"""The scope extension that limits how much the kernel holds for a client that does not read."""
+
 EndpointFunction = Callable[[Request], Awaitable[Response]]
 
 

@@ -17,7 +17,7 @@ from starlette.routing import Route
 
 from windlass.model import wire
 from windlass.model.errors import Invalid, Problem, WindlassError
-from windlass.model.job import FINISHED, State
+from windlass.model.job import FINISHED, TEXT, State
 from windlass.model.operations import (
     MOST_AT_ONCE,
     Accepted,
@@ -98,9 +98,9 @@ class Routes:
             content_type = request.headers.get("content-type", "")
             accept = request.headers.get("accept", "")
             tenant = await self._auth.authorize(request, shape.route.scope)
-            if shape.kind is List and formats.accepts_lines(accept):
+            if shape.kind is List and formats.prefers(accept, formats.NDJSON):
                 return await self._stream(request, self._from_query(shape, request, tenant))
-            if shape.kind is GetOutput and formats.accepts_text(accept):
+            if shape.kind is GetOutput and formats.prefers(accept, TEXT):
                 return _output_text(await self._service(self._from_query(shape, request, tenant)))
             if shape.kind is EnqueueMany and formats.media(content_type) == formats.NDJSON:
                 return await self._lines(request, tenant)
@@ -220,7 +220,7 @@ register_url_convertor("job", _JobStep())
 def _output_text(page: OutputPage) -> Response:
     """The bytes of all output streams, in order."""
     headers = {"windlass-next": str(page.next), "windlass-ended": "true" if page.ended else "false"}
-    return Response(b"".join(chunk.data for chunk in page.chunks), headers=headers, media_type=formats.TEXT)
+    return Response(b"".join(chunk.data for chunk in page.chunks), headers=headers, media_type=TEXT)
 
 
 def _is_bare(request: Request) -> bool:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocketDisconnect
 
-from windlass.server.requests import ABORT, disconnected
+from windlass.server.requests import ABORT, LIMIT_BUFFER, disconnected
 
 Frame = str | bytes
 
@@ -91,6 +91,9 @@ class Stream(Response):
         async def put(data: Frame) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
+        extensions = scope.get("extensions", {})
+        if LIMIT_BUFFER in extensions:
+            extensions[LIMIT_BUFFER]()
         async with self._opened, aclosing(self._source):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             queue = SendQueue(put)
@@ -101,8 +104,8 @@ class Stream(Response):
                 if self._revoked.done() or (sending.done() and sending.result()):
                     await queue.drain()
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
-                elif sending.done() and (abort := scope.get("extensions", {}).get(ABORT)) is not None:
-                    abort()
+                elif sending.done() and ABORT in extensions:
+                    extensions[ABORT]()
                     await leaving
             finally:
                 sending.cancel()

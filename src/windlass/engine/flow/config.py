@@ -153,9 +153,9 @@ def _with_defaults(new: NewJob, settings: QueueSettings, *, strict: bool) -> New
         changes["expires"] = min(YIELDS_WITHIN, new.expires or YIELDS_WITHIN)
     if settings.isolate and not new.isolate:
         changes["isolate"] = True
-    if settings.keep_success is not UNSET and (new.keep_is_default or new.keep_success == DAY):
+    if settings.keep_success is not UNSET and new.keep_success == DAY:
         changes["keep_success"] = settings.keep_success
-    if settings.keep_failure is not UNSET and (new.keep_is_default or new.keep_failure == 7 * DAY):
+    if settings.keep_failure is not UNSET and new.keep_failure == 7 * DAY:
         changes["keep_failure"] = settings.keep_failure
     return replace(new, **changes) if changes else new
 

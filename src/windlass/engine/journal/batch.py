@@ -61,7 +61,6 @@ class _Extras(Struct, frozen=True, omit_defaults=True):
     run_at: datetime | None = None
     files: dict[str, bytes] = {}
     then: bytes | None = None
-    keep_is_default: bool = False
 
 
 _NONE = _Extras()
@@ -124,10 +123,10 @@ def _packed(tenant: str, ids: bytes, new: NewJob, payloads: Raw | list[bytes]) -
 
 
 def _extras(tenant: str, new: NewJob) -> _Extras | None:
-    if new.delay is None and new.run_at is None and new.then is None and not new.files and not new.keep_is_default:
+    if new.delay is None and new.run_at is None and new.then is None and not new.files:
         return None
     then = None if new.then is None else encoding.pack_then(tenant, new.then)
-    return _Extras(new.delay, new.run_at, new.files, then, new.keep_is_default)
+    return _Extras(new.delay, new.run_at, new.files, then)
 
 
 # Decoding
@@ -180,6 +179,5 @@ def _new(record: _Record, payload: Raw) -> NewJob:
         delay=extras.delay,
         run_at=extras.run_at,
         files=extras.files,
-        keep_is_default=extras.keep_is_default,
         then=None if extras.then is None else encoding.unpack_then(extras.then)[1],
     )

@@ -131,8 +131,6 @@ class EnqueueLines(Operation[Enqueued], frozen=True, kw_only=True):
     """What is asked of the queue for all of them."""
     delay: Seconds | None = None
     """Seconds that all of them wait before they may run."""
-    keep_is_default: bool = False
-    """As with one job."""
     exact: bool = False
     """As with one job."""
 
