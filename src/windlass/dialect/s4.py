@@ -21,7 +21,7 @@ from starlette.responses import Response, StreamingResponse
 from windlass.dialect.aliases import Alias, Handle, KeepTimes, RouteCall, alias, alias_routes, forward, no_content
 from windlass.model import wire
 from windlass.model.errors import Full, Invalid, Missing, Unavailable, WindlassError
-from windlass.model.job import FINISHED, JSON, TEXT, Job, JobOptions, NewJob, State
+from windlass.model.job import FINISHED, JSON, TEXT, Job, NewJob, State
 from windlass.model.match import Match, StateWord
 from windlass.model.operations import (
     MOST_AT_ONCE,
