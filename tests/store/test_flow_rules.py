@@ -10,7 +10,7 @@ from tests.support.stores import EACH_CODE, World, ids
 from windlass.model.job import State
 from windlass.model.lifecycle import cancel, delete, unblock
 from windlass.model.names import DEFAULT_TENANT
-from windlass.store import Sweep
+from windlass.store.data import Sweep
 from windlass.store.flow import LimitRule, Regroup, Rules, StaleRules, TierRule
 
 pytestmark = pytest.mark.parametrize("kind", EACH_CODE, indirect=True)
@@ -80,22 +80,22 @@ async def test_jobs_that_were_sorted_by_other_rules_are_refused(world: World) ->
     right, queue = world.draft(group="|default/x"), "other"
     stale = replace(world.draft(queue=queue), grouping=0)
     with pytest.raises(StaleRules):
-        await world.store.add([stale])
+        await world.store.jobs.add([stale])
     with pytest.raises(StaleRules):
-        await world.store.add([right, stale])
+        await world.store.jobs.add([right, stale])
     with pytest.raises(StaleRules):
-        await world.store.add([replace(right, grouping=2)])
+        await world.store.jobs.add([replace(right, grouping=2)])
     assert await world.jobs() == []
-    assert await world.store.add([right]) == [True]
+    assert await world.store.jobs.add([right]) == [True]
     with pytest.raises(StaleRules):
-        await world.store.add([replace(right, grouping=0)])
+        await world.store.jobs.add([replace(right, grouping=0)])
 
 
 async def test_jobs_sorted_before_a_change_that_sorts_nothing_anew_are_taken(world: World) -> None:
     await world.set_rules(grouping=3)
     draft = world.draft()
     await world.set_rules(limit_rules=ONE)
-    assert await world.store.add([draft]) == [True]
+    assert await world.store.jobs.add([draft]) == [True]
 
 
 # Jobs move between groups
@@ -161,7 +161,7 @@ async def test_scheduled_and_blocked_jobs_move_too(world: World) -> None:
     assert move is not None
     assert await world.apply(move)
     world.clock.advance(5)
-    await world.store.sweep(Sweep.RUN, 9)
+    await world.store.jobs.sweep(Sweep.RUN, 9)
     assert await taken(world) == [later]
     assert (await group_of(world, later), await group_of(world, blocked)) == ("|default/x", "|default/x")
 
@@ -266,7 +266,7 @@ async def test_jobs_that_come_back_to_a_shut_lane_wait_as_well(world: World) -> 
     await world.set_rules(shut={"*,default,*": FOREVER})
     late = await world.add(priority=-1)
     world.clock.advance(1)
-    assert len(await world.store.sweep(Sweep.RUN, 9)) == 1
+    assert (await world.store.jobs.sweep(Sweep.RUN, 9)).count == 1
     assert await taken(world) == []
     assert await world.succeed(held), "what runs is not stopped"
     await world.set_rules(shut={})
@@ -293,7 +293,7 @@ async def test_a_shut_lane_that_is_full_as_well_waits_for_both(world: World) -> 
     assert await taken(world) == []
     await world.set_rules(shut={"*,default,*": world.clock.now() + timedelta(seconds=10)})
     world.clock.advance(10)
-    await world.flow.unblock_ready(100)
+    await world.store.jobs.sweep(Sweep.LANES, 100)
     assert await taken(world) == []
     await world.set_rules(shut={"*,default,*": FOREVER})
     await world.succeed(held)

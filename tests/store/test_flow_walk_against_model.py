@@ -45,7 +45,7 @@ from windlass.model.lifecycle import (
 )
 from windlass.model.names import key_of
 from windlass.model.worker import Worker
-from windlass.store import DueJob, ListScope, Overdue, Record, Sweep
+from windlass.store.data import DueJob, ListScope, Overdue, Record, Sweep
 from windlass.store.flow import FLEXIBLE, LimitRule, Regroup, Rules, TierRule
 
 A = TypeVar("A")
@@ -281,8 +281,8 @@ class FlowWalk(RuleBasedStateMachine):
             ids = [*taken[:count], *[None] * (count - len(taken[:count]))]
             drafts += [self.real.draft(task, id=id, **terms) for id in ids]
         drafts = list({key_of(draft): draft for draft in drafts}.values())
-        assert all(self.both(lambda world: world.store.add(drafts)))
-        assert not any(self.both(lambda world: world.store.add(drafts)))
+        assert all(self.both(lambda world: world.store.jobs.add(drafts)))
+        assert not any(self.both(lambda world: world.store.jobs.add(drafts)))
 
     def taken(self, tenant: str, queue: str) -> list[str]:
         """Ids that other tenants have in a queue, and this one has not."""
@@ -425,9 +425,9 @@ class FlowWalk(RuleBasedStateMachine):
         self.unblock_ready()
 
     def unblock_ready(self) -> None:
-        self.run(self.model.flow.unblock_ready(100))
+        self.run(self.model.store.jobs.sweep(Sweep.LANES, 100))
         for _ in range(50):
-            if not self.run(self.real.flow.unblock_ready(100)):
+            if not self.run(self.real.store.jobs.sweep(Sweep.LANES, 100)).count:
                 return
         raise AssertionError("there is always something left to unblock_ready")
 
@@ -438,9 +438,9 @@ class FlowWalk(RuleBasedStateMachine):
         self.unblock_ready()
         self.take(ALL_KNOWING, 200, self.chance.token())
         assert self.take(ALL_KNOWING, 200, self.chance.token()) == []
-        opening = self.run(self.model.flow.next_opening(QUEUES))
+        opening = self.run(self.model.store.jobs.next_due(Sweep.LANES, QUEUES))
         if opening is not None and opening < 1e6:
-            sooner = self.run(self.real.flow.next_opening(QUEUES))
+            sooner = self.run(self.real.store.jobs.next_due(Sweep.LANES, QUEUES))
             assert sooner is not None
             assert 0 < sooner <= opening + 0.000001
 
@@ -470,12 +470,12 @@ def brief(record: Record) -> tuple[object, ...]:
 
 async def swept(world: World, sweep: Sweep) -> Sequence[DueJob]:
     """In order of ids: no order is promised for queues of different partitions, nor for jobs due at the same time."""
-    return sorted(await world.store.sweep(sweep, 100), key=lambda one: (one.tenant, one.id))
+    return sorted((await world.store.jobs.sweep(sweep, 100)).jobs, key=lambda one: (one.tenant, one.id))
 
 
 async def give_up(world: World, clock: Overdue, decide: Callable[[Job, datetime], Move]) -> list[bool]:
     """As upkeep does it with jobs whose clock has run out."""
-    reading = await world.store.overdue(clock, 100)
+    reading = await world.store.jobs.overdue(clock, 100)
     records = [record for record in reading.records if record]
     return [await world.apply(decide(one.job, reading.now), one if one.token else None) for one in records]
 
@@ -486,18 +486,18 @@ def group_of(queue: str, number: int) -> str:
 
 async def everything(world: World) -> dict[str, object]:
     """All that can be seen of a store without changing it."""
-    listed = (await world.store.page(ListScope("-", None, ALL), None, 1000)).records
-    records = (await world.store.read([key_of(record.job) for record in listed])).records
+    listed = (await world.store.jobs.list(ListScope("-", None, ALL), None, 1000)).records
+    records = (await world.store.jobs.read([key_of(record.job) for record in listed])).records
     return {
         "jobs": [(record.job, record.token, record.group) for record in records if record],
-        "counts": sorted(map(repr, await world.store.count_jobs("-"))),
+        "counts": sorted(map(repr, (await world.store.jobs.counts("-")).jobs)),
         "rules": await world.flow.rules(),
         "waiting": [await waiting(world, queue) for queue in QUEUES],
     }
 
 
 async def waiting(world: World, queue: str) -> Sequence[object]:
-    found = await world.flow.waiting("-", queue, 3)
+    found = await world.flow.backlog("-", queue, 3)
     return sorted((*lane_of_waiting(one), one.count, [(job[0], job[2]) for job in one.jobs]) for one in found)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.stores import EACH_CODE, World, ids
-from windlass.store import ClaimRequest, Record
+from windlass.store.data import ClaimRequest, Record
 from windlass.store.flow import LEAD
 
 pytestmark = pytest.mark.parametrize("kind", EACH_CODE, indirect=True)
@@ -21,7 +21,7 @@ async def take(world: World, count: int, *warm: str, slots: int = 1, tenant: str
     """So many claims by somebody who is warm for these."""
     worker = world.worker(tenant=tenant, **more)
     options = [ClaimRequest(worker, world.chance.token(), slots, 60.0, warm=warm) for _ in range(count)]
-    return [record for wish in options for record in await world.store.claim(wish)]
+    return [record for wish in options for record in await world.store.jobs.claim(wish)]
 
 
 def tenants(records: list[Record]) -> str:

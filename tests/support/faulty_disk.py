@@ -19,7 +19,7 @@ from windlass.engine.new_jobs import JobBatch, make_batch
 from windlass.model.fresh_ids import ids_like
 from windlass.model.job import NewJob
 from windlass.model.names import fresh_id, marked
-from windlass.store import Draft
+from windlass.store.data import Draft
 
 PAGE = 4096
 

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -26,10 +26,8 @@ from windlass.model.ports import Randomness
 from windlass.model.token import Locked
 from windlass.model.wire import MOST_PAYLOAD, MOST_RESULT
 from windlass.model.worker import Worker
-from windlass.store import Draft, Record, Store
-from windlass.store.beside import DueTimes, Events, JobOwners, OnLocalDisk, OutcomeCounts, Records, Replicated
-from windlass.store.flow import Flow
-from windlass.store.mailbox import Mailbox
+from windlass.store.data import Draft, Record
+from windlass.store.protocol import Store
 
 Decide = Callable[[Record, datetime], Move | None]
 """The move of a job as it was read at that time; null = none."""
@@ -85,19 +83,8 @@ class EngineContext:
 
     def __init__(self, store: Store, chance: Randomness, settings: Settings) -> None:
         self.store = store
-        self.bus = cast("Events", store)
-        self.records = cast("Records", store)
-        self.outcomes = cast("OutcomeCounts", store)
-        self.timetable = cast("DueTimes", store)
-        self.flow = cast("Flow", store)
-        self.directory = cast("JobOwners", store)
-        self.mailbox = cast("Mailbox", store)
-        self.bounded = store if isinstance(store, OnLocalDisk) else None
-        waits = getattr(store, "replicated_within", None) is not None
-        self.replicating = cast("Replicated", store) if waits else None
-        """The store, if it accepts new jobs only when its replicas have them too."""
-        self.writes = StoreWrites(store, self.bus, self.replicating)
-        self.flow_config = FlowConfigCache(self.records, self.flow)
+        self.writes = StoreWrites(store)
+        self.flow_config = FlowConfigCache(store)
         self.chance = chance
         self.settings = settings
         self.batcher: Batcher[Draft, tuple[Record | None, bool]] | None = None
@@ -124,7 +111,7 @@ class EngineContext:
         """The jobs that a tenant means by these ids. For all tenants: null = none; an id of several is refused."""
         if tenant != EVERY_TENANT:
             return [JobKey(id, tenant) for id in ids]
-        found = zip(ids, await self.directory.owners(ids), strict=True)
+        found = zip(ids, await self.store.jobs.owners(ids), strict=True)
         return [_only_key(id, tenants) for id, tenants in found]
 
     async def _find(self, id: str, tenant: str, *, payload: bool) -> tuple[Record, datetime]:
@@ -133,7 +120,7 @@ class EngineContext:
         (key,) = await self.keys([id], tenant)
         if key is None:
             raise no_job(id)
-        reading = await self.store.read([key], payload=payload)
+        reading = await self.store.jobs.read([key], payload=payload)
         record = reading.records[0]
         if record is None:
             raise no_job(id)
@@ -158,7 +145,7 @@ class EngineContext:
         for _ in range(MOST_ROUNDS):
             if not rest:
                 break
-            reading = await self.store.read(rest)
+            reading = await self.store.jobs.read(rest)
             moves = self._moves(reading.records, decide, reading.now)
             applied = await self.writes.apply(moves)
             changed |= {key_of(move) for move, done in zip(moves, applied, strict=True) if done}

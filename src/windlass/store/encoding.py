@@ -19,7 +19,7 @@ from windlass.model.job import MSGPACK, NO_HANDLER, NOTHING, HandlerRun, NewJob,
 from windlass.model.names import JobKey
 from windlass.model.retry import RetryPolicy
 from windlass.model.worker import Worker
-from windlass.store import Draft
+from windlass.store.data import Draft
 
 # Times
 
@@ -170,7 +170,10 @@ def alike(drafts: Sequence[Draft]) -> Iterator[Sequence[Draft]]:
         yield drafts[start:]
 
 
-# Topics of wake-ups
+# Topics of wake-ups: new work (`work/QUEUE`), orders to a worker (`order/WORKER`), a grant to its parked claim
+# (`grant/WORKER`), the end of a job, a completed parent.
+
+PARENTS = "parents/completed"
 
 
 def end_topic(key: JobKey) -> str:

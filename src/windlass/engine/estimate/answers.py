@@ -38,7 +38,7 @@ from windlass.model.operations import GetEstimate, GetQueueEstimate, Operation
 from windlass.policy.estimate import forecast
 from windlass.policy.snapshot import LoadSnapshot, WaitingLane
 from windlass.policy.upper_bound import upper_bound
-from windlass.store import Record
+from windlass.store.data import Record
 from windlass.store.flow import MOST_RANKED
 
 AT_ENQUEUE = 0.05
@@ -95,7 +95,7 @@ async def estimate_for_follower(context: EngineContext, job: Job) -> Estimate | 
     is_listed = forecast_name(job.id, job.tenant) in found.jobs
     if not is_listed and not is_large(found):
         return None
-    (record,) = [Record(job)] if is_listed else (await context.store.read([key_of(job)])).records
+    (record,) = [Record(job)] if is_listed else (await context.store.jobs.read([key_of(job)])).records
     return Estimate() if record is None else await _known(context, found, record)
 
 
@@ -370,7 +370,7 @@ async def for_deep_job(context: EngineContext, found: Forecast, record: Record) 
     name = forecast_name(job.id, job.tenant)
     known = found.answers.get(name)
     if known is None:
-        rank = await context.flow.rank(key_of(job))
+        rank = await context.store.flow.rank(key_of(job))
         if rank is None:
             return Estimate(seconds=0.0, why=Why.SLOTS)  # it was claimed meanwhile
         known = _at_rank(found, record, lane, rank)

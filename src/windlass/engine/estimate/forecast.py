@@ -31,7 +31,7 @@ from windlass.policy.estimate import forecast
 from windlass.policy.run_times import RunTimes, mean, remaining
 from windlass.policy.snapshot import NEVER, Bound, BusySlot, FairTurns, LoadSnapshot, SlotPool, WaitingLane
 from windlass.policy.upper_bound import upper_bound
-from windlass.store import Record
+from windlass.store.data import Record
 from windlass.store.flow import ANY, EXPLICIT, YIELDING, LaneBacklog, TierRule
 
 SMALL = 1000
@@ -69,7 +69,7 @@ def is_due(last: Forecast) -> bool:
 
 
 async def is_crowded(context: EngineContext, queue: str) -> bool:
-    return queued_in({queue}, await context.store.count_jobs(EVERY_TENANT)) > SMALL
+    return queued_in({queue}, (await context.store.jobs.counts(EVERY_TENANT)).jobs) > SMALL
 
 
 async def watch_queue(context: EngineContext, queue: str, *, shared: bool = False) -> Forecast:

@@ -16,7 +16,7 @@ from windlass.model.estimate import Estimate
 from windlass.model.names import DEFAULT_TENANT, JobKey, key_of
 from windlass.policy.run_times import RunTimes
 from windlass.policy.snapshot import LoadSnapshot, WaitingLane
-from windlass.store import Record
+from windlass.store.data import Record
 
 MOST_RUNNING = 20_000
 """Claimed jobs that are remembered until they end."""

@@ -13,17 +13,18 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec.structs import replace
 
-from windlass.engine.context import MOST_ROUNDS, EngineContext
+from windlass.engine.context import MOST_ROUNDS, EngineContext, fence
 from windlass.engine.flow.config import FlowConfig, limit_name
 from windlass.model.errors import Conflict
 from windlass.model.job import PENDING
 from windlass.model.limit import Limit, Pause
 from windlass.model.names import EVERY_TENANT, JobKey, key_of
+from windlass.model.operations import Released
 from windlass.model.queue import QueueSettings
 from windlass.model.worker import Worker
 from windlass.policy.tiers import caps
-from windlass.store import ListScope, Record
-from windlass.store.flow import ANY, LimitRule, Regroup, Rules, TierRule
+from windlass.store.data import ListScope, Record
+from windlass.store.flow import ANY, BAR, KEY, LimitRule, Regroup, Rules, TierRule
 
 FOREVER = datetime(2200, 1, 1, tzinfo=UTC)
 """A pause without an end. Stores count microseconds, and all of them can represent this time."""
@@ -37,10 +38,10 @@ AT_ONCE = 1000
 async def apply_config(context: EngineContext) -> FlowConfig:
     """Derive the rules from the records, until the derived rules are in force."""
     for _ in range(MOST_ROUNDS):
-        before = await context.flow.rules()
+        before = await context.store.flow.rules()
         stored = await context.flow_config.read_records(before)
-        rules = derive_rules(before, stored, await context.store.workers(EVERY_TENANT))
-        if rules == before or await context.flow.set_rules(rules):
+        rules = derive_rules(before, stored, await context.store.workers.list(EVERY_TENANT))
+        if rules == before or await context.store.flow.set_rules(rules):
             context.flow_config.invalidate()
             return await context.flow_config.current()
     raise Conflict("other callers change the rules at the same time: try again")
@@ -187,14 +188,14 @@ async def regroup_jobs(context: EngineContext, most: int | None = None) -> bool:
             shut=dict(_paused_lanes(config, [])),
             marks={name: mark for name, mark in rules.marks.items() if name not in retired},
         )
-        if await context.flow.set_rules(opened):
+        if await context.store.flow.set_rules(opened):
             context.flow_config.invalidate()
             return True
 
 
 async def _regroup_pattern(context: EngineContext, config: FlowConfig, pattern: str, most: int | None) -> bool:
     tenant, queue, _ = pattern.split(",")
-    counts = await context.store.count_jobs(EVERY_TENANT if tenant == ANY else tenant)
+    counts = (await context.store.jobs.counts(EVERY_TENANT if tenant == ANY else tenant)).jobs
     queues = {(one.tenant, one.queue) for one in counts if one.state in PENDING and queue in (ANY, one.queue)}
     done = 0
     for tenant_queue in sorted(queues):
@@ -202,7 +203,7 @@ async def _regroup_pattern(context: EngineContext, config: FlowConfig, pattern: 
         while True:
             if most is not None and done >= most:
                 return False
-            piece = await context.store.page(ListScope(*tenant_queue, PENDING), after, AT_ONCE)
+            piece = await context.store.jobs.list(ListScope(*tenant_queue, PENDING), after, AT_ONCE)
             await _regroup(context, config, piece.records)
             done += len(piece.records)
             if (after := piece.next) is None:
@@ -220,11 +221,11 @@ async def _regroup(context: EngineContext, config: FlowConfig, records: Sequence
         ]
         if not changes:
             return
-        moved = await context.flow.regroup(changes)
+        moved = await context.store.flow.regroup(changes)
         refused = [key_of(change) for change, done in zip(changes, moved, strict=True) if not done]
         if not refused:
             return
-        records = [one for one in (await context.store.read(refused)).records if one and one.job.state in PENDING]
+        records = [one for one in (await context.store.jobs.read(refused)).records if one and one.job.state in PENDING]
 
 
 async def _payloads(
@@ -234,8 +235,24 @@ async def _payloads(
     wanted = [key_of(one.job) for one in records if config.needs_payload(one.job.tenant, one.job.queue, one.job.task)]
     if not wanted:
         return {}
-    found = (await context.store.read(wanted, payload=True)).records
+    found = (await context.store.jobs.read(wanted, payload=True)).records
     return {key_of(one.job): one.payload for one in found if one is not None}
+
+
+async def hold_limits(context: EngineContext, reports: Sequence[tuple[Released, str]]) -> set[JobKey]:
+    """Hold the limits that released jobs name for their delays; the jobs that have such a limit."""
+    given = {JobKey(item.id, tenant): item for item, tenant in reports if item.rests is not None and item.delay}
+    found: set[JobKey] = set()
+    for record in (await context.store.jobs.read(list(given))).records if given else ():
+        if record is None or record.token is None or record.token != fence(given[key_of(record.job)].token):
+            continue
+        item = given[key_of(record.job)]
+        for bucket in record.group.split(BAR)[1:]:
+            name = bucket.partition(KEY)[0].partition("/")[2]
+            if item.rests in ("", name):
+                await context.store.flow.hold(bucket, item.delay or 0.0)
+                found.add(key_of(record.job))
+    return found
 
 
 def is_paused(pause: Pause | Limit, now: datetime) -> bool:

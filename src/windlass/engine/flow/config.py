@@ -20,9 +20,9 @@ from windlass.model.limit import Limit, Pause, Subject, holds, key_of, may_hold,
 from windlass.model.match import ABSENT
 from windlass.model.names import EVERY_TENANT
 from windlass.model.queue import QueueSettings, Tier, tier_of
-from windlass.store import Draft
-from windlass.store.beside import Records
-from windlass.store.flow import BAR, EXPLICIT, FLEXIBLE, KEY, YIELDING, Flow, Rules
+from windlass.store.data import Draft
+from windlass.store.flow import BAR, EXPLICIT, FLEXIBLE, KEY, YIELDING, Rules
+from windlass.store.protocol import Store
 
 LIMITS, QUEUES, TASKS = "limit", "queue", "task"
 """Kinds of records: by `TENANT/NAME`, `TENANT,QUEUE` and `TENANT,TASK`."""
@@ -249,9 +249,9 @@ NO_FLOW_CONFIG = FlowConfig(Rules(), [], {}, {})
 class FlowConfigCache:
     """The configuration that an engine last read."""
 
-    def __init__(self, records: Records, flow: Flow) -> None:
-        self._records = records
-        self._flow = flow
+    def __init__(self, store: Store) -> None:
+        self._records = store.records
+        self._flow = store.flow
         self._cached: FlowConfig | None = None
         self._outdated = False
 
@@ -298,7 +298,7 @@ class FlowConfigCache:
 
     async def read_records(self, rules: Rules) -> FlowConfig:
         """The stored configuration, in force or not."""
-        limits = [_limit.decode(data) for _, data in sorted((await self._records.list_records(LIMITS)).items())]
-        queues = {name: _queue.decode(data) for name, data in (await self._records.list_records(QUEUES)).items()}
-        tasks = {name: _pause.decode(data) for name, data in (await self._records.list_records(TASKS)).items()}
+        limits = [_limit.decode(data) for _, data in sorted((await self._records.list(LIMITS)).items())]
+        queues = {name: _queue.decode(data) for name, data in (await self._records.list(QUEUES)).items()}
+        tasks = {name: _pause.decode(data) for name, data in (await self._records.list(TASKS)).items()}
         return FlowConfig(rules, limits, queues, tasks)

@@ -19,7 +19,8 @@ from windlass.engine.new_jobs import JobBatch, batch_of, drafts_in, payloads_of,
 from windlass.model.fresh_ids import SIZE
 from windlass.model.job import NOTHING, NewJob
 from windlass.model.names import raw_id, text_id
-from windlass.store import Draft, encoding
+from windlass.store import encoding
+from windlass.store.data import Draft
 from windlass.store.encoding import alike
 
 MOST_IN_RECORD = 1000

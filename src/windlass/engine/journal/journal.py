@@ -35,7 +35,7 @@ from windlass.model.errors import JournalFull, WindlassError
 from windlass.model.fresh_ids import SIZE
 from windlass.model.names import DEFAULT_TENANT, JobKey, raw_id
 from windlass.model.ports import Clock, Randomness
-from windlass.store import Draft
+from windlass.store.data import Draft
 from windlass.store.encoding import to_micros
 
 log = logging.getLogger("windlass.journal")

@@ -42,7 +42,7 @@ from windlass.engine.new_jobs import (
     to_batch,
     to_drafts,
 )
-from windlass.model.errors import Conflict, JournalFull, PartAway, Unavailable, WindlassError
+from windlass.model.errors import Conflict, Invalid, JournalFull, PartAway, Unavailable, WindlassError
 from windlass.model.fresh_ids import SIZE, texts_like
 from windlass.model.job import Job, Reason, State, Terms
 from windlass.model.names import JobKey, check_id, key_of
@@ -69,9 +69,9 @@ from windlass.model.operations import (
     Show,
 )
 from windlass.model.ports import Clock
-from windlass.store import Draft, Record
-from windlass.store.beside import JournalTarget
+from windlass.store.data import Draft, Record
 from windlass.store.encoding import from_micros
+from windlass.store.protocol import JournalTarget
 
 log = logging.getLogger("windlass.journal")
 
@@ -240,14 +240,14 @@ class Journaled:
 
     async def _accept_unnamed(self, jobs: Sequence[Draft] | JobBatch, ids: Callable[[], Sequence[str]]) -> None:
         """Accept jobs, and where replicas must have them too, wait for that."""
-        if self._engine.context.replicating is None:
+        if not self._drainer.has_replicas:
             await self._journal.accept(jobs)
             return
         with self._drainer.waiting_for_replicas():
             await self._wait_for_replicas(await self._journal.accept(jobs), ids)
 
     async def _wait_for_replicas(self, last: int, ids: Callable[[], Sequence[str]]) -> None:
-        if self._engine.context.replicating is not None:
+        if self._drainer.has_replicas:
             with name_unreplicated(ids()):
                 await self._drainer.wait_for_replicas(last, WAIT_FOR_STORE)
 
@@ -389,12 +389,18 @@ def _known(draft: Draft, now: datetime) -> dict[str, Any]:
 # Opening
 
 
+def _target(engine: Engine) -> JournalTarget:
+    if engine.context.store.journal is None:
+        raise Invalid("this store takes no journal: a journal stands in front of Redis", at="journal")
+    return engine.context.store.journal
+
+
 @asynccontextmanager
 async def open_journaled(
     engine: Engine, folder: Path, clock: Clock, settings: JournalSettings | None = None
 ) -> AsyncIterator[Journaled]:
     """An engine with a journal in front of it, drained until the end."""
-    ledger = cast("JournalTarget", engine.context.store)
+    ledger = _target(engine)
 
     def journal_at(path: Path) -> Journal:
         return Journal(path, clock, engine.context.chance, settings or JournalSettings())
@@ -457,7 +463,7 @@ async def drain_folder(engine: Engine, path: Path, clock: Clock) -> int:
     if not await asyncio.to_thread(journal.open):
         raise Conflict(f"{path} is held by another process, which drains it", at="FOLDER")
     try:
-        drainer = Drainer(journal, cast("JournalTarget", engine.context.store), engine.context, clock)
+        drainer = Drainer(journal, _target(engine), engine.context, clock)
         await drainer.start()
         waiting = journal.last - journal.drained
         await drainer.drain()

@@ -12,18 +12,17 @@ from typing import Any
 
 from windlass import system
 from windlass.model.errors import Unavailable
-from windlass.model.names import raw_key
-from windlass.store import ClaimRequest, Record
-from windlass.store.beside import GAP
+from windlass.model.names import JobKey, raw_key
+from windlass.store.data import GAP, ClaimRequest, Record
 from windlass.store.redis import layout
-from windlass.store.redis.calls import Connection
+from windlass.store.redis.calls import Connection, Partitions
 from windlass.store.redis.connection import BlockingChannel, Subscription
 
 log = logging.getLogger("windlass.store.redis")
 
 CONFIRM_WITHIN = 1.0
 TRY_AGAIN_AFTER = 0.2
-IDLE_TOPICS = ("work", "wish")
+IDLE_TOPICS = ("work", "grant")
 """Topics that an idle worker leaves and comes back to: they are not unsubscribed at once."""
 IDLE_UNSUBSCRIBE = 1.0
 """Seconds until they are."""
@@ -80,10 +79,9 @@ class Subscriber:
         return f"{self._prefix}/{kind}/".encode() + raw
 
     @asynccontextmanager
-    async def listen(self, topics: Sequence[str], listener: Wakeup | None = None) -> AsyncIterator[Wakeup]:
+    async def listen(self, topics: Sequence[str], listener: Wakeup) -> AsyncIterator[Wakeup]:
         if isinstance(self._connection.channel, BlockingChannel):
             raise Unavailable("a blocking store cannot listen")
-        listener = listener or Wakeup()
         names = [self.channel(topic) for topic in topics]
         for name in names:
             self._listeners.setdefault(name, set()).add(listener)
@@ -190,10 +188,10 @@ class GrantedClaims:
     def __init__(self) -> None:
         self._granted: dict[bytes, bytes] = {}
 
-    def take(self, wish: ClaimRequest) -> list[Record] | None:
+    def take(self, request: ClaimRequest) -> list[Record] | None:
         """What was leased under the nonce of a claim, as the server would answer it; null = nothing is known."""
-        message = self._granted.pop(wish.nonce, None)
-        return None if message is None else layout.granted(message, wish)
+        message = self._granted.pop(request.nonce, None)
+        return None if message is None else layout.granted(message, request)
 
     @contextmanager
     def listener(self) -> "Iterator[ClaimListener]":
@@ -269,13 +267,16 @@ class FeedListener(Wakeup):
 
 
 class EventBus:
-    """The events that one store object publishes and watches."""
+    """The wake-ups and events of one store object."""
 
-    def __init__(self, connection: Connection, subscriber: Subscriber, prefix: str) -> None:
+    def __init__(self, connection: Connection, partitions: Partitions, prefix: str) -> None:
         self._connection = connection
-        self._subscriber = subscriber
+        self._partitions = partitions
+        self._subscriber = Subscriber(connection, prefix)
+        self.close = self._subscriber.close
+        self.granted = GrantedClaims()
         self._key = f"{prefix}:watched"
-        self._channel = subscriber.channel(TOPIC)
+        self._channel = self._subscriber.channel(TOPIC)
         self._watched = False
         self._look_at = 0.0
 
@@ -283,13 +284,24 @@ class EventBus:
     def quiet(self) -> bool:
         return not self._watched and system.monotonic() < self._look_at
 
-    async def publish(self, news: Sequence[str]) -> None:
+    @asynccontextmanager
+    async def listen(self, topics: Sequence[str]) -> AsyncIterator[Wakeup]:
+        with self.granted.listener() as listener:
+            async with self._subscriber.listen(topics, listener):
+                for topic in topics:
+                    kind, _, name = topic.partition("/")
+                    if kind == "end":
+                        key = JobKey(*name.split("/"))
+                        await self._partitions.call("await_end", self._partitions.of_id(key.id), [raw_key(*key)])
+                yield listener
+
+    async def publish(self, lines: Sequence[str]) -> None:
         now = system.monotonic()
         if now >= self._look_at:
             self._watched = await self._connection.ask(self._key, "GET", self._key) is not None
             self._look_at = now + LOOK_EVERY  # not before: other publishers would meanwhile take it for a no
         if self._watched:
-            await self._connection.ask(self._key, "PUBLISH", self._channel, "\n".join(news))
+            await self._connection.ask(self._key, "PUBLISH", self._channel, "\n".join(lines))
 
     @asynccontextmanager
     async def watch(self) -> AsyncIterator[FeedListener]:

@@ -21,9 +21,10 @@ HOME = 0
 
 
 class RedisFlow:
-    """What a store in Redis does for flow control."""
+    """Flow control in Redis."""
 
-    partitions: Partitions
+    def __init__(self, partitions: Partitions) -> None:
+        self.partitions = partitions
 
     async def rules(self) -> Rules:
         found = await self.partitions.call("flow_config", HOME)
@@ -79,9 +80,9 @@ class RedisFlow:
         found = [await self.partitions.call("next_opening", number, by_partition[number]) for number in there]
         return min((int(micros) / 1e6 for micros in found if micros is not None), default=None)
 
-    async def waiting(self, tenant: str, queue: str, limit: int) -> list[LaneBacklog]:
-        reply = await self.partitions.call("waiting", self.partitions.of_queue(queue), [tenant, queue, limit])
-        return [_waiting(*reply[at : at + 3]) for at in range(0, len(reply), 3)]
+    async def backlog(self, tenant: str, queue: str, limit: int) -> list[LaneBacklog]:
+        reply = await self.partitions.call("backlog", self.partitions.of_queue(queue), [tenant, queue, limit])
+        return [_lane_backlog(*reply[at : at + 3]) for at in range(0, len(reply), 3)]
 
     async def rank(self, key: JobKey) -> int | None:
         found: int | None = await self.partitions.call("rank", self.partitions.of_id(key.id), [raw_key(*key)])
@@ -92,7 +93,7 @@ class RedisFlow:
         return [_usage(*reply[at : at + 4]) for reply in replies for at in range(0, len(reply), 4)][:limit]
 
 
-def _waiting(route: bytes, count: int, jobs: list[bytes]) -> LaneBacklog:
+def _lane_backlog(route: bytes, count: int, jobs: list[bytes]) -> LaneBacklog:
     firsts = [
         (int(priority), int.from_bytes(member[:8]), text_id(member[8:]))
         for member, priority in zip(jobs[::2], jobs[1::2], strict=True)

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, Protocol
 from msgspec.structs import replace
 
 from windlass.model.names import EVERY_TENANT
-from windlass.store import SEEN_EVERY, ClaimRequest, Record, encoding, shuffled
+from windlass.store import encoding
+from windlass.store.data import SEEN_EVERY, ClaimRequest, Record, shuffled
 from windlass.store.encoding import span
 from windlass.store.flow import LEAD, NEAR, TierRule
 from windlass.store.sqlite.flow import LaneAdmission, queue_time, serve_tasks, serve_tenants, task_time, unblock_due

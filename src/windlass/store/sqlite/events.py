@@ -17,8 +17,8 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from windlass import system
-from windlass.store import Listener
-from windlass.store.beside import GAP
+from windlass.store.data import GAP
+from windlass.store.encoding import PARENTS
 
 # --- Pipes --------------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ def _chunks(lines: Iterable[str]) -> Iterator[bytes]:
 
 # --- Wake-ups -----------------------------------------------------------------------------------------
 
-KINDS = ("work", "end", "order", "house")
+KINDS = ("work", "end", "order", PARENTS.partition("/")[0])
 """Kinds of wake-ups. A file parks no claims, so none is ever granted."""
 
 IDLE_KINDS = ("work", "order")
@@ -261,7 +261,7 @@ class Wakeups:
             self._writers.send(far, topics)
 
     @asynccontextmanager
-    async def listen(self, topics: Sequence[str]) -> AsyncIterator[Listener]:
+    async def listen(self, topics: Sequence[str]) -> AsyncIterator[WakeupListener]:
         listener = WakeupListener()
         by_kind: dict[str, list[str]] = defaultdict(list)
         for topic in topics:
@@ -364,9 +364,11 @@ class Subscriber:
 
 
 class EventBus:
-    """The events of one store object."""
+    """The wake-ups and events of one store object."""
 
     def __init__(self, folder: Path | None) -> None:
+        wakeups = Wakeups(folder)
+        self.listen, self.wake, self.close = wakeups.listen, wakeups.send, wakeups.close
         self._folder = folder
         """Of the pipes; None = there are no other processes."""
         self._writers = None if folder is None else PipeWriters(folder)
