@@ -74,10 +74,10 @@ class Load:
         )
 
     async def set_rules(self, **rules: object) -> None:
-        assert await self.flow.set_rules(Rules(edition=1, grouping=1, **rules))  # type: ignore[arg-type]
+        assert await self.flow.set_rules(Rules(version=1, group_epoch=1, **rules))  # type: ignore[arg-type]
 
     async def add(self, total: int, groups: Iterator[str], tenants: Iterator[str] | None = None) -> None:
-        grouping = (await self.flow.rules()).grouping
+        group_epoch = (await self.flow.rules()).group_epoch
         job = NewJob(task="bench", payload=Raw(PAYLOAD))
         for start in range(0, total, 1000):
             drafts = [
@@ -86,7 +86,7 @@ class Load:
                     fresh_id(self.chance.uuid7(), "default"),
                     job,
                     next(groups),
-                    grouping,
+                    group_epoch,
                 )
                 for _ in range(min(1000, total - start))
             ]

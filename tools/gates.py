@@ -103,10 +103,15 @@ def path() -> Iterator[str]:
             yield f"one job passes through {number} files on {store}, {walk.MOST_FILES[store]} are allowed"
 
 
+def _is_method(node: ast.stmt) -> bool:
+    """Whether a store must write a method for it; a property is an attribute."""
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list
+
+
 def store() -> Iterator[str]:
     """The methods that a new store must write: those of the facets, and of what they return."""
     protocols = {
-        node.name: [inner.name for inner in node.body if isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef)]
+        node.name: [inner for inner in node.body if _is_method(inner)]
         for node in ast.parse(PROTOCOL.read_text()).body
         if isinstance(node, ast.ClassDef)
     }

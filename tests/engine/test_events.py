@@ -50,8 +50,8 @@ from windlass.model.operations import (
 from windlass.model.queue import QueueChange, Tier
 from windlass.model.worker import NewWorker
 from windlass.server import live
-from windlass.store.data import GAP
-from windlass.store.protocol import EventStore, EventStream, Store
+from windlass.store.data import FEED, GAP
+from windlass.store.protocol import EventStore, Listener, Store
 from windlass.system import SystemRandomness
 
 Watched = tuple[str, str]
@@ -91,9 +91,9 @@ def quiet(wire: EventStore) -> bool:
     return wire.quiet
 
 
-async def heard(watch: EventStream) -> list[str]:
+async def heard(watch: Listener) -> list[str]:
     async with asyncio.timeout(PATIENCE):
-        return await watch.hear()
+        return await watch.wait(PATIENCE)
 
 
 # --- The wire -----------------------------------------------------------------------------------------------------
@@ -101,7 +101,7 @@ async def heard(watch: EventStream) -> list[str]:
 
 async def test_news_reaches_whoever_watches_wherever_it_is_published(store: Store, other: Store) -> None:
     here, there = store.events, other.events
-    async with here.watch() as watch, there.watch() as too:
+    async with here.listen([FEED]) as watch, there.listen([FEED]) as too:
         await here.publish(["a 1", "b 2"])
         assert await heard(watch) == await heard(too) == ["a 1", "b 2"]
         await there.publish(["c 3"])
@@ -114,7 +114,7 @@ async def test_a_wire_is_quiet_until_somebody_watches_and_soon_after_the_last_ha
     here, there = store.events, other.events
     await there.publish(["no listener hears it"])
     assert quiet(there)
-    async with here.watch() as watch:
+    async with here.listen([FEED]) as watch:
         assert not quiet(there)
         await there.publish(["a 1"])
         assert await heard(watch) == ["a 1"]
@@ -128,7 +128,7 @@ async def test_a_wire_is_quiet_until_somebody_watches_and_soon_after_the_last_ha
 async def test_nothing_is_lost_while_it_is_looked_up_whether_somebody_watches(store: Store, other: Store) -> None:
     """Several who publish at the same moment: the first of them looks, the others must not take that for a no."""
     here, there = store.events, other.events
-    async with here.watch() as watch:
+    async with here.listen([FEED]) as watch:
         await asyncio.gather(*(there.publish([f"a {number}"]) for number in range(10)))
         found: list[str] = []
         while len(found) < 10:
@@ -140,7 +140,7 @@ async def test_nothing_is_lost_while_it_is_looked_up_whether_somebody_watches(st
 async def test_who_reads_too_slowly_hears_of_a_gap(store: Store, other: Store) -> None:
     here, there = store.events, other.events
     news = [f"word {number:060}" for number in range(1000)]
-    async with here.watch() as watch:
+    async with here.listen([FEED]) as watch:
         for _ in range(40):  # more than a pipe holds; nothing reads meanwhile
             await there.publish(news)
         first = await heard(watch)
@@ -314,13 +314,13 @@ async def test_a_store_that_tells_nothing_is_said_to_be_away(
     monkeypatch.setattr(feed, "BEGIN_WITHIN", 30.0 if away else 0.1)
 
     @asynccontextmanager
-    async def watch() -> AsyncIterator[Any]:
+    async def listen(_: Any) -> AsyncIterator[Any]:
         if away:
             raise Unavailable("it is away")
         await asyncio.sleep(60)
         yield
 
-    monkeypatch.setattr(engine.context.store.events, "watch", watch)
+    monkeypatch.setattr(engine.context.store.events, "listen", listen)
     with pytest.raises(Unavailable):
         async with asyncio.timeout(PATIENCE), engine.watching("default", Match()):
             pass

@@ -31,7 +31,7 @@ RULES: dict[str, dict[str, Any]] = {
     "places": {"limit_rules": {"-/a": LimitRule(running=2, queue="default")}},
     "a window": {"limit_rules": {"-/a": LimitRule(count=3, per=0.2, queue="default")}},
     "tokens": {"limit_rules": {"-/a": LimitRule(count=3, per=0.2, burst=3, queue="default")}},
-    "turns": {"fair_queues": {"default": {}}, "fair_lines": {"*,default": {"t1": 3.0}}},
+    "turns": {"fair_queues": {"default": {}}, "fair_tenant_queues": {"*,default": {"t1": 3.0}}},
 }
 
 Leavings = dict[str, int]
@@ -117,7 +117,7 @@ class Passage:
 @pytest.mark.parametrize("rules", RULES)
 async def test_keys_without_end_leave_nothing_behind(store: Store, rules: str, many: int) -> None:
     flow, passage = store.flow, Passage(store)
-    assert await flow.set_rules(Rules(edition=1, **RULES[rules]))
+    assert await flow.set_rules(Rules(version=1, **RULES[rules]))
     before = await leavings(store)
     for start in range(0, many, AT_ONCE):
         await passage.through(range(start, start + AT_ONCE))

@@ -282,10 +282,10 @@ async def test_a_removed_limit_is_forgotten_while_its_jobs_go_on(engine: Engine)
     await put(engine, running=1)
     job = await enqueue(engine)
     await engine(RemoveLimit(name="some"))
-    assert not (await engine.context.store.flow.rules()).shut
+    assert not (await engine.context.store.flow.rules()).paused_until
     assert await regroup_jobs(engine.context)
     rules = await engine.context.store.flow.rules()
-    assert (rules.marks, rules.sorting) == ({}, [])
+    assert (rules.fingerprints, rules.regrouping) == ({}, [])
     (record,) = (await engine.context.store.jobs.read([key_of(job)])).records
     assert record is not None
     assert record.group == ""
@@ -308,7 +308,7 @@ async def test_what_a_dead_process_left_unsorted_is_sorted_by_the_next(engine: E
     rules = await engine.context.store.flow.rules()
     shut = {"default,*,*": FOREVER}
     assert await engine.context.store.flow.set_rules(
-        replace(rules, edition=rules.edition + 1, sorting=["default,*,*"], shut=shut)
+        replace(rules, version=rules.version + 1, regrouping=["default,*,*"], paused_until=shut)
     )
     worker = await register(engine)
     assert await claim(engine, worker) == []

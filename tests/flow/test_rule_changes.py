@@ -30,7 +30,7 @@ from windlass.model.operations import (
     PutLimit,
 )
 from windlass.model.queue import QueueChange, Tier
-from windlass.store.data import ANYTHING
+from windlass.store.data import ANYTHING, FEED
 from windlass.store.protocol import Store
 from windlass.store.redis import RedisStore
 from windlass.store.redis.urls import Argument
@@ -145,14 +145,14 @@ async def test_whoever_watches_is_told_once_of_each_job_of_such_a_batch(
     engine, elsewhere = others
     await engine.context.flow_config.current()
     limit = PutLimit(name="some", limit=NewLimit(match=Which(queue="default"), running=1))
-    async with elsewhere.context.store.events.watch() as watch:
+    async with elsewhere.context.store.events.listen([FEED]) as watch:
         monkeypatch.setattr(store.partitions, "call", Meddled(store, lambda: elsewhere(limit)))
         drafts = [to_draft(engine.context, "default", NewJob(task="work"), "job") for _ in range(1500)]
         await add(engine.context, drafts)
         told: list[str] = []
         async with asyncio.timeout(PATIENCE):
             while len(told) < 1500:
-                told += await watch.hear()
+                told += await watch.wait(PATIENCE)
     assert sorted(told) == sorted(f"queued {one.id} {one.tenant}" for one in drafts)
 
 

@@ -232,8 +232,8 @@ async def test_two_engines_that_attend_at_once_take_from_one_job_for_one_need(en
         await enqueue(engine)
     running = [await take(engine, worker) for _ in range(5)]
     engines = [Engine(engine.context.store, SeededChance(seed)) for seed in range(5)]
-    grouping = (await engine.context.store.flow.rules()).grouping
-    new = Draft("default", fresh_id(engine.context.chance.uuid7(), "default"), NewJob(task="work"), "=slow", grouping)
+    epoch = (await engine.context.store.flow.rules()).group_epoch
+    new = Draft("default", fresh_id(engine.context.chance.uuid7(), "default"), NewJob(task="work"), "=slow", epoch)
     await engine.context.store.jobs.add([new])
     await asyncio.gather(*(rebalance(one.context, "default", "default") for one in engines))
     assert Counter(await assigned(engine, *running)) == {"slow": 4, "medium": 1}

@@ -9,7 +9,7 @@ import itertools
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tests.store.model_flow import Bounds, Lane, lane_of, rank, waiting
-from windlass.model.errors import Invalid, Unavailable
+from windlass.model.errors import Invalid
 from windlass.model.job import (
     FINISHED,
     MOST_CHUNKS,
@@ -45,6 +45,7 @@ from windlass.store.data import (
     ANYTHING,
     MOST_CHILDREN,
     SEEN_EVERY,
+    WOKEN,
     ClaimRequest,
     CompletedParent,
     Counts,
@@ -73,7 +74,6 @@ from windlass.store.encoding import end_topic
 from windlass.store.flow import BucketUsage, LaneBacklog, Regroup, Rules, StaleRules
 from windlass.store.protocol import (
     EventStore,
-    EventStream,
     FlowStore,
     JobStore,
     JournalTarget,
@@ -176,14 +176,14 @@ class WakeupListener:
     topics: Collection[str]
     heard: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def wait(self, seconds: float) -> bool:
+    async def wait(self, seconds: float) -> list[str]:
         try:
             async with asyncio.timeout(seconds):
                 await self.heard.wait()
         except TimeoutError:
-            return False
+            return []
         self.heard.clear()
-        return True
+        return [WOKEN]
 
 
 class ModelJobs:
@@ -207,7 +207,7 @@ class ModelJobs:
     async def add(self, drafts: Sequence[Draft], *, wait_for_replicas: bool = False) -> list[bool]:
         del wait_for_replicas  # there are none
         now = self.clock.now()
-        if any(draft.grouping != self.bounds.rules.grouping for draft in drafts):
+        if any(draft.group_epoch != self.bounds.rules.group_epoch for draft in drafts):
             raise StaleRules
         new = [self._add(draft, now) for draft in drafts]
         self.settle()
@@ -695,11 +695,6 @@ class ModelWorkers:
             if self._clock.now() - known.seen_at >= timedelta(seconds=SEEN_EVERY):
                 await self.heartbeat(id, known.tenant, lease)
 
-    async def unregister(self, id: str) -> bool:
-        alive = self._alive(id)
-        self._workers.pop(id, None)
-        return alive
-
     def _alive(self, id: str) -> bool:
         return id in self._workers and self._workers[id][1] > self._clock.now()
 
@@ -755,9 +750,6 @@ class ModelEvents:
 
     async def publish(self, lines: Sequence[str]) -> None:
         pass
-
-    def watch(self) -> AbstractAsyncContextManager[EventStream]:
-        raise Unavailable("the model publishes nothing")
 
 
 class ModelStore:

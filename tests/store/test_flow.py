@@ -105,7 +105,7 @@ async def test_a_limit_over_several_queues_is_for_stores_of_one_piece(world: Wor
     if kind == "cluster":
         with pytest.raises(Invalid) as error:
             await world.set_rules(limit_rules=over_all)
-        assert (error.value.at, (await world.flow.rules()).edition) == ("match.queue", 0)
+        assert (error.value.at, (await world.flow.rules()).version) == ("match.queue", 0)
         return
     await world.set_rules(limit_rules=over_all)
     places = [("default", "a"), ("acme", "b"), ("default", "b"), ("acme", "a")]

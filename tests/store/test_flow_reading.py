@@ -37,7 +37,7 @@ async def roused(world: World) -> None:
 
 
 async def test_waiting_jobs_are_told_by_task_and_group_passed_by_or_not(world: World) -> None:
-    await world.set_rules(limit_rules=limit(running=1), shut={"default,default,shut": FOREVER})
+    await world.set_rules(limit_rules=limit(running=1), paused_until={"default,default,shut": FOREVER})
     late = await world.add(priority=2)
     first, last = await world.add(priority=-1), await world.add(priority=2)
     bounded = await world.add_many(3, group="|default/x", priority=-9)
@@ -161,7 +161,7 @@ async def test_what_is_passed_by_for_a_time_opens_when_it_is_over(world: World, 
     until = world.clock.now() + 10 * SECOND
     await world.set_rules(
         limit_rules=limit(closed_until=until if how == "closed" else None),
-        shut={"*,default,work": until} if how == "shut" else {},
+        paused_until={"*,default,work": until} if how == "shut" else {},
     )
     if how == "held":
         await world.flow.hold("default/x", 10)
@@ -181,7 +181,7 @@ async def test_the_first_opening_counts(world: World) -> None:
     now = world.clock.now()
     await world.set_rules(
         limit_rules=limit(closed_until=now + 30 * SECOND),
-        shut={"*,default,b": now + 20 * SECOND},
+        paused_until={"*,default,b": now + 20 * SECOND},
     )
     await world.add("a", group="|default/x")
     await world.add("b")
@@ -254,12 +254,12 @@ async def test_rules_that_change_while_much_is_passed_by_leave_nothing_behind(wo
     await world.set_rules(limit_rules=limit(running=1))
     jobs = [await world.add(group=f"|default/x={number % 3}") for number in range(9)]
     held = await world.claim(slots=9)
-    await world.set_rules(limit_rules=limit(closed_until=FOREVER), shut={"*,*,work": FOREVER})
+    await world.set_rules(limit_rules=limit(closed_until=FOREVER), paused_until={"*,*,work": FOREVER})
     assert await taken(world) == []
-    await world.set_rules(limit_rules=limit(running=2), shut={})
+    await world.set_rules(limit_rules=limit(running=2), paused_until={})
     await roused(world)
     assert await taken(world) == jobs[3:6]
-    await world.set_rules(limit_rules=limit(running=2), shut={"*,*,work": world.clock.now() + SECOND})
+    await world.set_rules(limit_rules=limit(running=2), paused_until={"*,*,work": world.clock.now() + SECOND})
     for record in held:
         await world.succeed(record)
     assert await taken(world) == []
@@ -300,7 +300,7 @@ async def test_idle_workers_hear_when_the_time_has_come(world: World, how: str) 
     until = world.clock.now() + 10 * SECOND
     terms: dict[str, dict[str, Any]] = {"closed": {"closed_until": until}, "paced": {"count": 1, "per": 10.0}}
     await world.set_rules(
-        limit_rules=limit(**terms.get(how, {})), shut={"*,default,work": until} if how == "shut" else {}
+        limit_rules=limit(**terms.get(how, {})), paused_until={"*,default,work": until} if how == "shut" else {}
     )
     if how == "held":
         await world.flow.hold("default/x", 10)
@@ -315,11 +315,11 @@ async def test_idle_workers_hear_when_the_time_has_come(world: World, how: str) 
 
 
 async def test_idle_workers_hear_when_a_lane_is_opened(world: World) -> None:
-    await world.set_rules(shut={"*,default,work": FOREVER})
+    await world.set_rules(paused_until={"*,default,work": FOREVER})
     job = await world.add()
     assert await taken(world) == []
     async with world.store.events.listen(["work/default"]) as listener:
-        await world.set_rules(shut={})
+        await world.set_rules(paused_until={})
         assert await listener.wait(PATIENCE)
     assert await taken(world) == [job]
 

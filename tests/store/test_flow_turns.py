@@ -16,7 +16,7 @@ from windlass.store.flow import LimitRule
 pytestmark = pytest.mark.parametrize("kind", EACH_CODE, indirect=True)
 
 BY_TENANT: dict[str, Any] = {"fair_queues": {"default": {}}}
-BY_TASK: dict[str, Any] = {"fair_lines": {"*,default": {}}}
+BY_TASK: dict[str, Any] = {"fair_tenant_queues": {"*,default": {}}}
 
 
 def everybody(world: World, **more: Any) -> Worker:
@@ -126,7 +126,7 @@ async def test_weights_that_change_count_from_the_next_turn(world: World) -> Non
 
 
 async def test_tasks_of_a_tenant_share_its_turns_by_weight(world: World) -> None:
-    await world.set_rules(**BY_TENANT, fair_lines={"*,default": {"x": 4.0}, "a,default": {"y": 3.0}})
+    await world.set_rules(**BY_TENANT, fair_tenant_queues={"*,default": {"x": 4.0}, "a,default": {"y": 3.0}})
     for tenant in "ab":
         for task in "xy":
             await world.add_many(100, task, tenant=tenant)
@@ -137,7 +137,7 @@ async def test_tasks_of_a_tenant_share_its_turns_by_weight(world: World) -> None
 
 
 async def test_turns_of_tasks_are_for_the_lines_that_have_them(world: World) -> None:
-    await world.set_rules(fair_lines={"a,default": {}})
+    await world.set_rules(fair_tenant_queues={"a,default": {}})
     for tenant in "ab":
         for task in "xy":
             await world.add_many(2, task, tenant=tenant)
@@ -214,7 +214,7 @@ async def test_turns_are_those_of_the_model(world: World, seed: int) -> None:
     chance, model = random.Random(seed), World(ModelStore(world.clock), world.clock, world.chance)
     rules: dict[str, Any] = {
         "fair_queues": {"default": {"a": 2.0, "b": 0.25}},
-        "fair_lines": {"*,default": {"x": 3.0}, "b,default": {"y": 1.5}},
+        "fair_tenant_queues": {"*,default": {"x": 3.0}, "b,default": {"y": 1.5}},
     }
     for one in (world, model):
         await one.set_rules(**rules)

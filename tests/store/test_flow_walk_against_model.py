@@ -228,20 +228,20 @@ class FlowWalk(RuleBasedStateMachine):
     def set_rules(self, limits: Any, tiers: Any, fair: Any, shut: Any, sorts: bool) -> None:
         before = self.run(self.model.flow.rules())
         rules = Rules(
-            edition=before.edition + 1,
-            grouping=before.grouping + sorts,
-            shut={pattern: until for pattern, when in shut.items() if (until := self.moment(when))},
+            version=before.version + 1,
+            group_epoch=before.group_epoch + sorts,
+            paused_until={pattern: until for pattern, when in shut.items() if (until := self.moment(when))},
         )
         if self.turns:
             queues = dict.fromkeys(fair["queues"], fair["tenants"])
             lines = {f"{tenant},default": weights for tenant, weights in fair.get("lines", {}).items() if queues}
-            rules = replace(rules, fair_queues=queues, fair_lines=lines)
+            rules = replace(rules, fair_queues=queues, fair_tenant_queues=lines)
         else:
             levels = {line: [TierRule(name=n, seconds=s, cap=c) for n, s, c in said] for line, said in tiers.items()}
             rules = replace(rules, tiers=levels, limit_rules={n: self.limit_rule(n, *one) for n, one in limits.items()})
         assert self.both(lambda world: world.flow.set_rules(rules))
         assert not self.both(lambda world: world.flow.set_rules(rules))
-        self.real.grouping = self.model.grouping = rules.grouping
+        self.real.group_epoch = self.model.group_epoch = rules.group_epoch
 
     def limit_rule(self, name: str, running: int | None, closed: Any) -> LimitRule:
         queue = "other" if name == "a/other" else "default"

@@ -14,7 +14,7 @@ from windlass.store.flow import LEAD
 pytestmark = pytest.mark.parametrize("kind", EACH_CODE, indirect=True)
 
 BY_TENANT: dict[str, Any] = {"fair_queues": {"default": {}}}
-BY_TASK: dict[str, Any] = {"fair_lines": {"*,default": {}}}
+BY_TASK: dict[str, Any] = {"fair_tenant_queues": {"*,default": {}}}
 
 
 async def take(world: World, count: int, *warm: str, slots: int = 1, tenant: str = "-", **more: Any) -> list[Record]:

@@ -428,17 +428,17 @@ async def test_a_silent_worker_is_forgotten_at_that_moment(world: World) -> None
     assert await world.store.workers.list("default") == []
     assert await world.store.workers.heartbeat("w1", "default", 10) is None
     assert await world.store.workers.list("-") == []
-    assert await world.store.workers.unregister("w1") is False
+    assert await world.store.workers.heartbeat("w1", "default", 0) is None
 
 
 async def test_a_worker_that_takes_its_leave_is_forgotten(world: World) -> None:
     await world.store.workers.heartbeat("w1", "default", 10, SAID)
     await world.store.workers.heartbeat("w2", "default", 10, SAID)
-    assert await world.store.workers.unregister("w1") is True
+    assert await world.store.workers.heartbeat("w1", "default", 0) is not None
     assert [worker.id for worker in await world.store.workers.list("-")] == ["w2"]
     assert await world.store.workers.heartbeat("w1", "default", 10) is None
-    assert await world.store.workers.unregister("w1") is False
-    assert await world.store.workers.unregister("never-heard-of") is False
+    assert await world.store.workers.heartbeat("w1", "default", 0) is None
+    assert await world.store.workers.heartbeat("never-heard-of", "default", 0) is None
 
 
 async def test_a_stranger_is_not_greeted(world: World) -> None:
@@ -512,7 +512,7 @@ async def hears(world: World, topic: str, happens: Callable[[], Awaitable[Any]])
         waiting = asyncio.ensure_future(listener.wait(PATIENCE))
         await asyncio.sleep(0)
         await happens()
-        return await waiting
+        return bool(await waiting)
 
 
 async def test_new_work_is_heard_of(world: World) -> None:

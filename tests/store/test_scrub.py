@@ -53,11 +53,11 @@ async def add_dependencies(store: Store) -> None:
     """Some jobs that run under rules, and some that these hold up."""
     flow, chance = store.flow, SeededChance(1)
     rules = Rules(
-        edition=1,
+        version=1,
         limit_rules={"default/x": LimitRule(queue="bound", running=1)},
         tiers={"default,bound": [TierRule(name="fast", seconds=3, cap=1), TierRule(name="slow", seconds=30, cap=1)]},
         fair_queues={"bound": {}},
-        fair_lines={"*,bound": {}},
+        fair_tenant_queues={"*,bound": {}},
     )
     assert await flow.set_rules(rules)
     groups = ["~|default/x", "=slow|default/x", "=slow", "~"]

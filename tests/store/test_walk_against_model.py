@@ -566,9 +566,9 @@ class Walk(RuleBasedStateMachine):
         now, before = self.clock.now(), self.run(self.specification.flow.rules())
         queues = {"-/one": "default", "-/two": "default", "-/three": "a"}
         rules = Rules(
-            edition=before.edition + 1,
+            version=before.version + 1,
             limit_rules={name: LimitRule(running=most, queue=queues[name]) for name, most in running.items()},
-            shut={pattern: now + timedelta(seconds=seconds) for pattern, seconds in shut.items()},
+            paused_until={pattern: now + timedelta(seconds=seconds) for pattern, seconds in shut.items()},
         )
         assert self.both(lambda engine: flow(engine).set_rules(rules))
 

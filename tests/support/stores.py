@@ -187,7 +187,7 @@ class World:
         self.store = store
         self.clock = clock
         self.chance = chance
-        self.grouping = 0
+        self.group_epoch = 0
 
     @property
     def flow(self) -> FlowStore:
@@ -205,7 +205,7 @@ class World:
         **terms: Any,
     ) -> Draft:
         new = NewJob(task=task, queue=queue, payload=Raw(payload), **terms)
-        return Draft(tenant, id or fresh_id(self.chance.uuid7(), queue), new, group, self.grouping)
+        return Draft(tenant, id or fresh_id(self.chance.uuid7(), queue), new, group, self.group_epoch)
 
     async def add(self, task: str = "work", **terms: Any) -> str:
         draft = self.draft(task, **terms)
@@ -220,9 +220,9 @@ class World:
     async def set_rules(self, **rules: Any) -> None:
         """Change these rules, and no others."""
         before = await self.flow.rules()
-        after = replace(before, edition=before.edition + 1, **rules)
+        after = replace(before, version=before.version + 1, **rules)
         assert await self.flow.set_rules(after)
-        self.grouping = after.grouping
+        self.group_epoch = after.group_epoch
 
     def worker(self, *queues: str, id: str = "w1", tenant: str = DEFAULT_TENANT, **more: Any) -> Worker:
         now = self.clock.now()

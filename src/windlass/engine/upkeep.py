@@ -257,7 +257,7 @@ async def regroup(engine: Engine) -> int:
 
 async def _has_no_rules(engine: Engine) -> bool:
     """Whether there were no rules a second ago, when `update_caps` looked: then no lane is blocked or regrouping."""
-    return (await engine.context.flow_config.current()).rules.edition == 0
+    return (await engine.context.flow_config.current()).rules.version == 0
 
 
 async def rebalance(engine: Engine) -> int:

@@ -55,7 +55,6 @@ from windlass.model.worker import Worker
 from windlass.store.data import ClaimRequest, Record, Sweep
 
 LEAST_WAIT = 0.001
-
 NOTHING_NEW = Renewed()
 
 
@@ -75,10 +74,9 @@ async def claim(context: EngineContext, operation: Claim) -> list[Claimed]:
 
 
 async def _request(context: EngineContext, operation: Claim, worker: Worker, stays: float = 0.0) -> ClaimRequest:
-    named = operation.nonce is not None
     nonce = bytes.fromhex(operation.nonce) if operation.nonce is not None else context.chance.token()
     tasks = await tasks_of(context, worker, operation.languages)
-    more = {"repeatable": named, "stays": stays, "warm": operation.warm}
+    more = {"repeatable": operation.nonce is not None, "stays": stays, "warm": operation.warm}
     return await claim_request(context, worker, tasks, nonce, operation.slots, **more)
 
 
@@ -116,9 +114,8 @@ async def begin(context: EngineContext, operation: Begin) -> Applied:
     tenants = await tenants_of(context, operation)
     beats = [begun(item, tenant) for item, tenant in zip(operation.jobs, tenants, strict=True)]
     replies = await context.writes.heartbeat(beats, lease_of(context, worker))
-    return Applied(
-        applied=[reply.id for reply in replies if reply.held], refused=[reply.id for reply in replies if not reply.held]
-    )
+    refused = [reply.id for reply in replies if not reply.held]
+    return Applied(applied=[reply.id for reply in replies if reply.held], refused=refused)
 
 
 async def renew(context: EngineContext, operation: Renew) -> Renewed:

@@ -62,7 +62,7 @@ async def workers(context: EngineContext, operation: Workers) -> list[Worker]:
 async def unregister(context: EngineContext, operation: Unregister) -> None:
     await known_worker(context, operation.worker, operation.tenant)
     context.forget_worker(operation.worker)
-    if not await context.store.workers.unregister(operation.worker):
+    if await context.store.workers.heartbeat(operation.worker, operation.tenant, 0.0) is None:
         raise _unknown(operation.worker)
     await update_tier_caps(context)
 

@@ -40,8 +40,8 @@ class Draft(Struct, frozen=True, gc=False):
     new: NewJob
     group: str = ""
     """What bounds it, as `store.flow` spells it."""
-    grouping: int = 0
-    """The rules under which the group was made: see `Rules.grouping`."""
+    group_epoch: int = 0
+    """The rules under which the group was made: see `Rules.group_epoch`."""
     follows: bool = False
     """Whether another job brings it about: then it is kept as long as anything can be, for that job's end waits."""
 
@@ -319,6 +319,12 @@ class Unchecked(Enum):
 
 ANYTHING: Final = Unchecked.ANYTHING
 """Whatever is there now, or nothing."""
+
+WOKEN = ""
+"""What a listener hears of a wake-up."""
+
+FEED = "feed"
+"""The topic of all that is published."""
 
 GAP = "gap"
 """The event that says some events were missed."""

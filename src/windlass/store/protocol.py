@@ -30,8 +30,8 @@ class JobStore(Protocol):
     async def add(self, drafts: Sequence[data.Draft], *, wait_for_replicas: bool = False) -> list[bool]:
         """Keep new jobs; for each, whether it is new. One whose id its tenant has already changes nothing.
 
-        `wait_for_replicas`: answer when enough replicas have them, if the store is set up so, or raise `NotReplicated`;
-        they are kept then, too. Raises `StaleRules` if limit keys were made under other rules than those in force.
+        Raises `StaleRules` if limit keys were made under other rules than those in force. `wait_for_replicas`: answer
+        when enough replicas have them, if the store is set up so, or raise `NotReplicated`; they are kept then, too.
         """
 
     async def claim(self, request: data.ClaimRequest) -> list[data.Record]:
@@ -60,16 +60,10 @@ class JobStore(Protocol):
         """The result of a job, unless its time is over; if it is kept for one reading only, it is gone afterwards."""
 
     async def output(self, key: JobKey, after: int, limit: int) -> list[Chunk]:
-        """Chunks of output behind a number: the newest, up to `MOST_OUTPUT` and `MOST_CHUNKS`.
-
-        Kept from one run to the next, until the finished job is run again; the numbers continue even then.
-        """
+        """Chunks of output behind a number: the newest, of all runs, until the finished job is run again."""
 
     async def post(self, key: JobKey, message: bytes) -> data.Posted:
-        """Keep a message for the current or next run of a job; its worker gets a wake-up (`order/WORKER`).
-
-        `heartbeat` hands it over, and drops it when the worker has it. All are dropped at the end of a run.
-        """
+        """Keep a message until the current or next run of a job has it or has ended; wakes its worker."""
 
     async def counts(self, tenant: str) -> data.Counts:
         """How many jobs a tenant has (`-` = all tenants), and how its runs ended, from counters."""
@@ -87,10 +81,7 @@ class JobStore(Protocol):
         """The states of the parents (null = the tenant has no such job). Edges to pending parents are stored."""
 
     async def completed_parents(self, done: Sequence[data.CompletedParent], limit: int) -> list[data.CompletedParent]:
-        """Drop these completed parents and their children, unless they completed again; then return some more.
-
-        A parent completes when it ends or is removed while another job waits for it or is to follow it.
-        """
+        """Drop these completed parents and children, unless they completed again; then return some more."""
 
     async def list(self, scope: data.ListScope, after: str | None, limit: int) -> data.RecordPage:
         """Jobs of a scope: tenant by tenant, queue by queue, in order of arrival or the other way round.
@@ -128,10 +119,7 @@ class WorkerStore(Protocol):
     """Workers, each kept for one lease after its last heartbeat."""
 
     async def heartbeat(self, id: str, tenant: str, lease: float, new: NewWorker | None = None) -> Worker | None:
-        """A tenant's worker has been heard of; null if it is not known (now). `new` registers or replaces it."""
-
-    async def unregister(self, id: str) -> bool:
-        """Forget a worker; whether it was known."""
+        """Renew a tenant's worker; null if it was not known. `new` registers or replaces it, a lease of 0 ends it."""
 
     async def list(self, tenant: str) -> list[Worker]:
         """The workers that are alive."""
@@ -148,17 +136,13 @@ class RecordStore(Protocol):
 
 
 class Listener(Protocol):
-    """Wakes a waiter when something happened; the waiter looks up what."""
+    """Waits for wake-ups or events."""
 
-    async def wait(self, seconds: float) -> bool:
-        """Whether a notice came within so many seconds. Notices may be lost: never wait long without looking."""
+    async def wait(self, seconds: float) -> list[str]:
+        """What came within so many seconds: `WOKEN`, or lines of the feed, with `GAP` where some were missed.
 
-
-class EventStream(Protocol):
-    """Receives what is published."""
-
-    async def hear(self) -> list[str]:
-        """What has come, waiting for it; `GAP` among it where some was missed."""
+        A wake-up does not say what happened, and may be lost: never wait long without looking.
+        """
 
 
 class EventStore(Protocol):
@@ -169,13 +153,10 @@ class EventStore(Protocol):
         """Whether there are no subscribers, as far as is known without a round trip."""
 
     def listen(self, topics: Sequence[str]) -> Opened[Listener]:
-        """Wake-ups for topics; `encoding` lists them."""
+        """Wake-ups for topics, which `encoding` lists. `FEED` alone = what is published from now on by any process."""
 
     async def publish(self, lines: Sequence[str]) -> None:
         """Publish to the subscribers, if there are any; checks for them where that is not known."""
-
-    def watch(self) -> Opened[EventStream]:
-        """Receive all that is published from now on. Entered once every process has noticed the subscriber."""
 
 
 class JournalTarget(Protocol):

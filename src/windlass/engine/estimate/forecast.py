@@ -220,7 +220,7 @@ def take_snapshot(load: QueueLoad, queue: str, times: Mapping[str, RunTimes]) ->
     """The load of a queue as estimates see it. Running jobs that cannot be seen are expected to last a typical run."""
     builder = _SnapshotBuilder(load, queue, times)
     lanes = [builder.lane(one) for one in load.waiting]
-    shut = (pattern.partition(",")[0] for pattern in load.rules.shut)
+    shut = (pattern.partition(",")[0] for pattern in load.rules.paused_until)
     own = (one.tenant for one in load.waiting if one.queue == queue)
     tenants = {"", EVERY_TENANT, *own, *(one.tenant for one in load.workers), *shut}
     arrivals = [builder.new_arrival(tenant) for tenant in sorted(tenants)]
@@ -241,7 +241,7 @@ def _turns(load: QueueLoad, queue: str) -> FairTurns:
 
 
 def _turns_of_tasks(load: QueueLoad, queue: str) -> Mapping[str, float] | None:
-    lines = load.rules.fair_lines
+    lines = load.rules.fair_tenant_queues
     if not lines:
         return None
     own = (lines.get(f"{one.tenant},{queue}") for one in load.waiting if one.queue == queue)
@@ -322,7 +322,7 @@ class _SnapshotBuilder:
             return 0.0
         if until < FOREVER:
             return (until - self._load.now).total_seconds()
-        return NEVER if not self._load.rules.sorting else REGROUPING
+        return NEVER if not self._load.rules.regrouping else REGROUPING
 
     def _lacking(self, one: LaneBacklog) -> Why:
         tenants = {worker.tenant for worker in self._load.workers if one.queue in worker.queues}

@@ -20,6 +20,7 @@ from windlass.model.lifecycle import GONE, Move
 from windlass.model.match import Match, index_only, matches, states
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey, OfTenant, key_of
 from windlass.store.data import (
+    FEED,
     GAP,
     ClaimRequest,
     Draft,
@@ -33,7 +34,7 @@ from windlass.store.data import (
     Sweep,
 )
 from windlass.store.flow import StaleRules
-from windlass.store.protocol import EventStream, JournalTarget, Store
+from windlass.store.protocol import JournalTarget, Listener, Store
 
 log = logging.getLogger("windlass.feed")
 
@@ -41,6 +42,9 @@ DELETED = "deleted"
 
 PAUSE = 0.05
 """Seconds between two deliveries: jobs of all events that arrive meanwhile are read together."""
+
+IDLE = 60.0
+"""Seconds for which it waits for the next event at a time."""
 
 MOST_AT_ONCE = 500
 """Jobs read for one delivery. Watchers get a gap for the rest."""
@@ -358,10 +362,10 @@ class Feed:
     async def _receive(self) -> None:
         while True:
             try:
-                async with self._store.events.watch() as watch:
+                async with self._store.events.listen([FEED]) as listener:
                     self.ready.set()
                     self._tried.set()
-                    await self._deliver_all(watch)
+                    await self._deliver_all(listener)
             except WindlassError as fault:
                 log.info("feed: no events: %s", fault)
             except Exception:  # watchers must not wait forever, whatever failed
@@ -371,11 +375,11 @@ class Feed:
             self._miss()
             await asyncio.sleep(TRY_AGAIN_AFTER)
 
-    async def _deliver_all(self, watch: EventStream) -> None:
+    async def _deliver_all(self, listener: Listener) -> None:
         while True:
-            lines = await watch.hear()
-            await self._deliver([EventLine.parse(text) for text in lines])
-            await asyncio.sleep(PAUSE)
+            if lines := await listener.wait(IDLE):
+                await self._deliver([EventLine.parse(text) for text in lines])
+                await asyncio.sleep(PAUSE)
 
     async def _deliver(self, lines: list[EventLine]) -> None:
         if any(line.name == GAP for line in lines):

@@ -57,14 +57,14 @@ async def update_tier_caps(context: EngineContext) -> int:
 
 def derive_rules(before: Rules, stored: FlowConfig, workers: Sequence[Worker]) -> Rules:
     """The rules that follow from the configuration; the same object if nothing has changed."""
-    marks = dict(_fingerprints(stored))
-    moved = {name for name, mark in marks.items() if before.marks.get(name) != mark}
-    reached = {_pattern(some[name]) for some in (before.marks, marks) for name in moved if name in some}
-    sorting = sorted({*before.sorting, *reached})
+    fingerprints = dict(_fingerprints(stored))
+    moved = {name for name, mark in fingerprints.items() if before.fingerprints.get(name) != mark}
+    reached = {_pattern(some[name]) for some in (before.fingerprints, fingerprints) for name in moved if name in some}
+    regrouping = sorted({*before.regrouping, *reached})
     tiered = {name: settings for name, settings in stored.queues.items() if settings.tiers}
     made = Rules(
-        edition=before.edition,
-        grouping=before.grouping,
+        version=before.version,
+        group_epoch=before.group_epoch,
         limit_rules={limit_name(limit): _limit_rule(limit) for limit in stored.limits},
         tiers={name: _levels(name, settings, workers) for name, settings in tiered.items()},
         fair_queues={
@@ -72,20 +72,20 @@ def derive_rules(before: Rules, stored: FlowConfig, workers: Sequence[Worker]) -
             for name, settings in stored.queues.items()
             if settings.policy == "fair" and name.startswith(f"{EVERY_TENANT},")
         },
-        fair_lines={
+        fair_tenant_queues={
             (ANY + name[1:] if name.startswith(f"{EVERY_TENANT},") else name): dict(settings.weights)
             for name, settings in stored.queues.items()
             if settings.policy == "fair"
         },
-        shut=dict(_paused_lanes(stored, sorting)),
-        sorting=sorting,
-        marks=marks | _retired(before, marks) | _defaults(stored),
+        paused_until=dict(_paused_lanes(stored, regrouping)),
+        regrouping=regrouping,
+        fingerprints=fingerprints | _retired(before, fingerprints) | _defaults(stored),
     )
     if made == before:
         return before
     # New jobs must get the new limit keys, and the new defaults of their queue.
-    grouping = before.grouping + (made.marks != before.marks)
-    return replace(made, edition=before.edition + 1, grouping=grouping)
+    group_epoch = before.group_epoch + (made.fingerprints != before.fingerprints)
+    return replace(made, version=before.version + 1, group_epoch=group_epoch)
 
 
 def _limit_rule(limit: Limit) -> LimitRule:
@@ -113,7 +113,7 @@ def live_slots(tenant_queue: str, workers: Sequence[Worker]) -> int:
     return sum(one.slots for one in workers if queue in one.queues and one.tenant in (tenant, EVERY_TENANT))
 
 
-def _paused_lanes(stored: FlowConfig, sorting: Iterable[str]) -> Iterable[tuple[str, datetime]]:
+def _paused_lanes(stored: FlowConfig, regrouping: Iterable[str]) -> Iterable[tuple[str, datetime]]:
     for name, settings in stored.queues.items():
         if settings.paused:
             tenant, _, queue = name.partition(",")
@@ -122,7 +122,7 @@ def _paused_lanes(stored: FlowConfig, sorting: Iterable[str]) -> Iterable[tuple[
         if pause.paused:
             tenant, _, task = name.partition(",")
             yield f"{_part(tenant)},{ANY},{task}", pause.until or FOREVER
-    for pattern in sorting:
+    for pattern in regrouping:
         yield pattern, FOREVER
 
 
@@ -140,9 +140,11 @@ def _fingerprints(stored: FlowConfig) -> Iterable[tuple[str, str]]:
             yield name, f"{name},{ANY}#{_digest(times)}"
 
 
-def _retired(before: Rules, marks: Mapping[str, str]) -> dict[str, str]:
+def _retired(before: Rules, fingerprints: Mapping[str, str]) -> dict[str, str]:
     """Removed limits and tiers that may still be in jobs' limit keys. They bound nothing, unless the name is reused."""
-    return {name: f"{_pattern(mark)}#" for name, mark in before.marks.items() if name and name not in marks}
+    return {
+        name: f"{_pattern(mark)}#" for name, mark in before.fingerprints.items() if name and name not in fingerprints
+    }
 
 
 def _defaults(stored: FlowConfig) -> dict[str, str]:
@@ -175,18 +177,18 @@ async def regroup_jobs(context: EngineContext, most: int | None = None) -> bool:
     while True:
         config = await context.flow_config.refreshed()
         rules = config.rules
-        retired = {name: _pattern(mark) for name, mark in rules.marks.items() if mark.endswith("#")}
-        if not rules.sorting and not retired:
+        retired = {name: _pattern(mark) for name, mark in rules.fingerprints.items() if mark.endswith("#")}
+        if not rules.regrouping and not retired:
             return True
-        for pattern in sorted({*rules.sorting, *retired.values()}):
+        for pattern in sorted({*rules.regrouping, *retired.values()}):
             if not await _regroup_pattern(context, config, pattern, most):
                 return False
         opened = replace(
             rules,
-            edition=rules.edition + 1,
-            sorting=[],
-            shut=dict(_paused_lanes(config, [])),
-            marks={name: mark for name, mark in rules.marks.items() if name not in retired},
+            version=rules.version + 1,
+            regrouping=[],
+            paused_until=dict(_paused_lanes(config, [])),
+            fingerprints={name: mark for name, mark in rules.fingerprints.items() if name not in retired},
         )
         if await context.store.flow.set_rules(opened):
             context.flow_config.invalidate()

@@ -94,7 +94,7 @@ class FlowConfig:
 
     def resolve_all(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
         """New jobs as the store gets them; unchanged if there are no rules."""
-        return drafts if self.rules.edition == 0 else [self.resolve(draft) for draft in drafts]
+        return drafts if self.rules.version == 0 else [self.resolve(draft) for draft in drafts]
 
     def resolve(self, draft: Draft, *, strict: bool = False) -> Draft:
         """A new job with its queue's defaults and its limit keys. `strict` refuses what the queue does not have."""
@@ -103,7 +103,7 @@ class FlowConfig:
         if lane.settings is not NO_SETTINGS:
             new = _with_defaults(new, lane.settings, strict=strict)
         group = self._group(lane, tenant, new, new.payload, strict=strict)
-        return replace(draft, new=new, group=group, grouping=self.rules.grouping)
+        return replace(draft, new=new, group=group, group_epoch=self.rules.group_epoch)
 
     def group(self, tenant: str, terms: Terms, payload: bytes | None) -> str:
         """The tier class and limit keys of a stored job."""
@@ -282,7 +282,7 @@ class FlowConfigCache:
             rules = await self._flow.rules()
         except PartAway:
             return await self.current()
-        if self._cached is None or self._outdated or self._cached.rules.edition != rules.edition:
+        if self._cached is None or self._outdated or self._cached.rules.version != rules.version:
             self._cached = await self.read(rules)
         self._outdated = False
         return self._cached
@@ -292,7 +292,7 @@ class FlowConfigCache:
 
     async def read(self, rules: Rules | None = None) -> FlowConfig:
         rules = rules or await self._flow.rules()
-        if rules.edition == 0:
+        if rules.version == 0:
             return NO_FLOW_CONFIG
         return await self.read_records(rules)
 

@@ -172,7 +172,7 @@ def paused_until(load: QueueLoad, tenant: str, queue: str, task: str) -> datetim
     """When a paused lane opens; null = it is open."""
     times = [
         until
-        for pattern, until in load.rules.shut.items()
+        for pattern, until in load.rules.paused_until.items()
         if until > load.now
         and all(part in (ANY, name) for part, name in zip(pattern.split(","), (tenant, queue, task), strict=True))
     ]

@@ -87,7 +87,7 @@ async def _change_limit(
 
 async def get_limit(context: EngineContext, operation: GetLimit) -> LimitCard:
     limit = await _find_limit(context, operation.tenant, operation.name)
-    return await _limit_card(context, limit, regrouping=bool((await context.flow_config.refreshed()).rules.sorting))
+    return await _limit_card(context, limit, regrouping=bool((await context.flow_config.refreshed()).rules.regrouping))
 
 
 async def list_limits(context: EngineContext, operation: Limits) -> list[Limit]:

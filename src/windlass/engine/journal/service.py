@@ -338,7 +338,7 @@ def _is_own(new: Any) -> bool:
 
 def _group(config: FlowConfig | None, draft: Draft) -> str:
     """The limit keys of a new job, if they can be had quickly."""
-    if config is None or not config.rules.edition:
+    if config is None or not config.rules.version:
         return ""
     new = draft.new
     if len(memoryview(new.payload)) > MOST_READ and config.needs_payload(draft.tenant, new.queue, new.task):

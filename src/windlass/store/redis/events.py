@@ -7,13 +7,14 @@ what was missed is found by looking. A grant also carries the job that the serve
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from windlass import system
 from windlass.model.errors import Unavailable
 from windlass.model.names import JobKey, raw_key
-from windlass.store.data import GAP, ClaimRequest, Record
+from windlass.store.data import FEED, GAP, WOKEN, ClaimRequest, Record
+from windlass.store.protocol import Listener
 from windlass.store.redis import layout
 from windlass.store.redis.calls import Connection, Partitions
 from windlass.store.redis.connection import BlockingChannel, Subscription
@@ -40,7 +41,11 @@ class Wakeup:
         self._woken = True
         _release(self._waiting)
 
-    async def wait(self, seconds: float) -> bool:
+    async def wait(self, seconds: float) -> list[str]:
+        return [WOKEN] if await self.woken(seconds) else []
+
+    async def woken(self, seconds: float) -> bool:
+        """Whether a message came within so many seconds."""
         # Not by `asyncio.timeout`, which takes thrice as long: each job that finds a worker idle passes here.
         if not self._woken:
             loop = asyncio.get_running_loop()
@@ -222,8 +227,6 @@ class ClaimListener(Wakeup):
 
 # The event feed
 
-TOPIC = "feed/"
-
 LOOK_EVERY = 1.0
 """Seconds between two looks for a watcher."""
 
@@ -251,15 +254,16 @@ class FeedListener(Wakeup):
             self._lines += message.decode().split("\n")
         super().wake(message)
 
-    async def hear(self) -> list[str]:
+    async def wait(self, seconds: float) -> list[str]:
         loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
         while True:
             if loop.time() >= self._announce_at:
                 await self.announce()
-            if self._lines:
+            if self._lines or loop.time() >= until:
                 heard, self._lines = self._lines, []
                 return heard
-            await self.wait(self._announce_at - loop.time())
+            await self.woken(min(until, self._announce_at) - loop.time())
 
     async def announce(self) -> None:
         self._announce_at = asyncio.get_running_loop().time() + WATCHED_FOR / 3
@@ -276,7 +280,7 @@ class EventBus:
         self.close = self._subscriber.close
         self.granted = GrantedClaims()
         self._key = f"{prefix}:watched"
-        self._channel = self._subscriber.channel(TOPIC)
+        self._channel = self._subscriber.channel(f"{FEED}/")
         self._watched = False
         self._look_at = 0.0
 
@@ -284,8 +288,11 @@ class EventBus:
     def quiet(self) -> bool:
         return not self._watched and system.monotonic() < self._look_at
 
+    def listen(self, topics: Sequence[str]) -> AbstractAsyncContextManager[Listener]:
+        return self._subscribed() if FEED in topics else self._wakeups(topics)
+
     @asynccontextmanager
-    async def listen(self, topics: Sequence[str]) -> AsyncIterator[Wakeup]:
+    async def _wakeups(self, topics: Sequence[str]) -> AsyncIterator[Wakeup]:
         with self.granted.listener() as listener:
             async with self._subscriber.listen(topics, listener):
                 for topic in topics:
@@ -304,9 +311,9 @@ class EventBus:
             await self._connection.ask(self._key, "PUBLISH", self._channel, "\n".join(lines))
 
     @asynccontextmanager
-    async def watch(self) -> AsyncIterator[FeedListener]:
+    async def _subscribed(self) -> AsyncIterator[FeedListener]:
         listener = FeedListener(self._connection, self._key)
-        async with self._subscriber.listen([TOPIC], listener):
+        async with self._subscriber.listen([f"{FEED}/"], listener):
             await listener.announce()
             self._look_at = 0.0
             await asyncio.sleep(LOOK_EVERY)

@@ -119,7 +119,7 @@ class RedisJobs:
     # New jobs
 
     async def add(self, drafts: Sequence[Draft], *, wait_for_replicas: bool = False) -> list[bool]:
-        if len({draft.grouping for draft in drafts}) > 1:
+        if len({draft.group_epoch for draft in drafts}) > 1:
             raise StaleRules
         added: list[bool | None] = [None] * len(drafts)
         missing = ENOUGH
@@ -155,7 +155,7 @@ class RedisJobs:
         try:
             return await call(function, partition, arguments)
         except StaleRules:
-            if not drafts or not await self._flow.catch_up(partition, drafts[0].grouping):
+            if not drafts or not await self._flow.catch_up(partition, drafts[0].group_epoch):
                 raise
         return await call(function, partition, arguments)
 

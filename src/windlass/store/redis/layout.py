@@ -139,7 +139,7 @@ def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
             length = span(new.unattended)
             owner_clocks += (OWNER_CLOCK.pack(so_far + place, length) for place in range(1, len(some) + 1))
         so_far += len(some)
-    head: list[bytes | str | int] = [drafts[0].grouping if drafts else 0, b"".join(owner_clocks), len(lines)]
+    head: list[bytes | str | int] = [drafts[0].group_epoch if drafts else 0, b"".join(owner_clocks), len(lines)]
     for name, number in lines.items():
         head += (name, counts[number])
     return head + jobs

@@ -61,9 +61,6 @@ class RedisWorkers:
             for id, tenant, record, registered, seen in (reply[at : at + 5] for at in range(0, len(reply), 5))
         ]
 
-    async def unregister(self, id: str) -> bool:
-        return bool(await self._partitions.call("unregister_worker", HOME, [id]))
-
     async def list(self, tenant: str) -> list[Worker]:
         alive = await self._workers(await self._partitions.call("workers", HOME))
         own = [worker for worker in alive if tenant in (EVERY_TENANT, worker.tenant)]

@@ -13,12 +13,13 @@ import os
 import threading
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from windlass import system
-from windlass.store.data import GAP
+from windlass.store.data import FEED, GAP, WOKEN
 from windlass.store.encoding import PARENTS
+from windlass.store.protocol import Listener
 
 # --- Pipes --------------------------------------------------------------------------------------------
 
@@ -167,14 +168,14 @@ class WakeupListener:
     def wake(self) -> None:
         self._came.set()
 
-    async def wait(self, seconds: float) -> bool:
+    async def wait(self, seconds: float) -> list[str]:
         try:
             async with asyncio.timeout(seconds):
                 await self._came.wait()
         except TimeoutError:
-            return False
+            return []
         self._came.clear()
-        return True
+        return [WOKEN]
 
 
 class WakeupReceiver:
@@ -318,8 +319,6 @@ class Wakeups:
 # A pipe of this kind means that there is a subscriber. One that is full gets no more lines, then a `GAP` when it has
 # room again.
 
-FEED = "feed"
-
 SUBSCRIBER_CHECK = 0.1
 """Seconds between two checks for subscribers in other processes."""
 
@@ -349,10 +348,12 @@ class Subscriber:
             self._lines.append(GAP)
         self._came.set()
 
-    async def hear(self) -> list[str]:
-        while not self._lines:
+    async def wait(self, seconds: float) -> list[str]:
+        if not self._lines:
             self._came.clear()
-            await self._came.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._came.wait()
         heard = list(self._lines)
         self._lines.clear()
         return heard
@@ -367,8 +368,8 @@ class EventBus:
     """The wake-ups and events of one store object."""
 
     def __init__(self, folder: Path | None) -> None:
-        wakeups = Wakeups(folder)
-        self.listen, self.wake, self.close = wakeups.listen, wakeups.send, wakeups.close
+        self._wakeups = Wakeups(folder)
+        self.wake, self.close = self._wakeups.send, self._wakeups.close
         self._folder = folder
         """Of the pipes; None = there are no other processes."""
         self._writers = None if folder is None else PipeWriters(folder)
@@ -396,8 +397,11 @@ class EventBus:
         short = self._writers.send(complete, lines) if complete else []
         self._short = {*short, *self._writers.send(self._short, [GAP, *lines])}
 
+    def listen(self, topics: Sequence[str]) -> AbstractAsyncContextManager[Listener]:
+        return self._subscribed() if FEED in topics else self._wakeups.listen(topics)
+
     @asynccontextmanager
-    async def watch(self) -> AsyncIterator[Subscriber]:
+    async def _subscribed(self) -> AsyncIterator[Subscriber]:
         subscriber = Subscriber()
         if self._folder is not None:
             with suppress(OSError):  # a folder that we may not write to: only this process's events arrive

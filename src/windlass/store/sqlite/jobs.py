@@ -265,8 +265,8 @@ class JobRows(NamedTuple):
 def add(tx: Transaction, drafts: Sequence[Draft]) -> list[bool]:
     if not all(draft.follows for draft in drafts):
         tx.check_room(sum(len(memoryview(draft.new.payload)) for draft in drafts))
-    grouping = tx.rules.grouping
-    if any(draft.grouping != grouping for draft in drafts):
+    group_epoch = tx.rules.group_epoch
+    if any(draft.group_epoch != group_epoch for draft in drafts):
         raise StaleRules
     named = job_keys(drafts)
     seen = set(tx.column(_KNOWN, blob_array(named)))
@@ -288,7 +288,7 @@ def add(tx: Transaction, drafts: Sequence[Draft]) -> list[bool]:
 def add_like(tx: Transaction, example: Draft, terms: bytes, key: bytes, payload: bytes) -> bool:
     """Add one job like an example without files or follow-up, whose terms are packed already; whether it is new."""
     tx.check_room(len(payload))
-    if example.grouping != tx.rules.grouping:
+    if example.group_epoch != tx.rules.group_epoch:
         raise StaleRules
     if tx.first(_EXISTS, key) is not None:
         return False

@@ -31,7 +31,6 @@ _LIVE_WORKERS = f"""
     SELECT {_WORKER_COLUMNS} FROM worker WHERE until > ?1 AND (tenant = ?2 OR ?2 = '{EVERY_TENANT}')
     ORDER BY registered_at, id
 """
-_UNREGISTER = "DELETE FROM worker WHERE id = ? RETURNING until"
 
 
 def heartbeat(tx: Transaction, id: str, tenant: str, lease: float, new: NewWorker | None) -> Worker | None:
@@ -47,11 +46,6 @@ def heartbeat(tx: Transaction, id: str, tenant: str, lease: float, new: NewWorke
 
 def live_workers(tx: Transaction, tenant: str) -> list[Worker]:
     return [_worker(row) for row in tx.rows(_LIVE_WORKERS, tx.now, tenant)]
-
-
-def unregister(tx: Transaction, id: str) -> bool:
-    until = tx.column(_UNREGISTER, id)
-    return bool(until) and until[0] > tx.now
 
 
 def _worker(row: tuple[Any, ...]) -> Worker:

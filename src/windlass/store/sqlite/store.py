@@ -186,9 +186,6 @@ class SqliteWorkers:
         durability = Durability.LATER if new is None else Durability.BEFORE_VISIBLE
         return await self._connection.write(lambda tx: records.heartbeat(tx, id, tenant, lease, new), durability)
 
-    async def unregister(self, id: str) -> bool:
-        return await self._connection.write(lambda tx: records.unregister(tx, id))
-
     async def list(self, tenant: str) -> list[Worker]:
         return await self._connection.read(lambda tx: records.live_workers(tx, tenant))
 
@@ -238,7 +235,7 @@ class SqliteStore:
         """Open a file, or create it; `:memory:` = a private store of this object. Its folder must exist.
 
         The clock is read on the connection's thread too. `blocking`: for callers without an event loop; each method
-        but `listen` and `watch` runs in the thread of its caller and never pauses.
+        but `listen` runs in the thread of its caller and never pauses.
         """
         place = resolve(path)
         events = EventBus(None if place == MEMORY else Path(f"{place}-wake"))

@@ -4,13 +4,11 @@ do
 
 local function worker_key(worker) return K .. ':worker:' .. worker end
 
-local function forget_worker(worker)
-  redis.call('ZREM', K .. ':workers', worker)
-  redis.call('DEL', worker_key(worker))
-end
-
 local function forget_dead_workers()
-  for _, dead in ipairs(redis.call('ZRANGEBYSCORE', K .. ':workers', '-inf', now, 'LIMIT', 0, 100)) do forget_worker(dead) end
+  for _, dead in ipairs(redis.call('ZRANGEBYSCORE', K .. ':workers', '-inf', now, 'LIMIT', 0, 100)) do
+    redis.call('ZREM', K .. ':workers', dead)
+    redis.call('DEL', worker_key(dead))
+  end
 end
 
 local function is_alive(worker) return tonumber(redis.call('ZSCORE', K .. ':workers', worker) or 0) > now end
@@ -23,7 +21,7 @@ local function answer_worker(worker, out)
 end
 
 -- A worker was heard of: keep its record for another lease.
--- args →  worker, lease (us), tenant, record ('' = the one that is stored)
+-- args →  worker, lease (us; 0 = it leaves), tenant, record ('' = the one that is stored)
 -- returns →  the worker as `answer_worker` makes it, or nothing if that tenant has no such worker
 register('worker_heartbeat', FREES_MEMORY, function(args)
   local id, tenant, record = args[2], args[4], args[5]
@@ -52,15 +50,6 @@ register('workers', READS, function()
   local out = {}
   for _, worker in ipairs(redis.call('ZRANGEBYSCORE', K .. ':workers', '(' .. stamp(now), '+inf')) do answer_worker(worker, out) end
   return out
-end)
-
--- Forget a worker.
--- args →  worker
--- returns →  1 if it was alive, else 0
-register('unregister_worker', FREES_MEMORY, function(args)
-  local was = is_alive(args[2])
-  forget_worker(args[2])
-  return was and 1 or 0
 end)
 
 local function records_key(kind) return K .. ':shelf:' .. kind end
