@@ -23,6 +23,9 @@ MOST_STORE_METHODS = 32
 OPTIONAL = frozenset({"JournalTarget", "LocalDisk", "Preparation", "PreparedCommand"})
 """Protocols of capabilities that a store may lack."""
 
+SIX, MOST_LINES_FIRST = 6, 1200
+READ_FIRST = re.compile(r"\]\((src/windlass/[\w/]+\.py)\)")
+
 MOST_SAME_NAMES = 10
 TRIES = 3
 
@@ -124,6 +127,15 @@ def store() -> Iterator[str]:
             f"a store must write {required} methods, {MOST_STORE_METHODS} are allowed"
             f" (besides {optional} of optional capabilities)"
         )
+
+
+def six_files() -> Iterator[str]:
+    """The files that ARCHITECTURE.md says to read first."""
+    _, _, section = (ROOT / "ARCHITECTURE.md").read_text().partition("## What to read first")
+    listed = READ_FIRST.findall(section.partition("Then one store")[0])
+    lines = sum(len((ROOT / name).read_text().splitlines()) for name in listed)
+    if len(listed) != SIX or lines > MOST_LINES_FIRST:
+        yield f"{len(listed)} files to read first have {lines} lines; {SIX} with {MOST_LINES_FIRST} are allowed"
 
 
 def main() -> int:

@@ -217,8 +217,8 @@ def heartbeat_arguments(beats: Sequence[Heartbeat]) -> Iterator[bytes | str | in
             yield bytes((STREAMS.index(chunk.stream),)) + chunk.data
 
 
-def succeed_arguments(dones: Sequence[JobSuccess]) -> Iterator[bytes | str | int]:
-    for done in dones:
+def succeed_arguments(successes: Sequence[JobSuccess]) -> Iterator[bytes | str | int]:
+    for done in successes:
         finished = 0 if done.finished_at is None else to_micros(done.finished_at)
         key = raw_key(done.id, done.tenant)
         about = DONE.pack(done.token.ljust(8), done.code, finished)

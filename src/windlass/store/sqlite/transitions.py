@@ -173,8 +173,8 @@ def _heartbeat_reply(id: str, job: LeasedRow, messages: list[Message]) -> Heartb
     return HeartbeatReply(id, held=True, reason=reason, deadline=deadline, messages=messages)
 
 
-def succeed(tx: Transaction, dones: Sequence[JobSuccess]) -> list[bool]:
-    ids = job_keys(dones)
+def succeed(tx: Transaction, successes: Sequence[JobSuccess]) -> list[bool]:
+    ids = job_keys(successes)
     held = {row[0]: EndingJob._make(row) for row in tx.rows(_ENDING, blob_array(ids))}
     answers = []
     ended: defaultdict[tuple[int, int | None], list[int]] = defaultdict(list)  # by code and purge time
@@ -183,7 +183,7 @@ def succeed(tx: Transaction, dones: Sequence[JobSuccess]) -> list[bool]:
     released: list[EndingJob] = []
     gone: list[int] = []
     ran: defaultdict[str, list[int]] = defaultdict(list)
-    for id, done in zip(ids, dones, strict=True):
+    for id, done in zip(ids, successes, strict=True):
         job = held.get(id)
         if job is None or job.token != done.token:
             answers.append(False)
