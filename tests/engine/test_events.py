@@ -537,4 +537,4 @@ def test_the_engine_writes_only_where_events_are_published() -> None:
     folder = Path(feed.__file__).parents[1]
     write = re.compile(r"(jobs|target)\.(add|drain|claim|heartbeat|succeed|apply|sweep)\(")
     found = {str(path.relative_to(folder)) for path in folder.rglob("*.py") if write.search(path.read_text())}
-    assert found == {"events/feed.py"}
+    assert found == {"context.py"}

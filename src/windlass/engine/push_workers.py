@@ -12,9 +12,10 @@ from datetime import datetime, timedelta
 import msgspec
 from msgspec import Struct
 
-from windlass.engine.context import POLL_EVERY, EngineContext, fence
+from windlass.engine.context import POLL_EVERY, EngineContext, fence, lease_of
+from windlass.engine.reports import claim_request, claimed
 from windlass.engine.work import renew_now
-from windlass.engine.workers import SECRETS, claim_request, claimed, lease_of
+from windlass.engine.workers import SECRETS
 from windlass.model import lifecycle
 from windlass.model.job import State
 from windlass.model.lifecycle import Move

@@ -1,17 +1,17 @@
-"""Reports of workers on jobs that they hold: whose the jobs are, whether a report is allowed, how moves are written.
+"""What workers ask and report: what one may claim, whose a reported job is, whether a report is allowed, its writes.
 
 A report names a job and a token. Each report is applied or refused by itself.
 """
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msgspec import Raw
 from msgspec.structs import replace
 
 from windlass.engine import new_jobs
-from windlass.engine.context import EngineContext, ambiguous_id, fence
+from windlass.engine.context import EngineContext, ambiguous_id, fence, lease_of
 from windlass.model import lifecycle, wire
 from windlass.model.errors import Invalid
 from windlass.model.job import NO_HANDLER, Error, HandlerRun, Reason
@@ -23,6 +23,7 @@ from windlass.model.operations import (
     Applied,
     Began,
     Begin,
+    Claimed,
     Finish,
     Finished,
     LeasedJob,
@@ -30,7 +31,8 @@ from windlass.model.operations import (
     Release,
     Renew,
 )
-from windlass.store.data import Heartbeat, HeartbeatReply, JobSuccess, Record
+from windlass.model.worker import Worker
+from windlass.store.data import ClaimRequest, Heartbeat, HeartbeatReply, JobSuccess, Record, Turn
 
 JobRun = tuple[JobKey, bytes]
 """A job and the token under which it runs."""
@@ -62,6 +64,46 @@ async def tenants_of(context: EngineContext, operation: Begin | Renew | Finish |
 
 def run_of(item: LeasedJob, tenant: str) -> JobRun:
     return JobKey(item.id, tenant), fence(item.token)
+
+
+# Claims
+
+
+async def claim_request(
+    context: EngineContext, worker: Worker, tasks: Sequence[str] | None, nonce: bytes, slots: int, **more: Any
+) -> ClaimRequest:
+    """A worker's claim of these tasks (null = any), under the settings of its queues."""
+    able = worker if tasks is worker.tasks else replace(worker, tasks=tasks)
+    slots = slots if tasks is None or tasks else 0  # to a store, no tasks would mean any task
+    config = await context.flow_config.current()
+    return ClaimRequest(
+        able,
+        nonce,
+        slots,
+        lease_of(context, worker),
+        turns=_turns(worker),
+        in_order=config.strict_priority(worker.queues),
+        lasts=config.has_at_most_once(worker.queues),
+        **more,
+    )
+
+
+def claimed(record: Record) -> Claimed:
+    return Claimed(
+        job=record.job,
+        token=(record.token or b"").hex(),
+        payload=Raw(record.payload or b""),
+        files=record.files,
+        deadline=record.job.deadline,
+    )
+
+
+def _turns(worker: Worker) -> frozenset[Turn]:
+    """What takes turns in a worker's claims, unless a queue's settings say otherwise."""
+    queues: tuple[Turn, ...] = ("queues",) if worker.in_turn and len(worker.queues) > 1 else ()
+    tenants: tuple[Turn, ...] = ("tenants",) if worker.tenant == EVERY_TENANT else ()
+    tasks: tuple[Turn, ...] = ("tasks",) if worker.handlers and worker.tasks == [] else ()
+    return frozenset((*queues, *tenants, *tasks))
 
 
 # Reports as the store and the lifecycle take them

@@ -4,8 +4,7 @@ A claim leases jobs to a worker under a token. The worker says when its code beg
 reports how the run ended, or returns the job unrun. The store refuses every report without the current token.
 
 A success needs no decision and is one round trip for a whole batch. For every other outcome the job is read, the
-lifecycle decides, and the move is written only if the job has not changed. `reports` knows what a report means,
-`workers` who sends it.
+lifecycle decides, and the move is written only if the job has not changed. `reports` knows what a report means.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from windlass.engine.context import POLL_EVERY, EngineContext
+from windlass.engine.context import POLL_EVERY, EngineContext, heard_of, known_worker, lease_of
 from windlass.engine.flow.apply import hold_limits
 from windlass.engine.flow.tiers import rebalance
 from windlass.engine.handlers import tasks_of
@@ -28,6 +27,8 @@ from windlass.engine.reports import (
     applied_of,
     begun,
     check_finished,
+    claim_request,
+    claimed,
     finish_move,
     move_held,
     order_for,
@@ -35,7 +36,6 @@ from windlass.engine.reports import (
     success,
     tenants_of,
 )
-from windlass.engine.workers import claim_request, claimed, heard_of, known_worker, lease_of
 from windlass.model import lifecycle
 from windlass.model.lifecycle import Move, Verdict
 from windlass.model.names import key_of

@@ -1,44 +1,30 @@
-"""The event feed: publishes an event after each write, and delivers the events of all processes to this one.
+"""The event feed: delivers the events of all processes to this one. `StoreWrites` publishes them.
 
-An event travels as one line: its name, the job's id and tenant. The receiver reads the job from the store. The line of
-a deleted job also carries its queue, task and last state. Events are best effort: a failed publish never fails the
-write. One task per engine receives for all watchers and followers; it runs only while there are any.
+An event arrives as one line; the receiver reads the job from the store. One task per engine receives for all watchers
+and followers; it runs only while there are any.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from windlass.model.errors import Invalid, NotReplicated, Unavailable, WindlassError
-from windlass.model.events import ALONE, NAMES, DeletedJob, Event, EventName, move_event
+from windlass.engine.context import DELETED
+from windlass.model.errors import Invalid, Unavailable, WindlassError
+from windlass.model.events import ALONE, NAMES, DeletedJob, Event, EventName
 from windlass.model.job import FINISHED, PENDING, Job, State
-from windlass.model.lifecycle import GONE, Move
 from windlass.model.match import Match, index_only, matches, states
-from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey, OfTenant, key_of
+from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey, key_of
 from windlass.store.data import (
     FEED,
     GAP,
-    ClaimRequest,
-    Draft,
-    DrainReply,
-    DrainRequest,
-    DueJob,
-    Heartbeat,
-    HeartbeatReply,
-    JobSuccess,
-    Record,
-    Sweep,
 )
-from windlass.store.flow import StaleRules
-from windlass.store.protocol import JournalTarget, Listener, Store
+from windlass.store.protocol import Listener, Store
 
 log = logging.getLogger("windlass.feed")
-
-DELETED = "deleted"
 
 PAUSE = 0.05
 """Seconds between two deliveries: jobs of all events that arrive meanwhile are read together."""
@@ -66,103 +52,6 @@ TRY_AGAIN_AFTER = 1.0
 
 _NAMES = {name: name for name in NAMES if name not in ALONE}
 """Events for watchers, besides deletions. Followers of a job get the others too."""
-
-
-class StoreWrites:
-    """The writes to a store that change jobs. Each publishes its events if any process listens."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-
-    async def add(self, drafts: Sequence[Draft], *, wait_for_replicas: bool = False) -> list[bool]:
-        try:
-            created = await self._store.jobs.add(drafts, wait_for_replicas=wait_for_replicas)
-        except StaleRules as stale:  # the store may have kept some of them
-            await self._publish_created(drafts, stale.answers)
-            raise
-        except NotReplicated:  # they are stored; which of them are new is unknown
-            await self._publish_created(drafts, [True] * len(drafts))
-            raise
-        await self._publish_created(drafts, created)
-        return created
-
-    async def drain(self, target: JournalTarget, request: DrainRequest) -> DrainReply:
-        """Move jobs from a journal into its store."""
-        reply = await target.drain(request)
-        await self._publish_created(request.drafts, reply.created)
-        return reply
-
-    async def _publish_created(self, drafts: Sequence[Draft], created: Sequence[bool | None]) -> None:
-        if not self._store.events.quiet:
-            pairs = zip(drafts, created, strict=False)  # `created` is empty if the jobs were drained before
-            await self.publish_queued([key_of(draft) for draft, new in pairs if new])
-
-    async def publish_queued(self, keys: Sequence[JobKey]) -> None:
-        await self._publish([_line("queued", key) for key in keys])
-
-    async def claim(self, request: ClaimRequest) -> list[Record]:
-        records = await self._store.jobs.claim(request)
-        if not self._store.events.quiet:
-            await self._publish([_line("started", record.job) for record in records])
-        return records
-
-    async def heartbeat(self, beats: Sequence[Heartbeat], lease: float) -> list[HeartbeatReply]:
-        replies = await self._store.jobs.heartbeat(beats, lease)
-        if not self._store.events.quiet:
-            held = [beat for beat, reply in zip(beats, replies, strict=True) if reply.held]
-            output = [_line("output", beat) for beat in held if beat.output]
-            await self._publish(output + [_line("progress", beat) for beat in held if beat.progress is not None])
-        return replies
-
-    async def succeed(self, successes: Sequence[JobSuccess]) -> list[bool]:
-        held = await self._store.jobs.succeed(successes)
-        if not self._store.events.quiet:
-            await self._publish([_line("succeeded", one) for one, ok in zip(successes, held, strict=True) if ok])
-        return held
-
-    async def apply(self, moves: Sequence[Move]) -> list[bool]:
-        deleted: dict[JobKey, Job] = {}
-        if not self._store.events.quiet:
-            deleted = await self._read([key_of(move) for move in moves if move.target is GONE])
-        applied = await self._store.jobs.apply(moves)
-        if not self._store.events.quiet:
-            written = [move for move, done in zip(moves, applied, strict=True) if done]
-            await self._publish([line for move in written if (line := _move_line(move, deleted)) is not None])
-        return applied
-
-    async def _read(self, keys: Sequence[JobKey]) -> dict[JobKey, Job]:
-        """Jobs that are about to be deleted."""
-        found = (await self._store.jobs.read(keys)).records if keys else []
-        return {key_of(record.job): record.job for record in found if record is not None}
-
-    async def sweep(self, clock: Sweep, limit: int) -> int:
-        """How many jobs or lanes it changed."""
-        swept = await self._store.jobs.sweep(clock, limit)
-        if not self._store.events.quiet:
-            dropped = [one for one in swept.jobs if not one.result_only]
-            await self._publish([_line("queued", one) if clock is Sweep.RUN else _deleted_line(one) for one in dropped])
-        return swept.count
-
-    async def _publish(self, lines: list[str]) -> None:
-        if lines:
-            with suppress(WindlassError):
-                await self._store.events.publish(lines)
-
-
-def _move_line(move: Move, deleted: Mapping[JobKey, Job]) -> str | None:
-    if move.target is GONE:
-        key = key_of(move)
-        return _deleted_line(deleted[key]) if key in deleted else None
-    name = move_event(move)
-    return None if name is None else _line(name, move)
-
-
-def _line(name: str, job: OfTenant) -> str:
-    return f"{name} {job.id} {job.tenant}"
-
-
-def _deleted_line(job: Job | DueJob) -> str:
-    return f"{DELETED} {job.id} {job.tenant} {job.queue} {job.task} {job.state}"
 
 
 class EventLine(NamedTuple):
