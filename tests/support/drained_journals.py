@@ -78,7 +78,7 @@ def new(number: int, **terms: Any) -> NewJob:
 
 
 def redis_of(engine: Engine) -> RedisStore:
-    store = engine.context.store.records
+    store = engine.context.store
     assert isinstance(store, RedisStore)
     return store
 
