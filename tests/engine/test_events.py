@@ -535,6 +535,6 @@ async def test_the_command_line_tells_what_happens_to_matching_jobs(hub: Station
 def test_the_engine_writes_only_where_events_are_published() -> None:
     """A write past `StoreWrites` would change a job without an event."""
     folder = Path(feed.__file__).parents[1]
-    write = re.compile(r"(jobs|target)\.(add|drain|claim|heartbeat|succeed|apply|sweep)\(")
+    write = re.compile(r"(store\.jobs|target)\.(add|drain|claim|heartbeat|succeed|apply|sweep)\(")
     found = {str(path.relative_to(folder)) for path in folder.rglob("*.py") if write.search(path.read_text())}
     assert found == {"context.py"}
