@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from msgspec import Raw
 
@@ -39,8 +39,9 @@ from windlass.model.operations import (
     Register,
 )
 from windlass.model.worker import NewWorker, Worker
-from windlass.store import ClaimRequest, Draft, JobSuccess, Store
-from windlass.store.flow import Flow, LimitRule, Rules
+from windlass.store.data import ClaimRequest, Draft, JobSuccess
+from windlass.store.flow import LimitRule, Rules
+from windlass.store.protocol import Store
 from windlass.system import SystemClock, SystemRandomness
 
 BATCHES = ((1, 600), (100, 10_000))
@@ -63,7 +64,7 @@ class Load:
 
     def __init__(self, store: Store, callers: int, *, everybodys: bool = False) -> None:
         self.store = store
-        self.flow = cast("Flow", store)
+        self.flow = store.flow
         self.callers = callers
         self.chance = SystemRandomness()
         now = SystemClock().now()
@@ -73,10 +74,10 @@ class Load:
         )
 
     async def set_rules(self, **rules: object) -> None:
-        assert await self.flow.set_rules(Rules(edition=1, grouping=1, **rules))  # type: ignore[arg-type]
+        assert await self.flow.set_rules(Rules(version=1, group_epoch=1, **rules))  # type: ignore[arg-type]
 
     async def add(self, total: int, groups: Iterator[str], tenants: Iterator[str] | None = None) -> None:
-        grouping = (await self.flow.rules()).grouping
+        group_epoch = (await self.flow.rules()).group_epoch
         job = NewJob(task="bench", payload=Raw(PAYLOAD))
         for start in range(0, total, 1000):
             drafts = [
@@ -85,17 +86,17 @@ class Load:
                     fresh_id(self.chance.uuid7(), "default"),
                     job,
                     next(groups),
-                    grouping,
+                    group_epoch,
                 )
                 for _ in range(min(1000, total - start))
             ]
-            await self.store.add(drafts)
+            await self.store.jobs.add(drafts)
 
     async def drain(self, total: int, batch: int) -> float:
         async def call(number: int) -> int:
             wish = ClaimRequest(self.worker, self.chance.token(), number, LEASE, repeatable=False)
-            records = await self.store.claim(wish)
-            await self.store.succeed(
+            records = await self.store.jobs.claim(wish)
+            await self.store.jobs.succeed(
                 [JobSuccess(one.job.id, one.job.tenant, wish.nonce, 200, None, "") for one in records]
             )
             if not records:
@@ -136,7 +137,7 @@ async def many_keys(load: Load, _: int) -> Iterator[str]:
 async def behind_a_full_limit(load: Load, parked: int) -> Iterator[str]:
     await load.set_rules(limit_rules={"-/limit0": LimitRule(running=1, queue="default")})
     await load.add(parked + 1, each("|-/limit0"))
-    assert len(await load.store.claim(ClaimRequest(load.worker, load.chance.token(), 2, 3600.0))) == 1
+    assert len(await load.store.jobs.claim(ClaimRequest(load.worker, load.chance.token(), 2, 3600.0))) == 1
     return each("")
 
 

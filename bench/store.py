@@ -29,7 +29,8 @@ from windlass.model.lifecycle import Verdict
 from windlass.model.names import fresh_id
 from windlass.model.operations import Claim, EnqueueMany, Finish, Finished
 from windlass.model.worker import NewWorker, Worker
-from windlass.store import ClaimRequest, Draft, JobSuccess, Store
+from windlass.store.data import ClaimRequest, Draft, JobSuccess
+from windlass.store.protocol import Store
 from windlass.store.redis import RedisStore
 from windlass.store.sqlite import SqliteStore
 from windlass.system import SystemClock, SystemRandomness
@@ -98,7 +99,7 @@ class Rates:
 
         async def call(number: int) -> int:
             some, drafts[-number:] = drafts[-number:], []
-            await self.store.add(some)
+            await self.store.jobs.add(some)
             return number
 
         return await together(call, total, batch, self.callers)
@@ -112,8 +113,8 @@ class Rates:
     async def drain(self, total: int, batch: int) -> float:
         async def call(number: int) -> int:
             wish = ClaimRequest(self.worker, self.chance.token(), number, LEASE, repeatable=False)
-            records = await self.store.claim(wish)
-            await self.store.succeed(
+            records = await self.store.jobs.claim(wish)
+            await self.store.jobs.succeed(
                 [JobSuccess(one.job.id, one.job.tenant, wish.nonce, 200, None, "") for one in records]
             )
             return some(records)
@@ -138,8 +139,8 @@ def some(jobs: Sequence[object]) -> int:
 
 async def enlisted(store: Store) -> Worker:
     new = NewWorker(name="bench", slots=BIG)
-    await store.register_worker("bench", "default", new, 3600)
-    worker = await store.worker_heartbeat("bench", "default", 3600)
+    await store.workers.heartbeat("bench", "default", 3600, new)
+    worker = await store.workers.heartbeat("bench", "default", 3600)
     if worker is None:
         raise RuntimeError("the store has forgotten its worker")
     return worker

@@ -1,4 +1,4 @@
-"""Gates on how the code reads: its words, its names, the path of one job.
+"""Gates on how the code reads: its words, its names, the size of the store's protocol, the path of one job.
 
 `python -m tools.gates` checks all of them and lists every fault; `./dev check` runs it. Exceptions are listed here,
 each with its reason.
@@ -16,6 +16,15 @@ from tools import walk
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "windlass"
 GLOSSARY = ROOT / "docs" / "glossary.md"
+
+PROTOCOL = SOURCE / "store" / "protocol.py"
+
+MOST_STORE_METHODS = 32
+OPTIONAL = frozenset({"JournalTarget", "LocalDisk", "Preparation", "PreparedCommand"})
+"""Protocols of capabilities that a store may lack."""
+
+SIX, MOST_LINES_FIRST = 6, 1200
+READ_FIRST = re.compile(r"\]\((src/windlass/[\w/]+\.py)\)")
 
 MOST_SAME_NAMES = 10
 TRIES = 3
@@ -97,8 +106,40 @@ def path() -> Iterator[str]:
             yield f"one job passes through {number} files on {store}, {walk.MOST_FILES[store]} are allowed"
 
 
+def _is_method(node: ast.stmt) -> bool:
+    """Whether a store must write a method for it; a property is an attribute."""
+    return isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.decorator_list
+
+
+def store() -> Iterator[str]:
+    """The methods that a new store must write: those of the facets, and of what they return."""
+    protocols = {
+        node.name: [inner for inner in node.body if _is_method(inner)]
+        for node in ast.parse(PROTOCOL.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    }
+    optional = sum(len(methods) for name, methods in protocols.items() if name in OPTIONAL)
+    required = sum(len(methods) for name, methods in protocols.items() if name not in OPTIONAL)
+    for name in sorted(OPTIONAL - protocols.keys()):
+        yield f"tools/gates.py: store/protocol.py has no {name}"
+    if required > MOST_STORE_METHODS:
+        yield (
+            f"a store must write {required} methods, {MOST_STORE_METHODS} are allowed"
+            f" (besides {optional} of optional capabilities)"
+        )
+
+
+def six_files() -> Iterator[str]:
+    """The files that ARCHITECTURE.md says to read first."""
+    _, _, section = (ROOT / "ARCHITECTURE.md").read_text().partition("## What to read first")
+    listed = READ_FIRST.findall(section.partition("Then one store")[0])
+    lines = sum(len((ROOT / name).read_text().splitlines()) for name in listed)
+    if len(listed) != SIX or lines > MOST_LINES_FIRST:
+        yield f"{len(listed)} files to read first have {lines} lines; {SIX} with {MOST_LINES_FIRST} are allowed"
+
+
 def main() -> int:
-    faults = [fault for gate in (words, names, path) for fault in gate()]
+    faults = [fault for gate in (words, names, store, path) for fault in gate()]
     for fault in faults:
         print(fault)
     return 1 if faults else 0

@@ -118,7 +118,7 @@ class Stand(NamedTuple):
             store = runner.run(open_store(self.ground.url))
 
             async def left() -> int:
-                return sum(tally.count for tally in await store.count_jobs("default") if tally.state in PENDING)
+                return sum(tally.count for tally in (await store.jobs.counts("default")).jobs if tally.state in PENDING)
 
             try:
                 yield lambda: runner.run(left())

@@ -22,7 +22,7 @@ from windlass.engine.upkeep import run_upkeep
 from windlass.model.errors import Unavailable
 from windlass.model.names import DEFAULT_TENANT
 from windlass.model.operations import Service
-from windlass.store import AccessRefused
+from windlass.store.data import AccessRefused
 from windlass.system import SystemClock, SystemRandomness
 from windlass.worker import WorkerOptions
 from windlass.worker.claims import TRY_AGAIN

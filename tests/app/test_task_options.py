@@ -82,7 +82,7 @@ async def test_options_are_remembered_for_a_while_and_those_who_know_them_read_n
     engine: Engine, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads = []
-    stored = engine.context.records.list_records
+    stored = engine.context.store.records.list
 
     async def counted(kind: str) -> dict[str, bytes]:
         reads.extend([kind] if kind == TASK_OPTIONS else [])
@@ -90,7 +90,7 @@ async def test_options_are_remembered_for_a_while_and_those_who_know_them_read_n
 
     said = JobOptions(queue="mail", max_retry=3)
     await register(engine, "mail", tasks=["send", "plain"], options={"send": said})
-    monkeypatch.setattr(engine.context.records, "list_records", counted)
+    monkeypatch.setattr(engine.context.store.records, "list", counted)
     service = WithTaskOptions(engine, engine.context, clock)
     await service(EnqueueMany(jobs=[NewJob(task="send")], exact=True))
     assert reads == []

@@ -14,7 +14,7 @@ from tests.support.push_servers import Receiver, Sent, Station, always, receiver
 from windlass.dialect import s2
 from windlass.model import wire
 from windlass.model.operations import Workers
-from windlass.store import Store
+from windlass.store.protocol import Store
 
 PACKED = "application/msgpack"
 

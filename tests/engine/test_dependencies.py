@@ -154,7 +154,7 @@ async def test_a_job_added_by_one_who_died_before_it_was_bound_is_found(
         raise ConnectionAbortedError
 
     with monkeypatch.context() as broken:
-        broken.setattr(engine.context.store, "add_dependencies", crash)
+        broken.setattr(engine.context.store.jobs, "add_dependencies", crash)
         for parent in parents:
             with pytest.raises(ConnectionAbortedError):
                 await enqueue(engine, key=parent.id, after=[parent.id])

@@ -63,7 +63,8 @@ from windlass.model.output import Progress
 from windlass.model.retry import RetryPolicy as Policy
 from windlass.model.wire import MOST_PAYLOAD, MOST_RESULT
 from windlass.model.worker import NewWorker
-from windlass.store import ListScope, RecordPage, Store
+from windlass.store.data import ListScope, RecordPage
+from windlass.store.protocol import Store
 
 NO_SUCH_ID = "00000000-0000-7000-8000-0000000000df"
 TOKEN = "0123456789abcdef"  # noqa: S105 - of no job
@@ -476,13 +477,13 @@ async def test_what_is_rare_is_listed_once_in_order_and_not_row_by_row(
     await engine(EnqueueMany(jobs=jobs[:1000]))
     await engine(EnqueueMany(jobs=jobs[1000:]))
     asked: list[int] = []
-    page = engine.context.store.page
+    page = engine.context.store.jobs.list
 
     async def counted(scope: ListScope, after: str | None, limit: int) -> RecordPage:
         asked.append(limit)
         return await page(scope, after, limit)
 
-    monkeypatch.setattr(engine.context.store, "page", counted)
+    monkeypatch.setattr(engine.context.store.jobs, "list", counted)
     found = await pages(engine, List(match=Match(task="rare"), limit=limit))
     assert [job.tags for job in found] == [[str(n)] for n in sorted(rare)]
     assert len(asked) < 60

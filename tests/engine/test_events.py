@@ -9,7 +9,7 @@ import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import httpx2
 import pytest
@@ -51,8 +51,8 @@ from windlass.model.output import Progress
 from windlass.model.queue import QueueChange, Tier
 from windlass.model.worker import NewWorker
 from windlass.server import live
-from windlass.store import Store
-from windlass.store.beside import GAP, Events, EventStream
+from windlass.store.data import FEED, GAP
+from windlass.store.protocol import EventStore, Listener, Store
 from windlass.system import SystemRandomness
 
 Watched = tuple[str, str]
@@ -88,21 +88,21 @@ def said(found: list[Event]) -> list[Watched]:
     return [(event.name, event.job.task if event.job else "") for event in found]
 
 
-def quiet(wire: Events) -> bool:
+def quiet(wire: EventStore) -> bool:
     return wire.quiet
 
 
-async def heard(watch: EventStream) -> list[str]:
+async def heard(watch: Listener) -> list[str]:
     async with asyncio.timeout(PATIENCE):
-        return await watch.hear()
+        return await watch.wait(PATIENCE)
 
 
 # --- The wire -----------------------------------------------------------------------------------------------------
 
 
 async def test_news_reaches_whoever_watches_wherever_it_is_published(store: Store, other: Store) -> None:
-    here, there = cast("Events", store), cast("Events", other)
-    async with here.watch() as watch, there.watch() as too:
+    here, there = store.events, other.events
+    async with here.listen([FEED]) as watch, there.listen([FEED]) as too:
         await here.publish(["a 1", "b 2"])
         assert await heard(watch) == await heard(too) == ["a 1", "b 2"]
         await there.publish(["c 3"])
@@ -112,10 +112,10 @@ async def test_news_reaches_whoever_watches_wherever_it_is_published(store: Stor
 async def test_a_wire_is_quiet_until_somebody_watches_and_soon_after_the_last_has_gone(
     store: Store, other: Store
 ) -> None:
-    here, there = cast("Events", store), cast("Events", other)
+    here, there = store.events, other.events
     await there.publish(["no listener hears it"])
     assert quiet(there)
-    async with here.watch() as watch:
+    async with here.listen([FEED]) as watch:
         assert not quiet(there)
         await there.publish(["a 1"])
         assert await heard(watch) == ["a 1"]
@@ -128,8 +128,8 @@ async def test_a_wire_is_quiet_until_somebody_watches_and_soon_after_the_last_ha
 
 async def test_nothing_is_lost_while_it_is_looked_up_whether_somebody_watches(store: Store, other: Store) -> None:
     """Several who publish at the same moment: the first of them looks, the others must not take that for a no."""
-    here, there = cast("Events", store), cast("Events", other)
-    async with here.watch() as watch:
+    here, there = store.events, other.events
+    async with here.listen([FEED]) as watch:
         await asyncio.gather(*(there.publish([f"a {number}"]) for number in range(10)))
         found: list[str] = []
         while len(found) < 10:
@@ -139,9 +139,9 @@ async def test_nothing_is_lost_while_it_is_looked_up_whether_somebody_watches(st
 
 @pytest.mark.parametrize("kind", ["file"], indirect=True)
 async def test_who_reads_too_slowly_hears_of_a_gap(store: Store, other: Store) -> None:
-    here, there = cast("Events", store), cast("Events", other)
+    here, there = store.events, other.events
     news = [f"word {number:060}" for number in range(1000)]
-    async with here.watch() as watch:
+    async with here.listen([FEED]) as watch:
         for _ in range(40):  # more than a pipe holds; nothing reads meanwhile
             await there.publish(news)
         first = await heard(watch)
@@ -304,7 +304,7 @@ async def test_a_write_that_cannot_be_told_is_done_all_the_same(
         raise WindlassError("no way")
 
     async with engine.watching("default", Match()):
-        monkeypatch.setattr(engine.context.bus, "publish", broken)
+        monkeypatch.setattr(engine.context.store.events, "publish", broken)
         assert (await enqueue(engine)).task == "work"
 
 
@@ -320,7 +320,7 @@ async def test_a_lost_wire_is_a_gap_and_is_taken_up_again(
 
     async with engine.watching("default", Match()) as watcher:
         with monkeypatch.context() as broken_for_now:
-            broken_for_now.setattr(engine.context.store, "read", broken)
+            broken_for_now.setattr(engine.context.store.jobs, "read", broken)
             await enqueue(elsewhere, "missed")
             assert [event.name for event in await take_events(watcher, 1)] == ["gap"]
         async with asyncio.timeout(PATIENCE):
@@ -338,13 +338,13 @@ async def test_a_store_that_tells_nothing_is_said_to_be_away(
     monkeypatch.setattr(feed, "BEGIN_WITHIN", 30.0 if away else 0.1)
 
     @asynccontextmanager
-    async def watch() -> AsyncIterator[Any]:
+    async def listen(_: Any) -> AsyncIterator[Any]:
         if away:
             raise Unavailable("it is away")
         await asyncio.sleep(60)
         yield
 
-    monkeypatch.setattr(engine.context.bus, "watch", watch)
+    monkeypatch.setattr(engine.context.store.events, "listen", listen)
     with pytest.raises(Unavailable):
         async with asyncio.timeout(PATIENCE), engine.watching("default", Match()):
             pass
@@ -559,6 +559,6 @@ async def test_the_command_line_tells_what_happens_to_matching_jobs(hub: Station
 def test_the_engine_writes_only_where_events_are_published() -> None:
     """A write past `StoreWrites` would change a job without an event."""
     folder = Path(feed.__file__).parents[1]
-    write = re.compile(r"(store|ledger)\.(add|add_replicated|drain|claim|touch|succeed|apply|sweep)\(")
+    write = re.compile(r"(store\.jobs|target)\.(add|drain|claim|heartbeat|succeed|apply|sweep)\(")
     found = {str(path.relative_to(folder)) for path in folder.rglob("*.py") if write.search(path.read_text())}
-    assert found == {"events/feed.py"}
+    assert found == {"context.py"}

@@ -41,7 +41,7 @@ from windlass.model.operations import (
     Show,
 )
 from windlass.model.options import JobOptions
-from windlass.store import Store
+from windlass.store.protocol import Store
 
 
 async def look(engine: Engine, id: str) -> Job:
@@ -56,8 +56,8 @@ class Attended:
     def __init__(self, store: Store) -> None:
         self.count = 0
         self._heard = asyncio.Event()
-        self._apply = store.apply
-        store.apply = self._told  # type: ignore[method-assign]
+        self._apply = store.jobs.apply
+        store.jobs.apply = self._told  # type: ignore[method-assign]
 
     async def _told(self, moves: Sequence[Move]) -> list[bool]:
         applied = await self._apply(moves)

@@ -77,7 +77,7 @@ async def test_a_second_run_after_a_crash_in_between_makes_the_same_jobs(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken:
-        broken.setattr(engine.context.store, "succeed", crash)
+        broken.setattr(engine.context.store.jobs, "succeed", crash)
         with pytest.raises(KeyboardInterrupt):
             await finish(engine, worker, claimed, jobs=new)
     before = await made(engine)

@@ -12,13 +12,11 @@ import pytest
 from tests.support.engines import enqueue, finish, register, state
 from tests.support.stores import EPOCH, VirtualClock
 from windlass.engine import Engine, upkeep
-from windlass.engine.events.feed import StoreWrites
 from windlass.model.errors import Unavailable
 from windlass.model.job import State
 from windlass.model.limit import NewLimit, Which
-from windlass.model.names import part_of
 from windlass.model.operations import Claim, PutLimit
-from windlass.store import Reading
+from windlass.store.data import OverdueJobs, Sweep
 
 SECONDS = 10
 
@@ -34,7 +32,7 @@ class Counting:
         found = getattr(self._asked, name)
 
         def counted(*args: Any, **kwargs: Any) -> Any:
-            self._counts[name] += 1
+            self._counts[f"sweep {args[0]}" if name == "sweep" else name] += 1
             return found(*args, **kwargs)
 
         return counted if callable(found) else found
@@ -80,17 +78,15 @@ async def test_a_house_with_nothing_to_do_asks_the_store_a_few_times_a_second(
     engine: Engine, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counts: Counter[str] = Counter()
-    counting = Counting(engine.context.store, counts)
-    monkeypatch.setattr(engine.context, "store", counting)
-    monkeypatch.setattr(engine.context, "writes", StoreWrites(counting, engine.context.bus, None))
-    monkeypatch.setattr(engine.context, "flow", Counting(engine.context.flow, counts))
-    monkeypatch.setattr(engine.context, "timetable", Counting(engine.context.timetable, counts))
+    for facet in ("jobs", "flow", "workers", "records"):
+        monkeypatch.setattr(engine.context.store, facet, Counting(getattr(engine.context.store, facet), counts))
     async with kept(engine, clock):
         await pass_time(clock, SECONDS)
-    assert counts["unblock_ready"] == 0
+    assert counts[f"sweep {Sweep.LANES}"] == 0
     assert counts["completed"] <= 1 + SECONDS
-    assert counts["next_run"] > 0, "no house was kept at all"
-    assert counts["sweep"] <= 1 + SECONDS / 5, "nothing was scheduled"
+    assert counts["next_due"] > 0, "no house was kept at all"
+    assert counts[f"sweep {Sweep.KEEP}"] <= 1 + SECONDS / 5
+    assert counts[f"sweep {Sweep.RUN}"] == 0, "nothing was scheduled"
     assert sum(counts.values()) <= 9 * SECONDS, counts
 
 
@@ -141,7 +137,7 @@ async def test_a_store_that_is_away_is_not_asked_more_often_because_a_job_was_du
     async def away(*_: Any) -> None:
         raise Unavailable("the store is away")
 
-    monkeypatch.setattr(engine.context.store, "sweep", away)
+    monkeypatch.setattr(engine.context.store.jobs, "sweep", away)
     clock.advance(0.2)
     with pytest.raises(Unavailable):
         await promoting(engine)
@@ -152,31 +148,30 @@ async def test_a_house_with_rules_lets_jobs_come_back_that_were_held_up(engine: 
     limit = NewLimit(match=Which(task="a", queue="default"), running=1)
     await engine(PutLimit(name="one", limit=limit))
     counts: Counter[str] = Counter()
-    flow = engine.context.flow
-    engine.context.flow = Counting(flow, counts)
+    jobs = engine.context.store.jobs
+    engine.context.store.jobs = Counting(jobs, counts)
     async with kept(engine, clock):
         await pass_time(clock, 2)
-    engine.context.flow = flow
-    assert counts["unblock_ready"] >= 4
+    engine.context.store.jobs = jobs
+    assert counts[f"sweep {Sweep.LANES}"] >= 4
 
 
 async def test_a_part_that_comes_later_is_not_trusted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """By one who may be gone soon, and takes it at its word at first."""
     ids = ["00000000-0000-7000-8000-000000000000", "00000000-0000-7000-8000-000000000001"]
     lost: Any = [SimpleNamespace(job=SimpleNamespace(id=id)) for id in ids]
-    assert [part_of(id, 2) for id in ids] == [0, 1]
     answered, taken = [0], list[list[str]]()
 
-    async def overdue(*_: Any) -> Reading:
-        there = [one for one, id in zip(lost, ids, strict=True) if part_of(id, 2) in answered]
-        return Reading(EPOCH, there, 2, answered)
+    async def overdue(*_: Any) -> OverdueJobs:
+        there = [one for one, part in zip(lost, (0, 1), strict=True) if part in answered]
+        return OverdueJobs(EPOCH, there, answered, answered)
 
-    async def take_back(_: Any, reading: Reading) -> int:
-        taken.append([one.job.id for one in reading.records if one is not None])
+    async def take_back(_: Any, reading: OverdueJobs) -> int:
+        taken.append([one.job.id for one in reading.records])
         return 0
 
     monkeypatch.setattr(upkeep, "_reclaim", take_back)
-    engine: Any = SimpleNamespace(context=SimpleNamespace(store=SimpleNamespace(overdue=overdue)))
+    engine: Any = SimpleNamespace(context=SimpleNamespace(store=SimpleNamespace(jobs=SimpleNamespace(overdue=overdue))))
     reclaim = upkeep.guarded_reclaim(1.0, trust_first=True)
     await reclaim(engine)
     answered.append(1)

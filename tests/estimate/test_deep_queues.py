@@ -36,8 +36,8 @@ from windlass.model.operations import (
 )
 from windlass.model.queue import QueueChange, Tier
 from windlass.model.worker import NewWorker
-from windlass.store import Store
 from windlass.store.flow import Rules
+from windlass.store.protocol import Store
 
 CROWD = 3000
 """More than are looked at for each who comes."""
@@ -188,14 +188,14 @@ async def test_a_glimpse_is_not_taken_for_each_who_comes(engine: Engine, monkeyp
     await fill(engine)
     monkeypatch.setattr("windlass.engine.estimate.stats.ROUGH_FOR", 60.0)
     tallies = 0
-    tally = engine.context.store.count_jobs
+    tally = engine.context.store.jobs.counts
 
     async def counted(tenant: str) -> Any:
         nonlocal tallies
         tallies += 1
         return await tally(tenant)
 
-    monkeypatch.setattr(engine.context.store, "count_jobs", counted)
+    monkeypatch.setattr(engine.context.store.jobs, "counts", counted)
     for _ in range(50):
         assert (await knock(engine)).estimate is not None
     assert tallies <= 2

@@ -41,7 +41,7 @@ from windlass.model.operations import (
 from windlass.model.queue import QueueChange, Tier
 from windlass.policy.run_times import mean, unpack
 from windlass.policy.snapshot import LoadSnapshot, SlotPool, WaitingLane
-from windlass.store import Reading, Record
+from windlass.store.data import Reading, Record
 
 
 async def estimate(engine: Engine, job: Job, **more: Any) -> Estimate:
@@ -348,7 +348,7 @@ async def test_run_times_are_learned_from_what_is_claimed_and_finished(engine: E
     await finish(engine, worker, await take(engine, worker))
     assert list(engine.context.stats.fresh) == ["default,work"]
     assert await learn_run_times(engine.context) == 0
-    (kept,) = (await engine.context.records.list_records(RUN_TIMES)).values()
+    (kept,) = (await engine.context.store.records.list(RUN_TIMES)).values()
     learned = mean(unpack(kept))
     assert learned is not None, "every engine over this store can know it"
     assert 0 < learned < 5
@@ -425,7 +425,7 @@ async def test_promises_made_while_others_are_looked_up_are_kept(
     promise = Prediction("default", 1.0, EPOCH)
     stats.predictions.clear()
     stats.predictions.update({key_of(jobs[0]): promise, key_of(jobs[1]): promise})
-    read = store.read
+    read = store.jobs.read
 
     async def meanwhile(keys: list[JobKey]) -> Reading:
         reading = await read(keys)
@@ -434,6 +434,6 @@ async def test_promises_made_while_others_are_looked_up_are_kept(
         return reading
 
     await engine(Cancel(ids=[jobs[0].id]))
-    monkeypatch.setattr(store, "read", meanwhile)
+    monkeypatch.setattr(store.jobs, "read", meanwhile)
     await measure_accuracy(engine.context)
     assert set(stats.predictions) == {key_of(jobs[1]), key_of(jobs[2])}

@@ -16,7 +16,7 @@ from windlass.model.lifecycle import Verdict
 from windlass.model.limit import NewLimit, Pause, Which
 from windlass.model.operations import ChangeQueue, Claim, Finish, Finished, PauseLimit, PauseTask, PutLimit, RemoveLimit
 from windlass.model.queue import QueueChange
-from windlass.store import Store
+from windlass.store.protocol import Store
 
 SOON = 30.0
 """Seconds within which a change is sent, however busy the machine; estimates are made each second."""

@@ -200,7 +200,7 @@ async def test_over_a_journal_no_job_is_kept_at_the_door_by_a_forecast_that_take
             looks += 1
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(context.flow, "waiting", for_ever)
+        monkeypatch.setattr(context.store.flow, "backlog", for_ever)
         assert [await accepted(service) for _ in range(20)] == [None] * 20, "absent rather than late"
         assert looks == 1, "no other enqueue waits for the same"
         assert "default" in context.stats.watched, "the upkeep will make one"

@@ -13,8 +13,9 @@ from tests.support.stores import SeededChance, StoreKind, VirtualClock, World, s
 from windlass.model.job import NewJob
 from windlass.model.names import EVERY_TENANT, fresh_id
 from windlass.model.worker import Worker
-from windlass.store import ClaimRequest, Draft, JobSuccess, Store
-from windlass.store.flow import Flow, LimitRule, Rules
+from windlass.store.data import ClaimRequest, Draft, JobSuccess, Sweep
+from windlass.store.flow import LimitRule, Rules
+from windlass.store.protocol import Store
 from windlass.store.redis import RedisStore
 from windlass.store.redis.scrub import _read
 from windlass.store.sqlite import SqliteStore
@@ -30,7 +31,7 @@ RULES: dict[str, dict[str, Any]] = {
     "places": {"limit_rules": {"-/a": LimitRule(running=2, queue="default")}},
     "a window": {"limit_rules": {"-/a": LimitRule(count=3, per=0.2, queue="default")}},
     "tokens": {"limit_rules": {"-/a": LimitRule(count=3, per=0.2, burst=3, queue="default")}},
-    "turns": {"fair_queues": {"default": {}}, "fair_lines": {"*,default": {"t1": 3.0}}},
+    "turns": {"fair_queues": {"default": {}}, "fair_tenant_queues": {"*,default": {"t1": 3.0}}},
 }
 
 Leavings = dict[str, int]
@@ -89,21 +90,21 @@ class Passage:
 
     async def through(self, numbers: Sequence[int]) -> None:
         """Every tenth of them with so many jobs that some have to wait for the others."""
-        flow = cast("Flow", self._store)
+        flow = self._store.flow
         for number in numbers[::10]:
             await flow.hold(f"-/a=k{number}", 0.001)
         drafts = [self._draft(number) for number in numbers] + [self._draft(n) for n in numbers[::10] for _ in "ab"]
-        assert all(await self._store.add(drafts))
+        assert all(await self._store.jobs.add(drafts))
         left = len(drafts)
         async with asyncio.timeout(PATIENCE):
             while left:
-                await flow.unblock_ready(1000)
+                await self._store.jobs.sweep(Sweep.LANES, 1000)
                 wish = ClaimRequest(self._worker, self._chance.token(), AT_ONCE, 60.0, repeatable=False, heard=False)
-                taken = await self._store.claim(wish)
+                taken = await self._store.jobs.claim(wish)
                 dones = [
                     JobSuccess(one.job.id, one.job.tenant, one.token or b"", 200, None, "text/plain") for one in taken
                 ]
-                assert all(await self._store.succeed(dones))
+                assert all(await self._store.jobs.succeed(dones))
                 left -= len(taken)
 
     def _draft(self, number: int) -> Draft:
@@ -115,8 +116,8 @@ class Passage:
 @pytest.mark.parametrize("many", [2000, pytest.param(20_000, marks=pytest.mark.long)])
 @pytest.mark.parametrize("rules", RULES)
 async def test_keys_without_end_leave_nothing_behind(store: Store, rules: str, many: int) -> None:
-    flow, passage = cast("Flow", store), Passage(store)
-    assert await flow.set_rules(Rules(edition=1, **RULES[rules]))
+    flow, passage = store.flow, Passage(store)
+    assert await flow.set_rules(Rules(version=1, **RULES[rules]))
     before = await leavings(store)
     for start in range(0, many, AT_ONCE):
         await passage.through(range(start, start + AT_ONCE))
@@ -129,7 +130,7 @@ async def _is_as(store: Store, before: Leavings) -> None:
     async with asyncio.timeout(PATIENCE):
         while not found or sum(found.values()) > sum(before.values()) + ONCE:
             await asyncio.sleep(0.05 if found else 0)
-            await cast("Flow", store).unblock_ready(1000)
+            await store.jobs.sweep(Sweep.LANES, 1000)
             found = await leavings(store)
 
 
@@ -144,7 +145,7 @@ async def test_what_one_process_has_dropped_another_makes_anew(tmp_path: Path) -
         record = await taking.take(taking.worker(tenant="t"))
         assert record.job.id == id
         assert await taking.succeed(record)
-        await taking.flow.unblock_ready(100)
+        await taking.store.jobs.sweep(Sweep.LANES, 100)
         assert (await leavings(adding.store))["lane"] == 0
         assert (await leavings(adding.store))["tenant_queue"] == 0
         assert await scrub(adding.store) == []

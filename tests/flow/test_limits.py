@@ -43,6 +43,7 @@ from windlass.model.operations import (
     Show,
 )
 from windlass.model.queue import QueueChange, Tier
+from windlass.store.data import ANYTHING
 
 
 @pytest.fixture(params=with_long(("sqlite", "file", "redis", "valkey")))
@@ -281,11 +282,11 @@ async def test_a_removed_limit_is_forgotten_while_its_jobs_go_on(engine: Engine)
     await put(engine, running=1)
     job = await enqueue(engine)
     await engine(RemoveLimit(name="some"))
-    assert not (await engine.context.flow.rules()).shut
+    assert not (await engine.context.store.flow.rules()).paused_until
     assert await regroup_jobs(engine.context)
-    rules = await engine.context.flow.rules()
-    assert (rules.marks, rules.sorting) == ({}, [])
-    (record,) = (await engine.context.store.read([key_of(job)])).records
+    rules = await engine.context.store.flow.rules()
+    assert (rules.fingerprints, rules.regrouping) == ({}, [])
+    (record,) = (await engine.context.store.jobs.read([key_of(job)])).records
     assert record is not None
     assert record.group == ""
 
@@ -304,10 +305,10 @@ async def test_what_a_dead_process_left_unsorted_is_sorted_by_the_next(engine: E
     await enqueue(engine)
     await enqueue(engine)
     await put(engine, running=1)
-    rules = await engine.context.flow.rules()
+    rules = await engine.context.store.flow.rules()
     shut = {"default,*,*": FOREVER}
-    assert await engine.context.flow.set_rules(
-        replace(rules, edition=rules.edition + 1, sorting=["default,*,*"], shut=shut)
+    assert await engine.context.store.flow.set_rules(
+        replace(rules, version=rules.version + 1, regrouping=["default,*,*"], paused_until=shut)
     )
     worker = await register(engine)
     assert await claim(engine, worker) == []
@@ -576,6 +577,6 @@ async def test_a_cancelled_job_behind_a_full_limit_is_gone_from_it(engine: Engin
 async def test_a_thousand_limits_are_enough(engine: Engine) -> None:
     for number in range(MOST_LIMITS):
         limit = Limit(name=f"l{number}", tenant="default", running=1)
-        await engine.context.records.put(LIMITS, f"default/l{number}", msgspec.msgpack.encode(limit))
+        await engine.context.store.records.swap(LIMITS, f"default/l{number}", ANYTHING, msgspec.msgpack.encode(limit))
     with pytest.raises(Conflict):
         await put(engine, "one-more", running=1)

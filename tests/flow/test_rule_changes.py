@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 import pytest
@@ -31,8 +31,8 @@ from windlass.model.operations import (
 )
 from windlass.model.options import JobOptions
 from windlass.model.queue import QueueChange, Tier
-from windlass.store import Store
-from windlass.store.beside import Records
+from windlass.store.data import ANYTHING, FEED
+from windlass.store.protocol import Store
 from windlass.store.redis import RedisStore
 from windlass.store.redis.urls import Argument
 
@@ -49,17 +49,17 @@ async def others(
 
 
 async def test_a_record_is_swapped_only_for_what_is_there(store: Store) -> None:
-    records_of = cast("Records", store)
+    records_of = store.records
     assert await records_of.swap("limit", "a", None, b"1")
     assert not await records_of.swap("limit", "a", None, b"2")
     assert not await records_of.swap("limit", "a", b"", b"2")
     assert not await records_of.swap("limit", "b", b"1", b"2")
     assert await records_of.swap("limit", "a", b"1", b"\x00\xff")
-    assert await records_of.list_records("limit") == {"a": b"\x00\xff"}
+    assert await records_of.list("limit") == {"a": b"\x00\xff"}
     assert not await records_of.swap("limit", "a", b"1", None)
     assert await records_of.swap("limit", "a", b"\x00\xff", None)
     assert await records_of.swap("limit", "a", None, None)
-    assert await records_of.list_records("limit") == {}
+    assert await records_of.list("limit") == {}
 
 
 @SHARED
@@ -133,7 +133,7 @@ async def test_a_limit_that_comes_while_a_batch_is_taken_in_by_parts_holds_for_a
     assert meddled.parts > 2
     assert (len(created), all(created)) == (2500, True), "each is new, whichever part it was in"
     for queue in ("q0", "q1"):
-        (group,) = await elsewhere.context.flow.waiting("default", queue, 0)
+        (group,) = await elsewhere.context.store.flow.backlog("default", queue, 0)
         assert (group.group, group.count) == (f"|default/{queue}", 1250)
     worker = await register(engine, "q0", "q1")
     assert len(await engine(Claim(worker=worker, slots=100))) == 2
@@ -146,14 +146,14 @@ async def test_whoever_watches_is_told_once_of_each_job_of_such_a_batch(
     engine, elsewhere = others
     await engine.context.flow_config.current()
     limit = PutLimit(name="some", limit=NewLimit(match=Which(queue="default"), running=1))
-    async with elsewhere.context.bus.watch() as watch:
+    async with elsewhere.context.store.events.listen([FEED]) as watch:
         monkeypatch.setattr(store.partitions, "call", Meddled(store, lambda: elsewhere(limit)))
         drafts = [to_draft(engine.context, "default", NewJob(task="work"), "job") for _ in range(1500)]
         await add(engine.context, drafts)
         told: list[str] = []
         async with asyncio.timeout(PATIENCE):
             while len(told) < 1500:
-                told += await watch.hear()
+                told += await watch.wait(PATIENCE)
     assert sorted(told) == sorted(f"queued {one.id} {one.tenant}" for one in drafts)
 
 
@@ -176,14 +176,14 @@ async def test_a_partition_without_the_new_rules_gets_them_with_the_next_jobs(
         with pytest.raises(Unavailable):
             await put_in_force_of(engine, queue)
     job = await enqueue(elsewhere, queue=queue)
-    (group,) = await elsewhere.context.flow.waiting("default", queue, 1)
+    (group,) = await elsewhere.context.store.flow.backlog("default", queue, 1)
     assert (group.group, [id for _, _, id in group.jobs]) == (f"|default/{queue}", [job.id])
 
 
 async def put_in_force_of(engine: Engine, queue: str) -> None:
     """A limit is kept and put in force, as far as that gets."""
     limit = Limit(name=queue, tenant="default", match=Which(queue=queue), running=1)
-    await engine.context.records.put(LIMITS, f"default/{queue}", msgspec.msgpack.encode(limit))
+    await engine.context.store.records.swap(LIMITS, f"default/{queue}", ANYTHING, msgspec.msgpack.encode(limit))
     await apply_config(engine.context)
 
 

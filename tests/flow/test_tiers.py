@@ -28,7 +28,7 @@ from windlass.model.operations import (
     Unregister,
 )
 from windlass.model.queue import QueueChange, Tier
-from windlass.store import Draft
+from windlass.store.data import Draft
 
 NO_SUCH_ID = "00000000-0000-7000-8000-0000000000df"
 
@@ -184,7 +184,7 @@ async def test_a_yielding_job_is_let_in_where_a_slot_is_free_and_denied_where_no
         await enqueue(engine, yielding=True)
     assert (await take(engine, worker)).job.yielding
     await engine(Unregister(worker=worker))
-    assert await engine.context.store.workers("-") == []
+    assert await engine.context.store.workers.list("-") == []
 
 
 async def test_as_many_yielding_jobs_are_let_in_as_places_are_free_however_they_come(engine: Engine) -> None:
@@ -232,9 +232,9 @@ async def test_two_engines_that_attend_at_once_take_from_one_job_for_one_need(en
         await enqueue(engine)
     running = [await take(engine, worker) for _ in range(5)]
     engines = [Engine(engine.context.store, SeededChance(seed)) for seed in range(5)]
-    grouping = (await engine.context.flow.rules()).grouping
-    new = Draft("default", fresh_id(engine.context.chance.uuid7(), "default"), NewJob(task="work"), "=slow", grouping)
-    await engine.context.store.add([new])
+    epoch = (await engine.context.store.flow.rules()).group_epoch
+    new = Draft("default", fresh_id(engine.context.chance.uuid7(), "default"), NewJob(task="work"), "=slow", epoch)
+    await engine.context.store.jobs.add([new])
     await asyncio.gather(*(rebalance(one.context, "default", "default") for one in engines))
     assert Counter(await assigned(engine, *running)) == {"slow": 4, "medium": 1}
 
@@ -249,7 +249,7 @@ async def test_neither_claims_nor_new_jobs_fail_of_a_part_that_would_tell_who_wa
     await set_rules(engine)
     worker = await register(engine, slots=3)
     await enqueue(engine)
-    monkeypatch.setattr(engine.context.store, "workers", away)
+    monkeypatch.setattr(engine.context.store.workers, "list", away)
     assert (await take(engine, worker)).job.assigned == "slow"
     await enqueue(engine, tier="slow")
     with pytest.raises(PartAway):
@@ -261,7 +261,7 @@ async def test_the_rules_that_were_last_seen_are_in_force_while_nobody_can_tell(
 ) -> None:
     await set_rules(engine)
     seen = await engine.context.flow_config.refreshed()
-    monkeypatch.setattr(engine.context.flow, "rules", away)
+    monkeypatch.setattr(engine.context.store.flow, "rules", away)
     assert await engine.context.flow_config.refreshed() is seen
     engine.context.flow_config.invalidate()
     assert await engine.context.flow_config.refreshed() is seen

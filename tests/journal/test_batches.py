@@ -36,6 +36,7 @@ from tests.support.faulty_disk import (
     watched,
 )
 from tests.support.servers import NewPrefix, Server, StartServer
+from tests.support.stores import journal_of
 from windlass.engine.journal.batch import MOST_IN_RECORD, Entry, decode, encode, join
 from windlass.engine.journal.journal import PAGE
 from windlass.engine.journal.text import Line, read_text
@@ -44,8 +45,8 @@ from windlass.model.errors import Unavailable
 from windlass.model.job import TEXT, NewJob, Reason, State
 from windlass.model.names import JobKey, check_id, check_mark, ids_like, key_of, marked, text_id, text_ids, texts_like
 from windlass.model.operations import Count, EnqueueLines, EnqueueMany, List, Show
-from windlass.store import Draft, encoding
-from windlass.store.beside import DrainRequest
+from windlass.store import encoding
+from windlass.store.data import Draft, DrainRequest
 from windlass.store.redis.scrub import scrub
 from windlass.system import SystemRandomness
 
@@ -177,7 +178,7 @@ async def test_a_store_whose_mark_is_inside_a_batch_is_given_the_rest_of_it(
         journal = taken(tmp_path)
         given = lines(0, 10)
         await journal.accept(given)
-        await store.drain(DrainRequest(journal.id.hex(), 0, 0, 6, drafts_in(given)[:6]))
+        await journal_of(store).drain(DrainRequest(journal.id.hex(), 0, 0, 6, drafts_in(given)[:6]))
         await journal.close()
         assert await drained(tmp_path, engine) == 6
         assert await in_order(engine) == list(range(10))

@@ -15,7 +15,7 @@ from tests.support.servers import Server
 from windlass.engine.journal.text import Line, Malformed, read_text
 from windlass.model.job import TEXT, NewJob
 from windlass.model.names import fresh_id
-from windlass.store import Draft
+from windlass.store.data import Draft
 from windlass.system import SystemRandomness
 
 

@@ -14,8 +14,7 @@ from windlass.engine.journal.batch import Entry
 from windlass.engine.journal.drain import DrainTarget
 from windlass.model.errors import PartAway, Unavailable
 from windlass.model.names import JobKey
-from windlass.store import Draft
-from windlass.store.beside import DrainReply, DrainRequest
+from windlass.store.data import Draft, DrainReply, DrainRequest
 from windlass.store.sqlite import SqliteStore
 from windlass.system import SystemClock
 
@@ -25,6 +24,7 @@ class Slow:
 
     def __init__(self, strands: int, after: float = 0.0) -> None:
         self.partition_count = strands
+        self.replicated_within: float | None = None
         self._after = after
 
     def partition_of(self, _: Draft) -> int:

@@ -25,6 +25,7 @@ from tests.support.patience import PATIENCE
 from tests.support.relays import Wire
 from tests.support.scoreboard import Relay, await_
 from tests.support.servers import NewPrefix, Server, StartServer
+from tests.support.stores import journal_of
 from windlass import Windlass
 from windlass.dialect.aliases import KeepTimes, WithKeepTimes
 from windlass.engine.journal import open_journaled
@@ -52,7 +53,8 @@ from windlass.model.options import JobOptions
 from windlass.model.queue import QueueChange, Tier
 from windlass.model.worker import NewWorker
 from windlass.store import encoding
-from windlass.store.beside import DrainReply, DrainRequest, JournalTarget
+from windlass.store.data import DrainReply, DrainRequest
+from windlass.store.protocol import JournalTarget
 from windlass.store.redis.scrub import scrub
 
 # The mark
@@ -62,15 +64,15 @@ async def test_a_drain_moves_the_mark_with_its_jobs_or_does_nothing(server: Serv
     async with engine_at(server.url, new_prefix()) as engine:
         store = redis_of(engine)
         drafts = [draft(number) for number in range(3)]
-        partition = store.partition_of(drafts[0])
-        assert (await store.drain(DrainRequest("j", partition, -1, 0, []))).mark == 0
-        first = await store.drain(DrainRequest("j", partition, 0, 3, drafts))
+        partition = journal_of(store).partition_of(drafts[0])
+        assert (await journal_of(store).drain(DrainRequest("j", partition, -1, 0, []))).mark == 0
+        first = await journal_of(store).drain(DrainRequest("j", partition, 0, 3, drafts))
         assert (first.mark, first.created) == (3, [True] * 3)
-        again = await store.drain(DrainRequest("j", partition, 0, 3, drafts))
+        again = await journal_of(store).drain(DrainRequest("j", partition, 0, 3, drafts))
         assert (again.mark, again.created) == (3, []), "sent again, it does nothing"
-        ahead = await store.drain(DrainRequest("j", partition, 7, 9, [draft(8)]))
+        ahead = await journal_of(store).drain(DrainRequest("j", partition, 7, 9, [draft(8)]))
         assert (ahead.mark, ahead.created) == (3, []), "what comes before is missing"
-        other = await store.drain(DrainRequest("k", partition, 0, 5, drafts))
+        other = await journal_of(store).drain(DrainRequest("k", partition, 0, 5, drafts))
         assert (other.mark, other.created) == (5, [False] * 3), "each journal has its own; ids are known to all"
         assert (await engine(Count())).count == 3
         assert not await scrub(store)
@@ -81,9 +83,9 @@ async def test_the_mark_and_the_jobs_are_one_step_in_the_log_of_the_server(start
     server = start_server("redis", fsync="always")
     async with engine_at(server.url) as engine:
         store = redis_of(engine)
-        await store.drain(DrainRequest("j", 0, 0, 2, [draft(1), draft(2)]))
+        await journal_of(store).drain(DrainRequest("j", 0, 0, 2, [draft(1), draft(2)]))
         before = _log_of(server).stat().st_size
-        await store.drain(DrainRequest("j", 0, 2, 4, [draft(3), draft(4)]))
+        await journal_of(store).drain(DrainRequest("j", 0, 2, 4, [draft(3), draft(4)]))
     server.kill()
     log = _log_of(server)
     data = log.read_bytes()
@@ -92,7 +94,7 @@ async def test_the_mark_and_the_jobs_are_one_step_in_the_log_of_the_server(start
         server.start()
         async with engine_at(server.url) as engine:
             store = redis_of(engine)
-            mark = (await store.drain(DrainRequest("j", 0, -1, 0, []))).mark
+            mark = (await journal_of(store).drain(DrainRequest("j", 0, -1, 0, []))).mark
             count = (await engine(Count())).count
             assert (mark, count) == (2, 2), f"cut at {size} of {len(data)}"
         server.kill()
@@ -111,6 +113,7 @@ class Slow:
 
     def __init__(self, ledger: JournalTarget) -> None:
         self._ledger = ledger
+        self.replicated_within = ledger.replicated_within
         self.partition_count, self.partition_of, self.ready = ledger.partition_count, ledger.partition_of, ledger.ready
 
     async def drain(self, request: DrainRequest) -> DrainReply:
@@ -377,7 +380,7 @@ async def test_s3_item_7_a_crash_between_the_store_and_the_commit_makes_one_job(
         journal = taken(tmp_path)
         drafts = [draft(number) for number in range(10)]
         await journal.accept(drafts)
-        await store.drain(
+        await journal_of(store).drain(
             DrainRequest(journal.id.hex(), 0, 0, 6, drafts[:6])
         )  # and the process died before it noted that
         await journal.close()
@@ -418,7 +421,8 @@ async def test_a_store_that_has_lost_its_newest_jobs_is_given_exactly_those_agai
         async def checked() -> bool:
             journal = service._journal.id.hex()
             marks = [
-                (await store.drain(DrainRequest(journal, one, -1, 0, []))).mark for one in range(store.partition_count)
+                (await journal_of(store).drain(DrainRequest(journal, one, -1, 0, []))).mark
+                for one in range(journal_of(store).partition_count)
             ]
             return set(marks) == {drained}
 

@@ -33,7 +33,7 @@ from windlass.model.errors import JournalFull, Unavailable
 from windlass.model.job import TEXT, NewJob
 from windlass.model.names import fresh_id
 from windlass.model.operations import Enqueue, EnqueueLines, EnqueueMany, List
-from windlass.store import Draft
+from windlass.store.data import Draft
 from windlass.system import SystemRandomness
 
 # A full disk

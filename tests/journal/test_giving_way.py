@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.drained_journals import engine_at, in_order, redis_of, until
+from tests.support.drained_journals import engine_at, in_order, until
 from tests.support.faulty_disk import draft
 from tests.support.servers import NewPrefix, Server
+from tests.support.stores import journal_of
 from windlass.engine import Engine
 from windlass.engine.journal import Journal, JournalSettings
 from windlass.engine.journal.drain import LONGEST_PAUSE, MOST_AT_ONCE, Drainer
@@ -41,7 +42,7 @@ async def draining(engine: Engine, clock: Pauses, folder: Path) -> AsyncIterator
     journal = Journal(folder, clock, SystemRandomness(), JournalSettings())
     assert journal.open()
     await journal.accept([draft(number) for number in range(BACKLOG)])
-    drainer = Drainer(journal, redis_of(engine), engine.context, clock)
+    drainer = Drainer(journal, journal_of(engine.context.store), engine.context, clock)
     await drainer.start()
     running = asyncio.create_task(drainer.run())
     try:

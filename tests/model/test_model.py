@@ -53,7 +53,7 @@ from windlass.model.output import Progress
 from windlass.model.retry import EXPONENTIAL, FROM_START, PRESETS, UNTIL_DEADLINE, RetryPolicy
 from windlass.model.worker import NewWorker
 from windlass.server import bodies
-from windlass.store import Store
+from windlass.store.protocol import Store
 
 BORN = datetime(2026, 1, 1, 12, 30, 15, 123456, tzinfo=UTC)
 

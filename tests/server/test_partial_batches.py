@@ -15,7 +15,7 @@ from windlass.model.match import Match
 from windlass.model.operations import Count, List, PutQuota
 from windlass.model.quota import Quota
 from windlass.server.filters import QuotaFilter
-from windlass.store import Draft
+from windlass.store.data import Draft
 from windlass.system import SystemClock
 
 NDJSON = "application/x-ndjson"
@@ -49,18 +49,18 @@ def failing(
 ) -> None:
     """Let the store refuse the batch with this number (from 1), before or after it has kept it."""
     store, calls = engine.context.store, 0
-    add = store.add
+    add = store.jobs.add
 
-    async def refusing(drafts: Sequence[Draft]) -> list[bool]:
+    async def refusing(drafts: Sequence[Draft], *, wait_for_replicas: bool = False) -> list[bool]:
         nonlocal calls
         calls += 1
         if calls != at:
-            return await add(drafts)
+            return await add(drafts, wait_for_replicas=wait_for_replicas)
         if after:
             await add(drafts)
         raise fault()
 
-    monkeypatch.setattr(store, "add", refusing)
+    monkeypatch.setattr(store.jobs, "add", refusing)
 
 
 @pytest.mark.parametrize("quota", [Quota(stored_jobs=1500), Quota(stored_jobs=LINES - 1)])

@@ -31,6 +31,7 @@ from windlass.model.token import key_of
 from windlass.model.worker import NewWorker
 from windlass.server import http_server, streams
 from windlass.server.requests import RequestLimits
+from windlass.store.data import ANYTHING
 
 in_process = pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
 
@@ -257,7 +258,7 @@ async def spoil(hub: Station, shown: str, how: str) -> None:
     if how == "removed":
         await hub.engine(RemoveToken(tenant="default", key=str(key_of(shown))))
     elif how == "removed elsewhere":
-        await hub.engine.context.records.put("token", str(key_of(shown)), None)
+        await hub.engine.context.store.records.swap("token", str(key_of(shown)), ANYTHING, None)
 
 
 @pytest.mark.parametrize("how", ["removed", "removed elsewhere", "expired"])

@@ -263,7 +263,7 @@ async def test_a_store_that_does_not_answer_is_not_an_unknown_token(
         raise Unavailable("gone")
 
     with monkeypatch.context() as broken:
-        broken.setattr(engine.context.records, "list_records", down)
+        broken.setattr(engine.context.store.records, "list", down)
         for _ in range(2):
             answer = await client.get(f"/v1/{MINE}/stats", headers={"authorization": f"Bearer {mine}"})
             assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
@@ -277,7 +277,7 @@ async def test_a_token_is_shown_once_and_never_kept(engine: Engine, client: http
     listed = await client.get("/v1/-/tokens", headers=admin)
     assert secret not in listed.text
     assert "digest" not in listed.text
-    stored = await engine.context.records.list_records("token")
+    stored = await engine.context.store.records.list("token")
     assert all(secret.encode() not in data and secret.split("_")[2].encode() not in data for data in stored.values())
 
 

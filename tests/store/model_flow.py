@@ -82,7 +82,7 @@ class Bounds:
         self._turns: dict[str, Turns] = defaultdict(Turns)
 
     def set_rules(self, rules: Rules) -> bool:
-        if rules.edition != self.rules.edition + 1:
+        if rules.version != self.rules.version + 1:
             return False
         self.rules = rules
         return True
@@ -112,7 +112,7 @@ class Bounds:
         """When the clocks allow a start, whatever else does not."""
         times = [self._bucket_free_at(bucket, limit_rule, now) for bucket, limit_rule in self._bounding(entry.group)]
         lane = (entry.job.tenant, entry.job.queue, entry.job.task)
-        times += [until for pattern, until in self.rules.shut.items() if matches(pattern, lane)]
+        times += [until for pattern, until in self.rules.paused_until.items() if matches(pattern, lane)]
         return latest(times)
 
     def _bucket_free_at(self, bucket: str, limit_rule: LimitRule, now: datetime) -> datetime | None:
@@ -207,7 +207,7 @@ class Bounds:
                 self.started[bucket].append(now)
 
     def _fair_line(self, tenant: str, queue: str) -> dict[str, float] | None:
-        lines = self.rules.fair_lines
+        lines = self.rules.fair_tenant_queues
         return lines.get(f"{tenant},{queue}", lines.get(f"{ANY},{queue}"))
 
     def is_fair(self, place: str) -> bool:

@@ -26,11 +26,14 @@ from windlass.model.names import EVERY_TENANT, JobKey, OfTenant, key_of
 from windlass.model.output import MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT, Chunk, Message, NewChunk
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker
-from windlass.store import (
+from windlass.store.data import (
+    ANYTHING,
     MOST_CHILDREN,
     SEEN_EVERY,
+    WOKEN,
     ClaimRequest,
     CompletedParent,
+    Counts,
     Dependency,
     Draft,
     DueJob,
@@ -40,17 +43,30 @@ from windlass.store import (
     JobSuccess,
     ListScope,
     Overdue,
+    OverdueJobs,
+    Posted,
     Reading,
     Record,
     RecordPage,
+    RunCount,
     StoredResult,
     Sweep,
+    SweepReply,
+    Unchecked,
     shuffled,
 )
-from windlass.store.beside import OutcomeCount
 from windlass.store.encoding import end_topic
 from windlass.store.flow import BucketUsage, LaneBacklog, Regroup, Rules, StaleRules
-from windlass.store.mailbox import Posted, Reader
+from windlass.store.protocol import (
+    EventStore,
+    FlowStore,
+    JobStore,
+    JournalTarget,
+    LocalDisk,
+    Preparation,
+    RecordStore,
+    WorkerStore,
+)
 
 MOST_ERRORS = 100
 
@@ -145,41 +161,41 @@ class WakeupListener:
     topics: Collection[str]
     heard: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def wait(self, seconds: float) -> bool:
+    async def wait(self, seconds: float) -> list[str]:
         try:
             async with asyncio.timeout(seconds):
                 await self.heard.wait()
         except TimeoutError:
-            return False
+            return []
         self.heard.clear()
-        return True
+        return [WOKEN]
 
 
-class ModelStore:
-    """Implements `windlass.store.Store`, `Records`, `Flow` and `Mailbox`."""
+class ModelJobs:
+    """Jobs, and what the other facets share with them."""
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, events: "ModelEvents") -> None:
+        self.clock = clock
+        self._notify = events.notify
         self._jobs: dict[JobKey, Entry] = {}
-        self._workers: dict[str, tuple[Worker, datetime]] = {}
-        self._ears: list[WakeupListener] = []
-        self._records: dict[tuple[str, str], bytes] = {}
+        self.workers = ModelWorkers(clock, self)
         self._arrivals = itertools.count(1)
         self._sequels: dict[JobKey, Sequels] = {}
         self._completed: dict[JobKey, tuple[int, State | None]] = {}
         self._marks = itertools.count(1)
-        self._bounds = Bounds()
+        self.bounds = Bounds()
         self._outcomes: Counter[tuple[str, str, str, Verdict]] = Counter()
-        self._open: set[Lane] = set()
+        self.open: set[Lane] = set()
 
     # Jobs come, are claimed, and end
 
-    async def add(self, drafts: Sequence[Draft]) -> list[bool]:
-        now = self._clock.now()
-        if any(draft.grouping != self._bounds.rules.grouping for draft in drafts):
+    async def add(self, drafts: Sequence[Draft], *, wait_for_replicas: bool = False) -> list[bool]:
+        del wait_for_replicas  # there are none
+        now = self.clock.now()
+        if any(draft.group_epoch != self.bounds.rules.group_epoch for draft in drafts):
             raise StaleRules
         new = [self._add(draft, now) for draft in drafts]
-        self._settle()
+        self.settle()
         return new
 
     def _add(self, draft: Draft, now: datetime) -> bool:
@@ -209,58 +225,55 @@ class ModelStore:
             self._notify(f"work/{job.queue}")
         return True
 
-    async def claim(self, wish: ClaimRequest) -> list[Record]:
-        now, worker = self._clock.now(), wish.worker
-        if wish.heard and self._alive(worker.id):
-            known, _ = self._workers[worker.id]
-            if now - known.seen_at >= timedelta(seconds=SEEN_EVERY):
-                await self.worker_heartbeat(worker.id, known.tenant, wish.lease)
-
-        held = [e for e in self.entries(State.RUNNING) if e.job.worker == worker.id and e.token == wish.nonce]
+    async def claim(self, request: ClaimRequest) -> list[Record]:
+        now, worker = self.clock.now(), request.worker
+        if request.heard:
+            await self.workers.claims(worker.id, request.lease)
+        held = [e for e in self.entries(State.RUNNING) if e.job.worker == worker.id and e.token == request.nonce]
         if held:
             held.sort(key=lambda entry: (worker.queues.index(entry.job.queue), *rank(entry)))
             return [entry.handed_out() for entry in held]
         taken: list[Entry] = []
-        while len(taken) < wish.slots and (entry := self._first(wish, taken)):
-            self._start(entry, wish, now)
+        while len(taken) < request.slots and (entry := self._first(request, taken)):
+            self._start(entry, request, now)
             taken.append(entry)
-        self._settle()
+        self.settle()
         return [entry.handed_out() for entry in taken]
 
-    def _first(self, wish: ClaimRequest, taken: list[Entry]) -> Entry | None:
+    def _first(self, request: ClaimRequest, taken: list[Entry]) -> Entry | None:
         """The job that a worker takes next, after these."""
-        worker = wish.worker
-        free = self._settle()
+        worker = request.worker
+        free = self.settle()
         fit = [entry for entry in free if self._may_take(worker, entry.job)]
-        if "queues" in wish.turns:
-            fit = _next_turn(wish, lambda job: job.queue, fit, taken)
+        if "queues" in request.turns:
+            fit = _next_turn(request, lambda job: job.queue, fit, taken)
         for queue in worker.queues:
             if there := [entry for entry in fit if entry.job.queue == queue]:
-                return self._bounds.first(self._whose_turn(wish, queue, there, taken), free, wish.warm)
+                return self.bounds.first(self._whose_turn(request, queue, there, taken), free, request.warm)
         return None
 
-    def _whose_turn(self, wish: ClaimRequest, queue: str, fit: list[Entry], taken: list[Entry]) -> list[Entry]:
+    def _whose_turn(self, request: ClaimRequest, queue: str, fit: list[Entry], taken: list[Entry]) -> list[Entry]:
         """Of the jobs of a queue, those of the tenant and the task whose turn it is in this claim."""
-        if queue in self._bounds.rules.fair_queues or f"-,{queue}" in wish.in_order:
+        if queue in self.bounds.rules.fair_queues or f"-,{queue}" in request.in_order:
             return fit
-        if "tenants" in wish.turns:
-            fit = _next_turn(wish, lambda job: f"{job.tenant},{job.queue}", fit, taken)
+        if "tenants" in request.turns:
+            fit = _next_turn(request, lambda job: f"{job.tenant},{job.queue}", fit, taken)
         line = {f"{entry.job.tenant},{entry.job.queue}" for entry in fit}
-        if "tasks" in wish.turns and not line & wish.in_order and not any(map(self._bounds.is_fair, line)):
-            fit = _next_turn(wish, lambda job: f"{job.tenant},{job.queue},{job.task}", fit, taken)
+        if "tasks" in request.turns and not line & request.in_order and not any(map(self.bounds.is_fair, line)):
+            fit = _next_turn(request, lambda job: f"{job.tenant},{job.queue},{job.task}", fit, taken)
         return fit
 
-    def _start(self, entry: Entry, wish: ClaimRequest, now: datetime) -> None:
-        tier = self._bounds.tiers(entry, self.entries(State.RUNNING))[-1]
-        self._bounds.start(entry, now)
-        entry.token, entry.lease_until, entry.expires_at = wish.nonce, later(now, wish.lease), None
+    def _start(self, entry: Entry, request: ClaimRequest, now: datetime) -> None:
+        tier = self.bounds.tiers(entry, self.entries(State.RUNNING))[-1]
+        self.bounds.start(entry, now)
+        entry.token, entry.lease_until, entry.expires_at = request.nonce, later(now, request.lease), None
         entry.seconds = tier.seconds if tier else None
         entry.change(
             state=State.RUNNING,
             attempt=entry.job.attempt + 1,
             reason=None,
-            worker=wish.worker.id,
-            node=wish.worker.node or None,
+            worker=request.worker.id,
+            node=request.worker.node or None,
             sandbox=None,
             handler_version=None,
             pid=None,
@@ -277,29 +290,33 @@ class ModelStore:
             and (worker.tasks is None or bool({job.task, f"{job.tenant}/{job.task}"} & set(worker.tasks)))
         )
 
-    async def touch(self, touches: Sequence[Heartbeat], lease: float) -> list[HeartbeatReply]:
-        now = self._clock.now()
-        return [self._touch(touch, lease, now) for touch in touches]
+    async def heartbeat(self, beats: Sequence[Heartbeat], lease: float) -> list[HeartbeatReply]:
+        now = self.clock.now()
+        return [self._heartbeat(beat, lease, now) for beat in beats]
 
-    def _touch(self, touch: Heartbeat, lease: float, now: datetime) -> HeartbeatReply:
-        entry = self._held(touch, touch.token)
+    def _heartbeat(self, beat: Heartbeat, lease: float, now: datetime) -> HeartbeatReply:
+        entry = self._held(beat, beat.token)
         if entry is None:
-            return HeartbeatReply(touch.id, held=False)
+            return HeartbeatReply(beat.id, held=False)
         entry.lease_until = later(now, lease)
-        if touch.pid is not None:
-            entry.change(pid=touch.pid, updated_at=now)
-        if touch.progress is not None:
-            entry.change(progress=touch.progress, updated_at=now)
-        entry.note(touch.ran)
-        for chunk in touch.output:
+        if beat.pid is not None:
+            entry.change(pid=beat.pid, updated_at=now)
+        if beat.progress is not None:
+            entry.change(progress=beat.progress, updated_at=now)
+        entry.note(beat.ran)
+        for chunk in beat.output:
             entry.put(chunk, now)
         deadline = entry.deadline() if entry.job.assigned else None
-        return HeartbeatReply(touch.id, held=True, reason=entry.job.reason, deadline=deadline)
+        messages: list[Message] = []
+        if beat.messages_after is not None:
+            entry.input = [message for message in entry.input if message.n > beat.messages_after]
+            messages = list(entry.input)
+        return HeartbeatReply(beat.id, held=True, reason=entry.job.reason, deadline=deadline, messages=messages)
 
-    async def succeed(self, dones: Sequence[JobSuccess]) -> list[bool]:
-        now = self._clock.now()
-        applied = [self._succeed(done, now) for done in dones]
-        self._settle()
+    async def succeed(self, successes: Sequence[JobSuccess]) -> list[bool]:
+        now = self.clock.now()
+        applied = [self._succeed(done, now) for done in successes]
+        self.settle()
         return applied
 
     def _succeed(self, done: JobSuccess, now: datetime) -> bool:
@@ -319,9 +336,9 @@ class ModelStore:
         return True
 
     async def apply(self, moves: Sequence[Move]) -> list[bool]:
-        now = self._clock.now()
+        now = self.clock.now()
         applied = [self._apply(move, now) for move in moves]
-        self._settle()
+        self.settle()
         return applied
 
     def _apply(self, move: Move, now: datetime) -> bool:
@@ -406,14 +423,14 @@ class ModelStore:
 
     async def read(self, keys: Sequence[JobKey], *, payload: bool = False) -> Reading:
         found = [self._jobs[key].record(payload=payload) if key in self._jobs else None for key in keys]
-        return Reading(self._clock.now(), found)
+        return Reading(self.clock.now(), found)
 
     async def owners(self, ids: Sequence[str]) -> list[list[str]]:
         return [sorted(key.tenant for key in self._jobs if key.id == id) for id in ids]
 
     async def result(self, key: JobKey) -> StoredResult | None:
         entry = self._jobs.get(key)
-        if entry is None or (entry.drop_result_at is not None and entry.drop_result_at <= self._clock.now()):
+        if entry is None or (entry.drop_result_at is not None and entry.drop_result_at <= self.clock.now()):
             return None
         kept = entry.result
         if entry.job.keep_result == "once":
@@ -430,70 +447,47 @@ class ModelStore:
         entry = self._jobs.get(key)
         return [chunk for chunk in entry.output if chunk.n > after][:limit] if entry else []
 
-    async def page(self, scope: ListScope, after: str | None, limit: int) -> RecordPage:
-        def place(entry: Entry) -> tuple[bytes, bytes, int]:
-            arrival = -entry.arrival if scope.newest_first else entry.arrival
-            return entry.job.tenant.encode(), entry.job.queue.encode(), arrival
-
-        start = read_cursor(after) if after is not None else (b"", b"", -(2**62))
-        fit = (
-            entry
-            for entry in self.entries(*scope.states)
-            if scope.tenant in (EVERY_TENANT, entry.job.tenant) and scope.queue in (None, entry.job.queue)
-        )
-        found = sorted((entry for entry in fit if place(entry) > start), key=place)
-        page = found[:limit]
-        following = write_cursor(place(page[-1])) if len(found) > limit else None
-        return RecordPage([entry.record() for entry in page], following)
-
-    async def outcomes(self, tenant: str) -> list[OutcomeCount]:
-        whose = ((names, count) for names, count in self._outcomes.items() if tenant in (EVERY_TENANT, names[0]))
-        return [OutcomeCount(*names, count) for names, count in sorted(whose)]
-
     def _count(self, job: Job, outcome: Verdict | None) -> None:
         if outcome is not None:
             self._outcomes[job.tenant, job.queue, job.task, outcome] += 1
 
-    async def count_jobs(self, tenant: str) -> list[JobCount]:
+    async def counts(self, tenant: str) -> Counts:
         jobs = (entry.job for entry in self._jobs.values() if tenant in (EVERY_TENANT, entry.job.tenant))
         counts = Counter((job.tenant, job.queue, job.task, job.state) for job in jobs)
-        return [JobCount(*names, count) for names, count in sorted(counts.items())]
+        runs = [(names, count) for names, count in self._outcomes.items() if tenant in (EVERY_TENANT, names[0])]
+        return Counts(
+            [JobCount(*names, count) for names, count in sorted(counts.items())],
+            [RunCount(*names, count) for names, count in sorted(runs)],
+        )
 
     # They are sent messages
 
-    async def post(self, key: JobKey, data: bytes) -> Posted:
+    async def post(self, key: JobKey, message: bytes) -> Posted:
         entry = self._jobs.get(key)
         if entry is None or entry.job.state in FINISHED:
             return Posted.ENDED
-        posted = entry.post(data)
+        posted = entry.post(message)
         if posted is Posted.KEPT and entry.job.state is State.RUNNING:
             self._notify(f"order/{entry.job.worker}")
         return posted
 
-    async def collect(self, readers: Sequence[Reader]) -> list[list[Message]]:
-        found: list[list[Message]] = []
-        for reader in readers:
-            entry = self._jobs.get(key_of(reader))
-            if entry is None or entry.token is None or entry.token != reader.token:
-                found.append([])
-                continue
-            entry.input = [message for message in entry.input if message.n > reader.after]
-            found.append(list(entry.input))
-        return found
-
     # Clocks run out
 
-    async def sweep(self, clock: Sweep, limit: int) -> list[DueJob]:
-        now = self._clock.now()
+    async def sweep(self, clock: Sweep, limit: int) -> SweepReply:
+        now = self.clock.now()
+        if clock is Sweep.LANES:
+            before = self.open
+            self.settle()
+            return SweepReply(min(len(self.open - before), limit))
         if clock is Sweep.RUN:
             due = self._due(self.entries(State.SCHEDULED), lambda entry: entry.job.run_at, now)[:limit]
             for entry in due:
                 entry.change(state=State.QUEUED, updated_at=now)
                 self._notify(f"work/{entry.job.queue}")
-            self._settle()
-            return [entry.swept() for entry in due]
+            self.settle()
+            return SweepReply(len(due), [entry.swept() for entry in due])
         due = self._due(self.entries(*FINISHED), Entry.keep_clock, now)[:limit]
-        return [self._drop(entry, now) for entry in due]
+        return SweepReply(len(due), [self._drop(entry, now) for entry in due])
 
     def _drop(self, entry: Entry, now: datetime) -> DueJob:
         """A keep clock has run out: of the record, or of its result."""
@@ -504,12 +498,16 @@ class ModelStore:
         self._spend(entry)
         return entry.swept(result_only=True)
 
-    async def next_run(self) -> float | None:
+    async def next_due(self, clock: Sweep, queues: Sequence[str] = ()) -> float | None:
+        now = self.clock.now()
+        if clock is Sweep.LANES:
+            queued = [entry for entry in self.entries(State.QUEUED) if entry.job.queue in queues]
+            return self.bounds.next_opening(queued, self.entries(State.RUNNING), now)
         due_at = [entry.job.run_at for entry in self.entries(State.SCHEDULED) if entry.job.run_at is not None]
-        return max((min(due_at) - self._clock.now()).total_seconds(), 0.0) if due_at else None
+        return max((min(due_at) - now).total_seconds(), 0.0) if due_at else None
 
-    async def overdue(self, clock: Overdue, limit: int) -> Reading:
-        now = self._clock.now()
+    async def overdue(self, clock: Overdue, limit: int) -> OverdueJobs:
+        now = self.clock.now()
         if clock is Overdue.LEASE:
             due = self._due(self.entries(State.RUNNING), lambda entry: entry.lease_until, now)
         elif clock is Overdue.OWNER:
@@ -517,66 +515,18 @@ class ModelStore:
         else:
             waiting = self.entries(State.BLOCKED, State.SCHEDULED, State.QUEUED)
             due = self._due(waiting, lambda entry: entry.expires_at, now)
-        return Reading(now, [entry.record() for entry in due[:limit]])
+        return OverdueJobs(now, [entry.record() for entry in due[:limit]])
 
     def _due(self, entries: Iterable[Entry], until: Callable[[Entry], datetime | None], now: datetime) -> list[Entry]:
         found = ((when, entry.arrival, entry) for entry in entries if (when := until(entry)) and when <= now)
         return [entry for _, _, entry in sorted(found, key=lambda item: item[:2])]
 
-    # Flow
-
-    async def rules(self) -> Rules:
-        return self._bounds.rules
-
-    async def set_rules(self, rules: Rules) -> bool:
-        done = self._bounds.set_rules(rules)
-        self._settle()
-        return done
-
-    async def regroup(self, changes: Sequence[Regroup]) -> list[bool]:
-        done = [self._regroup(change) for change in changes]
-        self._settle()
-        return done
-
-    def _regroup(self, change: Regroup) -> bool:
-        entry = self._jobs.get(key_of(change))
-        if entry is None or entry.group != change.before or entry.job.state in FINISHED:
-            return False
-        entry.group = change.after
-        return True
-
-    async def hold(self, bucket: str, seconds: float) -> None:
-        self._bounds.hold(bucket, self._clock.now() + timedelta(seconds=seconds))
-        self._settle()
-
-    async def unblock_ready(self, limit: int) -> int:
-        before = self._open
-        self._settle()
-        return min(len(self._open - before), limit)
-
-    async def next_opening(self, queues: Sequence[str]) -> float | None:
-        queued = [entry for entry in self.entries(State.QUEUED) if entry.job.queue in queues]
-        return self._bounds.next_opening(queued, self.entries(State.RUNNING), self._clock.now())
-
-    async def waiting(self, tenant: str, queue: str, limit: int) -> list[LaneBacklog]:
-        queued = [entry for entry in self.entries(State.QUEUED) if entry.job.queue == queue]
-        return waiting([entry for entry in queued if tenant in (EVERY_TENANT, entry.job.tenant)], limit)
-
-    async def rank(self, key: JobKey) -> int | None:
-        queued = self.entries(State.QUEUED)
-        own = next((entry for entry in queued if key_of(entry.job) == key), None)
-        return None if own is None else sum(lane_of(one) == lane_of(own) and rank(one) < rank(own) for one in queued)
-
-    async def usage(self, limit_rule: str, limit: int) -> list[BucketUsage]:
-        queued, running = self.entries(State.QUEUED), self.entries(State.RUNNING)
-        return self._bounds.usage(limit_rule, queued, running, self._clock.now())[:limit]
-
-    def _settle(self) -> list[Entry]:
+    def settle(self) -> list[Entry]:
         """See what could start, whose turn it is, and who is to hear of it: after each change, and as time passes."""
-        free = self._bounds.open(self.entries(State.QUEUED), self.entries(State.RUNNING), self._clock.now())
-        before, self._open = self._open, {lane_of(entry) for entry in free}
-        self._bounds.settle(self._open, self.entries(State.QUEUED))
-        for _, queue, _, _ in self._open - before:
+        free = self.bounds.open(self.entries(State.QUEUED), self.entries(State.RUNNING), self.clock.now())
+        before, self.open = self.open, {lane_of(entry) for entry in free}
+        self.bounds.settle(self.open, self.entries(State.QUEUED))
+        for _, queue, _, _ in self.open - before:
             self._notify(f"work/{queue}")
         return free
 
@@ -623,87 +573,16 @@ class ModelStore:
             if entry is None or not entry.followed:
                 self._sequels.pop(key, None)
         first = sorted((mark, key, state) for key, (mark, state) in self._completed.items())[:limit]
-        return [self._told(key, mark, state) for mark, key, state in first]
+        return [self._reported(key, mark, state) for mark, key, state in first]
 
-    def _told(self, key: JobKey, mark: int, state: State | None) -> CompletedParent:
+    def _reported(self, key: JobKey, mark: int, state: State | None) -> CompletedParent:
         sequels, entry = self._sequels.get(key) or Sequels(), self._jobs.get(key)
         result = (entry.result if entry else None) or sequels.result
         children = sorted(sequels.children)[:MOST_CHILDREN]
         return CompletedParent(*key, mark, state, children, sequels.then, result if sequels.then else None)
 
-    # Workers
-
-    async def register_worker(self, id: str, tenant: str, worker: NewWorker, lease: float) -> None:
-        now = self._clock.now()
-        said = {name: getattr(worker, name) for name in NewWorker.__struct_fields__}
-        known = Worker(**said, id=id, tenant=tenant, registered_at=now, seen_at=now)
-        self._workers[id] = known, now + timedelta(seconds=lease)
-
-    async def worker_heartbeat(self, id: str, tenant: str, lease: float) -> Worker | None:
-        now = self._clock.now()
-        if not self._alive(id) or self._workers[id][0].tenant != tenant:
-            return None
-        worker = replace(self._workers[id][0], seen_at=now)
-        self._workers[id] = worker, now + timedelta(seconds=lease)
-        return self._counted(worker)
-
-    async def workers(self, tenant: str) -> list[Worker]:
-        alive = [worker for id, (worker, _) in self._workers.items() if self._alive(id)]
-        found = [self._counted(worker) for worker in alive if tenant in (EVERY_TENANT, worker.tenant)]
-        return sorted(found, key=lambda worker: (worker.registered_at, worker.id))
-
-    async def unregister_worker(self, id: str) -> bool:
-        alive = self._alive(id)
-        self._workers.pop(id, None)
-        return alive
-
-    def _alive(self, id: str) -> bool:
-        return id in self._workers and self._workers[id][1] > self._clock.now()
-
-    def _counted(self, worker: Worker) -> Worker:
-        return replace(worker, running=sum(entry.job.worker == worker.id for entry in self.entries(State.RUNNING)))
-
-    # Records beside the jobs
-
-    async def put(self, kind: str, name: str, data: bytes | None) -> None:
-        self._records.pop((kind, name), None)
-        if data is not None:
-            self._records[kind, name] = data
-
-    async def swap(self, kind: str, name: str, before: bytes | None, after: bytes | None) -> bool:
-        if self._records.get((kind, name)) != before:
-            return False
-        await self.put(kind, name, after)
-        return True
-
-    async def list_records(self, kind: str) -> dict[str, bytes]:
-        return {name: data for (one, name), data in self._records.items() if one == kind}
-
-    # Notices
-
-    @asynccontextmanager
-    async def listen(self, topics: Sequence[str]) -> AsyncIterator[WakeupListener]:
-        ear = WakeupListener(topics)
-        self._ears.append(ear)
-        try:
-            yield ear
-        finally:
-            self._ears.remove(ear)
-
-    # News: there is nobody else to tell
-
-    quiet = True
-
-    async def publish(self, news: Sequence[str]) -> None:
-        pass
-
-    async def close(self) -> None:
-        self._jobs.clear()
-
-    def _notify(self, topic: str) -> None:
-        for ear in self._ears:
-            if topic in ear.topics:
-                ear.heard.set()
+    def entry(self, key: JobKey) -> Entry | None:
+        return self._jobs.get(key)
 
     def entries(self, *states: State) -> list[Entry]:
         """All there is of the jobs in these states, in order of arrival."""
@@ -713,11 +592,177 @@ class ModelStore:
         entry = self._jobs.get(key_of(job))
         return entry if entry and entry.job.state is State.RUNNING and entry.token == token else None
 
+    async def list(self, scope: ListScope, after: str | None, limit: int) -> RecordPage:
+        def place(entry: Entry) -> tuple[bytes, bytes, int]:
+            arrival = -entry.arrival if scope.newest_first else entry.arrival
+            return entry.job.tenant.encode(), entry.job.queue.encode(), arrival
 
-def _next_turn(wish: ClaimRequest, name: Callable[[Job], str], fit: list[Entry], taken: Sequence[Entry]) -> list[Entry]:
+        start = read_cursor(after) if after is not None else (b"", b"", -(2**62))
+        fit = (
+            entry
+            for entry in self.entries(*scope.states)
+            if scope.tenant in (EVERY_TENANT, entry.job.tenant) and scope.queue in (None, entry.job.queue)
+        )
+        found = sorted((entry for entry in fit if place(entry) > start), key=place)
+        page = found[:limit]
+        following = write_cursor(place(page[-1])) if len(found) > limit else None
+        return RecordPage([entry.record() for entry in page], following)
+
+
+class ModelFlow:
+    """Flow control."""
+
+    def __init__(self, jobs: ModelJobs) -> None:
+        self._jobs = jobs
+
+    async def rules(self) -> Rules:
+        return self._jobs.bounds.rules
+
+    async def set_rules(self, rules: Rules) -> bool:
+        done = self._jobs.bounds.set_rules(rules)
+        self._jobs.settle()
+        return done
+
+    async def regroup(self, changes: Sequence[Regroup]) -> list[bool]:
+        done = [self._regroup(change) for change in changes]
+        self._jobs.settle()
+        return done
+
+    def _regroup(self, change: Regroup) -> bool:
+        entry = self._jobs.entry(key_of(change))
+        if entry is None or entry.group != change.before or entry.job.state in FINISHED:
+            return False
+        entry.group = change.after
+        return True
+
+    async def hold(self, bucket: str, seconds: float) -> None:
+        self._jobs.bounds.hold(bucket, self._jobs.clock.now() + timedelta(seconds=seconds))
+        self._jobs.settle()
+
+    async def backlog(self, tenant: str, queue: str, limit: int) -> list[LaneBacklog]:
+        queued = [entry for entry in self._jobs.entries(State.QUEUED) if entry.job.queue == queue]
+        return waiting([entry for entry in queued if tenant in (EVERY_TENANT, entry.job.tenant)], limit)
+
+    async def rank(self, key: JobKey) -> int | None:
+        queued = self._jobs.entries(State.QUEUED)
+        own = next((entry for entry in queued if key_of(entry.job) == key), None)
+        return None if own is None else sum(lane_of(one) == lane_of(own) and rank(one) < rank(own) for one in queued)
+
+    async def usage(self, limit_rule: str, limit: int) -> list[BucketUsage]:
+        queued, running = self._jobs.entries(State.QUEUED), self._jobs.entries(State.RUNNING)
+        return self._jobs.bounds.usage(limit_rule, queued, running, self._jobs.clock.now())[:limit]
+
+
+class ModelWorkers:
+    """Workers."""
+
+    def __init__(self, clock: Clock, jobs: ModelJobs) -> None:
+        self._clock = clock
+        self._jobs = jobs
+        self._workers: dict[str, tuple[Worker, datetime]] = {}
+
+    async def heartbeat(self, id: str, tenant: str, lease: float, new: NewWorker | None = None) -> Worker | None:
+        now = self._clock.now()
+        if new is not None:
+            said = {name: getattr(new, name) for name in NewWorker.__struct_fields__}
+            worker = Worker(**said, id=id, tenant=tenant, registered_at=now, seen_at=now)
+        elif not self._alive(id) or self._workers[id][0].tenant != tenant:
+            return None
+        else:
+            worker = replace(self._workers[id][0], seen_at=now)
+        self._workers[id] = worker, now + timedelta(seconds=lease)
+        return self._counted(worker)
+
+    async def claims(self, id: str, lease: float) -> None:
+        """A claim is a heartbeat."""
+        if self._alive(id):
+            known, _ = self._workers[id]
+            if self._clock.now() - known.seen_at >= timedelta(seconds=SEEN_EVERY):
+                await self.heartbeat(id, known.tenant, lease)
+
+    def _alive(self, id: str) -> bool:
+        return id in self._workers and self._workers[id][1] > self._clock.now()
+
+    def _counted(self, worker: Worker) -> Worker:
+        return replace(
+            worker, running=sum(entry.job.worker == worker.id for entry in self._jobs.entries(State.RUNNING))
+        )
+
+    async def list(self, tenant: str) -> list[Worker]:
+        alive = [worker for id, (worker, _) in self._workers.items() if self._alive(id)]
+        found = [self._counted(worker) for worker in alive if tenant in (EVERY_TENANT, worker.tenant)]
+        return sorted(found, key=lambda worker: (worker.registered_at, worker.id))
+
+
+class ModelRecords:
+    """Records beside the jobs."""
+
+    def __init__(self) -> None:
+        self._records: dict[tuple[str, str], bytes] = {}
+
+    async def swap(self, kind: str, name: str, before: bytes | Unchecked | None, after: bytes | None) -> bool:
+        if before is not ANYTHING and self._records.get((kind, name)) != before:
+            return False
+        self._records.pop((kind, name), None)
+        if after is not None:
+            self._records[kind, name] = after
+        return True
+
+    async def list(self, kind: str) -> dict[str, bytes]:
+        return {name: data for (one, name), data in self._records.items() if one == kind}
+
+
+class ModelEvents:
+    """Wake-ups. There is no other process to publish to."""
+
+    def __init__(self) -> None:
+        self._listeners: list[WakeupListener] = []
+        self.quiet = True
+
+    @asynccontextmanager
+    async def listen(self, topics: Sequence[str]) -> AsyncIterator[WakeupListener]:
+        listener = WakeupListener(topics)
+        self._listeners.append(listener)
+        try:
+            yield listener
+        finally:
+            self._listeners.remove(listener)
+
+    def notify(self, topic: str) -> None:
+        for listener in self._listeners:
+            if topic in listener.topics:
+                listener.heard.set()
+
+    async def publish(self, lines: Sequence[str]) -> None:
+        pass
+
+
+class ModelStore:
+    """Implements `windlass.store.protocol`."""
+
+    def __init__(self, clock: Clock) -> None:
+        events = ModelEvents()
+        jobs = ModelJobs(clock, events)
+        self.jobs: JobStore = jobs
+        self.entries = jobs.entries
+        self.flow: FlowStore = ModelFlow(jobs)
+        self.workers: WorkerStore = jobs.workers
+        self.records: RecordStore = ModelRecords()
+        self.events: EventStore = events
+        self.journal: JournalTarget | None = None
+        self.disk: LocalDisk | None = None
+        self.prepare: Preparation | None = None
+
+    async def close(self) -> None:
+        pass
+
+
+def _next_turn(
+    request: ClaimRequest, name: Callable[[Job], str], fit: list[Entry], taken: Sequence[Entry]
+) -> list[Entry]:
     """The jobs of the one whose turn it is: who was given the fewest in this claim, and comes first by chance."""
     given = Counter(name(entry.job) for entry in taken)
-    order = shuffled(wish.nonce, {name(entry.job) for entry in fit})
+    order = shuffled(request.nonce, {name(entry.job) for entry in fit})
     chosen = min(order, key=lambda one: given[one], default=None)
     return [entry for entry in fit if name(entry.job) == chosen]
 

@@ -18,7 +18,7 @@ from windlass.model.names import fresh_id, key_of
 from windlass.model.operations import Claim, Count, EnqueueMany, Show
 from windlass.model.wire import MOST_PAYLOAD
 from windlass.server.requests import ApiRequest
-from windlass.store import Draft
+from windlass.store.data import Draft
 from windlass.store.encoding import alike
 
 LARGE = b"\xc5\x10\x00" + b"x" * 4096

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.stores import World
 from windlass.model.lifecycle import cancel
-from windlass.store import Dependency
+from windlass.store.data import Dependency
 from windlass.store.redis import RedisStore
 
 NOBODY = "00000000-0000-7000-8000-0000000000df"
@@ -18,9 +18,9 @@ async def test_followed_jobs_are_told_of_by_turns(world: World) -> None:
     other = next(name for name in "bcdefgh" if part(name) != part("a"))
     many, one = await world.add_many(6, queue="a"), await world.add(queue=other)
     for id in (*many, one):
-        await world.store.add_dependencies([Dependency(id, "default", NOBODY)])
+        await world.store.jobs.add_dependencies([Dependency(id, "default", NOBODY)])
         assert await world.apply(cancel(await world.job(id)))
-    told = [completed.id for completed in await world.store.completed_parents([], 4)]
+    told = [completed.id for completed in await world.store.jobs.completed_parents([], 4)]
     assert len(told) == 4
     assert one in told
     assert [id for id in told if id != one] == many[:3]

@@ -8,7 +8,16 @@ from tests.support.patience import PATIENCE
 from tests.support.stores import ALL, WITH_MODEL, World
 from windlass.model.job import NewJob, Reason, State
 from windlass.model.lifecycle import Outcome, Verdict, cancel, delete, expire, finish, rerun, unblock
-from windlass.store import MOST_CHILDREN, CompletedParent, Dependency, ListScope, Overdue, Record, StoredResult, Sweep
+from windlass.store.data import (
+    MOST_CHILDREN,
+    CompletedParent,
+    Dependency,
+    ListScope,
+    Overdue,
+    Record,
+    StoredResult,
+    Sweep,
+)
 
 pytestmark = pytest.mark.parametrize("kind", WITH_MODEL, indirect=True)
 
@@ -17,12 +26,12 @@ THEN = NewJob(task="next", queue="b", files={"f": b"1"}, then=NewJob(task="last"
 
 
 async def add_dependencies(world: World, parent: str, child: str = NOBODY, tenant: str = "default") -> State | None:
-    (state,) = await world.store.add_dependencies([Dependency(parent, tenant, child)])
+    (state,) = await world.store.jobs.add_dependencies([Dependency(parent, tenant, child)])
     return state
 
 
 async def completed_parents(world: World) -> list[CompletedParent]:
-    return await world.store.completed_parents([], 100)
+    return await world.store.jobs.completed_parents([], 100)
 
 
 async def only_completed_parents(world: World) -> CompletedParent:
@@ -62,7 +71,7 @@ async def test_a_job_let_go_keeps_its_place_and_is_heard_of(world: World) -> Non
     parent = await world.add(queue="a")
     id = await world.add(after=[parent])
     later = await world.add()
-    async with world.store.listen(["work/default"]) as listener:
+    async with world.store.events.listen(["work/default"]) as listener:
         assert await meet(world, id, parent=State.SUCCEEDED)
         assert await listener.wait(PATIENCE)
     assert [record.job.id for record in await world.claim(slots=2)] == [id, later]
@@ -86,7 +95,7 @@ async def test_a_blocked_job_may_be_cancelled_expire_and_be_deleted(world: World
     assert await world.apply(cancel(await world.job(ids[0])))
     assert await world.apply(delete(await world.job(ids[1])))
     world.clock.advance(5)
-    (overdue,) = (await world.store.overdue(Overdue.WAIT, 10)).records
+    (overdue,) = (await world.store.jobs.overdue(Overdue.WAIT, 10)).records
     assert overdue is not None
     assert overdue == Record(await world.job(ids[2]))
     assert await world.apply(expire(overdue.job, world.clock.now()))
@@ -106,7 +115,7 @@ async def test_blocked_jobs_are_listed_and_counted(world: World) -> None:
         assert sorted(job.id for job in found) == sorted(blocked)
         assert all(job.waits_for == [parent] for job in found)
     assert len(await world.jobs(states=ALL)) == 151
-    counts = await world.store.count_jobs("-")
+    counts = (await world.store.jobs.counts("-")).jobs
     assert sum(tally.count for tally in counts if tally.state is State.BLOCKED) == len(blocked)
     scope = ListScope("default", "q0", frozenset({State.BLOCKED}))
     assert [job.id for job in await world.jobs("default", "q0", scope.states)] == blocked[::2]
@@ -122,10 +131,10 @@ async def test_a_parent_stands_as_it_is(world: World) -> None:
     await world.succeed(taken[0])
     await world.apply(finish(taken[1].job, Outcome(verdict=Verdict.FAILED), world.clock.now(), 0.0), taken[1])
     ids = [queued, delayed, succeeded, failed, running, NOBODY]
-    states = await world.store.add_dependencies([Dependency(id, "default", NOBODY) for id in ids])
+    states = await world.store.jobs.add_dependencies([Dependency(id, "default", NOBODY) for id in ids])
     assert states == [State.QUEUED, State.SCHEDULED, State.SUCCEEDED, State.FAILED, State.RUNNING, None]
-    assert await world.store.add_dependencies([Dependency(id, "acme", NOBODY) for id in ids]) == [None] * 6
-    assert await world.store.add_dependencies([]) == []
+    assert await world.store.jobs.add_dependencies([Dependency(id, "acme", NOBODY) for id in ids]) == [None] * 6
+    assert await world.store.jobs.add_dependencies([]) == []
 
 
 async def test_a_parent_that_was_bound_is_otherwise_as_before(world: World) -> None:
@@ -165,11 +174,11 @@ async def test_a_bound_parent_ripens_when_it_ends(world: World, ending: str, kee
     one = await only_completed_parents(world)
     assert (one.id, one.tenant, one.state, one.children, one.then) == (parent, "default", state, [NOBODY], None)
     world.clock.advance(10)
-    await world.store.sweep(Sweep.KEEP, 10)
+    await world.store.jobs.sweep(Sweep.KEEP, 10)
     assert await world.gone(parent)
     assert await add_dependencies(world, parent) is state, "how it ended is known as long as it is completed"
     assert await add_dependencies(world, parent, tenant="acme") is None
-    assert await world.store.completed_parents([one], 10) == []
+    assert await world.store.jobs.completed_parents([one], 10) == []
     assert await add_dependencies(world, parent) is None
 
 
@@ -185,7 +194,7 @@ async def test_a_retried_parent_ripens_when_it_has_ended_for_good(world: World) 
     await add_dependencies(world, parent)
     retried = finish(taken.job, Outcome(verdict=Verdict.ERROR, delay=0), world.clock.now(), 0.0)
     assert await world.apply(retried, taken)
-    await world.store.sweep(Sweep.RUN, 10)
+    await world.store.jobs.sweep(Sweep.RUN, 10)
     assert await completed_parents(world) == []
     await world.succeed(await world.take())
     assert (await only_completed_parents(world)).state is State.SUCCEEDED
@@ -208,9 +217,9 @@ async def test_one_that_ripens_again_meanwhile_stays(world: World) -> None:
     assert await add_dependencies(world, parent, parent) is State.QUEUED
     taken = await world.take()
     await world.apply(finish(taken.job, Outcome(verdict=Verdict.FAILED), world.clock.now(), 0.0), taken)
-    (second,) = await world.store.completed_parents([first], 10)
+    (second,) = await world.store.jobs.completed_parents([first], 10)
     assert (second.state, second.children) == (State.FAILED, [parent])
-    assert await world.store.completed_parents([second], 10) == []
+    assert await world.store.jobs.completed_parents([second], 10) == []
 
 
 async def test_what_is_to_follow_a_second_end_is_not_forgotten_with_the_first(world: World) -> None:
@@ -219,33 +228,33 @@ async def test_what_is_to_follow_a_second_end_is_not_forgotten_with_the_first(wo
     first = await only_completed_parents(world)
     assert await world.apply(rerun(await world.job(parent)))
     await world.succeed(await world.take(), b"2")
-    (second,) = await world.store.completed_parents([first], 10)
+    (second,) = await world.store.jobs.completed_parents([first], 10)
     assert (second.then, second.result) == (THEN, StoredResult(b"2", "text/plain"))
     assert second.mark > first.mark
-    assert await world.store.completed_parents([second], 10) == []
+    assert await world.store.jobs.completed_parents([second], 10) == []
 
 
 async def test_children_are_told_some_at_a_time(world: World) -> None:
     parent = await world.add()
     children = [f"00000000-0000-7000-8000-{number:012x}" for number in range(MOST_CHILDREN + 20)]
-    await world.store.add_dependencies([Dependency(parent, "default", child) for child in children])
+    await world.store.jobs.add_dependencies([Dependency(parent, "default", child) for child in children])
     await world.succeed(await world.take())
     first = await only_completed_parents(world)
     assert len(first.children) == MOST_CHILDREN
-    (second,) = await world.store.completed_parents([first], 10)
+    (second,) = await world.store.jobs.completed_parents([first], 10)
     assert sorted(first.children + second.children) == children
-    assert await world.store.completed_parents([second], 10) == []
+    assert await world.store.jobs.completed_parents([second], 10) == []
 
 
 async def test_completed_jobs_of_every_queue_are_told_and_no_more_than_asked(world: World) -> None:
     parents = [await world.add(queue=f"q{number}") for number in range(5)]
-    await world.store.add_dependencies([Dependency(parent, "default", NOBODY) for parent in parents])
+    await world.store.jobs.add_dependencies([Dependency(parent, "default", NOBODY) for parent in parents])
     for number, parent in enumerate(parents):
         assert await world.apply(cancel(await world.job(parent))), number
     assert sorted(one.id for one in await completed_parents(world)) == sorted(parents)
-    some = await world.store.completed_parents([], 2)
+    some = await world.store.jobs.completed_parents([], 2)
     assert len(some) == 2
-    rest = await world.store.completed_parents(some, 10)
+    rest = await world.store.jobs.completed_parents(some, 10)
     assert sorted(one.id for one in [*some, *rest]) == sorted(parents)
 
 
@@ -260,7 +269,7 @@ async def test_a_job_with_something_to_follow_ripens_with_it_and_its_result(worl
     assert (one.id, one.tenant, one.state, one.children) == (id, "acme", State.SUCCEEDED, [])
     assert (one.then, one.result) == (THEN, StoredResult(b"42", "text/plain"))
     assert await world.result(id, "acme") == StoredResult(b"42", "text/plain")
-    assert await world.store.completed_parents([one], 10) == []
+    assert await world.store.jobs.completed_parents([one], 10) == []
 
 
 async def test_a_result_for_one_reading_is_there_for_both(world: World) -> None:
@@ -271,7 +280,7 @@ async def test_a_result_for_one_reading_is_there_for_both(world: World) -> None:
     assert await world.result(id) is None
     one = await only_completed_parents(world)
     assert one.result == StoredResult(b"42", "text/plain")
-    assert await world.store.completed_parents([one], 10) == []
+    assert await world.store.jobs.completed_parents([one], 10) == []
     assert await world.result(id) is None
 
 
@@ -289,9 +298,9 @@ async def test_what_is_to_follow_is_there_for_each_life(world: World) -> None:
         await world.succeed(await world.take())
         one = await only_completed_parents(world)
         assert one.then == THEN
-        assert await world.store.completed_parents([one], 10) == []
+        assert await world.store.jobs.completed_parents([one], 10) == []
         assert await world.apply(rerun(await world.job(id)))
     assert await world.apply(delete(await world.job(id)))
     one = await only_completed_parents(world)
     assert (one.state, one.then) == (None, THEN)
-    assert await world.store.completed_parents([one], 10) == []
+    assert await world.store.jobs.completed_parents([one], 10) == []

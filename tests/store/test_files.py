@@ -7,7 +7,7 @@ import pytest
 from tests.support.stores import WITH_MODEL, World
 from windlass.model.lifecycle import delete, release, rerun
 from windlass.model.output import NewChunk
-from windlass.store import Record, Sweep
+from windlass.store.data import Record, Sweep
 
 pytestmark = pytest.mark.parametrize("kind", WITH_MODEL, indirect=True)
 
@@ -39,8 +39,8 @@ async def test_a_claim_sent_again_answers_the_same_files(world: World) -> None:
 async def test_each_job_of_a_batch_has_its_own_files(world: World) -> None:
     given: list[dict[str, Any]] = [{}, {"files": {"f": b"1"}}, {}, {"files": {"f": b"2"}}, {"files": {"g": b"3"}}]
     drafts = [world.draft(**fields) for fields in given]
-    assert await world.store.add([*drafts, drafts[1]]) == [True] * 5 + [False]
-    assert await world.store.add([world.draft(id=drafts[1].id, files={"f": b"other"})]) == [False]
+    assert await world.store.jobs.add([*drafts, drafts[1]]) == [True] * 5 + [False]
+    assert await world.store.jobs.add([world.draft(id=drafts[1].id, files={"f": b"other"})]) == [False]
     taken = await world.claim(slots=9)
     assert [record.files for record in taken] == [{}, {"f": b"1"}, {}, {"f": b"2"}, {"g": b"3"}]
 
@@ -73,7 +73,7 @@ async def test_files_go_with_their_job(world: World, how: str) -> None:
     else:
         assert await world.succeed(await world.take())
     world.clock.advance(10)
-    await world.store.sweep(Sweep.KEEP, 10)
+    await world.store.jobs.sweep(Sweep.KEEP, 10)
     assert await world.gone(id)
-    assert await world.store.add([world.draft(id=id)]) == [True]
+    assert await world.store.jobs.add([world.draft(id=id)]) == [True]
     assert (await world.take()).files == {}

@@ -13,7 +13,7 @@ from tests.support.stores import EACH_CODE, World, ids
 from windlass.model.errors import Invalid
 from windlass.model.job import Reason
 from windlass.model.lifecycle import Outcome, Verdict, cancel, delete, expire, finish, lose, release, rerun
-from windlass.store import Overdue, Record, Sweep
+from windlass.store.data import Overdue, Record, Sweep
 from windlass.store.flow import BucketUsage, LimitRule
 
 pytestmark = pytest.mark.parametrize("kind", EACH_CODE, indirect=True)
@@ -105,7 +105,7 @@ async def test_a_limit_over_several_queues_is_for_stores_of_one_piece(world: Wor
     if kind == "cluster":
         with pytest.raises(Invalid) as error:
             await world.set_rules(limit_rules=over_all)
-        assert (error.value.at, (await world.flow.rules()).edition) == ("match.queue", 0)
+        assert (error.value.at, (await world.flow.rules()).version) == ("match.queue", 0)
         return
     await world.set_rules(limit_rules=over_all)
     places = [("default", "a"), ("acme", "b"), ("default", "b"), ("acme", "a")]
@@ -131,7 +131,7 @@ async def end(world: World, record: Record, how: str) -> None:
         assert await world.succeed(record)
     elif how == "lost":
         world.clock.advance(61)
-        (overdue,) = (await world.store.overdue(Overdue.LEASE, 9)).records
+        (overdue,) = (await world.store.jobs.overdue(Overdue.LEASE, 9)).records
         assert overdue is not None
         assert await world.apply(lose(overdue.job, world.clock.now()), record)
     elif how in ("cancelled", "deleted"):
@@ -177,7 +177,7 @@ async def test_a_retry_keeps_its_group(world: World) -> None:
     held = await world.take()
     assert held.job.id == second
     world.clock.advance(10)
-    assert len(await world.store.sweep(Sweep.RUN, 9)) == 1
+    assert (await world.store.jobs.sweep(Sweep.RUN, 9)).count == 1
     assert await taken(world) == []
     await world.succeed(held)
     assert await taken(world) == [first]
@@ -354,7 +354,7 @@ async def test_a_limit_that_is_closed_for_ever_opens_when_it_is_opened(world: Wo
     await world.set_rules(limit_rules={"default/x": limit(closed_until=FOREVER)})
     job = await world.add(group="|default/x=a")
     world.clock.advance(1_000_000)
-    await world.flow.unblock_ready(100)
+    await world.store.jobs.sweep(Sweep.LANES, 100)
     assert await taken(world) == []
     await world.set_rules(limit_rules={"default/x": limit()})
     assert await taken(world) == [job]

@@ -8,6 +8,7 @@ import pytest
 from tests.support.patience import PATIENCE
 from tests.support.stores import EACH_CODE, World, ids
 from windlass.model.lifecycle import cancel, release, shrink
+from windlass.store.data import Sweep
 from windlass.store.flow import BucketUsage, LimitRule, Regroup, TierRule
 
 pytestmark = pytest.mark.parametrize("kind", EACH_CODE, indirect=True)
@@ -27,7 +28,7 @@ async def taken(world: World, slots: int = 100, **worker: Any) -> list[str]:
 async def roused(world: World) -> None:
     """As upkeep does it: again while there is more, and never without an end."""
     for _ in range(100):
-        if not await world.flow.unblock_ready(100):
+        if not (await world.store.jobs.sweep(Sweep.LANES, 100)).count:
             return
     raise AssertionError("there is always something left to unblock_ready")
 
@@ -36,7 +37,7 @@ async def roused(world: World) -> None:
 
 
 async def test_waiting_jobs_are_told_by_task_and_group_passed_by_or_not(world: World) -> None:
-    await world.set_rules(limit_rules=limit(running=1), shut={"default,default,shut": FOREVER})
+    await world.set_rules(limit_rules=limit(running=1), paused_until={"default,default,shut": FOREVER})
     late = await world.add(priority=2)
     first, last = await world.add(priority=-1), await world.add(priority=2)
     bounded = await world.add_many(3, group="|default/x", priority=-9)
@@ -45,7 +46,7 @@ async def test_waiting_jobs_are_told_by_task_and_group_passed_by_or_not(world: W
     await world.add(queue="other")
     await world.add(delay=5.0)
     assert await taken(world, 1) == bounded[:1]
-    found = {(one.task, one.group): one for one in await world.flow.waiting("default", "default", 2)}
+    found = {(one.task, one.group): one for one in await world.flow.backlog("default", "default", 2)}
     assert {lane: one.count for lane, one in found.items()} == {
         ("work", ""): 3,
         ("work", "|default/x"): 2,
@@ -63,7 +64,7 @@ async def test_waiting_jobs_are_told_by_task_and_group_passed_by_or_not(world: W
 
 async def test_waiting_jobs_of_all_tenants_come_with_numbers_that_tell_who_came_first(world: World) -> None:
     jobs = [await world.add(tenant=tenant, task=task) for tenant, task in ("ax", "bx", "ay", "by", "ax")]
-    found = await world.flow.waiting("-", "default", 10)
+    found = await world.flow.backlog("-", "default", 10)
     assert {(one.tenant, one.task): one.count for one in found} == {
         ("a", "x"): 2,
         ("b", "x"): 1,
@@ -93,11 +94,11 @@ async def test_a_queued_job_has_a_rank_among_those_of_its_own_group(world: World
 
 async def test_nobody_waits_in_an_empty_queue(world: World) -> None:
     await world.add(queue="other")
-    assert await world.flow.waiting("-", "default", 10) == []
+    assert await world.flow.backlog("-", "default", 10) == []
     (held,) = await world.claim(world.worker("other"))
-    assert await world.flow.waiting("-", "other", 10) == []
+    assert await world.flow.backlog("-", "other", 10) == []
     await world.succeed(held)
-    assert await world.flow.waiting("-", "other", 10) == []
+    assert await world.flow.backlog("-", "other", 10) == []
 
 
 # How buckets stand
@@ -142,9 +143,9 @@ async def test_a_bucket_that_nobody_uses_is_not_told(world: World) -> None:
 
 
 async def test_nothing_opens_where_nothing_is_passed_by(world: World) -> None:
-    assert await world.flow.next_opening(["default"]) is None
+    assert await world.store.jobs.next_due(Sweep.LANES, ["default"]) is None
     await world.add()
-    assert await world.flow.next_opening(["default"]) is None
+    assert await world.store.jobs.next_due(Sweep.LANES, ["default"]) is None
 
 
 async def test_a_full_limit_does_not_open_by_the_clock(world: World) -> None:
@@ -152,7 +153,7 @@ async def test_a_full_limit_does_not_open_by_the_clock(world: World) -> None:
     await world.add_many(2, group="|default/x")
     await taken(world)
     assert await taken(world) == []
-    assert await world.flow.next_opening(["default"]) is None
+    assert await world.store.jobs.next_due(Sweep.LANES, ["default"]) is None
 
 
 @pytest.mark.parametrize("how", ["closed", "held", "shut"])
@@ -160,39 +161,39 @@ async def test_what_is_passed_by_for_a_time_opens_when_it_is_over(world: World, 
     until = world.clock.now() + 10 * SECOND
     await world.set_rules(
         limit_rules=limit(closed_until=until if how == "closed" else None),
-        shut={"*,default,work": until} if how == "shut" else {},
+        paused_until={"*,default,work": until} if how == "shut" else {},
     )
     if how == "held":
         await world.flow.hold("default/x", 10)
     job = await world.add(group="|default/x")
     await world.add(queue="other")
     assert await taken(world) == []
-    assert await world.flow.next_opening(["default"]) == pytest.approx(10.0)
-    assert await world.flow.next_opening(["other"]) is None
+    assert await world.store.jobs.next_due(Sweep.LANES, ["default"]) == pytest.approx(10.0)
+    assert await world.store.jobs.next_due(Sweep.LANES, ["other"]) is None
     world.clock.advance(4)
-    assert await world.flow.next_opening(["other", "default"]) == pytest.approx(6.0)
+    assert await world.store.jobs.next_due(Sweep.LANES, ["other", "default"]) == pytest.approx(6.0)
     world.clock.advance(6)
     assert await taken(world) == [job]
-    assert await world.flow.next_opening(["default"]) is None
+    assert await world.store.jobs.next_due(Sweep.LANES, ["default"]) is None
 
 
 async def test_the_first_opening_counts(world: World) -> None:
     now = world.clock.now()
     await world.set_rules(
         limit_rules=limit(closed_until=now + 30 * SECOND),
-        shut={"*,default,b": now + 20 * SECOND},
+        paused_until={"*,default,b": now + 20 * SECOND},
     )
     await world.add("a", group="|default/x")
     await world.add("b")
     assert await taken(world) == []
-    assert await world.flow.next_opening(["default"]) == pytest.approx(20.0)
+    assert await world.store.jobs.next_due(Sweep.LANES, ["default"]) == pytest.approx(20.0)
 
 
 async def test_what_is_closed_for_ever_never_opens(world: World) -> None:
     await world.set_rules(limit_rules=limit(closed_until=FOREVER))
     await world.add(group="|default/x")
     assert await taken(world) == []
-    opening = await world.flow.next_opening(["default"])
+    opening = await world.store.jobs.next_due(Sweep.LANES, ["default"])
     assert opening is None or opening > 1e9
 
 
@@ -200,13 +201,13 @@ async def test_what_is_closed_for_ever_never_opens(world: World) -> None:
 
 
 async def test_there_is_nothing_to_unblock_ready_in_a_store_at_rest(world: World) -> None:
-    assert await world.flow.unblock_ready(100) == 0
+    assert (await world.store.jobs.sweep(Sweep.LANES, 100)).count == 0
     await world.set_rules(limit_rules=limit(running=1))
     await world.add_many(3, group="|default/x")
     await world.add()
     await taken(world)
     await roused(world)
-    assert await world.flow.unblock_ready(100) == 0
+    assert (await world.store.jobs.sweep(Sweep.LANES, 100)).count == 0
 
 
 async def test_nothing_waits_for_ever_because_others_are_of_tasks_that_nobody_knows(world: World) -> None:
@@ -253,12 +254,12 @@ async def test_rules_that_change_while_much_is_passed_by_leave_nothing_behind(wo
     await world.set_rules(limit_rules=limit(running=1))
     jobs = [await world.add(group=f"|default/x={number % 3}") for number in range(9)]
     held = await world.claim(slots=9)
-    await world.set_rules(limit_rules=limit(closed_until=FOREVER), shut={"*,*,work": FOREVER})
+    await world.set_rules(limit_rules=limit(closed_until=FOREVER), paused_until={"*,*,work": FOREVER})
     assert await taken(world) == []
-    await world.set_rules(limit_rules=limit(running=2), shut={})
+    await world.set_rules(limit_rules=limit(running=2), paused_until={})
     await roused(world)
     assert await taken(world) == jobs[3:6]
-    await world.set_rules(limit_rules=limit(running=2), shut={"*,*,work": world.clock.now() + SECOND})
+    await world.set_rules(limit_rules=limit(running=2), paused_until={"*,*,work": world.clock.now() + SECOND})
     for record in held:
         await world.succeed(record)
     assert await taken(world) == []
@@ -281,7 +282,7 @@ async def test_idle_workers_hear_when_what_was_passed_by_may_run(world: World, h
     await parked(world)
     held = await world.take()
     assert await taken(world) == []
-    async with world.store.listen(["work/default"]) as listener:
+    async with world.store.events.listen(["work/default"]) as listener:
         if how == "succeeds":
             await world.succeed(held)
         elif how == "is released":
@@ -299,7 +300,7 @@ async def test_idle_workers_hear_when_the_time_has_come(world: World, how: str) 
     until = world.clock.now() + 10 * SECOND
     terms: dict[str, dict[str, Any]] = {"closed": {"closed_until": until}, "paced": {"count": 1, "per": 10.0}}
     await world.set_rules(
-        limit_rules=limit(**terms.get(how, {})), shut={"*,default,work": until} if how == "shut" else {}
+        limit_rules=limit(**terms.get(how, {})), paused_until={"*,default,work": until} if how == "shut" else {}
     )
     if how == "held":
         await world.flow.hold("default/x", 10)
@@ -307,18 +308,18 @@ async def test_idle_workers_hear_when_the_time_has_come(world: World, how: str) 
     await taken(world)
     assert await taken(world) == []
     world.clock.advance(10)
-    async with world.store.listen(["work/default"]) as listener:
-        assert await world.flow.unblock_ready(100) == 1
+    async with world.store.events.listen(["work/default"]) as listener:
+        assert (await world.store.jobs.sweep(Sweep.LANES, 100)).count == 1
         assert await listener.wait(PATIENCE)
     assert await taken(world)
 
 
 async def test_idle_workers_hear_when_a_lane_is_opened(world: World) -> None:
-    await world.set_rules(shut={"*,default,work": FOREVER})
+    await world.set_rules(paused_until={"*,default,work": FOREVER})
     job = await world.add()
     assert await taken(world) == []
-    async with world.store.listen(["work/default"]) as listener:
-        await world.set_rules(shut={})
+    async with world.store.events.listen(["work/default"]) as listener:
+        await world.set_rules(paused_until={})
         assert await listener.wait(PATIENCE)
     assert await taken(world) == [job]
 
@@ -330,7 +331,7 @@ async def test_idle_workers_hear_when_a_shrink_makes_room(world: World) -> None:
     held = await world.take()
     waits = await world.add(group="=slow")
     assert await taken(world) == []
-    async with world.store.listen(["work/default"]) as listener:
+    async with world.store.events.listen(["work/default"]) as listener:
         await world.apply(shrink(held.job, "fast", 3.0), held)
         assert await listener.wait(PATIENCE)
     assert await taken(world) == [waits]
@@ -339,7 +340,7 @@ async def test_idle_workers_hear_when_a_shrink_makes_room(world: World) -> None:
 async def test_nobody_is_woken_when_plain_jobs_end(world: World) -> None:
     await world.add_many(3)
     first, second = await world.claim(slots=2)
-    async with world.store.listen(["work/default"]) as listener:
+    async with world.store.events.listen(["work/default"]) as listener:
         await world.succeed(first)
         await world.apply(cancel(second.job), second)
         assert not await listener.wait(0.1)

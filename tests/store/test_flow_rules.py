@@ -10,7 +10,7 @@ from tests.support.stores import EACH_CODE, World, ids
 from windlass.model.job import State
 from windlass.model.lifecycle import cancel, delete, unblock
 from windlass.model.names import DEFAULT_TENANT
-from windlass.store import Sweep
+from windlass.store.data import Sweep
 from windlass.store.flow import LimitRule, Regroup, Rules, StaleRules, TierRule
 
 pytestmark = pytest.mark.parametrize("kind", EACH_CODE, indirect=True)
@@ -39,8 +39,8 @@ async def test_a_store_has_no_rules_at_first(world: World) -> None:
 async def test_rules_are_kept_as_they_were_given(world: World) -> None:
     moment = world.clock.now() + timedelta(days=3, microseconds=1)
     rules = Rules(
-        edition=1,
-        grouping=7,
+        version=1,
+        group_epoch=7,
         limit_rules={
             "default/x": LimitRule(running=3, count=1, per=0.5, burst=9, queue="default", closed_until=moment),
             "acme/y": LimitRule(queue="other", closed_until=FOREVER),
@@ -49,53 +49,53 @@ async def test_rules_are_kept_as_they_were_given(world: World) -> None:
             "default,default": [TierRule(name="fast", seconds=0.5, cap=3), TierRule(name="slow", seconds=60.0, cap=0)]
         },
         fair_queues={"default": {"acme": 1.5}, "other": {}},
-        fair_lines={"*,default": {}, "acme,other": {"work": 0.1}},
-        shut={"acme,*,work": moment, "*,other,*": FOREVER},
-        sorting=["acme,*,*"],
-        marks={"default/x": "*,default,*#1f"},
+        fair_tenant_queues={"*,default": {}, "acme,other": {"work": 0.1}},
+        paused_until={"acme,*,work": moment, "*,other,*": FOREVER},
+        regrouping=["acme,*,*"],
+        fingerprints={"default/x": "*,default,*#1f"},
     )
     assert await world.flow.set_rules(rules)
     assert await world.flow.rules() == rules
-    assert await world.flow.set_rules(Rules(edition=2))
-    assert await world.flow.rules() == Rules(edition=2)
+    assert await world.flow.set_rules(Rules(version=2))
+    assert await world.flow.rules() == Rules(version=2)
 
 
-@pytest.mark.parametrize("edition", [0, 1, 3, 99])
-async def test_only_the_next_edition_is_put_in_force(world: World, edition: int) -> None:
+@pytest.mark.parametrize("version", [0, 1, 3, 99])
+async def test_only_the_next_edition_is_put_in_force(world: World, version: int) -> None:
     await world.set_rules(limit_rules=ONE)
     before = await world.flow.rules()
-    assert not await world.flow.set_rules(Rules(edition=edition))
+    assert not await world.flow.set_rules(Rules(version=version))
     assert await world.flow.rules() == before
 
 
 async def test_of_many_changes_at_once_one_is_made(world: World) -> None:
-    changes = [Rules(edition=1, fair_queues={f"q{n}": {}}) for n in range(10)]
+    changes = [Rules(version=1, fair_queues={f"q{n}": {}}) for n in range(10)]
     made = await asyncio.gather(*(world.flow.set_rules(rules) for rules in changes))
     assert made.count(True) == 1
     assert await world.flow.rules() == changes[made.index(True)]
 
 
 async def test_jobs_that_were_sorted_by_other_rules_are_refused(world: World) -> None:
-    await world.set_rules(grouping=1)
+    await world.set_rules(group_epoch=1)
     right, queue = world.draft(group="|default/x"), "other"
-    stale = replace(world.draft(queue=queue), grouping=0)
+    stale = replace(world.draft(queue=queue), group_epoch=0)
     with pytest.raises(StaleRules):
-        await world.store.add([stale])
+        await world.store.jobs.add([stale])
     with pytest.raises(StaleRules):
-        await world.store.add([right, stale])
+        await world.store.jobs.add([right, stale])
     with pytest.raises(StaleRules):
-        await world.store.add([replace(right, grouping=2)])
+        await world.store.jobs.add([replace(right, group_epoch=2)])
     assert await world.jobs() == []
-    assert await world.store.add([right]) == [True]
+    assert await world.store.jobs.add([right]) == [True]
     with pytest.raises(StaleRules):
-        await world.store.add([replace(right, grouping=0)])
+        await world.store.jobs.add([replace(right, group_epoch=0)])
 
 
 async def test_jobs_sorted_before_a_change_that_sorts_nothing_anew_are_taken(world: World) -> None:
-    await world.set_rules(grouping=3)
+    await world.set_rules(group_epoch=3)
     draft = world.draft()
     await world.set_rules(limit_rules=ONE)
-    assert await world.store.add([draft]) == [True]
+    assert await world.store.jobs.add([draft]) == [True]
 
 
 # Jobs move between groups
@@ -161,7 +161,7 @@ async def test_scheduled_and_blocked_jobs_move_too(world: World) -> None:
     assert move is not None
     assert await world.apply(move)
     world.clock.advance(5)
-    await world.store.sweep(Sweep.RUN, 9)
+    await world.store.jobs.sweep(Sweep.RUN, 9)
     assert await taken(world) == [later]
     assert (await group_of(world, later), await group_of(world, blocked)) == ("|default/x", "|default/x")
 
@@ -230,17 +230,17 @@ PATTERNS = [
 async def test_a_shut_lane_is_passed_by(world: World, pattern: str) -> None:
     places = [(t, q, k) for t in ("default", "acme") for q in ("default", "other") for k in ("work", "other")]
     jobs = {place: await world.add(place[2], tenant=place[0], queue=place[1]) for place in places}
-    await world.set_rules(shut={pattern: FOREVER})
+    await world.set_rules(paused_until={pattern: FOREVER})
     wanted = pattern.split(",")
     shut = {place for place in places if all(w in ("*", part) for w, part in zip(wanted, place, strict=True))}
     assert shut
     assert set(await taken(world)) == {id for place, id in jobs.items() if place not in shut}
-    await world.set_rules(shut={})
+    await world.set_rules(paused_until={})
     assert set(await taken(world)) == {jobs[place] for place in shut}
 
 
 async def test_a_lane_is_shut_until_its_time(world: World) -> None:
-    await world.set_rules(shut={"default,default,work": world.clock.now() + timedelta(seconds=10)})
+    await world.set_rules(paused_until={"default,default,work": world.clock.now() + timedelta(seconds=10)})
     job, other = await world.add(), await world.add("other")
     assert await taken(world) == [other]
     world.clock.advance(9.999999)
@@ -252,7 +252,7 @@ async def test_a_lane_is_shut_until_its_time(world: World) -> None:
 async def test_a_lane_that_two_patterns_shut_waits_for_both(world: World) -> None:
     now = world.clock.now()
     shut = {"default,default,*": now + timedelta(seconds=10), "*,default,work": now + timedelta(seconds=20)}
-    await world.set_rules(shut=shut)
+    await world.set_rules(paused_until=shut)
     job, other = await world.add(), await world.add("other")
     world.clock.advance(10)
     assert await taken(world) == [other]
@@ -263,26 +263,26 @@ async def test_a_lane_that_two_patterns_shut_waits_for_both(world: World) -> Non
 async def test_jobs_that_come_back_to_a_shut_lane_wait_as_well(world: World) -> None:
     scheduled, queued = await world.add(delay=1.0), await world.add()
     held = await world.take()
-    await world.set_rules(shut={"*,default,*": FOREVER})
+    await world.set_rules(paused_until={"*,default,*": FOREVER})
     late = await world.add(priority=-1)
     world.clock.advance(1)
-    assert len(await world.store.sweep(Sweep.RUN, 9)) == 1
+    assert (await world.store.jobs.sweep(Sweep.RUN, 9)).count == 1
     assert await taken(world) == []
     assert await world.succeed(held), "what runs is not stopped"
-    await world.set_rules(shut={})
+    await world.set_rules(paused_until={})
     assert await taken(world) == [late, scheduled]
     assert held.job.id == queued
 
 
 async def test_jobs_in_a_shut_lane_can_be_moved_cancelled_and_deleted(world: World) -> None:
-    await world.set_rules(shut={"*,default,*": FOREVER}, limit_rules=ONE)
+    await world.set_rules(paused_until={"*,default,*": FOREVER}, limit_rules=ONE)
     moved, cancelled, deleted = await world.add_many(3)
     assert await taken(world) == []
     assert await world.flow.regroup([Regroup(moved, DEFAULT_TENANT, "", "|default/x")]) == [True]
     assert await world.apply(cancel(await world.job(cancelled)))
     assert await world.apply(delete(await world.job(deleted)))
     assert await taken(world) == []
-    await world.set_rules(shut={})
+    await world.set_rules(paused_until={})
     assert await taken(world) == [moved]
 
 
@@ -291,12 +291,12 @@ async def test_a_shut_lane_that_is_full_as_well_waits_for_both(world: World) -> 
     jobs = await world.add_many(2, group="|default/x")
     held = await world.take()
     assert await taken(world) == []
-    await world.set_rules(shut={"*,default,*": world.clock.now() + timedelta(seconds=10)})
+    await world.set_rules(paused_until={"*,default,*": world.clock.now() + timedelta(seconds=10)})
     world.clock.advance(10)
-    await world.flow.unblock_ready(100)
+    await world.store.jobs.sweep(Sweep.LANES, 100)
     assert await taken(world) == []
-    await world.set_rules(shut={"*,default,*": FOREVER})
+    await world.set_rules(paused_until={"*,default,*": FOREVER})
     await world.succeed(held)
     assert await taken(world) == []
-    await world.set_rules(shut={})
+    await world.set_rules(paused_until={})
     assert await taken(world) == jobs[1:]

@@ -13,7 +13,7 @@ from tests.support.patience import PATIENCE
 from tests.support.stores import EACH_CODE, World, ids
 from windlass.model.job import Reason, State
 from windlass.model.lifecycle import Outcome, Verdict, cancel, delete, finish, halt, lose, release, shrink
-from windlass.store import Overdue, Record
+from windlass.store.data import Overdue, Record
 from windlass.store.flow import LimitRule, TierRule
 
 pytestmark = pytest.mark.parametrize("kind", EACH_CODE, indirect=True)
@@ -211,7 +211,7 @@ async def test_a_place_at_a_tier_comes_back_when_its_job_is(world: World, how: s
         await world.apply(release(job, now), held)
     elif how == "lost":
         world.clock.advance(61)
-        assert len((await world.store.overdue(Overdue.LEASE, 9)).records) == 1
+        assert len((await world.store.jobs.overdue(Overdue.LEASE, 9)).records) == 1
         await world.apply(lose(job, world.clock.now()), held)
     else:
         await world.apply(delete(job), held)
@@ -356,6 +356,6 @@ async def test_a_worker_hears_that_its_job_is_to_stop_sooner(world: World, what:
     await world.set_rules(tiers=tiers())
     await world.add(group="~")
     held = await world.take()
-    async with world.store.listen(["order/w1"]) as listener:
+    async with world.store.events.listen(["order/w1"]) as listener:
         await world.apply(halt(held.job) if what == "halt" else shrink(held.job, "fast", FAST), held)
         assert await listener.wait(PATIENCE)

@@ -10,13 +10,13 @@ from tests.store.model_store import ModelStore
 from tests.support.stores import EACH_CODE, World, ids
 from windlass.model.lifecycle import release
 from windlass.model.worker import Worker
-from windlass.store import Record
+from windlass.store.data import Record, Sweep
 from windlass.store.flow import LimitRule
 
 pytestmark = pytest.mark.parametrize("kind", EACH_CODE, indirect=True)
 
 BY_TENANT: dict[str, Any] = {"fair_queues": {"default": {}}}
-BY_TASK: dict[str, Any] = {"fair_lines": {"*,default": {}}}
+BY_TASK: dict[str, Any] = {"fair_tenant_queues": {"*,default": {}}}
 
 
 def everybody(world: World, **more: Any) -> Worker:
@@ -126,7 +126,7 @@ async def test_weights_that_change_count_from_the_next_turn(world: World) -> Non
 
 
 async def test_tasks_of_a_tenant_share_its_turns_by_weight(world: World) -> None:
-    await world.set_rules(**BY_TENANT, fair_lines={"*,default": {"x": 4.0}, "a,default": {"y": 3.0}})
+    await world.set_rules(**BY_TENANT, fair_tenant_queues={"*,default": {"x": 4.0}, "a,default": {"y": 3.0}})
     for tenant in "ab":
         for task in "xy":
             await world.add_many(100, task, tenant=tenant)
@@ -137,7 +137,7 @@ async def test_tasks_of_a_tenant_share_its_turns_by_weight(world: World) -> None
 
 
 async def test_turns_of_tasks_are_for_the_lines_that_have_them(world: World) -> None:
-    await world.set_rules(fair_lines={"a,default": {}})
+    await world.set_rules(fair_tenant_queues={"a,default": {}})
     for tenant in "ab":
         for task in "xy":
             await world.add_many(2, task, tenant=tenant)
@@ -214,7 +214,7 @@ async def test_turns_are_those_of_the_model(world: World, seed: int) -> None:
     chance, model = random.Random(seed), World(ModelStore(world.clock), world.clock, world.chance)
     rules: dict[str, Any] = {
         "fair_queues": {"default": {"a": 2.0, "b": 0.25}},
-        "fair_lines": {"*,default": {"x": 3.0}, "b,default": {"y": 1.5}},
+        "fair_tenant_queues": {"*,default": {"x": 3.0}, "b,default": {"y": 1.5}},
     }
     for one in (world, model):
         await one.set_rules(**rules)
@@ -222,7 +222,7 @@ async def test_turns_are_those_of_the_model(world: World, seed: int) -> None:
         tenant, task, priority = chance.choice("abc"), chance.choice("xyz"), chance.choice([0, 0, 5])
         drafts = [world.draft(task, tenant=tenant, priority=priority) for _ in range(chance.choice([0, 0, 1, 2, 4]))]
         for one in (world, model):
-            await one.store.add(drafts)
+            await one.store.jobs.add(drafts)
         known = chance.choice([None, None, ["x", "y"], ["z"]])
         worker = world.worker(tenant=chance.choice(["-", "-", "a", "b"]), tasks=known)
         slots = chance.choice([1, 1, 2, 5])
@@ -244,10 +244,10 @@ async def test_limits_hold_and_nothing_waits_that_could_run_where_turns_are_take
         chance.shuffle(held)
         while held and chance.random() < 0.5:
             await world.succeed(held.pop())
-        await world.flow.unblock_ready(100)
+        await world.store.jobs.sweep(Sweep.LANES, 100)
         held += await world.claim(everybody(world), 50)
         taken = {bucket: sum(bucket in record.group for record in held) for bucket in ("|-/x", "|-/y")}
         assert (taken["|-/x"] <= 3, taken["|-/y"] <= 2) == (True, True)
         full = {bucket for bucket, most in (("-/x", 3), ("-/y", 2)) if taken[f"|{bucket}"] == most}
-        waiting = await world.flow.waiting("-", "default", 1)
+        waiting = await world.flow.backlog("-", "default", 1)
         assert [lane for lane in waiting if not full & set(lane.group.split("|"))] == []

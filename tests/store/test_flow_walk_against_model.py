@@ -45,7 +45,7 @@ from windlass.model.lifecycle import (
 )
 from windlass.model.names import key_of
 from windlass.model.worker import Worker
-from windlass.store import DueJob, ListScope, Overdue, Record, Sweep
+from windlass.store.data import DueJob, ListScope, Overdue, Record, Sweep
 from windlass.store.flow import FLEXIBLE, LimitRule, Regroup, Rules, TierRule
 
 A = TypeVar("A")
@@ -231,20 +231,20 @@ class FlowWalk(RuleBasedStateMachine):
     def set_rules(self, limits: Any, tiers: Any, fair: Any, shut: Any, sorts: bool) -> None:
         before = self.run(self.model.flow.rules())
         rules = Rules(
-            edition=before.edition + 1,
-            grouping=before.grouping + sorts,
-            shut={pattern: until for pattern, when in shut.items() if (until := self.moment(when))},
+            version=before.version + 1,
+            group_epoch=before.group_epoch + sorts,
+            paused_until={pattern: until for pattern, when in shut.items() if (until := self.moment(when))},
         )
         if self.turns:
             queues = dict.fromkeys(fair["queues"], fair["tenants"])
             lines = {f"{tenant},default": weights for tenant, weights in fair.get("lines", {}).items() if queues}
-            rules = replace(rules, fair_queues=queues, fair_lines=lines)
+            rules = replace(rules, fair_queues=queues, fair_tenant_queues=lines)
         else:
             levels = {line: [TierRule(name=n, seconds=s, cap=c) for n, s, c in said] for line, said in tiers.items()}
             rules = replace(rules, tiers=levels, limit_rules={n: self.limit_rule(n, *one) for n, one in limits.items()})
         assert self.both(lambda world: world.flow.set_rules(rules))
         assert not self.both(lambda world: world.flow.set_rules(rules))
-        self.real.grouping = self.model.grouping = rules.grouping
+        self.real.group_epoch = self.model.group_epoch = rules.group_epoch
 
     def limit_rule(self, name: str, running: int | None, closed: Any) -> LimitRule:
         queue = "other" if name == "a/other" else "default"
@@ -284,8 +284,8 @@ class FlowWalk(RuleBasedStateMachine):
             ids = [*taken[:count], *[None] * (count - len(taken[:count]))]
             drafts += [self.real.draft(task, id=id, **terms) for id in ids]
         drafts = list({key_of(draft): draft for draft in drafts}.values())
-        assert all(self.both(lambda world: world.store.add(drafts)))
-        assert not any(self.both(lambda world: world.store.add(drafts)))
+        assert all(self.both(lambda world: world.store.jobs.add(drafts)))
+        assert not any(self.both(lambda world: world.store.jobs.add(drafts)))
 
     def taken(self, tenant: str, queue: str) -> list[str]:
         """Ids that other tenants have in a queue, and this one has not."""
@@ -428,9 +428,9 @@ class FlowWalk(RuleBasedStateMachine):
         self.unblock_ready()
 
     def unblock_ready(self) -> None:
-        self.run(self.model.flow.unblock_ready(100))
+        self.run(self.model.store.jobs.sweep(Sweep.LANES, 100))
         for _ in range(50):
-            if not self.run(self.real.flow.unblock_ready(100)):
+            if not self.run(self.real.store.jobs.sweep(Sweep.LANES, 100)).count:
                 return
         raise AssertionError("there is always something left to unblock_ready")
 
@@ -441,9 +441,9 @@ class FlowWalk(RuleBasedStateMachine):
         self.unblock_ready()
         self.take(ALL_KNOWING, 200, self.chance.token())
         assert self.take(ALL_KNOWING, 200, self.chance.token()) == []
-        opening = self.run(self.model.flow.next_opening(QUEUES))
+        opening = self.run(self.model.store.jobs.next_due(Sweep.LANES, QUEUES))
         if opening is not None and opening < 1e6:
-            sooner = self.run(self.real.flow.next_opening(QUEUES))
+            sooner = self.run(self.real.store.jobs.next_due(Sweep.LANES, QUEUES))
             assert sooner is not None
             assert 0 < sooner <= opening + 0.000001
 
@@ -473,12 +473,12 @@ def brief(record: Record) -> tuple[object, ...]:
 
 async def swept(world: World, sweep: Sweep) -> Sequence[DueJob]:
     """In order of ids: no order is promised for queues of different partitions, nor for jobs due at the same time."""
-    return sorted(await world.store.sweep(sweep, 100), key=lambda one: (one.tenant, one.id))
+    return sorted((await world.store.jobs.sweep(sweep, 100)).jobs, key=lambda one: (one.tenant, one.id))
 
 
 async def give_up(world: World, clock: Overdue, decide: Callable[[Job, datetime], Move]) -> list[bool]:
     """As upkeep does it with jobs whose clock has run out."""
-    reading = await world.store.overdue(clock, 100)
+    reading = await world.store.jobs.overdue(clock, 100)
     records = [record for record in reading.records if record]
     return [await world.apply(decide(one.job, reading.now), one if one.token else None) for one in records]
 
@@ -489,18 +489,18 @@ def group_of(queue: str, number: int) -> str:
 
 async def everything(world: World) -> dict[str, object]:
     """All that can be seen of a store without changing it."""
-    listed = (await world.store.page(ListScope("-", None, ALL), None, 1000)).records
-    records = (await world.store.read([key_of(record.job) for record in listed])).records
+    listed = (await world.store.jobs.list(ListScope("-", None, ALL), None, 1000)).records
+    records = (await world.store.jobs.read([key_of(record.job) for record in listed])).records
     return {
         "jobs": [(record.job, record.token, record.group) for record in records if record],
-        "counts": sorted(map(repr, await world.store.count_jobs("-"))),
+        "counts": sorted(map(repr, (await world.store.jobs.counts("-")).jobs)),
         "rules": await world.flow.rules(),
         "waiting": [await waiting(world, queue) for queue in QUEUES],
     }
 
 
 async def waiting(world: World, queue: str) -> Sequence[object]:
-    found = await world.flow.waiting("-", queue, 3)
+    found = await world.flow.backlog("-", queue, 3)
     return sorted((*lane_of_waiting(one), one.count, [(job[0], job[2]) for job in one.jobs]) for one in found)
 
 

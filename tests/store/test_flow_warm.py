@@ -8,20 +8,20 @@ from typing import Any
 import pytest
 
 from tests.support.stores import EACH_CODE, World, ids
-from windlass.store import ClaimRequest, Record
+from windlass.store.data import ClaimRequest, Record
 from windlass.store.flow import LEAD
 
 pytestmark = pytest.mark.parametrize("kind", EACH_CODE, indirect=True)
 
 BY_TENANT: dict[str, Any] = {"fair_queues": {"default": {}}}
-BY_TASK: dict[str, Any] = {"fair_lines": {"*,default": {}}}
+BY_TASK: dict[str, Any] = {"fair_tenant_queues": {"*,default": {}}}
 
 
 async def take(world: World, count: int, *warm: str, slots: int = 1, tenant: str = "-", **more: Any) -> list[Record]:
     """So many claims by somebody who is warm for these."""
     worker = world.worker(tenant=tenant, **more)
     options = [ClaimRequest(worker, world.chance.token(), slots, 60.0, warm=warm) for _ in range(count)]
-    return [record for wish in options for record in await world.store.claim(wish)]
+    return [record for wish in options for record in await world.store.jobs.claim(wish)]
 
 
 def tenants(records: list[Record]) -> str:

@@ -1,7 +1,5 @@
 """What every store promises of messages to jobs: in order, bounded, gone with the run they were for."""
 
-from typing import cast
-
 import pytest
 
 from tests.support.stores import WITH_MODEL, World
@@ -9,8 +7,7 @@ from windlass.model.job import State
 from windlass.model.lifecycle import Outcome, Verdict, cancel, delete, finish, lose, release
 from windlass.model.names import DEFAULT_TENANT, JobKey
 from windlass.model.output import MOST_INPUT, MOST_MESSAGE, MOST_MESSAGES
-from windlass.store import Overdue, Record, Sweep
-from windlass.store.mailbox import Mailbox, Posted, Reader
+from windlass.store.data import Heartbeat, Overdue, Posted, Record, Sweep
 
 pytestmark = pytest.mark.parametrize("kind", WITH_MODEL, indirect=True)
 
@@ -18,13 +15,13 @@ NOBODY = "00000000-0000-7000-8000-0000000000df"
 
 
 async def post(world: World, id: str, *data: bytes) -> list[Posted]:
-    return [await cast("Mailbox", world.store).post(JobKey(id, DEFAULT_TENANT), one) for one in data]
+    return [await world.store.jobs.post(JobKey(id, DEFAULT_TENANT), one) for one in data]
 
 
 async def collect(world: World, record: Record, after: int = 0, fence: bytes | None = None) -> list[tuple[int, bytes]]:
-    reader = Reader(record.job.id, record.job.tenant, fence or record.token or b"", after)
-    (messages,) = await cast("Mailbox", world.store).collect([reader])
-    return [(message.n, message.data) for message in messages]
+    beat = Heartbeat(record.job.id, record.job.tenant, fence or record.token or b"", messages_after=after)
+    (reply,) = await world.store.jobs.heartbeat([beat], 5.0)
+    return [(message.n, message.data) for message in reply.messages]
 
 
 async def test_messages_are_handed_out_in_order_until_their_reader_has_them(world: World) -> None:
@@ -64,7 +61,7 @@ async def test_what_is_sent_to_a_waiting_job_is_for_its_next_run(world: World) -
     id = await world.add(delay=5.0)
     assert await post(world, id, b"early") == [Posted.KEPT]
     world.clock.advance(5)
-    await world.store.sweep(Sweep.RUN, 10)
+    await world.store.jobs.sweep(Sweep.RUN, 10)
     assert await post(world, id, b"later") == [Posted.KEPT]
     assert await collect(world, await world.take()) == [(1, b"early"), (2, b"later")]
 
@@ -100,11 +97,11 @@ async def test_the_next_run_begins_with_an_empty_box(world: World, end: str) -> 
             await world.apply(release(taken.job, now, None), taken)
         case _:
             world.clock.advance(6)
-            (late,) = (await world.store.overdue(Overdue.LEASE, 10)).records
+            (late,) = (await world.store.jobs.overdue(Overdue.LEASE, 10)).records
             assert late is not None
             await world.apply(lose(late.job, world.clock.now()), late)
     world.clock.advance(100)
-    await world.store.sweep(Sweep.RUN, 10)
+    await world.store.jobs.sweep(Sweep.RUN, 10)
     await post(world, id, b"for the next")
     again = await world.take()
     assert await collect(world, taken, after=2) == [], "the late run hears nothing"

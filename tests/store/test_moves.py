@@ -5,7 +5,7 @@ Whatever a move says was decided by `model.lifecycle`; here it is only looked at
 
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -25,8 +25,7 @@ from windlass.model.lifecycle import (
     rerun,
 )
 from windlass.model.output import Progress
-from windlass.store import JobCount, Overdue, Record, StoredResult, Sweep
-from windlass.store.beside import DueTimes
+from windlass.store.data import JobCount, Overdue, Record, StoredResult, Sweep
 
 pytestmark = pytest.mark.parametrize("kind", WITH_MODEL, indirect=True)
 
@@ -150,7 +149,7 @@ async def test_a_waiting_job_is_cancelled(world: World, delay: float | None) -> 
         before, state=State.CANCELLED, reason=Reason.CANCELLED, updated_at=now, finished_at=now
     )
     world.clock.advance(60)
-    assert len(await world.store.sweep(Sweep.RUN, 10)) == 0
+    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 0
     assert await world.claim(slots=10) == []
 
 
@@ -166,7 +165,7 @@ async def test_being_told_to_stop_does_not_lengthen_the_lease(world: World) -> N
     taken = await a_run(world)
     assert await world.apply(cancel(taken.job), taken)
     world.clock.advance(58)
-    assert len((await world.store.overdue(Overdue.LEASE, 10)).records) == 1
+    assert len((await world.store.jobs.overdue(Overdue.LEASE, 10)).records) == 1
 
 
 async def test_a_job_told_to_stop_that_has_stopped_is_cancelled(world: World) -> None:
@@ -185,11 +184,11 @@ async def test_a_deleted_job_leaves_nothing(world: World, state: State) -> None:
     assert await world.apply(delete(await world.job(id)))
     assert await world.gone(id)
     assert await world.result(id) is None
-    assert await world.store.count_jobs("-") == []
+    assert (await world.store.jobs.counts("-")).jobs == []
     assert await world.jobs() == []
     world.clock.advance(WEEK)
-    assert len(await world.store.sweep(Sweep.RUN, 10)) == 0
-    assert len(await world.store.sweep(Sweep.KEEP, 10)) == 0
+    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 0
+    assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 0
     assert await world.claim() == []
 
 
@@ -224,7 +223,7 @@ async def test_a_job_deleted_while_it_runs_leaves_nothing_when_it(world: World, 
     ended = await (world.apply(endings[how](), told) if how in endings else world.succeed(told, b"42"))
     assert ended
     assert await world.gone(id)
-    assert await world.store.count_jobs("-") == []
+    assert (await world.store.jobs.counts("-")).jobs == []
     assert await world.result(id) is None
 
 
@@ -247,8 +246,8 @@ async def test_a_finished_job_wanted_again_starts_anew(world: World, state: Stat
     )
     assert await world.result(id) is None
     world.clock.advance(WEEK)
-    assert len(await world.store.sweep(Sweep.KEEP, 10)) == 0, "it is no longer finished"
-    assert (await world.store.overdue(Overdue.WAIT, 10)).records == [], "whoever wants it again may wait for it"
+    assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 0, "it is no longer finished"
+    assert (await world.store.jobs.overdue(Overdue.WAIT, 10)).records == [], "whoever wants it again may wait for it"
     assert (await world.take()).job.attempt == 1
 
 
@@ -277,7 +276,7 @@ async def test_requeued_jobs_keep_their_places_of_arrival(world: World) -> None:
     assert await world.apply(failing(world, taken[second], Verdict.RETRY, delay=0.0), taken[second])
     crashed = Outcome(verdict=Verdict.ERROR, reason=Reason.CRASHED)
     assert await world.apply(finish(taken[first].job, crashed, now, 0.0), taken[first])
-    assert len(await world.store.sweep(Sweep.RUN, 10)) == 1
+    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 1
     assert ids(await world.claim(slots=4)) == [first, second, third, fourth]
 
 
@@ -315,7 +314,7 @@ async def test_a_waiting_job_is_guarded_by_its_attempt_too(world: World) -> None
     stale = cancel(await world.job(id))
     taken = await world.take()
     assert await world.apply(finish(taken.job, Outcome(verdict=Verdict.ERROR, delay=0), world.clock.now(), 0), taken)
-    await world.store.sweep(Sweep.RUN, 10)
+    await world.store.jobs.sweep(Sweep.RUN, 10)
     assert (await world.job(id)).state is State.QUEUED
     assert not await world.apply(stale)
 
@@ -345,15 +344,15 @@ async def test_a_running_job_is_only_moved_under_its_token(
 ) -> None:
     taken = await a_run(world)
     before = await world.record(taken.job.id)
-    assert await world.store.apply([replace(make(taken.job), fence=fence)]) == [False]
-    assert await world.store.apply([replace(failing(world, taken), fence=fence)]) == [False]
+    assert await world.store.jobs.apply([replace(make(taken.job), fence=fence)]) == [False]
+    assert await world.store.jobs.apply([replace(failing(world, taken), fence=fence)]) == [False]
     assert await world.record(taken.job.id) == before
 
 
 async def test_a_move_of_a_job_that_is_not_there_is_refused(world: World) -> None:
     id = await world.add()
     move = delete(await world.job(id))
-    assert await world.store.apply([move, move]) == [True, False]
+    assert await world.store.jobs.apply([move, move]) == [True, False]
 
 
 async def test_refused_moves_do_not_hold_up_the_others(world: World) -> None:
@@ -363,7 +362,7 @@ async def test_refused_moves_do_not_hold_up_the_others(world: World) -> None:
     moves = [replace(failing(world, record), fence=token(record)) for record in taken]
     moves[1] = replace(moves[1], fence=b"a lie...")
     moves[3] = replace(moves[3], attempt_before=7)
-    assert await world.store.apply(moves) == [True, False, True, False, True, True]
+    assert await world.store.jobs.apply(moves) == [True, False, True, False, True, True]
     running = await world.jobs(states=frozenset({State.RUNNING}))
     assert sorted(ids(running)) == sorted([taken[1].job.id, taken[3].job.id])
 
@@ -383,11 +382,11 @@ async def test_a_loss_is_refused_when_the_lease_was_renewed_meanwhile(world: Wor
 
 
 async def test_a_thousand_moves_in_one_call(world: World) -> None:
-    await world.store.add([world.draft(queue=f"q{n % 5}") for n in range(1000)])
+    await world.store.jobs.add([world.draft(queue=f"q{n % 5}") for n in range(1000)])
     jobs = await world.jobs(limit=1000)
-    assert await world.store.apply([cancel(job) for job in jobs]) == [True] * 1000
+    assert await world.store.jobs.apply([cancel(job) for job in jobs]) == [True] * 1000
     tally = [JobCount("default", f"q{n}", "work", State.CANCELLED, 200) for n in range(5)]
-    assert await world.store.count_jobs("default") == tally
+    assert (await world.store.jobs.counts("default")).jobs == tally
 
 
 # Errors
@@ -399,7 +398,7 @@ async def test_the_newest_hundred_errors_are_kept(world: World) -> None:
         taken = await world.take()
         outcome = Outcome(verdict=Verdict.ERROR, error=Error(message=str(n)), delay=0.0)
         assert await world.apply(finish(taken.job, outcome, world.clock.now(), 0.0), taken)
-        assert len(await world.store.sweep(Sweep.RUN, 1)) == 1
+        assert (await world.store.jobs.sweep(Sweep.RUN, 1)).count == 1
     job = await world.job(id)
     assert [error.message for error in job.errors] == [str(n) for n in range(3, 103)]
     assert job.error == job.errors[-1]
@@ -430,22 +429,22 @@ async def test_a_finished_job_is_kept_for_its_time(world: World, verdict: Verdic
     mine = {"keep_failure": "keep_success", "keep_success": "keep_failure"}[other]
     id = await ended(world, verdict, **{mine: 10.5, other: 0.0})
     world.clock.advance(10.499999)
-    assert len(await world.store.sweep(Sweep.KEEP, 10)) == 0
+    assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 0
     assert not await world.gone(id)
     world.clock.advance(0.000001)
-    assert len(await world.store.sweep(Sweep.KEEP, 10)) == 1
+    assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 1
     assert await world.gone(id)
     assert await world.result(id) is None
-    assert await world.store.count_jobs("-") == []
-    assert len(await world.store.sweep(Sweep.KEEP, 10)) == 0
-    assert await world.store.add([world.draft(id=id)]) == [True]
+    assert (await world.store.jobs.counts("-")).jobs == []
+    assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 0
+    assert await world.store.jobs.add([world.draft(id=id)]) == [True]
 
 
 @pytest.mark.parametrize("verdict", [Verdict.OK, Verdict.FAILED])
 async def test_never_is_never(world: World, verdict: Verdict) -> None:
     id = await ended(world, verdict, keep_success=None, keep_failure=None)
     world.clock.advance(100 * 365 * 86400.0)
-    assert len(await world.store.sweep(Sweep.KEEP, 10)) == 0
+    assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 0
     assert not await world.gone(id)
 
 
@@ -453,7 +452,7 @@ async def test_never_is_never(world: World, verdict: Verdict) -> None:
 async def test_not_at_all_is_at_once(world: World, verdict: Verdict) -> None:
     id = await ended(world, verdict, keep_success=0.0, keep_failure=0.0)
     assert await world.gone(id)
-    assert await world.store.count_jobs("-") == []
+    assert (await world.store.jobs.counts("-")).jobs == []
     assert await world.jobs() == []
 
 
@@ -461,7 +460,7 @@ async def test_a_cancelled_job_is_kept_like_a_failed_one(world: World) -> None:
     id = await world.add(keep_failure=5, keep_success=None)
     await world.apply(cancel(await world.job(id)))
     world.clock.advance(5)
-    assert len(await world.store.sweep(Sweep.KEEP, 10)) == 1
+    assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 1
     assert await world.gone(id)
 
 
@@ -470,19 +469,19 @@ async def test_the_keep_clock_starts_when_the_end_is_written(world: World) -> No
     taken = await world.take()
     assert await world.succeed(taken, finished_at=world.clock.now() - 9 * SECOND)
     world.clock.advance(9)
-    assert len(await world.store.sweep(Sweep.KEEP, 10)) == 0
+    assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 0
     world.clock.advance(1)
-    assert len(await world.store.sweep(Sweep.KEEP, 10)) == 1
+    assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 1
 
 
 async def test_what_was_kept_longest_is_purged_first_and_no_more_than_asked(world: World) -> None:
     late, early, middle = [await ended(world, Verdict.OK, keep_success=keep) for keep in (30, 10, 20)]
     world.clock.advance(30)
-    assert len(await world.store.sweep(Sweep.KEEP, 2)) == 2
+    assert (await world.store.jobs.sweep(Sweep.KEEP, 2)).count == 2
     assert ids(await world.jobs()) == [late]
     assert await world.gone(early)
     assert await world.gone(middle)
-    assert len(await world.store.sweep(Sweep.KEEP, 2)) == 1
+    assert (await world.store.jobs.sweep(Sweep.KEEP, 2)).count == 1
 
 
 async def test_a_purge_takes_from_every_queue(world: World) -> None:
@@ -490,7 +489,7 @@ async def test_a_purge_takes_from_every_queue(world: World) -> None:
         id = await world.add(queue=f"q{n}", keep_failure=n % 3)
         await world.apply(cancel(await world.job(id)))
     world.clock.advance(1)
-    assert len(await world.store.sweep(Sweep.KEEP, 1000)) == 10
+    assert (await world.store.jobs.sweep(Sweep.KEEP, 1000)).count == 10
     assert len(await world.jobs()) == 10
 
 
@@ -499,40 +498,40 @@ async def test_a_purge_over_many_queues_takes_no_more_than_asked(world: World) -
         id = await world.add(queue=f"q{n}", keep_failure=1)
         await world.apply(cancel(await world.job(id)))
     world.clock.advance(1)
-    assert [len(await world.store.sweep(Sweep.KEEP, 8)) for _ in range(4)] == [8, 8, 4, 0]
+    assert [(await world.store.jobs.sweep(Sweep.KEEP, 8)).count for _ in range(4)] == [8, 8, 4, 0]
 
 
 # Waiting for a time
 
 
 async def test_it_is_known_when_the_next_scheduled_job_is_due(world: World) -> None:
-    timetable = cast("DueTimes", world.store)
-    assert await timetable.next_run() is None
+    timetable = world.store.jobs
+    assert await timetable.next_due(Sweep.RUN) is None
     await world.add()
-    assert await timetable.next_run() is None
+    assert await timetable.next_due(Sweep.RUN) is None
     later = await world.add(delay=20, queue="slow")
-    assert await timetable.next_run() == 20
+    assert await timetable.next_due(Sweep.RUN) == 20
     await world.add(delay=10, queue="other")
-    assert await timetable.next_run() == 10
+    assert await timetable.next_due(Sweep.RUN) == 10
     world.clock.advance(9.5)
-    assert await timetable.next_run() == 0.5
+    assert await timetable.next_due(Sweep.RUN) == 0.5
     world.clock.advance(1)
-    assert await timetable.next_run() == 0
-    assert len(await world.store.sweep(Sweep.RUN, 10)) == 1
-    assert await timetable.next_run() == 9.5
+    assert await timetable.next_due(Sweep.RUN) == 0
+    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 1
+    assert await timetable.next_due(Sweep.RUN) == 9.5
     assert await world.apply(cancel(await world.job(later)))
-    assert await timetable.next_run() is None
+    assert await timetable.next_due(Sweep.RUN) is None
 
 
 async def test_a_scheduled_job_is_queued_when_its_time_has_come(world: World) -> None:
     id = await world.add(delay=10)
     world.clock.advance(9.999999)
-    assert len(await world.store.sweep(Sweep.RUN, 10)) == 0
+    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 0
     before = await world.job(id)
     world.clock.advance(0.000001)
-    assert len(await world.store.sweep(Sweep.RUN, 10)) == 1
+    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 1
     assert await world.job(id) == replace(before, state=State.QUEUED, updated_at=world.clock.now())
-    assert len(await world.store.sweep(Sweep.RUN, 10)) == 0
+    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 0
 
 
 async def test_a_re_run_is_queued_when_its_time_has_come_and_says_why_it_waited(world: World) -> None:
@@ -540,7 +539,7 @@ async def test_a_re_run_is_queued_when_its_time_has_come_and_says_why_it_waited(
     assert await world.apply(failing(world, taken, Verdict.ERROR, delay=10), taken)
     before = await world.job(taken.job.id)
     world.clock.advance(10)
-    assert len(await world.store.sweep(Sweep.RUN, 10)) == 1
+    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 1
     assert await world.job(taken.job.id) == replace(before, state=State.QUEUED, updated_at=world.clock.now())
     assert before.reason is Reason.ERROR
     assert (await world.take()).job.attempt == 2
@@ -550,24 +549,24 @@ async def test_a_re_run_that_is_due_already_still_waits_to_be_promoted(world: Wo
     taken = await a_run(world, max_retry=1)
     assert await world.apply(failing(world, taken, Verdict.ERROR, delay=0), taken)
     assert await world.claim() == []
-    assert len(await world.store.sweep(Sweep.RUN, 10)) == 1
+    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 1
     assert len(await world.claim()) == 1
 
 
 async def test_the_earliest_are_promoted_first_and_no_more_than_asked(world: World) -> None:
     late, early, middle = [await world.add(delay=delay) for delay in (30, 10, 20)]
     world.clock.advance(30)
-    assert len(await world.store.sweep(Sweep.RUN, 2)) == 2
+    assert (await world.store.jobs.sweep(Sweep.RUN, 2)).count == 2
     assert (await world.job(late)).state is State.SCHEDULED
     assert ids(await world.claim(slots=5)) == [early, middle]
-    assert len(await world.store.sweep(Sweep.RUN, 2)) == 1
+    assert (await world.store.jobs.sweep(Sweep.RUN, 2)).count == 1
 
 
 async def test_a_promotion_takes_from_every_queue(world: World) -> None:
     for n in range(30):
         await world.add(queue=f"q{n}", tenant=f"t{n % 4}", delay=1 + n % 3)
     world.clock.advance(2)
-    assert len(await world.store.sweep(Sweep.RUN, 1000)) == 20
+    assert (await world.store.jobs.sweep(Sweep.RUN, 1000)).count == 20
     assert len(await world.jobs(states=frozenset({State.SCHEDULED}))) == 10
 
 
@@ -575,7 +574,7 @@ async def test_a_promotion_over_many_queues_takes_no_more_than_asked(world: Worl
     for n in range(20):
         await world.add(queue=f"q{n}", delay=1)
     world.clock.advance(1)
-    assert [len(await world.store.sweep(Sweep.RUN, 8)) for _ in range(4)] == [8, 8, 4, 0]
+    assert [(await world.store.jobs.sweep(Sweep.RUN, 8)).count for _ in range(4)] == [8, 8, 4, 0]
 
 
 async def test_a_promoted_job_keeps_its_priority(world: World) -> None:
@@ -583,7 +582,7 @@ async def test_a_promoted_job_keeps_its_priority(world: World) -> None:
     now = await world.add(priority=0)
     first = await world.add(priority=-5, delay=2)
     world.clock.advance(2)
-    await world.store.sweep(Sweep.RUN, 10)
+    await world.store.jobs.sweep(Sweep.RUN, 10)
     assert ids(await world.claim(slots=5)) == [first, now, later]
 
 
@@ -594,9 +593,9 @@ async def test_a_lease_that_is_out_is_overdue_from_that_moment(world: World) -> 
     id = await world.add(payload=b"abc")
     taken = await world.take(lease=10)
     world.clock.advance(9.999999)
-    assert (await world.store.overdue(Overdue.LEASE, 10)).records == []
+    assert (await world.store.jobs.overdue(Overdue.LEASE, 10)).records == []
     world.clock.advance(0.000001)
-    reading = await world.store.overdue(Overdue.LEASE, 10)
+    reading = await world.store.jobs.overdue(Overdue.LEASE, 10)
     assert reading.now == world.clock.now()
     assert reading.records == [Record(taken.job, taken.token)] == [await world.record(id)]
 
@@ -608,9 +607,9 @@ async def test_overdue_leases_come_earliest_first_and_no_more_than_asked(world: 
     taken = [await world.take(world.worker(f"q{n}"), lease=lease) for n, lease in enumerate(leases)]
     world.clock.advance(39)
     late, earliest, _, middle = ids(taken)
-    found = await world.store.overdue(Overdue.LEASE, 10)
+    found = await world.store.jobs.overdue(Overdue.LEASE, 10)
     assert [record.job.id for record in found.records if record] == [earliest, middle, late]
-    found = await world.store.overdue(Overdue.LEASE, 2)
+    found = await world.store.jobs.overdue(Overdue.LEASE, 2)
     assert [record.job.id for record in found.records if record] == [earliest, middle]
 
 
@@ -624,7 +623,7 @@ async def test_a_job_that_has_ended_has_no_lease(world: World) -> None:
     assert await world.apply(failing(world, three, Verdict.RETRY), three)
     assert await world.apply(release(four.job, now), four)
     world.clock.advance(10)
-    assert (await world.store.overdue(Overdue.LEASE, 10)).records == []
+    assert (await world.store.jobs.overdue(Overdue.LEASE, 10)).records == []
 
 
 # Expiry
@@ -634,9 +633,9 @@ async def test_a_job_that_has_ended_has_no_lease(world: World) -> None:
 async def test_a_job_that_nobody_started_in_time_is_overdue_from_that_moment(world: World, delay: float | None) -> None:
     id = await world.add(expires=10, delay=delay)
     world.clock.advance(9.999999)
-    assert (await world.store.overdue(Overdue.WAIT, 10)).records == []
+    assert (await world.store.jobs.overdue(Overdue.WAIT, 10)).records == []
     world.clock.advance(0.000001)
-    reading = await world.store.overdue(Overdue.WAIT, 10)
+    reading = await world.store.jobs.overdue(Overdue.WAIT, 10)
     assert (reading.now, reading.records) == (world.clock.now(), [await world.record(id)])
 
 
@@ -656,10 +655,10 @@ async def test_an_expired_job_is_written_whole(world: World) -> None:
         updated_at=now,
         finished_at=now,
     )
-    assert (await world.store.overdue(Overdue.WAIT, 10)).records == []
+    assert (await world.store.jobs.overdue(Overdue.WAIT, 10)).records == []
     assert await world.claim() == []
     world.clock.advance(5)
-    assert len(await world.store.sweep(Sweep.KEEP, 10)) == 1
+    assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 1
 
 
 async def test_a_job_that_was_started_once_never_expires(world: World) -> None:
@@ -670,34 +669,34 @@ async def test_a_job_that_was_started_once_never_expires(world: World) -> None:
     assert await world.apply(release(given_back.job, now), given_back)
     assert await world.apply(failing(world, retried, Verdict.RETRY, delay=5), retried)
     world.clock.advance(10)
-    assert (await world.store.overdue(Overdue.WAIT, 10)).records == []
+    assert (await world.store.jobs.overdue(Overdue.WAIT, 10)).records == []
 
 
 async def test_a_job_that_has_ended_does_not_expire(world: World) -> None:
     id = await world.add(expires=10)
     await world.apply(cancel(await world.job(id)))
     world.clock.advance(10)
-    assert (await world.store.overdue(Overdue.WAIT, 10)).records == []
+    assert (await world.store.jobs.overdue(Overdue.WAIT, 10)).records == []
 
 
 async def test_a_promoted_job_still_expires(world: World) -> None:
     id = await world.add(expires=10, delay=5)
     world.clock.advance(5)
-    assert len(await world.store.sweep(Sweep.RUN, 10)) == 1
+    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 1
     world.clock.advance(5)
-    assert (await world.store.overdue(Overdue.WAIT, 10)).records == [await world.record(id)]
+    assert (await world.store.jobs.overdue(Overdue.WAIT, 10)).records == [await world.record(id)]
 
 
 async def test_expired_jobs_come_earliest_first_and_no_more_than_asked(world: World) -> None:
     late, earliest, _, middle = [await world.add(queue=f"q{n}", expires=n) for n in (30, 10, 40, 20)]
     world.clock.advance(39)
-    found = await world.store.overdue(Overdue.WAIT, 10)
+    found = await world.store.jobs.overdue(Overdue.WAIT, 10)
     assert [record.job.id for record in found.records if record] == [earliest, middle, late]
-    found = await world.store.overdue(Overdue.WAIT, 2)
+    found = await world.store.jobs.overdue(Overdue.WAIT, 2)
     assert [record.job.id for record in found.records if record] == [earliest, middle]
 
 
 async def test_expiring_at_once_still_needs_a_decision(world: World) -> None:
     id = await world.add(expires=0)
     assert (await world.job(id)).state is State.QUEUED
-    assert (await world.store.overdue(Overdue.WAIT, 10)).records == [await world.record(id)]
+    assert (await world.store.jobs.overdue(Overdue.WAIT, 10)).records == [await world.record(id)]

@@ -13,7 +13,7 @@ from windlass.engine.upkeep import purge, reclaim
 from windlass.model.lifecycle import Verdict
 from windlass.model.operations import Cancel, GetStats, Release, Released
 from windlass.model.retry import RetryPolicy
-from windlass.store.beside import MOST_COUNTED
+from windlass.store.data import MOST_COUNTED
 
 EACH_STORE = pytest.mark.parametrize("kind", ["sqlite", "redis", "cluster"], indirect=True)
 

@@ -7,7 +7,7 @@ import pytest
 from tests.support.stores import WITH_MODEL, World, token
 from windlass.model.lifecycle import Outcome, Verdict, delete, finish, lose, rerun
 from windlass.model.output import MOST_CHUNK, MOST_CHUNKS, MOST_OUTPUT, Chunk, NewChunk, Stream
-from windlass.store import Heartbeat, Overdue, Record, Sweep
+from windlass.store.data import Heartbeat, Overdue, Record, Sweep
 
 pytestmark = pytest.mark.parametrize("kind", WITH_MODEL, indirect=True)
 
@@ -52,7 +52,7 @@ async def test_output_changes_nothing_but_the_lease(world: World) -> None:
     assert await put(world, taken, b"alive")
     assert await world.record(taken.job.id) == Record(taken.job, taken.token)
     world.clock.advance(9)
-    assert (await world.store.overdue(Overdue.LEASE, 10)).records == []
+    assert (await world.store.jobs.overdue(Overdue.LEASE, 10)).records == []
 
 
 async def test_output_is_read_a_page_at_a_time(world: World) -> None:
@@ -100,7 +100,7 @@ async def test_output_is_kept_from_one_run_to_the_next(world: World) -> None:
     await put(world, first, b"one")
     retried = finish(first.job, Outcome(verdict=Verdict.ERROR, delay=0), world.clock.now(), 0.0)
     assert await world.apply(retried, first)
-    await world.store.sweep(Sweep.RUN, 10)
+    await world.store.jobs.sweep(Sweep.RUN, 10)
     second = await world.take()
     await put(world, second, b"two")
     assert await world.succeed(second)
@@ -139,10 +139,10 @@ async def test_output_goes_with_its_job(world: World, how: str) -> None:
     if how == "deleted":
         assert await world.apply(delete(await world.job(id)))
     world.clock.advance(10)
-    await world.store.sweep(Sweep.KEEP, 10)
+    await world.store.jobs.sweep(Sweep.KEEP, 10)
     assert await world.gone(id)
     assert await output(world, id) == []
-    assert await world.store.add([world.draft(id=id)]) == [True]
+    assert await world.store.jobs.add([world.draft(id=id)]) == [True]
     await put(world, await world.take(), b"another life")
     assert await output(world, id) == [(1, b"another life")]
 
@@ -172,7 +172,7 @@ async def test_each_sign_of_life_has_its_own_output(world: World) -> None:
         Heartbeat(taken[2].job.id, taken[2].job.tenant, token(taken[2]), pid=3),
         Heartbeat(taken[0].job.id, taken[0].job.tenant, token(taken[0]), output=[said(b"a3")]),
     ]
-    assert [answer.held for answer in await world.store.touch(touches, 10)] == [True, False, True, True]
+    assert [answer.held for answer in await world.store.jobs.heartbeat(touches, 10)] == [True, False, True, True]
     assert await output(world, ids[0]) == [(1, b"a1"), (2, b"a2"), (3, b"a3")]
     assert await output(world, ids[1]) == await output(world, ids[2]) == []
     assert (await world.job(ids[2])).pid == 3

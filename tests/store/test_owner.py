@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from tests.support.patience import PATIENCE
 from tests.support.servers import NewPrefix, Server
-from tests.support.stores import SeededChance, VirtualClock, World, ids, open_store
+from tests.support.stores import SeededChance, VirtualClock, World, ids, journal_of, open_store
 from windlass.model.job import Job, Reason, State
 from windlass.model.lifecycle import (
     Move,
@@ -26,9 +26,9 @@ from windlass.model.lifecycle import (
 )
 from windlass.model.lifecycle import unblock as decide
 from windlass.model.names import key_of, raw_id
-from windlass.store import Dependency, Overdue, Record, Store, Sweep
-from windlass.store.beside import DrainRequest
+from windlass.store.data import Dependency, DrainRequest, Overdue, Record, Sweep
 from windlass.store.encoding import end_topic
+from windlass.store.protocol import Store
 from windlass.store.redis import RedisStore
 from windlass.store.redis.scrub import scrub as scrub_redis
 from windlass.store.sqlite import SqliteStore
@@ -39,7 +39,7 @@ Made = Callable[[World], Awaitable[Record]]
 
 
 async def overdue(world: World, limit: int = 100) -> list[str]:
-    found = (await world.store.overdue(Overdue.OWNER, limit)).records
+    found = (await world.store.jobs.overdue(Overdue.OWNER, limit)).records
     return ids([record for record in found if record is not None])
 
 
@@ -56,7 +56,7 @@ async def test_a_job_that_nobody_asks_for_is_overdue_from_that_moment(world: Wor
     world.clock.advance(9.999999)
     assert await overdue(world) == []
     world.clock.advance(0.000001)
-    reading = await world.store.overdue(Overdue.OWNER, 10)
+    reading = await world.store.jobs.overdue(Overdue.OWNER, 10)
     assert (reading.now, reading.records) == (world.clock.now(), [await world.record(id)])
 
 
@@ -69,10 +69,10 @@ async def test_overdue_jobs_come_earliest_first_and_no_more_than_asked(world: Wo
 
 async def test_of_a_batch_each_job_has_its_own_clock_or_none(world: World) -> None:
     drafts = [world.draft(queue=f"q{n % 2}", unattended=n * 10.0 if n % 3 else None, delay=n or None) for n in range(6)]
-    assert all(await world.store.add(drafts))
+    assert all(await world.store.jobs.add(drafts))
     world.clock.advance(20)
     assert await overdue(world) == [drafts[1].id, drafts[2].id]
-    assert not any(await world.store.add(drafts)), "sent again, they are there"
+    assert not any(await world.store.jobs.add(drafts)), "sent again, they are there"
     assert await overdue(world) == [drafts[1].id, drafts[2].id]
     world.clock.advance(30)
     assert await overdue(world) == [drafts[place].id for place in (1, 2, 4, 5)]
@@ -83,9 +83,9 @@ async def test_jobs_from_a_journal_have_their_clocks(server: Server, new_prefix:
         assert isinstance(store, RedisStore)
         world = World(store, clock, SeededChance(3))
         drafts = [world.draft(unattended=seconds) for seconds in (None, 20, 10)]
-        request = DrainRequest("j", store.partition_of(drafts[0]), 0, 3, drafts)
-        assert (await store.drain(request)).created == [True] * 3
-        assert (await store.drain(DrainRequest("j", request.partition, 3, 4, []))).mark == 4
+        request = DrainRequest("j", journal_of(store).partition_of(drafts[0]), 0, 3, drafts)
+        assert (await journal_of(store).drain(request)).created == [True] * 3
+        assert (await journal_of(store).drain(DrainRequest("j", request.partition, 3, 4, []))).mark == 4
         clock.advance(20)
         assert await overdue(world) == [drafts[2].id, drafts[1].id]
 
@@ -106,7 +106,7 @@ async def scheduled(world: World) -> Record:
 async def blocked(world: World) -> Record:
     parent = await world.add(queue="parents")
     id = await world.add(unattended=10, after=[parent])
-    assert await world.store.add_dependencies([Dependency(parent, "default", id)]) == [State.QUEUED]
+    assert await world.store.jobs.add_dependencies([Dependency(parent, "default", id)]) == [State.QUEUED]
     return await found(world, id)
 
 
@@ -157,7 +157,7 @@ async def test_an_abandoned_job_that_waits_is_cancelled_at_once(world: World, pe
     record = await pending(world)
     world.clock.advance(10)
     now = world.clock.now()
-    async with world.store.listen([end_topic(key_of(record.job))]) as listener:
+    async with world.store.events.listen([end_topic(key_of(record.job))]) as listener:
         assert await world.apply(abandon(record.job))
         assert await listener.wait(PATIENCE)
     after = replace(
@@ -170,7 +170,7 @@ async def test_an_abandoned_job_that_waits_is_cancelled_at_once(world: World, pe
 async def test_an_abandoned_job_that_runs_is_told_to_stop_once_and_keeps_its_place(world: World) -> None:
     taken = await running(world)
     world.clock.advance(10)
-    async with world.store.listen([f"order/{taken.job.worker}"]) as listener:
+    async with world.store.events.listen([f"order/{taken.job.worker}"]) as listener:
         assert await world.apply(abandon(taken.job), taken)
         assert await listener.wait(PATIENCE)
     told = await world.job(taken.job.id)
@@ -195,7 +195,7 @@ async def test_a_job_that_succeeds_though_it_was_abandoned_has_succeeded(world: 
 async def test_the_clock_goes_on_from_state_to_state(world: World) -> None:
     id = await world.add(unattended=60, delay=1, max_retry=3)
     world.clock.advance(1)
-    assert len(await world.store.sweep(Sweep.RUN, 10)) == 1
+    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 1
     taken = await world.take()
     assert await world.apply(release(taken.job, world.clock.now()), taken)
     taken = await world.take()
@@ -238,7 +238,7 @@ async def test_a_job_that_was_retried_ends_without_its_clock(world: World) -> No
     taken = await world.take()
     retry = finish(taken.job, Outcome(verdict=Verdict.RETRY, delay=0), world.clock.now(), 0.0)
     assert await world.apply(retry, taken)
-    assert len(await world.store.sweep(Sweep.RUN, 10)) == 1
+    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 1
     assert await world.succeed(await world.take())
     world.clock.advance(10)
     assert await overdue(world) == []

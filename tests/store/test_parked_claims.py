@@ -19,8 +19,9 @@ from windlass.model.job import NewJob, State
 from windlass.model.lifecycle import cancel
 from windlass.model.operations import Claim, Enqueue, Register, Show
 from windlass.model.worker import NewWorker, Worker
-from windlass.store import ClaimRequest, Listener, Overdue, Record
+from windlass.store.data import ClaimRequest, Overdue, Record
 from windlass.store.flow import LimitRule
+from windlass.store.protocol import Listener
 from windlass.store.redis import RedisStore
 
 STAYS = 5.0
@@ -39,13 +40,15 @@ class Waiting:
 
     async def ask(self, *, stays: float = 0.0, slots: int = 3) -> list[Record]:
         """The same claim again."""
-        return await self._world.store.claim(ClaimRequest(self.worker, self.nonce, slots, 60.0, stays=stays))
+        return await self._world.store.jobs.claim(ClaimRequest(self.worker, self.nonce, slots, 60.0, stays=stays))
 
 
 @asynccontextmanager
 async def waiting(world: World, *queues: str, **about: Any) -> AsyncIterator[Waiting]:
     worker = world.worker(*queues, **about)
-    async with world.store.listen([*(f"work/{queue}" for queue in worker.queues), f"wish/{worker.id}"]) as listener:
+    async with world.store.events.listen(
+        [*(f"work/{queue}" for queue in worker.queues), f"grant/{worker.id}"]
+    ) as listener:
         one = Waiting(world, worker, listener)
         assert not await one.ask(stays=STAYS)
         yield one
@@ -72,7 +75,9 @@ async def test_a_job_that_comes_to_a_parked_claim_is_leased_as_it_comes(world: W
         told = await world.record(id, payload=True)
         assert told is not None
         assert (told.job.state, told.job.worker, told.token) == (State.RUNNING, "w1", one.nonce)
-        assert [(tally.state, tally.count) for tally in await world.store.count_jobs("-")] == [(State.RUNNING, 1)]
+        assert [(tally.state, tally.count) for tally in (await world.store.jobs.counts("-")).jobs] == [
+            (State.RUNNING, 1)
+        ]
         assert await one.listener.wait(PATIENCE)
         (record,) = await one.ask()
         assert record == told
@@ -91,9 +96,9 @@ async def test_a_granted_job_that_is_not_renewed_is_lost_like_any_other(world: W
     async with waiting(world):
         id = await world.add()
         world.clock.advance(59)
-        assert not (await world.store.overdue(Overdue.LEASE, 9)).records
+        assert not (await world.store.jobs.overdue(Overdue.LEASE, 9)).records
         world.clock.advance(2)
-        late = (await world.store.overdue(Overdue.LEASE, 9)).records
+        late = (await world.store.jobs.overdue(Overdue.LEASE, 9)).records
         assert [record.job.id for record in late if record] == [id]
 
 
@@ -118,8 +123,8 @@ async def test_a_parked_claim_is_granted_once(world: World) -> None:
 async def test_the_same_job_sent_again_is_not_granted_to_another_claim(world: World) -> None:
     draft = world.draft()
     async with waiting(world, id="w1"), waiting(world, id="w2"):
-        assert await world.store.add([draft]) == [True]
-        assert await world.store.add([draft]) == [False]
+        assert await world.store.jobs.add([draft]) == [True]
+        assert await world.store.jobs.add([draft]) == [False]
         other = await world.add()
         assert {(await world.job(id)).worker for id in (draft.id, other)} == {"w1", "w2"}
 
@@ -169,7 +174,7 @@ async def test_a_parked_claim_is_not_granted_when_it_was_taken_back(world: World
 @PARKS_CLAIMS
 async def test_a_parked_claim_is_not_granted_when_its_claim_has_taken_something(world: World) -> None:
     async with waiting(world, tasks=["work"]) as one:
-        await world.store.add([world.draft(), world.draft()])
+        await world.store.jobs.add([world.draft(), world.draft()])
         assert len(await one.ask(stays=STAYS)) == 2
         await left_alone(world)
 
@@ -182,7 +187,7 @@ async def test_a_parked_claim_is_not_granted_when_its_owner_would_not_hear_of_it
         await other.close()  # as when its process is killed
         assert isinstance(world.store, RedisStore)
         ask = world.store.partitions.connection.channel.ask
-        while await ask("PUBSUB", "CHANNELS", f"{prefix}/wish/*"):  # noqa: ASYNC110 - only the server knows
+        while await ask("PUBSUB", "CHANNELS", f"{prefix}/grant/*"):  # noqa: ASYNC110 - only the server knows
             await asyncio.sleep(0.005)
         await left_alone(world)
 
@@ -267,7 +272,7 @@ async def test_a_wait_that_is_over_leaves_no_parked_claim(start_server: StartSer
     store = await RedisStore.open(server.url)
     engine = Engine(store, SeededChance())
     worker = (await engine(Register(worker=NewWorker(name="w")))).worker
-    async with store.listen([f"wish/{worker}"]):
+    async with store.events.listen([f"grant/{worker}"]):
         assert not await engine(Claim(worker=worker, wait=0.2, nonce="ab" * 8))
         accepted = await engine(Enqueue(job=NewJob(task="a")))
         assert (await engine(Show(id=accepted.id))).state is State.QUEUED

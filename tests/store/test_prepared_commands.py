@@ -146,7 +146,7 @@ def test_jobs_of_one_task_that_ask_for_different_things_are_not_mixed_up(engine:
 
 def test_the_way_is_shut_while_rules_are_in_force(engine: Engine) -> None:
     assert at_once(engine, one(queue="bounded"))
-    other = Engine(engine.context.bus, chance)  # type: ignore[arg-type] # a store is a wire too
+    other = Engine(engine.context.store, chance)
     run_sync(other(PutLimit(name="few", limit=NewLimit(match=Which(queue="bounded"), running=1))))
     for _ in range(3):
         operation = one(queue="bounded")

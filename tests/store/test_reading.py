@@ -16,7 +16,7 @@ from windlass.model.job import FINISHED, PENDING, State
 from windlass.model.lifecycle import Outcome, Verdict, cancel, delete, finish, release, rerun
 from windlass.model.names import JobKey, fresh_id
 from windlass.model.worker import NewWorker, Worker
-from windlass.store import ClaimRequest, JobCount, ListScope, Sweep
+from windlass.store.data import ClaimRequest, JobCount, ListScope, Sweep
 from windlass.store.encoding import end_topic
 
 pytestmark = pytest.mark.parametrize("kind", WITH_MODEL, indirect=True)
@@ -29,9 +29,9 @@ EVERYTHING = ListScope("-", None, ALL)
 
 
 async def test_the_store_tells_its_time(world: World) -> None:
-    assert (await world.store.read([])).now == world.clock.now()
+    assert (await world.store.jobs.read([])).now == world.clock.now()
     world.clock.advance(86400.000001)
-    assert (await world.store.read([])).now == world.clock.now()
+    assert (await world.store.jobs.read([])).now == world.clock.now()
 
 
 async def test_jobs_are_read_in_the_order_asked_for(world: World) -> None:
@@ -52,7 +52,7 @@ async def test_payloads_are_read_only_where_asked_for(world: World) -> None:
 
 async def test_a_thousand_jobs_are_read_at_once(world: World) -> None:
     batch = [world.draft(queue=f"q{n % 9}", payload=str(n).encode()) for n in range(1000)]
-    await world.store.add(batch)
+    await world.store.jobs.add(batch)
     found = await world.records([draft.id for draft in batch], payload=True)
     assert [record and record.payload for record in found] == [str(n).encode() for n in range(1000)]
 
@@ -78,7 +78,7 @@ async def test_all_pages_are_all_jobs_once_in_order(world: World, limit: int) ->
 
 
 async def test_a_listing_of_nothing_is_empty(world: World) -> None:
-    assert (await world.store.page(EVERYTHING, None, 10)).records == []
+    assert (await world.store.jobs.list(EVERYTHING, None, 10)).records == []
     await world.add(tenant="a", queue="q")
     for scope in (
         ListScope("b", None, ALL),
@@ -138,7 +138,7 @@ async def test_a_listing_of_some_states(world: World, states: set[State]) -> Non
 
 async def test_a_record_of_a_listing_is_the_record_without_its_payload(world: World) -> None:
     by_state = await in_every_state(world, timeout=30)
-    page = await world.store.page(EVERYTHING, None, 100)
+    page = await world.store.jobs.list(EVERYTHING, None, 100)
     assert page.records == await world.records(list(by_state.values()))
 
 
@@ -223,7 +223,7 @@ async def give_some_back(world: World, crowd: list[str]) -> None:
 
 
 async def add_some(world: World, crowd: list[str]) -> None:
-    if sum(tally.count for tally in await world.store.count_jobs("-")) < len(crowd) + 20:
+    if sum(tally.count for tally in (await world.store.jobs.counts("-")).jobs) < len(crowd) + 20:
         await world.add(tenant="a", queue="default")
         await world.add(tenant="c", queue="new")
 
@@ -258,13 +258,13 @@ async def test_jobs_deleted_between_pages_do_not_hide_the_others(world: World) -
 
 async def test_a_whole_queue_deleted_between_pages_does_not_end_the_listing(world: World) -> None:
     crowd = await a_crowd(world)
-    first = await world.store.page(EVERYTHING, None, 2)
+    first = await world.store.jobs.list(EVERYTHING, None, 2)
     for job in await world.jobs(tenant=first.records[0].job.tenant):
         await world.apply(delete(job))
     rest: list[str] = []
     after = first.next
     while after is not None:
-        page = await world.store.page(EVERYTHING, after, 5)
+        page = await world.store.jobs.list(EVERYTHING, after, 5)
         rest += ids(page.records)
         after = page.next
     assert rest == crowd[12:]
@@ -295,7 +295,7 @@ async def test_a_whole_queue_deleted_between_pages_does_not_end_the_listing(worl
 async def test_a_cursor_that_no_page_gave_is_refused(world: World, cursor: str) -> None:
     await a_crowd(world)
     with pytest.raises(Invalid) as fault:
-        await world.store.page(EVERYTHING, cursor, 10)
+        await world.store.jobs.list(EVERYTHING, cursor, 10)
     assert fault.value.at == "after"
 
 
@@ -317,7 +317,7 @@ async def test_a_cursor_that_no_page_gave_is_refused(world: World, cursor: str) 
 async def test_a_cursor_is_understood_or_refused(world: World, cursor: str) -> None:
     await a_crowd(world)
     with suppress(Invalid):
-        await world.store.page(EVERYTHING, cursor, 10)
+        await world.store.jobs.list(EVERYTHING, cursor, 10)
 
 
 # Counting
@@ -339,10 +339,10 @@ async def test_counts_are_sorted_and_above_nothing(world: World) -> None:
         JobCount("b", "q", "x", State.SCHEDULED, 1),
         JobCount("b", "q", "y", State.QUEUED, 1),
     ]
-    assert await world.store.count_jobs("-") == in_order
-    assert await world.store.count_jobs("a") == in_order[:1]
-    assert await world.store.count_jobs("b") == in_order[2:]
-    assert await world.store.count_jobs("nobody") == []
+    assert (await world.store.jobs.counts("-")).jobs == in_order
+    assert (await world.store.jobs.counts("a")).jobs == in_order[:1]
+    assert (await world.store.jobs.counts("b")).jobs == in_order[2:]
+    assert (await world.store.jobs.counts("nobody")).jobs == []
 
 
 async def test_counts_are_what_a_listing_finds(world: World) -> None:
@@ -351,7 +351,7 @@ async def test_counts_are_what_a_listing_finds(world: World) -> None:
             await in_every_state(world, tenant=tenant, queue=queue)
     jobs = await world.jobs()
     counted = Counter((job.tenant, job.queue, job.task, job.state) for job in jobs)
-    assert {(t.tenant, t.queue, t.task, t.state): t.count for t in await world.store.count_jobs("-")} == counted
+    assert {(t.tenant, t.queue, t.task, t.state): t.count for t in (await world.store.jobs.counts("-")).jobs} == counted
     assert len(counted) == 4 * 6
 
 
@@ -363,7 +363,7 @@ async def test_counts_go_back_to_nothing(world: World) -> None:
         await world.apply(delete(job), record if record.token else None)
         if record.token:
             await world.succeed(record)
-    assert await world.store.count_jobs("-") == []
+    assert (await world.store.jobs.counts("-")).jobs == []
 
 
 # Workers
@@ -389,118 +389,118 @@ def known(world: World, id: str, tenant: str = "default", running: int = 0) -> W
 
 
 async def test_a_worker_is_known_as_it_introduced_itself(world: World) -> None:
-    await world.store.register_worker("w1", "acme", SAID, 10)
-    assert await world.store.workers("acme") == [known(world, "w1", "acme")]
-    assert await world.store.worker_heartbeat("w1", "acme", 10) == known(world, "w1", "acme")
+    await world.store.workers.heartbeat("w1", "acme", 10, SAID)
+    assert await world.store.workers.list("acme") == [known(world, "w1", "acme")]
+    assert await world.store.workers.heartbeat("w1", "acme", 10) == known(world, "w1", "acme")
 
 
 async def test_a_worker_that_knows_any_task_is_known_as_such(world: World) -> None:
-    await world.store.register_worker("w1", "acme", NewWorker(name="w"), 10)
-    (worker,) = await world.store.workers("acme")
+    await world.store.workers.heartbeat("w1", "acme", 10, NewWorker(name="w"))
+    (worker,) = await world.store.workers.list("acme")
     assert (worker.tasks, worker.queues, worker.node, worker.slots) == (None, ["default"], "", 1)
 
 
 async def test_workers_are_listed_by_tenant_in_order_of_registration(world: World) -> None:
     for id, tenant in (("w3", "a"), ("w1", "b"), ("w2", "-")):
-        await world.store.register_worker(id, tenant, SAID, 100)
+        await world.store.workers.heartbeat(id, tenant, 100, SAID)
         world.clock.advance(1)
-    await world.store.register_worker("w9", "a", SAID, 100)
-    await world.store.register_worker("w4", "a", SAID, 100)
-    assert [worker.id for worker in await world.store.workers("-")] == ["w3", "w1", "w2", "w4", "w9"]
-    assert [worker.id for worker in await world.store.workers("a")] == ["w3", "w4", "w9"]
-    assert await world.store.workers("nobody") == []
+    await world.store.workers.heartbeat("w9", "a", 100, SAID)
+    await world.store.workers.heartbeat("w4", "a", 100, SAID)
+    assert [worker.id for worker in await world.store.workers.list("-")] == ["w3", "w1", "w2", "w4", "w9"]
+    assert [worker.id for worker in await world.store.workers.list("a")] == ["w3", "w4", "w9"]
+    assert await world.store.workers.list("nobody") == []
 
 
 async def test_a_greeting_keeps_a_worker_alive(world: World) -> None:
-    await world.store.register_worker("w1", "default", SAID, 10)
+    await world.store.workers.heartbeat("w1", "default", 10, SAID)
     registered = world.clock.now()
     world.clock.advance(9.999999)
-    worker = await world.store.worker_heartbeat("w1", "default", 10)
+    worker = await world.store.workers.heartbeat("w1", "default", 10)
     assert worker is not None
     assert (worker.registered_at, worker.seen_at) == (registered, world.clock.now())
     world.clock.advance(9.999999)
-    assert await world.store.workers("default") == [worker]
+    assert await world.store.workers.list("default") == [worker]
 
 
 async def test_a_silent_worker_is_forgotten_at_that_moment(world: World) -> None:
-    await world.store.register_worker("w1", "default", SAID, 10)
+    await world.store.workers.heartbeat("w1", "default", 10, SAID)
     world.clock.advance(10)
-    assert await world.store.workers("default") == []
-    assert await world.store.worker_heartbeat("w1", "default", 10) is None
-    assert await world.store.workers("-") == []
-    assert await world.store.unregister_worker("w1") is False
+    assert await world.store.workers.list("default") == []
+    assert await world.store.workers.heartbeat("w1", "default", 10) is None
+    assert await world.store.workers.list("-") == []
+    assert await world.store.workers.heartbeat("w1", "default", 0) is None
 
 
 async def test_a_worker_that_takes_its_leave_is_forgotten(world: World) -> None:
-    await world.store.register_worker("w1", "default", SAID, 10)
-    await world.store.register_worker("w2", "default", SAID, 10)
-    assert await world.store.unregister_worker("w1") is True
-    assert [worker.id for worker in await world.store.workers("-")] == ["w2"]
-    assert await world.store.worker_heartbeat("w1", "default", 10) is None
-    assert await world.store.unregister_worker("w1") is False
-    assert await world.store.unregister_worker("never-heard-of") is False
+    await world.store.workers.heartbeat("w1", "default", 10, SAID)
+    await world.store.workers.heartbeat("w2", "default", 10, SAID)
+    assert await world.store.workers.heartbeat("w1", "default", 0) is not None
+    assert [worker.id for worker in await world.store.workers.list("-")] == ["w2"]
+    assert await world.store.workers.heartbeat("w1", "default", 10) is None
+    assert await world.store.workers.heartbeat("w1", "default", 0) is None
+    assert await world.store.workers.heartbeat("never-heard-of", "default", 0) is None
 
 
 async def test_a_stranger_is_not_greeted(world: World) -> None:
-    assert await world.store.worker_heartbeat("stranger", "acme", 10) is None
+    assert await world.store.workers.heartbeat("stranger", "acme", 10) is None
 
 
 async def test_nobody_greets_the_worker_of_another_tenant(world: World) -> None:
-    await world.store.register_worker("w1", "acme", SAID, 10)
+    await world.store.workers.heartbeat("w1", "acme", 10, SAID)
     world.clock.advance(9)
-    assert await world.store.worker_heartbeat("w1", "other", 10) is None
+    assert await world.store.workers.heartbeat("w1", "other", 10) is None
     world.clock.advance(1)
-    assert await world.store.workers("-") == []
+    assert await world.store.workers.list("-") == []
 
 
 async def test_a_claim_is_a_sign_of_life_noted_once_a_second(world: World) -> None:
-    await world.store.register_worker("w1", "default", SAID, 60)
+    await world.store.workers.heartbeat("w1", "default", 60, SAID)
     registered = world.clock.now()
     world.clock.advance(0.999999)
     await world.claim(world.worker(id="w1"))
-    assert [worker.seen_at for worker in await world.store.workers("-")] == [registered]
+    assert [worker.seen_at for worker in await world.store.workers.list("-")] == [registered]
     world.clock.advance(0.000001)
     await world.claim(world.worker(id="w1"))
-    assert [worker.seen_at for worker in await world.store.workers("-")] == [world.clock.now()]
+    assert [worker.seen_at for worker in await world.store.workers.list("-")] == [world.clock.now()]
 
 
 async def test_a_claim_on_behalf_of_a_worker_is_no_sign_of_its_life(world: World) -> None:
-    await world.store.register_worker("w1", "default", SAID, 10)
+    await world.store.workers.heartbeat("w1", "default", 10, SAID)
     registered = world.clock.now()
     world.clock.advance(9)
     id = await world.add()
     worker = world.worker(id="w1")
-    (taken,) = await world.store.claim(ClaimRequest(worker, b"12345678", 1, 60.0, heard=False))
+    (taken,) = await world.store.jobs.claim(ClaimRequest(worker, b"12345678", 1, 60.0, heard=False))
     assert (taken.job.id, taken.job.worker) == (id, "w1")
-    assert [worker.seen_at for worker in await world.store.workers("-")] == [registered]
+    assert [worker.seen_at for worker in await world.store.workers.list("-")] == [registered]
     world.clock.advance(1)
-    assert await world.store.workers("-") == []
+    assert await world.store.workers.list("-") == []
 
 
 async def test_a_worker_may_come_back_under_its_name(world: World) -> None:
-    await world.store.register_worker("w1", "a", SAID, 10)
+    await world.store.workers.heartbeat("w1", "a", 10, SAID)
     world.clock.advance(20)
-    await world.store.register_worker("w1", "b", NewWorker(name="other"), 10)
-    (worker,) = await world.store.workers("-")
+    await world.store.workers.heartbeat("w1", "b", 10, NewWorker(name="other"))
+    (worker,) = await world.store.workers.list("-")
     assert (worker.tenant, worker.name, worker.registered_at) == ("b", "other", world.clock.now())
-    assert await world.store.workers("a") == []
+    assert await world.store.workers.list("a") == []
 
 
 async def test_a_worker_is_known_with_what_it_runs(world: World) -> None:
-    await world.store.register_worker("w1", "default", SAID, 100)
-    await world.store.register_worker("w2", "default", SAID, 100)
+    await world.store.workers.heartbeat("w1", "default", 100, SAID)
+    await world.store.workers.heartbeat("w2", "default", 100, SAID)
     for n in range(6):
         await world.add(queue="ab"[n % 2])
     taken = await world.claim(world.worker("a", "b", id="w1"), slots=5)
-    assert [(worker.id, worker.running) for worker in await world.store.workers("-")] == [("w1", 5), ("w2", 0)]
+    assert [(worker.id, worker.running) for worker in await world.store.workers.list("-")] == [("w1", 5), ("w2", 0)]
     assert await world.succeed(taken[0])
     assert await world.apply(release(taken[1].job, world.clock.now()), taken[1])
     assert await world.apply(delete(taken[2].job), taken[2])
-    worker = await world.store.worker_heartbeat("w1", "default", 100)
+    worker = await world.store.workers.heartbeat("w1", "default", 100)
     assert worker is not None
     assert worker.running == 3
     assert await world.succeed(taken[2])
-    assert [worker.running for worker in await world.store.workers("-")] == [2, 0]
+    assert [worker.running for worker in await world.store.workers.list("-")] == [2, 0]
 
 
 # Notices
@@ -508,11 +508,11 @@ async def test_a_worker_is_known_with_what_it_runs(world: World) -> None:
 
 async def hears(world: World, topic: str, happens: Callable[[], Awaitable[Any]]) -> bool:
     """Whether somebody who waits for this topic hears of what happens within a second."""
-    async with world.store.listen([topic]) as listener:
+    async with world.store.events.listen([topic]) as listener:
         waiting = asyncio.ensure_future(listener.wait(PATIENCE))
         await asyncio.sleep(0)
         await happens()
-        return await waiting
+        return bool(await waiting)
 
 
 async def test_new_work_is_heard_of(world: World) -> None:
@@ -526,7 +526,7 @@ async def test_new_work_of_any_tenant_is_heard_of(world: World) -> None:
 async def test_work_whose_time_has_come_is_heard_of(world: World) -> None:
     await world.add(delay=1)
     world.clock.advance(1)
-    assert await hears(world, "work/default", lambda: world.store.sweep(Sweep.RUN, 10))
+    assert await hears(world, "work/default", lambda: world.store.jobs.sweep(Sweep.RUN, 10))
 
 
 async def test_work_that_is_given_back_is_heard_of(world: World) -> None:
@@ -571,13 +571,16 @@ async def test_an_order_is_heard_of_by_the_worker(world: World, order: Any) -> N
 
 
 async def test_a_notice_that_came_before_the_wait_is_heard_of(world: World) -> None:
-    async with world.store.listen(["work/a", "work/b"]) as listener:
+    async with world.store.events.listen(["work/a", "work/b"]) as listener:
         await world.add(queue="b")
         assert await listener.wait(PATIENCE)
 
 
 async def test_one_notice_reaches_all_who_listen(world: World) -> None:
-    async with world.store.listen(["work/default"]) as one, world.store.listen(["work/other", "work/default"]) as other:
+    async with (
+        world.store.events.listen(["work/default"]) as one,
+        world.store.events.listen(["work/other", "work/default"]) as other,
+    ):
         waits = asyncio.gather(one.wait(1.0), other.wait(1.0))
         await asyncio.sleep(0)
         await world.add()
@@ -585,19 +588,19 @@ async def test_one_notice_reaches_all_who_listen(world: World) -> None:
 
 
 async def test_notices_are_heard_of_one_after_the_other(world: World) -> None:
-    async with world.store.listen(["work/default"]) as listener:
+    async with world.store.events.listen(["work/default"]) as listener:
         for _ in range(3):
             await world.add()
             assert await listener.wait(PATIENCE)
 
 
 async def test_where_nothing_happens_nothing_is_heard_of(world: World) -> None:
-    async with world.store.listen(["work/default"]) as listener:
+    async with world.store.events.listen(["work/default"]) as listener:
         assert not await listener.wait(0.05)
         assert not await listener.wait(0)
 
 
 async def test_whoever_listened_before_does_not_keep_others_from_listening(world: World) -> None:
-    async with world.store.listen(["work/default"]) as listener:
+    async with world.store.events.listen(["work/default"]) as listener:
         assert not await listener.wait(0.01)
     assert await hears(world, "work/default", world.add)

@@ -16,7 +16,7 @@ from windlass.model.job import NewJob, Reason, State
 from windlass.model.lifecycle import GONE
 from windlass.model.operations import Claim, Count, Delete, Enqueue, EnqueueMany, Register
 from windlass.model.worker import NewWorker
-from windlass.store import AccessRefused
+from windlass.store.data import AccessRefused
 from windlass.store.redis import RedisStore, layout
 from windlass.store.redis.calls import SOURCES, Library, library
 from windlass.store.redis.connection import RIGHTS
@@ -42,7 +42,7 @@ async def test_a_worker_that_waits_for_work_goes_on_waiting_when_the_server_rest
     store = await RedisStore.open(server.url)
     engine = Engine(store, SeededChance())
     worker = (await engine(Register(worker=NewWorker(name="w")))).worker
-    async with store.listen(["work/default"]) as listener:
+    async with store.events.listen(["work/default"]) as listener:
         server.restart()
         assert await listener.wait(PATIENCE), "a listener is woken when messages were interrupted"
     async with asyncio.timeout(PATIENCE):
@@ -202,7 +202,7 @@ async def test_a_user_with_exactly_the_rights_that_are_documented_may_do_everyth
     store = await RedisStore.open(f"redis://queue:secret@127.0.0.1:{server.port}")
     engine = Engine(store, SeededChance())
     worker = (await engine(Register(worker=NewWorker(name="w")))).worker
-    async with store.listen([f"wish/{worker}"]) as listener:
+    async with store.events.listen([f"grant/{worker}"]) as listener:
         claim = asyncio.ensure_future(engine(Claim(worker=worker, wait=9, nonce="ab" * 8)))
         while not int(server.ask("EXISTS", "wl{0}:parked_claims:default")):  # noqa: ASYNC110 - only the server knows
             await asyncio.sleep(0.005)

@@ -6,7 +6,7 @@ from itertools import count
 from tests.support.patience import PATIENCE
 from tests.support.servers import NewPrefix, Server
 from windlass.model.worker import NewWorker
-from windlass.store import ClaimRequest
+from windlass.store.data import ClaimRequest
 from windlass.store.redis import RedisStore
 
 
@@ -18,13 +18,13 @@ async def test_a_worker_is_seen_though_its_first_queue_is_in_another_partition(
         at_home = next(name for n in count() if store.partitions.of_queue(name := f"q{n}") == 0)
         elsewhere = next(name for n in count() if store.partitions.of_queue(name := f"q{n}") != 0)
         for id, queues in (("both", [elsewhere, at_home]), ("away", [elsewhere])):
-            await store.register_worker(id, "default", NewWorker(name=id, queues=queues), 3600)
-        first, second = await store.workers("default")
+            await store.workers.heartbeat(id, "default", 3600, NewWorker(name=id, queues=queues))
+        first, second = await store.workers.list("default")
         async with asyncio.timeout(PATIENCE):
             while True:
                 for worker in (first, second):
-                    await store.claim(ClaimRequest(worker, b"12345678", 1, 3600, repeatable=False))
-                if all(one.seen_at > one.registered_at for one in await store.workers("default")):
+                    await store.jobs.claim(ClaimRequest(worker, b"12345678", 1, 3600, repeatable=False))
+                if all(one.seen_at > one.registered_at for one in await store.workers.list("default")):
                     break
                 await asyncio.sleep(0.05)
     finally:

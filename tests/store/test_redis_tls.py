@@ -102,7 +102,7 @@ async def test_a_job_lives_its_whole_life_over_tls(
     async with engine_at(address, prefix) as submitter, engine_at(address, prefix) as other:
         worker = await register(other)
         claiming = asyncio.create_task(other(Claim(worker=worker, wait=20)))
-        async with other.context.store.listen(["work/default"]) as listener:
+        async with other.context.store.events.listen(["work/default"]) as listener:
             job = await enqueue(submitter, payload=packed(b"x" * 100_000))
             assert await listener.wait(PATIENCE), "no notice came"
         (taken,) = await claiming

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from tests.support.stores import EACH_CODE, World
 from windlass.model.job import NewJob, State
 from windlass.model.lifecycle import Outcome, Verdict, delete, finish, rerun
-from windlass.store import DueJob, StoredResult, Sweep
+from windlass.store.data import DueJob, StoredResult, Sweep
 from windlass.store.redis import RedisStore
 from windlass.store.sqlite import SqliteStore
 
@@ -25,7 +25,7 @@ async def succeeded(world: World, **terms: Any) -> str:
 
 
 async def purge(world: World, limit: int = 10) -> list[DueJob]:
-    return await world.store.sweep(Sweep.KEEP, limit)
+    return [*(await world.store.jobs.sweep(Sweep.KEEP, limit)).jobs]
 
 
 async def held(world: World) -> int:
@@ -143,7 +143,7 @@ async def test_a_job_that_failed_before_keeps_its_result_as_long(world: World) -
     taken = await world.take()
     again = finish(taken.job, Outcome(verdict=Verdict.ERROR, delay=0.0), world.clock.now(), 0.0)
     assert await world.apply(again, taken)
-    await world.store.sweep(Sweep.RUN, 10)
+    await world.store.jobs.sweep(Sweep.RUN, 10)
     assert await world.succeed(await world.take(), b"42")
     assert await world.result(id) == ANSWER
     world.clock.advance(5)
@@ -173,11 +173,11 @@ async def test_whoever_follows_gets_the_result_however_late(world: World) -> Non
     id = await succeeded(world, keep_result_for=5, then=THEN)
     world.clock.advance(5)
     for _ in range(2):
-        (one,) = await world.store.completed_parents([], 10)
+        (one,) = await world.store.jobs.completed_parents([], 10)
         assert (one.then, one.result) == (THEN, ANSWER)
         assert await world.result(id) is None
         await purge(world)
-    assert await world.store.completed_parents([one], 10) == []
+    assert await world.store.jobs.completed_parents([one], 10) == []
     assert await held(world) == 0
 
 
@@ -187,7 +187,7 @@ async def test_what_was_kept_for_whoever_follows_goes_with_the_record(world: Wor
     assert [one.result_only for one in await purge(world)] == [True]
     world.clock.advance(5)
     assert [one.result_only for one in await purge(world)] == [False]
-    (one,) = await world.store.completed_parents([], 10)
+    (one,) = await world.store.jobs.completed_parents([], 10)
     assert (one.then, one.result) == (THEN, None)
     assert await held(world) == 0
 
@@ -206,7 +206,7 @@ async def test_a_purge_takes_no_more_than_asked_earliest_first(world: World) -> 
 async def test_many_of_a_batch_end_each_for_its_own_time(world: World) -> None:
     terms: list[dict[str, Any]] = [{}, {"keep_result_for": 1}, {"keep_result_for": 2, "keep_result": "once"}, {}] * 5
     drafts = [replace(world.draft(**one)) for one in terms]
-    assert all(await world.store.add(drafts))
+    assert all(await world.store.jobs.add(drafts))
     for record in await world.claim(slots=20):
         await world.succeed(record, b"42")
     for seconds, left in ((1, 15), (1, 10), (10, 10)):

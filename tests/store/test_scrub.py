@@ -1,7 +1,6 @@
 """The scrubbers see what is broken: each test breaks one thing by hand."""
 
 from pathlib import Path
-from typing import cast
 
 import apsw
 import pytest
@@ -17,8 +16,9 @@ from windlass.model.names import fresh_id
 from windlass.model.operations import Alive, Claim, Enqueue, EnqueueMany, Finish, Finished, Register, Renew
 from windlass.model.output import NewChunk
 from windlass.model.worker import NewWorker, Worker
-from windlass.store import ClaimRequest, Draft, Store
-from windlass.store.flow import Flow, LimitRule, Rules, TierRule
+from windlass.store.data import ClaimRequest, Draft
+from windlass.store.flow import LimitRule, Rules, TierRule
+from windlass.store.protocol import Store
 from windlass.store.redis import RedisStore
 from windlass.store.redis.scrub import scrub as scrub_redis
 from windlass.store.sqlite import SqliteStore
@@ -52,13 +52,13 @@ async def furnish(store: Store) -> None:
 
 async def add_dependencies(store: Store) -> None:
     """Some jobs that run under rules, and some that these hold up."""
-    flow, chance = cast(Flow, store), SeededChance(1)
+    flow, chance = store.flow, SeededChance(1)
     rules = Rules(
-        edition=1,
+        version=1,
         limit_rules={"default/x": LimitRule(queue="bound", running=1)},
         tiers={"default,bound": [TierRule(name="fast", seconds=3, cap=1), TierRule(name="slow", seconds=30, cap=1)]},
         fair_queues={"bound": {}},
-        fair_lines={"*,bound": {}},
+        fair_tenant_queues={"*,bound": {}},
     )
     assert await flow.set_rules(rules)
     groups = ["~|default/x", "=slow|default/x", "=slow", "~"]
@@ -67,10 +67,10 @@ async def add_dependencies(store: Store) -> None:
         for group in groups
         for task in ("a", "b")
     ]
-    await store.add(drafts)
+    await store.jobs.add(drafts)
     now = VirtualClock().now()
     worker = Worker(id="w", name="w", tenant="default", queues=["bound"], registered_at=now, seen_at=now)
-    assert len(await store.claim(ClaimRequest(worker, b"12345678", 2, 60.0))) == 2
+    assert len(await store.jobs.claim(ClaimRequest(worker, b"12345678", 2, 60.0))) == 2
 
 
 REDIS_DAMAGE = {

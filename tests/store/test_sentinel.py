@@ -135,7 +135,7 @@ async def test_jobs_are_queued_claimed_finished_and_heard_of(pair: Pair) -> None
     async with engine_at(pair.url) as engine:
         worker = (await engine(Register(worker=NewWorker(name="w")))).worker
         waiting = asyncio.ensure_future(engine(Claim(worker=worker, wait=10)))
-        async with engine.context.store.listen(["work/default"]) as bell:
+        async with engine.context.store.events.listen(["work/default"]) as bell:
             job = await engine(Enqueue(job=NewJob(task="a")))
             assert await bell.wait(PATIENCE)
         (claimed,) = await waiting
@@ -175,7 +175,7 @@ def patient(enqueue: Callable[[], object]) -> None:
 async def test_a_master_that_became_a_replica_is_left_with_all_connections(pair: Pair) -> None:
     async with engine_at(pair.url) as engine:
         worker = (await engine(Register(worker=NewWorker(name="w")))).worker
-        async with engine.context.store.listen(["work/default"]) as bell:
+        async with engine.context.store.events.listen(["work/default"]) as bell:
             old = pair.master
             pair.swap()
             with pytest.raises(Unavailable, match="READONLY"):

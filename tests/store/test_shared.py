@@ -12,7 +12,7 @@ from tests.support.stores import StoreKind, World, ids, open_store
 from windlass.model.job import State
 from windlass.model.lifecycle import cancel
 from windlass.model.names import JobKey
-from windlass.store import StoredResult
+from windlass.store.data import StoredResult
 from windlass.store.encoding import end_topic
 
 pytestmark = pytest.mark.parametrize("kind", ["file", "redis", "valkey", "cluster"], indirect=True)
@@ -32,7 +32,7 @@ async def test_two_openings_of_one_store_share_its_jobs(
         assert await world.succeed(first, b"42")
         assert (await elsewhere.job(first.job.id)).state is State.SUCCEEDED
         assert await elsewhere.result(first.job.id) == StoredResult(b"42", "text/plain")
-        assert await elsewhere.store.count_jobs("-") == await world.store.count_jobs("-")
+        assert await elsewhere.store.jobs.counts("-") == await world.store.jobs.counts("-")
 
 
 async def test_the_same_batch_sent_to_both_at_once_is_added_once(
@@ -40,7 +40,7 @@ async def test_the_same_batch_sent_to_both_at_once_is_added_once(
 ) -> None:
     async with open_store(kind, address, world.clock, prefix) as other:
         batch = [world.draft(queue=f"q{n % 3}") for n in range(60)]
-        answers = await asyncio.gather(*(store.add(batch) for store in (world.store, other) * 3))
+        answers = await asyncio.gather(*(store.jobs.add(batch) for store in (world.store, other) * 3))
         assert sum(added for answer in answers for added in answer) == 60
         assert len(await world.jobs()) == 60
 
@@ -71,7 +71,7 @@ async def test_a_notice_crosses_from_one_opening_to_the_other(
         id = await world.add(queue="busy")
         taken = await world.take(world.worker("busy"))
         topic = {"work": "work/idle", "end": end_topic(JobKey(id, "default")), "order": "order/w1"}[what]
-        async with world.store.listen([topic]) as listener:
+        async with world.store.events.listen([topic]) as listener:
             waiting = asyncio.ensure_future(listener.wait(PATIENCE))
             await asyncio.sleep(0)
             if what == "work":

@@ -175,7 +175,7 @@ async def test_a_new_file_and_all_beside_it_is_its_owners_alone(tmp_path: Path) 
     try:
         engine = Engine(SqliteStore.open(tmp_path / "jobs.db", SystemClock()), SeededChance(1))
         await enqueue(engine)
-        async with engine.context.store.listen(["work/a"]):
+        async with engine.context.store.events.listen(["work/a"]):
             modes = modes_in(tmp_path)
     finally:
         os.umask(mask)

@@ -10,7 +10,7 @@ import pytest
 from tests.support.stores import SeededChance, VirtualClock, World, ids, open_store, scrub
 from windlass.model.job import NewJob, State
 from windlass.model.names import DEFAULT_TENANT, JobKey, raw_id, text_id
-from windlass.store import Dependency
+from windlass.store.data import Dependency
 from windlass.store.encoding import pack_terms, pack_then
 from windlass.store.sqlite.file import APPLICATION_ID, connect
 
@@ -56,18 +56,18 @@ async def test_from_format_3_jobs_of_all_tenants_keep_their_ids_and_what_follows
     async with open_store("file", str(path), VirtualClock(), "x") as store:
         assert await scrub(store) == []
         world = World(store, VirtualClock(), SeededChance(2))
-        found = (await store.read([JobKey(id, "acme") for id in (parent, child, ended)])).records
+        found = (await store.jobs.read([JobKey(id, "acme") for id in (parent, child, ended)])).records
         assert [record and record.job.id for record in found] == [parent, child, ended]
         assert found[1] is not None
         assert found[1].job.waits_for == [parent]
         assert await world.record(ID, tenant=DEFAULT_TENANT) is not None
-        (ripe,) = await store.completed_parents([], 10)
+        (ripe,) = await store.jobs.completed_parents([], 10)
         assert (ripe.id, ripe.tenant, ripe.then and ripe.then.task) == (ended, "acme", "b")
-        assert await store.add_dependencies([Dependency(parent, "acme", child)]) == [State.QUEUED]
+        assert await store.jobs.add_dependencies([Dependency(parent, "acme", child)]) == [State.QUEUED]
         await world.succeed(await world.take(world.worker(tenant="acme")))
-        completed = {one.id: one for one in await store.completed_parents([], 10)}
+        completed = {one.id: one for one in await store.jobs.completed_parents([], 10)}
         assert completed[parent].children == [child]
-        assert await store.add([world.draft(id=parent)]) == [True], "another tenant may have the same id"
+        assert await store.jobs.add([world.draft(id=parent)]) == [True], "another tenant may have the same id"
 
 
 @pytest.mark.parametrize("version", OLD)

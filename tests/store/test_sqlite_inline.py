@@ -27,7 +27,7 @@ from windlass.model.names import JobKey, fresh_id, raw_id
 from windlass.model.operations import Claim, EnqueueMany, PutLimit, Register, Show
 from windlass.model.template import template_of
 from windlass.model.worker import NewWorker
-from windlass.store import Draft
+from windlass.store.data import Draft
 from windlass.store.sqlite import SqliteStore, file, scrub
 from windlass.store.sqlite.connection import InlineConnection
 from windlass.system import SystemClock, SystemRandomness
@@ -55,16 +55,16 @@ def _connection(store: SqliteStore) -> InlineConnection:
 
 def add(store: SqliteStore) -> str:
     new = Draft("default", fresh_id(CHANCE.uuid7(), "default"), NewJob(task="a", payload=Raw(b"\xc0")))
-    assert run_sync(store.add([new])) == [True]
+    assert run_sync(store.jobs.add([new])) == [True]
     return new.id
 
 
 def exists(store: SqliteStore, id: str) -> bool:
-    return run_sync(store.read([JobKey(id, "default")])).records != [None]
+    return run_sync(store.jobs.read([JobKey(id, "default")])).records != [None]
 
 
 def count(store: SqliteStore) -> int:
-    return sum(tally.count for tally in run_sync(store.count_jobs("-")))
+    return sum(tally.count for tally in run_sync(store.jobs.counts("-")).jobs)
 
 
 def test_sync_code_queues_and_reads_jobs_in_a_file_without_another_thread(path: Path) -> None:

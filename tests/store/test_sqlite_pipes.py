@@ -18,9 +18,9 @@ def pipes(path: Path) -> set[str]:
 async def test_an_idle_worker_that_comes_back_finds_its_pipe(tmp_path: Path) -> None:
     path = tmp_path / "jobs.db"
     store = SqliteStore.open(path, SystemClock())
-    async with store.listen(["work/a"]):
+    async with store.events.listen(["work/a"]):
         first = pipes(path)
-    async with store.listen(["work/b"]):
+    async with store.events.listen(["work/b"]):
         assert pipes(path) == first
     await store.close()
     assert pipes(path) == set(), "it goes with the store"
@@ -32,7 +32,7 @@ async def test_a_pipe_without_a_listener_is_removed_after_a_while(
     monkeypatch.setattr(events, "IDLE_UNSUBSCRIBE", 0.05)
     path = tmp_path / "jobs.db"
     store = SqliteStore.open(path, SystemClock())
-    async with store.listen(["work/a"]), store.listen(["end/b"]):
+    async with store.events.listen(["work/a"]), store.events.listen(["end/b"]):
         assert len(pipes(path)) == 2
     assert {name.partition("-")[0] for name in pipes(path)} == {"work"}, "an end is waited for once"
     async with asyncio.timeout(PATIENCE):
@@ -52,7 +52,7 @@ async def test_pipes_of_killed_processes_are_removed_by_the_next_listener(tmp_pa
     os.utime(folder / ".work-3-3", (0, 0))
     store = SqliteStore.open(path, SystemClock())
     other = SqliteStore.open(path, SystemClock())
-    async with store.listen(["work/a"]), other.listen(["work/a"]):
+    async with store.events.listen(["work/a"]), other.events.listen(["work/a"]):
         assert len(pipes(path) - {".work-2-2"}) == 2, "theirs alone"
         assert ".work-2-2" in pipes(path)
     await store.close()

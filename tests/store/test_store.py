@@ -5,7 +5,7 @@ The same tests for every kind of store, and for the model that the stores are co
 
 import asyncio
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from msgspec import UNSET, Raw
@@ -16,8 +16,16 @@ from windlass.model.lifecycle import Outcome, Verdict, cancel, delete, finish, l
 from windlass.model.names import DEFAULT_TENANT, JobKey, fresh_id
 from windlass.model.output import Progress
 from windlass.model.retry import RetryPolicy
-from windlass.store import ClaimRequest, Heartbeat, HeartbeatReply, JobSuccess, Overdue, Record, StoredResult, Sweep
-from windlass.store.beside import JobOwners
+from windlass.store.data import (
+    ClaimRequest,
+    Heartbeat,
+    HeartbeatReply,
+    JobSuccess,
+    Overdue,
+    Record,
+    StoredResult,
+    Sweep,
+)
 
 NOBODY = "00000000-0000-7000-8000-0000000000df"
 
@@ -107,7 +115,7 @@ async def test_the_same_id_again_changes_nothing(world: World) -> None:
     before = await world.record(id, payload=True)
     world.clock.advance(1)
     again = world.draft("other", id=id, payload=b"second", priority=2, delay=5)
-    assert await world.store.add([again]) == [False]
+    assert await world.store.jobs.add([again]) == [False]
     assert await world.record(id, payload=True) == before
     assert len(await world.jobs()) == 1
 
@@ -115,18 +123,18 @@ async def test_the_same_id_again_changes_nothing(world: World) -> None:
 async def test_the_same_id_from_another_tenant_is_another_job(world: World) -> None:
     id = await world.add(tenant="mine")
     drafts = [world.draft(id=id, tenant=tenant) for tenant in ("yours", "default", "mine")]
-    assert await world.store.add(drafts) == [True, True, False]
+    assert await world.store.jobs.add(drafts) == [True, True, False]
     assert [(job.id, job.tenant) for job in await world.jobs()] == [(id, "default"), (id, "mine"), (id, "yours")]
-    assert await cast(JobOwners, world.store).owners([id, NOBODY]) == [["default", "mine", "yours"], []]
+    assert await world.store.jobs.owners([id, NOBODY]) == [["default", "mine", "yours"], []]
     assert (await world.take(world.worker(tenant="mine"))).job.tenant == "mine"
-    found = (await world.store.read([JobKey(id, tenant) for tenant in ("mine", "yours", "nobody")])).records
+    found = (await world.store.jobs.read([JobKey(id, tenant) for tenant in ("mine", "yours", "nobody")])).records
     assert [record and record.job.state for record in found] == [State.RUNNING, State.QUEUED, None]
 
 
 async def test_the_same_id_twice_in_one_batch_is_one_job(world: World) -> None:
     id = fresh_id(world.chance.uuid7(), "default")
     batch = [world.draft(id=id, payload=b"first"), world.draft(), world.draft(id=id, payload=b"second")]
-    assert await world.store.add(batch) == [True, True, False]
+    assert await world.store.jobs.add(batch) == [True, True, False]
     record = await world.record(id, payload=True)
     assert record is not None
     assert record.payload == b"first"
@@ -135,30 +143,30 @@ async def test_the_same_id_twice_in_one_batch_is_one_job(world: World) -> None:
 
 async def test_a_batch_sent_again_adds_what_is_missing(world: World) -> None:
     batch = [world.draft() for _ in range(5)]
-    assert await world.store.add(batch[:2]) == [True, True]
-    assert await world.store.add(batch) == [False, False, True, True, True]
+    assert await world.store.jobs.add(batch[:2]) == [True, True]
+    assert await world.store.jobs.add(batch) == [False, False, True, True, True]
     assert ids(await world.claim(slots=10)) == [draft.id for draft in batch]
 
 
 async def test_an_id_counts_as_known_while_its_record_lives(world: World) -> None:
     id = await world.add(keep_success=10)
     await world.succeed(await world.take())
-    assert await world.store.add([world.draft(id=id)]) == [False]
+    assert await world.store.jobs.add([world.draft(id=id)]) == [False]
     assert await world.claim() == []
     assert await world.apply(delete(await world.job(id)))
-    assert await world.store.add([world.draft(id=id)]) == [True]
+    assert await world.store.jobs.add([world.draft(id=id)]) == [True]
 
 
 async def test_a_batch_over_many_queues_and_tenants(world: World) -> None:
     batch = [world.draft(queue=f"q{n % 7}", tenant=f"t{n % 3}", delay=n % 2) for n in range(100)]
-    assert await world.store.add(batch) == [True] * 100
-    assert await world.store.add(batch) == [False] * 100
+    assert await world.store.jobs.add(batch) == [True] * 100
+    assert await world.store.jobs.add(batch) == [False] * 100
     assert sorted(ids(await world.jobs())) == sorted(draft.id for draft in batch)
 
 
 async def test_two_thousand_five_hundred_jobs_in_one_call(world: World) -> None:
     batch = [world.draft(payload=str(n).encode()) for n in range(2500)]
-    assert await world.store.add(batch) == [True] * 2500
+    assert await world.store.jobs.add(batch) == [True] * 2500
     taken = await world.claim(slots=2500)
     assert [record.payload for record in taken] == [bytes(draft.new.payload) for draft in batch]
 
@@ -177,11 +185,11 @@ async def test_a_payload_comes_back_byte_by_byte(world: World, payload: bytes) -
 
 
 async def test_nothing_to_do_is_done_at_once(world: World) -> None:
-    assert await world.store.add([]) == []
-    assert await world.store.touch([], 60) == []
-    assert await world.store.succeed([]) == []
-    assert await world.store.apply([]) == []
-    assert (await world.store.read([])).records == []
+    assert await world.store.jobs.add([]) == []
+    assert await world.store.jobs.heartbeat([], 60) == []
+    assert await world.store.jobs.succeed([]) == []
+    assert await world.store.jobs.apply([]) == []
+    assert (await world.store.jobs.read([])).records == []
 
 
 async def test_a_call_that_is_cancelled_ends_and_leaves_the_others_alone(world: World) -> None:
@@ -260,7 +268,7 @@ async def test_a_promoted_job_keeps_its_place_of_arrival(world: World) -> None:
     early = await world.add(delay=10)
     later = await world.add()
     world.clock.advance(10)
-    assert len(await world.store.sweep(Sweep.RUN, 10)) == 1
+    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 1
     assert ids(await world.claim(slots=2)) == [early, later]
 
 
@@ -343,7 +351,7 @@ async def test_tasks_that_a_worker_knows_are_merged_by_priority_then_arrival(wor
 
 
 async def test_a_large_backlog_of_other_tasks_does_not_hide_mine(world: World) -> None:
-    await world.store.add([world.draft(f"other{n % 50}", priority=-1) for n in range(2000)])
+    await world.store.jobs.add([world.draft(f"other{n % 50}", priority=-1) for n in range(2000)])
     mine = await world.add("mine")
     assert ids(await world.claim(world.worker(tasks=["mine"]), slots=2)) == [mine]
 
@@ -375,11 +383,11 @@ async def test_a_claim_sent_again_answers_the_same_jobs_and_takes_no_more(world:
         await world.add(queue=queue, priority=priority, payload=queue.encode())
     await world.add(queue="b")
     wish = ClaimRequest(world.worker("a", "b"), b"nonce..1", 5, 60.0)
-    first = await world.store.claim(wish)
+    first = await world.store.jobs.claim(wish)
     assert len(first) == 5
     world.clock.advance(1)
-    assert await world.store.claim(wish) == first
-    assert await world.store.claim(ClaimRequest(wish.worker, wish.nonce, 100, 60.0)) == first
+    assert await world.store.jobs.claim(wish) == first
+    assert await world.store.jobs.claim(ClaimRequest(wish.worker, wish.nonce, 100, 60.0)) == first
 
 
 async def test_a_claim_sent_again_after_another_answers_the_same_jobs(world: World) -> None:
@@ -410,7 +418,7 @@ async def test_a_claim_sent_again_does_not_lengthen_the_lease(world: World) -> N
     world.clock.advance(6)
     await world.claim(worker, lease=10, nonce=b"nonce..1")
     world.clock.advance(4)
-    assert (await world.store.overdue(Overdue.LEASE, 10)).records == [await world.record(taken.job.id)]
+    assert (await world.store.jobs.overdue(Overdue.LEASE, 10)).records == [await world.record(taken.job.id)]
 
 
 async def test_the_nonce_of_one_worker_is_not_anothers(world: World) -> None:
@@ -443,7 +451,7 @@ async def test_the_next_run_begins_with_a_clean_slate(world: World) -> None:
 
 async def test_many_claims_at_once_share_the_jobs_between_them(world: World) -> None:
     batch = [world.draft(queue=f"q{n % 3}") for n in range(100)]
-    await world.store.add(batch)
+    await world.store.jobs.add(batch)
     workers = [world.worker("q0", "q1", "q2", id=f"w{n}") for n in range(12)]
     claims = await asyncio.gather(*(world.claim(worker, slots=9) for worker in workers))
     assert sorted(id for claim in claims for id in ids(claim)) == sorted(draft.id for draft in batch)
@@ -458,9 +466,9 @@ async def test_a_sign_of_life_lengthens_the_lease(world: World) -> None:
     world.clock.advance(9)
     assert await world.touch(taken, lease=10) == HeartbeatReply(taken.job.id, held=True)
     world.clock.advance(9.999999)
-    assert (await world.store.overdue(Overdue.LEASE, 10)).records == []
+    assert (await world.store.jobs.overdue(Overdue.LEASE, 10)).records == []
     world.clock.advance(0.000001)
-    assert len((await world.store.overdue(Overdue.LEASE, 10)).records) == 1
+    assert len((await world.store.jobs.overdue(Overdue.LEASE, 10)).records) == 1
 
 
 async def test_a_sign_of_life_may_shorten_the_lease(world: World) -> None:
@@ -468,7 +476,7 @@ async def test_a_sign_of_life_may_shorten_the_lease(world: World) -> None:
     taken = await world.take(lease=1000)
     await world.touch(taken, lease=1)
     world.clock.advance(1)
-    assert len((await world.store.overdue(Overdue.LEASE, 10)).records) == 1
+    assert len((await world.store.jobs.overdue(Overdue.LEASE, 10)).records) == 1
 
 
 async def test_a_late_sign_of_life_is_in_time_while_nobody_took_the_job_back(world: World) -> None:
@@ -476,7 +484,7 @@ async def test_a_late_sign_of_life_is_in_time_while_nobody_took_the_job_back(wor
     taken = await world.take(lease=10)
     world.clock.advance(11)
     assert (await world.touch(taken, lease=10)).held
-    assert (await world.store.overdue(Overdue.LEASE, 10)).records == []
+    assert (await world.store.jobs.overdue(Overdue.LEASE, 10)).records == []
 
 
 async def test_a_pid_is_noted_with_its_time(world: World) -> None:
@@ -519,7 +527,7 @@ async def test_a_worker_hears_that_its_job_is_to_stop(world: World) -> None:
 async def test_the_fence_is_the_token_alone(world: World) -> None:
     await world.add()
     taken = await world.take(world.worker(id="w1"))
-    (touched,) = await world.store.touch([Heartbeat(taken.job.id, taken.job.tenant, token(taken))], 60)
+    (touched,) = await world.store.jobs.heartbeat([Heartbeat(taken.job.id, taken.job.tenant, token(taken))], 60)
     assert touched.held
 
 
@@ -534,7 +542,7 @@ async def test_signs_of_life_are_answered_in_order(world: World) -> None:
         Heartbeat(mine[1], DEFAULT_TENANT, token(taken[1])),
         Heartbeat(mine[2], DEFAULT_TENANT, token(taken[2]), pid=4),
     ]
-    answers = await world.store.touch(touches, 60)
+    answers = await world.store.jobs.heartbeat(touches, 60)
     assert [(answer.id, answer.held) for answer in answers] == [
         (mine[2], True),
         (stranger, False),
@@ -564,7 +572,7 @@ async def test_a_lost_lease_fences_off_the_late_sign_of_life(world: World) -> No
     )
     assert await world.record(new.job.id) == Record(new.job, new.token)
     world.clock.advance(1)
-    assert len((await world.store.overdue(Overdue.LEASE, 10)).records) == 1
+    assert len((await world.store.jobs.overdue(Overdue.LEASE, 10)).records) == 1
 
 
 async def test_a_lost_lease_fences_off_the_late_success(world: World) -> None:
@@ -611,12 +619,12 @@ async def test_a_success_is_written_whole(world: World) -> None:
     retried = finish(first.job, Outcome(verdict=Verdict.ERROR, error=error, delay=1), world.clock.now(), 0.0)
     assert await world.apply(retried, first)
     world.clock.advance(1)
-    await world.store.sweep(Sweep.RUN, 10)
+    await world.store.jobs.sweep(Sweep.RUN, 10)
     taken = await world.take(world.worker(node="n1"))
     await world.touch(taken, pid=7, progress=Progress(done=3))
     world.clock.advance(2)
     now = world.clock.now()
-    (applied,) = await world.store.succeed(
+    (applied,) = await world.store.jobs.succeed(
         [JobSuccess(id, DEFAULT_TENANT, token(taken), 204, b"\x2a", "application/vnd.msgpack")]
     )
     assert applied
@@ -669,7 +677,7 @@ async def test_a_success_counts_once_within_one_report(world: World) -> None:
     id = await world.add()
     taken = await world.take()
     dones = [JobSuccess(id, DEFAULT_TENANT, token(taken), 200, word, "text/plain") for word in (b"first", b"second")]
-    assert await world.store.succeed(dones) == [True, False]
+    assert await world.store.jobs.succeed(dones) == [True, False]
     assert await world.result(id) == StoredResult(b"first", "text/plain")
 
 
@@ -681,7 +689,7 @@ async def test_a_report_of_many_is_judged_one_by_one(world: World) -> None:
     dones = [JobSuccess(record.job.id, record.job.tenant, token(record), 200, None, "text/plain") for record in taken]
     dones[1] = JobSuccess(taken[1].job.id, taken[1].job.tenant, b"a lie...", 200, None, "text/plain")
     dones[4] = JobSuccess(stranger, DEFAULT_TENANT, token(taken[4]), 200, None, "text/plain")
-    assert await world.store.succeed(dones) == [True, False, True, True, False, True]
+    assert await world.store.jobs.succeed(dones) == [True, False, True, True, False, True]
     assert len(await world.jobs(states=frozenset({State.RUNNING}))) == 2
 
 
@@ -713,9 +721,9 @@ async def test_a_success_that_is_not_kept_leaves_nothing(world: World) -> None:
 
 async def vanished(world: World, id: str) -> bool:
     """Whether there is no trace of a job: the scrubber sees to what cannot be asked for."""
-    tallies = await world.store.count_jobs("-")
+    tallies = (await world.store.jobs.counts("-")).jobs
     found = [await world.record(id), await world.result(id), *tallies, *await world.jobs()]
-    again = await world.store.add([world.draft(id=id, payload=b"anew")])
+    again = await world.store.jobs.add([world.draft(id=id, payload=b"anew")])
     job = await world.job(id)
     return found == [None, None] and again == [True] and (job.attempt, job.errors, job.progress) == (0, [], None)
 
@@ -771,5 +779,5 @@ async def test_there_is_no_result_where_there_was_none(world: World) -> None:
 async def test_a_payload_is_raw_bytes_to_the_store(world: World) -> None:
     draft = world.draft(payload=b"\xc1 no value at all")
     assert isinstance(draft.new.payload, Raw)
-    await world.store.add([draft])
+    await world.store.jobs.add([draft])
     assert (await world.take()).payload == b"\xc1 no value at all"

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.stores import EACH_CODE, StoreKind, World, ids
 from windlass.model.worker import Worker
-from windlass.store import Record
+from windlass.store.data import Record
 from windlass.store.flow import LimitRule
 
 pytestmark = pytest.mark.parametrize("kind", EACH_CODE, indirect=True)

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from datetime import timedelta
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar
 from unittest import mock
 
 import pytest
@@ -76,8 +76,9 @@ from windlass.model.output import MOST_CHUNK, MOST_MESSAGE, Chunk, NewChunk, Pro
 from windlass.model.retry import FROM_START, UNTIL_DEADLINE
 from windlass.model.retry import RetryPolicy as Policy
 from windlass.model.worker import NewWorker
-from windlass.store import Store, StoredResult
-from windlass.store.flow import Flow, LimitRule, Regroup, Rules
+from windlass.store.data import StoredResult
+from windlass.store.flow import LimitRule, Regroup, Rules
+from windlass.store.protocol import FlowStore, Store
 
 A = TypeVar("A")
 
@@ -553,19 +554,19 @@ class Walk(RuleBasedStateMachine):
             self.set_rules(*bounds)
 
     def set_rules(self, running: dict[str, int | None], shut: dict[str, float]) -> None:
-        now, before = self.clock.now(), self.run(self.specification.rules())
+        now, before = self.clock.now(), self.run(self.specification.flow.rules())
         queues = {"-/one": "default", "-/two": "default", "-/three": "a"}
         rules = Rules(
-            edition=before.edition + 1,
+            version=before.version + 1,
             limit_rules={name: LimitRule(running=most, queue=queues[name]) for name, most in running.items()},
-            shut={pattern: now + timedelta(seconds=seconds) for pattern, seconds in shut.items()},
+            paused_until={pattern: now + timedelta(seconds=seconds) for pattern, seconds in shut.items()},
         )
         assert self.both(lambda engine: flow(engine).set_rules(rules))
 
     @invariant()
     def no_place_is_left_behind(self) -> None:
         held = [bucket for entry in self.specification.entries(State.RUNNING) for bucket in buckets_of(entry.group)]
-        for name in self.run(self.specification.rules()).limit_rules:
+        for name in self.run(self.specification.flow.rules()).limit_rules:
             found = {one.bucket: one.running for one in self.run(flow(self.real).usage(name, 100)) if one.running}
             assert found == {bucket: held.count(bucket) for bucket in held if name_of(bucket) == name}
 
@@ -603,20 +604,20 @@ class Walk(RuleBasedStateMachine):
         readable = [key_of(job) for job in jobs if job.keep_result != "once"]
 
         async def results(store: Store) -> list[StoredResult | None]:
-            return [await store.result(key) for key in readable]
+            return [await store.jobs.result(key) for key in readable]
 
         noisy = [key_of(entry.job) for entry in self.specification.entries(*State) if entry.put_out]
 
         async def outputs(store: Store) -> list[list[Chunk]]:
-            return [await store.output(key, 0, 2000) for key in noisy]
+            return [await store.jobs.output(key, 0, 2000) for key in noisy]
 
         same(self.run(results(self.store)), self.run(results(self.specification)), "results")
         same(self.run(outputs(self.store)), self.run(outputs(self.specification)), "output")
         assert self.run(scrub(self.store)) == []
 
 
-def flow(engine: Engine) -> Flow:
-    return cast(Flow, engine.context.store)
+def flow(engine: Engine) -> FlowStore:
+    return engine.context.store.flow
 
 
 def said(held: Hold, lie: str | None) -> str:
@@ -666,7 +667,7 @@ async def everything(engine: Engine) -> dict[str, object]:
     """All that can be seen of a store without changing it."""
     store = engine.context.store
     jobs = await listed(engine, List(tenant="-", limit=50))
-    records = (await store.read([key_of(job) for job in jobs], payload=True)).records
+    records = (await store.jobs.read([key_of(job) for job in jobs], payload=True)).records
     return {
         "jobs": {key_of(job): job for job in jobs},
         "order": [key_of(job) for job in jobs],

@@ -9,6 +9,7 @@ from typing import Any
 from tests.support.faulty_disk import draft
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
+from tests.support.stores import journal_of
 from windlass.engine import Engine
 from windlass.engine.journal import Journal, Journaled, JournalSettings, open_journaled
 from windlass.engine.journal.drain import Drainer
@@ -77,7 +78,7 @@ def new(number: int, **terms: Any) -> NewJob:
 
 
 def redis_of(engine: Engine) -> RedisStore:
-    store = engine.context.records
+    store = engine.context.store
     assert isinstance(store, RedisStore)
     return store
 
@@ -92,7 +93,7 @@ def taken(folder: Path) -> Journal:
 async def drained(folder: Path, engine: Engine) -> int:
     """Drain what was left in a folder, as the next process does; where it began."""
     journal = taken(folder)
-    drainer = Drainer(journal, redis_of(engine), engine.context, CLOCK)
+    drainer = Drainer(journal, journal_of(engine.context.store), engine.context, CLOCK)
     await drainer.start()
     began = journal.drained
     await drainer.drain()

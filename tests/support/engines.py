@@ -12,7 +12,7 @@ from windlass.model.job import Job, NewJob, State
 from windlass.model.lifecycle import Verdict
 from windlass.model.operations import Accepted, Applied, Claim, Claimed, Enqueue, Finish, Finished, Register, Show
 from windlass.model.worker import NewWorker
-from windlass.store import Store
+from windlass.store.protocol import Store
 
 
 @pytest.fixture

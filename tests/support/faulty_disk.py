@@ -18,7 +18,7 @@ from windlass.engine.journal.file import JournalFinding, Row, examine, file_in
 from windlass.engine.new_jobs import JobBatch, make_batch
 from windlass.model.job import NewJob
 from windlass.model.names import ID_SIZE, fresh_id, ids_like, marked
-from windlass.store import Draft
+from windlass.store.data import Draft
 
 PAGE = 4096
 

@@ -34,7 +34,7 @@ from windlass.server.application import application
 from windlass.server.auth import Auth, TokensAndLocal
 from windlass.server.http_server import ListenAddress, server
 from windlass.server.requests import RequestLimits
-from windlass.store import Store
+from windlass.store.protocol import Store
 from windlass.store.redis import RedisStore
 from windlass.store.sqlite import SqliteStore
 from windlass.system import SystemClock, SystemRandomness

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 import pytest
 from _pytest.mark import ParameterSet
@@ -25,7 +25,7 @@ from windlass.model.lifecycle import Move
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey, fresh_id
 from windlass.model.output import Chunk
 from windlass.model.worker import Worker
-from windlass.store import (
+from windlass.store.data import (
     ClaimRequest,
     Draft,
     Heartbeat,
@@ -33,11 +33,9 @@ from windlass.store import (
     JobSuccess,
     ListScope,
     Record,
-    Store,
     StoredResult,
 )
-from windlass.store.beside import JobOwners
-from windlass.store.flow import Flow
+from windlass.store.protocol import FlowStore, JournalTarget, Store
 from windlass.store.redis import RedisStore
 from windlass.store.redis import scrub as redis_scrub
 from windlass.store.sqlite import SqliteStore
@@ -200,11 +198,11 @@ class World:
         self.store = store
         self.clock = clock
         self.chance = chance
-        self.grouping = 0
+        self.group_epoch = 0
 
     @property
-    def flow(self) -> Flow:
-        return cast(Flow, self.store)
+    def flow(self) -> FlowStore:
+        return self.store.flow
 
     def draft(
         self,
@@ -218,24 +216,24 @@ class World:
         **terms: Any,
     ) -> Draft:
         new = NewJob(task=task, queue=queue, payload=Raw(payload), **terms)
-        return Draft(tenant, id or fresh_id(self.chance.uuid7(), queue), new, group, self.grouping)
+        return Draft(tenant, id or fresh_id(self.chance.uuid7(), queue), new, group, self.group_epoch)
 
     async def add(self, task: str = "work", **terms: Any) -> str:
         draft = self.draft(task, **terms)
-        assert await self.store.add([draft]) == [True]
+        assert await self.store.jobs.add([draft]) == [True]
         return draft.id
 
     async def add_many(self, count: int, task: str = "work", **terms: Any) -> list[str]:
         drafts = [self.draft(task, **terms) for _ in range(count)]
-        assert all(await self.store.add(drafts))
+        assert all(await self.store.jobs.add(drafts))
         return [draft.id for draft in drafts]
 
     async def set_rules(self, **rules: Any) -> None:
         """Change these rules, and no others."""
         before = await self.flow.rules()
-        after = replace(before, edition=before.edition + 1, **rules)
+        after = replace(before, version=before.version + 1, **rules)
         assert await self.flow.set_rules(after)
-        self.grouping = after.grouping
+        self.group_epoch = after.group_epoch
 
     def worker(self, *queues: str, id: str = "w1", tenant: str = DEFAULT_TENANT, **more: Any) -> Worker:
         now = self.clock.now()
@@ -252,8 +250,8 @@ class World:
         warm: Sequence[str] = (),
         **more: Any,
     ) -> list[Record]:
-        wish = ClaimRequest(worker or self.worker(), nonce or self.chance.token(), slots, lease, warm=warm, **more)
-        return await self.store.claim(wish)
+        request = ClaimRequest(worker or self.worker(), nonce or self.chance.token(), slots, lease, warm=warm, **more)
+        return await self.store.jobs.claim(request)
 
     async def take(self, worker: Worker | None = None, *, lease: float = 60.0) -> Record:
         """Claim the one job that must be there."""
@@ -261,39 +259,41 @@ class World:
         return record
 
     async def touch(self, record: Record, *, lease: float = 60.0, **said: Any) -> HeartbeatReply:
-        (touched,) = await self.store.touch([Heartbeat(record.job.id, record.job.tenant, token(record), **said)], lease)
+        (touched,) = await self.store.jobs.heartbeat(
+            [Heartbeat(record.job.id, record.job.tenant, token(record), **said)], lease
+        )
         return touched
 
     async def succeed(
         self, record: Record, result: bytes | None = None, *, content_type: str = "text/plain", **more: Any
     ) -> bool:
         done = JobSuccess(record.job.id, record.job.tenant, token(record), 200, result, content_type, **more)
-        (applied,) = await self.store.succeed([done])
+        (applied,) = await self.store.jobs.succeed([done])
         return applied
 
     async def apply(self, move: Move, by: Record | None = None) -> bool:
         """Write a move; `by` is the claimed record whose token is its fence."""
-        (applied,) = await self.store.apply([replace(move, fence=token(by)) if by else move])
+        (applied,) = await self.store.jobs.apply([replace(move, fence=token(by)) if by else move])
         return applied
 
     async def record(self, id: str, *, tenant: str | None = None, payload: bool = False) -> Record | None:
         """A job; of the only tenant that has the id, if none is named."""
-        whose = tenant or ((await cast(JobOwners, self.store).owners([id]))[0] or [DEFAULT_TENANT])[0]
-        (record,) = (await self.store.read([JobKey(id, whose)], payload=payload)).records
+        whose = tenant or ((await self.store.jobs.owners([id]))[0] or [DEFAULT_TENANT])[0]
+        (record,) = (await self.store.jobs.read([JobKey(id, whose)], payload=payload)).records
         return record
 
     async def result(self, id: str, tenant: str = DEFAULT_TENANT) -> StoredResult | None:
-        return await self.store.result(JobKey(id, tenant))
+        return await self.store.jobs.result(JobKey(id, tenant))
 
     async def rank(self, id: str) -> int | None:
         return await self.flow.rank(JobKey(id, DEFAULT_TENANT))
 
     async def output(self, id: str, after: int, limit: int, tenant: str = DEFAULT_TENANT) -> list[Chunk]:
-        return await self.store.output(JobKey(id, tenant), after, limit)
+        return await self.store.jobs.output(JobKey(id, tenant), after, limit)
 
     async def records(self, ids: Sequence[str], *, payload: bool = False) -> list[Record | None]:
         """Jobs of the default tenant."""
-        return (await self.store.read([JobKey(id, DEFAULT_TENANT) for id in ids], payload=payload)).records
+        return (await self.store.jobs.read([JobKey(id, DEFAULT_TENANT) for id in ids], payload=payload)).records
 
     async def job(self, id: str) -> Job:
         record = await self.record(id)
@@ -316,13 +316,18 @@ class World:
     async def pages(self, scope: ListScope, limit: int) -> AsyncIterator[list[Job]]:
         after: str | None = None
         while True:
-            found = await self.store.page(scope, after, limit)
+            found = await self.store.jobs.list(scope, after, limit)
             assert len(found.records) <= limit
             yield [record.job for record in found.records]
             if found.next is None:
                 return
             assert found.next != after, "this page would be followed by itself"
             after = found.next
+
+
+def journal_of(store: Store) -> JournalTarget:
+    assert store.journal is not None, "no journal can be drained into this store"
+    return store.journal
 
 
 def token(record: Record) -> bytes:

@@ -17,7 +17,7 @@ from windlass.model.lifecycle import Verdict
 from windlass.model.operations import Claim, Enqueue, Finish, Finished, GetResult, Register, Service, Show
 from windlass.model.wire import MOST_RESULT
 from windlass.model.worker import NewWorker
-from windlass.store import Store
+from windlass.store.protocol import Store
 from windlass.system import SystemRandomness
 
 pytestmark = pytest.mark.parametrize("kind", ["sqlite", "redis"], indirect=True)

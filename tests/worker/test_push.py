@@ -31,7 +31,7 @@ from windlass.model.push import read_url
 from windlass.model.queue import QueueChange, Tier
 from windlass.model.worker import NewWorker
 from windlass.server.openapi import document
-from windlass.store import Store
+from windlass.store.protocol import Store
 from windlass.worker import push as sending
 
 

@@ -17,7 +17,7 @@ from windlass.model.job import NewJob, State
 from windlass.model.operations import AddToken, Enqueue, Register, Show, Workers
 from windlass.model.push import read_url
 from windlass.model.worker import NewWorker
-from windlass.store import Store
+from windlass.store.protocol import Store
 from windlass.worker.network import Allowed, Network, read_allowed
 
 NOBODYS = Network(Allowed(), answer_within=5.0)

@@ -24,7 +24,7 @@ from windlass.model.operations import (
     Show,
 )
 from windlass.model.worker import NewWorker
-from windlass.store import ClaimRequest, Record
+from windlass.store.data import ClaimRequest, Record
 from windlass.store.redis import RedisStore
 from windlass.system import SystemClock
 from windlass.worker.claims import Registration
@@ -53,13 +53,13 @@ async def waits(engine: Engine) -> None:
 async def test_a_worker_whose_last_claim_had_to_wait_asks_once(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = await registered(engine)
     store, asked = engine.context.store, list[float]()
-    claim_of_store = store.claim
+    claim_of_store = store.jobs.claim
 
     async def claim(wish: ClaimRequest) -> list[Record]:
         asked.append(wish.stays)
         return await claim_of_store(wish)
 
-    monkeypatch.setattr(store, "claim", claim)
+    monkeypatch.setattr(store.jobs, "claim", claim)
     for place, then in enumerate((2, 1, 1)):
         asked.clear()
         waiting = asyncio.ensure_future(engine(Claim(worker=worker, wait=20, nonce=f"{place:016x}")))
@@ -77,7 +77,7 @@ async def test_a_parked_claim_whose_owner_does_not_hear_is_dropped(engine: Engin
     worker = await registered(engine)
     await engine(Claim(worker=worker))
     wish = ClaimRequest(engine.context.known_workers[worker], b"w" * 8, 1, 15.0, repeatable=True, stays=60.0)
-    assert not await engine.context.store.claim(wish)
+    assert not await engine.context.store.jobs.claim(wish)
     await waits(engine)
     accepted = await engine(Enqueue(job=NewJob(task="a")))
     assert (await engine(Show(id=accepted.id))).state is State.QUEUED

@@ -1,41 +1,57 @@
-"""What all answers of one engine share: the store and its facets, settings, caches.
+"""What all answers of one engine share: the store, settings, caches, and every write that changes jobs.
 
-Also finds a tenant's job, and decides and writes moves. Knows no operation.
+Finds a tenant's job and a worker, decides and writes moves. Each write publishes its events: an event travels as one
+line, its name and the job's id and tenant; that of a deleted job also carries its queue, task and last state. Events
+are best effort: a failed publish never fails the write. Knows no operation.
 """
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from windlass.engine.batcher import Batcher
 from windlass.engine.estimate.stats import RunStats
-from windlass.engine.events.feed import StoreWrites
 from windlass.engine.flow.config import FlowConfigCache
 from windlass.model import lifecycle
-from windlass.model.errors import Conflict, Missing
+from windlass.model.errors import Conflict, Missing, NotReplicated, PartAway, WindlassError
+from windlass.model.events import move_event
 from windlass.model.handler import Language
 from windlass.model.job import Job
-from windlass.model.lifecycle import Move
-from windlass.model.names import EVERY_TENANT, JobKey, check_id, key_of
+from windlass.model.lifecycle import GONE, Move
+from windlass.model.names import EVERY_TENANT, JobKey, OfTenant, check_id, key_of
 from windlass.model.ports import Randomness
 from windlass.model.token import Locked
 from windlass.model.wire import MOST_PAYLOAD, MOST_RESULT
-from windlass.model.worker import Worker
-from windlass.store import Draft, Record, Store
-from windlass.store.beside import DueTimes, Events, JobOwners, OnLocalDisk, OutcomeCounts, Records, Replicated
-from windlass.store.flow import Flow
-from windlass.store.mailbox import Mailbox
+from windlass.model.worker import NewWorker, Worker
+from windlass.store.data import (
+    ClaimRequest,
+    Draft,
+    DrainReply,
+    DrainRequest,
+    DueJob,
+    Heartbeat,
+    HeartbeatReply,
+    JobSuccess,
+    Record,
+    Sweep,
+)
+from windlass.store.flow import StaleRules
+from windlass.store.protocol import JournalTarget, Store
 
 Decide = Callable[[Record, datetime], Move | None]
 """The move of a job as it was read at that time; null = none."""
 
 MOST_ROUNDS = 8
 """How often a move is decided again because the job changed meanwhile."""
+
+DELETED = "deleted"
+"""The event of a deleted job."""
 
 POLL_EVERY = 1.0
 """Seconds after which a waiting call polls the store: a wake-up may be lost."""
@@ -80,24 +96,110 @@ class HandledTasks(NamedTuple):
     """By tenant, each with the language of its handler."""
 
 
+class StoreWrites:
+    """The writes to a store that change jobs. Each publishes its events if any process listens."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def add(self, drafts: Sequence[Draft], *, wait_for_replicas: bool = False) -> list[bool]:
+        try:
+            created = await self._store.jobs.add(drafts, wait_for_replicas=wait_for_replicas)
+        except StaleRules as stale:  # the store may have kept some of them
+            await self._publish_created(drafts, stale.answers)
+            raise
+        except NotReplicated:  # they are stored; which of them are new is unknown
+            await self._publish_created(drafts, [True] * len(drafts))
+            raise
+        await self._publish_created(drafts, created)
+        return created
+
+    async def drain(self, target: JournalTarget, request: DrainRequest) -> DrainReply:
+        """Move jobs from a journal into its store."""
+        reply = await target.drain(request)
+        await self._publish_created(request.drafts, reply.created)
+        return reply
+
+    async def _publish_created(self, drafts: Sequence[Draft], created: Sequence[bool | None]) -> None:
+        if not self._store.events.quiet:
+            pairs = zip(drafts, created, strict=False)  # `created` is empty if the jobs were drained before
+            await self.publish_queued([key_of(draft) for draft, new in pairs if new])
+
+    async def publish_queued(self, keys: Sequence[JobKey]) -> None:
+        await self._publish([_line("queued", key) for key in keys])
+
+    async def claim(self, request: ClaimRequest) -> list[Record]:
+        records = await self._store.jobs.claim(request)
+        if not self._store.events.quiet:
+            await self._publish([_line("started", record.job) for record in records])
+        return records
+
+    async def heartbeat(self, beats: Sequence[Heartbeat], lease: float) -> list[HeartbeatReply]:
+        replies = await self._store.jobs.heartbeat(beats, lease)
+        if not self._store.events.quiet:
+            held = [beat for beat, reply in zip(beats, replies, strict=True) if reply.held]
+            output = [_line("output", beat) for beat in held if beat.output]
+            await self._publish(output + [_line("progress", beat) for beat in held if beat.progress is not None])
+        return replies
+
+    async def succeed(self, successes: Sequence[JobSuccess]) -> list[bool]:
+        held = await self._store.jobs.succeed(successes)
+        if not self._store.events.quiet:
+            await self._publish([_line("succeeded", one) for one, ok in zip(successes, held, strict=True) if ok])
+        return held
+
+    async def apply(self, moves: Sequence[Move]) -> list[bool]:
+        deleted: dict[JobKey, Job] = {}
+        if not self._store.events.quiet:
+            deleted = await self._read([key_of(move) for move in moves if move.target is GONE])
+        applied = await self._store.jobs.apply(moves)
+        if not self._store.events.quiet:
+            written = [move for move, done in zip(moves, applied, strict=True) if done]
+            await self._publish([line for move in written if (line := _move_line(move, deleted)) is not None])
+        return applied
+
+    async def _read(self, keys: Sequence[JobKey]) -> dict[JobKey, Job]:
+        """Jobs that are about to be deleted."""
+        found = (await self._store.jobs.read(keys)).records if keys else []
+        return {key_of(record.job): record.job for record in found if record is not None}
+
+    async def sweep(self, clock: Sweep, limit: int) -> int:
+        """How many jobs or lanes it changed."""
+        swept = await self._store.jobs.sweep(clock, limit)
+        if not self._store.events.quiet:
+            dropped = [one for one in swept.jobs if not one.result_only]
+            await self._publish([_line("queued", one) if clock is Sweep.RUN else _deleted_line(one) for one in dropped])
+        return swept.count
+
+    async def _publish(self, lines: list[str]) -> None:
+        if lines:
+            with suppress(WindlassError):
+                await self._store.events.publish(lines)
+
+
+def _move_line(move: Move, deleted: Mapping[JobKey, Job]) -> str | None:
+    if move.target is GONE:
+        key = key_of(move)
+        return _deleted_line(deleted[key]) if key in deleted else None
+    name = move_event(move)
+    return None if name is None else _line(name, move)
+
+
+def _line(name: str, job: OfTenant) -> str:
+    return f"{name} {job.id} {job.tenant}"
+
+
+def _deleted_line(job: Job | DueJob) -> str:
+    return f"{DELETED} {job.id} {job.tenant} {job.queue} {job.task} {job.state}"
+
+
 class EngineContext:
     """The dependencies and caches of one engine."""
 
     def __init__(self, store: Store, chance: Randomness, settings: Settings) -> None:
         self.store = store
-        self.bus = cast("Events", store)
-        self.records = cast("Records", store)
-        self.outcomes = cast("OutcomeCounts", store)
-        self.timetable = cast("DueTimes", store)
-        self.flow = cast("Flow", store)
-        self.directory = cast("JobOwners", store)
-        self.mailbox = cast("Mailbox", store)
-        self.bounded = store if isinstance(store, OnLocalDisk) else None
-        waits = getattr(store, "replicated_within", None) is not None
-        self.replicating = cast("Replicated", store) if waits else None
-        """The store, if it accepts new jobs only when its replicas have them too."""
-        self.writes = StoreWrites(store, self.bus, self.replicating)
-        self.flow_config = FlowConfigCache(self.records, self.flow)
+        self.writes = StoreWrites(store)
+        self.flow_config = FlowConfigCache(store)
         self.chance = chance
         self.settings = settings
         self.batcher: Batcher[Draft, tuple[Record | None, bool]] | None = None
@@ -124,7 +226,7 @@ class EngineContext:
         """The jobs that a tenant means by these ids. For all tenants: null = none; an id of several is refused."""
         if tenant != EVERY_TENANT:
             return [JobKey(id, tenant) for id in ids]
-        found = zip(ids, await self.directory.owners(ids), strict=True)
+        found = zip(ids, await self.store.jobs.owners(ids), strict=True)
         return [_only_key(id, tenants) for id, tenants in found]
 
     async def _find(self, id: str, tenant: str, *, payload: bool) -> tuple[Record, datetime]:
@@ -133,7 +235,7 @@ class EngineContext:
         (key,) = await self.keys([id], tenant)
         if key is None:
             raise no_job(id)
-        reading = await self.store.read([key], payload=payload)
+        reading = await self.store.jobs.read([key], payload=payload)
         record = reading.records[0]
         if record is None:
             raise no_job(id)
@@ -158,7 +260,7 @@ class EngineContext:
         for _ in range(MOST_ROUNDS):
             if not rest:
                 break
-            reading = await self.store.read(rest)
+            reading = await self.store.jobs.read(rest)
             moves = self._moves(reading.records, decide, reading.now)
             applied = await self.writes.apply(moves)
             changed |= {key_of(move) for move, done in zip(moves, applied, strict=True) if done}
@@ -235,3 +337,50 @@ def fence(token: str) -> bytes:
     except ValueError:
         return b""
     return given if len(given) == FENCE_BYTES else b""
+
+
+# Known workers
+
+
+def lease_of(context: EngineContext, worker: NewWorker | None) -> float:
+    """Seconds after which a silent worker counts as lost, and its jobs with it."""
+    own = None if worker is None else worker.lease
+    return context.settings.lease if own is None else min(own, context.settings.lease)
+
+
+async def known_worker(context: EngineContext, id: str, tenant: str) -> Worker:
+    """A tenant's worker, as it registered."""
+    worker = context.known_workers.get(id) or await _heartbeat(context, id, tenant)
+    if worker is None or worker.tenant != tenant:
+        raise unknown_worker(id)
+    context.remember_worker(worker)
+    return worker
+
+
+async def heard_of(context: EngineContext, id: str, tenant: str) -> Worker:
+    """Record a worker's heartbeat. If that partition of the store is away, a known worker continues; should it expire
+    meanwhile, it learns so when the partition is back.
+    """
+    try:
+        found = await _heartbeat(context, id, tenant)
+    except PartAway:
+        found = context.known_workers.get(id)
+        if found is None or found.tenant != tenant:
+            raise
+    if found is None:
+        context.forget_worker(id)
+        raise unknown_worker(id)
+    return found
+
+
+async def _heartbeat(context: EngineContext, id: str, tenant: str) -> Worker | None:
+    """Record a worker's heartbeat; null = there is no such worker, or it has expired."""
+    lease = lease_of(context, context.known_workers.get(id))
+    found = await context.store.workers.heartbeat(id, tenant, lease)
+    if found is not None and lease_of(context, found) < lease:  # its own lease was not known here
+        found = await context.store.workers.heartbeat(id, tenant, lease_of(context, found))
+    return found
+
+
+def unknown_worker(id: str) -> Missing:
+    return Missing(f"there is no worker {id[:60]}: it was silent for a whole lease, or never registered", at="worker")

@@ -14,7 +14,7 @@ from windlass.engine.context import MOST_ROUNDS, EngineContext
 from windlass.model import lifecycle
 from windlass.model.job import MSGPACK, NOTHING, NewJob, State
 from windlass.model.names import JobKey, child_id, key_of, keyed_id
-from windlass.store import CompletedParent, Dependency, Draft, StoredResult
+from windlass.store.data import CompletedParent, Dependency, Draft, StoredResult
 
 
 async def unblock(context: EngineContext, keys: Sequence[JobKey]) -> set[JobKey]:
@@ -26,10 +26,10 @@ async def unblock(context: EngineContext, keys: Sequence[JobKey]) -> set[JobKey]
     for _ in range(MOST_ROUNDS):
         if not rest:
             break
-        reading = await context.store.read(rest)
+        reading = await context.store.jobs.read(rest)
         blocked = [record.job for record in reading.records if record and record.job.state is State.BLOCKED]
         edges = [Dependency(parent, job.tenant, job.id) for job in blocked for parent in job.waits_for]
-        states = iter(await context.store.add_dependencies(edges))
+        states = iter(await context.store.jobs.add_dependencies(edges))
         parents = [dict(zip(job.waits_for, islice(states, len(job.waits_for)), strict=True)) for job in blocked]
         decided = [lifecycle.unblock(job, known, reading.now) for job, known in zip(blocked, parents, strict=True)]
         moves = [move for move in decided if move is not None]

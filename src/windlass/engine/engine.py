@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from windlass.engine import handlers, jobs, new_jobs, records, work
+from windlass.engine import handlers, jobs, new_jobs, records, work, workers
 from windlass.engine.context import EngineContext, Settings
 from windlass.engine.estimate import answers as estimates
 from windlass.engine.events.feed import Feed
@@ -40,12 +40,13 @@ from windlass.model.operations import (
     Show,
 )
 from windlass.model.ports import Randomness
-from windlass.store import Store
+from windlass.store.protocol import Store
 
 ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any]]] = (
     new_jobs.ANSWERS
     | jobs.ANSWERS
     | work.ANSWERS
+    | workers.ANSWERS
     | records.ANSWERS
     | handlers.ANSWERS
     | flow_settings.ANSWERS
@@ -58,7 +59,7 @@ class Engine:
 
     def __init__(self, store: Store, chance: Randomness, settings: Settings | None = None) -> None:
         self.context = EngineContext(store, chance, settings or Settings())
-        self.feed = Feed(self.context.store, self.context.bus)
+        self.feed = Feed(store)
         self.prepared = PreparedCommands(self.context)
         """For callers without an event loop."""
 
@@ -69,8 +70,8 @@ class Engine:
     async def check_ready(self) -> None:
         """Raise what prevents the engine from accepting new jobs."""
         await self(GetStats(tenant="default"))
-        if self.context.bounded is not None:
-            await self.context.bounded.check_room()
+        if self.context.store.disk is not None:
+            await self.context.store.disk.check_room()
 
     def follow(self, job: Job, cursor: EventCursor) -> AsyncGenerator[EventWithOutput | None, None]:
         predict = partial(estimates.estimate_for_follower, self.context)

@@ -38,6 +38,7 @@ from windlass.model.operations import (
 )
 from windlass.model.push import read_url
 from windlass.model.worker import Worker
+from windlass.store.data import ANYTHING
 
 LIST = "handler"
 
@@ -60,16 +61,16 @@ async def put(context: EngineContext, operation: PutHandler) -> HandlerEntry:
     versions = await _versions(context, tenant, task)
     digest = digest_of(operation.handler)
     if not versions or versions[0].digest != digest:
-        now = (await context.store.read([])).now
+        now = (await context.store.jobs.read([])).now
         number = versions[0].version + 1 if versions else 1
         fields = asdict(operation.handler)
         new = Handler(**fields, tenant=tenant, task=task, version=number, digest=digest, created_at=now)
-        await context.records.put(_kind(tenant, task), _name(new), _pack(new))
+        await context.store.records.swap(_kind(tenant, task), _name(new), ANYTHING, _pack(new))
         versions = await _versions(context, tenant, task)  # another caller may have added one too
     for old in versions[MOST_VERSIONS:]:
-        await context.records.put(_kind(tenant, task), _name(old), None)
+        await context.store.records.swap(_kind(tenant, task), _name(old), ANYTHING, None)
     entry = HandlerEntry(**_about(versions[0]), tenant=tenant, task=task)
-    await context.records.put(LIST, f"{tenant}/{task}", _pack(entry))
+    await context.store.records.swap(LIST, f"{tenant}/{task}", ANYTHING, _pack(entry))
     context.handled_tasks = None
     return entry
 
@@ -90,10 +91,10 @@ async def handlers(context: EngineContext, operation: Handlers) -> list[HandlerE
 async def remove(context: EngineContext, operation: RemoveHandler) -> None:
     tenant, task = _tenant(operation), operation.task
     versions = await _stored(context, operation, task)
-    await context.records.put(LIST, f"{tenant}/{task}", None)
+    await context.store.records.swap(LIST, f"{tenant}/{task}", ANYTHING, None)
     context.handled_tasks = None
     for one in versions:
-        await context.records.put(_kind(tenant, task), _name(one), None)
+        await context.store.records.swap(_kind(tenant, task), _name(one), ANYTHING, None)
 
 
 async def get_code(context: EngineContext, operation: GetCode) -> Code:
@@ -131,7 +132,7 @@ async def tasks_of(
 async def unable(context: EngineContext, job: Job) -> str | None:
     """Why no worker of a job's queue runs the handler of its task, as one of them reports; null = no report."""
     lang = (await _read_handled(context)).get(job.tenant, {}).get(job.task)
-    for worker in await context.store.workers(EVERY_TENANT):
+    for worker in await context.store.workers.list(EVERY_TENANT):
         if lang in worker.unable and job.queue in worker.queues and worker.tenant in (EVERY_TENANT, job.tenant):
             return f"no worker can run {lang}: {worker.unable[lang]}"
     return None
@@ -140,7 +141,7 @@ async def unable(context: EngineContext, job: Job) -> str | None:
 async def _read_handled(context: EngineContext) -> Mapping[str, Mapping[str, Language]]:
     """By tenant the tasks that have handlers, each with its language."""
     tasks: dict[str, dict[str, Language]] = {}
-    for name, data in (await context.records.list_records(LIST)).items():
+    for name, data in (await context.store.records.list(LIST)).items():
         if name not in context.reserved:
             tenant, _, task = name.partition("/")
             tasks.setdefault(tenant, {})[task] = _entry.decode(data).lang
@@ -191,7 +192,7 @@ def _about(handler: Handler) -> dict[str, Any]:
 
 
 async def _listed(context: EngineContext, tenant: str) -> list[HandlerEntry]:
-    found = [_entry.decode(data) for data in (await context.records.list_records(LIST)).values()]
+    found = [_entry.decode(data) for data in (await context.store.records.list(LIST)).values()]
     return sorted(
         (one for one in found if tenant in (EVERY_TENANT, one.tenant)), key=lambda one: (one.tenant, one.task)
     )
@@ -199,14 +200,14 @@ async def _listed(context: EngineContext, tenant: str) -> list[HandlerEntry]:
 
 async def _versions(context: EngineContext, tenant: str, task: str) -> list[Handler]:
     """Newest first. Two that were added at the same time may have the same number: then the later one counts."""
-    found = [_handler.decode(data) for data in (await context.records.list_records(_kind(tenant, task))).values()]
+    found = [_handler.decode(data) for data in (await context.store.records.list(_kind(tenant, task))).values()]
     return sorted(found, key=lambda one: (one.version, one.created_at, one.digest), reverse=True)
 
 
 async def _stored(context: EngineContext, operation: Operation[Any], task: str) -> list[Handler]:
     tenant = _tenant(operation)
     versions = await _versions(context, tenant, task)
-    if not versions or f"{tenant}/{task}" not in await context.records.list_records(LIST):
+    if not versions or f"{tenant}/{task}" not in await context.store.records.list(LIST):
         raise Missing(f"there is no handler of {task}", at="task")
     return versions
 

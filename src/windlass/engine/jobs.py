@@ -41,9 +41,8 @@ from windlass.model.operations import (
     Stats,
 )
 from windlass.model.output import MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT, NewChunk
-from windlass.store import Heartbeat, ListScope, Record, RecordPage
+from windlass.store.data import MOST_COLLECTED, Heartbeat, HeartbeatReply, ListScope, Posted, Record, RecordPage
 from windlass.store.encoding import end_topic
-from windlass.store.mailbox import MOST_COLLECTED, Posted, Reader
 
 MOST_SCANNED = 10_000
 """Jobs scanned for one page: a rare match gives a short page with a cursor."""
@@ -65,7 +64,7 @@ async def _ended(context: EngineContext, pending: Record, wait: float) -> Record
     loop = asyncio.get_running_loop()
     until = loop.time() + wait
     key = key_of(pending.job)
-    async with context.store.listen([end_topic(key)]) as listener:
+    async with context.store.events.listen([end_topic(key)]) as listener:
         while True:
             record = await context.find_for_owner(*key)
             remaining = until - loop.time()
@@ -80,7 +79,7 @@ async def get_result(context: EngineContext, operation: GetResult) -> Result:
     if record.job.state not in FINISHED and operation.wait:
         record = await _ended(context, record, operation.wait)
     job = record.job
-    kept = await context.store.result(key_of(job)) if job.state is State.SUCCEEDED else None
+    kept = await context.store.jobs.result(key_of(job)) if job.state is State.SUCCEEDED else None
     if kept is None:
         return Result(state=job.state, code=job.code, error=job.error)
     return Result(state=job.state, code=job.code, result=Raw(kept.data), content_type=kept.content_type)
@@ -115,7 +114,7 @@ async def _read_page(
 ) -> tuple[RecordPage, list[Record]]:
     """The page, and the jobs in it that match; a shorter page if more match than there is room for."""
     while True:
-        piece = await context.store.page(request.scope, request.after, request.size)
+        piece = await context.store.jobs.list(request.scope, request.after, request.size)
         matching = await _matching(context, match, piece.records)
         if len(matching) <= room:
             return piece, matching
@@ -131,7 +130,7 @@ async def count(context: EngineContext, operation: Count) -> Number:
         return Number(
             count=sum(
                 tally.count
-                for tally in await context.store.count_jobs(operation.tenant)
+                for tally in (await context.store.jobs.counts(operation.tenant)).jobs
                 if tally.state in wanted and match.queue in (None, tally.queue) and match.task in (None, tally.task)
             )
         )
@@ -144,7 +143,7 @@ async def _scan(
     """All matching jobs in those states, page by page, in constant space."""
     scope, after = ListScope(tenant, match.queue, wanted), None
     while True:
-        piece = await context.store.page(scope, after, MOST_AT_ONCE)
+        piece = await context.store.jobs.list(scope, after, MOST_AT_ONCE)
         if records := await _matching(context, match, piece.records):
             yield records
         if (after := piece.next) is None:
@@ -157,7 +156,7 @@ async def _matching(context: EngineContext, match: Match, records: list[Record])
     # Payloads are read last, and only of jobs that match in everything else.
     bare = replace(match, payload={})
     likely = [key_of(record.job) for record in records if matches(bare, record.job)]
-    reading = await context.store.read(likely, payload=True)
+    reading = await context.store.jobs.read(likely, payload=True)
     return [record for record in reading.records if record and matches(match, record.job, _payload_value(record))]
 
 
@@ -169,11 +168,12 @@ def _payload_value(record: Record) -> object:
 
 
 async def get_stats(context: EngineContext, operation: GetStats) -> Stats:
+    counts = await context.store.jobs.counts(operation.tenant)
     found: dict[tuple[str, str, str], dict[State, int]] = {}
-    for tally in await context.store.count_jobs(operation.tenant):
-        found.setdefault((tally.tenant, tally.queue, tally.task), {})[tally.state] = tally.count
+    for one in counts.jobs:
+        found.setdefault((one.tenant, one.queue, one.task), {})[one.state] = one.count
     ended: dict[tuple[str, str, str], dict[Verdict, int]] = {}
-    for ran in await context.outcomes.outcomes(operation.tenant):
+    for ran in counts.runs:
         ended.setdefault((ran.tenant, ran.queue, ran.task), {})[ran.outcome] = ran.count
     return Stats(
         queues=[
@@ -195,16 +195,16 @@ async def get_stats(context: EngineContext, operation: GetStats) -> Stats:
 async def output(context: EngineContext, operation: Output) -> None:
     job = (await context.find(operation.id, operation.tenant)).job
     chunk = NewChunk(stream=operation.stream, data=operation.data)
-    touch = Heartbeat(job.id, job.tenant, fence(operation.token), output=[chunk])
-    (touched,) = await context.writes.touch([touch], context.settings.lease)
-    if not touched.held:
+    beat = Heartbeat(job.id, job.tenant, fence(operation.token), output=[chunk])
+    (reply,) = await context.writes.heartbeat([beat], context.settings.lease)
+    if not reply.held:
         raise Conflict(f"job {operation.id} is not held under this token: stop it and report nothing", at="token")
 
 
 async def get_output(context: EngineContext, operation: GetOutput) -> OutputPage:
     # The state is read first: all output of an ended job is stored by then.
     record = await context.find_for_owner(operation.id, operation.tenant)
-    chunks = await context.store.output(key_of(record.job), operation.after, operation.limit)
+    chunks = await context.store.jobs.output(key_of(record.job), operation.after, operation.limit)
     return OutputPage(
         chunks=chunks,
         next=chunks[-1].n if chunks else operation.after,
@@ -233,7 +233,7 @@ async def send(context: EngineContext, operation: Send) -> None:
     record = await context.find(operation.id, operation.tenant)
     if not record.job.input:
         raise Conflict(f"job {operation.id} takes no input: it must be queued with input=true", at="id")
-    match await context.mailbox.post(key_of(record.job), operation.data):
+    match await context.store.jobs.post(key_of(record.job), operation.data):
         case Posted.FULL:
             most = f"{MOST_MESSAGES} messages or {MOST_INPUT} bytes"
             raise Busy(f"job {operation.id} has not read its earlier messages: at most {most} wait", at="data")
@@ -241,22 +241,15 @@ async def send(context: EngineContext, operation: Send) -> None:
             raise Conflict(f"job {operation.id} has ended: it takes no more input", at="id")
 
 
-async def deliveries(context: EngineContext, jobs: Sequence[Alive], tenants: Sequence[str]) -> list[Delivered]:
-    """Messages to these jobs that their worker does not have yet; if there are too many, the first of them."""
-    readers = [
-        Reader(item.id, tenant, fence(item.token), item.heard)
-        for item, tenant in zip(jobs, tenants, strict=True)
-        if item.heard is not None
-    ]
-    if not readers:
-        return []
+def deliveries(replies: Sequence[HeartbeatReply]) -> list[Delivered]:
+    """The messages in these replies; if there are too many, the first of them."""
     found: list[Delivered] = []
     room = MOST_COLLECTED
-    for reader, messages in zip(readers, await context.mailbox.collect(readers), strict=True):
-        for message in messages:
+    for reply in replies:
+        for message in reply.messages:
             room -= len(message.data)
             if room >= 0:
-                found.append(Delivered(id=reader.id, n=message.n, data=message.data))
+                found.append(Delivered(id=reply.id, n=message.n, data=message.data))
     return found
 
 
@@ -318,7 +311,7 @@ async def _act(context: EngineContext, operation: Selection, keys: list[JobKey],
 
     if not operation.dry_run:
         return len(await context.move_jobs(keys, decide))
-    reading = await context.store.read(list(dict.fromkeys(keys)))
+    reading = await context.store.jobs.read(list(dict.fromkeys(keys)))
     return sum(record is not None and decide(record, reading.now) is not None for record in reading.records)
 
 

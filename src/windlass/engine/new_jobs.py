@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from itertools import compress
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from msgspec import Raw, Struct
@@ -50,9 +50,9 @@ from windlass.model.operations import (
     Operation,
 )
 from windlass.model.template import JobTemplate
-from windlass.store import Draft, Record
-from windlass.store.beside import PreparedCommand, PreparesCommands
+from windlass.store.data import Draft, Record
 from windlass.store.flow import StaleRules
+from windlass.store.protocol import PreparedCommand
 
 job_log = logging.getLogger("windlass.job")
 """One line for each step of a job's life."""
@@ -104,7 +104,7 @@ def _batcher(context: EngineContext) -> Batcher[Draft, tuple[Record | None, bool
 async def _add_and_read(context: EngineContext, drafts: list[Draft]) -> list[tuple[Record | None, bool]]:
     """Each job as it is now (null = deleted already), and whether it is new."""
     created = await add(context, drafts, wait_for_replicas=True)
-    reading = await context.store.read([key_of(draft) for draft in drafts])
+    reading = await context.store.jobs.read([key_of(draft) for draft in drafts])
     return list(zip(reading.records, created, strict=True))
 
 
@@ -139,7 +139,7 @@ async def _enqueue_parts(context: EngineContext, tenant: str, parts: Iterable[li
 
 
 async def _count_existing(context: EngineContext, tenant: str, ids: list[str]) -> int:
-    reading = await context.store.read([JobKey(id, tenant) for id in ids])
+    reading = await context.store.jobs.read([JobKey(id, tenant) for id in ids])
     return sum(record is not None for record in reading.records)
 
 
@@ -453,10 +453,7 @@ class PreparedCommands:
 
     def __init__(self, context: EngineContext) -> None:
         self._context = context
-        store = context.store
-        self._store = (
-            cast("PreparesCommands", store) if context.replicating is None and hasattr(store, "prepare_add") else None
-        )
+        self._prepare = context.store.prepare
         self._most_payload = context.settings.most_payload
         self._commands: dict[tuple[str, bytes], PreparedCommand] = {}
         """By tenant and encoded options."""
@@ -464,11 +461,11 @@ class PreparedCommands:
     def add(self, tenant: str, template: JobTemplate, id: bytes, payload: bytes) -> bool | None:
         """Add a job; whether it is new. Null = it was not added and must be enqueued as an operation."""
         name = tenant, template.spelled
-        command = self._commands.get(name) or self._prepare(name, template.new)
+        command = self._commands.get(name) or self._new_command(name, template.new)
         if command is None or len(payload) > self._most_payload:
             return None
         created = command(id, payload)
-        if created is None and command.shut:  # there may be rules now: the next call checks
+        if created is None and command.invalid:  # there may be rules now: the next call checks
             self._commands.pop(name, None)
         return created
 
@@ -476,18 +473,18 @@ class PreparedCommands:
         """Log and publish a job that was added."""
         if job_log.isEnabledFor(logging.DEBUG):
             log_entered(text_id(id), template.new.task, created=created)
-        if created and not self._context.bus.quiet:
+        if created and not self._context.store.events.quiet:
             await self._context.writes.publish_queued([JobKey(text_id(id), tenant)])
 
-    def _prepare(self, name: tuple[str, bytes], new: NewJob) -> PreparedCommand | None:
+    def _new_command(self, name: tuple[str, bytes], new: NewJob) -> PreparedCommand | None:
         tenant, encoded = name
-        if self._store is None or not encoded or not self._context.flow_config.is_empty:
+        if self._prepare is None or not encoded or not self._context.flow_config.is_empty:
             return None
         try:
             example = to_draft(self._context, check_name(tenant, at="tenant"), new, "job")
         except WindlassError:
             return None  # the operation raises it again for the caller
-        command = self._store.prepare_add(example)
+        command = self._prepare.command(example)
         if command is not None:
             if len(self._commands) >= MOST_TEMPLATES:
                 self._commands.clear()

@@ -10,11 +10,12 @@ from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 import msgspec
-from msgspec import Raw, Struct
-from msgspec.structs import replace
+from msgspec import Struct
 
-from windlass.engine.context import POLL_EVERY, EngineContext, fence
-from windlass.engine.work import SECRETS, lease_of, renew_now, turns_of
+from windlass.engine.context import POLL_EVERY, EngineContext, fence, lease_of
+from windlass.engine.reports import claim_request, claimed
+from windlass.engine.work import renew_now
+from windlass.engine.workers import SECRETS
 from windlass.model import lifecycle
 from windlass.model.job import State
 from windlass.model.lifecycle import Move
@@ -22,7 +23,7 @@ from windlass.model.names import JobKey, key_of
 from windlass.model.operations import MOST_AT_ONCE, Claim, Claimed, Renew, Renewed
 from windlass.model.ports import Clock
 from windlass.model.worker import Worker
-from windlass.store import ClaimRequest, Heartbeat, ListScope, Record
+from windlass.store.data import ANYTHING, Heartbeat, ListScope, Record
 
 TURNS = "push.turn"
 
@@ -57,7 +58,7 @@ class PushWorkers:
 
     async def secrets(self) -> Mapping[str, str]:
         """The secrets of all workers that have one, by worker."""
-        return {worker: data.decode() for worker, data in (await self._context.records.list_records(SECRETS)).items()}
+        return {worker: data.decode() for worker, data in (await self._context.store.records.list(SECRETS)).items()}
 
     async def take_turns(self, workers: Sequence[Worker], *, first: bool = False) -> set[str]:
         """Take or renew turns; the workers whose turn this server holds. `first`: they have just registered here."""
@@ -73,7 +74,7 @@ class PushWorkers:
         turn = msgspec.msgpack.encode(PushTurn(self._server, now + timedelta(seconds=TURN)))
         for worker in free:
             if not (self._is_mine(turns, worker) and turns[worker.id].until - now > timedelta(seconds=TURN / 2)):
-                await self._context.records.put(TURNS, worker.id, turn)
+                await self._context.store.records.swap(TURNS, worker.id, ANYTHING, turn)
         if not first and not all(self._is_mine(turns, worker) for worker in free):
             await self._clock.sleep(SETTLED)
             turns = await self._turns()
@@ -91,20 +92,20 @@ class PushWorkers:
     async def give_up_turn(self, worker: str) -> None:
         if (turn := (await self._turns()).get(worker)) is not None and turn.server == self._server:
             ended = PushTurn(self._server, await self._now())
-            await self._context.records.put(TURNS, worker, msgspec.msgpack.encode(ended))
+            await self._context.store.records.swap(TURNS, worker, ANYTHING, msgspec.msgpack.encode(ended))
 
     async def forget(self, workers: Collection[str]) -> None:
         """Delete the records of workers that are gone. Their ids are never reused."""
         for worker in workers:
-            await self._context.records.put(TURNS, worker, None)
-            await self._context.records.put(SECRETS, worker, None)
+            await self._context.store.records.swap(TURNS, worker, ANYTHING, None)
+            await self._context.store.records.swap(SECRETS, worker, ANYTHING, None)
 
     async def _turns(self) -> dict[str, PushTurn]:
-        stored = await self._context.records.list_records(TURNS)
+        stored = await self._context.store.records.list(TURNS)
         return {worker: msgspec.msgpack.decode(data, type=PushTurn) for worker, data in stored.items()}
 
     async def _now(self) -> datetime:
-        return (await self._context.store.read([])).now
+        return (await self._context.store.jobs.read([])).now
 
     # Jobs
 
@@ -113,23 +114,16 @@ class PushWorkers:
         loop = asyncio.get_running_loop()
         until = loop.time() + claim.wait
         nonce = bytes.fromhex(claim.nonce or "")
-        async with self._context.store.listen([f"work/{queue}" for queue in worker.queues]) as listener:
+        async with self._context.store.events.listen([f"work/{queue}" for queue in worker.queues]) as listener:
             while True:
                 tasks = await self._tasks(worker, unknown)
                 records: list[Record] = []
                 if tasks is None or tasks:
-                    able = replace(worker, tasks=tasks)
-                    config = await self._context.flow_config.current()
-                    turns, in_order = turns_of(worker), config.strict_priority(worker.queues)
-                    lasts = config.has_at_most_once(worker.queues)
-                    lease = lease_of(self._context, worker)
-                    request = ClaimRequest(
-                        able, nonce, claim.slots, lease, heard=False, turns=turns, in_order=in_order, lasts=lasts
-                    )
+                    request = await claim_request(self._context, worker, tasks, nonce, claim.slots, heard=False)
                     records = await self._context.writes.claim(request)
                 remaining = until - loop.time()
                 if records or remaining <= 0:
-                    return [_claimed(record) for record in records]
+                    return [claimed(record) for record in records]
                 await listener.wait(min(POLL_EVERY, remaining))
 
     async def _tasks(self, worker: Worker, unknown: Collection[str]) -> list[str] | None:
@@ -138,7 +132,7 @@ class PushWorkers:
             return worker.tasks
         tasks = worker.tasks
         if tasks is None:
-            tallies = await self._context.store.count_jobs(worker.tenant)
+            tallies = (await self._context.store.jobs.counts(worker.tenant)).jobs
             queued = {tally.task for tally in tallies if tally.state is State.QUEUED and tally.queue in worker.queues}
             tasks = sorted(queued)
         return [task for task in tasks if task not in unknown]
@@ -151,7 +145,7 @@ class PushWorkers:
         """Reclaim jobs now, by their tokens: their worker is gone, so their leases need not run out."""
         context, tokens = self._context, {key: fence(token) for key, token in jobs}
         config = await context.flow_config.refreshed()
-        await context.writes.touch([Heartbeat(key.id, key.tenant, token) for key, token in tokens.items()], 0.0)
+        await context.writes.heartbeat([Heartbeat(key.id, key.tenant, token) for key, token in tokens.items()], 0.0)
 
         def lost(record: Record, now: datetime) -> Move | None:
             job = record.job
@@ -168,20 +162,10 @@ class PushWorkers:
             after = None
             scope = ListScope(worker.tenant, queue, frozenset({State.RUNNING}))
             while True:
-                piece = await self._context.store.page(scope, after, MOST_AT_ONCE)
+                piece = await self._context.store.jobs.list(scope, after, MOST_AT_ONCE)
                 mine = [key_of(record.job) for record in piece.records if record.job.worker == worker.id]
-                read = (await self._context.store.read(mine)).records if mine else []
-                found += [one for one in read if one is not None and one.job.worker == worker.id and one.token]
+                read = (await self._context.store.jobs.read(mine)).records if mine else []
+                found += [claimed(one) for one in read if one is not None and one.job.worker == worker.id and one.token]
                 if (after := piece.next) is None:
                     break
-        return [_claimed(record) for record in found]
-
-
-def _claimed(record: Record) -> Claimed:
-    return Claimed(
-        job=record.job,
-        token=(record.token or b"").hex(),
-        payload=Raw(record.payload or b""),
-        files=record.files,
-        deadline=record.job.deadline,
-    )
+        return found

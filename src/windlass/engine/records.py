@@ -37,6 +37,7 @@ from windlass.model.ports import Clock
 from windlass.model.quota import Quota
 from windlass.model.token import PREFIX, Issued, Locked, Pass, Token, key_of
 from windlass.model.worker import MOST_TASKS, NewWorker
+from windlass.store.data import ANYTHING
 
 TOKENS, QUOTAS, TASK_OPTIONS = "token", "quota", "task-options"
 """Kinds of records: by key, by tenant, by `tenant/task`."""
@@ -72,9 +73,9 @@ class RecordChange(NamedTuple):
 async def change_record(context: EngineContext, kind: str, name: str, make: Change) -> RecordChange:
     """Change one record, so that of two concurrent changes neither undoes the other."""
     for _ in range(MOST_TRIES):
-        before = (await context.records.list_records(kind)).get(name)
+        before = (await context.store.records.list(kind)).get(name)
         after = make(before)
-        if after == before or await context.records.swap(kind, name, before, after):
+        if after == before or await context.store.records.swap(kind, name, before, after):
             return RecordChange(before, after)
     raise Conflict("other callers change the same settings at the same time: try again")
 
@@ -85,7 +86,7 @@ async def change_record(context: EngineContext, kind: str, name: str, make: Chan
 async def add_token(context: EngineContext, operation: AddToken) -> Issued:
     key = context.chance.token().hex()[:12]
     token = f"{PREFIX}_{key}_{b''.join(context.chance.token() for _ in range(4)).hex()}"
-    now = (await context.store.read([])).now
+    now = (await context.store.jobs.read([])).now
     expires_at = None if operation.expires is None else now + timedelta(seconds=operation.expires)
     fields: dict[str, Any] = {
         "key": key,
@@ -96,14 +97,14 @@ async def add_token(context: EngineContext, operation: AddToken) -> Issued:
         "expires_at": expires_at,
     }
     locked = Locked(**fields, digest=_digest(token))
-    await context.records.put(TOKENS, key, _pack(locked))
+    await context.store.records.swap(TOKENS, key, ANYTHING, _pack(locked))
     for notify in context.on_token:
         notify(key, locked)
     return Issued(**fields, token=token)
 
 
 async def list_tokens(context: EngineContext, operation: Tokens) -> list[Token]:
-    known = [_locked.decode(data) for data in (await context.records.list_records(TOKENS)).values()]
+    known = [_locked.decode(data) for data in (await context.store.records.list(TOKENS)).values()]
     return [
         msgspec.convert(one, Token, from_attributes=True)
         for one in sorted(known, key=lambda one: (one.created_at, one.key))
@@ -115,7 +116,7 @@ async def remove_token(context: EngineContext, operation: RemoveToken) -> None:
     mine = {one.key for one in await list_tokens(context, Tokens(tenant=operation.tenant))}
     if operation.key not in mine:
         raise Missing(f"there is no token {operation.key[:60]}", at="key")
-    await context.records.put(TOKENS, operation.key, None)
+    await context.store.records.swap(TOKENS, operation.key, ANYTHING, None)
     for notify in context.on_token:
         notify(operation.key, None)
 
@@ -153,8 +154,8 @@ class Keyring:
     async def _read(self) -> dict[str, Locked]:
         """All tokens that are valid now, by the store's clock."""
         seen = self._changes
-        now = (await self._context.store.read([])).now
-        locked = [_locked.decode(data) for data in (await self._context.records.list_records(TOKENS)).values()]
+        now = (await self._context.store.jobs.read([])).now
+        locked = [_locked.decode(data) for data in (await self._context.store.records.list(TOKENS)).values()]
         self._changed = {key: change for key, change in self._changed.items() if change[0] > seen}
         return {one.key: one for one in locked if one.expires_at is None or one.expires_at > now}
 
@@ -163,12 +164,12 @@ class Keyring:
 
 
 async def put_quota(context: EngineContext, operation: PutQuota) -> Quota:
-    await context.records.put(QUOTAS, operation.tenant, _pack(operation.quota))
+    await context.store.records.swap(QUOTAS, operation.tenant, ANYTHING, _pack(operation.quota))
     return operation.quota
 
 
 async def get_quota(context: EngineContext, operation: GetQuota) -> Quota:
-    stored = (await context.records.list_records(QUOTAS)).get(operation.tenant)
+    stored = (await context.store.records.list(QUOTAS)).get(operation.tenant)
     return Quota() if stored is None else _quota.decode(stored)
 
 
@@ -192,7 +193,7 @@ async def register_task_options(context: EngineContext, tenant: str, worker: New
     """Store the options of a worker's tasks. If two workers differ, the last to register counts."""
     if worker.options is None:
         return
-    before = await context.records.list_records(TASK_OPTIONS)
+    before = await context.store.records.list(TASK_OPTIONS)
     room = MOST_TASKS - sum(name.startswith(f"{tenant}/") for name in before)
     for task in worker.tasks or ():
         name, options = f"{tenant}/{task}", worker.options.get(task, _none)
@@ -202,11 +203,11 @@ async def register_task_options(context: EngineContext, tenant: str, worker: New
         if name not in before:
             room -= 1
         if room >= 0 or name in before:
-            await context.records.put(TASK_OPTIONS, name, after)
+            await context.store.records.swap(TASK_OPTIONS, name, ANYTHING, after)
 
 
 async def _read_task_options(context: EngineContext) -> OptionsByTask:
-    return {name: _options.decode(data) for name, data in (await context.records.list_records(TASK_OPTIONS)).items()}
+    return {name: _options.decode(data) for name, data in (await context.store.records.list(TASK_OPTIONS)).items()}
 
 
 class WithTaskOptions:

@@ -24,9 +24,11 @@ from windlass.model import lifecycle
 from windlass.model.errors import PartAway, WindlassError
 from windlass.model.job import State
 from windlass.model.lifecycle import Move
-from windlass.model.names import EVERY_TENANT, JobKey, key_of, part_of
+from windlass.model.names import EVERY_TENANT, JobKey, key_of
 from windlass.model.ports import Clock
-from windlass.store import MOST_CHILDREN, CompletedParent, Listener, ListScope, Overdue, Reading, Record, Sweep
+from windlass.store.data import MOST_CHILDREN, CompletedParent, ListScope, Overdue, OverdueJobs, Record, Sweep
+from windlass.store.encoding import PARENTS
+from windlass.store.protocol import Listener
 
 log = logging.getLogger("windlass.upkeep")
 
@@ -58,7 +60,7 @@ SETTLE = 2.0
 
 async def promote(engine: Engine) -> int:
     """Queue scheduled jobs that are due."""
-    return len(await engine.context.writes.sweep(Sweep.RUN, STEP))
+    return await engine.context.writes.sweep(Sweep.RUN, STEP)
 
 
 class TimedPromote:
@@ -80,7 +82,7 @@ class TimedPromote:
     async def __call__(self, engine: Engine) -> int:
         awaited, self._awaited = self._awaited, False
         self.pause = DUTIES[promote]
-        due_in = 0.0 if awaited else await engine.context.timetable.next_run()
+        due_in = 0.0 if awaited else await engine.context.store.jobs.next_due(Sweep.RUN)
         if due_in == 0:
             done = await promote(engine)
             self._back_off = 0 if done else BACK_OFF_ROUNDS
@@ -95,7 +97,7 @@ class TimedPromote:
 
 async def reclaim(engine: Engine) -> int:
     """Reclaim jobs whose lease ran out."""
-    return await _reclaim(engine, await engine.context.store.overdue(Overdue.LEASE, STEP))
+    return await _reclaim(engine, await engine.context.store.jobs.overdue(Overdue.LEASE, STEP))
 
 
 class ReclaimGuard:
@@ -134,21 +136,20 @@ def guarded_reclaim(lease: float, *, trust_first: bool) -> Duty:
     guards: dict[int, ReclaimGuard] = {}
 
     async def reclaim(engine: Engine) -> int:
-        reading = await engine.context.store.overdue(Overdue.LEASE, STEP)
+        reading = await engine.context.store.jobs.overdue(Overdue.LEASE, STEP)
         first_round = not guards
         for part in reading.answered:
             if part not in guards:
                 guards[part] = ReclaimGuard(lease, trust_first=trust_first and first_round)
         settled = {part for part in reading.answered if guards[part].may_reclaim(reading.now)}
-        if len(settled) == reading.parts:
-            return await _reclaim(engine, reading)
-        ready = [one for one in reading.records if one is not None and part_of(one.job.id, reading.parts) in settled]
+        sources = reading.sources or [0] * len(reading.records)
+        ready = [one for one, part in zip(reading.records, sources, strict=True) if part in settled]
         return await _reclaim(engine, replace(reading, records=ready))
 
     return reclaim
 
 
-async def _reclaim(engine: Engine, reading: Reading) -> int:
+async def _reclaim(engine: Engine, reading: OverdueJobs) -> int:
     if not reading.records:
         return 0
     config = await engine.context.flow_config.refreshed()
@@ -165,7 +166,7 @@ async def expire(engine: Engine) -> int:
     def expired(record: Record, now: datetime) -> Move:
         return lifecycle.expire(record.job, now)
 
-    reading = await engine.context.store.overdue(Overdue.WAIT, STEP)
+    reading = await engine.context.store.jobs.overdue(Overdue.WAIT, STEP)
     return await engine.context.move_records(reading.records, reading.now, expired)
 
 
@@ -175,18 +176,18 @@ async def abandon(engine: Engine) -> int:
     def abandoned(record: Record, _: datetime) -> Move:
         return lifecycle.abandon(record.job)
 
-    reading = await engine.context.store.overdue(Overdue.OWNER, STEP)
+    reading = await engine.context.store.jobs.overdue(Overdue.OWNER, STEP)
     return await engine.context.move_records(reading.records, reading.now, abandoned)
 
 
 async def purge(engine: Engine) -> int:
     """Delete finished jobs and results whose retention is over."""
-    return len(await engine.context.writes.sweep(Sweep.KEEP, STEP))
+    return await engine.context.writes.sweep(Sweep.KEEP, STEP)
 
 
 async def resolve_dependencies(engine: Engine) -> int:
     """Add the `then` jobs of completed parents, and decide the jobs that waited for them."""
-    parents = await engine.context.store.completed_parents([], MOST_PARENTS)
+    parents = await engine.context.store.jobs.completed_parents([], MOST_PARENTS)
     if parents:
         await _resolve_each(engine, parents)
     more = len(parents) == MOST_PARENTS or any(len(one.children) == MOST_CHILDREN for one in parents)
@@ -220,12 +221,12 @@ async def _resolve(engine: Engine, parents: Sequence[CompletedParent]) -> None:
         replace(one, children=[child for child in one.children if JobKey(child, one.tenant) not in undecided])
         for one in parents
     ]
-    await engine.context.store.completed_parents(done, 0)
+    await engine.context.store.jobs.completed_parents(done, 0)
 
 
 async def recheck_blocked(engine: Engine) -> int:
     """Decide all blocked jobs again: a process may have died between adding one and writing its dependencies."""
-    counts = await engine.context.store.count_jobs(EVERY_TENANT)
+    counts = (await engine.context.store.jobs.counts(EVERY_TENANT)).jobs
     for tenant, queue in sorted({(count.tenant, count.queue) for count in counts if count.state is State.BLOCKED}):
         await _recheck_queue(engine, ListScope(tenant, queue, frozenset({State.BLOCKED})))
     return 0
@@ -234,7 +235,7 @@ async def recheck_blocked(engine: Engine) -> int:
 async def _recheck_queue(engine: Engine, scope: ListScope) -> None:
     after = None
     while True:
-        piece = await engine.context.store.page(scope, after, MOST_PARENTS)
+        piece = await engine.context.store.jobs.list(scope, after, MOST_PARENTS)
         await unblock(engine.context, [key_of(record.job) for record in piece.records])
         if (after := piece.next) is None:
             return
@@ -244,7 +245,7 @@ async def unblock_lanes(engine: Engine) -> int:
     """Let jobs be claimed whose limit has room again, or whose pause is over."""
     if await _has_no_rules(engine):
         return 0
-    return await engine.context.flow.unblock_ready(STEP)
+    return await engine.context.writes.sweep(Sweep.LANES, STEP)
 
 
 async def regroup(engine: Engine) -> int:
@@ -256,7 +257,7 @@ async def regroup(engine: Engine) -> int:
 
 async def _has_no_rules(engine: Engine) -> bool:
     """Whether there were no rules a second ago, when `update_caps` looked: then no lane is blocked or regrouping."""
-    return (await engine.context.flow_config.current()).rules.edition == 0
+    return (await engine.context.flow_config.current()).rules.version == 0
 
 
 async def rebalance(engine: Engine) -> int:
@@ -297,7 +298,7 @@ DUTIES: dict[Duty, float] = {
 }
 """Each duty and the seconds between its rounds."""
 
-NOTICES: dict[Duty, str] = {resolve_dependencies: "house/ripe"}
+NOTICES: dict[Duty, str] = {resolve_dependencies: PARENTS}
 """Duties that rest until a notice says that there is something to do, and its topic."""
 
 APART = 0.005
@@ -336,7 +337,7 @@ async def repeat_on_notice(
     topic: str, seconds: float, duty: Duty, engine: Engine, clock: Clock, *, first: float
 ) -> None:
     """Do a duty until cancelled, each time a notice comes under a topic."""
-    async with engine.context.store.listen([topic]) as listener:
+    async with engine.context.store.events.listen([topic]) as listener:
         await repeat(seconds, duty, engine, clock, first=first, listener=listener)
 
 

@@ -20,7 +20,7 @@ from windlass.model.job import MSGPACK, NOTHING, NewJob, Terms
 from windlass.model.names import JobKey
 from windlass.model.retry import RetryPolicy
 from windlass.model.worker import Worker
-from windlass.store import Draft
+from windlass.store.data import Draft
 
 # Times
 
@@ -171,7 +171,10 @@ def alike(drafts: Sequence[Draft]) -> Iterator[Sequence[Draft]]:
         yield drafts[start:]
 
 
-# Topics of wake-ups
+# Topics of wake-ups: new work (`work/QUEUE`), orders to a worker (`order/WORKER`), a grant to its parked claim
+# (`grant/WORKER`), the end of a job, a completed parent.
+
+PARENTS = "parents/completed"
 
 
 def end_topic(key: JobKey) -> str:

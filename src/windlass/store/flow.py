@@ -21,11 +21,8 @@ A group is a text: its class, then its buckets, each after a bar: `=slow`, `~|ac
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Protocol
 
 from msgspec import Struct
-
-from windlass.model.names import JobKey
 
 FLEXIBLE = "~"
 YIELDING = "!"
@@ -84,27 +81,39 @@ class TierRule(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 # Stored by these names: `rename` keeps what older versions wrote readable.
-class Rules(Struct, frozen=True, kw_only=True, omit_defaults=True, rename={"limit_rules": "allowances"}):
+STORED_NAMES = {
+    "version": "edition",
+    "group_epoch": "grouping",
+    "limit_rules": "allowances",
+    "fair_tenant_queues": "fair_lines",
+    "paused_until": "shut",
+    "regrouping": "sorting",
+    "fingerprints": "marks",
+}
+
+
+class Rules(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=STORED_NAMES):
     """Everything that bounds claims in one store."""
 
-    edition: int = 0
+    version: int = 0
     """Grows by one with each change."""
-    grouping: int = 0
-    """Grows when a job might belong to another group than before; jobs come with the number of their group."""
+    group_epoch: int = 0
+    """Grows when a job might get other limit keys than before; a job comes with the epoch of its limit keys."""
     limit_rules: dict[str, LimitRule] = {}
     """By the name of a bucket without its key: `TENANT/LIMIT`."""
     tiers: dict[str, list[TierRule]] = {}
     """By `TENANT,QUEUE`; shortest first."""
     fair_queues: dict[str, dict[str, float]] = {}
     """Queues whose tenants take turns: the weights of tenants (1 unless named)."""
-    fair_lines: dict[str, dict[str, float]] = {}
+    fair_tenant_queues: dict[str, dict[str, float]] = {}
     """`TENANT,QUEUE` or `*,QUEUE` whose tasks take turns: the weights of tasks (1 unless named)."""
-    shut: dict[str, datetime] = {}
+    paused_until: dict[str, datetime] = {}
     """`TENANT,QUEUE,TASK`, each part a name or `*`: matching lanes are not claimed from before that time."""
-    sorting: list[str] = []
-    """Such patterns: their jobs may be in wrong groups yet, and are shut meanwhile. Kept, not read."""
-    marks: dict[str, str] = {}
-    """What groups are made from, by bucket or line: a pattern of the jobs concerned, `#`, a digest. Kept, not read."""
+    regrouping: list[str] = []
+    """Such patterns: their jobs may have wrong limit keys yet, and are paused meanwhile. Kept, not read."""
+    fingerprints: dict[str, str] = {}
+    """What limit keys are made from, by bucket or tenant's queue: a pattern of the jobs concerned, `#`, a digest. Kept,
+    not read."""
 
 
 class Regroup(Struct, frozen=True):
@@ -139,55 +148,3 @@ class BucketUsage(Struct, frozen=True):
     """Queued jobs of groups with this bucket that are passed by because it (or another of theirs) is full."""
     free_at: datetime | None
     """When the next start is allowed, if its rate or a pause holds it up now; null = neither does."""
-
-
-class Flow(Protocol):
-    """What a store does for flow control. Every store is one too."""
-
-    async def rules(self) -> Rules:
-        """The rules in force."""
-        ...
-
-    async def set_rules(self, rules: Rules) -> bool:
-        """Put these in force if their edition is the next one after that in force; whether it was.
-
-        Bounds that became narrower than what runs already end nothing: they let nothing start until there is room.
-        """
-        ...
-
-    async def regroup(self, changes: Sequence[Regroup]) -> list[bool]:
-        """Move jobs to other groups, waiting ones and running ones; for each, whether its guard held.
-
-        A running job's places follow, even where that fills a bucket beyond its limit.
-        """
-        ...
-
-    async def hold(self, bucket: str, seconds: float) -> None:
-        """Start nothing of a bucket for so long."""
-        ...
-
-    async def unblock_ready(self, limit: int) -> int:
-        """Let jobs be claimed again whose bucket has become free with time, whose lane is open again, or that were
-        overlooked; how many lanes there were. Claims do the same for what concerns them; this is for idle workers, who
-        then hear of it.
-        """
-        ...
-
-    async def next_opening(self, queues: Sequence[str]) -> float | None:
-        """Seconds until something that is passed by in these queues becomes free by the clock alone; null = never."""
-        ...
-
-    async def waiting(self, tenant: str, queue: str, limit: int) -> list[LaneBacklog]:
-        """What is queued (`tenant` may be `-`), at most so many jobs of each group."""
-        ...
-
-    async def rank(self, key: JobKey) -> int | None:
-        """How many jobs of its own tenant, queue, task and group are ahead of a queued job; null = it is not queued.
-
-        A store may stop counting at `MOST_RANKED`: then there are at least so many.
-        """
-        ...
-
-    async def usage(self, limit_rule: str, limit: int) -> list[BucketUsage]:
-        """How the buckets of a limit rule stand, those in use or waited for, at most so many."""
-        ...

@@ -20,7 +20,7 @@ from windlass.model.job import Job, State
 from windlass.model.names import EVERY_TENANT, key_of
 from windlass.model.operations import GetEstimate, GetQueueEstimate, Operation
 from windlass.policy.estimate import forecast
-from windlass.store import Record
+from windlass.store.data import Record
 
 CLAIMED = Estimate(seconds=0.0, why=Why.SLOTS)
 """Of a job that was claimed while it was estimated."""
@@ -115,8 +115,8 @@ async def _of_waiting(context: EngineContext, known: Forecast, job: Job) -> Esti
     name = forecast_name(job.id, job.tenant)
     found = known.jobs.get(name) or known.answers.get(name)
     if found is None:
-        rank = await context.flow.rank(key_of(job))
-        (record,) = (await context.store.read([key_of(job)])).records
+        rank = await context.store.flow.rank(key_of(job))
+        (record,) = (await context.store.jobs.read([key_of(job)])).records
         if rank is None or record is None:
             return CLAIMED
         found = known.at_rank(job, _lane(record), rank, loop_time())

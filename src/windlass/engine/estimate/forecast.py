@@ -24,7 +24,7 @@ from windlass.model.worker import Worker
 from windlass.policy.estimate import forecast
 from windlass.policy.run_times import RunTimes, mean, remaining
 from windlass.policy.snapshot import NEVER, Bound, BusySlot, FairTurns, Key, LoadSnapshot, SlotPool, WaitingLane
-from windlass.store import Record
+from windlass.store.data import Record
 from windlass.store.flow import ANY, EXPLICIT, YIELDING, LaneBacklog, TierRule
 
 AT_ENQUEUE = 0.05
@@ -218,7 +218,7 @@ class _SnapshotBuilder:
         self._load = replace(load, waiting=(), running=())  # `lane_of` needs the rest
 
     def _turns(self, queue: str) -> FairTurns:
-        lines = self._load.rules.fair_lines
+        lines = self._load.rules.fair_tenant_queues
         own = (lines.get(f"{one.tenant},{queue}") for one in self._load.waiting if lines and one.queue == queue)
         tasks = next((found for found in own if found is not None), lines.get(f"{ANY},{queue}"))
         return FairTurns(self._load.rules.fair_queues.get(queue), tasks)
@@ -282,7 +282,7 @@ class _SnapshotBuilder:
             return 0.0
         if until < FOREVER:
             return (until - self._load.now).total_seconds()
-        return NEVER if not self._load.rules.sorting else REGROUPING
+        return NEVER if not self._load.rules.regrouping else REGROUPING
 
     def _lacking(self, one: LaneBacklog) -> Why:
         tenants = {worker.tenant for worker in self._load.workers if one.queue in worker.queues}

@@ -14,6 +14,7 @@ from windlass.engine.context import EngineContext
 from windlass.engine.estimate.stats import MOST_TASKS
 from windlass.model.job import State
 from windlass.policy.run_times import RunTimes, learn, merge, pack, unpack
+from windlass.store.data import ANYTHING
 
 RUN_TIMES, ERRORS = "runtime", "estimate.error"
 """Kinds of records: by `TENANT,TASK`, and by queue."""
@@ -35,7 +36,7 @@ async def read_run_times(context: EngineContext) -> dict[str, RunTimes]:
     """The run times of all engines, at most a second old."""
     stats = context.stats
     if loop_time() - stats.times_at > 1.0:
-        stats.times = _decoded(await context.records.list_records(RUN_TIMES))
+        stats.times = _decoded(await context.store.records.list(RUN_TIMES))
         stats.times_at = loop_time()
     return stats.times
 
@@ -45,12 +46,12 @@ async def learn_run_times(context: EngineContext) -> int:
     stats = context.stats
     if not stats.fresh:
         return 0
-    stored = _decoded(await context.records.list_records(RUN_TIMES))
+    stored = _decoded(await context.store.records.list(RUN_TIMES))
     for task in list(stats.fresh)[:MOST_WRITTEN]:
         runs = stats.fresh.pop(task)
         if task in stored or len(stored) < MOST_TASKS:
             stored[task] = merge(stored.get(task, RunTimes()), learn(RunTimes(), runs))
-            await context.records.put(RUN_TIMES, task, pack(stored[task]))
+            await context.store.records.swap(RUN_TIMES, task, ANYTHING, pack(stored[task]))
     stats.times, stats.times_at = stored, loop_time()
     return 0
 
@@ -78,7 +79,7 @@ async def measure_accuracy(context: EngineContext) -> int:
     if not stats.predictions:
         return 0
     keys = list(stats.predictions)  # more may be added during the read
-    reading = await context.store.read(keys)
+    reading = await context.store.jobs.read(keys)
     for key, record in zip(keys, reading.records, strict=True):
         if record is not None and record.job.state is State.QUEUED:
             continue
@@ -100,15 +101,15 @@ def relative_error(estimated: float, actual: float) -> float:
 
 
 async def _store_errors(context: EngineContext) -> None:
-    stored = await context.records.list_records(ERRORS)
+    stored = await context.store.records.list(ERRORS)
     for queue, fresh in list(context.stats.errors.items()):
         before = _errors.decode(stored[queue]) if queue in stored else []
-        await context.records.put(ERRORS, queue, _pack([*before, *fresh][-MOST_ERRORS:]))
+        await context.store.records.swap(ERRORS, queue, ANYTHING, _pack([*before, *fresh][-MOST_ERRORS:]))
         del context.stats.errors[queue]
 
 
 async def median_errors(context: EngineContext) -> dict[str, float]:
     """The median error of recent estimates, by queue."""
-    stored = await context.records.list_records(ERRORS)
+    stored = await context.store.records.list(ERRORS)
     found = {queue: _errors.decode(data) for queue, data in stored.items()}
     return {queue: statistics.median(errors) for queue, errors in found.items() if errors}

@@ -20,7 +20,7 @@ from windlass.model.names import DEFAULT_TENANT, JobKey, key_of
 from windlass.policy.run_times import RunTimes
 from windlass.policy.snapshot import FairTurns, LoadSnapshot, WaitingLane
 from windlass.policy.upper_bound import upper_bound
-from windlass.store import Record
+from windlass.store.data import Record
 from windlass.store.flow import MOST_RANKED
 
 MOST_RUNNING = 20_000

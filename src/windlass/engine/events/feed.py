@@ -1,34 +1,36 @@
-"""The event feed: publishes an event after each write, and delivers the events of all processes to this one.
+"""The event feed: delivers the events of all processes to this one. `StoreWrites` publishes them.
 
-An event travels as one line: its name, the job's id and tenant. The receiver reads the job from the store. The line of
-a deleted job also carries its queue, task and last state. Events are best effort: a failed publish never fails the
-write. One task per engine receives for all watchers and followers; it runs only while there are any.
+An event arrives as one line; the receiver reads the job from the store. One task per engine receives for all watchers
+and followers; it runs only while there are any.
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from windlass.model.errors import Invalid, NotReplicated, Unavailable, WindlassError
-from windlass.model.events import ALONE, NAMES, DeletedJob, Event, EventName, move_event
+from windlass.engine.context import DELETED
+from windlass.model.errors import Invalid, Unavailable, WindlassError
+from windlass.model.events import ALONE, NAMES, DeletedJob, Event, EventName
 from windlass.model.job import FINISHED, PENDING, Job, State
-from windlass.model.lifecycle import GONE, Move
 from windlass.model.match import Match, index_only, matches, states
-from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey, OfTenant, key_of
-from windlass.store import ClaimRequest, Draft, DueJob, Heartbeat, HeartbeatReply, JobSuccess, Record, Store, Sweep
-from windlass.store.beside import GAP, DrainReply, DrainRequest, Events, EventStream, JournalTarget, Replicated
-from windlass.store.flow import StaleRules
+from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey, key_of
+from windlass.store.data import (
+    FEED,
+    GAP,
+)
+from windlass.store.protocol import Listener, Store
 
 log = logging.getLogger("windlass.feed")
 
-DELETED = "deleted"
-
 PAUSE = 0.05
 """Seconds between two deliveries: jobs of all events that arrive meanwhile are read together."""
+
+IDLE = 60.0
+"""Seconds for which it waits for the next event at a time."""
 
 MOST_AT_ONCE = 500
 """Jobs read for one delivery. Watchers get a gap for the rest."""
@@ -50,116 +52,6 @@ TRY_AGAIN_AFTER = 1.0
 
 _NAMES = {name: name for name in NAMES if name not in ALONE}
 """Events for watchers, besides deletions. Followers of a job get the others too."""
-
-
-class StoreWrites:
-    """The writes to a store that change jobs. Each publishes its events if any process listens."""
-
-    def __init__(self, store: Store, bus: Events, replicating: Replicated | None) -> None:
-        self._store = store
-        self._bus = bus
-        self._replicating = replicating
-
-    async def add(self, drafts: Sequence[Draft], *, wait_for_replicas: bool = False) -> list[bool]:
-        waits = wait_for_replicas and self._replicating is not None
-        try:
-            if waits and self._replicating is not None:
-                created = await self._replicating.add_replicated(drafts)
-            else:
-                created = await self._store.add(drafts)
-        except StaleRules as stale:  # the store may have kept some of them
-            await self._publish_created(drafts, stale.answers)
-            raise
-        except NotReplicated:  # they are stored; which of them are new is unknown
-            await self._publish_created(drafts, [True] * len(drafts))
-            raise
-        await self._publish_created(drafts, created)
-        return created
-
-    async def drain(self, ledger: JournalTarget, request: DrainRequest) -> DrainReply:
-        """Move jobs from a journal into its store."""
-        reply = await ledger.drain(request)
-        await self._publish_created(request.drafts, reply.created)
-        return reply
-
-    async def _publish_created(self, drafts: Sequence[Draft], created: Sequence[bool | None]) -> None:
-        if not self._bus.quiet:
-            pairs = zip(drafts, created, strict=False)  # `created` is empty if the jobs were drained before
-            await self.publish_queued([key_of(draft) for draft, new in pairs if new])
-
-    async def publish_queued(self, keys: Sequence[JobKey]) -> None:
-        await self._publish([_line("queued", key) for key in keys])
-
-    def claim(self, request: ClaimRequest) -> Coroutine[Any, Any, list[Record]]:
-        return self._store.claim(request) if self._bus.quiet else self._claim(request)
-
-    async def _claim(self, request: ClaimRequest) -> list[Record]:
-        records = await self._store.claim(request)
-        await self._publish([_line("started", record.job) for record in records])
-        return records
-
-    def touch(self, touches: Sequence[Heartbeat], lease: float) -> Coroutine[Any, Any, list[HeartbeatReply]]:
-        return self._store.touch(touches, lease) if self._bus.quiet else self._touch(touches, lease)
-
-    async def _touch(self, touches: Sequence[Heartbeat], lease: float) -> list[HeartbeatReply]:
-        touched = await self._store.touch(touches, lease)
-        held = [touch for touch, answer in zip(touches, touched, strict=True) if answer.held]
-        output = [_line("output", touch) for touch in held if touch.output]
-        await self._publish(output + [_line("progress", touch) for touch in held if touch.progress is not None])
-        return touched
-
-    def succeed(self, dones: Sequence[JobSuccess]) -> Coroutine[Any, Any, list[bool]]:
-        return self._store.succeed(dones) if self._bus.quiet else self._succeed(dones)
-
-    async def _succeed(self, dones: Sequence[JobSuccess]) -> list[bool]:
-        held = await self._store.succeed(dones)
-        await self._publish([_line("succeeded", done) for done, ok in zip(dones, held, strict=True) if ok])
-        return held
-
-    def apply(self, moves: Sequence[Move]) -> Coroutine[Any, Any, list[bool]]:
-        return self._store.apply(moves) if self._bus.quiet else self._apply(moves)
-
-    async def _apply(self, moves: Sequence[Move]) -> list[bool]:
-        deleted = await self._read([key_of(move) for move in moves if move.target is GONE])
-        applied = await self._store.apply(moves)
-        written = [move for move, done in zip(moves, applied, strict=True) if done]
-        await self._publish([line for move in written if (line := _move_line(move, deleted)) is not None])
-        return applied
-
-    async def _read(self, keys: Sequence[JobKey]) -> dict[JobKey, Job]:
-        """Jobs that are about to be deleted."""
-        found = (await self._store.read(keys)).records if keys else []
-        return {key_of(record.job): record.job for record in found if record is not None}
-
-    def sweep(self, clock: Sweep, limit: int) -> Coroutine[Any, Any, list[DueJob]]:
-        return self._store.sweep(clock, limit) if self._bus.quiet else self._sweep(clock, limit)
-
-    async def _sweep(self, clock: Sweep, limit: int) -> list[DueJob]:
-        swept = await self._store.sweep(clock, limit)
-        dropped = [one for one in swept if not one.result_only]
-        await self._publish([_line("queued", one) if clock is Sweep.RUN else _deleted_line(one) for one in dropped])
-        return swept
-
-    async def _publish(self, lines: list[str]) -> None:
-        if lines:
-            with suppress(WindlassError):
-                await self._bus.publish(lines)
-
-
-def _move_line(move: Move, deleted: Mapping[JobKey, Job]) -> str | None:
-    if move.target is GONE:
-        key = key_of(move)
-        return _deleted_line(deleted[key]) if key in deleted else None
-    name = move_event(move)
-    return None if name is None else _line(name, move)
-
-
-def _line(name: str, job: OfTenant) -> str:
-    return f"{name} {job.id} {job.tenant}"
-
-
-def _deleted_line(job: Job | DueJob) -> str:
-    return f"{DELETED} {job.id} {job.tenant} {job.queue} {job.task} {job.state}"
 
 
 class EventLine(NamedTuple):
@@ -282,9 +174,8 @@ def _owns(tenant: str, job: Job | DeletedJob) -> bool:
 class Feed:
     """The watchers and followers of one engine."""
 
-    def __init__(self, store: Store, bus: Events) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._bus = bus
         self._watchers: set[Watcher] = set()
         self._followers: dict[JobKey, set[Follower]] = {}
         self._seen: dict[JobKey, Job] = {}
@@ -360,10 +251,10 @@ class Feed:
     async def _receive(self) -> None:
         while True:
             try:
-                async with self._bus.watch() as watch:
+                async with self._store.events.listen([FEED]) as listener:
                     self.ready.set()
                     self._tried.set()
-                    await self._deliver_all(watch)
+                    await self._deliver_all(listener)
             except WindlassError as fault:
                 log.info("feed: no events: %s", fault)
             except Exception:  # watchers must not wait forever, whatever failed
@@ -373,18 +264,18 @@ class Feed:
             self._miss()
             await asyncio.sleep(TRY_AGAIN_AFTER)
 
-    async def _deliver_all(self, watch: EventStream) -> None:
+    async def _deliver_all(self, listener: Listener) -> None:
         while True:
-            lines = await watch.hear()
-            await self._deliver([EventLine.parse(text) for text in lines])
-            await asyncio.sleep(PAUSE)
+            if lines := await listener.wait(IDLE):
+                await self._deliver([EventLine.parse(text) for text in lines])
+                await asyncio.sleep(PAUSE)
 
     async def _deliver(self, lines: list[EventLine]) -> None:
         if any(line.name == GAP for line in lines):
             self._miss()
         wanted = [line.key for line in lines if line.key in self._followers or (self._watchers and line.name in _NAMES)]
         keys = list(dict.fromkeys(wanted))[:MOST_AT_ONCE]
-        reading = await self._store.read(keys)
+        reading = await self._store.jobs.read(keys)
         jobs = {key_of(record.job): record.job for record in reading.records if record is not None}
         self._notify_watchers(lines, jobs, set(keys))
         await self._notify_followers(lines, jobs)

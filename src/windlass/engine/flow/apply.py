@@ -13,17 +13,18 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec.structs import replace
 
-from windlass.engine.context import MOST_ROUNDS, EngineContext
+from windlass.engine.context import MOST_ROUNDS, EngineContext, fence
 from windlass.engine.flow.config import FlowConfig, limit_name
 from windlass.model.errors import Conflict
 from windlass.model.job import PENDING
 from windlass.model.limit import Limit, Pause
 from windlass.model.names import EVERY_TENANT, JobKey, key_of
+from windlass.model.operations import Released
 from windlass.model.queue import QueueSettings
 from windlass.model.worker import Worker
 from windlass.policy.tiers import caps
-from windlass.store import ListScope, Record
-from windlass.store.flow import ANY, LimitRule, Regroup, Rules, TierRule
+from windlass.store.data import ListScope, Record
+from windlass.store.flow import ANY, BAR, KEY, LimitRule, Regroup, Rules, TierRule
 
 FOREVER = datetime(2200, 1, 1, tzinfo=UTC)
 """A pause without an end. Stores count microseconds, and all of them can represent this time."""
@@ -37,10 +38,10 @@ AT_ONCE = 1000
 async def apply_config(context: EngineContext) -> FlowConfig:
     """Derive the rules from the records, until the derived rules are in force."""
     for _ in range(MOST_ROUNDS):
-        before = await context.flow.rules()
+        before = await context.store.flow.rules()
         stored = await context.flow_config.read_records(before)
-        rules = derive_rules(before, stored, await context.store.workers(EVERY_TENANT))
-        if rules == before or await context.flow.set_rules(rules):
+        rules = derive_rules(before, stored, await context.store.workers.list(EVERY_TENANT))
+        if rules == before or await context.store.flow.set_rules(rules):
             context.flow_config.invalidate()
             return await context.flow_config.current()
     raise Conflict("other callers change the rules at the same time: try again")
@@ -56,14 +57,14 @@ async def update_tier_caps(context: EngineContext) -> int:
 
 def derive_rules(before: Rules, stored: FlowConfig, workers: Sequence[Worker]) -> Rules:
     """The rules that follow from the configuration; the same object if nothing has changed."""
-    marks = dict(_fingerprints(stored))
-    moved = {name for name, mark in marks.items() if before.marks.get(name) != mark}
-    reached = {_pattern(some[name]) for some in (before.marks, marks) for name in moved if name in some}
-    sorting = sorted({*before.sorting, *reached})
+    fingerprints = dict(_fingerprints(stored))
+    moved = {name for name, mark in fingerprints.items() if before.fingerprints.get(name) != mark}
+    reached = {_pattern(some[name]) for some in (before.fingerprints, fingerprints) for name in moved if name in some}
+    regrouping = sorted({*before.regrouping, *reached})
     tiered = {name: settings for name, settings in stored.queues.items() if settings.tiers}
     made = Rules(
-        edition=before.edition,
-        grouping=before.grouping,
+        version=before.version,
+        group_epoch=before.group_epoch,
         limit_rules={limit_name(limit): _limit_rule(limit) for limit in stored.limits},
         tiers={name: _levels(name, settings, workers) for name, settings in tiered.items()},
         fair_queues={
@@ -71,20 +72,20 @@ def derive_rules(before: Rules, stored: FlowConfig, workers: Sequence[Worker]) -
             for name, settings in stored.queues.items()
             if settings.policy == "fair" and name.startswith(f"{EVERY_TENANT},")
         },
-        fair_lines={
+        fair_tenant_queues={
             (ANY + name[1:] if name.startswith(f"{EVERY_TENANT},") else name): dict(settings.weights)
             for name, settings in stored.queues.items()
             if settings.policy == "fair"
         },
-        shut=dict(_paused_lanes(stored, sorting)),
-        sorting=sorting,
-        marks=marks | _retired(before, marks) | _defaults(stored),
+        paused_until=dict(_paused_lanes(stored, regrouping)),
+        regrouping=regrouping,
+        fingerprints=fingerprints | _retired(before, fingerprints) | _defaults(stored),
     )
     if made == before:
         return before
     # New jobs must get the new limit keys, and the new defaults of their queue.
-    grouping = before.grouping + (made.marks != before.marks)
-    return replace(made, edition=before.edition + 1, grouping=grouping)
+    group_epoch = before.group_epoch + (made.fingerprints != before.fingerprints)
+    return replace(made, version=before.version + 1, group_epoch=group_epoch)
 
 
 def _limit_rule(limit: Limit) -> LimitRule:
@@ -112,7 +113,7 @@ def live_slots(tenant_queue: str, workers: Sequence[Worker]) -> int:
     return sum(one.slots for one in workers if queue in one.queues and one.tenant in (tenant, EVERY_TENANT))
 
 
-def _paused_lanes(stored: FlowConfig, sorting: Iterable[str]) -> Iterable[tuple[str, datetime]]:
+def _paused_lanes(stored: FlowConfig, regrouping: Iterable[str]) -> Iterable[tuple[str, datetime]]:
     for name, settings in stored.queues.items():
         if settings.paused:
             tenant, _, queue = name.partition(",")
@@ -121,7 +122,7 @@ def _paused_lanes(stored: FlowConfig, sorting: Iterable[str]) -> Iterable[tuple[
         if pause.paused:
             tenant, _, task = name.partition(",")
             yield f"{_part(tenant)},{ANY},{task}", pause.until or FOREVER
-    for pattern in sorting:
+    for pattern in regrouping:
         yield pattern, FOREVER
 
 
@@ -139,9 +140,11 @@ def _fingerprints(stored: FlowConfig) -> Iterable[tuple[str, str]]:
             yield name, f"{name},{ANY}#{_digest(times)}"
 
 
-def _retired(before: Rules, marks: Mapping[str, str]) -> dict[str, str]:
+def _retired(before: Rules, fingerprints: Mapping[str, str]) -> dict[str, str]:
     """Removed limits and tiers that may still be in jobs' limit keys. They bound nothing, unless the name is reused."""
-    return {name: f"{_pattern(mark)}#" for name, mark in before.marks.items() if name and name not in marks}
+    return {
+        name: f"{_pattern(mark)}#" for name, mark in before.fingerprints.items() if name and name not in fingerprints
+    }
 
 
 def _defaults(stored: FlowConfig) -> dict[str, str]:
@@ -174,27 +177,27 @@ async def regroup_jobs(context: EngineContext, most: int | None = None) -> bool:
     while True:
         config = await context.flow_config.refreshed()
         rules = config.rules
-        retired = {name: _pattern(mark) for name, mark in rules.marks.items() if mark.endswith("#")}
-        if not rules.sorting and not retired:
+        retired = {name: _pattern(mark) for name, mark in rules.fingerprints.items() if mark.endswith("#")}
+        if not rules.regrouping and not retired:
             return True
-        for pattern in sorted({*rules.sorting, *retired.values()}):
+        for pattern in sorted({*rules.regrouping, *retired.values()}):
             if not await _regroup_pattern(context, config, pattern, most):
                 return False
         opened = replace(
             rules,
-            edition=rules.edition + 1,
-            sorting=[],
-            shut=dict(_paused_lanes(config, [])),
-            marks={name: mark for name, mark in rules.marks.items() if name not in retired},
+            version=rules.version + 1,
+            regrouping=[],
+            paused_until=dict(_paused_lanes(config, [])),
+            fingerprints={name: mark for name, mark in rules.fingerprints.items() if name not in retired},
         )
-        if await context.flow.set_rules(opened):
+        if await context.store.flow.set_rules(opened):
             context.flow_config.invalidate()
             return True
 
 
 async def _regroup_pattern(context: EngineContext, config: FlowConfig, pattern: str, most: int | None) -> bool:
     tenant, queue, _ = pattern.split(",")
-    counts = await context.store.count_jobs(EVERY_TENANT if tenant == ANY else tenant)
+    counts = (await context.store.jobs.counts(EVERY_TENANT if tenant == ANY else tenant)).jobs
     queues = {(one.tenant, one.queue) for one in counts if one.state in PENDING and queue in (ANY, one.queue)}
     done = 0
     for tenant_queue in sorted(queues):
@@ -202,7 +205,7 @@ async def _regroup_pattern(context: EngineContext, config: FlowConfig, pattern: 
         while True:
             if most is not None and done >= most:
                 return False
-            piece = await context.store.page(ListScope(*tenant_queue, PENDING), after, AT_ONCE)
+            piece = await context.store.jobs.list(ListScope(*tenant_queue, PENDING), after, AT_ONCE)
             await _regroup(context, config, piece.records)
             done += len(piece.records)
             if (after := piece.next) is None:
@@ -220,11 +223,11 @@ async def _regroup(context: EngineContext, config: FlowConfig, records: Sequence
         ]
         if not changes:
             return
-        moved = await context.flow.regroup(changes)
+        moved = await context.store.flow.regroup(changes)
         refused = [key_of(change) for change, done in zip(changes, moved, strict=True) if not done]
         if not refused:
             return
-        records = [one for one in (await context.store.read(refused)).records if one and one.job.state in PENDING]
+        records = [one for one in (await context.store.jobs.read(refused)).records if one and one.job.state in PENDING]
 
 
 async def _payloads(
@@ -234,8 +237,24 @@ async def _payloads(
     wanted = [key_of(one.job) for one in records if config.needs_payload(one.job.tenant, one.job.queue, one.job.task)]
     if not wanted:
         return {}
-    found = (await context.store.read(wanted, payload=True)).records
+    found = (await context.store.jobs.read(wanted, payload=True)).records
     return {key_of(one.job): one.payload for one in found if one is not None}
+
+
+async def hold_limits(context: EngineContext, reports: Sequence[tuple[Released, str]]) -> set[JobKey]:
+    """Hold the limits that released jobs name for their delays; the jobs that have such a limit."""
+    given = {JobKey(item.id, tenant): item for item, tenant in reports if item.rests is not None and item.delay}
+    found: set[JobKey] = set()
+    for record in (await context.store.jobs.read(list(given))).records if given else ():
+        if record is None or record.token is None or record.token != fence(given[key_of(record.job)].token):
+            continue
+        item = given[key_of(record.job)]
+        for bucket in record.group.split(BAR)[1:]:
+            name = bucket.partition(KEY)[0].partition("/")[2]
+            if item.rests in ("", name):
+                await context.store.flow.hold(bucket, item.delay or 0.0)
+                found.add(key_of(record.job))
+    return found
 
 
 def is_paused(pause: Pause | Limit, now: datetime) -> bool:

@@ -21,9 +21,9 @@ from windlass.model.limit import Limit, Pause, Subject, holds, key_of, may_hold,
 from windlass.model.match import ABSENT
 from windlass.model.names import EVERY_TENANT
 from windlass.model.queue import QueueSettings, Tier, tier_of
-from windlass.store import Draft
-from windlass.store.beside import Records
-from windlass.store.flow import BAR, EXPLICIT, FLEXIBLE, KEY, YIELDING, Flow, Rules
+from windlass.store.data import Draft
+from windlass.store.flow import BAR, EXPLICIT, FLEXIBLE, KEY, YIELDING, Rules
+from windlass.store.protocol import Store
 
 LIMITS, QUEUES, TASKS = "limit", "queue", "task"
 """Kinds of records: by `TENANT/NAME`, `TENANT,QUEUE` and `TENANT,TASK`."""
@@ -95,7 +95,7 @@ class FlowConfig:
 
     def resolve_all(self, drafts: Sequence[Draft]) -> Sequence[Draft]:
         """New jobs as the store gets them; unchanged if there are no rules."""
-        return drafts if self.rules.edition == 0 else [self.resolve(draft) for draft in drafts]
+        return drafts if self.rules.version == 0 else [self.resolve(draft) for draft in drafts]
 
     def resolve(self, draft: Draft, *, strict: bool = False) -> Draft:
         """A new job with its queue's defaults and its limit keys. `strict` refuses what the queue does not have."""
@@ -104,7 +104,7 @@ class FlowConfig:
         if lane.settings is not NO_SETTINGS:
             new = _with_defaults(new, lane.settings, strict=strict)
         group = self._group(lane, tenant, new, new.payload, strict=strict)
-        return replace(draft, new=new, group=group, grouping=self.rules.grouping)
+        return replace(draft, new=new, group=group, group_epoch=self.rules.group_epoch)
 
     def group(self, tenant: str, terms: Terms, payload: bytes | None) -> str:
         """The tier class and limit keys of a stored job."""
@@ -250,9 +250,9 @@ NO_FLOW_CONFIG = FlowConfig(Rules(), [], {}, {})
 class FlowConfigCache:
     """The configuration that an engine last read."""
 
-    def __init__(self, records: Records, flow: Flow) -> None:
-        self._records = records
-        self._flow = flow
+    def __init__(self, store: Store) -> None:
+        self._records = store.records
+        self._flow = store.flow
         self._cached: FlowConfig | None = None
         self._outdated = False
 
@@ -283,7 +283,7 @@ class FlowConfigCache:
             rules = await self._flow.rules()
         except PartAway:
             return await self.current()
-        if self._cached is None or self._outdated or self._cached.rules.edition != rules.edition:
+        if self._cached is None or self._outdated or self._cached.rules.version != rules.version:
             self._cached = await self.read(rules)
         self._outdated = False
         return self._cached
@@ -293,13 +293,13 @@ class FlowConfigCache:
 
     async def read(self, rules: Rules | None = None) -> FlowConfig:
         rules = rules or await self._flow.rules()
-        if rules.edition == 0:
+        if rules.version == 0:
             return NO_FLOW_CONFIG
         return await self.read_records(rules)
 
     async def read_records(self, rules: Rules) -> FlowConfig:
         """The stored configuration, in force or not."""
-        limits = [_limit.decode(data) for _, data in sorted((await self._records.list_records(LIMITS)).items())]
-        queues = {name: _queue.decode(data) for name, data in (await self._records.list_records(QUEUES)).items()}
-        tasks = {name: _pause.decode(data) for name, data in (await self._records.list_records(TASKS)).items()}
+        limits = [_limit.decode(data) for _, data in sorted((await self._records.list(LIMITS)).items())]
+        queues = {name: _queue.decode(data) for name, data in (await self._records.list(QUEUES)).items()}
+        tasks = {name: _pause.decode(data) for name, data in (await self._records.list(TASKS)).items()}
         return FlowConfig(rules, limits, queues, tasks)

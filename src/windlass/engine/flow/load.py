@@ -17,7 +17,7 @@ from windlass.model.job import State
 from windlass.model.names import EVERY_TENANT
 from windlass.model.worker import Worker
 from windlass.policy.snapshot import queues_ahead
-from windlass.store import ListScope, Record
+from windlass.store.data import ListScope, Record
 from windlass.store.flow import ANY, BAR, KEY, BucketUsage, LaneBacklog, LimitRule, Rules
 
 MOST_RUNNING = 20_000
@@ -72,13 +72,13 @@ async def read_tenant_load(
     """
     workers = [
         await _able(context, worker)
-        for worker in await context.store.workers(EVERY_TENANT)
+        for worker in await context.store.workers.list(EVERY_TENANT)
         if queue in worker.queues and worker.tenant in (EVERY_TENANT, tenant)
     ]
     heads = min(sum(worker.slots for worker in workers) + 1, MOST_HEADS)
-    waiting = await context.flow.waiting(tenant, queue, heads)
+    waiting = await context.store.flow.backlog(tenant, queue, heads)
     running = [record async for record in _running(context, tenant, queue)] if waiting or idle_too else []
-    now = (await context.store.read([])).now
+    now = (await context.store.jobs.read([])).now
     return QueueLoad(now, rules, workers, waiting, running, await _usage(context, rules, waiting))
 
 
@@ -87,10 +87,10 @@ async def read_load(context: EngineContext, rules: Rules, queue: str, *, brief_b
 
     If more jobs wait than `brief_beyond`, only a part is read.
     """
-    alive = await context.store.workers(EVERY_TENANT)
+    alive = await context.store.workers.list(EVERY_TENANT)
     queues = queues_ahead(list({tuple(worker.queues) for worker in alive}), queue)
     workers = [await _able(context, worker) for worker in alive if queues & {*worker.queues}]
-    counts = await context.store.count_jobs(EVERY_TENANT)
+    counts = (await context.store.jobs.counts(EVERY_TENANT)).jobs
     total = sum(one.count for one in counts if one.queue in queues and one.state is State.QUEUED)
     # A job may be claimed after it was counted: so running jobs are read, too, where jobs were waiting.
     active = {one.queue for one in counts if one.state in (State.QUEUED, State.RUNNING) and one.count}
@@ -99,7 +99,7 @@ async def read_load(context: EngineContext, rules: Rules, queue: str, *, brief_b
     served = sorted(active & queues.union(*(worker.queues for worker in workers)))
     most = AT_ONCE if brief else MOST_RUNNING
     running = [record for name in served async for record in _running(context, EVERY_TENANT, name, most)]
-    now = (await context.store.read([])).now
+    now = (await context.store.jobs.read([])).now
     usage = await _usage(context, rules, waiting, AT_ONCE if brief else MOST_BUCKETS)
     return QueueLoad(now, rules, workers, waiting, running, usage, brief)
 
@@ -108,9 +108,9 @@ async def _waiting(context: EngineContext, queues: Sequence[str], total: int) ->
     """The waiting jobs. If there are too many, only the first of the longest groups."""
     heads = max(1, total)
     if total > MOST_LISTED:
-        groups = [one.count for queue in queues for one in await context.flow.waiting(EVERY_TENANT, queue, 1)]
+        groups = [one.count for queue in queues for one in await context.store.flow.backlog(EVERY_TENANT, queue, 1)]
         heads = even_part(groups, MOST_LISTED)
-    return [one for queue in queues for one in await context.flow.waiting(EVERY_TENANT, queue, heads)]
+    return [one for queue in queues for one in await context.store.flow.backlog(EVERY_TENANT, queue, heads)]
 
 
 def even_part(sizes: Iterable[int], most: int) -> int:
@@ -127,7 +127,7 @@ def even_part(sizes: Iterable[int], most: int) -> int:
 async def _running(context: EngineContext, tenant: str, queue: str, most: int = MOST_RUNNING) -> AsyncIterator[Record]:
     after, seen = None, 0
     while seen < most:
-        piece = await context.store.page(ListScope(tenant, queue, frozenset({State.RUNNING})), after, AT_ONCE)
+        piece = await context.store.jobs.list(ListScope(tenant, queue, frozenset({State.RUNNING})), after, AT_ONCE)
         for record in piece.records:
             yield record
         seen += len(piece.records)
@@ -141,7 +141,7 @@ async def _usage(
     names = {limit_of(bucket) for one in waiting for bucket in buckets(one.group)}
     found: dict[str, BucketUsage] = {}
     for name in sorted(names & rules.limit_rules.keys()):
-        found |= {one.bucket: one for one in await context.flow.usage(name, most)}
+        found |= {one.bucket: one for one in await context.store.flow.usage(name, most)}
     return found
 
 
@@ -173,7 +173,7 @@ def paused_until(load: QueueLoad, tenant: str, queue: str, task: str) -> datetim
     """When a paused lane opens; null = it is open."""
     times = [
         until
-        for pattern, until in load.rules.shut.items()
+        for pattern, until in load.rules.paused_until.items()
         if until > load.now
         and all(part in (ANY, name) for part, name in zip(pattern.split(","), (tenant, queue, task), strict=True))
     ]

@@ -36,6 +36,7 @@ from windlass.model.operations import (
 )
 from windlass.model.queue import QueueChange, QueueSettings, check_tiers
 from windlass.model.worker import Worker
+from windlass.store.data import ANYTHING
 from windlass.store.flow import KEY, BucketUsage
 
 MOST_BUCKETS = 100
@@ -79,23 +80,23 @@ async def _change_limit(
     try:
         await apply_config(context)
     except BaseException:
-        await context.records.swap(LIMITS, record, after, before)
+        await context.store.records.swap(LIMITS, record, after, before)
         raise
     return _limit.decode(after or b"")
 
 
 async def get_limit(context: EngineContext, operation: GetLimit) -> LimitCard:
     limit = await _find_limit(context, operation.tenant, operation.name)
-    return await _limit_card(context, limit, regrouping=bool((await context.flow_config.refreshed()).rules.sorting))
+    return await _limit_card(context, limit, regrouping=bool((await context.flow_config.refreshed()).rules.regrouping))
 
 
 async def list_limits(context: EngineContext, operation: Limits) -> list[Limit]:
-    now = (await context.store.read([])).now
+    now = (await context.store.jobs.read([])).now
     return [_without_ended_pause(limit, now) for limit in (await _read_limits(context, operation.tenant)).values()]
 
 
 async def pause_limit(context: EngineContext, operation: PauseLimit) -> LimitCard:
-    now = (await context.store.read([])).now
+    now = (await context.store.jobs.read([])).now
 
     def changed(old: Limit | None) -> Limit:
         if old is None:
@@ -109,12 +110,12 @@ async def pause_limit(context: EngineContext, operation: PauseLimit) -> LimitCar
 
 async def remove_limit(context: EngineContext, operation: RemoveLimit) -> None:
     limit = await _find_limit(context, operation.tenant, operation.name)
-    await context.records.put(LIMITS, limit_name(limit), None)
+    await context.store.records.swap(LIMITS, limit_name(limit), ANYTHING, None)
     await apply_config(context)
 
 
 async def _read_limits(context: EngineContext, tenant: str) -> dict[str, Limit]:
-    found = (_limit.decode(data) for _, data in sorted((await context.records.list_records(LIMITS)).items()))
+    found = (_limit.decode(data) for _, data in sorted((await context.store.records.list(LIMITS)).items()))
     return {limit.name: limit for limit in found if limit.tenant == tenant}
 
 
@@ -138,8 +139,8 @@ def _without_ended_pause(limit: Limit, now: datetime) -> Limit:
 
 
 async def _limit_card(context: EngineContext, limit: Limit, *, regrouping: bool) -> LimitCard:
-    usage = await context.flow.usage(limit_name(limit), MOST_BUCKETS)
-    now = (await context.store.read([])).now
+    usage = await context.store.flow.usage(limit_name(limit), MOST_BUCKETS)
+    now = (await context.store.jobs.read([])).now
     limit = _without_ended_pause(limit, now)
     buckets = [_bucket(one) for one in sorted(usage, key=lambda one: (-one.running, one.bucket))]
     return LimitCard(**asdict(limit), sorting=regrouping, buckets=buckets)
@@ -156,7 +157,7 @@ def _bucket(usage: BucketUsage) -> LimitBucket:
 
 async def change_queue(context: EngineContext, operation: ChangeQueue) -> QueueCard:
     name = f"{operation.tenant},{check_name(operation.queue, at='queue')}"
-    now = (await context.store.read([])).now
+    now = (await context.store.jobs.read([])).now
 
     def changed(stored: bytes | None) -> bytes | None:
         old = NO_SETTINGS if stored is None else _queue.decode(stored)
@@ -202,15 +203,15 @@ async def list_queues(context: EngineContext, operation: Queues) -> list[QueueCa
 async def _queue_cards(context: EngineContext, tenant: str) -> list[QueueCard]:
     """One for each queue that has jobs, workers or settings; for `-`, with the jobs of all tenants."""
     states: dict[str, Counter[State]] = {}
-    for count in await context.store.count_jobs(tenant):
+    for count in (await context.store.jobs.counts(tenant)).jobs:
         states.setdefault(count.queue, Counter())[count.state] += count.count
-    stored = (await context.records.list_records(QUEUES)).items()
+    stored = (await context.store.records.list(QUEUES)).items()
     settings = {name: _queue.decode(data) for name, data in stored}
     rules = (await context.flow_config.refreshed()).rules
-    workers = await context.store.workers(EVERY_TENANT)
+    workers = await context.store.workers.list(EVERY_TENANT)
     own = {name.partition(",")[2] for name in settings if name.startswith(f"{tenant},")}
     served = {queue for worker in workers if worker.tenant == tenant for queue in worker.queues}
-    now = (await context.store.read([])).now
+    now = (await context.store.jobs.read([])).now
     errors = await median_errors(context)
     return [
         QueueCard(
@@ -240,17 +241,17 @@ def _settings_now(settings: QueueSettings, now: datetime) -> QueueSettings:
 
 
 async def get_task(context: EngineContext, operation: GetTask) -> Pause:
-    stored = (await context.records.list_records(TASKS)).get(f"{operation.tenant},{operation.task}")
+    stored = (await context.store.records.list(TASKS)).get(f"{operation.tenant},{operation.task}")
     pause = Pause() if stored is None else _pause.decode(stored)
-    return pause if is_paused(pause, (await context.store.read([])).now) else Pause()
+    return pause if is_paused(pause, (await context.store.jobs.read([])).now) else Pause()
 
 
 async def pause_task(context: EngineContext, operation: PauseTask) -> Pause:
     name = f"{operation.tenant},{check_name(operation.task, at='task')}"
     before = await get_task(context, GetTask(tenant=operation.tenant, task=operation.task))
-    since = paused_since(operation.pause, before, (await context.store.read([])).now)
+    since = paused_since(operation.pause, before, (await context.store.jobs.read([])).now)
     pause = replace(operation.pause, since=since) if since else Pause()
-    await context.records.put(TASKS, name, _pack(pause) if pause.paused else None)
+    await context.store.records.swap(TASKS, name, ANYTHING, _pack(pause) if pause.paused else None)
     await apply_config(context)
     return pause
 

@@ -22,7 +22,7 @@ from windlass.model.lifecycle import ORDERS, Move
 from windlass.model.names import EVERY_TENANT, JobKey
 from windlass.policy import tiers as policy
 from windlass.policy.tiers import Draw, TierClass, TieredQueue, TieredRun, TieredWait
-from windlass.store import Record
+from windlass.store.data import Record
 from windlass.store.flow import EXPLICIT, YIELDING, LaneBacklog, Rules, TierRule
 
 
@@ -44,7 +44,7 @@ async def rebalance_all(context: EngineContext) -> int:
             0  # as of a second ago: `update_caps` refreshes the cache every second, and this runs four times as often
         )
     rules = (await context.flow_config.refreshed()).rules
-    counts = await context.store.count_jobs(EVERY_TENANT)
+    counts = (await context.store.jobs.counts(EVERY_TENANT)).jobs
     queues = {(one.tenant, one.queue) for one in counts if one.state is State.QUEUED and one.count}
     done = [await _rebalance(context, rules, *name) for name in sorted(queues) if ",".join(name) in rules.tiers]
     return sum(done)
@@ -58,7 +58,7 @@ async def admit_yielding(context: EngineContext, tenant: str, queue: str, ids: S
         return
     coming = context.admitted.setdefault((tenant, queue), {})
     # Read before the load: jobs that have arrived by now are part of it.
-    records = (await context.store.read([JobKey(id, tenant) for id in {*ids, *coming}])).records
+    records = (await context.store.jobs.read([JobKey(id, tenant) for id in {*ids, *coming}])).records
     arrived = {record.job.id for record in records if record is not None}
     load = await read_tenant_load(context, rules, tenant, queue)
     for id in [id for id, until in coming.items() if id in arrived or until < load.now]:

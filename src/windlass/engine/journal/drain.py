@@ -25,10 +25,10 @@ from windlass.engine.journal.journal import Journal
 from windlass.model.errors import Conflict, Full, NotReplicated, PartAway, Unavailable, WindlassError
 from windlass.model.names import JobKey, key_of
 from windlass.model.ports import Clock, Randomness
-from windlass.store import Draft
-from windlass.store.beside import DrainReply, DrainRequest, JournalTarget
+from windlass.store.data import Draft, DrainReply, DrainRequest
 from windlass.store.encoding import to_micros
 from windlass.store.flow import StaleRules
+from windlass.store.protocol import JournalTarget
 
 log = logging.getLogger("windlass.journal")
 
@@ -145,6 +145,11 @@ class Drainer:
             pass
         if self._away:
             raise Unavailable(self.fault)
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether callers wait for replicas at all."""
+        return self._target.has_replicas
 
     @contextmanager
     def waiting_for_replicas(self) -> Iterator[None]:
@@ -419,12 +424,12 @@ class DrainTarget:
     @property
     def replicated_within(self) -> float:
         """Seconds that replicas have for a new job."""
-        return (self._context.replicating.replicated_within if self._context.replicating else None) or 0.0
+        return self.ledger.replicated_within or 0.0
 
     @property
     def has_replicas(self) -> bool:
         """Whether callers wait for replicas at all."""
-        return self._context.replicating is not None
+        return self.ledger.replicated_within is not None
 
     async def ready(self) -> None:
         """Raises if the store does not answer."""

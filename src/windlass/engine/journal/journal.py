@@ -33,7 +33,7 @@ from windlass.engine.new_jobs import JobBatch
 from windlass.model.errors import JournalFull, WindlassError
 from windlass.model.names import DEFAULT_TENANT, ID_SIZE, JobKey, raw_id
 from windlass.model.ports import Clock, Randomness
-from windlass.store import Draft
+from windlass.store.data import Draft
 from windlass.store.encoding import to_micros
 
 log = logging.getLogger("windlass.journal")

@@ -73,9 +73,9 @@ from windlass.model.operations import (
     Show,
 )
 from windlass.model.ports import Clock
-from windlass.store import Draft, Record
-from windlass.store.beside import JournalTarget
+from windlass.store.data import Draft, Record
 from windlass.store.encoding import from_micros
+from windlass.store.protocol import JournalTarget
 
 log = logging.getLogger("windlass.journal")
 
@@ -251,14 +251,14 @@ class Journaled:
 
     async def _accept_unnamed(self, jobs: Sequence[Draft] | JobBatch, ids: Callable[[], Sequence[str]]) -> None:
         """Accept jobs, and where replicas must have them too, wait for that."""
-        if self._engine.context.replicating is None:
+        if not self._drainer.has_replicas:
             await self._journal.accept(jobs)
             return
         with self._drainer.waiting_for_replicas():
             await self._wait_for_replicas(await self._journal.accept(jobs), ids)
 
     async def _wait_for_replicas(self, last: int, ids: Callable[[], Sequence[str]]) -> None:
-        if self._engine.context.replicating is not None:
+        if self._drainer.has_replicas:
             with name_unreplicated(ids()):
                 await self._drainer.wait_for_replicas(last, WAIT_FOR_STORE)
 
@@ -348,7 +348,7 @@ def _is_own(new: NewJob) -> bool:
 
 def _group(config: FlowConfig | None, draft: Draft) -> str:
     """The limit keys of a new job, if they can be had quickly."""
-    if config is None or not config.rules.edition:
+    if config is None or not config.rules.version:
         return ""
     new = draft.new
     if len(memoryview(new.payload)) > MOST_READ and config.needs_payload(draft.tenant, new.queue, new.task):
@@ -392,12 +392,18 @@ def _known(draft: Draft, now: datetime) -> dict[str, Any]:
 # Opening
 
 
+def _target(engine: Engine) -> JournalTarget:
+    if engine.context.store.journal is None:
+        raise Invalid("this store takes no journal: a journal stands in front of Redis", at="journal")
+    return engine.context.store.journal
+
+
 @asynccontextmanager
 async def open_journaled(
     engine: Engine, folder: Path, clock: Clock, settings: JournalSettings | None = None
 ) -> AsyncIterator[Journaled]:
     """An engine with a journal in front of it, drained until the end."""
-    ledger = cast("JournalTarget", engine.context.store)
+    ledger = _target(engine)
 
     def journal_at(path: Path) -> Journal:
         return Journal(path, clock, engine.context.chance, settings or JournalSettings())
@@ -460,7 +466,7 @@ async def drain_folder(engine: Engine, path: Path, clock: Clock) -> int:
     if not await asyncio.to_thread(journal.open):
         raise Conflict(f"{path} is held by another process, which drains it", at="FOLDER")
     try:
-        drainer = Drainer(journal, cast("JournalTarget", engine.context.store), engine.context, clock)
+        drainer = Drainer(journal, _target(engine), engine.context, clock)
         await drainer.start()
         waiting = journal.last - journal.drained
         await drainer.drain()

@@ -236,8 +236,14 @@ class Partitions:
         listed = arguments if isinstance(arguments, list) else list(arguments)
         return await self.connection.call(name, self.key(partition), self._now(), listed)
 
+    async def call_alone(self, name: str, partition: int, arguments: list[Argument]) -> tuple[Any, str]:
+        """The same, in the form of `call_replicated`."""
+        return await self.call(name, partition, arguments), ""
+
     async def call_replicated(self, name: str, partition: int, arguments: list[Argument]) -> tuple[Any, str]:
-        """The same, and what is missing until enough replicas have what it wrote."""
+        """The same, and what is missing until enough replicas have what it wrote, if they were chosen."""
+        if self.connection.replicas is None:
+            return await self.call_alone(name, partition, arguments)
         return await self.connection.call_replicated(name, self.key(partition), self._now(), arguments)
 
     def _now(self) -> int:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import hiredis
 
 from windlass.model.errors import PartAway, Unavailable
-from windlass.store import AccessRefused
+from windlass.store.data import AccessRefused
 from windlass.store.redis.connection import Channel, Hear, Subscription
 from windlass.store.redis.urls import Argument, ServerAddress
 

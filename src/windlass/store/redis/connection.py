@@ -23,7 +23,7 @@ import hiredis
 
 from windlass import system
 from windlass.model.errors import Full, Unavailable
-from windlass.store import AccessRefused
+from windlass.store.data import AccessRefused
 from windlass.store.flow import StaleRules
 from windlass.store.redis.sentinels import ANSWERS_WITHIN, Place, Sentinels, is_elsewhere
 from windlass.store.redis.urls import ROLE, Argument, ServerAddress

@@ -7,23 +7,23 @@ what was missed is found by looking. A grant also carries the job that the serve
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any
 
 from windlass import system
 from windlass.model.errors import Unavailable
-from windlass.model.names import raw_key
-from windlass.store import ClaimRequest, Record
-from windlass.store.beside import GAP
+from windlass.model.names import JobKey, raw_key
+from windlass.store.data import FEED, GAP, WOKEN, ClaimRequest, Record
+from windlass.store.protocol import Listener
 from windlass.store.redis import layout
-from windlass.store.redis.calls import Connection
+from windlass.store.redis.calls import Connection, Partitions
 from windlass.store.redis.connection import BlockingChannel, Subscription
 
 log = logging.getLogger("windlass.store.redis")
 
 CONFIRM_WITHIN = 1.0
 TRY_AGAIN_AFTER = 0.2
-IDLE_TOPICS = ("work", "wish")
+IDLE_TOPICS = ("work", "grant")
 """Topics that an idle worker leaves and comes back to: they are not unsubscribed at once."""
 IDLE_UNSUBSCRIBE = 1.0
 """Seconds until they are."""
@@ -41,7 +41,11 @@ class Wakeup:
         self._woken = True
         _release(self._waiting)
 
-    async def wait(self, seconds: float) -> bool:
+    async def wait(self, seconds: float) -> list[str]:
+        return [WOKEN] if await self.woken(seconds) else []
+
+    async def woken(self, seconds: float) -> bool:
+        """Whether a message came within so many seconds."""
         # Not by `asyncio.timeout`, which takes thrice as long: each job that finds a worker idle passes here.
         if not self._woken:
             loop = asyncio.get_running_loop()
@@ -80,10 +84,9 @@ class Subscriber:
         return f"{self._prefix}/{kind}/".encode() + raw
 
     @asynccontextmanager
-    async def listen(self, topics: Sequence[str], listener: Wakeup | None = None) -> AsyncIterator[Wakeup]:
+    async def listen(self, topics: Sequence[str], listener: Wakeup) -> AsyncIterator[Wakeup]:
         if isinstance(self._connection.channel, BlockingChannel):
             raise Unavailable("a blocking store cannot listen")
-        listener = listener or Wakeup()
         names = [self.channel(topic) for topic in topics]
         for name in names:
             self._listeners.setdefault(name, set()).add(listener)
@@ -190,10 +193,10 @@ class GrantedClaims:
     def __init__(self) -> None:
         self._granted: dict[bytes, bytes] = {}
 
-    def take(self, wish: ClaimRequest) -> list[Record] | None:
+    def take(self, request: ClaimRequest) -> list[Record] | None:
         """What was leased under the nonce of a claim, as the server would answer it; null = nothing is known."""
-        message = self._granted.pop(wish.nonce, None)
-        return None if message is None else layout.granted(message, wish)
+        message = self._granted.pop(request.nonce, None)
+        return None if message is None else layout.granted(message, request)
 
     @contextmanager
     def listener(self) -> "Iterator[ClaimListener]":
@@ -224,8 +227,6 @@ class ClaimListener(Wakeup):
 
 # The event feed
 
-TOPIC = "feed/"
-
 LOOK_EVERY = 1.0
 """Seconds between two looks for a watcher."""
 
@@ -253,15 +254,16 @@ class FeedListener(Wakeup):
             self._lines += message.decode().split("\n")
         super().wake(message)
 
-    async def hear(self) -> list[str]:
+    async def wait(self, seconds: float) -> list[str]:
         loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
         while True:
             if loop.time() >= self._announced_at + WATCHED_FOR / 3:
                 await self.announce()
-            if self._lines:
+            if self._lines or loop.time() >= until:
                 heard, self._lines = self._lines, []
                 return heard
-            await self.wait(self._announced_at + WATCHED_FOR / 3 - loop.time())
+            await self.woken(min(until, self._announced_at + WATCHED_FOR / 3) - loop.time())
 
     async def announce(self) -> None:
         """Say that it watches. If it was late, publishers may have sent nothing meanwhile: then it hears of a gap.
@@ -278,13 +280,16 @@ class FeedListener(Wakeup):
 
 
 class EventBus:
-    """The events that one store object publishes and watches."""
+    """The wake-ups and events of one store object."""
 
-    def __init__(self, connection: Connection, subscriber: Subscriber, prefix: str) -> None:
+    def __init__(self, connection: Connection, partitions: Partitions, prefix: str) -> None:
         self._connection = connection
-        self._subscriber = subscriber
+        self._partitions = partitions
+        self._subscriber = Subscriber(connection, prefix)
+        self.close = self._subscriber.close
+        self.granted = GrantedClaims()
         self._key = f"{prefix}:watched"
-        self._channel = subscriber.channel(TOPIC)
+        self._channel = self._subscriber.channel(f"{FEED}/")
         self._watched = False
         self._look_at = 0.0
 
@@ -292,18 +297,32 @@ class EventBus:
     def quiet(self) -> bool:
         return not self._watched and system.monotonic() < self._look_at
 
-    async def publish(self, news: Sequence[str]) -> None:
+    def listen(self, topics: Sequence[str]) -> AbstractAsyncContextManager[Listener]:
+        return self._subscribed() if FEED in topics else self._wakeups(topics)
+
+    @asynccontextmanager
+    async def _wakeups(self, topics: Sequence[str]) -> AsyncIterator[Wakeup]:
+        with self.granted.listener() as listener:
+            async with self._subscriber.listen(topics, listener):
+                for topic in topics:
+                    kind, _, name = topic.partition("/")
+                    if kind == "end":
+                        key = JobKey(*name.split("/"))
+                        await self._partitions.call("await_end", self._partitions.of_id(key.id), [raw_key(*key)])
+                yield listener
+
+    async def publish(self, lines: Sequence[str]) -> None:
         now = system.monotonic()
         if now >= self._look_at:
             self._watched = await self._connection.ask(self._key, "GET", self._key) is not None
             self._look_at = now + LOOK_EVERY  # not before: other publishers would meanwhile take it for a no
         if self._watched:
-            await self._connection.ask(self._key, "PUBLISH", self._channel, "\n".join(news))
+            await self._connection.ask(self._key, "PUBLISH", self._channel, "\n".join(lines))
 
     @asynccontextmanager
-    async def watch(self) -> AsyncIterator[FeedListener]:
+    async def _subscribed(self) -> AsyncIterator[FeedListener]:
         listener = FeedListener(self._connection, self._key)
-        async with self._subscriber.listen([TOPIC], listener):
+        async with self._subscriber.listen([f"{FEED}/"], listener):
             await listener.announce()
             self._look_at = 0.0
             await asyncio.sleep(LOOK_EVERY)

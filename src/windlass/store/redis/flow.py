@@ -21,9 +21,10 @@ HOME = 0
 
 
 class RedisFlow:
-    """What a store in Redis does for flow control."""
+    """Flow control in Redis."""
 
-    partitions: Partitions
+    def __init__(self, partitions: Partitions) -> None:
+        self.partitions = partitions
 
     async def rules(self) -> Rules:
         found = await self.partitions.call("flow_config", HOME)
@@ -56,17 +57,17 @@ class RedisFlow:
     async def unblock_ready(self, limit: int) -> int:
         replies = await self.partitions.each_there("unblock_ready", [limit])
         newest = replies[HOME][1] if HOME in replies else 0
-        for partition, (_, edition) in replies.items():
-            if edition < newest:  # the process that put the settings in force stopped before this one
+        for partition, (_, version) in replies.items():
+            if version < newest:  # the process that put the settings in force stopped before this one
                 await self.partitions.call("set_flow_config", partition, _spelled_out(await self.rules(), "later"))
         return sum(number for number, _ in replies.values())
 
-    async def catch_up(self, partition: int, grouping: int) -> bool:
-        """Whether a partition that refused jobs of this grouping did so because it lags behind; now it does not."""
+    async def catch_up(self, partition: int, group_epoch: int) -> bool:
+        """Whether a partition that refused jobs of this group_epoch did so because it lags behind; now it does not."""
         if partition == HOME:
             return False
         rules = await self.rules()
-        if rules.grouping != grouping:
+        if rules.group_epoch != group_epoch:
             return False
         await self.partitions.call("set_flow_config", partition, _spelled_out(rules, "later"))
         return True
@@ -79,9 +80,9 @@ class RedisFlow:
         found = [await self.partitions.call("next_opening", number, by_partition[number]) for number in there]
         return min((int(micros) / 1e6 for micros in found if micros is not None), default=None)
 
-    async def waiting(self, tenant: str, queue: str, limit: int) -> list[LaneBacklog]:
-        reply = await self.partitions.call("waiting", self.partitions.of_queue(queue), [tenant, queue, limit])
-        return [_waiting(*reply[at : at + 3]) for at in range(0, len(reply), 3)]
+    async def backlog(self, tenant: str, queue: str, limit: int) -> list[LaneBacklog]:
+        reply = await self.partitions.call("backlog", self.partitions.of_queue(queue), [tenant, queue, limit])
+        return [_lane_backlog(*reply[at : at + 3]) for at in range(0, len(reply), 3)]
 
     async def rank(self, key: JobKey) -> int | None:
         found: int | None = await self.partitions.call("rank", self.partitions.of_id(key.id), [raw_key(*key)])
@@ -92,7 +93,7 @@ class RedisFlow:
         return [_usage(*reply[at : at + 4]) for reply in replies for at in range(0, len(reply), 4)][:limit]
 
 
-def _waiting(route: bytes, count: int, jobs: list[bytes]) -> LaneBacklog:
+def _lane_backlog(route: bytes, count: int, jobs: list[bytes]) -> LaneBacklog:
     firsts = [
         (int(priority), int.from_bytes(member[:8]), text_id(member[8:]))
         for member, priority in zip(jobs[::2], jobs[1::2], strict=True)
@@ -106,15 +107,15 @@ def _usage(bucket: bytes, running: int, waiting: int, free_at: bytes) -> BucketU
 
 def _spelled_out(rules: Rules, unless: str) -> list[Argument]:
     """The arguments of `set_flow_config`."""
-    shut = {pattern: to_micros(until) for pattern, until in rules.shut.items()}
+    shut = {pattern: to_micros(until) for pattern, until in rules.paused_until.items()}
     sections: list[Mapping[str, Argument]] = [
         {name: _encode_limit_rule(limit_rule) for name, limit_rule in rules.limit_rules.items()},
         {line: _levels(levels) for line, levels in rules.tiers.items() if levels},
-        dict(_weights(rules.fair_queues)) | dict(_weights(rules.fair_lines)),
+        dict(_weights(rules.fair_queues)) | dict(_weights(rules.fair_tenant_queues)),
         shut,
         _letters(rules),
     ]
-    about: list[Argument] = [rules.edition, unless, rules.grouping, msgspec.msgpack.encode(rules)]
+    about: list[Argument] = [rules.version, unless, rules.group_epoch, msgspec.msgpack.encode(rules)]
     for section in sections:
         about.append(len(section))
         for name, value in section.items():
@@ -153,8 +154,8 @@ def _letters(rules: Rules) -> dict[str, Argument]:
     found: dict[str, set[str]] = {}
     for queue in rules.fair_queues:
         found.setdefault(queue, set()).add("q")
-    for line in rules.fair_lines:
+    for line in rules.fair_tenant_queues:
         found.setdefault(line.partition(",")[2], set()).add("l")
-    for pattern in rules.shut:
+    for pattern in rules.paused_until:
         found.setdefault(pattern.split(",")[1], set()).add("s")
     return {queue: "".join(sorted(letters)) for queue, letters in found.items()}

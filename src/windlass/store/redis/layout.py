@@ -19,7 +19,8 @@ from windlass.model.job import Error, Job, NewJob, Reason, State
 from windlass.model.lifecycle import GONE, Lapse, Move, Step, Verdict
 from windlass.model.names import DEFAULT_TENANT, raw_id, raw_key, text_id
 from windlass.model.output import Chunk, Message, Progress, Stream
-from windlass.store import (
+from windlass.store import encoding
+from windlass.store.data import (
     ClaimRequest,
     CompletedParent,
     Draft,
@@ -29,11 +30,9 @@ from windlass.store import (
     JobSuccess,
     Record,
     StoredResult,
-    encoding,
 )
 from windlass.store.encoding import alike, ended_at, from_micros, span, to_micros
 from windlass.store.flow import EXPLICIT, FLEXIBLE
-from windlass.store.mailbox import Reader
 
 STATES = (
     State.BLOCKED,
@@ -130,7 +129,7 @@ def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
             length = span(new.unattended)
             owner_clocks += (OWNER_CLOCK.pack(so_far + place, length) for place in range(1, len(some) + 1))
         so_far += len(some)
-    head: list[bytes | str | int] = [drafts[0].grouping if drafts else 0, b"".join(owner_clocks), len(lines)]
+    head: list[bytes | str | int] = [drafts[0].group_epoch if drafts else 0, b"".join(owner_clocks), len(lines)]
     for name, number in lines.items():
         head += (name, counts[number])
     return head + jobs
@@ -195,27 +194,21 @@ def _names(tenant: str, queue: str, task: str, group: str) -> tuple[str, bytes]:
     return f"{tenant},{queue}", (f"{lane};{group}" if group else lane).encode()
 
 
-def touch_arguments(touches: Sequence[Heartbeat]) -> Iterator[bytes | str | int]:
-    for touch in touches:
-        yield raw_key(touch.id, touch.tenant)
-        yield touch.token
-        yield "" if touch.pid is None else touch.pid
-        yield b"" if touch.progress is None else _pack(touch.progress)
-        yield encoding.encode_handler_run(touch.ran)
-        yield len(touch.output)
-        for chunk in touch.output:
+def heartbeat_arguments(beats: Sequence[Heartbeat]) -> Iterator[bytes | str | int]:
+    for beat in beats:
+        yield raw_key(beat.id, beat.tenant)
+        yield beat.token
+        yield "" if beat.pid is None else beat.pid
+        yield b"" if beat.progress is None else _pack(beat.progress)
+        yield encoding.encode_handler_run(beat.ran)
+        yield "" if beat.messages_after is None else beat.messages_after
+        yield len(beat.output)
+        for chunk in beat.output:
             yield bytes((STREAMS.index(chunk.stream),)) + chunk.data
 
 
-def collect_arguments(readers: Sequence[Reader]) -> Iterator[bytes | str | int]:
-    for reader in readers:
-        yield raw_key(reader.id, reader.tenant)
-        yield reader.token
-        yield reader.after
-
-
-def succeed_arguments(dones: Sequence[JobSuccess]) -> Iterator[bytes | str | int]:
-    for done in dones:
+def succeed_arguments(successes: Sequence[JobSuccess]) -> Iterator[bytes | str | int]:
+    for done in successes:
         finished = 0 if done.finished_at is None else to_micros(done.finished_at)
         key = raw_key(done.id, done.tenant)
         about = DONE.pack(done.token.ljust(8), done.code, finished)
@@ -292,13 +285,14 @@ _files = msgspec.msgpack.Decoder(dict[str, bytes])
 _progress = msgspec.msgpack.Decoder(Progress)
 
 
-def touched(id: str, held: int, reason: int, meta: bytes) -> HeartbeatReply:
+def heartbeat_reply(id: str, held: int, reason: int, meta: bytes, messages: Sequence[bytes]) -> HeartbeatReply:
     """What `renew` answers of one job."""
     deadline = None
     if meta:
         (record,) = records([raw_id(id) + bytes(4) + meta], whole=False, bare=True)
         deadline = record.job.deadline
-    return HeartbeatReply(id, bool(held), REASONS[reason], deadline)
+    heard = [Message(MESSAGE.unpack_from(one)[0], one[MESSAGE.size :]) for one in messages]
+    return HeartbeatReply(id, bool(held), REASONS[reason], deadline, heard)
 
 
 def chunks(reply: Sequence[bytes]) -> list[Chunk]:
@@ -309,11 +303,6 @@ def chunks(reply: Sequence[bytes]) -> list[Chunk]:
         data = piece[CHUNK.size :]
         found.append(Chunk(n=n, attempt=attempt, at=from_micros(at), stream=STREAMS[stream], data=data))
     return found
-
-
-def messages(reply: Sequence[bytes]) -> list[Message]:
-    """What `take_messages` answers of one job."""
-    return [Message(MESSAGE.unpack_from(one)[0], one[MESSAGE.size :]) for one in reply]
 
 
 def swept(reply: Sequence[bytes]) -> list[DueJob]:
@@ -405,22 +394,22 @@ def _files_of(value: bytes) -> dict[str, bytes]:
     return _files.decode(value) if value else {}
 
 
-def claimed(reply: Sequence[Any], wish: ClaimRequest) -> list[Record]:
+def claimed(reply: Sequence[Any], request: ClaimRequest) -> list[Record]:
     """The jobs of a claim: their bytes as they were, and what we know became of them."""
     now, *entries = reply
     if not now:
         return records(entries, whole=True, handed_out=True)
     started = int(now)
-    start, worker = from_micros(started), wish.worker
+    start, worker = from_micros(started), request.worker
     found: list[Record] = []
     rest = iter(entries)
     for id in rest:
         value = next(rest)
         created = from_micros(CREATION.unpack_from(value, CREATION_AT)[0])
-        if (plain := _plain(id, value, created, start, wish)) is not None:
+        if (plain := _plain(id, value, created, start, request)) is not None:
             found.append(plain)
             continue
-        run = Run(wish.nonce, 0, started, 0, 0, worker.id, worker.node)
+        run = Run(request.nonce, 0, started, 0, 0, worker.id, worker.node)
         head = HEAD.unpack_from(value)
         errors = [_errors.decode(entry) for entry in next(rest)] if head[FLAGS] & ERRORS else []
         files = _files_of(next(rest)) if head[FLAGS] & EXTRAS else {}
@@ -435,17 +424,17 @@ def claimed(reply: Sequence[Any], wish: ClaimRequest) -> list[Record]:
         tier = next(rest).decode() if group.startswith((EXPLICIT, FLEXIBLE)) else ""
         own = run._replace(code=code, tier=tier) if code or tier else run
         job = _job(id, after, route, packed, own, errors, None, len(payload))
-        found.append(Record(job, wish.nonce, payload, files, group))
+        found.append(Record(job, request.nonce, payload, files, group))
     return found
 
 
-def granted(message: bytes, wish: ClaimRequest) -> list[Record]:
+def granted(message: bytes, request: ClaimRequest) -> list[Record]:
     """The job that a notice brings to a parked claim: new, and leased at the moment when it came."""
     _, started, id = GRANT.unpack_from(message)
-    return claimed([b"%d" % started, id, message[GRANT.size :]], wish)
+    return claimed([b"%d" % started, id, message[GRANT.size :]], request)
 
 
-def _plain(id: bytes, value: bytes, created: datetime, start: datetime, wish: ClaimRequest) -> Record | None:
+def _plain(id: bytes, value: bytes, created: datetime, start: datetime, request: ClaimRequest) -> Record | None:
     """A job that asked for nothing, was never late and has never run, as most claims bring; null = another."""
     if value[HISTORY] != NO_HISTORY or value[TERMS] != NO_TERMS:
         return None
@@ -453,10 +442,10 @@ def _plain(id: bytes, value: bytes, created: datetime, start: datetime, wish: Cl
     route = value[HEAD.size : zero]
     if b";" in route:
         return None
-    worker, payload = wish.worker, value[zero + 1 :]
+    worker, payload = request.worker, value[zero + 1 :]
     like = _first_run(value[PRIORITY_AT:PRIORITY_END], route, worker.id, worker.node)
     job = replace(like, id=text_id(id), created_at=created, updated_at=start, started_at=start, size=len(payload))
-    return Record(job, wish.nonce, payload)
+    return Record(job, request.nonce, payload)
 
 
 @lru_cache(maxsize=1000)

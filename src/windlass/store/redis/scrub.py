@@ -49,7 +49,7 @@ async def facts(store: RedisStore) -> StoreInfo:
         durability=", ".join(f"{name} {settings[name]}" for name in SETTINGS if name in settings) or "unknown",
         risk=_risk(settings),
         halts=await _halts(store, settings),
-        now=(await store.read([])).now,
+        now=(await store.jobs.read([])).now,
     )
 
 

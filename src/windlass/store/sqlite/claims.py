@@ -19,7 +19,8 @@ from typing import Any, NamedTuple, Protocol
 from msgspec.structs import replace
 
 from windlass.model.names import EVERY_TENANT
-from windlass.store import SEEN_EVERY, ClaimRequest, Record, encoding, shuffled
+from windlass.store import encoding
+from windlass.store.data import SEEN_EVERY, ClaimRequest, Record, shuffled
 from windlass.store.encoding import span
 from windlass.store.flow import LEAD, NEAR, TierRule
 from windlass.store.sqlite.flow import LaneAdmission, queue_time, serve_tasks, serve_tenants, task_time, unblock_due
@@ -389,7 +390,7 @@ class StreamSources:
         found: dict[str, list[Row]] = {}
         for head in self.lanes(queue, BEFORE_ALL, MOST_IN_TURN):
             found.setdefault(self._tx.lanes.get(head[2]).tenant, []).append(head)
-        if self._rules.fair_lines:
+        if self._rules.fair_tenant_queues:
             for *_, tenant in islice(self._tenant_queues(_TENANT_QUEUES_BY_ORDER, "priority", queue), MOST_IN_TURN):
                 found.setdefault(tenant, [])
         return found
@@ -402,7 +403,7 @@ class StreamSources:
 
     def has_turns(self, queue: str) -> bool:
         """Whether tenants or tasks take turns somewhere in a queue."""
-        fair = self._rules.fair_lines
+        fair = self._rules.fair_tenant_queues
         return self.has_fair_tenants(queue) or any(name.endswith(f",{queue}") for name in fair)
 
     def has_fair_tenants(self, queue: str) -> bool:

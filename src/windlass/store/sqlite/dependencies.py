@@ -8,8 +8,8 @@ from typing import Any
 
 from windlass.model.job import State
 from windlass.model.names import key_of, raw_key, text_id
-from windlass.store import MOST_CHILDREN, CompletedParent, Dependency, StoredResult
-from windlass.store.encoding import unpack_then
+from windlass.store.data import MOST_CHILDREN, CompletedParent, Dependency, StoredResult
+from windlass.store.encoding import PARENTS, unpack_then
 from windlass.store.sqlite.transaction import ENDED, STATES, Transaction, blob_array, int_array, job_key
 
 _ADD_FOLLOW_UP = "INSERT OR REPLACE INTO follow_up (parent, data) VALUES (?, ?)"
@@ -81,7 +81,7 @@ def _add_dependency(tx: Transaction, edge: Dependency) -> State | None:
 def parent_completed(tx: Transaction, seq: int, state: int | None) -> None:
     """A followed job has ended, or is about to be deleted (null)."""
     tx.run(_ADD_COMPLETED, seq, state)
-    tx.topics.add("house/ripe")
+    tx.topics.add(PARENTS)
 
 
 def completed_parents(tx: Transaction, done: Sequence[CompletedParent], limit: int) -> list[CompletedParent]:

@@ -13,12 +13,13 @@ import os
 import threading
 from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from windlass import system
-from windlass.store import Listener
-from windlass.store.beside import GAP
+from windlass.store.data import FEED, GAP, WOKEN
+from windlass.store.encoding import PARENTS
+from windlass.store.protocol import Listener
 
 # --- Pipes --------------------------------------------------------------------------------------------
 
@@ -148,7 +149,7 @@ def _chunks(lines: Iterable[str]) -> Iterator[bytes]:
 
 # --- Wake-ups -----------------------------------------------------------------------------------------
 
-KINDS = ("work", "end", "order", "house")
+KINDS = ("work", "end", "order", PARENTS.partition("/")[0])
 """Kinds of wake-ups. A file parks no claims, so none is ever granted."""
 
 IDLE_KINDS = ("work", "order")
@@ -167,14 +168,14 @@ class WakeupListener:
     def wake(self) -> None:
         self._came.set()
 
-    async def wait(self, seconds: float) -> bool:
+    async def wait(self, seconds: float) -> list[str]:
         try:
             async with asyncio.timeout(seconds):
                 await self._came.wait()
         except TimeoutError:
-            return False
+            return []
         self._came.clear()
-        return True
+        return [WOKEN]
 
 
 class WakeupReceiver:
@@ -261,7 +262,7 @@ class Wakeups:
             self._writers.send(far, topics)
 
     @asynccontextmanager
-    async def listen(self, topics: Sequence[str]) -> AsyncIterator[Listener]:
+    async def listen(self, topics: Sequence[str]) -> AsyncIterator[WakeupListener]:
         listener = WakeupListener()
         by_kind: dict[str, list[str]] = defaultdict(list)
         for topic in topics:
@@ -318,8 +319,6 @@ class Wakeups:
 # A pipe of this kind means that there is a subscriber. One that is full gets no more lines, then a `GAP` when it has
 # room again.
 
-FEED = "feed"
-
 SUBSCRIBER_CHECK = 0.1
 """Seconds between two checks for subscribers in other processes."""
 
@@ -349,10 +348,12 @@ class Subscriber:
             self._lines.append(GAP)
         self._came.set()
 
-    async def hear(self) -> list[str]:
-        while not self._lines:
+    async def wait(self, seconds: float) -> list[str]:
+        if not self._lines:
             self._came.clear()
-            await self._came.wait()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await self._came.wait()
         heard = list(self._lines)
         self._lines.clear()
         return heard
@@ -364,9 +365,11 @@ class Subscriber:
 
 
 class EventBus:
-    """The events of one store object."""
+    """The wake-ups and events of one store object."""
 
     def __init__(self, folder: Path | None) -> None:
+        self._wakeups = Wakeups(folder)
+        self.wake, self.close = self._wakeups.send, self._wakeups.close
         self._folder = folder
         """Of the pipes; None = there are no other processes."""
         self._writers = None if folder is None else PipeWriters(folder)
@@ -394,8 +397,11 @@ class EventBus:
         short = self._writers.send(complete, lines) if complete else []
         self._short = {*short, *self._writers.send(self._short, [GAP, *lines])}
 
+    def listen(self, topics: Sequence[str]) -> AbstractAsyncContextManager[Listener]:
+        return self._subscribed() if FEED in topics else self._wakeups.listen(topics)
+
     @asynccontextmanager
-    async def watch(self) -> AsyncIterator[Subscriber]:
+    async def _subscribed(self) -> AsyncIterator[Subscriber]:
         subscriber = Subscriber()
         if self._folder is not None:
             with suppress(OSError):  # a folder that we may not write to: only this process's events arrive

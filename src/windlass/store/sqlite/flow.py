@@ -340,7 +340,7 @@ def open_lanes(tx: Transaction, lanes: Sequence[int]) -> int:
 def unblock_due(tx: Transaction, rules: Rules, limit: int = BUCKETS_PER_CLAIM) -> int:
     """Open the lanes whose pause or wait is over."""
     opened = 0
-    if rules.shut:
+    if rules.paused_until:
         opened += open_lanes(tx, tx.column(_PAUSE_ENDED, tx.now, limit))
     if rules.limit_rules:
         for name in tx.column(_DUE_BUCKETS, tx.now, limit):
@@ -432,7 +432,7 @@ _LEAVE_TURNS = "UPDATE tenant_queue SET priority = NULL, arrival = NULL WHERE id
 def refresh_turns(tx: Transaction, lanes: Iterable[int]) -> None:
     """After lanes were opened, emptied or blocked: update which members have open lanes, and their first jobs."""
     rules = tx.rules
-    if not (rules.fair_queues or rules.fair_lines):
+    if not (rules.fair_queues or rules.fair_tenant_queues):
         return
     changed = {tx.lanes.get(lane) for lane in lanes}
     tasks = {

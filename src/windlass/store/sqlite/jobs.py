@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from windlass.model.job import Error, Job, NewJob, Reason, State, Terms
-from windlass.model.names import DEFAULT_TENANT, ID_SIZE, JobKey, key_of, raw_key, tenant_of, text_id
+from windlass.model.names import DEFAULT_TENANT, ID_SIZE, JobKey, raw_key, tenant_of, text_id
 from windlass.model.output import (
     MOST_CHUNKS,
     MOST_INPUT,
@@ -23,7 +23,8 @@ from windlass.model.output import (
     NewChunk,
     Progress,
 )
-from windlass.store import Draft, Reading, Record, StoredResult, encoding
+from windlass.store import encoding
+from windlass.store.data import Draft, Posted, Reading, Record, StoredResult
 from windlass.store.encoding import (
     alike,
     ended_at,
@@ -36,7 +37,6 @@ from windlass.store.encoding import (
     unpack_terms,
 )
 from windlass.store.flow import StaleRules
-from windlass.store.mailbox import MOST_COLLECTED, Posted, Reader
 from windlass.store.sqlite.dependencies import add_follow_up, drop_parents, use_up_results
 from windlass.store.sqlite.transaction import (
     BLOCKED,
@@ -260,8 +260,8 @@ class JobRows(NamedTuple):
 def add(tx: Transaction, drafts: Sequence[Draft]) -> list[bool]:
     if not all(draft.follows for draft in drafts):
         tx.check_room(sum(len(memoryview(draft.new.payload)) for draft in drafts))
-    grouping = tx.rules.grouping
-    if any(draft.grouping != grouping for draft in drafts):
+    group_epoch = tx.rules.group_epoch
+    if any(draft.group_epoch != group_epoch for draft in drafts):
         raise StaleRules
     named = job_keys(drafts)
     seen = set(tx.column(_KNOWN, blob_array(named)))
@@ -283,7 +283,7 @@ def add(tx: Transaction, drafts: Sequence[Draft]) -> list[bool]:
 def add_like(tx: Transaction, example: Draft, terms: bytes, key: bytes, payload: bytes) -> bool:
     """Add one job like an example without files or follow-up, whose terms are packed already; whether it is new."""
     tx.check_room(len(payload))
-    if example.grouping != tx.rules.grouping:
+    if example.group_epoch != tx.rules.group_epoch:
         raise StaleRules
     if tx.first(_EXISTS, key) is not None:
         return False
@@ -492,7 +492,6 @@ def read_output(tx: Transaction, job: JobKey, after: int, limit: int) -> list[Ch
 # --- Messages to jobs: numbered for one run, in rows that end with it ---------------------------------
 
 _RECIPIENT = "SELECT seq, state, worker FROM job WHERE id = ?"
-_HELD_BY = "SELECT job.seq FROM job CROSS JOIN lease ON lease.job = job.seq WHERE job.id = ? AND lease.token = ?"
 _FIRST_MESSAGE = "SELECT n, finish FROM input WHERE job = ? ORDER BY n LIMIT 1"
 _LAST_MESSAGE = "SELECT n, finish FROM input WHERE job = ? ORDER BY n DESC LIMIT 1"
 _ADD_MESSAGE = "INSERT INTO input (job, n, finish, data) VALUES (?, ?, ?, ?)"
@@ -518,24 +517,13 @@ def post(tx: Transaction, to: JobKey, data: bytes) -> Posted:
     return Posted.KEPT
 
 
-def collect(tx: Transaction, readers: Sequence[Reader]) -> list[list[Message]]:
-    found = []
-    room = MOST_COLLECTED
-    for reader in readers:
-        messages = list(_collect_one(tx, reader)) if room > 0 else []
-        room -= sum(len(message.data) for message in messages)
-        found.append(messages)
-    return found
-
-
-def _collect_one(tx: Transaction, reader: Reader) -> Iterator[Message]:
-    held = tx.first(_HELD_BY, job_key(key_of(reader)), reader.token)
-    first = None if held is None else tx.first(_FIRST_MESSAGE, held[0])
-    if held is None or first is None:
-        return
-    after = min(reader.after, tx.first(_LAST_MESSAGE, held[0])[0])  # type: ignore[index] # there is a first one
+def collect(tx: Transaction, seq: int, after: int) -> list[Message]:
+    """The messages to a running job behind a number; those up to it are dropped."""
+    first, last = tx.first(_FIRST_MESSAGE, seq), tx.first(_LAST_MESSAGE, seq)
+    if first is None or last is None:
+        return []
+    after = min(after, last[0])
     if after > first[0]:
-        tx.run(_DROP_MESSAGES, held[0], after)
-        tx.run(_EMPTY_MESSAGE, held[0], after)
-    for n, data in tx.rows(_MESSAGES, held[0], max(after, first[0])):
-        yield Message(n, data)
+        tx.run(_DROP_MESSAGES, seq, after)
+        tx.run(_EMPTY_MESSAGE, seq, after)
+    return [Message(n, data) for n, data in tx.rows(_MESSAGES, seq, max(after, first[0]))]

@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from windlass.model.errors import Invalid
 from windlass.model.names import EVERY_TENANT, JobKey, raw_key, text_id
-from windlass.store import JobCount, ListScope, RecordPage
-from windlass.store.beside import OutcomeCount
+from windlass.store.data import Counts, JobCount, ListScope, RecordPage, RunCount, sorted_counts
 from windlass.store.flow import MOST_RANKED, LaneBacklog
 from windlass.store.sqlite.jobs import records_by_seq
 from windlass.store.sqlite.transaction import QUEUED, STATE_NUMBERS, STATES, VERDICTS, Lane, Transaction
@@ -119,34 +118,29 @@ def _merged(tx: Transaction, tenant_queue: int, scope: ListScope, after: int, li
     return sorted(found, reverse=scope.newest_first)[:limit]
 
 
-def count_jobs(tx: Transaction, tenant: str) -> list[JobCount]:
+def counts(tx: Transaction, tenant: str) -> Counts:
     lanes = tx.rows(_COUNTS) if tenant == EVERY_TENANT else tx.rows(_COUNTS_OF_TENANT, tenant)
-    counts = [
-        JobCount(tenant=owner, queue=queue, task=task, state=state, count=count)
+    jobs = [
+        JobCount(owner, queue, task, state, count)
         for owner, queue, task, *numbers in lanes
         for state, count in zip(STATES, numbers, strict=True)
         if count
     ]
-    return sorted(counts, key=lambda entry: (entry.tenant, entry.queue, entry.task, entry.state))
-
-
-def outcomes(tx: Transaction, tenant: str) -> list[OutcomeCount]:
-    """How runs of each task ended, from counters."""
-    found = [
-        OutcomeCount(owner, queue, task, verdict, count)
-        for owner, queue, task, *counts in tx.rows(_OUTCOMES, tenant)
-        for verdict, count in zip(VERDICTS, counts, strict=True)
+    runs = [
+        RunCount(owner, queue, task, verdict, count)
+        for owner, queue, task, *numbers in tx.rows(_OUTCOMES, tenant)
+        for verdict, count in zip(VERDICTS, numbers, strict=True)
         if count
     ]
-    return sorted(found, key=lambda ran: (ran.tenant, ran.queue, ran.task, ran.outcome))
+    return sorted_counts(jobs, runs)
 
 
-def waiting(tx: Transaction, tenant: str, queue: str, limit: int) -> list[LaneBacklog]:
+def backlog(tx: Transaction, tenant: str, queue: str, limit: int) -> list[LaneBacklog]:
     lanes = tx.rows(_LANES_OF_QUEUE, queue) if tenant == EVERY_TENANT else tx.rows(_LANES_OF_TENANT, tenant, queue)
-    return [_waiting(tx, tx.lanes.get(lane), queued, limit) for lane, queued in lanes]
+    return [_lane_backlog(tx, tx.lanes.get(lane), queued, limit) for lane, queued in lanes]
 
 
-def _waiting(tx: Transaction, lane: Lane, queued: int, limit: int) -> LaneBacklog:
+def _lane_backlog(tx: Transaction, lane: Lane, queued: int, limit: int) -> LaneBacklog:
     jobs = [(priority, seq, text_id(id)) for priority, seq, id in tx.rows(_QUEUED_JOBS, lane.id, limit)]
     return LaneBacklog(lane.tenant, lane.queue, lane.task, lane.limit_keys, queued, jobs)
 

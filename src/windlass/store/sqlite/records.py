@@ -9,6 +9,7 @@ import msgspec
 
 from windlass.model.names import EVERY_TENANT
 from windlass.model.worker import NewWorker, Worker
+from windlass.store.data import ANYTHING, Unchecked
 from windlass.store.encoding import from_micros, span
 from windlass.store.sqlite.transaction import Transaction
 
@@ -30,27 +31,21 @@ _LIVE_WORKERS = f"""
     SELECT {_WORKER_COLUMNS} FROM worker WHERE until > ?1 AND (tenant = ?2 OR ?2 = '{EVERY_TENANT}')
     ORDER BY registered_at, id
 """
-_UNREGISTER = "DELETE FROM worker WHERE id = ? RETURNING until"
 
 
-def register(tx: Transaction, id: str, tenant: str, worker: NewWorker, lease: float) -> None:
-    tx.run(_DROP_LAPSED, tx.now)
-    tx.run(_REGISTER, id, tenant, tx.now, tx.now + span(lease), _pack_worker.encode(worker))
-
-
-def heartbeat(tx: Transaction, id: str, tenant: str, lease: float) -> Worker | None:
-    tx.run(_HEARTBEAT, id, tx.now, tx.now + span(lease), tenant)
+def heartbeat(tx: Transaction, id: str, tenant: str, lease: float, new: NewWorker | None) -> Worker | None:
+    until = tx.now + span(lease)
+    if new is None:
+        tx.run(_HEARTBEAT, id, tx.now, until, tenant)
+    else:
+        tx.run(_DROP_LAPSED, tx.now)
+        tx.run(_REGISTER, id, tenant, tx.now, until, _pack_worker.encode(new))
     found = tx.first(_WORKER, id) if tx.changed() else None
     return None if found is None else _worker(found)
 
 
 def live_workers(tx: Transaction, tenant: str) -> list[Worker]:
     return [_worker(row) for row in tx.rows(_LIVE_WORKERS, tx.now, tenant)]
-
-
-def unregister(tx: Transaction, id: str) -> bool:
-    until = tx.column(_UNREGISTER, id)
-    return bool(until) and until[0] > tx.now
 
 
 def _worker(row: tuple[Any, ...]) -> Worker:
@@ -73,18 +68,14 @@ _RECORD = "SELECT data FROM record WHERE kind = ? AND name = ?"
 _RECORDS = "SELECT name, data FROM record WHERE kind = ? ORDER BY name"
 
 
-def put_record(tx: Transaction, kind: str, name: str, data: bytes | None) -> None:
-    if data is None:
+def swap_record(tx: Transaction, kind: str, name: str, before: bytes | Unchecked | None, after: bytes | None) -> bool:
+    found = None if before is ANYTHING else tx.first(_RECORD, kind, name)
+    if before is not ANYTHING and (None if found is None else found[0]) != before:
+        return False
+    if after is None:
         tx.run(_DROP_RECORD, kind, name)
     else:
-        tx.run(_PUT_RECORD, kind, name, data)
-
-
-def swap_record(tx: Transaction, kind: str, name: str, before: bytes | None, after: bytes | None) -> bool:
-    found = tx.first(_RECORD, kind, name)
-    if (None if found is None else found[0]) != before:
-        return False
-    put_record(tx, kind, name, after)
+        tx.run(_PUT_RECORD, kind, name, after)
     return True
 
 

@@ -48,14 +48,14 @@ _SET_TURNS = "UPDATE lane SET turns = ?2 WHERE tenant_queue = ?1 AND tenant = ?3
 def put_rules(tx: Transaction, new: Rules) -> bool:
     """Put rules in force if their version is the next one; whether it was."""
     old = tx.rules
-    if new.edition != old.edition + 1:
+    if new.version != old.version + 1:
         return False
     tx.put_rules(new)
     _change_limits(tx, old, new)
     _change_tiers(tx, old, new)
-    if new.shut != old.shut:
+    if new.paused_until != old.paused_until:
         _change_pauses(tx, new)
-    if (new.fair_queues, new.fair_lines) != (old.fair_queues, old.fair_lines):
+    if (new.fair_queues, new.fair_tenant_queues) != (old.fair_queues, old.fair_tenant_queues):
         _change_turns(tx, old, new)
     return True
 

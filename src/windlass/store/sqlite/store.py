@@ -5,7 +5,7 @@ Holds what is opened and closed: the connection, the wake-ups, the event bus. Kn
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -14,37 +14,49 @@ import apsw
 from windlass.model.job import State
 from windlass.model.lifecycle import Move
 from windlass.model.names import JobKey, raw_key
-from windlass.model.output import Chunk, Message
+from windlass.model.output import Chunk
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker
-from windlass.store import (
+from windlass.store.data import (
     ClaimRequest,
     CompletedParent,
+    Counts,
     Dependency,
     Draft,
-    DueJob,
     Heartbeat,
     HeartbeatReply,
-    JobCount,
     JobSuccess,
-    Listener,
     ListScope,
     Overdue,
+    OverdueJobs,
+    Posted,
     Reading,
     Record,
     RecordPage,
     StoredResult,
     Sweep,
+    SweepReply,
+    Unchecked,
 )
-from windlass.store.beside import EventStream, OutcomeCount, PreparedCommand
 from windlass.store.encoding import pack_terms
 from windlass.store.facts import StoreInfo
 from windlass.store.flow import BucketUsage, LaneBacklog, Regroup, Rules, StaleRules
-from windlass.store.mailbox import Posted, Reader
-from windlass.store.sqlite import claims, dependencies, flow, jobs, listing, records, rules, transitions, upkeep
+from windlass.store.protocol import (
+    EventStore,
+    FlowStore,
+    JobStore,
+    JournalTarget,
+    LocalDisk,
+    Preparation,
+    PreparedCommand,
+    RecordStore,
+    WorkerStore,
+)
+from windlass.store.sqlite import claims, dependencies, flow, jobs, listing, records, transitions, upkeep
 from windlass.store.sqlite.connection import Connection, InlineConnection
-from windlass.store.sqlite.events import EventBus, Wakeups
+from windlass.store.sqlite.events import EventBus
 from windlass.store.sqlite.file import MEMORY, Durability, connect, resolve
+from windlass.store.sqlite.rules import put_rules, regroup
 from windlass.store.sqlite.transaction import Transaction
 
 T = TypeVar("T")
@@ -53,56 +65,34 @@ SYNCHRONOUS = ("OFF", "NORMAL", "FULL", "EXTRA")
 SAFE = ("FULL", "EXTRA")
 
 
-class SqliteStore:
-    """Jobs in one SQLite file, shared by any number of processes on one machine. Made by `open`."""
+class SqliteJobs:
+    """The jobs of a file."""
 
-    def __init__(self, connection: Connection | InlineConnection, wakeups: Wakeups, events: EventBus) -> None:
+    def __init__(self, connection: Connection | InlineConnection) -> None:
         self._connection = connection
-        self._wakeups = wakeups
-        self._events = events
         self._drop_cursors = upkeep.DropCursors()
         self._seen_workers: claims.SeenWorkers = {}
 
-    @classmethod
-    def open(cls, path: str | os.PathLike[str], clock: Clock, *, blocking: bool = False) -> "SqliteStore":
-        """Open a file, or create it; `:memory:` = a private store of this object. Its folder must exist.
-
-        The clock is read on the connection's thread too. `blocking`: for callers without an event loop; each method
-        but `listen` and `watch` runs in the thread of its caller and never pauses.
-        """
-        place = resolve(path)
-        pipes = None if place == MEMORY else Path(f"{place}-wake")
-        wakeups = Wakeups(pipes)
-        if blocking:
-            return cls(InlineConnection(place, clock, wakeups.send), wakeups, EventBus(pipes))
-        return cls(Connection(connect(place), clock, wakeups.send), wakeups, EventBus(pipes))
-
-    @property
-    def path(self) -> str:
-        """Of its file; empty = it is in memory."""
-        return self._connection.path
-
-    async def add(self, drafts: Sequence[Draft]) -> list[bool]:
+    async def add(self, drafts: Sequence[Draft], *, wait_for_replicas: bool = False) -> list[bool]:
+        del wait_for_replicas  # a file has none
         if not drafts:
             return []
         return await self._connection.write(lambda tx: jobs.add(tx, drafts), Durability.BEFORE_ANSWER)
 
-    def prepare_add(self, example: Draft) -> PreparedCommand | None:
-        return PreparedAdd(self._connection, example) if isinstance(self._connection, InlineConnection) else None
+    async def claim(self, request: ClaimRequest) -> list[Record]:
+        durability = Durability.BEFORE_VISIBLE if request.lasts else Durability.LATER
+        return await self._connection.write(lambda tx: claims.claim(tx, request, self._seen_workers), durability)
 
-    async def claim(self, wish: ClaimRequest) -> list[Record]:
-        durability = Durability.BEFORE_VISIBLE if wish.lasts else Durability.LATER
-        return await self._connection.write(lambda tx: claims.claim(tx, wish, self._seen_workers), durability)
-
-    async def touch(self, touches: Sequence[Heartbeat], lease: float) -> list[HeartbeatReply]:
-        if not touches:
+    async def heartbeat(self, beats: Sequence[Heartbeat], lease: float) -> list[HeartbeatReply]:
+        if not beats:
             return []
-        return await self._connection.write(lambda tx: transitions.touch(tx, touches, lease), Durability.BEFORE_ANSWER)
+        work = partial(transitions.heartbeat, beats=beats, lease=lease)
+        return await self._connection.write(work, Durability.BEFORE_ANSWER)
 
-    async def succeed(self, dones: Sequence[JobSuccess]) -> list[bool]:
-        if not dones:
+    async def succeed(self, successes: Sequence[JobSuccess]) -> list[bool]:
+        if not successes:
             return []
-        return await self._connection.write(lambda tx: transitions.succeed(tx, dones))
+        return await self._connection.write(lambda tx: transitions.succeed(tx, successes))
 
     async def apply(self, moves: Sequence[Move]) -> list[bool]:
         if not moves:
@@ -122,23 +112,26 @@ class SqliteStore:
     async def output(self, key: JobKey, after: int, limit: int) -> list[Chunk]:
         return await self._connection.read(lambda tx: jobs.read_output(tx, key, after, limit))
 
-    async def page(self, scope: ListScope, after: str | None, limit: int) -> RecordPage:
-        cursor = listing.Cursor.parse(after)
-        return await self._connection.read(lambda tx: listing.page(tx, scope, cursor, limit))
+    async def post(self, key: JobKey, message: bytes) -> Posted:
+        return await self._connection.write(lambda tx: jobs.post(tx, key, message))
 
-    async def count_jobs(self, tenant: str) -> list[JobCount]:
-        return await self._connection.read(lambda tx: listing.count_jobs(tx, tenant))
+    async def counts(self, tenant: str) -> Counts:
+        return await self._connection.read(lambda tx: listing.counts(tx, tenant))
 
-    async def outcomes(self, tenant: str) -> list[OutcomeCount]:
-        return await self._connection.read(lambda tx: listing.outcomes(tx, tenant))
+    async def sweep(self, clock: Sweep, limit: int) -> SweepReply:
+        if clock is not Sweep.LANES:
+            due = await self._connection.write(lambda tx: upkeep.sweep(tx, clock, limit))
+            return SweepReply(len(due), due)
+        unblocked = await self._connection.write(lambda tx: flow.unblock_ready(tx, limit))
+        self._drop_cursors = await self._connection.write(lambda tx: upkeep.drop_idle(tx, self._drop_cursors))
+        return SweepReply(unblocked)
 
-    async def sweep(self, clock: Sweep, limit: int) -> list[DueJob]:
-        return await self._connection.write(lambda tx: upkeep.sweep(tx, clock, limit))
-
-    async def next_run(self) -> float | None:
+    async def next_due(self, clock: Sweep, queues: Sequence[str] = ()) -> float | None:
+        if clock is Sweep.LANES:
+            return await self._connection.read(lambda tx: flow.next_opening(tx, queues))
         return await self._connection.read(upkeep.next_run)
 
-    async def overdue(self, clock: Overdue, limit: int) -> Reading:
+    async def overdue(self, clock: Overdue, limit: int) -> OverdueJobs:
         return await self._connection.read(lambda tx: upkeep.overdue(tx, clock, limit))
 
     async def add_dependencies(self, edges: Sequence[Dependency]) -> list[State | None]:
@@ -151,42 +144,31 @@ class SqliteStore:
             return await self._connection.read(lambda tx: dependencies.completed_parents(tx, done, limit))
         return await self._connection.write(lambda tx: dependencies.completed_parents(tx, done, limit))
 
-    async def register_worker(self, id: str, tenant: str, worker: NewWorker, lease: float) -> None:
-        await self._connection.write(lambda tx: records.register(tx, id, tenant, worker, lease))
+    async def list(self, scope: ListScope, after: str | None, limit: int) -> RecordPage:
+        cursor = listing.Cursor.parse(after)
+        return await self._connection.read(lambda tx: listing.page(tx, scope, cursor, limit))
 
-    async def worker_heartbeat(self, id: str, tenant: str, lease: float) -> Worker | None:
-        return await self._connection.write(lambda tx: records.heartbeat(tx, id, tenant, lease), Durability.LATER)
 
-    async def workers(self, tenant: str) -> list[Worker]:
-        return await self._connection.read(lambda tx: records.live_workers(tx, tenant))
+class SqliteFlow:
+    """Flow control in a file."""
 
-    async def unregister_worker(self, id: str) -> bool:
-        return await self._connection.write(lambda tx: records.unregister(tx, id))
+    def __init__(self, connection: Connection | InlineConnection) -> None:
+        self._connection = connection
 
     async def rules(self) -> Rules:
         return await self._connection.read(lambda tx: tx.rules)
 
-    async def set_rules(self, new: Rules) -> bool:
-        return await self._connection.write(lambda tx: rules.put_rules(tx, new))
+    async def set_rules(self, rules: Rules) -> bool:
+        return await self._connection.write(lambda tx: put_rules(tx, rules))
 
     async def regroup(self, changes: Sequence[Regroup]) -> list[bool]:
-        if not changes:
-            return []
-        return await self._connection.write(lambda tx: rules.regroup(tx, changes))
+        return await self._connection.write(lambda tx: regroup(tx, changes)) if changes else []
 
     async def hold(self, bucket: str, seconds: float) -> None:
         await self._connection.write(lambda tx: flow.hold_bucket(tx, bucket, seconds))
 
-    async def unblock_ready(self, limit: int) -> int:
-        opened = await self._connection.write(lambda tx: flow.unblock_ready(tx, limit))
-        self._drop_cursors = await self._connection.write(lambda tx: upkeep.drop_idle(tx, self._drop_cursors))
-        return opened
-
-    async def next_opening(self, queues: Sequence[str]) -> float | None:
-        return await self._connection.read(lambda tx: flow.next_opening(tx, queues))
-
-    async def waiting(self, tenant: str, queue: str, limit: int) -> list[LaneBacklog]:
-        return await self._connection.read(lambda tx: listing.waiting(tx, tenant, queue, limit))
+    async def backlog(self, tenant: str, queue: str, limit: int) -> list[LaneBacklog]:
+        return await self._connection.read(lambda tx: listing.backlog(tx, tenant, queue, limit))
 
     async def rank(self, key: JobKey) -> int | None:
         return await self._connection.read(lambda tx: listing.rank(tx, key))
@@ -194,47 +176,96 @@ class SqliteStore:
     async def usage(self, limit_rule: str, limit: int) -> list[BucketUsage]:
         return await self._connection.read(lambda tx: flow.usage(tx, limit_rule, limit))
 
-    async def post(self, key: JobKey, data: bytes) -> Posted:
-        return await self._connection.write(lambda tx: jobs.post(tx, key, data))
 
-    async def collect(self, readers: Sequence[Reader]) -> list[list[Message]]:
-        if not readers:
-            return []
-        return await self._connection.write(lambda tx: jobs.collect(tx, readers))
+class SqliteWorkers:
+    """The workers of a file."""
 
-    async def put(self, kind: str, name: str, data: bytes | None) -> None:
-        await self._connection.write(lambda tx: records.put_record(tx, kind, name, data))
+    def __init__(self, connection: Connection | InlineConnection) -> None:
+        self._connection = connection
 
-    async def swap(self, kind: str, name: str, before: bytes | None, after: bytes | None) -> bool:
+    async def heartbeat(self, id: str, tenant: str, lease: float, new: NewWorker | None = None) -> Worker | None:
+        durability = Durability.LATER if new is None else Durability.BEFORE_VISIBLE
+        return await self._connection.write(lambda tx: records.heartbeat(tx, id, tenant, lease, new), durability)
+
+    async def list(self, tenant: str) -> list[Worker]:
+        return await self._connection.read(lambda tx: records.live_workers(tx, tenant))
+
+
+class SqliteRecords:
+    """The records of a file."""
+
+    def __init__(self, connection: Connection | InlineConnection) -> None:
+        self._connection = connection
+
+    async def swap(self, kind: str, name: str, before: bytes | Unchecked | None, after: bytes | None) -> bool:
         return await self._connection.write(lambda tx: records.swap_record(tx, kind, name, before, after))
 
-    async def list_records(self, kind: str) -> dict[str, bytes]:
+    async def list(self, kind: str) -> dict[str, bytes]:
         return await self._connection.read(lambda tx: records.read_records(tx, kind))
 
-    def listen(self, topics: Sequence[str]) -> AbstractAsyncContextManager[Listener]:
-        return self._wakeups.listen(topics)
 
-    @property
-    def quiet(self) -> bool:
-        return self._events.quiet
+class SqliteDisk:
+    """The disk that a file is on."""
 
-    async def publish(self, news: Sequence[str]) -> None:
-        await self._events.publish(news)
-
-    def watch(self) -> AbstractAsyncContextManager[EventStream]:
-        return self._events.watch()
+    def __init__(self, connection: Connection | InlineConnection) -> None:
+        self._connection = connection
 
     async def check_room(self) -> None:
-        """Raise if the disk has no room for new jobs; for health checks."""
         await self._connection.write(lambda tx: tx.check_room(), Durability.LATER)
 
+
+class SqliteStore:
+    """Jobs in one SQLite file, shared by any number of processes on one machine. Made by `open`."""
+
+    def __init__(self, connection: Connection | InlineConnection, events: EventBus) -> None:
+        self._connection = connection
+        self._bus = events
+        self.jobs: JobStore = SqliteJobs(connection)
+        self.flow: FlowStore = SqliteFlow(connection)
+        self.workers: WorkerStore = SqliteWorkers(connection)
+        self.records: RecordStore = SqliteRecords(connection)
+        self.events: EventStore = events
+        self.journal: JournalTarget | None = None
+        self.disk: LocalDisk | None = SqliteDisk(connection)
+        self.prepare: Preparation | None = None
+        if isinstance(connection, InlineConnection):
+            self.prepare = SqlitePreparation(connection)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], clock: Clock, *, blocking: bool = False) -> "SqliteStore":
+        """Open a file, or create it; `:memory:` = a private store of this object. Its folder must exist.
+
+        The clock is read on the connection's thread too. `blocking`: for callers without an event loop; each method
+        but `listen` runs in the thread of its caller and never pauses.
+        """
+        place = resolve(path)
+        events = EventBus(None if place == MEMORY else Path(f"{place}-wake"))
+        if blocking:
+            return cls(InlineConnection(place, clock, events.wake), events)
+        return cls(Connection(connect(place), clock, events.wake), events)
+
+    @property
+    def path(self) -> str:
+        """Of its file; empty = it is in memory."""
+        return self._connection.path
+
     async def close(self) -> None:
-        self._wakeups.close()
+        self._bus.close()
         await self._connection.close()
 
     async def examine(self, look: Callable[[Transaction], T]) -> T:
         """Let a function read the file as it is at one moment; for `scrub` and `facts`, not part of the protocol."""
         return await self._connection.read(look)
+
+
+class SqlitePreparation:
+    """Prepares commands for the threads of callers without an event loop."""
+
+    def __init__(self, connection: InlineConnection) -> None:
+        self._connection = connection
+
+    def command(self, example: Draft) -> PreparedCommand | None:
+        return PreparedAdd(self._connection, example)
 
 
 class PreparedAdd:
@@ -246,7 +277,7 @@ class PreparedAdd:
         self._terms = pack_terms(example.new)
         self._suffix = raw_key("", example.tenant)
         """Of the keys of its tenant's jobs."""
-        self.shut = False
+        self.invalid = False
 
     def __call__(self, id: bytes, payload: bytes) -> bool | None:
         key = id + self._suffix
@@ -255,7 +286,7 @@ class PreparedAdd:
                 lambda tx: jobs.add_like(tx, self._example, self._terms, key, payload), Durability.BEFORE_ANSWER
             )
         except StaleRules:  # the limit keys of the example are those of other rules
-            self.shut = True
+            self.invalid = True
             return None
 
 
@@ -268,7 +299,7 @@ async def facts(store: SqliteStore) -> StoreInfo:
         durability=f"journal_mode {journal}, synchronous {synchronous}",
         risk="" if synchronous in SAFE else "a power cut may lose the last jobs: set synchronous to FULL",
         exposed=_exposed(store.path),
-        now=(await store.read([])).now,
+        now=(await store.jobs.read([])).now,
     )
 
 

@@ -19,7 +19,7 @@ import msgspec
 from windlass.model.job import FINISHED, State
 from windlass.model.lifecycle import Verdict
 from windlass.model.names import DEFAULT_TENANT, JobKey, OfTenant, raw_key
-from windlass.store.beside import MOST_COUNTED
+from windlass.store.data import MOST_COUNTED
 from windlass.store.encoding import to_micros
 from windlass.store.flow import ANY, BAR, EXPLICIT, FLEXIBLE, KEY, Rules, TierRule
 from windlass.store.sqlite.file import Reserve
@@ -158,10 +158,10 @@ def held_levels(rules: Rules, tenant: str, queue: str, assigned: str | None) -> 
 
 def paused_until(rules: Rules, tenant: str, queue: str, task: str) -> int | None:
     """The end of the longest pause of a lane, even if that time has passed."""
-    if not rules.shut:
+    if not rules.paused_until:
         return None
     names = (tenant, queue, task)
-    ends = [to_micros(until) for pattern, until in rules.shut.items() if _matches(pattern, names)]
+    ends = [to_micros(until) for pattern, until in rules.paused_until.items() if _matches(pattern, names)]
     return max(ends, default=None)
 
 
@@ -177,7 +177,7 @@ def turns_of(rules: Rules, tenant: str, queue: str) -> int:
 
 def task_weights(rules: Rules, tenant: str, queue: str) -> Mapping[str, float] | None:
     """The weights of the tasks of a tenant's queue, if they take turns."""
-    fair = rules.fair_lines
+    fair = rules.fair_tenant_queues
     return fair.get(f"{tenant},{queue}", fair.get(f"{ANY},{queue}")) if fair else None
 
 
@@ -328,13 +328,13 @@ class RulesCache:
             if sweeps != self._sweeps:
                 self._on_dropped()
                 self._sweeps = sweeps
-            if version != self._rules.edition:
+            if version != self._rules.version:
                 self._rules = _unpack_rules.decode(self._sql.execute(_RULES).get)
             self._checked = True
         return self._rules
 
     def put(self, rules: Rules) -> None:
-        self._sql.execute(_PUT_RULES, (rules.edition, _pack_rules.encode(rules)))
+        self._sql.execute(_PUT_RULES, (rules.version, _pack_rules.encode(rules)))
         self._rules, self._checked = rules, True
 
     def note_dropped(self) -> None:

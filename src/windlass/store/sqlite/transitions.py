@@ -13,7 +13,8 @@ import msgspec
 from windlass.model.job import FINISHED, Reason, State
 from windlass.model.lifecycle import GONE, Move, Step, Verdict
 from windlass.model.names import key_of
-from windlass.store import Heartbeat, HeartbeatReply, JobSuccess
+from windlass.model.output import Message
+from windlass.store.data import MOST_COLLECTED, Heartbeat, HeartbeatReply, JobSuccess
 from windlass.store.encoding import (
     PLACE_SEPARATOR,
     encode_handler_run,
@@ -24,7 +25,7 @@ from windlass.store.encoding import (
     unpack_terms,
 )
 from windlass.store.sqlite.dependencies import parent_completed
-from windlass.store.sqlite.jobs import DEFAULT_TERMS, add_output, drop_jobs, result_kept_for, run_deadline
+from windlass.store.sqlite.jobs import DEFAULT_TERMS, add_output, collect, drop_jobs, result_kept_for, run_deadline
 from windlass.store.sqlite.transaction import (
     BLOCKED,
     ENDED,
@@ -120,8 +121,8 @@ def _running_jobs(tx: Transaction, ids: Sequence[bytes]) -> dict[bytes, LeasedRo
     return {row[0]: LeasedRow(*row) for row in tx.rows(_RUNNING, blob_array(ids))}
 
 
-def touch(tx: Transaction, touches: Sequence[Heartbeat], lease: float) -> list[HeartbeatReply]:
-    ids = job_keys(touches)
+def heartbeat(tx: Transaction, beats: Sequence[Heartbeat], lease: float) -> list[HeartbeatReply]:
+    ids = job_keys(beats)
     held = _running_jobs(tx, ids)
     answers = []
     # By job: of several heartbeats in one call, the last one counts.
@@ -129,12 +130,17 @@ def touch(tx: Transaction, touches: Sequence[Heartbeat], lease: float) -> list[H
     progress: dict[int, Row] = {}
     renewed: list[int] = []
     ran: defaultdict[str, list[int]] = defaultdict(list)
-    for id, beat in zip(ids, touches, strict=True):
+    room = MOST_COLLECTED
+    for id, beat in zip(ids, beats, strict=True):
         job = held.get(id)
         if job is None or job.token != beat.token:
             answers.append(HeartbeatReply(id=beat.id, held=False))
             continue
-        answers.append(_heartbeat_reply(beat.id, job))
+        messages: list[Message] = []
+        if beat.messages_after is not None and room > 0:
+            messages = collect(tx, job.seq, beat.messages_after)
+            room -= sum(len(message.data) for message in messages)
+        answers.append(_heartbeat_reply(beat.id, job, messages))
         renewed.append(job.seq)
         if beat.pid is not None:
             pids[job.seq] = (job.seq, beat.pid, tx.now)
@@ -160,16 +166,16 @@ def _set_handler(tx: Transaction, ran: Mapping[str, Sequence[int]]) -> None:
             tx.run(_SET_HANDLER, int_array(seqs), place)
 
 
-def _heartbeat_reply(id: str, job: LeasedRow) -> HeartbeatReply:
+def _heartbeat_reply(id: str, job: LeasedRow, messages: list[Message]) -> HeartbeatReply:
     reason = None if job.reason is None else Reason(job.reason)
-    if job.assigned is None:
-        return HeartbeatReply(id=id, held=True, reason=reason)
-    ends_at = run_deadline(from_micros(job.started_at), unpack_terms(job.terms).get("timeout"), job.seconds)
-    return HeartbeatReply(id=id, held=True, reason=reason, deadline=ends_at)
+    deadline = None
+    if job.assigned is not None:
+        deadline = run_deadline(from_micros(job.started_at), unpack_terms(job.terms).get("timeout"), job.seconds)
+    return HeartbeatReply(id, held=True, reason=reason, deadline=deadline, messages=messages)
 
 
-def succeed(tx: Transaction, dones: Sequence[JobSuccess]) -> list[bool]:
-    ids = job_keys(dones)
+def succeed(tx: Transaction, successes: Sequence[JobSuccess]) -> list[bool]:
+    ids = job_keys(successes)
     held = {row[0]: EndingJob._make(row) for row in tx.rows(_ENDING, blob_array(ids))}
     answers = []
     ended: defaultdict[tuple[int, int | None], list[int]] = defaultdict(list)  # by code and purge time
@@ -178,7 +184,7 @@ def succeed(tx: Transaction, dones: Sequence[JobSuccess]) -> list[bool]:
     released: list[EndingJob] = []
     gone: list[int] = []
     ran: defaultdict[str, list[int]] = defaultdict(list)
-    for id, done in zip(ids, dones, strict=True):
+    for id, done in zip(ids, successes, strict=True):
         job = held.get(id)
         if job is None or job.token != done.token:
             answers.append(False)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from windlass.model.names import text_id
-from windlass.store import DueJob, Overdue, Reading, Sweep
+from windlass.store.data import DueJob, Overdue, OverdueJobs, Sweep
 from windlass.store.encoding import from_micros, unpack_terms
 from windlass.store.sqlite.flow import drop_bucket, idle_buckets
 from windlass.store.sqlite.jobs import drop_jobs, drop_results, record_kept_until, records_by_seq, result_kept_for
@@ -61,9 +61,9 @@ def next_run(tx: Transaction) -> float | None:
     return max(due_at[0] - tx.now, 0) / 1_000_000 if due_at else None
 
 
-def overdue(tx: Transaction, clock: Overdue, limit: int) -> Reading:
+def overdue(tx: Transaction, clock: Overdue, limit: int) -> OverdueJobs:
     seqs = tx.column(_OVERDUE[clock], tx.now, limit)
-    return Reading(now=from_micros(tx.now), records=list(records_by_seq(tx, seqs)))
+    return OverdueJobs(from_micros(tx.now), records_by_seq(tx, seqs))
 
 
 def _purge(tx: Transaction, limit: int) -> list[DueJob]:

@@ -57,7 +57,7 @@ end
 -- Returns: whether it does.
 local function lease_to(claim, route, id, value)
   local notice = struct.pack('>c8I8', claim.nonce, now) .. id_of(id) .. value
-  if publish('wish/' .. claim.worker, notice) == 0 then return false end
+  if publish('grant/' .. claim.worker, notice) == 0 then return false end
   redis.call('DEL', K .. ':parked_claim:' .. claim.nonce)
   local live = live_of(beginning_of(claim.nonce), value, struct.pack('>sss', route, claim.worker, claim.node))
   redis.call('HSET', K .. ':runs', id, live)

@@ -3,7 +3,7 @@
 
 local SEEN_EVERY = 1000000 -- us between two notes that a worker was heard of
 local MOST_ERRORS = 100
-local MOST_OUTCOMES = 40000 -- four for each of as many tasks as store/beside.py allows
+local MOST_OUTCOMES = 40000 -- four for each of as many tasks as store/data.py allows
 local RESULT_ONLY = 128 -- see `swept`
 
 local function has(job, flag) return bit.band(job[FLAGS], flag) ~= 0 end
@@ -350,7 +350,7 @@ end
 -- notifies it.
 local function complete_parent(id, tenant, state)
   redis.call('ZADD', K .. ':ripe', stamp(redis.call('INCR', K .. ':ripening') * 8 + state), id_of(id) .. tenant)
-  if redis.call('ZCARD', K .. ':ripe') == 1 then publish('house/ripe') end
+  if redis.call('ZCARD', K .. ':ripe') == 1 then publish('parents/completed') end
 end
 
 -- The time at which a job is dropped that finishes now; nil = never.

@@ -63,6 +63,10 @@
 --   K:shelf:<kind>          hash    name -> a record that is not a job                (first partition only)
 --   {PREFIX:partitions}:layout  string  2 = the layout described here (in layout 1 a key had no tenant); in no partition
 --
+-- Some of these names are older than the words in the code: `:ripe` and `:ripening` hold completed parents, `:stirred` is
+-- written for replicas, `:shelf` holds records, `:ajar` (flow.lua) dirty blockers, `:unattended` owner timeouts. They stay:
+-- the layout mark says what is stored, and other names would need a migration of every store.
+--
 -- A line is one tenant's queue: 'tenant,queue' (`tenant_queue` in the code). A lane is one task in it:
 -- 'tenant,queue,task'. A route is a lane and the limit keys of its jobs, if they have any: see flow.lua, which also
 -- describes the keys of flow control. The comma sorts before every character of a name, so lines sort by tenant, then

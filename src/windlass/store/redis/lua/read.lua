@@ -170,18 +170,15 @@ local function hashes_of(tenants, prefix)
   return out
 end
 
--- How many jobs there are.
+-- How many jobs there are, and how runs ended.
 -- args →  tenant ('-' = all)
--- returns →  tenant, { queue,task,state, number, … }, …
-register('count_jobs', READS, function(args)
-  return hashes_of(args[2] == '-' and redis.call('SMEMBERS', K .. ':tenants') or { args[2] }, K .. ':counts:')
-end)
-
--- How runs ended.
--- args →  tenant ('-' = all)
--- returns →  tenant, { queue,task,outcome, number, … }, …
-register('count_outcomes', READS, function(args)
-  return hashes_of(args[2] == '-' and redis.call('HKEYS', K .. ':outcomes') or { args[2] }, K .. ':outcomes:')
+-- returns →  { tenant, { queue,task,state, number, … }, … }, { tenant, { queue,task,outcome, number, … }, … }
+register('counts', READS, function(args)
+  local is_all = args[2] == '-'
+  return {
+    hashes_of(is_all and redis.call('SMEMBERS', K .. ':tenants') or { args[2] }, K .. ':counts:'),
+    hashes_of(is_all and redis.call('HKEYS', K .. ':outcomes') or { args[2] }, K .. ':outcomes:'),
+  }
 end)
 
 -- How many jobs each worker runs.
@@ -209,7 +206,7 @@ end
 -- The queued jobs of a queue by route.
 -- args →  tenant ('-' = all), queue, most jobs of each
 -- returns →  per route: route, number of jobs, { member of its first jobs, priority, … }
-register('waiting', READS, function(args)
+register('backlog', READS, function(args)
   local tenants = args[2] == '-' and redis.call('SMEMBERS', K .. ':tenants') or { args[2] }
   local queue, most, out = args[3], tonumber(args[4]), {}
   for _, tenant in ipairs(tenants) do

@@ -4,13 +4,11 @@ do
 
 local function worker_key(worker) return K .. ':worker:' .. worker end
 
-local function forget_worker(worker)
-  redis.call('ZREM', K .. ':workers', worker)
-  redis.call('DEL', worker_key(worker))
-end
-
 local function forget_dead_workers()
-  for _, dead in ipairs(redis.call('ZRANGEBYSCORE', K .. ':workers', '-inf', now, 'LIMIT', 0, 100)) do forget_worker(dead) end
+  for _, dead in ipairs(redis.call('ZRANGEBYSCORE', K .. ':workers', '-inf', now, 'LIMIT', 0, 100)) do
+    redis.call('ZREM', K .. ':workers', dead)
+    redis.call('DEL', worker_key(dead))
+  end
 end
 
 local function is_alive(worker) return tonumber(redis.call('ZSCORE', K .. ':workers', worker) or 0) > now end
@@ -22,24 +20,20 @@ local function answer_worker(worker, out)
   return out
 end
 
--- Store the record of a worker.
--- args →  worker, lease (us), tenant, record
-register('register_worker', STORES, function(args)
-  forget_dead_workers()
-  redis.call('ZADD', K .. ':workers', now + args[3], args[2])
-  redis.call('HSET', worker_key(args[2]), 'tenant', args[4], 'record', args[5], 'registered', stamp(now), 'seen', stamp(now))
-  return 1
-end)
-
 -- A worker was heard of: keep its record for another lease.
--- args →  worker, lease (us), tenant
+-- args →  worker, lease (us; 0 = it leaves), tenant, record ('' = the one that is stored)
 -- returns →  the worker as `answer_worker` makes it, or nothing if that tenant has no such worker
-register('renew_worker', FREES_MEMORY, function(args)
+register('worker_heartbeat', FREES_MEMORY, function(args)
+  local id, tenant, record = args[2], args[4], args[5]
+  local key, seen = worker_key(id), stamp(now)
   forget_dead_workers()
-  local id = args[2]
-  if not is_alive(id) or redis.call('HGET', worker_key(id), 'tenant') ~= args[4] then return {} end
+  if record ~= '' then
+    redis.call('HSET', key, 'tenant', tenant, 'record', record, 'registered', seen)
+  elseif not is_alive(id) or redis.call('HGET', key, 'tenant') ~= tenant then
+    return {}
+  end
   redis.call('ZADD', K .. ':workers', now + args[3], id)
-  redis.call('HSET', worker_key(id), 'seen', stamp(now))
+  redis.call('HSET', key, 'seen', seen)
   return answer_worker(id, {})
 end)
 
@@ -58,40 +52,20 @@ register('workers', READS, function()
   return out
 end)
 
--- Forget a worker.
--- args →  worker
--- returns →  1 if it was alive, else 0
-register('unregister_worker', FREES_MEMORY, function(args)
-  local was = is_alive(args[2])
-  forget_worker(args[2])
-  return was and 1 or 0
-end)
-
 local function records_key(kind) return K .. ':shelf:' .. kind end
 
--- Store a record.
--- args →  kind, name, data
-register('put_record', STORES, function(args)
-  redis.call('HSET', records_key(args[2]), args[3], args[4])
-  return 1
-end)
-
--- Drop a record.
--- args →  kind, name
-register('drop_record', FREES_MEMORY, function(args)
-  redis.call('HDEL', records_key(args[2]), args[3])
-  return 1
-end)
-
 -- Replace a record if it is what the caller expects.
--- args →  kind, name, '1' if there should be one, its data, '1' if there is to be one, its data
+-- args →  kind, name, '1' if there should be one ('*' = it does not matter), its data, '1' if there is to be one, its data
 -- returns →  1 if it was so, else 0
-register('swap_record', STORES, function(args)
+local function swap(args)
   local key, name = records_key(args[2]), args[3]
-  if redis.call('HGET', key, name) ~= (args[4] == '1' and args[5]) then return 0 end
+  if args[4] ~= '*' and redis.call('HGET', key, name) ~= (args[4] == '1' and args[5]) then return 0 end
   if args[6] == '1' then redis.call('HSET', key, name, args[7]) else redis.call('HDEL', key, name) end
   return 1
-end)
+end
+
+register('swap_record', STORES, swap)
+register('drop_record', FREES_MEMORY, swap)
 
 -- All records of a kind.
 -- args →  kind

@@ -28,14 +28,31 @@ local function store_output(job, args, from, to)
   end
 end
 
+-- The messages to a running job behind a number, each with MESSAGE_HEAD; those up to it are dropped.
+local function take_messages(id, after)
+  local key = K .. 'i' .. id
+  local first = redis.call('LINDEX', key, '0')
+  if not first then return {} end
+  local taken = struct.unpack(MESSAGE_HEAD, first)
+  local spent = math.min(after - taken, redis.call('LLEN', key) - 1)
+  if spent > 0 then
+    redis.call('LTRIM', key, spent, -1)
+    redis.call('LSET', key, 0, string.sub(redis.call('LINDEX', key, '0'), 1, 16))
+  end
+  return redis.call('LRANGE', key, 1, -1)
+end
+
 -- Renew the leases of running jobs and store what they report.
 -- args →  lease (us); per job: id, token, pid ('' = unchanged), progress ('' = unchanged), what runs it ('' = unchanged),
---         number of pieces of output, stream .. bytes, …
--- returns →  per job: 1 or 0 (held under that token), reason, and its bytes by `meta_of` if it runs at a tier, else ''
+--         number of the last message that its worker has ('' = it takes none), number of pieces of output,
+--         stream .. bytes, …
+-- returns →  per job: 1 or 0 (held under that token), reason, its bytes by `meta_of` if it runs at a tier, else '';
+--         { messages }, of all jobs none beyond MOST_COLLECTED bytes
 register('renew', STORES, function(args)
-  local until_, out, i = stamp(now + tonumber(args[2])), {}, 3
+  local until_, out, room, i = stamp(now + tonumber(args[2])), {}, MOST_COLLECTED, 3
   while i <= #args do
-    local id, token, pid, progress, ran, pieces = args[i], args[i + 1], args[i + 2], args[i + 3], args[i + 4], tonumber(args[i + 5])
+    local id, token, pid, progress, ran = args[i], args[i + 1], args[i + 2], args[i + 3], args[i + 4]
+    local after, pieces, messages = args[i + 5], tonumber(args[i + 6]), {}
     local job = load(id)
     local mine = job and job[STATE] == RUNNING and job.run[TOKEN] == token
     if mine then
@@ -47,15 +64,17 @@ register('renew', STORES, function(args)
       end
       if pieces > 0 then
         mark(job, EXTRAS)
-        store_output(job, args, i + 6, i + 5 + pieces)
+        store_output(job, args, i + 7, i + 6 + pieces)
       end
       if pid ~= '' then job.run[PID], job[UPDATED] = tonumber(pid), now end
       if ran ~= '' then job.run[NODE] = placed(job.run[NODE], ran) end
       if pid ~= '' or progress ~= '' or ran ~= '' or pieces > 0 then save_run(job) end
+      if after ~= '' and room > 0 then messages = take_messages(id, tonumber(after)) end
+      for _, message in ipairs(messages) do room = room - #message end
     end
     push(out, mine and 1 or 0, mine and job[REASON] or 0)
-    push(out, mine and job.assigned and meta_of(job) or '')
-    i = i + 6 + pieces
+    push(out, mine and job.assigned and meta_of(job) or '', messages)
+    i = i + 7 + pieces
   end
   flush()
   return out
@@ -86,34 +105,6 @@ register('send_message', STORES, function(args)
   end
   if job[STATE] == RUNNING then publish('order/' .. job.run[WORKER]) end
   return 'kept'
-end)
-
-local function messages_after(id, token, after, room)
-  local live = redis.call('HGET', K .. ':runs', id)
-  if room <= 0 or not live or string.sub(live, 1, 8) ~= token then return {} end
-  local key = K .. 'i' .. id
-  local first = redis.call('LINDEX', key, '0')
-  if not first then return {} end
-  local taken = struct.unpack(MESSAGE_HEAD, first)
-  local spent = math.min(after - taken, redis.call('LLEN', key) - 1)
-  if spent > 0 then
-    redis.call('LTRIM', key, spent, -1)
-    redis.call('LSET', key, 0, string.sub(redis.call('LINDEX', key, '0'), 1, 16))
-  end
-  return redis.call('LRANGE', key, 1, -1)
-end
-
--- Answer the messages to running jobs; drop those that their workers have.
--- args →  per job: id, token, number of the last message that its worker has
--- returns →  per job: the messages after that one, each with MESSAGE_HEAD; none beyond MOST_COLLECTED bytes in all
-register('take_messages', FREES_MEMORY, function(args)
-  local out, room = {}, MOST_COLLECTED
-  for i = 2, #args, 3 do
-    local found = messages_after(args[i], args[i + 1], tonumber(args[i + 2]), room)
-    for _, message in ipairs(found) do room = room - #message end
-    out[#out + 1] = found
-  end
-  return out
 end)
 
 -- Successes

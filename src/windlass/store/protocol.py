@@ -1,0 +1,220 @@
+"""What a store implements: typed facets over one place where jobs live. The data is in `data` and `flow`.
+
+A store knows SQL or keys; it decides nothing. `model.lifecycle` decides which state comes next and returns a `Move`;
+the store checks the move's guards and writes it whole, or refuses it. What every store promises:
+
+- A job is named by its id and its tenant (`JobKey`): the same id in two tenants is two jobs.
+- `add` is idempotent by that key, and arrival order is a sequence that the store keeps.
+- `claim` is one atomic step: a job is leased to one worker under a token, or not at all.
+- Every write by a worker is fenced by that token.
+- Due times and leases are judged by the store's own clock; callers pass durations, or times that the store gave them.
+- Finished jobs leave what claims search, and vanish when their keep clock runs out; a result may vanish before them.
+- No call costs more as the backlog grows, beyond a logarithm; no call loops without a bound.
+- Answers are per item, in the order of the items. Which jobs share a partition is known to the store alone.
+"""
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager as Opened
+from typing import Protocol
+
+from windlass.model.job import State
+from windlass.model.lifecycle import Move
+from windlass.model.names import JobKey
+from windlass.model.output import Chunk
+from windlass.model.worker import NewWorker, Worker
+from windlass.store import data, flow
+
+
+class JobStore(Protocol):
+    """Jobs: they are added, claimed, run, end and vanish."""
+
+    async def add(self, drafts: Sequence[data.Draft], *, wait_for_replicas: bool = False) -> list[bool]:
+        """Keep new jobs; for each, whether it is new. One whose id its tenant has already changes nothing.
+
+        Raises `StaleRules` if limit keys were made under other rules than those in force. `wait_for_replicas`: answer
+        when enough replicas have them, if the store is set up so, or raise `NotReplicated`; they are kept then, too.
+        """
+
+    async def claim(self, request: data.ClaimRequest) -> list[data.Record]:
+        """Lease the first jobs that the worker may take, by its queues' order, then turn, then priority, then arrival.
+
+        Nothing that `flow` forbids is taken. The same nonce again answers the same jobs. They come with their payloads
+        and files. A claim is a heartbeat of its worker, noted every `SEEN_EVERY` seconds.
+        """
+
+    async def heartbeat(self, beats: Sequence[data.Heartbeat], lease: float) -> list[data.HeartbeatReply]:
+        """Renew the leases of jobs, note what they say of themselves, hand over orders and messages to them."""
+
+    async def succeed(self, successes: Sequence[data.JobSuccess]) -> list[bool]:
+        """End jobs well; for each, whether its token was right. The keep times of the job are applied at once."""
+
+    async def apply(self, moves: Sequence[Move]) -> list[bool]:
+        """Write moves; for each, whether its guards held. A refused move changes nothing."""
+
+    async def read(self, keys: Sequence[JobKey], *, payload: bool = False) -> data.Reading:
+        """Look jobs up."""
+
+    async def owners(self, ids: Sequence[str]) -> list[list[str]]:
+        """For each id the tenants that have a job of it, by name."""
+
+    async def result(self, key: JobKey) -> data.StoredResult | None:
+        """The result of a job, unless its time is over; if it is kept for one reading only, it is gone afterwards."""
+
+    async def output(self, key: JobKey, after: int, limit: int) -> list[Chunk]:
+        """Chunks of output behind a number: the newest, of all runs, until the finished job is run again."""
+
+    async def post(self, key: JobKey, message: bytes) -> data.Posted:
+        """Keep a message until the current or next run of a job has it or has ended; wakes its worker."""
+
+    async def counts(self, tenant: str) -> data.Counts:
+        """How many jobs a tenant has (`-` = all tenants), and how its runs ended, from counters."""
+
+    async def sweep(self, clock: data.Sweep, limit: int) -> data.SweepReply:
+        """Do what needs no decision where a clock has run out, earliest first."""
+
+    async def next_due(self, clock: data.Sweep, queues: Sequence[str] = ()) -> float | None:
+        """Seconds until RUN has something to sweep, or LANES in these queues; null = nothing waits for the clock."""
+
+    async def overdue(self, clock: data.Overdue, limit: int) -> data.OverdueJobs:
+        """Jobs whose clock has run out and that need a decision, earliest first."""
+
+    async def add_dependencies(self, edges: Sequence[data.Dependency]) -> list[State | None]:
+        """The states of the parents (null = the tenant has no such job). Edges to pending parents are stored."""
+
+    async def completed_parents(self, done: Sequence[data.CompletedParent], limit: int) -> list[data.CompletedParent]:
+        """Drop these completed parents and children, unless they completed again; then return some more."""
+
+    async def list(self, scope: data.ListScope, after: str | None, limit: int) -> data.RecordPage:
+        """Jobs of a scope: tenant by tenant, queue by queue, in order of arrival or the other way round.
+
+        A job that changes its state between two pages is neither missed nor seen twice while it stays in the scope.
+        """
+
+
+class FlowStore(Protocol):
+    """Flow control: which jobs a claim may take. `flow` says what the rules mean."""
+
+    async def rules(self) -> flow.Rules:
+        """The rules in force."""
+
+    async def set_rules(self, rules: flow.Rules) -> bool:
+        """Put these in force if their version is the next one after that in force; whether it was. Ends no run."""
+
+    async def regroup(self, changes: Sequence[flow.Regroup]) -> list[bool]:
+        """Give pending jobs other limit keys; for each, whether its guard held. A running job's places follow."""
+
+    async def hold(self, bucket: str, seconds: float) -> None:
+        """Start nothing of a bucket for so long."""
+
+    async def backlog(self, tenant: str, queue: str, limit: int) -> list[flow.LaneBacklog]:
+        """What is queued (`tenant` may be `-`), at most so many jobs of each lane."""
+
+    async def rank(self, key: JobKey) -> int | None:
+        """How many jobs of its lane are ahead of a queued job (it may stop at `MOST_RANKED`); null = not queued."""
+
+    async def usage(self, limit_rule: str, limit: int) -> list[flow.BucketUsage]:
+        """How the buckets of a limit rule stand, those in use or waited for, at most so many."""
+
+
+class WorkerStore(Protocol):
+    """Workers, each kept for one lease after its last heartbeat."""
+
+    async def heartbeat(self, id: str, tenant: str, lease: float, new: NewWorker | None = None) -> Worker | None:
+        """Renew a tenant's worker; null if it was not known. `new` registers or replaces it, a lease of 0 ends it."""
+
+    async def list(self, tenant: str) -> list[Worker]:
+        """The workers that are alive."""
+
+
+class RecordStore(Protocol):
+    """Small records beside the jobs: tokens, limits, handlers. Compare-and-swap keeps concurrent edits apart."""
+
+    async def swap(self, kind: str, name: str, before: bytes | data.Unchecked | None, after: bytes | None) -> bool:
+        """Keep `after` if what is kept now is `before`, or `before` is `ANYTHING`; whether it was. Null = none."""
+
+    async def list(self, kind: str) -> dict[str, bytes]:
+        """All records of a kind, by name."""
+
+
+class Listener(Protocol):
+    """Waits for wake-ups or events."""
+
+    async def wait(self, seconds: float) -> list[str]:
+        """What came within so many seconds: `WOKEN`, or lines of the feed, with `GAP` where some were missed.
+
+        A wake-up does not say what happened, and may be lost: never wait long without looking.
+        """
+
+
+class EventStore(Protocol):
+    """Wake-ups, and events for subscribers in all processes: short lines, delivered at most once."""
+
+    @property
+    def quiet(self) -> bool:
+        """Whether there are no subscribers, as far as is known without a round trip."""
+
+    def listen(self, topics: Sequence[str]) -> Opened[Listener]:
+        """Wake-ups for topics, which `encoding` lists. `FEED` alone = what is published from now on by any process."""
+
+    async def publish(self, lines: Sequence[str]) -> None:
+        """Publish to the subscribers, if there are any; checks for them where that is not known."""
+
+
+class JournalTarget(Protocol):
+    """Journals are drained into the store, which keeps a watermark for each of them in each partition."""
+
+    replicated_within: float | None
+    """Seconds within which enough replicas must have a new job; null = no caller waits for replicas."""
+
+    @property
+    def partition_count(self) -> int: ...
+
+    async def ready(self) -> None:
+        """Find the server, if it was not there when the store was opened; raises while it is not."""
+
+    def partition_of(self, draft: data.Draft) -> int:
+        """The partition that a job belongs to."""
+
+    async def drain(self, request: data.DrainRequest) -> data.DrainReply:
+        """Add jobs and move the watermark in one step; do neither if the watermark is not where it should be."""
+
+
+class LocalDisk(Protocol):
+    """The store is on a disk of this machine."""
+
+    async def check_room(self) -> None:
+        """Raise if new jobs would be refused for want of room."""
+
+
+class PreparedCommand(Protocol):
+    """Adds jobs which differ only in id and payload, for callers without an event loop."""
+
+    invalid: bool
+    """Whether flow rules may apply now: prepare another one."""
+
+    def __call__(self, id: bytes, payload: bytes, /) -> bool | None:
+        """Add a job (the id as its sixteen bytes); whether it is new. Null = use `add`. No event is published."""
+
+
+class Preparation(Protocol):
+    """The store prepares commands."""
+
+    def command(self, example: data.Draft) -> PreparedCommand | None:
+        """The command for jobs like this one; null = there is none."""
+
+
+class Store(Protocol):
+    """Where jobs live."""
+
+    jobs: JobStore
+    flow: FlowStore
+    workers: WorkerStore
+    records: RecordStore
+    events: EventStore
+    # Optional capabilities; null = the store does not have it.
+    journal: JournalTarget | None
+    disk: LocalDisk | None
+    prepare: Preparation | None
+
+    async def close(self) -> None:
+        """Let go of everything that was opened."""
