@@ -161,15 +161,15 @@ async def test_a_watcher_that_was_forgotten_because_it_did_not_ask_hears_of_a_ga
 ) -> None:
     monkeypatch.setattr("windlass.store.redis.events.WATCHED_FOR", 0.3)
     monkeypatch.setattr("windlass.store.redis.events.LOOK_EVERY", 0.05)
-    here, there = cast("Events", store), cast("Events", other)
+    here, there = store.events, other.events
     async with AsyncExitStack() as stack:
-        watch = await stack.enter_async_context(here.watch())
+        watch = await stack.enter_async_context(here.listen([FEED]))
         async with asyncio.timeout(PATIENCE):
             while not quiet(there):
                 await asyncio.sleep(0.01)
                 await there.publish(["before 1"])  # the last of these is not sent
         if beside_another:
-            await stack.enter_async_context(there.watch())
+            await stack.enter_async_context(there.listen([FEED]))
         hearing = asyncio.create_task(heard(watch))
         while not hearing.done():
             await there.publish(["after 1"])

@@ -157,7 +157,7 @@ class PushWorkers:
 
     async def held(self, worker: Worker) -> list[Claimed]:
         """The jobs that a worker was sent by another server, without their payloads."""
-        found: list[Record] = []
+        found: list[Claimed] = []
         for queue in worker.queues:
             after = None
             scope = ListScope(worker.tenant, queue, frozenset({State.RUNNING}))

@@ -10,9 +10,9 @@ from msgspec import Struct
 
 from windlass.model.errors import Unavailable
 from windlass.model.handler import NO_HANDLER, HandlerRun
-from windlass.model.job import Job, NewJob, Progress, Reason, State
+from windlass.model.job import Job, NewJob, Reason, State
 from windlass.model.lifecycle import Verdict
-from windlass.model.output import Message, NewChunk
+from windlass.model.output import Message, NewChunk, Progress
 from windlass.model.worker import Worker
 
 SEEN_EVERY = 1.0

@@ -44,7 +44,7 @@ from windlass.engine.new_jobs import (
     to_batch,
     to_drafts,
 )
-from windlass.model.errors import Conflict, JournalFull, PartAway, Unavailable, WindlassError
+from windlass.model.errors import Conflict, Invalid, JournalFull, PartAway, Unavailable, WindlassError
 from windlass.model.events import Event
 from windlass.model.job import Job, NewJob, Reason, Terms
 from windlass.model.lifecycle import enter
