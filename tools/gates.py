@@ -95,15 +95,15 @@ def names() -> Iterator[str]:
 
 
 def path() -> Iterator[str]:
-    fewest: dict[str, int] = {}
-    for _ in range(TRIES):  # periodic work beside the job may fall into a walk
+    passed: dict[str, set[str]] = {}
+    for _ in range(TRIES):  # periodic work beside the job may fall into a walk: a file of the path is in each of them
         for store, found in walk.walks():
-            fewest[store] = min(len(found.files), fewest.get(store, len(found.files)))
-        if all(number <= walk.MOST_FILES[store] for store, number in fewest.items()):
+            passed[store] = passed.get(store, set(found.files)) & set(found.files)
+        if all(len(files) <= walk.MOST_FILES[store] for store, files in passed.items()):
             return
-    for store, number in fewest.items():
-        if number > walk.MOST_FILES[store]:
-            yield f"one job passes through {number} files on {store}, {walk.MOST_FILES[store]} are allowed"
+    for store, files in passed.items():
+        if len(files) > walk.MOST_FILES[store]:
+            yield f"one job passes through {len(files)} files on {store}, {walk.MOST_FILES[store]} are allowed"
 
 
 def _is_method(node: ast.stmt) -> bool:

@@ -99,7 +99,8 @@ class Walk(NamedTuple):
     """What one job passed through."""
 
     files: list[str]
-    functions: int
+    functions: list[str]
+    """As `FILE:FUNCTION`."""
     calls: int
 
 
@@ -129,7 +130,7 @@ def walk(store: str, folder: Path) -> Walk:
     for file in folder.glob("calls-*"):
         for called, number in json.loads(file.read_text()).items():
             calls[called] = calls.get(called, 0) + number
-    return Walk(sorted({called.split(":")[0] for called in calls}), len(calls), sum(calls.values()))
+    return Walk(sorted({called.split(":")[0] for called in calls}), sorted(calls), sum(calls.values()))
 
 
 @contextmanager
@@ -160,7 +161,7 @@ def walks() -> Iterator[tuple[str, Walk]]:
 def main() -> int:
     status = 0
     for store, found in walks():
-        print(f"{store}: {len(found.files)} files, {found.functions} functions, {found.calls} calls")
+        print(f"{store}: {len(found.files)} files, {len(found.functions)} functions, {found.calls} calls")
         print("".join(f"  {file}\n" for file in found.files), end="")
         if len(found.files) > MOST_FILES[store]:
             print(f"walk: a job may pass through at most {MOST_FILES[store]} files on {store}", file=sys.stderr)

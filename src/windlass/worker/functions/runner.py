@@ -95,6 +95,8 @@ class HandlerRunner:
 
     def warm(self) -> list[str]:
         """The tasks that have a context waiting for them, as `tenant/task`."""
+        if not self._known:
+            return []
         tasks, engines = self._functions.warm()
         if engines:
             known = self._known.items()
