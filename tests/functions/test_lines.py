@@ -7,7 +7,7 @@ from windlass.model.job import JSON, Job, State
 from windlass.model.output import MOST_OUTPUT
 from windlass.model.wire import MOST_PAYLOAD
 from windlass.worker.functions.protocol import BYTES
-from windlass.worker.runner import ActiveRun
+from windlass.worker.runs import ActiveRun
 
 
 async def test_a_shell_loop_reads_each_line_of_a_payload() -> None:

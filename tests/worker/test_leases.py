@@ -16,8 +16,7 @@ from windlass.system import SystemClock
 from windlass.worker.claims import Registration, WorkerNames
 from windlass.worker.leases import Leases
 from windlass.worker.reports import Reports
-from windlass.worker.runner import ActiveRun, Runner
-from windlass.worker.runs import RunTable
+from windlass.worker.runs import ActiveRun, Runner, RunTable
 
 YOUNG = 0.02
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -23,8 +23,15 @@ from windlass.model.errors import Busy, Conflict, Invalid, Missing
 from windlass.model.job import MSGPACK, State
 from windlass.model.operations import Cancel, Delete, Send
 from windlass.model.output import MOST_MESSAGE, MOST_MESSAGES
-from windlass.worker.contexts.frames import Command, ContextUpdate, FrameReader, JobMessage, encode_frame
-from windlass.worker.runner import Assignment, RunOutcome
+from windlass.worker.contexts.frames import (
+    Assignment,
+    Command,
+    ContextUpdate,
+    FrameReader,
+    JobMessage,
+    RunOutcome,
+    encode_frame,
+)
 
 pytestmark = pytest.mark.timeout(240)
 

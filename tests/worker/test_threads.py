@@ -11,9 +11,8 @@ from tests.support.patience import PATIENCE
 from windlass.call.arguments import CallSignature
 from windlass.model.lifecycle import Verdict
 from windlass.worker.contexts.execution import Execution
-from windlass.worker.contexts.frames import ContextOutbox, ContextUpdate, FrameReader
+from windlass.worker.contexts.frames import Assignment, ContextOutbox, ContextUpdate, FrameReader, RunOutcome
 from windlass.worker.contexts.main import Threads
-from windlass.worker.runner import Assignment, RunOutcome
 
 NOTHING = b"\x90"  # no arguments
 

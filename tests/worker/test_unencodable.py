@@ -9,8 +9,8 @@ from tests.support.worker_harness import WorkerHarness
 from windlass.model.job import NewJob, State
 from windlass.model.lifecycle import Verdict
 from windlass.model.operations import GetOutput
-from windlass.worker.contexts.frames import ContextOutbox, ContextUpdate, FrameReader
-from windlass.worker.runner import MOST_UNSENT, RunOutcome, RunUpdate
+from windlass.worker.contexts.frames import ContextOutbox, ContextUpdate, FrameReader, RunOutcome, RunUpdate
+from windlass.worker.runs import MOST_UNSENT
 
 BLURTED = {
     "nothing": ("tasks.WordlessError", "it cannot be put into words: that raised RuntimeError"),

@@ -30,7 +30,7 @@ from windlass.system import SystemClock
 from windlass.worker.claims import Registration
 from windlass.worker.loop import WorkerLoop
 from windlass.worker.reports import Reports
-from windlass.worker.runner import ActiveRun
+from windlass.worker.runs import ActiveRun
 
 
 @pytest.fixture

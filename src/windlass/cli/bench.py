@@ -4,6 +4,7 @@ One caller, one process, small payloads, in a queue of its own that is deleted a
 this store, not the maximum for several callers.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Annotated
@@ -143,13 +144,23 @@ def _progress() -> Progress:
     return Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
 
 
+async def _whole(step: Awaitable[int]) -> int:
+    """A step, to its end even if it is interrupted: jobs on their way to the store would not be deleted."""
+    running = asyncio.ensure_future(step)
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise
+
+
 async def _measure(name: str, step: Callable[[], Awaitable[int]], most: int, seconds: float, shown: Progress) -> Speed:
     clock = SystemClock()
     bar = shown.add_task(name, total=1.0)
     began = clock.monotonic()
     done, passed = 0, 0.0
     while done < most and passed < seconds:
-        more = await step()
+        more = await _whole(step())
         done += more
         passed = clock.monotonic() - began
         shown.update(bar, completed=max(done / most, passed / seconds))

@@ -29,8 +29,9 @@ from windlass.store.sqlite import SqliteStore
 from windlass.system import SystemClock, SystemRandomness
 from windlass.worker.claims import Registration
 from windlass.worker.contexts.execution import Execution, TaskCode, aexecute, execute, is_async, unknown_task
+from windlass.worker.contexts.frames import Assignment, RunOutcome, RunUpdate, assignment_of
 from windlass.worker.loop import WorkerLoop
-from windlass.worker.runner import ActiveRun, Assignment, RunOutcome, RunUpdate, assignment_of
+from windlass.worker.runs import ActiveRun
 
 
 class ManualClock:

@@ -15,8 +15,7 @@ from windlass.model.operations import Alive, Renew, Renewed
 from windlass.model.ports import Clock
 from windlass.worker.claims import Registration
 from windlass.worker.reports import without_repeats
-from windlass.worker.runner import ActiveRun, Stop
-from windlass.worker.runs import RunTable
+from windlass.worker.runs import ActiveRun, RunTable, Stop
 
 log = logging.getLogger("windlass.worker")
 

@@ -44,10 +44,10 @@ from windlass.model.push import read_url
 from windlass.model.wire import FAULTS, MOST_RESULT, Format
 from windlass.model.worker import NewWorker, Worker
 from windlass.worker.claims import Registration
+from windlass.worker.contexts.frames import RunOutcome
 from windlass.worker.loop import WorkerLoop
 from windlass.worker.network import ANSWER_WITHIN, GuardedBackend, Network
-from windlass.worker.runner import ActiveRun, RunOutcome, Stop
-from windlass.worker.runs import finished
+from windlass.worker.runs import ActiveRun, Stop, finished
 
 log = logging.getLogger("windlass.push")
 

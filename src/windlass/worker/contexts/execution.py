@@ -21,8 +21,7 @@ from windlass.model.lifecycle import Verdict
 from windlass.model.names import child_id, keyed_id
 from windlass.model.output import Progress
 from windlass.model.wire import encodable
-from windlass.worker.contexts.frames import MOST_RESULT
-from windlass.worker.runner import Assignment, RunOutcome, RunUpdate
+from windlass.worker.contexts.frames import MOST_RESULT, Assignment, RunOutcome, RunUpdate
 
 
 class MessageQueue:

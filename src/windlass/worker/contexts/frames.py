@@ -17,11 +17,12 @@ from typing import Generic, NoReturn, TypeVar
 import msgspec
 from msgspec import Struct
 
-from windlass.model.job import Error
+from windlass.model.job import MSGPACK, Error, NewJob, Reason
 from windlass.model.lifecycle import Verdict
+from windlass.model.operations import Claimed
 from windlass.model.options import JobOptions
+from windlass.model.output import Progress
 from windlass.model.wire import UNENCODABLE, encodable
-from windlass.worker.runner import Assignment, RunOutcome, RunUpdate
 
 LENGTH = struct.Struct(">I")
 
@@ -37,6 +38,90 @@ MOST_RESULT = 256 << 20
 T = TypeVar("T")
 
 _encode = msgspec.msgpack.Encoder().encode
+
+
+# One run
+
+
+class Assignment(Struct, frozen=True, array_like=True, gc=False):
+    """One job to run, with all that the code which runs it may ask."""
+
+    number: int
+    """Names the run between a worker and its contexts."""
+    task: str
+    payload: bytes
+    content_type: str
+    id: str
+    queue: str
+    tenant: str
+    attempt: int
+    priority: int
+    created_at: float
+    """Seconds since 1970."""
+    timeout: float | None = None
+    max_retry: int | None = 0
+    tags: list[str] = []
+    headers: dict[str, str] = {}
+    files: dict[str, bytes] = {}
+    input: bool = False
+    """Whether it takes messages."""
+    one_argument: bool = False
+    """Whether its payload is one argument, whatever its type."""
+
+
+def assignment_of(number: int, claimed: Claimed) -> Assignment:
+    """What a claim's answer says of one job. Its payload is not decoded."""
+    job = claimed.job
+    return Assignment(
+        number,
+        job.task,
+        bytes(claimed.payload),
+        job.content_type,
+        job.id,
+        job.queue,
+        job.tenant,
+        job.attempt,
+        job.priority,
+        job.created_at.timestamp(),
+        job.timeout,
+        job.max_retry,
+        job.tags,
+        job.headers,
+        claimed.files,
+        job.input,
+        job.one_argument,
+    )
+
+
+class RunOutcome(Struct, frozen=True, array_like=True, gc=False):
+    """How a run ended."""
+
+    number: int
+    verdict: Verdict
+    result: bytes | None = None
+    code: int | None = None
+    error: Error | None = None
+    delay: float | None = None
+    snooze: float | None = None
+    """Seconds after which the job wants to run again; this run does not count."""
+    rests: str | None = None
+    """A limit (empty = every limit of the job) under which nothing starts while the job snoozes."""
+    jobs: list[NewJob] = []
+    """Jobs to be queued with its success."""
+    reason: Reason | None = None
+    """`crashed`, `timeout` …, where the code itself did not end it."""
+    content_type: str = MSGPACK
+    """Of the result."""
+
+
+class RunUpdate(Struct, frozen=True, array_like=True, gc=False):
+    """What a running job reports."""
+
+    number: int
+    progress: Progress | None = None
+    log: str | None = None
+    taken: int | None = None
+    """How many messages it has taken so far."""
 
 
 # Supervisor to context

@@ -33,8 +33,17 @@ from windlass.worker.contexts.execution import (
     outcome_of,
     unknown_task,
 )
-from windlass.worker.contexts.frames import Command, ContextOutbox, ContextUpdate, FrameReader, FrameTooLong, JobMessage
-from windlass.worker.runner import Assignment, RunOutcome, RunUpdate
+from windlass.worker.contexts.frames import (
+    Assignment,
+    Command,
+    ContextOutbox,
+    ContextUpdate,
+    FrameReader,
+    FrameTooLong,
+    JobMessage,
+    RunOutcome,
+    RunUpdate,
+)
 
 Item = tuple[TaskCode, Assignment, Execution]
 

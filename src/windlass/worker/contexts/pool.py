@@ -15,11 +15,10 @@ from windlass.model.operations import Claimed
 from windlass.model.output import Stream
 from windlass.model.ports import Clock
 from windlass.worker import WorkerOptions
-from windlass.worker.contexts.frames import ContextUpdate
+from windlass.worker.contexts.frames import Assignment, ContextUpdate, RunOutcome, assignment_of
 from windlass.worker.contexts.processes import ContextProcess, ProcessManager
 from windlass.worker.linux import resident
-from windlass.worker.runner import ActiveRun, Assignment, RunOutcome, Stop, assignment_of
-from windlass.worker.runs import RunTable, crashed
+from windlass.worker.runs import ActiveRun, RunTable, Stop, crashed
 
 log = logging.getLogger("windlass.worker")
 

@@ -21,6 +21,7 @@ import msgspec
 from windlass.model.output import Stream
 from windlass.worker.contexts.frames import (
     AppInfo,
+    Assignment,
     Command,
     ContextUpdate,
     Exited,
@@ -39,7 +40,6 @@ from windlass.worker.contexts.frames import (
     encode_frame,
 )
 from windlass.worker.linux import allow_many_files, descendants, end_marked, send
-from windlass.worker.runner import Assignment
 
 log = logging.getLogger("windlass.worker")
 

@@ -21,8 +21,7 @@ from windlass.model.ports import Clock
 from windlass.model.quota import Quota, too_large, too_many
 from windlass.worker.functions import ERROR, FunctionJob, FunctionOutcome, Tier
 from windlass.worker.functions.pool import Functions
-from windlass.worker.runner import ActiveRun
-from windlass.worker.runs import RunTable, function_finished, refused
+from windlass.worker.runs import ActiveRun, RunTable, function_finished, refused
 
 log = logging.getLogger("windlass.worker")
 
