@@ -38,7 +38,7 @@ def mark(what):
 
 async def life(engine, listening):
     worker = await register(engine)
-    async with listening.listen(["work/default"]):
+    async with listening.events.listen(["work/default"]):
         mark("listening")
         job = await enqueue(engine)
         mark("added")
@@ -46,7 +46,7 @@ async def life(engine, listening):
     mark("claimed")
     await engine(Begin(worker=worker, jobs=[Began(id=job.id, token=claimed.token, pid=1)]))
     mark("begun")
-    async with listening.listen([end_topic(key_of(job))]):
+    async with listening.events.listen([end_topic(key_of(job))]):
         await finish(engine, worker, claimed)
         mark("finished")
     await engine(ChangeQueue(queue="default", change=QueueChange(on_lost="fail")))
