@@ -25,7 +25,6 @@ from windlass.engine import Engine
 from windlass.engine.estimate.answers import get_queue_estimate
 from windlass.engine.estimate.learn import learn_run_times
 from windlass.model.job import NewJob
-from windlass.model.lifecycle import Verdict
 from windlass.model.names import EVERY_TENANT, fresh_id
 from windlass.model.operations import (
     Accepted,
@@ -38,6 +37,7 @@ from windlass.model.operations import (
     GetQueueEstimate,
     Register,
 )
+from windlass.model.outcome import Verdict
 from windlass.model.worker import NewWorker, Worker
 from windlass.store.data import ClaimRequest, Draft, JobSuccess
 from windlass.store.flow import LimitRule, Rules

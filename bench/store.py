@@ -25,9 +25,9 @@ from bench.table import Table
 from tests.support.servers import Server
 from windlass.engine import Engine
 from windlass.model.job import NewJob
-from windlass.model.lifecycle import Verdict
 from windlass.model.names import fresh_id
 from windlass.model.operations import Claim, EnqueueMany, Finish, Finished
+from windlass.model.outcome import Verdict
 from windlass.model.worker import NewWorker, Worker
 from windlass.store.data import ClaimRequest, Draft, JobSuccess
 from windlass.store.protocol import Store

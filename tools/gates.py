@@ -139,7 +139,7 @@ def six_files() -> Iterator[str]:
 
 
 def main() -> int:
-    faults = [fault for gate in (words, names, store, path) for fault in gate()]
+    faults = [fault for gate in (words, names, store, six_files, path) for fault in gate()]
     for fault in faults:
         print(fault)
     return 1 if faults else 0

@@ -34,7 +34,6 @@ from windlass.engine import Engine
 from windlass.model import wire
 from windlass.model.errors import Invalid
 from windlass.model.job import JSON, Error, NewJob
-from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.operations import (
     Alive,
@@ -48,6 +47,7 @@ from windlass.model.operations import (
     Register,
     Renew,
 )
+from windlass.model.outcome import Verdict
 from windlass.model.output import NewChunk, Progress
 from windlass.model.worker import NewWorker
 

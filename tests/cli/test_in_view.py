@@ -10,8 +10,9 @@ from tests.support.stores import VirtualClock
 from tests.support.worker_harness import ON_A_FILE, WorkerHarness
 from windlass.engine import Engine
 from windlass.model.job import Error, Job, Reason, State
-from windlass.model.lifecycle import Outcome, Verdict, finish, lose, release
+from windlass.model.lifecycle import finish, lose, release
 from windlass.model.operations import Alive, Renew, Show, Workers
+from windlass.model.outcome import Outcome, Verdict
 from windlass.model.output import Progress
 
 EACH_STORE = pytest.mark.parametrize("kind", ["sqlite", "redis"], indirect=True)

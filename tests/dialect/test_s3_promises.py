@@ -15,8 +15,8 @@ from windlass.engine import Engine
 from windlass.engine.upkeep import promote, reclaim
 from windlass.model.handler import NewHandler
 from windlass.model.job import State
-from windlass.model.lifecycle import Verdict
 from windlass.model.operations import Began, Begin, ChangeQueue, Claim, Finish, Finished, PutHandler, Show, Workers
+from windlass.model.outcome import Verdict
 from windlass.model.queue import QueueChange
 from windlass.model.worker import SandboxTier
 

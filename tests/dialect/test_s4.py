@@ -20,7 +20,6 @@ from windlass.engine.upkeep import promote, purge
 from windlass.model.duration import DAY
 from windlass.model.errors import Unavailable
 from windlass.model.job import Error
-from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.operations import (
     A,
@@ -35,6 +34,7 @@ from windlass.model.operations import (
     Operation,
     Show,
 )
+from windlass.model.outcome import Verdict
 from windlass.model.queue import QueueChange
 from windlass.model.token import Scope
 

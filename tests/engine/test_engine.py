@@ -21,7 +21,6 @@ from windlass.engine import ANSWERS, Engine, Settings, jobs, upkeep, work
 from windlass.model import wire
 from windlass.model.errors import Invalid, Missing, TooLarge, Unavailable, WindlassError
 from windlass.model.job import TEXT, Error, Job, NewJob, Reason, State
-from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.names import fresh_id, queue_mark
 from windlass.model.operations import (
@@ -59,6 +58,7 @@ from windlass.model.operations import (
     Workers,
 )
 from windlass.model.options import JobOptions
+from windlass.model.outcome import Verdict
 from windlass.model.output import Progress
 from windlass.model.retry import RetryPolicy as Policy
 from windlass.model.wire import MOST_PAYLOAD, MOST_RESULT

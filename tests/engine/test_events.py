@@ -29,7 +29,6 @@ from windlass.model.errors import Invalid, Unavailable, WindlassError
 from windlass.model.estimate import Estimate, Why
 from windlass.model.events import Event, EventSubscription
 from windlass.model.job import NewJob, State
-from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.operations import (
     AddToken,
@@ -47,6 +46,7 @@ from windlass.model.operations import (
     Renew,
     Rerun,
 )
+from windlass.model.outcome import Verdict
 from windlass.model.output import Progress
 from windlass.model.queue import QueueChange, Tier
 from windlass.model.worker import NewWorker

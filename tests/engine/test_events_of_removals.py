@@ -13,9 +13,9 @@ from windlass.client import Client
 from windlass.engine import Engine, upkeep
 from windlass.model.events import DeletedJob, Event
 from windlass.model.job import State
-from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.operations import Cancel, Delete
+from windlass.model.outcome import Verdict
 
 __all__ = ["elsewhere", "other"]
 

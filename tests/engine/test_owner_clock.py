@@ -19,7 +19,7 @@ from windlass.client import Client
 from windlass.engine import Engine, upkeep
 from windlass.model.errors import Invalid
 from windlass.model.job import FINISHED, Job, Reason, State
-from windlass.model.lifecycle import Move, Step, Verdict
+from windlass.model.lifecycle import Move, Step
 from windlass.model.limit import NewLimit, Which
 from windlass.model.match import Match
 from windlass.model.operations import (
@@ -41,6 +41,7 @@ from windlass.model.operations import (
     Show,
 )
 from windlass.model.options import JobOptions
+from windlass.model.outcome import Verdict
 from windlass.store.protocol import Store
 
 

@@ -7,7 +7,6 @@ from tests.support.stores import VirtualClock
 from windlass.engine import Engine
 from windlass.model.errors import Busy, Conflict, TooLarge
 from windlass.model.job import NewJob
-from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.operations import (
     Count,
@@ -20,6 +19,7 @@ from windlass.model.operations import (
     GetQuota,
     PutQuota,
 )
+from windlass.model.outcome import Verdict
 from windlass.model.quota import Quota
 from windlass.server.filters import REMEMBER, QuotaFilter
 

@@ -10,10 +10,10 @@ from tests.support.stores import VirtualClock
 from windlass.engine import Engine, upkeep
 from windlass.model.errors import Invalid, TooLarge, WindlassError
 from windlass.model.job import JSON, Job, NewJob, State
-from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.names import child_id, fresh_id
 from windlass.model.operations import Applied, Claim, Finish, Finished, List, Show
+from windlass.model.outcome import Verdict
 from windlass.model.wire import MOST_PAYLOAD
 
 TOKEN = "0123456789abcdef"  # noqa: S105 - of no job

@@ -12,9 +12,9 @@ from tests.support.patience import PATIENCE
 from tests.support.push_servers import Station, station
 from windlass.model.estimate import Estimate, Why
 from windlass.model.events import Event
-from windlass.model.lifecycle import Verdict
 from windlass.model.limit import NewLimit, Pause, Which
 from windlass.model.operations import ChangeQueue, Claim, Finish, Finished, PauseLimit, PauseTask, PutLimit, RemoveLimit
+from windlass.model.outcome import Verdict
 from windlass.model.queue import QueueChange
 from windlass.store.protocol import Store
 

@@ -12,7 +12,6 @@ from windlass.engine import Engine
 from windlass.engine.flow.tiers import rebalance, rebalance_all
 from windlass.model.errors import Busy, Invalid, PartAway
 from windlass.model.job import Job, NewJob, Reason
-from windlass.model.lifecycle import Verdict
 from windlass.model.limit import NewLimit, Which
 from windlass.model.names import fresh_id
 from windlass.model.operations import (
@@ -27,6 +26,7 @@ from windlass.model.operations import (
     Show,
     Unregister,
 )
+from windlass.model.outcome import Verdict
 from windlass.model.queue import QueueChange, Tier
 from windlass.store.data import Draft
 

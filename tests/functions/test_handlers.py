@@ -16,7 +16,6 @@ from windlass.model.duration import DAY
 from windlass.model.errors import Conflict, Invalid, Missing
 from windlass.model.handler import MOST_SCRIPT, MOST_VERSIONS, NewHandler
 from windlass.model.job import NewJob, Reason, State
-from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.operations import (
     Claim,
@@ -32,6 +31,7 @@ from windlass.model.operations import (
     Rerun,
     Show,
 )
+from windlass.model.outcome import Verdict
 from windlass.model.retry import UNTIL_DEADLINE
 from windlass.model.worker import NewWorker
 

@@ -21,9 +21,7 @@ from windlass.model.lifecycle import (
     Gone,
     Move,
     OnLost,
-    Outcome,
     Step,
-    Verdict,
     abandon,
     cancel,
     delete,
@@ -38,6 +36,7 @@ from windlass.model.lifecycle import (
     touch_owner,
     unblock,
 )
+from windlass.model.outcome import Outcome, Verdict
 from windlass.model.retry import FROM_START, UNTIL_DEADLINE, RetryPolicy, backoff
 
 BORN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -35,7 +35,6 @@ from windlass.model.errors import (
     from_problem,
 )
 from windlass.model.job import JSON, MSGPACK, NOTHING, TEXT, Error, Job, NewJob, Reason, State, Terms
-from windlass.model.lifecycle import Verdict
 from windlass.model.match import ABSENT, ANY, Match, field, index_only, matches, states
 from windlass.model.operations import (
     MOST_AT_ONCE,
@@ -49,6 +48,7 @@ from windlass.model.operations import (
     Selection,
 )
 from windlass.model.options import LEAST_UNATTENDED
+from windlass.model.outcome import Verdict
 from windlass.model.output import Progress
 from windlass.model.retry import EXPONENTIAL, FROM_START, PRESETS, UNTIL_DEADLINE, RetryPolicy
 from windlass.model.worker import NewWorker

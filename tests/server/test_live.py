@@ -19,7 +19,6 @@ from tests.support.push_servers import Station, lines
 from windlass.model import events
 from windlass.model.events import Event, EventCursor
 from windlass.model.job import Job
-from windlass.model.lifecycle import Verdict
 from windlass.model.operations import (
     AddToken,
     Alive,
@@ -32,6 +31,7 @@ from windlass.model.operations import (
     Register,
     Renew,
 )
+from windlass.model.outcome import Verdict
 from windlass.model.output import NewChunk, Progress
 from windlass.model.worker import NewWorker
 from windlass.server import live

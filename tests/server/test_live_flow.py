@@ -13,9 +13,9 @@ from tests.support.push_servers import Station, until
 from windlass.model.estimate import Estimate, Why
 from windlass.model.events import Event
 from windlass.model.job import Job, State
-from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.operations import Cancel, ChangeQueue, Claim, Finish, Finished, GetEstimate, Register
+from windlass.model.outcome import Verdict
 from windlass.model.queue import QueueChange, Tier
 from windlass.model.worker import NewWorker
 

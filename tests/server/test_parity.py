@@ -23,7 +23,6 @@ from windlass.engine import Engine
 from windlass.model.errors import Conflict, Invalid, Missing, TooLarge, WindlassError
 from windlass.model.handler import HandlerOptions, NewHandler
 from windlass.model.job import JSON, TEXT, Job, NewJob, State
-from windlass.model.lifecycle import Verdict
 from windlass.model.limit import Condition, NewLimit, Pause, Rate, Which
 from windlass.model.match import Match
 from windlass.model.names import fresh_id, queue_mark
@@ -83,6 +82,7 @@ from windlass.model.operations import (
     Workers,
 )
 from windlass.model.options import JobOptions
+from windlass.model.outcome import Verdict
 from windlass.model.output import MOST_MESSAGE, NewChunk, Progress
 from windlass.model.queue import QueueChange, Tier
 from windlass.model.quota import Quota

@@ -12,9 +12,9 @@ from windlass.client import Client
 from windlass.engine import Engine
 from windlass.model.errors import Invalid
 from windlass.model.job import NewJob
-from windlass.model.lifecycle import Verdict
 from windlass.model.names import without_password
 from windlass.model.operations import Count, Enqueue, Finish, Finished, Show
+from windlass.model.outcome import Verdict
 
 BROKEN = ["text/plain\r\nx: y", "text/plain\n", "a\0b", "a\x7f", "é/x", "\t"]
 

@@ -21,8 +21,9 @@ from tests.store.model_flow import Bounds, Lane, lane_of, rank, waiting
 from windlass.model.errors import Invalid
 from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import FINISHED, PENDING, Job, NewJob, Reason, State, Terms
-from windlass.model.lifecycle import GONE, Move, Step, Verdict, enter
+from windlass.model.lifecycle import GONE, Move, Step, enter
 from windlass.model.names import EVERY_TENANT, JobKey, OfTenant, key_of
+from windlass.model.outcome import Verdict
 from windlass.model.output import MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT, Chunk, Message, NewChunk
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker

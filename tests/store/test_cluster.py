@@ -12,9 +12,9 @@ from tests.support.stores import SeededChance
 from windlass.engine import Engine
 from windlass.model.errors import Unavailable
 from windlass.model.job import NewJob, State
-from windlass.model.lifecycle import Verdict
 from windlass.model.names import queue_mark
 from windlass.model.operations import Claim, Enqueue, EnqueueMany, Finish, Finished, GetStats, List, Register
+from windlass.model.outcome import Verdict
 from windlass.model.worker import NewWorker
 from windlass.store.redis import RedisStore
 from windlass.store.redis.cluster import slot_of

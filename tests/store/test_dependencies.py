@@ -7,7 +7,8 @@ import pytest
 from tests.support.patience import PATIENCE
 from tests.support.stores import ALL, WITH_MODEL, World
 from windlass.model.job import NewJob, Reason, State
-from windlass.model.lifecycle import Outcome, Verdict, cancel, delete, expire, finish, rerun, unblock
+from windlass.model.lifecycle import cancel, delete, expire, finish, rerun, unblock
+from windlass.model.outcome import Outcome, Verdict
 from windlass.store.data import (
     MOST_CHILDREN,
     CompletedParent,

@@ -12,7 +12,8 @@ import pytest
 from tests.support.stores import EACH_CODE, World, ids
 from windlass.model.errors import Invalid
 from windlass.model.job import Reason
-from windlass.model.lifecycle import Outcome, Verdict, cancel, delete, expire, finish, lose, release, rerun
+from windlass.model.lifecycle import cancel, delete, expire, finish, lose, release, rerun
+from windlass.model.outcome import Outcome, Verdict
 from windlass.store.data import Overdue, Record, Sweep
 from windlass.store.flow import BucketUsage, LimitRule
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.stores import EACH_CODE, World, ids
-from windlass.model.lifecycle import Outcome, Verdict, finish, release
+from windlass.model.lifecycle import finish, release
+from windlass.model.outcome import Outcome, Verdict
 from windlass.store.data import Sweep
 from windlass.store.flow import LimitRule
 

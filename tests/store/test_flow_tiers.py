@@ -12,7 +12,8 @@ import pytest
 from tests.support.patience import PATIENCE
 from tests.support.stores import EACH_CODE, World, ids
 from windlass.model.job import Reason, State
-from windlass.model.lifecycle import Outcome, Verdict, cancel, delete, finish, halt, lose, release, shrink
+from windlass.model.lifecycle import cancel, delete, finish, halt, lose, release, shrink
+from windlass.model.outcome import Outcome, Verdict
 from windlass.store.data import Overdue, Record
 from windlass.store.flow import LimitRule, TierRule
 

@@ -29,8 +29,6 @@ from tests.support.stores import ALL, SeededChance, StoreKind, VirtualClock, Wor
 from windlass.model.job import FINISHED, Job, Reason, State
 from windlass.model.lifecycle import (
     Move,
-    Outcome,
-    Verdict,
     abandon,
     cancel,
     delete,
@@ -44,6 +42,7 @@ from windlass.model.lifecycle import (
     unblock,
 )
 from windlass.model.names import key_of
+from windlass.model.outcome import Outcome, Verdict
 from windlass.model.worker import Worker
 from windlass.store.data import DueJob, ListScope, Overdue, Record, Sweep
 from windlass.store.flow import FLEXIBLE, LimitRule, Regroup, Rules, TierRule

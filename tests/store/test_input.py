@@ -4,8 +4,9 @@ import pytest
 
 from tests.support.stores import WITH_MODEL, World
 from windlass.model.job import State
-from windlass.model.lifecycle import Outcome, Verdict, cancel, delete, finish, lose, release
+from windlass.model.lifecycle import cancel, delete, finish, lose, release
 from windlass.model.names import DEFAULT_TENANT, JobKey
+from windlass.model.outcome import Outcome, Verdict
 from windlass.model.output import MOST_INPUT, MOST_MESSAGE, MOST_MESSAGES
 from windlass.store.data import Heartbeat, Overdue, Posted, Record, Sweep
 

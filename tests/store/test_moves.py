@@ -12,18 +12,8 @@ from msgspec.structs import replace
 
 from tests.support.stores import WITH_MODEL, World, ids, token
 from windlass.model.job import FINISHED, Error, Job, Reason, State
-from windlass.model.lifecycle import (
-    Move,
-    Outcome,
-    Verdict,
-    cancel,
-    delete,
-    expire,
-    finish,
-    lose,
-    release,
-    rerun,
-)
+from windlass.model.lifecycle import Move, cancel, delete, expire, finish, lose, release, rerun
+from windlass.model.outcome import Outcome, Verdict
 from windlass.model.output import Progress
 from windlass.store.data import JobCount, Overdue, Record, StoredResult, Sweep
 

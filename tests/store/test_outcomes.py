@@ -10,8 +10,8 @@ from tests.support.stores import StoreKind, VirtualClock
 from tests.support.worker_harness import ON_A_FILE, WorkerHarness
 from windlass.engine import Engine
 from windlass.engine.upkeep import purge, reclaim
-from windlass.model.lifecycle import Verdict
 from windlass.model.operations import Cancel, GetStats, Release, Released
+from windlass.model.outcome import Verdict
 from windlass.model.retry import RetryPolicy
 from windlass.store.data import MOST_COUNTED
 

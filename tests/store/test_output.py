@@ -5,7 +5,8 @@ from datetime import timedelta
 import pytest
 
 from tests.support.stores import WITH_MODEL, World, token
-from windlass.model.lifecycle import Outcome, Verdict, delete, finish, lose, rerun
+from windlass.model.lifecycle import delete, finish, lose, rerun
+from windlass.model.outcome import Outcome, Verdict
 from windlass.model.output import MOST_CHUNK, MOST_CHUNKS, MOST_OUTPUT, Chunk, NewChunk, Stream
 from windlass.store.data import Heartbeat, Overdue, Record, Sweep
 

@@ -13,8 +13,9 @@ from tests.support.patience import PATIENCE
 from tests.support.stores import ALL, WITH_MODEL, World, ids
 from windlass.model.errors import Invalid
 from windlass.model.job import FINISHED, PENDING, State
-from windlass.model.lifecycle import Outcome, Verdict, cancel, delete, finish, release, rerun
+from windlass.model.lifecycle import cancel, delete, finish, release, rerun
 from windlass.model.names import JobKey, fresh_id
+from windlass.model.outcome import Outcome, Verdict
 from windlass.model.worker import NewWorker, Worker
 from windlass.store.data import ClaimRequest, JobCount, ListScope, Sweep
 from windlass.store.encoding import end_topic

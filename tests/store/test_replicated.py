@@ -23,7 +23,6 @@ from windlass.engine import Engine, Settings
 from windlass.engine.journal import Journaled
 from windlass.model.errors import Invalid, NotReplicated
 from windlass.model.job import NewJob, State
-from windlass.model.lifecycle import Verdict
 from windlass.model.names import fresh_id
 from windlass.model.operations import (
     Claim,
@@ -38,6 +37,7 @@ from windlass.model.operations import (
     Show,
 )
 from windlass.model.options import JobOptions
+from windlass.model.outcome import Verdict
 from windlass.model.worker import NewWorker
 from windlass.system import SystemRandomness
 

@@ -7,7 +7,8 @@ from msgspec.structs import replace
 
 from tests.support.stores import EACH_CODE, World
 from windlass.model.job import NewJob, State
-from windlass.model.lifecycle import Outcome, Verdict, delete, finish, rerun
+from windlass.model.lifecycle import delete, finish, rerun
+from windlass.model.outcome import Outcome, Verdict
 from windlass.store.data import DueJob, StoredResult, Sweep
 from windlass.store.redis import RedisStore
 from windlass.store.sqlite import SqliteStore

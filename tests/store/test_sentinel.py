@@ -27,9 +27,9 @@ from windlass import Windlass
 from windlass.engine import Engine
 from windlass.model.errors import Invalid, Unavailable
 from windlass.model.job import NewJob, State
-from windlass.model.lifecycle import Verdict
 from windlass.model.names import without_password
 from windlass.model.operations import Claim, Count, Enqueue, Finish, Finished, List, Register, Show
+from windlass.model.outcome import Verdict
 from windlass.model.worker import NewWorker
 from windlass.store.redis import RedisStore
 from windlass.store.redis.urls import read_url

@@ -12,8 +12,9 @@ from msgspec import UNSET, Raw
 
 from tests.support.stores import WITH_MODEL, World, ids, token
 from windlass.model.job import Error, Job, Reason, State
-from windlass.model.lifecycle import Outcome, Verdict, cancel, delete, finish, lose, release
+from windlass.model.lifecycle import cancel, delete, finish, lose, release
 from windlass.model.names import DEFAULT_TENANT, JobKey, fresh_id
+from windlass.model.outcome import Outcome, Verdict
 from windlass.model.output import Progress
 from windlass.model.retry import RetryPolicy
 from windlass.store.data import (

@@ -11,7 +11,6 @@ from tests.support.stores import SeededChance
 from windlass.engine import Engine, upkeep
 from windlass.model.errors import Conflict, Invalid, WindlassError
 from windlass.model.job import Job, NewJob, State
-from windlass.model.lifecycle import Verdict
 from windlass.model.names import child_id, fresh_id, keyed_id
 from windlass.model.operations import (
     Alive,
@@ -36,6 +35,7 @@ from windlass.model.operations import (
     Send,
     Show,
 )
+from windlass.model.outcome import Verdict
 from windlass.model.output import NewChunk
 
 pytestmark = pytest.mark.parametrize("kind", ["sqlite", "redis", "cluster"], indirect=True)

@@ -38,7 +38,6 @@ from windlass.engine import Engine, upkeep
 from windlass.model import wire
 from windlass.model.errors import WindlassError
 from windlass.model.job import PENDING, Error, Job, NewJob, Reason, State
-from windlass.model.lifecycle import CODES, Verdict
 from windlass.model.match import Match
 from windlass.model.names import fresh_id, key_of, keyed_id
 from windlass.model.operations import (
@@ -72,6 +71,7 @@ from windlass.model.operations import (
     Unregister,
     Workers,
 )
+from windlass.model.outcome import CODES, Verdict
 from windlass.model.output import MOST_CHUNK, MOST_MESSAGE, Chunk, NewChunk, Progress
 from windlass.model.retry import FROM_START, UNTIL_DEADLINE
 from windlass.model.retry import RetryPolicy as Policy

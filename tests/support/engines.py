@@ -9,8 +9,8 @@ from tests.support.stores import SeededChance
 from windlass.engine import Engine
 from windlass.model import wire
 from windlass.model.job import Job, NewJob, State
-from windlass.model.lifecycle import Verdict
 from windlass.model.operations import Accepted, Applied, Claim, Claimed, Enqueue, Finish, Finished, Register, Show
+from windlass.model.outcome import Verdict
 from windlass.model.worker import NewWorker
 from windlass.store.protocol import Store
 

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 from windlass.engine import Engine
 from windlass.model.handler import NewHandler
 from windlass.model.job import NewJob
-from windlass.model.lifecycle import Verdict
 from windlass.model.limit import NewLimit, Which
 from windlass.model.names import queue_mark
 from windlass.model.operations import (
@@ -57,6 +56,7 @@ from windlass.model.operations import (
     Unregister,
     Workers,
 )
+from windlass.model.outcome import Verdict
 from windlass.model.shapes import Shape
 from windlass.model.worker import NewWorker
 

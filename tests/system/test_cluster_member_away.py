@@ -23,7 +23,6 @@ from windlass.engine.upkeep import resolve_dependencies
 from windlass.model.errors import PartAway, Unavailable
 from windlass.model.handler import NewHandler
 from windlass.model.job import NewJob
-from windlass.model.lifecycle import Verdict
 from windlass.model.operations import (
     Alive,
     Claim,
@@ -40,6 +39,7 @@ from windlass.model.operations import (
     Renewed,
 )
 from windlass.model.options import JobOptions
+from windlass.model.outcome import Verdict
 from windlass.model.worker import NewWorker
 from windlass.store.redis import RedisStore
 from windlass.system import SystemRandomness

@@ -10,8 +10,8 @@ import pytest
 from tests.support.patience import PATIENCE
 from windlass.model.errors import Unavailable
 from windlass.model.job import Job, State
-from windlass.model.lifecycle import Verdict
 from windlass.model.operations import A, Applied, Finish, Finished, Operation, Release, Renew, Renewed
+from windlass.model.outcome import Verdict
 from windlass.system import SystemClock
 from windlass.worker.claims import Registration, WorkerNames
 from windlass.worker.leases import Leases

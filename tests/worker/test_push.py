@@ -12,7 +12,6 @@ from windlass.engine import push_workers
 from windlass.model import push, wire
 from windlass.model.errors import Invalid
 from windlass.model.job import JSON, MSGPACK, Job, Reason, State
-from windlass.model.lifecycle import Verdict
 from windlass.model.limit import NewLimit, Which
 from windlass.model.match import Match
 from windlass.model.operations import (
@@ -27,6 +26,7 @@ from windlass.model.operations import (
     Unregister,
     Workers,
 )
+from windlass.model.outcome import Verdict
 from windlass.model.push import read_url
 from windlass.model.queue import QueueChange, Tier
 from windlass.model.worker import NewWorker

@@ -10,7 +10,6 @@ from msgspec import Raw
 from tests.support.patience import PATIENCE
 from windlass.model.errors import Full, Missing, TooLarge, Unavailable, WindlassError
 from windlass.model.job import NewJob
-from windlass.model.lifecycle import Verdict
 from windlass.model.operations import (
     Alive,
     Applied,
@@ -23,6 +22,7 @@ from windlass.model.operations import (
     Released,
     Renew,
 )
+from windlass.model.outcome import Verdict
 from windlass.model.worker import NewWorker
 from windlass.system import SystemClock
 from windlass.worker.claims import Registration

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.patience import PATIENCE
 from windlass.call.arguments import CallSignature
-from windlass.model.lifecycle import Verdict
+from windlass.model.outcome import Verdict
 from windlass.worker.contexts.execution import Execution
 from windlass.worker.contexts.frames import Assignment, ContextOutbox, ContextUpdate, FrameReader, RunOutcome
 from windlass.worker.contexts.main import Threads

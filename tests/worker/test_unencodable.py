@@ -7,8 +7,8 @@ import pytest
 from tests.support.patience import PATIENCE
 from tests.support.worker_harness import WorkerHarness
 from windlass.model.job import NewJob, State
-from windlass.model.lifecycle import Verdict
 from windlass.model.operations import GetOutput
+from windlass.model.outcome import Verdict
 from windlass.worker.contexts.frames import ContextOutbox, ContextUpdate, FrameReader, RunOutcome, RunUpdate
 from windlass.worker.runs import MOST_UNSENT
 

@@ -18,7 +18,6 @@ from windlass.cli.console import Column
 from windlass.cli.target import HERE, Queue, Target, open_queue
 from windlass.model import wire
 from windlass.model.job import NewJob
-from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.operations import (
     Claim,
@@ -33,6 +32,7 @@ from windlass.model.operations import (
     Released,
     Unregister,
 )
+from windlass.model.outcome import Verdict
 from windlass.model.worker import NewWorker
 from windlass.system import SystemClock, SystemRandomness
 

@@ -24,7 +24,7 @@ from windlass.model.errors import Invalid, Missing
 from windlass.model.estimate import Estimate, QueueEstimate
 from windlass.model.handler import Language
 from windlass.model.job import State
-from windlass.model.lifecycle import OnLost, Verdict
+from windlass.model.lifecycle import OnLost
 from windlass.model.limit import Pause
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import (
@@ -39,6 +39,7 @@ from windlass.model.operations import (
     QueueStats,
     Workers,
 )
+from windlass.model.outcome import Verdict
 from windlass.model.queue import Clearable, Policy, QueueChange, Tier
 from windlass.model.worker import Worker
 from windlass.system import SystemClock

@@ -19,7 +19,6 @@ from windlass.model import wire
 from windlass.model.duration import Seconds, Time
 from windlass.model.errors import Conflict, Invalid, Missing
 from windlass.model.job import FINISHED, NOTHING, Error, Job, NewJob, Reason, State
-from windlass.model.lifecycle import Verdict
 from windlass.model.names import Name, check_id
 from windlass.model.operations import (
     Cancel,
@@ -37,6 +36,7 @@ from windlass.model.operations import (
     Unregister,
 )
 from windlass.model.options import HIGHEST, LOWEST
+from windlass.model.outcome import Verdict
 from windlass.model.wire import Format
 from windlass.model.worker import NewWorker, Slots, Worker
 from windlass.server import bodies, formats

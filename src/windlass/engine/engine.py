@@ -23,7 +23,6 @@ from windlass.engine.new_jobs import PreparedCommands
 from windlass.model import wire
 from windlass.model.events import Event, EventCursor, EventSubscription, EventWithOutput, cursor, state_event
 from windlass.model.job import FINISHED, Job
-from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.names import EVERY_TENANT, check_name, is_name
 from windlass.model.operations import (
@@ -39,6 +38,7 @@ from windlass.model.operations import (
     Operation,
     Show,
 )
+from windlass.model.outcome import Verdict
 from windlass.model.ports import Randomness
 from windlass.store.protocol import Store
 

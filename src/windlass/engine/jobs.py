@@ -12,7 +12,7 @@ from windlass.engine.context import POLL_EVERY, EngineContext, fence, touch_ever
 from windlass.model import lifecycle, wire
 from windlass.model.errors import Busy, Conflict, Invalid, TooLarge
 from windlass.model.job import FINISHED, Job, Reason, State
-from windlass.model.lifecycle import ORDERS, TABLE, Move, Step, Verdict
+from windlass.model.lifecycle import ORDERS, TABLE, Move, Step
 from windlass.model.match import Match, index_only, matches, states
 from windlass.model.names import JobKey, check_id, key_of
 from windlass.model.operations import (
@@ -40,6 +40,7 @@ from windlass.model.operations import (
     Show,
     Stats,
 )
+from windlass.model.outcome import Verdict
 from windlass.model.output import MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT, NewChunk
 from windlass.store.data import MOST_COLLECTED, Heartbeat, HeartbeatReply, ListScope, Posted, Record, RecordPage
 from windlass.store.encoding import end_topic

@@ -16,7 +16,7 @@ from windlass.model import lifecycle, wire
 from windlass.model.errors import Invalid
 from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import Error, Reason
-from windlass.model.lifecycle import CODES, Move, Outcome, Verdict
+from windlass.model.lifecycle import Move
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey, check_id, is_id, key_of
 from windlass.model.operations import (
     MOST_SPAWNED,
@@ -32,6 +32,7 @@ from windlass.model.operations import (
     Release,
     Renew,
 )
+from windlass.model.outcome import CODES, Outcome, Verdict
 from windlass.model.worker import Worker
 from windlass.store.data import ClaimRequest, Heartbeat, HeartbeatReply, JobSuccess, Record, Turn
 

@@ -37,7 +37,7 @@ from windlass.engine.reports import (
     tenants_of,
 )
 from windlass.model import lifecycle
-from windlass.model.lifecycle import Move, Verdict
+from windlass.model.lifecycle import Move
 from windlass.model.names import key_of
 from windlass.model.operations import (
     Applied,
@@ -51,6 +51,7 @@ from windlass.model.operations import (
     Renew,
     Renewed,
 )
+from windlass.model.outcome import Verdict
 from windlass.model.worker import Worker
 from windlass.store.data import ClaimRequest, Record, Sweep
 

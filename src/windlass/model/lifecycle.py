@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from windlass.model.errors import Conflict
 from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import FINISHED, Error, Job, NewJob, Reason, State
+from windlass.model.outcome import CODES, Outcome, Verdict
 from windlass.model.retry import backoff
 
 
@@ -91,28 +92,6 @@ NEVER = {State.FAILED: "has failed", State.CANCELLED: "was cancelled", None: "is
 
 OnLost = Literal["retry", "requeue", "fail"]
 Lapse = Literal["lease", "owner"]
-
-
-class Verdict(StrEnum):
-    """What an attempt says of itself."""
-
-    OK = "ok"  # 2xx
-    FAILED = "failed"  # 4xx: ran well, cannot succeed; final
-    RETRY = "retry"  # 1xx: run me again
-    ERROR = "error"  # 5xx: something broke; run again
-
-
-CODES = {Verdict.RETRY: 100, Verdict.OK: 200, Verdict.FAILED: 400, Verdict.ERROR: 500}
-
-
-class Outcome(Struct, frozen=True, kw_only=True):
-    """How an attempt ended, as its worker reports it."""
-
-    verdict: Verdict
-    code: int | None = None  # finer than the verdict; null = that of CODES
-    error: Error | None = None
-    reason: Reason | None = None  # what the worker knows beyond the verdict: `timeout`, `crashed` …
-    delay: float | None = None  # seconds before the next run that the task asked for; null = by its retry policy
 
 
 class Move(Struct, frozen=True, kw_only=True):

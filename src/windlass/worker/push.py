@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from windlass.model import push, wire
 from windlass.model.errors import Denied, Invalid, WindlassError
 from windlass.model.job import JSON, MSGPACK
-from windlass.model.lifecycle import Verdict
 from windlass.model.names import EVERY_TENANT, JobKey, key_of
 from windlass.model.operations import (
     A,
@@ -39,6 +38,7 @@ from windlass.model.operations import (
     Unregister,
     Workers,
 )
+from windlass.model.outcome import Verdict
 from windlass.model.ports import Clock, Randomness
 from windlass.model.push import read_url
 from windlass.model.wire import FAULTS, MOST_RESULT, Format

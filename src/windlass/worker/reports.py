@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from windlass.model.errors import Busy, Damaged, Full, Missing, Unavailable, WindlassError
-from windlass.model.lifecycle import Verdict
 from windlass.model.operations import (
     MOST_AT_ONCE,
     Alive,
@@ -27,6 +26,7 @@ from windlass.model.operations import (
     Released,
     Renew,
 )
+from windlass.model.outcome import Verdict
 from windlass.model.ports import Clock
 from windlass.worker.claims import Registration
 

@@ -17,8 +17,8 @@ from typing import Protocol
 from msgspec import UNSET, Raw
 
 from windlass.model.job import TEXT, Error, Job, NewJob, Reason
-from windlass.model.lifecycle import CODES, Verdict
 from windlass.model.operations import Alive, Began, Claimed, Delivered, Finished, Released
+from windlass.model.outcome import CODES, Verdict
 from windlass.model.output import MOST_CHUNK, NewChunk, Progress, Stream
 from windlass.model.ports import Clock
 from windlass.model.worker import SandboxTier

@@ -6,11 +6,11 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from windlass.model.duration import Seconds
 from windlass.model.job import MSGPACK, Error, Job, NewJob, State
-from windlass.model.lifecycle import Verdict
 from windlass.model.match import Match
 from windlass.model.names import Name
 from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
 from windlass.model.options import JobOptions
+from windlass.model.outcome import Verdict
 from windlass.model.output import MOST_CHUNK, MOST_CHUNKS, MOST_MESSAGE, Chunk, Stream
 
 MOST_TEXT = 16 * 2**20

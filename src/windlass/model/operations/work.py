@@ -10,9 +10,9 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 from windlass.model.duration import Seconds, Time
 from windlass.model.handler import Language
 from windlass.model.job import MSGPACK, Error, Job, NewJob, Reason
-from windlass.model.lifecycle import Verdict
 from windlass.model.names import MEDIA_PATTERN, Name
 from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
+from windlass.model.outcome import Verdict
 from windlass.model.output import MOST_CHUNKS, NewChunk, Progress
 from windlass.model.worker import SandboxTier
 

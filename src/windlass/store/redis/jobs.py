@@ -15,8 +15,9 @@ from msgspec.structs import replace
 from windlass import system
 from windlass.model.errors import Invalid, NotReplicated, PartAway
 from windlass.model.job import State
-from windlass.model.lifecycle import Move, Verdict
+from windlass.model.lifecycle import Move
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, ID_SIZE, JobKey, is_name, key_of, raw_key
+from windlass.model.outcome import Verdict
 from windlass.model.output import Chunk
 from windlass.store import encoding
 from windlass.store.data import (

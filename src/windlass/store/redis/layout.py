@@ -16,8 +16,9 @@ from msgspec.structs import replace
 
 from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import Error, Job, NewJob, Reason, State
-from windlass.model.lifecycle import GONE, Lapse, Move, Step, Verdict
+from windlass.model.lifecycle import GONE, Lapse, Move, Step
 from windlass.model.names import DEFAULT_TENANT, raw_id, raw_key, text_id
+from windlass.model.outcome import Verdict
 from windlass.model.output import Chunk, Message, Progress, Stream
 from windlass.store import encoding
 from windlass.store.data import (

@@ -17,8 +17,8 @@ import apsw
 import msgspec
 
 from windlass.model.job import FINISHED, State
-from windlass.model.lifecycle import Verdict
 from windlass.model.names import DEFAULT_TENANT, JobKey, OfTenant, raw_key
+from windlass.model.outcome import Verdict
 from windlass.store.data import MOST_COUNTED
 from windlass.store.encoding import to_micros
 from windlass.store.flow import ANY, BAR, EXPLICIT, FLEXIBLE, KEY, Rules, TierRule

@@ -17,8 +17,8 @@ from windlass.call.current import RunningJob, running
 from windlass.call.signals import Cancelled, Fail, RateLimited, Retry, Snooze
 from windlass.model.errors import Invalid, TooLarge
 from windlass.model.job import Error, NewJob
-from windlass.model.lifecycle import Verdict
 from windlass.model.names import child_id, keyed_id
+from windlass.model.outcome import Verdict
 from windlass.model.output import Progress
 from windlass.model.wire import encodable
 from windlass.worker.contexts.frames import MOST_RESULT, Assignment, RunOutcome, RunUpdate

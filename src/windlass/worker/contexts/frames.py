@@ -18,9 +18,9 @@ import msgspec
 from msgspec import Struct
 
 from windlass.model.job import MSGPACK, Error, NewJob, Reason
-from windlass.model.lifecycle import Verdict
 from windlass.model.operations import Claimed
 from windlass.model.options import JobOptions
+from windlass.model.outcome import Verdict
 from windlass.model.output import Progress
 from windlass.model.wire import UNENCODABLE, encodable
 

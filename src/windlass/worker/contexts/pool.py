@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from windlass.model.job import Error
-from windlass.model.lifecycle import Verdict
 from windlass.model.operations import Claimed
+from windlass.model.outcome import Verdict
 from windlass.model.output import Stream
 from windlass.model.ports import Clock
 from windlass.worker import WorkerOptions
