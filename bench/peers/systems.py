@@ -179,8 +179,10 @@ SAQ = System(
 
 
 def _taskiq(tasks: int) -> tuple[str, ...]:
-    flags = ("--workers", "1", "--log-level", "WARNING", "--max-async-tasks", str(tasks))
-    return ("taskiq", "worker", "taskiq_app:broker", *flags)
+    return (*_TASKIQ, "--workers", "1", "--max-async-tasks", str(tasks))
+
+
+_TASKIQ = ("taskiq", "worker", "taskiq_app:broker", "--log-level", "WARNING")
 
 
 TASKIQ = System(
@@ -188,7 +190,9 @@ TASKIQ = System(
     install=("taskiq", "taskiq-redis", "hiredis", "uvloop"),
     settings=(
         Setting("list broker, 100 tasks", _taskiq(100)),
-        Setting("list broker, defaults", ("taskiq", "worker", "taskiq_app:broker"), default=True),
+        Setting(
+            "list broker, defaults", ("taskiq", "worker", "taskiq_app:broker", "--log-level", "WARNING"), default=True
+        ),
     ),
     safe=Setting("stream broker, 10 tasks, idle 3 s", _taskiq(10)),
     backlog=(("LLEN", "taskiq"),),

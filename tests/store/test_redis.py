@@ -1,6 +1,7 @@
 """What only Redis can do to us: servers that die, forget, stall, refuse, or are set up to lose jobs."""
 
 import asyncio
+import gc
 import re
 from importlib.resources import files
 
@@ -34,6 +35,19 @@ async def test_a_server_that_was_killed_and_came_back_is_used_again(start_server
     server.restart()
     await engine(Enqueue(job=NewJob(task="a", key="2")))
     assert (await engine(Count())).count == 2
+    await store.close()
+
+
+async def test_a_server_that_stays_away_costs_no_memory(start_server: StartServer) -> None:
+    server = start_server("redis")
+    store = await RedisStore.open(server.url)
+    server.kill()
+    for _ in range(20):
+        with pytest.raises(Unavailable):
+            await store.jobs.counts("default")
+    gc.collect()
+    kept = [one for one in gc.get_objects() if isinstance(one, ConnectionRefusedError)]
+    assert len(kept) < 10, "what failed long ago is not kept"
     await store.close()
 
 

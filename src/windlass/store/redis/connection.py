@@ -154,7 +154,9 @@ class Channel:
         self._subscribed: set[_AsyncTransport] = set()
         self._opening = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
-        self._fault: Unavailable | None = None
+        self._failures = 0
+        self._failure = ""
+        """Why the last attempt to connect failed: a text, for an error would keep the one before it by its frames."""
 
     async def ask(self, *command: Argument) -> Any:
         """The reply to a command; an error reply is raised as `hiredis.ReplyError`."""
@@ -195,18 +197,19 @@ class Channel:
         return asyncio.get_running_loop().time()
 
     async def _open(self) -> "_AsyncTransport":
-        known = self._fault
+        failures = self._failures
         async with self._opening:
             if self._transport is not None and not self._transport.broken:
                 return self._transport
-            if self._fault is not None and self._fault is not known:
-                raise Unavailable(str(self._fault))  # another caller has just tried: all that waited for it fail too
+            if self._failures != failures:
+                raise Unavailable(self._failure)  # another caller has just tried: all that waited for it fail too
             for transport in self._subscribed:
                 transport.drop(None)  # what ended one connection likely ended the others: they may not know yet
             try:
                 self._transport = await self._opened()
             except Unavailable as fault:
-                self._fault = fault
+                self._failures += 1
+                self._failure = str(fault)
                 raise
             return self._transport
 

@@ -76,6 +76,8 @@ class Subscriber:
         self._idle_topics = tuple(f"{prefix}/{kind}/".encode() for kind in IDLE_TOPICS)
         self._subscription: Subscription | None = None
         self._connecting: asyncio.Task[None] | None = None
+        self._complained = False
+        """Whether it was logged that there are no wake-ups, since the last connection."""
 
     def channel(self, topic: str) -> bytes:
         """The channel of a topic on the server."""
@@ -143,9 +145,12 @@ class Subscriber:
                     self._subscription = await self._connection.subscribe(self._hear)
                     self._subscription.send("SUBSCRIBE", *self._listeners)
                 except Unavailable as fault:
-                    log.info("store: no wake-ups: %s", fault)
+                    if not self._complained:
+                        log.info("store: no wake-ups: %s", fault)
+                    self._complained = True
                     await asyncio.sleep(TRY_AGAIN_AFTER)
                 else:
+                    self._complained = False
                     return
         finally:
             self._connecting = None
