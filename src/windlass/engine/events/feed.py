@@ -6,7 +6,7 @@ and followers; it runs only while there are any.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from windlass.model.events import ALONE, NAMES, DeletedJob, Event, EventName
 from windlass.model.job import FINISHED, PENDING, Job, State
 from windlass.model.match import Match, index_only, matches, states
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey, key_of
+from windlass.model.wire import encode
 from windlass.store.data import (
     FEED,
     GAP,
@@ -36,7 +37,7 @@ MOST_AT_ONCE = 500
 """Jobs read for one delivery. Watchers get a gap for the rest."""
 
 MOST_IN_A_ROW = 20
-"""Followers notified before other tasks of the event loop get a turn."""
+"""Watchers or followers notified before other tasks of the event loop get a turn."""
 
 MOST_WAITING = 1000
 """Events buffered for one watcher."""
@@ -127,21 +128,22 @@ class Watcher:
     def __init__(self, tenant: str, match: Match) -> None:
         self._tenant = tenant
         self._match = match
+        self.selects = tenant, encode(match)
+        """Watchers for which this is equal want the same events."""
         self._waiting: list[Event] = []
         self._missed = False
         self._came = asyncio.Event()
 
-    def put(self, events: Iterable[Event]) -> None:
-        for event in events:
-            if not self._wants(event):
-                continue
-            if len(self._waiting) >= MOST_WAITING:
-                self.miss()
-                return
-            self._waiting.append(event)
+    def put(self, events: Sequence[Event]) -> None:
+        """Buffer events that it wants."""
+        room = MOST_WAITING - len(self._waiting)
+        self._waiting += events[:room]
+        if len(events) > room:
+            self._missed = True
+        if events:
             self._came.set()
 
-    def _wants(self, event: Event) -> bool:
+    def wants(self, event: Event) -> bool:
         if event.job is not None:
             return _owns(self._tenant, event.job) and matches(self._match, event.job)
         gone = event.gone
@@ -277,7 +279,7 @@ class Feed:
         keys = list(dict.fromkeys(wanted))[:MOST_AT_ONCE]
         reading = await self._store.jobs.read(keys)
         jobs = {key_of(record.job): record.job for record in reading.records if record is not None}
-        self._notify_watchers(lines, jobs, set(keys))
+        await self._notify_watchers(lines, jobs, set(keys))
         await self._notify_followers(lines, jobs)
 
     async def _notify_followers(self, lines: list[EventLine], jobs: Mapping[JobKey, Job]) -> None:
@@ -291,16 +293,23 @@ class Feed:
                 if notified % MOST_IN_A_ROW == 0:
                     await asyncio.sleep(0)
 
-    def _notify_watchers(self, lines: list[EventLine], jobs: Mapping[JobKey, Job], looked_up: set[JobKey]) -> None:
+    async def _notify_watchers(
+        self, lines: list[EventLine], jobs: Mapping[JobKey, Job], looked_up: set[JobKey]
+    ) -> None:
         if not self._watchers:
             return
         events = [event for line in lines if (event := self._event(line, jobs)) is not None]
         self._remember(jobs.values())
         missed = any(line.name in _NAMES and line.key not in looked_up for line in lines)
-        for watcher in self._watchers:
-            watcher.put(events)
+        selected: dict[tuple[str, bytes], list[Event]] = {}
+        for number, watcher in enumerate(tuple(self._watchers), 1):
+            if watcher.selects not in selected:
+                selected[watcher.selects] = [event for event in events if watcher.wants(event)]
+            watcher.put(selected[watcher.selects])
             if missed:
                 watcher.miss()
+            if number % MOST_IN_A_ROW == 0:
+                await asyncio.sleep(0)
 
     def _event(self, line: EventLine, jobs: Mapping[JobKey, Job]) -> Event | None:
         """The event for watchers; null = none."""

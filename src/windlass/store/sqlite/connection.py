@@ -31,6 +31,9 @@ T = TypeVar("T")
 LARGEST_GROUP = 256
 """Calls in one group: bounds how long a transaction holds the file."""
 
+READ, WRITE = "BEGIN", "BEGIN IMMEDIATE"
+"""How a transaction begins."""
+
 FAULTS_OF_ONE_CALL = (apsw.FullError, apsw.TooBigError, apsw.ConstraintError)
 """SQLite's errors about the data of one call; its other errors are about the file and concern the whole group."""
 
@@ -68,7 +71,7 @@ class Session:
 
     def read(self, calls: Sequence[Call]) -> None:
         """Run calls that only read; then each has its value or its fault."""
-        self._run("BEGIN", calls)
+        self._run(READ, calls)
         self._check_identity(calls)
 
     def write(self, calls: Sequence[Call]) -> None:
@@ -76,7 +79,7 @@ class Session:
         durability = max(call.durability for call in calls if call.durability is not None)
         try:
             self._log.prepare(durability)
-            self._run("BEGIN IMMEDIATE", calls)
+            self._run(WRITE, calls)
             # Before the sync, and before the callers wake up and want the interpreter.
             self._announce()
             if durability is Durability.BEFORE_ANSWER:
@@ -126,6 +129,8 @@ class Session:
     def _run_together(self, begin: str, calls: Sequence[Call]) -> None:
         topics: set[str] = set()
         self._sql.execute(begin)
+        if begin is WRITE and not self._reserve.in_use:
+            self._log.lengthen()
         self._rules.expire()
         for call in calls:
             tx = Transaction(self._sql, self._lanes, self._rules, self._reserve, to_micros(self._clock.now()))

@@ -52,6 +52,12 @@ FIRST_PAUSE, FIRST_PAUSES, LATER_PAUSE = 0.0002, 20, 0.002
 CHECKPOINT_PAGES = 4000
 """Pages of log that cause a checkpoint, 16 MiB: a page that changes often is then written back less often."""
 
+LOG_STEP = 1 << 20
+"""Bytes of zeros by which the log grows. To sync a write behind the end of a file takes twice as long as one inside."""
+
+FRAME_HEADER = 24
+"""Bytes before each page in the log."""
+
 CHECKPOINT_PAGES_WHEN_FULL = 100
 """The same while the disk is full: then the log must not grow."""
 
@@ -313,6 +319,8 @@ class Log:
         """Of the log, after the last commit."""
         self._measure_at = 0
         """Pages of the log at which it could make the file too long, and is measured again."""
+        self._length = 0
+        """Bytes of its file, as last seen."""
         self._descriptor: int | None = None
         """Our own: SQLite syncs in the middle of a commit, or not at all."""
         self._commits_sync = True
@@ -330,17 +338,31 @@ class Log:
             self._sql.pragma("synchronous", "FULL" if sync else "NORMAL")
             self._commits_sync = sync
 
+    def lengthen(self) -> None:
+        """Let the log have room for the next commits. Only inside a transaction that writes: no other process adds."""
+        end = (self._pages + LOG_STEP // 8 // self._page_size) * (self._page_size + FRAME_HEADER)
+        if self._length > end or not self._sql.filename:
+            return
+        with suppress(OSError):  # then commits make the file longer themselves
+            log = self._opened()
+            self._length = os.fstat(log).st_size
+            if self._length <= end:
+                self._length += os.pwrite(log, bytes(LOG_STEP), self._length)
+
     def sync(self) -> None:
         """Wait until every commit, of any process, is on disk."""
         if not self._sql.filename:  # in memory
             return
-        if self._descriptor is None:
-            self._descriptor = os.open(f"{self._sql.filename}-wal", os.O_RDWR | os.O_CLOEXEC)
         try:
-            os.fdatasync(self._descriptor)
+            os.fdatasync(self._opened())
         except OSError:
             self.distrust()
             raise
+
+    def _opened(self) -> int:
+        if self._descriptor is None:
+            self._descriptor = os.open(f"{self._sql.filename}-wal", os.O_RDWR | os.O_CLOEXEC)
+        return self._descriptor
 
     def distrust(self) -> None:
         """A sync has failed: the system may have dropped unwritten pages, and the next sync would not report it."""
@@ -367,7 +389,7 @@ class Log:
 
     def _count_pages(self, _sql: apsw.Connection, _name: str, pages: int) -> int:
         if pages < self._pages:  # the log was written back and starts again
-            self._measure_at = 0
+            self._measure_at = self._length = 0
         self._pages = pages
         return apsw.SQLITE_OK
 
