@@ -166,7 +166,7 @@ async def test_a_partition_without_the_new_rules_gets_them_with_the_next_jobs(
     home, call = store.partitions.key(0), store.partitions.call
 
     async def only_home(name: str, partition: int, arguments: Iterable[Argument] = ()) -> Any:
-        if name == "set_flow_config" and partition != 0:
+        if name == "set_rules" and partition != 0:
             raise Unavailable("gone")
         return await call(name, partition, arguments)
 

@@ -11,8 +11,8 @@ import pytest
 from msgspec import UNSET, Raw
 
 from tests.support.stores import WITH_MODEL, World, ids, token
-from windlass.model.job import Error, Job, Reason, State
-from windlass.model.lifecycle import cancel, delete, finish, lose, release
+from windlass.model.job import Error, Job, NewJob, Reason, State
+from windlass.model.lifecycle import cancel, delete, enter, finish, lose, release
 from windlass.model.names import DEFAULT_TENANT, JobKey, fresh_id
 from windlass.model.outcome import Outcome, Verdict
 from windlass.model.output import Progress
@@ -28,7 +28,7 @@ from windlass.store.data import (
     Sweep,
 )
 
-NOBODY = "00000000-0000-7000-8000-0000000000df"
+NO_SUCH_ID = "00000000-0000-7000-8000-0000000000df"
 
 pytestmark = pytest.mark.parametrize("kind", WITH_MODEL, indirect=True)
 
@@ -111,6 +111,14 @@ async def test_a_delay_of_nothing_is_no_wait(world: World) -> None:
     assert (job.state, job.run_at) == (State.QUEUED, None)
 
 
+@pytest.mark.parametrize("asked", [{}, {"delay": 1.5}, {"run_at": 60.0}, {"run_at": -60.0}, {"after": [NO_SUCH_ID]}])
+async def test_every_store_enters_a_job_as_the_lifecycle_says(world: World, asked: dict[str, Any]) -> None:
+    if "run_at" in asked:
+        asked = {"run_at": world.clock.now() + asked["run_at"] * SECOND}
+    job = await world.job(await world.add(**asked))
+    assert (job.state, job.run_at) == enter(NewJob(task="work", **asked), world.clock.now())
+
+
 async def test_the_same_id_again_changes_nothing(world: World) -> None:
     id = await world.add(payload=b"first", priority=1)
     before = await world.record(id, payload=True)
@@ -126,7 +134,7 @@ async def test_the_same_id_from_another_tenant_is_another_job(world: World) -> N
     drafts = [world.draft(id=id, tenant=tenant) for tenant in ("yours", "default", "mine")]
     assert await world.store.jobs.add(drafts) == [True, True, False]
     assert [(job.id, job.tenant) for job in await world.jobs()] == [(id, "default"), (id, "mine"), (id, "yours")]
-    assert await world.store.jobs.owners([id, NOBODY]) == [["default", "mine", "yours"], []]
+    assert await world.store.jobs.owners([id, NO_SUCH_ID]) == [["default", "mine", "yours"], []]
     assert (await world.take(world.worker(tenant="mine"))).job.tenant == "mine"
     found = (await world.store.jobs.read([JobKey(id, tenant) for tenant in ("mine", "yours", "nobody")])).records
     assert [record and record.job.state for record in found] == [State.RUNNING, State.QUEUED, None]

@@ -59,3 +59,25 @@ def test_links_between_pages_lead_to_files_and_headings_that_exist() -> None:
             target = page.parent / path if path else page
             assert target.exists(), f"{page.name} links to {link}"
             assert not heading or target.suffix != ".md" or heading in anchors(target), f"{page.name} links to {link}"
+
+
+def test_every_function_that_the_architecture_names_exists() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    named = re.findall(r"`((?:\w+/)*\w+\.(?:py|lua))::([\w.]+)`", page)
+    assert len(named) > 50
+    assert [f"{path}::{name}" for path, name in named if not defines(path, name)] == []
+
+
+def defines(path: str, name: str) -> bool:
+    """Whether a file has a function, or a class with such a method, of this name."""
+    file = ROOT / "src" / "windlass" / path
+    if not file.exists():
+        return path == "lua/add.lua"  # an example of how they are named
+    text = file.read_text()
+    if file.suffix == ".lua":
+        return f"function {name}(" in text or f"\nregister('{name}'" in text
+    kind, _, method = name.rpartition(".")
+    if kind:
+        text = re.split(rf"^class {kind}\b", text, maxsplit=1, flags=re.MULTILINE)[-1].partition("\nclass ")[0]
+        return re.search(rf"^    (async )?def {method}\(", text, re.MULTILINE) is not None
+    return re.search(rf"^((async )?def|class) {name}\b", text, re.MULTILINE) is not None

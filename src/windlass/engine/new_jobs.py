@@ -460,7 +460,7 @@ class PreparedCommands:
 
     def add(self, tenant: str, template: JobTemplate, id: bytes, payload: bytes) -> bool | None:
         """Add a job; whether it is new. Null = it was not added and must be enqueued as an operation."""
-        name = tenant, template.spelled
+        name = tenant, template.encoded
         command = self._commands.get(name) or self._new_command(name, template.new)
         if command is None or len(payload) > self._most_payload:
             return None

@@ -4,9 +4,8 @@ Two rules keep it whole. Everything that decides a state is in this file; and th
 store nor a clock nor a worker. Stores apply the `Move`s made here, guarded by what the job was when the
 move was decided; if the job has changed since, the move is refused and decided again.
 
-How to read it: `enter` says in which state a new job begins; `TABLE` says what is possible from there; `unblock`,
-`finish`, `lose`, `release`, `cancel`, `rerun`, `expire`, `touch_owner`, `abandon` and `delete` say what happens, as one
-`Move` each. The drawing in the docs is made from `TABLE`.
+How to read it: `enter` says in which state a new job begins; `TABLE` says what is possible from there; the functions
+from `unblock` to `delete` say what happens, as one `Move` each. The drawing in the docs is made from `TABLE`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -129,7 +128,7 @@ class Move(Struct, frozen=True, kw_only=True):
 def enter(new: NewJob, now: datetime) -> tuple[State, datetime | None]:
     """The first state of a new job, and when it is due if it is scheduled.
 
-    Stores decide by their own clock in the same step that adds the job, and must decide the same.
+    `now` is the store's time, in the step that adds the job. Where that step is a script, the script decides the same.
     """
     if new.after:
         return State.BLOCKED, None

@@ -16,12 +16,12 @@ _no_particulars = _particulars(NewJob(task="x"))
 
 
 class JobTemplate(NamedTuple):
-    """A job without id and payload, and what is worked out of it once for all that are cast in it."""
+    """A job without id and payload, and what is computed of it once for all jobs that it is the template of."""
 
     new: NewJob
-    spelled: bytes
-    """The same as bytes: two molds that ask for the same are alike. None if its jobs are not just like each other, or
-    wait for something, or bring something along."""
+    encoded: bytes
+    """The same as bytes: equal for templates of the same options. Empty if its jobs differ in more than id and payload,
+    or wait for something, or have files or a follow-up."""
     mark: bytes
     """What the ids of its jobs end with."""
 
@@ -31,5 +31,5 @@ def template_of(new: NewJob) -> JobTemplate:
     mark = bytes((queue_mark(new.queue),))
     if _particulars(new) != _no_particulars:
         return JobTemplate(new, b"", mark)
-    spelled = wire.encode(new)
-    return JobTemplate(replace(wire.decode(spelled, NewJob), payload=new.payload), spelled, mark)
+    encoded = wire.encode(new)
+    return JobTemplate(replace(wire.decode(encoded, NewJob), payload=new.payload), encoded, mark)

@@ -1,8 +1,8 @@
 """Every question the queue answers, declared once, as data.
 
 An operation is a struct that carries its own arguments; the decorator adds verb, path, success status and
-scope. The engine answers operations in process; HTTP routes, client calls, command line and OpenAPI are derived
-from `OPERATIONS`. Whatever answers them (`await service(operation)`) is a `Service`.
+scope. The engine answers operations in process; HTTP routes, client calls and OpenAPI are derived from
+`OPERATIONS`. Whatever answers them (`await service(operation)`) is a `Service`.
 """
 
 from windlass.model.operations.flow import ChangeQueue as ChangeQueue

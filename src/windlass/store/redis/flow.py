@@ -27,22 +27,22 @@ class RedisFlow:
         self.partitions = partitions
 
     async def rules(self) -> Rules:
-        found = await self.partitions.call("flow_config", HOME)
+        found = await self.partitions.call("rules", HOME)
         return msgspec.msgpack.decode(found, type=Rules) if found else Rules()
 
     async def set_rules(self, rules: Rules) -> bool:
         if self.partitions.number > 1 and any(limit_rule.queue is None for limit_rule in rules.limit_rules.values()):
             raise Invalid("on a cluster a limit must name its queue", at="match.queue")
-        if not await self.partitions.call("set_flow_config", HOME, _spelled_out(rules, "next")):
+        if not await self.partitions.call("set_rules", HOME, _spelled_out(rules, "next")):
             return False
         for partition in range(self.partitions.number):
             if partition != HOME:
-                await self.partitions.call("set_flow_config", partition, _spelled_out(rules, "later"))
+                await self.partitions.call("set_rules", partition, _spelled_out(rules, "later"))
         return True
 
     async def regroup(self, changes: Sequence[Regroup]) -> list[bool]:
         replies = await self.partitions.spread(
-            "set_limit_keys",
+            "regroup",
             changes,
             lambda change: self.partitions.of_id(change.id),
             lambda some: [
@@ -59,7 +59,7 @@ class RedisFlow:
         newest = replies[HOME][1] if HOME in replies else 0
         for partition, (_, version) in replies.items():
             if version < newest:  # the process that put the settings in force stopped before this one
-                await self.partitions.call("set_flow_config", partition, _spelled_out(await self.rules(), "later"))
+                await self.partitions.call("set_rules", partition, _spelled_out(await self.rules(), "later"))
         return sum(number for number, _ in replies.values())
 
     async def catch_up(self, partition: int, group_epoch: int) -> bool:
@@ -69,7 +69,7 @@ class RedisFlow:
         rules = await self.rules()
         if rules.group_epoch != group_epoch:
             return False
-        await self.partitions.call("set_flow_config", partition, _spelled_out(rules, "later"))
+        await self.partitions.call("set_rules", partition, _spelled_out(rules, "later"))
         return True
 
     async def next_opening(self, queues: Sequence[str]) -> float | None:
@@ -106,7 +106,7 @@ def _usage(bucket: bytes, running: int, waiting: int, free_at: bytes) -> BucketU
 
 
 def _spelled_out(rules: Rules, unless: str) -> list[Argument]:
-    """The arguments of `set_flow_config`."""
+    """The arguments of `set_rules`."""
     shut = {pattern: to_micros(until) for pattern, until in rules.paused_until.items()}
     sections: list[Mapping[str, Argument]] = [
         {name: _encode_limit_rule(limit_rule) for name, limit_rule in rules.limit_rules.items()},

@@ -237,7 +237,7 @@ class RedisJobs:
             # The partition says whether they are still held when it is back: until then no other worker gets them.
             return [HeartbeatReply(one.id, held=True) if one.id in unheard else next(heard) for one in beats]
         replies = await self.partitions.spread(
-            "renew",
+            "heartbeat",
             beats,
             lambda beat: self.partitions.of_id(beat.id),
             lambda some: [span(lease), *layout.heartbeat_arguments(some)],
@@ -252,7 +252,7 @@ class RedisJobs:
 
     async def succeed(self, successes: Sequence[JobSuccess]) -> list[bool]:
         replies = await self.partitions.spread(
-            "finish", successes, lambda done: self.partitions.of_id(done.id), layout.succeed_arguments
+            "succeed", successes, lambda done: self.partitions.of_id(done.id), layout.succeed_arguments
         )
         return [bool(held) for held in replies]
 
@@ -286,7 +286,7 @@ class RedisJobs:
             rest = list(chosen)
             while rest:
                 named = [raw_key(ids[place], DEFAULT_TENANT) for place in rest]
-                reply = await self.partitions.call("tenants_of_ids", partition, [MOST_LOOKS, *named])
+                reply = await self.partitions.call("owners", partition, [MOST_LOOKS, *named])
                 for place, tenants in zip(rest, reply, strict=False):
                     found[place] = sorted(tenant.decode() for tenant in tenants)
                 rest = rest[len(reply) :]
@@ -361,7 +361,7 @@ class RedisJobs:
         return [one for turn in found for one in turn if one is not None][:limit]
 
     async def post(self, key: JobKey, message: bytes) -> Posted:
-        reply = await self.partitions.call("send_message", self.partitions.of_id(key.id), [raw_key(*key), message])
+        reply = await self.partitions.call("post", self.partitions.of_id(key.id), [raw_key(*key), message])
         return Posted(reply.decode())
 
     async def _lines(self, scope: ListScope, start: str) -> list[str]:
@@ -388,7 +388,7 @@ class RedisJobs:
                     continue
                 order = "1" if scope.newest_first else "0"
                 asked: list[Argument] = [name, place, limit - len(found), MOST_CHUNKS, order, *states]
-                place, ended, *reply = await self.partitions.call("page", self.partitions.of_queue(queue), asked)
+                place, ended, *reply = await self.partitions.call("list", self.partitions.of_queue(queue), asked)
                 found += layout.records(reply, whole=False)
                 if len(found) == limit or not ended:
                     return RecordPage(found, f"{name},{place}")

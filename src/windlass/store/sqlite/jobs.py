@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from windlass.model.job import Error, Job, NewJob, Reason, State, Terms
+from windlass.model.job import Error, Job, Reason, State, Terms
+from windlass.model.lifecycle import enter
 from windlass.model.names import DEFAULT_TENANT, ID_SIZE, JobKey, raw_key, tenant_of, text_id
 from windlass.model.output import (
     MOST_CHUNKS,
@@ -39,10 +40,9 @@ from windlass.store.encoding import (
 from windlass.store.flow import StaleRules
 from windlass.store.sqlite.dependencies import add_follow_up, drop_parents, use_up_results
 from windlass.store.sqlite.transaction import (
-    BLOCKED,
     QUEUED,
     RUNNING,
-    SCHEDULED,
+    STATE_NUMBERS,
     STATES,
     Row,
     Transaction,
@@ -318,8 +318,8 @@ def _job_rows(tx: Transaction, drafts: Sequence[Draft], named: Sequence[bytes]) 
 def _shared_row(tx: Transaction, draft: Draft, terms: bytes, count: int) -> Row:
     new, now = draft.new, tx.now
     lane = tx.lane(draft.tenant, new.queue, new.task, draft.group)
-    due = _due(new, now)
-    state = BLOCKED if new.after else QUEUED if due is None else SCHEDULED
+    entered, run_at = enter(new, from_micros(now))
+    state, due = STATE_NUMBERS[entered], None if run_at is None else to_micros(run_at)
     waits = packed_ids(new.after) if new.after else None
     expires_at = None if new.expires is None else now + span(new.expires)
     abandon_at = None if new.unattended is None else now + span(new.unattended)
@@ -343,17 +343,6 @@ def _add_parts(tx: Transaction, draft: Draft, key: bytes) -> None:
         tx.run(_ADD_FILE, key, name, data)
     if new.then is not None:
         add_follow_up(tx, key, pack_then(draft.tenant, new.then))
-
-
-def _due(new: NewJob, now: int) -> int | None:
-    """When the job may run, if not now."""
-    if new.run_at is not None:
-        due = to_micros(new.run_at)
-    elif new.delay:
-        due = now + span(new.delay)
-    else:
-        return None
-    return due if due > now else None
 
 
 def read(tx: Transaction, wanted: Sequence[JobKey], *, payload: bool) -> Reading:

@@ -21,7 +21,7 @@ end)
 -- The tenants that have a job of an id.
 -- args →  most lookups; id, …
 -- returns →  { tenants of an id }, … for as many of the ids as that allows, and for one at least
-register('tenants_of_ids', READS, function(args)
+register('owners', READS, function(args)
   local tenants, out = redis.call('SMEMBERS', K .. ':tenants'), {}
   for i = 3, #args do
     if #out > 0 and (#out + 1) * #tenants > tonumber(args[2]) then break end
@@ -135,7 +135,7 @@ end
 -- Jobs of one line in order of arrival, or newest first.
 -- args →  line, after (place), most, most chunks, '1' = newest first, state, …
 -- returns →  the place reached, 1 if the line ends here else 0, then the jobs as `answer` makes them
-register('page', READS, function(args)
+register('list', READS, function(args)
   local page, most_chunks = read_page(args), tonumber(args[5])
   local states, newest_first = page.states, page.newest_first
   -- Running jobs alone are found by their leases: there are never more of them than workers have slots.

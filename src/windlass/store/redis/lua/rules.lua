@@ -4,7 +4,7 @@ do
 
 -- The flow settings in force.
 -- returns →  as they came, or nothing
-register('flow_config', READS, function() return redis.call('GET', K .. ':rules') end)
+register('rules', READS, function() return redis.call('GET', K .. ':rules') end)
 
 local function pairs_of(words)
   local found = {}
@@ -94,7 +94,7 @@ end
 --         settings, opaque here; number of limits, name, limit, …; the same for tiers, fair, pauses and the letters of
 --         queues (see flow.lua)
 -- returns →  1 if they were put in force, else 0
-register('set_flow_config', STORES, function(args)
+register('set_rules', STORES, function(args)
   local version, current = tonumber(args[2]), tonumber(redis.call('HGET', K .. ':flow', '@') or 0)
   if args[3] == 'next' and version ~= current + 1 or version <= current then return 0 end
   redis.call('SET', K .. ':rules', args[5])
@@ -147,7 +147,7 @@ end
 -- Give jobs other limit keys.
 -- args →  per job: id, its limit keys before and after ('' = none)
 -- returns →  per job: 1 if it had those before and has not ended, else 0
-register('set_limit_keys', STORES, function(args)
+register('regroup', STORES, function(args)
   local out = {}
   for i = 2, #args, 3 do out[#out + 1] = set_limit_keys(args[i], args[i + 1], args[i + 2]) end
   return out

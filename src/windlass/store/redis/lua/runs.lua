@@ -48,7 +48,7 @@ end
 --         stream .. bytes, …
 -- returns →  per job: 1 or 0 (held under that token), reason, its bytes by `meta_of` if it runs at a tier, else '';
 --         { messages }, of all jobs none beyond MOST_COLLECTED bytes
-register('renew', STORES, function(args)
+register('heartbeat', STORES, function(args)
   local until_, out, room, i = stamp(now + tonumber(args[2])), {}, MOST_COLLECTED, 3
   while i <= #args do
     local id, token, pid, progress, ran = args[i], args[i + 1], args[i + 2], args[i + 3], args[i + 4]
@@ -85,7 +85,7 @@ end)
 -- Store a message for a job that has not ended.
 -- args →  id, bytes
 -- returns →  'kept', 'full' or 'ended'
-register('send_message', STORES, function(args)
+register('post', STORES, function(args)
   local id, data = args[2], args[3]
   local job = load(id)
   if not job or job[STATE] > RUNNING then return 'ended' end
@@ -199,7 +199,7 @@ end
 -- args →  per job: size of its key (a byte), key, '>c8Hi8s' (token, code, finished_at (0 = now), what ran it
 --         ('' = unknown)) .. result; result = '' (none), or content type, zero byte, data
 -- returns →  per job: 1 if it was held under that token, else 0
-register('finish', STORES, function(args)
+register('succeed', STORES, function(args)
   local ids = {}
   for i = 2, #args do ids[i - 1] = string.sub(args[i], 2, 1 + string.byte(args[i])) end
   local lives = redis.call('HMGET', K .. ':runs', unpack(ids))
