@@ -117,7 +117,7 @@ class Client:
                 async for event in events.read(response.aiter_lines()):
                     yield event
         except httpx2.TransportError as fault:
-            raise Unavailable(f"the server does not answer: {fault or type(fault).__name__}") from fault
+            raise self._no_answer(fault) from fault
         raise Unavailable("the server ended the stream: it is stopping, or the job was deleted")
 
     def _request(self, shape: Shape, operation: Operation[Any]) -> httpx2.Request:
@@ -158,7 +158,12 @@ class Client:
                     break
             if not left:
                 break
-        raise Unavailable(f"the server does not answer: {failure or type(failure).__name__}") from failure
+        raise self._no_answer(failure) from failure
+
+    def _no_answer(self, fault: httpx2.TransportError) -> Unavailable:
+        address = self._http.base_url  # its `netloc` has no password
+        where = f"{address.scheme}://{address.netloc.decode()}"
+        return Unavailable(f"the server at {where} does not answer: {fault or type(fault).__name__}")
 
 
 def _tenant_step(tenant: str) -> str:

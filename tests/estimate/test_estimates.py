@@ -406,10 +406,19 @@ async def test_a_follower_of_a_job_that_is_newer_than_the_forecast_gets_its_wait
     forecasts = engine.context.stats.forecasts
     made = forecasts["default"] = replace(forecasts["default"], cost=60.0)
     jobs = [await enqueue(engine), await enqueue(engine)]
-    found = [await estimate_for_follower(engine.context, job) for job in jobs]
+    found = [one for job in jobs if (one := await estimate_for_follower(engine.context, job)) is not None]
     assert [(one.position, one.why) for one in found] == [(1, Why.SLOTS), (2, Why.SLOTS)]
     assert [one.seconds for one in found] == pytest.approx([4.0, 8.0], abs=1.0)
     assert forecasts["default"] is made, "from the same forecast as everything else"
+
+
+async def test_a_job_that_was_cancelled_while_it_was_followed_is_not_estimated(engine: Engine) -> None:
+    await engine(GetQueueEstimate(queue="default"))
+    forecasts = engine.context.stats.forecasts
+    forecasts["default"] = replace(forecasts["default"], cost=60.0)  # so that it is not made again
+    job = await enqueue(engine)
+    await engine(Cancel(ids=[job.id]))
+    assert await estimate_for_follower(engine.context, job) is None
 
 
 @pytest.mark.parametrize(("said", "real", "part"), [(10, 8, 0.25), (8, 10, 0.2), (0, 0, 0), (0.05, 0, 0.5)])

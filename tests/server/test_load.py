@@ -183,7 +183,7 @@ async def load_while_workers_die(folder: Path, patch: pytest.MonkeyPatch, rate: 
 async def test_a_server_answers_a_thousand_requests_a_second_while_workers_that_know_only_it_are_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await load_while_workers_die(tmp_path, monkeypatch, 1000, 5.0)
+    await load_while_workers_die(tmp_path, monkeypatch, 1000, 3.0)
 
 
 @pytest.mark.long

@@ -61,6 +61,9 @@ class Pair(NamedTuple):
 def paired(kind: Kind, start_server: StartServer) -> Iterator[Pair]:
     primary, replica = start_server(kind, fsync="always"), start_server(kind, fsync="always")
     with Wire(primary.port) as line:
+        # A link through the wire that broke while it was set up would else be noticed after a minute.
+        replica.ask("CONFIG", "SET", "repl-timeout", "3", "repl-ping-replica-period", "1")
+        primary.ask("CONFIG", "SET", "repl-ping-replica-period", "1")
         replica.ask("REPLICAOF", "127.0.0.1", str(line.port))
         await_("they are linked", lambda: "master_link_status:up" in replica.ask("INFO", "replication"))
         primary.ask("SET", "first", "1")

@@ -6,6 +6,7 @@ Starlette's own.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
 from importlib.metadata import version
 
 import msgspec
@@ -66,14 +67,23 @@ def application(
             return formats.error_response(request, Unavailable(str(fault)))
         return Response(b"ok\n", media_type="text/plain")
 
-    known = document(VERSION, tuple(route.spec for route in also))
-    openapi_json, reference_html = msgspec.json.encode(known), page(known)
+    specs = tuple(route.spec for route in also)
 
-    async def openapi(_: Request) -> Response:
-        return Response(openapi_json, media_type="application/json")
+    # Made when first asked for, which takes as long as all else at the start of a server. These two are no coroutines:
+    # Starlette runs them in a thread, so that other requests do not wait.
+    @cache
+    def openapi_json() -> bytes:
+        return msgspec.json.encode(document(VERSION, specs))
 
-    async def reference(_: Request) -> Response:
-        return Response(reference_html, media_type="text/html", headers={"content-security-policy": POLICY})
+    @cache
+    def reference_html() -> bytes:
+        return page(document(VERSION, specs))
+
+    def openapi(_: Request) -> Response:
+        return Response(openapi_json(), media_type="application/json")
+
+    def reference(_: Request) -> Response:
+        return Response(reference_html(), media_type="text/html", headers={"content-security-policy": POLICY})
 
     counter, stats, token_watch = JobCounter(service), RequestStats(), TokenWatch(auth)
     return Application(

@@ -67,6 +67,7 @@ class Leases:
     # Renewals
 
     async def _renew(self) -> None:
+        complained = False
         while True:
             started = self._clock.monotonic()
             active = self._runs.active.values()
@@ -78,9 +79,13 @@ class Leases:
                     self._obey(some, await self._ask(some, 0.0))
                 renewed = await self._ask(asked, wait)
             except WindlassError as fault:
-                log.warning("cannot renew leases: %s", fault)
+                log.log(logging.DEBUG if complained else logging.WARNING, "cannot renew leases: %s", fault)
+                complained = True
                 await self._clock.sleep(TRY_AGAIN)
             else:
+                if complained:
+                    log.info("leases are renewed again")
+                complained = False
                 self._obey(asked, renewed)
                 # It may have been answered early for nothing: for a job that has ended, or is being stopped already.
                 # And a message is mostly taken in that time, so that the next renewal asks for more.

@@ -107,7 +107,7 @@ class Supervisor:
         about = self._registration.about
         known = ", ".join(about.tasks or []) or "no tasks of its own"
         also = " and jobs with a handler" if about.handlers else ""
-        log.info("%s runs %s from %s%s, %d at once", about.name, known, about.queues, also, about.slots)
+        log.info("%s runs %s from %s%s, %d at once", about.name, known, ", ".join(about.queues), also, about.slots)
         reporting = asyncio.create_task(self._loop.reports.run())
         duties: list[Awaitable[None]] = [asyncio.shield(reporting), self._loop.leases.run()]
         duties += [self._keep_zygote(), self._check()]

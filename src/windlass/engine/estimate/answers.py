@@ -37,6 +37,8 @@ async def get_estimate(context: EngineContext, operation: GetEstimate) -> Estima
     if job.state is State.SCHEDULED:
         return _of_scheduled(known, record)
     found = await _of_waiting(context, known, job) if known.large else _replay_ahead(known, job)
+    if found is None:
+        return Estimate()
     return replace(found, name=await unable(context, job)) if found.why is Why.HANDLER else found
 
 
@@ -52,8 +54,8 @@ async def get_queue_estimate(context: EngineContext, operation: GetQueueEstimate
     )
 
 
-async def estimate_for_follower(context: EngineContext, job: Job) -> Estimate:
-    """For callers who follow a job, from a forecast that they share."""
+async def estimate_for_follower(context: EngineContext, job: Job) -> Estimate | None:
+    """For callers who follow a job, from a forecast that they share; null = it waits no longer."""
     if job.state is State.BLOCKED:
         return Estimate(why=Why.JOBS)
     known = await get_forecast(context, job.queue, shared=True)
@@ -110,15 +112,15 @@ def _replay_ahead(known: Forecast, job: Job) -> Estimate:
     return forecast(known.snapshot, only=name).get(name, CLAIMED)
 
 
-async def _of_waiting(context: EngineContext, known: Forecast, job: Job) -> Estimate:
-    """The wait of a job as it is listed, or else from its rank."""
+async def _of_waiting(context: EngineContext, known: Forecast, job: Job) -> Estimate | None:
+    """The wait of a job as it is listed, or else from its rank; null = it waits no longer."""
     name = forecast_name(job.id, job.tenant)
     found = known.jobs.get(name) or known.answers.get(name)
     if found is None:
         rank = await context.store.flow.rank(key_of(job))
         (record,) = (await context.store.jobs.read([key_of(job)])).records
         if rank is None or record is None:
-            return CLAIMED
+            return CLAIMED if record is not None and record.job.state is State.RUNNING else None
         found = known.at_rank(job, _lane(record), rank, loop_time())
     return known.remaining(found, loop_time())
 

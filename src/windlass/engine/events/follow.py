@@ -42,7 +42,7 @@ LEAST_CHANGE = 0.1
 """Seconds by which it must differ in any case."""
 
 Predict = Callable[[Job], Awaitable[Estimate | None]]
-"""How long a job will still wait; null = unknown yet."""
+"""How long a job will still wait; null = it waits no longer."""
 
 
 async def follow_job(
