@@ -50,7 +50,8 @@ class Run:
             self.stands.append(Stand(self.ground, system, programs))
             self.figures.versions[system.name] = version_of(system, programs)
 
-    def round(self) -> None:
+    def round(self, *, first: bool) -> None:
+        """Rates in each round, so that those compared are close in time; how a worker waits in the first one only."""
         for stand in self.stands:
             self._try(Contender(stand.system), partial(measures.enqueue, stand, self.sizes))
         for stand in self.stands:  # one right after the other: a disk changes its speed, too
@@ -59,7 +60,8 @@ class Run:
                 self._try(Contender(stand.system), partial(measures.enqueue_on_file, file, self.sizes))
         for stand in self.stands:
             for setting in stand.system.settings:
-                self._try(Contender(stand.system, setting), partial(measures.one_worker, stand, setting, self.sizes))
+                work = partial(measures.one_worker, stand, setting, self.sizes, rates_only=not first)
+                self._try(Contender(stand.system, setting), work)
             best = self.figures.quickest(stand.system)
             if best is not None and best.setting is not None:
                 self._try(best, partial(measures.two_workers, stand, best.setting, self.sizes))
@@ -147,7 +149,7 @@ def compare(systems: list[System], sizes: Sizes, options: argparse.Namespace, co
 def measure(run: Run, options: argparse.Namespace) -> None:
     for number in range(options.rounds or (1 if options.quick else 3)):
         say(f"round {number + 1}")
-        run.round()
+        run.round(first=not number)
     say("starts in turn")
     run.start()
     if not options.no_kill:

@@ -84,12 +84,14 @@ def fill(stand: Stand, task: str, number: int, *, safe: bool = False) -> None:
     stand.produce(task, "bulk" if stand.system.bulk else "one", number, safe=safe)
 
 
-def one_worker(stand: Stand, setting: Setting, sizes: Sizes, put: Put) -> None:
+def one_worker(stand: Stand, setting: Setting, sizes: Sizes, put: Put, *, rates_only: bool) -> None:
     """A backlog drained, then what the worker weighs, what it costs to let it wait, and how soon it starts a job."""
     total = sizes.backlog(setting)
     fill(stand, setting.task, total)
     with stand.workers(setting, 1) as (worker,), stand.backlog() as left:
         put(DRAIN, drained(left, total, [worker]))
+        if rates_only:
+            return
         time.sleep(SETTLE)
         weight = worker.weight()
         put(RSS, weight.rss)
