@@ -147,6 +147,8 @@ class Client:
         )
 
     async def _send(self, request: httpx2.Request, *, retry: bool) -> httpx2.Response:
+        if self._http.is_closed:
+            raise Unavailable("this client was closed")
         for left in range(TRIES - 1, -1, -1):
             try:
                 return await self._http.send(request)

@@ -38,7 +38,7 @@ from windlass.server import bodies
 from windlass.server.application import application
 from windlass.server.auth import Auth, TokensAndLocal
 from windlass.server.filters import NoUploads, QuotaFilter
-from windlass.server.http_server import ListenAddress, Server, server
+from windlass.server.http_server import ListenAddress, Server, check_free, server
 from windlass.server.requests import RequestLimits
 from windlass.system import SystemClock, SystemRandomness
 from windlass.worker import WorkerOptions
@@ -90,6 +90,7 @@ async def serve(options: ServerOptions) -> None:
     """Until a signal ends it: TERM and INT let requests and running jobs finish, a second one does not wait."""
     sys.setswitchinterval(SWITCH_EVERY)
     clock = SystemClock()
+    check_free(options.where)
     if options.data.exists():
         check_private(options.data)
     async with AsyncExitStack() as opened:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date, timedelta
@@ -70,6 +71,12 @@ def test_a_job_runs_as_it_is_queued(app: Windlass, add: Add) -> None:
         assert add.enqueue(1).result() == 3
         assert [job.result() for job in add.map([(1, 1), (2, 2)])] == [2, 4]
         assert [job.state for job in inline.jobs] == [State.SUCCEEDED] * 3
+
+
+def test_nothing_is_logged_while_there_is_no_job(app: Windlass, caplog: pytest.LogCaptureFixture) -> None:
+    with app.testing.inline():
+        time.sleep(0.2)
+    assert caplog.records == []
 
 
 def test_a_coroutine_runs_where_there_is_no_loop_and_where_there_is_one(app: Windlass) -> None:

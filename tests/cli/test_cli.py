@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -908,3 +909,13 @@ def test_an_answer_for_programs_is_one_line(windlass: Windlass, file: Place) -> 
         ran = windlass(*argv.split(), "--json")
         assert ran.out.count("\n") == 1, argv
         msgspec.json.decode(ran.out)
+
+
+def test_a_server_whose_port_is_in_use_says_so_and_starts_nothing(windlass: Windlass, folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        ran = windlass("serve", "--port", str(port), "--data", str(folder / "data"))
+    assert ran.status == 4
+    assert f"another program listens at http://127.0.0.1:{port}: stop it, or choose another port" in ran.err
+    assert "serves" not in ran.err
+    assert not (folder / "data").exists()

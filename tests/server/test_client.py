@@ -151,3 +151,16 @@ async def test_a_claim_whose_client_has_gone_keeps_no_job(tmp_path: Path) -> Non
                 while not (claimed := await client(Claim(worker=workers[1], wait=1.0))):
                     pass
             assert [(one.job.id, one.job.attempt) for one in claimed] == [(accepted.id, 1)]
+
+
+async def test_a_closed_client_says_so() -> None:
+    client = Client("http://127.0.0.1:9")
+    await client.close()
+    with pytest.raises(Unavailable, match="this client was closed"):
+        await client(GetStats())
+
+
+async def test_an_error_names_the_server_that_does_not_answer() -> None:
+    async with Client("http://127.0.0.1:9") as client:
+        with pytest.raises(Unavailable, match=r"the server at http://127\.0\.0\.1:9 does not answer"):
+            await client(GetStats())

@@ -5,7 +5,9 @@ that runs the server handles the signals.
 """
 
 import asyncio
+import errno
 import logging
+import socket
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,6 +23,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.http11 import Request
 
 from windlass.local_token import LOOPBACK
+from windlass.model.errors import Conflict
 from windlass.server.requests import ABORT, BODY_COMPLETE, LIMIT_BUFFER
 
 MOST_HEAD = 16 << 10
@@ -75,6 +78,21 @@ class ListenAddress(Struct, frozen=True, kw_only=True):
         if self.socket:
             return f"http+unix://{self.socket}"
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+
+
+def check_free(where: ListenAddress) -> None:
+    """Raise if another program listens there, before anything is started: uvicorn would find out last."""
+    if where.socket or not where.port:
+        return
+    for family, kind, protocol, _, address in socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM):
+        with socket.socket(family, kind, protocol) as trial:
+            trial.setsockopt(SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                trial.bind(address)
+            except OSError as fault:
+                if fault.errno == errno.EADDRINUSE:
+                    detail = f"another program listens at {where.url}: stop it, or choose another port with --port"
+                    raise Conflict(detail) from None
 
 
 class Server(uvicorn.Server):

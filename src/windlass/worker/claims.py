@@ -44,6 +44,8 @@ class Registration:
         """What the queue knows of it."""
         self._worker = ""
         self.lease = 0.0
+        self.registered = asyncio.Event()
+        """Set once the queue has known it."""
         self._again = asyncio.Lock()
 
     @property
@@ -58,6 +60,7 @@ class Registration:
             log.warning("the queue had forgotten this worker; registered again as %s", registered.worker)
         self._worker, self.lease = registered.worker, registered.lease
         self._registered = about
+        self.registered.set()
 
     async def update(self, about: NewWorker) -> None:
         """Change what the queue knows of this worker; before it is registered, that is for the registration."""

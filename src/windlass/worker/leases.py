@@ -47,6 +47,7 @@ class Leases:
         runs.subscribe(self)
 
     async def run(self) -> None:
+        await self._registration.registered.wait()
         async with asyncio.TaskGroup() as group:
             group.create_task(self._renew())
             group.create_task(self._send_updates())

@@ -356,7 +356,7 @@ class RedisJobs:
         if not limit:
             return []
         replies = await self.partitions.each_there("completed_parents", [limit, MOST_CHILDREN])
-        found = zip_longest(*(layout.ripened(reply) for reply in replies.values()))
+        found = zip_longest(*(layout.completed_parents(reply) for reply in replies.values()))
         # By turns: those of one partition that cannot be followed now do not keep the others off.
         return [one for turn in found for one in turn if one is not None][:limit]
 

@@ -366,7 +366,7 @@ def id_list(packed: bytes) -> list[str]:
     return [text_id(packed[at : at + 16]) for at in range(0, len(packed), 16)]
 
 
-def ripened(reply: Sequence[Any]) -> list[CompletedParent]:
+def completed_parents(reply: Sequence[Any]) -> list[CompletedParent]:
     """What `completed_parents` answers."""
     found: list[CompletedParent] = []
     for at in range(0, len(reply), 5):

@@ -55,6 +55,9 @@ CHECKPOINT_PAGES = 4000
 LOG_STEP = 1 << 20
 """Bytes of zeros by which the log grows. To sync a write behind the end of a file takes twice as long as one inside."""
 
+LOG_GROWS_WITH = 64 << 20
+"""Free bytes on the disk with which it does so."""
+
 FRAME_HEADER = 24
 """Bytes before each page in the log."""
 
@@ -346,7 +349,8 @@ class Log:
         with suppress(OSError):  # then commits make the file longer themselves
             log = self._opened()
             self._length = os.fstat(log).st_size
-            if self._length <= end:
+            disk = os.fstatvfs(log)
+            if self._length <= end and disk.f_bavail * disk.f_frsize > LOG_GROWS_WITH:
                 self._length += os.pwrite(log, bytes(LOG_STEP), self._length)
 
     def sync(self) -> None:
