@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
+from tests.support.servers import StartServer
 from tests.support.worker_harness import MakeHarness
-from windlass.worker.contexts.zygote import open_connections
 
 APP = """
 import os, socket, sqlite3
@@ -47,8 +47,9 @@ def test_the_doctor_says_that_an_app_cannot_be_imported(make_harness: MakeHarnes
     assert "tasks:app cannot be imported: ModuleNotFoundError" in said.stdout
 
 
-@pytest.mark.parametrize("scheme", ["redis+sentinel", "redis+cluster", "redis"])
-def test_a_queue_of_several_servers_is_no_connection_of_the_app(scheme: str) -> None:
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        assert open_connections(f"{scheme}://127.0.0.1:1,127.0.0.1:2,127.0.0.1:3/jobs") == []
+def test_the_apps_own_connection_to_the_server_of_its_queue_is_one_too(
+    make_harness: MakeHarness, start_server: StartServer
+) -> None:
+    server = start_server("redis")
+    harness = make_harness(APP + "add.enqueue(1, 1)\n" + BESIDE.format(port=server.port), store=server.url)
+    assert f"shares its connections to 127.0.0.1:{server.port}" in harness.burst().said

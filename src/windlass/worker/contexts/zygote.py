@@ -18,9 +18,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import SplitResult, urlsplit
 
 import msgspec
 
@@ -309,31 +307,25 @@ SQLITE = b"SQLite format 3\0"
 """How a database of SQLite begins."""
 
 
-def open_connections(store: str) -> list[str]:
-    """Where the connections lead that this process holds, but for those to its own queue, which mind forks.
-
-    With a queue of several servers (Sentinel, Cluster) only databases in files: the address does not name all of them.
-    """
-    own = urlsplit(store)
+def open_connections() -> list[str]:
+    """Where the connections lead that this process holds. Those of the app itself are closed by now."""
     found: set[str] = set()
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
         try:
             mode = os.fstat(int(name)).st_mode
-            where = _peer(int(name), own) if stat.S_ISSOCK(mode) else _database(int(name), mode)
+            where = _peer(int(name)) if stat.S_ISSOCK(mode) else _database(int(name), mode)
         except OSError:
             continue  # it was open only for this listing, or leads nowhere
-        if where and where not in (own.path, str(Path(store).absolute())):
+        if where:
             found.add(where)
     return sorted(found)
 
 
-def _peer(descriptor: int, queue: SplitResult) -> str:
-    if "+" in queue.scheme or "," in queue.netloc:
-        return ""
+def _peer(descriptor: int) -> str:
     with socket.socket(fileno=os.dup(descriptor)) as one:
         peer = one.getpeername()
     if isinstance(peer, tuple):
-        return "" if peer[1] == queue.port else f"{peer[0]}:{peer[1]}"
+        return f"{peer[0]}:{peer[1]}"
     return peer.decode(errors="replace") if isinstance(peer, bytes) else str(peer)  # a pair of sockets has no name
 
 
@@ -362,7 +354,8 @@ def main() -> None:
     gc.collect()
     gc.freeze()
     queues = dict.fromkeys(task.options.get("queue", "default") for task in app.tasks.values())
-    options, shared = _options(app.tasks), open_connections(app.store)
+    app.close()  # what it has opened during the import; it opens that again where it is needed
+    options, shared = _options(app.tasks), open_connections()
     report_to(control, AppInfo(list(app.tasks), list(queues), app.store, app.tenant, app.token, options, shared))
     try:
         Zygote(control, app.tasks).serve()
