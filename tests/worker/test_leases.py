@@ -42,6 +42,8 @@ class Member:
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
+        self.registered = asyncio.Event()
+        self.registered.set()
 
     async def ask(self, make: Callable[[WorkerNames], Operation[A]]) -> Any:
         return await self._queue(make({"tenant": "default", "worker": "w"}))
