@@ -919,3 +919,9 @@ def test_a_server_whose_port_is_in_use_says_so_and_starts_nothing(windlass: Wind
     assert f"another program listens at http://127.0.0.1:{port}: stop it, or choose another port" in ran.err
     assert "serves" not in ran.err
     assert not (folder / "data").exists()
+
+
+def test_a_server_that_cannot_find_its_host_says_so(windlass: Windlass, folder: Path) -> None:
+    ran = windlass("serve", "--host", "no such host", "--data", str(folder / "data"))
+    assert ran.status == 2
+    assert "'no such host' is not an address of this machine" in ran.err

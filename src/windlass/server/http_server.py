@@ -23,7 +23,7 @@ from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIO
 from websockets.http11 import Request
 
 from windlass.local_token import LOOPBACK
-from windlass.model.errors import Conflict
+from windlass.model.errors import Conflict, Invalid
 from windlass.server.requests import ABORT, BODY_COMPLETE, LIMIT_BUFFER
 
 MOST_HEAD = 16 << 10
@@ -84,7 +84,11 @@ def check_free(where: ListenAddress) -> None:
     """Raise if another program listens there, before anything is started: uvicorn would find out last."""
     if where.socket or not where.port:
         return
-    for family, kind, protocol, _, address in socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM):
+    try:
+        found = socket.getaddrinfo(where.host, where.port, type=socket.SOCK_STREAM)
+    except OSError as fault:
+        raise Invalid(f"{where.host!r} is not an address of this machine: {fault}", at="host") from None
+    for family, kind, protocol, _, address in found:
         with socket.socket(family, kind, protocol) as trial:
             trial.setsockopt(SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
