@@ -44,6 +44,24 @@ def room(disk: Path) -> int:
     return found.f_bavail * found.f_frsize
 
 
+@pytest.mark.parametrize("between", [0.0, 1.0], ids=["at once", "one each second"])
+@pytest.mark.parametrize("megabytes", [16, 24, 40])
+async def test_a_small_disk_takes_jobs_for_as_long_as_the_store_takes_them_from_it(
+    megabytes: int, between: float, tmp_path: Path
+) -> None:
+    """The pages, the log and the reserve of the journal itself are on that disk, and are no reason to refuse."""
+    clock = VirtualClock()
+    with disk_of(tmp_path / "disk", megabytes) as disk:
+        journal = opened(disk, clock=clock)
+        for number in range(300):
+            await journal.accept([draft(number, headers={"x": "y" * 300_000})])
+            clock.advance(between)
+            if number % 5 == 0:
+                await journal.forget(journal.last - 1)
+        assert await contents(journal, journal.last - 1) == [299]
+        await journal.close()
+
+
 @pytest.mark.parametrize("most_full", [0.8, 1.0], ids=["nearly full", "to the last byte"])
 async def test_what_was_drained_goes_first_where_room_is_short(most_full: float, tmp_path: Path) -> None:
     clock = VirtualClock()

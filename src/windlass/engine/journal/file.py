@@ -71,8 +71,12 @@ VACUUM_AT_ONCE = 256
 SPARE_PAGES = 2048
 """Free pages that the file keeps for later batches."""
 
-RESERVE, RESERVED_PART = 4 << 20, 16
-"""Bytes of the reserve; on a small disk at most one in so many of its bytes."""
+BESIDES = 64 << 10
+"""Bytes that a commit may write besides its batches: the pages that lead to them."""
+
+RESERVE_NAME = "reserve"
+RESERVE, RESERVED_PART = 8 << 20, 4
+"""Bytes of the reserve, so that all of the log has room in the file; on a small disk at most one in so many bytes."""
 
 DAMAGE = (apsw.CorruptError, apsw.NotADBError)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -170,10 +174,12 @@ def reject(folder: Path, sequence: int, raw: bytes) -> Path:
 
 
 def fullness(folder: Path) -> float:
-    """Which part of the disk of a folder is used, from 0 to 1."""
+    """Which part of the disk of a folder is used, from 0 to 1. The reserve of the journal there is not in use."""
     disk = os.statvfs(folder)
-    used = disk.f_blocks - disk.f_bfree
-    return used / ((used + disk.f_bavail) or 1)
+    used, free = (disk.f_blocks - disk.f_bfree) * disk.f_frsize, disk.f_bavail * disk.f_frsize
+    reserve = folder / RESERVE_NAME
+    reserved = reserve.stat().st_size if reserve.exists() else 0
+    return (used - reserved) / ((used + free) or 1)
 
 
 VOLATILE = ("tmpfs", "ramfs", "overlay")
@@ -320,37 +326,32 @@ class JournalFile:
             self._give_back()
             return True
 
-    def make_room(self, upto: int, is_full: Callable[[], bool]) -> bool:
-        """Delete batches up to a number, the oldest first, until the disk is no longer full; whether any were.
+    def make_room(self, upto: int, size: int, is_full: Callable[[], bool]) -> bool:
+        """See that the disk is not full, and has room for so many bytes, once in the log and once in the file.
 
-        A deletion needs some room itself: that is what the reserve is for.
+        The log goes into the file, free pages are given back, then batches up to a number are deleted, the oldest
+        first. Whether that has made the room. It needs some itself, which is what the reserve is for.
         """
-        before = self.deleted
+
+        def is_enough() -> bool:
+            return not is_full() and self._reserve.room_beside_it() >= 2 * size + BESIDES
+
         with _translated(self.path, self._sql):
+            if is_enough():
+                return False  # it is something else that is full
             try:
-                self._delete_until(upto, is_full)
+                self._free(upto, is_enough)
             except apsw.FullError:
                 self._reserve.release()
-                self._delete_all(upto)
-            return self.deleted > before
+                with suppress(apsw.FullError):
+                    self._free(upto, is_enough)
+                self._reserve.take()
+            return is_enough()
 
-    def _delete_until(self, upto: int, is_full: Callable[[], bool]) -> None:
-        while self._delete_some(upto):
+    def _free(self, upto: int, is_enough: Callable[[], bool]) -> None:
+        self._begin_log_again()
+        while not is_enough() and (self._sql.pragma("freelist_count") or self._delete_some(upto)):
             self._give_back()
-            self._begin_log_again()
-            if not is_full():
-                return
-
-    def _delete_all(self, upto: int) -> None:
-        """Delete in one step, which takes little of the log, and shorten the file, so that the log fits into it."""
-        newest = self._sql.execute("SELECT max(last) FROM batches WHERE last <= ?", (upto,)).get
-        with suppress(apsw.FullError):
-            if newest is not None:
-                with self._transaction():
-                    self._delete_upto(newest)
-            while self._sql.pragma("freelist_count"):
-                self._give_back()
-        with suppress(apsw.FullError):
             self._begin_log_again()
 
     def _delete_some(self, upto: int) -> bool:
@@ -385,7 +386,7 @@ class _Reserve:
     """Room on the disk for deletions: a file in the folder that is emptied while the disk is full."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "reserve"
+        self._path = folder / RESERVE_NAME
         self._taken = self._path.exists() and self._path.stat().st_size > 0
 
     def release(self) -> None:
@@ -399,11 +400,18 @@ class _Reserve:
             with suppress(OSError):
                 self._taken = self._allocated()
 
+    def room_beside_it(self) -> int:
+        """Bytes that are free on the disk and not needed to take it back."""
+        disk = os.statvfs(self._path.parent)
+        return disk.f_bavail * disk.f_frsize - (0 if self._taken else self._size(disk))
+
+    def _size(self, disk: os.statvfs_result) -> int:
+        return min(RESERVE, disk.f_blocks * disk.f_frsize // RESERVED_PART)
+
     def _allocated(self) -> bool:
         file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
-            disk = os.fstatvfs(file)
-            os.posix_fallocate(file, 0, min(RESERVE, disk.f_blocks * disk.f_frsize // RESERVED_PART))
+            os.posix_fallocate(file, 0, self._size(os.fstatvfs(file)))
         except OSError as fault:
             os.ftruncate(file, 0)
             return fault.errno not in NO_ROOM  # a disk that cannot reserve room is not asked again

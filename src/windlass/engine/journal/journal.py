@@ -225,7 +225,7 @@ class Journal:
         try:
             await self._run(self._file.append, rows)
         except JournalFull:
-            if not await self._make_room():
+            if not await self._make_room(sum(len(row.body) for row in rows)):
                 raise
             await self._run(self._file.append, rows)
 
@@ -248,7 +248,7 @@ class Journal:
         now = self._clock.monotonic()
         if self._disk_full or now - self._checked_disk_at >= CHECK_DISK_EVERY:
             self._checked_disk_at = now
-            self._disk_full = self._is_full() and not (await self._make_room() and not self._is_full())
+            self._disk_full = self._is_full() and not await self._make_room()
         if self._disk_full:
             raise JournalFull(
                 f"the disk of the journal is more than {self._settings.most_full:.0%} full: make room in {self.folder}"
@@ -257,11 +257,11 @@ class Journal:
     def _is_full(self) -> bool:
         return file.fullness(self.folder) >= self._settings.most_full
 
-    async def _make_room(self) -> bool:
-        """Delete what was drained, the oldest first, until the disk is no longer full; whether anything was."""
-        made = await self._run(self._file.make_room, self.drained, self._is_full)
-        self._deleted = await self._run(lambda: self._file.deleted)
-        if made:
+    async def _make_room(self, size: int = 0) -> bool:
+        """Make room for so many bytes, if need be by deleting what was drained, the oldest first; whether it worked."""
+        made = await self._run(self._file.make_room, self.drained, size, self._is_full)
+        before, self._deleted = self._deleted, await self._run(lambda: self._file.deleted)
+        if self._deleted > before:
             log.warning(
                 "journal: the disk of %s is full; jobs drained less than %g s ago are deleted",
                 self.folder,
