@@ -1,4 +1,4 @@
-"""Which addresses jobs may be sent to, and connections that go nowhere else.
+"""Which addresses jobs may be sent to.
 
 A worker or a handler names its own address, so a stranger may name one that only this machine can reach. What counts is
 the address that a connection is made to, never the name that led there. Python's own `is_global` is not enough: it lets
@@ -8,11 +8,10 @@ multicast and several forms pass in which an IPv6 address stands for an IPv4 one
 import asyncio
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import NamedTuple
 
-import httpcore2
 from msgspec import Struct
 
 from windlass.model.errors import Denied, Invalid
@@ -145,40 +144,3 @@ class Network(NamedTuple):
     tls: ssl.SSLContext | None = None
     """Which certificates to trust; null = those the system trusts."""
     answer_within: float = ANSWER_WITHIN
-
-
-class GuardedBackend(httpcore2.AsyncNetworkBackend):
-    """Resolves a name once, connects to that address if it is allowed, and to no other."""
-
-    def __init__(self, network: Network, *, encrypted: bool) -> None:
-        self._network = network
-        self._encrypted = encrypted
-        self._inner = httpcore2.AnyIOBackend()
-
-    async def connect_tcp(
-        self,
-        host: str,
-        port: int,
-        timeout: float | None = None,  # noqa: ASYNC109 - so it is declared
-        local_address: str | None = None,
-        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
-    ) -> httpcore2.AsyncNetworkStream:
-        found = await self._network.resolve(host, port)
-        addresses = self._network.allowed.check(host, port, found, encrypted=self._encrypted)
-        for address in addresses[:-1]:
-            try:
-                return await self._inner.connect_tcp(str(address), port, timeout, local_address, socket_options)
-            except httpcore2.ConnectError:
-                continue
-        return await self._inner.connect_tcp(str(addresses[-1]), port, timeout, local_address, socket_options)
-
-    async def connect_unix_socket(
-        self,
-        path: str,
-        timeout: float | None = None,  # noqa: ARG002, ASYNC109
-        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,  # noqa: ARG002
-    ) -> httpcore2.AsyncNetworkStream:
-        raise Denied(f"jobs are not sent to {path}", at="url")
-
-    async def sleep(self, seconds: float) -> None:
-        await self._inner.sleep(seconds)

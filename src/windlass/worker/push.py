@@ -45,8 +45,9 @@ from windlass.model.wire import FAULTS, MOST_RESULT, Format
 from windlass.model.worker import NewWorker, Worker
 from windlass.worker.claims import Registration
 from windlass.worker.contexts.frames import RunOutcome
+from windlass.worker.guarded import GuardedBackend
 from windlass.worker.loop import WorkerLoop
-from windlass.worker.network import ANSWER_WITHIN, GuardedBackend, Network
+from windlass.worker.network import ANSWER_WITHIN, Network
 from windlass.worker.runs import ActiveRun, Stop, finished
 
 log = logging.getLogger("windlass.push")

@@ -19,7 +19,8 @@ from windlass.model.job import JSON, MSGPACK, Reason
 from windlass.model.push import Address, read_url
 from windlass.worker.functions import ERROR, FAILED, OK, RETRY, FunctionJob, FunctionListener, FunctionOutcome
 from windlass.worker.functions.protocol import BYTES, raw_payload
-from windlass.worker.network import GuardedBackend, Network
+from windlass.worker.guarded import GuardedBackend
+from windlass.worker.network import Network
 
 SOCKETS = 10
 MOST_ANSWER = 16 << 20

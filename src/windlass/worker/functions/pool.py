@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from windlass.model.handler import Handler
 from windlass.model.ports import Randomness
@@ -25,12 +25,14 @@ from windlass.worker.functions import (
     languages,
 )
 from windlass.worker.functions.context import FunctionContext
-from windlass.worker.functions.http import HttpBatch, HttpCalls
 from windlass.worker.functions.languages import Interpreter
 from windlass.worker.functions.process import NotStarted
 from windlass.worker.functions.sandbox.folders import Folders, Users, closed_to_others, end_leftovers
 from windlass.worker.functions.sandbox.plans import PlanRequest, available, in_force, plan
 from windlass.worker.network import Network
+
+if TYPE_CHECKING:
+    from windlass.worker.functions.http import HttpBatch, HttpCalls
 
 C = TypeVar("C")
 
@@ -112,7 +114,9 @@ class Functions:
     def __init__(self, options: FunctionOptions, network: Network, *, chance: Randomness) -> None:
         self._options = options
         self._chance = chance
-        self._calls = HttpCalls(network)
+        self._network = network
+        self._calls: HttpCalls | None = None
+        """Those of functions behind a URL, from the first one on."""
         self._users = Users(options.uids)
         if options.tier == "limits" and os.geteuid() != 0:
             log.warning(
@@ -181,12 +185,18 @@ class Functions:
         what runs and reports no more of it.
         """
         http = handler.lang == "http"
-        batch = HttpBatch(self._calls, handler, listener) if http else _ContextBatch(self, handler, listener)
+        batch = self._http_batch(handler, listener) if http else _ContextBatch(self, handler, listener)
         self._batches[batch] = jobs
         try:
             await batch.run(jobs)
         finally:
             del self._batches[batch]
+
+    def _http_batch(self, handler: Handler, listener: FunctionListener) -> "HttpBatch":
+        from windlass.worker.functions.http import HttpBatch, HttpCalls  # noqa: PLC0415 - takes long to load
+
+        self._calls = self._calls or HttpCalls(self._network)
+        return HttpBatch(self._calls, handler, listener)
 
     def stop(self, id: str, tenant: str, why: str) -> None:
         """Stop a job: it ends with 500 and `message` = why when it has stopped; `unrun` if it had not begun."""
@@ -217,7 +227,8 @@ class Functions:
         await asyncio.gather(*self._endings)
         if self._folders is not None:
             await self._folders.close()
-        await self._calls.close()
+        if self._calls is not None:
+            await self._calls.close()
 
     # Contexts start and end
 
