@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from windlass.config import DEFAULT_STORE
+from windlass.config import DEFAULT_STORE, is_server
 from windlass.engine import Engine, Settings
 from windlass.local_token import LOOPBACK, data_folder, known_token
 from windlass.model.errors import Invalid
@@ -26,16 +26,10 @@ if TYPE_CHECKING:
 
 ONE_SERVER = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 """One at a time: sentinels know which."""
-HTTP = ("http", "https", "http+unix")
 MEMORY = ":memory:"
 """In the place of a file: a private store in memory."""
 _MISTAKEN = re.compile(r"(rediss?|unix|https?)(\+\w+)?:|[\w.-]+:\d+(/\d*)?$")
 """What is hardly meant as the name of a file."""
-
-
-def is_server(address: str) -> bool:
-    """Whether a Windlass server answers there, not a store."""
-    return address.partition("://")[0] in HTTP and "://" in address
 
 
 def file_of(address: str) -> str | None:

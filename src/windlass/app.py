@@ -15,7 +15,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from windlass import config
-from windlass.addresses import file_of, is_server
+from windlass.addresses import file_of
 from windlass.call.arguments import CallSignature
 from windlass.call.options import Options, TaskOptions, to_fields
 from windlass.connection import AppConnection, Transport
@@ -71,10 +71,8 @@ class Windlass:
     ) -> None:
         if store and server:
             raise Invalid("give a store or a server, not both", at="server")
-        if server and not is_server(server):
-            raise Invalid(
-                f"{without_password(server)!r} is no server: give http://, https:// or http+unix://", at="server"
-            )
+        if server:
+            config.check_server(server, at="server", of_store="store")
         found = config.here(store=store, server=server, tenant=tenant)
         self.store = found.store
         """Its address."""
@@ -84,12 +82,12 @@ class Windlass:
         chosen = settings or Settings(**msgspec.structs.asdict(found.engine))
         if replicas is not None:
             chosen = replace(chosen, replicas=replicas)
-        if is_server(self.store) and chosen.replicas:
+        if config.is_server(self.store) and chosen.replicas:
             if settings is not None or replicas is not None:
                 raise Invalid("a server knows itself which replicas it waits for", at="replicas")
             chosen = replace(chosen, replicas=None)
         self.settings = chosen
-        if journal and (is_server(self.store) or file_of(self.store) is not None):
+        if journal and (config.is_server(self.store) or file_of(self.store) is not None):
             raise Invalid("a journal is for a Redis store: a file needs none, and a server has its own", at="journal")
         self.link: Transport = AppConnection(self.store, chosen, token, journal)
         self._defaults: TaskOptions = defaults or {}

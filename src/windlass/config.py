@@ -20,7 +20,7 @@ from msgspec import Meta, Struct
 from windlass.model import duration, wire
 from windlass.model.duration import Seconds
 from windlass.model.errors import Invalid, Missing
-from windlass.model.names import DEFAULT_TENANT, Name
+from windlass.model.names import DEFAULT_TENANT, Name, without_password
 from windlass.model.worker import Slots
 
 FILE = "windlass.toml"
@@ -31,6 +31,8 @@ SERVER_VARIABLE = "WINDLASS_SERVER"
 """Names a server instead of a store."""
 
 DEFAULT_STORE = "windlass.db"
+
+HTTP = ("http", "https", "http+unix")
 
 Bytes = Annotated[int, Meta(ge=1, le=2**53)]
 Some = Annotated[int, Meta(ge=1, le=2**31)]
@@ -228,8 +230,25 @@ SECTIONS = {path.partition(".")[0] for path in SETTINGS if "." in path}
 
 def here(*, store: str | None = None, server: str | None = None, tenant: str | None = None, **flags: Any) -> Config:
     """The settings of this process, for these arguments; null = not given."""
-    address = server or store or os.environ.get(SERVER_VARIABLE) or None
-    return load(os.environ, Path.cwd(), {"store": address, "tenant": tenant, **flags})
+    address = server or store
+    if not address and (named := os.environ.get(SERVER_VARIABLE)):
+        address = check_server(named, at=SERVER_VARIABLE, of_store=variable("store"))
+    return load(os.environ, Path.cwd(), {"store": address or None, "tenant": tenant, **flags})
+
+
+def is_server(address: str) -> bool:
+    """Whether a Windlass server answers there, not a store."""
+    return address.partition("://")[0] in HTTP and "://" in address
+
+
+def check_server(address: str, *, at: str, of_store: str) -> str:
+    """Refuse an address that is not of a server; `of_store`: where a store is named instead."""
+    if not is_server(address):
+        forms = "give http://, https:// or http+unix://"
+        raise Invalid(
+            f"{without_password(address)!r} is not the URL of a server: {forms}; for a store use {of_store}", at=at
+        )
+    return address
 
 
 def load(environ: Mapping[str, str], folder: Path, flags: Mapping[str, Any]) -> Config:

@@ -289,7 +289,7 @@ def test_errors_are_called_what_they_are_imported_as() -> None:
 
 
 def test_an_address_that_is_none_is_refused_before_a_file_is_made(tmp_path: Path) -> None:
-    with pytest.raises(Invalid, match="'localhost:7717' is no server"):
+    with pytest.raises(Invalid, match="'localhost:7717' is not the URL of a server"):
         Windlass(server="localhost:7717")
     for address in ("localhost:6379", "redis:localhost", "127.0.0.1:6379/0"):
         with contextlib.chdir(tmp_path), pytest.raises(Invalid, match="Write redis://HOST:PORT"):

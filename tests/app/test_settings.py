@@ -80,6 +80,31 @@ def test_an_app_obeys_the_file_the_environment_and_its_arguments(folder: Path, m
     assert (given.store, given.tenant) == ("given.db", "given")
 
 
+@pytest.mark.parametrize("address", ["redis://:secret@localhost", "jobs.db", "localhost:7717"])
+def test_a_store_in_the_variable_of_a_server_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WINDLASS_SERVER", address)
+    with pytest.raises(Invalid, match=r"is not the URL of a server.* for a store use WINDLASS_STORE") as refused:
+        Windlass()
+    assert refused.value.at == "WINDLASS_SERVER"
+    assert "secret" not in str(refused.value)
+    assert Windlass("given.db").store == "given.db"
+
+
+def test_a_command_with_a_store_in_the_variable_of_a_server_ends_with_one_clear_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WINDLASS_SERVER", "redis://localhost")
+    clear = (
+        "'redis://localhost' is not the URL of a server: give http://, https:// or http+unix://; "
+        "for a store use WINDLASS_STORE\n"
+    )
+    for argv in (["jobs", "ls"], ["enqueue", "add"], ["worker"]):
+        ended = program(*argv, cwd=folder)
+        assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", f"windlass: WINDLASS_SERVER: {clear}")
+    ended = program("doctor", cwd=folder)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (1, f"FAIL  WINDLASS_SERVER  {clear}", "")
+
+
 def test_a_fault_in_the_file_is_named(folder: Path) -> None:
     (folder / "windlass.toml").write_text("stor = 'x.db'")
     with pytest.raises(Invalid, match=r"windlass.toml: stor: there is no such setting; did you mean store\?"):

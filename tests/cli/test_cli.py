@@ -696,7 +696,7 @@ def test_an_interrupted_bench_cleans_up_all_the_same(windlass: Windlass, file: P
         (
             "jobs ls --server localhost:7717",
             2,
-            "windlass: --server: 'localhost:7717' is not the URL of a server: give http://",
+            "give http://, https:// or http+unix://; for a store use --store",
         ),
         ("jobs ls --store localhost:6379", 2, "windlass: store: is 'localhost:6379' a server? Write redis://HOST:PORT"),
         ("enqueue t --store redis:/localhost", 2, "windlass: store: is 'redis:/localhost' a server?"),

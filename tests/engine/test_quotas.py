@@ -3,6 +3,7 @@
 import pytest
 from msgspec import Raw
 
+from tests.support.engines import enqueue, register, take
 from tests.support.stores import VirtualClock
 from windlass.engine import Engine
 from windlass.model.errors import Busy, Conflict, TooLarge
@@ -55,6 +56,38 @@ async def test_a_rate_lets_a_seconds_worth_through_and_then_no_more_than_it_says
     with pytest.raises(Busy):
         await service(EnqueueLines(task="t", text="a\n#\nb\n"))
     assert await count(service) == 15
+
+
+@pytest.mark.parametrize(("rate", "fit"), [(10, 10), (2.5, 2), (0.5, 1)])
+async def test_a_batch_of_more_than_a_seconds_worth_is_refused_and_says_how_many_fit(
+    service: QuotaFilter, rate: float, fit: int
+) -> None:
+    await service(PutQuota(quota=Quota(jobs_per_second=rate)))
+    with pytest.raises(Busy, match=f"{fit + 1} jobs in a request, .* {rate} jobs a second: .* most {fit} at once"):
+        await service(jobs(fit + 1))
+    with pytest.raises(Busy, match=f"most {fit} at once"):
+        await service(EnqueueLines(task="t", text="line\n" * 5000))
+    assert await count(service) == 0
+    await service(jobs(fit))
+    assert await count(service) == fit
+
+
+async def test_a_report_with_more_than_a_seconds_worth_of_jobs_passes_and_later_requests_wait_for_it(
+    service: QuotaFilter, engine: Engine, clock: VirtualClock
+) -> None:
+    await service(PutQuota(quota=Quota(jobs_per_second=10)))
+    worker = await register(engine)
+    await enqueue(engine)
+    claimed = await take(engine, worker)
+    news = [NewJob(task="t") for _ in range(30)]
+    report = Finished(id=claimed.job.id, token=claimed.token, outcome=Verdict.OK, jobs=news)
+    await service(Finish(worker=worker, jobs=[report]))
+    assert await count(service) == 31
+    clock.advance(2.0)
+    with pytest.raises(Busy, match="slow down"):
+        await service(jobs(1))
+    clock.advance(0.1)
+    await service(jobs(1))
 
 
 async def test_jobs_on_record_are_bounded_until_some_are_gone(service: QuotaFilter, clock: VirtualClock) -> None:

@@ -26,7 +26,7 @@ from windlass.model.errors import Missing
 from windlass.model.estimate import Estimate, QueueEstimate, Why
 from windlass.model.job import Job, NewJob
 from windlass.model.limit import NewLimit, Pause, Rate, Which
-from windlass.model.names import JobKey, key_of
+from windlass.model.names import EVERY_TENANT, JobKey, key_of
 from windlass.model.operations import (
     Cancel,
     ChangeQueue,
@@ -446,3 +446,27 @@ async def test_promises_made_while_others_are_looked_up_are_kept(
     monkeypatch.setattr(store.jobs, "read", meanwhile)
     await measure_accuracy(engine.context)
     assert set(stats.predictions) == {key_of(jobs[1]), key_of(jobs[2])}
+
+
+@pytest.mark.parametrize("policy", [None, "fair"])
+async def test_a_position_counts_only_jobs_of_the_own_tenant(engine: Engine, policy: Any) -> None:
+    if policy:
+        await engine(ChangeQueue(tenant=EVERY_TENANT, queue="default", change=QueueChange(policy=policy)))
+    await register(engine, tenant=EVERY_TENANT)
+    for _ in range(3):
+        await enqueue(engine, tenant="other")
+    jobs = [await enqueue(engine), await enqueue(engine, "another")]
+    assert [(await estimate(engine, job)).position for job in jobs] == [1, 2]
+
+
+async def test_a_position_beyond_the_last_forecast_counts_only_jobs_of_the_own_tenant(engine: Engine) -> None:
+    await register(engine, tenant=EVERY_TENANT)
+    for _ in range(3):
+        await enqueue(engine, tenant="other")
+    await enqueue(engine, "another")
+    await engine(GetQueueEstimate(queue="default"))
+    forecasts = engine.context.stats.forecasts
+    forecasts["default"] = replace(forecasts["default"], cost=60.0)  # so that it is not made again
+    found = await estimate_for_follower(engine.context, await enqueue(engine))
+    assert found is not None
+    assert found.position == 2

@@ -63,7 +63,10 @@ def failing(
     monkeypatch.setattr(store.jobs, "add", refusing)
 
 
-@pytest.mark.parametrize("quota", [Quota(stored_jobs=1500), Quota(stored_jobs=LINES - 1)])
+QUOTAS = [Quota(stored_jobs=1500), Quota(stored_jobs=LINES - 1), Quota(jobs_per_second=1500)]
+
+
+@pytest.mark.parametrize("quota", QUOTAS)
 async def test_more_lines_than_the_quota_has_room_for_keep_none(quota: Quota, engine: Engine, metered: Web) -> None:
     await engine(PutQuota(quota=quota))
     refused = await metered.send("POST", "/jobs/batch", body(), form=NDJSON)

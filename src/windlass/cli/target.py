@@ -14,7 +14,7 @@ from cyclopts import Group, Parameter
 from msgspec.structs import asdict, replace
 
 from windlass import config
-from windlass.addresses import file_of, is_server, open_service
+from windlass.addresses import file_of, open_service
 from windlass.cli import DASH
 from windlass.cli.options import flag, option
 from windlass.engine import Settings
@@ -22,7 +22,7 @@ from windlass.model.errors import Invalid, Missing
 from windlass.model.events import Event, EventSource
 from windlass.model.job import Job
 from windlass.model.match import Match
-from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, without_password
+from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT
 from windlass.model.operations import MOST_AT_ONCE, A, List, Operation, Service
 
 OPTIONS = Group("Options", sort_key=20)
@@ -63,11 +63,8 @@ class Target:
         tenant = EVERY_TENANT if self.tenant == DASH else self.tenant
         if self.server and self.store:
             raise Invalid("give --store or --server, not both", at="--server")
-        if self.server and not is_server(self.server):
-            raise Invalid(
-                f"{without_password(self.server)!r} is not the URL of a server: give http://, https:// or http+unix://",
-                at="--server",
-            )
+        if self.server:
+            config.check_server(self.server, at="--server", of_store="--store")
         return config.here(store=self.store, server=self.server, tenant=tenant, **(flags or {}))
 
 

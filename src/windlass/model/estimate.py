@@ -32,7 +32,7 @@ class Estimate(Struct, frozen=True, kw_only=True, gc=False):
     seconds: float | None = None
     """Until it starts; null = unknown, or it no longer waits."""
     position: int | None = None
-    """Its place in its queue, from 1; null = it is not in line (yet)."""
+    """Its place among its tenant's jobs in its queue, from 1; null = it is not in line (yet)."""
     why: Why | None = None
     """What it waits for; null = it waits no more."""
     name: str | None = None

@@ -36,12 +36,15 @@ def forecast(snapshot: LoadSnapshot, only: str | None = None) -> dict[str, Estim
 
 
 def _ranks(snapshot: LoadSnapshot) -> dict[str, int]:
-    """The positions of jobs in their queues. With turns, positions are known when the jobs start."""
-    queues: dict[str, list[Key]] = defaultdict(list)
+    """The positions of jobs among those of their tenant and queue: a tenant must not learn how many jobs others have.
+
+    With turns, positions are known when the jobs start.
+    """
+    lines: dict[tuple[str, str], list[Key]] = defaultdict(list)
     for lane in snapshot.lanes:
         if lane.queue not in snapshot.turns:
-            queues[lane.queue] += lane.jobs
-    return {key[2]: rank for keys in queues.values() for rank, key in enumerate(sorted(keys), start=1)}
+            lines[lane.tenant, lane.queue] += lane.jobs
+    return {key[2]: rank for keys in lines.values() for rank, key in enumerate(sorted(keys), start=1)}
 
 
 def _ahead_of(snapshot: LoadSnapshot, id: str) -> LoadSnapshot:
@@ -83,9 +86,9 @@ class Replay:
         self.starts: dict[str, Estimate] = {}
         """When each job started, and what it had waited for."""
         self._ranks = ranks
-        """Positions of jobs in their queues. Jobs without one are numbered as they start."""
-        self._started: Counter[str] = Counter()
-        """Started jobs of each queue with turns."""
+        """Positions of jobs. Jobs without one are numbered as they start."""
+        self._started: Counter[tuple[str, str]] = Counter()
+        """Started jobs of each tenant in each queue with turns."""
         self._total = sum(len(lane.jobs) for lane in snapshot.lanes)
         self._lanes = snapshot.lanes
         self._now = 0.0
@@ -278,8 +281,8 @@ class Replay:
     def _rank(self, lane: WaitingLane, id: str) -> int:
         rank = self._ranks.get(id)
         if rank is None:
-            self._started[lane.queue] += 1
-            rank = self._started[lane.queue]
+            self._started[lane.tenant, lane.queue] += 1
+            rank = self._started[lane.tenant, lane.queue]
         return rank
 
     def _why(self, lane: WaitingLane, blocker: int) -> tuple[Why, str | None]:

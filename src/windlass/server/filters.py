@@ -26,7 +26,7 @@ from windlass.model.operations import (
     Service,
 )
 from windlass.model.ports import Clock
-from windlass.model.quota import Quota, too_large, too_many
+from windlass.model.quota import Quota, burst, too_fast, too_large, too_many
 
 REMEMBER = 1.0
 """Seconds for which a quota and a number of stored jobs are cached."""
@@ -56,12 +56,12 @@ class TenantMeter:
         if usage is self._usage:
             return
         if usage.quota != self.quota:
-            self.quota, self.left, self._refilled_at = usage.quota, usage.quota.jobs_per_second or 0.0, now
+            self.quota, self.left, self._refilled_at = usage.quota, burst(usage.quota), now
         self.stored, self._usage = usage.stored, usage
 
     def refill(self, now: float) -> None:
         rate = self.quota.jobs_per_second or 0.0
-        self.left = min(max(rate, 1.0), self.left + rate * (now - self._refilled_at))
+        self.left = min(burst(self.quota), self.left + rate * (now - self._refilled_at))
         self._refilled_at = now
 
 
@@ -90,8 +90,9 @@ class QuotaFilter:
             raise (Conflict if reported else Busy)(why, at="tenant")
         if quota.jobs_per_second is not None:
             meter.refill(self._clock.monotonic())
-            if meter.left < min(number, max(quota.jobs_per_second, 1.0)):
-                raise Busy(f"this tenant may send {quota.jobs_per_second:g} jobs a second: slow down", at="tenant")
+            # A report cannot be divided: a large one passes in one piece.
+            if (why := too_fast(quota, meter.left, number, whole=reported)) is not None:
+                raise Busy(why, at="tenant")
             meter.left -= number
         meter.stored += number
 

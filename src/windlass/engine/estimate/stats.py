@@ -227,7 +227,7 @@ class Forecast(Struct, frozen=True):
         return replace(at_most, seconds=min(at_most.seconds, last + (rank + 1 - len(lane.jobs)) * step))
 
     def _position(self, lane: WaitingLane, priority: int, rank: int) -> int | None:
-        others = sum(self.waiting.values()) - len(lane.jobs) - lane.rest
+        others = self.waiting.get(lane.tenant, 0) - len(lane.jobs) - lane.rest
         known = rank < MOST_RANKED and lane.queue not in self.snapshot.turns
         return others + rank + 1 if known and (not others or not (lane.rest or priority)) else None
 
