@@ -157,6 +157,11 @@ def order_for(item: Alive, reply: HeartbeatReply) -> Order | None:
     return None
 
 
+async def on_lost_config(context: EngineContext, decides: bool) -> FlowConfig:
+    """For `FlowConfig.on_lost`: as it is now if it decides about a report; else any will do, and costs no read."""
+    return await (context.flow_config.refreshed() if decides else context.flow_config.current())
+
+
 # Checks
 
 

@@ -31,6 +31,7 @@ from windlass.engine.reports import (
     claimed,
     finish_move,
     move_held,
+    on_lost_config,
     order_for,
     run_of,
     success,
@@ -177,9 +178,7 @@ async def finish(context: EngineContext, operation: Finish) -> Applied:
         held = await context.writes.succeed([success(item, tenant) for item, tenant in ok])
         applied = {run_of(item, tenant) for (item, tenant), applies in zip(ok, held, strict=True) if applies}
     if others:
-        config = await context.flow_config.current()
-        if any(item.reason is Reason.CRASHED for item, _ in others):
-            config = await context.flow_config.refreshed()
+        config = await on_lost_config(context, any(item.reason is Reason.CRASHED for item, _ in others))
         applied |= await move_held(context, others, partial(finish_move, context, config))
     context.stats.finished((key for key, _ in applied), asyncio.get_running_loop().time())
     return applied_of(reports, applied)
@@ -190,9 +189,7 @@ async def release(context: EngineContext, operation: Release) -> Applied:
     await known_worker(context, operation.worker, operation.tenant)
     reports = list(zip(operation.jobs, await tenants_of(context, operation), strict=True))
     held = await hold_limits(context, reports)
-    config = await context.flow_config.current()
-    if any(item.stopped is not None for item in operation.jobs):
-        config = await context.flow_config.refreshed()
+    config = await on_lost_config(context, any(item.stopped is not None for item in operation.jobs))
 
     def back(item: Released, record: Record, now: datetime) -> Move:
         delay = None if key_of(record.job) in held else item.delay

@@ -155,7 +155,7 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     error: Error | None = None
     """The last of `errors`."""
     errors: list[Error] = field(default_factory=list)
-    """One entry per run that did not succeed, also if lost or given back, oldest first, the newest hundred; kept after a
+    """One entry per run that did not succeed, also if lost or stopped, oldest first, the newest hundred; kept after a
     later success."""
     created_at: datetime
     """When the store accepted it. Never changes."""

@@ -146,7 +146,7 @@ class Reports:
         self._note(last_update)
 
     def begin(self, report: Began, answered: Callable[[bool], None] | None = None) -> None:
-        """Report which process runs a job. `answered` is told whether the job is still this worker's."""
+        """Report which process runs a job. `answered` gets whether the job is still this worker's."""
         if answered is not None:
             self._awaited[report.id, report.token] = answered
         self._began.append(report)
