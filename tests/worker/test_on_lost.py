@@ -103,6 +103,9 @@ def test_by_default_such_a_job_runs_again_and_its_record_tells(harness: WorkerHa
     found = [(entry.reason, entry.attempt, entry.pid) for entry in record.errors]
     assert found == [(Reason.RELEASED, 1, pids[0]), (Reason.LOST, 1, pids[1]), (Reason.CRASHED, 2, pids[2])]
     assert len({entry.worker for entry in record.errors}) == 3
+    shown = harness.run("jobs", "show", job.id, "--tenant", harness.tenant).stdout
+    for entry in record.errors:
+        assert f"worker {entry.worker} on {entry.node}, process {entry.pid}" in " ".join(shown.split())
     job.cancel()
 
 
