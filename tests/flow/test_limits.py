@@ -21,6 +21,8 @@ from windlass.model.job import JSON, TEXT, NewJob, Reason, State
 from windlass.model.limit import Condition, Limit, NewLimit, Pause, Rate, Which
 from windlass.model.names import key_of
 from windlass.model.operations import (
+    Began,
+    Begin,
     Cancel,
     ChangeQueue,
     Claim,
@@ -522,13 +524,27 @@ async def test_a_queue_gives_its_jobs_what_they_do_not_ask_for(engine: Engine) -
     assert (own.timeout, own.keep_success) == (1.0, 9.0)
 
 
-@pytest.mark.parametrize(("on_lost", "becomes"), [("fail", State.FAILED), ("requeue", State.QUEUED)])
-async def test_a_queue_says_what_becomes_of_a_lost_job(
-    engine: Engine, clock: VirtualClock, on_lost: Any, becomes: State
+@pytest.mark.parametrize(
+    ("queues", "own", "begun", "becomes"),
+    [
+        ("fail", None, True, State.FAILED),
+        ("fail", None, False, State.QUEUED),
+        ("requeue", None, True, State.QUEUED),
+        ("fail", "retry", True, State.QUEUED),
+        ("retry", "fail", True, State.FAILED),
+        ("retry", "fail", False, State.QUEUED),
+    ],
+)
+async def test_a_queue_or_the_job_says_what_becomes_of_a_lost_job(
+    engine: Engine, clock: VirtualClock, queues: Any, own: Any, begun: bool, becomes: State
 ) -> None:
-    await engine(ChangeQueue(queue="default", change=QueueChange(on_lost=on_lost)))
-    job = await enqueue(engine)
-    await claim(engine, await register(engine))
+    await engine(ChangeQueue(queue="default", change=QueueChange(on_lost=queues)))
+    job = await enqueue(engine, on_lost=own)
+    worker = await register(engine)
+    (claimed,) = await claim(engine, worker)
+    assert (claimed.job.on_lost or "retry") == (own or queues)
+    if begun:
+        await engine(Begin(worker=worker, jobs=[Began(id=job.id, token=claimed.token, pid=7)]))
     clock.advance(20)
     await reclaim(engine)
     assert await state(engine, job.id) is becomes

@@ -279,6 +279,21 @@ def test_a_second_signal_gives_functions_back_uncounted(harness: WorkerHarness, 
     assert [(bench.job(id).state, bench.job(id).attempt) for id in ids] == [(State.QUEUED, 0)] * 3
 
 
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_function_that_may_not_run_twice_does_not(harness: WorkerHarness, bench: Bench, how: signal.Signals) -> None:
+    harness.app.ask(ChangeQueue(queue="default", tenant=harness.tenant, change=QueueChange(on_lost="fail")))
+    bench.upload("nap", "echo started; sleep 600", "sh", options=HandlerOptions(batch=1))
+    (id,) = bench.feed("nap", "1")
+    worker = harness.start("--tenant", harness.tenant, "--grace", "0s", target="", lease="1s")
+    until(lambda: (pid := bench.job(id).pid) and pid != worker.pid)
+    worker.send(how)
+    worker.ended()
+    harness.start("--tenant", harness.tenant, target="", lease="1s")
+    record = bench.ended(id)
+    assert (record.state, record.reason, record.attempt) == (State.FAILED, Reason.LOST, 1)
+    assert [entry.pid for entry in record.errors] == [record.pid]
+
+
 @ON_A_FILE
 def test_a_first_signal_lets_functions_finish(harness: WorkerHarness, bench: Bench) -> None:
     """[37]"""

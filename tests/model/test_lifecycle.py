@@ -20,7 +20,6 @@ from windlass.model.lifecycle import (
     TABLE,
     Gone,
     Move,
-    OnLost,
     Step,
     abandon,
     cancel,
@@ -36,6 +35,7 @@ from windlass.model.lifecycle import (
     touch_owner,
     unblock,
 )
+from windlass.model.options import OnLost
 from windlass.model.outcome import Outcome, Verdict
 from windlass.model.retry import FROM_START, UNTIL_DEADLINE, RetryPolicy, backoff
 
@@ -360,13 +360,13 @@ def test_an_error_is_kept_as_text_with_its_attempt_reason_and_time() -> None:
     given_error = Error(type="ValueError", message="no", traceback="line 1", attempt=77, at=BORN)
     move = finish(a_job(attempt=4), said(Verdict.ERROR, error=given_error), NOW, 0.0)
     assert move.error == Error(
-        type="ValueError", message="no", traceback="line 1", reason=Reason.ERROR, attempt=4, at=NOW
+        type="ValueError", message="no", traceback="line 1", reason=Reason.ERROR, attempt=4, at=NOW, worker="w1"
     )
 
 
 def test_a_failure_without_words_still_leaves_an_entry() -> None:
     move = finish(a_job(), said(Verdict.ERROR, reason=Reason.TIMEOUT), NOW, 0.0)
-    assert move.error == Error(reason=Reason.TIMEOUT, attempt=1, at=NOW)
+    assert move.error == Error(reason=Reason.TIMEOUT, attempt=1, at=NOW, worker="w1")
 
 
 def test_a_wait_that_the_task_asks_for_is_kept_exactly() -> None:
@@ -487,13 +487,44 @@ def test_a_loss_is_only_written_while_the_lease_is_out(on_lost: OnLost, order: R
 
 
 def test_a_queue_may_have_lost_jobs_fail() -> None:
-    move = lose(a_job(), NOW, "fail")
+    move = lose(a_job(pid=7), NOW, "fail")
     assert (move.target, move.reason, move.losses, move.keep) == (State.FAILED, Reason.LOST, 1, 7 * 86400.0)
 
 
 def test_a_queue_may_have_lost_jobs_back_as_if_never_run() -> None:
-    move = lose(a_job(attempt=3, losses=MOST_LOSSES), NOW, "requeue")
-    assert (move.target, move.attempt, move.losses, move.error) == (State.QUEUED, 2, MOST_LOSSES, None)
+    move = lose(a_job(attempt=3, losses=MOST_LOSSES, pid=7), NOW, "requeue")
+    assert (move.target, move.attempt, move.losses, move.outcome) == (State.QUEUED, 2, MOST_LOSSES, None)
+
+
+def test_a_lost_job_that_had_not_begun_does_not_fail() -> None:
+    move = lose(a_job(attempt=3, losses=1), NOW, "fail")
+    assert (move.target, move.attempt, move.losses, move.outcome) == (State.QUEUED, 2, 1, None)
+    assert move.error is not None
+    assert move.error.message.endswith("its code had not begun")
+
+
+@pytest.mark.parametrize("max_retry", [0, 5, None])
+def test_a_job_that_may_not_run_again_fails_at_its_first_crash(max_retry: int | None) -> None:
+    move = finish(a_job(max_retry=max_retry), said(Verdict.ERROR, reason=Reason.CRASHED), NOW, 0.0, "fail")
+    assert (move.target, move.reason, move.crashes) == (State.FAILED, Reason.CRASHED, 1)
+
+
+def test_what_such_a_job_says_itself_is_retried_as_ever() -> None:
+    assert finish(a_job(max_retry=1), said(Verdict.ERROR), NOW, 0.0, "fail").target is State.SCHEDULED
+    assert release(a_job(pid=7), NOW, 30.0, on_lost="fail").target is State.SCHEDULED
+
+
+def test_a_stopped_job_that_may_not_run_again_has_failed() -> None:
+    move = release(a_job(pid=7, losses=1), NOW, stopped="its worker stopped", on_lost="fail")
+    assert (move.target, move.reason, move.losses) == (State.FAILED, Reason.LOST, 2)
+    assert move.outcome is Verdict.ERROR
+
+
+def test_a_stopped_job_says_where_it_ran() -> None:
+    move = release(a_job(attempt=3, worker="w", node="n", pid=7), NOW, stopped="its worker stopped")
+    assert (move.target, move.reason, move.attempt) == (State.QUEUED, Reason.RELEASED, 2)
+    where = Error(message="its worker stopped", reason=Reason.RELEASED, attempt=3, at=NOW, worker="w", node="n", pid=7)
+    assert move.error == where
 
 
 @pytest.mark.parametrize("order", sorted(ORDERS))

@@ -425,6 +425,7 @@ ODD_TERMS: dict[str, Any] = {
     "expires": 60.0,
     "unattended": 600.0,
     "isolate": True,
+    "on_lost": "fail",
     "input": True,
     "headers": {"trace": "1-2-3"},
     "content_type": TEXT,

@@ -219,6 +219,33 @@ async def test_a_worker_that_does_not_answer_is_waited_for_so_long_and_its_late_
         assert (await hub.ended(job)).attempt == 1
 
 
+async def test_a_job_that_may_not_run_twice_is_not_sent_again_if_its_worker_does_not_answer(real_store: Store) -> None:
+    async def never(sent: Sent) -> Answer:
+        await asyncio.sleep(30)
+        return 200, {"outcome": "ok"}
+
+    async with station(real_store, network=HERE._replace(answer_within=0.3)) as hub, receiver(never) as worker:
+        await hub.register(worker)
+        job = await hub.ended(await hub.enqueue(on_lost="fail"))
+        assert (job.state, job.reason, len(worker.sent)) == (State.FAILED, Reason.LOST, 1)
+        assert job.errors[-1].message == "no answer within 0.3 s"
+
+
+async def test_a_job_that_may_not_run_twice_is_sent_again_if_it_was_refused(hub: Station) -> None:
+    answers = iter([(503, None), (404, None)])
+
+    async def refuse(sent: Sent) -> Answer:
+        return next(answers, (200, {"outcome": "ok"}))
+
+    async with receiver(refuse) as worker, receiver(OK) as other:
+        await hub.register(worker)
+        job = await hub.enqueue(on_lost="fail")
+        await worker.has(2)
+        await hub.register(other)
+        ended = await hub.ended(job)
+        assert (ended.state, ended.attempt, ended.errors) == (State.SUCCEEDED, 1, [])
+
+
 async def test_a_job_that_runs_too_long_is_ended_though_its_worker_is_silent_and_a_late_finish_changes_nothing(
     hub: Station,
 ) -> None:

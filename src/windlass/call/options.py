@@ -13,7 +13,7 @@ from windlass.call.arguments import CallSignature
 from windlass.model.duration import seconds
 from windlass.model.errors import Invalid
 from windlass.model.job import NewJob
-from windlass.model.options import KeepResult
+from windlass.model.options import KeepResult, OnLost
 from windlass.model.retry import PRESETS, RetryPolicy
 from windlass.model.wire import invalid
 
@@ -40,6 +40,8 @@ class TaskOptions(TypedDict, total=False):
     yielding: bool
     isolate: bool
     """Whether each job gets a process of its own."""
+    on_lost: OnLost | None
+    """What to do if its process or worker is killed, or its worker stops, while it runs: "fail" never runs it again."""
     input: bool
     """Whether messages may be sent to it while it runs: `current.input` in the task."""
     keep_result: KeepResult

@@ -13,6 +13,7 @@ from windlass.engine import Engine
 from windlass.engine.records import WithTaskOptions
 from windlass.model.job import FINISHED, NewJob
 from windlass.model.operations import Accepted, Enqueue, Handlers, QueueStats, Service, Workers
+from windlass.model.options import OnLost
 from windlass.system import SystemClock
 
 JOB_OPTIONS = Group("Job options", sort_key=10)
@@ -48,6 +49,10 @@ class EnqueueOptions:
         float | None, option("TIME", "How long to keep its result (as long as its record).", read=seconds)
     ] = None
     isolate: Annotated[bool, flag("Run it in a process of its own.")] = False
+    on_lost: Annotated[
+        OnLost | None,
+        option("HOW", "What to do if its process or worker is lost: retry, requeue, fail (as its queue says)."),
+    ] = None
     input: Annotated[bool, flag("Accept messages: see windlass jobs send.")] = False
 
 

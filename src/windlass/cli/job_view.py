@@ -166,12 +166,20 @@ def _option_text(name: str, value: Any) -> str:
 
 
 def _errors(job: Job, now: datetime) -> Iterator[tuple[str, Text]]:
-    if len(job.errors) < 2:  # noqa: PLR2004 - a single one is shown in full
-        return
+    if not job.errors or (len(job.errors) == 1 and _where(job.errors[0]) in {"", _where(job)}):
+        return  # a single one is shown in full, and where it ran already
     for index, error in enumerate(job.errors[-MOST_ERRORS:]):
         when = f"  {console.ago(error.at, now)}" if error.at else ""
         name = console.plural(len(job.errors), "error") if index == 0 else ""
-        yield name, Text.assemble(f"attempt {error.attempt}: {error_line(error)}", (when, "dim"))
+        yield name, Text.assemble(f"attempt {error.attempt}: {error_line(error)}", (f"{_where(error)}{when}", "dim"))
+
+
+def _where(run: Job | Error) -> str:
+    """The worker, node and process of a run."""
+    if run.worker is None:
+        return ""
+    node, process = f" on {run.node}" if run.node else "", f", process {run.pid}" if run.pid else ""
+    return f"  worker {run.worker}{node}{process}"
 
 
 # In one line

@@ -24,7 +24,6 @@ from windlass.model.errors import Invalid, Missing
 from windlass.model.estimate import Estimate, QueueEstimate
 from windlass.model.handler import Language
 from windlass.model.job import State
-from windlass.model.lifecycle import OnLost
 from windlass.model.limit import Pause
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import (
@@ -39,6 +38,7 @@ from windlass.model.operations import (
     QueueStats,
     Workers,
 )
+from windlass.model.options import OnLost
 from windlass.model.outcome import Verdict
 from windlass.model.queue import Clearable, Policy, QueueChange, Tier
 from windlass.model.worker import Worker
@@ -339,7 +339,10 @@ class QueueOptions:
     ] = None
     isolate: Annotated[bool | None, flag("Run each job in a process of its own.", negative="--no-isolate")] = None
     on_lost: Annotated[
-        OnLost | None, option("HOW", "What to do with a job whose worker is lost: retry, requeue, fail.")
+        OnLost | None,
+        option(
+            "HOW", "What to do with a job whose process or worker is lost: retry, requeue, fail (never run it again)."
+        ),
     ] = None
     keep_success: Annotated[
         float | None,

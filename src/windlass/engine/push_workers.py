@@ -123,7 +123,8 @@ class PushWorkers:
                     records = await self._context.writes.claim(request)
                 remaining = until - loop.time()
                 if records or remaining <= 0:
-                    return [claimed(record) for record in records]
+                    config = await self._context.flow_config.current()
+                    return [claimed(record, config) for record in records]
                 await listener.wait(min(POLL_EVERY, remaining))
 
     async def _tasks(self, worker: Worker, unknown: Collection[str]) -> list[str] | None:
@@ -151,13 +152,13 @@ class PushWorkers:
             job = record.job
             if record.token != tokens[key_of(job)]:
                 return None
-            return lifecycle.lose(job, now, config.settings(job.tenant, job.queue).on_lost)
+            return lifecycle.lose(job, now, config.on_lost(job))
 
         await context.move_jobs(list(tokens), lost)
 
     async def held(self, worker: Worker) -> list[Claimed]:
         """The jobs that a worker was sent by another server, without their payloads."""
-        found: list[Claimed] = []
+        found: list[Record] = []
         for queue in worker.queues:
             after = None
             scope = ListScope(worker.tenant, queue, frozenset({State.RUNNING}))
@@ -165,7 +166,8 @@ class PushWorkers:
                 piece = await self._context.store.jobs.list(scope, after, MOST_AT_ONCE)
                 mine = [key_of(record.job) for record in piece.records if record.job.worker == worker.id]
                 read = (await self._context.store.jobs.read(mine)).records if mine else []
-                found += [claimed(one) for one in read if one is not None and one.job.worker == worker.id and one.token]
+                found += [one for one in read if one is not None and one.job.worker == worker.id and one.token]
                 if (after := piece.next) is None:
                     break
-        return found
+        config = await self._context.flow_config.current()
+        return [claimed(one, config) for one in found]

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from windlass.engine import new_jobs
 from windlass.engine.context import EngineContext, ambiguous_id, fence, lease_of
+from windlass.engine.flow.config import FlowConfig
 from windlass.model import lifecycle, wire
 from windlass.model.errors import Invalid
 from windlass.model.handler import NO_HANDLER, HandlerRun
@@ -90,13 +91,15 @@ async def claim_request(
     )
 
 
-def claimed(record: Record) -> Claimed:
+def claimed(record: Record, config: FlowConfig) -> Claimed:
+    """A claim's answer; says what `on_lost` comes to, so that the worker reports a begin in time."""
+    job, on_lost = record.job, config.on_lost(record.job)
     return Claimed(
-        job=record.job,
+        job=job if on_lost in (job.on_lost, "retry") else replace(job, on_lost=on_lost),
         token=(record.token or b"").hex(),
         payload=Raw(record.payload or b""),
         files=record.files,
-        deadline=record.job.deadline,
+        deadline=job.deadline,
     )
 
 
@@ -126,7 +129,7 @@ def success(item: Finished, tenant: str) -> JobSuccess:
     return JobSuccess(item.id, tenant, fence(item.token), code, result, item.content_type, item.finished_at, _ran(item))
 
 
-def finish_move(context: EngineContext, item: Finished, record: Record, now: datetime) -> Move:
+def finish_move(context: EngineContext, config: FlowConfig, item: Finished, record: Record, now: datetime) -> Move:
     error = item.error or Error()
     outcome = Outcome(
         verdict=item.outcome,
@@ -135,7 +138,7 @@ def finish_move(context: EngineContext, item: Finished, record: Record, now: dat
         reason=item.reason,
         delay=item.delay,
     )
-    move = lifecycle.finish(record.job, outcome, now, context.chance.fraction())
+    move = lifecycle.finish(record.job, outcome, now, context.chance.fraction(), config.on_lost(record.job))
     return replace(move, finished_at=item.finished_at, ran=_ran(item))
 
 
@@ -152,6 +155,11 @@ def order_for(item: Alive, reply: HeartbeatReply) -> Order | None:
     if reply.reason is Reason.SHRUNK and reply.deadline != item.deadline:
         return Order(id=reply.id, order="deadline", deadline=reply.deadline)
     return None
+
+
+async def on_lost_config(context: EngineContext, decides: bool) -> FlowConfig:
+    """For `FlowConfig.on_lost`: as it is now if it decides about a report; else any will do, and costs no read."""
+    return await (context.flow_config.refreshed() if decides else context.flow_config.current())
 
 
 # Checks

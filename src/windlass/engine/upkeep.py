@@ -155,7 +155,7 @@ async def _reclaim(engine: Engine, reading: OverdueJobs) -> int:
     config = await engine.context.flow_config.refreshed()
 
     def lost(record: Record, now: datetime) -> Move:
-        return lifecycle.lose(record.job, now, config.settings(record.job.tenant, record.job.queue).on_lost)
+        return lifecycle.lose(record.job, now, config.on_lost(record.job))
 
     return await engine.context.move_records(reading.records, reading.now, lost)
 

@@ -31,12 +31,14 @@ from windlass.engine.reports import (
     claimed,
     finish_move,
     move_held,
+    on_lost_config,
     order_for,
     run_of,
     success,
     tenants_of,
 )
 from windlass.model import lifecycle
+from windlass.model.job import Reason
 from windlass.model.lifecycle import Move
 from windlass.model.names import key_of
 from windlass.model.operations import (
@@ -71,7 +73,8 @@ async def claim(context: EngineContext, operation: Claim) -> list[Claimed]:
     for tenant, queue in {(one.job.tenant, one.job.queue) for one in records if one.job.assigned is not None}:
         await rebalance(context, tenant, queue)
     context.stats.claimed(records, asyncio.get_running_loop().time())
-    return [claimed(record) for record in records]
+    config = await context.flow_config.current()
+    return [claimed(record, config) for record in records]
 
 
 async def _request(context: EngineContext, operation: Claim, worker: Worker, stays: float = 0.0) -> ClaimRequest:
@@ -175,7 +178,8 @@ async def finish(context: EngineContext, operation: Finish) -> Applied:
         held = await context.writes.succeed([success(item, tenant) for item, tenant in ok])
         applied = {run_of(item, tenant) for (item, tenant), applies in zip(ok, held, strict=True) if applies}
     if others:
-        applied |= await move_held(context, others, partial(finish_move, context))
+        config = await on_lost_config(context, any(item.reason is Reason.CRASHED for item, _ in others))
+        applied |= await move_held(context, others, partial(finish_move, context, config))
     context.stats.finished((key for key, _ in applied), asyncio.get_running_loop().time())
     return applied_of(reports, applied)
 
@@ -185,9 +189,11 @@ async def release(context: EngineContext, operation: Release) -> Applied:
     await known_worker(context, operation.worker, operation.tenant)
     reports = list(zip(operation.jobs, await tenants_of(context, operation), strict=True))
     held = await hold_limits(context, reports)
+    config = await on_lost_config(context, any(item.stopped is not None for item in operation.jobs))
 
     def back(item: Released, record: Record, now: datetime) -> Move:
-        return lifecycle.release(record.job, now, None if key_of(record.job) in held else item.delay)
+        delay = None if key_of(record.job) in held else item.delay
+        return lifecycle.release(record.job, now, delay, stopped=item.stopped, on_lost=config.on_lost(record.job))
 
     return applied_of(reports, await move_held(context, reports, back))
 

@@ -40,7 +40,7 @@ class Reason(StrEnum):
     FAILED = "failed"  # the task said that it cannot succeed (4xx)
     TIMEOUT = "timeout"  # it ran longer than its `timeout`
     CRASHED = "crashed"  # its process died under it
-    LOST = "lost"  # its worker was not heard of for a whole lease
+    LOST = "lost"  # its worker was not heard of for a whole lease; or stopped, and it may not run again
     DEADLINE = "deadline"  # its retry deadline passed
     EXPIRED = "expired"  # it was not started in time
     SHRUNK = "shrunk"  # its time was taken for jobs that wait
@@ -103,7 +103,7 @@ class NewJob(Terms, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
 
 
 class Error(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What went wrong in one attempt, as text."""
+    """Why one run did not succeed, as text, and where it ran."""
 
     type: str = ""
     message: str = ""
@@ -111,6 +111,10 @@ class Error(Struct, frozen=True, kw_only=True, omit_defaults=True):
     reason: Reason | None = None
     attempt: int = 0
     at: datetime | None = None
+    worker: str | None = None
+    node: str | None = None
+    pid: int | None = None
+    """Null = its code had not begun, or ended before its worker reported the process."""
 
 
 class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
@@ -151,7 +155,8 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     error: Error | None = None
     """The last of `errors`."""
     errors: list[Error] = field(default_factory=list)
-    """One entry per attempt that did not succeed, oldest first, the newest hundred; kept after a later success."""
+    """One entry per run that did not succeed, also if lost or stopped, oldest first, the newest hundred; kept after a
+    later success."""
     created_at: datetime
     """When the store accepted it. Never changes."""
     updated_at: datetime

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from windlass.model.errors import Conflict
 from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import FINISHED, Error, Job, NewJob, Reason, State
+from windlass.model.options import OnLost
 from windlass.model.outcome import CODES, Outcome, Verdict
 from windlass.model.retry import backoff
 
@@ -87,9 +88,9 @@ ORDERS = frozenset({Reason.CANCELLED, Reason.DELETED, Reason.HALTED, Reason.ABAN
 
 HALTED = Error(type="Halted", message="halted: its place was needed for a job that waits")
 LOST = Error(message="its worker was not heard of for a whole lease")
+UNBEGUN = Error(message="its worker was not heard of for a whole lease; its code had not begun")
 NEVER = {State.FAILED: "has failed", State.CANCELLED: "was cancelled", None: "is not there"}
 
-OnLost = Literal["retry", "requeue", "fail"]
 Lapse = Literal["lease", "owner"]
 
 
@@ -157,13 +158,17 @@ def unblock(job: Job, parents: Mapping[str, State | None], now: datetime) -> Mov
     return replace(_move(job, Step.MEET), waits_for=rest) if rest != job.waits_for else None
 
 
-def finish(job: Job, outcome: Outcome, now: datetime, chance: float) -> Move:
+# A run may end without a word of its own: its process dies (`finish` with the reason `crashed`), its worker is not
+# heard of (`lose`), or stops (`release` with `stopped`). In each case `on_lost` says whether the job may run again.
+
+
+def finish(job: Job, outcome: Outcome, now: datetime, chance: float, on_lost: OnLost = "retry") -> Move:
     """An attempt has ended. `chance` is from [0, 1)."""
-    move = replace(_finish(job, outcome, now, chance), code=outcome.code or CODES[outcome.verdict])
+    move = replace(_finish(job, outcome, now, chance, on_lost), code=outcome.code or CODES[outcome.verdict])
     return move if move.step is Step.STOP else replace(move, outcome=outcome.verdict)
 
 
-def _finish(job: Job, outcome: Outcome, now: datetime, chance: float) -> Move:
+def _finish(job: Job, outcome: Outcome, now: datetime, chance: float, on_lost: OnLost) -> Move:
     if outcome.verdict is Verdict.OK:
         return _move(job, Step.SUCCEED)
     reason = outcome.reason or Reason(outcome.verdict.value)
@@ -172,7 +177,7 @@ def _finish(job: Job, outcome: Outcome, now: datetime, chance: float) -> Move:
         return _move(job, Step.STOP, job.reason, error)
     if reason is Reason.CRASHED:
         crashes = job.crashes + 1
-        step = Step.RECLAIM if crashes < MOST_CRASHES else Step.FAIL
+        step = Step.FAIL if on_lost == "fail" or crashes >= MOST_CRASHES else Step.RECLAIM
         return replace(_move(job, step, reason, error), crashes=crashes)
     used_up = job.max_retry is not None and reruns(job) >= job.max_retry
     if outcome.verdict is Verdict.FAILED or used_up:
@@ -201,21 +206,31 @@ def lose(job: Job, now: datetime, on_lost: OnLost = "retry") -> Move:
         error = HALTED if job.reason is Reason.HALTED else LOST
         reason = Reason.HALTED if job.reason is Reason.HALTED else Reason.LOST
         return replace(_move(job, Step.STOP, job.reason, _entry(job, error, reason, now)), lapsed="lease")
-    if on_lost == "requeue":
-        return replace(_move(job, Step.RECLAIM, Reason.LOST), attempt=job.attempt - 1, lapsed="lease")
+    if on_lost == "requeue" or (on_lost == "fail" and job.pid is None):
+        error = _entry(job, UNBEGUN if job.pid is None else LOST, Reason.LOST, now)
+        return replace(_move(job, Step.RECLAIM, Reason.LOST, error), attempt=job.attempt - 1, lapsed="lease")
     losses = job.losses + 1
     step = Step.FAIL if on_lost == "fail" or losses >= MOST_LOSSES else Step.RECLAIM
     move = _move(job, step, Reason.LOST, _entry(job, LOST, Reason.LOST, now))
     return replace(move, losses=losses, lapsed="lease", outcome=Verdict.ERROR)
 
 
-def release(job: Job, now: datetime, delay: float | None = None) -> Move:
-    """A worker gives a job back; the run does not count. With a delay it comes back later (a snooze)."""
+def release(
+    job: Job, now: datetime, delay: float | None = None, *, stopped: str | None = None, on_lost: OnLost = "retry"
+) -> Move:
+    """A worker gives a job back; the run does not count. With a delay it comes back later (a snooze).
+
+    `stopped`: why its code, which had begun, was stopped; null = it had not begun, or asked for a later time itself.
+    """
     if job.reason in ORDERS:
         error = _entry(job, HALTED, Reason.HALTED, now) if job.reason is Reason.HALTED else None
         return _move(job, Step.STOP, job.reason, error)
+    if stopped is not None and on_lost == "fail":
+        move = _move(job, Step.FAIL, Reason.LOST, _entry(job, Error(message=stopped), Reason.LOST, now))
+        return replace(move, losses=job.losses + 1, outcome=Verdict.ERROR)
     if not delay:
-        return replace(_move(job, Step.RELEASE, Reason.RELEASED), attempt=job.attempt - 1)
+        entry = None if stopped is None else _entry(job, Error(message=stopped), Reason.RELEASED, now)
+        return replace(_move(job, Step.RELEASE, Reason.RELEASED, entry), attempt=job.attempt - 1)
     due = now + timedelta(seconds=delay)
     return replace(_move(job, Step.SNOOZE, Reason.SNOOZED), attempt=job.attempt - 1, run_at=due)
 
@@ -280,7 +295,10 @@ def _blameless(job: Job, outcome: Outcome) -> Error:
 
 
 def _entry(job: Job, error: Error, reason: Reason, now: datetime) -> Error:
-    return replace(error, reason=reason, attempt=job.attempt, at=now)
+    entry = replace(error, reason=reason, attempt=job.attempt, at=now)
+    if job.state is not State.RUNNING:
+        return entry
+    return replace(entry, worker=job.worker, node=job.node, pid=job.pid)
 
 
 def _move(job: Job, step: Step, reason: Reason | None = None, error: Error | None = None) -> Move:

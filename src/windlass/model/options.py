@@ -10,6 +10,9 @@ from windlass.model.retry import EXPONENTIAL, RetryPolicy
 
 KeepResult = Literal["keep", "once", "none"]
 
+OnLost = Literal["retry", "requeue", "fail"]
+"""What becomes of a job whose run ended without a word of its own: `lifecycle` says how."""
+
 LOWEST, HIGHEST = -(2**31), 2**31 - 1
 """Bounds of a priority."""
 
@@ -55,6 +58,9 @@ class JobOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     """Seconds it may go without its owner asking for it; then it is cancelled as `abandoned`; null = forever."""
     isolate: bool = False
     """Whether it runs in a process of its own."""
+    on_lost: OnLost | None = None
+    """What to do if its process or worker is killed, or its worker stops, while it runs: `retry`, `requeue` (the same,
+    but a lost worker is not counted), or `fail`: once begun it is never run again. Null = as its queue says."""
     input: bool = False
     """Whether messages may be sent to it, which its task takes while it runs."""
     headers: Annotated[

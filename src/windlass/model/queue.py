@@ -7,9 +7,9 @@ from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from windlass.model.duration import Seconds, Time
 from windlass.model.errors import Invalid
-from windlass.model.lifecycle import OnLost
 from windlass.model.limit import Pause
 from windlass.model.names import Name
+from windlass.model.options import OnLost
 
 MOST_TIERS = 16
 
@@ -48,7 +48,7 @@ class QueueSettings(Pause, frozen=True, kw_only=True, omit_defaults=True, forbid
     isolate: bool = False
     """Whether each job runs in a process of its own."""
     on_lost: OnLost = "retry"
-    """What becomes of a job whose worker is lost: run again, run again without counting, or failed."""
+    """For jobs that do not say: whether one whose process or worker was killed or stopped runs again, or has failed."""
     keep_success: Seconds | UnsetType | None = UNSET
     """For jobs that do not say; absent = a day."""
     keep_failure: Seconds | UnsetType | None = UNSET

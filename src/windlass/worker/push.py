@@ -72,6 +72,16 @@ class NotDelivered(WindlassError):
 
     code, title, status, exit_status = "not_delivered", "Not delivered", 502, 75
 
+    def __init__(self, message: str, *, perhaps_begun: bool = True) -> None:
+        super().__init__(message)
+        self.perhaps_begun = perhaps_begun
+        """Whether the worker may have got the job, and run it."""
+
+
+UNSENT = (httpcore2.ConnectError, httpcore2.UnsupportedProtocol, UnicodeError, Denied)
+"""Faults before anything was sent."""
+
+UNAVAILABLE = 503
 
 PushAnswer = Finished | Literal["accepted", "unknown"]
 """A worker's answer to a job: how it ended, that it will report, or that it does not know the task."""
@@ -105,7 +115,9 @@ class Delivery:
         except (httpcore2.TimeoutException, TimeoutError):
             raise NotDelivered(f"no answer within {self._network.answer_within:g} s") from None
         except (httpcore2.NetworkError, httpcore2.ProtocolError, OSError, UnicodeError, Denied) as fault:
-            raise NotDelivered(str(fault) or type(fault).__name__) from None
+            raise NotDelivered(
+                str(fault) or type(fault).__name__, perhaps_begun=not isinstance(fault, UNSENT)
+            ) from None
         match status:
             case 202:
                 return "accepted"
@@ -114,7 +126,8 @@ class Delivery:
             case 200:
                 return self._outcome(claimed, body)
             case _:
-                raise NotDelivered(f"the worker answered {status}")
+                refused = status == UNAVAILABLE or 400 <= status < 500  # noqa: PLR2004 - 4xx
+                raise NotDelivered(f"the worker answered {status}", perhaps_begun=not refused)
 
     async def _post(self, claimed: Claimed) -> tuple[int, bytes]:
         address = self._address
@@ -259,7 +272,7 @@ class PushRunner:
             if claimed.job.pid is None:
                 self._sending[run.number] = self._loop.create_task(self._deliver(run, claimed))
             else:  # another server has sent it
-                run.pid, run.began = claimed.job.pid, True
+                run.pid, run.began, run.cleared = claimed.job.pid, True, True
                 if claimed.job.started_at is not None:
                     run.since -= (self._clock.now() - claimed.job.started_at).total_seconds()
             self._runs.limit_time(run)
@@ -269,16 +282,19 @@ class PushRunner:
             await self._send(run, claimed)
         except Exception:
             log.exception("sending job %s to %s", run.id, self._worker.name)
-            self._end(run, run.released())
+            self._end(run, self._interrupted(run))
 
     async def _send(self, run: ActiveRun, claimed: Claimed) -> None:
         try:
+            if not run.cleared and not await self._begin_first(run):
+                return
             answer = await self._delivery.send(claimed)
             if isinstance(answer, Finished):
                 await self._finish(run, answer)
         except (NotDelivered, *FAULTS) as fault:
             self._pause(fault)
-            self._end(run, run.released())
+            perhaps_begun = run.at_most_once and getattr(fault, "perhaps_begun", True)
+            self._end(run, run.released(stopped=str(fault) if perhaps_begun else None))
             return
         self._failures = 0
         if answer == "unknown":
@@ -300,14 +316,26 @@ class PushRunner:
         else:
             self._end(run, None)
 
+    async def _begin_first(self, run: ActiveRun) -> bool:
+        """Before it is sent, for a job that may not run twice: whether it is still ours."""
+        answer = await self._write_begin(run)
+        run.cleared = not answer.refused
+        if answer.refused:
+            self._end(run, None)
+        return run.cleared
+
     async def _begin(self, run: ActiveRun) -> None:
         """The worker has the job. Written at once: another server that takes over must not send it again."""
         del self._sending[run.number]
-        run.pid = max(1, self._worker.pid)
-        began = run.begun(run.pid)
         with suppress(WindlassError):  # then it is sent with the next updates
-            await self._service(Begin(tenant=self._worker.tenant, worker=self._worker.id, jobs=[began]))
-            run.began = True
+            await self._write_begin(run)
+
+    async def _write_begin(self, run: ActiveRun) -> Applied:
+        run.pid = max(1, self._worker.pid)
+        began = run.begins(run.pid)
+        answer: Applied = await self._service(Begin(tenant=self._worker.tenant, worker=self._worker.id, jobs=[began]))
+        run.began = True
+        return answer
 
     def _pause(self, fault: WindlassError) -> None:
         if self._resuming is not None:
@@ -331,10 +359,14 @@ class PushRunner:
         elif run.stopping is Stop.TIMEOUT:
             self._end(run, finished(run, RunOutcome(run.number, Verdict.ERROR)))
         else:
-            self._end(run, None if run.stopping is Stop.LOST else run.released())
+            self._end(run, None if run.stopping is Stop.LOST else self._interrupted(run))
 
     def kill(self, run: ActiveRun) -> None:
-        self._end(run, run.released())
+        self._end(run, self._interrupted(run))
+
+    def _interrupted(self, run: ActiveRun) -> Released:
+        """The report on a run of which nothing more will be heard here."""
+        return run.released(stopped="this server stopped while the job was sent" if run.at_most_once else None)
 
     def send(self, run: ActiveRun, messages: Sequence[bytes]) -> None:
         """The worker asks for messages itself."""
@@ -354,7 +386,7 @@ class PushRunner:
         """Release what the worker has not taken."""
         for run in list(self._runs.active.values()):
             if run.number in self._sending:
-                self._end(run, run.released())
+                self._end(run, self._interrupted(run))
 
     async def close(self) -> None:
         if self._resuming is not None:

@@ -117,6 +117,8 @@ class Reports:
         self._updates: list[Alive] = []
         self._updating: set[tuple[str, str]] = set()
         """Runs with an update that is not answered, by id and token."""
+        self._awaited: dict[tuple[str, str], Callable[[bool], None]] = {}
+        """Whom to tell that the queue knows that a run begins."""
         self._something = asyncio.Event()
         self._nothing = asyncio.Event()
         self._nothing.set()
@@ -143,8 +145,10 @@ class Reports:
         self._released.append(report)
         self._note(last_update)
 
-    def begin(self, report: Began) -> None:
-        """Report which process runs a job."""
+    def begin(self, report: Began, answered: Callable[[bool], None] | None = None) -> None:
+        """Report which process runs a job. `answered` gets whether the job is still this worker's."""
+        if answered is not None:
+            self._awaited[report.id, report.token] = answered
         self._began.append(report)
         self._something.set()
 
@@ -213,8 +217,14 @@ class Reports:
         return await self._registration.ask(lambda names: Finish(**names, jobs=list(batch)))
 
     async def _begin(self, batch: Sequence[Began]) -> Applied:
-        await self._registration.ask(lambda names: Begin(**names, jobs=list(batch)))
-        return Applied()  # for a job that is not ours any more, the next renewal says so
+        answer = await self._registration.ask(lambda names: Begin(**names, jobs=list(batch)))
+        for one in batch if self._awaited else ():
+            self._answered(one, one.id not in answer.refused)
+        return Applied()  # for other jobs that are not ours any more, the next renewal says so
+
+    def _answered(self, one: Any, held: bool) -> None:
+        if (answered := self._awaited.pop((one.id, one.token), None)) is not None:
+            answered(held)
 
     async def _update(self, batch: Sequence[Alive]) -> Applied:
         await self._registration.ask(lambda names: Renew(**names, jobs=list(batch)))
@@ -287,6 +297,8 @@ class Reports:
             raise
         except WindlassError as fault:
             self._updating.difference_update((one.id, one.token) for one in batch.reports)
+            if len(batch.reports) == 1 and batch.send == self._begin:
+                self._answered(batch.reports[0], held=False)
             return _instead_of(batch, fault)
         if answer.refused:
             log.warning("%d reports refused: those jobs are no longer this worker's", len(answer.refused))

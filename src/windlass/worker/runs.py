@@ -37,6 +37,8 @@ MOST_UNSENT = 256 << 10
 LONG_ENOUGH = 0.2
 """Seconds after which a job has run long enough for its pid to be of interest."""
 
+WORKER_STOPPED = "its worker stopped before it had ended"
+
 MOST_LOGGED = 300
 """Characters of an error in the log."""
 
@@ -62,8 +64,8 @@ class ActiveRun:
     """One run of one job, from its claim to its report."""
 
     __slots__ = (
-        "_unsent_bytes", "asked", "began", "deadline", "given", "id", "job", "log", "number", "pid", "progress",
-        "runner", "sandbox", "since", "stopping", "taken", "takes_messages", "tenant", "timer", "token",
+        "_unsent_bytes", "asked", "began", "cleared", "deadline", "given", "id", "job", "log", "number", "pid",
+        "progress", "runner", "sandbox", "since", "stopping", "taken", "takes_messages", "tenant", "timer", "token",
         "version",
     )  # fmt: skip
 
@@ -96,6 +98,8 @@ class ActiveRun:
         """The version of its handler."""
         self.began = False
         """Whether the queue knows its pid."""
+        self.cleared = not self.at_most_once
+        """Whether its code may start: the queue knows that it begins."""
         self.stopping: Stop | None = None
         self.timer: asyncio.TimerHandle | None = None
         """Its time limit, then the next step of stopping it."""
@@ -109,6 +113,16 @@ class ActiveRun:
         """Messages that were passed to it, and that its task has taken."""
         self.asked = False
         """Whether the renewal in flight asks for more messages."""
+
+    @property
+    def at_most_once(self) -> bool:
+        """Whether it may not run again once it has begun: then the queue must know first."""
+        return self.job.on_lost == "fail"
+
+    @property
+    def begun(self) -> bool:
+        """Whether its code may have begun."""
+        return self.cleared and (self.at_most_once or self.pid is not None)
 
     @property
     def heard(self) -> int | None:
@@ -172,7 +186,7 @@ class ActiveRun:
             deadline=self.known_deadline,
         )
 
-    def begun(self, pid: int) -> Began:
+    def begins(self, pid: int) -> Began:
         """The report that a process runs it."""
         return Began(
             id=self.id,
@@ -183,9 +197,13 @@ class ActiveRun:
             handler_version=self.version,
         )
 
-    def released(self, delay: float | None = None, rests: str | None = None) -> Released:
-        """The report that this run does not count; the job waits again, after a delay if there is one."""
-        return Released(id=self.id, token=self.token, tenant=self.tenant, delay=delay, rests=rests)
+    def released(self, delay: float | None = None, rests: str | None = None, stopped: str | None = None) -> Released:
+        """The report that this run does not count; the job waits again, after a delay if there is one.
+
+        `stopped`: why its code was stopped before it had ended, if it may have begun.
+        """
+        stopped = stopped[:MOST_LOGGED] if stopped is not None and self.begun else None
+        return Released(id=self.id, token=self.token, tenant=self.tenant, delay=delay, rests=rests, stopped=stopped)
 
 
 def _chunks(log: list[tuple[Stream, bytes | memoryview]]) -> Iterator[NewChunk]:
@@ -307,6 +325,21 @@ class RunTable:
         for listener in self._listeners:
             listener.runs_started()
 
+    def begin(self, run: ActiveRun, pid: int, start: Callable[[], None]) -> None:
+        """Report that a run begins, and start it once that is answered: if this worker dies, the queue must know."""
+
+        def answered(held: bool) -> None:
+            if not self.is_active(run):
+                return
+            if not held:
+                self.lose(run)
+            elif run.stopping is None:
+                run.cleared = True
+                start()
+
+        run.began = True
+        self.reports.begin(run.begins(pid), answered)
+
     def limit_time(self, run: ActiveRun) -> None:
         """Stop a run when its time limit, counted from its claim, is over."""
         if run.stopping is None and run.limit is not None:
@@ -335,7 +368,7 @@ class RunTable:
                 break  # so are all that were claimed after it
             if not run.began and run.pid is not None:
                 run.began = True
-                self.reports.begin(run.begun(run.pid))
+                self.reports.begin(run.begins(run.pid))
         updated, self._updated = self._updated, {}
         for run in updated.values():
             if self.reports.is_updating(run.id, run.token):
@@ -391,7 +424,7 @@ class RunTable:
             self._telemetry.note(run.job.task, self._clock.monotonic() - run.since)
         succeeded = isinstance(report, Finished) and report.outcome is Verdict.OK
         if run.stopping is Stop.RELEASE and not succeeded:
-            report = run.released()
+            report = run.released(stopped=_why_stopped(report))
         elif run.stopping is Stop.LOST and isinstance(report, Finished):
             log.warning("lost job %s: its lease has run out", run.id)
             report = None
@@ -399,12 +432,20 @@ class RunTable:
         self._updated.pop(run.number, None)
         run.set_timer(None)
         self.done += isinstance(report, Finished)
+        self._name_process(run, report)
         last_update = run.take_update() if run.has_update else None
         if isinstance(report, Finished):
             self.reports.finish(report, last_update)
         elif isinstance(report, Released):
             self.reports.release(report, last_update)
         self.changed.set()
+
+    def _name_process(self, run: ActiveRun, report: Finished | Released | None) -> None:
+        """Report the process of a short run that ended without a word of its own: it belongs to the record."""
+        if run.began or run.pid is None or report is None:
+            return
+        if report.stopped is not None if isinstance(report, Released) else report.reason is Reason.CRASHED:
+            self.reports.begin(run.begins(run.pid))
 
     def _log_end(self, run: ActiveRun, report: Finished | Released | None) -> None:
         if not job_log.isEnabledFor(logging.DEBUG):
@@ -418,6 +459,12 @@ class RunTable:
 
 
 # The report on a run
+
+
+def _why_stopped(report: Finished | Released | None) -> str | None:
+    if isinstance(report, Released):
+        return report.stopped
+    return None if report is None or report.error is None else report.error.message
 
 
 def finished(run: ActiveRun, outcome: RunOutcome) -> Finished:
@@ -507,6 +554,7 @@ def chained_job(parent: Job, task: str, payload: str, delay: float) -> NewJob:
         keep_result_for=parent.keep_result_for,
         keep_success=parent.keep_success,
         keep_failure=parent.keep_failure,
+        on_lost=parent.on_lost,
         expires=None if parent.expires is None else parent.expires + delay,
     )
 

@@ -16,10 +16,11 @@ from msgspec.structs import replace
 from windlass.model import wire
 from windlass.model.duration import DAY
 from windlass.model.errors import Invalid, PartAway
-from windlass.model.job import NewJob, Terms
+from windlass.model.job import Job, NewJob, Terms
 from windlass.model.limit import Limit, Pause, Subject, holds, key_of, may_hold, paths
 from windlass.model.match import ABSENT
 from windlass.model.names import EVERY_TENANT
+from windlass.model.options import OnLost
 from windlass.model.queue import QueueSettings, Tier, tier_of
 from windlass.store.data import Draft
 from windlass.store.flow import BAR, EXPLICIT, FLEXIBLE, KEY, YIELDING, Rules
@@ -72,6 +73,10 @@ class FlowConfig:
     def settings(self, tenant: str, queue: str) -> QueueSettings:
         """A tenant's own settings of a queue, or else those for all tenants."""
         return self.queues.get(f"{tenant},{queue}") or self.queues.get(f"{EVERY_TENANT},{queue}") or NO_SETTINGS
+
+    def on_lost(self, job: Job) -> OnLost:
+        """What becomes of a job whose run ends without its own word: as it says itself, or else its queue."""
+        return job.on_lost or self.settings(job.tenant, job.queue).on_lost
 
     def has_at_most_once(self, queues: Iterable[str]) -> bool:
         """Whether one of these queues has a tenant whose lost jobs fail instead of running again."""

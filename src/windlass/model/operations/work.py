@@ -75,7 +75,7 @@ class Began(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
 
 @operation("POST", "/workers/{worker}/begin", "work", body="jobs")
 class Begin(Operation[Applied], frozen=True, kw_only=True):
-    """The code of these jobs has started."""
+    """The code of these jobs starts. With `on_lost` = `fail` report it before: from then on a job is not run again."""
 
     worker: str
     jobs: Annotated[list[Began], Meta(max_length=MOST_AT_ONCE)]
@@ -160,11 +160,14 @@ class Released(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_
     rests: Annotated[str, Meta(max_length=128)] | None = None
     """A limit that bounds the job, or if empty each that does: its bucket starts nothing for those seconds. A job with
     such a limit goes back to its place in the queue and waits there."""
+    stopped: Annotated[str, Meta(max_length=2000)] | None = None
+    """Why its code was stopped before it had ended; then `on_lost` says whether it may run again. Null = its code had
+    not begun, or asked for a later time itself."""
 
 
 @operation("POST", "/workers/{worker}/release", "work", body="jobs")
 class Release(Operation[Applied], frozen=True, kw_only=True):
-    """Give jobs back unrun; no attempt is used."""
+    """Give jobs back unrun, or stopped; no attempt is used."""
 
     worker: str
     jobs: Annotated[list[Released], Meta(max_length=MOST_AT_ONCE)]

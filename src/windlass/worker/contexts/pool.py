@@ -8,6 +8,7 @@ import logging
 import signal
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
 from windlass.model.job import Error
 from windlass.model.operations import Claimed
@@ -18,7 +19,7 @@ from windlass.worker import WorkerOptions
 from windlass.worker.contexts.frames import Assignment, ContextUpdate, RunOutcome, assignment_of
 from windlass.worker.contexts.processes import ContextProcess, ProcessManager
 from windlass.worker.linux import resident
-from windlass.worker.runs import ActiveRun, RunTable, Stop, crashed
+from windlass.worker.runs import WORKER_STOPPED, ActiveRun, RunTable, Stop, crashed
 
 log = logging.getLogger("windlass.worker")
 
@@ -51,6 +52,8 @@ class ContextRunner:
         self._closing = False
         self._context_of: dict[int, ContextProcess] = {}
         """By number of the run."""
+        self._held: dict[int, Assignment] = {}
+        """What a context gets once the queue knows that the run begins, by number of the run."""
         self._outcomes: dict[ContextProcess, RunOutcome] = {}
         """Of runs alone in their process, until that has exited and its output is read."""
         self._checking: asyncio.TimerHandle | None = None
@@ -160,7 +163,12 @@ class ContextRunner:
                 continue
             self._place(run, context)
             run.takes_messages = run.job.input
-            batches.setdefault(context, []).append(assignment_of(run.number, claimed))
+            assignment = assignment_of(run.number, claimed)
+            if run.cleared:
+                batches.setdefault(context, []).append(assignment)
+            else:
+                self._held[run.number] = assignment
+                self._begin(run)
             self._runs.limit_time(run)
         for context, assignments in batches.items():
             context.assign(assignments)
@@ -172,11 +180,21 @@ class ContextRunner:
         context.runs.add(run.number)
         run.pid = context.pid
 
+    def _begin(self, run: ActiveRun) -> None:
+        """Report that a run begins, if it is held for that, as soon as it has a process; then let it start."""
+        if run.pid is not None and not run.began and run.number in self._held:
+            self._runs.begin(run, run.pid, partial(self._assign, run))
+
+    def _assign(self, run: ActiveRun) -> None:
+        assignment = self._held.pop(run.number)
+        self._context_of[run.number].assign([assignment])
+
     # Runs report
 
     def forked(self, context: ContextProcess) -> None:
         for run in self._in(context):
             run.pid = context.pid
+            self._begin(run)
 
     def updated(self, context: ContextProcess, update: ContextUpdate) -> None:
         for one in update.updates:
@@ -227,6 +245,9 @@ class ContextRunner:
 
     def stop(self, run: ActiveRun) -> None:
         """Cancel it; then TERM, if it has a process of its own; then KILL."""
+        if run.number in self._held:
+            self._finish(run, RunOutcome(run.number, Verdict.ERROR, error=NOT_BEGUN))
+            return
         if (context := self._context_of.get(run.number)) is not None:
             context.stop(run.number)
             run.set_timer(self._loop.call_later(SOFT, self._terminate, run))
@@ -263,7 +284,7 @@ class ContextRunner:
         context = self._context_of[run.number]
         self._processes.kill(context, signal.SIGKILL, tree=True)
         outcome = self._outcomes.pop(context, None)
-        error = Error(message="its worker stopped")
+        error = Error(message=WORKER_STOPPED)
         self._finish(run, outcome or RunOutcome(run.number, Verdict.ERROR, error=error))
 
     def _kill_for(self, run: ActiveRun, why: Stop) -> None:
@@ -284,6 +305,9 @@ class ContextRunner:
         tail = self._tails.pop(context, "")
         self._remove(context)
         for run in self._in(context):
+            if run.number in self._held:
+                self._postpone(run, "it ended before the job began")
+                continue
             self._finish(run, outcome or crashed(run, status, peak_memory, tail))
 
     def fork_failed(self, context: ContextProcess, why: str) -> None:
@@ -310,4 +334,6 @@ class ContextRunner:
     def _finish(self, run: ActiveRun, outcome: RunOutcome) -> None:
         if (context := self._context_of.pop(run.number, None)) is not None:
             context.runs.discard(run.number)
+            if self._held.pop(run.number, None) is not None and context.isolated:
+                self._processes.kill(context, signal.SIGKILL)  # it waits for a job that will not come
         self._runs.finish(run, outcome)

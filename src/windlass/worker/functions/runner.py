@@ -7,8 +7,10 @@ context works and what confines it is not known here.
 import asyncio
 import logging
 import math
+import os
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -21,7 +23,7 @@ from windlass.model.ports import Clock
 from windlass.model.quota import Quota, too_large, too_many
 from windlass.worker.functions import ERROR, FunctionJob, FunctionOutcome, Tier
 from windlass.worker.functions.pool import Functions
-from windlass.worker.runs import ActiveRun, RunTable, function_finished, refused
+from windlass.worker.runs import WORKER_STOPPED, ActiveRun, RunTable, function_finished, refused
 
 log = logging.getLogger("windlass.worker")
 
@@ -73,6 +75,9 @@ class HandlerRunner:
         groups: dict[tuple[str, str], list[tuple[ActiveRun, Claimed]]] = {}
         for run, claimed in batch:
             self._waiting.add(run.number)
+            if not run.cleared:  # its process is not known yet: the worker's stands for it
+                self._runs.begin(run, os.getpid(), partial(self._taken.put_nowait, [(run, claimed)]))
+                continue
             groups.setdefault((run.job.tenant, run.job.task), []).append((run, claimed))
         for group in groups.values():
             self._taken.put_nowait(group)
@@ -87,7 +92,7 @@ class HandlerRunner:
     def kill(self, run: ActiveRun) -> None:
         """Release it; its context ends with the worker."""
         self.stop(run)
-        self._runs.remove(run, run.released())
+        self._runs.remove(run, run.released(stopped=WORKER_STOPPED))
 
     def send(self, run: ActiveRun, messages: Sequence[bytes]) -> None:
         """Functions take no messages."""
@@ -195,7 +200,8 @@ class _BatchListener:
         self._quota = quota
 
     def began(self, id: str, pid: int | None, tier: Tier | None) -> None:
-        self._batch[id].pid, self._batch[id].sandbox = pid, tier
+        run = self._batch[id]
+        run.pid, run.sandbox, run.began = pid, tier, False
         if self.began_at is None:
             self.began_at = self._clock.monotonic()
         log.debug("job %s runs in %s", id, "a call to its URL" if tier is None else f"process {pid} ({tier})")
