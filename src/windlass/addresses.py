@@ -19,7 +19,7 @@ from windlass.model.names import without_password
 from windlass.model.operations import Service
 from windlass.store.facts import StoreInfo
 from windlass.store.protocol import Store
-from windlass.system import SystemClock, SystemRandomness
+from windlass.system import SystemClock, SystemRandomness, local_user
 
 if TYPE_CHECKING:
     from windlass.store.redis.urls import Replicas
@@ -148,7 +148,7 @@ async def enter_service(
 async def _enter_engine(stack: AsyncExitStack, address: str, settings: Settings | None, *, patient: bool) -> Engine:
     store = await open_store(address, settings, patient=patient)
     stack.push_async_callback(store.close)
-    return Engine(store, SystemRandomness(), settings)
+    return Engine(store, SystemRandomness(), settings, user=local_user())
 
 
 def token_for(address: str, environ: Mapping[str, str]) -> str:

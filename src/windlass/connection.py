@@ -40,7 +40,7 @@ from windlass.model.operations import (
 )
 from windlass.model.template import JobTemplate
 from windlass.model.wire import FAULTS
-from windlass.system import SystemRandomness
+from windlass.system import SystemRandomness, local_user
 
 T = TypeVar("T")
 
@@ -273,7 +273,7 @@ class AppConnection:
 
     def _quickly_opened(self) -> Engine | None:
         store = None if self._journal else run_sync(open_blocking_store(self._address, self._settings))
-        return None if store is None else Engine(store, SystemRandomness(), self._settings)
+        return None if store is None else Engine(store, SystemRandomness(), self._settings, user=local_user())
 
 
 def _needs_no_loop(operation: Operation[Any]) -> bool:

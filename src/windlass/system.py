@@ -1,8 +1,10 @@
-"""The machine's own clock and randomness: the one place that asks for them."""
+"""The machine's own clock and randomness, and who runs this process: the one place that asks for them."""
 
 import asyncio
 import os
+import pwd
 import random
+import socket
 import time
 from datetime import UTC, datetime
 
@@ -53,3 +55,12 @@ def monotonic() -> float:
 def nanoseconds() -> int:
     """What the file system stamps its files with."""
     return time.time_ns()
+
+
+def local_user() -> str:
+    """Who runs this process, as the audit log names it: `user NAME@HOST`."""
+    try:
+        name = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # of a container, perhaps
+        name = str(os.geteuid())
+    return f"user {name}@{socket.gethostname()}"

@@ -31,6 +31,7 @@ from windlass.model.operations import (
     Accepted,
     AddToken,
     Alive,
+    Audit,
     Began,
     Begin,
     Cancel,
@@ -420,6 +421,17 @@ async def tokens_are_made_and_removed(script: Script) -> None:
     await script.refused(AddToken(scopes=[]), Invalid)
 
 
+@scenario(Audit)
+async def what_was_done_is_read_page_by_page(script: Script) -> None:
+    for queue in "abc":
+        await script.ask(ChangeQueue(tenant="shop", queue=queue, change=QueueChange(paused=True)))
+    page = await script.ask(Audit(tenant="shop", limit=2))
+    assert [entry.name for entry in page.entries] == ["c", "b"]
+    rest = await script.ask(Audit(tenant="shop", limit=2, after=page.next))
+    assert ([entry.name for entry in rest.entries], rest.next) == (["a"], None)
+    await script.refused(Audit(after="x"), Invalid)
+
+
 @scenario(PutQuota, GetQuota)
 async def quotas_are_kept(script: Script) -> None:
     assert await script.ask(GetQuota(tenant="shop")) == Quota()
@@ -510,7 +522,7 @@ async def handlers_are_kept(script: Script) -> None:
 async def opened(kind: StoreKind, address: str, prefix: str) -> AsyncIterator[tuple[Engine, VirtualClock]]:
     clock = VirtualClock()
     async with open_store(kind, address, clock, prefix) as store:
-        yield Engine(store, SeededChance()), clock
+        yield Engine(store, SeededChance(), user="token local"), clock  # whom the server names, too
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])

@@ -18,6 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from tests.store.model_flow import Bounds, Lane, lane_of, rank, waiting
+from windlass.model.audit import MOST_LINES_KEPT
 from windlass.model.errors import Invalid
 from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import FINISHED, PENDING, Job, NewJob, Reason, State, Terms
@@ -27,6 +28,7 @@ from windlass.model.outcome import Verdict
 from windlass.model.output import MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT, Chunk, Message, NewChunk
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker
+from windlass.store.audit import AuditRow, AuditRows, AuditStore, audit_cursor
 from windlass.store.data import (
     ANYTHING,
     MOST_CHILDREN,
@@ -713,6 +715,28 @@ class ModelRecords:
         return {name: data for (one, name), data in self._records.items() if one == kind}
 
 
+class ModelAudit:
+    """The audit log."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lines: list[tuple[int, AuditRow]] = []
+        self._last = 0
+
+    async def add(self, tenant: str, line: bytes) -> None:
+        self._last += 1
+        self._lines.append((self._last, AuditRow(self._clock.now(), tenant, line)))
+        own = [one for one in self._lines if one[1].tenant == tenant]
+        if len(own) > MOST_LINES_KEPT:
+            self._lines.remove(own[0])
+
+    async def list(self, tenant: str, after: str | None, limit: int) -> AuditRows:
+        before = audit_cursor(after)
+        found = [one for one in self._lines if tenant in (EVERY_TENANT, one[1].tenant) and one[0] < before]
+        page = found[::-1][:limit]
+        return AuditRows([row for _, row in page], str(page[-1][0]) if len(page) == limit else None)
+
+
 class ModelEvents:
     """Wake-ups. There is no other process to publish to."""
 
@@ -753,6 +777,7 @@ class ModelStore:
         self.journal: JournalTarget | None = None
         self.disk: LocalDisk | None = None
         self.prepare: Preparation | None = None
+        self.audit: AuditStore | None = ModelAudit(clock)
 
     async def close(self) -> None:
         pass

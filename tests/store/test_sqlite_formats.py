@@ -14,8 +14,10 @@ from windlass.store.data import Dependency
 from windlass.store.encoding import pack_terms, pack_then
 from windlass.store.sqlite.file import APPLICATION_ID, connect
 
-OLD = {version: Path(__file__).with_name(f"format_{version}.sql").read_text() for version in (2, 3, 4)}
+OLD = {version: Path(__file__).with_name(f"format_{version}.sql").read_text() for version in (2, 3, 4, 5)}
 ID = text_id(bytes(range(16)))
+RENAMED = 5
+"""The format in which tables and columns got the names that they have now."""
 
 
 @pytest.mark.parametrize("version", OLD)
@@ -97,16 +99,16 @@ def _make(path: Path, version: int) -> None:
     """A file as it was, with one queued job."""
     sql = apsw.Connection(str(path))
     sql.execute(OLD[version])
-    sql.execute("INSERT INTO line (id, tenant, queue) VALUES (7, 'default', 'default')")
-    sql.execute(
-        "INSERT INTO lane (id, line, tenant, queue, task, bounds, queued, priority, arrival)"
-        " VALUES (9, 7, 'default', 'default', 'a', '', 1, 0, 1)"
-    )
-    sql.execute(
-        "INSERT INTO job (seq, id, lane, line, state, priority, files, size, created_at, updated_at, terms, payload)"
-        " VALUES (1, ?, 9, 7, 2, 0, 0, 1, 0, 0, ?, x'01')",
-        (raw_id(ID), pack_terms(NewJob(task="a"))),
-    )
+    rows = """
+        INSERT INTO LINE (id, tenant, queue) VALUES (7, 'default', 'default');
+        INSERT INTO lane (id, LINE, tenant, queue, task, BOUNDS, queued, priority, arrival)
+            VALUES (9, 7, 'default', 'default', 'a', '', 1, 0, 1);
+        INSERT INTO job (seq, id, lane, LINE, state, priority, files, size, created_at, updated_at, terms, payload)
+            VALUES (1, ?, 9, 7, 2, 0, 0, 1, 0, 0, ?, x'01')
+    """
+    line, bounds = ("line", "bounds") if version < RENAMED else ("tenant_queue", "limit_keys")
+    text = rows.replace("LINE", line).replace("BOUNDS", bounds)
+    sql.execute(text, (raw_id(ID), pack_terms(NewJob(task="a"))))
     sql.pragma("application_id", APPLICATION_ID)
     sql.pragma("user_version", version)
     sql.close()

@@ -10,6 +10,7 @@ from windlass.model.limit import NewLimit, Which
 from windlass.model.names import queue_mark
 from windlass.model.operations import (
     AddToken,
+    Audit,
     Begin,
     Cancel,
     ChangeQueue,
@@ -118,6 +119,7 @@ GOOD: dict[type[Operation[Any]], Fill] = {
     Release: _held,
     Send: lambda _: Asked({}, b"\xff", BYTES),
     Output: lambda names: Asked({"token": names["token"], "stream": "log"}, b"\xff", BYTES),
+    Audit: lambda _: Asked({"limit": 5}),
     AddToken: lambda _: Asked(body={"scopes": ["read"]}),
     Tokens: lambda _: Asked(),
     RemoveToken: lambda _: Asked(),

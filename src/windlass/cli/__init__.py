@@ -56,6 +56,7 @@ COMMANDS = {
     "handlers": ("handlers:handlers", MANAGE, "Store the code of tasks in the queue."),
     "workers": ("queues:workers", MANAGE, "List workers."),
     "tokens": ("tokens:tokens", MANAGE, "Add and remove tokens for the HTTP API."),
+    "audit": ("audit:audit", MANAGE, "Show who changed what by hand."),
     "journal": ("journal:journal", MANAGE, "Inspect and drain the journal of a server."),
     "top": ("top:top", MANAGE, "Watch queues, workers and failures."),
     "doctor": ("doctor:doctor", MANAGE, "Check a store and its workers for problems."),

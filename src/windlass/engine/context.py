@@ -196,8 +196,10 @@ def _deleted_line(job: Job | DueJob) -> str:
 class EngineContext:
     """The dependencies and caches of one engine."""
 
-    def __init__(self, store: Store, chance: Randomness, settings: Settings) -> None:
+    def __init__(self, store: Store, chance: Randomness, settings: Settings, user: str) -> None:
         self.store = store
+        self.user = user
+        """Who asks where no server says who does."""
         self.writes = StoreWrites(store)
         self.flow_config = FlowConfigCache(store)
         self.chance = chance

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from windlass.engine import handlers, jobs, new_jobs, records, work, workers
+from windlass.engine import audit, handlers, jobs, new_jobs, records, work, workers
 from windlass.engine.context import EngineContext, Settings
 from windlass.engine.estimate import answers as estimates
 from windlass.engine.events.feed import Feed
@@ -51,20 +51,26 @@ ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any
     | handlers.ANSWERS
     | flow_settings.ANSWERS
     | estimates.ANSWERS
+    | audit.ANSWERS
 )
 
 
 class Engine:
     """Answers operations over a store."""
 
-    def __init__(self, store: Store, chance: Randomness, settings: Settings | None = None) -> None:
-        self.context = EngineContext(store, chance, settings or Settings())
+    def __init__(
+        self, store: Store, chance: Randomness, settings: Settings | None = None, *, user: str = "user"
+    ) -> None:
+        """`user`: whom the audit log names where no server says who asks."""
+        self.context = EngineContext(store, chance, settings or Settings(), user)
         self.feed = Feed(store)
         self.prepared = PreparedCommands(self.context)
         """For callers without an event loop."""
 
     async def __call__(self, operation: Operation[A], /) -> A:
-        answer = await ANSWERS[type(operation)](self.context, validated(operation))
+        kind = type(operation)
+        answering = ANSWERS[kind](self.context, validated(operation))
+        answer = await (audit.audited(self.context, operation, answering) if kind in audit.AUDITED else answering)
         return cast("A", answer)
 
     async def check_ready(self) -> None:

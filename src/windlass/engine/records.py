@@ -149,7 +149,7 @@ class Keyring:
         locked = self._changed[key][1] if key in self._changed else known.get(key)
         if locked is None or not hmac.compare_digest(locked.digest, _digest(token)):
             return None
-        return Pass(locked.tenant, frozenset(locked.scopes))
+        return Pass(locked.tenant, frozenset(locked.scopes), locked.key, locked.note)
 
     async def _read(self) -> dict[str, Locked]:
         """All tokens that are valid now, by the store's clock."""

@@ -17,6 +17,9 @@ class Pass(Struct, frozen=True):
     tenant: str
     """Whose jobs; `-` = everybody's."""
     scopes: frozenset[str]
+    key: str = ""
+    """The token's name."""
+    note: str = ""
 
     def allows(self, scope: Scope) -> bool:
         return scope in self.scopes or "admin" in self.scopes

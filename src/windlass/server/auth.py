@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection, Request
 
+from windlass.model.audit import Caller, caller
 from windlass.model.errors import Denied, Unauthenticated, Unavailable, WindlassError
 from windlass.model.names import EVERY_TENANT, check_name
 from windlass.model.token import Pass, Scope
@@ -46,7 +47,7 @@ class TokensAndLocal:
     def __init__(self, others: TokenStore | None, local: str) -> None:
         self._others = others
         self._local = local.encode()
-        self._pass = Pass(EVERY_TENANT, frozenset({"admin"}))
+        self._pass = Pass(EVERY_TENANT, frozenset({"admin"}), "local")
 
     async def find(self, token: str) -> Pass | None:
         if hmac.compare_digest(token.encode(), self._local):
@@ -96,6 +97,7 @@ class Auth:
         if found is None:
             raise Unauthenticated("this token is unknown or has expired", at="authorization")
         request.scope[TOKEN_TENANT] = found.tenant
+        caller.set(Caller(f"token {found.key}", found.note))
         return found
 
 

@@ -22,7 +22,7 @@ from windlass.model.lifecycle import Move
 from windlass.model.names import JobKey
 from windlass.model.output import Chunk
 from windlass.model.worker import NewWorker, Worker
-from windlass.store import data, flow
+from windlass.store import audit, data, flow
 
 
 class JobStore(Protocol):
@@ -215,6 +215,7 @@ class Store(Protocol):
     journal: JournalTarget | None
     disk: LocalDisk | None
     prepare: Preparation | None
+    audit: audit.AuditStore | None
 
     async def close(self) -> None:
         """Let go of everything that was opened."""

@@ -55,6 +55,7 @@ from windlass.model.operations.jobs import Send as Send
 from windlass.model.operations.jobs import Show as Show
 from windlass.model.operations.jobs import Stats as Stats
 from windlass.model.operations.records import AddToken as AddToken
+from windlass.model.operations.records import Audit as Audit
 from windlass.model.operations.records import GetQuota as GetQuota
 from windlass.model.operations.records import PutQuota as PutQuota
 from windlass.model.operations.records import Register as Register

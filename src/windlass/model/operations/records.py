@@ -1,11 +1,12 @@
-"""Operations on records beside the jobs: workers, tokens, quotas."""
+"""Operations on records beside the jobs: workers, tokens, quotas, the audit log."""
 
 from typing import Annotated
 
 from msgspec import UNSET, Meta, Struct, UnsetType, field
 
+from windlass.model.audit import AuditPage
 from windlass.model.duration import Seconds
-from windlass.model.operations.table import Operation, operation
+from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
 from windlass.model.quota import Quota
 from windlass.model.token import Issued, Scope, Token
 from windlass.model.worker import NewWorker, Worker
@@ -85,3 +86,14 @@ class PutQuota(Operation[Quota], frozen=True, kw_only=True):
 @operation("GET", "/quota", "read")
 class GetQuota(Operation[Quota], frozen=True, kw_only=True):
     """The bounds on what a tenant sends in."""
+
+
+# The audit log
+
+
+@operation("GET", "/audit", "operate")
+class Audit(Operation[AuditPage], frozen=True, kw_only=True):
+    """Who changed what by hand, newest first, a page at a time: the newest 10,000 operations of each tenant."""
+
+    limit: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] = 100
+    after: str | None = None

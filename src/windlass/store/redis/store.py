@@ -1,11 +1,13 @@
-"""The store over Redis or Valkey: opens it, checks its layout, and holds its facets. Also its workers and records."""
+"""The store over Redis or Valkey: opens it, checks its layout, holds its facets. Also workers, records, audit log."""
 
 import msgspec
 
+from windlass.model.audit import MOST_LINES_KEPT
 from windlass.model.errors import Invalid, Unavailable
 from windlass.model.names import EVERY_TENANT
 from windlass.model.ports import Clock, Randomness
 from windlass.model.worker import NewWorker, Worker
+from windlass.store.audit import AuditRow, AuditRows, AuditStore, audit_cursor
 from windlass.store.data import ANYTHING, AccessRefused, Unchecked
 from windlass.store.encoding import from_micros, span
 from windlass.store.protocol import (
@@ -84,6 +86,22 @@ class RedisRecords:
         return {found[at].decode(): found[at + 1] for at in range(0, len(found), 2)}
 
 
+class RedisAudit:
+    """The audit log in Redis."""
+
+    def __init__(self, partitions: Partitions) -> None:
+        self._partitions = partitions
+
+    async def add(self, tenant: str, line: bytes) -> None:
+        await self._partitions.call("add_audit_line", HOME, [tenant, line, MOST_LINES_KEPT])
+
+    async def list(self, tenant: str, after: str | None, limit: int) -> AuditRows:
+        found = await self._partitions.call("audit_lines", HOME, [tenant, audit_cursor(after), limit])
+        rows = [found[at : at + 4] for at in range(0, len(found), 4)]
+        lines = [AuditRow(from_micros(int(at)), whose.decode(), data) for _, at, whose, data in rows]
+        return AuditRows(lines, rows[-1][0].decode() if len(rows) == limit else None)
+
+
 class RedisStore:
     """Jobs in Redis. Made by `open`."""
 
@@ -103,6 +121,7 @@ class RedisStore:
         self.events: EventStore = self._bus
         self.journal: JournalTarget | None = RedisJournal(jobs, self.ready)
         self.disk: LocalDisk | None = None
+        self.audit: AuditStore | None = RedisAudit(self.partitions)
         self.prepare: Preparation | None = None
         if isinstance(connection.channel, BlockingChannel) and clock is None and connection.replicas is None:
             self.prepare = RedisPreparation(connection.channel, jobs)

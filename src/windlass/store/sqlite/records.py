@@ -1,4 +1,4 @@
-"""Records beside the jobs: workers, and named values that change by compare-and-swap.
+"""Records beside the jobs: workers, named values that change by compare-and-swap, and the audit log.
 
 A worker whose lease has passed counts as gone; its row is deleted when the next worker registers.
 """
@@ -7,8 +7,10 @@ from typing import Any
 
 import msgspec
 
+from windlass.model.audit import MOST_LINES_KEPT
 from windlass.model.names import EVERY_TENANT
 from windlass.model.worker import NewWorker, Worker
+from windlass.store.audit import AuditRow, AuditRows, audit_cursor
 from windlass.store.data import ANYTHING, Unchecked
 from windlass.store.encoding import from_micros, span
 from windlass.store.sqlite.transaction import Transaction
@@ -81,3 +83,29 @@ def swap_record(tx: Transaction, kind: str, name: str, before: bytes | Unchecked
 
 def read_records(tx: Transaction, kind: str) -> dict[str, bytes]:
     return dict(tx.rows(_RECORDS, kind))
+
+
+# --- The audit log: numbered, and for each tenant again without gaps, so that its oldest line is found at once --------
+
+_LAST_PLACE = "SELECT max(place) FROM audit WHERE tenant = ?"
+_ADD_LINE = "INSERT INTO audit (tenant, place, at, data) VALUES (?, ?, ?, ?)"
+_DROP_LINE = "DELETE FROM audit WHERE tenant = ? AND place <= ?"
+_LINES = """
+    SELECT place, at, tenant, data FROM audit WHERE tenant = ? AND place < ? ORDER BY place DESC LIMIT ?
+"""
+_ALL_LINES = "SELECT n, at, tenant, data FROM audit WHERE n < ? ORDER BY n DESC LIMIT ?"
+
+
+def add_audit_line(tx: Transaction, tenant: str, line: bytes) -> None:
+    (last,) = tx.column(_LAST_PLACE, tenant)
+    place = (last or 0) + 1
+    tx.run(_ADD_LINE, tenant, place, tx.now, line)
+    tx.run(_DROP_LINE, tenant, place - MOST_LINES_KEPT)
+
+
+def audit_lines(tx: Transaction, tenant: str, after: str | None, limit: int) -> AuditRows:
+    before = audit_cursor(after)
+    found = tx.rows(_ALL_LINES, before, limit) if tenant == EVERY_TENANT else tx.rows(_LINES, tenant, before, limit)
+    rows = list(found)
+    lines = [AuditRow(from_micros(at), whose, data) for _, at, whose, data in rows]
+    return AuditRows(lines, str(rows[-1][0]) if len(rows) == limit else None)

@@ -1,4 +1,4 @@
--- The tables of one Windlass file, format 5.
+-- The tables of one Windlass file, format 6.
 --
 -- Times are microseconds since 1970, UTC. A column `job` is a `job.seq`.
 -- The `id` of a job, here and as a parent or child, is its key: the sixteen bytes of its id, then the name of its tenant
@@ -327,3 +327,15 @@ CREATE TABLE outcome (
     error  INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (tenant, queue, task)
 ) STRICT, WITHOUT ROWID;
+
+
+-- The audit log: of each tenant the newest lines.
+CREATE TABLE audit (
+    n      INTEGER PRIMARY KEY AUTOINCREMENT,
+    tenant TEXT NOT NULL,
+    place  INTEGER NOT NULL, -- among the lines of its tenant, without gaps
+    at     INTEGER NOT NULL,
+    data   BLOB NOT NULL     -- MessagePack of `AuditLine`
+) STRICT;
+
+CREATE UNIQUE INDEX audit_place ON audit (tenant, place);

@@ -17,6 +17,7 @@ from windlass.model.names import JobKey, raw_key
 from windlass.model.output import Chunk
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker
+from windlass.store.audit import AuditRows, AuditStore
 from windlass.store.data import (
     ClaimRequest,
     CompletedParent,
@@ -204,6 +205,19 @@ class SqliteRecords:
         return await self._connection.read(lambda tx: records.read_records(tx, kind))
 
 
+class SqliteAudit:
+    """The audit log of a file."""
+
+    def __init__(self, connection: Connection | InlineConnection) -> None:
+        self._connection = connection
+
+    async def add(self, tenant: str, line: bytes) -> None:
+        await self._connection.write(lambda tx: records.add_audit_line(tx, tenant, line))
+
+    async def list(self, tenant: str, after: str | None, limit: int) -> AuditRows:
+        return await self._connection.read(lambda tx: records.audit_lines(tx, tenant, after, limit))
+
+
 class SqliteDisk:
     """The disk that a file is on."""
 
@@ -227,6 +241,7 @@ class SqliteStore:
         self.events: EventStore = events
         self.journal: JournalTarget | None = None
         self.disk: LocalDisk | None = SqliteDisk(connection)
+        self.audit: AuditStore | None = SqliteAudit(connection)
         self.prepare: Preparation | None = None
         if isinstance(connection, InlineConnection):
             self.prepare = SqlitePreparation(connection)

@@ -61,6 +61,10 @@
 --   K:marks                 hash    journal -> the sequence up to which it has been drained into this partition
 --   K:stirred               string  written before replicas are asked how far they are
 --   K:shelf:<kind>          hash    name -> a record that is not a job                (first partition only)
+--   K:audit                 int     the number of the last line of the audit log      (first partition only)
+--   K:audit_lines           hash    number -> time (8 bytes), tenant, a zero byte, line       (first partition only)
+--   K:audit:<tenant>        zset    numbers of a tenant's lines; '-' = of operations on all tenants at once (likewise)
+--   K:audit_all             zset    numbers of all lines                              (first partition only)
 --   {PREFIX:partitions}:layout  string  2 = the layout described here (in layout 1 a key had no tenant); in no partition
 --
 -- Some of these names are older than the words in the code: `:ripe` and `:ripening` hold completed parents, `:stirred` is

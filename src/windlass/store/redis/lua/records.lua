@@ -1,4 +1,4 @@
--- Records that are not jobs: workers, and records with compare-and-swap. All of them are in the first partition.
+-- Records that are not jobs: workers, records with compare-and-swap, the audit log. All of them are in the first partition.
 
 do
 
@@ -71,5 +71,40 @@ register('drop_record', FREES_MEMORY, swap)
 -- args →  kind
 -- returns →  name, data, …
 register('records', READS, function(args) return redis.call('HGETALL', records_key(args[2])) end)
+
+-- The audit log
+
+local function audit_index(tenant) return K .. ':audit:' .. tenant end
+
+-- Store a line of the audit log; the tenant's oldest one makes room for it.
+-- args →  tenant, line, most lines of a tenant
+register('add_audit_line', FREES_MEMORY, function(args)
+  local tenant, most = args[2], tonumber(args[4])
+  local index, n = audit_index(tenant), stamp(redis.call('INCR', K .. ':audit'))
+  redis.call('HSET', K .. ':audit_lines', n, struct.pack('>I8s', now, tenant) .. args[3])
+  redis.call('ZADD', index, n, n)
+  redis.call('ZADD', K .. ':audit_all', n, n)
+  if redis.call('ZCARD', index) > most then
+    local old = redis.call('ZPOPMIN', index)[1]
+    redis.call('ZREM', K .. ':audit_all', old)
+    redis.call('HDEL', K .. ':audit_lines', old)
+  end
+  return 1
+end)
+
+-- Lines of the audit log, newest first.
+-- args →  tenant ('-' = all), number before which they are, most
+-- returns →  number, time, tenant, line; …
+register('audit_lines', READS, function(args)
+  local index = args[2] == '-' and K .. ':audit_all' or audit_index(args[2])
+  local out = {}
+  for _, n in ipairs(redis.call('ZREVRANGEBYSCORE', index, '(' .. args[3], '-inf', 'LIMIT', 0, args[4])) do
+    local line = redis.call('HGET', K .. ':audit_lines', n)
+    local time, tenant, from = struct.unpack('>I8s', line)
+    push(out, n, stamp(time))
+    push(out, tenant, string.sub(line, from))
+  end
+  return out
+end)
 
 end

@@ -1,0 +1,104 @@
+"""The audit log: each management operation that the engine answers leaves a line, written right after it.
+
+Management is what needs the scope `operate` or `admin` and changes something, but for messages to jobs. A dry run and a
+refused request leave no line. If the line cannot be written, the operation stands, and the line goes to the log of the
+process.
+"""
+
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+from msgspec.structs import asdict
+
+from windlass.engine.context import EngineContext
+from windlass.model.audit import (
+    MOST_DETAILS,
+    MOST_IDS_NOTED,
+    AuditEntry,
+    AuditLine,
+    AuditPage,
+    Caller,
+    caller,
+)
+from windlass.model.errors import WindlassError
+from windlass.model.operations import OPERATIONS, Audit, Changed, Operation, Rerun, Send
+from windlass.model.token import Token
+
+log = logging.getLogger("windlass.audit")
+
+AUDITED = frozenset(
+    kind
+    for kind, route in OPERATIONS.items()
+    if route.scope in ("operate", "admin") and route.verb != "GET" and kind is not Send
+)
+
+ACTIONS = {kind: re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower() for kind in AUDITED} | {Rerun: "retry"}
+"""What an operation is called in the log."""
+
+NAMES = ("name", "queue", "task", "key")
+"""Fields that name what an operation changes."""
+
+UNSAID = {"tenant", "ids", "id", "match", "dry_run", "handler", "result", *NAMES}
+"""Fields that are not details: those with a place of their own, and code and results, which may be large or private."""
+
+_pack = msgspec.msgpack.Encoder().encode
+_line = msgspec.msgpack.Decoder(AuditLine)
+
+
+async def audited(context: EngineContext, operation: Operation[Any], answering: Awaitable[Any]) -> Any:
+    """The answer to an operation, once its line is written."""
+    try:
+        answer = await answering
+    except WindlassError as fault:
+        if fault.status >= 500:  # noqa: PLR2004 - it was not refused: it may have been carried out in part
+            await _note(context, operation, _line_of(context, operation, None, str(fault)))
+        raise
+    if not getattr(operation, "dry_run", False):
+        await _note(context, operation, _line_of(context, operation, answer))
+    return answer
+
+
+def _line_of(context: EngineContext, operation: Operation[Any], answer: Any, error: str = "") -> AuditLine:
+    who = caller.get() or Caller(context.user)
+    given = asdict(operation)
+    ids = given.get("ids") or ([given["id"]] if "id" in given else [])
+    rest = {name: value for name, value in given.items() if name not in UNSAID and value is not None}
+    details = msgspec.json.encode(rest).decode() if rest else ""
+    return AuditLine(
+        by=who.name,
+        note=who.note,
+        action=ACTIONS[type(operation)],
+        name=next((given[name] for name in NAMES if name in given), answer.key if isinstance(answer, Token) else ""),
+        ids=ids[:MOST_IDS_NOTED],
+        match=given.get("match"),
+        details=details if len(details) <= MOST_DETAILS else f"{details[:MOST_DETAILS]}…",
+        count=answer.changed if isinstance(answer, Changed) else None,
+        error=error[:MOST_DETAILS],
+    )
+
+
+async def _note(context: EngineContext, operation: Operation[Any], line: AuditLine) -> None:
+    kept = context.store.audit
+    try:
+        if kept is not None:
+            await kept.add(operation.tenant, _pack(line))
+            return
+        why = "the store has no audit log"
+    except WindlassError as fault:
+        why = str(fault)
+    text = msgspec.json.encode(line).decode()
+    log.warning("audit: a line of tenant %s was not stored (%s): %s", operation.tenant, why, text)
+
+
+async def read_audit(context: EngineContext, operation: Audit) -> AuditPage:
+    if context.store.audit is None:
+        return AuditPage(entries=[])
+    page = await context.store.audit.list(operation.tenant, operation.after, operation.limit)
+    entries = [AuditEntry(**asdict(_line.decode(one.data)), at=one.at, tenant=one.tenant) for one in page.rows]
+    return AuditPage(entries=entries, next=page.next)
+
+
+ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any]]] = {Audit: read_audit}
