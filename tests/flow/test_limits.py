@@ -536,7 +536,7 @@ async def test_a_queue_gives_its_jobs_what_they_do_not_ask_for(engine: Engine) -
     ],
 )
 async def test_a_queue_or_the_job_says_what_becomes_of_a_lost_job(
-    engine: Engine, clock: VirtualClock, queues: Any, own: Any, begun: bool, becomes: State
+    engine: Engine, clock: VirtualClock, *, queues: Any, own: Any, begun: bool, becomes: State
 ) -> None:
     await engine(ChangeQueue(queue="default", change=QueueChange(on_lost=queues)))
     job = await enqueue(engine, on_lost=own)

@@ -109,6 +109,19 @@ async def test_a_loss_is_written_whole(world: World) -> None:
     )
 
 
+async def test_a_stopped_run_is_still_told_of_after_a_success(world: World) -> None:
+    taken = await a_run(world)
+    move = release(replace(taken.job, pid=7), world.clock.now(), stopped="its worker stopped")
+    assert await world.apply(move, taken)
+    again = await world.take()
+    assert (again.job.attempt, again.job.errors, again.job.pid) == (1, [move.error], None)
+    assert await world.succeed(again)
+    found = await world.record(taken.job.id)
+    assert found is not None
+    done = found.job
+    assert (done.state, done.attempt, done.errors) == (State.SUCCEEDED, 1, [move.error])
+
+
 async def test_a_crash_is_written_whole(world: World) -> None:
     taken = await a_run(world)
     outcome = Outcome(verdict=Verdict.ERROR, reason=Reason.CRASHED, code=599)
