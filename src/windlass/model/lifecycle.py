@@ -5,7 +5,7 @@ store nor a clock nor a worker. Stores apply the `Move`s made here, guarded by w
 move was decided; if the job has changed since, the move is refused and decided again.
 
 How to read it: `enter` says in which state a new job begins; `TABLE` says what is possible from there; the functions
-from `unblock` to `delete` say what happens, as one `Move` each. The drawing in the docs is made from `TABLE`.
+from `unblock` to `rerun` say what happens, as one `Move` each. The drawing in the docs is made from `TABLE`.
 """
 
 from collections.abc import Iterable, Mapping

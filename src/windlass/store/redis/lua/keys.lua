@@ -1,5 +1,5 @@
 -- The keyspace, the bytes of a job, and what every function of the library uses. The first of the sources that are
--- concatenated into the library (library.py names their order): what is `local` here is visible in all that follow.
+-- concatenated into the library (calls.py names their order): what is `local` here is visible in all that follow.
 --
 -- Every function is called as  FCALL windlass_VERSION_NAME 1 K now argument …
 --   K    the prefix with its hash tag: 'wl{0}'. All keys that a call uses begin with it, so they share a slot.
