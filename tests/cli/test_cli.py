@@ -921,6 +921,14 @@ def test_a_server_whose_port_is_in_use_says_so_and_starts_nothing(windlass: Wind
     assert not (folder / "data").exists()
 
 
+@pytest.mark.parametrize(("port", "must_be"), [("65536", "<= 65535"), ("-1", ">= 0")])
+def test_a_port_that_cannot_be_is_refused(windlass: Windlass, folder: Path, port: str, must_be: str) -> None:
+    ran = windlass("serve", "--port", port, "--data", str(folder / "data"))
+    assert ran.status == 2
+    assert f'Invalid value "{port}" for --port. Must be {must_be}' in ran.err
+    assert not (folder / "data").exists()
+
+
 def test_a_server_that_cannot_find_its_host_says_so(windlass: Windlass, folder: Path) -> None:
     ran = windlass("serve", "--host", "no such host", "--data", str(folder / "data"))
     assert ran.status == 2

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Group
+from cyclopts import Group, validators
 from msgspec.structs import asdict, replace
 
 from windlass.cli import console
@@ -39,7 +39,9 @@ WORKER = Group("Built-in worker", sort_key=11)
 def serve(
     *,
     host: Annotated[str, option("HOST", "The address to listen on (127.0.0.1).", group=SERVER)] = "127.0.0.1",
-    port: Annotated[int, option("N", "The port (7717).", group=SERVER)] = 7717,
+    port: Annotated[
+        int, option("N", "The port (7717).", group=SERVER, validator=validators.Number(gte=0, lte=65535))
+    ] = 7717,
     socket: Annotated[str, option("PATH", "Listen on a unix socket instead.", group=SERVER)] = "",
     data: Annotated[
         Path | None, option("DIR", "The folder of its token and journal (~/.local/state/windlass).", group=SERVER)
