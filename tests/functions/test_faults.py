@@ -176,7 +176,14 @@ async def test_many_contexts_leave_no_zombies_and_no_descriptors(shop: Bench) ->
 
 
 def zombies() -> list[psutil.Process]:
-    return [one for one in family() if one.status() == psutil.STATUS_ZOMBIE]
+    return [one for one in family() if is_zombie(one)]
+
+
+def is_zombie(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # it has been reaped since it was listed
+        return False
 
 
 # They talk nonsense
