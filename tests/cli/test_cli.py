@@ -8,6 +8,7 @@ import pty
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -51,6 +52,7 @@ from windlass.model.operations import (
 from windlass.model.outcome import Verdict
 from windlass.model.output import NewChunk, Progress
 from windlass.model.worker import NewWorker
+from windlass.system import SystemClock
 
 PROGRAM = [sys.executable, "-c", "import sys; from windlass.cli import main; sys.exit(main())"]
 UNKNOWN_ID = "01936f2e-0000-7000-8000-0000000000df"
@@ -576,6 +578,27 @@ def test_the_doctor_names_queues_without_workers(windlass: Windlass, file: Place
     assert found["queue"] == ["warn 1 job of task t in slow, and no worker"]
     place_worker(file, "slow")
     assert "queue" not in findings(windlass("doctor", "--json"))
+
+
+def test_the_doctor_tells_of_a_clock_that_was_set_back(
+    windlass: Windlass, file: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(SystemClock, "now", lambda _: datetime.now(UTC) + timedelta(hours=1))
+        windlass("enqueue", "t")
+    windlass("enqueue", "t")
+    (found,) = findings(windlass("doctor", "--json"))["clock"]
+    assert re.fullmatch(r"warn (1 h|59 min \d+ s) ahead of its host, whose clock was set back", found)
+
+
+def test_the_doctor_tells_of_a_servers_clock_that_was_set_back(windlass: Windlass, start_server: StartServer) -> None:
+    server = start_server("redis")
+    later = int((datetime.now(UTC) + timedelta(hours=1)).timestamp() * 1_000_000)
+    quoted = "".join(f"\\x{byte:02x}" for byte in struct.pack(">QQ", later, later))
+    server.ask("SET", "wl{0}:clock", f'"{quoted}"')
+    windlass("enqueue", "t", "--store", server.url)
+    (found,) = findings(windlass("doctor", "--json", "--store", server.url))["clock"]
+    assert re.fullmatch(r"warn (1 h|59 min \d+ s) ahead of its host, whose clock was set back", found)
 
 
 def test_late_jobs_show_that_no_process_does_upkeep(

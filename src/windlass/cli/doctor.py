@@ -154,6 +154,11 @@ async def _store(queue: Queue) -> AsyncIterator[Finding]:
         yield Finding("permissions", "warn", facts.exposed, f"chmod 600 {queue.address}*")
     if facts.halts:
         yield Finding("cluster", "warn", "stops as a whole when a part fails", facts.halts)
+    if facts.ahead >= APART:
+        found = f"{console.span(facts.ahead)} ahead of its host, whose clock was set back"
+        advice = f"it goes a tenth slower until both agree, in {console.span(facts.ahead * 10)}; no time goes back"
+        yield Finding("clock", "warn", found, advice)
+        return
     apart = (SystemClock().now() - facts.now).total_seconds()
     found = f"{console.span(abs(apart))} {'behind' if apart > 0 else 'ahead of'} this host"
     advice = "" if abs(apart) < APART else "due times follow the store's clock: synchronize both with NTP"

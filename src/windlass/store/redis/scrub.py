@@ -43,13 +43,17 @@ async def facts(store: RedisStore) -> StoreInfo:
     if store.partitions.connection.cluster is not None:
         kind += " Cluster"
     settings = await _settings(store)
+    now = (await store.jobs.read([])).now
+    with own_errors():
+        seconds, micros = await channel.ask("TIME")
     return StoreInfo(
         kind=kind,
         version=said.get("valkey_version", said["redis_version"]),
         durability=", ".join(f"{name} {settings[name]}" for name in SETTINGS if name in settings) or "unknown",
         risk=_risk(settings),
         halts=await _halts(store, settings),
-        now=(await store.jobs.read([])).now,
+        now=now,
+        ahead=max(0.0, now.timestamp() - int(seconds) - int(micros) / 1_000_000),
     )
 
 

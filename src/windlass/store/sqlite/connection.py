@@ -21,10 +21,9 @@ import apsw
 
 from windlass.model.errors import Unavailable
 from windlass.model.ports import Clock
-from windlass.store.encoding import to_micros
 from windlass.store.sqlite.file import Durability, Identity, Log, Reserve, connect, to_windlass_error
 from windlass.store.sqlite.flow import settle
-from windlass.store.sqlite.transaction import LaneCache, RulesCache, Transaction
+from windlass.store.sqlite.transaction import LaneCache, RulesCache, StoreClock, Transaction
 
 T = TypeVar("T")
 
@@ -58,7 +57,7 @@ class Session:
         self._sql = sql
         self._path = sql.filename
         """Empty = it is in memory."""
-        self._clock = clock
+        self._clock = StoreClock(sql, clock)
         self._wake = wake
         """Called after each commit that has topics to announce."""
         self._log = Log(sql)
@@ -132,8 +131,9 @@ class Session:
         if begin is WRITE and not self._reserve.in_use:
             self._log.lengthen()
         self._rules.expire()
+        self._clock.begin(may_write=begin is WRITE and not self._reserve.in_use)
         for call in calls:
-            tx = Transaction(self._sql, self._lanes, self._rules, self._reserve, to_micros(self._clock.now()))
+            tx = Transaction(self._sql, self._lanes, self._rules, self._reserve, self._clock.now())
             call.value = call.work(tx)
             settle(tx)
             topics |= tx.topics

@@ -1,4 +1,4 @@
--- The tables of one Windlass file, format 6.
+-- The tables of one Windlass file, format 7.
 --
 -- Times are microseconds since 1970, UTC. A column `job` is a `job.seq`.
 -- The `id` of a job, here and as a parent or child, is its key: the sixteen bytes of its id, then the name of its tenant
@@ -132,6 +132,15 @@ CREATE TABLE turn (
 ) STRICT, WITHOUT ROWID;
 
 CREATE INDEX turn_order ON turn (tenant_queue, start, arrival) WHERE arrival IS NOT NULL;
+
+
+-- The latest time of the store and what the host's clock showed then, noted every few seconds: see `transaction.py`.
+CREATE TABLE clock (
+    latest INTEGER NOT NULL,
+    host   INTEGER NOT NULL
+) STRICT;
+
+INSERT INTO clock (latest, host) VALUES (0, 0);
 
 
 -- The one set of rules in force.

@@ -5,6 +5,7 @@ no operation can forget it; `flow.settle` writes it. Also here: how values are s
 statement, and which lane a name stands for.
 """
 
+import logging
 import sys
 from array import array
 from collections import defaultdict
@@ -19,10 +20,14 @@ import msgspec
 from windlass.model.job import FINISHED, State
 from windlass.model.names import DEFAULT_TENANT, JobKey, OfTenant, raw_key
 from windlass.model.outcome import Verdict
+from windlass.model.ports import Clock
 from windlass.store.data import MOST_COUNTED
 from windlass.store.encoding import to_micros
 from windlass.store.flow import ANY, BAR, EXPLICIT, FLEXIBLE, KEY, Rules, TierRule
 from windlass.store.sqlite.file import Reserve
+
+log = logging.getLogger("windlass.store")
+
 
 # --- Values -------------------------------------------------------------------------------------------
 
@@ -103,6 +108,57 @@ def _statement(template: str, shared: int, own: int, count: int) -> str:
     places = [f"?{place}" for place in range(1, shared + 1)] + ["?"] * own  # one without a number is the next
     row = f"({','.join(places)})"
     return template.replace(ROWS_MARK, ",".join([row] * count))
+
+
+# --- The time -----------------------------------------------------------------------------------------
+#
+# That of the host, except that it never goes back. Were the host's clock set back by an hour, all that waits for a time
+# (delays, retries, the leases of workers that died) would wait for an hour more. So the store's time goes on from the
+# latest that it was, a tenth slower than the host's until that has caught up: durations are at most a ninth longer
+# meanwhile (decision 0075).
+
+SECOND = 1_000_000
+
+NOTED_EVERY = 5 * SECOND
+"""How often the time is stored, so that the next process knows it too."""
+
+SET_BACK = SECOND
+"""A clock that goes back by less was put right, as clocks are every day."""
+
+LONGEST_GAP = 10 * SECOND
+"""Of a store that is ahead of its host: beyond this, the clock was set forward again, or no process ran."""
+
+_READ = "SELECT latest, host FROM clock"
+_NOTE = "UPDATE clock SET latest = ?, host = ?"
+
+
+class StoreClock:
+    """The time of one file, as one connection sees it."""
+
+    def __init__(self, sql: apsw.Connection, clock: Clock) -> None:
+        self._sql = sql
+        self._clock = clock
+        self._latest = self._host = 0
+        """The latest time of the store that is known, and what the host's clock showed then."""
+
+    def begin(self, *, may_write: bool) -> None:
+        """To be called first in a transaction."""
+        latest, host = self._sql.execute(_READ).get
+        if latest > self._latest:
+            self._latest, self._host = latest, host
+        if may_write and (self.now() >= latest + NOTED_EVERY or self._host < host):
+            self._sql.execute(_NOTE, (self._latest, self._host))
+
+    def now(self) -> int:
+        """Microseconds."""
+        host = to_micros(self._clock.now())
+        passed = host - self._host
+        if passed < -SET_BACK:
+            back = -passed / SECOND
+            log.warning("the clock of this host was set back by %.0f s: the store's time goes on, slower", back)
+        gone_on = self._latest + min(max(passed, 0) * 9 // 10, LONGEST_GAP)
+        self._latest, self._host = max(host, gone_on), host
+        return self._latest
 
 
 # --- What a lane's name and the rules say -------------------------------------------------------------

@@ -58,6 +58,7 @@
 --   K:awaited               set     ids whose end a caller waits for (expires by itself)
 --   K:workers               zset    workers by the time at which they count as dead   (first partition only)
 --   K:worker:<id>           hash    a worker's record                                 (first partition only)
+--   K:clock                 string  the latest time of the store and what the host's clock showed then: CLOCK below
 --   K:marks                 hash    journal -> the sequence up to which it has been drained into this partition
 --   K:stirred               string  written before replicas are asked how far they are
 --   K:shelf:<kind>          hash    name -> a record that is not a job                (first partition only)
@@ -124,6 +125,10 @@ local MOST_OUTPUT, MOST_PIECES = 262144, 1000
 local MESSAGE_HEAD = '>I8I8'
 local MOST_INPUT, MOST_MESSAGES, MOST_COLLECTED = 262144, 1000, 4194304
 
+-- K:clock.
+local CLOCK = '>I8I8'
+local SECOND, LONGEST_GAP = 1000000, 10000000
+
 local ID_SIZE = 16
 local DEFAULT_TENANT = 'default'
 local CHUNK = 64 -- places
@@ -144,13 +149,31 @@ local flow = {}
 -- An empty table: this one, if it is. To make and sweep up a table costs as much as a command.
 local function cleared(list) return next(list) == nil and list or {} end
 
-local function begin(prefix, time)
-  K, now = prefix, tonumber(time)
-  is_server_time = now == 0
+-- The store's time when its host's clock shows this: the same, except that it never goes back. Were the clock set back by
+-- an hour, all that waits for a time would wait for an hour more. So the store's time goes on from the latest that it was,
+-- a tenth slower than the host's until that has caught up. Noted every second: up to a second may be lost.
+local function store_time(host, may_write)
+  local latest, host_then = 0, 0
+  local noted = redis.call('GET', K .. ':clock')
+  if noted then latest, host_then = struct.unpack(CLOCK, noted) end
+  local passed = host - host_then
+  local time = math.max(host, latest + math.min(math.floor(math.max(passed, 0) * 0.9), LONGEST_GAP))
+  if may_write and math.abs(passed) >= SECOND then
+    redis.call('SET', K .. ':clock', struct.pack(CLOCK, time, host))
+    if passed < 0 then redis.log(redis.LOG_WARNING, 'windlass: the clock was set back by ' .. -passed / SECOND .. ' s') end
+  end
+  return time
+end
+
+local function begin(prefix, time, may_write)
+  local host = tonumber(time)
+  is_server_time = host == 0
   if is_server_time then
     local clock = redis.call('TIME')
-    now = clock[1] * 1000000 + clock[2]
+    host = clock[1] * 1000000 + clock[2]
   end
+  K = prefix
+  now = store_time(host, may_write)
   lanes, modes, drop_times = cleared(lanes), cleared(modes), cleared(drop_times)
   added, removed, held, ended = cleared(added), cleared(removed), cleared(held), cleared(ended)
   deleted_keys, without_progress, emptied = cleared(deleted_keys), cleared(without_progress), cleared(emptied)
@@ -168,7 +191,7 @@ local function register(name, flags, run)
     function_name = 'windlass_' .. VERSION .. '_' .. name,
     flags = flags,
     callback = function(keys, args)
-      begin(keys[1], args[1])
+      begin(keys[1], args[1], flags ~= READS)
       return run(args)
     end,
   })
