@@ -6,7 +6,7 @@ Speaks MessagePack. Retries a request only if the first one cannot have arrived,
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar, cast
 from urllib.parse import quote
 
 import httpx2
@@ -26,6 +26,7 @@ from windlass.model.operations import (
     Enqueue,
     EnqueueLines,
     EnqueueMany,
+    FinishByHand,
     Finished,
     GetResult,
     Operation,
@@ -35,6 +36,8 @@ from windlass.model.operations import (
     answer_type,
 )
 from windlass.model.shapes import SHAPES, Shape
+
+S = TypeVar("S", Finished, FinishByHand)
 
 ANSWER_WITHIN = 10.0
 """Seconds for the response, beyond the wait of the operation."""
@@ -124,6 +127,8 @@ class Client:
         path = shape.path.format(**{name: _step(name, getattr(operation, name)) for name in shape.names})
         tenant = _tenant_step(operation.tenant)
         wait = getattr(operation, "wait", 0.0)
+        if isinstance(operation, FinishByHand):
+            operation = _wrapped_result(operation)
         rest = _flat(shape, operation)
         headers: dict[str, str] = {}
         body: bytes | None = None
@@ -245,10 +250,13 @@ def _wrapped_job(new: NewJob) -> NewJob:
 
 
 def _wrapped_report(report: Finished) -> Finished:
-    jobs = [_wrapped_job(new) for new in report.jobs]
+    return replace(_wrapped_result(report), jobs=[_wrapped_job(new) for new in report.jobs])
+
+
+def _wrapped_result(report: S) -> S:
     if report.content_type == MSGPACK or not isinstance(report.result, Raw):
-        return replace(report, jobs=jobs)
-    return replace(report, jobs=jobs, result=_wrapped(report.result))
+        return report
+    return replace(report, result=_wrapped(report.result))
 
 
 def _wrapped(raw: Raw) -> Raw:

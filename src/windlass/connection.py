@@ -30,6 +30,8 @@ from windlass.model.operations import (
     Delete,
     Enqueued,
     EnqueueMany,
+    FailByHand,
+    FinishByHand,
     GetResult,
     GetStats,
     List,
@@ -44,7 +46,7 @@ from windlass.system import SystemRandomness, local_user
 
 T = TypeVar("T")
 
-AT_ONCE = (Show, GetResult, List, Count, GetStats, Cancel, Rerun, Delete)
+AT_ONCE = (Show, GetResult, List, Count, GetStats, Cancel, Rerun, Delete, FinishByHand, FailByHand)
 """What an engine can answer without an event loop, unless it shall wait; and new jobs, see `_needs_no_loop`."""
 
 _Batchers = dict[str, Batcher[EnqueueMany, Enqueued | Exception]]

@@ -6,7 +6,7 @@ Turns answers into values. `connection` knows how an operation reaches the queue
 from collections.abc import AsyncGenerator, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from msgspec import Raw
+from msgspec import UNSET, Raw
 
 from windlass.call.arguments import CallSignature
 from windlass.call.options import Duration
@@ -16,7 +16,17 @@ from windlass.model.estimate import Estimate
 from windlass.model.events import Event
 from windlass.model.job import FINISHED, Error, State
 from windlass.model.job import Job as Record
-from windlass.model.operations import Cancel, GetEstimate, GetResult, Rerun, Result, Send, Show
+from windlass.model.operations import (
+    Cancel,
+    FailByHand,
+    FinishByHand,
+    GetEstimate,
+    GetResult,
+    Rerun,
+    Result,
+    Send,
+    Show,
+)
 from windlass.system import SystemClock
 
 if TYPE_CHECKING:
@@ -149,6 +159,29 @@ class Job(Generic[R]):
 
     async def aretry(self) -> bool:
         return bool((await self._app.aask(Rerun(ids=[self.id]))).changed)
+
+    def finish(self, result: R | None = None) -> None:
+        """End the running job with this result, in the place of its process, which is stopped if it still lives.
+
+        Raises `Conflict` if the job does not run.
+        """
+        self._app.ask(self._finish(result))
+
+    async def afinish(self, result: R | None = None) -> None:
+        """The same in asynchronous code."""
+        await self._app.aask(self._finish(result))
+
+    def _finish(self, result: R | None) -> FinishByHand:
+        plan = self._plan or _ANYTHING
+        return FinishByHand(id=self.id, result=UNSET if result is None else Raw(plan.pack_result(result)))
+
+    def fail(self, message: str = "") -> None:
+        """End the running job as failed, for this reason; it is not run again. Raises `Conflict` if it does not run."""
+        self._app.ask(FailByHand(id=self.id, message=message))
+
+    async def afail(self, message: str = "") -> None:
+        """The same in asynchronous code."""
+        await self._app.aask(FailByHand(id=self.id, message=message))
 
     def __repr__(self) -> str:
         return f"<job {self.id}>"

@@ -26,6 +26,7 @@ from windlass.model.lifecycle import (
     delete,
     enter,
     expire,
+    fail_by_hand,
     finish,
     lose,
     next_state,
@@ -602,6 +603,20 @@ def test_a_running_job_is_told_to_stop_and_an_earlier_order_stands(told: Reason 
 def test_what_has_ended_cannot_be_cancelled(state: State) -> None:
     with pytest.raises(Conflict):
         cancel(a_job(state))
+
+
+@pytest.mark.parametrize("told", [None, Reason.SHRUNK, *sorted(ORDERS - {Reason.DELETED})])
+def test_a_running_job_is_failed_by_hand_whatever_it_was_ordered(told: Reason | None) -> None:
+    move = fail_by_hand(a_job(reason=told, max_retry=None, keep_failure=5.0), "no", NOW)
+    assert (move.target, move.reason, move.outcome, move.keep) == (State.FAILED, Reason.BY_HAND, Verdict.FAILED, 5.0)
+    assert move.error == Error(message="no", reason=Reason.BY_HAND, attempt=1, at=NOW, worker="w1")
+    assert fail_by_hand(a_job(reason=Reason.DELETED), "no", NOW).keep == 0
+
+
+@pytest.mark.parametrize("state", [*WAITING, *sorted(FINISHED)])
+def test_a_job_that_does_not_run_is_not_failed_by_hand(state: State) -> None:
+    with pytest.raises(Conflict):
+        fail_by_hand(a_job(state), "no", NOW)
 
 
 @pytest.mark.parametrize("state", [*WAITING, *sorted(FINISHED)])

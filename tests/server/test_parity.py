@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import pytest
-from msgspec import UNSET, Raw
+from msgspec import UNSET, Raw, UnsetType
 from msgspec.structs import replace
 
 from tests.support.engines import packed
@@ -22,7 +22,7 @@ from windlass.client import Client
 from windlass.engine import Engine
 from windlass.model.errors import Conflict, Invalid, Missing, TooLarge, WindlassError
 from windlass.model.handler import HandlerOptions, NewHandler
-from windlass.model.job import JSON, TEXT, Job, NewJob, State
+from windlass.model.job import JSON, MSGPACK, TEXT, Job, NewJob, State
 from windlass.model.limit import Condition, NewLimit, Pause, Rate, Which
 from windlass.model.match import Match
 from windlass.model.names import fresh_id, queue_mark
@@ -43,7 +43,9 @@ from windlass.model.operations import (
     Enqueue,
     EnqueueLines,
     EnqueueMany,
+    FailByHand,
     Finish,
+    FinishByHand,
     Finished,
     GetCode,
     GetEstimate,
@@ -339,6 +341,31 @@ async def actions_by_id_and_by_match(script: Script) -> None:
         await script.ask(kind(match=Match()))
         await script.ask(GetStats())
     assert (await script.ask(Delete(ids=[fresh_id(n.to_bytes(16), "default") for n in range(1000)]))).changed == 0
+
+
+@scenario(FinishByHand, FailByHand)
+async def running_jobs_are_ended_by_hand(script: Script) -> None:
+    results: list[tuple[Raw | UnsetType, str]] = [
+        (UNSET, MSGPACK),
+        (packed({1: 2}), MSGPACK),
+        (Raw(b'{"a": 1}'), JSON),
+        (packed(None), MSGPACK),
+    ]
+    for result, content_type in results:
+        worker, claimed = await script.running()
+        by_hand = FinishByHand(id=claimed.job.id, result=result, content_type=content_type)
+        assert (await script.ask(by_hand)).changed == 1
+        await script.ask(Show(id=claimed.job.id))
+        await script.refused(FinishByHand(id=claimed.job.id), Conflict)
+        assert await script.finish(worker, claimed) == []
+    _, claimed = await script.running()
+    await script.ask(FailByHand(id=claimed.job.id, message="no ☃"))
+    await script.ask(Show(id=claimed.job.id))
+    await script.refused(FailByHand(id=claimed.job.id), Conflict)
+    await script.refused(FailByHand(id=claimed.job.id, message="x" * 2001), Invalid)
+    await script.refused(FailByHand(id=UNKNOWN_ID), Missing)
+    await script.refused(FinishByHand(id=UNKNOWN_ID), Missing)
+    await script.refused(FinishByHand(id=claimed.job.id, content_type="x" * 129), Invalid)
 
 
 @scenario(GetStats, Workers, Register, Unregister)

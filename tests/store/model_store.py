@@ -333,7 +333,7 @@ class ModelJobs:
             held = entry.job.keep_result_for
             if held is not None and (keep is None or held < keep):
                 entry.drop_result_at = later(now, held)
-        entry.change(state=State.SUCCEEDED, reason=None, code=done.code, updated_at=now)
+        entry.change(state=State.SUCCEEDED, reason=done.reason, code=done.code, updated_at=now)
         entry.note(done.ran)
         self._end(entry, done.finished_at, keep, now)
         return True

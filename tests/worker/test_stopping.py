@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import PATIENCE
 from tests.support.worker_harness import WorkerHarness, tell, until
 from windlass.job_handle import Job
 from windlass.model.job import Reason, State
@@ -145,3 +146,26 @@ def test_a_killed_context_is_a_crash_of_what_ran_in_it(harness: WorkerHarness) -
     os.kill(int(harness.noted("start")[0].split()[1]), signal.SIGKILL)
     record = harness.ended(job)
     assert (record.state, record.attempt, record.crashes) == (State.SUCCEEDED, 2, 1)
+
+
+def test_a_job_ended_by_hand_is_stopped_and_stays_as_it_was_ended(harness: WorkerHarness) -> None:
+    """S1 31."""
+    ends = {
+        "alone_nap": ("jobs", "finish", "17"),
+        "co_nap": ("jobs", "fail", "--message", "the tape is broken"),
+    }
+    harness.start("-c", "2")
+    jobs = {task: getattr(harness.tasks, task).enqueue(60.0, task) for task in ends}
+    started = {line.split()[0]: int(line.split()[1]) for line in harness.noted("start", 2)}
+    for task, (group, verb, *words) in ends.items():
+        job = jobs[task]
+        command = harness.run(group, verb, job.id, *words, "--tenant", harness.tenant)
+        assert command.returncode == 0, command.stderr
+        assert job.refresh().reason == "by_hand"
+    until(lambda: not Path(f"/proc/{started['alone_nap']}").exists())
+    assert jobs["alone_nap"].result(PATIENCE) == 17
+    record = jobs["co_nap"].refresh()
+    assert (record.state, record.error and record.error.message) == (State.FAILED, "the tape is broken")
+    free = harness.tasks.nap.enqueue(0.0, "free")
+    assert harness.ended(free).state is State.SUCCEEDED
+    assert not [line for line in harness.notes("end") if "free" not in line]

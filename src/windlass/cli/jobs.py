@@ -1,4 +1,4 @@
-"""`windlass jobs`: list, count, show and follow jobs, send to them, cancel, retry and delete them.
+"""`windlass jobs`: list, count, show and follow jobs, send to them, cancel, retry and delete them, end them by hand.
 
 Commands that change several jobs need ids, options that select jobs, or `--all`: never all by accident.
 """
@@ -33,6 +33,8 @@ from windlass.model.operations import (
     Changed,
     Count,
     Delete,
+    FailByHand,
+    FinishByHand,
     GetEstimate,
     GetResult,
     Rerun,
@@ -307,6 +309,50 @@ async def send(
             return
         while line := await asyncio.to_thread(sys.stdin.buffer.readline):
             await queue(Send(id=id, data=line.removesuffix(b"\n")))
+
+
+@jobs.command
+async def finish(
+    id: JobId,
+    result: Annotated[
+        str | None, Parameter(name="RESULT", help="Its result: JSON if it parses, else text; `-` = read it from stdin.")
+    ] = None,
+    /,
+    *,
+    target: Target = HERE,
+) -> None:
+    """End a running job as succeeded. Its process is stopped if it still lives.
+
+    For example:
+      windlass jobs finish 01936f2e-… '{"rows": 17}'
+    """
+    encoded = UNSET if result is None else values.payload(result)
+    async with open_queue(target) as queue:
+        _ended(await queue(FinishByHand(id=id, result=encoded)), "finished", json=target.json)
+
+
+@jobs.command
+async def fail(
+    id: JobId,
+    /,
+    *,
+    message: Annotated[str, option("TEXT", "Why; the message of its error.")],
+    target: Target = HERE,
+) -> None:
+    """End a running job as failed; it is not run again. Its process is stopped if it still lives.
+
+    For example:
+      windlass jobs fail 01936f2e-… --message 'the tape is broken'
+    """
+    async with open_queue(target) as queue:
+        _ended(await queue(FailByHand(id=id, message=message)), "failed", json=target.json)
+
+
+def _ended(changed: Changed, participle: str, *, json: bool) -> None:
+    if json:
+        console.write_json(changed)
+    else:
+        console.write(f"{participle} {console.plural(changed.changed, 'job')}")
 
 
 # Several jobs

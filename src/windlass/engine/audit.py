@@ -24,7 +24,7 @@ from windlass.model.audit import (
     caller,
 )
 from windlass.model.errors import WindlassError
-from windlass.model.operations import OPERATIONS, Audit, Changed, Operation, Rerun, Send
+from windlass.model.operations import OPERATIONS, Audit, Changed, FailByHand, FinishByHand, Operation, Rerun, Send
 from windlass.model.token import Token
 
 log = logging.getLogger("windlass.audit")
@@ -35,7 +35,11 @@ AUDITED = frozenset(
     if route.scope in ("operate", "admin") and route.verb != "GET" and kind is not Send
 )
 
-ACTIONS = {kind: re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower() for kind in AUDITED} | {Rerun: "retry"}
+ACTIONS = {kind: re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower() for kind in AUDITED} | {
+    Rerun: "retry",
+    FinishByHand: "finish",
+    FailByHand: "fail",
+}
 """What an operation is called in the log."""
 
 NAMES = ("name", "queue", "task", "key")

@@ -33,6 +33,7 @@ from windlass.model.operations import (
     EnqueueLines,
     EnqueueMany,
     Finish,
+    FinishByHand,
     Finished,
     GetStats,
     Operation,
@@ -128,6 +129,8 @@ def validated(operation: O) -> O:
             bare = wire.checked(replace(operation, jobs=bares))
             pairs = zip(bare.jobs, operation.jobs, strict=True)
             return replace(bare, jobs=[replace(item, result=given.result, jobs=given.jobs) for item, given in pairs])
+        case FinishByHand():
+            return replace(wire.checked(replace(operation, result=UNSET)), result=operation.result)
         case _:
             return wire.checked(operation)
 

@@ -1,4 +1,6 @@
-"""Answers to operations on stored jobs: show, result, list, count, output, messages, cancel, run again, delete."""
+"""Answers to operations on stored jobs: show, result, list, count, output, messages, cancel, run again, delete,
+finish and fail by hand.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -8,7 +10,7 @@ from typing import Any, NamedTuple
 from msgspec import Raw
 from msgspec.structs import replace
 
-from windlass.engine.context import POLL_EVERY, EngineContext, fence, touch_every
+from windlass.engine.context import MOST_ROUNDS, POLL_EVERY, EngineContext, fence, touch_every
 from windlass.model import lifecycle, wire
 from windlass.model.errors import Busy, Conflict, Invalid, TooLarge
 from windlass.model.job import FINISHED, Job, Reason, State
@@ -23,6 +25,8 @@ from windlass.model.operations import (
     Count,
     Delete,
     Delivered,
+    FailByHand,
+    FinishByHand,
     GetOutput,
     GetResult,
     GetStats,
@@ -40,9 +44,18 @@ from windlass.model.operations import (
     Show,
     Stats,
 )
-from windlass.model.outcome import Verdict
+from windlass.model.outcome import CODES, Verdict
 from windlass.model.output import MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT, NewChunk
-from windlass.store.data import MOST_COLLECTED, Heartbeat, HeartbeatReply, ListScope, Posted, Record, RecordPage
+from windlass.store.data import (
+    MOST_COLLECTED,
+    Heartbeat,
+    HeartbeatReply,
+    JobSuccess,
+    ListScope,
+    Posted,
+    Record,
+    RecordPage,
+)
 from windlass.store.encoding import end_topic
 
 MOST_SCANNED = 10_000
@@ -254,6 +267,32 @@ def deliveries(replies: Sequence[HeartbeatReply]) -> list[Delivered]:
     return found
 
 
+# Runs that a caller ends
+
+
+async def finish_by_hand(context: EngineContext, operation: FinishByHand) -> Changed:
+    result = bytes(operation.result) if isinstance(operation.result, Raw) else None
+    if result is not None:
+        wire.check_size(result, context.settings.most_result, at="result")
+    for _ in range(MOST_ROUNDS):
+        record = await context.find(operation.id, operation.tenant)
+        lifecycle.check_running(record.job)
+        code = CODES[Verdict.OK]
+        job, fence = record.job, record.token or b""
+        done = JobSuccess(job.id, job.tenant, fence, code, result, operation.content_type, reason=Reason.BY_HAND)
+        if (await context.writes.succeed([done]))[0]:
+            return Changed(changed=1)
+    return Changed(changed=0)
+
+
+async def fail_by_hand(context: EngineContext, operation: FailByHand) -> Changed:
+    def decide(record: Record, now: datetime) -> Move:
+        return lifecycle.fail_by_hand(record.job, operation.message, now)
+
+    key = key_of((await context.find(operation.id, operation.tenant)).job)
+    return Changed(changed=len(await context.move_jobs([key], decide)))
+
+
 # Bulk actions
 
 
@@ -324,6 +363,8 @@ ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any
     Cancel: _bulk(_cancel, Step.CANCEL),
     Rerun: _bulk(_rerun, Step.RERUN),
     Delete: _bulk(_delete, Step.DELETE),
+    FinishByHand: finish_by_hand,
+    FailByHand: fail_by_hand,
     GetStats: get_stats,
     Output: output,
     GetOutput: get_output,

@@ -21,7 +21,7 @@ translation picks the nearest value and never fails: one odd value must not keep
 import asyncio
 from base64 import b64encode
 from functools import cache
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, UnsetType
@@ -32,10 +32,12 @@ from windlass.model import wire
 from windlass.model.admission import MOST_THEN, ValidatedJobs, check_all
 from windlass.model.errors import Invalid, TooLarge
 from windlass.model.job import JSON, MSGPACK, NOTHING, Job, NewJob
-from windlass.model.operations import MOST_AT_ONCE, Claimed, Finished, Page, Result
+from windlass.model.operations import MOST_AT_ONCE, Claimed, FinishByHand, Finished, Page, Result
 from windlass.model.wire import UNENCODABLE, Format
 from windlass.server.formats import TYPES
 from windlass.server.requests import RequestLimits
+
+S = TypeVar("S", Finished, FinishByHand)
 
 NULL: dict[Format, Raw] = {"json": Raw(b"null"), "msgpack": Raw(b"\xc0")}
 
@@ -90,6 +92,15 @@ def _labelled(value: Any, form: Format) -> Any:
             return value
 
 
+def labelled_result(report: S, form: Format) -> S:
+    """A report with the content type of its result, which comes as its bytes or text if it is of another format."""
+    if not isinstance(report.result, Raw):
+        return report
+    if report.content_type in (MSGPACK, TYPES[form]):
+        return replace(report, content_type=TYPES[form])
+    return replace(report, result=_unwrapped(report.result, report.content_type, form, "result"))
+
+
 def _labelled_job(new: NewJob, form: Format, depth: int = 0) -> NewJob:
     """The job with the content type of its payload.
 
@@ -109,12 +120,7 @@ def _labelled_job(new: NewJob, form: Format, depth: int = 0) -> NewJob:
 
 
 def _labelled_report(report: Finished, form: Format) -> Finished:
-    jobs = [_labelled_job(new, form) for new in report.jobs]
-    if not isinstance(report.result, Raw):
-        return replace(report, jobs=jobs)
-    if report.content_type in (MSGPACK, TYPES[form]):
-        return replace(report, jobs=jobs, content_type=TYPES[form])
-    return replace(report, jobs=jobs, result=_unwrapped(report.result, report.content_type, form, "result"))
+    return replace(labelled_result(report, form), jobs=[_labelled_job(new, form) for new in report.jobs])
 
 
 def _unwrapped(raw: Raw, content_type: str, form: Format, at: str) -> Raw:

@@ -26,6 +26,7 @@ from windlass.model.operations import (
     EnqueueLines,
     EnqueueMany,
     Finish,
+    FinishByHand,
     GetOutput,
     GetResult,
     List,
@@ -131,7 +132,7 @@ class Routes:
     async def _read(self, shape: Shape, request: Request, tenant: str, content_type: str) -> Operation[Any]:
         if not shape.has_body or (shape.may_have_body and _is_bare(request)):
             return self._from_query(shape, request, tenant)
-        data = await read_body(request, self._reports if shape.kind is Finish else self._limits)
+        data = await read_body(request, self._reports if shape.kind in (Finish, FinishByHand) else self._limits)
         path = request.path_params
         if shape.kind is EnqueueLines:
             if formats.media(content_type) not in ("text/plain", ""):
@@ -148,7 +149,8 @@ class Routes:
             if request.url.query:
                 raise Invalid("this route takes a body or a query, not both", at="query")
             rest = bodies.decode(data or (b"{}" if form == "json" else b"\x80"), shape.struct, form)
-            return shape.build(tenant, path, rest, None)
+            operation = shape.build(tenant, path, rest, None)
+            return bodies.labelled_result(operation, form) if isinstance(operation, FinishByHand) else operation
         body = bodies.decode(data, shape.hints[shape.body], form)
         return shape.build(tenant, path, self._query(shape, request), body)
 

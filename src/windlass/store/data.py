@@ -110,6 +110,8 @@ class JobSuccess(Struct, frozen=True, gc=False):
     finished_at: datetime | None = None
     """As the worker says; null = the store's now."""
     ran: HandlerRun = NO_HANDLER
+    reason: Reason | None = None
+    """Why it ended, if not by its own word: then its worker is notified, as of an order."""
 
 
 class StoredResult(Struct, frozen=True):

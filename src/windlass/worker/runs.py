@@ -426,7 +426,7 @@ class RunTable:
         if run.stopping is Stop.RELEASE and not succeeded:
             report = run.released(stopped=_why_stopped(report))
         elif run.stopping is Stop.LOST and isinstance(report, Finished):
-            log.warning("lost job %s: its lease has run out", run.id)
+            log.warning("lost job %s: its lease has run out, or it was ended by hand", run.id)
             report = None
         self._log_end(run, report)
         self._updated.pop(run.number, None)

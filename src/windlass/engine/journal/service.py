@@ -60,6 +60,8 @@ from windlass.model.operations import (
     Enqueued,
     EnqueueLines,
     EnqueueMany,
+    FailByHand,
+    FinishByHand,
     GetEstimate,
     GetOutput,
     GetQueueEstimate,
@@ -81,7 +83,7 @@ log = logging.getLogger("windlass.journal")
 
 READS = (
     *(Show, GetResult, GetEstimate, GetQueueEstimate, GetOutput),
-    *(List, Count, GetStats, Send, Cancel, Rerun, Delete),
+    *(List, Count, GetStats, Send, Cancel, Rerun, Delete, FinishByHand, FailByHand),
 )
 """Operations on jobs: those that were accepted before must be there."""
 

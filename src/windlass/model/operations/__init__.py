@@ -38,6 +38,8 @@ from windlass.model.operations.jobs import Enqueue as Enqueue
 from windlass.model.operations.jobs import Enqueued as Enqueued
 from windlass.model.operations.jobs import EnqueueLines as EnqueueLines
 from windlass.model.operations.jobs import EnqueueMany as EnqueueMany
+from windlass.model.operations.jobs import FailByHand as FailByHand
+from windlass.model.operations.jobs import FinishByHand as FinishByHand
 from windlass.model.operations.jobs import GetOutput as GetOutput
 from windlass.model.operations.jobs import GetResult as GetResult
 from windlass.model.operations.jobs import GetStats as GetStats

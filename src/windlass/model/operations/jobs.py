@@ -1,4 +1,4 @@
-"""Operations on jobs: queue, look, list, count, cancel, run again, delete."""
+"""Operations on jobs: queue, look, list, count, cancel, run again, delete, finish or fail by hand."""
 
 from typing import Annotated, Literal
 
@@ -7,7 +7,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from windlass.model.duration import Seconds
 from windlass.model.job import MSGPACK, Error, Job, NewJob, State
 from windlass.model.match import Match
-from windlass.model.names import Name
+from windlass.model.names import MEDIA_PATTERN, Name
 from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
 from windlass.model.options import JobOptions
 from windlass.model.outcome import Verdict
@@ -202,6 +202,25 @@ class Selection(Operation[Changed], frozen=True, kw_only=True):
 @operation("POST", "/jobs/cancel", "operate", one="/jobs/{id}/cancel")
 class Cancel(Selection, frozen=True, kw_only=True):
     """Cancel jobs; running ones are stopped."""
+
+
+@operation("POST", "/jobs/{id}/finish", "operate")
+class FinishByHand(Operation[Changed], frozen=True, kw_only=True):
+    """End a running job as succeeded, whether or not its process still lives: that is stopped, its report refused."""
+
+    id: str
+    result: Raw | UnsetType = UNSET
+    """Its result, in the encoding of `content_type`."""
+    content_type: Annotated[str, Meta(max_length=128, pattern=MEDIA_PATTERN)] = MSGPACK
+
+
+@operation("POST", "/jobs/{id}/fail", "operate")
+class FailByHand(Operation[Changed], frozen=True, kw_only=True):
+    """End a running job as failed, whether or not its process still lives; it is not run again."""
+
+    id: str
+    message: Annotated[str, Meta(max_length=2000)] = ""
+    """Why; the message of its error."""
 
 
 @operation("POST", "/jobs/{id}/input", "operate", 204, body="data")

@@ -66,6 +66,7 @@ REASONS = (
     Reason.ACCEPTED,
     Reason.ABANDONED,
     Reason.DISK,
+    Reason.BY_HAND,
 )
 BLOCKED, RUNNING = STATES.index(State.BLOCKED), STATES.index(State.RUNNING)
 STATE_NUMBERS = {state: number for number, state in enumerate(STATES)} | {GONE: len(STATES)}
@@ -81,7 +82,7 @@ ENDED = struct.Struct(">IQQH")
 ERRORS, PROGRESS, FOLLOWED, EXTRAS = 4, 8, 64, 128  # flags
 NEW = struct.Struct(">iBdqqqIH")
 RANK = struct.Struct(">I")
-DONE = struct.Struct(">8sHq")
+DONE = struct.Struct(">8sHqB")
 OWNER_CLOCK = struct.Struct(">Iq")
 MOVE = struct.Struct(">BIBBBBIBBqHdBqqB")
 OUTCOMES = (None, *Verdict)
@@ -212,7 +213,7 @@ def succeed_arguments(successes: Sequence[JobSuccess]) -> Iterator[bytes | str |
     for done in successes:
         finished = 0 if done.finished_at is None else to_micros(done.finished_at)
         key = raw_key(done.id, done.tenant)
-        about = DONE.pack(done.token.ljust(8), done.code, finished)
+        about = DONE.pack(done.token.ljust(8), done.code, finished, REASON_NUMBERS[done.reason])
         packed = b"%c%b%b%b\0" % (len(key), key, about, encoding.encode_handler_run(done.ran).encode())
         yield packed if done.result is None else b"%b%b\0%b" % (packed, done.content_type.encode(), done.result)
 

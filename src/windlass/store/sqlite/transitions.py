@@ -75,6 +75,11 @@ _SUCCEEDED_JOB = f"""
         purge_at = {{3}}
 """
 _SUCCEED = f"{_SUCCEEDED_JOB.format('?2', '?3', '?3', '?4')} WHERE seq IN carray(?1)"
+_SET_REASON = """
+    WITH marked (seq, reason, updated_at) AS (VALUES {rows})
+    UPDATE job SET reason = marked.reason, updated_at = marked.updated_at FROM marked WHERE job.seq = marked.seq
+"""
+_NOTIFIED = "SELECT 'order/' || worker FROM lease WHERE job IN carray(?)"
 _SUCCEED_BEFORE = f"""
     WITH ended (seq, code, updated_at, finished_at, purge_at) AS (VALUES {{rows}})
     {_SUCCEEDED_JOB.format("ended.code", "ended.updated_at", "ended.finished_at", "ended.purge_at")}
@@ -184,6 +189,7 @@ def succeed(tx: Transaction, successes: Sequence[JobSuccess]) -> list[bool]:
     outcomes: list[Row] = []
     released: list[EndingJob] = []
     gone: list[int] = []
+    by_hand: dict[int, Row] = {}
     ran: defaultdict[str, list[int]] = defaultdict(list)
     for id, done in zip(ids, successes, strict=True):
         job = held.get(id)
@@ -198,6 +204,8 @@ def succeed(tx: Transaction, successes: Sequence[JobSuccess]) -> list[bool]:
         tx.topics.add(end_topic(key_of(done)))
         if job.followed:
             parent_completed(tx, job.seq, SUCCEEDED)
+        if done.reason is not None:
+            by_hand[job.seq] = (job.seq, done.reason, tx.now)
         terms = unpack_terms(job.terms)
         keep = terms.get("keep_success", DEFAULT_TERMS.keep_success)
         if keep == 0 or job.reason == Reason.DELETED:
@@ -218,6 +226,9 @@ def succeed(tx: Transaction, successes: Sequence[JobSuccess]) -> list[bool]:
     for (code, purge_at), seqs in ended.items():
         tx.run(_SUCCEED, int_array(seqs), code, tx.now, purge_at)
     tx.run_all(_SUCCEED_BEFORE, ended_before)
+    if by_hand:
+        tx.topics.update(tx.column(_NOTIFIED, int_array(list(by_hand))))
+        tx.run_all(_SET_REASON, list(by_hand.values()))
     tx.run_all(_ADD_RESULTS, outcomes)
     _set_handler(tx, ran)
     _release(tx, released)
@@ -262,10 +273,6 @@ _BEFORE = """
     SELECT j.id, j.seq, j.lane, j.state, j.attempt, j.reason, j.errors, j.worker, j.followed, j.waits, j.assigned,
         j.abandon_at, l.token, l.until
     FROM carray(?) AS wanted CROSS JOIN job AS j ON j.id = wanted.value LEFT JOIN lease AS l ON l.job = j.seq
-"""
-_SET_REASON = """
-    WITH marked (seq, reason, updated_at) AS (VALUES {rows})
-    UPDATE job SET reason = marked.reason, updated_at = marked.updated_at FROM marked WHERE job.seq = marked.seq
 """
 _SET_TIER = """
     WITH shortened (seq, assigned, seconds) AS (VALUES {rows})
@@ -438,6 +445,8 @@ def _collect_end(tx: Transaction, job: JobBefore, move: Move) -> None:
     ends = move.target in FINISHED
     if ends:
         tx.topics.add(end_topic(key_of(move)))
+    if move.reason is Reason.BY_HAND:
+        tx.topics.add(f"order/{job.worker}")
     if job.followed and job.state not in ENDED and (ends or move.target is GONE):
         parent_completed(tx, job.seq, STATE_NUMBERS[State(move.target)] if ends else None)
 

@@ -109,7 +109,7 @@ local READ_FIRST = '511' -- the last byte of the first read: nearly always all b
 
 local BLOCKED, SCHEDULED, QUEUED, RUNNING, SUCCEEDED, CANCELLED, GONE = 0, 1, 2, 3, 4, 6, 7 -- as in layout.py; 5 is failed
 local PENDING = 3 -- all states up to this share one log: a claim need not change it
-local DELETED = 14 -- the only reason that the library looks at
+local DELETED, BY_HAND = 14, 21 -- the only reasons that the library looks at
 
 -- Flags. FOLLOWED: another job waits for it or is to follow it, or did; EXTRAS: it has files, output or messages.
 local STALE, RESULT, ERRORS, PROGRESS, ONCE, NONE, FOLLOWED, EXTRAS = 1, 2, 4, 8, 16, 32, 64, 128

@@ -177,11 +177,12 @@ local function finish_first_run(id, early, late, code, finished, ran, result, po
   push(listed.into, place, id)
 end
 
--- The end of a job that has run before, or that is not kept.
-local function finish_other(id, live, code, finished, ran, result, keep)
+-- The end of a job that has run before, that is not kept, or that did not end by its own word (then its worker is notified).
+local function finish_other(id, live, code, finished, reason, ran, result, keep)
   local job = load(id, false, live)
   leave(job)
-  job[STATE], job[REASON], job[UPDATED] = SUCCEEDED, 0, now
+  if reason > 0 then publish('order/' .. job.run[WORKER]) end
+  job[STATE], job[REASON], job[UPDATED] = SUCCEEDED, reason, now
   job.run[CODE], job.run[FINISHED] = code, finished
   if ran ~= '' then job.run[NODE] = placed(job.run[NODE], ran) end
   if has(job, FOLLOWED) then complete_parent(id, job.lane.tenant, SUCCEEDED) end
@@ -196,8 +197,8 @@ local function finish_other(id, live, code, finished, ran, result, keep)
 end
 
 -- End jobs with success.
--- args →  per job: size of its key (a byte), key, '>c8Hi8s' (token, code, finished_at (0 = now), what ran it
---         ('' = unknown)) .. result; result = '' (none), or content type, zero byte, data
+-- args →  per job: size of its key (a byte), key, '>c8Hi8Bs' (token, code, finished_at (0 = now), reason (0 = by its own
+--         word), what ran it ('' = unknown)) .. result; result = '' (none), or content type, zero byte, data
 -- returns →  per job: 1 if it was held under that token, else 0
 register('succeed', STORES, function(args)
   local ids = {}
@@ -215,11 +216,11 @@ register('succeed', STORES, function(args)
       if mine then
         ends[id] = true
         oks[back.lane] = (oks[back.lane] or 0) + 1
-        local code, finished, ran, from = struct.unpack('>Hi8s', arg, #id + 10)
+        local code, finished, reason, ran, from = struct.unpack('>Hi8Bs', arg, #id + 10)
         local keep = front.reason == DELETED and 0 or back.keep
         if finished == 0 then finished = now end
-        if front.again or keep == 0 then
-          finish_other(id, live, code, finished, ran, string.sub(arg, from), keep)
+        if front.again or keep == 0 or reason > 0 then
+          finish_other(id, live, code, finished, reason, ran, string.sub(arg, from), keep)
         else
           finish_first_run(id, front, back, code, finished, ran, string.sub(arg, from), (struct.unpack('>I8', live, 55)))
         end
@@ -288,6 +289,7 @@ local function move(id, fence, failure, packed, ran)
     return 1
   end
   leave(job)
+  if new_reason == BY_HAND then publish('order/' .. job.run[WORKER]) end
   if outcome > 0 then note_outcome(job.lane, OUTCOMES[outcome], 1) end
   if state < SUCCEEDED and target >= SUCCEEDED and has(job, FOLLOWED) then complete_parent(id, job.lane.tenant, target) end
   if target == GONE then
