@@ -5,6 +5,7 @@ Copied into the folder of each harness; its tasks tell what happens to them by w
 
 import asyncio
 import ctypes
+import logging
 import os
 import signal
 import subprocess
@@ -429,3 +430,42 @@ async def hold_loop() -> None:
     note("start", "holding", os.getpid())
     while not NOTES.with_name("let go").exists():
         time.sleep(0.01)  # noqa: ASYNC251
+
+
+# Printing
+
+
+def _say(word: str, times: int) -> None:
+    for place in range(times):
+        print(word, place)  # noqa: T201
+        print(word, place, file=sys.stderr)  # noqa: T201
+
+
+@app.task
+def say(word: str, times: int) -> None:
+    for _ in range(times):
+        _say(word, 1)
+        time.sleep(0.001)
+
+
+@app.task
+async def co_say(word: str, times: int) -> None:
+    for _ in range(times):
+        _say(word, 1)
+        await asyncio.sleep(0.001)
+
+
+@app.task(isolate=True)
+def alone_say(word: str, times: int) -> None:
+    _say(word, times)
+
+
+@app.task
+def say_by_log(word: str) -> None:
+    """With a logger that was made while the app was imported."""
+    LOGGER.warning(word)
+    sys.stdout.buffer.write(word.encode())
+
+
+LOGGER = logging.getLogger("said")
+LOGGER.addHandler(logging.StreamHandler())

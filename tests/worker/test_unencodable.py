@@ -9,6 +9,7 @@ from tests.support.worker_harness import WorkerHarness
 from windlass.model.job import NewJob, State
 from windlass.model.operations import GetOutput
 from windlass.model.outcome import Verdict
+from windlass.model.output import Progress
 from windlass.worker.contexts.frames import ContextOutbox, ContextUpdate, FrameReader, RunOutcome, RunUpdate
 from windlass.worker.runs import MOST_UNSENT
 
@@ -62,13 +63,13 @@ def test_an_ending_that_cannot_be_sent_is_an_error_and_the_others_go_through() -
     here, there = socket.socketpair()
     with here, there:
         outbox = ContextOutbox(here)
-        outbox.add_update(RunUpdate(1, log="a\ud800"))
-        outbox.add_update(RunUpdate(2, log="well"))
+        outbox.add_update(RunUpdate(1, progress=Progress(note="a\ud800")))
+        outbox.add_update(RunUpdate(2, printed=("log", b"well")))
         outbox.add_outcome(RunOutcome(1, Verdict.OK, jobs=[NewJob(task="x", headers={"a": "\ud800"})]))
         outbox.add_outcome(RunOutcome(2, Verdict.OK))
         outbox.flush()
         heard = list(FrameReader(ContextUpdate).feed(there.recv(1 << 16)))
-    assert [update for sent in heard for update in sent.updates] == [RunUpdate(2, log="well")]
+    assert [update for sent in heard for update in sent.updates] == [RunUpdate(2, printed=("log", b"well"))]
     bad, good = [outcome for sent in heard for outcome in sent.outcomes]
     assert (bad.number, bad.verdict, good) == (1, Verdict.ERROR, RunOutcome(2, Verdict.OK))
     assert bad.error is not None

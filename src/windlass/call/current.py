@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from windlass.model.job import NewJob
-from windlass.model.output import Progress
+from windlass.model.output import Progress, Stream
 from windlass.model.wire import encodable
 
 
@@ -50,6 +50,8 @@ class RunHooks(Protocol):
     def progress(self, progress: Progress) -> None: ...
 
     def log(self, text: str) -> None: ...
+
+    def print(self, stream: Stream, data: bytes) -> None: ...
 
     def input(self, timeout: float | None) -> bytes: ...
 

@@ -34,6 +34,9 @@ job_log = logging.getLogger("windlass.job")
 MOST_UNSENT = 256 << 10
 """Bytes of a run's output that wait to be sent to the queue."""
 
+GROUPED = 0.02
+"""Seconds in which output is gathered before it is sent."""
+
 LONG_ENOUGH = 0.2
 """Seconds after which a job has run long enough for its pid to be of interest."""
 
@@ -159,8 +162,8 @@ class ActiveRun:
             self.progress = update.progress
         if update.taken is not None:
             self.taken = update.taken
-        if update.log is not None:
-            self.print("log", update.log.encode() + b"\n")
+        if update.printed is not None:
+            self.print(*update.printed)
 
     def print(self, stream: Stream, data: bytes | memoryview) -> None:
         """Keep output until it is sent; of what waits too long only the newest part stays."""
@@ -278,6 +281,8 @@ class RunTable:
         """Set whenever a run has ended."""
         self._updated: dict[int, ActiveRun] = {}
         """Runs that have progress or output to send."""
+        self._sending: asyncio.TimerHandle | None = None
+        """When the output that waits is sent."""
         self.done = 0
         """How many runs have ended here; released ones do not count."""
         self._clock = clock
@@ -350,7 +355,9 @@ class RunTable:
 
     def update(self, run: ActiveRun, update: RunUpdate) -> None:
         run.apply(update)
-        if update.taken is None:
+        if update.printed is not None:
+            self._send_soon(run)
+        elif update.taken is None:
             self._updated[run.number] = run
         else:
             for listener in self._listeners:
@@ -358,7 +365,18 @@ class RunTable:
 
     def print(self, run: ActiveRun, stream: Stream, data: bytes) -> None:
         run.print(stream, data)
+        self._send_soon(run)
+
+    def _send_soon(self, run: ActiveRun) -> None:
         self._updated[run.number] = run
+        if self._sending is None:
+            self._sending = self._loop.call_later(GROUPED, self._send_output)
+
+    def _send_output(self) -> None:
+        self._sending = None
+        self.send_updates()
+        if self._updated and self._sending is None:
+            self._sending = self._loop.call_later(GROUPED, self._send_output)
 
     def send_updates(self) -> None:
         """Report pids, progress and output. What a run says before its last update is answered waits."""

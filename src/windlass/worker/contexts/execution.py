@@ -19,7 +19,7 @@ from windlass.model.errors import Invalid, TooLarge
 from windlass.model.job import Error, NewJob
 from windlass.model.names import child_id, keyed_id
 from windlass.model.outcome import Verdict
-from windlass.model.output import Progress
+from windlass.model.output import Progress, Stream
 from windlass.model.wire import encodable
 from windlass.worker.contexts.frames import MOST_RESULT, Assignment, RunOutcome, RunUpdate
 
@@ -192,7 +192,10 @@ class Execution:
         self._send(RunUpdate(self._assignment.number, progress=progress))
 
     def log(self, text: str) -> None:
-        self._send(RunUpdate(self._assignment.number, log=encodable(text)))
+        self.print("log", encodable(text).encode() + b"\n")
+
+    def print(self, stream: Stream, data: bytes) -> None:
+        self._send(RunUpdate(self._assignment.number, printed=(stream, data)))
 
     def input(self, timeout: float | None) -> bytes:
         return self._box().take(timeout)

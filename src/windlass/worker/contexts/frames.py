@@ -4,12 +4,14 @@ A frame is four bytes of length and one MessagePack value; a frame carries a who
 Payloads and results travel as raw bytes: the supervisor never decodes them. `ContextOutbox` gathers what it sends.
 """
 
+import itertools
 import os
 import re
 import socket
 import struct
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Generic, NoReturn, TypeVar
@@ -21,7 +23,7 @@ from windlass.model.job import MSGPACK, Error, NewJob, Reason
 from windlass.model.operations import Claimed
 from windlass.model.options import JobOptions
 from windlass.model.outcome import Verdict
-from windlass.model.output import Progress
+from windlass.model.output import Progress, Stream
 from windlass.model.wire import UNENCODABLE, encodable
 
 LENGTH = struct.Struct(">I")
@@ -119,7 +121,7 @@ class RunUpdate(Struct, frozen=True, array_like=True, gc=False):
 
     number: int
     progress: Progress | None = None
-    log: str | None = None
+    printed: tuple[Stream, bytes] | None = None
     taken: int | None = None
     """How many messages it has taken so far."""
 
@@ -294,6 +296,12 @@ class FrameReader(Generic[T]):
 MANY = 64
 """Outcomes that are sent without waiting for more."""
 
+MOST_PRINTED = 1 << 18
+"""Bytes of output that wait to be sent: whatever prints more waits."""
+
+BREATH = 0.002
+"""Seconds between two looks whether there is room again."""
+
 
 class ContextOutbox:
     """Gathers what a context sends, from all its threads. A thread that finds it full, or has nothing to do, sends."""
@@ -302,9 +310,12 @@ class ContextOutbox:
         self._link = link
         self._lock = threading.Lock()
         self._process = os.getpid()
+        self._thread = threading.get_ident()
+        """The thread that may send at any time: nothing is ever raised in it from outside."""
         self._outcomes: list[RunOutcome] = []
         self._updates: list[RunUpdate] = []
         self._bytes = 0
+        self._printed = 0
 
     def add_outcome(self, outcome: RunOutcome) -> None:
         if os.getpid() != self._process:
@@ -315,6 +326,17 @@ class ContextOutbox:
 
     def add_update(self, update: RunUpdate) -> None:
         self._updates.append(update)
+        if update.printed is not None:
+            self._printed += len(update.printed[1])
+            if self._printed > MOST_PRINTED:
+                self._make_room()
+
+    def _make_room(self) -> None:
+        """Wait until the output has been sent. A job's thread must not send it: it may be interrupted at any point."""
+        if threading.get_ident() == self._thread:
+            self.flush()
+        while self._printed > MOST_PRINTED:
+            time.sleep(BREATH)
 
     @property
     def full(self) -> bool:
@@ -328,6 +350,8 @@ class ContextOutbox:
             outcomes, self._outcomes = self._outcomes, []
             updates, self._updates = self._updates, []
             large, self._bytes = self._bytes > LARGE, 0
+            if self._printed:
+                updates, self._printed = _joined(updates), 0
             try:
                 if large:
                     self._send_one_by_one(outcomes, updates)
@@ -359,6 +383,18 @@ class ContextOutbox:
                 self._link.sendall(encode_frame(ContextUpdate(updates=[one])))
         for outcome in outcomes:
             self._link.sendall(_encoded_outcome(outcome))
+
+
+def _joined(updates: Sequence[RunUpdate]) -> list[RunUpdate]:
+    """The same with neighbouring pieces of one stream joined: a line is often printed in several."""
+    found: list[RunUpdate] = []
+    for (number, stream), some in itertools.groupby(updates, lambda one: (one.number, one.printed and one.printed[0])):
+        if stream:
+            data = b"".join(one.printed[1] for one in some if one.printed is not None)
+            found.append(RunUpdate(number, printed=(stream, data)))
+        else:
+            found += some
+    return found
 
 
 def _exit_forked(outcome: RunOutcome) -> NoReturn:

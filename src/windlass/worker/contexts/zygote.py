@@ -8,7 +8,6 @@ imported. Started as `python -m windlass.worker.contexts.zygote CONTROL LIFE MOD
 
 import gc
 import importlib
-import io
 import os
 import select
 import signal
@@ -23,6 +22,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from windlass.model.options import JobOptions
+from windlass.worker.contexts import prints
 from windlass.worker.contexts.frames import (
     AppInfo,
     Command,
@@ -140,6 +140,7 @@ class Zygote:
                 _redirect_output(*descriptors[1:])
                 run_isolated(link, self._tasks, self._frames)
             else:
+                prints.send_to_jobs(yes=True)
                 run_shared(link, self._tasks, aside=socket.socket(fileno=descriptors[1]))
             status = 0
         except BaseException:  # noqa: BLE001 - whatever it is, this process must not go on as a second zygote
@@ -206,13 +207,6 @@ def _redirect_output(out: int, err: int) -> None:
     os.dup2(err, STDERR)
     os.close(out)
     os.close(err)
-
-
-def _buffer_lines() -> None:
-    """What waits in a buffer is lost when the process dies, and printed twice when two processes share it."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(line_buffering=True)
 
 
 def _flush() -> None:
@@ -340,7 +334,7 @@ def _database(descriptor: int, mode: int) -> str:
 def main() -> None:
     become_zygote(int(sys.argv[2]), int(sys.argv[1]))
     control = socket.socket(fileno=int(sys.argv[1]))
-    _buffer_lines()
+    prints.install()
     try:
         app = load_app(sys.argv[3])
     except BaseException as fault:  # noqa: BLE001 - reported to the supervisor, which shows it to the user
