@@ -30,7 +30,7 @@ from tests.support.patience import PATIENCE
 from tests.support.servers import NewPrefix, Server, StartServer
 from windlass import __version__, cli
 from windlass.addresses import open_engine
-from windlass.cli import console, doctor, job_view, values
+from windlass.cli import console, doctor, job_view, terminal, values
 from windlass.cli.match_options import MatchOptions
 from windlass.engine import Engine
 from windlass.model import wire
@@ -836,6 +836,14 @@ def test_what_needs_no_store_imports_none(argv: list[str]) -> None:
     assert not loaded & {"apsw", "redis", "hiredis", "asyncio", "windlass.run_worker"}
 
 
+def test_what_draws_nothing_imports_nothing_that_draws() -> None:
+    code = "import sys; import windlass.cli.worker, windlass.cli.serve, windlass.cli.enqueue; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE, check=True)
+    loaded = set(ran.stdout.split())
+    assert "windlass.cli.enqueue" in loaded
+    assert not loaded & {"rich", "windlass.cli.terminal"}
+
+
 def test_an_interrupted_wait_ends_quietly_and_leaves_the_job(windlass: Windlass, file: Place) -> None:
     with subprocess.Popen([*PROGRAM, "enqueue", "t", "--wait"], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as wait:
         until(lambda: windlass("jobs", "count").out == "1\n")
@@ -896,11 +904,11 @@ def test_lengths_of_time(seconds: float, said: str) -> None:
 
 
 def test_in_a_narrow_place_only_the_last_column_of_a_table_gives_way() -> None:
-    columns = [console.Column("id", itemgetter(0)), console.Column("count", itemgetter(1), right=True)]
-    columns.append(console.Column("", itemgetter(2)))
+    columns = [terminal.Column("id", itemgetter(0)), terminal.Column("count", itemgetter(1), right=True)]
+    columns.append(terminal.Column("", itemgetter(2)))
     row = ("x" * 20, "1", "a long remark that is cut off at the end of the line")
     paper = Console(width=40, file=io.StringIO())
-    paper.print(console.Table(columns, [row]))
+    paper.print(terminal.Table(columns, [row]))
     assert paper.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
         "id" + " " * 20 + "count",
         "x" * 20 + "      1  a long rem…",

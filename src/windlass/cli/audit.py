@@ -5,10 +5,10 @@ from typing import Annotated
 
 from cyclopts import App, validators
 
-from windlass.cli import COMMANDS, console
-from windlass.cli.console import Column
+from windlass.cli import COMMANDS, console, terminal
 from windlass.cli.options import option
 from windlass.cli.target import HERE, OPTIONS, Queue, Target, open_queue
+from windlass.cli.terminal import Column
 from windlass.model.audit import AuditEntry
 from windlass.model.match import ANY
 from windlass.model.operations import MOST_AT_ONCE, Audit
@@ -41,7 +41,7 @@ async def ls(
         for entry in entries:
             console.write_json(entry)
     elif entries:
-        console.stdout().print(console.Table(_columns(entries), entries))
+        terminal.stdout().print(terminal.Table(_columns(entries), entries))
     else:
         console.note("nothing was changed by hand yet")
 

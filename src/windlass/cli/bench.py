@@ -13,9 +13,9 @@ from cyclopts import Parameter, validators
 from msgspec import Raw, Struct
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from windlass.cli import console
-from windlass.cli.console import Column
+from windlass.cli import console, terminal
 from windlass.cli.target import HERE, Queue, Target, open_queue
+from windlass.cli.terminal import Column
 from windlass.model import wire
 from windlass.model.job import NewJob
 from windlass.model.match import Match
@@ -135,13 +135,13 @@ async def bench(
         Column("seconds", lambda speed: f"{speed.seconds:.2f}", right=True),
         Column("jobs/s", lambda speed: f"{speed.per_second:,.0f}", right=True),
     ]
-    console.stdout().print(console.Table(columns, speeds))
+    terminal.stdout().print(terminal.Table(columns, speeds))
 
 
 def _progress() -> Progress:
-    terminal = console.stderr()
+    stderr = terminal.stderr()
     columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()
-    return Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
+    return Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
 
 
 async def _whole(step: Awaitable[int]) -> int:

@@ -1,63 +1,22 @@
-"""Output for people and programs: the console, tables, numbers, times, sizes, colours, and the log format.
+"""Output for people and programs: lines, JSON, numbers, times, sizes, and the log format.
 
-Knows terminals; knows no store and no command. Text of jobs is neither read as markup nor obeyed by the terminal.
+Knows no store and no command. Text of jobs is not obeyed by the terminal. Tables and colours are in `terminal`, which
+takes long to import: a command that prints a line does without.
 """
 
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, NoReturn
 
 import msgspec
-from rich.console import Console, ConsoleOptions, RenderableType
-from rich.segment import Segment
-from rich.text import Text
-
-from windlass.model.job import State
-
-WIDE = 10_000
-"""The width of output that is not a terminal: text in a pipe is not cut off."""
-
-STYLES = {
-    State.BLOCKED: "magenta",
-    State.SCHEDULED: "cyan",
-    State.QUEUED: "blue",
-    State.RUNNING: "yellow",
-    State.SUCCEEDED: "green",
-    State.FAILED: "red",
-    State.CANCELLED: "bright_black",
-}
-
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-class SafeConsole(Console):
-    """A console that replaces control characters, and raises when a pipe is closed."""
-
-    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        for text, style, control in super().render(renderable, options):
-            yield Segment(text if control else _CONTROL.sub("�", text), style, control)
-
-    def on_broken_pipe(self) -> NoReturn:
-        raise BrokenPipeError
-
-
-def stdout() -> Console:
-    """Made for each use, for the stream of that moment."""
-    return _console(stderr=False)
-
-
-def stderr() -> Console:
-    return _console(stderr=True)
-
-
-def _console(*, stderr: bool) -> Console:
-    stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else WIDE
-    return SafeConsole(stderr=stderr, highlight=False, markup=False, emoji=False, width=width)
+def printable(text: str) -> str:
+    """The text with its control characters replaced."""
+    return _CONTROL.sub("�", text)
 
 
 def write(text: str) -> None:
@@ -103,47 +62,7 @@ class LineLimit(logging.Filter):
 
 def note(text: str) -> None:
     """A line on stderr: about the output, not part of it."""
-    stderr().print(Text(text), soft_wrap=True)
-
-
-class Column(NamedTuple):
-    """One column of a table."""
-
-    title: str
-    cell: Callable[[Any], str | Text]
-    """Its text for a row."""
-    right: bool = False
-
-
-class Table:
-    """Rows under a header, two blanks apart. On a narrow terminal the last column is cut off."""
-
-    def __init__(self, columns: Sequence[Column], rows: Iterable[Any]) -> None:
-        self._right = [column.right for column in columns]
-        cells = [[column.cell(row) for column in columns] for row in rows]
-        self._rows = [[Text(column.title, style="dim") for column in columns]]
-        self._rows += [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in cells]
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        widths = [max(cell.cell_len for cell in column) for column in zip(*self._rows, strict=True)]
-        left = options.max_width - sum(widths[:-1]) - 2 * (len(widths) - 1)
-        widths[-1] = min(widths[-1], max(left, 1))
-        for row in self._rows:
-            cells = [_fit(*cell) for cell in zip(row, widths, self._right, strict=True)]
-            line = Text("  ", no_wrap=True, overflow="ellipsis", end="\n").join(cells)
-            line.rstrip()
-            yield line
-
-
-def _fit(cell: Text, width: int, right: bool) -> Text:
-    fitted = cell.copy()
-    fitted.truncate(width, overflow="ellipsis")
-    fitted.align("right" if right else "left", width)
-    return fitted
-
-
-def state(of: State) -> Text:
-    return Text(of, style=STYLES[of])
+    sys.stderr.write(f"{printable(text)}\n")
 
 
 def plural(count: int, noun: str, many: str = "") -> str:

@@ -12,8 +12,8 @@ from msgspec import Struct
 from rich.text import Text
 
 from windlass.addresses import facts_of, file_of, scrub, shown
-from windlass.cli import console
-from windlass.cli.queues import takes, why_not_taken
+from windlass.cli import console, terminal
+from windlass.cli.enqueue import takes, why_not_taken
 from windlass.cli.resources import pause_text
 from windlass.cli.target import HERE, Queue, Target, open_queue
 from windlass.engine import Engine
@@ -136,7 +136,7 @@ async def _examine(target: Target, app: str, *, deep: bool) -> AsyncIterator[Fin
 
 
 def _print(finding: Finding) -> None:
-    out = console.stdout()
+    out = terminal.stdout()
     level = Text(f"{finding.level:4}", style=STYLES[finding.level])
     out.print(Text("  ").join([level, Text(f"{finding.what:11}"), Text(finding.found)]))
     if finding.advice:

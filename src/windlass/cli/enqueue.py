@@ -1,19 +1,22 @@
 """`windlass enqueue`: queue a job, and wait for its result with `--wait`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from cyclopts import Group, Parameter
 
-from windlass.cli import console, job_view, values
+from windlass.cli import console, values
 from windlass.cli.options import flag, given, option, seconds
-from windlass.cli.queues import takes, why_not_taken
 from windlass.cli.target import HERE, Queue, Target, open_queue
 from windlass.engine import Engine
 from windlass.engine.records import WithTaskOptions
+from windlass.model.handler import Language
 from windlass.model.job import FINISHED, NewJob
+from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import Accepted, Enqueue, Handlers, QueueStats, Service, Workers
 from windlass.model.options import OnLost
+from windlass.model.worker import Worker
 from windlass.system import SystemClock
 
 JOB_OPTIONS = Group("Job options", sort_key=10)
@@ -88,7 +91,10 @@ async def enqueue(
       windlass enqueue add '[2, 3]' --wait 30
     """
     new = NewJob(task=task, payload=values.payload(payload), **given(options))
-    most = job_view.wait_seconds(wait)
+    if wait is not None:
+        from windlass.cli import job_view  # noqa: PLC0415 - takes long to import
+
+        most = job_view.wait_seconds(wait)
     async with open_queue(target, create=True) as to:
         job = await _with_options(to)(Enqueue(tenant=to.tenant, job=new, exact=exact))
         if not job.created:
@@ -122,6 +128,31 @@ async def _not_taken(to: Queue, job: Accepted) -> str:
     if any(takes(worker, line, lang) for worker in alive for lang in langs):
         return ""
     return f"no worker takes it: {f'none runs {langs[0]}' if langs else why_not_taken(alive, line)}"
+
+
+def serves(worker: Worker, tenant: str, queue: str) -> bool:
+    return worker.tenant in (tenant, EVERY_TENANT) and queue in worker.queues
+
+
+def takes(worker: Worker, line: QueueStats, lang: Language | None) -> bool:
+    """Whether a worker takes the jobs of a task. `lang`: the language of the task's handler; null = it has none."""
+    return serves(worker, line.tenant, line.queue) and (
+        worker.tasks is None or line.task in worker.tasks or (lang is not None and _runs(worker, lang))
+    )
+
+
+def _runs(worker: Worker, lang: Language) -> bool:
+    return worker.handlers and (worker.languages is None or lang in worker.languages)
+
+
+def why_not_taken(alive: Sequence[Worker], line: QueueStats) -> str:
+    """Why no worker takes the jobs of a task in a queue."""
+    own = [one for one in alive if one.tenant in (line.tenant, EVERY_TENANT)]
+    able = [one for one in own if one.tasks is None or line.task in one.tasks]
+    if not able:
+        return f"none knows task {line.task}"
+    others = sorted({queue for one in able for queue in one.queues})
+    return f"workers that know task {line.task} take from {', '.join(others)}, not from {line.queue}"
 
 
 def _existing(job: Accepted) -> str:

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from windlass import config
 from windlass.cli import console
-from windlass.cli.console import Column
 from windlass.cli.resources import Resource, listing, resource_app
 from windlass.cli.target import HERE, Target, open_queue
+from windlass.cli.terminal import Column
 from windlass.cli.worker import worker_options
 from windlass.engine import Engine
 from windlass.model import duration

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from windlass.cli import console, values
+from windlass.cli import console, terminal, values
 from windlass.cli.target import Queue
 from windlass.model import duration
 from windlass.model.errors import Invalid, WindlassError
@@ -123,7 +123,7 @@ def _state(job: Job) -> Text:
     if job.crashes or job.losses:
         crashes = [console.plural(job.crashes, "crash", "crashes")] if job.crashes else []
         parts += [*crashes, *([f"{job.losses} lost"] if job.losses else [])]
-    return Text.assemble(console.state(job.state), f"  {', '.join(parts)}" if parts else "")
+    return Text.assemble(terminal.state(job.state), f"  {', '.join(parts)}" if parts else "")
 
 
 def _times(job: Job) -> Iterator[tuple[str, datetime]]:
@@ -238,7 +238,7 @@ async def wait_for_result(queue: Queue, id: str, most: float | None) -> Result:
     """The result of a job, waiting at most so many seconds; on a terminal with a live line."""
     clock = SystemClock()
     started = clock.monotonic()
-    shown = console.stderr().is_terminal
+    shown = terminal.stderr().is_terminal
     with _live_line(id) if shown else nullcontext(_not_shown) as show:
         while True:
             if shown:
@@ -262,9 +262,9 @@ def _not_shown(_: Text) -> None:
 @contextmanager
 def _live_line(id: str) -> Iterator[Callable[[Text], None]]:
     """A line below the job's id that each update replaces, and that is gone at the end."""
-    terminal = console.stderr()
-    terminal.print(Text(f"job {id}", style="dim"))
-    with Live(console=terminal, transient=True, auto_refresh=False) as live:
+    stderr = terminal.stderr()
+    stderr.print(Text(f"job {id}", style="dim"))
+    with Live(console=stderr, transient=True, auto_refresh=False) as live:
         yield lambda text: live.update(text, refresh=True)
 
 
@@ -280,7 +280,7 @@ def _path(job: Job) -> Text:
     states = [State.QUEUED, State.RUNNING, State.SUCCEEDED]
     if job.state not in states:
         states.insert(0, job.state)
-    steps = [console.state(state) if state is job.state else Text(state, style="dim") for state in states]
+    steps = [terminal.state(state) if state is job.state else Text(state, style="dim") for state in states]
     return Text.assemble((" › ", "dim")).join(steps)
 
 

@@ -15,11 +15,11 @@ from cyclopts import App, Parameter, validators
 from msgspec import UNSET, Raw
 from rich.text import Text
 
-from windlass.cli import console, job_view, values
-from windlass.cli.console import Column
+from windlass.cli import console, job_view, terminal, values
 from windlass.cli.match_options import ANY_JOB, MatchOptions
 from windlass.cli.options import flag, option
 from windlass.cli.target import HERE, OPTIONS, Queue, Target, open_queue
+from windlass.cli.terminal import Column
 from windlass.model import events
 from windlass.model.errors import Conflict, Invalid
 from windlass.model.estimate import Estimate
@@ -96,7 +96,7 @@ async def ls(
     if not found:
         console.note("no jobs")
         return
-    console.stdout().print(console.Table(_columns(found, estimates), found))
+    terminal.stdout().print(terminal.Table(_columns(found, estimates), found))
     if total > len(found):
         console.note(f"{console.plural(total - len(found), 'more job')}; --limit shows more, --json shows all")
 
@@ -114,7 +114,7 @@ def _columns(found: list[Job], estimates: dict[JobKey, Estimate]) -> list[Column
             return Text(f"waits {job_view.wait_text(estimate)}", style="dim")
         return Text(job_view.job_note(job, now), style="dim")
 
-    columns = [Column("id", lambda job: job.id), Column("state", lambda job: console.state(job.state))]
+    columns = [Column("id", lambda job: job.id), Column("state", lambda job: terminal.state(job.state))]
     if len({job.tenant for job in found}) > 1:
         columns.append(Column("tenant", lambda job: job.tenant))
     columns.append(Column("task", lambda job: job.task))
@@ -157,7 +157,7 @@ async def show(id: JobId, /, *, target: Target = HERE) -> None:
         known = msgspec.to_builtins(msgspec.structs.replace(job, payload=UNSET), builtin_types=(datetime,))
         console.write_json({**known, "estimate": estimate.seconds, "payload": payload})
     else:
-        console.stdout().print(job_view.details(job, estimate, payload, SystemClock().now()))
+        terminal.stdout().print(job_view.details(job, estimate, payload, SystemClock().now()))
 
 
 @jobs.command
@@ -219,7 +219,7 @@ async def _watch(queue: Queue, match: Match, *, json: bool) -> None:
             if json:
                 console.write(events.encode_line(event).decode().rstrip())
             else:
-                console.stdout().print(_event_line(event))
+                terminal.stdout().print(_event_line(event))
             sys.stdout.flush()  # a reader of the pipe waits for it
 
 
@@ -233,7 +233,7 @@ def _event_line(event: Event) -> Text:
         return Text("some events were missed", style="yellow")
     job = event.job
     note = job_view.job_note(job, job.updated_at) if job.state in FINISHED else job_view.pending_note(job)
-    name = Text(f"{event.name:9}", style=console.STYLES.get(job.state, ""))
+    name = Text(f"{event.name:9}", style=terminal.STYLES.get(job.state, ""))
     return Text("  ").join([_clock(job), name, Text(job.id, style="dim"), Text(job.task), Text(note)])
 
 
@@ -249,9 +249,9 @@ async def _follow(queue: Queue, id: str, *, json: bool) -> int:
         if json:
             console.write_json(new if isinstance(new, Job) else OutputLine.of(new))
         elif isinstance(new, Job):
-            console.stdout().print(_status_line(new))
+            terminal.stdout().print(_status_line(new))
         else:
-            console.stdout().print(_output_lines(new), soft_wrap=True)
+            terminal.stdout().print(_output_lines(new), soft_wrap=True)
     return 0 if state is State.SUCCEEDED else 1
 
 
@@ -284,7 +284,7 @@ def _status_line(job: Job) -> Text:
         note = job_view.job_note(job, job.updated_at)
     elif job.state is State.RUNNING and job.progress is None:
         note += f", worker {job.worker}" if job.pid is None else f", process {job.pid} on {job.node or 'this host'}"
-    return Text("  ").join([_clock(job), console.state(job.state), Text(note)])
+    return Text("  ").join([_clock(job), terminal.state(job.state), Text(note)])
 
 
 @jobs.command

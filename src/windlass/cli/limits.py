@@ -11,11 +11,11 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
-from windlass.cli import console, values
-from windlass.cli.console import Column
+from windlass.cli import console, terminal, values
 from windlass.cli.options import option
 from windlass.cli.resources import Resource, listing, pause_text, resource_app, run
 from windlass.cli.target import HERE, Target
+from windlass.cli.terminal import Column
 from windlass.model import duration
 from windlass.model.errors import Invalid
 from windlass.model.limit import Limit, NewLimit, Pause, Rate, Wanted, Which
@@ -62,7 +62,7 @@ def _which(which: Which) -> str:
 def _print_limit(_: str, card: LimitCard, to: Callable[[str], None]) -> None:
     to(limit_line(card))
     if card.buckets:
-        console.stdout().print(console.Table(_bucket_columns(), card.buckets))
+        terminal.stdout().print(terminal.Table(_bucket_columns(), card.buckets))
     if card.sorting:
         console.note("a worker or server is still sorting the jobs that waited before; they start after that")
 

@@ -14,15 +14,15 @@ from cyclopts import Parameter
 from msgspec import UNSET, Struct
 from rich.text import Text
 
-from windlass.cli import console
-from windlass.cli.console import Column
+from windlass.cli import console, terminal
+from windlass.cli.enqueue import serves
 from windlass.cli.job_view import wait_text
 from windlass.cli.options import flag, given, option, seconds, seconds_or_none
 from windlass.cli.resources import Resource, listing, pause_text, resource_app, run
 from windlass.cli.target import HERE, Queue, Target, open_queue
+from windlass.cli.terminal import Column
 from windlass.model.errors import Invalid, Missing
 from windlass.model.estimate import Estimate, QueueEstimate
-from windlass.model.handler import Language
 from windlass.model.job import State
 from windlass.model.limit import Pause
 from windlass.model.names import EVERY_TENANT
@@ -97,35 +97,10 @@ def state_columns(rows: Iterable[QueueCounts | QueueStats]) -> list[Column]:
 def _count(state: State, row: QueueCounts | QueueStats) -> Text:
     """The count of a state; zero is a dot, so that the eye finds the others."""
     count = row.states.get(state)
-    return Text(f"{count:,}", style=console.STYLES[state]) if count else Text("·", style="dim")
+    return Text(f"{count:,}", style=terminal.STYLES[state]) if count else Text("·", style="dim")
 
 
 # Workers of a queue
-
-
-def serves(worker: Worker, tenant: str, queue: str) -> bool:
-    return worker.tenant in (tenant, EVERY_TENANT) and queue in worker.queues
-
-
-def takes(worker: Worker, line: QueueStats, lang: Language | None) -> bool:
-    """Whether a worker takes the jobs of a task. `lang`: the language of the task's handler; null = it has none."""
-    return serves(worker, line.tenant, line.queue) and (
-        worker.tasks is None or line.task in worker.tasks or (lang is not None and _runs(worker, lang))
-    )
-
-
-def _runs(worker: Worker, lang: Language) -> bool:
-    return worker.handlers and (worker.languages is None or lang in worker.languages)
-
-
-def why_not_taken(alive: Sequence[Worker], line: QueueStats) -> str:
-    """Why no worker takes the jobs of a task in a queue."""
-    own = [one for one in alive if one.tenant in (line.tenant, EVERY_TENANT)]
-    able = [one for one in own if one.tasks is None or line.task in one.tasks]
-    if not able:
-        return f"none knows task {line.task}"
-    others = sorted({queue for one in able for queue in one.queues})
-    return f"workers that know task {line.task} take from {', '.join(others)}, not from {line.queue}"
 
 
 def worker_columns(found: Sequence[Worker]) -> list[Column]:
@@ -270,13 +245,15 @@ async def show(queue: Annotated[str, QUEUE], /, *, target: Target = HERE) -> Non
     if target.json:
         console.write_json(QueueView(queue=queue, tasks=tasks, workers=workers, settings=settings, estimate=estimate))
         return
-    console.stdout().print(queue_line(settings), soft_wrap=True)
-    console.stdout().print(_new_job_waits(estimate), soft_wrap=True)
+    terminal.stdout().print(queue_line(settings), soft_wrap=True)
+    terminal.stdout().print(_new_job_waits(estimate), soft_wrap=True)
     runs = Column("runs", lambda line: outcomes_text(line.outcomes))
-    console.stdout().print(console.Table([Column("task", lambda line: line.task), *state_columns(tasks), runs], tasks))
+    terminal.stdout().print(
+        terminal.Table([Column("task", lambda line: line.task), *state_columns(tasks), runs], tasks)
+    )
     if workers:
-        console.stdout().print()
-        console.stdout().print(console.Table(worker_columns(workers), workers))
+        terminal.stdout().print()
+        terminal.stdout().print(terminal.Table(worker_columns(workers), workers))
     else:
         console.note("no worker takes jobs from this queue")
 

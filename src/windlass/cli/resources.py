@@ -12,10 +12,10 @@ from typing import Annotated, Any
 from cyclopts import App, Parameter
 from msgspec import Struct
 
-from windlass.cli import COMMANDS, console
-from windlass.cli.console import Column
+from windlass.cli import COMMANDS, console, terminal
 from windlass.cli.options import option, seconds
 from windlass.cli.target import HERE, OPTIONS, Queue, Target, open_queue
+from windlass.cli.terminal import Column
 from windlass.model.limit import Limit, Pause
 from windlass.model.operations import Operation
 from windlass.system import SystemClock
@@ -92,7 +92,7 @@ def _ls(resource: Resource, rows: Callable[[Queue], Awaitable[list[Any]]]) -> Ca
                 console.write_json(document)
             return
         if found:
-            console.stdout().print(console.Table(resource.columns(found), found))
+            terminal.stdout().print(terminal.Table(resource.columns(found), found))
         else:
             console.note(resource.empty)
         for line in notes:

@@ -6,10 +6,10 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from windlass.cli import console
-from windlass.cli.console import Column
 from windlass.cli.options import option, seconds
 from windlass.cli.resources import Resource, listing, resource_app
 from windlass.cli.target import HERE, Target, open_queue
+from windlass.cli.terminal import Column
 from windlass.model.operations import AddToken, RemoveToken, Tokens
 from windlass.model.token import Scope
 from windlass.system import SystemClock

@@ -18,12 +18,12 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from windlass.cli import console
-from windlass.cli.console import Column
+from windlass.cli import console, terminal
 from windlass.cli.job_view import error_line, wait_text
 from windlass.cli.options import flag, option, seconds
 from windlass.cli.queues import QueueCounts, count_queues, outcomes_text, state_columns, worker_columns
 from windlass.cli.target import HERE, Queue, Target, open_queue
+from windlass.cli.terminal import Column
 from windlass.model.errors import Invalid
 from windlass.model.estimate import Estimate, QueueEstimate
 from windlass.model.job import FINISHED, Job, State
@@ -74,7 +74,7 @@ async def top(
     if every < SHORTEST:
         raise Invalid(f"{console.span(every)} is too short: use 100ms or more", at="--every")
     async with open_queue(target) as queue:
-        if target.json or once or not console.stdout().is_terminal:
+        if target.json or once or not terminal.stdout().is_terminal:
             await _stream(queue, every, once=once, json=target.json)
         else:
             await _screen(queue, every)
@@ -87,7 +87,7 @@ async def _stream(queue: Queue, pause: float, *, once: bool, json: bool) -> None
         if json:
             console.write_json(now)
         else:
-            console.stdout().print(*([] if before is None else [""]), frame(before, now), sep="\n")
+            terminal.stdout().print(*([] if before is None else [""]), frame(before, now), sep="\n")
         sys.stdout.flush()
         if once:
             return
@@ -97,7 +97,7 @@ async def _stream(queue: Queue, pause: float, *, once: bool, json: bool) -> None
 
 async def _screen(queue: Queue, pause: float) -> None:
     before: Snapshot | None = None
-    with _keys() as pressed, Live(console=console.stdout(), screen=True, auto_refresh=False) as live:
+    with _keys() as pressed, Live(console=terminal.stdout(), screen=True, auto_refresh=False) as live:
         while not pressed.is_set():
             now = await _take_snapshot(queue, before)
             live.update(frame(before, now), refresh=True)
@@ -192,11 +192,11 @@ def _queues(before: Snapshot | None, now: Snapshot) -> list[RenderableType]:
         Column("runs", lambda line: outcomes_text(line.outcomes)),
         Column("wait", wait),
     ]
-    return [console.Table(columns, now.queues[:MOST_QUEUES]), *_more(len(now.queues) - MOST_QUEUES, "queue")]
+    return [terminal.Table(columns, now.queues[:MOST_QUEUES]), *_more(len(now.queues) - MOST_QUEUES, "queue")]
 
 
-def _worker_table(now: Snapshot) -> console.Table:
-    return console.Table(worker_columns(now.workers), now.workers[:MOST_WORKERS])
+def _worker_table(now: Snapshot) -> terminal.Table:
+    return terminal.Table(worker_columns(now.workers), now.workers[:MOST_WORKERS])
 
 
 def _rates(before: Snapshot | None, now: Snapshot, line: QueueCounts) -> tuple[str, str]:
@@ -218,7 +218,7 @@ def _failures_table(now: Snapshot) -> list[RenderableType]:
         Column("when", lambda job: console.ago(job.updated_at, now.at)),
         Column("", lambda job: error_line(job.error) if job.error else str(job.reason or "")),
     ]
-    return [console.Table(columns, now.failures)]
+    return [terminal.Table(columns, now.failures)]
 
 
 def _more(count: int, noun: str) -> list[RenderableType]:
