@@ -589,6 +589,10 @@ def test_the_doctor_tells_of_a_clock_that_was_set_back(
     windlass("enqueue", "t")
     (found,) = findings(windlass("doctor", "--json"))["clock"]
     assert re.fullmatch(r"warn (1 h|59 min \d+ s) ahead of its host, whose clock was set back", found)
+    with monkeypatch.context() as patch:
+        patch.setattr(SystemClock, "now", lambda _: datetime.now(UTC) + timedelta(hours=2))
+        (found,) = findings(windlass("doctor", "--json"))["clock"]
+    assert re.fullmatch(r"ok .* this host", found)
 
 
 def test_the_doctor_tells_of_a_servers_clock_that_was_set_back(windlass: Windlass, start_server: StartServer) -> None:

@@ -25,6 +25,7 @@ from windlass.model.match import Match
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT
 from windlass.model.operations import GetStats, GetTask, Handlers, Limits, Queues, QueueStats, Workers
 from windlass.model.worker import Worker
+from windlass.store.facts import StoreInfo
 from windlass.system import SystemClock
 from windlass.worker.contexts.processes import AppBroken, ProcessManager, describe_shared
 
@@ -154,15 +155,20 @@ async def _store(queue: Queue) -> AsyncIterator[Finding]:
         yield Finding("permissions", "warn", facts.exposed, f"chmod 600 {queue.address}*")
     if facts.halts:
         yield Finding("cluster", "warn", "stops as a whole when a part fails", facts.halts)
-    if facts.ahead >= APART:
-        found = f"{console.span(facts.ahead)} ahead of its host, whose clock was set back"
-        advice = f"it goes a tenth slower until both agree, in {console.span(facts.ahead * 10)}; no time goes back"
-        yield Finding("clock", "warn", found, advice)
-        return
-    apart = (SystemClock().now() - facts.now).total_seconds()
+    yield _clock(facts)
+
+
+def _clock(facts: StoreInfo) -> Finding:
+    here = SystemClock().now()
+    ahead = (facts.now - (facts.host_now or here)).total_seconds()
+    if ahead >= APART:
+        found = f"{console.span(ahead)} ahead of its host, whose clock was set back"
+        advice = f"it goes a tenth slower until both agree, in {console.span(ahead * 10)}; no time goes back"
+        return Finding("clock", "warn", found, advice)
+    apart = (here - facts.now).total_seconds()
     found = f"{console.span(abs(apart))} {'behind' if apart > 0 else 'ahead of'} this host"
     advice = "" if abs(apart) < APART else "due times follow the store's clock: synchronize both with NTP"
-    yield Finding("clock", "warn" if advice else "ok", found, advice)
+    return Finding("clock", "warn" if advice else "ok", found, advice)
 
 
 async def _round_trip(queue: Queue) -> AsyncIterator[Finding]:

@@ -20,5 +20,5 @@ class StoreInfo(Struct, frozen=True, kw_only=True):
     """What stops all of it when a part of it is away, and what to do about it; empty = nothing, as far as is known."""
     now: datetime
     """The store's clock."""
-    ahead: float = 0.0
-    """Seconds that it is ahead of its host's clock, since that was set back."""
+    host_now: datetime | None = None
+    """What the clock of its host shows; null = it is on this host."""

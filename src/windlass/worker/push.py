@@ -274,7 +274,7 @@ class PushRunner:
             else:  # another server has sent it
                 run.pid, run.began, run.cleared = claimed.job.pid, True, True
                 if claimed.job.started_at is not None:
-                    run.since -= (self._clock.now() - claimed.job.started_at).total_seconds()
+                    run.since -= max(0.0, (self._clock.now() - claimed.job.started_at).total_seconds())
             self._runs.limit_time(run)
 
     async def _deliver(self, run: ActiveRun, claimed: Claimed) -> None:

@@ -18,7 +18,7 @@ from windlass.model.lifecycle import ORDERS
 from windlass.model.names import raw_key, text_id
 from windlass.model.output import MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT
 from windlass.store import encoding
-from windlass.store.encoding import span
+from windlass.store.encoding import from_micros, span
 from windlass.store.facts import StoreInfo
 from windlass.store.redis import layout
 from windlass.store.redis.connection import own_errors
@@ -53,7 +53,7 @@ async def facts(store: RedisStore) -> StoreInfo:
         risk=_risk(settings),
         halts=await _halts(store, settings),
         now=now,
-        ahead=max(0.0, now.timestamp() - int(seconds) - int(micros) / 1_000_000),
+        host_now=from_micros(int(seconds) * 1_000_000 + int(micros)),
     )
 
 

@@ -58,7 +58,7 @@ from windlass.store.sqlite.connection import Connection, InlineConnection
 from windlass.store.sqlite.events import EventBus
 from windlass.store.sqlite.file import MEMORY, Durability, connect, resolve
 from windlass.store.sqlite.rules import put_rules, regroup
-from windlass.store.sqlite.transaction import SECOND, Transaction
+from windlass.store.sqlite.transaction import Transaction
 
 T = TypeVar("T")
 
@@ -307,7 +307,7 @@ class PreparedAdd:
 
 async def facts(store: SqliteStore) -> StoreInfo:
     """The library, the settings and the risks of a file; for `doctor`."""
-    journal, synchronous, ahead = await store.examine(_settings)
+    journal, synchronous = await store.examine(_settings)
     return StoreInfo(
         kind="SQLite",
         version=apsw.sqlite_lib_version(),
@@ -315,7 +315,6 @@ async def facts(store: SqliteStore) -> StoreInfo:
         risk="" if synchronous in SAFE else "a power cut may lose the last jobs: set synchronous to FULL",
         exposed=_exposed(store.path),
         now=(await store.jobs.read([])).now,
-        ahead=ahead / SECOND,
     )
 
 
@@ -324,8 +323,7 @@ def _exposed(path: str) -> str:
     return f"others can read or write {path} (mode {mode & 0o777:03o})" if mode & 0o007 else ""
 
 
-def _settings(tx: Transaction) -> tuple[str, str, int]:
+def _settings(tx: Transaction) -> tuple[str, str]:
     (journal,) = tx.column("PRAGMA journal_mode")
     (synchronous,) = tx.column("PRAGMA synchronous")
-    (ahead,) = tx.column("SELECT latest - host FROM clock")
-    return journal, SYNCHRONOUS[synchronous], ahead
+    return journal, SYNCHRONOUS[synchronous]

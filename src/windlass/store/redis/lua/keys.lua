@@ -146,23 +146,38 @@ local drop_times = {} -- seconds -> when a job is dropped that ends now
 -- Flow control: flow.lua.
 local flow = {}
 
+-- What stays from call to call: K -> `latest`, the latest time of the store; `host`, what its host's clock showed then; and
+-- `noted`, what that showed when both were last written to K:clock.
+local clocks = {}
+
 -- An empty table: this one, if it is. To make and sweep up a table costs as much as a command.
 local function cleared(list) return next(list) == nil and list or {} end
 
 -- The store's time when its host's clock shows this: the same, except that it never goes back. Were the clock set back by
 -- an hour, all that waits for a time would wait for an hour more. So the store's time goes on from the latest that it was,
--- a tenth slower than the host's until that has caught up. Noted every second: up to a second may be lost.
+-- a tenth slower than the host's until that has caught up. It is noted every second, for the next server.
 local function store_time(host, may_write)
-  local latest, host_then = 0, 0
-  local noted = redis.call('GET', K .. ':clock')
-  if noted then latest, host_then = struct.unpack(CLOCK, noted) end
-  local passed = host - host_then
-  local time = math.max(host, latest + math.min(math.floor(math.max(passed, 0) * 0.9), LONGEST_GAP))
-  if may_write and math.abs(passed) >= SECOND then
-    redis.call('SET', K .. ':clock', struct.pack(CLOCK, time, host))
-    if passed < 0 then redis.log(redis.LOG_WARNING, 'windlass: the clock was set back by ' .. -passed / SECOND .. ' s') end
+  local clock = clocks[K]
+  if not clock then
+    clock = { latest = 0, host = 0, noted = 0 }
+    clocks[K] = clock
   end
-  return time
+  local must_note = math.abs(host - clock.noted) >= SECOND
+  if must_note then
+    local noted = redis.call('GET', K .. ':clock')
+    local latest, host_then = 0, 0
+    if noted then latest, host_then = struct.unpack(CLOCK, noted) end
+    if latest > clock.latest or not noted then clock.latest, clock.host = latest, host_then end
+  end
+  local passed = host - clock.host
+  clock.latest = math.max(host, clock.latest + math.min(math.floor(math.max(passed, 0) * 0.9), LONGEST_GAP))
+  clock.host = host
+  if must_note and may_write then
+    redis.call('SET', K .. ':clock', struct.pack(CLOCK, clock.latest, host))
+    clock.noted = host
+  end
+  if passed <= -SECOND then redis.log(redis.LOG_WARNING, 'windlass: the clock was set back by ' .. -passed / SECOND .. ' s') end
+  return clock.latest
 end
 
 local function begin(prefix, time, may_write)
