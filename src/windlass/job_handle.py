@@ -18,6 +18,7 @@ from windlass.model.job import FINISHED, Error, State
 from windlass.model.job import Job as Record
 from windlass.model.operations import (
     Cancel,
+    Delete,
     FailByHand,
     FinishByHand,
     GetEstimate,
@@ -159,6 +160,17 @@ class Job(Generic[R]):
 
     async def aretry(self) -> bool:
         return bool((await self._app.aask(Rerun(ids=[self.id]))).changed)
+
+    def delete(self, *, finished_only: bool = False) -> bool:
+        """Delete the job and its record, whether there was one; if it runs, once it has stopped.
+
+        `finished_only`: raise `Conflict` if it has not ended, instead of stopping it.
+        """
+        return bool(self._app.ask(Delete(ids=[self.id], finished_only=finished_only)).changed)
+
+    async def adelete(self, *, finished_only: bool = False) -> bool:
+        """The same in asynchronous code."""
+        return bool((await self._app.aask(Delete(ids=[self.id], finished_only=finished_only))).changed)
 
     def finish(self, result: R | None = None) -> None:
         """End the running job with this result, in the place of its process, which is stopped if it still lives.

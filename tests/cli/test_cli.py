@@ -442,6 +442,9 @@ def test_jobs_are_cancelled_run_again_and_deleted(windlass: Windlass, place: Pla
     assert windlass("jobs", "cancel", *ids[:2]).out == "cancelled 2 jobs\n"
     assert windlass("jobs", "count", "--state", "cancelled").out == "2\n"
     assert windlass("jobs", "retry", "--state", "cancelled", "--json").json == {"changed": 2}
+    refused = windlass("jobs", "rm", "--finished-only", ids[0])
+    assert (refused.status, "only finished jobs are to be deleted" in refused.err) == (4, True)
+    assert windlass("jobs", "rm", "--all", "--finished-only").out == "deleted 0 jobs\n"
     assert windlass("jobs", "rm", ids[0]).out == "deleted 1 job\n"
     assert windlass("jobs", "rm", "--all", "--dry-run").out == "would delete 2 jobs\n"
     assert windlass("jobs", "rm", "--all").out == "deleted 2 jobs\n"

@@ -19,7 +19,7 @@ from tests.support.engines import enqueue, finish, packed, register, state, take
 from tests.support.stores import EPOCH, SeededChance, VirtualClock
 from windlass.engine import ANSWERS, Engine, Settings, jobs, upkeep, work
 from windlass.model import wire
-from windlass.model.errors import Invalid, Missing, TooLarge, Unavailable, WindlassError
+from windlass.model.errors import Conflict, Invalid, Missing, TooLarge, Unavailable, WindlassError
 from windlass.model.job import TEXT, Error, Job, NewJob, Reason, State
 from windlass.model.match import Match
 from windlass.model.names import fresh_id, queue_mark
@@ -28,6 +28,7 @@ from windlass.model.operations import (
     OPERATIONS,
     Alive,
     Applied,
+    Audit,
     Began,
     Begin,
     Cancel,
@@ -556,6 +557,28 @@ async def test_only_what_can_be_done_is_done(engine: Engine) -> None:
     assert await engine(Cancel(ids=[job.id])) == Changed(changed=0)
     assert await engine(Rerun(ids=[job.id])) == Changed(changed=1)
     assert await state(engine, job.id) is State.QUEUED
+
+
+async def test_only_finished_jobs_are_deleted_if_so_asked(engine: Engine) -> None:
+    """S1 29."""
+    worker = await register(engine)
+    done, running, queued, later = [(await enqueue(engine, delay=60.0 * (n == 3))).id for n in range(4)]
+    await finish(engine, worker, await take(engine, worker))
+    assert (await take(engine, worker)).job.id == running
+    for id in (running, queued, later):
+        with pytest.raises(Conflict, match=f"job {id} is .*: only finished jobs are to be deleted"):
+            await engine(Delete(ids=[done, id], finished_only=True))
+    assert (await engine(Show(id=running))).reason is None, "it was not ordered to stop"
+    assert (await engine(Delete(match=Match(state=["running"]), finished_only=True))).changed == 0
+    assert (await engine(Delete(match=Match(), finished_only=True, dry_run=True))).changed == 1
+    assert (await engine(Delete(match=Match(), finished_only=True))).changed == 1
+    with pytest.raises(Missing):
+        await engine(Show(id=done))
+    assert [await state(engine, id) for id in (running, queued, later)] == ["running", "queued", "scheduled"]
+    await engine(Cancel(ids=[queued]))
+    assert (await engine(Delete(ids=[queued], finished_only=True))).changed == 1
+    (line, *_) = (await engine(Audit())).entries
+    assert (line.action, line.ids, line.details) == ("delete", [queued], '{"finished_only":true}')
 
 
 async def test_a_running_job_that_is_cancelled_is_stopped_by_its_worker(engine: Engine) -> None:

@@ -340,6 +340,13 @@ async def actions_by_id_and_by_match(script: Script) -> None:
         await script.ask(kind(match=Match(payload={"n": 1}, created_before=before)))
         await script.ask(kind(match=Match()))
         await script.ask(GetStats())
+    waits, ends = (await script.enqueue()).id, (await script.enqueue("b")).id
+    await script.ask(Cancel(ids=[ends]))
+    for ids in ([waits], [ends, waits]):
+        await script.refused(Delete(ids=ids, finished_only=True), Conflict)
+    await script.refused(Delete(ids=[UNKNOWN_ID], finished_only=True), Missing)
+    assert (await script.ask(Delete(match=Match(task="b"), finished_only=True, dry_run=True))).changed == 1
+    assert (await script.ask(Delete(ids=[ends], finished_only=True))).changed == 1
     assert (await script.ask(Delete(ids=[fresh_id(n.to_bytes(16), "default") for n in range(1000)]))).changed == 0
 
 

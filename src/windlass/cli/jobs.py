@@ -13,6 +13,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from cyclopts import App, Parameter, validators
 from msgspec import UNSET, Raw
+from msgspec.structs import replace
 from rich.text import Text
 
 from windlass.cli import console, job_view, terminal, values
@@ -154,7 +155,7 @@ async def show(id: JobId, /, *, target: Target = HERE) -> None:
         estimate = await queue(GetEstimate(id=id)) if job.state in WAITING else Estimate()
     payload = values.readable(job.payload, job.content_type) if isinstance(job.payload, Raw) else None
     if target.json:
-        known = msgspec.to_builtins(msgspec.structs.replace(job, payload=UNSET), builtin_types=(datetime,))
+        known = msgspec.to_builtins(replace(job, payload=UNSET), builtin_types=(datetime,))
         console.write_json({**known, "estimate": estimate.seconds, "payload": payload})
     else:
         terminal.stdout().print(job_view.details(job, estimate, payload, SystemClock().now()))
@@ -399,46 +400,80 @@ ACTIONS = {
     For example:
       windlass jobs rm 01936f2e-…
       windlass jobs rm --state finished --created-before 30d
+      windlass jobs rm --finished-only 01936f2e-…
       windlass jobs rm --all --dry-run
     """,
     ),
 }
 
 
-def _command(action: Action) -> Callable[..., Awaitable[None]]:
-    async def act(
-        *ids: Annotated[str, Parameter(name="IDS", help="The ids of jobs, instead of options that select jobs.")],
-        match_options: MatchOptions = ANY_JOB,
-        everything: Annotated[bool, flag("Every job of the tenant.", name="--all")] = False,
-        dry_run: Annotated[bool, flag("Change nothing; only count the jobs.")] = False,
-        target: Target = HERE,
-    ) -> None:
-        match = match_options.match()
-        ways = sum((bool(ids), match != ANY, everything))
+class Chosen(NamedTuple):
+    """Which jobs a command is for: ids, options or all."""
+
+    ids: tuple[str, ...]
+    match_options: MatchOptions
+    everything: bool
+
+    def match(self) -> Match:
+        match = self.match_options.match()
+        ways = sum((bool(self.ids), match != ANY, self.everything))
         if ways == 0:
             raise Invalid("select jobs: give ids, options such as --state failed, or --all")
         if ways > 1:
             raise Invalid("select jobs in one way: by ids, by options such as --state, or with --all")
-        async with open_queue(target) as queue:
-            if ids:
-                changed = await _act_on_ids(queue, action, ids, dry_run=dry_run)
-            else:
-                changed = (await queue(action.operation(match=match, dry_run=dry_run))).changed
-        if target.json:
-            console.write_json(Changed(changed=changed))
-        else:
-            verb = f"would {action.infinitive}" if dry_run else action.participle
-            console.write(f"{verb} {console.plural(changed, 'job')}")
+        return match
+
+
+Ids = Annotated[str, Parameter(name="IDS", help="The ids of jobs, instead of options that select jobs.")]
+All = Annotated[bool, flag("Every job of the tenant.", name="--all")]
+DryRun = Annotated[bool, flag("Change nothing; only count the jobs.")]
+
+
+def _command(action: Action) -> Callable[..., Awaitable[None]]:
+    async def act(
+        *ids: Ids,
+        match_options: MatchOptions = ANY_JOB,
+        everything: All = False,
+        dry_run: DryRun = False,
+        target: Target = HERE,
+    ) -> None:
+        await _act(action, action.operation(dry_run=dry_run), Chosen(ids, match_options, everything), target)
 
     return act
 
 
-async def _act_on_ids(queue: Queue, action: Action, ids: tuple[str, ...], *, dry_run: bool) -> int:
+async def _rm(
+    *ids: Ids,
+    match_options: MatchOptions = ANY_JOB,
+    everything: All = False,
+    finished_only: Annotated[bool, flag("Finished jobs only; if an id is of another one, delete none.")] = False,
+    dry_run: DryRun = False,
+    target: Target = HERE,
+) -> None:
+    asked = Delete(dry_run=dry_run, finished_only=finished_only)
+    await _act(ACTIONS["rm"], asked, Chosen(ids, match_options, everything), target)
+
+
+async def _act(action: Action, asked: Selection, chosen: Chosen, target: Target) -> None:
+    match = chosen.match()
+    async with open_queue(target) as queue:
+        if chosen.ids:
+            changed = await _act_on_ids(queue, action, asked, chosen.ids)
+        else:
+            changed = (await queue(replace(asked, match=match))).changed
+    if target.json:
+        console.write_json(Changed(changed=changed))
+    else:
+        verb = f"would {action.infinitive}" if asked.dry_run else action.participle
+        console.write(f"{verb} {console.plural(changed, 'job')}")
+
+
+async def _act_on_ids(queue: Queue, action: Action, asked: Selection, ids: tuple[str, ...]) -> int:
     """Any number of ids, a thousand at a time."""
     changed = 0
     for start in range(0, len(ids), MOST_AT_ONCE):
         some = list(ids[start : start + MOST_AT_ONCE])
-        changed += (await queue(action.operation(ids=some, dry_run=dry_run))).changed
+        changed += (await queue(replace(asked, ids=some))).changed
     if not changed and len(ids) == 1:
         job = await queue(Show(id=ids[0]))
         why = f"there is nothing to {action.infinitive}"
@@ -449,4 +484,4 @@ async def _act_on_ids(queue: Queue, action: Action, ids: tuple[str, ...], *, dry
 
 
 for name, action in ACTIONS.items():
-    jobs.command(_command(action), name=name, help=action.help)
+    jobs.command(_rm if name == "rm" else _command(action), name=name, help=action.help)

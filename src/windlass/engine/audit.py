@@ -69,7 +69,7 @@ def _line_of(context: EngineContext, operation: Operation[Any], answer: Any, err
     who = caller.get() or Caller(context.user)
     given = asdict(operation)
     ids = given.get("ids") or ([given["id"]] if "id" in given else [])
-    rest = {name: value for name, value in given.items() if name not in UNSAID and value is not None}
+    rest = {name: value for name, value in given.items() if name not in UNSAID and value not in (None, False)}
     details = msgspec.json.encode(rest).decode() if rest else ""
     return AuditLine(
         by=who.name,

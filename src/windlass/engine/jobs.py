@@ -314,9 +314,12 @@ def _delete(job: Job) -> Move | None:
     return None if ordered else lifecycle.delete(job)
 
 
-def _bulk(action: Action, step: Step) -> Callable[[EngineContext, Selection], Awaitable[Changed]]:
-    """The answer to an operation that applies an action to the jobs it selects."""
-    possible = frozenset(state for state, allowed in TABLE if allowed is step)
+def _delete_finished(job: Job) -> Move | None:
+    return lifecycle.delete(job) if job.state in FINISHED else None
+
+
+def _bulk(action: Action, possible: frozenset[State]) -> Callable[[EngineContext, Selection], Awaitable[Changed]]:
+    """The answer to an operation that applies an action to the jobs it selects, if they are in these states."""
 
     async def answer(context: EngineContext, operation: Selection) -> Changed:
         if (operation.ids is None) == (operation.match is None):
@@ -331,6 +334,26 @@ def _bulk(action: Action, step: Step) -> Callable[[EngineContext, Selection], Aw
         return Changed(changed=changed)
 
     return answer
+
+
+def _states_before(step: Step) -> frozenset[State]:
+    return frozenset(state for state, allowed in TABLE if allowed is step)
+
+
+_delete_all = _bulk(_delete, _states_before(Step.DELETE))
+_delete_all_finished = _bulk(_delete_finished, FINISHED)
+
+
+async def delete(context: EngineContext, operation: Delete) -> Changed:
+    if not operation.finished_only:
+        return await _delete_all(context, operation)
+    keys = await context.keys(operation.ids or [], operation.tenant)
+    found = (await context.store.jobs.read([key for key in keys if key is not None])).records if keys else []
+    for record in found:
+        if record is not None and record.job.state not in FINISHED:
+            job = record.job
+            raise Conflict(f"job {job.id} is {job.state}: only finished jobs are to be deleted; nothing was", at="id")
+    return await _delete_all_finished(context, operation)
 
 
 async def _act_on_ids(context: EngineContext, operation: Selection, ids: list[str], action: Action) -> int:
@@ -360,9 +383,9 @@ ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any
     GetResult: get_result,
     List: list_jobs,
     Count: count,
-    Cancel: _bulk(_cancel, Step.CANCEL),
-    Rerun: _bulk(_rerun, Step.RERUN),
-    Delete: _bulk(_delete, Step.DELETE),
+    Cancel: _bulk(_cancel, _states_before(Step.CANCEL)),
+    Rerun: _bulk(_rerun, _states_before(Step.RERUN)),
+    Delete: delete,
     FinishByHand: finish_by_hand,
     FailByHand: fail_by_hand,
     GetStats: get_stats,

@@ -240,6 +240,10 @@ class Rerun(Selection, frozen=True, kw_only=True):
 class Delete(Selection, frozen=True, kw_only=True):
     """Delete jobs and their records; running ones are stopped first."""
 
+    finished_only: bool = False
+    """Only finished jobs: of the jobs that match no other is touched; if one that is named has not finished, none is
+    deleted."""
+
 
 @operation("GET", "/stats", "read")
 class GetStats(Operation[Stats], frozen=True, kw_only=True):
