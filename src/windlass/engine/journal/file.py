@@ -9,6 +9,7 @@ import fcntl
 import os
 import re
 import stat
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import NamedTuple
 
 import apsw
 
+from windlass.engine.journal.wal import LogDamage, damage_in, salts
 from windlass.model.errors import Damaged, Invalid, JournalFull, Unavailable, WindlassError
 
 FILE_MODE, FOLDER_MODE = 0o600, 0o700
@@ -77,6 +79,11 @@ BESIDES = 64 << 10
 RESERVE_NAME = "reserve"
 RESERVE, RESERVED_PART = 8 << 20, 4
 """Bytes of the reserve, so that all of the log has room in the file; on a small disk at most one in so many bytes."""
+
+INDEX_LOCK = 128
+"""The byte of SQLite's index that every process with the database open has locked."""
+LOCK_FORMAT = "hhqqi4x"
+"""The system's `struct flock`: kind, from where, start, length, process."""
 
 DAMAGE = (apsw.CorruptError, apsw.NotADBError)
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -517,27 +524,80 @@ def examine(folder: Path) -> Iterator[Row | JournalFinding]:
 
 
 def _examined(path: Path) -> Iterator[Row | JournalFinding]:
+    log = _log_damage(path)
+    if log is not None:
+        what = f"damaged: of the {log.committed} frames of its log, only the first {log.readable} can be recovered"
+        yield JournalFinding(path, what)
     try:
-        with _reading(path) as sql:
+        with _reading(path, log) as sql:
             for line in _complaints(sql):
                 yield JournalFinding(path, f"damaged: {line}")
-            yield from _walk(sql, path)
+            yield from _walk(sql, path, log)
     except DAMAGE as fault:
         yield JournalFinding(path, f"damaged ({fault}); nothing in it can be read", 1, open_ended=True)
 
 
+def _log_damage(path: Path) -> LogDamage | None:
+    """What SQLite will not find in the log of a file, though it was committed.
+
+    To be asked before SQLite reads the file: it writes the index again.
+    """
+    log, index = _log_of(path), _index_of(path)
+    if not log.exists():
+        return None
+    while True:  # until both are of the same moment
+        counted = index.read_bytes() if index.exists() else b""
+        data = log.read_bytes()
+        if not index.exists() or salts(index.read_bytes()) == salts(counted):
+            return damage_in(data, counted, in_use=_is_open(index))
+
+
+def _log_of(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def _index_of(path: Path) -> Path:
+    return path.with_name(path.name + "-shm")
+
+
+def _is_open(index: Path) -> bool:
+    """Whether a process has a database open: as long as it does, it holds a lock in the index."""
+    with suppress(FileNotFoundError), index.open("rb") as file:
+        asked = struct.pack(LOCK_FORMAT, fcntl.F_WRLCK, os.SEEK_SET, INDEX_LOCK, 1, 0)
+        found, *_ = struct.unpack(LOCK_FORMAT, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+        return bool(found != fcntl.F_UNLCK)
+    return False
+
+
 @contextmanager
-def _reading(path: Path) -> Iterator[apsw.Connection]:
-    """A connection that changes nothing: it does not even write the log back when it is closed."""
-    try:
-        sql = _looked_at(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY), path)
-    except (apsw.CantOpenError, apsw.ReadOnlyError):  # a folder that this user may not write, or a copy on such a disk
-        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-        sql = _looked_at(apsw.Connection(f"{path.absolute().as_uri()}?immutable=1", flags=flags), path)
+def _reading(path: Path, log: LogDamage | None) -> Iterator[apsw.Connection]:
+    """A connection that changes nothing: it does not even write the log back when it is closed.
+
+    Nor does it replace the index of a damaged log, which counts what was lost.
+    """
+    sql = _shared(path) if log is None or _is_open(_index_of(path)) else _looked_at(_alone(path), path)
     try:
         yield sql
     finally:
         sql.close(True)
+
+
+def _shared(path: Path) -> apsw.Connection:
+    """A connection beside a process that writes."""
+    try:
+        return _looked_at(apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY), path)
+    except (apsw.CantOpenError, apsw.ReadOnlyError):  # a folder that this user may not write, or a copy on such a disk
+        return _looked_at(_alone(path), path)
+
+
+def _alone(path: Path) -> apsw.Connection:
+    """A connection for a file that no process writes: it needs no index and no locks."""
+    if not _log_of(path).exists():
+        flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+        return apsw.Connection(f"{path.absolute().as_uri()}?immutable=1", flags=flags)
+    sql = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READONLY, vfs="unix-none")
+    sql.pragma("locking_mode", "exclusive")
+    return sql
 
 
 def _looked_at(sql: apsw.Connection, path: Path) -> apsw.Connection:
@@ -563,7 +623,7 @@ def _complaints(sql: apsw.Connection) -> list[str]:
     return [] if found == ["ok"] else [line for line in lines if not line.startswith("***")]
 
 
-def _walk(sql: apsw.Connection, path: Path) -> Iterator[Row | JournalFinding]:
+def _walk(sql: apsw.Connection, path: Path, log: LogDamage | None) -> Iterator[Row | JournalFinding]:
     """All batches that can be read, and a finding for each range of numbers that is missing."""
     gaps = _gaps(sql)
     low, high = _number(sql, _LOWEST), _number(sql, _HIGHEST)
@@ -579,12 +639,12 @@ def _walk(sql: apsw.Connection, path: Path) -> Iterator[Row | JournalFinding]:
             yield from _missing(path, gaps, expected, row.first - 1)
             yield row
             expected = row.last + 1
-    newest = max([high or 0, *(gap.last or 0 for gap in gaps)])
+    newest = max([high or 0, log.newest if log else 0, *(gap.last or 0 for gap in gaps)])
     yield from _missing(path, gaps, expected, newest)
     for gap in gaps:
         if gap.last is None:
             yield JournalFinding(path, "damaged before", gap.first, open_ended=True)
-    if high is None:
+    if high is None or (log and log.end_unknown):
         yield JournalFinding(path, "damaged at its end", max(expected, newest + 1), open_ended=True)
 
 
@@ -644,9 +704,10 @@ def _is_plausible(row: Row) -> bool:
 
 def _repaired(path: Path) -> list[JournalFinding]:
     """Look through a file. If it is damaged, move it aside and put what can be read of it in its place."""
-    with suppress(*DAMAGE), _reading(path) as sql:
-        if not _complaints(sql):
-            return []
+    if _log_damage(path) is None:
+        with suppress(*DAMAGE), _reading(path, None) as sql:
+            if not _complaints(sql):
+                return []
     return _salvage(path)
 
 
@@ -683,7 +744,7 @@ def _salvage(path: Path) -> list[JournalFinding]:
 
 
 def _unconfirmed(path: Path) -> list[_Gap]:
-    with suppress(*DAMAGE), _reading(path) as sql:
+    with suppress(*DAMAGE), _reading(path, _log_damage(path)) as sql:
         return [gap for gap in _gaps(sql) if gap.reason == "unconfirmed"]
     return []
 
@@ -701,10 +762,9 @@ def _finish_salvage(path: Path, *, replace: bool = False) -> None:
         return
     if path.exists():
         path.rename(f"{path}.{len(_asides(path)) + 1}{DAMAGED}")
-    log = path.with_name(path.name + "-wal")
-    if log.exists():
-        log.rename(f"{_asides(path)[-1]}-wal")
-    path.with_name(path.name + "-shm").unlink(missing_ok=True)
+    if _log_of(path).exists():
+        _log_of(path).rename(f"{_asides(path)[-1]}-wal")
+    _index_of(path).unlink(missing_ok=True)
     salvaged.rename(path)
     _sync_folder(path.parent)
 
