@@ -49,6 +49,7 @@ COMMANDS = {
     "enqueue": ("enqueue:enqueue", RUN, "Queue a job and print its id."),
     "worker": ("worker:worker", RUN, "Run jobs."),
     "serve": ("serve:serve", RUN, "Serve the queue over HTTP."),
+    "bridge": ("bridge:bridge", RUN, "Serve the clients of another queue."),
     "jobs": ("jobs:jobs", MANAGE, "List, show, cancel, retry and delete jobs."),
     "queues": ("queues:queues", MANAGE, "List, show, pause and configure queues."),
     "tasks": ("limits:tasks", MANAGE, "Pause tasks."),
