@@ -31,6 +31,7 @@ from windlass.model.operations import (
     GetResult,
     Operation,
     Output,
+    PutFile,
     Result,
     Send,
     answer_type,
@@ -136,7 +137,7 @@ class Client:
             value = getattr(operation, shape.body)
             if isinstance(operation, EnqueueLines):
                 body, headers = value.encode(), {"content-type": "text/plain; charset=utf-8"}
-            elif isinstance(operation, Output | Send):
+            elif isinstance(operation, Output | Send | PutFile):
                 body, headers = value, {"content-type": "application/octet-stream"}
             else:
                 body = wire.encode(_sendable(value))
@@ -224,6 +225,8 @@ def _is_idempotent(operation: Operation[Any]) -> bool:
             return all(new.id is not None or new.key is not None for new in operation.jobs)
         case Claim():
             return operation.nonce is not None
+        case PutFile():
+            return True
         case _:
             return _SHAPES[type(operation)].route.verb == "GET" and not isinstance(operation, GetResult)
 

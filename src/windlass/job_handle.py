@@ -22,6 +22,8 @@ from windlass.model.operations import (
     FailByHand,
     FinishByHand,
     GetEstimate,
+    GetFile,
+    GetFiles,
     GetResult,
     Rerun,
     Result,
@@ -146,6 +148,17 @@ class Job(Generic[R]):
 
     def _message(self, data: bytes | str) -> Send:
         return Send(id=self.id, data=data.encode() if isinstance(data, str) else data)
+
+    def files(self) -> dict[str, bytes]:
+        """The files that the job has left: what it attached, and what was in `out` of its folder at the end."""
+        return {
+            one.name: self._app.ask(GetFile(id=self.id, name=one.name)) for one in self._app.ask(GetFiles(id=self.id))
+        }
+
+    async def afiles(self) -> dict[str, bytes]:
+        """The same in asynchronous code."""
+        entries = await self._app.aask(GetFiles(id=self.id))
+        return {one.name: await self._app.aask(GetFile(id=self.id, name=one.name)) for one in entries}
 
     def cancel(self) -> bool:
         """Stop the job, wherever it stands; whether there was anything to stop."""

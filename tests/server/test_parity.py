@@ -4,6 +4,7 @@ Each scenario is played twice, on two stores that begin alike, with the same see
 answered, in the order it was answered, must be equal.
 """
 
+import hashlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -20,7 +21,7 @@ from tests.support.servers import NewPrefix
 from tests.support.stores import EPOCH, SeededChance, StoreKind, VirtualClock, address_of, open_store
 from windlass.client import Client
 from windlass.engine import Engine
-from windlass.model.errors import Conflict, Invalid, Missing, TooLarge, WindlassError
+from windlass.model.errors import Conflict, FilesMissing, Invalid, Missing, TooLarge, WindlassError
 from windlass.model.handler import HandlerOptions, NewHandler
 from windlass.model.job import JSON, MSGPACK, TEXT, Job, NewJob, State
 from windlass.model.limit import Condition, NewLimit, Pause, Rate, Which
@@ -49,6 +50,8 @@ from windlass.model.operations import (
     Finished,
     GetCode,
     GetEstimate,
+    GetFile,
+    GetFiles,
     GetHandler,
     GetLimit,
     GetOutput,
@@ -65,6 +68,7 @@ from windlass.model.operations import (
     Output,
     PauseLimit,
     PauseTask,
+    PutFile,
     PutHandler,
     PutLimit,
     PutQuota,
@@ -421,6 +425,31 @@ async def output_is_taken_and_shown(script: Script) -> None:
     await script.refused(Output(id=UNKNOWN_ID, token=NO_TOKEN, stream="log", data=b"x"), Missing)
     await script.refused(GetOutput(id=claimed.job.id, limit=0), Invalid)
     await script.finish(worker, claimed)
+
+
+@scenario(PutFile, GetFiles, GetFile)
+async def files_are_sent_once_and_fetched_from_the_jobs_that_left_them(script: Script) -> None:
+    known, unknown = (hashlib.sha256(data).hexdigest() for data in (b"known", b"unknown"))
+    await script.ask(PutFile(hash=known, data=b"known"))
+    await script.refused(PutFile(hash=unknown, data=b"other"), Invalid)
+    await script.refused(PutFile(hash="x", data=b"other"), Invalid)
+    await script.refused(PutFile(hash=unknown, data=b"x" * (2**20 + 1)), TooLarge)
+    with pytest.raises(FilesMissing) as fault:
+        await script.ask(Enqueue(job=NewJob(task="a", hashes={"f": known, "g": unknown})))
+    script.heard.append(fault.value.missing)
+    assert fault.value.missing == [unknown]
+    await script.refused(Enqueue(tenant="other", job=NewJob(task="a", hashes={"f": known})), FilesMissing)
+    await script.refused(Enqueue(job=NewJob(task="a", hashes={"f": known}, files={"f": b""})), Invalid)
+    await script.refused(Enqueue(job=NewJob(task="a", hashes={"../f": known})), Invalid)
+    worker, claimed = await script.running(hashes={"f": known}, files={"g": b"1"})
+    assert claimed.files == {"f": b"known", "g": b"1"}
+    await script.finish(worker, claimed, files={"out \u00fc.svg": b"<svg/>", "a": b""})
+    assert [entry.size for entry in await script.ask(GetFiles(id=claimed.job.id))] == [0, 6]
+    assert await script.ask(GetFile(id=claimed.job.id, name="out \u00fc.svg")) == b"<svg/>"
+    await script.refused(GetFile(id=claimed.job.id, name="g"), Missing)
+    await script.refused(GetFile(id=claimed.job.id, name="../a"), Missing)
+    await script.refused(GetFile(tenant="other", id=claimed.job.id, name="a"), Missing)
+    await script.refused(GetFiles(id=UNKNOWN_ID), Missing)
 
 
 @scenario(Send)

@@ -59,6 +59,7 @@ from windlass.store.data import (
     shuffled,
 )
 from windlass.store.encoding import end_topic
+from windlass.store.files import FileStore
 from windlass.store.flow import BucketUsage, LaneBacklog, Regroup, Rules, StaleRules
 from windlass.store.protocol import (
     EventStore,
@@ -307,6 +308,8 @@ class ModelJobs:
         if beat.progress is not None:
             entry.change(progress=beat.progress, updated_at=now)
         entry.note(beat.ran)
+        if beat.files_loaded:
+            entry.files = {}
         for chunk in beat.output:
             entry.put(chunk, now)
         deadline = entry.deadline() if entry.job.assigned else None
@@ -778,6 +781,7 @@ class ModelStore:
         self.disk: LocalDisk | None = None
         self.prepare: Preparation | None = None
         self.audit: AuditStore | None = ModelAudit(clock)
+        self.files: FileStore | None = None
 
     async def close(self) -> None:
         pass

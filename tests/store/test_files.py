@@ -65,6 +65,17 @@ async def test_a_job_with_output_but_without_files_has_none(world: World) -> Non
     assert (await world.take()).files == {}
 
 
+async def test_files_that_a_run_has_loaded_for_good_are_gone_from_the_store(world: World) -> None:
+    id = await world.add(files=FILES)
+    await world.add(files=FILES)
+    taken, other = await world.claim(slots=2)
+    assert (await world.touch(taken, files_loaded=True)).held
+    assert await world.apply(release(taken.job, world.clock.now()), taken)
+    assert await world.apply(release(other.job, world.clock.now()), other)
+    again = {record.job.id: record.files for record in await world.claim(slots=2)}
+    assert again == {id: {}, other.job.id: FILES}
+
+
 @pytest.mark.parametrize("how", ["purged", "deleted", "not kept"])
 async def test_files_go_with_their_job(world: World, how: str) -> None:
     id = await world.add(files=FILES, keep_success=0 if how == "not kept" else 10)

@@ -1,5 +1,6 @@
 """A good request for every route there is: a route without one fails the tests that go through all of them."""
 
+import hashlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -7,7 +8,7 @@ from windlass.engine import Engine
 from windlass.model.handler import NewHandler
 from windlass.model.job import NewJob
 from windlass.model.limit import NewLimit, Which
-from windlass.model.names import queue_mark
+from windlass.model.names import JobKey, queue_mark
 from windlass.model.operations import (
     AddToken,
     Audit,
@@ -26,6 +27,8 @@ from windlass.model.operations import (
     Finished,
     GetCode,
     GetEstimate,
+    GetFile,
+    GetFiles,
     GetHandler,
     GetLimit,
     GetOutput,
@@ -42,6 +45,7 @@ from windlass.model.operations import (
     Output,
     PauseLimit,
     PauseTask,
+    PutFile,
     PutHandler,
     PutLimit,
     PutQuota,
@@ -67,6 +71,8 @@ MARK = f"{queue_mark('default'):02x}"
 UNKNOWN_ID = f"00000000-0000-7000-8000-0000000000{MARK}"
 """The id of no job."""
 
+FILE = b"a file"
+
 NOTHING: dict[str, str] = {
     "id": UNKNOWN_ID,
     "worker": f"1{UNKNOWN_ID[1:]}",
@@ -75,6 +81,7 @@ NOTHING: dict[str, str] = {
     "token": "0" * 16,
     "queue": "noqueue",
     "name": "lq" + "f" * 16,
+    "hash": hashlib.sha256(FILE).hexdigest(),
 }
 """What a path may name and a body may hold, of which there is nothing."""
 
@@ -105,6 +112,9 @@ GOOD: dict[type[Operation[Any]], Fill] = {
     Show: lambda _: Asked({"payload": "true"}),
     GetResult: lambda _: Asked({"wait": "0"}),
     GetOutput: lambda _: Asked({"limit": 5}),
+    GetFiles: lambda _: Asked(),
+    GetFile: lambda _: Asked(),
+    PutFile: lambda _: Asked({}, FILE, BYTES),
     List: lambda _: Asked({"limit": 5, "state": ["queued", "finished"], "payload.n": 1}),
     Count: lambda _: Asked({"task": "a"}),
     Cancel: lambda _: Asked(body={"dry_run": False}),
@@ -170,5 +180,9 @@ async def made(engine: Engine, tenant: str = "default", *, ended: bool = False) 
     key = (await engine(AddToken(tenant=tenant))).key
     await engine(PutLimit(tenant=tenant, name=f"l{queue}", limit=NewLimit(running=100, match=Which(queue=queue))))
     await engine(PutHandler(tenant=tenant, task="work", handler=NewHandler(lang="sh", body="cat")))
+    assert engine.context.store.files is not None
+    if not ended:
+        left = {f"l{queue}": b"left"}
+        assert await engine.context.store.files.attach(JobKey(job.id, tenant), bytes.fromhex(claimed.token), left)
     names = {"id": job.id, "worker": worker, "key": key, "task": "work", "token": claimed.token}
-    return names | {"queue": queue, "name": f"l{queue}"}
+    return names | {"queue": queue, "name": f"l{queue}", "hash": NOTHING["hash"]}

@@ -469,3 +469,34 @@ def say_by_log(word: str) -> None:
 
 LOGGER = logging.getLogger("said")
 LOGGER.addHandler(logging.StreamHandler())
+
+
+# Files
+
+
+def _draw(word: str) -> list[str]:
+    names = sorted(path.name for path in current.folder.iterdir())
+    note("folder", current.folder)
+    (current.folder / "copy").write_bytes((current.folder / "scene.txt").read_bytes() * 2)
+    current.attach(current.folder / "copy", "copied")
+    (current.folder / "out" / f"{word}.svg").write_text(f"<svg>{word}</svg>")
+    if word == "stay":
+        time.sleep(60)
+    if word == "fail":
+        raise Fail("it could not be drawn")
+    return names
+
+
+@app.task
+def draw(word: str) -> list[str]:
+    return _draw(word)
+
+
+@app.task
+async def co_draw(word: str) -> list[str]:
+    return _draw(word)
+
+
+@app.task(isolate=True)
+def alone_draw(word: str) -> list[str]:
+    return _draw(word)

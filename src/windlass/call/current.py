@@ -3,9 +3,11 @@
 The run is kept in a context variable, so that every thread and coroutine of a context sees its own.
 """
 
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextvars import ContextVar
 from datetime import datetime
+from pathlib import Path
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -47,6 +49,11 @@ class RunHooks(Protocol):
     @property
     def files(self) -> dict[str, bytes]: ...
 
+    @property
+    def folder(self) -> Path: ...
+
+    def attach(self, path: str | os.PathLike[str], name: str | None) -> None: ...
+
     def progress(self, progress: Progress) -> None: ...
 
     def log(self, text: str) -> None: ...
@@ -81,6 +88,17 @@ class Current:
     def files(self) -> dict[str, bytes]:
         """The files that came with the job, by name."""
         return _run().files
+
+    @property
+    def folder(self) -> Path:
+        """A folder for this run alone, with the files that came with the job. It goes when the run ends, but files that
+        are then in its folder `out` are kept with the job (`job.files()`).
+        """
+        return _run().folder
+
+    def attach(self, path: str | os.PathLike[str], name: str | None = None) -> None:
+        """Keep a file with the job, as it is now: `job.files()` has it when the run has ended."""
+        _run().attach(path, name)
 
     @property
     def cancelled(self) -> bool:

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -27,7 +28,7 @@ from windlass.model.estimate import Estimate
 from windlass.model.events import Event
 from windlass.model.job import FINISHED, Job, State
 from windlass.model.match import ANY, Match
-from windlass.model.names import DEFAULT_QUEUE, JobKey, key_of
+from windlass.model.names import DEFAULT_QUEUE, JobKey, check_file_name, key_of
 from windlass.model.operations import (
     MOST_AT_ONCE,
     Cancel,
@@ -37,6 +38,8 @@ from windlass.model.operations import (
     FailByHand,
     FinishByHand,
     GetEstimate,
+    GetFile,
+    GetFiles,
     GetResult,
     Rerun,
     Selection,
@@ -187,6 +190,45 @@ async def result(
         else:
             found = await job_view.wait_for_result(queue, id, most)
     return job_view.print_result(id, found, json=target.json)
+
+
+@jobs.command
+async def files(
+    id: JobId,
+    name: Annotated[str | None, Parameter(name="NAME", help="A file: its bytes go to the standard output.")] = None,
+    /,
+    *,
+    every: Annotated[bool, flag("Save all of them in the folder of -o.", name="--all")] = False,
+    folder: Annotated[Path, option("FOLDER", "The folder for --all.", "--output", "-o")] = Path(),
+    target: Target = HERE,
+) -> None:
+    """List the files that a job has left, or fetch one or all of them.
+
+    For example:
+      windlass jobs files 01936f2e-…
+      windlass jobs files 01936f2e-… plot.svg > plot.svg
+      windlass jobs files 01936f2e-… --all -o results
+    """
+    if every and name is not None:
+        raise Invalid("give the name of a file or --all, not both", at="NAME")
+    async with open_queue(target) as queue:
+        if name is not None:
+            sys.stdout.buffer.write(await queue(GetFile(id=id, name=name)))
+            return
+        found = await queue(GetFiles(id=id))
+        if every:
+            folder.mkdir(parents=True, exist_ok=True)
+            for one in found:
+                (folder / check_file_name(one.name, at="NAME")).write_bytes(await queue(GetFile(id=id, name=one.name)))
+            console.note(f"{console.plural(len(found), 'file')} saved in {folder}")
+            return
+    if target.json:
+        console.write_json(found)
+    elif found:
+        columns = [Column("name", lambda one: one.name), Column("bytes", lambda one: f"{one.size:,}", right=True)]
+        terminal.stdout().print(terminal.Table(columns, found))
+    else:
+        console.note("no files")
 
 
 @jobs.command

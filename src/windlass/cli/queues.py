@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from msgspec import UNSET, Struct
 from rich.text import Text
 
+from windlass import config
 from windlass.cli import console, terminal
 from windlass.cli.enqueue import serves
 from windlass.cli.job_view import wait_text
@@ -187,6 +188,9 @@ def queue_line(card: QueueCard) -> str:
         parts.append("isolated")
     if card.on_lost != "retry":
         parts.append(f"on loss {card.on_lost}")
+    for word, most in (("payload", card.most_payload), ("files", card.most_files)):
+        if most is not None:
+            parts.append(f"{word} at most {most} bytes")
     for word, keep in (("successes", card.keep_success), ("failures", card.keep_failure)):
         if keep is not UNSET:
             parts.append(f"{word} kept {'forever' if keep is None else f'{keep:g} s'}")
@@ -328,9 +332,15 @@ class QueueOptions:
     keep_failure: Annotated[
         float | None, option("TIME", "The same for failed and cancelled jobs.", read=seconds_or_none)
     ] = None
+    most_payload: Annotated[
+        str | None, option("BYTES", "The largest payload: 64KiB. `none` = as the server allows.")
+    ] = None
+    most_files: Annotated[
+        str | None, option("BYTES", "Bytes of one job's files, those it comes with and those it leaves; the same.")
+    ] = None
     clear: Annotated[
         list[Clearable] | None,
-        option("NAME", "Reset a setting: policy, weights, tiers, timeout, isolate, on_lost, keep_…."),
+        option("NAME", "Reset a setting: policy, weights, tiers, timeout, isolate, on_lost, keep_…, most_…."),
     ] = None
 
 
@@ -354,5 +364,8 @@ async def change(queue: Annotated[str, QUEUE], /, *, options: QueueOptions = NO_
         fields["weights"] = dict(map(_weight, _unless_none(options.weights)))
     if options.tiers is not None:
         fields["tiers"] = list(map(_tier, _unless_none(options.tiers)))
+    for name in ("most_payload", "most_files"):
+        if (text := fields.get(name)) is not None:
+            fields[name] = None if text == "none" else config.size(text)
     change = ChangeQueue(queue=queue, change=QueueChange(**fields))
     await run(change, target, partial(_print_queue, queue), create=True)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from windlass.engine import audit, handlers, jobs, new_jobs, records, work, workers
+from windlass.engine import audit, files, handlers, jobs, new_jobs, records, work, workers
 from windlass.engine.context import EngineContext, Settings
 from windlass.engine.estimate import answers as estimates
 from windlass.engine.events.feed import Feed
@@ -47,6 +47,7 @@ ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any
     new_jobs.ANSWERS
     | jobs.ANSWERS
     | work.ANSWERS
+    | files.ANSWERS
     | workers.ANSWERS
     | records.ANSWERS
     | handlers.ANSWERS

@@ -19,6 +19,7 @@ from windlass.engine.batcher import Batcher
 from windlass.engine.context import EngineContext, no_job
 from windlass.engine.dependencies import own_id, unblock
 from windlass.engine.estimate.answers import estimate_at_enqueue
+from windlass.engine.files import check_lines, with_files, with_files_of_many
 from windlass.engine.flow.tiers import admit_yielding, rebalance
 from windlass.model import wire
 from windlass.model.admission import ValidatedJobs, check_all, check_new, payloads_in
@@ -83,7 +84,7 @@ _unpack = msgspec.msgpack.Decoder(list[bytes]).decode
 
 
 async def enqueue(context: EngineContext, operation: Enqueue) -> Accepted:
-    (new,) = to_drafts(context, operation)
+    (new,) = to_drafts(context, await with_files(context, operation))
     await check_terms(context, [new], "job")
     with name_unreplicated([new.id]):
         record, created = await _batcher(context).submit(new)
@@ -109,12 +110,14 @@ async def _add_and_read(context: EngineContext, drafts: list[Draft]) -> list[tup
 
 
 async def enqueue_many(context: EngineContext, operation: EnqueueMany) -> Enqueued:
+    operation = await with_files_of_many(context, operation)
     parts = await checked_parts(context, operation, partial(check_terms, context))
     return await _enqueue_parts(context, operation.tenant, parts)
 
 
 async def enqueue_lines(context: EngineContext, operation: EnqueueLines) -> Enqueued:
     drafts = to_drafts(context, operation)
+    await check_lines(context, operation.tenant, operation.options.queue, (draft.new.payload for draft in drafts))
     await check_terms(context, drafts[:1], "options")
     parts = (drafts[start : start + MOST_AT_ONCE] for start in range(0, len(drafts), MOST_AT_ONCE))
     return await _enqueue_parts(context, operation.tenant, parts)

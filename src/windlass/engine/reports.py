@@ -14,6 +14,7 @@ from windlass.engine import new_jobs
 from windlass.engine.context import EngineContext, ambiguous_id, fence, lease_of
 from windlass.engine.flow.config import FlowConfig
 from windlass.model import lifecycle, wire
+from windlass.model.admission import check_left_files
 from windlass.model.errors import Invalid
 from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import Error, Reason
@@ -115,7 +116,8 @@ def _turns(worker: Worker) -> frozenset[Turn]:
 
 
 def begun(item: Began, tenant: str) -> Heartbeat:
-    return Heartbeat(item.id, tenant, fence(item.token), pid=item.pid, ran=_ran(item))
+    token = fence(item.token)
+    return Heartbeat(item.id, tenant, token, pid=item.pid, ran=_ran(item), files_loaded=item.files_loaded)
 
 
 def alive(item: Alive, tenant: str) -> Heartbeat:
@@ -179,6 +181,8 @@ def check_finished(context: EngineContext, item: Finished, at: str) -> None:
         raise Invalid(f"{len(item.jobs)} new jobs of one job, at most {MOST_SPAWNED} are allowed", at=f"{at}.jobs")
     for place, new in enumerate(item.jobs):
         new_jobs.check_job(context, new, f"{at}.jobs[{place}]")
+    if item.files:
+        check_left_files(item.files, context.settings.most_result, f"{at}.files")
     if isinstance(item.result, Raw):
         wire.check_size(item.result, context.settings.most_result, at=f"{at}.result")
 

@@ -16,6 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from windlass.engine.context import POLL_EVERY, EngineContext, heard_of, known_worker, lease_of
+from windlass.engine.files import attach
 from windlass.engine.flow.apply import hold_limits
 from windlass.engine.flow.tiers import rebalance
 from windlass.engine.handlers import tasks_of
@@ -169,6 +170,7 @@ async def finish(context: EngineContext, operation: Finish) -> Applied:
     for place, item in enumerate(operation.jobs):
         check_finished(context, item, f"jobs[{place}]")
     reports = list(zip(operation.jobs, await tenants_of(context, operation), strict=True))
+    await attach(context, reports)
     if any(item.jobs for item in operation.jobs):
         await add_spawned(context, reports)
     ok = [(item, tenant) for item, tenant in reports if item.outcome is Verdict.OK]

@@ -1,6 +1,6 @@
 """Whether a new job may be taken in: its bounds, and what does not go together."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import filterfalse
 
 from msgspec.structs import replace
@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from windlass.model import wire
 from windlass.model.errors import Invalid, TooLarge
 from windlass.model.job import NOTHING, NewJob
-from windlass.model.names import check_content_type, check_file_name, check_id, check_mark
+from windlass.model.names import MOST_FILES, check_content_type, check_file_name, check_id, check_mark
 from windlass.model.operations import MOST_LINES
 
 MOST_THEN = 10
@@ -61,7 +61,7 @@ def check_all(news: Sequence[NewJob], most_payload: int, at: Callable[[int], str
     before: tuple[NewJob, type] | None = None
     for place, new in enumerate(news):
         asked = replace(new, id=None, payload=NOTHING), type(new.id)
-        if asked != before or new.files or len(memoryview(new.payload)) > most_payload:
+        if asked != before or new.files or new.hashes or len(memoryview(new.payload)) > most_payload:
             sound, before = check_new(new, most_payload, at(place)), asked
             as_sent = sound is new
             found.append(sound)
@@ -111,6 +111,8 @@ def _chain(then: object) -> Iterator[NewJob]:
 
 
 def _check_files(new: NewJob, most: int) -> None:
+    if new.hashes:  # those of a request are replaced by the files before this
+        raise Invalid("a job that another one brings about must bring its files itself", at="hashes")
     if not new.files:
         return
     for name in new.files:
@@ -118,6 +120,16 @@ def _check_files(new: NewJob, most: int) -> None:
     size = sum(map(len, new.files.values())) + len(memoryview(new.payload))
     if size > most:
         raise TooLarge(f"{size} bytes with the payload, at most {most}: keep large files elsewhere", at="files")
+
+
+def check_left_files(files: Mapping[str, bytes], most: int, at: str) -> None:
+    """The files that a run leaves."""
+    if len(files) > MOST_FILES:
+        raise TooLarge(f"{len(files)} files, at most {MOST_FILES} are kept", at=at)
+    for name in files:
+        check_file_name(name, at=at)
+    if (size := sum(map(len, files.values()))) > most:
+        raise TooLarge(f"{size} bytes of files, at most {most} are kept", at=at)
 
 
 def payloads_in(text: str) -> list[bytes]:

@@ -6,6 +6,7 @@ WindlassError
 ├── Denied           403  the token does not allow this
 ├── Missing          404  there is no such thing (or it belongs to another tenant)
 ├── Conflict         409  it is not in a state that allows this
+│   └── FilesMissing      the files that a job names by their SHA-256 must be sent first
 ├── TooLarge         413  more bytes or items than allowed
 ├── Busy             429  too much at once: ask again later
 ├── Unavailable      503  the store does not answer: ask again later
@@ -19,9 +20,11 @@ Each class carries its wire code, HTTP status and exit status, so that no edge k
 Errors are text only: nothing that comes back from a store is ever imported or constructed.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 
 class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -45,6 +48,8 @@ class Problem(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     line: int = 0
     """The number of the first line that was not accepted, or may not have been."""
+    missing: list[str] = []
+    """The SHA-256 of the files that must be sent first."""
 
 
 class Partly(Struct, frozen=True):
@@ -120,6 +125,19 @@ class Conflict(WindlassError):
     code, title, status, exit_status = "conflict", "Conflict", 409, 4
 
 
+class FilesMissing(Conflict):
+    """Files that jobs name by their SHA-256 are not there: send them, then the jobs again."""
+
+    code, title = "files_missing", "Files are missing"
+
+    def __init__(self, detail: str, *, at: str = "", missing: Sequence[str] = ()) -> None:
+        super().__init__(detail, at=at)
+        self.missing = list(missing)
+
+    def problem(self) -> Problem:
+        return replace(super().problem(), missing=self.missing)
+
+
 class TooLarge(WindlassError):
     """More bytes or more items than are allowed in one request."""
 
@@ -179,6 +197,7 @@ ERRORS: dict[str, type[WindlassError]] = {
         Denied,
         Missing,
         Conflict,
+        FilesMissing,
         TooLarge,
         Busy,
         Unavailable,
@@ -193,6 +212,8 @@ ERRORS: dict[str, type[WindlassError]] = {
 def from_problem(problem: Problem) -> WindlassError:
     """The error that a problem speaks of, so that a client raises what the engine raised."""
     error = ERRORS.get(problem.code, WindlassError)(problem.detail, at=problem.at)
+    if isinstance(error, FilesMissing):
+        error.missing = problem.missing
     if problem.accepted or problem.unsure:
         error.partly, error.line = Partly(problem.accepted, problem.unsure), problem.line
     return error

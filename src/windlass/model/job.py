@@ -11,7 +11,7 @@ from typing import Annotated
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from windlass.model.duration import Seconds, Time
-from windlass.model.names import Name
+from windlass.model.names import MOST_FILES, FileName, Name, Sha256
 from windlass.model.options import JobOptions
 from windlass.model.output import Progress
 
@@ -63,10 +63,6 @@ JSON = "application/json"
 TEXT = "text/plain"
 
 MOST_PARENTS = 100
-MOST_FILES = 32
-
-FileName = Annotated[str, Meta(min_length=1, max_length=255)]
-
 NOTHING = Raw(b"\xc0")
 """MessagePack nil: the payload of a job that was given none."""
 
@@ -93,6 +89,8 @@ class NewJob(Terms, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
     """One encoded value, in the encoding that `content_type` names."""
     files: Annotated[dict[FileName, bytes], Meta(max_length=MOST_FILES)] = field(default_factory=dict)
     """Files that go to the worker with the payload, by name; together with it they are no larger than it may be."""
+    hashes: Annotated[dict[FileName, Sha256], Meta(max_length=MOST_FILES)] = field(default_factory=dict)
+    """More files, by name: the SHA-256 of each, which was sent before."""
     id: Annotated[str, Meta(description=OWN_ID)] | None = None
     """A UUID made by the caller; sending it twice makes one job. Absent: derived from `key`, or random."""
     delay: Seconds | None = None

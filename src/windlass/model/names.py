@@ -83,9 +83,24 @@ def check_id(text: str, *, at: str = "id") -> str:
     return text
 
 
+MOST_FILES = 32
+"""Files that come with one job, or that a run leaves."""
+
+FileName = Annotated[str, Meta(min_length=1, max_length=255)]
+
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$(?!\n)")]
+
+MOST_FILE_NAME = 255
+"""Bytes of a file's name, as file systems have it."""
+
+
 def check_file_name(name: str, *, at: str) -> str:
-    if "/" in name or "\0" in name or name in (".", ".."):
-        raise Invalid(f"{name[:60]!r} is not the name of a file: no '/' and no zero byte, nor '.' or '..' alone", at=at)
+    if "/" in name or not name.isprintable() or name in (".", ".."):
+        raise Invalid(
+            f"{name[:60]!r} is not the name of a file: no '/' and no control characters, nor '.' or '..' alone", at=at
+        )
+    if len(name.encode()) > MOST_FILE_NAME:
+        raise Invalid(f"{name[:60]!r}… is longer than the {MOST_FILE_NAME} bytes of a file's name", at=at)
     return name
 
 

@@ -17,6 +17,8 @@ Percent = Annotated[str, Meta(pattern=r"^[0-9]{1,3}(\.[0-9]+)?%$(?!\n)")]
 
 Policy = Literal["priority", "fair"]
 
+Bytes = Annotated[int, Meta(ge=1, le=2**53)]
+
 Weight = Annotated[float, Meta(gt=0, le=1_000_000)]
 
 
@@ -53,9 +55,24 @@ class QueueSettings(Pause, frozen=True, kw_only=True, omit_defaults=True, forbid
     """For jobs that do not say; absent = a day."""
     keep_failure: Seconds | UnsetType | None = UNSET
     """For jobs that do not say; absent = a week."""
+    most_payload: Bytes | None = None
+    """Bytes of a payload; null = as many as the server allows. It never allows more than the server."""
+    most_files: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+    """Bytes of the files of one job, those that come with it and those that its run leaves; the same."""
 
 
-Clearable = Literal["policy", "weights", "tiers", "timeout", "isolate", "on_lost", "keep_success", "keep_failure"]
+Clearable = Literal[
+    "policy",
+    "weights",
+    "tiers",
+    "timeout",
+    "isolate",
+    "on_lost",
+    "keep_success",
+    "keep_failure",
+    "most_payload",
+    "most_files",
+]
 
 
 class QueueChange(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -72,6 +89,8 @@ class QueueChange(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     on_lost: OnLost | UnsetType = UNSET
     keep_success: Seconds | UnsetType | None = UNSET
     keep_failure: Seconds | UnsetType | None = UNSET
+    most_payload: Bytes | UnsetType | None = UNSET
+    most_files: Annotated[int, Meta(ge=0, le=2**53)] | UnsetType | None = UNSET
     clear: list[Clearable] = []
     """Settings to reset to their defaults."""
 

@@ -22,6 +22,7 @@ from windlass.model.operations import (
     GetQuota,
     GetStats,
     Operation,
+    PutFile,
     PutHandler,
     Service,
 )
@@ -79,6 +80,10 @@ class QuotaFilter:
         news = _new_jobs(operation)
         if news:
             self._admit(await self._meter(operation.tenant), news, reported=isinstance(operation, Finish))
+        if isinstance(operation, PutFile):
+            quota = (await self._meter(operation.tenant)).quota
+            if (why := too_large(quota, len(operation.data))) is not None:
+                raise TooLarge(why, at="data")
         return await self._service(operation)
 
     def _admit(self, meter: TenantMeter, news: Sequence[NewJob | bytes], *, reported: bool) -> None:

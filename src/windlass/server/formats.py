@@ -105,6 +105,11 @@ def prefers(accept: str, kind: str) -> bool:
     return named > 0 and named >= max(_rank(ranges, form) for form in TYPES)
 
 
+def names_a_format(accept: str) -> bool:
+    """Whether the request names MessagePack or JSON."""
+    return any(one.kind in FORMATS and one.quality > 0 for one in accepted(accept))
+
+
 def request_format(content_type: str) -> Format | None:
     """The format of a body; null = neither MessagePack nor JSON."""
     return FORMATS.get(media(content_type))

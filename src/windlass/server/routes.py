@@ -27,6 +27,7 @@ from windlass.model.operations import (
     EnqueueMany,
     Finish,
     FinishByHand,
+    GetFile,
     GetOutput,
     GetResult,
     List,
@@ -34,6 +35,7 @@ from windlass.model.operations import (
     Output,
     OutputPage,
     Page,
+    PutFile,
     Register,
     Registered,
     Release,
@@ -103,6 +105,8 @@ class Routes:
                 return await self._stream(request, self._from_query(shape, request, tenant))
             if shape.kind is GetOutput and formats.prefers(accept, TEXT):
                 return _output_text(await self._service(self._from_query(shape, request, tenant)))
+            if shape.kind is GetFile and not formats.names_a_format(accept):
+                return _file(await self._service(self._from_query(shape, request, tenant)), request)
             if shape.kind is EnqueueMany and formats.media(content_type) == formats.NDJSON:
                 return await self._lines(request, tenant)
             own = formats.request_format(content_type) or "json"
@@ -138,7 +142,7 @@ class Routes:
             if formats.media(content_type) not in ("text/plain", ""):
                 raise formats.unsupported(content_type, "text/plain")
             return shape.build(tenant, path, self._query(shape, request), text_of(data))
-        if shape.kind in (Output, Send):
+        if shape.kind in (Output, Send, PutFile):
             return shape.build(tenant, path, self._query(shape, request), data)
         form = formats.request_format(content_type)
         if form is None:
@@ -223,6 +227,13 @@ def _output_text(page: OutputPage) -> Response:
     """The bytes of all output streams, in order."""
     headers = {"windlass-next": str(page.next), "windlass-ended": "true" if page.ended else "false"}
     return Response(b"".join(chunk.data for chunk in page.chunks), headers=headers, media_type=TEXT)
+
+
+def _file(data: bytes, request: Request) -> Response:
+    """A file as it is, for a browser to save: it comes from a job, so it is never shown as a page of this server."""
+    name = quote(request.path_params["name"], safe="")
+    headers = {"content-disposition": f"attachment; filename*=UTF-8''{name}", "x-content-type-options": "nosniff"}
+    return Response(data, headers=headers, media_type="application/octet-stream")
 
 
 def _is_bare(request: Request) -> bool:

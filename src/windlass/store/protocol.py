@@ -22,7 +22,7 @@ from windlass.model.lifecycle import Move
 from windlass.model.names import JobKey
 from windlass.model.output import Chunk
 from windlass.model.worker import NewWorker, Worker
-from windlass.store import audit, data, flow
+from windlass.store import audit, data, files, flow
 
 
 class JobStore(Protocol):
@@ -216,6 +216,7 @@ class Store(Protocol):
     disk: LocalDisk | None
     prepare: Preparation | None
     audit: audit.AuditStore | None
+    files: files.FileStore | None
 
     async def close(self) -> None:
         """Let go of everything that was opened."""

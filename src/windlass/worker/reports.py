@@ -339,4 +339,6 @@ def _batches(reports: list[Finished]) -> list[list[Finished]]:
 
 def _size(report: Finished) -> int:
     result = len(memoryview(report.result)) if report.result else 0
+    if report.files:
+        result += sum(map(len, report.files.values()))
     return result + sum(len(memoryview(job.payload)) for job in report.jobs) if report.jobs else result

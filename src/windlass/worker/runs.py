@@ -67,9 +67,9 @@ class ActiveRun:
     """One run of one job, from its claim to its report."""
 
     __slots__ = (
-        "_unsent_bytes", "asked", "began", "cleared", "deadline", "given", "id", "job", "log", "number", "pid",
-        "progress", "runner", "sandbox", "since", "stopping", "taken", "takes_messages", "tenant", "timer", "token",
-        "version",
+        "_unsent_bytes", "asked", "began", "cleared", "deadline", "given", "has_files", "id", "job", "log", "number",
+        "pid", "progress", "runner", "sandbox", "since", "stopping", "taken", "takes_messages", "tenant", "timer",
+        "token", "version",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +99,8 @@ class ActiveRun:
         """What an uploaded function runs in."""
         self.version: int | None = None
         """The version of its handler."""
+        self.has_files = False
+        """Whether files came with it."""
         self.began = False
         """Whether the queue knows its pid."""
         self.cleared = not self.at_most_once
@@ -198,6 +200,7 @@ class ActiveRun:
             pid=pid,
             sandbox=self.sandbox,
             handler_version=self.version,
+            files_loaded=self.has_files and self.at_most_once and self.job.max_retry == 0,
         )
 
     def released(self, delay: float | None = None, rests: str | None = None, stopped: str | None = None) -> Released:
@@ -319,6 +322,7 @@ class RunTable:
             tenant = one.job.tenant if self.reports.name_tenants else None
             runner = runner_of(one.job)
             run = ActiveRun(next(self._numbers), one.job, one.token, now, runner, tenant=tenant)
+            run.has_files = bool(one.files)
             self.active[run.number] = run
             batches.setdefault(runner, []).append((run, one))
         for runner, batch in batches.items():
@@ -499,6 +503,7 @@ def finished(run: ActiveRun, outcome: RunOutcome) -> Finished:
             result=UNSET if outcome.result is None else Raw(outcome.result),
             content_type=outcome.content_type,
             jobs=outcome.jobs,
+            files=outcome.files,
         )
     verdict, error, reason = outcome.verdict, outcome.error or Error(), outcome.reason
     if run.stopping in STOPPED:
@@ -522,6 +527,7 @@ def finished(run: ActiveRun, outcome: RunOutcome) -> Finished:
         error=error,
         reason=reason,
         delay=outcome.delay,
+        files=outcome.files,
     )
 
 

@@ -68,6 +68,8 @@ class FlowConfig:
         self.tasks = tasks
         self._at_most_once = frozenset(name.partition(",")[2] for name, one in queues.items() if one.on_lost == "fail")
         self._strict_priority = frozenset(name for name, one in queues.items() if one.policy == "priority")
+        self.has_bounds = any(one.most_payload is not None or one.most_files is not None for one in queues.values())
+        """Whether a queue has bounds of its own on payloads or files."""
         self._lanes: dict[tuple[str, str, str], _LaneConfig] = {}
 
     def settings(self, tenant: str, queue: str) -> QueueSettings:

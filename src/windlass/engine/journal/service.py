@@ -12,7 +12,7 @@ that ended processes have left. Must not know how a journal is stored.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from operator import attrgetter
 from pathlib import Path
@@ -27,6 +27,7 @@ from windlass.engine.engine import validated
 from windlass.engine.estimate.answers import estimate_at_enqueue, estimate_unstored
 from windlass.engine.estimate.forecast import forecast_in_time
 from windlass.engine.estimate.stats import Forecast
+from windlass.engine.files import check_lines, with_files, with_files_of_many
 from windlass.engine.flow.config import FlowConfig
 from windlass.engine.journal.batch import Entry
 from windlass.engine.journal.drain import Drainer
@@ -41,6 +42,7 @@ from windlass.engine.new_jobs import (
     log_entered,
     name_accepted,
     name_unreplicated,
+    payloads_of,
     to_batch,
     to_drafts,
 )
@@ -63,6 +65,8 @@ from windlass.model.operations import (
     FailByHand,
     FinishByHand,
     GetEstimate,
+    GetFile,
+    GetFiles,
     GetOutput,
     GetQueueEstimate,
     GetResult,
@@ -82,7 +86,7 @@ from windlass.store.protocol import JournalTarget
 log = logging.getLogger("windlass.journal")
 
 READS = (
-    *(Show, GetResult, GetEstimate, GetQueueEstimate, GetOutput),
+    *(Show, GetResult, GetEstimate, GetQueueEstimate, GetOutput, GetFiles, GetFile),
     *(List, Count, GetStats, Send, Cancel, Rerun, Delete, FinishByHand, FailByHand),
 )
 """Operations on jobs: those that were accepted before must be there."""
@@ -148,6 +152,7 @@ class Journaled:
     # New jobs
 
     async def _enqueue(self, operation: Enqueue) -> Accepted:
+        operation = await self._with_files(operation)
         drafts = to_drafts(self._engine.context, operation)
         await self._check_terms(drafts, "job")
         draft = drafts[0]
@@ -181,6 +186,7 @@ class Journaled:
         ids: list[str] = []
         existing: list[str] = []
         created = 0
+        operation = await self._with_files_of_many(operation)
         for drafts in await checked_parts(self._engine.context, operation, self._check_terms):
             some = [draft.id for draft in drafts]
             async with name_accepted(ids, some):
@@ -195,6 +201,7 @@ class Journaled:
         lines = to_batch(self._engine.context, operation)
         if not lines:
             return Enqueued(ids=[], created=0)
+        await self._check_lines(lines)
         await self._check_terms([first_draft(lines)], "options")
 
         def ids() -> list[str]:
@@ -205,6 +212,29 @@ class Journaled:
             for id in ids():
                 log_entered(id, lines.common.task, created=True)
         return Enqueued(ids=ids(), created=len(lines))
+
+    # While the store is down, the bounds of queues are not known if they were not read before: then those of the server
+    # hold. Files that were sent before are in the store, so a job that names them has to wait for it.
+
+    async def _with_files(self, operation: Enqueue) -> Enqueue:
+        try:
+            return await with_files(self._engine.context, operation)
+        except Unavailable:
+            if operation.job.hashes:
+                raise
+            return operation
+
+    async def _with_files_of_many(self, operation: EnqueueMany) -> EnqueueMany:
+        try:
+            return await with_files_of_many(self._engine.context, operation)
+        except Unavailable:
+            if any(new.hashes for new in operation.jobs):
+                raise
+            return operation
+
+    async def _check_lines(self, lines: JobBatch) -> None:
+        with suppress(Unavailable):
+            await check_lines(self._engine.context, lines.tenant, lines.common.queue, payloads_of(lines))
 
     async def _check_terms(self, drafts: Sequence[Draft], at: str) -> None:
         """Check what depends on settings in the store. While it is down they are not known: any tier is accepted then,

@@ -5,6 +5,10 @@ scope. The engine answers operations in process; HTTP routes, client calls and O
 `OPERATIONS`. Whatever answers them (`await service(operation)`) is a `Service`.
 """
 
+from windlass.model.operations.files import FileEntry as FileEntry
+from windlass.model.operations.files import GetFile as GetFile
+from windlass.model.operations.files import GetFiles as GetFiles
+from windlass.model.operations.files import PutFile as PutFile
 from windlass.model.operations.flow import ChangeQueue as ChangeQueue
 from windlass.model.operations.flow import GetEstimate as GetEstimate
 from windlass.model.operations.flow import GetLimit as GetLimit

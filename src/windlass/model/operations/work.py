@@ -10,7 +10,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 from windlass.model.duration import Seconds, Time
 from windlass.model.handler import Language
 from windlass.model.job import MSGPACK, Error, Job, NewJob, Reason
-from windlass.model.names import MEDIA_PATTERN, Name
+from windlass.model.names import MEDIA_PATTERN, MOST_FILES, FileName, Name
 from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
 from windlass.model.outcome import Verdict
 from windlass.model.output import MOST_CHUNKS, NewChunk, Progress
@@ -71,6 +71,7 @@ class Began(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     pid: Annotated[int, Meta(ge=0, le=2**32 - 1)]
     sandbox: SandboxTier | None = None  # of a handler's code: the tier of the sandbox that it runs in
     handler_version: HandlerNumber | None = None  # of a handler's code: its version
+    files_loaded: bool = False  # the queue drops the files that came with the job: the worker has them, for good
 
 
 @operation("POST", "/workers/{worker}/begin", "work", body="jobs")
@@ -143,6 +144,9 @@ class Finished(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_
     handler_version: HandlerNumber | None = None  # as in `Began`; kept in the job's record
     jobs: Annotated[list[NewJob], Meta(max_length=MOST_SPAWNED)] = []
     """New jobs of the same tenant, queued together with the finish, once however often it is sent; only with ok."""
+    files: Annotated[
+        dict[FileName, bytes], Meta(max_length=MOST_FILES)
+    ] = {}  # what the run leaves; replaces what an earlier left
 
 
 @operation("POST", "/workers/{worker}/finish", "work", body="jobs")

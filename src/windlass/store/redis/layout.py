@@ -204,7 +204,7 @@ def heartbeat_arguments(beats: Sequence[Heartbeat]) -> Iterator[bytes | str | in
         yield b"" if beat.progress is None else _pack(beat.progress)
         yield encoding.encode_handler_run(beat.ran)
         yield "" if beat.messages_after is None else beat.messages_after
-        yield len(beat.output)
+        yield f"-{len(beat.output)}" if beat.files_loaded else len(beat.output)
         for chunk in beat.output:
             yield bytes((STREAMS.index(chunk.stream),)) + chunk.data
 

@@ -10,6 +10,7 @@ from windlass.model.worker import NewWorker, Worker
 from windlass.store.audit import AuditRow, AuditRows, AuditStore, audit_cursor
 from windlass.store.data import ANYTHING, AccessRefused, Unchecked
 from windlass.store.encoding import from_micros, span
+from windlass.store.files import FileStore
 from windlass.store.protocol import (
     EventStore,
     FlowStore,
@@ -23,6 +24,7 @@ from windlass.store.protocol import (
 from windlass.store.redis.calls import Connection, Partitions
 from windlass.store.redis.connection import BlockingChannel
 from windlass.store.redis.events import EventBus
+from windlass.store.redis.files import RedisFiles
 from windlass.store.redis.flow import HOME, RedisFlow
 from windlass.store.redis.jobs import RedisJobs, RedisJournal, RedisPreparation
 from windlass.store.redis.urls import Replicas
@@ -122,6 +124,7 @@ class RedisStore:
         self.journal: JournalTarget | None = RedisJournal(jobs, self.ready)
         self.disk: LocalDisk | None = None
         self.audit: AuditStore | None = RedisAudit(self.partitions)
+        self.files: FileStore | None = RedisFiles(self.partitions)
         self.prepare: Preparation | None = None
         if isinstance(connection.channel, BlockingChannel) and clock is None and connection.replicas is None:
             self.prepare = RedisPreparation(connection.channel, jobs)

@@ -85,7 +85,7 @@ FIRST_RUN_COLUMNS = """
 """
 """What `first_run_records` needs of a job that was just started; the last column says whether it is enough."""
 
-_FILES = "SELECT job, name, data FROM file WHERE job IN carray(?) ORDER BY rowid"
+_FILES = "SELECT job, name, data FROM file WHERE job IN carray(?) AND NOT from_run ORDER BY rowid"
 _ERRORS = "SELECT job, data FROM error WHERE job IN carray(?) ORDER BY job, n"
 
 

@@ -167,7 +167,7 @@ CREATE TABLE job (
     losses       INTEGER NOT NULL DEFAULT 0,
     errors       INTEGER NOT NULL DEFAULT 0,       -- how many it ever had: the number of its next
     chunks       INTEGER NOT NULL DEFAULT 0,       -- how many chunks of output it ever had
-    files        INTEGER NOT NULL,                 -- how many came with it
+    files        INTEGER NOT NULL,                 -- how many came with it and are still here
     followed     INTEGER NOT NULL DEFAULT 0,       -- whether another job waits for it or is to follow it, or did
     size         INTEGER NOT NULL,                 -- bytes of the payload
     reason       TEXT,
@@ -207,14 +207,28 @@ CREATE TABLE payload (
 ) STRICT;
 
 
--- What came with a job beside its payload.
+-- What came with a job beside its payload, and what a run of it has left.
 CREATE TABLE file (
-    job  INTEGER NOT NULL,
-    name TEXT NOT NULL,
-    data BLOB NOT NULL
+    job      INTEGER NOT NULL,
+    name     TEXT NOT NULL,
+    data     BLOB NOT NULL,
+    from_run INTEGER NOT NULL DEFAULT 0 -- whether a run has left it
 ) STRICT;
 
-CREATE UNIQUE INDEX file_name ON file (job, name);
+CREATE UNIQUE INDEX file_name ON file (job, from_run, name);
+
+
+-- Files that were uploaded before the jobs that name them by their SHA-256.
+CREATE TABLE upload (
+    tenant     TEXT NOT NULL,
+    digest     BLOB NOT NULL,
+    expires_at INTEGER NOT NULL,
+    data       BLOB NOT NULL
+) STRICT;
+
+CREATE UNIQUE INDEX upload_digest ON upload (tenant, digest);
+CREATE INDEX upload_expiry ON upload (tenant, expires_at);
+CREATE INDEX upload_old ON upload (expires_at);
 
 
 -- One row for each running job, and for no other.

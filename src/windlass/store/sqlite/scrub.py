@@ -71,7 +71,8 @@ CHECKS: dict[str, str] = {
         LEFT JOIN (SELECT job, count(*) AS kept, max(n) AS newest FROM error GROUP BY job) AS e ON e.job = job.seq
         WHERE min(errors, {MOST_ERRORS}) <> coalesce(kept, 0) OR errors <> coalesce(newest + 1, 0)""",
     "has other files than its record says": """
-        SELECT hex(id) FROM job LEFT JOIN (SELECT job, count(*) AS kept FROM file GROUP BY job) AS f ON f.job = job.seq
+        SELECT hex(id) FROM job
+        LEFT JOIN (SELECT job, count(*) AS kept FROM file WHERE NOT from_run GROUP BY job) AS f ON f.job = job.seq
         WHERE files <> coalesce(kept, 0)""",
     "has output with a gap, or more of it than is kept": f"""
         SELECT hex(id) FROM job JOIN (

@@ -4,7 +4,7 @@ Holds what is opened and closed: the connection, the wake-ups, the event bus. Kn
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -41,6 +41,7 @@ from windlass.store.data import (
 )
 from windlass.store.encoding import pack_terms
 from windlass.store.facts import StoreInfo
+from windlass.store.files import FileStore
 from windlass.store.flow import BucketUsage, LaneBacklog, Regroup, Rules, StaleRules
 from windlass.store.protocol import (
     EventStore,
@@ -53,7 +54,7 @@ from windlass.store.protocol import (
     RecordStore,
     WorkerStore,
 )
-from windlass.store.sqlite import claims, dependencies, flow, jobs, listing, records, transitions, upkeep
+from windlass.store.sqlite import claims, dependencies, files, flow, jobs, listing, records, transitions, upkeep
 from windlass.store.sqlite.connection import Connection, InlineConnection
 from windlass.store.sqlite.events import EventBus
 from windlass.store.sqlite.file import MEMORY, Durability, connect, resolve
@@ -218,6 +219,28 @@ class SqliteAudit:
         return await self._connection.read(lambda tx: records.audit_lines(tx, tenant, after, limit))
 
 
+class SqliteFiles:
+    """The files of a file."""
+
+    def __init__(self, connection: Connection | InlineConnection) -> None:
+        self._connection = connection
+
+    async def attach(self, key: JobKey, token: bytes, left: Mapping[str, bytes]) -> bool:
+        return await self._connection.write(lambda tx: files.attach(tx, key, token, left))
+
+    async def left(self, key: JobKey) -> dict[str, int]:
+        return await self._connection.read(lambda tx: files.left(tx, key))
+
+    async def read(self, key: JobKey, name: str) -> bytes | None:
+        return await self._connection.read(lambda tx: files.read(tx, key, name))
+
+    async def upload(self, tenant: str, digest: bytes, data: bytes, *, seconds: float, most: int) -> None:
+        await self._connection.write(lambda tx: files.upload(tx, tenant, digest, data, seconds=seconds, most=most))
+
+    async def uploaded(self, tenant: str, digests: Sequence[bytes], seconds: float) -> dict[bytes, bytes]:
+        return await self._connection.write(lambda tx: files.uploaded(tx, tenant, digests, seconds))
+
+
 class SqliteDisk:
     """The disk that a file is on."""
 
@@ -242,6 +265,7 @@ class SqliteStore:
         self.journal: JournalTarget | None = None
         self.disk: LocalDisk | None = SqliteDisk(connection)
         self.audit: AuditStore | None = SqliteAudit(connection)
+        self.files: FileStore | None = SqliteFiles(connection)
         self.prepare: Preparation | None = None
         if isinstance(connection, InlineConnection):
             self.prepare = SqlitePreparation(connection)

@@ -58,6 +58,9 @@ _SET_PID = """
     UPDATE job SET pid = begun.pid, updated_at = begun.updated_at FROM begun WHERE job.seq = begun.seq
 """
 
+_DROP_SENT_FILES = "DELETE FROM file WHERE job IN carray(?) AND NOT from_run"
+_NO_SENT_FILES = "UPDATE job SET files = 0 WHERE seq IN carray(?)"
+
 _SET_HANDLER = f"""
     UPDATE job SET node =
         substr(coalesce(node, ''), 1, instr(coalesce(node, '') || '{PLACE_SEPARATOR}', '{PLACE_SEPARATOR}') - 1) || ?2
@@ -162,6 +165,10 @@ def heartbeat(tx: Transaction, beats: Sequence[Heartbeat], lease: float) -> list
     if progress:
         tx.run(_SET_UPDATED_AT, int_array(list(progress)), tx.now)
     _set_handler(tx, ran)
+    if loaded := [id for id, beat, reply in zip(ids, beats, answers, strict=True) if beat.files_loaded and reply.held]:
+        seqs = [held[id].seq for id in loaded]
+        tx.run(_DROP_SENT_FILES, int_array(seqs))
+        tx.run(_NO_SENT_FILES, int_array(seqs))
     return answers
 
 

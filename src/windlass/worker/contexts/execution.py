@@ -5,22 +5,27 @@ Also the messages that were sent to the job and that its task has not taken. Run
 
 import asyncio
 import inspect
+import os
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Protocol
+
+from msgspec.structs import replace
 
 from windlass.call.arguments import Arguments, CallSignature
 from windlass.call.current import RunningJob, running
 from windlass.call.signals import Cancelled, Fail, RateLimited, Retry, Snooze
-from windlass.model.errors import Invalid, TooLarge
+from windlass.model.errors import Invalid, TooLarge, WindlassError
 from windlass.model.job import Error, NewJob
 from windlass.model.names import child_id, keyed_id
 from windlass.model.outcome import Verdict
 from windlass.model.output import Progress, Stream
 from windlass.model.wire import encodable
+from windlass.worker.contexts.folders import JobFolder
 from windlass.worker.contexts.frames import MOST_RESULT, Assignment, RunOutcome, RunUpdate
 
 
@@ -106,7 +111,19 @@ SendUpdate = Callable[[RunUpdate], None]
 class Execution:
     """What `current` stands for while a job runs."""
 
-    __slots__ = ("_assignment", "_cancelled", "_job", "_send", "messages", "poll", "spawned", "stop", "taken", "task")
+    __slots__ = (
+        "_assignment",
+        "_cancelled",
+        "_folder",
+        "_job",
+        "_send",
+        "messages",
+        "poll",
+        "spawned",
+        "stop",
+        "taken",
+        "task",
+    )
 
     _stopping = threading.Lock()
     """Nothing may come between "cancelled" and "has ended": or the exception would hit the next job of that thread."""
@@ -115,6 +132,7 @@ class Execution:
         self._assignment = assignment
         self._send = send
         self._job: RunningJob | None = None
+        self._folder: JobFolder | None = None
         self._cancelled = False
         self.poll: Callable[[], None] | None = None
         """Reads commands that have come, where no thread listens all the time."""
@@ -188,6 +206,30 @@ class Execution:
     def files(self) -> dict[str, bytes]:
         return self._assignment.files
 
+    @property
+    def folder(self) -> Path:
+        return self._own_folder().path
+
+    def attach(self, path: str | os.PathLike[str], name: str | None) -> None:
+        self._own_folder().attach(path, name)
+
+    def _own_folder(self) -> JobFolder:
+        if self._folder is None:
+            self._folder = JobFolder(self._assignment.number, self._assignment.files)
+        return self._folder
+
+    def with_files(self, outcome: RunOutcome) -> RunOutcome:
+        """An outcome with the files that the run leaves; its folder is removed."""
+        if self._folder is None:
+            return outcome
+        try:
+            return replace(outcome, files=self._folder.left())
+        except (OSError, WindlassError) as fault:
+            error = describe_error(fault)
+            return RunOutcome(outcome.number, Verdict.FAILED, error=replace(error, type="Files", traceback=""))
+        finally:
+            self._folder.remove()
+
     def progress(self, progress: Progress) -> None:
         self._send(RunUpdate(self._assignment.number, progress=progress))
 
@@ -236,9 +278,10 @@ def execute(callee: TaskCode, assignment: Assignment, run: Execution) -> RunOutc
     token = running.set(run)
     try:
         args, kwargs = _arguments(callee, assignment)
-        return success(callee, assignment.number, callee.function(*args, **kwargs), run)
+        outcome = success(callee, assignment.number, callee.function(*args, **kwargs), run)
+        return run.with_files(outcome)
     except BaseException as fault:  # noqa: BLE001 - whatever a task raises is its outcome
-        return outcome_of(assignment.number, fault)
+        return run.with_files(outcome_of(assignment.number, fault))
     finally:
         running.reset(token)
 
@@ -248,9 +291,9 @@ async def aexecute(callee: TaskCode, assignment: Assignment, run: Execution) -> 
     running.set(run)
     try:
         args, kwargs = _arguments(callee, assignment)
-        return success(callee, assignment.number, await callee.function(*args, **kwargs), run)
+        return run.with_files(success(callee, assignment.number, await callee.function(*args, **kwargs), run))
     except BaseException as fault:  # noqa: BLE001
-        return outcome_of(assignment.number, fault)
+        return run.with_files(outcome_of(assignment.number, fault))
 
 
 def _arguments(callee: TaskCode, assignment: Assignment) -> Arguments:

@@ -114,6 +114,8 @@ class RunOutcome(Struct, frozen=True, array_like=True, gc=False):
     """`crashed`, `timeout` …, where the code itself did not end it."""
     content_type: str = MSGPACK
     """Of the result."""
+    files: dict[str, bytes] = {}
+    """What it leaves, by name."""
 
 
 class RunUpdate(Struct, frozen=True, array_like=True, gc=False):
@@ -323,6 +325,8 @@ class ContextOutbox:
         self._outcomes.append(outcome)
         if outcome.result is not None:
             self._bytes += len(outcome.result)
+        if outcome.files:
+            self._bytes += sum(map(len, outcome.files.values()))
 
     def add_update(self, update: RunUpdate) -> None:
         self._updates.append(update)

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from windlass.model.options import JobOptions
-from windlass.worker.contexts import prints
+from windlass.worker.contexts import folders, prints
 from windlass.worker.contexts.frames import (
     AppInfo,
     Command,
@@ -166,6 +166,7 @@ class Zygote:
             self._killed.discard(pid)
             if (number := self._contexts.pop(pid, None)) is not None:
                 del self._pids[number]
+                folders.remove_of(pid)
                 self._report(Exited(number, status, peak_memory))
         if orphans_likely:
             self._sweeps = SWEEPS
@@ -343,6 +344,7 @@ def main() -> None:
         os._exit(1)
     _flush()
     adopt_orphans()
+    folders.sweep()
     for task in app.tasks.values():
         task.plan.prepare()
     gc.collect()

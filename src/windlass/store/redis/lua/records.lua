@@ -1,4 +1,5 @@
--- Records that are not jobs: workers, records with compare-and-swap, the audit log. All of them are in the first partition.
+-- Records that are not jobs: workers, records with compare-and-swap, the audit log, uploaded files. All of them are in the
+-- first partition.
 
 do
 
@@ -103,6 +104,69 @@ register('audit_lines', READS, function(args)
     local time, tenant, from = struct.unpack('>I8s', line)
     push(out, n, stamp(time))
     push(out, tenant, string.sub(line, from))
+  end
+  return out
+end)
+
+-- Uploaded files
+
+local MOST_EXPIRED = 100 -- files past their time that are dropped when one comes
+local LEAST_SIZE = 4096 -- as which a smaller file counts, so that their number is bounded too
+local AFTERWARDS = 60000 -- ms for which a key outlives the last file in it
+
+local function upload_key(tenant, digest) return K .. ':upload:' .. tenant .. ':' .. digest end
+
+local function forget_upload(tenant, digest)
+  local sizes = K .. ':upload_sizes:' .. tenant
+  redis.call('DEL', upload_key(tenant, digest))
+  redis.call('ZREM', K .. ':uploads:' .. tenant, digest)
+  redis.call('HINCRBY', sizes, '', '-' .. redis.call('HGET', sizes, digest))
+  redis.call('HDEL', sizes, digest)
+end
+
+-- Set when a file expires. Its keys go by themselves a little later, if its tenant never comes again.
+local function keep_upload(tenant, digest, us)
+  redis.call('ZADD', K .. ':uploads:' .. tenant, stamp(now + us), digest)
+  if not is_server_time then return end
+  local ms = stamp(math.floor(us / 1000) + AFTERWARDS)
+  redis.call('PEXPIRE', upload_key(tenant, digest), ms)
+  redis.call('PEXPIRE', K .. ':uploads:' .. tenant, ms)
+  redis.call('PEXPIRE', K .. ':upload_sizes:' .. tenant, ms)
+end
+
+-- Keep a file; those of its tenant that expire first make room for it.
+-- args →  tenant, SHA-256, bytes, us for which it is kept, most bytes of the tenant's
+register('upload', STORES, function(args)
+  local tenant, digest, data, most = args[2], args[3], args[4], tonumber(args[6])
+  local index, sizes = K .. ':uploads:' .. tenant, K .. ':upload_sizes:' .. tenant
+  for _, old in ipairs(redis.call('ZRANGEBYSCORE', index, '-inf', now, 'LIMIT', 0, MOST_EXPIRED)) do forget_upload(tenant, old) end
+  if redis.call('ZSCORE', index, digest) then forget_upload(tenant, digest) end
+  local size = math.max(#data, LEAST_SIZE)
+  while tonumber(redis.call('HGET', sizes, '') or 0) + size > most do
+    local first = redis.call('ZRANGE', index, 0, 0)[1]
+    if not first then break end
+    forget_upload(tenant, first)
+  end
+  redis.call('SET', upload_key(tenant, digest), data)
+  redis.call('HSET', sizes, digest, size)
+  redis.call('HINCRBY', sizes, '', size)
+  keep_upload(tenant, digest, tonumber(args[5]))
+  return 1
+end)
+
+-- Files that are there; each is kept for so long from now.
+-- args →  tenant, us for which they are kept; SHA-256, …
+-- returns →  SHA-256, bytes, …
+register('uploaded', STORES, function(args)
+  local tenant, out = args[2], {}
+  for i = 4, #args do
+    local digest = args[i]
+    local data = tonumber(redis.call('ZSCORE', K .. ':uploads:' .. tenant, digest) or 0) > now
+      and redis.call('GET', upload_key(tenant, digest))
+    if data then
+      push(out, digest, data)
+      keep_upload(tenant, digest, tonumber(args[3]))
+    end
   end
   return out
 end)

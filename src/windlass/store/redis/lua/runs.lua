@@ -44,7 +44,8 @@ end
 
 -- Renew the leases of running jobs and store what they report.
 -- args →  lease (us); per job: id, token, pid ('' = unchanged), progress ('' = unchanged), what runs it ('' = unchanged),
---         number of the last message that its worker has ('' = it takes none), number of pieces of output,
+--         number of the last message that its worker has ('' = it takes none), number of pieces of output (a minus
+--         before it: the files that came with the job are dropped),
 --         stream .. bytes, …
 -- returns →  per job: 1 or 0 (held under that token), reason, its bytes by `meta_of` if it runs at a tier, else '';
 --         { messages }, of all jobs none beyond MOST_COLLECTED bytes
@@ -52,7 +53,7 @@ register('heartbeat', STORES, function(args)
   local until_, out, room, i = stamp(now + tonumber(args[2])), {}, MOST_COLLECTED, 3
   while i <= #args do
     local id, token, pid, progress, ran = args[i], args[i + 1], args[i + 2], args[i + 3], args[i + 4]
-    local after, pieces, messages = args[i + 5], tonumber(args[i + 6]), {}
+    local after, pieces, messages = args[i + 5], math.abs(tonumber(args[i + 6])), {}
     local job = load(id)
     local mine = job and job[STATE] == RUNNING and job.run[TOKEN] == token
     if mine then
@@ -66,6 +67,7 @@ register('heartbeat', STORES, function(args)
         mark(job, EXTRAS)
         store_output(job, args, i + 7, i + 6 + pieces)
       end
+      if string.byte(args[i + 6]) == 45 then redis.call('DEL', K .. 'f' .. id) end
       if pid ~= '' then job.run[PID], job[UPDATED] = tonumber(pid), now end
       if ran ~= '' then job.run[NODE] = placed(job.run[NODE], ran) end
       if pid ~= '' or progress ~= '' or ran ~= '' or pieces > 0 then save_run(job) end
@@ -106,6 +108,39 @@ register('post', STORES, function(args)
   if job[STATE] == RUNNING then publish('order/' .. job.run[WORKER]) end
   return 'kept'
 end)
+
+-- Files
+
+-- Keep the files that a run has left, in the place of those that an earlier one left.
+-- args →  id, token; name, bytes, …
+-- returns →  1 if the job was held under that token, else 0
+register('attach', STORES, function(args)
+  local id, files = args[2], {}
+  local job = load(id)
+  if not job or job[STATE] ~= RUNNING or job.run[TOKEN] ~= args[3] then return 0 end
+  for i = 4, #args do files[i - 3] = args[i] end
+  redis.call('DEL', K .. 'g' .. id)
+  send('HSET', K .. 'g' .. id, files)
+  if not has(job, EXTRAS) then
+    mark(job, EXTRAS)
+    save_run(job)
+  end
+  return 1
+end)
+
+-- The files that a run has left.
+-- args →  id
+-- returns →  name, bytes of it (a number), …
+register('left', READS, function(args)
+  local key, out = K .. 'g' .. args[2], {}
+  for _, name in ipairs(redis.call('HKEYS', key)) do push(out, name, redis.call('HSTRLEN', key, name)) end
+  return out
+end)
+
+-- One of them.
+-- args →  id, name
+-- returns →  its bytes, or nil
+register('read_file', READS, function(args) return redis.call('HGET', K .. 'g' .. args[2], args[3]) end)
 
 -- Successes
 

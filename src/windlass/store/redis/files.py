@@ -1,0 +1,39 @@
+"""Files beside the jobs in Redis: those that runs left, in the partition of their job; uploaded ones in the first."""
+
+from collections.abc import Mapping, Sequence
+
+from windlass.model.names import JobKey, raw_key
+from windlass.store.encoding import span
+from windlass.store.redis.calls import Partitions
+from windlass.store.redis.flow import HOME
+from windlass.store.redis.urls import Argument
+
+
+class RedisFiles:
+    """The files of a store in Redis."""
+
+    def __init__(self, partitions: Partitions) -> None:
+        self._partitions = partitions
+
+    async def attach(self, key: JobKey, token: bytes, files: Mapping[str, bytes]) -> bool:
+        arguments: list[Argument] = [raw_key(*key), token]
+        for name, data in files.items():
+            arguments += (name, data)
+        return bool(await self._partitions.call("attach", self._partitions.of_id(key.id), arguments))
+
+    async def left(self, key: JobKey) -> dict[str, int]:
+        reply = await self._partitions.call("left", self._partitions.of_id(key.id), [raw_key(*key)])
+        return dict(sorted((name.decode(), int(size)) for name, size in zip(reply[::2], reply[1::2], strict=True)))
+
+    async def read(self, key: JobKey, name: str) -> bytes | None:
+        data: bytes | None = await self._partitions.call(
+            "read_file", self._partitions.of_id(key.id), [raw_key(*key), name]
+        )
+        return data
+
+    async def upload(self, tenant: str, digest: bytes, data: bytes, *, seconds: float, most: int) -> None:
+        await self._partitions.call("upload", HOME, [tenant, digest, data, span(seconds), most])
+
+    async def uploaded(self, tenant: str, digests: Sequence[bytes], seconds: float) -> dict[bytes, bytes]:
+        reply = await self._partitions.call("uploaded", HOME, [tenant, span(seconds), *digests])
+        return dict(zip(reply[::2], reply[1::2], strict=True))

@@ -1,0 +1,53 @@
+"""The folder of a job: what came with it is there, what it leaves is kept, and nothing stays on the disk."""
+
+import os
+import signal
+from pathlib import Path
+
+from tests.support.worker_harness import WorkerHarness, until
+from windlass.model.job import State
+
+SCENE = {"scene.txt": b"cube"}
+
+
+def test_every_kind_of_task_finds_its_files_in_a_folder_and_leaves_others(harness: WorkerHarness) -> None:
+    harness.start()
+    jobs = {
+        word: getattr(harness.tasks, task).using(files=SCENE).enqueue(word)
+        for word, task in (("thread", "draw"), ("loop", "co_draw"), ("alone", "alone_draw"))
+    }
+    failing = harness.tasks.draw.using(files=SCENE).enqueue("fail")
+    for word, job in jobs.items():
+        assert job.result(60) == ["out", "scene.txt"]
+        assert job.files() == {"copied": b"cubecube", f"{word}.svg": f"<svg>{word}</svg>".encode()}
+    assert harness.ended(failing).state is State.FAILED
+    assert set(failing.files()) == {"copied", "fail.svg"}
+    folders = [Path(line) for line in harness.noted("folder", 4)]
+    assert len(set(folders)) == 4
+    assert not any(folder.exists() for folder in folders)
+
+
+def test_the_folder_of_a_process_that_was_killed_goes_too(harness: WorkerHarness) -> None:
+    """Its files are gone from the store since it began: S0 30."""
+    harness.start()
+    job = harness.tasks.alone_draw.using(files=SCENE, on_lost="fail").enqueue("stay")
+    (line,) = harness.noted("folder")
+    pid = until(lambda: job.refresh().pid)
+    assert (Path(line) / "scene.txt").read_bytes() == b"cube"
+    os.kill(pid, signal.SIGKILL)
+    assert harness.ended(job).state is State.FAILED
+    until(lambda: not Path(line).exists())
+    assert job.retry()
+    assert harness.ended(job).error.type == "FileNotFoundError"  # type: ignore[union-attr]
+
+
+def test_the_command_line_lists_and_saves_them(harness: WorkerHarness, tmp_path: Path) -> None:
+    job = harness.tasks.draw.using(files=SCENE).enqueue("cli")
+    harness.burst()
+    tenant = ("--tenant", harness.tenant)
+    assert "cli.svg" in harness.run("jobs", "files", job.id, *tenant).stdout
+    assert harness.run("jobs", "files", job.id, "cli.svg", *tenant).stdout == "<svg>cli</svg>"
+    saved = tmp_path / "saved"
+    assert harness.run("jobs", "files", job.id, "--all", "-o", str(saved), *tenant).returncode == 0
+    assert {path.name: path.read_bytes() for path in saved.iterdir()} == job.files()
+    assert harness.run("jobs", "files", job.id, "other", *tenant).returncode == 3
