@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from windlass.engine import new_jobs
 from windlass.engine.context import EngineContext, ambiguous_id, fence, lease_of
+from windlass.engine.files import attach
 from windlass.engine.flow.config import FlowConfig
 from windlass.model import lifecycle, wire
 from windlass.model.admission import check_left_files
@@ -188,6 +189,13 @@ def check_finished(context: EngineContext, item: Finished, at: str) -> None:
 
 
 # Writing
+
+
+async def add_made(context: EngineContext, reports: Sequence[tuple[Finished, str]]) -> None:
+    """Add the files that runs leave, and the jobs that successful ones made."""
+    await attach(context, reports)
+    if any(item.jobs for item, _ in reports):
+        await add_spawned(context, reports)
 
 
 async def add_spawned(context: EngineContext, reports: Sequence[tuple[Finished, str]]) -> None:

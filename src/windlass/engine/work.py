@@ -16,14 +16,13 @@ from typing import Any
 from msgspec.structs import replace
 
 from windlass.engine.context import POLL_EVERY, EngineContext, heard_of, known_worker, lease_of
-from windlass.engine.files import attach
 from windlass.engine.flow.apply import hold_limits
 from windlass.engine.flow.tiers import rebalance
 from windlass.engine.handlers import tasks_of
 from windlass.engine.jobs import check_output, deliveries
 from windlass.engine.reports import (
     JobRun,
-    add_spawned,
+    add_made,
     alive,
     applied_of,
     begun,
@@ -165,14 +164,12 @@ async def renew_now(context: EngineContext, operation: Renew, lease: float) -> R
 
 
 async def finish(context: EngineContext, operation: Finish) -> Applied:
-    """Runs have ended. Jobs that they made are added first; successes are written, other outcomes decided."""
+    """Runs have ended. What they made is added first; successes are written, other outcomes decided."""
     await known_worker(context, operation.worker, operation.tenant)
     for place, item in enumerate(operation.jobs):
         check_finished(context, item, f"jobs[{place}]")
     reports = list(zip(operation.jobs, await tenants_of(context, operation), strict=True))
-    await attach(context, reports)
-    if any(item.jobs for item in operation.jobs):
-        await add_spawned(context, reports)
+    await add_made(context, reports)
     ok = [(item, tenant) for item, tenant in reports if item.outcome is Verdict.OK]
     others = [(item, tenant) for item, tenant in reports if item.outcome is not Verdict.OK]
     applied: set[JobRun] = set()
