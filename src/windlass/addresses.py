@@ -170,6 +170,13 @@ async def scrub(engine: Engine, address: str) -> list[str]:
     return await of_server.scrub(engine.context.store)  # type: ignore[arg-type]
 
 
+async def quick_check(engine: Engine) -> list[str] | None:
+    """What is damaged in the pages of the file of an engine; null = it is too large for that."""
+    from windlass.store.sqlite import scrub as of_file  # noqa: PLC0415
+
+    return await of_file.quick_check(engine.context.store)  # type: ignore[arg-type] # opened as one
+
+
 async def facts_of(engine: Engine, address: str) -> StoreInfo:
     """What the store of an engine, opened at this address, says of itself."""
     if file_of(address) is not None:

@@ -860,15 +860,15 @@ def test_an_interrupted_wait_ends_quietly_and_leaves_the_job(windlass: Windlass,
     assert windlass("jobs", "count", "--state", "queued").out == "1\n"
 
 
-@pytest.mark.parametrize("form", [["--json"], []])
-def test_a_reader_that_goes_away_is_no_error(file: Place, form: list[str]) -> None:
+@pytest.mark.parametrize("command", [["jobs", "ls"], ["jobs", "ls", "--json"], ["doctor"], ["doctor", "--deep"]])
+def test_a_reader_that_goes_away_is_no_error(file: Place, command: list[str]) -> None:
     many(file, 10)
-    with subprocess.Popen([*PROGRAM, "jobs", "ls", *form], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as ls:
-        assert ls.stdout is not None
-        assert ls.stderr is not None
-        ls.stdout.close()
-        assert ls.stderr.read() == b""
-        assert ls.wait(PATIENCE) == cli.OUTPUT_CLOSED
+    with subprocess.Popen([*PROGRAM, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        assert program.stderr is not None
+        program.stdout.close()
+        assert program.stderr.read() == b""
+        assert program.wait(PATIENCE) == cli.OUTPUT_CLOSED
 
 
 def test_on_a_terminal_a_live_line_shows_the_state_of_the_job(file: Place) -> None:

@@ -98,5 +98,7 @@ def test_a_run_that_was_given_back_is_logged_so(harness: WorkerHarness) -> None:
 @ON_A_FILE
 def test_a_result_that_is_too_large_leaves_a_line_in_the_log(harness: WorkerHarness) -> None:
     id = harness.tasks.huge_result.enqueue(17).id
-    worker = harness.start("--burst")
+    worker = harness.start("--burst", "-v")
     worker.hear(f"{id}.*its outcome could not be stored: .* bytes, at most")
+    assert worker.ended() == 0
+    assert "huge_result completed" not in worker.said, "one line of it, which is true"

@@ -121,9 +121,12 @@ async def test_an_interpreter_that_does_not_work_is_found_out(
     if "sleep" in text:
         chosen |= {"python": node, "sh": node}
     unable = await languages.unable(FunctionOptions(interpreters=chosen))
-    assert f"its interpreter {node} does not work: " in unable["node"]
+    assert f"its interpreter {node} (`[functions] node`) does not work: " in unable["node"]
     assert why in unable["node"]
-    assert unable["php"].startswith("there is no interpreter of php")
+    assert (
+        unable["php"]
+        == f"`[functions] php` is {tmp_path}/nowhere: there is no such file. Name another, or leave it out"
+    )
     assert ("python" in unable) == ("sleep" in text)
     until(lambda: not [one for one in psutil.process_iter(["cmdline"]) if node in (one.info["cmdline"] or [])])
 
@@ -159,14 +162,14 @@ async def test_a_tier_that_cannot_be_had_is_no_language_at_all(tier: Any, monkey
 def test_a_worker_without_the_interpreter_leaves_jobs_to_one_that_has_it(harness: WorkerHarness, bench: Bench) -> None:
     """None is failed for good by the one that cannot run them, which asks for jobs all the time."""
     lame = harness.start("--name", "lame", WINDLASS_FUNCTIONS_PYTHON="/nowhere/python3")
-    lame.hear(r"takes no jobs of handlers in python: there is no interpreter of python")
+    lame.hear(r"takes no jobs of handlers in python: `\[functions\] python` is .*: there is no such file")
     bench.upload("echo", "def run(payload):\n    return payload\n")
     ids = bench.feed("echo", *map(str, range(30)))
     until(lambda: bench.job(ids[0]).state is State.QUEUED)
     shown = bench.command("jobs", "show", ids[0])
-    assert "no worker can run python: there is no interpreter of python" in re.sub(r"\s+", " ", shown)
+    assert "no worker can run python: `[functions] python` is " in re.sub(r"\s+", " ", shown)
     listed = re.sub(r"\s+", " ", bench.command("workers", "ls"))
-    assert "lame cannot run python: there is no interpreter of python" in listed
+    assert "lame cannot run python: `[functions] python` is " in listed
     doctor = re.sub(r"\s+", " ", harness.run("doctor").stdout)
     assert "lame cannot run handlers in python" in doctor
     assert "of task echo in default" in doctor

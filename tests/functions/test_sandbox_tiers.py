@@ -69,7 +69,7 @@ async def test_a_missing_interpreter_refuses(lang: str, tmp_path: Path) -> None:
     async with bench(interpreters=nowhere) as cell:
         outcome = (await cell.run(handler(lang, "x"), b"")).one
         assert outcome.unrun
-        assert outcome.message.startswith("there is no interpreter of ")
+        assert f"is {tmp_path / 'none'}: there is no such file" in outcome.message
 
 
 async def test_a_folder_that_other_users_cannot_reach_refuses(tmp_path: Path) -> None:
@@ -92,9 +92,17 @@ def test_an_interpreter_that_only_root_can_read_is_not_taken(tmp_path: Path) -> 
     assert not is_for_all(str(hidden / "python3"))
     found = find("python", {"python": str(hidden / "python3")}, as_another=True)
     assert found == (
-        "there is no interpreter of python that other users than root may read: "
-        "install it, or name one (`[functions] python`)"
+        f"`[functions] python` is {hidden / 'python3'}: no other user than root may read it, and functions run as "
+        "another user. Name another, or leave it out"
     )
+
+
+@pytest.mark.parametrize(("name", "why"), [("folder", "that is no file"), ("text", "that file is not executable")])
+def test_a_chosen_interpreter_that_is_of_no_use_is_named(tmp_path: Path, name: str, why: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "text").write_text("")
+    found = find("node", {"node": str(tmp_path / name)}, as_another=False)
+    assert found == f"`[functions] node` is {tmp_path / name}: {why}. Name another, or leave it out"
 
 
 @pytest.mark.parametrize("tier", ["confined", "isolated"])

@@ -234,6 +234,16 @@ def test_a_worker_in_a_burst_ends_where_a_page_is_damaged(tmp_path: Path, table:
     assert f"{path} is damaged" in ended.stderr.splitlines()[-1], ended.stderr
 
 
+@pytest.mark.parametrize("table", ["payload", "result", "audit"])
+def test_the_doctor_finds_a_damaged_page(tmp_path: Path, table: str) -> None:
+    path = tmp_path / "jobs.db"
+    damaged(path, table)
+    seen = output_of("doctor", "--store", str(path))
+    assert seen.returncode == 1
+    assert "FAIL" in seen.stdout
+    assert "restore a backup" in seen.stdout
+
+
 def test_the_error_names_a_read_only_disk(disk: Path) -> None:
     assert output_of("enqueue", "a", "--store", str(disk / "jobs.db")).returncode == 0
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)

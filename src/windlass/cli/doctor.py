@@ -4,14 +4,15 @@ Each check yields findings: what it saw, whether that is a problem, and what to 
 """
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from msgspec import Struct
 from rich.text import Text
 
-from windlass.addresses import facts_of, file_of, scrub, shown
+from windlass.addresses import facts_of, file_of, quick_check, scrub, shown
 from windlass.cli import console, terminal
 from windlass.cli.enqueue import takes, why_not_taken
 from windlass.cli.resources import pause_text
@@ -87,10 +88,11 @@ async def doctor(
       windlass doctor --store redis://localhost --json
     """
     findings: list[Finding] = []
-    async for finding in _examine(target, app, deep=deep):
-        findings.append(finding)
-        if not target.json:
-            _print(finding)
+    async with aclosing(_examine(target, app, deep=deep)) as found:  # also when the reader of stdout goes away
+        async for finding in found:
+            findings.append(finding)
+            if not target.json:
+                _print(finding)
     ok = all(finding.level != "FAIL" for finding in findings)
     if target.json:
         console.write_json(DoctorReport(ok=ok, findings=findings))
@@ -114,7 +116,7 @@ async def _app(target: str) -> AsyncIterator[Finding]:
         yield Finding("app", "warn", f"shares its connections to {where}", advice)
 
 
-async def _examine(target: Target, app: str, *, deep: bool) -> AsyncIterator[Finding]:
+async def _examine(target: Target, app: str, *, deep: bool) -> AsyncGenerator[Finding, None]:
     if app:
         async for finding in _app(app):
             yield finding
@@ -169,6 +171,19 @@ def _clock(facts: StoreInfo) -> Finding:
     found = f"{console.span(abs(apart))} {'behind' if apart > 0 else 'ahead of'} this host"
     advice = "" if abs(apart) < APART else "due times follow the store's clock: synchronize both with NTP"
     return Finding("clock", "warn" if advice else "ok", found, advice)
+
+
+async def _file(queue: Queue) -> AsyncIterator[Finding]:
+    """Damaged pages: a job on one cannot be read, and other jobs may go on for long."""
+    if not isinstance(queue.service, Engine) or file_of(queue.address) is None:
+        return
+    damage = await quick_check(queue.service)
+    if damage is None:
+        yield Finding("file", "ok", "not checked, because it is large: --deep does")
+    elif not damage:
+        yield Finding("file", "ok", "no page is damaged")
+    for one in damage or []:
+        yield Finding("file", "FAIL", one, "restore a backup, or start with a new file")
 
 
 async def _round_trip(queue: Queue) -> AsyncIterator[Finding]:
@@ -278,4 +293,4 @@ async def _consistency(queue: Queue) -> AsyncIterator[Finding]:
         yield Finding("consistency", "FAIL", f"and {len(found) - MOST_DAMAGE:,} more")
 
 
-CHECKS: tuple[Callable[[Queue], AsyncIterator[Finding]], ...] = (_store, _round_trip, _workers, _upkeep, _pauses)
+CHECKS: tuple[Callable[[Queue], AsyncIterator[Finding]], ...] = (_store, _file, _round_trip, _workers, _upkeep, _pauses)

@@ -31,6 +31,7 @@ from windlass.model.ports import Clock
 from windlass.worker.claims import Registration
 
 log = logging.getLogger("windlass.worker")
+job_log = logging.getLogger("windlass.job")
 
 TRY_AGAIN = (0.05, 0.1, 0.2, 0.5, 1.0)
 MOST_BYTES = 8 << 20
@@ -119,6 +120,8 @@ class Reports:
         """Runs with an update that is not answered, by id and token."""
         self._awaited: dict[tuple[str, str], Callable[[bool], None]] = {}
         """Whom to tell that the queue knows that a run begins."""
+        self._ends: dict[tuple[str, str], str] = {}
+        """What to log of ended runs when the queue has stored their outcome, by id and token."""
         self._something = asyncio.Event()
         self._nothing = asyncio.Event()
         self._nothing.set()
@@ -135,9 +138,14 @@ class Reports:
     def name_tenants(self) -> bool:
         return self._registration.name_tenants
 
-    def finish(self, report: Finished, last_update: Alive | None = None) -> None:
-        """Report how a job ended. Its last update is sent first: after its end the queue takes none."""
+    def finish(self, report: Finished, last_update: Alive | None = None, line: str | None = None) -> None:
+        """Report how a job ended. Its last update is sent first: after its end the queue takes none.
+
+        The line is logged when the queue has stored the outcome.
+        """
         self._finished.append(report)
+        if line is not None:
+            self._ends[report.id, report.token] = line
         self._note(last_update)
 
     def release(self, report: Released, last_update: Alive | None = None) -> None:
@@ -214,7 +222,12 @@ class Reports:
             self._nothing.set()
 
     async def _finish(self, batch: Sequence[Finished]) -> Applied:
-        return await self._registration.ask(lambda names: Finish(**names, jobs=list(batch)))
+        answer = await self._registration.ask(lambda names: Finish(**names, jobs=list(batch)))
+        for one in batch if self._ends else ():
+            line = self._ends.pop((one.id, one.token), None)
+            if line is not None and one.id not in answer.refused:
+                job_log.debug("%s", line)
+        return answer
 
     async def _begin(self, batch: Sequence[Began]) -> Applied:
         answer = await self._registration.ask(lambda names: Begin(**names, jobs=list(batch)))
@@ -297,8 +310,11 @@ class Reports:
             raise
         except WindlassError as fault:
             self._updating.difference_update((one.id, one.token) for one in batch.reports)
-            if len(batch.reports) == 1 and batch.send == self._begin:
-                self._answered(batch.reports[0], held=False)
+            if len(batch.reports) == 1:
+                (refused,) = batch.reports
+                self._ends.pop((refused.id, refused.token), None)
+                if batch.send == self._begin:
+                    self._answered(refused, held=False)
             return _instead_of(batch, fault)
         if answer.refused:
             log.warning("%d reports refused: those jobs are no longer this worker's", len(answer.refused))

@@ -450,16 +450,18 @@ class RunTable:
         elif run.stopping is Stop.LOST and isinstance(report, Finished):
             log.warning("lost job %s: its lease has run out, or it was ended by hand", run.id)
             report = None
-        self._log_end(run, report)
+        line = self._line_of_end(run, report)
         self._updated.pop(run.number, None)
         run.set_timer(None)
         self.done += isinstance(report, Finished)
         self._name_process(run, report)
         last_update = run.take_update() if run.has_update else None
         if isinstance(report, Finished):
-            self.reports.finish(report, last_update)
+            self.reports.finish(report, last_update, line)
         elif isinstance(report, Released):
             self.reports.release(report, last_update)
+        if line is not None and not isinstance(report, Finished):
+            job_log.debug("%s", line)
         self.changed.set()
 
     def _name_process(self, run: ActiveRun, report: Finished | Released | None) -> None:
@@ -469,15 +471,16 @@ class RunTable:
         if report.stopped is not None if isinstance(report, Released) else report.reason is Reason.CRASHED:
             self.reports.begin(run.begins(run.pid))
 
-    def _log_end(self, run: ActiveRun, report: Finished | Released | None) -> None:
+    def _line_of_end(self, run: ActiveRun, report: Finished | Released | None) -> str | None:
+        """For the log, if it takes such lines. That of an outcome is true only when the queue has stored it."""
         if not job_log.isEnabledFor(logging.DEBUG):
-            return
+            return None
         how = "released" if report is not None else "reported by its worker"
         if run.stopping is Stop.LOST:
             how = "lost"
         elif isinstance(report, Finished):
             how = f"completed, {report.outcome} {report.code or CODES[report.outcome]}"
-        job_log.debug("%s %s %s after %.3f s", run.id, run.job.task, how, self._clock.monotonic() - run.since)
+        return f"{run.id} {run.job.task} {how} after {self._clock.monotonic() - run.since:.3f} s"
 
 
 # The report on a run

@@ -34,6 +34,9 @@ from windlass.store.sqlite.transitions import MOST_ERRORS
 MOST_FINDINGS = 20
 """Of one kind."""
 
+LARGEST_QUICK = 256 << 20
+"""Bytes of a file that is checked in about a second."""
+
 _TABLES_OF_A_JOB = ("payload", "lease", "progress", "error", "result", "output", "input", "file")
 
 _ENDED = ", ".join(map(str, sorted(ENDED)))
@@ -127,8 +130,22 @@ async def scrub(store: SqliteStore) -> list[str]:
     return await store.examine(_findings)
 
 
+async def quick_check(store: SqliteStore) -> list[str] | None:
+    """What is damaged in the pages of the store's file; null = it is too large for that."""
+    return await store.examine(_quick_check)
+
+
+def _quick_check(tx: Transaction) -> list[str] | None:
+    size = sum(tx.column("SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"))
+    return None if size > LARGEST_QUICK else _damage(tx, f"quick_check({MOST_FINDINGS})")
+
+
+def _damage(tx: Transaction, check: str) -> list[str]:
+    return [f"SQLite: {answer}" for answer in tx.column(f"PRAGMA {check}") if answer != "ok"]
+
+
 def _findings(tx: Transaction) -> list[str]:
-    found = [f"SQLite: {answer}" for answer in tx.column("PRAGMA integrity_check") if answer != "ok"]
+    found = _damage(tx, "integrity_check")
     for wrong, query in CHECKS.items():
         found += [f"job {job} {wrong}" for job in tx.column(f"{query} LIMIT {MOST_FINDINGS}")]
     found += [f"lane {lane} has other names than its tenant's queue" for lane in tx.column(_MISNAMED_LANES)]

@@ -84,6 +84,8 @@ def find(lang: str, chosen: Mapping[str, str], *, as_another: bool) -> Interpret
     """A language's interpreter, or why there is none."""
     paths: dict[str, str] = {}
     for needed in ("python", "sh") if lang == "sh" else (lang,):
+        if needed in chosen and (wrong := _unusable(chosen[needed], as_another=as_another)):
+            return f"`[functions] {needed}` is {chosen[needed]}: {wrong}. Name another, or leave it out"
         usable = (real for real in map(os.path.realpath, _candidates(needed, chosen)) if os.access(real, os.X_OK))
         path = next((one for one in usable if not as_another or is_for_all(one)), None)
         if path is None:
@@ -105,6 +107,19 @@ def _candidates(lang: str, chosen: Mapping[str, str]) -> Iterator[str]:
         for places in (SEARCH_PATH, None):
             if path := shutil.which(program, path=places):
                 yield path
+
+
+def _unusable(path: str, *, as_another: bool) -> str | None:
+    """Why a path that was chosen is of no use."""
+    if not Path(path).exists():
+        return "there is no such file"
+    if not Path(path).is_file():
+        return "that is no file"
+    if not os.access(path, os.X_OK):
+        return "that file is not executable"
+    if as_another and not is_for_all(os.path.realpath(path)):
+        return "no other user than root may read it, and functions run as another user"
+    return None
 
 
 def is_for_all(path: str) -> bool:
@@ -148,7 +163,11 @@ async def unable(options: FunctionOptions) -> dict[str, str]:
     faults = await _faults(programs, options)
     if (why := faults.pop(TIER, None)) is not None:
         return dict.fromkeys(LANGUAGES, f"sandbox tier 'isolated' cannot be had: {why}")
-    broken = {lang: f"its interpreter {programs[lang][0]} does not work: {why}" for lang, why in faults.items()}
+    said = {lang: f" (`[functions] {lang}`)" for lang in options.interpreters}
+    broken = {
+        lang: f"its interpreter {programs[lang][0]}{said.get(lang, '')} does not work: {why}"
+        for lang, why in faults.items()
+    }
     return {lang: one for lang, one in found.items() if isinstance(one, str)} | broken
 
 
