@@ -5,6 +5,7 @@ strayed, is known by a variable in its environment. When a test is over none of 
 """
 
 import importlib.util
+import io
 import itertools
 import os
 import re
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, TypeVar
@@ -24,6 +25,7 @@ import pytest
 
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
+from windlass import cli
 from windlass.app import Windlass
 from windlass.job_handle import Job
 from windlass.model.job import FINISHED
@@ -208,11 +210,16 @@ class WorkerHarness:
         return worker
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Another command of the program."""
-        program = [sys.executable, "-m", "windlass", *words]
-        return subprocess.run(
-            program, cwd=self.folder, env=self.environ, capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
+        """Another command of the program, in this process: starting one takes longer than most commands."""
+        out, err = io.StringIO(), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            patch.chdir(self.folder)
+            for name in os.environ.keys() - self.environ.keys():
+                patch.delenv(name)
+            for name, value in self.environ.items():
+                patch.setenv(name, value)
+            status = cli.run(words)
+        return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
 
     # Jobs
 
