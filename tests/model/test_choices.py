@@ -19,8 +19,8 @@ from windlass.server import bodies
 WRONG: list[tuple[type[Any], dict[str, Any], str, str]] = [
     (NewHandler, {"lang": "perl", "body": "x"}, "lang", "'perl' is none of: python, node, php, sh, http"),
     (QueueChange, {"policy": "mine"}, "policy", "'mine' is none of: priority, fair"),
-    (NewJob, {"task": "work", "on_lost": "adopt"}, "on_lost", "'adopt' is none of: retry, requeue, fail"),
-    (QueueChange, {"on_lost": "cry"}, "on_lost", "'cry' is none of: retry, requeue, fail"),
+    (NewJob, {"task": "work", "on_lost": "inherit"}, "on_lost", "'inherit' is none of: retry, requeue, fail, adopt"),
+    (QueueChange, {"on_lost": "cry"}, "on_lost", "'cry' is none of: retry, requeue, fail, adopt"),
     (NewJob, {"task": "a", "keep_result": "no"}, "keep_result", "'no' is none of: keep, once, none"),
     (NewJob, {"task": "a", "then": {"task": "b", "keep_result": "no"}}, "then.keep_result", "'no' is none of: keep,"),
     (NewJob, {"task": "a", "retry": {"anchor": "middle"}}, "retry.anchor", "'middle' is none of: end, start"),

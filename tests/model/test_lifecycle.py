@@ -57,6 +57,7 @@ release     .          .          .          queued     .          .          .
 snooze      .          .          .          scheduled  .          .          .
 shrink      .          .          .          running    .          .          .
 halt        .          .          .          running    .          .          .
+adopt       .          .          .          running    .          .          .
 cancel      cancelled  cancelled  cancelled  running    .          .          .
 stop        .          .          .          cancelled  .          .          .
 expire      failed     failed     failed     .          .          .          .
@@ -481,14 +482,18 @@ def test_a_lost_job_goes_back_at_once_and_says_so() -> None:
     assert (move.error.reason, move.error.attempt, move.error.at) == (Reason.LOST, 2, NOW)
 
 
-@pytest.mark.parametrize("on_lost", ["retry", "requeue", "fail"])
+AT_MOST_ONCE = pytest.mark.parametrize("on_lost", ["fail", "adopt"])
+
+
+@pytest.mark.parametrize("on_lost", ["retry", "requeue", "fail", "adopt"])
 @pytest.mark.parametrize("order", [None, *sorted(ORDERS)])
 def test_a_loss_is_only_written_while_the_lease_is_out(on_lost: OnLost, order: Reason | None) -> None:
     assert lose(a_job(reason=order), NOW, on_lost).lapsed == "lease"
 
 
-def test_a_queue_may_have_lost_jobs_fail() -> None:
-    move = lose(a_job(pid=7), NOW, "fail")
+@AT_MOST_ONCE
+def test_a_queue_may_have_lost_jobs_fail(on_lost: OnLost) -> None:
+    move = lose(a_job(pid=7), NOW, on_lost)
     assert (move.target, move.reason, move.losses, move.keep) == (State.FAILED, Reason.LOST, 1, 7 * 86400.0)
 
 
@@ -497,16 +502,18 @@ def test_a_queue_may_have_lost_jobs_back_as_if_never_run() -> None:
     assert (move.target, move.attempt, move.losses, move.outcome) == (State.QUEUED, 2, MOST_LOSSES, None)
 
 
-def test_a_lost_job_that_had_not_begun_does_not_fail() -> None:
-    move = lose(a_job(attempt=3, losses=1), NOW, "fail")
+@AT_MOST_ONCE
+def test_a_lost_job_that_had_not_begun_does_not_fail(on_lost: OnLost) -> None:
+    move = lose(a_job(attempt=3, losses=1), NOW, on_lost)
     assert (move.target, move.attempt, move.losses, move.outcome) == (State.QUEUED, 2, 1, None)
     assert move.error is not None
     assert move.error.message.endswith("its code had not begun")
 
 
+@AT_MOST_ONCE
 @pytest.mark.parametrize("max_retry", [0, 5, None])
-def test_a_job_that_may_not_run_again_fails_at_its_first_crash(max_retry: int | None) -> None:
-    move = finish(a_job(max_retry=max_retry), said(Verdict.ERROR, reason=Reason.CRASHED), NOW, 0.0, "fail")
+def test_a_job_that_may_not_run_again_fails_at_its_first_crash(max_retry: int | None, on_lost: OnLost) -> None:
+    move = finish(a_job(max_retry=max_retry), said(Verdict.ERROR, reason=Reason.CRASHED), NOW, 0.0, on_lost)
     assert (move.target, move.reason, move.crashes) == (State.FAILED, Reason.CRASHED, 1)
 
 
@@ -515,8 +522,9 @@ def test_what_such_a_job_says_itself_is_retried_as_ever() -> None:
     assert release(a_job(pid=7), NOW, 30.0, on_lost="fail").target is State.SCHEDULED
 
 
-def test_a_stopped_job_that_may_not_run_again_has_failed() -> None:
-    move = release(a_job(pid=7, losses=1), NOW, stopped="its worker stopped", on_lost="fail")
+@AT_MOST_ONCE
+def test_a_stopped_job_that_may_not_run_again_has_failed(on_lost: OnLost) -> None:
+    move = release(a_job(pid=7, losses=1), NOW, stopped="its worker stopped", on_lost=on_lost)
     assert (move.target, move.reason, move.losses) == (State.FAILED, Reason.LOST, 2)
     assert move.outcome is Verdict.ERROR
 

@@ -31,6 +31,7 @@ from windlass.model.operations import (
     OPERATIONS,
     Accepted,
     AddToken,
+    Adopt,
     Alive,
     Audit,
     Began,
@@ -65,6 +66,7 @@ from windlass.model.operations import (
     Limits,
     List,
     Operation,
+    Orphan,
     Output,
     PauseLimit,
     PauseTask,
@@ -392,7 +394,7 @@ async def workers_come_and_go(script: Script) -> None:
     await script.ask(GetStats())
 
 
-@scenario(Claim, Begin, Renew, Release)
+@scenario(Claim, Begin, Renew, Adopt, Release)
 async def jobs_are_held(script: Script) -> None:
     worker, claimed = await script.running(timeout=50.0, files={"f": b"\xff"})
     item: dict[str, Any] = {"id": claimed.job.id, "token": claimed.token}
@@ -401,6 +403,14 @@ async def jobs_are_held(script: Script) -> None:
     chunk = NewChunk(stream="log", data=b"\xff")
     await script.ask(Renew(worker=worker, jobs=[Alive(**item, progress=progress, output=[chunk])]))
     await script.ask(Renew(worker=worker, jobs=[Alive(id=UNKNOWN_ID, token=NO_TOKEN)], wait=5.0))
+    orphan = Orphan(**item, nonce="fedcba9876543210")
+    (adopted,) = await script.ask(
+        Adopt(worker=worker, jobs=[orphan, Orphan(id=UNKNOWN_ID, token=NO_TOKEN, nonce=NO_TOKEN)])
+    )
+    item["token"] = adopted.token
+    assert not await script.ask(Adopt(worker=worker, jobs=[replace(orphan, nonce="0" * 16)]))
+    await script.refused(Adopt(worker="w", jobs=[orphan]), Missing)
+    await script.refused(Adopt(worker=worker, jobs=[replace(orphan, nonce="x")]), Invalid)
     await script.ask(Cancel(ids=[claimed.job.id]))
     assert (await script.ask(Renew(worker=worker, jobs=[Alive(**item)], wait=5.0))).orders
     await script.ask(

@@ -278,6 +278,8 @@ class ModelJobs:
             reason=None,
             worker=request.worker.id,
             node=request.worker.node or None,
+            adopted_by=None,
+            adopted_at=None,
             sandbox=None,
             handler_version=None,
             pid=None,
@@ -365,14 +367,21 @@ class ModelJobs:
         elif move.target is State.BLOCKED:
             entry.change(waits_for=move.waits_for)
         elif move.target is State.RUNNING:
-            entry.change(reason=move.reason, updated_at=now)
-            if move.assigned:
-                name, entry.seconds = move.assigned
-                entry.change(assigned=name)
             self._notify(f"order/{entry.job.worker}")
+            self._change_run(entry, move, now)
         else:
             self._write(entry, move, now)
         return True
+
+    def _change_run(self, entry: Entry, move: Move, now: datetime) -> None:
+        entry.change(reason=move.reason, updated_at=now)
+        if move.assigned:
+            name, entry.seconds = move.assigned
+            entry.change(assigned=name)
+        if (adopter := move.adopter) is not None:
+            entry.token, entry.lease_until = adopter.token, later(now, adopter.lease)
+            place = {"worker": adopter.worker, "node": adopter.node or None}
+            entry.change(**place, adopted_by=adopter.worker, adopted_at=adopter.at)
 
     def _allows(self, entry: Entry, move: Move, now: datetime) -> bool:
         job = entry.job

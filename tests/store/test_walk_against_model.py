@@ -42,6 +42,7 @@ from windlass.model.match import Match
 from windlass.model.names import fresh_id, key_of, keyed_id
 from windlass.model.operations import (
     Accepted,
+    Adopt,
     Alive,
     Applied,
     Began,
@@ -60,6 +61,7 @@ from windlass.model.operations import (
     GetStats,
     List,
     Operation,
+    Orphan,
     Output,
     Register,
     Release,
@@ -487,6 +489,16 @@ class Walk(RuleBasedStateMachine):
         for chunk in output[:1]:
             tokens = {"id": old.id, "token": said(old, lie)}
             self.ask(Output(tenant=tenant, stream=chunk.stream, data=chunk.data, **tokens))
+
+    @rule(which=WHICH, late=holds, lie=LIES, number=some_of((10, 11)), lease=seldom(1.0, 60.0), lost=st.booleans())
+    def adopt(self, which: list[int], late: Hold, lie: str | None, number: int, lost: bool, **more: Any) -> None:
+        """A worker of all tenants takes runs over, under one token: those of jobs that run, and one that may not."""
+        orphans = [
+            Orphan(id=held.id, token=said(held, lie), tenant=held.tenant, nonce=f"{number:016x}", **more)
+            for held in {(one.id, one.tenant): one for one in [late, *self.held_now(*which)]}.values()
+        ]
+        first, again = self.send(Adopt(tenant="-", worker=self.everyman, jobs=orphans), lost=lost)
+        assert again is None or plain(again) == plain(first)
 
     def finish(self, which: list[int], ends: list[dict[str, Any]], lie: Any, lost: bool) -> None:
         holds = self.held_now(*which)

@@ -11,6 +11,7 @@ from windlass.model.limit import NewLimit, Which
 from windlass.model.names import JobKey, queue_mark
 from windlass.model.operations import (
     AddToken,
+    Adopt,
     Audit,
     Begin,
     Cancel,
@@ -129,6 +130,7 @@ GOOD: dict[type[Operation[Any]], Fill] = {
     Claim: lambda _: Asked(body={"slots": 2, "wait": 0}),
     Begin: lambda names: _held(names, pid=5),
     Renew: lambda names: _held(names, progress={"done": 1}),
+    Adopt: lambda names: _held(names, nonce="0123456789abcdef"),
     Finish: lambda names: _held(names, outcome="ok", result={"r": 1}),
     Release: _held,
     Send: lambda _: Asked({}, b"\xff", BYTES),

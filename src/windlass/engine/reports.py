@@ -23,6 +23,7 @@ from windlass.model.lifecycle import Move
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey, check_id, is_id, key_of
 from windlass.model.operations import (
     MOST_SPAWNED,
+    Adopt,
     Alive,
     Applied,
     Began,
@@ -48,7 +49,7 @@ WORKERS_REASONS = (Reason.TIMEOUT, Reason.CRASHED, Reason.MEMORY, Reason.OUTPUT,
 """Reasons that a worker may report."""
 
 
-async def tenants_of(context: EngineContext, operation: Begin | Renew | Finish | Release) -> list[str]:
+async def tenants_of(context: EngineContext, operation: Adopt | Begin | Renew | Finish | Release) -> list[str]:
     """The tenant of each reported job: the worker's own; for a shared worker, the one that the report names."""
     own, items = operation.tenant, operation.jobs
     for place, item in enumerate(items):

@@ -27,6 +27,7 @@ EventName = Literal[
     "output",
     "shrunk",
     "halted",
+    "adopted",
     "retrying",
     "succeeded",
     "failed",
@@ -43,6 +44,7 @@ NAMES: tuple[EventName, ...] = (
     "output",
     "shrunk",
     "halted",
+    "adopted",
     "retrying",
     "succeeded",
     "failed",
@@ -184,7 +186,7 @@ def move_event(move: Move) -> EventName | None:
         return _ENDS[State(move.target)]
     if move.target in (State.QUEUED, State.SCHEDULED):
         return "retrying" if move.attempt else "queued"
-    return _GIVING_WAY.get(move.step)
+    return _IN_PLACE.get(move.step)
 
 
 _ENDS: dict[State, EventName] = {
@@ -193,7 +195,7 @@ _ENDS: dict[State, EventName] = {
     State.CANCELLED: "cancelled",
 }
 
-_GIVING_WAY: dict[Step, EventName] = {Step.SHRINK: "shrunk", Step.HALT: "halted"}
+_IN_PLACE: dict[Step, EventName] = {Step.SHRINK: "shrunk", Step.HALT: "halted", Step.ADOPT: "adopted"}
 
 _SACRIFICES: dict[Reason | None, EventName] = {Reason.SHRUNK: "shrunk", Reason.HALTED: "halted"}
 

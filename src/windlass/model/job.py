@@ -136,9 +136,13 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     losses: int = 0
     """Runs whose worker was not heard of again. Grows by one at each."""
     worker: str | None = None
-    """The worker that holds it or held it last. Set at each claim."""
+    """The worker that holds it or held it last. Set at each claim, and when it is adopted."""
     node: str | None = None
-    """The machine of that worker. Set at each claim."""
+    """The machine of that worker. Set with it."""
+    adopted_by: str | None = None
+    """The worker that took its process over from one that had ended; null = the one that claimed it holds it."""
+    adopted_at: datetime | None = None
+    """When that was, the last time. Cleared at each claim."""
     sandbox: str | None = None
     """The sandbox tier of its handler's code; null = no sandbox. Set with `pid`, and at each finish."""
     handler_version: int | None = None

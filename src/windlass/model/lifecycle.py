@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from windlass.model.errors import Conflict
 from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import FINISHED, Error, Job, NewJob, Reason, State
-from windlass.model.options import OnLost
+from windlass.model.options import AT_MOST_ONCE, OnLost
 from windlass.model.outcome import CODES, Outcome, Verdict
 from windlass.model.retry import backoff
 
@@ -39,6 +39,7 @@ class Step(StrEnum):
     SNOOZE = "snooze"  # the task wants a later time
     SHRINK = "shrink"  # time is taken from it for jobs that wait
     HALT = "halt"  # its place is taken for jobs that wait
+    ADOPT = "adopt"  # another worker takes its process over
     CANCEL = "cancel"  # a caller cancels it
     STOP = "stop"  # the worker has stopped a cancelled job
     EXPIRE = "expire"  # it was not started in time
@@ -67,7 +68,7 @@ _RULES: list[tuple[Iterable[State], list[Step], State | Gone]] = [
     ([State.RUNNING], [Step.FAIL], State.FAILED),
     ([State.RUNNING], [Step.RETRY, Step.SNOOZE], State.SCHEDULED),
     ([State.RUNNING], [Step.RECLAIM, Step.RELEASE], State.QUEUED),
-    ([State.RUNNING], [Step.ATTEND, Step.SHRINK], State.RUNNING),
+    ([State.RUNNING], [Step.ATTEND, Step.SHRINK, Step.ADOPT], State.RUNNING),
     # A running job is only ordered to stop: it keeps its slot until its worker reports that it has stopped.
     ([State.RUNNING], [Step.CANCEL, Step.ABANDON, Step.DELETE, Step.HALT], State.RUNNING),
     ([State.RUNNING], [Step.STOP], State.CANCELLED),
@@ -94,6 +95,17 @@ NEVER = {State.FAILED: "has failed", State.CANCELLED: "was cancelled", None: "is
 Lapse = Literal["lease", "owner"]
 
 
+class Adopter(Struct, frozen=True):
+    """The worker under which a run goes on."""
+
+    worker: str
+    node: str
+    token: bytes
+    """The run's from now on: the old one names it no longer."""
+    lease: float
+    at: datetime
+
+
 class Move(Struct, frozen=True, kw_only=True):
     """One change of one job: what it must be, and what it becomes. Made only in this file."""
 
@@ -116,6 +128,7 @@ class Move(Struct, frozen=True, kw_only=True):
     losses: int
     run_at: datetime | None  # when a scheduled job is due
     code: int | None
+    adopter: Adopter | None = None  # a run that goes on: from now on it is this worker's
     assigned: tuple[str, float] | None = None  # shrunk to this tier, and its seconds; longer ones get their places back
     waits_for: list[str] = []  # what a job that stays blocked still waits for
     error: Error | None = None  # added to its errors
@@ -177,7 +190,7 @@ def _finish(job: Job, outcome: Outcome, now: datetime, chance: float, on_lost: O
         return _move(job, Step.STOP, job.reason, error)
     if reason is Reason.CRASHED:
         crashes = job.crashes + 1
-        step = Step.FAIL if on_lost == "fail" or crashes >= MOST_CRASHES else Step.RECLAIM
+        step = Step.FAIL if on_lost in AT_MOST_ONCE or crashes >= MOST_CRASHES else Step.RECLAIM
         return replace(_move(job, step, reason, error), crashes=crashes)
     used_up = job.max_retry is not None and reruns(job) >= job.max_retry
     if outcome.verdict is Verdict.FAILED or used_up:
@@ -206,11 +219,11 @@ def lose(job: Job, now: datetime, on_lost: OnLost = "retry") -> Move:
         error = HALTED if job.reason is Reason.HALTED else LOST
         reason = Reason.HALTED if job.reason is Reason.HALTED else Reason.LOST
         return replace(_move(job, Step.STOP, job.reason, _entry(job, error, reason, now)), lapsed="lease")
-    if on_lost == "requeue" or (on_lost == "fail" and job.pid is None):
+    if on_lost == "requeue" or (on_lost in AT_MOST_ONCE and job.pid is None):
         error = _entry(job, UNBEGUN if job.pid is None else LOST, Reason.LOST, now)
         return replace(_move(job, Step.RECLAIM, Reason.LOST, error), attempt=job.attempt - 1, lapsed="lease")
     losses = job.losses + 1
-    step = Step.FAIL if on_lost == "fail" or losses >= MOST_LOSSES else Step.RECLAIM
+    step = Step.FAIL if on_lost in AT_MOST_ONCE or losses >= MOST_LOSSES else Step.RECLAIM
     move = _move(job, step, Reason.LOST, _entry(job, LOST, Reason.LOST, now))
     return replace(move, losses=losses, lapsed="lease", outcome=Verdict.ERROR)
 
@@ -225,7 +238,7 @@ def release(
     if job.reason in ORDERS:
         error = _entry(job, HALTED, Reason.HALTED, now) if job.reason is Reason.HALTED else None
         return _move(job, Step.STOP, job.reason, error)
-    if stopped is not None and on_lost == "fail":
+    if stopped is not None and on_lost in AT_MOST_ONCE:
         move = _move(job, Step.FAIL, Reason.LOST, _entry(job, Error(message=stopped), Reason.LOST, now))
         return replace(move, losses=job.losses + 1, outcome=Verdict.ERROR)
     if not delay:
@@ -233,6 +246,11 @@ def release(
         return replace(_move(job, Step.RELEASE, Reason.RELEASED, entry), attempt=job.attempt - 1)
     due = now + timedelta(seconds=delay)
     return replace(_move(job, Step.SNOOZE, Reason.SNOOZED), attempt=job.attempt - 1, run_at=due)
+
+
+def adopt(job: Job, adopter: Adopter) -> Move:
+    """A worker takes over the process of a running job; orders to the job stand."""
+    return replace(_move(job, Step.ADOPT, job.reason), adopter=adopter)
 
 
 def cancel(job: Job) -> Move:

@@ -10,8 +10,11 @@ from windlass.model.retry import EXPONENTIAL, RetryPolicy
 
 KeepResult = Literal["keep", "once", "none"]
 
-OnLost = Literal["retry", "requeue", "fail"]
+OnLost = Literal["retry", "requeue", "fail", "adopt"]
 """What becomes of a job whose run ended without a word of its own: `lifecycle` says how."""
+
+AT_MOST_ONCE: frozenset[OnLost | None] = frozenset({"fail", "adopt"})
+"""With these a job that has begun is never started a second time."""
 
 LOWEST, HIGHEST = -(2**31), 2**31 - 1
 """Bounds of a priority."""
@@ -60,7 +63,8 @@ class JobOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     """Whether it runs in a process of its own."""
     on_lost: OnLost | None = None
     """What to do if its process or worker is killed, or its worker stops, while it runs: `retry`, `requeue` (the same,
-    but a lost worker is not counted), or `fail`: once begun it is never run again. Null = as its queue says."""
+    but a lost worker is not counted), `fail`: once begun it is never run again, or `adopt`: so too, but in a process of
+    its own, which goes on when its worker ends. Null = as its queue says."""
     input: bool = False
     """Whether messages may be sent to it, which its task takes while it runs."""
     headers: Annotated[

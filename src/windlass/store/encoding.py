@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -70,12 +70,24 @@ def encode_handler_run(ran: HandlerRun) -> str:
     return f"{PLACE_SEPARATOR}{ran.sandbox or ''}{PLACE_SEPARATOR}{ran.handler_version or ''}"
 
 
+def encode_adopted(node: str, at: datetime) -> str:
+    """The machine of a run that another worker took over. It is of an app: nothing is known of a handler."""
+    return f"{node.replace(PLACE_SEPARATOR, ' ')}{3 * PLACE_SEPARATOR}{to_micros(at)}"
+
+
+class Place(NamedTuple):
+    """Where a run took place, as far as that is known."""
+
+    node: str | None
+    ran: HandlerRun
+    adopted_at: datetime | None
+
+
 @lru_cache(maxsize=1024)
-def decode_place(place: str) -> tuple[str | None, HandlerRun]:
-    """The machine, and what ran there, as far as they are known."""
-    node, _, rest = place.partition(PLACE_SEPARATOR)
-    sandbox, _, version = rest.partition(PLACE_SEPARATOR)
-    return node or None, HandlerRun(sandbox or None, int(version) if version else None)
+def decode_place(place: str) -> Place:
+    node, sandbox, version, adopted, *_ = (*place.split(PLACE_SEPARATOR), "", "", "")
+    ran = HandlerRun(sandbox or None, int(version) if version else None)
+    return Place(node or None, ran, from_micros(int(adopted)) if adopted else None)
 
 
 # Terms: the part of a job that never changes

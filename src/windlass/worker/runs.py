@@ -18,6 +18,7 @@ from msgspec import UNSET, Raw
 
 from windlass.model.job import TEXT, Error, Job, NewJob, Reason
 from windlass.model.operations import Alive, Began, Claimed, Delivered, Finished, Released
+from windlass.model.options import AT_MOST_ONCE
 from windlass.model.outcome import CODES, Verdict
 from windlass.model.output import MOST_CHUNK, NewChunk, Progress, Stream
 from windlass.model.ports import Clock
@@ -122,7 +123,7 @@ class ActiveRun:
     @property
     def at_most_once(self) -> bool:
         """Whether it may not run again once it has begun: then the queue must know first."""
-        return self.job.on_lost == "fail"
+        return self.job.on_lost in AT_MOST_ONCE
 
     @property
     def begun(self) -> bool:

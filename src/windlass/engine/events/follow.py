@@ -6,6 +6,7 @@ the same in process and behind a journal.
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from datetime import datetime
 
 from msgspec.structs import replace
 
@@ -78,6 +79,8 @@ class _JobEvents:
         self._progress: Progress | None = None
         self._given: tuple[str, str | None] | None = None
         """The last `shrunk` or `halted` event that was sent, and the tier it left."""
+        self._adopted_at: datetime | None = None
+        """Of the last `adopted` event that was sent."""
         self._estimate: Estimate | None = None
         self._estimate_at = 0.0
 
@@ -91,6 +94,9 @@ class _JobEvents:
         if (given := yield_event(job)) is not None and (given, job.assigned) != self._given:
             self._given = given, job.assigned
             yield Event(name=given, id=str(self._place), job=job), None
+        if not ended and job.adopted_at not in (None, self._adopted_at):
+            self._adopted_at = job.adopted_at
+            yield Event(name="adopted", id=str(self._place), job=job), None
         if ended or (output and (job.attempt or job.state is not State.QUEUED)):
             async for chunk in self._output(job):
                 yield Event(name="output", id=str(self._place), chunk=output_data(chunk)), chunk

@@ -20,7 +20,7 @@ from windlass.model.job import Job, NewJob, Terms
 from windlass.model.limit import Limit, Pause, Subject, holds, key_of, may_hold, paths
 from windlass.model.match import ABSENT
 from windlass.model.names import EVERY_TENANT
-from windlass.model.options import OnLost
+from windlass.model.options import AT_MOST_ONCE, OnLost
 from windlass.model.queue import QueueSettings, Tier, tier_of
 from windlass.store.data import Draft
 from windlass.store.flow import BAR, EXPLICIT, FLEXIBLE, KEY, YIELDING, Rules
@@ -66,7 +66,9 @@ class FlowConfig:
         self.limits = limits
         self.queues = queues
         self.tasks = tasks
-        self._at_most_once = frozenset(name.partition(",")[2] for name, one in queues.items() if one.on_lost == "fail")
+        self._at_most_once = frozenset(
+            name.partition(",")[2] for name, one in queues.items() if one.on_lost in AT_MOST_ONCE
+        )
         self._strict_priority = frozenset(name for name, one in queues.items() if one.policy == "priority")
         self.has_bounds = any(one.most_payload is not None or one.most_files is not None for one in queues.values())
         """Whether a queue has bounds of its own on payloads or files."""

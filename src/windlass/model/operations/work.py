@@ -1,5 +1,6 @@
 """How a worker moves a job: `Claim` leases it, `Begin` says that its code runs, `Renew` keeps the lease and brings
-orders, `Finish` reports an outcome, `Release` gives it back unrun. Each report carries the token of the lease.
+orders, `Adopt` takes over a run whose worker has ended, `Finish` reports an outcome, `Release` gives it back unrun.
+Each report carries the token of the lease.
 """
 
 from datetime import datetime
@@ -7,7 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-from windlass.model.duration import Seconds, Time
+from windlass.model.duration import DAY, Seconds, Time
 from windlass.model.handler import Language
 from windlass.model.job import MSGPACK, Error, Job, NewJob, Reason
 from windlass.model.names import MEDIA_PATTERN, MOST_FILES, FileName, Name
@@ -21,6 +22,7 @@ MOST_SPAWNED = 100  # new jobs in the report of one job
 
 WarmName = Annotated[str, Meta(max_length=257)]
 Wait = Annotated[float, Meta(ge=0, le=60)]
+OwnLease = Annotated[float, Meta(ge=1, le=7 * DAY)]
 HandlerNumber = Annotated[int, Meta(ge=1, le=2**53)]
 
 
@@ -69,6 +71,7 @@ class Began(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     """A job whose code has started."""
 
     pid: Annotated[int, Meta(ge=0, le=2**32 - 1)]
+    lease: OwnLease | None = None  # seconds that its lease lasts; null = as long as any of this worker
     sandbox: SandboxTier | None = None  # of a handler's code: the tier of the sandbox that it runs in
     handler_version: HandlerNumber | None = None  # of a handler's code: its version
     files_loaded: bool = False  # the queue drops the files that came with the job: the worker has them, for good
@@ -76,7 +79,7 @@ class Began(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
 
 @operation("POST", "/workers/{worker}/begin", "work", body="jobs")
 class Begin(Operation[Applied], frozen=True, kw_only=True):
-    """The code of these jobs starts. With `on_lost` = `fail` report it before: from then on a job is not run again."""
+    """The code of these jobs starts. With `on_lost` = `fail` or `adopt` report it before: then no job runs again."""
 
     worker: str
     jobs: Annotated[list[Began], Meta(max_length=MOST_AT_ONCE)]
@@ -91,6 +94,8 @@ class Alive(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
     deadline: Time | None = None  # when the worker will stop it; sent so that the answer can say when that has changed
     heard: Annotated[int, Meta(ge=0, le=2**53)] | None = None
     """The number of the last message that it has, 0 = none yet; null = it wants none now."""
+    lease: OwnLease | None = None
+    """Seconds that its lease lasts from now; null = as long as any of this worker."""
 
 
 class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -124,6 +129,23 @@ class Renew(Operation[Renewed], frozen=True, kw_only=True):
     worker: str
     jobs: Annotated[list[Alive], Meta(max_length=10 * MOST_AT_ONCE)] = field(default_factory=list)
     wait: Wait = 0.0  # seconds to wait for orders or messages if there are none yet
+
+
+class Orphan(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """A run whose worker has ended, and whose process or last words are here."""
+
+    nonce: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}$(?!\n)")]
+    """Sixteen random hex digits: the token from now on. Sent again with the same ones, it is answered the same."""
+    lease: OwnLease | None = None
+    """Seconds that its lease lasts from now; null = as long as any of this worker."""
+
+
+@operation("POST", "/workers/{worker}/adopt", "work", body="jobs")
+class Adopt(Operation[list[Claimed]], frozen=True, kw_only=True):
+    """Take over running jobs with their tokens; answers those that are this worker's now, without their payloads."""
+
+    worker: str
+    jobs: Annotated[list[Orphan], Meta(max_length=MOST_AT_ONCE)]
 
 
 class Finished(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):

@@ -88,7 +88,8 @@ MOVE = struct.Struct(">BIBBBBIBBqHdBqqB")
 OUTCOMES = (None, *Verdict)
 """As they are numbered in a move."""
 LAPSES: dict[Lapse | None, int] = {None: 0, "lease": 1, "owner": 2}
-HOW = {Step.RERUN: 1, Step.ATTEND: 2}
+HOW = {Step.RERUN: 1, Step.ATTEND: 2, Step.ADOPT: 3}
+ADOPTER = struct.Struct(">8sQ")
 
 CHUNK = struct.Struct(">QQIQB")
 MESSAGE = struct.Struct(">QQ")
@@ -222,7 +223,7 @@ def apply_arguments(moves: Sequence[Move]) -> Iterator[bytes | str | int]:
     for move in moves:
         yield raw_key(move.id, move.tenant)
         yield ids(move.waits_before) if move.source is State.BLOCKED else move.fence or b""
-        yield ids(move.waits_for) if move.target is State.BLOCKED else _pack(move.error) if move.error else b""
+        yield _what_is_written(move)
         yield MOVE.pack(
             STATE_NUMBERS[move.source],
             move.attempt_before,
@@ -242,6 +243,16 @@ def apply_arguments(moves: Sequence[Move]) -> Iterator[bytes | str | int]:
             OUTCOMES.index(move.outcome),
         ) + _tiers(move)
         yield encoding.encode_handler_run(move.ran)
+
+
+def _what_is_written(move: Move) -> bytes:
+    """What a move writes whole: what the job goes on to wait for, its adopter, or its error."""
+    if move.target is State.BLOCKED:
+        return ids(move.waits_for)
+    if (adopter := move.adopter) is not None:
+        place = encoding.encode_adopted(adopter.node, adopter.at)
+        return ADOPTER.pack(adopter.token, span(adopter.lease)) + f"{adopter.worker}\0{place}\0".encode()
+    return _pack(move.error) if move.error else b""
 
 
 def _tiers(move: Move) -> bytes:
@@ -328,6 +339,7 @@ class Run(NamedTuple):
     tier: str = ""
     """Seconds and name of the one at which it runs."""
     ran: HandlerRun = NO_HANDLER
+    adopted_at: datetime | None = None
 
 
 NO_RUN = Run()
@@ -505,6 +517,8 @@ def _job(  # noqa: PLR0917 - the parts of a job, in the order of its bytes
         losses=losses,
         worker=run.worker or None,
         node=run.node or None,
+        adopted_by=run.worker if run.adopted_at is not None else None,
+        adopted_at=run.adopted_at,
         sandbox=run.ran.sandbox,
         handler_version=run.ran.handler_version,
         pid=run.pid or None,
@@ -526,5 +540,5 @@ def _job(  # noqa: PLR0917 - the parts of a job, in the order of its bytes
 def _run(data: bytes) -> Run:
     worker, place, tier = data[TOLD.size :].decode().split("\0")
     token, pid, started, finished, code = TOLD.unpack_from(data)
-    node, ran = encoding.decode_place(place)
-    return Run(token, pid, started, finished, code, worker, node or "", tier, ran)
+    node, ran, adopted_at = encoding.decode_place(place)
+    return Run(token, pid, started, finished, code, worker, node or "", tier, ran, adopted_at)

@@ -130,7 +130,7 @@ def _to_record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
     where = tx.lanes.get(lane)
     asked = unpack_terms(terms)
     started = _time(started_at)
-    node, ran = encoding.decode_place(place or "")
+    node, ran, adopted_at = encoding.decode_place(place or "")
     job = Job(
         id=text_id(id),
         tenant=where.tenant,
@@ -145,6 +145,8 @@ def _to_record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
         losses=losses,
         worker=worker,
         node=node,
+        adopted_by=worker if adopted_at is not None else None,
+        adopted_at=adopted_at,
         sandbox=ran.sandbox,
         handler_version=ran.handler_version,
         pid=pid,

@@ -11,13 +11,14 @@ from typing import NamedTuple
 import msgspec
 
 from windlass.model.job import FINISHED, Reason, State
-from windlass.model.lifecycle import GONE, Move, Step
+from windlass.model.lifecycle import GONE, Adopter, Move, Step
 from windlass.model.names import key_of
 from windlass.model.outcome import Verdict
 from windlass.model.output import Message
 from windlass.store.data import MOST_COLLECTED, Heartbeat, HeartbeatReply, JobSuccess
 from windlass.store.encoding import (
     PLACE_SEPARATOR,
+    encode_adopted,
     encode_handler_run,
     end_topic,
     from_micros,
@@ -286,6 +287,10 @@ _SET_TIER = """
     UPDATE job SET assigned = shortened.assigned, seconds = shortened.seconds
     FROM shortened WHERE job.seq = shortened.seq
 """
+_ADOPT = (
+    "UPDATE job SET worker = ?2, node = ?3, updated_at = ?4 WHERE seq = ?1",
+    "UPDATE lease SET worker = ?2, token = ?3, until = ?4 WHERE job = ?1",
+)
 _SET_WAITS = """
     WITH remaining (seq, waits) AS (VALUES {rows})
     UPDATE job SET waits = remaining.waits FROM remaining WHERE job.seq = remaining.seq
@@ -429,8 +434,18 @@ def _collect_change_in_place(tx: Transaction, changes: Changes, job: JobBefore, 
         changes.owner_clocks.append((job.seq, _abandon_at(job, move, tx.now)))
     elif move.step is Step.MEET:
         changes.remaining.append((job.seq, packed_ids(move.waits_for)))
+    elif move.adopter is not None:
+        _adopt(tx, job, move.adopter)
     else:
         _collect_order(tx, changes, job, move)
+
+
+def _adopt(tx: Transaction, job: JobBefore, adopter: Adopter) -> None:
+    """Its run goes on under another worker and token."""
+    of_job, of_lease = _ADOPT
+    tx.run(of_job, job.seq, adopter.worker, encode_adopted(adopter.node, adopter.at), tx.now)
+    tx.run(of_lease, job.seq, adopter.worker, adopter.token, tx.now + span(adopter.lease))
+    tx.topics.add(f"order/{job.worker}")
 
 
 def _collect_order(tx: Transaction, changes: Changes, job: JobBefore, move: Move) -> None:

@@ -279,7 +279,8 @@ end)
 -- Moves
 
 local LEASE, OWNER = 1, 2 -- clocks that must have run out
-local RERUN, ATTEND = 1, 2 -- it starts over; only its owner clock is renewed
+local RERUN, ATTEND, ADOPT = 1, 2, 3 -- it starts over; only its owner clock is renewed; its run goes on elsewhere
+local ADOPTER = '>c8I8ss' -- token, lease (us), worker, node
 local OUTCOMES = { 'ok', 'failed', 'retry', 'error' }
 
 -- Drop the output of a job; later output is numbered on.
@@ -291,6 +292,17 @@ local function forget_output(id)
 end
 
 local function tier_of(assigned) return assigned and string.match(assigned, ' (.*)$') or '' end
+
+-- The run of a job goes on under another worker and token.
+local function adopt(job, adopter)
+  local run, before, lease = job.run, job.run[WORKER], 0
+  run[TOKEN], lease, run[WORKER], run[NODE] = struct.unpack(ADOPTER, adopter)
+  held[before] = (held[before] or 0) - 1
+  held[run[WORKER]] = (held[run[WORKER]] or 0) + 1
+  push(in_(added, ':leases'), stamp(now + lease), job.id)
+  save_run(job)
+  publish('order/' .. before)
+end
 
 -- Write one move; 1 if it was written, else 0.
 local function move(id, fence, failure, packed, ran)
@@ -313,6 +325,10 @@ local function move(id, fence, failure, packed, ran)
     return 1
   end
   job[UPDATED] = now
+  if how == ADOPT then
+    adopt(job, failure)
+    return 1
+  end
   if target == RUNNING then
     job[REASON] = new_reason
     if shrunk ~= '' then
@@ -366,10 +382,10 @@ local function move(id, fence, failure, packed, ran)
 end
 
 -- Write moves that the lifecycle has decided, each only if its job is still what it was decided for.
--- args →  per move: id; fence ('' = none), for a blocked job the ids it waits for; error ('' = none), or for a job that
---         stays blocked the ids it goes on to wait for; and '>BIBBBBIBBi8HdBi8i8B': state, attempt and reason before;
+-- args →  per move: id; fence ('' = none), for a blocked job the ids it waits for; error ('' = none), for an adoption
+--         the ADOPTER, or for a job that stays blocked the ids it goes on to wait for; and '>BIBBBBIBBi8HdBi8i8B': state, attempt and reason before;
 --         the clock that must have run out (LEASE, OWNER, 0); then target, reason, attempt, crashes, losses, due, code,
---         keep (-1 = without limit), how (RERUN, ATTEND, 0), finished_at (0 = now), the owner clock (us from now, -1 = as
+--         keep (-1 = without limit), how (RERUN, ATTEND, ADOPT, 0), finished_at (0 = now), the owner clock (us from now, -1 = as
 --         it is), the outcome that is counted (OUTCOMES, 0 = none); behind that, if a running job has or gets a tier: the
 --         name of the one before, a zero byte, and the seconds and name of the new one; then what ran it ('' = unknown)
 -- returns →  per move: 1 if it was written, else 0
