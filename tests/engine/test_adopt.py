@@ -1,6 +1,7 @@
 """`Adopt`: a run goes on under another worker, whose token is the only one that counts from then on."""
 
 import asyncio
+from typing import Any
 
 from tests.support.engines import enqueue, finish, register, take
 from tests.support.stores import VirtualClock
@@ -26,7 +27,7 @@ FIRST, SECOND = "0123456789abcdef", "fedcba9876543210"
 LONG = 600.0
 
 
-async def a_run(engine: Engine, **terms: object) -> tuple[str, Claimed]:
+async def a_run(engine: Engine, **terms: Any) -> tuple[str, Claimed]:
     """A job that has begun, with a lease of its own."""
     await enqueue(engine, on_lost="adopt", **terms)
     worker = await register(engine, node="here")

@@ -135,12 +135,24 @@ class StoreWrites:
         return records
 
     async def heartbeat(self, beats: Sequence[Heartbeat], lease: float) -> list[HeartbeatReply]:
-        replies = await self._store.jobs.heartbeat(beats, lease)
+        replies = await self._renew(beats, lease)
         if not self._store.events.quiet:
             held = [beat for beat, reply in zip(beats, replies, strict=True) if reply.held]
             output = [_line("output", beat) for beat in held if beat.output]
             await self._publish(output + [_line("progress", beat) for beat in held if beat.progress is not None])
         return replies
+
+    async def _renew(self, beats: Sequence[Heartbeat], lease: float) -> list[HeartbeatReply]:
+        """Each for as long as it says, or else for the lease that is given: a call of the store has one for all."""
+        leases = {beat.lease or lease for beat in beats}
+        if leases == {lease}:
+            return await self._store.jobs.heartbeat(beats, lease)
+        replies: dict[int, HeartbeatReply] = {}
+        for length in leases:
+            places = [place for place, beat in enumerate(beats) if (beat.lease or lease) == length]
+            found = await self._store.jobs.heartbeat([beats[place] for place in places], length)
+            replies |= zip(places, found, strict=True)
+        return [replies[place] for place in range(len(beats))]
 
     async def succeed(self, successes: Sequence[JobSuccess]) -> list[bool]:
         held = await self._store.jobs.succeed(successes)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from windlass.engine import audit, files, handlers, jobs, new_jobs, records, work, workers
+from windlass.engine import adopt, audit, files, handlers, jobs, new_jobs, records, work, workers
 from windlass.engine.context import EngineContext, Settings
 from windlass.engine.estimate import answers as estimates
 from windlass.engine.events.feed import Feed
@@ -48,6 +48,7 @@ ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any
     | jobs.ANSWERS
     | work.ANSWERS
     | files.ANSWERS
+    | adopt.ANSWERS
     | workers.ANSWERS
     | records.ANSWERS
     | handlers.ANSWERS

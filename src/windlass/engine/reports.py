@@ -118,13 +118,14 @@ def _turns(worker: Worker) -> frozenset[Turn]:
 
 
 def begun(item: Began, tenant: str) -> Heartbeat:
-    token = fence(item.token)
-    return Heartbeat(item.id, tenant, token, pid=item.pid, ran=_ran(item), files_loaded=item.files_loaded)
+    said = {"ran": _ran(item), "files_loaded": item.files_loaded, "lease": item.lease}
+    return Heartbeat(item.id, tenant, fence(item.token), pid=item.pid, **said)
 
 
 def alive(item: Alive, tenant: str) -> Heartbeat:
     token = fence(item.token)
-    return Heartbeat(item.id, tenant, token, progress=item.progress, output=item.output, messages_after=item.heard)
+    said = {"progress": item.progress, "output": item.output, "messages_after": item.heard}
+    return Heartbeat(item.id, tenant, token, lease=item.lease, **said)
 
 
 def success(item: Finished, tenant: str) -> JobSuccess:

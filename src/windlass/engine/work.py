@@ -1,4 +1,4 @@
-"""How a job moves: claim, begin, renew, adopt, finish, release.
+"""How a job moves: claim, begin, renew, finish, release.
 
 A claim leases jobs to a worker under a token. The worker says when its code begins, renews the lease while it runs, and
 reports how the run ended, or returns the job unrun. The store refuses every report without the current token.
@@ -8,14 +8,14 @@ lifecycle decides, and the move is written only if the job has not changed. `rep
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
 
-from windlass.engine.context import POLL_EVERY, EngineContext, fence, heard_of, known_worker, lease_of
+from windlass.engine.context import POLL_EVERY, EngineContext, heard_of, known_worker, lease_of
 from windlass.engine.flow.apply import hold_limits
 from windlass.engine.flow.tiers import rebalance
 from windlass.engine.handlers import tasks_of
@@ -38,14 +38,11 @@ from windlass.engine.reports import (
     tenants_of,
 )
 from windlass.model import lifecycle
-from windlass.model.job import NOTHING, Reason
-from windlass.model.lifecycle import Adopter, Move
-from windlass.model.names import JobKey, key_of
+from windlass.model.job import Reason
+from windlass.model.lifecycle import Move
+from windlass.model.names import key_of
 from windlass.model.operations import (
-    Adopt,
-    Alive,
     Applied,
-    Began,
     Begin,
     Claim,
     Claimed,
@@ -58,7 +55,7 @@ from windlass.model.operations import (
 )
 from windlass.model.outcome import Verdict
 from windlass.model.worker import Worker
-from windlass.store.data import ClaimRequest, Heartbeat, HeartbeatReply, Record, Sweep
+from windlass.store.data import ClaimRequest, Record, Sweep
 
 LEAST_WAIT = 0.001
 NOTHING_NEW = Renewed()
@@ -120,7 +117,7 @@ async def begin(context: EngineContext, operation: Begin) -> Applied:
     worker = await known_worker(context, operation.worker, operation.tenant)
     tenants = await tenants_of(context, operation)
     beats = [begun(item, tenant) for item, tenant in zip(operation.jobs, tenants, strict=True)]
-    replies = await _heartbeat(context, operation.jobs, beats, lease_of(context, worker))
+    replies = await context.writes.heartbeat(beats, lease_of(context, worker))
     refused = [reply.id for reply in replies if not reply.held]
     return Applied(applied=[reply.id for reply in replies if reply.held], refused=refused)
 
@@ -157,52 +154,13 @@ async def renew_now(context: EngineContext, operation: Renew, lease: float) -> R
     check_output(operation.jobs)
     tenants = await tenants_of(context, operation)
     beats = [alive(item, tenant) for item, tenant in zip(operation.jobs, tenants, strict=True)]
-    replies = await _heartbeat(context, operation.jobs, beats, lease)
+    replies = await context.writes.heartbeat(beats, lease)
     orders = [order_for(item, reply) for item, reply in zip(operation.jobs, replies, strict=True)]
     return Renewed(
         lost=[reply.id for reply in replies if not reply.held],
         orders=[order for order in orders if order is not None],
         messages=deliveries(replies),
     )
-
-
-async def _heartbeat(
-    context: EngineContext, items: Sequence[Began | Alive], beats: Sequence[Heartbeat], lease: float
-) -> list[HeartbeatReply]:
-    """Renew leases, each for as long as its job asks for, or else for as long as the worker's."""
-    leases = {item.lease or lease for item in items}
-    if leases <= {lease}:
-        return await context.writes.heartbeat(beats, lease)
-    replies: dict[int, HeartbeatReply] = {}
-    for length in leases:
-        places = [place for place, item in enumerate(items) if (item.lease or lease) == length]
-        found = await context.writes.heartbeat([beats[place] for place in places], length)
-        replies |= zip(places, found, strict=True)
-    return [replies[place] for place in range(len(beats))]
-
-
-async def adopt(context: EngineContext, operation: Adopt) -> list[Claimed]:
-    """Runs go on under this worker, if they are still under the token that it knows."""
-    worker = await known_worker(context, operation.worker, operation.tenant)
-    tenants = await tenants_of(context, operation)
-    orphans = {JobKey(item.id, tenant): item for item, tenant in zip(operation.jobs, tenants, strict=True)}
-
-    def adopted(record: Record, now: datetime) -> Move | None:
-        orphan = orphans[key_of(record.job)]
-        if record.token is None or record.token != fence(orphan.token):
-            return None
-        lease = orphan.lease or lease_of(context, worker)
-        return lifecycle.adopt(record.job, Adopter(worker.id, worker.node, fence(orphan.nonce), lease, now))
-
-    await context.move_jobs(list(orphans), adopted)
-    reading = await context.store.jobs.read(list(orphans))
-    config = await context.flow_config.current()
-    found = [record for record in reading.records if record is not None and record.job.worker == worker.id]
-    return [
-        claimed(replace(record, payload=bytes(NOTHING)), config)
-        for record in found
-        if record.token is not None and record.token == fence(orphans[key_of(record.job)].nonce)
-    ]
 
 
 async def finish(context: EngineContext, operation: Finish) -> Applied:
@@ -243,7 +201,6 @@ ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any
     Claim: claim,
     Begin: begin,
     Renew: renew,
-    Adopt: adopt,
     Finish: finish,
     Release: release,
 }

@@ -22,6 +22,7 @@ from windlass.model.job import FINISHED, Error, Job, NewJob, Reason, State
 from windlass.model.options import AT_MOST_ONCE, OnLost
 from windlass.model.outcome import CODES, Outcome, Verdict
 from windlass.model.retry import backoff
+from windlass.model.worker import Adopter
 
 
 class Step(StrEnum):
@@ -93,17 +94,6 @@ UNBEGUN = Error(message="its worker was not heard of for a whole lease; its code
 NEVER = {State.FAILED: "has failed", State.CANCELLED: "was cancelled", None: "is not there"}
 
 Lapse = Literal["lease", "owner"]
-
-
-class Adopter(Struct, frozen=True):
-    """The worker under which a run goes on."""
-
-    worker: str
-    node: str
-    token: bytes
-    """The run's from now on: the old one names it no longer."""
-    lease: float
-    at: datetime
 
 
 class Move(Struct, frozen=True, kw_only=True):

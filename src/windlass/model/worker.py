@@ -63,6 +63,17 @@ class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     """
 
 
+class Adopter(Struct, frozen=True):
+    """The worker under which a run goes on, from now on."""
+
+    worker: str
+    node: str
+    token: bytes
+    """The run's: the one before names it no longer."""
+    lease: float
+    at: datetime
+
+
 class Worker(NewWorker, frozen=True, kw_only=True, omit_defaults=False):
     """A worker as the queue knows it."""
 

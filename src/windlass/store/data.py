@@ -82,6 +82,8 @@ class Heartbeat(Struct, frozen=True):
     ran: HandlerRun = NO_HANDLER
     messages_after: int | None = None
     """The number of the last message that its worker has: those up to it are dropped. Null = it takes none now."""
+    lease: float | None = None
+    """Seconds that its lease lasts, if it has its own length: the engine makes a call for each length."""
     files_loaded: bool = False
     """Whether the files that came with it are dropped: its worker has them, and it is not run again."""
 

@@ -5,6 +5,8 @@ scope. The engine answers operations in process; HTTP routes, client calls and O
 `OPERATIONS`. Whatever answers them (`await service(operation)`) is a `Service`.
 """
 
+from windlass.model.operations.adopt import Adopt as Adopt
+from windlass.model.operations.adopt import Orphan as Orphan
 from windlass.model.operations.files import FileEntry as FileEntry
 from windlass.model.operations.files import GetFile as GetFile
 from windlass.model.operations.files import GetFiles as GetFiles
@@ -80,7 +82,6 @@ from windlass.model.operations.table import answer_type as answer_type
 from windlass.model.operations.table import operation as operation
 from windlass.model.operations.work import MOST_SPAWNED as MOST_SPAWNED
 from windlass.model.operations.work import MOST_WARM as MOST_WARM
-from windlass.model.operations.work import Adopt as Adopt
 from windlass.model.operations.work import Alive as Alive
 from windlass.model.operations.work import Applied as Applied
 from windlass.model.operations.work import Began as Began
@@ -92,7 +93,6 @@ from windlass.model.operations.work import Finish as Finish
 from windlass.model.operations.work import Finished as Finished
 from windlass.model.operations.work import LeasedJob as LeasedJob
 from windlass.model.operations.work import Order as Order
-from windlass.model.operations.work import Orphan as Orphan
 from windlass.model.operations.work import Release as Release
 from windlass.model.operations.work import Released as Released
 from windlass.model.operations.work import Renew as Renew

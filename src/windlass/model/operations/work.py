@@ -1,6 +1,5 @@
 """How a worker moves a job: `Claim` leases it, `Begin` says that its code runs, `Renew` keeps the lease and brings
-orders, `Adopt` takes over a run whose worker has ended, `Finish` reports an outcome, `Release` gives it back unrun.
-Each report carries the token of the lease.
+orders, `Finish` reports an outcome, `Release` gives it back unrun. Each report carries the token of the lease.
 """
 
 from datetime import datetime
@@ -129,23 +128,6 @@ class Renew(Operation[Renewed], frozen=True, kw_only=True):
     worker: str
     jobs: Annotated[list[Alive], Meta(max_length=10 * MOST_AT_ONCE)] = field(default_factory=list)
     wait: Wait = 0.0  # seconds to wait for orders or messages if there are none yet
-
-
-class Orphan(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """A run whose worker has ended, and whose process or last words are here."""
-
-    nonce: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}$(?!\n)")]
-    """Sixteen random hex digits: the token from now on. Sent again with the same ones, it is answered the same."""
-    lease: OwnLease | None = None
-    """Seconds that its lease lasts from now; null = as long as any of this worker."""
-
-
-@operation("POST", "/workers/{worker}/adopt", "work", body="jobs")
-class Adopt(Operation[list[Claimed]], frozen=True, kw_only=True):
-    """Take over running jobs with their tokens; answers those that are this worker's now, without their payloads."""
-
-    worker: str
-    jobs: Annotated[list[Orphan], Meta(max_length=MOST_AT_ONCE)]
 
 
 class Finished(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):

@@ -11,10 +11,11 @@ from typing import NamedTuple
 import msgspec
 
 from windlass.model.job import FINISHED, Reason, State
-from windlass.model.lifecycle import GONE, Adopter, Move, Step
+from windlass.model.lifecycle import GONE, Move, Step
 from windlass.model.names import key_of
 from windlass.model.outcome import Verdict
 from windlass.model.output import Message
+from windlass.model.worker import Adopter
 from windlass.store.data import MOST_COLLECTED, Heartbeat, HeartbeatReply, JobSuccess
 from windlass.store.encoding import (
     PLACE_SEPARATOR,
