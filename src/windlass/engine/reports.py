@@ -118,14 +118,20 @@ def _turns(worker: Worker) -> frozenset[Turn]:
 
 
 def begun(item: Began, tenant: str) -> Heartbeat:
-    said = {"ran": _ran(item), "files_loaded": item.files_loaded, "lease": item.lease}
-    return Heartbeat(item.id, tenant, fence(item.token), pid=item.pid, **said)
+    token, lease = fence(item.token), item.lease
+    return Heartbeat(item.id, tenant, token, pid=item.pid, ran=_ran(item), files_loaded=item.files_loaded, lease=lease)
 
 
 def alive(item: Alive, tenant: str) -> Heartbeat:
-    token = fence(item.token)
-    said = {"progress": item.progress, "output": item.output, "messages_after": item.heard}
-    return Heartbeat(item.id, tenant, token, lease=item.lease, **said)
+    return Heartbeat(
+        item.id,
+        tenant,
+        fence(item.token),
+        progress=item.progress,
+        output=item.output,
+        messages_after=item.heard,
+        lease=item.lease,
+    )
 
 
 def success(item: Finished, tenant: str) -> JobSuccess:
