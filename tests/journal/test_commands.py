@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import apsw
 import msgspec
 import pytest
 from msgspec import Raw
@@ -139,6 +140,7 @@ async def test_verify_reports_damage_with_its_numbers_and_changes_nothing(tmp_pa
     await filled(tmp_path, 60, size=1000)
     sound = windlass("journal", "verify", str(tmp_path))
     assert (sound.returncode, sound.stdout) == (0, f"{tmp_path}: 60 jobs (1 to 60) in 60 batches\n")
+    sound_dump = windlass("journal", "dump", str(tmp_path))
     path = journal_file(tmp_path)
     overwrite(path, pages_of_batches(path)[1])
     before = path.read_bytes()
@@ -150,8 +152,20 @@ async def test_verify_reports_damage_with_its_numbers_and_changes_nothing(tmp_pa
     dumped = windlass("journal", "dump", str(tmp_path))
     assert dumped.stdout.count("\n") == found["jobs"], "what can be read is dumped"
     assert "are lost" in dumped.stderr
+    assert (sound_dump.returncode, dumped.returncode) == (0, 1)
     assert path.read_bytes() == before
     assert windlass("journal", "verify", str(tmp_path / "nowhere")).returncode == 3
+
+
+async def test_a_dump_names_the_jobs_that_it_cannot_read(tmp_path: Path) -> None:
+    await filled(tmp_path, 3)
+    sql = apsw.Connection(str(journal_file(tmp_path)))
+    sql.execute("UPDATE batches SET body = x'c1' WHERE first = 2")
+    sql.close()
+    for form in ("json", "records", "batches"):
+        dumped = windlass("journal", "dump", str(tmp_path), "--form", form)
+        assert (dumped.returncode, "job 2 cannot be read" in dumped.stderr) == (1, True), form
+        assert "work" in dumped.stdout
 
 
 async def test_a_journal_of_a_machine_that_is_gone_is_drained_by_hand(tmp_path: Path, redis_server: Server) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import msgspec
 import pytest
 
@@ -168,6 +169,39 @@ def test_r12_after_a_sync_that_failed_its_callers_are_refused_and_the_log_is_beg
         serving.kill()
         serving.start()
         check_kept(tmp_path, server.url, crowd)
+
+
+def test_while_the_disk_fails_a_server_is_not_ready_and_what_it_refuses_may_be_kept(
+    tool: str, tmp_path: Path, start_server: StartServer
+) -> None:
+    server = start_server("redis")
+    fails = ("-e", "trace=fdatasync", "-e", "inject=fdatasync:error=EIO")
+    with process(tmp_path, store=server.url) as serving, asking(serving) as client:
+        with traced(serving, tool, *fails):
+            refused = client.post("/v1/default/jobs", json={"task": "a", "key": "one"})
+            assert refused.status_code == 503
+            assert "may have been kept all the same" in refused.json()["detail"]
+            ready = client.get("/readyz")
+            assert (ready.status_code, "Input/output error" in ready.text) == (503, True)
+            assert client.get("/healthz").status_code == 200
+        await_("it is ready again, without any job", lambda: client.get("/readyz").status_code == 200)
+        assert client.post("/v1/default/jobs", json={"task": "a", "key": "one"}).status_code == 201
+        with traced(serving, tool, *fails):
+            assert client.post("/v1/default/jobs", json={"task": "a", "key": "two"}).status_code == 503
+            serving.kill()
+        serving.start()
+        again = client.post("/v1/default/jobs", json={"task": "a", "key": "two"})
+        assert (again.status_code, again.json()["created"]) == (200, False), "it was in the log"
+        assert len(client.get("/v1/default/jobs").json()["jobs"]) == 2
+    assert 1 <= (tmp_path / "log").read_text().count("new jobs are refused") <= 2, "not for each of them"
+
+
+@contextmanager
+def asking(serving: Process) -> Iterator[httpx2.Client]:
+    headers = {"authorization": f"Bearer {serving.token}"}
+    common: dict[str, Any] = {"trust_env": False, "verify": False, "timeout": PATIENCE}
+    with httpx2.Client(base_url=serving.address, headers=headers, **common) as client:
+        yield client
 
 
 def place_of(lines: list[str], pattern: str) -> int:

@@ -1,6 +1,7 @@
 """A journal in front of a real store: jobs arrive once and in order, whatever becomes of the store meanwhile."""
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from tests.support.drained_journals import (
     up,
 )
 from tests.support.engines import packed
-from tests.support.faulty_disk import draft, number_of
+from tests.support.faulty_disk import draft, filled, journal_file, number_of, overwrite, pages_of_batches
 from tests.support.patience import PATIENCE
 from tests.support.relays import Wire
 from tests.support.scoreboard import Relay, await_
@@ -30,6 +31,7 @@ from windlass import Windlass
 from windlass.dialect.aliases import KeepTimes, WithKeepTimes
 from windlass.engine.journal import open_journaled
 from windlass.engine.journal.file import JournalFile, Row
+from windlass.engine.journal.service import drain_folder
 from windlass.model.errors import Busy, Invalid, Unavailable
 from windlass.model.job import NewJob, Reason, State
 from windlass.model.limit import NewLimit, Which
@@ -452,3 +454,16 @@ async def test_a_record_that_this_program_cannot_read_is_put_aside_and_the_rest_
         (line,) = (tmp_path / "rejected").read_text().splitlines()
         assert line.startswith("2 "), "its number"
         assert draft(1).id.replace("-", "") in line, "its id is in what was put aside"
+
+
+async def test_jobs_that_were_lost_do_not_wait_to_be_drained(
+    redis_server: Server, new_prefix: NewPrefix, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "windlass.journal")
+    await filled(tmp_path, 60, size=1000)
+    path = journal_file(tmp_path)
+    overwrite(path, pages_of_batches(path)[1])
+    async with engine_at(redis_server.url, new_prefix()) as engine:
+        assert await drain_folder(engine, tmp_path, CLOCK) == 56
+        assert len(await in_order(engine)) == 56
+    assert "journal: 56 jobs wait to be drained" in caplog.text

@@ -134,6 +134,57 @@ async def test_a_disk_that_fails_is_not_called_full(tmp_path: Path) -> None:
     await journal.close()
 
 
+async def test_an_error_says_whether_anything_may_have_been_kept(tmp_path: Path) -> None:
+    with disk_of(tmp_path / "disk", 8) as disk:
+        journal = opened(disk / "journal", most_full=1.0)
+        ballast = fill_up(disk)
+        with pytest.raises(JournalFull, match=r"nothing of it was kept$"):
+            await journal.accept([draft(1, headers={"x": "y" * 20_000})])
+        ballast.unlink()
+        with failing(journal), pytest.raises(Unavailable, match="it may have been kept all the same"):
+            await journal.accept([draft(2)])
+        await journal.close()
+
+
+async def test_a_journal_that_cannot_be_written_says_so_before_it_gets_jobs_and_no_longer_than_that(
+    tmp_path: Path,
+) -> None:
+    clock = VirtualClock()
+    journal = opened(tmp_path, clock=clock)
+    await journal.accept([draft(1)])
+    await journal.check_writable()
+    with failing(journal, times=1000):
+        await journal.check_writable()  # it was written just now
+        for _ in range(2):
+            clock.advance(10)
+            with pytest.raises(Unavailable, match=r"the journal cannot be written: [^;]*$"):
+                await journal.check_writable()
+    clock.advance(1)
+    await journal.check_writable()
+    assert await contents(journal) == [1]
+    await journal.close()
+
+
+async def test_refused_jobs_are_two_lines_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "windlass.journal")
+    clock = VirtualClock()
+    journal = opened(tmp_path, clock=clock)
+    for turn in range(2):
+        with failing(journal, times=1000):
+            for number in range(5):
+                with pytest.raises(Unavailable):
+                    await journal.accept([draft(number)])
+        clock.advance(2)
+        for number in range(3):
+            await journal.accept([draft(turn * 10 + number)])
+    said = [record.getMessage() for record in caplog.records]
+    assert said == 2 * [
+        "journal: new jobs are refused: the journal cannot be written: Input/output error",
+        "journal: new jobs are accepted again; 5 requests were refused",
+    ]
+    await journal.close()
+
+
 # Damage
 
 

@@ -69,7 +69,7 @@ def _verified(folder: Path) -> Verified:
     damaged = False
     for found in examine(folder):
         if isinstance(found, JournalFinding):
-            findings.append(_shown(found))
+            findings.append(f"{found.path.name}: {found}")
             lost += found.lost
             damaged = damaged or not found.aside
             continue
@@ -77,15 +77,6 @@ def _verified(folder: Path) -> Verified:
         batches += 1
         first, last = first or found.first, found.last
     return Verified(str(folder), jobs, batches, first, last, findings, damaged, lost)
-
-
-def _shown(found: JournalFinding) -> str:
-    lost = ""
-    if found.open_ended:
-        lost = f": jobs from {found.first} on are lost"
-    elif found.lost:
-        lost = f": jobs {found.first} to {found.last} are lost"
-    return f"{found.path.name}: {found.what}{lost}"
 
 
 class Dumped(Struct, frozen=True):
@@ -110,11 +101,15 @@ def dump(
         Parameter(metavar="FORM", help="json (all there is), records (id|task|payload), or batches under a header."),
     ] = "json",
     target: Target = HERE,
-) -> None:
-    """Print the jobs of the journals as text, with --tenant those of one tenant; damage is reported on stderr."""
+) -> int:
+    """Print the jobs of the journals as text, with --tenant those of one tenant.
+
+    What is damaged or cannot be read is named on stderr; then it exits 1.
+    """
+    damage: list[str] = []
     only = None if target.tenant in {None, EVERY_TENANT, DASH} else target.settings().tenant
     for one in _folders(folder):
-        drafts = ((entry, entry.draft) for entry in _entries(one) if entry.draft is not None)
+        drafts = ((entry, entry.draft) for entry in _entries(one, damage) if entry.draft is not None)
         known = (pair for pair in drafts if only is None or pair[1].tenant == only)
         if form == "records":
             lines = text.write_records((draft.tenant, draft.id, draft.new) for _, draft in known)
@@ -126,14 +121,21 @@ def dump(
             lines = (_in_json(entry) for entry, _ in known)
         for line in lines:
             sys.stdout.write(line)
+    return BAD if damage else 0
 
 
-def _entries(folder: Path) -> Iterator[Entry]:
+def _entries(folder: Path, damage: list[str]) -> Iterator[Entry]:
+    """The jobs in a journal. What is missing is named, and added to the damage."""
     for found in examine(folder):
         if isinstance(found, JournalFinding):
-            console.note(f"{folder}: {_shown(found)}")
+            console.note(f"{folder}: {found.path.name}: {found}")
+            damage += [] if found.aside else [found.what]
             continue
-        yield from decode(*found)
+        for entry in decode(*found):
+            if entry.draft is None:
+                damage.append("unreadable")
+                console.note(f"{folder}: job {entry.sequence} cannot be read by this program")
+            yield entry
 
 
 def _in_json(entry: Entry) -> str:

@@ -184,7 +184,7 @@ class Full(WindlassError):
 
 
 class JournalFull(Full):
-    """The server's journal cannot be written; nothing of what was sent was kept. It goes on once there is room."""
+    """The server's journal has no room. It goes on once there is some."""
 
     code, title = "journal_full", "No room left in the journal"
 

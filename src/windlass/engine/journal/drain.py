@@ -109,7 +109,7 @@ class Drainer:
         await journal.confirm(newest)
         self._go_back(min(self._watermarks))
         self.met.set()
-        if waiting := journal.last - journal.drained:
+        if waiting := await journal.count(journal.drained):
             log.info("journal: %d jobs wait to be drained", waiting)
 
     def start_without_store(self, fault: WindlassError) -> None:
@@ -125,7 +125,7 @@ class Drainer:
                     await self.start()
                 began = self._clock.monotonic()
                 busy = await self._step()
-                self._is_up()
+                await self._is_up()
                 await self._give_way(began)
             except (WindlassError, OSError) as fault:
                 self._is_down(fault)
@@ -385,20 +385,20 @@ class Drainer:
             pass
         self._journal.accepted.clear()
 
-    def _is_up(self) -> None:
+    async def _is_up(self) -> None:
         if not (self.up and self.flows):
-            log.info("journal: the store is back; %d jobs wait to be drained", self._journal.last - self.reached)
+            log.info("journal: the store is back; %d jobs wait to be drained", await self._journal.count(self.reached))
         self.up = self.flows = True
         if len(self._away) != self._reported_away:
-            self._report_away()
+            await self._report_away()
 
-    def _report_away(self) -> None:
+    async def _report_away(self) -> None:
         self._reported_away = len(self._away)
         if self._away:
             parts = f"{len(self._away)} of {len(self._watermarks)} parts of the store"
             log.warning("journal: jobs for %s stay in the journal: %s", parts, self.fault)
         else:
-            waiting = self._journal.last - self.reached
+            waiting = await self._journal.count(self.reached)
             log.info("journal: all parts of the store are back; %d jobs are read again", waiting)
 
     def _is_down(self, fault: Exception) -> None:

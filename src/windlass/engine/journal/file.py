@@ -129,6 +129,11 @@ class JournalFinding(NamedTuple):
     def lost(self) -> int:
         return max(0, self.last - self.first + 1)
 
+    def __str__(self) -> str:
+        if self.open_ended:
+            return f"{self.what}: jobs from {self.first} on are lost"
+        return f"{self.what}: jobs {self.first} to {self.last} are lost" if self.lost else self.what
+
 
 class _Gap(NamedTuple):
     first: int
@@ -244,13 +249,25 @@ class JournalFile:
         newest = self._sql.execute(_HIGHEST).get
         return max(newest or 0, self._sql.execute("SELECT max(last) FROM gaps").get or 0)
 
+    def count(self, after: int) -> int:
+        """How many jobs there are behind a number. Some numbers have none."""
+        missing = "SELECT sum(last - max(first - 1, ?1)) FROM gaps WHERE last > ?1 AND reason <> 'drained'"
+        with _translated(self.path, self._sql):
+            return self.last - after - int(self._sql.execute(missing, (after,)).get or 0)
+
     def append(self, rows: Sequence[Row]) -> None:
-        """Write batches in one commit, all or none. Returns when they would outlast a power cut."""
+        """Write batches in one commit, all or none. Returns when they would outlast a power cut.
+
+        Without batches it is a commit that changes nothing, and shows whether the file can be written.
+        """
         with self._writing():
             self._insert(rows)
         self._reserve.take()
 
     def _insert(self, rows: Sequence[Row]) -> None:
+        if not rows:
+            self._sql.pragma("user_version", VERSION)
+            return
         if len(rows) == 1 and (self._confirmed or rows[0].first > self.unconfirmed):
             self._sql.execute(_INSERT, rows[0])  # a statement is a transaction of its own
             return
@@ -290,7 +307,7 @@ class JournalFile:
                     self._begin_log_again()
                 yield
         except WindlassError as error:
-            if not isinstance(error.__cause__, apsw.FullError):
+            if may_be_kept(error):
                 self._log_in_doubt = True
                 with suppress(apsw.Error):
                     self._begin_log_again()
@@ -496,7 +513,14 @@ def _reason(fault: apsw.Error, sql: apsw.Connection | None) -> int:
 def _not_written(reason: int, text: str) -> WindlassError:
     """The error for a job that could not be written: only a full disk is reported as one."""
     kind = JournalFull if reason in NO_ROOM else Unavailable
-    return kind(f"the journal cannot be written: {os.strerror(reason) if reason else text}; nothing of it was kept")
+    return kind(f"the journal cannot be written: {os.strerror(reason) if reason else text}")
+
+
+def may_be_kept(fault: WindlassError) -> bool:
+    """Whether a commit that failed so may be found in the log after a crash. If the disk was full, it was taken back;
+    if a sync failed, what it did not sync may reach the disk all the same.
+    """
+    return fault.__cause__ is not None and not isinstance(fault.__cause__, apsw.FullError)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -49,6 +49,15 @@ MOST_IN_ROW = 64 << 10
 
 CHECK_DISK_EVERY = 0.5
 
+TRY_WRITE_EVERY = 5.0
+"""Seconds without a commit after which a journal is not known to be writable."""
+
+QUIET = 1.0
+"""Seconds without a refusal after which new jobs count as accepted again: on a full disk, small ones fit in between."""
+
+NOT_KEPT = "nothing of it was kept"
+MAY_BE_KEPT = "it may have been kept all the same: a job that is sent again with the same id or key stays one job"
+
 KEPT_STEPS = 20
 """Into how many steps the time is divided for which drained jobs are kept."""
 
@@ -93,6 +102,12 @@ class Journal:
         self._deleted = 0
         self._checked_disk_at = -CHECK_DISK_EVERY
         self._disk_full = False
+        self._wrote_at = -TRY_WRITE_EVERY
+        self._fault: WindlassError | None = None
+        """Why the last commit failed."""
+        self._refused = 0
+        """Requests that were refused since all were accepted."""
+        self._refused_at = 0.0
         self.drained = 0
         """The store has all jobs up to this number."""
         self.last = 0
@@ -118,8 +133,7 @@ class Journal:
         self._opened = opened = JournalFile(self.folder, self._chance.token)
         self.findings = opened.findings
         for found in opened.findings:
-            lost = f": jobs {found.first} to {found.last} are lost" if found.lost else ""
-            log.error("journal: %s: %s%s", found.path, found.what, lost)
+            log.error("journal: %s: %s", found.path, found)
         self._deleted = self.drained = opened.deleted
         self.last, self._waiting = opened.last, self._indexed()
 
@@ -221,6 +235,19 @@ class Journal:
         self.accepted.set()
 
     async def _append(self, rows: Sequence[Row]) -> None:
+        """Write rows, or only see whether that works."""
+        self._wrote_at = self._clock.monotonic()
+        try:
+            await self._append_with_room(rows)
+        except WindlassError as fault:
+            self._fault = fault
+            raise
+        self._fault = None
+        if self._refused and self._clock.monotonic() - self._refused_at >= QUIET:
+            log.warning("journal: new jobs are accepted again; %d requests were refused", self._refused)
+            self._refused = 0
+
+    async def _append_with_room(self, rows: Sequence[Row]) -> None:
         """Write rows; a second time if the disk was full and room could be made."""
         try:
             await self._run(self._file.append, rows)
@@ -230,10 +257,23 @@ class Journal:
             await self._run(self._file.append, rows)
 
     def _refuse(self, group: Sequence[WriteRequest], fault: WindlassError) -> None:
-        log.warning("journal: %d requests were refused: %s", len(group), fault)
+        if not self._refused:
+            log.warning("journal: new jobs are refused: %s", fault)
+        self._refused += len(group)
+        self._refused_at = self._clock.monotonic()
         for request in group:
             if not request.written.done():
-                request.written.set_exception(type(fault)(str(fault)))
+                kept = MAY_BE_KEPT if file.may_be_kept(fault) else NOT_KEPT
+                request.written.set_exception(type(fault)(f"{fault}; {kept}"))
+
+    async def check_writable(self) -> None:
+        """Raise if new jobs would be refused. If none came for a while, or the last were refused, it tries to write."""
+        await self.check_room()
+        sure_for = CHECK_DISK_EVERY if self._fault else TRY_WRITE_EVERY
+        if self._clock.monotonic() - self._wrote_at >= sure_for:
+            await self._append(())
+        if self._fault is not None:
+            raise type(self._fault)(str(self._fault))
 
     def _note(self, request: WriteRequest) -> None:
         """A request is on disk: its jobs can be found."""
@@ -280,6 +320,10 @@ class Journal:
         if row is None:
             return None
         return next(entry for entry in decode(*row) if entry.sequence >= sequence)
+
+    async def count(self, after: int) -> int:
+        """How many jobs there are behind a number."""
+        return await self._run(self._file.count, after)
 
     async def read(self, after: int, most: int) -> list[Entry]:
         """The jobs behind a number, in order; at least one if there is any.

@@ -142,7 +142,7 @@ class Journaled:
 
     async def check_ready(self) -> None:
         """Raise what keeps it from accepting new jobs or showing them."""
-        await self._journal.check_room()
+        await self._journal.check_writable()
         await self(GetStats(tenant="default"))
 
     async def met(self) -> None:
@@ -500,7 +500,7 @@ async def drain_folder(engine: Engine, path: Path, clock: Clock) -> int:
     try:
         drainer = Drainer(journal, _target(engine), engine.context, clock)
         await drainer.start()
-        waiting = journal.last - journal.drained
+        waiting = await journal.count(journal.drained)
         await drainer.drain()
         return waiting
     finally:
