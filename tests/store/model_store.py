@@ -22,7 +22,7 @@ from windlass.model.audit import MOST_LINES_KEPT
 from windlass.model.errors import Invalid
 from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import FINISHED, PENDING, Job, NewJob, Reason, State, Terms
-from windlass.model.lifecycle import GONE, Move, Step, enter
+from windlass.model.lifecycle import GONE, ORDERS, Move, Step, enter
 from windlass.model.names import EVERY_TENANT, JobKey, OfTenant, key_of
 from windlass.model.outcome import Verdict
 from windlass.model.output import MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT, Chunk, Message, NewChunk
@@ -60,7 +60,7 @@ from windlass.store.data import (
 )
 from windlass.store.encoding import end_topic
 from windlass.store.files import FileStore
-from windlass.store.flow import BucketUsage, LaneBacklog, Regroup, Rules, StaleRules
+from windlass.store.flow import YIELDING, BucketUsage, LaneBacklog, Regroup, RoomMove, Rules, StaleRules, TierSlots
 from windlass.store.protocol import (
     EventStore,
     FlowStore,
@@ -201,6 +201,18 @@ class ModelJobs:
         new = [self._add(draft, now) for draft in drafts]
         self.settle()
         return new
+
+    async def admit(self, drafts: Sequence[Draft], where: TierSlots, ahead: int) -> list[bool] | None:
+        fresh = {key_of(draft) for draft in drafts} - self._jobs.keys()
+        queued = [e for e in self.entries(State.QUEUED) if (e.job.tenant, e.job.queue) == (where.tenant, where.queue)]
+        promised = sum(entry.group.startswith(YIELDING) for entry in queued)
+        if fresh and self._free_slots(where) - promised - ahead < len(fresh):
+            return None
+        return await self.add(drafts)
+
+    def _free_slots(self, where: TierSlots) -> int:
+        held = Counter(entry.job.worker for entry in self.entries(State.RUNNING))
+        return sum(max(0, slots - held[worker]) for worker, slots in where.slots.items())
 
     def _add(self, draft: Draft, now: datetime) -> bool:
         if key_of(draft) in self._jobs:
@@ -348,6 +360,26 @@ class ModelJobs:
         applied = [self._apply(move, now) for move in moves]
         self.settle()
         return applied
+
+    async def make_room(self, moves: Sequence[RoomMove], where: TierSlots, yielding: Sequence[JobKey]) -> list[bool]:
+        return [self._is_needed(one, where, yielding) and (await self.apply([one.move]))[0] for one in moves]
+
+    def _is_needed(self, one: RoomMove, where: TierSlots, yielding: Sequence[JobKey]) -> bool:
+        if one.waiting is not None:
+            entry = self._jobs.get(one.waiting)
+            if entry is None or entry.job.state is not State.QUEUED:
+                return False
+        if one.full is not None:
+            running = self.entries(State.RUNNING)
+            job = self._jobs[key_of(one.move)].job
+            numbers = [number for number, level in enumerate(self.bounds.levels(job)) if level.name == one.full]
+            return any(
+                number and self.bounds.taken(job, number, running) >= self.bounds.levels(job)[number].cap
+                for number in numbers
+            )
+        seen = [self._jobs[key].job for key in yielding if key in self._jobs]
+        stopping = sum(job.state is State.RUNNING and job.reason in ORDERS for job in seen)
+        return self._free_slots(where) + stopping <= one.most
 
     def _apply(self, move: Move, now: datetime) -> bool:
         entry = self._jobs.get(key_of(move))

@@ -41,7 +41,7 @@ from windlass.store.data import (
     Record,
     Sweep,
 )
-from windlass.store.flow import StaleRules
+from windlass.store.flow import RoomMove, StaleRules, TierSlots
 from windlass.store.protocol import JournalTarget, Store
 
 Decide = Callable[[Record, datetime], Move | None]
@@ -114,6 +114,17 @@ class StoreWrites:
         await self._publish_created(drafts, created)
         return created
 
+    async def admit(self, drafts: Sequence[Draft], where: TierSlots, ahead: int) -> list[bool] | None:
+        """Add yielding jobs; null = they are denied."""
+        try:
+            created = await self._store.jobs.admit(drafts, where, ahead)
+        except NotReplicated:
+            await self._publish_created(drafts, [True] * len(drafts))
+            raise
+        if created is not None:
+            await self._publish_created(drafts, created)
+        return created
+
     async def drain(self, target: JournalTarget, request: DrainRequest) -> DrainReply:
         """Move jobs from a journal into its store."""
         reply = await target.drain(request)
@@ -170,6 +181,14 @@ class StoreWrites:
             await self._publish([line for move in written if (line := _move_line(move, deleted)) is not None])
         return applied
 
+    async def make_room(self, moves: Sequence[RoomMove], where: TierSlots, yielding: Sequence[JobKey]) -> list[bool]:
+        """Let running jobs make room, while that is needed."""
+        applied = await self._store.jobs.make_room(moves, where, yielding)
+        if not self._store.events.quiet:
+            written = [one.move for one, done in zip(moves, applied, strict=True) if done]
+            await self._publish([line for move in written if (line := _move_line(move, {})) is not None])
+        return applied
+
     async def _read(self, keys: Sequence[JobKey]) -> dict[JobKey, Job]:
         """Jobs that are about to be deleted."""
         found = (await self._store.jobs.read(keys)).records if keys else []
@@ -219,8 +238,6 @@ class EngineContext:
         self.batcher: Batcher[Draft, tuple[Record | None, bool]] | None = None
         """Of jobs that are enqueued one by one: see `new_jobs`."""
         self.stats = RunStats()
-        self.admitted: dict[tuple[str, str], dict[str, datetime]] = {}
-        """By tenant and queue: yielding jobs that were admitted but are not stored yet, and until when they count."""
         self.handled_tasks: HandledTasks | None = None
         self.reserved: frozenset[str] = frozenset()
         """Tasks of an app in the same process, as `tenant/task`: no handler may replace them."""

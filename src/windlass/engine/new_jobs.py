@@ -87,7 +87,10 @@ async def enqueue(context: EngineContext, operation: Enqueue) -> Accepted:
     (new,) = to_drafts(context, await with_files(context, operation))
     await check_terms(context, [new], "job")
     with name_unreplicated([new.id]):
-        record, created = await _batcher(context).submit(new)
+        if new.new.yielding:  # by itself: whether it is denied is its own matter
+            ((record, created),) = await _add_and_read(context, [new])
+        else:
+            record, created = await _batcher(context).submit(new)
         if record is None and not created:  # the job under this id has just ended and left no record
             record, created = await _batcher(context).submit(new)
     if record is None:
@@ -283,7 +286,7 @@ def has_terms(new: NewJob) -> bool:
 
 
 async def check_terms(context: EngineContext, drafts: Sequence[Draft], at: str) -> None:
-    """Refuse tiers that a queue does not have, and yielding jobs for which no slot is free."""
+    """Refuse tiers that a queue does not have."""
     if not any(has_terms(draft.new) for draft in drafts):
         return
     config = await context.flow_config.refreshed()
@@ -295,12 +298,6 @@ async def check_terms(context: EngineContext, drafts: Sequence[Draft], at: str) 
         except Invalid as fault:
             where = f"{at}[{place}]" if at == "jobs" else at
             raise Invalid(fault.detail, at=f"{where}.{fault.at}") from None
-    yielding: dict[tuple[str, str], list[str]] = {}
-    for draft in drafts:
-        if draft.new.yielding:
-            yielding.setdefault((draft.tenant, draft.new.queue), []).append(draft.id)
-    for (tenant, queue), ids in yielding.items():
-        await admit_yielding(context, tenant, queue, ids)
 
 
 # Batches of equal jobs
@@ -392,8 +389,12 @@ async def add(context: EngineContext, drafts: Sequence[Draft], *, wait_for_repli
     `wait_for_replicas`: answer when the store's replicas have the jobs, if the store is set up so. Jobs that follow
     from another job do not wait: they must not delay their parent.
     """
+    write = partial(context.writes.add, wait_for_replicas=wait_for_replicas)
     try:
-        created = await _add(context, drafts, partial(context.writes.add, wait_for_replicas=wait_for_replicas))
+        if any(draft.new.yielding and not draft.follows for draft in drafts):
+            created = await _add_some_yielding(context, drafts, write)
+        else:
+            created = await _add(context, drafts, write)
     except NotReplicated:
         await unblock(context, [key_of(draft) for draft in drafts if draft.new.after])
         raise
@@ -406,6 +407,21 @@ async def add(context: EngineContext, drafts: Sequence[Draft], *, wait_for_repli
 
 
 Write = Callable[[Sequence[Draft]], Awaitable[list[bool]]]
+
+
+async def _add_some_yielding(context: EngineContext, drafts: Sequence[Draft], write: Write) -> list[bool]:
+    """Add new jobs; the yielding ones of each queue first, if a slot is free for each of them."""
+    yielding: dict[tuple[str, str], list[Draft]] = {}
+    others: list[Draft] = []
+    for draft in drafts:
+        (yielding.setdefault((draft.tenant, draft.new.queue), []) if draft.new.yielding else others).append(draft)
+    created: dict[JobKey, bool] = {}
+    for (tenant, queue), some in yielding.items():
+        admitted = await admit_yielding(context, tenant, queue, some)
+        created |= zip(map(key_of, some), admitted, strict=True)
+    if others:
+        created |= zip(map(key_of, others), await _add(context, others, write), strict=True)
+    return [created[key_of(draft)] for draft in drafts]
 
 
 async def _add(context: EngineContext, drafts: Sequence[Draft], write: Write) -> list[bool]:

@@ -16,7 +16,8 @@ The cycle, while anything waits (`cycle`):
    one yielding job is halted, whose slot counts as free from now on.
 3. If a job is left and a slot is free, the first starts, and the cycle starts over. Otherwise all wait for an end.
 
-Stores start jobs within the same caps. Of a cycle's decisions the engine applies those about running jobs.
+Stores start jobs within the same caps. Of a cycle's decisions the engine applies those about running jobs, each with
+its `Need`: the store refuses it if the need is over by then.
 """
 
 import math
@@ -81,6 +82,17 @@ class TieredQueue(Struct, frozen=True):
     """In order."""
 
 
+class Need(Struct, frozen=True):
+    """What a running job makes room for."""
+
+    waiting: str
+    """The job that waits."""
+    level: int | None = None
+    """The level that is full; null = no slot is free."""
+    halts: int = 0
+    """How many jobs are halted in the same round before."""
+
+
 class Decisions(Struct, frozen=True):
     """The result of one round of cycles."""
 
@@ -88,6 +100,8 @@ class Decisions(Struct, frozen=True):
     """Running jobs that fall to a shorter level, and that level."""
     halts: Sequence[str] = ()
     """Running jobs that are stopped."""
+    needs: Mapping[str, Need] = field(default_factory=dict)
+    """Of each of these, the last."""
     starts: Mapping[str, int] = field(default_factory=dict)
     """Waiting jobs that start, in order, and the level of each once all have started."""
     passed_by: int | None = None
@@ -102,6 +116,8 @@ class Admission(Struct, frozen=True):
     """The decision on yielding jobs that are enqueued."""
 
     admitted: bool
+    ahead: int = 0
+    """Waiting jobs that start before them."""
     shrinks: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -132,8 +148,9 @@ def cycle(queue: TieredQueue, chance: Draw) -> Decisions:
 
 def admit(queue: TieredQueue, chance: Draw, number: int = 1) -> Admission:
     """Whether so many yielding jobs may start now; if not, the longest flexible job loses one level."""
-    if cycle(queue, chance).free >= number:
-        return Admission(admitted=True)
+    decided = cycle(queue, chance)
+    if decided.free >= number:
+        return Admission(admitted=True, ahead=len(decided.starts))
     board = _Board(queue, chance)
     level = board.longest_flexible(SHORTEST + 1)
     if level is not None:
@@ -157,6 +174,7 @@ class _Board:
         self._starts: dict[str, int] = {}
         self.shrinks: dict[str, int] = {}
         self._halts: list[str] = []
+        self._needs: dict[str, Need] = {}
         for run in queue.running:
             if not run.stopping:
                 self._seat(run)
@@ -184,6 +202,9 @@ class _Board:
         heads = [(line[0][0], level) for level, line in enumerate(self._waiting[:passed_by]) if line]
         return min(heads)[1] if heads else None
 
+    def _need(self, first: int, level: int | None = None) -> Need:
+        return Need(self._waiting[first][0][1].id, level, len(self._halts))
+
     def make_room(self) -> int:
         """Let running jobs make room for the first; the level from which on jobs are passed over."""
         passed_by = len(self._caps)
@@ -193,11 +214,12 @@ class _Board:
                 continue
             longest = self.longest_flexible(level)
             if longest is not None:
-                self.shrink_one(longest, self._below_the_full(level))
+                self.shrink_one(longest, self._below_the_full(level), self._need(first, level))
             if self._full(level):
                 passed_by = level
-        if self._first(passed_by) is not None and self._full(SHORTEST):
-            self._give_way()
+        first = self._first(passed_by)
+        if first is not None and self._full(SHORTEST):
+            self._give_way(self._need(first))
         return passed_by
 
     def longest_flexible(self, least: int) -> int | None:
@@ -210,23 +232,30 @@ class _Board:
     def _below_the_full(self, level: int) -> int:
         return next(each for each in range(1, level + 1) if self._full(each)) - 1
 
-    def shrink_one(self, level: int, to: int) -> None:
-        self._shrink(self._pick(self._flexible[level]), level, to)
+    def shrink_one(self, level: int, to: int, need: Need | None = None) -> None:
+        self._shrink(self._pick(self._flexible[level]), level, to, need)
 
-    def _shrink(self, id: str, level: int, to: int) -> None:
+    def _shrink(self, id: str, level: int, to: int, need: Need | None) -> None:
         self._count(level, -1, above=to)
         self._flexible[to].append(id)
-        (self._starts if id in self._starts else self.shrinks)[id] = to
+        if id in self._starts:
+            self._starts[id] = to
+            return
+        self.shrinks[id] = to
+        if need is not None:
+            self._needs[id] = need
 
     def _pick(self, some: list[str]) -> str:
         return some.pop(int(self._chance() * len(some)))
 
-    def _give_way(self) -> None:
+    def _give_way(self, need: Need) -> None:
         for level in range(1, len(self._caps)):
             while self._flexible[level]:
-                self._shrink(self._flexible[level].pop(0), level, SHORTEST)
+                self._shrink(self._flexible[level].pop(0), level, SHORTEST, need)
         if self._yielding:
-            self._halts.append(self._pick(self._yielding))
+            id = self._pick(self._yielding)
+            self._halts.append(id)
+            self._needs[id] = need
             self._taken[SHORTEST] -= 1
 
     def start_first(self, passed_by: int) -> bool:
@@ -251,6 +280,7 @@ class _Board:
         return Decisions(
             shrinks=self.shrinks,
             halts=self._halts,
+            needs=self._needs,
             starts=self._starts,
             passed_by=passed_by if any(self._waiting[passed_by:]) else None,
             short_of_slots=self._first(passed_by) is not None,

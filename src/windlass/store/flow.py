@@ -19,10 +19,13 @@ A group is a text: its class, then its buckets, each after a bar: `=slow`, `~|ac
   `.`, `-`, `~` and `%`; the engine escapes everything else.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from msgspec import Struct
+
+from windlass.model.lifecycle import Move
+from windlass.model.names import JobKey
 
 FLEXIBLE = "~"
 YIELDING = "!"
@@ -123,6 +126,27 @@ class Regroup(Struct, frozen=True):
     tenant: str
     before: str
     after: str
+
+
+class TierSlots(Struct, frozen=True):
+    """The slots of a tenant's queue with tiers. How many of them are free, a store counts itself, in the same step."""
+
+    tenant: str
+    queue: str
+    slots: Mapping[str, int]
+    """Of each live worker that serves it, by id."""
+
+
+class RoomMove(Struct, frozen=True):
+    """A move that takes time or the slot from a running job of a queue with tiers. Refused unless it is needed yet."""
+
+    move: Move
+    waiting: JobKey | None
+    """Who needs it: refused unless that job is queued. Null = a yielding job that was denied."""
+    full: str | None = None
+    """The tier that must be full; null = it is the slots that are wanted."""
+    most: int = 0
+    """Then: refused if more slots are free, or become free because their jobs were ordered to stop."""
 
 
 class LaneBacklog(Struct, frozen=True):

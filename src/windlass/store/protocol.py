@@ -35,6 +35,12 @@ class JobStore(Protocol):
         when enough replicas have them, if the store is set up so, or raise `NotReplicated`; they are kept then, too.
         """
 
+    async def admit(self, drafts: Sequence[data.Draft], where: flow.TierSlots, ahead: int) -> list[bool] | None:
+        """Add yielding jobs if a slot is free for each that is new; null = they are denied. Raises like `add`.
+
+        A slot is not free if a queued yielding job waits for it, nor are `ahead` more, for jobs that wait before them.
+        """
+
     async def claim(self, request: data.ClaimRequest) -> list[data.Record]:
         """Lease the first jobs that the worker may take, by its queues' order, then turn, then priority, then arrival.
 
@@ -50,6 +56,14 @@ class JobStore(Protocol):
 
     async def apply(self, moves: Sequence[Move]) -> list[bool]:
         """Write moves; for each, whether its guards held. A refused move changes nothing."""
+
+    async def make_room(
+        self, moves: Sequence[flow.RoomMove], where: flow.TierSlots, yielding: Sequence[JobKey]
+    ) -> list[bool]:
+        """Write moves, one after the other; for each, whether it was needed and its guards held.
+
+        `yielding`: the running jobs that may have been ordered to stop.
+        """
 
     async def read(self, keys: Sequence[JobKey], *, payload: bool = False) -> data.Reading:
         """Look jobs up."""

@@ -66,7 +66,7 @@ def derive_rules(before: Rules, stored: FlowConfig, workers: Sequence[Worker]) -
         version=before.version,
         group_epoch=before.group_epoch,
         limit_rules={limit_name(limit): _limit_rule(limit) for limit in stored.limits},
-        tiers={name: _levels(name, settings, workers) for name, settings in tiered.items()},
+        tiers={name: tier_levels(name, settings, workers) for name, settings in tiered.items()},
         fair_queues={
             name.partition(",")[2]: dict(settings.weights)
             for name, settings in stored.queues.items()
@@ -100,7 +100,8 @@ def _limit_rule(limit: Limit) -> LimitRule:
     )
 
 
-def _levels(tenant_queue: str, settings: QueueSettings, workers: Sequence[Worker]) -> list[TierRule]:
+def tier_levels(tenant_queue: str, settings: QueueSettings, workers: Sequence[Worker]) -> list[TierRule]:
+    """A queue's tiers with the caps that follow from the live workers."""
     sizes = caps(settings.tiers, live_slots(tenant_queue, workers))
     return [
         TierRule(name=tier.name, seconds=tier.seconds, cap=cap) for tier, cap in zip(settings.tiers, sizes, strict=True)

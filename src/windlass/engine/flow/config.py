@@ -20,7 +20,7 @@ from windlass.model.job import Job, NewJob, Terms
 from windlass.model.limit import Limit, Pause, Subject, holds, key_of, may_hold, paths
 from windlass.model.match import ABSENT
 from windlass.model.names import EVERY_TENANT
-from windlass.model.options import AT_MOST_ONCE, OnLost
+from windlass.model.options import AT_MOST_ONCE, LOWEST, OnLost
 from windlass.model.queue import QueueSettings, Tier, tier_of
 from windlass.store.data import Draft
 from windlass.store.flow import BAR, EXPLICIT, FLEXIBLE, KEY, YIELDING, Rules
@@ -158,7 +158,8 @@ def _with_defaults(new: NewJob, settings: QueueSettings, *, strict: bool) -> New
             tier_of(settings.tiers, new.tier)
         changes["timeout"] = min(new.tier, new.timeout or new.tier)
     if new.yielding:
-        # Two engines may admit two jobs for one slot: the second must not wait forever.
+        # The slot that was free for it is kept for it; if the slot's worker is lost, it must not wait forever.
+        changes["priority"] = LOWEST
         changes["expires"] = min(YIELDS_WITHIN, new.expires or YIELDS_WITHIN)
     if settings.isolate and not new.isolate:
         changes["isolate"] = True

@@ -1,29 +1,32 @@
-"""Applies the tier policy: running jobs make room for waiting ones, as `policy.tiers` decides.
+"""Applies the tier policy: running jobs make room for waiting ones, yielding jobs are admitted or denied.
 
-Stores start jobs within the caps; this module shrinks and halts running jobs. Any number of engines may rebalance the
-same queue at once: each move is guarded, and all engines pick the same job for the same need.
+Stores start jobs within the caps; this module shrinks and halts running jobs. It decides from a load that takes several
+reads, while other engines, workers and callers go on. So each decision carries what it counts on, and the store checks
+that in the step that writes it: of five engines that shrink a job for the same need, one does.
 """
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from itertools import count
 from operator import itemgetter
 
 from msgspec.structs import replace
 
 from windlass.engine.context import EngineContext
-from windlass.engine.flow.config import YIELDS_WITHIN
+from windlass.engine.flow.apply import tier_levels, update_tier_caps
 from windlass.engine.flow.load import QueueLoad, buckets, class_of, is_full, paused_until, read_tenant_load, workers_for
 from windlass.model import lifecycle
 from windlass.model.errors import Busy, PartAway
 from windlass.model.job import State
 from windlass.model.lifecycle import ORDERS, Move
-from windlass.model.names import EVERY_TENANT, JobKey
+from windlass.model.names import EVERY_TENANT, JobKey, key_of
 from windlass.policy import tiers as policy
-from windlass.policy.tiers import Draw, TierClass, TieredQueue, TieredRun, TieredWait
-from windlass.store.data import Record
-from windlass.store.flow import EXPLICIT, YIELDING, LaneBacklog, Rules, TierRule
+from windlass.policy.tiers import Draw, Need, TierClass, TieredQueue, TieredRun, TieredWait
+from windlass.store.data import Draft, Record
+from windlass.store.flow import EXPLICIT, YIELDING, LaneBacklog, RoomMove, Rules, StaleRules, TierRule, TierSlots
+
+MOST_TRIES = 4
+"""How often a decision is made again because others changed meanwhile what it counted on."""
 
 
 async def rebalance(context: EngineContext, tenant: str, queue: str) -> int:
@@ -50,45 +53,79 @@ async def rebalance_all(context: EngineContext) -> int:
     return sum(done)
 
 
-async def admit_yielding(context: EngineContext, tenant: str, queue: str, ids: Sequence[str]) -> None:
-    """Refuse yielding jobs unless a slot is free for each. If refused, the longest flexible job loses a tier."""
-    rules = (await context.flow_config.current()).rules
-    levels = rules.tiers.get(f"{tenant},{queue}")
-    if levels is None:
-        return
-    coming = context.admitted.setdefault((tenant, queue), {})
-    # Read before the load: jobs that have arrived by now are part of it.
-    records = (await context.store.jobs.read([JobKey(id, tenant) for id in {*ids, *coming}])).records
-    arrived = {record.job.id for record in records if record is not None}
-    load = await read_tenant_load(context, rules, tenant, queue)
-    for id in [id for id, until in coming.items() if id in arrived or until < load.now]:
-        del coming[id]
-    fresh = {*ids} - arrived - coming.keys()  # repeated requests are admitted already
-    answer = policy.admit(_tiered_queue(load, levels, len(coming)), context.chance.fraction, len(fresh))
-    if answer.admitted:
-        coming.update(dict.fromkeys(fresh, load.now + timedelta(seconds=YIELDS_WITHIN)))
-        return
-    await _apply_decisions(context, load, levels, answer.shrinks, [])
+async def _rebalance(context: EngineContext, rules: Rules, tenant: str, queue: str) -> int:
+    done = 0
+    for _ in range(MOST_TRIES):
+        if f"{tenant},{queue}" not in rules.tiers:
+            return done
+        load = await read_tenant_load(context, rules, tenant, queue, idle_too=False)
+        if not load.waiting:
+            return done
+        levels = await _current_levels(context, load, tenant, queue)
+        if levels is None:
+            rules = (await context.flow_config.current()).rules
+            continue
+        tiered = _tiered_queue(load, levels)
+        if not tiered.waiting:
+            return done
+        decided = policy.cycle(tiered, _seeded_chance(tiered.waiting[0].id))
+        moves = _room_moves(load, levels, decided.shrinks, decided.halts, decided.needs)
+        applied = await _make_room(context, load, tenant, queue, moves)
+        done += sum(applied)
+        if all(applied):
+            return done
+    return done
+
+
+async def admit_yielding(context: EngineContext, tenant: str, queue: str, drafts: Sequence[Draft]) -> list[bool]:
+    """Add yielding jobs of a tenant's queue if a slot is free for each; for each whether it is new.
+
+    If they are denied, the longest flexible job loses a tier.
+    """
+    for _ in range(MOST_TRIES):
+        config = await context.flow_config.refreshed()
+        load = await read_tenant_load(context, config.rules, tenant, queue)
+        levels = await _current_levels(context, load, tenant, queue)
+        if levels is None:
+            continue
+        # Jobs that have arrived by now are sent again, and part of the load.
+        known = (await context.store.jobs.read([key_of(draft) for draft in drafts])).records
+        fresh = sum(record is None for record in known)
+        answer = policy.admit(_tiered_queue(load, levels), context.chance.fraction, fresh)
+        if not answer.admitted and fresh:
+            moves = _room_moves(load, levels, answer.shrinks, [], {})
+            await _make_room(context, load, tenant, queue, moves)
+            break
+        try:
+            created = await context.writes.admit(config.resolve_all(drafts), _slots(load, tenant, queue), answer.ahead)
+        except StaleRules:
+            context.flow_config.invalidate()
+            continue
+        if created is not None:
+            return created
     raise Busy(f"no slot is free in queue {queue!r}, and a yielding job does not wait: try again later")
 
 
-async def _rebalance(context: EngineContext, rules: Rules, tenant: str, queue: str) -> int:
-    levels = rules.tiers.get(f"{tenant},{queue}")
-    if levels is None:
-        return 0
-    load = await read_tenant_load(context, rules, tenant, queue, idle_too=False)
-    tiered = _tiered_queue(load, levels)
-    if not tiered.waiting:
-        return 0
-    decided = policy.cycle(tiered, _seeded_chance(tiered.waiting[0].id))
-    return await _apply_decisions(context, load, levels, decided.shrinks, decided.halts)
+async def _current_levels(
+    context: EngineContext, load: QueueLoad, tenant: str, queue: str
+) -> Sequence[TierRule] | None:
+    """The tiers with the caps that follow from the workers of this load; null = the rules were older: read again."""
+    name = f"{tenant},{queue}"
+    config = await context.flow_config.refreshed()
+    levels, settings = config.rules.tiers.get(name), config.queues.get(name)
+    if config.rules.version == load.rules.version and levels is not None:
+        if settings is None or levels == tier_levels(name, settings, load.workers):
+            return levels
+        await update_tier_caps(context)  # a worker has just come or gone
+    return None
 
 
-def _tiered_queue(load: QueueLoad, levels: Sequence[TierRule], coming: int = 0) -> TieredQueue:
-    """The load as the policy sees it: of the waiting jobs only those that could start at once if they had a place.
+def _slots(load: QueueLoad, tenant: str, queue: str) -> TierSlots:
+    return TierSlots(tenant, queue, {worker.id: worker.slots for worker in load.workers})
 
-    `coming`: admitted yielding jobs that are not stored yet.
-    """
+
+def _tiered_queue(load: QueueLoad, levels: Sequence[TierRule]) -> TieredQueue:
+    """The load as the policy sees it: of the waiting jobs only those that could start at once if they had a place."""
     places = {level.name: place for place, level in enumerate(levels)}
     # An admitted yielding job has a slot already, though it has not been claimed yet.
     expected = sum(one.count for one in load.waiting if class_of(one.group) == YIELDING)
@@ -100,7 +137,7 @@ def _tiered_queue(load: QueueLoad, levels: Sequence[TierRule], coming: int = 0) 
     ]
     return TieredQueue(
         levels=[policy.TierLevel(level.name, level.seconds, level.cap) for level in levels],
-        slots=load.free + len(load.running) - expected - coming,
+        slots=load.free + len(load.running) - expected,
         running=[_run(record, places) for record in load.running],
         waiting=[TieredWait(key[2], wanted) for key, wanted in sorted(waiting, key=itemgetter(0))],
     )
@@ -142,17 +179,35 @@ def _seeded_chance(seed: str) -> Draw:
     return draw
 
 
-async def _apply_decisions(
-    context: EngineContext,
+def _room_moves(
     load: QueueLoad,
     levels: Sequence[TierRule],
     shrinks: Mapping[str, int],
     halts: Sequence[str],
-) -> int:
+    needs: Mapping[str, Need],
+) -> list[RoomMove]:
+    """Decisions with what they count on: who needs room, and how many slots are free or will be."""
     records = {record.job.id: record for record in load.running}
-    moves = [_shrink(records[id], levels[level]) for id, level in shrinks.items() if id in records]
-    moves += [_fenced(lifecycle.halt(records[id].job), records[id]) for id in halts if id in records]
-    return sum(await context.writes.apply(moves)) if moves else 0
+    coming = load.free + sum(record.job.reason in ORDERS for record in load.running)
+    moves = {id: _shrink(records[id], levels[level]) for id, level in shrinks.items()}
+    moves |= {id: _fenced(lifecycle.halt(records[id].job), records[id]) for id in halts}
+    return [_room_move(move, needs.get(id), levels, coming) for id, move in moves.items()]
+
+
+def _room_move(move: Move, need: Need | None, levels: Sequence[TierRule], coming: int) -> RoomMove:
+    if need is None:
+        return RoomMove(move, None, most=coming)
+    full = None if need.level is None else levels[need.level].name
+    return RoomMove(move, JobKey(need.waiting, move.tenant), full, coming + need.halts)
+
+
+async def _make_room(
+    context: EngineContext, load: QueueLoad, tenant: str, queue: str, moves: Sequence[RoomMove]
+) -> list[bool]:
+    if not moves:
+        return []
+    ends = [key_of(one.job) for one in load.running if class_of(one.group) == YIELDING or one.job.reason in ORDERS]
+    return await context.writes.make_room(moves, _slots(load, tenant, queue), ends)
 
 
 def _shrink(record: Record, level: TierRule) -> Move:

@@ -122,6 +122,8 @@ class Journaled:
     async def __call__(self, operation: Operation[A], /) -> A:
         answer: Any
         match operation:
+            case Enqueue() | EnqueueMany() | EnqueueLines() if _is_yielding(operation):
+                answer = await self._ask_at_once(operation)
             case Enqueue():
                 answer = await self._enqueue(validated(operation))
             case EnqueueMany():
@@ -237,14 +239,9 @@ class Journaled:
             await check_lines(self._engine.context, lines.tenant, lines.common.queue, payloads_of(lines))
 
     async def _check_terms(self, drafts: Sequence[Draft], at: str) -> None:
-        """Check what depends on settings in the store. While it is down they are not known: any tier is accepted then,
-        but a job that must start at once is refused.
-        """
-        try:
+        """Check what depends on settings in the store. While it is down any tier is accepted."""
+        with suppress(Unavailable):
             await check_terms(self._engine.context, drafts, at)
-        except Unavailable:
-            if any(draft.new.yielding for draft in drafts):
-                raise
 
     async def _accept(self, drafts: Sequence[Draft], *, named: bool) -> list[str]:
         """Keep jobs in the journal; the ids of those that were there already, as far as is known."""
@@ -325,6 +322,12 @@ class Journaled:
 
     # Everything else
 
+    async def _ask_at_once(self, operation: Operation[A]) -> A:
+        """Yielding jobs: only the store knows whether they can start at once, so they do not wait in the journal."""
+        if not self._drainer.up:
+            raise Unavailable(f"{self._drainer.fault}; a yielding job starts at once or not at all: try again later")
+        return await self._engine(operation)
+
     async def _ask(self, operation: Operation[A]) -> A:
         if not self._drainer.up:
             raise Unavailable(f"{self._drainer.fault}; new jobs are accepted meanwhile")
@@ -371,6 +374,17 @@ def _log_entered(drafts: Sequence[Draft], existing: Sequence[str]) -> None:
     if job_log.isEnabledFor(logging.DEBUG):
         for draft in drafts:
             log_entered(draft.id, draft.new.task, created=draft.id not in existing)
+
+
+def _is_yielding(operation: Enqueue | EnqueueMany | EnqueueLines) -> bool:
+    """Whether it brings jobs that start at once or not at all."""
+    match operation:
+        case Enqueue():
+            return operation.job.yielding
+        case EnqueueMany():
+            return any(new.yielding for new in operation.jobs)
+        case EnqueueLines():
+            return operation.options.yielding
 
 
 def _is_own(new: NewJob) -> bool:

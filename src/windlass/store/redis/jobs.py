@@ -49,7 +49,7 @@ from windlass.store.data import (
     sorted_counts,
 )
 from windlass.store.encoding import from_micros, span
-from windlass.store.flow import StaleRules
+from windlass.store.flow import RoomMove, StaleRules, TierSlots
 from windlass.store.protocol import PreparedCommand
 from windlass.store.redis import layout
 from windlass.store.redis.calls import MOST_IN_A_CALL, Partitions, SkippedQueues, library
@@ -63,6 +63,9 @@ MOST_LINES, MOST_ROUNDS, MOST_CHUNKS = 100, 20, 200
 
 BUDGET_SPENT = 1
 """The answer of a claim that has only blocked lanes so far, as many as one call may: send it again."""
+
+DENIED = 0
+"""The answer to yielding jobs for which no slot is free."""
 
 AFTER = "\x01"
 """A name followed by this sorts right behind the name."""
@@ -148,10 +151,12 @@ class RedisJobs:
         drafts: Sequence[Draft],
         more: Sequence[Argument] = (),
         *,
+        first: Sequence[Argument] = (),
         wait_for_replicas: bool = False,
     ) -> tuple[Any, str]:
         """The answer for new jobs of one partition, and what is missing until enough replicas have them."""
         arguments: list[Argument] = layout.add_arguments(drafts)
+        arguments[:0] = first
         arguments += more
         call = self.partitions.call_replicated if wait_for_replicas else self.partitions.call_alone
         try:
@@ -160,6 +165,29 @@ class RedisJobs:
             if not drafts or not await self._flow.catch_up(partition, drafts[0].group_epoch):
                 raise
         return await call(function, partition, arguments)
+
+    async def admit(self, drafts: Sequence[Draft], where: TierSlots, ahead: int) -> list[bool] | None:
+        if len({draft.group_epoch for draft in drafts}) > 1:
+            raise StaleRules
+        partition, line = self.partitions.of_queue(where.queue), f"{where.tenant},{where.queue}"
+        keys = {raw_key(draft.id, draft.tenant) for draft in drafts}
+        about: list[Argument] = [line, ahead, *await self._slots_for(where, partition), len(keys), *keys]
+        reply, missing = await self.add_to("admit", partition, drafts, first=about, wait_for_replicas=True)
+        if reply == DENIED:
+            return None
+        if missing:
+            raise NotReplicated(missing)
+        return [bool(new) for new in reply]
+
+    async def _slots_for(self, where: TierSlots, partition: int) -> list[Argument]:
+        """The workers, each with the slots that it has for one partition: those that others use are taken off."""
+        slots = dict(where.slots)
+        if self.partitions.number > 1:
+            for number, held in (await self.partitions.each_there("count_running")).items():
+                for name, count in zip(held[::2], held[1::2], strict=True):
+                    if number != partition and (worker := name.decode()) in slots:
+                        slots[worker] -= int(count)
+        return [len(slots), *(word for pair in slots.items() for word in pair)]
 
     # Runs
 
@@ -260,6 +288,13 @@ class RedisJobs:
         replies = await self.partitions.spread(
             "apply", moves, lambda move: self.partitions.of_id(move.id), layout.apply_arguments
         )
+        return [bool(written) for written in replies]
+
+    async def make_room(self, moves: Sequence[RoomMove], where: TierSlots, yielding: Sequence[JobKey]) -> list[bool]:
+        partition, line = self.partitions.of_queue(where.queue), f"{where.tenant},{where.queue}"
+        about: list[Argument] = [line, layout.ORDER_REASONS, *await self._slots_for(where, partition), len(yielding)]
+        about += (raw_key(*key) for key in yielding)
+        replies = await self.partitions.call("make_room", partition, [*about, *layout.room_arguments(moves)])
         return [bool(written) for written in replies]
 
     async def read(self, keys: Sequence[JobKey], *, payload: bool = False) -> Reading:

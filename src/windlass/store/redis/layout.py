@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import Error, Job, NewJob, Reason, State
-from windlass.model.lifecycle import GONE, Lapse, Move, Step
+from windlass.model.lifecycle import GONE, ORDERS, Lapse, Move, Step
 from windlass.model.names import DEFAULT_TENANT, raw_id, raw_key, text_id
 from windlass.model.outcome import Verdict
 from windlass.model.output import Chunk, Message, Progress, Stream
@@ -33,7 +33,7 @@ from windlass.store.data import (
     StoredResult,
 )
 from windlass.store.encoding import alike, ended_at, from_micros, span, to_micros
-from windlass.store.flow import EXPLICIT, FLEXIBLE
+from windlass.store.flow import EXPLICIT, FLEXIBLE, RoomMove
 
 STATES = (
     State.BLOCKED,
@@ -253,6 +253,18 @@ def _what_is_written(move: Move) -> bytes:
         place = encoding.encode_adopted(adopter.node, adopter.at)
         return ADOPTER.pack(adopter.token, span(adopter.lease)) + f"{adopter.worker}\0{place}\0".encode()
     return _pack(move.error) if move.error else b""
+
+
+ORDER_REASONS = bytes(REASON_NUMBERS[reason] for reason in sorted(ORDERS))
+"""What `make_room` gets, to know the runs that were ordered to stop."""
+
+
+def room_arguments(moves: Sequence[RoomMove]) -> Iterator[bytes | str | int]:
+    for one in moves:
+        yield b"" if one.waiting is None else raw_key(*one.waiting)
+        yield one.full or ""
+        yield one.most
+        yield from apply_arguments([one.move])
 
 
 def _tiers(move: Move) -> bytes:

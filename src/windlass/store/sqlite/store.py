@@ -42,7 +42,7 @@ from windlass.store.data import (
 from windlass.store.encoding import pack_terms
 from windlass.store.facts import StoreInfo
 from windlass.store.files import FileStore
-from windlass.store.flow import BucketUsage, LaneBacklog, Regroup, Rules, StaleRules
+from windlass.store.flow import BucketUsage, LaneBacklog, Regroup, RoomMove, Rules, StaleRules, TierSlots
 from windlass.store.protocol import (
     EventStore,
     FlowStore,
@@ -54,7 +54,7 @@ from windlass.store.protocol import (
     RecordStore,
     WorkerStore,
 )
-from windlass.store.sqlite import claims, dependencies, files, flow, jobs, listing, records, transitions, upkeep
+from windlass.store.sqlite import claims, dependencies, files, flow, jobs, listing, records, tiers, transitions, upkeep
 from windlass.store.sqlite.connection import Connection, InlineConnection
 from windlass.store.sqlite.events import EventBus
 from windlass.store.sqlite.file import MEMORY, Durability, connect, resolve
@@ -81,6 +81,10 @@ class SqliteJobs:
             return []
         return await self._connection.write(lambda tx: jobs.add(tx, drafts), Durability.BEFORE_ANSWER)
 
+    async def admit(self, drafts: Sequence[Draft], where: TierSlots, ahead: int) -> list[bool] | None:
+        work = partial(tiers.admit, drafts=drafts, where=where, ahead=ahead)
+        return await self._connection.write(work, Durability.BEFORE_ANSWER)
+
     async def claim(self, request: ClaimRequest) -> list[Record]:
         durability = Durability.BEFORE_VISIBLE if request.lasts else Durability.LATER
         return await self._connection.write(lambda tx: claims.claim(tx, request, self._seen_workers), durability)
@@ -100,6 +104,9 @@ class SqliteJobs:
         if not moves:
             return []
         return await self._connection.write(lambda tx: transitions.apply(tx, moves))
+
+    async def make_room(self, moves: Sequence[RoomMove], where: TierSlots, yielding: Sequence[JobKey]) -> list[bool]:
+        return await self._connection.write(lambda tx: tiers.make_room(tx, moves, where, yielding))
 
     async def read(self, keys: Sequence[JobKey], *, payload: bool = False) -> Reading:
         return await self._connection.read(lambda tx: jobs.read(tx, keys, payload=payload))

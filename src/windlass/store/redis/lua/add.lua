@@ -229,6 +229,21 @@ end
 -- returns →  for each job 1 if it is new, else 0; or the error STALERULES, and nothing was stored
 register('add', STORES, add)
 
+-- Store new yielding jobs of one line, if a slot is free for each that is new.
+-- args →  line; slots that jobs ahead of them will take; the workers as `flow.free_slots` reads them; number of keys, key,
+--         …; then as for add
+-- returns →  as for add; or 0: they are denied, and nothing was stored
+register('admit', STORES, function(args)
+  local line, ahead = args[2], tonumber(args[3])
+  local free, at = flow.free_slots(args, 4)
+  local fresh, behind = 0, at + tonumber(args[at])
+  for i = at + 1, behind do fresh = fresh + 1 - redis.call('EXISTS', K .. 'j' .. args[i]) end
+  if fresh > 0 and free - flow.promised(line) - ahead < fresh then return 0 end
+  local rest = { args[1] }
+  for i = behind + 1, #args do rest[#rest + 1] = args[i] end
+  return add(rest)
+end)
+
 -- Store new jobs from a journal, if they are the ones that follow.
 -- args →  as for add; then the journal, the watermark that the jobs follow on, the watermark that they lead to
 -- returns →  as for add; or the watermark of the journal, as a string, if it is another one: then nothing was stored

@@ -342,6 +342,30 @@ local function tier_for(route)
   return best
 end
 
+-- Whether a tier has no room for one more.
+function flow.is_full(line, name)
+  local tier = flow.tier_named(line, name)
+  return tier ~= nil and tier.number > 1 and tier.free <= 0
+end
+
+-- Free slots of workers: their number, then each with its slots, are `args` from `at` on. Returns: also where that ends.
+function flow.free_slots(args, at)
+  local free, behind = 0, at + 1 + 2 * tonumber(args[at])
+  for i = at + 1, behind - 1, 2 do
+    free = free + math.max(0, tonumber(args[i + 1]) - tonumber(redis.call('HGET', K .. ':held', args[i]) or 0))
+  end
+  return free, behind
+end
+
+-- Queued yielding jobs of a line: each was promised a slot.
+function flow.promised(line)
+  local number, first = 0, line .. ','
+  for _, route in ipairs(redis.call('ZRANGE', K .. ':groups', '[' .. first, '(' .. first .. '\255', 'BYLEX')) do
+    if string.find(route, ';!', 1, true) then number = number + redis.call('ZCARD', K .. ':ready:' .. route) end
+  end
+  return number
+end
+
 local function note_tier(id, line, tier)
   redis.call('HSET', K .. ':assigned', id, tier.seconds .. ' ' .. tier.name)
   redis.call('ZADD', K .. ':levels:' .. line, tier.number, id)

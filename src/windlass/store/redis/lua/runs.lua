@@ -381,6 +381,37 @@ local function move(id, fence, failure, packed, ran)
   return 1
 end
 
+-- How many of these runs were ordered to stop; `orders` = the reasons that say so, a byte each.
+local function stopping(ids, orders)
+  local number = 0
+  for _, id in ipairs(ids) do
+    local job = load(id)
+    if job and job[STATE] == RUNNING and string.find(orders, string.char(job[REASON]), 1, true) then number = number + 1 end
+  end
+  return number
+end
+
+-- Write moves that make room in a line with tiers, each only if it is needed yet and its job is still what it was
+-- decided for.
+-- args →  line; reasons that order a run to stop, a byte each; the workers as `flow.free_slots` reads them; number of
+--         yielding runs, id, …; then per move: the job that needs room ('' = any), the name of the tier that must be full
+--         ('' = slots are needed), most slots that may be free or become free; and as for apply
+-- returns →  per move: 1 if it was written, else 0
+register('make_room', FREES_MEMORY, function(args)
+  local free, at = flow.free_slots(args, 4)
+  local behind = at + tonumber(args[at])
+  local yielding, out = { unpack(args, at + 1, behind) }, {}
+  for i = behind + 1, #args, 8 do
+    local waiting, full = args[i] ~= '' and load(args[i]), args[i + 1]
+    local is_needed = args[i] == '' or (waiting and waiting[STATE] == QUEUED)
+    if is_needed and full ~= '' then is_needed = flow.is_full(args[2], full)
+    elseif is_needed then is_needed = free + stopping(yielding, args[3]) <= tonumber(args[i + 2]) end
+    out[#out + 1] = is_needed and move(args[i + 3], args[i + 4], args[i + 5], args[i + 6], args[i + 7]) or 0
+    flush()
+  end
+  return out
+end)
+
 -- Write moves that the lifecycle has decided, each only if its job is still what it was decided for.
 -- args →  per move: id; fence ('' = none), for a blocked job the ids it waits for; error ('' = none), for an adoption
 --         the ADOPTER, or for a job that stays blocked the ids it goes on to wait for; and '>BIBBBBIBBi8HdBi8i8B': state, attempt and reason before;

@@ -1,0 +1,98 @@
+"""What every store promises of steps that hold only while they are needed: `admit` and `make_room`."""
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from tests.store.test_flow_tiers import FAST, tiers
+from tests.support.stores import EACH_CODE, World
+from windlass.model.job import Reason, State
+from windlass.model.lifecycle import Move, cancel, halt, shrink
+from windlass.model.names import JobKey, key_of
+from windlass.store.data import Record
+from windlass.store.flow import RoomMove, TierSlots
+
+pytestmark = pytest.mark.parametrize("kind", EACH_CODE, indirect=True)
+
+
+def slots(number: int) -> TierSlots:
+    return TierSlots("default", "default", {"w1": number})
+
+
+async def admit(world: World, number: int, *, free: int, ahead: int = 0) -> list[bool] | None:
+    drafts = [world.draft(group="!") for _ in range(number)]
+    return await world.store.jobs.admit(drafts, slots(free), ahead)
+
+
+async def make_room(world: World, *moves: RoomMove, of: int, yielding: list[Record] | None = None) -> list[bool]:
+    keys = [key_of(record.job) for record in yielding or []]
+    return await world.store.jobs.make_room(moves, slots(of), keys)
+
+
+def fenced(move: Move, record: Record) -> Move:
+    return replace(move, fence=record.token)
+
+
+async def waiting(world: World, group: str = "=fast") -> JobKey:
+    return JobKey(await world.add(group=group), "default")
+
+
+async def test_yielding_jobs_are_admitted_while_a_slot_is_free_that_none_of_them_waits_for(world: World) -> None:
+    await world.set_rules(tiers=tiers())
+    assert await admit(world, 3, free=2) is None
+    assert await admit(world, 1, free=2, ahead=2) is None
+    assert await admit(world, 1, free=2, ahead=1) == [True]
+    assert await admit(world, 2, free=2) is None
+    assert await admit(world, 1, free=2) == [True]
+    held = await world.claim(slots=2)
+    assert [record.group for record in held] == ["!", "!"]
+    assert await admit(world, 1, free=2) is None
+    await world.succeed(held[0])
+    answers = await asyncio.gather(*(admit(world, 1, free=2) for _ in range(5)))
+    assert sorted(answers, key=str) == [None] * 4 + [[True]]
+
+
+async def test_a_yielding_job_that_is_there_already_needs_no_slot(world: World) -> None:
+    await world.set_rules(tiers=tiers())
+    draft = world.draft(group="!")
+    assert await world.store.jobs.admit([draft], slots(1), 0) == [True]
+    assert await world.store.jobs.admit([draft], slots(0), 0) == [False]
+    assert await world.store.jobs.admit([draft, world.draft(group="!")], slots(1), 0) is None
+
+
+async def test_a_job_is_shrunk_while_the_tier_is_full_that_a_queued_job_wants(world: World) -> None:
+    await world.set_rules(tiers=tiers(medium=2, slow=1))
+    await world.add_many(2, group="~")
+    slow, medium = await world.claim(slots=2)
+    wants = await waiting(world, "=slow")
+    other = RoomMove(fenced(shrink(medium.job, "fast", FAST), medium), wants, "slow")
+    move = RoomMove(fenced(shrink(slow.job, "fast", FAST), slow), wants, "slow")
+    gone = replace(move, waiting=JobKey("00000000-0000-7000-8000-0000000000df", "default"))
+    assert await make_room(world, gone, move, other, of=9) == [False, True, False]
+    assert (await world.job(slow.job.id)).assigned == "fast"
+    assert (await world.job(medium.job.id)).assigned == "medium"
+
+
+async def test_a_job_is_halted_while_no_slot_is_free_or_will_be(world: World) -> None:
+    await world.set_rules(tiers=tiers())
+    await world.add_many(2, group="!")
+    first, second = await world.claim(slots=2)
+    both = [first, second]
+    wants = await waiting(world)
+    halts = [RoomMove(fenced(halt(record.job), record), wants) for record in both]
+    assert await make_room(world, *halts, of=3, yielding=both) == [False, False]
+    assert await make_room(world, *halts, of=2, yielding=both) == [True, False]
+    assert (await world.job(first.job.id)).reason is Reason.HALTED
+    assert await make_room(world, replace(halts[1], most=1), of=2, yielding=both) == [True]
+
+
+async def test_a_job_is_not_halted_for_one_that_does_not_wait_any_more(world: World) -> None:
+    await world.set_rules(tiers=tiers())
+    await world.add(group="!")
+    record = await world.take()
+    wants = await waiting(world)
+    await world.apply(cancel(await world.job(wants.id)))
+    assert await make_room(world, RoomMove(fenced(halt(record.job), record), wants), of=1, yielding=[record]) == [False]
+    assert (await world.job(record.job.id)).state is State.RUNNING
+    assert (await world.job(record.job.id)).reason is None
