@@ -171,7 +171,7 @@ def _filtered(
     if not options.allow_upload:
         return NoUploads(service)
     functions = None if options.functions is None else options.functions.functions
-    return service if functions is None else CheckedUploads(service, functions)
+    return CheckedUploads(service, functions, Network(read_allowed(options.reach)))
 
 
 async def _listen(http: Server, stop: asyncio.Event) -> None:

@@ -1,4 +1,4 @@
-"""Source that its own interpreter cannot read is refused when it is sent in."""
+"""Refused when it is sent in: source that its own interpreter cannot read, and a URL that jobs are not sent to."""
 
 from pathlib import Path
 from typing import Any
@@ -8,10 +8,13 @@ import pytest
 
 from tests.support.http_servers import process
 from tests.support.worker_harness import ON_A_FILE, WorkerHarness
-from windlass.model.errors import Invalid
+from windlass.model.errors import Denied, Invalid
 from windlass.model.handler import NewHandler
 from windlass.worker.functions import FunctionOptions
-from windlass.worker.functions.languages import check_source
+from windlass.worker.functions.languages import check_upload
+from windlass.worker.network import Allowed, Network, read_allowed
+
+NETWORK = Network(Allowed())
 
 GOOD = {
     "python": "import nowhere\nasync def run(p):\n    return await p\n",
@@ -31,10 +34,10 @@ BAD = {
 @pytest.mark.parametrize("part", ["body", "before", "before_each", "after_each"])
 async def test_source_is_read_and_not_run(lang: Any, part: str) -> None:
     good: dict[str, Any] = {"body": GOOD[lang], part: GOOD[lang]}
-    await check_source(NewHandler(lang=lang, **good), FunctionOptions())
+    await check_upload(NewHandler(lang=lang, **good), FunctionOptions(), NETWORK)
     source, kind, place = BAD[lang]
     with pytest.raises(Invalid) as fault:
-        await check_source(NewHandler(lang=lang, **{**good, part: source}), FunctionOptions())
+        await check_upload(NewHandler(lang=lang, **{**good, part: source}), FunctionOptions(), NETWORK)
     names = {"before_each": "beforeEach", "after_each": "afterEach"}
     assert fault.value.at == names.get(part, part)
     assert kind in fault.value.detail
@@ -43,9 +46,30 @@ async def test_source_is_read_and_not_run(lang: Any, part: str) -> None:
 
 async def test_without_an_interpreter_that_works_nothing_is_refused(tmp_path: Path) -> None:
     broken = NewHandler(lang="python", body="this is (no")
-    await check_source(broken, FunctionOptions(interpreters={"python": str(tmp_path / "nowhere")}))
-    await check_source(broken, FunctionOptions(interpreters={"python": "/bin/false"}))
-    await check_source(NewHandler(lang="http", body="https://x.example/"), FunctionOptions())
+    await check_upload(broken, FunctionOptions(interpreters={"python": str(tmp_path / "nowhere")}), NETWORK)
+    await check_upload(broken, FunctionOptions(interpreters={"python": "/bin/false"}), NETWORK)
+    await check_upload(NewHandler(lang="http", body="https://x.example/"), FunctionOptions(), NETWORK)
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://127.0.0.1:6379/", "127.0.0.1 is not a public address"),
+        ("https://10.0.0.7/", "10.0.0.7 is not a public address"),
+        ("http://[::ffff:169.254.169.254]/", "169.254.169.254 is not a public address"),
+        ("http://93.184.216.34/", "only with https://"),
+    ],
+)
+async def test_a_url_that_jobs_are_not_sent_to_is_refused(url: str, why: str) -> None:
+    with pytest.raises(Denied) as fault:
+        await check_upload(NewHandler(lang="http", body=url), None, NETWORK)
+    assert fault.value.at == "body"
+    assert why in fault.value.detail
+
+
+async def test_a_url_that_the_operator_allows_is_taken() -> None:
+    allowed = Network(read_allowed(["127.0.0.1:9000"]))
+    await check_upload(NewHandler(lang="http", body="http://127.0.0.1:9000/"), None, allowed)
 
 
 def test_a_server_refuses_it(tmp_path: Path) -> None:
@@ -57,6 +81,10 @@ def test_a_server_refuses_it(tmp_path: Path) -> None:
                 assert (new.status_code, new.json()["at"]) == (400, "body"), new.text
                 old = http.post(f"/default/handler/add/work/add?method={lang}", content=source)
                 assert old.status_code == 400, old.text
+            url = {"lang": "http", "body": "http://127.0.0.1:6379/"}
+            forbidden = http.put("/v1/default/handlers/work", json=url)
+            assert (forbidden.status_code, forbidden.json()["at"]) == (403, "body"), forbidden.text
+            assert "--reach 127.0.0.1:6379" in forbidden.json()["detail"]
             assert http.get("/v1/default/handlers").json() == []
             assert http.put("/v1/default/handlers/work", json={"lang": "sh", "body": "cat"}).status_code == 200
 

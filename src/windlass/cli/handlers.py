@@ -23,7 +23,8 @@ from windlass.model.handler import HandlerOptions, Language, NewHandler
 from windlass.model.operations import GetHandler, Handlers, KeptHandler, PutHandler, RemoveHandler
 from windlass.system import SystemClock
 from windlass.worker.functions import FunctionOptions
-from windlass.worker.functions.languages import check_source
+from windlass.worker.functions.languages import check_upload
+from windlass.worker.network import Network, read_allowed
 
 SUFFIXES: dict[str, Language] = {
     ".py": "python",
@@ -122,7 +123,8 @@ async def put(
     )
     async with open_queue(target, create=True) as queue:
         if isinstance(queue.service, Engine):  # a server checks it itself
-            await check_source(handler, worker_options(target.settings({})).functions or FunctionOptions())
+            here = worker_options(target.settings({}))
+            await check_upload(handler, here.functions or FunctionOptions(), Network(read_allowed(here.reach)))
         stored = await queue(PutHandler(task=task, handler=handler))
     if target.json:
         console.write_json(stored)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from windlass.model.errors import Denied, Invalid
+from windlass.model.push import read_url
 
 IP = IPv4Address | IPv6Address
 IPNetwork = IPv4Network | IPv6Network
@@ -144,3 +145,21 @@ class Network(NamedTuple):
     tls: ssl.SSLContext | None = None
     """Which certificates to trust; null = those the system trusts."""
     answer_within: float = ANSWER_WITHIN
+
+
+LOOK_UP_WITHIN = 5.0
+"""Seconds to look up a name that is checked."""
+
+
+async def check_url(url: str, network: Network, *, at: str) -> None:
+    """Refuse an address that no job will be sent to. What a name means is looked up again for each connection."""
+    address = read_url(url, at=at)
+    try:
+        async with asyncio.timeout(LOOK_UP_WITHIN):
+            found = await network.resolve(address.host, address.port)
+    except (OSError, TimeoutError, UnicodeError):
+        return  # the name has no address now; perhaps later
+    try:
+        network.allowed.check(address.host, address.port, found, encrypted=address.scheme == "https")
+    except Denied as fault:
+        raise Denied(fault.detail, at=at) from None

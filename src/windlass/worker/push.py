@@ -40,14 +40,13 @@ from windlass.model.operations import (
 )
 from windlass.model.outcome import Verdict
 from windlass.model.ports import Clock, Randomness
-from windlass.model.push import read_url
 from windlass.model.wire import FAULTS, MOST_RESULT, Format
 from windlass.model.worker import NewWorker, Worker
 from windlass.worker.claims import Registration
 from windlass.worker.contexts.frames import RunOutcome
 from windlass.worker.guarded import GuardedBackend
 from windlass.worker.loop import WorkerLoop
-from windlass.worker.network import ANSWER_WITHIN, Network
+from windlass.worker.network import ANSWER_WITHIN, Network, check_url
 from windlass.worker.runs import ActiveRun, Stop, finished
 
 log = logging.getLogger("windlass.push")
@@ -454,9 +453,6 @@ class Dispatcher:
 OBSERVED = (Register, Unregister, Finish, Release)
 """Operations of workers that matter here."""
 
-LOOK_UP_WITHIN = 5.0
-"""Seconds that a name is looked up for when a worker registers."""
-
 CHECK_EVERY = 1.0
 CHECK_EVERY_IF_NONE = 5.0
 """Seconds between two checks of which workers are alive, and if there was none."""
@@ -490,7 +486,7 @@ class Push:
 
     async def _observed(self, operation: Operation[A]) -> A:
         if isinstance(operation, Register) and operation.worker.url is not None:
-            await self._check(operation.worker)
+            await check_url(operation.worker.url, self._network_to(operation.worker), at="worker.url")
         answer = await self._service(operation)
         match operation, answer:
             case Register(), Registered() if operation.worker.url is not None:
@@ -505,20 +501,6 @@ class Push:
                 keys = {JobKey(one.id, one.tenant or tenant) for one in operation.jobs if one.id in applied}
                 self._dispatchers[operation.worker][0].ended(keys)
         return answer
-
-    async def _check(self, worker: NewWorker) -> None:
-        """Refuse an address that no job will be sent to. What a name means is looked up again for each connection."""
-        address = read_url(worker.url or "")
-        network = self._network_to(worker)
-        try:
-            async with asyncio.timeout(LOOK_UP_WITHIN):
-                found = await network.resolve(address.host, address.port)
-        except (OSError, TimeoutError, UnicodeError):
-            return  # the name has no address now; perhaps later
-        try:
-            network.allowed.check(address.host, address.port, found, encrypted=address.scheme == "https")
-        except Denied as fault:
-            raise Denied(fault.detail, at="worker.url") from None
 
     def _network_to(self, worker: NewWorker) -> Network:
         network = self._network

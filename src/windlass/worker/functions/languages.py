@@ -26,6 +26,7 @@ from windlass.model.handler import NewHandler
 from windlass.model.operations import A, Operation, PutHandler, Service
 from windlass.worker.functions import LANGUAGES, FunctionOptions
 from windlass.worker.functions.sandbox.folders import Users
+from windlass.worker.network import Network, check_url
 
 SEARCH_PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -244,11 +245,13 @@ PARSE = {
 
 
 class CheckedUploads:
-    """A service that keeps no source which its own interpreter cannot read."""
+    """A service that keeps no source which its own interpreter cannot read, and no URL which jobs are not sent to."""
 
-    def __init__(self, service: Service, options: FunctionOptions) -> None:
+    def __init__(self, service: Service, options: FunctionOptions | None, network: Network) -> None:
         self._service = service
         self._options = options
+        """Null = no interpreter here runs functions."""
+        self._network = network
 
     def __call__(self, operation: Operation[A], /) -> Coroutine[Any, Any, A]:
         answer = self._service(operation)
@@ -256,17 +259,22 @@ class CheckedUploads:
 
     async def _checked(self, new: NewHandler, kept: Coroutine[Any, Any, A]) -> A:
         try:
-            await check_source(new, self._options)
+            await check_upload(new, self._options, self._network)
         except BaseException:
             kept.close()  # it is never awaited
             raise
         return await kept
 
 
-async def check_source(new: NewHandler, options: FunctionOptions) -> None:
-    """Refuse source that its interpreter here cannot read."""
-    if new.lang not in PARSE:
-        return
+async def check_upload(new: NewHandler, options: FunctionOptions | None, network: Network) -> None:
+    """Refuse source that its interpreter here cannot read, or a URL that jobs are not sent to from here."""
+    if new.lang == "http":
+        await check_url(new.body, network, at="body")
+    elif options is not None:
+        await _check_source(new, options)
+
+
+async def _check_source(new: NewHandler, options: FunctionOptions) -> None:
     interpreter = find(new.lang, options.interpreters, as_another=os.geteuid() == 0)
     if isinstance(interpreter, str):
         return
