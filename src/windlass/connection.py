@@ -25,6 +25,7 @@ from windlass.model.errors import Unavailable, WindlassError
 from windlass.model.events import Event, EventSource
 from windlass.model.operations import (
     A,
+    Annotate,
     Cancel,
     Count,
     Delete,
@@ -46,7 +47,10 @@ from windlass.system import SystemRandomness, local_user
 
 T = TypeVar("T")
 
-AT_ONCE = (Show, GetResult, List, Count, GetStats, Cancel, Rerun, Delete, FinishByHand, FailByHand)
+AT_ONCE = (
+    *(Show, GetResult, List, Count, GetStats),
+    *(Cancel, Rerun, Delete, Annotate, FinishByHand, FailByHand),
+)
 """What an engine can answer without an event loop, unless it shall wait; and new jobs, see `_needs_no_loop`."""
 
 _Batchers = dict[str, Batcher[EnqueueMany, Enqueued | Exception]]

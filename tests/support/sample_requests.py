@@ -12,6 +12,7 @@ from windlass.model.names import JobKey, queue_mark
 from windlass.model.operations import (
     AddToken,
     Adopt,
+    Annotate,
     Audit,
     Begin,
     Cancel,
@@ -123,6 +124,7 @@ GOOD: dict[type[Operation[Any]], Fill] = {
     Delete: lambda _: Asked({"dry_run": "false"}),
     FinishByHand: lambda _: Asked(body={"result": {"r": 1}}),
     FailByHand: lambda _: Asked(body={"message": "m"}),
+    Annotate: lambda _: Asked(body={"annotations": {"a": "b", "c": None}}),
     GetStats: lambda _: Asked(),
     Register: lambda _: Asked(body={"name": "w", "slots": 3}),
     Workers: lambda _: Asked(),

@@ -13,7 +13,7 @@ the store checks the move's guards and writes it whole, or refuses it. What ever
 - Answers are per item, in the order of the items. Which jobs share a partition is known to the store alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager as Opened
 from typing import Protocol
 
@@ -79,6 +79,9 @@ class JobStore(Protocol):
 
     async def post(self, key: JobKey, message: bytes) -> data.Posted:
         """Keep a message until the current or next run of a job has it or has ended; wakes its worker."""
+
+    async def annotate(self, key: JobKey, before: Mapping[str, str], after: Mapping[str, str]) -> bool:
+        """Give a job these annotations, whatever its state, if it has those before; whether it had."""
 
     async def counts(self, tenant: str) -> data.Counts:
         """How many jobs a tenant has (`-` = all tenants), and how its runs ended, from counters."""

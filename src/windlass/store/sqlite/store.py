@@ -124,6 +124,9 @@ class SqliteJobs:
     async def post(self, key: JobKey, message: bytes) -> Posted:
         return await self._connection.write(lambda tx: jobs.post(tx, key, message))
 
+    async def annotate(self, key: JobKey, before: Mapping[str, str], after: Mapping[str, str]) -> bool:
+        return await self._connection.write(lambda tx: jobs.annotate(tx, key, before, after))
+
     async def counts(self, tenant: str) -> Counts:
         return await self._connection.read(lambda tx: listing.counts(tx, tenant))
 
