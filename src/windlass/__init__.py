@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     )
     from windlass.model.events import Event
     from windlass.model.names import job_id
+    from windlass.model.output import OutputPolicy
     from windlass.model.retry import RetryPolicy
 
     __version__: str
@@ -44,6 +45,7 @@ __all__ = [
     "JournalFull",
     "Missing",
     "NotReplicated",
+    "OutputPolicy",
     "RateLimited",
     "Retry",
     "RetryPolicy",
@@ -77,6 +79,7 @@ _PLACES = {
     "NotReplicated": "windlass.model.errors",
     "RateLimited": "windlass.call.signals",
     "Retry": "windlass.call.signals",
+    "OutputPolicy": "windlass.model.output",
     "RetryPolicy": "windlass.model.retry",
     "Snooze": "windlass.call.signals",
     "Task": "windlass.app",

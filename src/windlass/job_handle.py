@@ -4,6 +4,7 @@ Turns answers into values. `connection` knows how an operation reaches the queue
 """
 
 from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from msgspec import UNSET, Raw
@@ -25,12 +26,14 @@ from windlass.model.operations import (
     GetEstimate,
     GetFile,
     GetFiles,
+    GetOutput,
     GetResult,
     Rerun,
     Result,
     Send,
     Show,
 )
+from windlass.model.output import Chunk
 from windlass.system import SystemClock
 
 if TYPE_CHECKING:
@@ -127,6 +130,33 @@ class Job(Generic[R]):
     def aevents(self, since: str = "") -> AsyncGenerator[Event, None]:
         """The same in asynchronous code."""
         return self._app.link.ahear(lambda source: source.follow_job(self._app.tenant, self.id, since))
+
+    def output(self, *, follow: bool = False) -> Iterator[Chunk]:
+        """What the job has put out, in pieces with a `stream` and `data`: from the start, as far as it is kept.
+
+        `follow`: go on until the job has ended.
+        """
+        if follow:
+            yield from (event.chunk.piece for event in self.events() if event.chunk is not None)
+            return
+        page = self._app.ask(GetOutput(id=self.id))
+        while page.chunks:
+            yield from page.chunks
+            page = self._app.ask(GetOutput(id=self.id, after=page.next))
+
+    async def aoutput(self, *, follow: bool = False) -> AsyncGenerator[Chunk, None]:
+        """The same in asynchronous code."""
+        if follow:
+            async with aclosing(self.aevents()) as events:
+                async for event in events:
+                    if event.chunk is not None:
+                        yield event.chunk.piece
+            return
+        page = await self._app.aask(GetOutput(id=self.id))
+        while page.chunks:
+            for chunk in page.chunks:
+                yield chunk
+            page = await self._app.aask(GetOutput(id=self.id, after=page.next))
 
     def estimate(self) -> Estimate:
         """How long the job will still wait (`seconds`), its `position` and `why`; all null if it waits no more."""

@@ -106,12 +106,13 @@ async def test_output_that_is_too_large_is_refused_by_name(engine: Engine) -> No
         await engine(printed(claimed, b"x" * (MOST_CHUNK + 1)))
     assert fault.value.at == "data"
     large = NewChunk(stream="log", data=b"x" * MOST_CHUNK)
-    much = Alive(id=job.id, token=claimed.token, output=[large] * 4)
+    most = MOST_OUTPUT // MOST_CHUNK
+    much = Alive(id=job.id, token=claimed.token, output=[large] * most)
     await engine(Renew(worker=worker, jobs=[much]))
     with pytest.raises(TooLarge) as crowded:
-        await engine(Renew(worker=worker, jobs=[much] * 17))
+        await engine(Renew(worker=worker, jobs=[much] * 3))
     assert crowded.value.at == "jobs"
-    more = Alive(id=job.id, token=claimed.token, output=[large] * 5)
+    more = Alive(id=job.id, token=claimed.token, output=[large] * (most + 1))
     with pytest.raises(TooLarge) as fault_of_one:
         await engine(Renew(worker=worker, jobs=[much, more]))
     assert fault_of_one.value.at == "jobs[1].output"

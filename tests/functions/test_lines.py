@@ -1,10 +1,12 @@
 """Lines in and out of uploaded functions: what a script finds on stdin, what it prints, how much of it is kept."""
 
+from typing import Any
+
 import pytest
 
 from tests.support.function_harness import LANGUAGES, bench, handler
 from windlass.model.job import JSON, Job, State
-from windlass.model.output import MOST_OUTPUT
+from windlass.model.output import MOST_OUTPUT, OutputPolicy
 from windlass.model.wire import MOST_PAYLOAD
 from windlass.worker.functions.protocol import BYTES
 from windlass.worker.runs import ActiveRun
@@ -94,16 +96,18 @@ async def test_a_new_job_may_be_as_large_as_a_payload_and_one_that_is_larger_is_
 
 def test_of_one_long_line_as_much_is_kept_as_of_many() -> None:
     """The last piece of it, be it one byte, must not push out the large one before it."""
-    job = Job(id="x", tenant="t", task="w", state=State.RUNNING, created_at=0, updated_at=0)  # type: ignore[arg-type]
+    about: dict[str, Any] = {"state": State.RUNNING, "created_at": 0, "updated_at": 0}
+    job = Job(id="x", tenant="t", task="w", output=OutputPolicy(limit=None), **about)
     held = ActiveRun(1, job, "t", 0.0, None)  # type: ignore[arg-type] # no runner
     line = bytes(range(256)) * 4096 * 10
     for start in range(0, len(line), 100_000):
         held.print("stdout", line[start : start + 100_000])
     held.print("stdout", b"\n")
-    kept = b"".join(chunk.data for chunk in held.take_update().output)
+    kept = b"".join(chunk.data for update in held.take_updates() for chunk in update.output)
     assert kept == (line + b"\n")[-MOST_OUTPUT:]
-    held.print("stdout", line[:300_000])
+    held.print("stdout", line[: MOST_OUTPUT + 300_000])
     held.print("stderr", b"!")
-    told = held.take_update().output
+    (update,) = held.take_updates()
+    told = update.output
     assert sum(len(chunk.data) for chunk in told) == MOST_OUTPUT
     assert (told[-1].stream, bytes(told[-1].data)) == ("stderr", b"!")

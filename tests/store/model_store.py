@@ -25,7 +25,7 @@ from windlass.model.job import FINISHED, PENDING, Job, NewJob, Reason, State, Te
 from windlass.model.lifecycle import GONE, ORDERS, Move, Step, enter
 from windlass.model.names import EVERY_TENANT, JobKey, OfTenant, key_of
 from windlass.model.outcome import Verdict
-from windlass.model.output import MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT, Chunk, Message, NewChunk
+from windlass.model.output import MOST_INPUT, MOST_KEPT, MOST_MESSAGES, MOST_OUTPUT, Chunk, Message, NewChunk
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker
 from windlass.store.audit import AuditRow, AuditRows, AuditStore, audit_cursor
@@ -118,7 +118,7 @@ class Entry:
         self.put_out += 1
         said = Chunk(stream=chunk.stream, data=chunk.data, n=self.put_out, attempt=self.job.attempt, at=now)
         self.output.append(said)
-        while len(self.output) > MOST_CHUNKS or sum(len(kept.data) for kept in self.output) > MOST_OUTPUT:
+        while len(self.output) > MOST_KEPT or sum(len(kept.data) for kept in self.output) > MOST_OUTPUT:
             del self.output[0]
 
     def note(self, ran: HandlerRun) -> None:

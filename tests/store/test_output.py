@@ -7,7 +7,7 @@ import pytest
 from tests.support.stores import WITH_MODEL, World, token
 from windlass.model.lifecycle import delete, finish, lose, rerun
 from windlass.model.outcome import Outcome, Verdict
-from windlass.model.output import MOST_CHUNK, MOST_CHUNKS, MOST_OUTPUT, Chunk, NewChunk, Stream
+from windlass.model.output import MOST_CHUNK, MOST_CHUNKS, MOST_KEPT, MOST_OUTPUT, Chunk, NewChunk, Stream
 from windlass.store.data import Heartbeat, Overdue, Record, Sweep
 
 pytestmark = pytest.mark.parametrize("kind", WITH_MODEL, indirect=True)
@@ -69,29 +69,30 @@ async def test_output_is_read_a_page_at_a_time(world: World) -> None:
 async def test_of_many_pieces_the_newest_are_kept(world: World) -> None:
     id = await world.add()
     taken = await world.take()
-    await put(world, taken, *[b"a"] * MOST_CHUNKS)
-    assert len(await output(world, id)) == MOST_CHUNKS
+    for start in range(0, MOST_KEPT, MOST_CHUNKS):
+        await put(world, taken, *[b"a"] * min(MOST_CHUNKS, MOST_KEPT - start))
+    assert len(await output(world, id, 0, 2 * MOST_KEPT)) == MOST_KEPT
     await put(world, taken, b"b", b"c")
-    kept = await output(world, id, 0, 2000)
-    assert [n for n, _ in kept] == list(range(3, MOST_CHUNKS + 3))
-    assert kept[-2:] == [(MOST_CHUNKS + 1, b"b"), (MOST_CHUNKS + 2, b"c")]
+    kept = await output(world, id, 0, 2 * MOST_KEPT)
+    assert [n for n, _ in kept] == list(range(3, MOST_KEPT + 3))
+    assert kept[-2:] == [(MOST_KEPT + 1, b"b"), (MOST_KEPT + 2, b"c")]
     assert await output(world, id, 1, 1) == [(3, b"a")], "what follows a piece that is gone is the oldest that is kept"
 
 
 async def test_of_many_bytes_the_newest_are_kept(world: World) -> None:
     id = await world.add()
     taken = await world.take()
-    large = b"x" * MOST_CHUNK
-    await put(world, taken, b"first", *[large] * 3)
-    assert len(await output(world, id)) == 4
+    large, most = b"x" * MOST_CHUNK, MOST_OUTPUT // MOST_CHUNK
+    await put(world, taken, b"first", *[large] * (most - 1))
+    assert len(await output(world, id)) == most
     await put(world, taken, b"y" * (MOST_CHUNK - 5))
-    assert [n for n, _ in await output(world, id)] == [1, 2, 3, 4, 5], "all that is allowed is kept"
+    assert [n for n, _ in await output(world, id)] == list(range(1, most + 2)), "all that is allowed is kept"
     await put(world, taken, b"z")
     kept = await output(world, id)
-    assert [n for n, _ in kept] == [2, 3, 4, 5, 6]
-    await put(world, taken, *[large] * 4)
+    assert [n for n, _ in kept] == list(range(2, most + 3))
+    await put(world, taken, *[large] * most)
     kept = await output(world, id)
-    assert [n for n, _ in kept] == [7, 8, 9, 10]
+    assert [n for n, _ in kept] == list(range(most + 3, 2 * most + 3))
     assert sum(len(data) for _, data in kept) == MOST_OUTPUT
 
 

@@ -5,6 +5,7 @@ Copied into the folder of each harness; its tasks tell what happens to them by w
 
 import asyncio
 import ctypes
+import itertools
 import logging
 import os
 import signal
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from windlass import Cancelled, Fail, RateLimited, Retry, Snooze, Windlass, current
@@ -404,7 +406,7 @@ def _blurt(what: str) -> None:
         case "no limit":
             raise RateLimited(1, limit="a b")
         case "a long line":
-            current.log("start" + "x" * (1 << 20) + "end")
+            current.log("start" + "x" * (3 << 20) + "end")
         case "no code":
             raise Fail("it has", code="none")  # type: ignore[arg-type]
 
@@ -469,6 +471,37 @@ def say_by_log(word: str) -> None:
 
 LOGGER = logging.getLogger("said")
 LOGGER.addHandler(logging.StreamHandler())
+
+
+def _numbers(size: int | None) -> Iterator[str]:
+    """Text of a size, or without an end, in small pieces."""
+    left = size
+    for number in itertools.count():
+        piece = str(number)[:left]
+        yield piece
+        left = None if left is None else left - len(piece)
+        if left == 0:
+            return
+
+
+@app.task
+def flood(size: int | None) -> None:
+    for piece in _numbers(size):
+        sys.stdout.write(piece)
+
+
+@app.task
+async def co_flood(size: int | None) -> None:
+    for piece in _numbers(size):
+        sys.stdout.write(piece)
+        if size is None:
+            await asyncio.sleep(0)
+
+
+@app.task(isolate=True)
+def alone_flood(size: int | None) -> None:
+    for piece in _numbers(size):
+        os.write(1, piece.encode())
 
 
 # Files

@@ -99,7 +99,7 @@ class Parted(Queue):
 async def test_a_part_of_the_queue_that_is_away_holds_up_no_other() -> None:
     queue = Parted("aa")
     async with reporting(queue) as reports:
-        reports.finish(done("1aa"), Alive(id="1aa", token=TOKEN))
+        reports.finish(done("1aa"), [Alive(id="1aa", token=TOKEN)])
         reports.finish(done("1bb"))
         await until(lambda: [job.id for job in queue.taken] == ["1bb"])
         reports.finish(done("2aa"))
@@ -245,7 +245,7 @@ async def test_last_report_that_are_sent_again_one_by_one_come_before_the_end() 
     queue = Slow(first(Unavailable("away")), not_together)
     async with reporting(queue) as reports:
         for id in ("1aa", "2aa"):
-            reports.finish(done(id), Alive(id=id, token=TOKEN))
+            reports.finish(done(id), [Alive(id=id, token=TOKEN)])
     assert [name for name, _ in queue.told] == ["Renew", "Renew", "Finish"]
 
 

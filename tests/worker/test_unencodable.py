@@ -7,7 +7,6 @@ import pytest
 from tests.support.patience import PATIENCE
 from tests.support.worker_harness import WorkerHarness
 from windlass.model.job import NewJob, State
-from windlass.model.operations import GetOutput
 from windlass.model.outcome import Verdict
 from windlass.model.output import Progress
 from windlass.worker.contexts.frames import ContextOutbox, ContextUpdate, FrameReader, RunOutcome, RunUpdate
@@ -52,9 +51,9 @@ def test_half_a_character_is_spelled_out_in_what_a_job_says(harness: WorkerHarne
 @pytest.mark.parametrize("name", ["blurt", "co_blurt", "alone_blurt"])
 def test_of_a_line_that_is_too_long_the_end_is_kept(harness: WorkerHarness, name: str) -> None:
     harness.start()
-    job = getattr(harness.tasks, name).enqueue("a long line")
+    job = getattr(harness.tasks, name).using(output={"limit": None}).enqueue("a long line")
     assert harness.ended(job).state is State.SUCCEEDED
-    kept = b"".join(chunk.data for chunk in harness.app.link.ask(GetOutput(tenant=harness.tenant, id=job.id)).chunks)
+    kept = b"".join(chunk.data for chunk in job.output())
     assert kept.endswith(b"xend\n")
     assert len(kept) == MOST_UNSENT
 

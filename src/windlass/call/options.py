@@ -14,6 +14,7 @@ from windlass.model.duration import seconds
 from windlass.model.errors import Invalid
 from windlass.model.job import NewJob
 from windlass.model.options import KeepResult, OnLost
+from windlass.model.output import OutputPolicy
 from windlass.model.retry import PRESETS, RetryPolicy
 from windlass.model.wire import invalid
 
@@ -42,6 +43,8 @@ class TaskOptions(TypedDict, total=False):
     """Whether each job gets a process of its own."""
     on_lost: OnLost | None
     """What to do if its process or worker is killed, or its worker stops, while it runs: "fail" never runs it again."""
+    output: OutputPolicy | dict[str, Any] | None
+    """How much it may print, what happens then, and whether stderr is part of stdout; None = as its queue says."""
     input: bool
     """Whether messages may be sent to it while it runs: `current.input` in the task."""
     keep_result: KeepResult
@@ -113,6 +116,8 @@ def to_fields(options: Options) -> dict[str, Any]:
             fields["retry"] = PRESETS[preset]
         case dict() as policy:
             fields["retry"] = _policy(policy)
+    if isinstance(fields.get("output"), dict):
+        fields["output"] = _output(fields["output"])
     return fields
 
 
@@ -131,6 +136,13 @@ def _seconds(given: Any, at: str) -> float:
     if not isinstance(given, Duration):
         raise Invalid(f"{given!r} is not a duration: write 90, '90s', '10m', '2h 30m' or '7d'", at=at)
     return seconds(given, at=at)
+
+
+def _output(given: dict[str, Any]) -> OutputPolicy:
+    try:
+        return msgspec.convert(given, OutputPolicy)
+    except msgspec.ValidationError as fault:
+        raise invalid(fault, at="output", kind=OutputPolicy) from None
 
 
 def _policy(given: dict[str, Any]) -> RetryPolicy:

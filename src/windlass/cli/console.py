@@ -24,6 +24,13 @@ def write(text: str) -> None:
     sys.stdout.write(f"{text}\n")
 
 
+def write_bytes(data: bytes, *, error: bool = False) -> None:
+    """Bytes on stdout or stderr, as they are, at once."""
+    stream = (sys.stderr if error else sys.stdout).buffer
+    stream.write(data)
+    stream.flush()
+
+
 def write_json(value: object) -> None:
     """One JSON document on a line of its own."""
     write(to_json(value))

@@ -7,7 +7,7 @@ from typing import Annotated
 from cyclopts import Group, Parameter
 
 from windlass.cli import console, values
-from windlass.cli.options import flag, given, option, seconds
+from windlass.cli.options import OUTPUT, flag, given, option, output_policy, seconds
 from windlass.cli.target import HERE, Queue, Target, open_queue
 from windlass.engine import Engine
 from windlass.engine.records import WithTaskOptions
@@ -16,6 +16,7 @@ from windlass.model.job import FINISHED, NewJob
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import Accepted, Enqueue, Handlers, QueueStats, Service, Workers
 from windlass.model.options import OnLost
+from windlass.model.output import OutputPolicy
 from windlass.model.worker import Worker
 from windlass.system import SystemClock
 
@@ -55,6 +56,10 @@ class EnqueueOptions:
     on_lost: Annotated[
         OnLost | None,
         option("HOW", "What to do if its process or worker is lost: retry, requeue, fail (as its queue says)."),
+    ] = None
+    output: Annotated[
+        OutputPolicy | None,
+        option(OUTPUT, "How much it may print; beyond that it fails, or the rest is dropped.", read=output_policy),
     ] = None
     input: Annotated[bool, flag("Accept messages: see windlass jobs send.")] = False
 

@@ -5,7 +5,7 @@ Commands that change several jobs need ids, options that select jobs, or `--all`
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from datetime import datetime
 from pathlib import Path
@@ -41,6 +41,7 @@ from windlass.model.operations import (
     GetEstimate,
     GetFile,
     GetFiles,
+    GetOutput,
     GetResult,
     Rerun,
     Selection,
@@ -297,6 +298,43 @@ async def _follow(queue: Queue, id: str, *, json: bool) -> int:
         else:
             terminal.stdout().print(_output_lines(new), soft_wrap=True)
     return 0 if state is State.SUCCEEDED else 1
+
+
+@jobs.command
+async def output(
+    id: JobId,
+    /,
+    *,
+    follow: Annotated[bool, flag("Go on until the job has ended.")] = False,
+    target: Target = HERE,
+) -> None:
+    """Print what a job has put out, as it wrote it: stdout to stdout, stderr and its log to stderr.
+
+    The newest 2 MiB are kept; `windlass jobs tail` also shows states and progress.
+
+    For example:
+      windlass jobs output 01936f2e-… --follow
+    """
+    async with open_queue(target) as queue:
+        async for chunk in _output(queue, id, follow=follow):
+            if target.json:
+                console.write_json(OutputLine.of(chunk))
+            else:
+                console.write_bytes(chunk.data, error=chunk.stream != "stdout")
+
+
+async def _output(queue: Queue, id: str, *, follow: bool) -> AsyncIterator[Chunk]:
+    if follow:
+        async with aclosing(queue.follow(id)) as stream:
+            async for event in stream:
+                if event.chunk is not None:
+                    yield event.chunk.piece
+        return
+    after = 0
+    while chunks := (page := await queue(GetOutput(id=id, after=after))).chunks:
+        after = page.next
+        for chunk in chunks:
+            yield chunk
 
 
 class OutputLine(msgspec.Struct, frozen=True, kw_only=True):

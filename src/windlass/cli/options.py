@@ -10,7 +10,10 @@ from typing import Any
 
 from cyclopts import Parameter, Token
 
+from windlass.config import size
 from windlass.model import duration
+from windlass.model.errors import Invalid
+from windlass.model.output import OutputPolicy
 
 ReadText = Callable[[str, str], Any]
 """From a text and the option that it was given for to a value; raises `Invalid`."""
@@ -41,6 +44,22 @@ def seconds(text: str, at: str) -> float:
 def seconds_or_none(text: str, at: str) -> float:
     """A duration, or `none`: infinity, which `given` passes on as null."""
     return math.inf if text == "none" else duration.seconds(text, at=at)
+
+
+OUTPUT = "SIZE[:drop][:merged]"
+"""How an output policy is written."""
+
+
+def output_policy(text: str, at: str) -> OutputPolicy:
+    """How much a job may put out, as people write it: 1MiB, none, 64kB:drop, 1MiB:merged."""
+    limit, *words = text.split(":")
+    if not {*words} <= {"fail", "drop", "merged"} or {"fail", "drop"} <= {*words}:
+        raise Invalid(f"{text!r} is not {OUTPUT}, such as 1MiB:drop", at=at)
+    return OutputPolicy(
+        limit=None if limit == "none" else size(limit),
+        over="drop" if "drop" in words else "fail",
+        merged="merged" in words,
+    )
 
 
 def given(options: object) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from windlass import config
 from windlass.cli import console, terminal
 from windlass.cli.enqueue import serves
 from windlass.cli.job_view import wait_text
-from windlass.cli.options import flag, given, option, seconds, seconds_or_none
+from windlass.cli.options import OUTPUT, flag, given, option, output_policy, seconds, seconds_or_none
 from windlass.cli.resources import Resource, listing, pause_text, resource_app, run
 from windlass.cli.target import HERE, Queue, Target, open_queue
 from windlass.cli.terminal import Column
@@ -41,6 +41,7 @@ from windlass.model.operations import (
 )
 from windlass.model.options import OnLost
 from windlass.model.outcome import Verdict
+from windlass.model.output import DEFAULT_OUTPUT, OutputPolicy
 from windlass.model.queue import Clearable, Policy, QueueChange, Tier
 from windlass.model.worker import Worker
 from windlass.system import SystemClock
@@ -191,10 +192,19 @@ def queue_line(card: QueueCard) -> str:
     for word, most in (("payload", card.most_payload), ("files", card.most_files)):
         if most is not None:
             parts.append(f"{word} at most {most} bytes")
+    if card.output != DEFAULT_OUTPUT:
+        parts.append(output_text(card.output))
     for word, keep in (("successes", card.keep_success), ("failures", card.keep_failure)):
         if keep is not UNSET:
             parts.append(f"{word} kept {'forever' if keep is None else f'{keep:g} s'}")
     return f"queue {card.queue}: {', '.join(part for part in parts if part) or 'by priority'}"
+
+
+def output_text(policy: OutputPolicy) -> str:
+    """An output policy for people."""
+    limit = "output without a limit" if policy.limit is None else f"output at most {console.size(policy.limit)}"
+    rest = ", the rest is dropped" if policy.over == "drop" and policy.limit is not None else ""
+    return f"{limit}{rest}{', stderr as stdout' if policy.merged else ''}"
 
 
 queues = resource_app(
@@ -325,6 +335,15 @@ class QueueOptions:
             "HOW", "What to do with a job whose process or worker is lost: retry, requeue, fail (never run it again)."
         ),
     ] = None
+    output: Annotated[
+        OutputPolicy | None,
+        option(
+            OUTPUT,
+            "How much a job may print (512kB; `none` = no limit); beyond that it fails, or the rest is dropped. "
+            "`merged`: stderr is part of stdout.",
+            read=output_policy,
+        ),
+    ] = None
     keep_success: Annotated[
         float | None,
         option("TIME", "How long to keep records of successes; `none` = forever.", read=seconds_or_none),
@@ -340,7 +359,7 @@ class QueueOptions:
     ] = None
     clear: Annotated[
         list[Clearable] | None,
-        option("NAME", "Reset a setting: policy, weights, tiers, timeout, isolate, on_lost, keep_…, most_…."),
+        option("NAME", "Reset a setting: policy, weights, tiers, timeout, isolate, on_lost, output, keep_…, most_…."),
     ] = None
 
 

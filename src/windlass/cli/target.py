@@ -97,6 +97,9 @@ class Queue:
                 return
             left = None if left is None else left - len(page.jobs)
 
+    def follow(self, id: str) -> AsyncGenerator[Event, None]:
+        return cast("EventSource", self.service).follow_job(self.tenant, id)
+
     def watch(self, match: Match) -> AsyncGenerator[Event, None]:
         return cast("EventSource", self.service).watch(self.tenant, match)  # every service has events
 

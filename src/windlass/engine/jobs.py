@@ -64,7 +64,7 @@ from windlass.store.encoding import end_topic
 MOST_SCANNED = 10_000
 """Jobs scanned for one page: a rare match gives a short page with a cursor."""
 
-MOST_OUTPUT_AT_ONCE = 16 * MOST_OUTPUT
+MOST_OUTPUT_AT_ONCE = 2 * MOST_OUTPUT
 """Bytes of output in one request."""
 
 

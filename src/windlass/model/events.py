@@ -74,6 +74,10 @@ class OutputData(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def data(self) -> bytes:
         return self.text.encode() if self.text is not None else b64decode(self.base64 or "")
 
+    @property
+    def piece(self) -> Chunk:
+        return Chunk(n=self.n, attempt=self.attempt, at=self.at, stream=self.stream, data=self.data)
+
 
 class DeletedJob(Struct, frozen=True):
     """A job whose record was dropped or deleted: what is still known of it."""

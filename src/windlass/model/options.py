@@ -6,6 +6,7 @@ from msgspec import Meta, Struct
 
 from windlass.model.duration import DAY, LONGEST, Seconds
 from windlass.model.names import DEFAULT_QUEUE, Name
+from windlass.model.output import OutputPolicy
 from windlass.model.retry import EXPONENTIAL, RetryPolicy
 
 KeepResult = Literal["keep", "once", "none"]
@@ -65,6 +66,8 @@ class JobOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     """What to do if its process or worker is killed, or its worker stops, while it runs: `retry`, `requeue` (the same,
     but a lost worker is not counted), `fail`: once begun it is never run again, or `adopt`: so too, but in a process of
     its own, which goes on when its worker ends. Null = as its queue says."""
+    output: OutputPolicy | None = None
+    """How much it may put out; null = as its queue says."""
     input: bool = False
     """Whether messages may be sent to it, which its task takes while it runs."""
     headers: Annotated[

@@ -19,11 +19,28 @@ Stream = Literal["stdout", "stderr", "log"]
 MOST_CHUNK = 64 * 2**10
 """Bytes of one piece of output."""
 
-MOST_OUTPUT = 256 * 2**10
+MOST_OUTPUT = 2 * 2**20
 """Bytes of output that are kept of one job: the newest."""
 
-MOST_CHUNKS = 1000
+MOST_KEPT = 16_384
 """Pieces of output that are kept of one job: the newest."""
+
+MOST_CHUNKS = 1000
+"""Pieces of output of one job in one request or answer."""
+
+
+class OutputPolicy(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """How much a job may put out in one run, and how that is kept apart."""
+
+    limit: Annotated[int, Meta(ge=0, le=2**53)] | None = 512 * 2**10
+    """Bytes of output; null = as much as it likes. Of all output the newest 2 MiB are kept."""
+    over: Literal["fail", "drop"] = "fail"
+    """What happens beyond the limit: the run ends with the reason `output`, or the rest is dropped."""
+    merged: bool = False
+    """Whether what goes to stderr is part of stdout, in the order in which it was written."""
+
+
+DEFAULT_OUTPUT = OutputPolicy()
 
 
 class NewChunk(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,6 +10,7 @@ from windlass.model.errors import Invalid
 from windlass.model.limit import Pause
 from windlass.model.names import Name
 from windlass.model.options import OnLost
+from windlass.model.output import DEFAULT_OUTPUT, OutputPolicy
 
 MOST_TIERS = 16
 
@@ -51,6 +52,8 @@ class QueueSettings(Pause, frozen=True, kw_only=True, omit_defaults=True, forbid
     """Whether each job runs in a process of its own."""
     on_lost: OnLost = "retry"
     """For jobs that do not say: whether one whose process or worker was killed or stopped runs again, or has failed."""
+    output: OutputPolicy = DEFAULT_OUTPUT
+    """For jobs that do not say: how much each may put out."""
     keep_success: Seconds | UnsetType | None = UNSET
     """For jobs that do not say; absent = a day."""
     keep_failure: Seconds | UnsetType | None = UNSET
@@ -68,6 +71,7 @@ Clearable = Literal[
     "timeout",
     "isolate",
     "on_lost",
+    "output",
     "keep_success",
     "keep_failure",
     "most_payload",
@@ -87,6 +91,7 @@ class QueueChange(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     timeout: Seconds | UnsetType | None = UNSET
     isolate: bool | UnsetType = UNSET
     on_lost: OnLost | UnsetType = UNSET
+    output: OutputPolicy | UnsetType = UNSET
     keep_success: Seconds | UnsetType | None = UNSET
     keep_failure: Seconds | UnsetType | None = UNSET
     most_payload: Bytes | UnsetType | None = UNSET

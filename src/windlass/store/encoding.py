@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import MSGPACK, NOTHING, NewJob, Terms
 from windlass.model.names import JobKey
+from windlass.model.output import OutputPolicy
 from windlass.model.retry import RetryPolicy
 from windlass.model.worker import Worker
 from windlass.store.data import Draft
@@ -122,6 +123,8 @@ def unpack_terms(packed: bytes) -> Mapping[str, Any]:
     found = _decoder.decode(packed)
     if "retry" in found:
         found["retry"] = msgspec.convert(found["retry"], type=RetryPolicy)
+    if "output" in found:
+        found["output"] = msgspec.convert(found["output"], type=OutputPolicy)
     return MappingProxyType(found)
 
 

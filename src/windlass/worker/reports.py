@@ -138,20 +138,20 @@ class Reports:
     def name_tenants(self) -> bool:
         return self._registration.name_tenants
 
-    def finish(self, report: Finished, last_update: Alive | None = None, line: str | None = None) -> None:
-        """Report how a job ended. Its last update is sent first: after its end the queue takes none.
+    def finish(self, report: Finished, last_updates: Sequence[Alive] = (), line: str | None = None) -> None:
+        """Report how a job ended. Its last updates are sent first: after its end the queue takes none.
 
         The line is logged when the queue has stored the outcome.
         """
         self._finished.append(report)
         if line is not None:
             self._ends[report.id, report.token] = line
-        self._note(last_update)
+        self._note(last_updates)
 
-    def release(self, report: Released, last_update: Alive | None = None) -> None:
+    def release(self, report: Released, last_updates: Sequence[Alive] = ()) -> None:
         """Return a job to the queue; this run does not count."""
         self._released.append(report)
-        self._note(last_update)
+        self._note(last_updates)
 
     def begin(self, report: Began, answered: Callable[[bool], None] | None = None) -> None:
         """Report which process runs a job. `answered` gets whether the job is still this worker's."""
@@ -170,9 +170,8 @@ class Reports:
         """Whether an update of this run is not answered yet."""
         return (id, token) in self._updating
 
-    def _note(self, last_update: Alive | None) -> None:
-        if last_update is not None:
-            self._updates.append(last_update)
+    def _note(self, last_updates: Sequence[Alive]) -> None:
+        self._updates += last_updates
         self._something.set()
         self._nothing.clear()
 

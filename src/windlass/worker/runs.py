@@ -20,7 +20,7 @@ from windlass.model.job import TEXT, Error, Job, NewJob, Reason
 from windlass.model.operations import Alive, Began, Claimed, Delivered, Finished, Released
 from windlass.model.options import AT_MOST_ONCE
 from windlass.model.outcome import CODES, Verdict
-from windlass.model.output import MOST_CHUNK, NewChunk, Progress, Stream
+from windlass.model.output import DEFAULT_OUTPUT, MOST_CHUNK, MOST_CHUNKS, MOST_OUTPUT, NewChunk, Progress, Stream
 from windlass.model.ports import Clock
 from windlass.model.worker import SandboxTier
 from windlass.worker.contexts.frames import RunOutcome, RunUpdate
@@ -32,7 +32,7 @@ from windlass.worker.telemetry import Telemetry
 log = logging.getLogger("windlass.worker")
 job_log = logging.getLogger("windlass.job")
 
-MOST_UNSENT = 256 << 10
+MOST_UNSENT = MOST_OUTPUT
 """Bytes of a run's output that wait to be sent to the queue."""
 
 GROUPED = 0.02
@@ -68,9 +68,9 @@ class ActiveRun:
     """One run of one job, from its claim to its report."""
 
     __slots__ = (
-        "_unsent_bytes", "asked", "began", "cleared", "deadline", "given", "has_files", "id", "job", "log", "number",
-        "pid", "progress", "runner", "sandbox", "since", "stopping", "taken", "takes_messages", "tenant", "timer",
-        "token", "version",
+        "_unsent_bytes", "allowed", "asked", "began", "cleared", "deadline", "given", "has_files", "id", "job", "log",
+        "number", "pid", "printed", "progress", "runner", "sandbox", "since", "stopping", "taken", "takes_messages",
+        "tenant", "timer", "token", "version",
     )  # fmt: skip
 
     def __init__(
@@ -114,6 +114,10 @@ class ActiveRun:
         self.log: list[tuple[Stream, bytes | memoryview]] = []
         """Output that is not sent yet."""
         self._unsent_bytes = 0
+        self.printed = 0
+        """Bytes that it has put out."""
+        self.allowed: int | None = None
+        """Bytes that it may put out, once it has put out more."""
         self.takes_messages = False
         self.given = self.taken = 0
         """Messages that were passed to it, and that its task has taken."""
@@ -169,7 +173,17 @@ class ActiveRun:
             self.print(*update.printed)
 
     def print(self, stream: Stream, data: bytes | memoryview) -> None:
-        """Keep output until it is sent; of what waits too long only the newest part stays."""
+        """Keep output until it is sent, up to the job's limit; of what waits too long only the newest part stays."""
+        policy = self.job.output or DEFAULT_OUTPUT
+        before, self.printed = self.printed, self.printed + len(data)
+        if policy.limit is not None and self.printed > policy.limit:
+            data = data[: max(0, policy.limit - before)]
+            if policy.over == "fail":
+                self.allowed = policy.limit
+        if not data:
+            return
+        if policy.merged and stream == "stderr":
+            stream = "stdout"
         data = data[-MOST_UNSENT:]
         self.log.append((stream, data))
         self._unsent_bytes += len(data)
@@ -179,18 +193,23 @@ class ActiveRun:
                 self.log.insert(0, (source, memoryview(oldest)[excess:]))
             self._unsent_bytes -= min(len(oldest), excess)
 
-    def take_update(self) -> Alive:
-        """What it has reported since the last update."""
+    def take_updates(self) -> list[Alive]:
+        """What it has reported since the last updates: one, or several if its output is in very many pieces."""
         progress, self.progress = self.progress, None
         log, self.log, self._unsent_bytes = self.log, [], 0
-        return Alive(
-            id=self.id,
-            token=self.token,
-            tenant=self.tenant,
-            progress=progress,
-            output=[*_chunks(log)],
-            deadline=self.known_deadline,
-        )
+        chunks = [*_chunks(log)]
+        parts = [chunks[start : start + MOST_CHUNKS] for start in range(0, len(chunks), MOST_CHUNKS)] or [[]]
+        return [
+            Alive(
+                id=self.id,
+                token=self.token,
+                tenant=self.tenant,
+                progress=progress,
+                output=part,
+                deadline=self.known_deadline,
+            )
+            for part in parts
+        ]
 
     def begins(self, pid: int) -> Began:
         """The report that a process runs it."""
@@ -257,7 +276,7 @@ class RunListener(Protocol):
 
 STOPPED = {
     Stop.TIMEOUT: (Reason.TIMEOUT, "ran longer than its time limit of {run.limit:g} s"),
-    Stop.OUTPUT: (Reason.OUTPUT, "printed more than this worker allows"),
+    Stop.OUTPUT: (Reason.OUTPUT, "printed more than its limit of {run.allowed} bytes"),
     Stop.MEMORY: (Reason.MEMORY, "took more memory than this worker allows"),
 }
 """Why a worker stops a job by itself, and the message of its error."""
@@ -361,7 +380,7 @@ class RunTable:
     def update(self, run: ActiveRun, update: RunUpdate) -> None:
         run.apply(update)
         if update.printed is not None:
-            self._send_soon(run)
+            self._has_printed(run)
         elif update.taken is None:
             self._updated[run.number] = run
         else:
@@ -370,10 +389,12 @@ class RunTable:
 
     def print(self, run: ActiveRun, stream: Stream, data: bytes) -> None:
         run.print(stream, data)
-        self._send_soon(run)
+        self._has_printed(run)
 
-    def _send_soon(self, run: ActiveRun) -> None:
+    def _has_printed(self, run: ActiveRun) -> None:
         self._updated[run.number] = run
+        if run.allowed is not None:
+            self.stop(run, Stop.OUTPUT)
         if self._sending is None:
             self._sending = self._loop.call_later(GROUPED, self._send_output)
 
@@ -397,7 +418,8 @@ class RunTable:
             if self.reports.is_updating(run.id, run.token):
                 self._updated[run.number] = run
             else:
-                self.reports.update(run.take_update())
+                for update in run.take_updates():
+                    self.reports.update(update)
 
     def deliver(self, run: ActiveRun, messages: Sequence[Delivered]) -> None:
         """Pass on messages to a job; the queue repeats those it has until it knows that."""
@@ -456,11 +478,11 @@ class RunTable:
         run.set_timer(None)
         self.done += isinstance(report, Finished)
         self._name_process(run, report)
-        last_update = run.take_update() if run.has_update else None
+        last_updates = run.take_updates() if run.has_update else []
         if isinstance(report, Finished):
-            self.reports.finish(report, last_update, line)
+            self.reports.finish(report, last_updates, line)
         elif isinstance(report, Released):
-            self.reports.release(report, last_update)
+            self.reports.release(report, last_updates)
         if line is not None and not isinstance(report, Finished):
             job_log.debug("%s", line)
         self.changed.set()
@@ -495,7 +517,7 @@ def _why_stopped(report: Finished | Released | None) -> str | None:
 
 def finished(run: ActiveRun, outcome: RunOutcome) -> Finished:
     """The report on a run that ended by itself, crashed, or was stopped."""
-    if outcome.verdict is Verdict.OK:
+    if outcome.verdict is Verdict.OK and run.stopping is not Stop.OUTPUT:
         return Finished(
             id=run.id,
             token=run.token,

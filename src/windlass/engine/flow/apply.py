@@ -151,7 +151,15 @@ def _retired(before: Rules, fingerprints: Mapping[str, str]) -> dict[str, str]:
 def _defaults(stored: FlowConfig) -> dict[str, str]:
     """The defaults of new jobs. A change of them moves no stored job."""
     given = sorted(
-        (name, one.timeout, one.isolate, str(one.keep_success), str(one.keep_failure), one.policy == "priority")
+        (
+            name,
+            one.timeout,
+            one.isolate,
+            one.output,
+            str(one.keep_success),
+            str(one.keep_failure),
+            one.policy == "priority",
+        )
         for name, one in stored.queues.items()
     )
     return {"": f"#{_digest(given)}"} if given else {}

@@ -21,6 +21,7 @@ from windlass.model.limit import Limit, Pause, Subject, holds, key_of, may_hold,
 from windlass.model.match import ABSENT
 from windlass.model.names import EVERY_TENANT
 from windlass.model.options import AT_MOST_ONCE, LOWEST, OnLost
+from windlass.model.output import DEFAULT_OUTPUT
 from windlass.model.queue import QueueSettings, Tier, tier_of
 from windlass.store.data import Draft
 from windlass.store.flow import BAR, EXPLICIT, FLEXIBLE, KEY, YIELDING, Rules
@@ -163,6 +164,8 @@ def _with_defaults(new: NewJob, settings: QueueSettings, *, strict: bool) -> New
         changes["expires"] = min(YIELDS_WITHIN, new.expires or YIELDS_WITHIN)
     if settings.isolate and not new.isolate:
         changes["isolate"] = True
+    if new.output is None and settings.output != DEFAULT_OUTPUT:
+        changes["output"] = settings.output
     if settings.keep_success is not UNSET and new.keep_success == DAY:
         changes["keep_success"] = settings.keep_success
     if settings.keep_failure is not UNSET and new.keep_failure == 7 * DAY:

@@ -16,7 +16,7 @@ from windlass.model.errors import WindlassError
 from windlass.model.job import FINISHED, State
 from windlass.model.lifecycle import ORDERS
 from windlass.model.names import raw_key, text_id
-from windlass.model.output import MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT
+from windlass.model.output import MOST_INPUT, MOST_KEPT, MOST_MESSAGES, MOST_OUTPUT
 from windlass.store import encoding
 from windlass.store.encoding import from_micros, span
 from windlass.store.facts import StoreInfo
@@ -329,7 +329,7 @@ def _is_sound(output: list[bytes]) -> bool:
     size = sum(map(len, output)) - len(output) * layout.CHUNK.size
     numbers = [n for n, *_ in heads]
     whole = all(after == before + 1 for before, after in pairwise(numbers))
-    return whole and len(output) <= MOST_CHUNKS and size <= MOST_OUTPUT
+    return whole and len(output) <= MOST_KEPT and size <= MOST_OUTPUT
 
 
 def _is_in_order(box: list[bytes]) -> bool:

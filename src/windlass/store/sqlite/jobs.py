@@ -15,8 +15,8 @@ from windlass.model.job import Error, Job, Reason, State, Terms
 from windlass.model.lifecycle import enter
 from windlass.model.names import DEFAULT_TENANT, ID_SIZE, JobKey, raw_key, tenant_of, text_id
 from windlass.model.output import (
-    MOST_CHUNKS,
     MOST_INPUT,
+    MOST_KEPT,
     MOST_MESSAGES,
     MOST_OUTPUT,
     Chunk,
@@ -487,7 +487,7 @@ def add_output(tx: Transaction, seq: int, chunks: Sequence[NewChunk]) -> None:
     tx.run_all(_ADD_CHUNKS, rows)
     tx.run(_NUMBER_CHUNKS, seq, last)
     fits = tx.first(_OLDEST_CHUNK_KEPT, seq, end - MOST_OUTPUT)
-    tx.run(_DROP_CHUNKS, seq, max(fits[0] if fits else last + 1, last - MOST_CHUNKS + 1))
+    tx.run(_DROP_CHUNKS, seq, max(fits[0] if fits else last + 1, last - MOST_KEPT + 1))
 
 
 def read_output(tx: Transaction, job: JobKey, after: int, limit: int) -> list[Chunk]:

@@ -10,7 +10,7 @@ from itertools import islice
 
 from windlass.model.lifecycle import ORDERS
 from windlass.model.names import DEFAULT_TENANT, ID_SIZE
-from windlass.model.output import MOST_CHUNKS, MOST_INPUT, MOST_MESSAGES, MOST_OUTPUT
+from windlass.model.output import MOST_INPUT, MOST_KEPT, MOST_MESSAGES, MOST_OUTPUT
 from windlass.store.encoding import span, unpack_terms
 from windlass.store.sqlite.flow import any_bucket
 from windlass.store.sqlite.jobs import result_kept_for
@@ -82,7 +82,7 @@ CHECKS: dict[str, str] = {
             SELECT job, count(*) AS kept, max(n) - min(n) + 1 AS span, max(n) AS newest, sum(length(data)) AS bytes
             FROM output GROUP BY job
         ) AS o ON o.job = job.seq
-        WHERE kept <> span OR newest <> chunks OR kept > {MOST_CHUNKS} OR bytes > {MOST_OUTPUT}""",
+        WHERE kept <> span OR newest <> chunks OR kept > {MOST_KEPT} OR bytes > {MOST_OUTPUT}""",
     "has ended, but there is input for it": f"""
         SELECT DISTINCT hex(id) FROM input JOIN job ON job.seq = input.job WHERE state IN ({_ENDED})""",
     "has input with a gap, or more of it than may wait": f"""

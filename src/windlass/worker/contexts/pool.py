@@ -6,11 +6,10 @@ Knows contexts as processes that take assignments and send updates. How they are
 import asyncio
 import logging
 import signal
-from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 
-from windlass.model.job import Error
+from windlass.model.job import Error, Job
 from windlass.model.operations import Claimed
 from windlass.model.outcome import Verdict
 from windlass.model.output import Stream
@@ -57,7 +56,6 @@ class ContextRunner:
         self._outcomes: dict[ContextProcess, RunOutcome] = {}
         """Of runs alone in their process, until that has exited and its output is read."""
         self._checking: asyncio.TimerHandle | None = None
-        self._printed: dict[ContextProcess, int] = defaultdict(int)
         self._tails: dict[ContextProcess, str] = {}
 
     # Contexts
@@ -79,8 +77,11 @@ class ContextRunner:
         while not self._closing and len(self._shared) < min(self._options.contexts, self._options.slots):
             self._shared.append(self._fork(isolated=False))
 
-    def _fork(self, *, isolated: bool) -> ContextProcess:
-        return self._processes.fork(self, isolated=isolated, started_at=self._clock.monotonic())
+    def _fork(self, *, isolated: bool, merged: bool = False) -> ContextProcess:
+        return self._processes.fork(self, isolated=isolated, started_at=self._clock.monotonic(), merged=merged)
+
+    def _fork_alone(self, job: Job) -> ContextProcess:
+        return self._fork(isolated=True, merged=job.output is not None and job.output.merged)
 
     async def zygote_lost(self) -> None:
         """Wait until the zygote has died."""
@@ -157,7 +158,7 @@ class ContextRunner:
             # A job that has crashed a process gets one of its own: it takes no other jobs with it again.
             try:
                 alone = run.job.isolate or run.job.crashes
-                context = self._fork(isolated=True) if alone else self._least_busy()
+                context = self._fork_alone(run.job) if alone else self._least_busy()
             except OSError as fault:
                 self._postpone(run, str(fault))
                 continue
@@ -230,11 +231,11 @@ class ContextRunner:
             other.assign(assignments)
 
     def printed(self, context: ContextProcess, stream: Stream, data: bytes) -> None:
-        self._printed[context] += len(data)
         self._tails[context] = (self._tails.get(context, "") + data.decode(errors="replace"))[-LAST_OUTPUT:]
         for run in self._in(context):
             self._runs.print(run, stream, data)
-            if self._printed[context] > self._options.max_output:
+            if run.printed > self._options.max_output:
+                run.allowed = self._options.max_output
                 self._kill_for(run, Stop.OUTPUT)
 
     def send(self, run: ActiveRun, messages: Sequence[bytes]) -> None:
@@ -249,6 +250,9 @@ class ContextRunner:
             self._finish(run, RunOutcome(run.number, Verdict.ERROR, error=NOT_BEGUN))
             return
         if (context := self._context_of.get(run.number)) is not None:
+            if context.isolated and run.stopping is Stop.OUTPUT:
+                self._kill_context(run)  # given a warning, it would only print more
+                return
             context.stop(run.number)
             run.set_timer(self._loop.call_later(SOFT, self._terminate, run))
 
@@ -301,7 +305,6 @@ class ContextRunner:
 
     def exited(self, context: ContextProcess, status: int, peak_memory: int) -> None:
         outcome = self._outcomes.pop(context, None)
-        self._printed.pop(context, None)
         tail = self._tails.pop(context, "")
         self._remove(context)
         for run in self._in(context):

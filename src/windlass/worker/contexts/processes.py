@@ -323,8 +323,10 @@ class ProcessManager:
                     context.close()
                     context.listener.fork_failed(context, failed.why)
 
-    def fork(self, listener: ProcessListener, *, isolated: bool, started_at: float) -> ContextProcess:
-        """A new context. It can be given jobs at once; they wait in its socket."""
+    def fork(
+        self, listener: ProcessListener, *, isolated: bool, started_at: float, merged: bool = False
+    ) -> ContextProcess:
+        """A new context. It can be given jobs at once; they wait in its socket. `merged`: its stderr is its stdout."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         pairs = [] if isolated else [socket.socketpair()]
@@ -336,7 +338,7 @@ class ProcessManager:
         descriptors = self._requested[context.number] = [theirs.detach(), *(other.detach() for _, other in pairs)]
         self.contexts[context.number] = context
         self._spawn(self._loop.connect_accepted_socket(lambda: context, ours))
-        streams: tuple[Stream, ...] = ("stdout", "stderr") if isolated else ()
+        streams: tuple[Stream, ...] = () if not isolated else ("stdout",) if merged else ("stdout", "stderr")
         for stream in streams:
             reader, writer = os.pipe()
             descriptors.append(writer)

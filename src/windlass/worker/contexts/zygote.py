@@ -202,12 +202,12 @@ def _reaped() -> tuple[int, int, int] | None:
     return (pid, status, usage.ru_maxrss * 1024) if pid else None
 
 
-def _redirect_output(out: int, err: int) -> None:
-    """Send everything that this process and its children print to the supervisor."""
+def _redirect_output(out: int, *err: int) -> None:
+    """Send everything that this process and its children print to the supervisor, apart or, without `err`, together."""
     os.dup2(out, STDOUT)
-    os.dup2(err, STDERR)
-    os.close(out)
-    os.close(err)
+    os.dup2(err[0] if err else out, STDERR)
+    for descriptor in (out, *err):
+        os.close(descriptor)
 
 
 def _flush() -> None:

@@ -125,7 +125,7 @@ local HOLD = '>Bd' -- 1 if it may be read once, else 0; seconds for which it is 
 -- A piece of output: number, bytes before it, attempt, time, stream. NO_STREAM: no output, but the numbers go on from it.
 local CHUNK_HEAD = '>I8I8II8B'
 local CHUNK_HEAD_SIZE, NO_STREAM = 29, 255
-local MOST_OUTPUT, MOST_PIECES = 262144, 1000
+local MOST_OUTPUT, MOST_PIECES = 2097152, 16384
 
 -- A message: number, bytes sent up to its end.
 local MESSAGE_HEAD = '>I8I8'
