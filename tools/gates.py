@@ -19,7 +19,7 @@ GLOSSARY = ROOT / "docs" / "glossary.md"
 
 PROTOCOL = SOURCE / "store" / "protocol.py"
 
-MOST_STORE_METHODS = 35
+MOST_STORE_METHODS = 34
 OPTIONAL = frozenset({"JournalTarget", "LocalDisk", "Preparation", "PreparedCommand"})
 """Protocols of capabilities that a store may lack."""
 

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from windlass import config
 from windlass.addresses import file_of
 from windlass.call.arguments import CallSignature
-from windlass.call.options import Options, TaskOptions, to_fields
+from windlass.call.options import Duration, Options, TaskOptions, to_fields
 from windlass.connection import AppConnection, Transport
 from windlass.engine import Settings
 from windlass.job_handle import Job
@@ -33,8 +33,10 @@ from windlass.model.operations import (
     EnqueueMany,
     Operation,
 )
+from windlass.model.schedule import NewSchedule
 from windlass.model.template import template_of
 from windlass.model.wire import checked_job
+from windlass.schedules import Scheduled, ScheduleHandles, ScheduleOptions, schedule_of
 from windlass.system import SystemRandomness
 
 if TYPE_CHECKING:
@@ -79,6 +81,8 @@ class Windlass:
         self.token = token
         self.tenant = check_name(found.tenant, at="tenant")
         self.tasks: dict[str, Task[Any, Any, Any]] = {}
+        self.declared: dict[str, NewSchedule] = {}
+        """The schedules that this app declares."""
         chosen = settings or Settings(**msgspec.structs.asdict(found.engine))
         if replicas is not None:
             chosen = replace(chosen, replicas=replicas)
@@ -124,6 +128,36 @@ class Windlass:
         task: Task[Any, Any, Any] = Task(self, called, function, cast("Options", {**self._defaults, **options}))
         self.tasks[called] = task
         return task
+
+    def cron(
+        self, expression: str, *, tz: str = "UTC", name: str | None = None, **options: Unpack[ScheduleOptions]
+    ) -> Scheduled:
+        """Queue a call of a task at these times: minute, hour, day, month and weekday, in a time zone.
+
+        For a task, or a function that becomes one. The schedule is called as the task, unless another name is given.
+        It is in force once a worker of this app has started.
+        """
+        return self._scheduled(name, cron=expression, every=None, tz=tz, options=options)
+
+    def every(self, interval: Duration, *, name: str | None = None, **options: Unpack[ScheduleOptions]) -> Scheduled:
+        """Queue a call of a task each time so much has passed. The rest is as with `cron`."""
+        return self._scheduled(name, cron=None, every=interval, tz="UTC", options=options)
+
+    def _scheduled(self, name: str | None, **times: Any) -> Scheduled:
+        def declare(what: Any) -> Any:
+            task = what if isinstance(what, Task) else self.task(what)
+            called = check_name(name or task.name, at="name")
+            if called in self.declared:
+                raise Invalid(f"there is already a schedule {called!r}: give this one another name", at="name")
+            self.declared[called] = schedule_of(task, **times)
+            return task
+
+        return cast("Scheduled", declare)
+
+    @property
+    def schedules(self) -> ScheduleHandles:
+        """The schedules that the queue has."""
+        return ScheduleHandles(self)
 
     @property
     def testing(self) -> "Testing":

@@ -36,6 +36,7 @@ from windlass.model.operations import (
     Send,
     answer_type,
 )
+from windlass.model.schedule import NewSchedule
 from windlass.model.shapes import SHAPES, Shape
 
 S = TypeVar("S", Finished, FinishByHand)
@@ -240,6 +241,8 @@ def _sendable(value: Any) -> Any:
             return [_wrapped_job(new) for new in value]
         case [Finished(), *_]:
             return [_wrapped_report(report) for report in value]
+        case NewSchedule():
+            return replace(value, job=_wrapped_job(value.job))
         case _:
             return value
 

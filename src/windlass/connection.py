@@ -25,7 +25,6 @@ from windlass.model.errors import Unavailable, WindlassError
 from windlass.model.events import Event, EventSource
 from windlass.model.operations import (
     A,
-    Annotate,
     Cancel,
     Count,
     Delete,
@@ -47,10 +46,7 @@ from windlass.system import SystemRandomness, local_user
 
 T = TypeVar("T")
 
-AT_ONCE = (
-    *(Show, GetResult, List, Count, GetStats),
-    *(Cancel, Rerun, Delete, Annotate, FinishByHand, FailByHand),
-)
+AT_ONCE = (Show, GetResult, List, Count, GetStats, Cancel, Rerun, Delete, FinishByHand, FailByHand)
 """What an engine can answer without an event loop, unless it shall wait; and new jobs, see `_needs_no_loop`."""
 
 _Batchers = dict[str, Batcher[EnqueueMany, Enqueued | Exception]]

@@ -33,7 +33,6 @@ from windlass.model.operations import (
     AddToken,
     Adopt,
     Alive,
-    Annotate,
     Audit,
     Began,
     Begin,
@@ -61,6 +60,7 @@ from windlass.model.operations import (
     GetQueueEstimate,
     GetQuota,
     GetResult,
+    GetSchedule,
     GetStats,
     GetTask,
     Handlers,
@@ -70,20 +70,25 @@ from windlass.model.operations import (
     Orphan,
     Output,
     PauseLimit,
+    PauseSchedule,
     PauseTask,
     PutFile,
     PutHandler,
     PutLimit,
     PutQuota,
+    PutSchedule,
     Queues,
     Register,
     Release,
     Released,
     RemoveHandler,
     RemoveLimit,
+    RemoveSchedule,
     RemoveToken,
     Renew,
     Rerun,
+    RunSchedule,
+    Schedules,
     Send,
     Service,
     Show,
@@ -97,6 +102,7 @@ from windlass.model.output import MOST_MESSAGE, NewChunk, Progress
 from windlass.model.queue import QueueChange, Tier
 from windlass.model.quota import Quota
 from windlass.model.retry import RetryPolicy as Policy
+from windlass.model.schedule import NewSchedule
 from windlass.model.worker import NewWorker
 
 A = TypeVar("A")
@@ -357,18 +363,6 @@ async def actions_by_id_and_by_match(script: Script) -> None:
     assert (await script.ask(Delete(ids=[fresh_id(n.to_bytes(16), "default") for n in range(1000)]))).changed == 0
 
 
-@scenario(Annotate)
-async def jobs_are_annotated(script: Script) -> None:
-    job = await script.enqueue()
-    await script.ask(Annotate(id=job.id, annotations={"a b": "☃", "b": ""}))
-    await script.ask(Annotate(id=job.id, annotations={"b": None, "c": "x" * 1000}))
-    await script.ask(Show(id=job.id))
-    await script.ask(List())
-    await script.refused(Annotate(id=job.id, annotations={"d": "x" * 2**14}), TooLarge)
-    await script.refused(Annotate(id=job.id, annotations={"a=b": "x"}), Invalid)
-    await script.refused(Annotate(id=UNKNOWN_ID, annotations={}), Missing)
-
-
 @scenario(FinishByHand, FailByHand)
 async def running_jobs_are_ended_by_hand(script: Script) -> None:
     results: list[tuple[Raw | UnsetType, str]] = [
@@ -602,6 +596,32 @@ async def handlers_are_kept(script: Script) -> None:
     await script.refused(PutHandler(task="line", handler=NewHandler(lang="sh", body="")), Invalid)
     await script.ask(RemoveHandler(tenant="shop", task="line"))
     await script.refused(GetHandler(tenant="shop", task="line"), Missing)
+
+
+@scenario(PutSchedule, GetSchedule, Schedules, PauseSchedule, RunSchedule, RemoveSchedule)
+async def schedules_are_kept(script: Script) -> None:
+    job = NewJob(task="report", payload=packed({"n": [1, None]}), queue="night", then=NewJob(task="mail"))
+    new = NewSchedule(cron="0 3 * * *", tz="Europe/Rome", job=job, overlap="queue", jitter=5.0)
+    card = await script.ask(PutSchedule(tenant="shop", name="nightly", schedule=new))
+    assert (len(card.next), bytes(card.job.payload)) == (5, bytes(job.payload))
+    other = NewJob(task="line", payload=packed([1]))
+    await script.ask(PutSchedule(tenant="shop", name="other", schedule=NewSchedule(every=60.0, job=other)))
+    assert (await script.ask(GetSchedule(tenant="shop", name="nightly"))).tz == "Europe/Rome"
+    assert [one.name for one in await script.ask(Schedules(tenant="shop"))] == ["nightly", "other"]
+    assert await script.ask(Schedules()) == []
+    assert len(await script.ask(Schedules(tenant="-"))) == 2
+    assert (await script.ask(PauseSchedule(tenant="shop", name="nightly", pause=Pause(paused=True)))).paused
+    ran = await script.ask(RunSchedule(tenant="shop", name="other"))
+    shown = await script.ask(Show(tenant="shop", id=ran.id, payload=True))
+    assert shown.headers == {"schedule": "other"}
+    for kind in (GetSchedule, RunSchedule, RemoveSchedule):
+        await script.refused(kind(name="nightly"), Missing)
+    await script.refused(PutSchedule(tenant="-", name="s", schedule=new), Invalid)
+    await script.refused(PutSchedule(name="s", schedule=NewSchedule(cron="x", job=job)), Invalid)
+    await script.refused(PutSchedule(name="s", schedule=NewSchedule(every=5.0, job=NewJob(task="a b"))), Invalid)
+    await script.refused(PutSchedule(name="s", schedule=NewSchedule(every=0.5, job=job)), Invalid)
+    await script.ask(RemoveSchedule(tenant="shop", name="nightly"))
+    await script.refused(GetSchedule(tenant="shop", name="nightly"), Missing)
 
 
 @asynccontextmanager

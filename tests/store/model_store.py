@@ -8,7 +8,7 @@ import asyncio
 import itertools
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -509,13 +509,6 @@ class ModelJobs:
 
     # They are sent messages
 
-    async def annotate(self, key: JobKey, before: Mapping[str, str], after: Mapping[str, str]) -> bool:
-        entry = self._jobs.get(key)
-        if entry is None or entry.job.annotations != before:
-            return False
-        entry.change(annotations=dict(after), updated_at=self.clock.now())
-        return True
-
     async def post(self, key: JobKey, message: bytes) -> Posted:
         entry = self._jobs.get(key)
         if entry is None or entry.job.state in FINISHED:
@@ -762,8 +755,9 @@ class ModelRecords:
             self._records[kind, name] = after
         return True
 
-    async def list(self, kind: str) -> dict[str, bytes]:
-        return {name: data for (one, name), data in self._records.items() if one == kind}
+    async def list(self, kind: str, names: Sequence[str] | None = None) -> dict[str, bytes]:
+        found = {name: data for (one, name), data in self._records.items() if one == kind}
+        return found if names is None else {name: found[name] for name in names if name in found}
 
 
 class ModelAudit:

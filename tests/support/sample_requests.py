@@ -12,7 +12,6 @@ from windlass.model.names import JobKey, queue_mark
 from windlass.model.operations import (
     AddToken,
     Adopt,
-    Annotate,
     Audit,
     Begin,
     Cancel,
@@ -38,6 +37,7 @@ from windlass.model.operations import (
     GetQueueEstimate,
     GetQuota,
     GetResult,
+    GetSchedule,
     GetStats,
     GetTask,
     Handlers,
@@ -46,19 +46,24 @@ from windlass.model.operations import (
     Operation,
     Output,
     PauseLimit,
+    PauseSchedule,
     PauseTask,
     PutFile,
     PutHandler,
     PutLimit,
     PutQuota,
+    PutSchedule,
     Queues,
     Register,
     Release,
     RemoveHandler,
     RemoveLimit,
+    RemoveSchedule,
     RemoveToken,
     Renew,
     Rerun,
+    RunSchedule,
+    Schedules,
     Send,
     Show,
     Tokens,
@@ -66,6 +71,7 @@ from windlass.model.operations import (
     Workers,
 )
 from windlass.model.outcome import Verdict
+from windlass.model.schedule import NewSchedule
 from windlass.model.shapes import Shape
 from windlass.model.worker import NewWorker
 
@@ -124,7 +130,6 @@ GOOD: dict[type[Operation[Any]], Fill] = {
     Delete: lambda _: Asked({"dry_run": "false"}),
     FinishByHand: lambda _: Asked(body={"result": {"r": 1}}),
     FailByHand: lambda _: Asked(body={"message": "m"}),
-    Annotate: lambda _: Asked(body={"annotations": {"a": "b", "c": None}}),
     GetStats: lambda _: Asked(),
     Register: lambda _: Asked(body={"name": "w", "slots": 3}),
     Workers: lambda _: Asked(),
@@ -160,6 +165,12 @@ GOOD: dict[type[Operation[Any]], Fill] = {
     Handlers: lambda _: Asked(),
     RemoveHandler: lambda _: Asked(),
     GetCode: lambda _: Asked({"known": "0" * 16}),
+    PutSchedule: lambda _: Asked(body={"cron": "0 3 * * *", "job": {"task": "a", "payload": {"n": 1}}}),
+    GetSchedule: lambda _: Asked(),
+    Schedules: lambda _: Asked(),
+    PauseSchedule: lambda _: Asked(body={"paused": True, "why": "tired"}),
+    RunSchedule: lambda _: Asked(),
+    RemoveSchedule: lambda _: Asked(),
 }
 
 
@@ -183,6 +194,8 @@ async def made(engine: Engine, tenant: str = "default", *, ended: bool = False) 
         await engine(Finish(tenant=tenant, worker=worker, jobs=[report]))
     key = (await engine(AddToken(tenant=tenant))).key
     await engine(PutLimit(tenant=tenant, name=f"l{queue}", limit=NewLimit(running=100, match=Which(queue=queue))))
+    schedule = NewSchedule(every=3600.0, job=NewJob(task="a", queue=queue))
+    await engine(PutSchedule(tenant=tenant, name=f"l{queue}", schedule=schedule))
     await engine(PutHandler(tenant=tenant, task="work", handler=NewHandler(lang="sh", body="cat")))
     assert engine.context.store.files is not None
     if not ended:

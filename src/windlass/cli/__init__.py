@@ -54,6 +54,7 @@ COMMANDS = {
     "queues": ("queues:queues", MANAGE, "List, show, pause and configure queues."),
     "tasks": ("limits:tasks", MANAGE, "Pause tasks."),
     "limits": ("limits:limits", MANAGE, "Limit how many jobs run at once or start per time."),
+    "schedules": ("schedules:schedules", MANAGE, "Make jobs at certain times."),
     "handlers": ("handlers:handlers", MANAGE, "Store the code of tasks in the queue."),
     "workers": ("queues:workers", MANAGE, "List workers."),
     "tokens": ("tokens:tokens", MANAGE, "Add and remove tokens for the HTTP API."),

@@ -18,6 +18,7 @@ from windlass.cli.target import HERE, OPTIONS, Queue, Target, open_queue
 from windlass.cli.terminal import Column
 from windlass.model.limit import Limit, Pause
 from windlass.model.operations import Operation
+from windlass.model.schedule import Schedule
 from windlass.system import SystemClock
 
 For = Annotated[float | None, option("TIME", "How long: 10m, 2h (until it is resumed).", "--for", read=seconds)]
@@ -52,6 +53,8 @@ class Resource(Struct, frozen=True, kw_only=True, eq=False):
     show: type[Operation[Any]] | None = None
     rm: type[Operation[None]] | None = None
     pause: Callable[[str, Pause], Operation[Any]] | None = None
+    readable: Callable[[Any], Any] = lambda found: found
+    """One thing as JSON can show it."""
     print_one: Print = lambda _name, _found, _to: None
     pausing_creates: bool = True
     """Whether a thing can be paused in a store that does not exist yet."""
@@ -82,13 +85,14 @@ def listing(operation: type[Operation[list[Any]]]) -> Callable[[Queue], Awaitabl
     return ls
 
 
-def _ls(resource: Resource, rows: Callable[[Queue], Awaitable[list[Any]]]) -> Callable[..., Awaitable[None]]:
+def _ls(resource: Resource, read: Callable[[Queue], Awaitable[list[Any]]]) -> Callable[..., Awaitable[None]]:
     async def ls(*, target: Target = HERE) -> None:
         async with open_queue(target, every_tenant=_all_tenants(resource, target)) as queue:
-            found = await rows(queue)
+            found = await read(queue)
             notes = [] if resource.notes is None or target.json else await resource.notes(queue, found)
         if target.json:
-            for document in found if resource.json_lines else [found]:
+            rows = [resource.readable(one) for one in found]
+            for document in rows if resource.json_lines else [rows]:
                 console.write_json(document)
             return
         if found:
@@ -103,7 +107,8 @@ def _ls(resource: Resource, rows: Callable[[Queue], Awaitable[list[Any]]]) -> Ca
 
 def _show(resource: Resource, operation: type[Operation[Any]]) -> Callable[..., Awaitable[None]]:
     async def show(name: Annotated[str, resource.argument], /, *, target: Target = HERE) -> None:
-        await run(operation(**{resource.key: name}), target, partial(resource.print_one, name), to=console.write)
+        asked = operation(**{resource.key: name})
+        await run(asked, target, partial(resource.print_one, name), readable=resource.readable, to=console.write)
 
     return show
 
@@ -126,10 +131,11 @@ def _pause(
     ) -> None:
         until = None if how_long is None else SystemClock().now() + timedelta(seconds=how_long)
         change = operation(name, Pause(paused=True, until=until, why=why))
-        await run(change, target, partial(resource.print_one, name), create=create)
+        await run(change, target, partial(resource.print_one, name), readable=resource.readable, create=create)
 
     async def resume(name: Annotated[str, resource.argument], /, *, target: Target = HERE) -> None:
-        await run(operation(name, Pause()), target, partial(resource.print_one, name), create=create)
+        change = operation(name, Pause())
+        await run(change, target, partial(resource.print_one, name), readable=resource.readable, create=create)
 
     return pause, resume
 
@@ -143,6 +149,7 @@ async def run(
     target: Target,
     print_one: Callable[[Any, WriteLine], None],
     *,
+    readable: Callable[[Any], Any] = lambda found: found,
     create: bool = False,
     to: WriteLine = console.note,
 ) -> None:
@@ -150,12 +157,12 @@ async def run(
     async with open_queue(target, create=create) as queue:
         found = await queue(operation)
     if target.json:
-        console.write_json(found)
+        console.write_json(readable(found))
     else:
         print_one(found, to)
 
 
-def pause_text(pause: Pause | Limit) -> str:
+def pause_text(pause: Pause | Limit | Schedule) -> str:
     """A pause in words; empty = it is not paused."""
     if not pause.paused:
         return ""

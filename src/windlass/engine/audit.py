@@ -24,7 +24,19 @@ from windlass.model.audit import (
     caller,
 )
 from windlass.model.errors import WindlassError
-from windlass.model.operations import OPERATIONS, Audit, Changed, FailByHand, FinishByHand, Operation, Rerun, Send
+from windlass.model.job import NewJob
+from windlass.model.operations import (
+    OPERATIONS,
+    Audit,
+    Changed,
+    FailByHand,
+    FinishByHand,
+    Operation,
+    PutSchedule,
+    Rerun,
+    Send,
+)
+from windlass.model.options import JobOptions
 from windlass.model.token import Token
 
 log = logging.getLogger("windlass.audit")
@@ -48,6 +60,8 @@ NAMES = ("name", "queue", "task", "key")
 UNSAID = {"tenant", "ids", "id", "match", "dry_run", "handler", "result", *NAMES}
 """Fields that are not details: those with a place of their own, and code and results, which may be large or private."""
 
+_NO_OPTIONS = JobOptions()
+
 _pack = msgspec.msgpack.Encoder().encode
 _line = msgspec.msgpack.Decoder(AuditLine)
 
@@ -68,6 +82,8 @@ async def audited(context: EngineContext, operation: Operation[Any], answering: 
 def _line_of(context: EngineContext, operation: Operation[Any], answer: Any, error: str = "") -> AuditLine:
     who = caller.get() or Caller(context.user)
     given = asdict(operation)
+    if isinstance(operation, PutSchedule):  # without the payload, which may be large or private
+        given["schedule"] = {**asdict(operation.schedule), "job": _terms(operation.schedule.job)}
     ids = given.get("ids") or ([given["id"]] if "id" in given else [])
     rest = {name: value for name, value in given.items() if name not in UNSAID and value not in (None, False)}
     details = msgspec.json.encode(rest).decode() if rest else ""
@@ -82,6 +98,12 @@ def _line_of(context: EngineContext, operation: Operation[Any], answer: Any, err
         count=answer.changed if isinstance(answer, Changed) else None,
         error=error[:MOST_DETAILS],
     )
+
+
+def _terms(job: NewJob) -> dict[str, Any]:
+    """What a job says of itself beside its payload and files."""
+    said = {name: getattr(job, name) for name in JobOptions.__struct_fields__}
+    return {"task": job.task} | {name: value for name, value in said.items() if value != getattr(_NO_OPTIONS, name)}
 
 
 async def _note(context: EngineContext, operation: Operation[Any], line: AuditLine) -> None:

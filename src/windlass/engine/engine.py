@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from windlass.engine import adopt, audit, files, handlers, jobs, new_jobs, records, work, workers
+from windlass.engine import adopt, audit, files, handlers, jobs, new_jobs, records, schedules, work, workers
 from windlass.engine.context import EngineContext, Settings
 from windlass.engine.estimate import answers as estimates
 from windlass.engine.events.feed import Feed
@@ -22,7 +22,7 @@ from windlass.engine.flow import settings as flow_settings
 from windlass.engine.new_jobs import PreparedCommands
 from windlass.model import wire
 from windlass.model.events import Event, EventCursor, EventSubscription, EventWithOutput, cursor, state_event
-from windlass.model.job import FINISHED, Job
+from windlass.model.job import FINISHED, Job, NewJob
 from windlass.model.match import Match
 from windlass.model.names import EVERY_TENANT, check_name, is_name
 from windlass.model.operations import (
@@ -37,10 +37,12 @@ from windlass.model.operations import (
     Finished,
     GetStats,
     Operation,
+    PutSchedule,
     Show,
 )
 from windlass.model.outcome import Verdict
 from windlass.model.ports import Randomness
+from windlass.model.schedule import NewSchedule
 from windlass.store.protocol import Store
 
 ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any]]] = (
@@ -55,6 +57,7 @@ ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any
     | flow_settings.ANSWERS
     | estimates.ANSWERS
     | audit.ANSWERS
+    | schedules.ANSWERS
 )
 
 
@@ -133,6 +136,9 @@ def validated(operation: O) -> O:
             return replace(bare, jobs=[replace(item, result=given.result, jobs=given.jobs) for item, given in pairs])
         case FinishByHand():
             return replace(wire.checked(replace(operation, result=UNSET)), result=operation.result)
+        case PutSchedule(schedule=NewSchedule(job=job)):  # it is checked where it is taken in, as every new job
+            times = wire.checked(replace(operation.schedule, job=NewJob(task="x")))
+            return replace(operation, schedule=replace(times, job=job))
         case _:
             return wire.checked(operation)
 

@@ -1,9 +1,9 @@
 """Answers to operations on stored jobs: show, result, list, count, output, messages, cancel, run again, delete,
-annotate, finish and fail by hand.
+finish and fail by hand.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -18,11 +18,8 @@ from windlass.model.lifecycle import ORDERS, TABLE, Move, Step
 from windlass.model.match import Match, index_only, matches, states
 from windlass.model.names import JobKey, check_id, key_of
 from windlass.model.operations import (
-    MOST_ANNOTATED,
-    MOST_ANNOTATIONS,
     MOST_AT_ONCE,
     Alive,
-    Annotate,
     Cancel,
     Changed,
     Count,
@@ -270,30 +267,6 @@ def deliveries(replies: Sequence[HeartbeatReply]) -> list[Delivered]:
     return found
 
 
-# Annotations
-
-
-async def annotate(context: EngineContext, operation: Annotate) -> Job:
-    for _ in range(MOST_ROUNDS):
-        job = (await context.find(operation.id, operation.tenant)).job
-        after = _annotated(job.annotations, operation.annotations)
-        if after == job.annotations:
-            return job
-        if await context.store.jobs.annotate(key_of(job), job.annotations, after):
-            return (await context.find(job.id, job.tenant)).job
-    raise Busy(f"job {operation.id} is annotated by many callers at once: try again", at="annotations")
-
-
-def _annotated(before: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    after = {name: value for name, value in {**before, **changes}.items() if value is not None}
-    if len(after) > MOST_ANNOTATIONS:
-        raise TooLarge(f"{len(after)} annotations, at most {MOST_ANNOTATIONS} are kept of a job", at="annotations")
-    size = sum(len(name.encode()) + len(value.encode()) for name, value in after.items())
-    if size > MOST_ANNOTATED:
-        raise TooLarge(f"{size} bytes of annotations, at most {MOST_ANNOTATED} are kept of a job", at="annotations")
-    return after
-
-
 # Runs that a caller ends
 
 
@@ -303,7 +276,7 @@ async def finish_by_hand(context: EngineContext, operation: FinishByHand) -> Cha
         wire.check_size(result, context.settings.most_result, at="result")
     for _ in range(MOST_ROUNDS):
         record = await context.find(operation.id, operation.tenant)
-        _check_running(record.job)
+        lifecycle.check_running(record.job)
         code = CODES[Verdict.OK]
         job, fence = record.job, record.token or b""
         done = JobSuccess(job.id, job.tenant, fence, code, result, operation.content_type, reason=Reason.BY_HAND)
@@ -314,17 +287,10 @@ async def finish_by_hand(context: EngineContext, operation: FinishByHand) -> Cha
 
 async def fail_by_hand(context: EngineContext, operation: FailByHand) -> Changed:
     def decide(record: Record, now: datetime) -> Move:
-        _check_running(record.job)
         return lifecycle.fail_by_hand(record.job, operation.message, now)
 
     key = key_of((await context.find(operation.id, operation.tenant)).job)
     return Changed(changed=len(await context.move_jobs([key], decide)))
-
-
-def _check_running(job: Job) -> None:
-    if job.state is not State.RUNNING:
-        instead = "run it again with retry" if job.state in FINISHED else "cancel it"
-        raise Conflict(f"job {job.id} is {job.state}: only a running job can be finished or failed by hand; {instead}")
 
 
 # Bulk actions
@@ -334,7 +300,7 @@ Action = Callable[[Job], Move | None]
 """The move of an action on one job; null = none."""
 
 
-def _cancel(job: Job) -> Move | None:
+def cancel(job: Job) -> Move | None:
     ordered = job.state is State.RUNNING and job.reason in ORDERS
     return lifecycle.cancel(job) if (job.state, Step.CANCEL) in TABLE and not ordered else None
 
@@ -417,10 +383,9 @@ ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any
     GetResult: get_result,
     List: list_jobs,
     Count: count,
-    Cancel: _bulk(_cancel, _states_before(Step.CANCEL)),
+    Cancel: _bulk(cancel, _states_before(Step.CANCEL)),
     Rerun: _bulk(_rerun, _states_before(Step.RERUN)),
     Delete: delete,
-    Annotate: annotate,
     FinishByHand: finish_by_hand,
     FailByHand: fail_by_hand,
     GetStats: get_stats,

@@ -73,7 +73,7 @@ class RecordChange(NamedTuple):
 async def change_record(context: EngineContext, kind: str, name: str, make: Change) -> RecordChange:
     """Change one record, so that of two concurrent changes neither undoes the other."""
     for _ in range(MOST_TRIES):
-        before = (await context.store.records.list(kind)).get(name)
+        before = (await context.store.records.list(kind, [name])).get(name)
         after = make(before)
         if after == before or await context.store.records.swap(kind, name, before, after):
             return RecordChange(before, after)
@@ -206,7 +206,7 @@ async def register_task_options(context: EngineContext, tenant: str, worker: New
             await context.store.records.swap(TASK_OPTIONS, name, ANYTHING, after)
 
 
-async def _read_task_options(context: EngineContext) -> OptionsByTask:
+async def read_task_options(context: EngineContext) -> OptionsByTask:
     return {name: _options.decode(data) for name, data in (await context.store.records.list(TASK_OPTIONS)).items()}
 
 
@@ -216,7 +216,7 @@ class WithTaskOptions:
     def __init__(self, service: Service, context: EngineContext, clock: Clock, patience: float | None = None) -> None:
         """`patience`: seconds to wait for the store if options are cached; null = no limit."""
         self._service = service
-        self._cached = CachedValue(lambda: _read_task_options(context), clock, OPTIONS_CACHED_FOR, patience)
+        self._cached = CachedValue(lambda: read_task_options(context), clock, OPTIONS_CACHED_FOR, patience)
 
     async def __call__(self, operation: Operation[A], /) -> A:
         if isinstance(operation, Enqueue | EnqueueMany | EnqueueLines) and not operation.exact:
@@ -234,20 +234,20 @@ def _with_options(
         return operation
     match operation:
         case Enqueue():
-            return replace(operation, job=_job_with_options(known, tenant, operation.job))
+            return replace(operation, job=job_with_options(known, tenant, operation.job))
         case EnqueueMany():
-            return replace(operation, jobs=[_job_with_options(known, tenant, new) for new in operation.jobs])
+            return replace(operation, jobs=[job_with_options(known, tenant, new) for new in operation.jobs])
         case _:
             return replace(operation, options=_filled(operation.options, _options_of(known, tenant, operation.task)))
 
 
-def _job_with_options(known: OptionsByTask, tenant: str, new: NewJob) -> NewJob:
+def job_with_options(known: OptionsByTask, tenant: str, new: NewJob) -> NewJob:
     options = _options_of(known, tenant, new.task)
     if new.id is not None and options.queue != new.queue and not new.id.endswith(f"{queue_mark(options.queue):02x}"):
         options = replace(options, queue=new.queue)  # a caller's own id is valid for one queue only: so it chose one
     found = _filled(new, options)
     if found.then is not None:
-        found = replace(found, then=_job_with_options(known, tenant, found.then))
+        found = replace(found, then=job_with_options(known, tenant, found.then))
     return found
 
 

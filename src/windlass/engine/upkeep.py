@@ -20,6 +20,7 @@ from windlass.engine.estimate.forecast import refresh_forecasts
 from windlass.engine.estimate.learn import learn_run_times, measure_accuracy
 from windlass.engine.flow.apply import regroup_jobs, update_tier_caps
 from windlass.engine.flow.tiers import rebalance_all
+from windlass.engine.schedules import LOOK_EVERY, Scheduler
 from windlass.model import lifecycle
 from windlass.model.errors import PartAway, WindlassError
 from windlass.model.job import State
@@ -281,6 +282,11 @@ async def estimate(engine: Engine) -> int:
     return await refresh_forecasts(engine.context)
 
 
+async def schedule(engine: Engine) -> int:
+    """Make the jobs of schedules that are due, once."""
+    return await Scheduler()(engine)
+
+
 DUTIES: dict[Duty, float] = {
     promote: 0.25,
     reclaim: 1.0,
@@ -295,6 +301,7 @@ DUTIES: dict[Duty, float] = {
     update_caps: 1.0,
     learn: 1.0,
     estimate: 1.0,
+    schedule: LOOK_EVERY,
 }
 """Each duty and the seconds between its rounds."""
 
@@ -343,13 +350,15 @@ async def repeat_on_notice(
 
 async def run_upkeep(engine: Engine, clock: Clock, *, short_lived: bool = False) -> None:
     """All duties at once, until cancelled. `short_lived`: the process may end soon, so reclaim without grace period."""
-    timed_promote = TimedPromote()
+    timed_promote, scheduler = TimedPromote(), Scheduler()
     guarded = guarded_reclaim(engine.context.settings.lease, trust_first=short_lived)
     async with asyncio.TaskGroup() as group:
         for place, (duty, seconds) in enumerate(DUTIES.items()):
             chosen, first = guarded if duty is reclaim else duty, place * APART
             if duty in NOTICES:
                 group.create_task(repeat_on_notice(NOTICES[duty], seconds, chosen, engine, clock, first=first))
+            elif duty is schedule:
+                group.create_task(repeat(lambda: scheduler.pause, scheduler, engine, clock, first=first))
             elif duty is promote:
                 group.create_task(repeat(lambda: timed_promote.pause, timed_promote, engine, clock, first=first))
             else:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from windlass.engine.context import EngineContext, known_worker, lease_of, unknown_worker
 from windlass.engine.flow.apply import update_tier_caps
 from windlass.engine.records import register_task_options
+from windlass.engine.schedules import declare_schedules
 from windlass.model.errors import Invalid
 from windlass.model.names import EVERY_TENANT, text_id
 from windlass.model.operations import Operation, Register, Registered, Unregister, Workers
@@ -30,7 +31,8 @@ async def register(context: EngineContext, operation: Register) -> Registered:
         if known.url != operation.worker.url:
             raise Invalid("a worker's URL cannot change: register a new worker", at="worker.url")
     await register_task_options(context, operation.tenant, operation.worker)
-    about = replace(operation.worker, options=None)
+    await declare_schedules(context, operation.tenant, operation.worker)
+    about = replace(operation.worker, options=None, schedules=None)
     lease = lease_of(context, operation.worker)
     worker = await context.store.workers.heartbeat(id, operation.tenant, lease, about)
     if operation.id is not None and worker is not None:

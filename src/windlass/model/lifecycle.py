@@ -248,8 +248,16 @@ def cancel(job: Job) -> Move:
     return _order(job, Step.CANCEL, Reason.CANCELLED)
 
 
+def check_running(job: Job) -> None:
+    """Only a run can be ended by hand: what waits is cancelled, and what has ended stays as it ended."""
+    if job.state is not State.RUNNING:
+        hint = "run it again with retry" if job.state in FINISHED else "cancel it"
+        raise Conflict(f"job {job.id} is {job.state}: only a running job can be finished or failed by hand; {hint}")
+
+
 def fail_by_hand(job: Job, message: str, now: datetime) -> Move:
     """A caller ends a run as failed, whatever its worker and its process do: their reports come too late."""
+    check_running(job)
     move = _move(job, Step.FAIL, Reason.BY_HAND, _entry(job, Error(message=message), Reason.BY_HAND, now))
     return replace(move, code=CODES[Verdict.FAILED], outcome=Verdict.FAILED)
 

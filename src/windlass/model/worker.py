@@ -8,6 +8,7 @@ from msgspec import Meta, Struct, field
 from windlass.model.handler import Language
 from windlass.model.names import DEFAULT_QUEUE, Name
 from windlass.model.options import JobOptions
+from windlass.model.schedule import NewSchedule
 
 MOST_URL = 2000
 
@@ -39,6 +40,11 @@ class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     options: Annotated[dict[Name, JobOptions], Meta(max_length=MOST_TASKS)] | None = None
     """The options of its tasks, which jobs that are queued by name take where they do not say otherwise. Those that are
     not named here have none; null = it says nothing of options. Kept with the queue, and not shown with the worker."""
+    app: Annotated[str, Meta(max_length=256)] = ""
+    """The app whose tasks it runs, as `module:name`."""
+    schedules: Annotated[dict[Name, NewSchedule], Meta(max_length=MOST_TASKS)] | None = None
+    """The schedules that its app declares; those that it declared before and no longer names are retired. Null = it
+    says nothing of schedules. Kept with the queue, and not shown with the worker."""
     handlers: bool = False
     """Whether it also takes jobs whose task has a handler, as handlers come and go."""
     sandbox: SandboxTier | None = None

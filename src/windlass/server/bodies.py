@@ -33,11 +33,14 @@ from windlass.model.admission import MOST_THEN, ValidatedJobs, check_all
 from windlass.model.errors import Invalid, TooLarge
 from windlass.model.job import JSON, MSGPACK, NOTHING, Job, NewJob
 from windlass.model.operations import MOST_AT_ONCE, Claimed, FinishByHand, Finished, Page, Result
+from windlass.model.schedule import NewSchedule, Schedule
 from windlass.model.wire import UNENCODABLE, Format
+from windlass.model.worker import NewWorker
 from windlass.server.formats import TYPES
 from windlass.server.requests import RequestLimits
 
 S = TypeVar("S", Finished, FinishByHand)
+J = TypeVar("J", Job, NewJob)
 
 NULL: dict[Format, Raw] = {"json": Raw(b"null"), "msgpack": Raw(b"\xc0")}
 
@@ -88,6 +91,10 @@ def _labelled(value: Any, form: Format) -> Any:
             return [_labelled_job(new, form) for new in value]
         case [Finished(), *_]:
             return [_labelled_report(report, form) for report in value]
+        case NewSchedule():
+            return replace(value, job=_labelled_job(value.job, form))
+        case NewWorker(schedules=dict(schedules)):
+            return replace(value, schedules={name: _labelled(one, form) for name, one in schedules.items()})
         case _:
             return value
 
@@ -200,11 +207,15 @@ def _translated(answer: Any, form: Format) -> Any:
             return _translated_claim(answer, form)
         case [Claimed(), *_]:
             return [_translated_claim(one, form) for one in answer]
+        case Schedule():
+            return replace(answer, job=_translated_job(answer.job, form))
+        case [Schedule(), *_]:
+            return [replace(one, job=_translated_job(one.job, form)) for one in answer]
         case _:
             return answer
 
 
-def _translated_job(job: Job, form: Format) -> Job:
+def _translated_job(job: J, form: Format) -> J:
     if not isinstance(job.payload, Raw):
         return job
     payload = translate(job.payload, job.content_type, form)

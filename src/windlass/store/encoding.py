@@ -195,17 +195,3 @@ PARENTS = "parents/completed"
 def end_topic(key: JobKey) -> str:
     """What to listen to for the end of a job."""
     return f"end/{key.id}/{key.tenant}"
-
-
-# Annotations
-
-_annotations = msgspec.msgpack.Decoder(dict[str, str])
-
-
-def pack_annotations(annotations: Mapping[str, str]) -> bytes:
-    """Empty if there are none."""
-    return msgspec.msgpack.encode(annotations) if annotations else b""
-
-
-def unpack_annotations(packed: bytes | None) -> dict[str, str]:
-    return _annotations.decode(packed) if packed else {}

@@ -13,7 +13,7 @@ the store checks the move's guards and writes it whole, or refuses it. What ever
 - Answers are per item, in the order of the items. Which jobs share a partition is known to the store alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager as Opened
 from typing import Protocol
 
@@ -79,9 +79,6 @@ class JobStore(Protocol):
 
     async def post(self, key: JobKey, message: bytes) -> data.Posted:
         """Keep a message until the current or next run of a job has it or has ended; wakes its worker."""
-
-    async def annotate(self, key: JobKey, before: Mapping[str, str], after: Mapping[str, str]) -> bool:
-        """Give a job these annotations, whatever its state, if it has those before; whether it had."""
 
     async def counts(self, tenant: str) -> data.Counts:
         """How many jobs a tenant has (`-` = all tenants), and how its runs ended, from counters."""
@@ -149,8 +146,8 @@ class RecordStore(Protocol):
     async def swap(self, kind: str, name: str, before: bytes | data.Unchecked | None, after: bytes | None) -> bool:
         """Keep `after` if what is kept now is `before`, or `before` is `ANYTHING`; whether it was. Null = none."""
 
-    async def list(self, kind: str) -> dict[str, bytes]:
-        """All records of a kind, by name."""
+    async def list(self, kind: str, names: Sequence[str] | None = None) -> dict[str, bytes]:
+        """The records of a kind, by name: all of them, or those of these names that there are."""
 
 
 class Listener(Protocol):

@@ -281,6 +281,8 @@ def _about(app: AppInfo, options: WorkerOptions) -> NewWorker:
         in_turn=not options.queues,
         tasks=app.tasks,
         options=app.options,
+        app=options.target,
+        schedules=app.schedules if options.target else None,
         handlers=options.functions is not None,
         sandbox=None if options.functions is None else options.functions.tier,
         languages=None if options.functions is None else UNPROBED,

@@ -55,7 +55,6 @@ from windlass.model.names import ID_SIZE, JobKey, check_id, key_of, texts_like
 from windlass.model.operations import (
     A,
     Accepted,
-    Annotate,
     Cancel,
     Count,
     Delete,
@@ -88,7 +87,7 @@ log = logging.getLogger("windlass.journal")
 
 READS = (
     *(Show, GetResult, GetEstimate, GetQueueEstimate, GetOutput, GetFiles, GetFile),
-    *(List, Count, GetStats, Send, Cancel, Rerun, Delete, Annotate, FinishByHand, FailByHand),
+    *(List, Count, GetStats, Send, Cancel, Rerun, Delete, FinishByHand, FailByHand),
 )
 """Operations on jobs: those that were accepted before must be there."""
 

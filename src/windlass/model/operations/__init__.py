@@ -33,12 +33,9 @@ from windlass.model.operations.handlers import Handlers as Handlers
 from windlass.model.operations.handlers import KeptHandler as KeptHandler
 from windlass.model.operations.handlers import PutHandler as PutHandler
 from windlass.model.operations.handlers import RemoveHandler as RemoveHandler
-from windlass.model.operations.jobs import MOST_ANNOTATED as MOST_ANNOTATED
-from windlass.model.operations.jobs import MOST_ANNOTATIONS as MOST_ANNOTATIONS
 from windlass.model.operations.jobs import MOST_LINES as MOST_LINES
 from windlass.model.operations.jobs import MOST_TEXT as MOST_TEXT
 from windlass.model.operations.jobs import Accepted as Accepted
-from windlass.model.operations.jobs import Annotate as Annotate
 from windlass.model.operations.jobs import Cancel as Cancel
 from windlass.model.operations.jobs import Changed as Changed
 from windlass.model.operations.jobs import Count as Count
@@ -75,6 +72,12 @@ from windlass.model.operations.records import RemoveToken as RemoveToken
 from windlass.model.operations.records import Tokens as Tokens
 from windlass.model.operations.records import Unregister as Unregister
 from windlass.model.operations.records import Workers as Workers
+from windlass.model.operations.schedules import GetSchedule as GetSchedule
+from windlass.model.operations.schedules import PauseSchedule as PauseSchedule
+from windlass.model.operations.schedules import PutSchedule as PutSchedule
+from windlass.model.operations.schedules import RemoveSchedule as RemoveSchedule
+from windlass.model.operations.schedules import RunSchedule as RunSchedule
+from windlass.model.operations.schedules import Schedules as Schedules
 from windlass.model.operations.table import MOST_AT_ONCE as MOST_AT_ONCE
 from windlass.model.operations.table import OPERATIONS as OPERATIONS
 from windlass.model.operations.table import A as A

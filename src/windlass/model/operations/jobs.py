@@ -1,17 +1,11 @@
-"""Operations on jobs: queue, look, list, count, cancel, run again, delete, annotate, end by hand."""
+"""Operations on jobs: queue, look, list, count, cancel, run again, delete, finish or fail by hand."""
 
 from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from windlass.model.duration import Seconds
-from windlass.model.job import (
-    MSGPACK,
-    Error,
-    Job,
-    NewJob,
-    State,
-)
+from windlass.model.job import MSGPACK, Error, Job, NewJob, State
 from windlass.model.match import Match
 from windlass.model.names import MEDIA_PATTERN, Name
 from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
@@ -24,13 +18,6 @@ MOST_TEXT = 16 * 2**20
 
 MOST_LINES = 100_000
 """Lines of it."""
-
-MOST_ANNOTATIONS = 64
-MOST_ANNOTATED = 16_384
-"""Bytes of all annotations of a job, names and values."""
-
-AnnotationName = Annotated[str, Meta(pattern=r"^[^=\x00-\x1f\x7f]{1,128}$(?!\n)")]
-"""Of a command line's `NAME=VALUE`, so without `=`; and without control characters."""
 
 
 class Accepted(Job, frozen=True, kw_only=True, gc=False):
@@ -234,18 +221,6 @@ class FailByHand(Operation[Changed], frozen=True, kw_only=True):
     id: str
     message: Annotated[str, Meta(max_length=2000)] = ""
     """Why; the message of its error."""
-
-
-@operation("PATCH", "/jobs/{id}", "operate")
-class Annotate(Operation[Job], frozen=True, kw_only=True):
-    """Note something about a job, in whatever state it is; answers the job with all of its annotations."""
-
-    id: str
-    annotations: Annotated[
-        dict[AnnotationName, Annotated[str, Meta(max_length=MOST_ANNOTATED)] | None],
-        Meta(max_length=2 * MOST_ANNOTATIONS),
-    ]
-    """By name: added, or put in the place of the one before; null removes it. Others stay as they are."""
 
 
 @operation("POST", "/jobs/{id}/input", "operate", 204, body="data")

@@ -3,7 +3,7 @@
 Knows which function answers what; decides nothing.
 """
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from itertools import zip_longest
@@ -398,10 +398,6 @@ class RedisJobs:
     async def post(self, key: JobKey, message: bytes) -> Posted:
         reply = await self.partitions.call("post", self.partitions.of_id(key.id), [raw_key(*key), message])
         return Posted(reply.decode())
-
-    async def annotate(self, key: JobKey, before: Mapping[str, str], after: Mapping[str, str]) -> bool:
-        packed = [encoding.pack_annotations(before), encoding.pack_annotations(after)]
-        return bool(await self.partitions.call("annotate", self.partitions.of_id(key.id), [raw_key(*key), *packed]))
 
     async def _lines(self, scope: ListScope, start: str) -> list[str]:
         """Names of the tenant's lines from one on, in order, not more than `MOST_LINES`."""

@@ -370,7 +370,6 @@ def records(reply: Sequence[Any], *, whole: bool, handed_out: bool = False, bare
         flags = 0 if bare else head[FLAGS]
         errors = [_errors.decode(entry) for entry in next(entries)] if flags & ERRORS else []
         progress = _progress.decode(next(entries)) if flags & PROGRESS else None
-        annotations = encoding.unpack_annotations(next(entries)) if flags & EXTRAS else {}
         waits = next(entries) if head[STATE] == BLOCKED else b""
         files = _files_of(next(entries)) if handed_out and head[FLAGS] & EXTRAS else {}
         text = OWN.size + HEAD.size
@@ -382,8 +381,6 @@ def records(reply: Sequence[Any], *, whole: bool, handed_out: bool = False, bare
         job = _job(id, head, value[text:zero], value[zero + 1 : run_from], run, errors, progress, size)
         if waits:
             job = replace(job, waits_for=id_list(waits))
-        if annotations:
-            job = replace(job, annotations=annotations)
         running = job.state is State.RUNNING
         group = parts(value[text:zero])[3]
         found.append(Record(job, run.token if running else None, value[end:] if whole else None, files, group))
@@ -441,7 +438,6 @@ def claimed(reply: Sequence[Any], request: ClaimRequest) -> list[Record]:
         run = Run(request.nonce, 0, started, 0, 0, worker.id, worker.node)
         head = HEAD.unpack_from(value)
         errors = [_errors.decode(entry) for entry in next(rest)] if head[FLAGS] & ERRORS else []
-        annotations = encoding.unpack_annotations(next(rest)) if head[FLAGS] & EXTRAS else {}
         files = _files_of(next(rest)) if head[FLAGS] & EXTRAS else {}
         zero = value.index(0, HEAD.size)
         payload_from, payload_to = zero + 1 + head[TERMS_SIZE], len(value) - head[RUN_SIZE]
@@ -454,7 +450,6 @@ def claimed(reply: Sequence[Any], request: ClaimRequest) -> list[Record]:
         tier = next(rest).decode() if group.startswith((EXPLICIT, FLEXIBLE)) else ""
         own = run._replace(code=code, tier=tier) if code or tier else run
         job = _job(id, after, route, packed, own, errors, None, len(payload))
-        job = replace(job, annotations=annotations) if annotations else job
         found.append(Record(job, request.nonce, payload, files, group))
     return found
 

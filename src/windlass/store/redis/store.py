@@ -1,5 +1,7 @@
 """The store over Redis or Valkey: opens it, checks its layout, holds its facets. Also workers, records, audit log."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from windlass.model.audit import MOST_LINES_KEPT
@@ -83,8 +85,10 @@ class RedisRecords:
         function = "drop_record" if after is None else "swap_record"
         return bool(await self._partitions.call(function, HOME, [kind, name, *expected, *wanted]))
 
-    async def list(self, kind: str) -> dict[str, bytes]:
-        found = await self._partitions.call("records", HOME, [kind])
+    async def list(self, kind: str, names: Sequence[str] | None = None) -> dict[str, bytes]:
+        if names is not None and not names:
+            return {}
+        found = await self._partitions.call("records", HOME, [kind, *(names or ())])
         return {found[at].decode(): found[at + 1] for at in range(0, len(found), 2)}
 
 

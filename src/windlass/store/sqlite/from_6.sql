@@ -1,4 +1,4 @@
--- From format 6 to 7: two tables and two columns more.
+-- From format 6 to 7: two tables and a column more.
 
 -- The latest time of the store and what the host's clock showed then, noted every few seconds: see `transaction.py`.
 CREATE TABLE clock (
@@ -24,6 +24,3 @@ CREATE TABLE upload (
 CREATE UNIQUE INDEX upload_digest ON upload (tenant, digest);
 CREATE INDEX upload_expiry ON upload (tenant, expires_at);
 CREATE INDEX upload_old ON upload (expires_at);
-
--- What callers have noted about a job.
-ALTER TABLE job ADD COLUMN annotations BLOB;

@@ -3,6 +3,7 @@
 A worker whose lease has passed counts as gone; its row is deleted when the next worker registers.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -81,8 +82,10 @@ def swap_record(tx: Transaction, kind: str, name: str, before: bytes | Unchecked
     return True
 
 
-def read_records(tx: Transaction, kind: str) -> dict[str, bytes]:
-    return dict(tx.rows(_RECORDS, kind))
+def read_records(tx: Transaction, kind: str, names: Sequence[str] | None) -> dict[str, bytes]:
+    if names is None:
+        return dict(tx.rows(_RECORDS, kind))
+    return {name: found[0] for name in names if (found := tx.first(_RECORD, kind, name)) is not None}
 
 
 # --- The audit log: numbered, and for each tenant again without gaps, so that its oldest line is found at once --------

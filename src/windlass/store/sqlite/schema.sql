@@ -187,8 +187,7 @@ CREATE TABLE job (
     seconds      REAL,                             -- how long it may run at it
     waits        BLOB,                             -- ids, without tenant, of the jobs that a blocked job waits for
     terms        BLOB NOT NULL,                    -- as `terms.pack` makes them
-    payload      BLOB,                             -- if small; else in the table of that name
-    annotations  BLOB                              -- MessagePack of a map, NULL = none
+    payload      BLOB                              -- if small; else in the table of that name
 ) STRICT;
 
 CREATE UNIQUE INDEX job_id ON job (id);

@@ -124,9 +124,6 @@ class SqliteJobs:
     async def post(self, key: JobKey, message: bytes) -> Posted:
         return await self._connection.write(lambda tx: jobs.post(tx, key, message))
 
-    async def annotate(self, key: JobKey, before: Mapping[str, str], after: Mapping[str, str]) -> bool:
-        return await self._connection.write(lambda tx: jobs.annotate(tx, key, before, after))
-
     async def counts(self, tenant: str) -> Counts:
         return await self._connection.read(lambda tx: listing.counts(tx, tenant))
 
@@ -212,8 +209,8 @@ class SqliteRecords:
     async def swap(self, kind: str, name: str, before: bytes | Unchecked | None, after: bytes | None) -> bool:
         return await self._connection.write(lambda tx: records.swap_record(tx, kind, name, before, after))
 
-    async def list(self, kind: str) -> dict[str, bytes]:
-        return await self._connection.read(lambda tx: records.read_records(tx, kind))
+    async def list(self, kind: str, names: Sequence[str] | None = None) -> dict[str, bytes]:
+        return await self._connection.read(lambda tx: records.read_records(tx, kind, names))
 
 
 class SqliteAudit:

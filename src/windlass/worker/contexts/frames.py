@@ -24,6 +24,7 @@ from windlass.model.operations import Claimed
 from windlass.model.options import JobOptions
 from windlass.model.outcome import Verdict
 from windlass.model.output import Progress, Stream
+from windlass.model.schedule import NewSchedule
 from windlass.model.wire import UNENCODABLE, encodable
 
 LENGTH = struct.Struct(">I")
@@ -197,6 +198,8 @@ class AppInfo(Struct, frozen=True, tag=True):
     token: str | None = None
     options: dict[str, JobOptions] = {}
     """Of those tasks that were declared with any."""
+    schedules: dict[str, NewSchedule] = {}
+    """Those that it declares."""
     connections: list[str] = []
     """Peers of connections that it opened while it was imported: all contexts share them."""
 

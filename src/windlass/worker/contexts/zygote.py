@@ -352,7 +352,10 @@ def main() -> None:
     queues = dict.fromkeys(task.options.get("queue", "default") for task in app.tasks.values())
     app.close()  # what it has opened during the import; it opens that again where it is needed
     options, shared = _options(app.tasks), open_connections()
-    report_to(control, AppInfo(list(app.tasks), list(queues), app.store, app.tenant, app.token, options, shared))
+    report_to(
+        control,
+        AppInfo(list(app.tasks), list(queues), app.store, app.tenant, app.token, options, app.declared, shared),
+    )
     try:
         Zygote(control, app.tasks).serve()
     except BaseException:  # noqa: BLE001 - whatever it is, threads of the app must not keep this process alive

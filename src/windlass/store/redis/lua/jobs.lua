@@ -176,17 +176,11 @@ local function forget_progress(job)
   end
 end
 
--- The flags without EXTRAS, if nothing needs it any more.
-local function without_extras(id, flags)
-  if flags < EXTRAS then return flags end
-  local needed = redis.call('EXISTS', K .. 'i' .. id, K .. 'o' .. id, K .. 'f' .. id, K .. 'g' .. id, K .. 'n' .. id)
-  return needed > 0 and flags or flags - EXTRAS
-end
-
 -- Drop the messages to a run that has ended. Returns: the flags, without EXTRAS if nothing else needs it.
 local function forget_input(id, flags)
   if flags < EXTRAS or redis.call('DEL', K .. 'i' .. id) == 0 then return flags end
-  return without_extras(id, flags)
+  if redis.call('EXISTS', K .. 'o' .. id, K .. 'f' .. id, K .. 'g' .. id) > 0 then return flags end
+  return flags - EXTRAS
 end
 
 -- Drop a result that was read for the only time, or kept long enough; the job that follows still gets it.
@@ -211,7 +205,6 @@ local function vanish(job, before)
   if has(job, EXTRAS) then
     push(deleted_keys, K .. 'o' .. job.id, K .. 'f' .. job.id)
     push(deleted_keys, K .. 'i' .. job.id, K .. 'g' .. job.id)
-    push(deleted_keys, K .. 'n' .. job.id)
   end
   if has(job, FOLLOWED) then
     push(deleted_keys, K .. 'k' .. job.id)
@@ -335,8 +328,7 @@ end
 -- Answers
 
 -- Add a job to an answer: id, size of its payload (0 if that follows), its bytes by `meta_of`, and its payload if it was
--- read; after it, only if its flags say so, its errors, its progress and its annotations ('' = none); if it is blocked, the
--- ids it waits for.
+-- read; after it, only if its flags say so, its errors and its progress; if it is blocked, the ids it waits for.
 local function answer(job, meta, to)
   local n = #to
   if job.payload then
@@ -346,7 +338,6 @@ local function answer(job, meta, to)
   end
   if has(job, ERRORS) then to[#to + 1] = redis.call('LRANGE', K .. 'e' .. job.id, 0, -1) end
   if has(job, PROGRESS) then to[#to + 1] = redis.call('HGET', K .. ':progress', job.id) end
-  if has(job, EXTRAS) then to[#to + 1] = redis.call('GET', K .. 'n' .. job.id) or '' end
   if job[STATE] == BLOCKED then to[#to + 1] = redis.call('GET', K .. 'a' .. job.id) end
 end
 

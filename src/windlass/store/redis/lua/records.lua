@@ -68,10 +68,18 @@ end
 register('swap_record', STORES, swap)
 register('drop_record', FREES_MEMORY, swap)
 
--- All records of a kind.
--- args →  kind
+-- The records of a kind: all of them, or those of some names that there are.
+-- args →  kind, name, …
 -- returns →  name, data, …
-register('records', READS, function(args) return redis.call('HGETALL', records_key(args[2])) end)
+register('records', READS, function(args)
+  if #args == 2 then return redis.call('HGETALL', records_key(args[2])) end
+  local out = {}
+  for at = 3, #args do
+    local data = redis.call('HGET', records_key(args[2]), args[at])
+    if data then out[#out + 1] = args[at]; out[#out + 1] = data end
+  end
+  return out
+end)
 
 -- The audit log
 

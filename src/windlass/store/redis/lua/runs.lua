@@ -142,27 +142,6 @@ end)
 -- returns →  its bytes, or nil
 register('read_file', READS, function(args) return redis.call('HGET', K .. 'g' .. args[2], args[3]) end)
 
--- Annotations
-
--- Give a job other annotations, if it has those before.
--- args →  id, those before, those after ('' = none)
--- returns →  1 or 0
-register('annotate', STORES, function(args)
-  local id, before, after = args[2], args[3], args[4]
-  local job, key = load(id), K .. 'n' .. id
-  if not job or (redis.call('GET', key) or '') ~= before then return 0 end
-  if after ~= '' then
-    redis.call('SET', key, after)
-    mark(job, EXTRAS)
-  elseif before ~= '' then
-    redis.call('DEL', key)
-    job[FLAGS] = without_extras(id, job[FLAGS])
-  end
-  job[UPDATED] = now
-  if job[STATE] == RUNNING then save_run(job) else save(job) end
-  return 1
-end)
-
 -- Successes
 
 -- What a run was stored with (see LIVE), before and behind its job's place: mostly the same for all of a batch, and read
