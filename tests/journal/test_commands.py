@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from tests.support.faulty_disk import filled, journal_file, opened, overwrite, pages_of_batches
+from tests.support.faulty_disk import filled, journal_file, log_of, opened, overwrite, pages_of_batches
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from windlass.engine.journal.text import Line, Malformed, read_text
@@ -166,6 +166,16 @@ async def test_a_dump_names_the_jobs_that_it_cannot_read(tmp_path: Path) -> None
         dumped = windlass("journal", "dump", str(tmp_path), "--form", form)
         assert (dumped.returncode, "job 2 cannot be read" in dumped.stderr) == (1, True), form
         assert "work" in dumped.stdout
+
+
+async def test_a_journal_that_this_user_may_not_read_is_named_in_one_line(tmp_path: Path) -> None:
+    await filled(tmp_path, 3)
+    log_of(tmp_path).mkdir()  # root may read everything, but no folder
+    for command in ("verify", "dump"):
+        refused = windlass("journal", command, str(tmp_path))
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert refused.stderr.count("\n") == 1
+        assert f"{log_of(tmp_path)} cannot be read" in refused.stderr
 
 
 async def test_a_journal_of_a_machine_that_is_gone_is_drained_by_hand(tmp_path: Path, redis_server: Server) -> None:

@@ -541,8 +541,12 @@ def examine(folder: Path) -> Iterator[Row | JournalFinding]:
     Works beside the process that writes the journal.
     """
     path = file_in(folder)
-    if path is not None and path.exists():
-        yield from _examined(path)
+    try:
+        if path is not None and path.exists():
+            yield from _examined(path)
+    except (OSError, apsw.CantOpenError) as fault:
+        name, why = (fault.filename, fault.strerror) if isinstance(fault, OSError) else (path, fault)
+        raise Invalid(f"{name} cannot be read: {why}", at="FOLDER") from None
     for aside in sorted(folder.glob(f"*{DAMAGED}")):
         yield JournalFinding(aside, "a damaged journal that was moved aside", aside=True)
 
