@@ -179,6 +179,20 @@ class ClientJobsSection(Struct, frozen=True, kw_only=True):
     """Time within which a job must start, or it fails; none = no limit."""
 
 
+class AsySection(Struct, frozen=True, kw_only=True):
+    """The online drawing program at `/asy` of a server, and the worker that runs it (`windlass.asy_app`)."""
+
+    program: str = "asy -noV -f {format} -o {out} {verbose} {main}"
+    """The command line of a batch task. Of a job: {main}, {format}, {verbosity}, {verbose} (as many -v); {out} is where
+    the result goes."""
+    shell: str = "asy -interactive -noV"
+    """The command line of a shell."""
+    public: Name | None = None
+    """The tenant of connections without a token; none = every connection needs one."""
+    unattended: Seconds = 600.0
+    """Time after which a task is cancelled whose server has died."""
+
+
 class Config(Struct, frozen=True, kw_only=True):
     """All settings."""
 
@@ -193,6 +207,7 @@ class Config(Struct, frozen=True, kw_only=True):
     server: ServerSection = ServerSection()
     notifications: NotificationsSection = NotificationsSection()
     client_jobs: ClientJobsSection = ClientJobsSection()
+    asy: AsySection = AsySection()
 
 
 def variable(path: str) -> str:

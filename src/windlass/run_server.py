@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from windlass.addresses import file_of, open_engine, shown
 from windlass.cached import BRIEFLY
-from windlass.dialect import s2, s3, s4
+from windlass.dialect import asy, s2, s3, s4
 from windlass.dialect.aliases import KeepTimes, WithKeepTimes
 from windlass.engine import Engine, Settings
 from windlass.engine.journal import JournalSettings, open_journaled
@@ -82,6 +82,7 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
     """Whether handlers may be uploaded."""
     notifications: s4.NotificationOptions = s4.NotificationOptions()
     client_jobs: s3.ClientJobOptions = s3.ClientJobOptions()
+    drawing: asy.AsyOptions = asy.AsyOptions()
     reach: tuple[str, ...] = ()
     """Where jobs may be sent beyond public addresses: networks, addresses or hosts, each with a port."""
 
@@ -123,7 +124,10 @@ async def serve(options: ServerOptions) -> None:
             *s3.routes(filtered(times=client_jobs), auth, limits, client_jobs),
             *s4.routes(filtered(times=notifications), auth, limits, notifications, _recovery(options, app)),
         ]
-        site = application(answers, engine, auth, limits, stop, also=also, check_ready=check_ready)
+        also_routes = asy.Asy(answers, engine, auth, clock, options.drawing, stopping=stop).all()
+        site = application(
+            answers, engine, auth, limits, stop, also=also, also_routes=also_routes, check_ready=check_ready
+        )
         http = server(site, options.where)
         workers = []
         if processes is not None and app is not None and options.worker is not None:

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.ports import free_port
 from tests.support.stores import VirtualClock
-from windlass.dialect import s2, s3, s4
+from windlass.dialect import asy, s2, s3, s4
 from windlass.dialect.aliases import WithKeepTimes
 from windlass.engine import Engine
 from windlass.engine.records import Keyring
@@ -49,6 +49,7 @@ async def served(
     limits: RequestLimits | None = None,
     notifications: s4.NotificationOptions | None = None,
     client_jobs: s3.ClientJobOptions | None = None,
+    drawing: asy.AsyOptions | None = None,
     asking: Service | None = None,
     service: Service | None = None,
 ) -> AsyncIterator[str]:
@@ -63,7 +64,8 @@ async def served(
         *s4.routes(WithKeepTimes(others, notifications, config, clock), auth, bounds, notifications),
     ]
     check_ready = engine.check_ready if service is engine else None
-    app = application(service, engine, auth, limits, also=also, check_ready=check_ready)
+    sockets = asy.Asy(others, engine, auth, clock, drawing or asy.AsyOptions()).all()
+    app = application(service, engine, auth, limits, also=also, also_routes=sockets, check_ready=check_ready)
     http = server(app, ListenAddress(port=0))
     http.config.load()
     http.lifespan = http.config.lifespan_class(http.config)

@@ -189,6 +189,8 @@ def queue_line(card: QueueCard) -> str:
         parts.append("isolated")
     if card.on_lost != "retry":
         parts.append(f"on loss {card.on_lost}")
+    if card.announcement:
+        parts.append(f"announces {card.announcement!r}")
     for word, most in (("payload", card.most_payload), ("files", card.most_files)):
         if most is not None:
             parts.append(f"{word} at most {most} bytes")
@@ -350,6 +352,9 @@ class QueueOptions:
     ] = None
     keep_failure: Annotated[
         float | None, option("TIME", "The same for failed and cancelled jobs.", read=seconds_or_none)
+    ] = None
+    announcement: Annotated[
+        str | None, option("TEXT", "What those who use the queue should know, maintenance for instance.")
     ] = None
     most_payload: Annotated[
         str | None, option("BYTES", "The largest payload: 64KiB. `none` = as the server allows.")

@@ -20,6 +20,7 @@ from windlass.cli.worker import (
     worker_options,
 )
 from windlass.dialect import s2, s3, s4
+from windlass.dialect.asy import AsyOptions
 from windlass.dialect.s3 import ClientJobOptions
 from windlass.dialect.s4 import NotificationOptions
 from windlass.engine import Settings
@@ -103,6 +104,7 @@ def serve(
         allow_upload=settings.server.allow_upload,
         notifications=NotificationOptions(**asdict(settings.notifications)),
         client_jobs=ClientJobOptions(**asdict(settings.client_jobs)),
+        drawing=AsyOptions(public=settings.asy.public, unattended=settings.asy.unattended),
     )
     return run_forever(run(serving), app, verbose=verbose)
 

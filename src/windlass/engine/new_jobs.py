@@ -84,7 +84,9 @@ _unpack = msgspec.msgpack.Decoder(list[bytes]).decode
 
 
 async def enqueue(context: EngineContext, operation: Enqueue) -> Accepted:
-    (new,) = to_drafts(context, await with_files(context, operation))
+    if operation.job.hashes or context.flow_config.may_have_bounds:
+        operation = await with_files(context, operation)
+    (new,) = to_drafts(context, operation)
     await check_terms(context, [new], "job")
     with name_unreplicated([new.id]):
         if new.new.yielding:  # by itself: whether it is denied is its own matter

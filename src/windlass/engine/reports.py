@@ -201,7 +201,8 @@ def check_finished(context: EngineContext, item: Finished, at: str) -> None:
 
 async def add_made(context: EngineContext, reports: Sequence[tuple[Finished, str]]) -> None:
     """Add the files that runs leave, and the jobs that successful ones made."""
-    await attach(context, reports)
+    if any(item.files for item, _ in reports):
+        await attach(context, reports)
     if any(item.jobs for item, _ in reports):
         await add_spawned(context, reports)
 

@@ -20,6 +20,8 @@ Policy = Literal["priority", "fair"]
 
 Bytes = Annotated[int, Meta(ge=1, le=2**53)]
 
+Announcement = Annotated[str, Meta(max_length=2000)]
+
 Weight = Annotated[float, Meta(gt=0, le=1_000_000)]
 
 
@@ -58,6 +60,8 @@ class QueueSettings(Pause, frozen=True, kw_only=True, omit_defaults=True, forbid
     """For jobs that do not say; absent = a day."""
     keep_failure: Seconds | UnsetType | None = UNSET
     """For jobs that do not say; absent = a week."""
+    announcement: Announcement = ""
+    """What those who use it should know, maintenance for instance."""
     most_payload: Bytes | None = None
     """Bytes of a payload; null = as many as the server allows. It never allows more than the server."""
     most_files: Annotated[int, Meta(ge=0, le=2**53)] | None = None
@@ -74,6 +78,7 @@ Clearable = Literal[
     "output",
     "keep_success",
     "keep_failure",
+    "announcement",
     "most_payload",
     "most_files",
 ]
@@ -94,6 +99,7 @@ class QueueChange(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     output: OutputPolicy | UnsetType = UNSET
     keep_success: Seconds | UnsetType | None = UNSET
     keep_failure: Seconds | UnsetType | None = UNSET
+    announcement: Announcement | UnsetType = UNSET
     most_payload: Bytes | UnsetType | None = UNSET
     most_files: Annotated[int, Meta(ge=0, le=2**53)] | UnsetType | None = UNSET
     clear: list[Clearable] = []

@@ -45,9 +45,12 @@ def application(
     stopping: asyncio.Event | None = None,
     *,
     also: Sequence[SpecRoute] = (),
+    also_routes: Sequence[BaseRoute] = (),
     check_ready: Callable[[], Awaitable[None]] | None = None,
 ) -> Starlette:
     """All routes, those of other dialects last. Streams end when `stopping` is set.
+
+    `also_routes`: those that OpenAPI cannot describe.
 
     `check_ready`: raises what keeps the service from working; without it, the store is asked.
     """
@@ -96,6 +99,7 @@ def application(
             *Metrics(counter, auth, stats).all(),
             *Live(service, newsroom, auth, token_watch, stopping or asyncio.Event()).all(),
             *also,
+            *also_routes,
         ],
         stats,
     )

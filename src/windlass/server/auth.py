@@ -83,11 +83,16 @@ class Auth:
             pass
         return True
 
-    async def tenant_of_token(self, request: HTTPConnection, scope: Scope) -> str:
+    async def tenant_of_token(self, request: HTTPConnection, scope: Scope, *, token: str | None = None) -> str:
         """For paths that name no tenant: the tenant of the token."""
-        found = await self._find(request, None)
+        found = await self._find(request, token)
         _check_scope(found, scope)
         return found.tenant
+
+    def check_host(self, request: HTTPConnection) -> None:
+        """For paths that need no token: only what a local server refuses of everybody."""
+        if self._local:
+            _check_host(request)
 
     async def _find(self, request: HTTPConnection, token: str | None) -> Pass:
         if self._local:

@@ -156,6 +156,8 @@ def _defaults(stored: FlowConfig) -> dict[str, str]:
             one.timeout,
             one.isolate,
             one.output,
+            one.most_payload,
+            one.most_files,
             str(one.keep_success),
             str(one.keep_failure),
             one.policy == "priority",

@@ -274,6 +274,11 @@ class FlowConfigCache:
         """Whether there were no rules when it was last read."""
         return self._cached is NO_FLOW_CONFIG and not self._outdated
 
+    @property
+    def may_have_bounds(self) -> bool:
+        """Whether a queue may have bounds of its own on payloads or files."""
+        return self._cached is None or self._outdated or self._cached.has_bounds
+
     async def current(self) -> FlowConfig:
         if self._cached is None or self._outdated:
             self._cached = await self._read_if_possible()
