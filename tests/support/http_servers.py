@@ -1,5 +1,6 @@
 """Servers to ask over HTTP: one in the test's own event loop on a real socket, or one in a process of its own."""
 
+import asyncio
 import os
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from windlass.model.ports import Clock
 from windlass.model.shapes import SHAPES, Shape
 from windlass.server.application import application
 from windlass.server.auth import Auth, TokensAndLocal
-from windlass.server.http_server import ListenAddress, server
+from windlass.server.http_server import ListenAddress, Server, server
 from windlass.server.requests import RequestLimits
 
 LOCAL = "wl_local_of-the-tests"
@@ -67,14 +68,31 @@ async def served(
     sockets = asy.Asy(others, engine, auth, clock, drawing or asy.AsyOptions()).all()
     app = application(service, engine, auth, limits, also=also, also_routes=sockets, check_ready=check_ready)
     http = server(app, ListenAddress(port=0))
-    http.config.load()
-    http.lifespan = http.config.lifespan_class(http.config)
-    await http.startup()
+    await start(http)
     try:
         yield f"http://127.0.0.1:{http.servers[0].sockets[0].getsockname()[1]}"
     finally:
-        http.force_exit = True
-        await http.shutdown()
+        await close(http)
+
+
+async def start(http: Server) -> None:
+    http.config.load()
+    http.lifespan = http.config.lifespan_class(http.config)
+    await http.startup()
+
+
+async def close(http: Server) -> None:
+    """What its own shutdown does, which waits for a tenth of a second in any case."""
+    for listening in http.servers:
+        listening.close()
+    for connection in list(http.server_state.connections):
+        connection.shutdown()
+    for _ in range(100):
+        if not http.server_state.connections and not http.server_state.tasks:
+            break
+        await asyncio.sleep(0.001)
+    for listening in http.servers:
+        await listening.wait_closed()
 
 
 class Web:

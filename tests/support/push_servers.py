@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from msgspec import Raw
 
-from tests.support.http_servers import LOCAL
+from tests.support.http_servers import LOCAL, close, start
 from tests.support.patience import PATIENCE
 from tests.support.servers import NewPrefix
 from windlass.client import Client
@@ -102,19 +102,17 @@ async def station(store: Store, *, lease: float = 15.0, network: Network = HERE)
     auth = Auth(TokensAndLocal(Keyring(engine.context, clock), LOCAL), local=True)
     also = s2.routes(sending, auth, RequestLimits())
     http = server(application(sending, engine, auth, None, stopping, also=also), ListenAddress(port=0))
-    tasks = [asyncio.create_task(work) for work in (http.serve(), sending.run(), run_upkeep(engine, clock))]
-    async with asyncio.timeout(PATIENCE):
-        while not http.started:  # noqa: ASYNC110 - there is no signal
-            await asyncio.sleep(0.001)
+    await start(http)
+    tasks = [asyncio.create_task(work) for work in (sending.run(), run_upkeep(engine, clock))]
     address = f"http://127.0.0.1:{http.servers[0].sockets[0].getsockname()[1]}"
     try:
         async with Client(address, LOCAL) as client:
             yield Station(engine, sending, client, address, stopping)
     finally:
-        http.should_exit = http.force_exit = True
-        for task in tasks[1:]:
+        for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
+        await close(http)
         assert not [found for found in results if isinstance(found, Exception)], results
 
 

@@ -65,7 +65,7 @@ class Server:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        self.kill()  # nobody wants its data any more
 
     def start(self) -> None:
         if self.port:
