@@ -49,7 +49,7 @@ from windlass.store.flow import FLEXIBLE, LimitRule, Regroup, Rules, TierRule
 
 A = TypeVar("A")
 
-WALKS: dict[StoreKind, int] = {"sqlite": 25, "redis": 12, "valkey": 4, "cluster": 6}
+WALKS: dict[StoreKind, int] = {"sqlite": 16, "redis": 8, "valkey": 2, "cluster": 4}
 """How many walks each store is taken on in each run. They differ from run to run."""
 
 LONG_WALKS: dict[StoreKind, int] = {"sqlite": 1200, "redis": 600, "valkey": 200, "cluster": 300}

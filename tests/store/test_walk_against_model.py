@@ -93,7 +93,7 @@ MATERIAL = settings(
     suppress_health_check=[HealthCheck.too_slow],  # each step asks a real server a dozen questions
 )
 
-WALKS: dict[StoreKind, int] = {"sqlite": 24, "redis": 10, "valkey": 3, "cluster": 6}
+WALKS: dict[StoreKind, int] = {"sqlite": 16, "redis": 6, "valkey": 2, "cluster": 3}
 """How many walks each store is taken on in each run. They differ from run to run."""
 
 LONG_WALKS: dict[StoreKind, int] = {"sqlite": 2000, "redis": 1000, "valkey": 500, "cluster": 500}

@@ -50,7 +50,7 @@ MEMBERS = 3
 NODE_TIMEOUT = 2000
 """Milliseconds after which the others know that a member is away."""
 
-LEASE = 8.0
+LEASE = 5.0
 
 A_WHILE = 2.0
 """Seconds that jobs go on coming after it is back."""
