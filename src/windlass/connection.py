@@ -35,6 +35,7 @@ from windlass.model.operations import (
     GetResult,
     GetStats,
     List,
+    LowerTimeout,
     Operation,
     Rerun,
     Service,
@@ -46,7 +47,7 @@ from windlass.system import SystemRandomness, local_user
 
 T = TypeVar("T")
 
-AT_ONCE = (Show, GetResult, List, Count, GetStats, Cancel, Rerun, Delete, FinishByHand, FailByHand)
+AT_ONCE = (Show, GetResult, List, Count, GetStats, Cancel, Rerun, Delete, FinishByHand, FailByHand, LowerTimeout)
 """What an engine can answer without an event loop, unless it shall wait; and new jobs, see `_needs_no_loop`."""
 
 _Batchers = dict[str, Batcher[EnqueueMany, Enqueued | Exception]]

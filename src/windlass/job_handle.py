@@ -27,6 +27,7 @@ from windlass.model.operations import (
     GetFiles,
     GetOutput,
     GetResult,
+    LowerTimeout,
     Rerun,
     Result,
     Send,
@@ -237,6 +238,17 @@ class Job(Generic[R]):
     async def afail(self, message: str = "") -> None:
         """The same in asynchronous code."""
         await self._app.aask(FailByHand(id=self.id, message=message))
+
+    def lower_timeout(self, timeout: Duration) -> bool:
+        """Lower the time limit of the running job; whether it had more time. If it has run for longer, it is stopped.
+
+        Raises `Conflict` if it does not run.
+        """
+        return bool(self._app.ask(LowerTimeout(id=self.id, timeout=seconds(timeout, at="timeout"))).changed)
+
+    async def alower_timeout(self, timeout: Duration) -> bool:  # noqa: ASYNC109 - it is the limit of the job
+        """The same in asynchronous code."""
+        return bool((await self._app.aask(LowerTimeout(id=self.id, timeout=seconds(timeout, at="timeout")))).changed)
 
     def __repr__(self) -> str:
         return f"<job {self.id}>"

@@ -66,6 +66,7 @@ from windlass.model.operations import (
     Handlers,
     Limits,
     List,
+    LowerTimeout,
     Operation,
     Orphan,
     Output,
@@ -386,6 +387,15 @@ async def running_jobs_are_ended_by_hand(script: Script) -> None:
     await script.refused(FailByHand(id=UNKNOWN_ID), Missing)
     await script.refused(FinishByHand(id=UNKNOWN_ID), Missing)
     await script.refused(FinishByHand(id=claimed.job.id, content_type="x" * 129), Invalid)
+
+
+@scenario(LowerTimeout)
+async def the_time_limit_of_a_running_job_is_lowered(script: Script) -> None:
+    _, claimed = await script.running()
+    assert (await script.ask(LowerTimeout(id=claimed.job.id, timeout=3600.0))).changed == 1
+    assert (await script.ask(LowerTimeout(id=claimed.job.id, timeout=7200.0))).changed == 0
+    await script.refused(LowerTimeout(id=claimed.job.id, timeout=-1.0), Invalid)
+    await script.refused(LowerTimeout(id=UNKNOWN_ID, timeout=1.0), Missing)
 
 
 @scenario(GetStats, Workers, Register, Unregister)

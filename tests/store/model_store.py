@@ -326,7 +326,7 @@ class ModelJobs:
             entry.files = {}
         for chunk in beat.output:
             entry.put(chunk, now)
-        deadline = entry.deadline() if entry.job.assigned else None
+        deadline = entry.deadline() if entry.seconds is not None else None
         messages: list[Message] = []
         if beat.messages_after is not None:
             entry.input = [message for message in entry.input if message.n > beat.messages_after]

@@ -22,7 +22,7 @@ from windlass.cli.match_options import ANY_JOB, MatchOptions
 from windlass.cli.options import flag, option
 from windlass.cli.target import HERE, OPTIONS, Queue, Target, open_queue
 from windlass.cli.terminal import Column
-from windlass.model import events
+from windlass.model import duration, events
 from windlass.model.errors import Conflict, Invalid
 from windlass.model.estimate import Estimate
 from windlass.model.events import Event
@@ -42,6 +42,7 @@ from windlass.model.operations import (
     GetFiles,
     GetOutput,
     GetResult,
+    LowerTimeout,
     Rerun,
     Selection,
     Send,
@@ -427,6 +428,27 @@ async def fail(
     """
     async with open_queue(target) as queue:
         _ended(await queue(FailByHand(id=id, message=message)), "failed", json=target.json)
+
+
+@jobs.command
+async def limit(
+    id: JobId,
+    time: Annotated[str, Parameter(name="TIME", help="How long its run may take, as `30s`.")],
+    /,
+    *,
+    target: Target = HERE,
+) -> None:
+    """Lower the time limit of a running job. If it has run for longer, it is stopped; a higher limit is ignored.
+
+    For example:
+      windlass jobs limit 01936f2e-… 30s
+    """
+    async with open_queue(target) as queue:
+        _ended(
+            await queue(LowerTimeout(id=id, timeout=duration.seconds(time, at="TIME"))),
+            "lowered the limit of",
+            json=target.json,
+        )
 
 
 def _ended(changed: Changed, participle: str, *, json: bool) -> None:

@@ -31,6 +31,7 @@ from windlass.model.operations import (
     GetResult,
     GetStats,
     List,
+    LowerTimeout,
     Number,
     Operation,
     Output,
@@ -57,6 +58,7 @@ from windlass.store.data import (
     RecordPage,
 )
 from windlass.store.encoding import end_topic
+from windlass.store.flow import TierRule
 
 MOST_SCANNED = 10_000
 """Jobs scanned for one page: a rare match gives a short page with a cursor."""
@@ -293,6 +295,24 @@ async def fail_by_hand(context: EngineContext, operation: FailByHand) -> Changed
     return Changed(changed=len(await context.move_jobs([key], decide)))
 
 
+async def lower_timeout(context: EngineContext, operation: LowerTimeout) -> Changed:
+    rules = (await context.flow_config.refreshed()).rules
+
+    def decide(record: Record, _: datetime) -> Move | None:
+        levels = rules.tiers.get(f"{record.job.tenant},{record.job.queue}", ())
+        return lifecycle.lower(record.job, operation.timeout, shortest_tier(levels, record.job, operation.timeout))
+
+    key = key_of((await context.find(operation.id, operation.tenant)).job)
+    return Changed(changed=len(await context.move_jobs([key], decide)))
+
+
+def shortest_tier(levels: Sequence[TierRule], job: Job, seconds: float) -> str | None:
+    """The tier at which a running job goes on if it may take no longer: it gives its places at longer ones back."""
+    if job.assigned not in [level.name for level in levels]:
+        return job.assigned
+    return next(level.name for level in levels if level.seconds >= seconds or level.name == job.assigned)
+
+
 # Bulk actions
 
 
@@ -388,6 +408,7 @@ ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any
     Delete: delete,
     FinishByHand: finish_by_hand,
     FailByHand: fail_by_hand,
+    LowerTimeout: lower_timeout,
     GetStats: get_stats,
     Output: output,
     GetOutput: get_output,

@@ -44,6 +44,7 @@ class Reason(StrEnum):
     DEADLINE = "deadline"  # its retry deadline passed
     EXPIRED = "expired"  # it was not started in time
     SHRUNK = "shrunk"  # its time was taken for jobs that wait
+    LOWERED = "lowered"  # a caller lowered its time limit while it ran
     HALTED = "halted"  # its place was taken for jobs that wait
     RELEASED = "released"  # its worker gave it back unrun
     SNOOZED = "snoozed"  # the task asked for a later time, without using an attempt

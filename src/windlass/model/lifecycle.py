@@ -8,6 +8,7 @@ How to read it: `enter` says in which state a new job begins; `TABLE` says what 
 from `unblock` to `rerun` say what happens, as one `Move` each. The drawing in the docs is made from `TABLE`.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -39,6 +40,7 @@ class Step(StrEnum):
     RELEASE = "release"  # its worker gives it back unrun
     SNOOZE = "snooze"  # the task wants a later time
     SHRINK = "shrink"  # time is taken from it for jobs that wait
+    LOWER = "lower"  # a caller lowers its time limit
     HALT = "halt"  # its place is taken for jobs that wait
     ADOPT = "adopt"  # another worker takes its process over
     CANCEL = "cancel"  # a caller cancels it
@@ -69,7 +71,7 @@ _RULES: list[tuple[Iterable[State], list[Step], State | Gone]] = [
     ([State.RUNNING], [Step.FAIL], State.FAILED),
     ([State.RUNNING], [Step.RETRY, Step.SNOOZE], State.SCHEDULED),
     ([State.RUNNING], [Step.RECLAIM, Step.RELEASE], State.QUEUED),
-    ([State.RUNNING], [Step.ATTEND, Step.SHRINK, Step.ADOPT], State.RUNNING),
+    ([State.RUNNING], [Step.ATTEND, Step.SHRINK, Step.LOWER, Step.ADOPT], State.RUNNING),
     # A running job is only ordered to stop: it keeps its slot until its worker reports that it has stopped.
     ([State.RUNNING], [Step.CANCEL, Step.ABANDON, Step.DELETE, Step.HALT], State.RUNNING),
     ([State.RUNNING], [Step.STOP], State.CANCELLED),
@@ -119,7 +121,7 @@ class Move(Struct, frozen=True, kw_only=True):
     run_at: datetime | None  # when a scheduled job is due
     code: int | None
     adopter: Adopter | None = None  # a run that goes on: from now on it is this worker's
-    assigned: tuple[str, float] | None = None  # shrunk to this tier, and its seconds; longer ones get their places back
+    assigned: tuple[str | None, float] | None = None  # its new tier, if any, and seconds; longer ones get places back
     waits_for: list[str] = []  # what a job that stays blocked still waits for
     error: Error | None = None  # added to its errors
     outcome: Verdict | None = None  # what its run is counted as; null = not at all: it was stopped, or does not count
@@ -262,9 +264,24 @@ def fail_by_hand(job: Job, message: str, now: datetime) -> Move:
     return replace(move, code=CODES[Verdict.FAILED], outcome=Verdict.FAILED)
 
 
+def time_limit(job: Job) -> float | None:
+    """Seconds that the current run of a job may take; null = as long as it likes."""
+    return None if job.deadline is None or job.started_at is None else (job.deadline - job.started_at).total_seconds()
+
+
 def shrink(job: Job, tier: str, seconds: float) -> Move:
-    """Time is taken from a running job for others that wait: it goes on at a shorter tier."""
+    """Time is taken from a running job for others that wait: it goes on at a shorter tier, never with more time."""
+    seconds = min(seconds, time_limit(job) or seconds)
     return replace(_order(job, Step.SHRINK, Reason.SHRUNK), assigned=(tier, seconds))
+
+
+def lower(job: Job, seconds: float, tier: str | None) -> Move | None:
+    """A caller lowers the time limit of a running job; null = it has no more time anyway. It goes on at this tier."""
+    if job.state is not State.RUNNING:
+        raise Conflict(f"job {job.id} is {job.state}: only the time limit of a running job can be lowered")
+    if job.reason in ORDERS or seconds >= (time_limit(job) or math.inf):
+        return None
+    return replace(_order(job, Step.LOWER, Reason.LOWERED), assigned=(tier, seconds))
 
 
 def halt(job: Job) -> Move:
@@ -310,10 +327,13 @@ def _blameless(job: Job, outcome: Outcome) -> Error:
     if job.reason is Reason.HALTED:
         return HALTED
     error = outcome.error
-    if job.reason is Reason.SHRUNK and outcome.reason is Reason.TIMEOUT and error is not None:
-        shortened = f"that was shortened to tier {job.assigned}, for a job that waits"
-        return replace(error, message=f"{error.message}: {shortened}" if error.message else shortened)
-    return error or Error()
+    if outcome.reason is not Reason.TIMEOUT or error is None or job.reason not in (Reason.SHRUNK, Reason.LOWERED):
+        return error or Error()
+    limit = f"{time_limit(job) or 0:g} s"
+    why = f"lowered to {limit} while it ran"
+    if job.reason is Reason.SHRUNK:
+        why = f"shortened to {limit}, the time of tier {job.assigned}, for a job that waits"
+    return replace(error, message=f"{error.message}: it was {why}" if error.message else f"its time was {why}")
 
 
 def _entry(job: Job, error: Error, reason: Reason, now: datetime) -> Error:

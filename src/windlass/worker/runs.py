@@ -152,7 +152,7 @@ class ActiveRun:
     @property
     def known_deadline(self) -> datetime | None:
         """The deadline, where it may change: the queue answers only if it has another."""
-        return self.deadline if self.job.assigned is not None else None
+        return self.deadline if self.job.assigned is not None or self.deadline != self.job.deadline else None
 
     @property
     def has_update(self) -> bool:

@@ -156,7 +156,7 @@ def _run(record: Record, places: Mapping[str, int]) -> TieredRun:
     if kind == YIELDING:
         return TieredRun(record.job.id, TierClass.YIELDING, stopping=stopping)
     level = places.get(record.job.assigned or "", policy.SHORTEST)
-    asked = kind == EXPLICIT + (record.job.assigned or "") or not kind
+    asked = not kind or kind.removeprefix(EXPLICIT) in places
     return TieredRun(record.job.id, TierClass.EXPLICIT if asked else TierClass.FLEXIBLE, level, stopping)
 
 

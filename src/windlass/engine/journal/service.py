@@ -72,6 +72,7 @@ from windlass.model.operations import (
     GetResult,
     GetStats,
     List,
+    LowerTimeout,
     Operation,
     Rerun,
     Result,
@@ -87,7 +88,7 @@ log = logging.getLogger("windlass.journal")
 
 READS = (
     *(Show, GetResult, GetEstimate, GetQueueEstimate, GetOutput, GetFiles, GetFile),
-    *(List, Count, GetStats, Send, Cancel, Rerun, Delete, FinishByHand, FailByHand),
+    *(List, Count, GetStats, Send, Cancel, Rerun, Delete, FinishByHand, FailByHand, LowerTimeout),
 )
 """Operations on jobs: those that were accepted before must be there."""
 

@@ -51,6 +51,7 @@ from windlass.model.operations.jobs import GetResult as GetResult
 from windlass.model.operations.jobs import GetStats as GetStats
 from windlass.model.operations.jobs import JobIds as JobIds
 from windlass.model.operations.jobs import List as List
+from windlass.model.operations.jobs import LowerTimeout as LowerTimeout
 from windlass.model.operations.jobs import Number as Number
 from windlass.model.operations.jobs import Output as Output
 from windlass.model.operations.jobs import OutputPage as OutputPage

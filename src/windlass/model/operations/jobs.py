@@ -223,6 +223,15 @@ class FailByHand(Operation[Changed], frozen=True, kw_only=True):
     """Why; the message of its error."""
 
 
+@operation("POST", "/jobs/{id}/timeout", "operate")
+class LowerTimeout(Operation[Changed], frozen=True, kw_only=True):
+    """Lower the time limit of a running job, which stops at once if it has run for longer. A higher one is ignored."""
+
+    id: str
+    timeout: Seconds
+    """Seconds that its run may take, from its start."""
+
+
 @operation("POST", "/jobs/{id}/input", "operate", 204, body="data")
 class Send(Operation[None], frozen=True, kw_only=True):
     """Send a message to a job that takes input: to its run, or to its next one; kept as often as it is sent."""

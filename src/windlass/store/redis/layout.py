@@ -67,6 +67,7 @@ REASONS = (
     Reason.ABANDONED,
     Reason.DISK,
     Reason.BY_HAND,
+    Reason.LOWERED,
 )
 BLOCKED, RUNNING = STATES.index(State.BLOCKED), STATES.index(State.RUNNING)
 STATE_NUMBERS = {state: number for number, state in enumerate(STATES)} | {GONE: len(STATES)}
@@ -272,7 +273,7 @@ def _tiers(move: Move) -> bytes:
     if move.assigned is None:
         return (move.assigned_before or "").encode()
     name, seconds = move.assigned
-    return f"{move.assigned_before or ''}\0{seconds!r} {name}".encode()
+    return f"{move.assigned_before or ''}\0{seconds!r} {name or ''}".encode()
 
 
 def completed_parent_arguments(done: Sequence[CompletedParent]) -> Iterator[bytes | str | int]:

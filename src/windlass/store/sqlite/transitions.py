@@ -71,7 +71,7 @@ _SET_HANDLER = f"""
 
 _ENDING = """
     SELECT j.id, j.seq, j.lane, j.reason, j.followed, j.terms, j.assigned,
-        j.assigned IS NOT NULL OR j.abandon_at IS NOT NULL,
+        j.seconds IS NOT NULL OR j.abandon_at IS NOT NULL,
         EXISTS (SELECT 1 FROM input WHERE input.job = j.seq), l.token
     FROM carray(?) AS wanted CROSS JOIN job AS j ON j.id = wanted.value CROSS JOIN lease AS l ON l.job = j.seq
 """
@@ -184,7 +184,7 @@ def _set_handler(tx: Transaction, ran: Mapping[str, Sequence[int]]) -> None:
 def _heartbeat_reply(id: str, job: LeasedRow, messages: list[Message]) -> HeartbeatReply:
     reason = None if job.reason is None else Reason(job.reason)
     deadline = None
-    if job.assigned is not None:
+    if job.seconds is not None:
         deadline = run_deadline(from_micros(job.started_at), unpack_terms(job.terms).get("timeout"), job.seconds)
     return HeartbeatReply(id, held=True, reason=reason, deadline=deadline, messages=messages)
 
