@@ -40,8 +40,17 @@ def run(payload):
 """
 
 
-@pytest.mark.parametrize("sandbox", ["limits", "confined", "isolated"])
-@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+@pytest.mark.parametrize(
+    ("kind", "sandbox"),
+    [
+        ("sqlite", "limits"),
+        ("sqlite", "confined"),
+        ("sqlite", "isolated"),
+        ("redis", "confined"),
+        pytest.param("redis", "limits", marks=pytest.mark.long),
+        pytest.param("redis", "isolated", marks=pytest.mark.long),
+    ],
+)
 def test_x5_a_function_gets_at_nothing_of_its_server_and_the_level_in_force_is_told(
     kind: str, sandbox: str, tmp_path: Path, start_server: StartServer
 ) -> None:

@@ -13,18 +13,18 @@ NAMES = tuple(f"q{number}" for number in range(64))
 
 def joined(start_server: StartServer, number: int, node_timeout: int = 15_000) -> list[Server]:
     """Servers that know each other, and when one is away notice it after so many milliseconds."""
-    members = [start_server("cluster") for _ in range(number)]
+    members = [start_server("cluster", joins=True) for _ in range(number)]
     for place, member in enumerate(members):
         low, high = share(place, number)
-        if low > 0:
-            member.ask("CLUSTER", "DELSLOTSRANGE", "0", str(low - 1))
-        if high < SLOTS - 1:
-            member.ask("CLUSTER", "DELSLOTSRANGE", str(high + 1), str(SLOTS - 1))
+        member.ask("CLUSTER", "SET-CONFIG-EPOCH", str(place + 1))  # or they would have to agree on it first
+        member.ask("CLUSTER", "ADDSLOTSRANGE", str(low), str(high))
         member.ask("CONFIG", "SET", "cluster-node-timeout", str(node_timeout))
         member.flags = ("--cluster-node-timeout", str(node_timeout))
     for member in members[1:]:
         members[0].ask("CLUSTER", "MEET", "127.0.0.1", str(member.port), str(cluster_port(member)))
     until(lambda: all(agreed(member, number) for member in members))
+    for member in members:
+        member.joins = False  # it has its slots, also when it is started again
     return members
 
 

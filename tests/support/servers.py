@@ -47,6 +47,8 @@ class Server:
         self.folder = folder
         self.fsync = fsync
         self.port = 0
+        self.joins = False
+        """Whether it becomes a member of a cluster of several: then it gets its slots later, from others."""
         self._program = find_program(kind)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -114,7 +116,7 @@ class Server:
             )
         try:
             self._await("its first answer", self._answers)
-            if self.kind == "cluster":
+            if self.kind == "cluster" and not self.joins:
                 if "cluster_slots_assigned:0\r" in self.ask("CLUSTER", "INFO"):
                     self.ask("CLUSTER", "ADDSLOTSRANGE", "0", "16383")
                 self._await("cluster_state:ok", lambda: "cluster_state:ok" in self.ask("CLUSTER", "INFO"))
@@ -211,7 +213,7 @@ NewPrefix = Callable[[], str]
 
 
 class StartServer(Protocol):
-    def __call__(self, kind: Kind, *, fsync: Fsync = "no") -> Server: ...
+    def __call__(self, kind: Kind, *, fsync: Fsync = "no", joins: bool = False) -> Server: ...
 
 
 def shared(kind: Kind, folders: pytest.TempPathFactory) -> Iterator[Server]:
@@ -247,8 +249,10 @@ def start_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StartServ
     """For a test that kills or restarts: `start_server(kind, fsync=...)` gives it a server of its own."""
     with ExitStack() as running:
 
-        def start(kind: Kind, *, fsync: Fsync = "no") -> Server:
-            return running.enter_context(Server(kind, tmp_path_factory.mktemp(kind), fsync=fsync))
+        def start(kind: Kind, *, fsync: Fsync = "no", joins: bool = False) -> Server:
+            server = Server(kind, tmp_path_factory.mktemp(kind), fsync=fsync)
+            server.joins = joins
+            return running.enter_context(server)
 
         yield start
 
