@@ -712,7 +712,9 @@ class ModelWorkers:
         now = self._clock.now()
         if new is not None:
             said = {name: getattr(new, name) for name in NewWorker.__struct_fields__}
-            worker = Worker(**said, id=id, tenant=tenant, registered_at=now, seen_at=now)
+            known = self._alive(id) and self._workers[id][0].tenant == tenant
+            since = self._workers[id][0].registered_at if known else now
+            worker = Worker(**said, id=id, tenant=tenant, registered_at=since, seen_at=now)
         elif not self._alive(id) or self._workers[id][0].tenant != tenant:
             return None
         else:

@@ -1,12 +1,14 @@
 """What a worker does all day: it takes jobs at once, runs them side by side, and tells how they ended."""
 
 import re
+import signal
 import statistics
 import time
 
 from tests.support.patience import PATIENCE
-from tests.support.worker_harness import ON_A_FILE, WorkerHarness, tell
+from tests.support.worker_harness import ON_A_FILE, WorkerHarness, tell, until
 from windlass.model.job import State
+from windlass.model.operations import Workers
 
 
 def test_every_kind_of_task_runs_and_nothing_runs_twice(harness: WorkerHarness) -> None:
@@ -85,6 +87,30 @@ def test_a_worker_is_listed_while_it_lives(harness: WorkerHarness) -> None:
     assert "anna" in harness.run("workers", "ls", "--tenant", harness.tenant).stdout
     worker.stop()
     assert "anna" not in harness.run("workers", "ls", "--tenant", harness.tenant).stdout
+
+
+def test_a_worker_is_marked_while_it_drains(harness: WorkerHarness) -> None:
+    """S1 14, 15."""
+
+    def draining() -> list[bool]:
+        return [one.draining for one in harness.app.ask(Workers())]
+
+    worker = harness.start("-c", "3")
+    job = harness.tasks.stay.enqueue("here")
+    harness.noted("start")
+    assert draining() == [False]
+    worker.send(signal.SIGTSTP)
+    until(lambda: draining() == [True])
+    assert "draining" in harness.run("workers", "ls", "--tenant", harness.tenant).stdout
+    worker.send(signal.SIGCONT)
+    until(lambda: draining() == [False])
+    worker.send(signal.SIGTERM)
+    until(lambda: draining() == [True])
+    waiting = harness.tasks.nap.enqueue(0.0)
+    assert "none" in harness.run("queues", "ls", "--tenant", harness.tenant).stdout
+    (harness.folder / "let go").touch()
+    worker.ended()
+    assert (draining(), job.state, waiting.state) == ([], State.SUCCEEDED, State.QUEUED)
 
 
 @ON_A_FILE

@@ -25,7 +25,7 @@ from windlass.model.limit import Limit, Pause
 from windlass.model.match import Match
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT
 from windlass.model.operations import GetStats, GetTask, Handlers, Limits, Queues, QueueStats, Workers
-from windlass.model.worker import Worker
+from windlass.model.worker import Worker, counted_slots
 from windlass.store.facts import StoreInfo
 from windlass.system import SystemClock
 from windlass.worker.contexts.processes import AppBroken, ProcessManager, describe_shared
@@ -200,7 +200,7 @@ async def _round_trip(queue: Queue) -> AsyncIterator[Finding]:
 
 async def _workers(queue: Queue) -> AsyncIterator[Finding]:
     alive = await queue(Workers())
-    slots = sum(worker.slots for worker in alive)
+    slots = sum(counted_slots(worker) for worker in alive)
     running = sum(worker.running for worker in alive)
     if alive:
         found = f"{console.plural(len(alive), 'worker')}, {running} of {console.plural(slots, 'slot')} in use"

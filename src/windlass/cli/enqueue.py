@@ -136,7 +136,7 @@ async def _not_taken(to: Queue, job: Accepted) -> str:
 
 
 def serves(worker: Worker, tenant: str, queue: str) -> bool:
-    return worker.tenant in (tenant, EVERY_TENANT) and queue in worker.queues
+    return not worker.draining and worker.tenant in (tenant, EVERY_TENANT) and queue in worker.queues
 
 
 def takes(worker: Worker, line: QueueStats, lang: Language | None) -> bool:

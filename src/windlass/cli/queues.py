@@ -24,7 +24,7 @@ from windlass.cli.target import HERE, Queue, Target, open_queue
 from windlass.cli.terminal import Column
 from windlass.model.errors import Invalid, Missing
 from windlass.model.estimate import Estimate, QueueEstimate
-from windlass.model.job import State
+from windlass.model.job import PENDING, State
 from windlass.model.limit import Pause
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import (
@@ -116,6 +116,7 @@ def worker_columns(found: Sequence[Worker]) -> list[Column]:
         Column("pid", lambda worker: str(worker.pid or ""), right=True),
         Column("queues", lambda worker: ",".join(worker.queues)),
         Column("running", lambda worker: f"{worker.running} of {worker.slots}", right=True),
+        Column("", lambda worker: Text("draining" if worker.draining else "", style="yellow")),
         Column("handlers", _handler_languages),
         Column("seen", lambda worker: console.ago(worker.seen_at, now)),
     ]
@@ -161,8 +162,13 @@ async def _queues(queue: Queue) -> list[QueueCounts]:
 
 def _queue_columns(found: Sequence[QueueCounts]) -> list[Column]:
     tenant = [Column("tenant", lambda row: row.tenant)] if len({row.tenant for row in found}) > 1 else []
-    workers = Column("workers", lambda row: str(row.workers), right=True)
+    workers = Column("workers", _workers_of, right=True)
     return [*tenant, Column("queue", lambda row: row.queue), *state_columns(found), workers]
+
+
+def _workers_of(row: QueueCounts) -> Text:
+    waits = any(row.states.get(state) for state in PENDING)
+    return Text("none", style="red") if waits and not row.workers else Text(str(row.workers))
 
 
 async def _paused_queues(queue: Queue, _: list[QueueCounts]) -> list[str]:

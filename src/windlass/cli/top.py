@@ -29,7 +29,7 @@ from windlass.model.estimate import Estimate, QueueEstimate
 from windlass.model.job import FINISHED, Job, State
 from windlass.model.match import Match
 from windlass.model.operations import MOST_AT_ONCE, GetQueueEstimate, GetStats, Workers
-from windlass.model.worker import Worker
+from windlass.model.worker import Worker, counted_slots
 from windlass.system import SystemClock
 
 MOST_QUEUES, MOST_WORKERS, MOST_FAILURES = 20, 10, 5
@@ -163,7 +163,7 @@ async def _failures(queue: Queue) -> list[Job]:
 
 def frame(before: Snapshot | None, now: Snapshot) -> RenderableType:
     running = sum(worker.running for worker in now.workers)
-    slots = sum(worker.slots for worker in now.workers)
+    slots = sum(counted_slots(worker) for worker in now.workers)
     head = [Text("windlass", style="bold"), Text(now.at.astimezone().strftime("%H:%M:%S"))]
     head.append(Text(f"{console.plural(len(now.workers), 'worker')}, {running} of {slots} slots in use"))
     parts: list[RenderableType] = [Text("  ").join(head), Text()]

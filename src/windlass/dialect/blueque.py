@@ -29,7 +29,7 @@ from windlass.model.match import Match
 from windlass.model.names import is_name
 from windlass.model.operations import Enqueue, GetResult, Service, Show, Workers
 from windlass.model.ports import Clock
-from windlass.model.worker import Worker
+from windlass.model.worker import Worker, counted_slots
 from windlass.store.redis.connection import Channel, own_errors
 from windlass.store.redis.urls import Argument, ServerAddress, read_url
 
@@ -312,7 +312,7 @@ class _Bridge:
             await waiting.close()
 
     def _has_slot(self, queue: str) -> bool:
-        slots = sum(worker.slots for worker in self._workers.get(queue, ()))
+        slots = sum(counted_slots(worker) for worker in self._workers.get(queue, ()))
         return sum(task.queue == queue for task in self._open.values()) < slots
 
     async def _take_next(self, queue: str, waiting: Channel) -> None:

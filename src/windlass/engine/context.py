@@ -373,6 +373,11 @@ def fence(token: str) -> bytes:
 # Known workers
 
 
+async def claiming_workers(context: EngineContext) -> list[Worker]:
+    """The live workers that take jobs: not those that are draining."""
+    return [worker for worker in await context.store.workers.list(EVERY_TENANT) if not worker.draining]
+
+
 def lease_of(context: EngineContext, worker: NewWorker | None) -> float:
     """Seconds after which a silent worker counts as lost, and its jobs with it."""
     own = None if worker is None else worker.lease

@@ -55,6 +55,8 @@ class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     """Languages that it cannot run, each with the reason."""
     slots: Slots = 1
     """How many jobs it runs at once."""
+    draining: bool = False
+    """Whether it takes no more jobs for now: it is stopping, or paused. Its free slots count nowhere."""
     lease: Annotated[float, Meta(ge=1, le=86_400)] | None = None
     """Seconds that it may be silent before it counts as gone and its jobs go to others; null, or more than the queue's
     own lease = as long as that."""
@@ -93,3 +95,8 @@ class Worker(NewWorker, frozen=True, kw_only=True, omit_defaults=False):
     """When it introduced itself."""
     seen_at: datetime
     """When it last claimed or renewed."""
+
+
+def counted_slots(worker: Worker) -> int:
+    """The slots that count as there: of a draining worker those in use."""
+    return worker.running if worker.draining else worker.slots

@@ -29,7 +29,7 @@ from windlass.model.operations import (
     Stats,
     Workers,
 )
-from windlass.model.worker import Worker
+from windlass.model.worker import Worker, counted_slots
 from windlass.server.auth import Auth
 
 PATH = "/metrics"
@@ -165,7 +165,7 @@ def _workers(workers: list[Worker]) -> list[str]:
     for worker in workers:
         labels = (("tenant", worker.tenant),)
         number[labels] += 1
-        slots[labels] += worker.slots
+        slots[labels] += counted_slots(worker)
         running[labels] += worker.running
     return [
         _family("windlass_workers", "gauge", "Live workers.", number),

@@ -95,6 +95,9 @@ class Supervisor:
         self._grace_over: float | None = None
         """When the grace of running jobs is over, by our own clock; null = not stopping."""
         self._forced = asyncio.Event()
+        self._paused = False
+        self._drains = asyncio.Event()
+        """Set when it begins or ends draining, until the queue knows."""
         self._unreported = False
         """Whether the store did not even take the last reports."""
 
@@ -110,7 +113,7 @@ class Supervisor:
         log.info("%s runs %s from %s%s, %d at once", about.name, known, ", ".join(about.queues), also, about.slots)
         reporting = asyncio.create_task(self._loop.reports.run())
         duties: list[Awaitable[None]] = [asyncio.shield(reporting), self._loop.leases.run()]
-        duties += [self._keep_zygote(), self._check()]
+        duties += [self._keep_zygote(), self._check(), self._announce_draining()]
         if self._handlers is not None:
             duties += [self._handlers.run(), self._probe_languages(self._handlers)]
         runner_of = choose_runner(self._app_tasks, self._contexts, self._handlers)
@@ -146,11 +149,14 @@ class Supervisor:
             self._forced.set()
         self._probed.set()
         self._loop.stop()
+        self._drains.set()
 
     def pause(self, paused: bool) -> None:
         """Stop claiming for now, or resume."""
         log.info("claiming paused" if paused else "claiming resumed")
+        self._paused = paused
         self._loop.pause(paused)
+        self._drains.set()
 
     def quit(self) -> None:
         """Exit at once and report nothing: leases run out, and the guardian ends every process."""
@@ -240,6 +246,21 @@ class Supervisor:
             await self._registration.update(replace(about, languages=languages, unable=unable))
         except WindlassError as fault:
             log.warning("cannot announce its languages: %s", fault)
+
+    async def _announce_draining(self) -> None:
+        """Say so when this worker takes no more jobs, or takes them again, so that its free slots do not count."""
+        while True:
+            await self._drains.wait()
+            self._drains.clear()
+            draining = self._paused or self._grace_over is not None
+            if self._grace_over is not None and not self._runs.active:
+                continue  # it is about to unregister
+            try:
+                await self._registration.update(replace(self._registration.about, draining=draining))
+            except WindlassError as fault:
+                log.info("cannot announce that it %s: %s", "drains" if draining else "claims again", fault)
+                await self._clock.sleep(CHECK_EVERY)
+                self._drains.set()
 
     async def _keep_zygote(self) -> None:
         """Replace a zygote that has died.

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 import msgspec
 from msgspec.structs import replace
 
-from windlass.engine.context import MOST_ROUNDS, EngineContext, fence
+from windlass.engine.context import MOST_ROUNDS, EngineContext, claiming_workers, fence
 from windlass.engine.flow.config import FlowConfig, limit_name
 from windlass.model.errors import Conflict
 from windlass.model.job import PENDING
@@ -40,7 +40,7 @@ async def apply_config(context: EngineContext) -> FlowConfig:
     for _ in range(MOST_ROUNDS):
         before = await context.store.flow.rules()
         stored = await context.flow_config.read_records(before)
-        rules = derive_rules(before, stored, await context.store.workers.list(EVERY_TENANT))
+        rules = derive_rules(before, stored, await claiming_workers(context))
         if rules == before or await context.store.flow.set_rules(rules):
             context.flow_config.invalidate()
             return await context.flow_config.current()

@@ -11,7 +11,7 @@ from datetime import datetime
 from msgspec import Struct
 from msgspec.structs import replace
 
-from windlass.engine.context import EngineContext
+from windlass.engine.context import EngineContext, claiming_workers
 from windlass.engine.handlers import tasks_of
 from windlass.model.job import State
 from windlass.model.names import EVERY_TENANT
@@ -72,7 +72,7 @@ async def read_tenant_load(
     """
     workers = [
         await _able(context, worker)
-        for worker in await context.store.workers.list(EVERY_TENANT)
+        for worker in await claiming_workers(context)
         if queue in worker.queues and worker.tenant in (EVERY_TENANT, tenant)
     ]
     heads = min(sum(worker.slots for worker in workers) + 1, MOST_HEADS)
@@ -87,7 +87,7 @@ async def read_load(context: EngineContext, rules: Rules, queue: str, *, brief_b
 
     If more jobs wait than `brief_beyond`, only a part is read.
     """
-    alive = await context.store.workers.list(EVERY_TENANT)
+    alive = await claiming_workers(context)
     queues = queues_ahead(list({tuple(worker.queues) for worker in alive}), queue)
     workers = [await _able(context, worker) for worker in alive if queues & {*worker.queues}]
     counts = (await context.store.jobs.counts(EVERY_TENANT)).jobs

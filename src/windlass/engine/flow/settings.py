@@ -211,6 +211,7 @@ async def _queue_cards(context: EngineContext, tenant: str) -> list[QueueCard]:
     workers = await context.store.workers.list(EVERY_TENANT)
     own = {name.partition(",")[2] for name in settings if name.startswith(f"{tenant},")}
     served = {queue for worker in workers if worker.tenant == tenant for queue in worker.queues}
+    claiming = [worker for worker in workers if not worker.draining]
     now = (await context.store.jobs.read([])).now
     errors = await median_errors(context)
     return [
@@ -219,8 +220,8 @@ async def _queue_cards(context: EngineContext, tenant: str) -> list[QueueCard]:
             tenant=tenant,
             queue=queue,
             states=dict(states.get(queue, {})),
-            workers=sum(1 for worker in workers if _serves(worker, tenant, queue)),
-            slots=sum(worker.slots for worker in workers if _serves(worker, tenant, queue)),
+            workers=sum(1 for worker in claiming if _serves(worker, tenant, queue)),
+            slots=sum(worker.slots for worker in claiming if _serves(worker, tenant, queue)),
             estimate_error=errors.get(queue),
             caps={level.name: level.cap for level in rules.tiers.get(f"{tenant},{queue}", [])},
         )

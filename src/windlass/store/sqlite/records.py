@@ -22,7 +22,9 @@ _pack_worker = msgspec.msgpack.Encoder()
 _unpack_worker = msgspec.msgpack.Decoder(NewWorker)
 
 _REGISTER = """
-    INSERT OR REPLACE INTO worker (id, tenant, registered_at, seen_at, until, data) VALUES (?1, ?2, ?3, ?3, ?4, ?5)
+    INSERT INTO worker (id, tenant, registered_at, seen_at, until, data) VALUES (?1, ?2, ?3, ?3, ?4, ?5)
+    ON CONFLICT DO UPDATE SET tenant = ?2, registered_at = iif(tenant = ?2, registered_at, ?3),
+        seen_at = ?3, until = ?4, data = ?5
 """
 _DROP_LAPSED = "DELETE FROM worker WHERE until <= ?"
 _HEARTBEAT = "UPDATE worker SET seen_at = ?2, until = ?3 WHERE id = ?1 AND until > ?2 AND tenant = ?4"

@@ -29,7 +29,9 @@ register('worker_heartbeat', FREES_MEMORY, function(args)
   local key, seen = worker_key(id), stamp(now)
   forget_dead_workers()
   if record ~= '' then
-    redis.call('HSET', key, 'tenant', tenant, 'record', record, 'registered', seen)
+    local known = is_alive(id) and redis.call('HGET', key, 'tenant') == tenant
+    redis.call('HSET', key, 'tenant', tenant, 'record', record)
+    if not known then redis.call('HSET', key, 'registered', seen) end
   elseif not is_alive(id) or redis.call('HGET', key, 'tenant') ~= tenant then
     return {}
   end
