@@ -93,6 +93,7 @@ async def put(
     disk: Annotated[str | None, Parameter(metavar="SIZE", help="The disk space of a context: 100MiB.")] = None,
     network: Annotated[bool, Parameter(help="The code needs the network.")] = False,
     whole_batch: Annotated[bool, Parameter(help="For http: one call per batch, one line per job.")] = False,
+    files: Annotated[bool, Parameter(help="The jobs leave files in their folder `out`.")] = False,
     target: Target = HERE,
 ) -> None:
     """Store the code of a task; workers run the newest version.
@@ -103,7 +104,7 @@ async def put(
       windlass handlers set notify https://example.com/hook
     """
     language = lang or _language(code)
-    options = HandlerOptions(network=network, whole_batch=whole_batch)
+    options = HandlerOptions(network=network, whole_batch=whole_batch, files=files)
     given = {
         "batch": batch,
         "recycle": recycle,

@@ -46,6 +46,8 @@ class HandlerOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     """Whether the code may reach the network; the worker's operator must allow it too."""
     whole_batch: bool = False
     """Of `http`: whether one call carries a batch, one payload and one answer per line."""
+    files: bool = False
+    """Whether its jobs may leave files: then a context gets one at a time, as it does where files come with a job."""
 
 
 class NewHandler(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):

@@ -584,6 +584,7 @@ def function_finished(run: ActiveRun, outcome: FunctionOutcome, delays: Sequence
             jobs=jobs,
             reason=outcome.reason,
             content_type=outcome.content_type,
+            files=outcome.files,
         ),
     )
 

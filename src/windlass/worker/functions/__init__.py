@@ -33,6 +33,8 @@ class FunctionJob(Struct, frozen=True, kw_only=True, gc=False):
     content_type: str = MSGPACK
     timeout: float | None = None
     """Seconds it may run; null = as its handler says."""
+    files: dict[str, bytes] = {}
+    """What came with it, by name."""
 
 
 class FunctionOutcome(Struct, frozen=True, kw_only=True, gc=False):
@@ -54,6 +56,8 @@ class FunctionOutcome(Struct, frozen=True, kw_only=True, gc=False):
     """Seconds before the next run that the code asked for."""
     jobs: tuple[tuple[str, str], ...] = ()
     """New jobs that a success asked for: task and payload, as text."""
+    files: dict[str, bytes] = {}
+    """What it leaves, by name."""
     unrun: bool = False
     """Whether the code never began: it was refused, there was no room, or it was stopped before. `message` has why."""
 

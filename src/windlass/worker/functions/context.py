@@ -13,7 +13,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from windlass.model.errors import Invalid
+from windlass.model.errors import Invalid, WindlassError
 from windlass.model.handler import Handler
 from windlass.model.job import Reason
 from windlass.worker.functions import (
@@ -27,6 +27,7 @@ from windlass.worker.functions import (
 )
 from windlass.worker.functions.process import MonitorReport, ProcessOutput, SandboxedProcess
 from windlass.worker.functions.protocol import OutputSplitter, PrintedJobs, encode_payload
+from windlass.worker.functions.sandbox import folders
 from windlass.worker.linux import describe_status
 
 AHEAD = 100
@@ -68,6 +69,10 @@ class ContextBatch:
         """The last output that belongs to no job: that of `afterEach`, if it has run."""
         self.closed = False
         """Whether the process knows that no more jobs come."""
+
+    def has_folder(self, job: FunctionJob) -> bool:
+        """Whether files come with a job, or it may leave some."""
+        return bool(job.files) or self.handler.options.files
 
 
 class FunctionContext:
@@ -153,10 +158,14 @@ class FunctionContext:
         commands: list[bytes] = []
         waiting, given, number = batch.waiting, batch.given, self._number + len(batch.given)
         while waiting and len(given) < AHEAD:
+            if given and any(map(batch.has_folder, (waiting[0], given[-1]))):
+                break  # it has the folder for itself
             job = waiting.popleft()
             try:
                 kind, data = encode_payload(job.payload, job.content_type)
-            except Invalid as fault:
+                if batch.has_folder(job):
+                    folders.unpack(self.folder, self.uid, job.id, job.files)
+            except (Invalid, OSError) as fault:
                 batch.listener.ended(FunctionOutcome(id=job.id, code=FAILED, type="Invalid", message=str(fault)))
                 continue
             given.append(job)
@@ -309,6 +318,8 @@ class FunctionContext:
             outcome = _with_printout(batch, outcome, printout)
         if outcome.result is not None and len(outcome.result) > self._options.result:
             outcome = _too_much(outcome.id, f"its result has more than {self._options.result} bytes")
+        if batch.has_folder(batch.given[0]):
+            outcome = self._with_files(outcome)
         self._marks += 1
         self._number += 1
         self._stray = 0
@@ -318,6 +329,13 @@ class FunctionContext:
         if not batch.closed:
             self._give(batch)
         self._next(batch)
+
+    def _with_files(self, outcome: FunctionOutcome) -> FunctionOutcome:
+        try:
+            return replace(outcome, files=folders.collect(self.folder, self.uid))
+        except (WindlassError, OSError) as fault:
+            message = f"what it has left in {folders.OUT} cannot be kept: {fault}"
+            return FunctionOutcome(id=outcome.id, code=FAILED, type="Files", message=message)
 
     # The process ends
 

@@ -239,6 +239,7 @@ def _function_job(run: ActiveRun, claimed: Claimed) -> FunctionJob:
         payload=bytes(claimed.payload),
         content_type=job.content_type,
         timeout=run.limit,
+        files=claimed.files,
     )
 
 

@@ -12,10 +12,14 @@ import os
 import shutil
 import stat
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from subprocess import DEVNULL
 
+from windlass.model.admission import check_left_files
+from windlass.model.names import MOST_FILES
+from windlass.model.wire import MOST_RESULT
 from windlass.worker.linux import children, end_children_but
 
 SPAN = 2**28
@@ -85,6 +89,75 @@ class Folders:
     async def close(self) -> None:
         await _run("rm", "-rf", "--", self._home)
         os.close(self._lock)
+
+
+FILES, OUT = "files", "out"
+"""Folders of one job in that of its context: what came with it, and what it leaves."""
+
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+
+
+def unpack(folder: str, uid: int | None, id: str, files: Mapping[str, bytes]) -> None:
+    """Give a job fresh folders. Those of the job before it are moved aside, and go with the folder of the context."""
+    with _opened(folder) as context:
+        for name in (FILES, OUT):
+            with suppress(FileNotFoundError):
+                os.rename(name, f"{name} before {id}", src_dir_fd=context, dst_dir_fd=context)
+            os.mkdir(name, 0o700, dir_fd=context)
+            with _opened(name, context) as own:
+                for file, data in files.items() if name == FILES else ():
+                    _write(own, file, data, uid)
+                if uid is not None:
+                    os.fchown(own, uid, uid)
+
+
+def _write(folder: int, name: str, data: bytes, uid: int | None) -> None:
+    with os.fdopen(os.open(name, _NEW, 0o600, dir_fd=folder), "wb") as file:
+        file.write(data)
+        if uid is not None:
+            os.fchown(file.fileno(), uid, uid)
+
+
+def collect(folder: str, uid: int | None) -> dict[str, bytes]:
+    """What a job has left: its own plain files, no links to others."""
+    found: dict[str, bytes] = {}
+    with _opened(folder) as context:
+        try:
+            left = os.open(OUT, _FOLDER, dir_fd=context)
+        except OSError:
+            return {}  # it has removed the folder, or put something else there
+        try:
+            for name in sorted(os.listdir(left))[: MOST_FILES + 1]:  # noqa: PTH208 - a descriptor has no path
+                if (data := _read(left, name, uid, MOST_RESULT - sum(map(len, found.values())))) is not None:
+                    found[name] = data
+        finally:
+            os.close(left)
+    check_left_files(found, MOST_RESULT, OUT)
+    return found
+
+
+def _read(folder: int, name: str, uid: int | None, most: int) -> bytes | None:
+    try:
+        descriptor = os.open(name, _READ, dir_fd=folder)
+    except OSError:
+        return None
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode) or about.st_nlink != 1 or (uid is not None and about.st_uid != uid):
+        os.close(descriptor)
+        return None
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(most + 1)
+
+
+@contextmanager
+def _opened(name: str, beneath: int | None = None) -> Iterator[int]:
+    folder = os.open(name, _FOLDER, dir_fd=beneath)
+    try:
+        yield folder
+    finally:
+        os.close(folder)
 
 
 def closed_to_others(parent: str | None) -> str | None:
