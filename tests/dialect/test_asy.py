@@ -1,6 +1,7 @@
 """The protocol of `asy`, each promise of its checklist, over both stores; the worker is the test itself."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from typing import Any
 
 import msgspec
@@ -17,15 +18,18 @@ from windlass.engine import Engine
 from windlass.model.job import Job, Reason, State
 from windlass.model.operations import (
     Alive,
+    Audit,
     Began,
     Begin,
     ChangeQueue,
     Claim,
     Claimed,
     Count,
+    GetEstimate,
     List,
     Register,
     Renew,
+    Show,
 )
 from windlass.model.outcome import Verdict
 from windlass.model.output import NewChunk, OutputPolicy
@@ -259,6 +263,73 @@ async def test_without_tiers_a_duration_is_a_time_limit(site: str, backend: Back
             await client.rest()
 
 
+async def limit_of(engine: Engine, job: Job) -> float | None:
+    shown = await engine(Show(id=job.id))
+    if shown.deadline is None or shown.started_at is None:
+        return None
+    return (shown.deadline - shown.started_at).total_seconds()
+
+
+async def test_a_duration_sent_after_start_lowers_the_limit_and_a_longer_one_does_not(
+    engine: Engine, site: str, backend: Backend, tiers: None
+) -> None:
+    """S0 32."""
+    async with asy(site) as client:
+        await client.draw(duration=30)
+        claimed = await backend.take()
+        await client.until("output")
+        assert await limit_of(engine, claimed.job) == 30
+        for duration, limit in ((10, 10), (30, 10), (3, 3)):
+            await client.say("options", {"duration": duration})
+            await until(lambda limit=limit: is_limit(engine, claimed.job, limit))  # type: ignore[misc]
+        await backend.finish(claimed)
+        await client.rest()
+    assert (await engine(Audit())).entries[0].action == "change-queue", "what a task does to itself is no management"
+
+
+async def is_limit(engine: Engine, job: Job, limit: float) -> bool:
+    return await limit_of(engine, job) == limit
+
+
+async def test_a_duration_sent_while_it_waits_holds_from_the_start(
+    engine: Engine, site: str, backend: Backend, tiers: None
+) -> None:
+    """S0 32."""
+    async with asy(site) as first, asy(site) as second:
+        await first.draw(duration=3)
+        claimed = await backend.take()
+        await second.draw(duration=30)
+        await second.until("queue")
+        await second.say("options", {"duration": 3})
+        await backend.finish(claimed)
+        claimed = await backend.take()
+        await until(lambda: is_limit(engine, claimed.job, 3))
+        await backend.finish(claimed)
+        await second.rest()
+
+
+async def test_tasks_behind_do_not_raise_an_estimate(engine: Engine, site: str, backend: Backend, tiers: None) -> None:
+    """S0 18, 31: and ids are unique and grow with time."""
+    async with AsyncExitStack() as opened:
+        clients = [await opened.enter_async_context(asy(site)) for _ in range(5)]
+        for number, client in enumerate(clients):
+            await client.draw(duration=10)
+            if number == 0:
+                await backend.take()
+            await until(lambda number=number: has_jobs(engine, number + 1))  # type: ignore[misc]
+        first = (await clients[1].until("queue")).value["estimate"]
+        shown = [job.id for job in (await engine(List())).jobs]
+        card = await engine(GetEstimate(id=shown[1]))
+        assert card.seconds is not None
+        assert card.seconds <= first
+        ids = [int(id.replace("-", ""), 16) >> 8 for id in shown]
+        assert sorted(set(ids)) == ids, "each is greater than those before it"
+
+
+async def has_jobs(engine: Engine, number: int) -> bool:
+    return (await engine(Count())).count == number
+
+
 # Refused
 
 
@@ -431,6 +502,25 @@ async def test_a_shell_gets_what_is_typed_and_says_what_it_prints(
             while client.output("stdout").count(b"\n") <= number:
                 await client.until("output")
         await backend.finish(claimed)
+        assert (await client.rest())[-1] == ("complete", {}, None)
+
+
+async def test_a_halted_shell_gets_a_last_message_and_its_place_goes_to_the_next_task(
+    engine: Engine, site: str, backend: Backend, tiers: None
+) -> None:
+    """S0 16."""
+    async with asy(site, SHELL, path="/asy/interactive") as shell, asy(site) as client:
+        await shell.say("start", {})
+        claimed = await backend.take()
+        await client.draw(duration=3)
+
+        async def is_halted() -> bool:
+            return any(order.order == "halt" for order in (await renewed(engine, backend, claimed)).orders)
+
+        await until(is_halted)
+        await backend.finish(claimed, Verdict.ERROR)
+        assert "halted" in (await shell.rest())[-1].value["error"]
+        await backend.finish(await backend.take())
         assert (await client.rest())[-1] == ("complete", {}, None)
 
 

@@ -22,6 +22,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from windlass.cached import CachedValue
 from windlass.model import wire
+from windlass.model.audit import OWNER, caller
 from windlass.model.errors import Busy, Conflict, Denied, FilesMissing, Invalid, Missing, Unavailable, WindlassError
 from windlass.model.events import EventCursor, LiveEvents
 from windlass.model.job import FINISHED, Job, NewJob, Reason, State
@@ -32,6 +33,7 @@ from windlass.model.operations import (
     GetFile,
     GetFiles,
     GetQueue,
+    LowerTimeout,
     PutFile,
     QueueCard,
     Send,
@@ -274,6 +276,8 @@ class DrawSession:
         """Files that the client says were sent before."""
         self._options = DrawOptions()
         self._asked_for_missing = False
+        self._lowered: float | None = None
+        """A shorter duration that was asked for after the start."""
         self._job: Job | None = None
         self._started = False
         """Whether the client knows that the program runs."""
@@ -282,6 +286,7 @@ class DrawSession:
     async def run(self) -> None:
         """Until the task has ended or is refused, the client is gone, or the server stops."""
         code = ENDED
+        caller.set(OWNER)
         try:
             await self._collect()
             code = await self._race(self._relay(), self._receive(), self._announce(), self._check(), self._stopping())
@@ -458,6 +463,8 @@ class DrawSession:
 
     async def _state(self, job: Job) -> bool:
         """Tell of the state of the task; whether it has ended."""
+        if job.state is State.RUNNING and not self._started:
+            await self._apply_lowered()
         if job.state is State.RUNNING or job.pid is not None:
             await self._mark_start()
         if job.state not in FINISHED:
@@ -482,16 +489,25 @@ class DrawSession:
         assert self._job is not None  # noqa: S101
         while True:
             verb, data = await self._frame()
-            if verb == "options":
+            if verb == "options" and not self._interactive:
                 await self._lower(_decoded(data, Lower).duration)
             elif verb == "input" and self._interactive:
                 await self._input(await self._binary())
             else:
-                allowed = "options with a duration" + (", or input" if self._interactive else "")
-                raise Refused(f"{verb[:40]!r} cannot be sent after start: {allowed}")
+                allowed = "input" if self._interactive else "options with a duration"
+                raise Refused(f"{verb[:40]!r} cannot be sent after start: only {allowed}")
 
     async def _lower(self, duration: float) -> None:
-        """A shorter duration; a longer one is ignored."""
+        """A shorter duration counts from the start of the program; a longer one is ignored."""
+        self._check_duration(duration)
+        self._lowered = min(duration, self._lowered or duration)
+        await self._apply_lowered()
+
+    async def _apply_lowered(self) -> None:
+        assert self._job is not None  # noqa: S101
+        if self._lowered is not None:
+            with suppress(WindlassError):  # it does not run yet, or no longer
+                await self._service(LowerTimeout(tenant=self._tenant, id=self._job.id, timeout=self._lowered))
 
     async def _input(self, data: bytes) -> None:
         assert self._job is not None  # noqa: S101

@@ -27,6 +27,9 @@ class Caller(Struct, frozen=True):
     """What its token is for."""
 
 
+OWNER = Caller("owner")
+"""Who stops its own job, as a program does whose connection is that job: this is no management, and leaves no line."""
+
 caller: ContextVar[Caller | None] = ContextVar("windlass_caller", default=None)
 
 
