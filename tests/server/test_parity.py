@@ -419,7 +419,9 @@ async def jobs_are_held(script: Script) -> None:
     progress = Progress(done=1, total=2, note="x")
     chunk = NewChunk(stream="log", data=b"\xff")
     await script.ask(Renew(worker=worker, jobs=[Alive(**item, progress=progress, output=[chunk])]))
-    await script.ask(Renew(worker=worker, jobs=[Alive(id=UNKNOWN_ID, token=NO_TOKEN)], wait=5.0))
+    await script.ask(Renew(worker=worker, jobs=[Alive(id=UNKNOWN_ID, token=NO_TOKEN)], wait=5.0, memory=2**40, cpu=1.5))
+    await script.ask(Workers())
+    await script.refused(Renew(worker=worker, memory=-1), Invalid)
     orphan = Orphan(**item, nonce="fedcba9876543210")
     (adopted,) = await script.ask(
         Adopt(worker=worker, jobs=[orphan, Orphan(id=UNKNOWN_ID, token=NO_TOKEN, nonce=NO_TOKEN)])

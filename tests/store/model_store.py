@@ -27,7 +27,7 @@ from windlass.model.names import EVERY_TENANT, JobKey, OfTenant, key_of
 from windlass.model.outcome import Verdict
 from windlass.model.output import MOST_INPUT, MOST_KEPT, MOST_MESSAGES, MOST_OUTPUT, Chunk, Message, NewChunk
 from windlass.model.ports import Clock
-from windlass.model.worker import NewWorker, Worker
+from windlass.model.worker import NewWorker, Worker, WorkerUsage
 from windlass.store.audit import AuditRow, AuditRows, AuditStore, audit_cursor
 from windlass.store.data import (
     ANYTHING,
@@ -708,7 +708,9 @@ class ModelWorkers:
         self._jobs = jobs
         self._workers: dict[str, tuple[Worker, datetime]] = {}
 
-    async def heartbeat(self, id: str, tenant: str, lease: float, new: NewWorker | None = None) -> Worker | None:
+    async def heartbeat(
+        self, id: str, tenant: str, lease: float, new: NewWorker | None = None, usage: WorkerUsage | None = None
+    ) -> Worker | None:
         now = self._clock.now()
         if new is not None:
             said = {name: getattr(new, name) for name in NewWorker.__struct_fields__}
@@ -719,6 +721,8 @@ class ModelWorkers:
             return None
         else:
             worker = replace(self._workers[id][0], seen_at=now)
+        before = self._workers[id][0].usage if self._alive(id) else None
+        worker = replace(worker, usage=usage or before)
         self._workers[id] = worker, now + timedelta(seconds=lease)
         return self._counted(worker)
 

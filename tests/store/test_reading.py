@@ -16,7 +16,7 @@ from windlass.model.job import FINISHED, PENDING, State
 from windlass.model.lifecycle import cancel, delete, finish, release, rerun
 from windlass.model.names import JobKey, fresh_id
 from windlass.model.outcome import Outcome, Verdict
-from windlass.model.worker import NewWorker, Worker
+from windlass.model.worker import NewWorker, Worker, WorkerUsage
 from windlass.store.data import ClaimRequest, JobCount, ListScope, Sweep
 from windlass.store.encoding import end_topic
 
@@ -605,3 +605,16 @@ async def test_whoever_listened_before_does_not_keep_others_from_listening(world
     async with world.store.events.listen(["work/default"]) as listener:
         assert not await listener.wait(0.01)
     assert await hears(world, "work/default", world.add)
+
+
+async def test_what_a_worker_uses_is_kept_as_it_last_said(world: World) -> None:
+    workers = world.store.workers
+    await workers.heartbeat("w1", "acme", 10, SAID)
+    heard = await workers.heartbeat("w1", "acme", 10, usage=WorkerUsage(2**40, 0.25))
+    assert heard is not None
+    assert heard.usage == WorkerUsage(2**40, 0.25)
+    assert await workers.heartbeat("w1", "other", 10, usage=WorkerUsage(1, 1.0)) is None
+    await workers.heartbeat("w1", "acme", 10)
+    await workers.heartbeat("w1", "acme", 10, NewWorker(name="other"))
+    (found,) = await workers.list("acme")
+    assert (found.name, found.usage) == ("other", WorkerUsage(2**40, 0.25))

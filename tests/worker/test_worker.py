@@ -84,7 +84,13 @@ def test_a_burst_ends_when_nothing_is_left_and_takes_the_dearest_queue_first(har
 
 def test_a_worker_is_listed_while_it_lives(harness: WorkerHarness) -> None:
     worker = harness.start("--name", "anna", "-c", "3")
-    assert "anna" in harness.run("workers", "ls", "--tenant", harness.tenant).stdout
+    until(lambda: harness.app.ask(Workers())[0].usage)
+    (found,) = harness.app.ask(Workers())
+    assert found.usage is not None
+    assert found.usage.memory > 2**20
+    listed = harness.run("workers", "ls", "--tenant", harness.tenant).stdout
+    assert "anna" in listed
+    assert "memory" in listed
     worker.stop()
     assert "anna" not in harness.run("workers", "ls", "--tenant", harness.tenant).stdout
 

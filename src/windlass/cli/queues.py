@@ -110,6 +110,7 @@ def worker_columns(found: Sequence[Worker]) -> list[Column]:
     columns = [Column("worker", lambda worker: worker.name)]
     if any(worker.tenant == EVERY_TENANT for worker in found):
         columns.append(Column("tenant", lambda worker: "all" if worker.tenant == EVERY_TENANT else worker.tenant))
+    measured = any(worker.usage is not None for worker in found)
     return [
         *columns,
         Column("node", lambda worker: worker.node),
@@ -117,9 +118,19 @@ def worker_columns(found: Sequence[Worker]) -> list[Column]:
         Column("queues", lambda worker: ",".join(worker.queues)),
         Column("running", lambda worker: f"{worker.running} of {worker.slots}", right=True),
         Column("", lambda worker: Text("draining" if worker.draining else "", style="yellow")),
+        *([Column("memory", _memory, right=True), Column("cpu", _cpus, right=True)] if measured else []),
         Column("handlers", _handler_languages),
+        Column("since", lambda worker: console.ago(worker.registered_at, now)),
         Column("seen", lambda worker: console.ago(worker.seen_at, now)),
     ]
+
+
+def _memory(worker: Worker) -> str:
+    return "" if worker.usage is None else console.size(worker.usage.memory)
+
+
+def _cpus(worker: Worker) -> str:
+    return "" if worker.usage is None else f"{worker.usage.cpu:.1f}"
 
 
 def _handler_languages(worker: Worker) -> str:

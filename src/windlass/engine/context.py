@@ -28,7 +28,7 @@ from windlass.model.names import EVERY_TENANT, JobKey, OfTenant, check_id, key_o
 from windlass.model.ports import Randomness
 from windlass.model.token import Locked
 from windlass.model.wire import MOST_PAYLOAD, MOST_RESULT
-from windlass.model.worker import NewWorker, Worker
+from windlass.model.worker import NewWorker, Worker, WorkerUsage
 from windlass.store.data import (
     ClaimRequest,
     Draft,
@@ -393,12 +393,12 @@ async def known_worker(context: EngineContext, id: str, tenant: str) -> Worker:
     return worker
 
 
-async def heard_of(context: EngineContext, id: str, tenant: str) -> Worker:
+async def heard_of(context: EngineContext, id: str, tenant: str, usage: WorkerUsage | None) -> Worker:
     """Record a worker's heartbeat. If that partition of the store is away, a known worker continues; should it expire
     meanwhile, it learns so when the partition is back.
     """
     try:
-        found = await _heartbeat(context, id, tenant)
+        found = await _heartbeat(context, id, tenant, usage)
     except PartAway:
         found = context.known_workers.get(id)
         if found is None or found.tenant != tenant:
@@ -409,10 +409,10 @@ async def heard_of(context: EngineContext, id: str, tenant: str) -> Worker:
     return found
 
 
-async def _heartbeat(context: EngineContext, id: str, tenant: str) -> Worker | None:
+async def _heartbeat(context: EngineContext, id: str, tenant: str, usage: WorkerUsage | None = None) -> Worker | None:
     """Record a worker's heartbeat; null = there is no such worker, or it has expired."""
     lease = lease_of(context, context.known_workers.get(id))
-    found = await context.store.workers.heartbeat(id, tenant, lease)
+    found = await context.store.workers.heartbeat(id, tenant, lease, usage=usage)
     if found is not None and lease_of(context, found) < lease:  # its own lease was not known here
         found = await context.store.workers.heartbeat(id, tenant, lease_of(context, found))
     return found

@@ -54,7 +54,7 @@ from windlass.model.operations import (
     Renewed,
 )
 from windlass.model.outcome import Verdict
-from windlass.model.worker import Worker
+from windlass.model.worker import Worker, WorkerUsage
 from windlass.store.data import ClaimRequest, Record, Sweep
 
 LEAST_WAIT = 0.001
@@ -124,7 +124,8 @@ async def begin(context: EngineContext, operation: Begin) -> Applied:
 
 async def renew(context: EngineContext, operation: Renew) -> Renewed:
     """Extend the leases of a worker's jobs; answers orders and messages to them, and waits for some if asked to."""
-    lease = lease_of(context, await heard_of(context, operation.worker, operation.tenant))
+    usage = None if operation.memory is None else WorkerUsage(operation.memory, operation.cpu)
+    lease = lease_of(context, await heard_of(context, operation.worker, operation.tenant, usage))
     renewed = await renew_now(context, operation, lease)
     if not operation.wait or renewed != NOTHING_NEW:
         return renewed

@@ -82,6 +82,15 @@ class Adopter(Struct, frozen=True):
     at: datetime
 
 
+class WorkerUsage(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a worker and all its processes use."""
+
+    memory: Annotated[int, Meta(ge=0, le=2**62)]
+    """Bytes; what processes share counts for each of them."""
+    cpu: Annotated[float, Meta(ge=0, le=1e6)]
+    """How many CPUs were busy with them on average since the report before."""
+
+
 class Worker(NewWorker, frozen=True, kw_only=True, omit_defaults=False):
     """A worker as the queue knows it."""
 
@@ -91,6 +100,8 @@ class Worker(NewWorker, frozen=True, kw_only=True, omit_defaults=False):
     """Whose jobs it may take; `-` = everybody's."""
     running: int = 0
     """How many jobs it holds now."""
+    usage: WorkerUsage | None = None
+    """As it last reported; null = it has not."""
     registered_at: datetime
     """When it introduced itself."""
     seen_at: datetime

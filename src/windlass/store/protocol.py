@@ -21,7 +21,7 @@ from windlass.model.job import State
 from windlass.model.lifecycle import Move
 from windlass.model.names import JobKey
 from windlass.model.output import Chunk
-from windlass.model.worker import NewWorker, Worker
+from windlass.model.worker import NewWorker, Worker, WorkerUsage
 from windlass.store import audit, data, files, flow
 
 
@@ -133,7 +133,9 @@ class FlowStore(Protocol):
 class WorkerStore(Protocol):
     """Workers, each kept for one lease after its last heartbeat."""
 
-    async def heartbeat(self, id: str, tenant: str, lease: float, new: NewWorker | None = None) -> Worker | None:
+    async def heartbeat(
+        self, id: str, tenant: str, lease: float, new: NewWorker | None = None, usage: WorkerUsage | None = None
+    ) -> Worker | None:
         """Renew a tenant's worker; null if it was not known. `new` registers or replaces it, a lease of 0 ends it."""
 
     async def list(self, tenant: str) -> list[Worker]:

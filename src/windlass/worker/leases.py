@@ -14,6 +14,7 @@ from windlass.model.errors import WindlassError
 from windlass.model.operations import Alive, Renew, Renewed
 from windlass.model.ports import Clock
 from windlass.worker.claims import Registration
+from windlass.worker.linux import UsageMeter
 from windlass.worker.reports import without_repeats
 from windlass.worker.runs import ActiveRun, RunTable, Stop
 
@@ -30,6 +31,9 @@ YOUNG = 0.1
 MOST_WAIT = 30.0
 """Seconds that one renewal waits for orders."""
 
+MEASURE_EVERY = 5.0
+"""Seconds between two reports of what the worker uses."""
+
 PAUSE = 0.02
 """Seconds between two renewals, at least."""
 
@@ -37,13 +41,18 @@ PAUSE = 0.02
 class Leases:
     """Keeps one worker's leases alive. A `RunListener`. `run` until it is cancelled."""
 
-    def __init__(self, runs: RunTable, registration: Registration, clock: Clock) -> None:
+    def __init__(
+        self, runs: RunTable, registration: Registration, clock: Clock, meter: UsageMeter | None = None
+    ) -> None:
+        """`meter`: measures what the worker uses, which is reported now and then."""
         self._runs = runs
         self._registration = registration
         self._clock = clock
         self._waiting: asyncio.Future[Renewed] | None = None
         """A renewal that waits for orders, unless it is to be cancelled soon anyway."""
         self._hurried = False
+        self._meter = meter
+        self._measured_at = float("-inf")
         runs.subscribe(self)
 
     async def run(self) -> None:
@@ -101,7 +110,10 @@ class Leases:
         ]
         for one, asked in zip(runs, alive, strict=True):
             one.asked = asked.heard is not None
-        asking = asyncio.ensure_future(self._registration.ask(lambda names: Renew(**names, jobs=alive, wait=wait)))
+        memory, cpu = self._usage()
+        asking = asyncio.ensure_future(
+            self._registration.ask(lambda names: Renew(**names, jobs=alive, wait=wait, memory=memory, cpu=cpu))
+        )
         if wait > YOUNG:
             self._waiting = asking
         try:
@@ -113,6 +125,13 @@ class Leases:
         finally:
             self._waiting = None
             self._hurried = False
+
+    def _usage(self) -> tuple[int | None, float]:
+        """Memory and CPUs used by this worker; null, if it is not measured, or was a moment ago."""
+        if self._meter is None or self._clock.monotonic() - self._measured_at < MEASURE_EVERY:
+            return None, 0.0
+        self._measured_at = self._clock.monotonic()
+        return self._meter.read()
 
     def _hurry_if_grown(self, asking: "asyncio.Future[Renewed]") -> None:
         """Cancel a renewal for jobs that it does not name; not for jobs that have ended, or have just begun."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
+from windlass.model.ports import Clock
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -178,3 +180,32 @@ def resident(pid: int) -> int:
     except OSError:
         return 0
     return int(pages) * os.sysconf("SC_PAGESIZE")
+
+
+def cpu_time(pid: int) -> float:
+    """Seconds of CPU that a process and its ended children have used; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+class UsageMeter:
+    """What this process and all processes below it use."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._at, self._used = clock.monotonic(), sum(map(cpu_time, _own_processes()))
+
+    def read(self) -> tuple[int, float]:
+        """Bytes of memory, and how many CPUs were busy since the last reading."""
+        processes = _own_processes()
+        at, used = self._clock.monotonic(), sum(map(cpu_time, processes))
+        busy = max(0.0, used - self._used) / max(at - self._at, 0.001)
+        self._at, self._used = at, used
+        return sum(map(resident, processes)), round(busy, 3)
+
+
+def _own_processes() -> list[int]:
+    return [os.getpid(), *descendants(os.getpid())]

@@ -12,6 +12,7 @@ from windlass.model.operations import MOST_AT_ONCE
 from windlass.model.ports import Clock, Randomness
 from windlass.worker.claims import Claims, Registration
 from windlass.worker.leases import Leases
+from windlass.worker.linux import UsageMeter
 from windlass.worker.reports import Reports
 from windlass.worker.runs import RunnerOf, RunTable
 from windlass.worker.telemetry import Telemetry
@@ -41,11 +42,12 @@ class WorkerLoop:
         burst: bool = False,
         languages: list[Language] | None = None,
         telemetry: Telemetry | None = None,
+        meter: UsageMeter | None = None,
     ) -> None:
         """`burst`: end when nothing is left. `languages`: those of handlers whose jobs are wanted; null = all."""
         self.reports = Reports(registration, clock)
         self.runs = RunTable(self.reports, clock, telemetry)
-        self.leases = Leases(self.runs, registration, clock)
+        self.leases = Leases(self.runs, registration, clock, meter)
         self.claims = Claims(registration, self.reports.release, clock=clock, chance=chance, give_up_if_damaged=burst)
         self._clock = clock
         self._burst = burst

@@ -29,7 +29,7 @@ from windlass.worker.contexts.pool import ContextRunner
 from windlass.worker.contexts.processes import ProcessManager
 from windlass.worker.functions.pool import Functions
 from windlass.worker.functions.runner import HandlerRunner
-from windlass.worker.linux import adopt_orphans, descendants, send
+from windlass.worker.linux import UsageMeter, adopt_orphans, descendants, send
 from windlass.worker.loop import WorkerLoop
 from windlass.worker.network import Network, read_allowed
 from windlass.worker.runs import choose_runner
@@ -81,6 +81,7 @@ class Supervisor:
             burst=options.burst,
             languages=None if options.functions is None else UNPROBED,
             telemetry=self._telemetry,
+            meter=UsageMeter(clock),
         )
         self._runs = self._loop.runs
         shared = options if app.tasks else replace(options, contexts=0)

@@ -128,6 +128,8 @@ class Renew(Operation[Renewed], frozen=True, kw_only=True):
     worker: str
     jobs: Annotated[list[Alive], Meta(max_length=10 * MOST_AT_ONCE)] = field(default_factory=list)
     wait: Wait = 0.0  # seconds to wait for orders or messages if there are none yet
+    memory: Annotated[int, Meta(ge=0, le=2**62)] | None = None  # bytes that the worker and all its processes use
+    cpu: Annotated[float, Meta(ge=0, le=1e6)] = 0.0  # how many CPUs they kept busy since the last such report
 
 
 class Finished(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):

@@ -8,7 +8,7 @@ from windlass.model.audit import MOST_LINES_KEPT
 from windlass.model.errors import Invalid, Unavailable
 from windlass.model.names import EVERY_TENANT
 from windlass.model.ports import Clock, Randomness
-from windlass.model.worker import NewWorker, Worker
+from windlass.model.worker import NewWorker, Worker, WorkerUsage
 from windlass.store.audit import AuditRow, AuditRows, AuditStore, audit_cursor
 from windlass.store.data import ANYTHING, AccessRefused, Unchecked
 from windlass.store.encoding import from_micros, span
@@ -44,9 +44,11 @@ class RedisWorkers:
     def __init__(self, partitions: Partitions) -> None:
         self._partitions = partitions
 
-    async def heartbeat(self, id: str, tenant: str, lease: float, new: NewWorker | None = None) -> Worker | None:
-        record = b"" if new is None else msgspec.msgpack.encode(new)
-        reply = await self._partitions.call("worker_heartbeat", HOME, [id, span(lease), tenant, record])
+    async def heartbeat(
+        self, id: str, tenant: str, lease: float, new: NewWorker | None = None, usage: WorkerUsage | None = None
+    ) -> Worker | None:
+        record, used = (b"" if said is None else msgspec.msgpack.encode(said) for said in (new, usage))
+        reply = await self._partitions.call("worker_heartbeat", HOME, [id, span(lease), tenant, record, used])
         return (await self._workers(reply))[0] if reply else None
 
     async def _workers(self, reply: list[bytes]) -> list[Worker]:
@@ -63,8 +65,9 @@ class RedisWorkers:
                 running=running.get(id.decode(), 0),
                 registered_at=from_micros(int(registered)),
                 seen_at=from_micros(int(seen)),
+                usage=None if usage is None else msgspec.msgpack.decode(usage, type=WorkerUsage),
             )
-            for id, tenant, record, registered, seen in (reply[at : at + 5] for at in range(0, len(reply), 5))
+            for id, tenant, record, registered, seen, usage in (reply[at : at + 6] for at in range(0, len(reply), 6))
         ]
 
     async def list(self, tenant: str) -> list[Worker]:

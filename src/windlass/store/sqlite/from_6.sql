@@ -24,3 +24,7 @@ CREATE TABLE upload (
 CREATE UNIQUE INDEX upload_digest ON upload (tenant, digest);
 CREATE INDEX upload_expiry ON upload (tenant, expires_at);
 CREATE INDEX upload_old ON upload (expires_at);
+
+-- What a worker uses.
+ALTER TABLE worker ADD COLUMN memory INTEGER;
+ALTER TABLE worker ADD COLUMN cpu REAL;

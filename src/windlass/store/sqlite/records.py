@@ -10,7 +10,7 @@ import msgspec
 
 from windlass.model.audit import MOST_LINES_KEPT
 from windlass.model.names import EVERY_TENANT
-from windlass.model.worker import NewWorker, Worker
+from windlass.model.worker import NewWorker, Worker, WorkerUsage
 from windlass.store.audit import AuditRow, AuditRows, audit_cursor
 from windlass.store.data import ANYTHING, Unchecked
 from windlass.store.encoding import from_micros, span
@@ -28,8 +28,9 @@ _REGISTER = """
 """
 _DROP_LAPSED = "DELETE FROM worker WHERE until <= ?"
 _HEARTBEAT = "UPDATE worker SET seen_at = ?2, until = ?3 WHERE id = ?1 AND until > ?2 AND tenant = ?4"
+_SET_USAGE = "UPDATE worker SET memory = ?3, cpu = ?4 WHERE id = ?1 AND tenant = ?2"
 _WORKER_COLUMNS = """
-    id, tenant, registered_at, seen_at, data, (SELECT count(*) FROM lease WHERE lease.worker = worker.id)
+    id, tenant, registered_at, seen_at, data, memory, cpu, (SELECT count(*) FROM lease WHERE lease.worker = worker.id)
 """
 _WORKER = f"SELECT {_WORKER_COLUMNS} FROM worker WHERE id = ?"
 _LIVE_WORKERS = f"""
@@ -38,8 +39,12 @@ _LIVE_WORKERS = f"""
 """
 
 
-def heartbeat(tx: Transaction, id: str, tenant: str, lease: float, new: NewWorker | None) -> Worker | None:
+def heartbeat(
+    tx: Transaction, id: str, tenant: str, lease: float, new: NewWorker | None, *, usage: WorkerUsage | None
+) -> Worker | None:
     until = tx.now + span(lease)
+    if usage is not None:
+        tx.run(_SET_USAGE, id, tenant, usage.memory, usage.cpu)
     if new is None:
         tx.run(_HEARTBEAT, id, tx.now, until, tenant)
     else:
@@ -54,13 +59,14 @@ def live_workers(tx: Transaction, tenant: str) -> list[Worker]:
 
 
 def _worker(row: tuple[Any, ...]) -> Worker:
-    id, tenant, registered_at, seen_at, data, running = row
+    id, tenant, registered_at, seen_at, data, memory, cpu, running = row
     return Worker(
         id=id,
         tenant=tenant,
         registered_at=from_micros(registered_at),
         seen_at=from_micros(seen_at),
         running=running,
+        usage=None if memory is None else WorkerUsage(memory, cpu),
         **msgspec.structs.asdict(_unpack_worker.decode(data)),
     )
 

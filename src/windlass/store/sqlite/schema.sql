@@ -327,7 +327,9 @@ CREATE TABLE worker (
     registered_at INTEGER NOT NULL,
     seen_at       INTEGER NOT NULL,
     until         INTEGER NOT NULL,
-    data          BLOB NOT NULL -- MessagePack of `NewWorker`
+    data          BLOB NOT NULL, -- MessagePack of `NewWorker`
+    memory        INTEGER,       -- bytes, as it last reported; NULL = it has not
+    cpu           REAL           -- CPUs
 ) STRICT, WITHOUT ROWID;
 
 

@@ -16,7 +16,7 @@ from windlass.model.lifecycle import Move
 from windlass.model.names import JobKey, raw_key
 from windlass.model.output import Chunk
 from windlass.model.ports import Clock
-from windlass.model.worker import NewWorker, Worker
+from windlass.model.worker import NewWorker, Worker, WorkerUsage
 from windlass.store.audit import AuditRows, AuditStore
 from windlass.store.data import (
     ClaimRequest,
@@ -192,9 +192,13 @@ class SqliteWorkers:
     def __init__(self, connection: Connection | InlineConnection) -> None:
         self._connection = connection
 
-    async def heartbeat(self, id: str, tenant: str, lease: float, new: NewWorker | None = None) -> Worker | None:
+    async def heartbeat(
+        self, id: str, tenant: str, lease: float, new: NewWorker | None = None, usage: WorkerUsage | None = None
+    ) -> Worker | None:
         durability = Durability.LATER if new is None else Durability.BEFORE_VISIBLE
-        return await self._connection.write(lambda tx: records.heartbeat(tx, id, tenant, lease, new), durability)
+        return await self._connection.write(
+            lambda tx: records.heartbeat(tx, id, tenant, lease, new, usage=usage), durability
+        )
 
     async def list(self, tenant: str) -> list[Worker]:
         return await self._connection.read(lambda tx: records.live_workers(tx, tenant))

@@ -14,15 +14,15 @@ end
 
 local function is_alive(worker) return tonumber(redis.call('ZSCORE', K .. ':workers', worker) or 0) > now end
 
--- Add a worker to an answer: id, tenant, record, registered_at, seen_at.
+-- Add a worker to an answer: id, tenant, record, registered_at, seen_at, usage.
 local function answer_worker(worker, out)
   out[#out + 1] = worker
-  for _, field in ipairs(redis.call('HMGET', worker_key(worker), 'tenant', 'record', 'registered', 'seen')) do out[#out + 1] = field end
+  for _, field in ipairs(redis.call('HMGET', worker_key(worker), 'tenant', 'record', 'registered', 'seen', 'usage')) do out[#out + 1] = field end
   return out
 end
 
 -- A worker was heard of: keep its record for another lease.
--- args →  worker, lease (us; 0 = it leaves), tenant, record ('' = the one that is stored)
+-- args →  worker, lease (us; 0 = it leaves), tenant, record ('' = the one that is stored), usage (likewise)
 -- returns →  the worker as `answer_worker` makes it, or nothing if that tenant has no such worker
 register('worker_heartbeat', FREES_MEMORY, function(args)
   local id, tenant, record = args[2], args[4], args[5]
@@ -37,6 +37,7 @@ register('worker_heartbeat', FREES_MEMORY, function(args)
   end
   redis.call('ZADD', K .. ':workers', now + args[3], id)
   redis.call('HSET', key, 'seen', seen)
+  if args[6] ~= '' then redis.call('HSET', key, 'usage', args[6]) end
   return answer_worker(id, {})
 end)
 
