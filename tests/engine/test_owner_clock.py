@@ -62,7 +62,7 @@ class Attended:
 
     async def _told(self, moves: Sequence[Move]) -> list[bool]:
         applied = await self._apply(moves)
-        if any(move.step is Step.ATTEND for move in moves):
+        if any(move.step is Step.TOUCH_OWNER for move in moves):
             self.count += 1
             self._heard.set()
         return applied

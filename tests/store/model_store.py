@@ -32,6 +32,7 @@ from windlass.store.audit import AuditRow, AuditRows, AuditStore, audit_cursor
 from windlass.store.data import (
     ANYTHING,
     MOST_CHILDREN,
+    ORDER_STEPS,
     SEEN_EVERY,
     WOKEN,
     ClaimRequest,
@@ -173,6 +174,10 @@ class WakeupListener:
             return []
         self.heard.clear()
         return [WOKEN]
+
+
+IN_PLACE = ORDER_STEPS | {Step.TOUCH_OWNER, Step.MEET, Step.ADOPT}
+"""Steps that leave a job in its state."""
 
 
 class ModelJobs:
@@ -385,10 +390,12 @@ class ModelJobs:
         entry = self._jobs.get(key_of(move))
         if entry is None or not self._allows(entry, move, now):
             return False
+        if move.target == entry.job.state and move.step not in IN_PLACE:
+            raise NotImplementedError(f"the model was not taught {move.step}")
         self._count(entry.job, move.outcome)
         if move.unattended is not None:
             entry.abandon_at = later(now, move.unattended)
-        if move.step is Step.ATTEND:
+        if move.step is Step.TOUCH_OWNER:
             return True
         if move.lapsed == "owner":
             entry.abandon_at = None

@@ -96,7 +96,7 @@ async def test_a_blocked_job_may_be_cancelled_expire_and_be_deleted(world: World
     assert await world.apply(cancel(await world.job(ids[0])))
     assert await world.apply(delete(await world.job(ids[1])))
     world.clock.advance(5)
-    (overdue,) = (await world.store.jobs.overdue(Overdue.WAIT, 10)).records
+    (overdue,) = (await world.store.jobs.overdue(Overdue.EXPIRY, 10)).records
     assert overdue is not None
     assert overdue == Record(await world.job(ids[2]))
     assert await world.apply(expire(overdue.job, world.clock.now()))

@@ -422,7 +422,7 @@ class FlowWalk(RuleBasedStateMachine):
         self.both(lambda world: swept(world, Sweep.RUN))
         self.both(lambda world: swept(world, Sweep.KEEP))
         self.both(lambda world: give_up(world, Overdue.LEASE, lose))
-        self.both(lambda world: give_up(world, Overdue.WAIT, expire))
+        self.both(lambda world: give_up(world, Overdue.EXPIRY, expire))
         self.both(lambda world: give_up(world, Overdue.OWNER, lambda job, _: abandon(job)))
         self.unblock_ready()
 

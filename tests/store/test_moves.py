@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from tests.support.stores import WITH_MODEL, World, ids, token
 from windlass.model.job import FINISHED, Error, Job, Reason, State
-from windlass.model.lifecycle import Move, cancel, delete, expire, finish, lose, release, rerun
+from windlass.model.lifecycle import Move, Step, cancel, delete, expire, finish, lose, release, rerun, touch_owner
 from windlass.model.outcome import Outcome, Verdict
 from windlass.model.output import Progress
 from windlass.store.data import JobCount, Overdue, Record, StoredResult, Sweep
@@ -250,8 +250,21 @@ async def test_a_finished_job_wanted_again_starts_anew(world: World, state: Stat
     assert await world.result(id) is None
     world.clock.advance(WEEK)
     assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 0, "it is no longer finished"
-    assert (await world.store.jobs.overdue(Overdue.WAIT, 10)).records == [], "whoever wants it again may wait for it"
+    assert (await world.store.jobs.overdue(Overdue.EXPIRY, 10)).records == [], "it may wait again"
     assert (await world.take()).job.attempt == 1
+
+
+@pytest.mark.parametrize("running", [True, False])
+async def test_a_step_in_place_that_the_store_was_not_taught_is_an_error(world: World, running: bool) -> None:
+    """Else one that is added to the lifecycle alone would be written as something else."""
+    id = await world.add(expires=30)
+    taken = await world.take() if running else None
+    before = await world.job(id)
+    move = touch_owner(replace(before, unattended=60.0))
+    assert move is not None
+    with pytest.raises(Exception, match="not taught"):
+        await world.apply(replace(move, step=Step.PROMOTE), taken)
+    assert await world.job(id) == before
 
 
 async def test_a_rerun_keeps_its_place_of_arrival(world: World) -> None:
@@ -636,9 +649,9 @@ async def test_a_job_that_has_ended_has_no_lease(world: World) -> None:
 async def test_a_job_that_nobody_started_in_time_is_overdue_from_that_moment(world: World, delay: float | None) -> None:
     id = await world.add(expires=10, delay=delay)
     world.clock.advance(9.999999)
-    assert (await world.store.jobs.overdue(Overdue.WAIT, 10)).records == []
+    assert (await world.store.jobs.overdue(Overdue.EXPIRY, 10)).records == []
     world.clock.advance(0.000001)
-    reading = await world.store.jobs.overdue(Overdue.WAIT, 10)
+    reading = await world.store.jobs.overdue(Overdue.EXPIRY, 10)
     assert (reading.now, reading.records) == (world.clock.now(), [await world.record(id)])
 
 
@@ -658,7 +671,7 @@ async def test_an_expired_job_is_written_whole(world: World) -> None:
         updated_at=now,
         finished_at=now,
     )
-    assert (await world.store.jobs.overdue(Overdue.WAIT, 10)).records == []
+    assert (await world.store.jobs.overdue(Overdue.EXPIRY, 10)).records == []
     assert await world.claim() == []
     world.clock.advance(5)
     assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 1
@@ -672,14 +685,14 @@ async def test_a_job_that_was_started_once_never_expires(world: World) -> None:
     assert await world.apply(release(given_back.job, now), given_back)
     assert await world.apply(failing(world, retried, Verdict.RETRY, delay=5), retried)
     world.clock.advance(10)
-    assert (await world.store.jobs.overdue(Overdue.WAIT, 10)).records == []
+    assert (await world.store.jobs.overdue(Overdue.EXPIRY, 10)).records == []
 
 
 async def test_a_job_that_has_ended_does_not_expire(world: World) -> None:
     id = await world.add(expires=10)
     await world.apply(cancel(await world.job(id)))
     world.clock.advance(10)
-    assert (await world.store.jobs.overdue(Overdue.WAIT, 10)).records == []
+    assert (await world.store.jobs.overdue(Overdue.EXPIRY, 10)).records == []
 
 
 async def test_a_promoted_job_still_expires(world: World) -> None:
@@ -687,19 +700,19 @@ async def test_a_promoted_job_still_expires(world: World) -> None:
     world.clock.advance(5)
     assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 1
     world.clock.advance(5)
-    assert (await world.store.jobs.overdue(Overdue.WAIT, 10)).records == [await world.record(id)]
+    assert (await world.store.jobs.overdue(Overdue.EXPIRY, 10)).records == [await world.record(id)]
 
 
 async def test_expired_jobs_come_earliest_first_and_no_more_than_asked(world: World) -> None:
     late, earliest, _, middle = [await world.add(queue=f"q{n}", expires=n) for n in (30, 10, 40, 20)]
     world.clock.advance(39)
-    found = await world.store.jobs.overdue(Overdue.WAIT, 10)
+    found = await world.store.jobs.overdue(Overdue.EXPIRY, 10)
     assert [record.job.id for record in found.records if record] == [earliest, middle, late]
-    found = await world.store.jobs.overdue(Overdue.WAIT, 2)
+    found = await world.store.jobs.overdue(Overdue.EXPIRY, 2)
     assert [record.job.id for record in found.records if record] == [earliest, middle]
 
 
 async def test_expiring_at_once_still_needs_a_decision(world: World) -> None:
     id = await world.add(expires=0)
     assert (await world.job(id)).state is State.QUEUED
-    assert (await world.store.jobs.overdue(Overdue.WAIT, 10)).records == [await world.record(id)]
+    assert (await world.store.jobs.overdue(Overdue.EXPIRY, 10)).records == [await world.record(id)]

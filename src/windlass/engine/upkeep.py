@@ -167,7 +167,7 @@ async def expire(engine: Engine) -> int:
     def expired(record: Record, now: datetime) -> Move:
         return lifecycle.expire(record.job, now)
 
-    reading = await engine.context.store.jobs.overdue(Overdue.WAIT, STEP)
+    reading = await engine.context.store.jobs.overdue(Overdue.EXPIRY, STEP)
     return await engine.context.move_records(reading.records, reading.now, expired)
 
 

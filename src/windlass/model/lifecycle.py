@@ -46,7 +46,7 @@ class Step(StrEnum):
     CANCEL = "cancel"  # a caller cancels it
     STOP = "stop"  # the worker has stopped a cancelled job
     EXPIRE = "expire"  # it was not started in time
-    ATTEND = "touch_owner"  # its owner asks for it: the owner clock restarts
+    TOUCH_OWNER = "touch_owner"  # its owner asks for it: the owner clock restarts
     ABANDON = "abandon"  # its owner has not asked for it for too long
     RERUN = "rerun"  # a caller runs a finished job again
     DELETE = "delete"  # a caller deletes it
@@ -59,11 +59,11 @@ GONE: Gone = "gone"
 WAITING = (State.BLOCKED, State.SCHEDULED, State.QUEUED)
 
 _RULES: list[tuple[Iterable[State], list[Step], State | Gone]] = [
-    ([State.BLOCKED], [Step.MEET, Step.ATTEND], State.BLOCKED),
+    ([State.BLOCKED], [Step.MEET, Step.TOUCH_OWNER], State.BLOCKED),
     ([State.BLOCKED], [Step.UNBLOCK], State.QUEUED),
-    ([State.SCHEDULED], [Step.ATTEND], State.SCHEDULED),
+    ([State.SCHEDULED], [Step.TOUCH_OWNER], State.SCHEDULED),
     ([State.SCHEDULED], [Step.PROMOTE], State.QUEUED),
-    ([State.QUEUED], [Step.ATTEND], State.QUEUED),
+    ([State.QUEUED], [Step.TOUCH_OWNER], State.QUEUED),
     ([State.QUEUED], [Step.CLAIM], State.RUNNING),
     (WAITING, [Step.CANCEL, Step.ABANDON], State.CANCELLED),
     (WAITING, [Step.EXPIRE], State.FAILED),
@@ -71,7 +71,7 @@ _RULES: list[tuple[Iterable[State], list[Step], State | Gone]] = [
     ([State.RUNNING], [Step.FAIL], State.FAILED),
     ([State.RUNNING], [Step.RETRY, Step.SNOOZE], State.SCHEDULED),
     ([State.RUNNING], [Step.RECLAIM, Step.RELEASE], State.QUEUED),
-    ([State.RUNNING], [Step.ATTEND, Step.SHRINK, Step.LOWER, Step.ADOPT], State.RUNNING),
+    ([State.RUNNING], [Step.TOUCH_OWNER, Step.SHRINK, Step.LOWER, Step.ADOPT], State.RUNNING),
     # A running job is only ordered to stop: it keeps its slot until its worker reports that it has stopped.
     ([State.RUNNING], [Step.CANCEL, Step.ABANDON, Step.DELETE, Step.HALT], State.RUNNING),
     ([State.RUNNING], [Step.STOP], State.CANCELLED),
@@ -306,9 +306,9 @@ def expire(job: Job, now: datetime) -> Move:
 
 def touch_owner(job: Job) -> Move | None:
     """The owner asked for the job; null = nothing needs to be written."""
-    if job.unattended is None or (job.state, Step.ATTEND) not in TABLE or job.reason in ORDERS:
+    if job.unattended is None or (job.state, Step.TOUCH_OWNER) not in TABLE or job.reason in ORDERS:
         return None
-    return replace(_move(job, Step.ATTEND, job.reason), waits_for=job.waits_for, unattended=job.unattended)
+    return replace(_move(job, Step.TOUCH_OWNER, job.reason), waits_for=job.waits_for, unattended=job.unattended)
 
 
 def rerun(job: Job) -> Move:

@@ -11,6 +11,7 @@ from msgspec import Struct
 from windlass.model.errors import Unavailable
 from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import Job, NewJob, Reason, State
+from windlass.model.lifecycle import Step
 from windlass.model.outcome import Verdict
 from windlass.model.output import Message, NewChunk, Progress
 from windlass.model.worker import Worker
@@ -277,12 +278,16 @@ class SweepReply(Struct, frozen=True):
     """The jobs, where it changes jobs."""
 
 
+ORDER_STEPS = frozenset({Step.CANCEL, Step.ABANDON, Step.DELETE, Step.HALT, Step.SHRINK, Step.LOWER})
+"""Steps that order a running job's worker to do something; the job goes on for now."""
+
+
 class Overdue(StrEnum):
     """Clocks whose running out needs a decision."""
 
     LEASE = "lease"
     """A running job that was not renewed."""
-    WAIT = "wait"
+    EXPIRY = "expiry"
     """A job that was not started before it expired."""
     OWNER = "owner"
     """A job whose owner stopped asking for it."""

@@ -22,6 +22,7 @@ from windlass.model.outcome import Verdict
 from windlass.model.output import Chunk, Message, Progress, Stream
 from windlass.store import encoding
 from windlass.store.data import (
+    ORDER_STEPS,
     ClaimRequest,
     CompletedParent,
     Draft,
@@ -89,7 +90,7 @@ MOVE = struct.Struct(">BIBBBBIBBqHdBqqB")
 OUTCOMES = (None, *Verdict)
 """As they are numbered in a move."""
 LAPSES: dict[Lapse | None, int] = {None: 0, "lease": 1, "owner": 2}
-HOW = {Step.RERUN: 1, Step.ATTEND: 2, Step.ADOPT: 3}
+HOW = {Step.RERUN: 1, Step.TOUCH_OWNER: 2, Step.ADOPT: 3, Step.MEET: 4, **dict.fromkeys(ORDER_STEPS, 5)}
 ADOPTER = struct.Struct(">8sQ")
 
 CHUNK = struct.Struct(">QQIQB")

@@ -16,7 +16,7 @@ from windlass.model.names import key_of
 from windlass.model.outcome import Verdict
 from windlass.model.output import Message
 from windlass.model.worker import Adopter
-from windlass.store.data import MOST_COLLECTED, Heartbeat, HeartbeatReply, JobSuccess
+from windlass.store.data import MOST_COLLECTED, ORDER_STEPS, Heartbeat, HeartbeatReply, JobSuccess
 from windlass.store.encoding import (
     PLACE_SEPARATOR,
     encode_adopted,
@@ -431,14 +431,16 @@ def _collect(tx: Transaction, changes: Changes, job: JobBefore, move: Move) -> N
 
 def _collect_change_in_place(tx: Transaction, changes: Changes, job: JobBefore, move: Move) -> None:
     """A job stays in its state, but something of it changes."""
-    if move.step is Step.ATTEND:
+    if move.step is Step.TOUCH_OWNER:
         changes.owner_clocks.append((job.seq, _abandon_at(job, move, tx.now)))
     elif move.step is Step.MEET:
         changes.remaining.append((job.seq, packed_ids(move.waits_for)))
     elif move.adopter is not None:
         _adopt(tx, job, move.adopter)
-    else:
+    elif move.step in ORDER_STEPS:
         _collect_order(tx, changes, job, move)
+    else:
+        raise NotImplementedError(f"step {move.step} leaves a job in its state, and this store was not taught it")
 
 
 def _adopt(tx: Transaction, job: JobBefore, adopter: Adopter) -> None:

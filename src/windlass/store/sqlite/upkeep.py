@@ -22,7 +22,7 @@ _PROMOTE = f"UPDATE job SET state = {QUEUED}, updated_at = ?2 WHERE seq IN carra
 
 _OVERDUE = {
     Overdue.LEASE: "SELECT job FROM lease WHERE until <= ? ORDER BY until, job LIMIT ?",
-    Overdue.WAIT: "SELECT seq FROM job WHERE expires_at <= ? ORDER BY expires_at, seq LIMIT ?",
+    Overdue.EXPIRY: "SELECT seq FROM job WHERE expires_at <= ? ORDER BY expires_at, seq LIMIT ?",
     Overdue.OWNER: "SELECT seq FROM job WHERE abandon_at <= ? ORDER BY abandon_at, seq LIMIT ?",
 }
 

@@ -279,7 +279,8 @@ end)
 -- Moves
 
 local LEASE, OWNER = 1, 2 -- clocks that must have run out
-local RERUN, ATTEND, ADOPT = 1, 2, 3 -- it starts over; only its owner clock is renewed; its run goes on elsewhere
+-- It starts over; only its owner clock is renewed; its run goes on elsewhere; a parent has ended; its worker gets an order.
+local RERUN, TOUCH_OWNER, ADOPT, MEET, ORDER = 1, 2, 3, 4, 5
 local ADOPTER = '>c8I8ss' -- token, lease (us), worker, node
 local OUTCOMES = { 'ok', 'failed', 'retry', 'error' }
 
@@ -315,12 +316,13 @@ local function move(id, fence, failure, packed, ran)
   if state == BLOCKED and redis.call('GET', K .. 'a' .. id) ~= fence then return 0 end
   if lapsed == LEASE and tonumber(redis.call('ZSCORE', K .. ':leases', id)) > now then return 0 end
   if lapsed == OWNER and tonumber(redis.call('ZSCORE', K .. ':unattended', id) or now + 1) > now then return 0 end
+  if target == state and how == 0 then error('a step leaves a job in its state, and this library was not taught it') end
 
   if unattended >= 0 then redis.call('ZADD', K .. ':unattended', stamp(now + unattended), id) end
-  if how == ATTEND then return 1 end
+  if how == TOUCH_OWNER then return 1 end
   if target >= SUCCEEDED or lapsed == OWNER then redis.call('ZREM', K .. ':unattended', id) end
 
-  if target == BLOCKED then
+  if how == MEET then
     redis.call('SET', K .. 'a' .. id, failure)
     return 1
   end
@@ -416,7 +418,7 @@ end)
 -- args →  per move: id; fence ('' = none), for a blocked job the ids it waits for; error ('' = none), for an adoption
 --         the ADOPTER, or for a job that stays blocked the ids it goes on to wait for; and '>BIBBBBIBBi8HdBi8i8B': state, attempt and reason before;
 --         the clock that must have run out (LEASE, OWNER, 0); then target, reason, attempt, crashes, losses, due, code,
---         keep (-1 = without limit), how (RERUN, ATTEND, ADOPT, 0), finished_at (0 = now), the owner clock (us from now, -1 = as
+--         keep (-1 = without limit), how (RERUN … ORDER, 0 = another step), finished_at (0 = now), the owner clock (us from now, -1 = as
 --         it is), the outcome that is counted (OUTCOMES, 0 = none); behind that, if a running job has or gets a tier: the
 --         name of the one before, a zero byte, and the seconds and name of the new one; then what ran it ('' = unknown)
 -- returns →  per move: 1 if it was written, else 0

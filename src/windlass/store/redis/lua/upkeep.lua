@@ -3,10 +3,10 @@
 do
 
 -- Jobs whose clock has run out, for a decision.
--- args →  'lease', 'wait' or 'owner', most
+-- args →  'lease', 'expiry' or 'owner', most
 -- returns →  now, { when each ran out }, then the jobs as `answer` makes them
 register('overdue', FREES_MEMORY, function(args)
-  local index = ({ lease = ':leases', wait = ':stale', owner = ':unattended' })[args[2]]
+  local index = ({ lease = ':leases', expiry = ':stale', owner = ':unattended' })[args[2]]
   local times = {}
   local out = { stamp(now), times }
   for _, job in ipairs(due_jobs(index, args[3])) do
