@@ -352,6 +352,11 @@ async def test_each_line_of_a_text_is_a_job(engine: Engine, page: Web) -> None:
     assert (broken.status_code, decoded(broken)["at"]) == (400, "body")
 
 
+async def test_a_text_may_be_sent_as_bytes_for_clients_that_know_no_text(page: Web) -> None:
+    sent = await page.send("POST", "/tasks/a/jobs", b"one\ntwo\n", form="application/octet-stream")
+    assert (sent.status_code, len(decoded(sent)["ids"])) == (201, 2)
+
+
 async def test_a_listing_as_lines_has_each_job_once(engine: Engine, page: Web) -> None:
     for n in range(3):
         await engine(Enqueue(job=NewJob(task="a", payload=packed(n))))

@@ -23,7 +23,7 @@ from windlass.model.options import JobOptions
 from windlass.model.retry import UNTIL_DEADLINE
 from windlass.server import formats
 from windlass.server.auth import Auth
-from windlass.server.openapi import Content, SpecRoute
+from windlass.server.openapi import LINES, Content, SpecRoute
 from windlass.server.requests import RequestLimits, text_of
 
 JOB_OPTIONS = JobOptions(max_retry=None, retry=UNTIL_DEADLINE, timeout=120.0)
@@ -125,7 +125,7 @@ def aliases(options: ClientJobOptions) -> tuple[Alias, ...]:
             EnqueueLines,
             "Queue a job for each line. Empty lines and lines that start with `#` are skipped.",
             forward(add_jobs, _jobs_added),
-            body=[Content(str, (TEXT,), "first payload\n# a comment\nsecond payload\n")],
+            body=LINES,
             responses={200: [Content(JobsAdded), Content(str, (TEXT,))]},
             errors=frozenset({429}),
         ),

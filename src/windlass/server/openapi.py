@@ -130,6 +130,10 @@ class Content(Struct, frozen=True, eq=False):
     example: Any = None
 
 
+# Twice, for some generators of clients know no text.
+LINES = [Content(str, (TEXT,), "first payload\n# a comment\nsecond payload\n"), Content(BINARY, (BYTES,))]
+"""A payload on each line."""
+
 Status = int | Literal["default"]
 
 
@@ -295,6 +299,8 @@ def _media(contents: Sequence[Content]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for content in contents:
         (schema,), _ = msgspec.json.schema_components([content.kind], ref_template=REFERENCE)
+        if schema.pop("discriminator", None):  # generators write types of it that contradict the tag of each schema
+            schema["oneOf"] = schema.pop("anyOf")
         example = {} if content.example is None else {"example": content.example}
         found |= {media: {"schema": schema, **example} for media in content.media}
     return found
@@ -360,7 +366,7 @@ def _body(shape: Shape) -> list[Content]:
     if not shape.has_body:
         return []
     if shape.kind is EnqueueLines:
-        return [Content(str, (TEXT,), "first payload\n# a comment\nsecond payload\n")]
+        return LINES
     if shape.kind in (Output, Send):
         return [Content(BINARY, (BYTES,))]
     if shape.body is None:

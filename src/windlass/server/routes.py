@@ -139,8 +139,8 @@ class Routes:
         data = await read_body(request, self._reports if shape.kind in (Finish, FinishByHand) else self._limits)
         path = request.path_params
         if shape.kind is EnqueueLines:
-            if formats.media(content_type) not in ("text/plain", ""):
-                raise formats.unsupported(content_type, "text/plain")
+            if formats.media(content_type) not in (TEXT, formats.BYTES, ""):
+                raise formats.unsupported(content_type, TEXT, formats.BYTES)
             return shape.build(tenant, path, self._query(shape, request), text_of(data))
         if shape.kind in (Output, Send, PutFile):
             return shape.build(tenant, path, self._query(shape, request), data)
