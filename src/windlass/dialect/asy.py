@@ -2,8 +2,8 @@
 
 One connection is one task. A text frame is a verb, a space and one JSON value; some verbs are followed by one binary
 frame. In stage 1 the client sends files and options, then `start`; in stage 2 the server sends estimates, output and
-the result. Whoever closes the connection ends the task and clears it. Translates to operations; keeps nothing but the
-connection. The program itself is run by `windlass.asy_app`.
+the result. A client that closes the connection ends the task and clears it. Translates to operations; keeps nothing but
+the connection. The program itself is run by `windlass.asy_app`.
 """
 
 import asyncio

@@ -98,7 +98,7 @@ class Engine:
     async def follow_job(self, tenant: str, id: str, since: str = "") -> AsyncGenerator[Event, None]:
         job = await self(Show(tenant=tenant, id=id))
         at = cursor(since)
-        if job.state in FINISHED and at.told == state_event(job):
+        if job.state in FINISHED and at.sent == state_event(job):
             return
         async with aclosing(self.follow(job, at)) as stream:
             async for item in stream:

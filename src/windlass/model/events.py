@@ -95,12 +95,12 @@ class EventCursor(Struct, frozen=True):
 
     after: int = 0
     """The number of the last piece of output."""
-    told: str = ""
+    sent: str = ""
     """The last state event that was sent."""
     attempt: int = 0
 
     def __str__(self) -> str:
-        return f"{self.after}-{self.told}-{self.attempt}"
+        return f"{self.after}-{self.sent}-{self.attempt}"
 
 
 class Event(Struct, frozen=True, kw_only=True):
@@ -162,10 +162,10 @@ class EventSource(Protocol):
 def cursor(id: str) -> EventCursor:
     """The place that an event's id names; what is none is the beginning."""
     after, _, rest = id.partition("-")
-    told, _, attempt = rest.partition("-")
+    sent, _, attempt = rest.partition("-")
     if not (after.isascii() and after.isdecimal() and attempt.isascii() and attempt.isdecimal() and len(id) <= MOST_ID):
         return EventCursor()
-    return EventCursor(min(int(after), 2**53), told, int(attempt))
+    return EventCursor(min(int(after), 2**53), sent, int(attempt))
 
 
 def state_event(job: Job) -> EventName:

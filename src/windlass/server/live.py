@@ -114,7 +114,7 @@ class Live:
         """Events of one job, as server-sent events."""
         job = await self.find(request)
         place = events.cursor(request.headers.get("last-event-id", ""))
-        if job.state in FINISHED and place.told == job.state:
+        if job.state in FINISHED and place.sent == job.state:
             return Response(status_code=204)  # the client has everything: a browser does not reconnect after this
         if request.method == "HEAD":
             return stream_head(EVENT_STREAM)

@@ -87,8 +87,8 @@ class _JobEvents:
     async def changes(self, job: Job, *, output: bool) -> AsyncGenerator[EventWithOutput, None]:
         name = state_event(job)
         ended = job.state in FINISHED
-        if not ended and (name, job.attempt) != (self._place.told, self._place.attempt):
-            self._place = replace(self._place, told=name, attempt=job.attempt)
+        if not ended and (name, job.attempt) != (self._place.sent, self._place.attempt):
+            self._place = replace(self._place, sent=name, attempt=job.attempt)
             self._estimate, self._estimate_at = None, 0.0
             yield Event(name=name, id=str(self._place), job=job), None
         if (given := yield_event(job)) is not None and (given, job.assigned) != self._given:
@@ -101,7 +101,7 @@ class _JobEvents:
             async for chunk in self._output(job):
                 yield Event(name="output", id=str(self._place), chunk=output_data(chunk)), chunk
         if ended:
-            yield Event(name=name, id=str(replace(self._place, told=name, attempt=job.attempt)), job=job), None
+            yield Event(name=name, id=str(replace(self._place, sent=name, attempt=job.attempt)), job=job), None
         elif job.progress is not None and job.progress != self._progress:
             yield Event(name="progress", id=str(self._place), job=job), None
         self._progress = job.progress

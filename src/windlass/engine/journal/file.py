@@ -662,7 +662,7 @@ def _walk(sql: apsw.Connection, path: Path, log: LogDamage | None) -> Iterator[R
     for row in _readable(sql, start, start + most if high is None else high):
         if drained is None:  # the list of gaps is damaged
             drained, expected = row.first - 1, row.first
-            yield JournalFinding(path, f"damaged; whether jobs up to {drained} were drained or are lost cannot be told")
+            yield JournalFinding(path, f"damaged; whether jobs up to {drained} were drained or are lost is not known")
         if row.first >= expected:
             yield from _missing(path, gaps, expected, row.first - 1)
             yield row
