@@ -29,11 +29,14 @@ from windlass.model.operations import (
     GetResult,
     LowerTimeout,
     Rerun,
+    Resize,
     Result,
     Send,
+    SendSignal,
     Show,
 )
 from windlass.model.output import Chunk
+from windlass.model.stdin import SignalName
 from windlass.system import SystemClock
 
 if TYPE_CHECKING:
@@ -190,6 +193,20 @@ class Job(Generic[R]):
         """The same in asynchronous code."""
         entries = await self._app.aask(GetFiles(id=self.id))
         return {one.name: await self._app.aask(GetFile(id=self.id, name=one.name)) for one in entries}
+
+    def resize(self, rows: int, columns: int) -> None:
+        """Set the size of the job's terminal (`stdin="terminal"`)."""
+        self._app.ask(Resize(id=self.id, rows=rows, columns=columns))
+
+    async def aresize(self, rows: int, columns: int) -> None:
+        await self._app.aask(Resize(id=self.id, rows=rows, columns=columns))
+
+    def signal(self, name: SignalName) -> None:
+        """Send a signal, such as "INT", to a job with a standard input: to what runs in its foreground."""
+        self._app.ask(SendSignal(id=self.id, signal=name))
+
+    async def asignal(self, name: SignalName) -> None:
+        await self._app.aask(SendSignal(id=self.id, signal=name))
 
     def cancel(self) -> bool:
         """Stop the job, wherever it stands; whether there was anything to stop."""

@@ -16,7 +16,7 @@ from tests.support.engines import packed
 from tests.support.http_servers import LOCAL, process
 from tests.support.patience import PATIENCE
 from tests.support.push_servers import Station, lines
-from windlass.model import events
+from windlass.model import events, stdin
 from windlass.model.events import Event, EventCursor
 from windlass.model.job import Job
 from windlass.model.operations import (
@@ -409,3 +409,26 @@ async def test_a_websocket_ends_when_the_server_stops(hub: Station) -> None:
         with pytest.raises(ConnectionClosed):
             await heard(line)
     assert line.close_code == 1001
+
+
+async def test_a_websocket_to_a_job_at_a_terminal_types_resizes_and_signals(hub: Station, hand: Hand) -> None:
+    job = await hub.enqueue(stdin="terminal", most_input=40)
+    await hand.take()
+    async with socket(hub, job.id) as line:
+        assert (await heard(line))["event"] == "started"
+        await line.send(b"\xffls\n")
+        for control in ({"resize": [33, 99]}, {"signal": "INT"}, {"input": "more"}, {}):
+            await line.send(json.dumps(control))
+        for wrong in ("plain", '{"resize": [0, 1]}', '{"signal": "LOUD"}', '{"colour": 1}', "x" * 100):
+            await line.send(wrong)
+            assert (await heard(line))["data"]["problem"]["code"] == "invalid"
+        await line.send(b"x" * 40)
+        assert (await heard(line))["data"]["problem"]["code"] == "too_large"
+    renewed = await hub.client(Renew(worker=hand.worker, jobs=[Alive(**hand.held, heard=0)], wait=5.0))
+    assert [stdin.decode(message.data) for message in renewed.messages] == [
+        stdin.Typed(b"\xffls\n"),
+        stdin.Resized(33, 99),
+        stdin.Signalled("INT"),
+        stdin.Typed(b"more"),
+        stdin.Typed(b""),
+    ]

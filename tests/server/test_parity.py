@@ -88,9 +88,11 @@ from windlass.model.operations import (
     RemoveToken,
     Renew,
     Rerun,
+    Resize,
     RunSchedule,
     Schedules,
     Send,
+    SendSignal,
     Service,
     Show,
     Tokens,
@@ -498,6 +500,21 @@ async def messages_reach_the_worker_of_the_job(script: Script) -> None:
     await script.refused(Send(id=job.id, data=b"x" * (MOST_MESSAGE + 1)), Invalid)
     await script.finish(worker, claimed)
     await script.refused(Send(id=job.id, data=b"late"), Conflict)
+
+
+@scenario(Resize, SendSignal)
+async def sizes_and_signals_reach_a_job_with_a_terminal(script: Script) -> None:
+    job = await script.ask(Enqueue(job=NewJob(task="talk", queue="talks", stdin="terminal", most_input=10)))
+    assert (job.isolate, job.input) == (True, True)
+    await script.ask(Resize(id=job.id, rows=24, columns=80))
+    await script.ask(SendSignal(id=job.id, signal="INT"))
+    await script.refused(Send(id=job.id, data=b"xx"), TooLarge)
+    plain = await script.ask(Enqueue(job=NewJob(task="talk", queue="talks", input=True)))
+    for message in (Resize(id=plain.id, rows=1, columns=1), SendSignal(id=plain.id, signal="INT")):
+        await script.refused(message, Conflict)
+        await script.refused(replace(message, id=UNKNOWN_ID), Missing)
+    await script.refused(Resize(id=job.id, rows=0, columns=1), Invalid)
+    await script.refused(SendSignal(id=job.id, signal="LOUD"), Invalid)  # type: ignore[arg-type]
 
 
 @scenario(AddToken, Tokens, RemoveToken)

@@ -100,6 +100,7 @@ class Entry:
     followed: bool = False
     input: list[Message] = field(default_factory=list)
     sent: int = 0
+    got: int = 0
 
     def swept(self, *, result_only: bool = False) -> DueJob:
         job = self.job
@@ -108,10 +109,13 @@ class Entry:
     def keep_clock(self) -> datetime | None:
         return self.drop_result_at or self.purge_at
 
-    def post(self, data: bytes) -> Posted:
+    def post(self, data: bytes, most: int | None) -> Posted:
+        if most is not None and self.got + len(data) > most:
+            return Posted.OVER
         if len(self.input) >= MOST_MESSAGES or sum(len(one.data) for one in self.input) + len(data) > MOST_INPUT:
             return Posted.FULL
         self.sent += 1
+        self.got += len(data)
         self.input.append(Message(self.sent, data))
         return Posted.KEPT
 
@@ -144,7 +148,7 @@ class Entry:
     def leave(self) -> None:
         """It runs no more, or it never did."""
         if self.token is not None or self.job.state in FINISHED:
-            self.input, self.sent = [], 0
+            self.input, self.sent, self.got = [], 0, 0
         self.token = self.lease_until = self.seconds = None
         self.change(assigned=None)
 
@@ -516,11 +520,11 @@ class ModelJobs:
 
     # They are sent messages
 
-    async def post(self, key: JobKey, message: bytes) -> Posted:
+    async def post(self, key: JobKey, message: bytes, most: int | None = None) -> Posted:
         entry = self._jobs.get(key)
         if entry is None or entry.job.state in FINISHED:
             return Posted.ENDED
-        posted = entry.post(message)
+        posted = entry.post(message, most)
         if posted is Posted.KEPT and entry.job.state is State.RUNNING:
             self._notify(f"order/{entry.job.worker}")
         return posted

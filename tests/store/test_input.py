@@ -41,6 +41,18 @@ async def test_messages_are_handed_out_in_order_until_their_reader_has_them(worl
     assert await collect(world, taken, after=1) == [(5, b"five")], "what was taken does not come back"
 
 
+async def test_a_run_gets_no_more_in_all_than_its_job_allows(world: World) -> None:
+    id = await world.add(max_retry=1)
+    taken = await world.take()
+    key = JobKey(id, DEFAULT_TENANT)
+    assert [await world.store.jobs.post(key, b"four", 10) for _ in range(3)] == [Posted.KEPT, Posted.KEPT, Posted.OVER]
+    assert len(await collect(world, taken, after=2)) == 0
+    assert await world.store.jobs.post(key, b"abc", 10) is Posted.OVER, "what was read counts"
+    assert await world.store.jobs.post(key, b"ab", 10) is Posted.KEPT
+    assert await world.store.jobs.post(key, b"a", 0) is Posted.OVER
+    assert await collect(world, taken, after=2) == [(3, b"ab")]
+
+
 async def test_messages_are_for_whoever_holds_the_job(world: World) -> None:
     id = await world.add()
     taken = await world.take()

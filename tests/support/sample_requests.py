@@ -63,9 +63,11 @@ from windlass.model.operations import (
     RemoveToken,
     Renew,
     Rerun,
+    Resize,
     RunSchedule,
     Schedules,
     Send,
+    SendSignal,
     Show,
     Tokens,
     Unregister,
@@ -143,6 +145,8 @@ GOOD: dict[type[Operation[Any]], Fill] = {
     Finish: lambda names: _held(names, outcome="ok", result={"r": 1}),
     Release: _held,
     Send: lambda _: Asked({}, b"\xff", BYTES),
+    Resize: lambda _: Asked(body={"rows": 24, "columns": 80}),
+    SendSignal: lambda _: Asked(body={"signal": "INT"}),
     Output: lambda names: Asked({"token": names["token"], "stream": "log"}, b"\xff", BYTES),
     Audit: lambda _: Asked({"limit": 5}),
     AddToken: lambda _: Asked(body={"scopes": ["read"]}),
@@ -188,7 +192,7 @@ def asked(shape: Shape, names: dict[str, str]) -> Asked:
 async def made(engine: Engine, tenant: str = "default", *, ended: bool = False) -> dict[str, str]:
     """A running job (or one that has ended), its worker and a token, made for a tenant; by the names of paths."""
     queue = f"q{engine.context.chance.token().hex()}"  # where no other job is
-    job = await engine(Enqueue(tenant=tenant, job=NewJob(task="a", queue=queue, input=True)))
+    job = await engine(Enqueue(tenant=tenant, job=NewJob(task="a", queue=queue, stdin="terminal")))
     worker = (await engine(Register(tenant=tenant, worker=NewWorker(name="w", queues=[queue])))).worker
     (claimed,) = await engine(Claim(tenant=tenant, worker=worker))
     if ended:

@@ -533,3 +533,34 @@ async def co_draw(word: str) -> list[str]:
 @app.task(isolate=True)
 def alone_draw(word: str) -> list[str]:
     return _draw(word)
+
+
+# With a standard input
+
+
+@app.task(stdin="pipe")
+def cat() -> int:
+    """Say it again, line by line; how many bytes there were."""
+    size = 0
+    for line in sys.stdin:
+        size += len(line)
+        sys.stdout.write(f"> {line}")
+        sys.stdout.flush()
+    return size
+
+
+@app.task(stdin="terminal", on_lost="fail")
+def shell(*program: str) -> None:
+    note("shell", os.getpid())
+    program = program or ("sh", "-i")
+    os.environ["PS1"] = "$ "
+    os.execvp(program[0], program)  # noqa: S606
+
+
+@app.task(stdin="terminal", on_lost="fail")
+def asked() -> str:
+    """A task in Python at a terminal."""
+    try:
+        return input("your name? ")
+    except KeyboardInterrupt:
+        return "interrupted"

@@ -16,6 +16,7 @@ from windlass.model.job import NewJob
 from windlass.model.options import KeepResult, OnLost
 from windlass.model.output import OutputPolicy
 from windlass.model.retry import PRESETS, RetryPolicy
+from windlass.model.stdin import Stdin
 from windlass.model.wire import invalid
 
 Duration = float | int | str | timedelta
@@ -47,6 +48,10 @@ class TaskOptions(TypedDict, total=False):
     """How much it may print, what happens then, and whether stderr is part of stdout; None = as its queue says."""
     input: bool
     """Whether messages may be sent to it while it runs: `current.input` in the task."""
+    stdin: Stdin | None
+    """Whether its process has a standard input, where it reads what is sent to it: "pipe", or "terminal"."""
+    most_input: int | None
+    """Bytes that may be sent to one run in all."""
     keep_result: KeepResult
     keep_result_for: Duration | None
     """How long the result stays, if the record stays longer; None = as long as the record."""

@@ -47,6 +47,7 @@ Jobs are stored in ./windlass.db, unless --store, WINDLASS_STORE or windlass.tom
 
 COMMANDS = {
     "enqueue": ("enqueue:enqueue", RUN, "Queue a job and print its id."),
+    "shell": ("shell:shell", RUN, "Run a job and talk to it from this terminal."),
     "worker": ("worker:worker", RUN, "Run jobs."),
     "serve": ("serve:serve", RUN, "Serve the queue over HTTP."),
     "bridge": ("bridge:bridge", RUN, "Serve the clients of another queue."),

@@ -35,17 +35,22 @@ from windlass.model.operations import (
     Operation,
     PutSchedule,
     Rerun,
+    Resize,
     Send,
+    SendSignal,
 )
 from windlass.model.options import JobOptions
 from windlass.model.token import Token
 
 log = logging.getLogger("windlass.audit")
 
+TALK = (Send, Resize, SendSignal)
+"""What is sent to a job: there is much of it, and it is the job's own business."""
+
 AUDITED = frozenset(
     kind
     for kind, route in OPERATIONS.items()
-    if route.scope in ("operate", "admin") and route.verb != "GET" and kind is not Send
+    if route.scope in ("operate", "admin") and route.verb != "GET" and kind not in TALK
 )
 
 ACTIONS = {kind: re.sub(r"(?<!^)(?=[A-Z])", "-", kind.__name__).lower() for kind in AUDITED} | {

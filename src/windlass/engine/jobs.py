@@ -11,7 +11,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from windlass.engine.context import MOST_ROUNDS, POLL_EVERY, EngineContext, fence, touch_every
-from windlass.model import lifecycle, wire
+from windlass.model import lifecycle, stdin, wire
 from windlass.model.errors import Busy, Conflict, Invalid, TooLarge
 from windlass.model.job import FINISHED, Job, Reason, State
 from windlass.model.lifecycle import ORDERS, TABLE, Move, Step
@@ -39,9 +39,11 @@ from windlass.model.operations import (
     Page,
     QueueStats,
     Rerun,
+    Resize,
     Result,
     Selection,
     Send,
+    SendSignal,
     Show,
     Stats,
 )
@@ -246,15 +248,36 @@ def check_output(items: Sequence[Alive]) -> None:
 
 
 async def send(context: EngineContext, operation: Send) -> None:
-    record = await context.find(operation.id, operation.tenant)
-    if not record.job.input:
+    job = (await context.find(operation.id, operation.tenant)).job
+    if not job.input:
         raise Conflict(f"job {operation.id} takes no input: it must be queued with input=true", at="id")
-    match await context.store.jobs.post(key_of(record.job), operation.data):
+    await _post(context, job, operation.data if job.stdin is None else stdin.encode(stdin.Typed(operation.data)))
+
+
+async def resize(context: EngineContext, operation: Resize) -> None:
+    job = (await context.find(operation.id, operation.tenant)).job
+    if job.stdin != "terminal":
+        raise Conflict(f"job {operation.id} has no terminal: it must be queued with stdin=terminal", at="id")
+    await _post(context, job, stdin.encode(stdin.Resized(operation.rows, operation.columns)))
+
+
+async def signal(context: EngineContext, operation: SendSignal) -> None:
+    job = (await context.find(operation.id, operation.tenant)).job
+    if job.stdin is None:
+        raise Conflict(f"job {operation.id} has no standard input: only such jobs get signals", at="id")
+    await _post(context, job, stdin.encode(stdin.Signalled(operation.signal)))
+
+
+async def _post(context: EngineContext, job: Job, message: bytes) -> None:
+    most_input = job.most_input if job.most_input is not None or job.stdin is None else stdin.MOST_STDIN
+    match await context.store.jobs.post(key_of(job), message, most_input):
+        case Posted.OVER:
+            raise TooLarge(f"job {job.id} takes {most_input} bytes of input in all, and has got them", at="data")
         case Posted.FULL:
             most = f"{MOST_MESSAGES} messages or {MOST_INPUT} bytes"
-            raise Busy(f"job {operation.id} has not read its earlier messages: at most {most} wait", at="data")
+            raise Busy(f"job {job.id} has not read its earlier messages: at most {most} wait", at="data")
         case Posted.ENDED:
-            raise Conflict(f"job {operation.id} has ended: it takes no more input", at="id")
+            raise Conflict(f"job {job.id} has ended: it takes no more input", at="id")
 
 
 def deliveries(replies: Sequence[HeartbeatReply]) -> list[Delivered]:
@@ -413,4 +436,6 @@ ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any
     Output: output,
     GetOutput: get_output,
     Send: send,
+    Resize: resize,
+    SendSignal: signal,
 }

@@ -41,6 +41,10 @@ def check_new(new: NewJob, most_payload: int, at: str) -> NewJob:
             raise Invalid(
                 "a yielding job starts at once or not at all: it cannot wait for a time or a job", at="yielding"
             )
+        if sound.stdin is not None:
+            if sound.on_lost == "adopt":
+                raise Invalid("a standard input ends with its worker: on_lost cannot be adopt", at="on_lost")
+            sound = replace(sound, input=True, isolate=True)
         if sound.id is not None:
             check_id(sound.id)
             check_mark(sound.id, sound.queue)

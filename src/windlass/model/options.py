@@ -8,6 +8,7 @@ from windlass.model.duration import DAY, LONGEST, Seconds
 from windlass.model.names import DEFAULT_QUEUE, Name
 from windlass.model.output import OutputPolicy
 from windlass.model.retry import EXPONENTIAL, RetryPolicy
+from windlass.model.stdin import Stdin
 
 KeepResult = Literal["keep", "once", "none"]
 
@@ -70,6 +71,11 @@ class JobOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     """How much it may put out; null = as its queue says."""
     input: bool = False
     """Whether messages may be sent to it, which its task takes while it runs."""
+    stdin: Stdin | None = None
+    """Where its process reads what is sent to it: its standard input is a pipe, or a terminal to which it also prints.
+    It then accepts messages, and has a process of its own."""
+    most_input: Annotated[int, Meta(ge=0, le=2**53)] | None = None
+    """Bytes that may be sent to one run in all; null = as much as it reads, but 64 MiB to a standard input."""
     headers: Annotated[
         dict[Annotated[str, Meta(max_length=128)], Annotated[str, Meta(max_length=8192)]], Meta(max_length=64)
     ] = {}

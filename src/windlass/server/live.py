@@ -8,7 +8,7 @@ are sent to the job.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, contextmanager
 from typing import Any
 
@@ -25,9 +25,10 @@ from windlass.model.errors import Busy, Invalid, Problem, Unauthenticated, Windl
 from windlass.model.events import Event, EventCursor, EventSubscription, EventWithOutput, LiveEvents
 from windlass.model.job import FINISHED, Job
 from windlass.model.match import Match
-from windlass.model.operations import OPERATIONS, List, Send, Service, Show
+from windlass.model.operations import OPERATIONS, List, Resize, Send, SendSignal, Service, Show
 from windlass.model.output import Chunk
 from windlass.model.shapes import SHAPES
+from windlass.model.stdin import Length, SignalName
 from windlass.server import formats
 from windlass.server.auth import Auth, TokenWatch, check_origin
 from windlass.server.requests import ABORT, LIMIT_BUFFER
@@ -154,10 +155,10 @@ class Live:
         self._check_room()
         return await self._service(Show(tenant=tenant, id=connection.path_params["id"]))
 
-    async def send(self, connection: HTTPConnection, token: str | None, id: str, data: bytes) -> None:
-        """Send a message to a job, which needs another scope than reading."""
+    async def send(self, connection: HTTPConnection, token: str | None, message: Send | Resize | SendSignal) -> None:
+        """Send something to a job, which needs another scope than reading."""
         tenant = await self._auth.authorize(connection, OPERATIONS[Send].scope, token=token)
-        await self._service(Send(tenant=tenant, id=id, data=data))
+        await self._service(replace(message, tenant=tenant))
 
     async def live(self, socket: WebSocket) -> None:
         """Events of one job, over a WebSocket."""
@@ -221,6 +222,18 @@ class Hello(Struct, frozen=True, forbid_unknown_fields=True):
     token: str
     since: str = ""
     """The id of the last event that the client has."""
+
+
+class Control(Struct, frozen=True, forbid_unknown_fields=True):
+    """A text to a job with a standard input: one of these, or none for the end of input."""
+
+    input: str | None = None
+    resize: tuple[Length, Length] | None = None
+    """Rows and columns."""
+    signal: SignalName | None = None
+
+
+CONTROLS = '{"input": …}, {"resize": [ROWS, COLUMNS]}, {"signal": "INT"} or, for the end, {}'
 
 
 class ClientMessage(Struct, frozen=True):
@@ -340,13 +353,28 @@ class _Session:
         number = 0
         while (message := await self._socket.receive())["type"] != "websocket.disconnect":
             number += 1
-            text = message.get("text")
             try:
-                data = (message.get("bytes") or b"") if text is None else text.encode()
-                await self._live.send(self._socket, self._token, self._job.id, data)
+                await self._live.send(self._socket, self._token, self._read(message))
             except WindlassError as fault:
                 self._put_message("refused", "", Refusal(number, fault.problem()))
         self._queue.disconnected = True
+
+    def _read(self, message: Mapping[str, Any]) -> Send | Resize | SendSignal:
+        """Bytes are input. So is text, but where it goes to a standard input it says what it is."""
+        id, text = self._job.id, message.get("text")
+        if text is None:
+            return Send(id=id, data=message.get("bytes") or b"")
+        if self._job.stdin is None:
+            return Send(id=id, data=text.encode())
+        try:
+            control = msgspec.json.decode(text, type=Control)
+        except msgspec.MsgspecError as fault:
+            raise Invalid(f"a text to this job is {CONTROLS}; bytes are its input: {fault}", at="message") from None
+        if control.resize is not None:
+            return Resize(id=id, rows=control.resize[0], columns=control.resize[1])
+        if control.signal is not None:
+            return SendSignal(id=id, signal=control.signal)
+        return Send(id=id, data=(control.input or "").encode())
 
     def _put(self, event: Event, chunk: Chunk | None) -> None:
         if chunk is None or event.chunk is None:

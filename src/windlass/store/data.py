@@ -317,6 +317,8 @@ class Posted(StrEnum):
     KEPT = "kept"
     FULL = "full"
     """`MOST_MESSAGES` or `MOST_INPUT` wait already: it was not kept."""
+    OVER = "over"
+    """The run would get more than its job allows: it was not kept."""
     ENDED = "ended"
     """There is no such job, or it has ended: it was not kept."""
 

@@ -77,8 +77,8 @@ class JobStore(Protocol):
     async def output(self, key: JobKey, after: int, limit: int) -> list[Chunk]:
         """Chunks of output behind a number: the newest, of all runs, until the finished job is run again."""
 
-    async def post(self, key: JobKey, message: bytes) -> data.Posted:
-        """Keep a message until the current or next run of a job has it or has ended; wakes its worker."""
+    async def post(self, key: JobKey, message: bytes, most: int | None = None) -> data.Posted:
+        """Keep a message until a job's current or next run has it or has ended, if the run gets no more than `most`."""
 
     async def counts(self, tenant: str) -> data.Counts:
         """How many jobs a tenant has (`-` = all tenants), and how its runs ended, from counters."""

@@ -11,9 +11,9 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import datetime
 from enum import StrEnum
-from operator import itemgetter
 from typing import Protocol
 
+import msgspec
 from msgspec import UNSET, Raw
 
 from windlass.model.job import TEXT, Error, Job, NewJob, Reason
@@ -180,7 +180,7 @@ class ActiveRun:
             data = data[: max(0, policy.limit - before)]
             if policy.over == "fail":
                 self.allowed = policy.limit
-        if not data:
+        if not data and before != self.printed:
             return
         if policy.merged and stream == "stderr":
             stream = "stdout"
@@ -233,10 +233,10 @@ class ActiveRun:
 
 
 def _chunks(log: list[tuple[Stream, bytes | memoryview]]) -> Iterator[NewChunk]:
-    """Neighbouring pieces of one stream joined, in chunks of the size that the queue takes."""
-    for stream, pieces in itertools.groupby(log, key=itemgetter(0)):
+    """Neighbouring pieces of one stream joined, in chunks of the size that the queue takes; an empty one stays so."""
+    for (stream, _), pieces in itertools.groupby(log, key=lambda one: (one[0], bool(one[1]))):
         data = b"".join(piece for _, piece in pieces)
-        for start in range(0, len(data), MOST_CHUNK):
+        for start in range(0, len(data) or 1, MOST_CHUNK):
             yield NewChunk(stream=stream, data=data[start : start + MOST_CHUNK])
 
 
@@ -563,6 +563,11 @@ def crashed(run: ActiveRun, status: int, peak_memory: int, last_output: str) -> 
     peak = f"; peak memory {peak_memory / 2**20:.0f} MiB" if peak_memory else ""
     error = Error(type="Crashed", message=f"{how} (exit code {code}{peak})", traceback=last_output)
     return RunOutcome(run.number, Verdict.ERROR, error=error, reason=Reason.CRASHED)
+
+
+def exited_by_itself(run: ActiveRun, status: int) -> RunOutcome:
+    """The outcome of a run whose process has become another program, which has ended: its status is the result."""
+    return RunOutcome(run.number, Verdict.OK, msgspec.msgpack.encode(status))
 
 
 def function_finished(run: ActiveRun, outcome: FunctionOutcome, delays: Sequence[float] = ()) -> Finished:

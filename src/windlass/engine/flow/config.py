@@ -81,7 +81,8 @@ class FlowConfig:
 
     def on_lost(self, job: Job) -> OnLost:
         """What becomes of a job whose run ends without its own word: as it says itself, or else its queue."""
-        return job.on_lost or self.settings(job.tenant, job.queue).on_lost
+        found = job.on_lost or self.settings(job.tenant, job.queue).on_lost
+        return "fail" if found == "adopt" and job.stdin is not None else found
 
     def has_at_most_once(self, queues: Iterable[str]) -> bool:
         """Whether one of these queues has a tenant whose lost jobs fail instead of running again."""

@@ -75,8 +75,10 @@ from windlass.model.operations import (
     LowerTimeout,
     Operation,
     Rerun,
+    Resize,
     Result,
     Send,
+    SendSignal,
     Show,
 )
 from windlass.model.ports import Clock
@@ -88,7 +90,7 @@ log = logging.getLogger("windlass.journal")
 
 READS = (
     *(Show, GetResult, GetEstimate, GetQueueEstimate, GetOutput, GetFiles, GetFile),
-    *(List, Count, GetStats, Send, Cancel, Rerun, Delete, FinishByHand, FailByHand, LowerTimeout),
+    *(List, Count, GetStats, Send, Resize, SendSignal, Cancel, Rerun, Delete, FinishByHand, FailByHand, LowerTimeout),
 )
 """Operations on jobs: those that were accepted before must be there."""
 

@@ -58,9 +58,11 @@ from windlass.model.operations.jobs import OutputPage as OutputPage
 from windlass.model.operations.jobs import Page as Page
 from windlass.model.operations.jobs import QueueStats as QueueStats
 from windlass.model.operations.jobs import Rerun as Rerun
+from windlass.model.operations.jobs import Resize as Resize
 from windlass.model.operations.jobs import Result as Result
 from windlass.model.operations.jobs import Selection as Selection
 from windlass.model.operations.jobs import Send as Send
+from windlass.model.operations.jobs import SendSignal as SendSignal
 from windlass.model.operations.jobs import Show as Show
 from windlass.model.operations.jobs import Stats as Stats
 from windlass.model.operations.records import AddToken as AddToken

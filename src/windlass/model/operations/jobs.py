@@ -12,6 +12,7 @@ from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
 from windlass.model.options import JobOptions
 from windlass.model.outcome import Verdict
 from windlass.model.output import MOST_CHUNK, MOST_CHUNKS, MOST_MESSAGE, Chunk, Stream
+from windlass.model.stdin import Length, SignalName
 
 MOST_TEXT = 16 * 2**20
 """Characters of a text whose lines become jobs."""
@@ -238,6 +239,23 @@ class Send(Operation[None], frozen=True, kw_only=True):
 
     id: str
     data: Annotated[bytes, Meta(max_length=MOST_MESSAGE)]
+
+
+@operation("POST", "/jobs/{id}/resize", "operate", 204)
+class Resize(Operation[None], frozen=True, kw_only=True):
+    """The terminal of a job has another size."""
+
+    id: str
+    rows: Length
+    columns: Length
+
+
+@operation("POST", "/jobs/{id}/signal", "operate", 204)
+class SendSignal(Operation[None], frozen=True, kw_only=True):
+    """Send a signal to a job with a standard input: to what runs in the foreground of its terminal, or to its group."""
+
+    id: str
+    signal: SignalName
 
 
 @operation("POST", "/jobs/retry", "operate", one="/jobs/{id}/retry")

@@ -395,8 +395,9 @@ class RedisJobs:
         # By turns: those of one partition that cannot be followed now do not keep the others off.
         return [one for turn in found for one in turn if one is not None][:limit]
 
-    async def post(self, key: JobKey, message: bytes) -> Posted:
-        reply = await self.partitions.call("post", self.partitions.of_id(key.id), [raw_key(*key), message])
+    async def post(self, key: JobKey, message: bytes, most: int | None = None) -> Posted:
+        arguments: list[Argument] = [raw_key(*key), message, "" if most is None else most]
+        reply = await self.partitions.call("post", self.partitions.of_id(key.id), arguments)
         return Posted(reply.decode())
 
     async def _lines(self, scope: ListScope, start: str) -> list[str]:

@@ -491,7 +491,7 @@ _EMPTY_MESSAGE = "UPDATE input SET data = x'' WHERE job = ?1 AND n = ?2"
 _MESSAGES = "SELECT n, data FROM input WHERE job = ?1 AND n > ?2 ORDER BY n"
 
 
-def post(tx: Transaction, to: JobKey, data: bytes) -> Posted:
+def post(tx: Transaction, to: JobKey, data: bytes, most: int | None) -> Posted:
     job = tx.first(_RECIPIENT, job_key(to))
     if job is None or job[1] > RUNNING:
         return Posted.ENDED
@@ -500,6 +500,8 @@ def post(tx: Transaction, to: JobKey, data: bytes) -> Posted:
     if first is None or last is None:
         first = last = (0, 0)
         tx.run(_ADD_MESSAGE, seq, *last, b"")
+    if most is not None and last[1] + len(data) > most:
+        return Posted.OVER
     if last[0] - first[0] >= MOST_MESSAGES or last[1] - first[1] + len(data) > MOST_INPUT:
         return Posted.FULL
     tx.run(_ADD_MESSAGE, seq, last[0] + 1, last[1] + len(data), data)

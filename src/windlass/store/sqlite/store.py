@@ -121,8 +121,8 @@ class SqliteJobs:
     async def output(self, key: JobKey, after: int, limit: int) -> list[Chunk]:
         return await self._connection.read(lambda tx: jobs.read_output(tx, key, after, limit))
 
-    async def post(self, key: JobKey, message: bytes) -> Posted:
-        return await self._connection.write(lambda tx: jobs.post(tx, key, message))
+    async def post(self, key: JobKey, message: bytes, most: int | None = None) -> Posted:
+        return await self._connection.write(lambda tx: jobs.post(tx, key, message, most))
 
     async def counts(self, tenant: str) -> Counts:
         return await self._connection.read(lambda tx: listing.counts(tx, tenant))

@@ -19,12 +19,13 @@ from typing import Generic, NoReturn, TypeVar
 import msgspec
 from msgspec import Struct
 
-from windlass.model.job import MSGPACK, Error, NewJob, Reason
+from windlass.model.job import MSGPACK, Error, Job, NewJob, Reason
 from windlass.model.operations import Claimed
 from windlass.model.options import JobOptions
 from windlass.model.outcome import Verdict
 from windlass.model.output import Progress, Stream
 from windlass.model.schedule import NewSchedule
+from windlass.model.stdin import TERM, TERMINALS, Stdin
 from windlass.model.wire import UNENCODABLE, encodable
 
 LENGTH = struct.Struct(">I")
@@ -70,6 +71,8 @@ class Assignment(Struct, frozen=True, array_like=True, gc=False):
     """Whether it takes messages."""
     one_argument: bool = False
     """Whether its payload is one argument, whatever its type."""
+    terminal: str = ""
+    """What kind of terminal it has, if any."""
 
 
 def assignment_of(number: int, claimed: Claimed) -> Assignment:
@@ -91,9 +94,18 @@ def assignment_of(number: int, claimed: Claimed) -> Assignment:
         job.tags,
         job.headers,
         claimed.files,
-        job.input,
+        job.input and job.stdin is None,
         job.one_argument,
+        _terminal_of(job),
     )
+
+
+def _terminal_of(job: Job) -> str:
+    """As its caller says in its headers; empty = it has none."""
+    if job.stdin != "terminal":
+        return ""
+    named = job.headers.get(TERM, "")
+    return named if TERMINALS.fullmatch(named) else "xterm"
 
 
 class RunOutcome(Struct, frozen=True, array_like=True, gc=False):
@@ -173,6 +185,8 @@ class Fork(Struct, frozen=True, tag=True):
 
     context: int
     isolated: bool
+    stdin: Stdin | None = None
+    """Then the first of these descriptors is its standard input; a terminal is also what it prints to."""
 
 
 class Kill(Struct, frozen=True, tag=True):

@@ -368,6 +368,8 @@ def run_isolated(link: socket.socket, tasks: Mapping[str, TaskCode], frames: Fra
     assignment = _assignment(received)
     code = tasks.get(assignment.task)
     outbox = ContextOutbox(link)
+    if assignment.terminal:
+        os.environ["TERM"] = assignment.terminal
     if code is None:
         outbox.add_outcome(unknown_task(assignment))
     elif is_async(code):

@@ -5,20 +5,22 @@ Knows contexts as processes that take assignments and send updates. How they are
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Sequence
 from functools import partial
 
-from windlass.model.job import Error, Job
+from windlass.model.job import Error
 from windlass.model.operations import Claimed
 from windlass.model.outcome import Verdict
 from windlass.model.output import Stream
 from windlass.model.ports import Clock
+from windlass.model.stdin import decode
 from windlass.worker import WorkerOptions
-from windlass.worker.contexts.frames import Assignment, ContextUpdate, RunOutcome, assignment_of
+from windlass.worker.contexts.frames import Assignment, ContextUpdate, RunOutcome, RunUpdate, assignment_of
 from windlass.worker.contexts.processes import ContextProcess, ProcessManager
 from windlass.worker.linux import resident
-from windlass.worker.runs import WORKER_STOPPED, ActiveRun, RunTable, Stop, crashed
+from windlass.worker.runs import WORKER_STOPPED, ActiveRun, RunTable, Stop, crashed, exited_by_itself
 
 log = logging.getLogger("windlass.worker")
 
@@ -77,11 +79,21 @@ class ContextRunner:
         while not self._closing and len(self._shared) < min(self._options.contexts, self._options.slots):
             self._shared.append(self._fork(isolated=False))
 
-    def _fork(self, *, isolated: bool, merged: bool = False) -> ContextProcess:
-        return self._processes.fork(self, isolated=isolated, started_at=self._clock.monotonic(), merged=merged)
+    def _fork(self, *, isolated: bool) -> ContextProcess:
+        return self._processes.fork(self, isolated=isolated, started_at=self._clock.monotonic())
 
-    def _fork_alone(self, job: Job) -> ContextProcess:
-        return self._fork(isolated=True, merged=job.output is not None and job.output.merged)
+    def _fork_alone(self, run: ActiveRun) -> ContextProcess:
+        """A context for one job, with the outputs and the standard input that it asks for."""
+        merged, now = run.job.output is not None and run.job.output.merged, self._clock.monotonic()
+        context = self._processes.fork(self, isolated=True, started_at=now, merged=merged, stdin=run.job.stdin)
+        if context.stdin is not None:
+            context.stdin.on_room = partial(self._has_taken, run)
+        return context
+
+    def _has_taken(self, run: ActiveRun) -> None:
+        """Its standard input has taken all that was sent so far."""
+        if self._runs.is_active(run):
+            self._runs.update(run, RunUpdate(run.number, taken=run.given))
 
     async def zygote_lost(self) -> None:
         """Wait until the zygote has died."""
@@ -158,7 +170,7 @@ class ContextRunner:
             # A job that has crashed a process gets one of its own: it takes no other jobs with it again.
             try:
                 alone = run.job.isolate or run.job.crashes
-                context = self._fork_alone(run.job) if alone else self._least_busy()
+                context = self._fork_alone(run) if alone else self._least_busy()
             except OSError as fault:
                 self._postpone(run, str(fault))
                 continue
@@ -196,6 +208,8 @@ class ContextRunner:
         for run in self._in(context):
             run.pid = context.pid
             self._begin(run)
+            if context.stdin is not None:
+                self._runs.print(run, "stdout", b"")  # marks the start
 
     def updated(self, context: ContextProcess, update: ContextUpdate) -> None:
         for one in update.updates:
@@ -239,8 +253,16 @@ class ContextRunner:
                 self._kill_for(run, Stop.OUTPUT)
 
     def send(self, run: ActiveRun, messages: Sequence[bytes]) -> None:
-        if (context := self._context_of.get(run.number)) is not None:
+        context = self._context_of.get(run.number)
+        if context is None:
+            return
+        if context.stdin is None:
             context.send(run.number, messages)
+            return
+        for data in messages:
+            context.stdin.give(decode(data))
+        if not context.stdin.is_full:
+            self._has_taken(run)
 
     # Runs are stopped
 
@@ -311,6 +333,8 @@ class ContextRunner:
             if run.number in self._held:
                 self._postpone(run, "it ended before the job began")
                 continue
+            if outcome is None and context.stdin is not None and os.WIFEXITED(status):
+                outcome = exited_by_itself(run, os.WEXITSTATUS(status))
             self._finish(run, outcome or crashed(run, status, peak_memory, tail))
 
     def fork_failed(self, context: ContextProcess, why: str) -> None:

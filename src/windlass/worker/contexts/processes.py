@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import msgspec
 
 from windlass.model.output import Stream
+from windlass.model.stdin import Stdin
 from windlass.worker.contexts.frames import (
     AppInfo,
     Assignment,
@@ -39,6 +40,7 @@ from windlass.worker.contexts.frames import (
     assignment_frames,
     encode_frame,
 )
+from windlass.worker.contexts.stdin import ProcessInput
 from windlass.worker.linux import allow_many_files, descendants, end_marked, send
 
 log = logging.getLogger("windlass.worker")
@@ -111,6 +113,8 @@ class ContextProcess(asyncio.Protocol):
         """Numbers of the jobs that it runs."""
         self.jobs = 0
         """How many it was given in all."""
+        self.stdin: ProcessInput | None = None
+        """Where what is sent to its job goes, if not to its task."""
         self.leaving = False
         """Whether it gets no more jobs."""
         self.pinged_at = 0
@@ -213,6 +217,8 @@ class ContextProcess(asyncio.Protocol):
 
     def close(self) -> None:
         self._closed = True
+        if self.stdin is not None:
+            self.stdin.close()
         if self._aside is not None:
             self._aside.close()
             self._aside = None
@@ -315,6 +321,8 @@ class ProcessManager:
                 case Forked() as forked if forked.context in self.contexts:
                     context = self.contexts[forked.context]
                     context.pid = forked.pid
+                    if context.stdin is not None:
+                        context.stdin.group = forked.pid
                     context.listener.forked(context)
                 case Exited() as exited if exited.context in self.contexts:
                     self._reap(exited)
@@ -324,7 +332,13 @@ class ProcessManager:
                     context.listener.fork_failed(context, failed.why)
 
     def fork(
-        self, listener: ProcessListener, *, isolated: bool, started_at: float, merged: bool = False
+        self,
+        listener: ProcessListener,
+        *,
+        isolated: bool,
+        started_at: float,
+        merged: bool = False,
+        stdin: Stdin | None = None,
     ) -> ContextProcess:
         """A new context. It can be given jobs at once; they wait in its socket. `merged`: its stderr is its stdout."""
         ours, theirs = socket.socketpair()
@@ -338,11 +352,18 @@ class ProcessManager:
         descriptors = self._requested[context.number] = [theirs.detach(), *(other.detach() for _, other in pairs)]
         self.contexts[context.number] = context
         self._spawn(self._loop.connect_accepted_socket(lambda: context, ours))
+        if stdin is not None:
+            context.stdin = ProcessInput(stdin)
+            descriptors.append(context.stdin.theirs)
+            self._spawn(context.stdin.connect())
         streams: tuple[Stream, ...] = () if not isolated else ("stdout",) if merged else ("stdout", "stderr")
+        if context.stdin is not None and stdin == "terminal":
+            self._read_pipe(context, "stdout", context.stdin.output())
+            streams = ()
         for stream in streams:
             reader, writer = os.pipe()
             descriptors.append(writer)
-            self._spawn(self._loop.connect_read_pipe(self._reader(context, stream), os.fdopen(reader, "rb", 0)))
+            self._read_pipe(context, stream, reader)
         self._request_fork(context)
         return context
 
@@ -352,7 +373,8 @@ class ProcessManager:
 
     def _request_fork(self, context: ContextProcess) -> bool:
         """Ask the zygote for it; without a zygote it waits for the next one, and its jobs wait in its socket."""
-        if not self._ask(Fork(context.number, context.isolated), self._requested[context.number]):
+        stdin = None if context.stdin is None else context.stdin.kind
+        if not self._ask(Fork(context.number, context.isolated, stdin), self._requested[context.number]):
             return False
         self._close_descriptors(context)
         return True
@@ -360,6 +382,10 @@ class ProcessManager:
     def _close_descriptors(self, context: ContextProcess) -> None:
         for descriptor in self._requested.pop(context.number, ()):
             os.close(descriptor)
+
+    def _read_pipe(self, context: ContextProcess, stream: Stream, descriptor: int) -> None:
+        reader = os.fdopen(descriptor, "rb", 0)
+        self._spawn(self._loop.connect_read_pipe(self._reader(context, stream), reader))
 
     def _reader(self, context: ContextProcess, stream: Stream) -> Callable[[], _OutputPipe]:
         context.open += 1

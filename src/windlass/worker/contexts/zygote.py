@@ -6,6 +6,7 @@ supervisor or the zygote is gone. It runs no user code, so nothing can make it h
 imported. Started as `python -m windlass.worker.contexts.zygote CONTROL LIFE MODULE:APP`, with two descriptors.
 """
 
+import fcntl
 import gc
 import importlib
 import os
@@ -14,6 +15,7 @@ import signal
 import socket
 import stat
 import sys
+import termios
 import traceback
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,6 +24,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from windlass.model.options import JobOptions
+from windlass.model.stdin import Stdin
 from windlass.worker.contexts import folders, prints
 from windlass.worker.contexts.frames import (
     AppInfo,
@@ -49,7 +52,7 @@ from windlass.worker.linux import (
 )
 
 MOST_MESSAGE = 1 << 16
-STDOUT, STDERR = 1, 2
+STDIN, STDOUT, STDERR = 0, 1, 2
 SWEEPS, SWEEP_AGAIN = 3, 50
 """How often to look for what an ended context has left behind, and the milliseconds between."""
 
@@ -93,7 +96,7 @@ class Zygote:
 
     def _handle_request(self) -> None:
         try:
-            message, descriptors, _, _ = socket.recv_fds(self._control, MOST_MESSAGE, 3, socket.MSG_CMSG_CLOEXEC)
+            message, descriptors, _, _ = socket.recv_fds(self._control, MOST_MESSAGE, 4, socket.MSG_CMSG_CLOEXEC)
         except ConnectionResetError:  # it was killed before it had read everything
             message, descriptors = b"", []
         if not message:
@@ -137,7 +140,7 @@ class Zygote:
             link = socket.socket(fileno=descriptors[0])
             if fork.isolated:
                 adopt_orphans()
-                _redirect_output(*descriptors[1:])
+                _redirect(fork.stdin, descriptors[1:])
                 run_isolated(link, self._tasks, self._frames)
             else:
                 prints.send_to_jobs(yes=True)
@@ -200,6 +203,22 @@ def _reaped() -> tuple[int, int, int] | None:
     except ChildProcessError:
         return None
     return (pid, status, usage.ru_maxrss * 1024) if pid else None
+
+
+def _redirect(stdin: Stdin | None, descriptors: list[int]) -> None:
+    """Give this process its standard input, if it is to have one, and its outputs."""
+    if stdin is None:
+        _redirect_output(*descriptors)
+        return
+    source, *outputs = descriptors
+    if stdin == "terminal":
+        fcntl.ioctl(source, termios.TIOCSCTTY, 0)
+        outputs = [os.dup(source)]
+    os.dup2(source, STDIN)
+    os.close(source)
+    _redirect_output(*outputs)
+    sys.stdin = open(STDIN, closefd=False)  # noqa: SIM115 - for as long as the process lives
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a program that was started from a shell
 
 
 def _redirect_output(out: int, *err: int) -> None:

@@ -85,8 +85,8 @@ end)
 -- Messages
 
 -- Store a message for a job that has not ended.
--- args →  id, bytes
--- returns →  'kept', 'full' or 'ended'
+-- args →  id, bytes, most bytes of all messages to one run ('' = any number)
+-- returns →  'kept', 'full', 'over' or 'ended'
 register('post', STORES, function(args)
   local id, data = args[2], args[3]
   local job = load(id)
@@ -98,6 +98,7 @@ register('post', STORES, function(args)
     taken, before = struct.unpack(MESSAGE_HEAD, first)
     n, finish = struct.unpack(MESSAGE_HEAD, last)
   end
+  if args[4] ~= '' and finish + #data > tonumber(args[4]) then return 'over' end
   if n - taken >= MOST_MESSAGES or finish - before + #data > MOST_INPUT then return 'full' end
   if not first then redis.call('RPUSH', key, struct.pack(MESSAGE_HEAD, 0, 0)) end
   redis.call('RPUSH', key, struct.pack(MESSAGE_HEAD, n + 1, finish + #data) .. data)
