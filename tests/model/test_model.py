@@ -23,7 +23,9 @@ from windlass.model import job as job_module
 from windlass.model.duration import LONGEST, seconds
 from windlass.model.errors import (
     ERRORS,
+    Conflict,
     Damaged,
+    FilesMissing,
     Full,
     Invalid,
     JournalFull,
@@ -49,7 +51,7 @@ from windlass.model.operations import (
 )
 from windlass.model.options import LEAST_UNATTENDED
 from windlass.model.outcome import Verdict
-from windlass.model.output import Progress
+from windlass.model.output import OutputPolicy, Progress
 from windlass.model.retry import EXPONENTIAL, FROM_START, PRESETS, UNTIL_DEADLINE, RetryPolicy
 from windlass.model.worker import NewWorker
 from windlass.server import bodies
@@ -372,9 +374,10 @@ def test_a_match_on_a_time_without_a_zone_is_refused(name: str, form: wire.Forma
 
 def test_every_error_has_a_code_and_a_status_of_its_own() -> None:
     every = [kind for kind in WindlassError.__subclasses__() if vars(errors).get(kind.__name__) is kind]
-    assert set(ERRORS.values()) == {*every, Damaged, JournalFull, NotReplicated}
-    codes = {kind.code for kind in every} | {Damaged.code, JournalFull.code, NotReplicated.code, WindlassError.code}
-    assert len(codes) == len(every) + 4
+    finer = {Damaged, FilesMissing, JournalFull, NotReplicated}
+    assert set(ERRORS.values()) == {*every, *finer}
+    assert len({kind.code for kind in (*every, *finer, WindlassError)}) == len(every) + len(finer) + 1
+    assert FilesMissing.status == Conflict.status, "only what is missing is told apart"
     assert JournalFull.status == Full.status, "only where there is no room is told apart"
     assert NotReplicated.status == Unavailable.status, "only what has happened by then is told apart"
     assert len({kind.status for kind in every}) == len(every)
@@ -426,6 +429,7 @@ ODD_TERMS: dict[str, Any] = {
     "unattended": 600.0,
     "isolate": True,
     "on_lost": "fail",
+    "output": OutputPolicy(limit=7, over="drop", merged=True),
     "input": True,
     "headers": {"trace": "1-2-3"},
     "content_type": TEXT,

@@ -30,6 +30,7 @@ from windlass.model.operations import (
     Enqueue,
     EnqueueMany,
     Finish,
+    Limits,
     List,
     PutFile,
     PutLimit,
@@ -37,6 +38,7 @@ from windlass.model.operations import (
     RemoveToken,
     Renew,
     Rerun,
+    Schedules,
     Tokens,
 )
 from windlass.model.shapes import SHAPES, Shape
@@ -142,7 +144,7 @@ ANY_NAME = {"task", "queue"}
 """Whoever asks for one of these finds it, empty."""
 
 MAKERS = (PutFile, PutLimit, PutSchedule)
-"""Nothing is missing for these."""
+"""Nothing is missing for these: they make what they name, of the tenant that asks."""
 
 
 def bare(response: httpx2.Response, names: dict[str, str]) -> tuple[int, str, dict[str, str]]:
@@ -163,6 +165,15 @@ async def test_a_foreign_thing_answers_like_none(shape: Shape, engine: Engine, c
     assert (answers[0][0] == 404) == (shape.kind not in MAKERS)
     assert await everything(engine, THEIRS) == before
     assert bare(await send(client, shape, own, mine), own)[0] != 404
+
+
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.kind in MAKERS], ids=named)
+async def test_a_name_that_others_have_is_free(shape: Shape, engine: Engine, client: httpx2.AsyncClient) -> None:
+    foreign, mine = await made(engine, THEIRS), await token(engine)
+    before = await everything(engine, THEIRS)
+    answers = [bare(await send(client, shape, names, mine), names) for names in (foreign, NOTHING)]
+    assert [status for status, _, _ in answers] == [shape.route.status] * 2
+    assert await everything(engine, THEIRS) == before
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.kind in (Begin, Renew, Finish)], ids=named)
@@ -218,9 +229,10 @@ async def test_keys_and_parents_of_others_are_not_there(
     assert answers[0] == answers[1]
 
 
-async def everything(engine: Engine, tenant: str) -> list[Any]:
+async def everything(engine: Engine, tenant: str) -> list[bytes]:
     listed = await engine(List(tenant=tenant, limit=1000))
-    return [msgspec.to_builtins(job) for job in listed.jobs]
+    made: list[list[Any]] = [listed.jobs, await engine(Limits(tenant=tenant)), await engine(Schedules(tenant=tenant))]
+    return [msgspec.msgpack.encode(one) for some in made for one in some]
 
 
 # Tokens

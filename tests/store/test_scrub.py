@@ -131,7 +131,7 @@ SQLITE_DAMAGE = {
     "stray children": "INSERT INTO dependency VALUES (x'00', x'01')",
     "a stray follow-up": "INSERT INTO follow_up VALUES (x'00', x'01')",
     "a spent result": "INSERT OR REPLACE INTO result SELECT seq, 1, 'x', x'00' FROM job WHERE state = 4 LIMIT 1",
-    "stray files": "INSERT INTO file VALUES (999, 'f', x'00')",
+    "stray files": "INSERT INTO file VALUES (999, 'f', x'00', 0)",
     "lost files": "DELETE FROM file WHERE job = (SELECT min(job) FROM file)",
     "lost output": "DELETE FROM output WHERE n = 2",
     "a keep clock on a waiting job": "UPDATE job SET purge_at = 1 WHERE state = 2",

@@ -211,7 +211,7 @@ class WorkerHarness:
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Another command of the program, in this process: starting one takes longer than most commands."""
-        out, err = io.StringIO(), io.StringIO()
+        out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
         with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
             patch.chdir(self.folder)
             for name in os.environ.keys() - self.environ.keys():
@@ -219,7 +219,9 @@ class WorkerHarness:
             for name, value in self.environ.items():
                 patch.setenv(name, value)
             status = cli.run(words)
-        return subprocess.CompletedProcess(words, status, out.getvalue(), err.getvalue())
+        out.seek(0)
+        err.seek(0)
+        return subprocess.CompletedProcess(words, status, out.read(), err.read())
 
     # Jobs
 

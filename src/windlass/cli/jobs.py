@@ -215,7 +215,7 @@ async def files(
         raise Invalid("give the name of a file or --all, not both", at="NAME")
     async with open_queue(target) as queue:
         if name is not None:
-            sys.stdout.buffer.write(await queue(GetFile(id=id, name=name)))
+            console.write_bytes(await queue(GetFile(id=id, name=name)))
             return
         found = await queue(GetFiles(id=id))
         if every:

@@ -6,7 +6,7 @@ WindlassError
 ├── Denied           403  the token does not allow this
 ├── Missing          404  there is no such thing (or it belongs to another tenant)
 ├── Conflict         409  it is not in a state that allows this
-│   └── FilesMissing      the files that a job names by their SHA-256 must be sent first
+│   └── FilesMissing 409 the files that a job names by their SHA-256 must be sent first
 ├── TooLarge         413  more bytes or items than allowed
 ├── Busy             429  too much at once: ask again later
 ├── Unavailable      503  the store does not answer: ask again later
