@@ -56,6 +56,7 @@ reclaim     .          .          .          queued     .          .          .
 release     .          .          .          queued     .          .          .
 snooze      .          .          .          scheduled  .          .          .
 shrink      .          .          .          running    .          .          .
+lower       .          .          .          running    .          .          .
 halt        .          .          .          running    .          .          .
 adopt       .          .          .          running    .          .          .
 cancel      cancelled  cancelled  cancelled  running    .          .          .
