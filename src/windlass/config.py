@@ -185,7 +185,7 @@ class AsySection(Struct, frozen=True, kw_only=True):
     program: str = "asy -noV -f {format} -o {out} {verbose} {main}"
     """The command line of a batch task. Of a job: {main}, {format}, {verbosity}, {verbose} (as many -v); {out} is where
     the result goes."""
-    shell: str = "asy -interactive -noV"
+    shell: str = "asy -noV"
     """The command line of a shell."""
     public: Name | None = None
     """The tenant of connections without a token; none = every connection needs one."""

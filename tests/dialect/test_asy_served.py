@@ -8,11 +8,12 @@ import psutil
 import pytest
 
 from tests.support.asy_client import SHELL, asy
-from tests.support.http_servers import process
+from tests.support.http_servers import Process, process
 from tests.support.patience import PATIENCE
 from tests.support.worker_harness import WorkerHarness, until
+from windlass.model.job import Reason, State
 from windlass.model.match import Match
-from windlass.model.operations import Count
+from windlass.model.operations import Count, List
 
 SMALL = Path(__file__).parents[2] / "examples" / "asymptote" / "small_draw.py"
 PROGRAM = f"{sys.executable} {SMALL} {{out}} {{main}}"
@@ -20,10 +21,15 @@ TIERS = ("--tier", "fast:3s:100%", "--tier", "medium:10s:100%", "--tier", "slow:
 
 
 @pytest.fixture
-def site(harness: WorkerHarness, tmp_path: Path) -> Iterator[str]:
-    """A server for anybody, over the store of the harness, whose worker draws."""
+def site(server: Process) -> str:
+    return server.address
+
+
+@pytest.fixture
+def server(harness: WorkerHarness, tmp_path: Path) -> Iterator[Process]:
+    """A server for all, over the store of the harness, whose worker draws."""
     assert harness.run("queues", "set", "asy", *TIERS, "--tenant", harness.tenant).returncode == 0
-    settings = {"WINDLASS_ASY_PUBLIC": harness.tenant}
+    settings = {"WINDLASS_ASY_PUBLIC": harness.tenant, "WINDLASS_ASY_UNATTENDED": "2s"}
     (tmp_path / "server").mkdir()
     with process(tmp_path / "server", "--no-worker", store=harness.store, **settings) as running:
         harness.start(
@@ -34,7 +40,7 @@ def site(harness: WorkerHarness, tmp_path: Path) -> Iterator[str]:
             WINDLASS_ASY_PROGRAM=PROGRAM,
             WINDLASS_ASY_SHELL=f"{sys.executable} {SMALL}",
         )
-        yield running.address
+        yield running
 
 
 async def test_pictures_are_drawn_errors_are_told_and_nothing_stays(harness: WorkerHarness, site: str) -> None:
@@ -111,3 +117,16 @@ def programs(harness: WorkerHarness) -> list[psutil.Process]:
     """The drawing programs that run."""
     found = [psutil.Process(pid) for pid in harness.processes()]
     return [one for one in found if str(SMALL) in one.cmdline()]
+
+
+async def test_a_task_whose_server_has_died_is_stopped(harness: WorkerHarness, server: Process) -> None:
+    """S0 22."""
+    async with asy(server.address, token=None) as client:
+        await client.draw(b"write begun\nsleep 60")
+        while b"begun" not in client.output("stdout"):
+            await client.until("output")
+        server.kill()
+        assert (await client.rest())[-1].verb == "output"
+    until(lambda: programs(harness) == [])
+    (job,) = harness.app.ask(List(tenant=harness.tenant)).jobs
+    assert (job.state, job.reason) == (State.CANCELLED, Reason.ABANDONED)

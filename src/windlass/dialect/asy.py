@@ -62,6 +62,9 @@ TOKEN_PROTOCOL = "token."  # noqa: S105
 DURATIONS = (3.0, 10.0, 30.0)
 """Seconds that a task may ask for."""
 
+MOST_CONNECTIONS = 10_000
+"""Open connections on one server: each may hold the files of a task."""
+
 MOST_INPUT = 128 * 2**10
 """Bytes of the files of one task."""
 
@@ -205,6 +208,8 @@ class Asy:
         self.stopping = stopping or asyncio.Event()
         self.announcements = Announcements(service, clock)
         self._auth = auth
+        self._open = 0
+        """Connections."""
 
     def all(self) -> list[BaseRoute]:
         return [
@@ -249,12 +254,19 @@ class Asy:
             if chosen is None:
                 raise Invalid(f"offer one of the protocols {', '.join(PROTOCOLS[path])}", at="sec-websocket-protocol")
             whose = await self.connected(socket, token)
+            if self._open >= MOST_CONNECTIONS:
+                raise Busy(f"this server already has {MOST_CONNECTIONS} tasks: try again later")
         except WindlassError as fault:
             await socket.send_denial_response(formats.problem_response(fault.problem(), "json"))
             return
         await socket.accept(subprotocol=chosen)
         socket.scope["extensions"][LIMIT_BUFFER]()
-        await DrawSession(socket, self, whose, interactive=path == SHELL, restores=chosen.endswith("+restore")).run()
+        self._open += 1
+        try:
+            restores = chosen.endswith("+restore")
+            await DrawSession(socket, self, whose, interactive=path == SHELL, restores=restores).run()
+        finally:
+            self._open -= 1
 
 
 # One connection
