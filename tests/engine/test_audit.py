@@ -195,8 +195,7 @@ async def test_a_store_without_an_audit_log_leaves_the_lines_to_the_log_of_the_p
 
 def test_every_operation_that_manages_is_audited() -> None:
     assert set(ACTIONS.values()) == {
-        "cancel", "retry", "delete", "finish", "fail", "lower-timeout",
-        "put-schedule", "pause-schedule", "run-schedule", "remove-schedule",
+        "cancel", "retry", "delete", "finish", "fail",
         "change-queue", "pause-task", "put-limit", "pause-limit", "remove-limit",
         "put-handler", "remove-handler", "add-token", "remove-token", "put-quota",
         "put-schedule", "pause-schedule", "run-schedule", "remove-schedule", "lower-timeout",
