@@ -6,10 +6,11 @@ import os
 import sys
 from collections.abc import Coroutine
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any
 
 import uvloop
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, validators
 from msgspec.structs import asdict
 
 from windlass import config
@@ -20,15 +21,19 @@ from windlass.engine import Settings
 from windlass.model.errors import Invalid
 from windlass.model.names import EVERY_TENANT
 from windlass.run_worker import work
+from windlass.system import SystemClock
 from windlass.worker import WorkerOptions
 from windlass.worker.contexts.processes import AppBroken
 from windlass.worker.functions import FunctionOptions, Tier
+from windlass.worker.siblings import run_siblings
 
 CAPACITY = Group("Capacity", sort_key=10)
 RECYCLING = Group("Process limits", sort_key=11)
 HANDLERS = Group("Handlers: code stored in the queue", sort_key=12)
 SHUTDOWN = Group("Shutdown", sort_key=13)
 LOGGING = Group("Logging", sort_key=14)
+
+MOST_PROCESSES = 256
 
 SLOTS = ("--slots", "--concurrency", "-c")
 
@@ -93,6 +98,15 @@ def worker(
     ] = "",
     /,
     *,
+    processes: Annotated[
+        int,
+        option(
+            "N",
+            "Run N workers, each with its own slots and contexts, under a parent that restarts those that die (1).",
+            validator=validators.Number(gte=1, lte=MOST_PROCESSES),
+            group=CAPACITY,
+        ),
+    ] = 1,
     burst: Annotated[bool, flag("Exit when the queues are empty.", group=SHUTDOWN)] = False,
     handler_flags: HandlerFlags = NO_HANDLER_FLAGS,
     flags: WorkerFlags = NO_FLAGS,
@@ -106,6 +120,7 @@ def worker(
       windlass worker shop:app -q mail,slow    these queues, mail first
       windlass worker shop:app -c 100 --burst  a hundred jobs at once, until the queues are empty
       windlass worker shop:app --max-jobs 1    one job, then exit
+      windlass worker shop:app --processes 4   four workers under one parent
       windlass worker --tenant -               handlers of all tenants
 
     TERM or Ctrl-C lets running jobs finish within the grace period and releases the rest; a second one releases all at
@@ -120,7 +135,15 @@ def worker(
     _set_environment(target, settings)
     address = target.server or (target.store if app else settings.store)
     tenant = settings.tenant if target.tenant or not app else None
-    return run_forever(work(options, address, engine, tenant=tenant), app, verbose=verbose)
+    run = partial(_run, options, address, engine, tenant, verbose=verbose)
+    if processes == 1:
+        return run()
+    console.log(logging.DEBUG if verbose else logging.INFO)
+    return run_siblings(processes, run, SystemClock())
+
+
+def _run(options: WorkerOptions, address: str | None, engine: Settings, tenant: str | None, *, verbose: bool) -> int:
+    return run_forever(work(options, address, engine, tenant=tenant), options.target, verbose=verbose)
 
 
 def run_forever(program: Coroutine[Any, Any, None], app: str | None, *, verbose: bool) -> int:

@@ -37,6 +37,13 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def end_with_parent(parent: int) -> None:
+    """Get TERM when the parent ends; end now if it has ended already."""
+    _control(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
 def wake_with_parents_end() -> None:
     """Go on, if stopped, when the parent ends."""
     _control(PR_SET_PDEATHSIG, signal.SIGCONT)
