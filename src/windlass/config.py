@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from windlass.model import duration, wire
-from windlass.model.duration import Seconds
+from windlass.model.duration import OwnLease, Seconds
 from windlass.model.errors import Invalid, Missing
 from windlass.model.names import DEFAULT_TENANT, Name, without_password
 from windlass.model.worker import Slots
@@ -51,6 +51,10 @@ class WorkerSection(Struct, frozen=True, kw_only=True):
     """Time without a heartbeat after which its jobs count as lost; none = the engine's lease."""
     grace: Seconds = 30.0
     """Time for running jobs to finish after the first stop signal."""
+    stop_jobs: bool = False
+    """Whether it ends all its jobs when it stops, also those with `on_lost` = `adopt`."""
+    adopt_lease: OwnLease = 600.0
+    """Time that jobs with `on_lost` = `adopt` go on without a worker."""
     max_jobs: Some | None = None
     """Jobs after which it exits; none = never. A worker inside a server never exits."""
     context_max_jobs: Some | None = None
@@ -372,7 +376,7 @@ def _from_text(text: str, hint: Any) -> Any:
     kinds = (hint, *get_args(hint))
     if NoneType in kinds and text.strip().lower() in ("", "none", "never"):
         return None
-    if Seconds in kinds:
+    if Seconds in kinds or OwnLease in kinds:
         return duration.seconds(text)
     if Bytes in kinds:
         return size(text)

@@ -33,7 +33,7 @@ from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import Service, Tokens
 from windlass.model.worker import Worker
 from windlass.run_now import RunNow
-from windlass.run_worker import SWITCH_EVERY
+from windlass.run_worker import SWITCH_EVERY, kept_runs
 from windlass.server import bodies
 from windlass.server.application import application
 from windlass.server.auth import Auth, TokensAndLocal
@@ -131,7 +131,7 @@ async def serve(options: ServerOptions) -> None:
         http = server(site, options.where)
         workers = []
         if processes is not None and app is not None and options.worker is not None:
-            workers.append(Supervisor(engine, processes, app, options.worker, clock=clock, chance=SystemRandomness()))
+            workers.append(_worker(engine, processes, app, options.worker, options.store))
         if options.functions is not None:
             workers.append(_functions(engine, options.functions, clock))
         _obey_signals(stop, http, workers)
@@ -207,6 +207,12 @@ async def _work(worker: Supervisor, met: Met, stop: asyncio.Event) -> None:
 def _functions(engine: Engine, options: WorkerOptions, clock: SystemClock) -> Supervisor:
     named = replace(options, name=f"{options.name or socket.gethostname()}-functions")
     return Supervisor(engine, ProcessManager(""), NO_APP, named, clock=clock, chance=SystemRandomness())
+
+
+def _worker(engine: Engine, processes: ProcessManager, app: AppInfo, options: WorkerOptions, store: str) -> Supervisor:
+    """The worker for the tasks of the server's app."""
+    kept = kept_runs(store, app.tenant)
+    return Supervisor(engine, processes, app, options, clock=SystemClock(), chance=SystemRandomness(), kept=kept)
 
 
 def _push(service: Service, engine: Engine, options: ServerOptions, clock: SystemClock) -> Push:

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import itertools
 import logging
+import os
 import signal
 import sys
 from collections.abc import Coroutine
@@ -19,6 +20,7 @@ from windlass.addresses import enter_service, file_of, shown
 from windlass.config import DEFAULT_STORE
 from windlass.engine import Engine, Settings
 from windlass.engine.upkeep import run_upkeep
+from windlass.local_token import data_folder
 from windlass.model.errors import Unavailable
 from windlass.model.names import DEFAULT_TENANT
 from windlass.model.operations import Service
@@ -26,6 +28,7 @@ from windlass.store.data import AccessRefused
 from windlass.system import SystemClock, SystemRandomness
 from windlass.worker import WorkerOptions
 from windlass.worker.claims import TRY_AGAIN
+from windlass.worker.contexts.kept import KeptRuns
 from windlass.worker.contexts.processes import ProcessManager, describe_shared
 from windlass.worker.supervisor import NO_APP, Supervisor
 
@@ -72,7 +75,8 @@ async def work(
             if service is None:
                 return
             clock = SystemClock()
-            worker = Supervisor(service, pool, app, options, clock=clock, chance=SystemRandomness())
+            kept = kept_runs(app.store, app.tenant)
+            worker = Supervisor(service, pool, app, options, clock=clock, chance=SystemRandomness(), kept=kept)
             signals.obeyed_by(worker)
             _spare_what_stays()
             # A server runs the duties itself.
@@ -85,6 +89,15 @@ async def work(
                     upkeep.cancel()
     finally:
         await pool.close()
+
+
+def kept_runs(store: str, tenant: str) -> KeptRuns | None:
+    """Where runs of this store are that outlive their workers; null = there can be no folder for them."""
+    try:
+        return KeptRuns(data_folder(os.environ) / "runs", shown(store), tenant)
+    except OSError as fault:
+        log.warning("no job outlives this worker: %s; name a folder for them with WINDLASS_DATA", fault)
+        return None
 
 
 async def _closed(stack: AsyncExitStack) -> None:

@@ -79,6 +79,40 @@ def stay(word: str) -> None:
     note("end", word, current.job.attempt)
 
 
+@app.task(on_lost="adopt")
+def lasting(word: str = "lasting") -> int:
+    """Says where it is, ten times a second, until the test lets it go."""
+    note("start", word, os.getpid())
+    place = 0
+    while not NOTES.with_name("let go").exists():
+        print(place, flush=True)  # noqa: T201
+        current.progress(place, None)
+        place += 1
+        time.sleep(0.1)
+    note("end", word, current.job.attempt)
+    return place
+
+
+@app.task(on_lost="adopt", input=True)
+async def co_lasting() -> list[str]:
+    """The same for a coroutine that listens."""
+    note("start", "co_lasting", os.getpid())
+    heard: list[str] = []
+    while not heard or heard[-1] != "end":
+        heard.append((await current.ainput()).decode())
+        note("heard", heard[-1])
+    return heard
+
+
+@app.task(on_lost="adopt")
+def lasting_parent() -> None:
+    """With a process that has left its session."""
+    leave_offspring()
+    note("start", "parent", os.getpid())
+    while not NOTES.with_name("let go").exists():
+        time.sleep(0.02)
+
+
 @app.task
 async def co_nap(seconds: float, word: str = "nap") -> int:
     note("start", word, os.getpid())

@@ -164,6 +164,7 @@ class WorkerHarness:
         kept = {name: value for name, value in os.environ.items() if not name.startswith("WINDLASS_")}
         path = str(Path(sys.executable).parent) + os.pathsep + kept.get("PATH", "")
         own = {FOLDER: str(self.folder), "WINDLASS_STORE": self.store, "HARNESS_TENANT": self.tenant}
+        own["WINDLASS_DATA"] = str(self.folder / "data")
         return kept | own | {"PATH": path, "PYTHONUNBUFFERED": "1"}
 
     @property

@@ -55,7 +55,7 @@ class EnqueueOptions:
     isolate: Annotated[bool, flag("Run it in a process of its own.")] = False
     on_lost: Annotated[
         OnLost | None,
-        option("HOW", "What to do if its process or worker is lost: retry, requeue, fail (as its queue says)."),
+        option("HOW", "What to do if its process or worker is lost: retry, requeue, fail, adopt (as its queue says)."),
     ] = None
     output: Annotated[
         OutputPolicy | None,

@@ -132,6 +132,8 @@ def _times(job: Job) -> Iterator[tuple[str, datetime]]:
         yield "due", job.run_at
     if job.started_at is not None:
         yield "started", job.started_at
+    if job.adopted_at is not None:
+        yield "adopted", job.adopted_at
     if job.deadline is not None:
         yield "stopped at", job.deadline
     if job.finished_at is not None:

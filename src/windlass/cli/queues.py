@@ -351,7 +351,9 @@ class QueueOptions:
     on_lost: Annotated[
         OnLost | None,
         option(
-            "HOW", "What to do with a job whose process or worker is lost: retry, requeue, fail (never run it again)."
+            "HOW",
+            "What to do with a job whose process or worker is lost: retry, requeue, fail (never run it again), adopt "
+            "(and let its process go on).",
         ),
     ] = None
     output: Annotated[

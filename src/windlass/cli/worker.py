@@ -65,6 +65,12 @@ class WorkerFlags:
     grace: Annotated[
         str | None, option("TIME", "Time for running jobs to finish after the first signal (30s).", group=SHUTDOWN)
     ] = None
+    stop_jobs: Annotated[
+        bool | None, flag("End all jobs with it, also those that outlive their worker (on_lost=adopt).", group=SHUTDOWN)
+    ] = None
+    adopt_lease: Annotated[
+        str | None, option("TIME", "How long jobs with on_lost=adopt go on without a worker (10m).", group=SHUTDOWN)
+    ] = None
     max_jobs: Annotated[int | None, option("N", "Exit after N jobs.", group=SHUTDOWN)] = None
     context_max_jobs: Annotated[int | None, option("N", "Replace a process after N jobs.", group=RECYCLING)] = None
     max_memory: Annotated[

@@ -21,6 +21,9 @@ DAY = UNITS["d"]
 
 Seconds = Annotated[float, Meta(ge=0, le=LONGEST)]
 
+OwnLease = Annotated[float, Meta(ge=1, le=7 * DAY)]
+"""Seconds of the lease of a run that may be without a worker for a while."""
+
 Time = Annotated[datetime, Meta(tz=True)]
 """A time that a caller sends; it must name its time zone."""
 

@@ -30,6 +30,10 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     """Whether to end when there is nothing left to do."""
     grace: float = 30.0
     """Seconds that running jobs get to finish after the first signal."""
+    stop_jobs: bool = False
+    """Whether it ends all its jobs when it stops, also those that would go on without it."""
+    adopt_lease: float = 600.0
+    """Seconds that jobs which go on without their worker wait for another."""
     max_jobs: int | None = None
     """Jobs after which the worker ends."""
     context_max_jobs: int | None = None

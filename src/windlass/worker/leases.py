@@ -105,7 +105,14 @@ class Leases:
     async def _ask(self, runs: list[ActiveRun], wait: float) -> Renewed:
         """Renew and wait for orders; cancelled when jobs have started meanwhile, because it does not name them."""
         alive = [
-            Alive(id=one.id, token=one.token, tenant=one.tenant, deadline=one.known_deadline, heard=one.heard)
+            Alive(
+                id=one.id,
+                token=one.token,
+                tenant=one.tenant,
+                deadline=one.known_deadline,
+                heard=one.heard,
+                lease=one.lease,
+            )
             for one in runs
         ]
         for one, asked in zip(runs, alive, strict=True):

@@ -6,14 +6,18 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from windlass.model.ports import Clock
 
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
+
+SHIM = "windlass-shim"
+"""The name of a process that is not to be ended with its worker: no more than fifteen characters are kept of one."""
 
 CHECKS = 3
 """Checks in a row that must find no child: the kernel's list misses some while others exit."""
@@ -47,6 +51,36 @@ def end_with_parent(parent: int) -> None:
 def wake_with_parents_end() -> None:
     """Go on, if stopped, when the parent ends."""
     _control(PR_SET_PDEATHSIG, signal.SIGCONT)
+
+
+def name_process(name: str) -> None:
+    """Give this process a name, as `ps` shows it."""
+    if sys.platform == "linux":
+        _libc.prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def is_shim(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == SHIM
+    except OSError:
+        return False
+
+
+def boot_id() -> str:
+    """Which boot of which machine this is."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def started_ticks(pid: int) -> int | None:
+    """When a process started, in clock ticks since the boot; null = it has ended, though perhaps not been reaped."""
+    try:
+        state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return None if state in "ZX" else int(fields[18])
 
 
 def adopt_orphans() -> None:
@@ -87,15 +121,19 @@ def descendants(pid: int) -> list[int]:
 
 
 def end_children() -> None:
-    """Kill and reap all descendants of this process, and orphans that come to it meanwhile."""
-    while True:
-        for child in children(os.getpid()):
-            for one in (child, *descendants(child)):
-                send(one, signal.SIGKILL)
+    """Kill and reap all descendants of this process, and orphans that come to it meanwhile; but no shims."""
+    quiet = 0
+    while quiet < CHECKS:
+        found = children(os.getpid())
+        below = [one for child in found for one in (child, *descendants(child))]
+        doomed = set(below) - with_shims(below)
+        for one in doomed:
+            send(one, signal.SIGKILL)
         try:
             pid, _ = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return  # the only proof that there are none: the list of children misses some while others exit
+        quiet = quiet + 1 if found and not doomed else 0
         if not pid:
             time.sleep(BREATH)
 
@@ -121,11 +159,13 @@ def end_children_but(spared: Callable[[], Collection[int]]) -> None:
 def end_marked(mark: str, within: float) -> None:
     """Kill whatever was started with this variable (`NAME=value`) in its environment, and reap what is ours of it.
 
+    Shims are spared, and what is below them.
     Looked for until there is none several times, or the time is over.
     """
     quiet, killed = 0, set[int]()
     for _ in range(int(within / BREATH)):
-        doomed = {pid for pid in _processes() if _is_marked(pid, mark.encode())}
+        marked = [pid for pid in _processes() if _is_marked(pid, mark.encode())]
+        doomed = set(marked) - with_shims(marked)
         for pid in doomed:
             send(pid, signal.SIGKILL)
         time.sleep(BREATH)
@@ -133,6 +173,12 @@ def end_marked(mark: str, within: float) -> None:
         quiet = quiet + 1 if not killed else 0
         if quiet == CHECKS:
             return
+
+
+def with_shims(pids: Sequence[int]) -> set[int]:
+    """Of these processes the shims, and all that is below them."""
+    shims = [pid for pid in pids if is_shim(pid)]
+    return {one for shim in shims for one in (shim, *descendants(shim))}
 
 
 def _reap(pid: int) -> bool:

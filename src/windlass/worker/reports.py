@@ -22,6 +22,7 @@ from windlass.model.operations import (
     Begin,
     Finish,
     Finished,
+    LeasedJob,
     Release,
     Released,
     Renew,
@@ -39,6 +40,9 @@ MOST_BYTES = 8 << 20
 
 TEMPORARY = (Unavailable, Full, Busy)
 """Errors after which the same report is sent again."""
+
+Answered = Callable[[bool], None]
+"""Gets whether the job was still this worker's."""
 
 ReportLine = str
 """Reports of one line are taken in order."""
@@ -118,8 +122,8 @@ class Reports:
         self._updates: list[Alive] = []
         self._updating: set[tuple[str, str]] = set()
         """Runs with an update that is not answered, by id and token."""
-        self._awaited: dict[tuple[str, str], Callable[[bool], None]] = {}
-        """Whom to tell that the queue knows that a run begins."""
+        self._awaited: dict[tuple[type, str, str], Answered] = {}
+        """What is called when a report of this kind on a run has been answered."""
         self._ends: dict[tuple[str, str], str] = {}
         """What to log of ended runs when the queue has stored their outcome, by id and token."""
         self._something = asyncio.Event()
@@ -153,10 +157,16 @@ class Reports:
         self._released.append(report)
         self._note(last_updates)
 
-    def begin(self, report: Began, answered: Callable[[bool], None] | None = None) -> None:
-        """Report which process runs a job. `answered` gets whether the job is still this worker's."""
-        if answered is not None:
-            self._awaited[report.id, report.token] = answered
+    def when_answered(self, report: LeasedJob, answered: Answered) -> None:
+        """Call this when the report, which is about to be sent, has been answered."""
+        self._awaited[type(report), report.id, report.token] = answered
+
+    def last_updates(self, updates: Sequence[Alive]) -> None:
+        """Send what a run had to say that goes on without this worker."""
+        self._note(updates)
+
+    def begin(self, report: Began) -> None:
+        """Report which process runs a job."""
         self._began.append(report)
         self._something.set()
 
@@ -226,25 +236,29 @@ class Reports:
             line = self._ends.pop((one.id, one.token), None)
             if line is not None and one.id not in answer.refused:
                 job_log.debug("%s", line)
+        self._answered(batch, answer)
         return answer
 
     async def _begin(self, batch: Sequence[Began]) -> Applied:
         answer = await self._registration.ask(lambda names: Begin(**names, jobs=list(batch)))
-        for one in batch if self._awaited else ():
-            self._answered(one, one.id not in answer.refused)
+        self._answered(batch, answer)
         return Applied()  # for other jobs that are not ours any more, the next renewal says so
 
-    def _answered(self, one: Any, held: bool) -> None:
-        if (answered := self._awaited.pop((one.id, one.token), None)) is not None:
-            answered(held)
+    def _answered(self, batch: Sequence[Any], answer: Applied) -> None:
+        for one in batch if self._awaited else ():
+            if (answered := self._awaited.pop((type(one), one.id, one.token), None)) is not None:
+                answered(one.id not in answer.refused)
 
     async def _update(self, batch: Sequence[Alive]) -> Applied:
         await self._registration.ask(lambda names: Renew(**names, jobs=list(batch)))
         self._updating.difference_update((one.id, one.token) for one in batch)
+        self._answered(batch, Applied())
         return Applied()  # orders come with the renewals
 
     async def _release(self, batch: Sequence[Released]) -> Applied:
-        return await self._registration.ask(lambda names: Release(**names, jobs=list(batch)))
+        answer = await self._registration.ask(lambda names: Release(**names, jobs=list(batch)))
+        self._answered(batch, answer)
+        return answer
 
     async def _post(self, batch: ReportBatch) -> None:
         """Send it once. What is not taken, or is behind something in its line that was not, is sent later."""
@@ -312,8 +326,8 @@ class Reports:
             if len(batch.reports) == 1:
                 (refused,) = batch.reports
                 self._ends.pop((refused.id, refused.token), None)
-                if batch.send == self._begin:
-                    self._answered(refused, held=False)
+                if batch.instead is None:
+                    self._answered(batch.reports, Applied(refused=[refused.id]))
             return _instead_of(batch, fault)
         if answer.refused:
             log.warning("%d reports refused: those jobs are no longer this worker's", len(answer.refused))

@@ -64,13 +64,28 @@ class Stop(StrEnum):
     """Its worker stops, or its context was killed for another job: it is released and this run does not count."""
 
 
+class KeptContext(Protocol):
+    """What a run is in that outlives its worker."""
+
+    received: int
+    """The last of its updates that this worker has."""
+
+    def confirm(self, upto: int) -> None:
+        """The queue has the updates up to this one: they need not be kept for another worker."""
+        ...
+
+    def settled(self) -> None:
+        """The queue knows how the run ended: nothing of it need be kept."""
+        ...
+
+
 class ActiveRun:
     """One run of one job, from its claim to its report."""
 
     __slots__ = (
-        "_unsent_bytes", "allowed", "asked", "began", "cleared", "deadline", "given", "has_files", "id", "job", "log",
-        "number", "pid", "printed", "progress", "runner", "sandbox", "since", "stopping", "taken", "takes_messages",
-        "tenant", "timer", "token", "version",
+        "_unsent_bytes", "adopted", "allowed", "asked", "began", "cleared", "deadline", "given", "has_files", "id",
+        "job", "kept", "lease", "log", "number", "pid", "printed", "progress", "runner", "sandbox", "since", "stopping",
+        "taken", "takes_messages", "tenant", "timer", "token", "version",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +121,12 @@ class ActiveRun:
         """Whether the queue knows its pid."""
         self.cleared = not self.at_most_once
         """Whether its code may start: the queue knows that it begins."""
+        self.adopted = False
+        """Whether another worker has started it."""
+        self.kept: KeptContext | None = None
+        """What it runs in, if that outlives this worker."""
+        self.lease: float | None = None
+        """Seconds of its own lease; null = the worker's."""
         self.stopping: Stop | None = None
         self.timer: asyncio.TimerHandle | None = None
         """Its time limit, then the next step of stopping it."""
@@ -207,6 +228,7 @@ class ActiveRun:
                 progress=progress,
                 output=part,
                 deadline=self.known_deadline,
+                lease=self.lease,
             )
             for part in parts
         ]
@@ -220,6 +242,7 @@ class ActiveRun:
             pid=pid,
             sandbox=self.sandbox,
             handler_version=self.version,
+            lease=self.lease,
             files_loaded=self.has_files and self.at_most_once and self.job.max_retry == 0,
         )
 
@@ -354,6 +377,30 @@ class RunTable:
         for listener in self._listeners:
             listener.runs_started()
 
+    def adopt(self, claimed: Claimed, runner: Runner) -> ActiveRun:
+        """A run that goes on here: its job has just been adopted."""
+        job, now = claimed.job, self._clock.monotonic()
+        tenant = job.tenant if self.reports.name_tenants else None
+        run = ActiveRun(next(self._numbers), job, claimed.token, now, runner, tenant=tenant)
+        if job.started_at is not None:
+            run.since -= max(0.0, (job.updated_at - job.started_at).total_seconds())
+        run.adopted = run.began = run.cleared = True
+        self.active[run.number] = run
+        for listener in self._listeners:
+            listener.runs_started()
+        return run
+
+    def leave(self, run: ActiveRun) -> None:
+        """A run goes on without this worker. Its last update also renews its lease."""
+        if self.active.pop(run.number, None) is not None:
+            self._updated.pop(run.number, None)
+            run.set_timer(None)
+            updates = run.take_updates()
+            self._confirm(run, updates[-1])
+            self.reports.last_updates(updates)
+            log.info("job %s goes on without this worker", run.id)
+            self.changed.set()
+
     def begin(self, run: ActiveRun, pid: int, start: Callable[[], None]) -> None:
         """Report that a run begins, and start it once that is answered: if this worker dies, the queue must know."""
 
@@ -367,7 +414,8 @@ class RunTable:
                 start()
 
         run.began = True
-        self.reports.begin(run.begins(pid), answered)
+        self.reports.when_answered(began := run.begins(pid), answered)
+        self.reports.begin(began)
 
     def limit_time(self, run: ActiveRun) -> None:
         """Stop a run when its time limit, counted from its claim, is over."""
@@ -418,8 +466,17 @@ class RunTable:
             if self.reports.is_updating(run.id, run.token):
                 self._updated[run.number] = run
             else:
-                for update in run.take_updates():
+                *before, last = run.take_updates()
+                for update in before:
                     self.reports.update(update)
+                self._confirm(run, last)
+                self.reports.update(last)
+
+    def _confirm(self, run: ActiveRun, update: Alive) -> None:
+        """Once the queue has this update, nothing up to it need be kept for another worker."""
+        if run.kept is not None:
+            kept, upto = run.kept, run.kept.received
+            self.reports.when_answered(update, lambda _held: kept.confirm(upto))
 
     def deliver(self, run: ActiveRun, messages: Sequence[Delivered]) -> None:
         """Pass on messages to a job; the queue repeats those it has until it knows that."""
@@ -479,6 +536,8 @@ class RunTable:
         self.done += isinstance(report, Finished)
         self._name_process(run, report)
         last_updates = run.take_updates() if run.has_update else []
+        if run.kept is not None:
+            self._settle(run.kept, report)
         if isinstance(report, Finished):
             self.reports.finish(report, last_updates, line)
         elif isinstance(report, Released):
@@ -486,6 +545,12 @@ class RunTable:
         if line is not None and not isinstance(report, Finished):
             job_log.debug("%s", line)
         self.changed.set()
+
+    def _settle(self, kept: KeptContext, report: Finished | Released | None) -> None:
+        if report is None:
+            kept.settled()
+        else:
+            self.reports.when_answered(report, lambda _held: kept.settled())
 
     def _name_process(self, run: ActiveRun, report: Finished | Released | None) -> None:
         """Report the process of a short run that ended without a word of its own: it belongs to the record."""

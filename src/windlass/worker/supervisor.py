@@ -23,8 +23,10 @@ from windlass.model.operations import Service
 from windlass.model.ports import Clock, Randomness
 from windlass.model.worker import NewWorker
 from windlass.worker import WorkerOptions
+from windlass.worker.adoption import Adoption
 from windlass.worker.claims import Registration
 from windlass.worker.contexts.frames import AppInfo
+from windlass.worker.contexts.kept import KeptRuns
 from windlass.worker.contexts.pool import ContextRunner
 from windlass.worker.contexts.processes import ProcessManager
 from windlass.worker.functions.pool import Functions
@@ -68,7 +70,9 @@ class Supervisor:
         *,
         clock: Clock,
         chance: Randomness,
+        kept: KeptRuns | None = None,
     ) -> None:
+        """`kept`: where runs are that outlive their workers; null = this worker leaves none and takes none over."""
         self._options = options
         self._clock = clock
         self._app_tasks = frozenset(app.tasks)
@@ -85,7 +89,12 @@ class Supervisor:
         )
         self._runs = self._loop.runs
         shared = options if app.tasks else replace(options, contexts=0)
-        self._contexts = ContextRunner(processes, self._runs, shared, clock)
+        self._contexts = ContextRunner(processes, self._runs, shared, clock, kept)
+        self._adoption: Adoption | None = None
+        if kept is not None:
+            self._adoption = Adoption(
+                kept, self._registration, self._contexts, options.adopt_lease, clock=clock, chance=chance
+            )
         self._functions: Functions | None = None
         self._handlers: HandlerRunner | None = None
         if options.functions is not None:
@@ -115,6 +124,8 @@ class Supervisor:
         reporting = asyncio.create_task(self._loop.reports.run())
         duties: list[Awaitable[None]] = [asyncio.shield(reporting), self._loop.leases.run()]
         duties += [self._keep_zygote(), self._check(), self._announce_draining()]
+        if self._adoption is not None:
+            duties.append(self._adoption.run())
         if self._handlers is not None:
             duties += [self._handlers.run(), self._probe_languages(self._handlers)]
         runner_of = choose_runner(self._app_tasks, self._contexts, self._handlers)
@@ -123,6 +134,8 @@ class Supervisor:
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(_awaited(duty)) for duty in duties]
+                if self._adoption is not None:
+                    await self._adoption.look()  # before it claims: what goes on here has its place among the slots
                 if self._options.burst and self._handlers is not None:
                     await self._probed.wait()  # or it might exit before it claims what it can run
                 try:
@@ -167,11 +180,16 @@ class Supervisor:
         if self._runs.active:
             count = _counted(len(self._runs.active), "get", "gets")
             log.info("stopping; %s %g s to finish", count, self._options.grace)
-        ended, forced = asyncio.create_task(self._runs.all_ended()), asyncio.create_task(self._forced.wait())
+        ended, forced = asyncio.create_task(self._all_ended()), asyncio.create_task(self._forced.wait())
         await asyncio.wait([ended, forced], timeout=self._grace_left(), return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
         forced.cancel()
         await self._release_running()
+
+    async def _all_ended(self) -> None:
+        """But for those that go on without this worker, if it was told to stop."""
+        while self._runs.active and not (self._grace_over is not None and self._contexts.leaves_all):
+            await self._runs.some_ended()
 
     def _grace_left(self) -> float:
         if self._grace_over is None:
@@ -181,9 +199,13 @@ class Supervisor:
     async def _release_running(self) -> None:
         """End what still runs, then report it: the next worker must not run those jobs while they run here."""
         self._contexts.stop_filling()
+        if self._options.stop_jobs:
+            await self._contexts.end_kept()
+        else:
+            self._contexts.leave()
         if self._runs.active:
             log.info("releasing %s", _counted(len(self._runs.active)))
-            await self._contexts.close()
+            await self._contexts.end_processes()
             self._runs.release_all()
         reported, forced = asyncio.create_task(self._loop.report_all()), asyncio.create_task(self._forced.wait())
         if not self._forced.is_set():

@@ -4,8 +4,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from windlass.model.duration import OwnLease
 from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
-from windlass.model.operations.work import Claimed, LeasedJob, OwnLease
+from windlass.model.operations.work import Claimed, LeasedJob
 
 
 class Orphan(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
-from windlass.model.duration import DAY, Seconds, Time
+from windlass.model.duration import OwnLease, Seconds, Time
 from windlass.model.handler import Language
 from windlass.model.job import MSGPACK, Error, Job, NewJob, Reason
 from windlass.model.names import MEDIA_PATTERN, MOST_FILES, FileName, Name
@@ -21,7 +21,6 @@ MOST_SPAWNED = 100  # new jobs in the report of one job
 
 WarmName = Annotated[str, Meta(max_length=257)]
 Wait = Annotated[float, Meta(ge=0, le=60)]
-OwnLease = Annotated[float, Meta(ge=1, le=7 * DAY)]
 HandlerNumber = Annotated[int, Meta(ge=1, le=2**53)]
 
 

@@ -161,6 +161,10 @@ class Command(Struct, frozen=True, array_like=True, gc=False):
     exit_when_idle: bool = False
     """Exit once nothing is running."""
     messages: list[JobMessage] = []
+    signal: int = 0
+    """To a shim: send this to its context."""
+    got: int = 0
+    """To a shim: the queue has what came with updates up to this number."""
 
 
 # Context to supervisor
@@ -175,6 +179,24 @@ class ContextUpdate(Struct, frozen=True, array_like=True, gc=False):
     """Jobs that it returns, because its event loop is blocked and they have not begun."""
     answers: bool | None = None
     """Whether its event loop responds; null = not asked."""
+    n: int = 0
+    """From a shim: the number of this update, which is repeated until the worker says that the queue has it."""
+    shim: "ShimState | None" = None
+    """From a shim: how things stand when a worker connects."""
+
+
+class ShimState(Struct, frozen=True, array_like=True, gc=False):
+    """What a worker must know of a run that it may not have started."""
+
+    context: int
+    """The pid."""
+    begun: bool = False
+    """Whether the context was given its job."""
+    given: int = 0
+    taken: int = 0
+    """Messages that were passed to it, and that its task has taken."""
+    printed: int = 0
+    """Bytes of output that the queue has, or that were dropped: all before the first update that follows."""
 
 
 # Supervisor and zygote: single messages, some with descriptors
@@ -187,6 +209,19 @@ class Fork(Struct, frozen=True, tag=True):
     isolated: bool
     stdin: Stdin | None = None
     """Then the first of these descriptors is its standard input; a terminal is also what it prints to."""
+    shim: "ShimOptions | None" = None
+    """For a run that outlives its worker. Instead of other descriptors comes the socket at which its shim listens."""
+
+
+class ShimOptions(Struct, frozen=True):
+    """What a shim is to do."""
+
+    folder: str
+    """The run's."""
+    lease: float
+    """Seconds that the run waits for another worker."""
+    merged: bool
+    """Whether the stderr of its context is its stdout."""
 
 
 class Kill(Struct, frozen=True, tag=True):

@@ -8,17 +8,19 @@ import logging
 import os
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 
-from windlass.model.job import Error
+from windlass.model.job import Error, Job
 from windlass.model.operations import Claimed
 from windlass.model.outcome import Verdict
 from windlass.model.output import Stream
 from windlass.model.ports import Clock
 from windlass.model.stdin import decode
 from windlass.worker import WorkerOptions
-from windlass.worker.contexts.frames import Assignment, ContextUpdate, RunOutcome, RunUpdate, assignment_of
-from windlass.worker.contexts.processes import ContextProcess, ProcessManager
+from windlass.worker.contexts.frames import Assignment, ContextUpdate, RunOutcome, RunUpdate, ShimState, assignment_of
+from windlass.worker.contexts.kept import KeptRun, KeptRuns
+from windlass.worker.contexts.processes import ContextProcess, KeptProcess, ProcessManager
 from windlass.worker.linux import resident
 from windlass.worker.runs import WORKER_STOPPED, ActiveRun, RunTable, Stop, crashed, exited_by_itself
 
@@ -33,6 +35,9 @@ POSTPONED = 2.0
 CHECK_EVERY = 0.1
 """Seconds between two checks whether a context is blocked, while there are jobs."""
 
+END_KEPT_WITHIN = 2.0
+"""Seconds in which runs that would go on without this worker end, where none is to be left."""
+
 LAST_OUTPUT = 2000
 """Characters of a crashed job's last output, kept with its error."""
 
@@ -42,11 +47,20 @@ NOT_BEGUN = Error(type="Cancelled", message="stopped before it had begun")
 class ContextRunner:
     """The `Runner` of an app's tasks, in contexts that jobs share or that one job has for itself."""
 
-    def __init__(self, processes: ProcessManager, runs: RunTable, options: WorkerOptions, clock: Clock) -> None:
+    def __init__(
+        self,
+        processes: ProcessManager,
+        runs: RunTable,
+        options: WorkerOptions,
+        clock: Clock,
+        kept: KeptRuns | None = None,
+    ) -> None:
+        """`kept`: where runs that outlive this worker have their folders; null = no run does."""
         self._processes = processes
         self._runs = runs
         self._options = options
         self._clock = clock
+        self._kept = None if options.stop_jobs else kept
         self._loop = asyncio.get_running_loop()
         self._shared: list[ContextProcess] = []
         """Those that get the next jobs."""
@@ -70,7 +84,13 @@ class ContextRunner:
     def stop_filling(self) -> None:
         self._closing = True
 
+    async def end_processes(self) -> None:
+        """End all contexts but those of runs that outlive this worker."""
+        self._closing = True
+        await self._processes.end_all()
+
     async def close(self) -> None:
+        """The same, and let go of those runs."""
         self._closing = True
         await self._processes.close()
 
@@ -84,7 +104,7 @@ class ContextRunner:
 
     def _fork_alone(self, run: ActiveRun) -> ContextProcess:
         """A context for one job, with the outputs and the standard input that it asks for."""
-        merged, now = run.job.output is not None and run.job.output.merged, self._clock.monotonic()
+        merged, now = _is_merged(run.job), self._clock.monotonic()
         context = self._processes.fork(self, isolated=True, started_at=now, merged=merged, stdin=run.job.stdin)
         if context.stdin is not None:
             context.stdin.on_room = partial(self._has_taken, run)
@@ -169,8 +189,7 @@ class ContextRunner:
         for run, claimed in batch:
             # A job that has crashed a process gets one of its own: it takes no other jobs with it again.
             try:
-                alone = run.job.isolate or run.job.crashes
-                context = self._fork_alone(run) if alone else self._least_busy()
+                context = self._context_for(run)
             except OSError as fault:
                 self._postpone(run, str(fault))
                 continue
@@ -187,6 +206,68 @@ class ContextRunner:
             context.assign(assignments)
         if self._checking is None:
             self._checking = self._loop.call_later(CHECK_EVERY, self._check_blocked)
+
+    def _context_for(self, run: ActiveRun) -> ContextProcess:
+        job = run.job
+        if job.on_lost == "adopt" and job.stdin is None and self._kept is not None:
+            return self._keep(run, self._kept)
+        alone = job.isolate or job.crashes or job.on_lost == "adopt"
+        return self._fork_alone(run) if alone else self._least_busy()
+
+    def _keep(self, run: ActiveRun, runs: KeptRuns) -> KeptProcess:
+        folder = runs.make(run.job.tenant, run.id, run.token)
+        lease, merged = self._options.adopt_lease, _is_merged(run.job)
+        try:
+            context = self._processes.keep(self, folder, lease=lease, merged=merged, started_at=self._clock.monotonic())
+        except OSError:
+            folder.remove()
+            raise
+        run.kept, run.lease = context, lease
+        return context
+
+    def adopt(self, claimed: Claimed, folder: KeptRun) -> None:
+        """Go on with a run that another worker has started: its process, or what that has left."""
+        run = self._runs.adopt(claimed, self)
+        context = self._processes.adopt(self, folder, self._clock.monotonic())
+        run.kept, run.lease = context, self._options.adopt_lease
+        self._place(run, context)
+        run.pid = claimed.job.pid
+        self._runs.limit_time(run)
+
+    def end_orphan(self, folder: KeptRun) -> None:
+        """End the process of a run that is no longer anybody's."""
+        context = self._processes.adopt(self, folder, self._clock.monotonic())
+        self._processes.kill(context, signal.SIGKILL)
+
+    def leave(self) -> None:
+        """Let runs go on that outlive this worker. Their last updates are reported; then their contexts are let go."""
+        for context in self._kept_contexts():
+            for run in self._in(context):
+                if run.number not in self._held:
+                    self._runs.leave(run)
+
+    async def end_kept(self) -> None:
+        """End such runs too: this worker is to leave none."""
+        ending = self._kept_contexts()
+        for context in ending:
+            for run in self._in(context):
+                run.stopping = run.stopping or Stop.RELEASE
+            self._processes.kill(context, signal.SIGKILL, tree=True)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(END_KEPT_WITHIN):
+                for context in ending:
+                    await context.gone.wait()
+
+    def _kept_contexts(self) -> list[KeptProcess]:
+        return [one for one in self._processes.contexts.values() if isinstance(one, KeptProcess)]
+
+    @property
+    def leaves_all(self) -> bool:
+        """Whether every run that is left goes on without this worker."""
+        if self._options.stop_jobs:
+            return False
+        left = {number for context in self._kept_contexts() for number in context.runs}
+        return all(number in left and number not in self._held for number in self._runs.active)
 
     def _place(self, run: ActiveRun, context: ContextProcess) -> None:
         self._context_of[run.number] = context
@@ -210,6 +291,18 @@ class ContextRunner:
             self._begin(run)
             if context.stdin is not None:
                 self._runs.print(run, "stdout", b"")  # marks the start
+            if isinstance(context, KeptProcess) and context.state is not None and run.adopted:
+                self._go_on(run, context, context.state)
+
+    def _go_on(self, run: ActiveRun, context: KeptProcess, state: ShimState) -> None:
+        """The shim has said how an adopted run stands."""
+        if not state.begun:
+            self._processes.kill(context, signal.SIGKILL)  # the end of it gives the job back
+            return
+        run.takes_messages, run.given, run.taken = run.job.input, state.given, state.taken
+        run.printed = state.printed
+        if run.stopping is not None:
+            self.stop(run)
 
     def updated(self, context: ContextProcess, update: ContextUpdate) -> None:
         for one in update.updates:
@@ -333,6 +426,9 @@ class ContextRunner:
             if run.number in self._held:
                 self._postpone(run, "it ended before the job began")
                 continue
+            if isinstance(context, KeptProcess) and (context.unbegun or (run.adopted and run.job.pid is None)):
+                self._give_back(run)
+                continue
             if outcome is None and context.stdin is not None and os.WIFEXITED(status):
                 outcome = exited_by_itself(run, os.WEXITSTATUS(status))
             self._finish(run, outcome or crashed(run, status, peak_memory, tail))
@@ -355,12 +451,24 @@ class ContextRunner:
         log.error("no process for job %s: %s", run.id, why)
         self._finish(run, RunOutcome(run.number, Verdict.RETRY, snooze=POSTPONED))
 
+    def _give_back(self, run: ActiveRun) -> None:
+        """Its first worker ended before the code began: it is handed out again."""
+        self._forget(run)
+        self._runs.remove(run, run.released())
+
     def _in(self, context: ContextProcess) -> list[ActiveRun]:
         return [self._runs.active[number] for number in context.runs if number in self._runs.active]
 
     def _finish(self, run: ActiveRun, outcome: RunOutcome) -> None:
+        self._forget(run)
+        self._runs.finish(run, outcome)
+
+    def _forget(self, run: ActiveRun) -> None:
         if (context := self._context_of.pop(run.number, None)) is not None:
             context.runs.discard(run.number)
             if self._held.pop(run.number, None) is not None and context.isolated:
                 self._processes.kill(context, signal.SIGKILL)  # it waits for a job that will not come
-        self._runs.finish(run, outcome)
+
+
+def _is_merged(job: Job) -> bool:
+    return job.output is not None and job.output.merged

@@ -14,10 +14,14 @@ import sys
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 import msgspec
+from msgspec.structs import replace
 
+from windlass.model.job import Error, Reason
+from windlass.model.outcome import Verdict
 from windlass.model.output import Stream
 from windlass.model.stdin import Stdin
 from windlass.worker.contexts.frames import (
@@ -34,14 +38,19 @@ from windlass.worker.contexts.frames import (
     ImportFailed,
     JobMessage,
     Kill,
+    RunOutcome,
+    RunUpdate,
+    ShimOptions,
+    ShimState,
     SignalSent,
     ZygoteReport,
     ZygoteRequest,
     assignment_frames,
     encode_frame,
 )
+from windlass.worker.contexts.kept import Ending, KeptRun
 from windlass.worker.contexts.stdin import ProcessInput
-from windlass.worker.linux import allow_many_files, descendants, end_marked, send
+from windlass.worker.linux import allow_many_files, descendants, end_marked, send, with_shims
 
 log = logging.getLogger("windlass.worker")
 
@@ -54,6 +63,8 @@ CLOSE_WITHIN = 1.0
 
 STUCK_AFTER = 40
 """Checks, four a second, after which a zygote that leaves a request unanswered counts as stuck."""
+
+NOTHING_LEFT = "its process is gone, and has left no result"
 
 MOST_NAMED = 3
 """Connections that are named."""
@@ -226,6 +237,127 @@ class ContextProcess(asyncio.Protocol):
             self._transport.close()
 
 
+class KeptProcess(ContextProcess):
+    """The context of a run that outlives its worker, behind its shim. It has one run."""
+
+    def __init__(
+        self, number: int, started_at: float, listener: ProcessListener, kept: KeptRun, link: socket.socket
+    ) -> None:
+        super().__init__(number, True, started_at, listener, [link])
+        self.kept = kept
+        self.options: ShimOptions | None = None
+        """What its shim is to do; null = it has one already."""
+        self.on_gone: Callable[[], object] = lambda: None
+        self.state: ShimState | None = None
+        """As the shim said when this worker connected to it."""
+        self.named = False
+        """Whether the folder says which process the shim is: a job must not begin before."""
+        self.received = 0
+        """The last update that came of it."""
+        self._let_go = False
+        self.gone = asyncio.Event()
+
+    @property
+    def unbegun(self) -> bool:
+        """Whether it is known that it was not given its job."""
+        return self.state is not None and not self.state.begun
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for update in self._frames.feed(data):
+                self._take(update)
+        except (FrameTooLong, msgspec.MsgspecError):
+            self.close()
+
+    def _take(self, update: ContextUpdate) -> None:
+        if update.shim is not None:
+            self.state, self.pid = update.shim, update.shim.context
+            self.announce()
+        if update.n and update.n <= self.received:
+            return
+        self.received = update.n or self.received
+        (number,) = self.runs or (0,)
+        updates: list[RunUpdate] = []
+        for one in update.updates:
+            stream = one.printed[0] if one.printed is not None else "log"
+            if one.printed is not None and stream != "log":
+                self.listener.printed(self, stream, one.printed[1])
+            else:
+                updates.append(replace(one, number=number))
+        self.listener.updated(self, ContextUpdate(update.outcomes, updates))
+
+    def announce(self) -> None:
+        """Its run may begin once both are known, its process and its shim."""
+        if self.named and self.state is not None:
+            self.listener.forked(self)
+
+    def connection_lost(self, _fault: Exception | None) -> None:
+        if not self._let_go:
+            self.end()
+
+    def end(self) -> None:
+        """Its shim is gone: what is left of the run is in its folder."""
+        self.gone.set()
+        self.on_gone()
+        with suppress(ChildProcessError):
+            os.waitpid(self.kept.about.shim or -1, os.WNOHANG)  # it may have become our child
+        ending = self.kept.ending()
+        if ending is None:
+            error = Error(type="Crashed", message=NOTHING_LEFT)
+            ending = Ending(
+                0, 0, True, [ContextUpdate([RunOutcome(0, Verdict.ERROR, error=error, reason=Reason.CRASHED)])]
+            )
+        elif self.state is None or self.state.begun != ending.begun:
+            self.state = ShimState(self.pid or 0, ending.begun)
+        for update in ending.unsent:
+            self._take(update)
+        self.listener.exited(self, ending.status, ending.peak_memory)
+        if not self.jobs and not self.runs:
+            self.settled()
+
+    def reap(self, exited: Exited, loop: asyncio.AbstractEventLoop) -> None:
+        """Its end is seen by its connection."""
+
+    def assign(self, assignments: Sequence[Assignment]) -> None:
+        self.jobs += len(assignments)
+        for one in assignments:
+            self.write(encode_frame(Command([replace(one, number=0)])))
+
+    def send(self, number: int, messages: Sequence[bytes]) -> None:
+        del number
+        self.write(encode_frame(Command(messages=[JobMessage(0, data) for data in messages])))
+
+    def stop(self, number: int) -> None:
+        del number
+        self.write(encode_frame(Command(stop=[0])))
+
+    def signal(self, number: signal.Signals) -> None:
+        """Through its shim, whose child it is: a pid that is used again is never hit."""
+        self.write(encode_frame(Command(signal=number)))
+        if number == signal.SIGKILL:
+            asyncio.get_running_loop().call_later(CLOSE_WITHIN, self._kill_shim)
+
+    def _kill_shim(self) -> None:
+        """It does not obey; its context dies with it."""
+        if not self.gone.is_set() and self.kept.is_held:
+            send(self.kept.about.shim, signal.SIGKILL)
+
+    def confirm(self, upto: int) -> None:
+        """The queue has what came up to this update."""
+        if not self.gone.is_set():
+            self.write(encode_frame(Command(got=upto)))
+
+    def settled(self) -> None:
+        """The queue knows how the run ended."""
+        self.kept.remove()
+
+    def let_go(self) -> None:
+        """Leave it to another worker."""
+        self._let_go = True
+        self.close()
+        self.kept.let_go()
+
+
 class _OutputPipe(asyncio.Protocol):
     """What a context prints."""
 
@@ -319,17 +451,50 @@ class ProcessManager:
                 self._catch_up()
             match report:
                 case Forked() as forked if forked.context in self.contexts:
-                    context = self.contexts[forked.context]
-                    context.pid = forked.pid
-                    if context.stdin is not None:
-                        context.stdin.group = forked.pid
-                    context.listener.forked(context)
+                    self._forked(self.contexts[forked.context], forked.pid)
                 case Exited() as exited if exited.context in self.contexts:
-                    self._reap(exited)
+                    if not isinstance(self.contexts[exited.context], KeptProcess):  # that has lost its connection
+                        self._reap(exited)
                 case ForkFailed() as failed if failed.context in self.contexts:
                     context = self.contexts.pop(failed.context)
                     context.close()
                     context.listener.fork_failed(context, failed.why)
+
+    def _forked(self, context: ContextProcess, pid: int) -> None:
+        if isinstance(context, KeptProcess):
+            context.kept.note_shim(pid)
+            context.named = True
+            context.announce()
+            return
+        context.pid = pid
+        if context.stdin is not None:
+            context.stdin.group = pid
+        context.listener.forked(context)
+
+    def keep(
+        self, listener: ProcessListener, kept: KeptRun, *, lease: float, merged: bool, started_at: float
+    ) -> KeptProcess:
+        """A new context for a run that outlives this worker."""
+        with kept.listen() as listening:
+            context = self._attach(listener, kept, started_at)
+            self._requested[context.number] = [listening.detach()]
+        context.options = ShimOptions(str(kept.path), lease, merged)
+        self._request_fork(context)
+        return context
+
+    def adopt(self, listener: ProcessListener, kept: KeptRun, started_at: float) -> KeptProcess:
+        """The context of a run that another worker has started. If it is gone, it ends as soon as it is connected."""
+        context = self._attach(listener, kept, started_at)
+        context.named = True
+        return context
+
+    def _attach(self, listener: ProcessListener, kept: KeptRun, started_at: float) -> KeptProcess:
+        link = kept.connect()
+        context = KeptProcess(next(self._numbers), started_at, listener, kept, link)
+        context.on_gone = partial(self.contexts.pop, context.number, None)
+        self.contexts[context.number] = context
+        self._spawn(self._loop.connect_accepted_socket(lambda: context, link))
+        return context
 
     def fork(
         self,
@@ -374,7 +539,8 @@ class ProcessManager:
     def _request_fork(self, context: ContextProcess) -> bool:
         """Ask the zygote for it; without a zygote it waits for the next one, and its jobs wait in its socket."""
         stdin = None if context.stdin is None else context.stdin.kind
-        if not self._ask(Fork(context.number, context.isolated, stdin), self._requested[context.number]):
+        shim = context.options if isinstance(context, KeptProcess) else None
+        if not self._ask(Fork(context.number, context.isolated, stdin, shim), self._requested[context.number]):
             return False
         self._close_descriptors(context)
         return True
@@ -399,6 +565,8 @@ class ProcessManager:
     def kill(self, context: ContextProcess, number: signal.Signals, *, tree: bool = False) -> None:
         if context.number in self._requested:
             self._reap(Exited(context.number, number, 0))
+        elif isinstance(context, KeptProcess):
+            context.signal(number)
         elif not self._ask(kill := Kill(context.number, number, tree)):
             self._unsent.append(kill)
 
@@ -437,18 +605,28 @@ class ProcessManager:
             self.lost.set()
 
     async def restart(self) -> None:
-        """Replace a zygote that has died; every context has died with it, or dies now."""
+        """Replace a zygote that has died; every context has died with it, or dies now, but for those with a shim."""
         await self._end_zygote()
-        for number in self.contexts.keys() - self._requested.keys():
+        kept = {number for number, context in self.contexts.items() if isinstance(context, KeptProcess)}
+        for number in self.contexts.keys() - self._requested.keys() - kept:
             self._reap(Exited(number, signal.SIGKILL, 0))
         await self.start()
 
     async def close(self) -> None:
-        """End the zygote and all its descendants."""
+        """End the zygote and all its descendants; let go of runs that outlive it."""
+        await self.end_all()
         for context in list(self.contexts.values()):
-            context.close()
-            self._close_descriptors(context)
+            if isinstance(context, KeptProcess):
+                context.let_go()
         self.contexts.clear()
+
+    async def end_all(self) -> None:
+        """End the zygote and all its descendants but those runs."""
+        for context in list(self.contexts.values()):
+            self._close_descriptors(context)
+            if not isinstance(context, KeptProcess):
+                context.close()
+                del self.contexts[context.number]
         await self._end_zygote()
 
     async def _end_zygote(self) -> None:
@@ -472,7 +650,8 @@ def _end(guardian: "subprocess.Popen[bytes]", mark: str) -> None:
     try:
         status = guardian.wait(CLOSE_WITHIN)
     except subprocess.TimeoutExpired:
-        for one in [guardian.pid, *descendants(guardian.pid)]:
+        doomed = [guardian.pid, *descendants(guardian.pid)]
+        for one in set(doomed) - with_shims(doomed):
             send(one, signal.SIGKILL)
         with suppress(subprocess.TimeoutExpired):
             guardian.wait(CLOSE_WITHIN)

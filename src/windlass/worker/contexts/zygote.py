@@ -41,6 +41,7 @@ from windlass.worker.contexts.frames import (
     ZygoteRequest,
 )
 from windlass.worker.contexts.main import run_isolated, run_shared
+from windlass.worker.contexts.shim import become_shim
 from windlass.worker.linux import (
     adopt_orphans,
     children,
@@ -129,7 +130,8 @@ class Zygote:
         """The child's side: from here on this is a context."""
         status = 1
         try:
-            die_with_parent(parent)
+            if fork.shim is None:
+                die_with_parent(parent)
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
@@ -138,6 +140,8 @@ class Zygote:
             os.close(self._wake)
             os.setsid()
             link = socket.socket(fileno=descriptors[0])
+            if fork.shim is not None:
+                link, descriptors[1:] = become_shim(fork.shim, listening=link)
             if fork.isolated:
                 adopt_orphans()
                 _redirect(fork.stdin, descriptors[1:])
