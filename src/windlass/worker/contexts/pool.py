@@ -235,7 +235,7 @@ class ContextRunner:
         self._runs.limit_time(run)
 
     def end_orphan(self, folder: KeptRun) -> None:
-        """End the process of a run that is no longer anybody's."""
+        """End the process of a run that no worker may go on with."""
         context = self._processes.adopt(self, folder, self._clock.monotonic())
         self._processes.kill(context, signal.SIGKILL)
 

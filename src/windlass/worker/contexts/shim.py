@@ -74,7 +74,7 @@ def become_shim(options: ShimOptions, listening: socket.socket) -> tuple[socket.
         for number in STDIO:
             os.dup2(nowhere, number)  # the worker's own output must end with the worker
         read = {pipe: stream for (pipe, _), stream in zip(pipes, streams, strict=True)}
-        Shim(ContextProcess(context, link, read), options, listening).serve()
+        Shim(ShimmedContext(context, link, read), options, listening).serve()
     die_with_parent(shim)
     name_process("windlass")
     link.close()
@@ -85,7 +85,7 @@ def become_shim(options: ShimOptions, listening: socket.socket) -> tuple[socket.
     return theirs, [end for _, end in pipes]
 
 
-class ContextProcess(NamedTuple):
+class ShimmedContext(NamedTuple):
     """What a shim has of its context."""
 
     pid: int
@@ -96,7 +96,7 @@ class ContextProcess(NamedTuple):
 class Shim:
     """Between one context and the worker that has its run now."""
 
-    def __init__(self, context: ContextProcess, options: ShimOptions, listening: socket.socket) -> None:
+    def __init__(self, context: ShimmedContext, options: ShimOptions, listening: socket.socket) -> None:
         self._context, self._link, self._pipes = context
         self._folder = Path(options.folder)
         self._lease = options.lease
