@@ -24,7 +24,7 @@ def serve(harness: WorkerHarness, *queues: str) -> None:
 @ON_A_FILE
 def test_lists_of_jobs_and_queues_show_waits_and_their_causes(harness: WorkerHarness) -> None:
     for _ in range(3):
-        harness.tasks.add.enqueue(1, 2)
+        harness.tasks.add.using(timeout=1).enqueue(1, 2)  # it never ran: its time limit is expected
     assert ok(harness, "jobs", "ls").count("for a worker: none takes from its queue") == 3
     serve(harness)
     listed = ok(harness, "jobs", "ls")

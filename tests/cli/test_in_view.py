@@ -66,7 +66,7 @@ def test_a_shrunk_job_that_timed_out_has_an_error_that_explains_it() -> None:
     assert move.reason is Reason.TIMEOUT
     assert move.error is not None
     assert move.error.message == (
-        "ran longer than its time limit of 3 s: that was shortened to tier fast, for a job that waits"
+        "ran longer than its time limit of 3 s: it was shortened to tier fast, for a job that waits"
     )
 
 

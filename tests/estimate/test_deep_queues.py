@@ -163,6 +163,7 @@ async def test_of_tenants_that_take_turns_a_arrival_waits_for_a_round(engine: En
 
 
 async def test_where_nobody_can_say_nothing_is_said(engine: Engine) -> None:
+    await teach(engine, 2.0)
     await fill(engine, 1200)
     assert (await knock(engine)).estimate is None
     assert (await engine(GetEstimate(id=(await knock(engine)).id))).why is Why.WORKER
@@ -184,6 +185,7 @@ async def test_a_priority_counts_in_a_glimpse_too(engine: Engine) -> None:
 
 
 async def test_a_glimpse_is_not_taken_for_each_who_comes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    await teach(engine, 2.0)
     await register(engine, slots=4)
     await fill(engine)
     monkeypatch.setattr("windlass.engine.estimate.stats.ROUGH_FOR", 60.0)
@@ -279,7 +281,9 @@ async def test_over_a_journal_the_first_who_comes_to_a_deep_queue_is_told_at_onc
 async def test_over_http_the_first_who_comes_to_a_deep_queue_is_told_at_once(
     hub: Station, real_store: Store, chance: SeededChance
 ) -> None:
-    await fill(Engine(real_store, chance))
+    engine = Engine(real_store, chance)
+    await teach(engine, 2.0)
+    await fill(engine)
     await hub.client(Register(worker=NewWorker(name="w", slots=4)))
     accepted: Job = await hub.enqueue()
-    assert accepted.estimate == pytest.approx(CROWD / 4, rel=0.1), "a second each, as long as nothing is known of them"
+    assert accepted.estimate == pytest.approx(CROWD / 4 * 2.0, rel=0.1)

@@ -250,7 +250,8 @@ async def test_of_a_queue_a_tenant_is_told_what_concerns_it(engine: Engine) -> N
     await enqueue(engine, tenant="b")
     await enqueue(engine, tenant="a")
     assert await engine(GetQueueEstimate(tenant="a", queue="default")) == QueueEstimate(waiting=1, why=Why.WORKER)
-    assert (await engine(GetQueueEstimate(tenant="b", queue="default"))).seconds == 1.0
+    found = await engine(GetQueueEstimate(tenant="b", queue="default"))
+    assert (found.seconds, found.why) == (None, Why.SLOTS), "nothing is known of its task"
     assert (await engine(GetQueueEstimate(tenant="c", queue="default"))) == QueueEstimate(why=Why.WORKER)
     assert (await engine(GetQueueEstimate(tenant="-", queue="default"))).waiting == 2
 
@@ -470,3 +471,75 @@ async def test_a_position_beyond_the_last_forecast_counts_only_jobs_of_the_own_t
     found = await estimate_for_follower(engine.context, await enqueue(engine))
     assert found is not None
     assert found.position == 2
+
+
+# Tasks that never ran, and what bounds a wait
+
+
+async def test_of_a_task_that_never_ran_the_time_limit_is_expected(engine: Engine) -> None:
+    worker = await register(engine)
+    await enqueue(engine, "new", timeout=20.0)
+    await take(engine, worker)
+    await enqueue(engine, "new", timeout=20.0)
+    behind = await enqueue(engine, "newer")
+    assert (await estimate(engine, behind)).seconds == pytest.approx(40.0)
+
+
+async def test_without_a_time_limit_the_runs_of_its_queue_are_expected(engine: Engine) -> None:
+    worker = await register(engine)
+    await enqueue(engine)
+    await finish(engine, worker, await take(engine, worker))
+    await teach(engine, 4.0, runs=500)
+    await enqueue(engine, "new")
+    await take(engine, worker)
+    behind = await enqueue(engine, "new")
+    assert (await estimate(engine, behind)).seconds == pytest.approx(4.0, rel=0.1)
+
+
+async def test_where_nothing_is_known_no_wait_is_given_but_what_it_is_for(engine: Engine) -> None:
+    worker = await register(engine, slots=2)
+    first = await enqueue(engine, "new")
+    assert (await estimate(engine, first)).seconds == 0.0, "a slot is free"
+    await enqueue(engine, "new")
+    for _ in range(2):
+        await take(engine, worker)
+    behind = [await enqueue(engine, "new") for _ in range(2)]
+    found = [await estimate(engine, job) for job in behind]
+    assert [(one.seconds, one.position, one.why) for one in found] == [(None, 1, Why.SLOTS), (None, 2, Why.SLOTS)]
+
+
+async def test_with_tiers_a_wait_has_an_expected_value_and_a_bound(engine: Engine) -> None:
+    await teach(engine, 2.0)
+    tiers = [Tier(name="fast", seconds=10), Tier(name="slow", seconds=30, cap=9)]
+    await engine(ChangeQueue(queue="default", change=QueueChange(tiers=tiers)))
+    worker = await register(engine)
+    await enqueue(engine, tier="slow")
+    await take(engine, worker)
+    await enqueue(engine, tier="slow")
+    job = await engine(Enqueue(job=NewJob(task="work", tier="fast")))
+    found = await estimate(engine, job)
+    assert found.seconds == pytest.approx(4.0, rel=0.2)
+    assert found.at_most == pytest.approx(60.0)
+    assert job.estimate == pytest.approx(4.0, rel=0.2)
+    assert job.estimate_at_most == pytest.approx(60.0)
+    whole = await engine(GetQueueEstimate(queue="default"))
+    assert whole.seconds is not None
+    assert whole.at_most is not None
+    assert whole.seconds < whole.at_most
+
+
+async def test_item_18_jobs_behind_raise_neither_the_wait_nor_its_bound(engine: Engine) -> None:
+    await teach(engine, 2.0)
+    tiers = [Tier(name="fast", seconds=10), Tier(name="slow", seconds=30, cap=1)]
+    await engine(ChangeQueue(queue="default", change=QueueChange(tiers=tiers)))
+    worker = await register(engine, slots=2)
+    for _ in range(2):
+        await enqueue(engine, tier="slow")
+    await take(engine, worker)
+    job = await enqueue(engine, tier="slow")
+    before = await estimate(engine, job)
+    for tier in ("fast", "slow", None, "fast"):
+        await enqueue(engine, tier=tier)
+        after = await estimate(engine, job)
+        assert (after.seconds or 0.0) <= (before.seconds or 0.0)
+        assert (after.at_most or 0.0) <= (before.at_most or 0.0)

@@ -46,18 +46,18 @@ async def test_a_new_estimate_is_sent_when_a_job_ends_early(hub: Station) -> Non
     await hub.enqueue(tier="medium")
     job = await hub.enqueue(tier="fast")
     async with follow(hub, job) as stream:
-        assert (await estimated(stream)).seconds == pytest.approx(40, abs=4)
+        assert (await estimated(stream)).at_most == pytest.approx(40, abs=4)
         done = Finished(id=held.job.id, token=held.token, outcome=Verdict.OK)
         await hub.client(Finish(worker=worker, jobs=[done]))
         began = time.monotonic()
         await hub.client(Claim(worker=worker, wait=5))
         async with asyncio.timeout(PATIENCE):
-            while ((found := await estimated(stream)).seconds or 0) > 20:
+            while ((found := await estimated(stream)).at_most or 0) > 20:
                 pass
         assert (found.position, found.why) == (1, Why.SLOTS)
-        assert found.seconds is not None
+        assert found.at_most is not None
         left = 10 - (time.monotonic() - began)
-        assert left - 4 < found.seconds < 14, "thirty seconds less, as the slow one took none"
+        assert left - 4 < found.at_most < 14, "thirty seconds less, as the slow one took none"
 
 
 async def test_a_new_estimate_is_sent_when_a_pause_starts_or_ends(hub: Station) -> None:

@@ -148,7 +148,7 @@ async def test_limits_and_tiers_hold_for_jobs_that_came_by_the_journal(
         await service(PutLimit(name="one", limit=NewLimit(match=Which(task="work"), running=1, key="payload.n")))
         await service(ChangeQueue(queue="web", change=QueueChange(tiers=tiers, timeout=7)))
         worker = (await service(Register(worker=NewWorker(name="w", queues=["default", "web"], slots=2)))).worker
-        several = [NewJob(task="work", payload=packed({"n": n})) for n in (1, 1, 2, 2)]
+        several = [NewJob(task="work", payload=packed({"n": n}), timeout=5) for n in (1, 1, 2, 2)]
         await service(EnqueueMany(jobs=several))
         assert (await service(Count())).count == 4, "and all of them are there now"
         held = await service(Claim(worker=worker, slots=10))

@@ -121,7 +121,7 @@ async def test_a_websocket_sends_estimates_as_they_are_answered(hub: Station) ->
         assert json.loads(await line.recv())["event"] == "queued"
         said = json.loads(await line.recv())
     assert said["event"] == "estimate"
-    assert said["data"] == {"seconds": None, "position": 1, "why": "worker", "name": None}
+    assert said["data"] == {"seconds": None, "at_most": None, "position": 1, "why": "worker", "name": None}
     assert await hub.client(GetEstimate(id=job.id)) == Estimate(position=1, why=Why.WORKER)
 
 

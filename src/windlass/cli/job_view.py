@@ -106,6 +106,8 @@ def _rows(job: Job, estimate: Estimate, now: datetime) -> Iterator[tuple[str, Te
 def wait_text(estimate: Estimate) -> str:
     """How long a job will wait, and for what."""
     parts = [] if estimate.seconds is None else [f"about {console.span(estimate.seconds)}"]
+    if estimate.at_most is not None and estimate.at_most > (estimate.seconds or 0.0):
+        parts.append(f"at most {console.span(estimate.at_most)}")
     if estimate.position is not None:
         parts.append(f"position {estimate.position}")
     if estimate.why is Why.HANDLER and estimate.name:

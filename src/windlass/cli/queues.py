@@ -376,7 +376,7 @@ async def show(queue: Annotated[str, QUEUE], /, *, target: Target = HERE) -> Non
 
 def _new_job_waits(estimate: QueueEstimate) -> str:
     """The wait of a job that is enqueued now, and how reliable that is."""
-    wait = wait_text(Estimate(seconds=estimate.seconds or None, why=estimate.why))
+    wait = wait_text(Estimate(seconds=estimate.seconds or None, at_most=estimate.at_most or None, why=estimate.why))
     error = "" if estimate.error is None else f"; recent estimates were wrong by {estimate.error:.0%}"
     return f"a new job {f'waits {wait}' if wait else 'starts at once'}{error}"
 

@@ -182,7 +182,7 @@ def _queues(before: Snapshot | None, now: Snapshot) -> list[RenderableType]:
 
     def wait(line: QueueCounts) -> Text:
         found = now.waits.get(name(line), QueueEstimate())
-        return Text(wait_text(Estimate(seconds=found.seconds, why=found.why)), style="dim")
+        return Text(wait_text(Estimate(seconds=found.seconds, at_most=found.at_most, why=found.why)), style="dim")
 
     columns = [
         Column("queue", name if several else lambda line: line.queue),

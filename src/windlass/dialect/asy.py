@@ -407,8 +407,8 @@ class DrawSession:
             raise Refused(f"no place is free: {fault.detail}" if self._interactive else fault.detail) from None
         except WindlassError as fault:
             raise Refused(fault.detail) from None
-        if self._job.state not in FINISHED and getattr(self._job, "estimate", None):
-            await self._send("queue", {"estimate": float(self._job.estimate or 0.0)})
+        if self._job.state not in FINISHED and (longest := self._job.estimate_at_most or self._job.estimate):
+            await self._send("queue", {"estimate": float(longest)})
 
     def _new_job(self, main: str, card: QueueCard) -> NewJob:
         options, interactive, tiers = self._options, self._interactive, bool(card.tiers)
@@ -453,7 +453,9 @@ class DrawSession:
                         continue
                     event, chunk = news
                     if event.estimate is not None and event.estimate.seconds is not None:
-                        await self._send("queue", {"estimate": float(event.estimate.seconds)})
+                        longest = event.estimate.at_most  # the estimate of this protocol is a bound
+                        longest = event.estimate.seconds if longest is None else longest
+                        await self._send("queue", {"estimate": float(longest)})
                     if chunk is not None:
                         await self._output(chunk.stream, chunk.data)
                     elif event.job is not None and await self._state(event.job):

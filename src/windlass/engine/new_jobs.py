@@ -97,8 +97,11 @@ async def enqueue(context: EngineContext, operation: Enqueue) -> Accepted:
             record, created = await _batcher(context).submit(new)
     if record is None:
         raise no_job(new.id)
-    estimate = await estimate_at_enqueue(context, record) if created else None
-    return Accepted(**{**asdict(record.job), "estimate": estimate}, created=created)
+    if not created:
+        return Accepted(**asdict(record.job), created=False)
+    found = await estimate_at_enqueue(context, record)
+    waits = {"estimate": found.seconds, "estimate_at_most": found.at_most}
+    return Accepted(**{**asdict(record.job), **waits}, created=True)
 
 
 def _batcher(context: EngineContext) -> Batcher[Draft, tuple[Record | None, bool]]:

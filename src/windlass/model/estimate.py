@@ -30,7 +30,9 @@ class Estimate(Struct, frozen=True, kw_only=True, gc=False):
     """How long a job will still wait."""
 
     seconds: float | None = None
-    """Until it starts; null = unknown, or it no longer waits."""
+    """Until it is expected to start; null = unknown, or it no longer waits."""
+    at_most: float | None = None
+    """Until it starts if each run takes as long as its tier allows; null = no tiers, or a run is without a limit."""
     position: int | None = None
     """Its place among its tenant's jobs in its queue, from 1; null = it is not in line (yet)."""
     why: Why | None = None
@@ -43,7 +45,9 @@ class QueueEstimate(Struct, frozen=True, kw_only=True):
     """How long jobs of a queue wait."""
 
     seconds: float | None = None
-    """Until a job that is enqueued now would start; null = unknown."""
+    """Until a job that is enqueued now is expected to start; null = unknown."""
+    at_most: float | None = None
+    """Until it starts if each run takes as long as its tier allows; null = no tiers, or a run is without a limit."""
     waiting: int = 0
     """How many jobs wait."""
     why: Why | None = None

@@ -154,6 +154,8 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     """What the running task last said of how far it is."""
     estimate: float | None = None
     """Seconds it was expected to wait when it was enqueued. Set in that answer only; later, ask for the estimate."""
+    estimate_at_most: float | None = None
+    """Seconds that it was to wait at most, where its queue has tiers. Set like `estimate`."""
     code: int | None = None
     """The code of its last outcome (1xx, 2xx, 4xx, 5xx). Set at each finish."""
     error: Error | None = None

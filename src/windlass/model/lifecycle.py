@@ -329,10 +329,10 @@ def _blameless(job: Job, outcome: Outcome) -> Error:
     error = outcome.error
     if outcome.reason is not Reason.TIMEOUT or error is None or job.reason not in (Reason.SHRUNK, Reason.LOWERED):
         return error or Error()
-    limit = f"{time_limit(job) or 0:g} s"
-    why = f"lowered to {limit} while it ran"
+    limit = time_limit(job)
+    why = "lowered while it ran" if limit is None else f"lowered to {limit:g} s while it ran"
     if job.reason is Reason.SHRUNK:
-        why = f"shortened to {limit}, the time of tier {job.assigned}, for a job that waits"
+        why = f"shortened to tier {job.assigned}, for a job that waits"
     return replace(error, message=f"{error.message}: it was {why}" if error.message else f"its time was {why}")
 
 

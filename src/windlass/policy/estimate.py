@@ -1,8 +1,9 @@
 """How long jobs will wait: the claim order, replayed over a snapshot until every job has started.
 
 Running jobs end when they are expected to, and waiting jobs start in order within the same bounds as real claims:
-slots, limits, tiers, pauses, turns. With tiers every job is assumed to run as long as its tier allows, and a flexible
-job as long as the shortest tier: then the estimate is an upper bound.
+slots, limits, tiers, pauses, turns. If each job is assumed to run as long as its tier allows, and a flexible one as
+long as the shortest tier, what comes out is an upper bound. Runs of unknown length end after all others: of the jobs
+that start then, only the place and the reason are known.
 
 A wait depends on the jobs ahead. If a place comes free together with a slot (tiers, nested limits), jobs behind cannot
 delay a job. With a rate, or overlapping limits, they can; `only` leaves out all jobs behind one job, so that later jobs
@@ -267,7 +268,8 @@ class Replay:
         elif self._eased[index][0] == self._now:
             blocker = self._eased[index][1]
         why, name = self._why(lane, blocker)
-        self.starts[id] = Estimate(seconds=self._now, position=self._rank(lane, id), why=why, name=name)
+        seconds = self._now if self._now < NEVER else None
+        self.starts[id] = Estimate(seconds=seconds, position=self._rank(lane, id), why=why, name=name)
         self._cursor[index] += 1
         ready.serve()
         self._occupy(self._now + lane.seconds, lane.bounds, pool)

@@ -44,7 +44,7 @@ class BusySlot(Struct, frozen=True):
     """A running job."""
 
     remaining: float
-    """Seconds until it ends."""
+    """Seconds until it ends; never = unknown."""
     bounds: tuple[int, ...] = ()
     """Bounds in which it takes a place."""
     pool: int | None = 0
@@ -57,7 +57,7 @@ class WaitingLane(Struct, frozen=True):
     jobs: Sequence[Key]
     """In order."""
     seconds: float
-    """Expected run time of each."""
+    """Expected run time of each; never = unknown."""
     tenant: str = ""
     task: str = ""
     bounds: tuple[int, ...] = ()

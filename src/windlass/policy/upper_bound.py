@@ -12,6 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from windlass.model.estimate import Estimate, Why
 from windlass.policy.snapshot import NEVER, FairTurns, LoadSnapshot, WaitingLane, what_holds
 
@@ -47,6 +49,8 @@ def upper_bound(snapshot: LoadSnapshot, new_job: WaitingLane) -> Estimate:
     at_once = _until_a_slot(snapshot, new_job, loads)
     if at_once >= (found.seconds or 0.0):
         found = Estimate(seconds=at_once, why=Why.SLOTS)
+    if found.seconds == NEVER:
+        return replace(found, seconds=None)
     return Estimate(seconds=new_job.opens, why=new_job.why) if new_job.opens > (found.seconds or 0.0) else found
 
 
@@ -142,11 +146,20 @@ def _until_a_slot(snapshot: LoadSnapshot, new_job: WaitingLane, loads: Sequence[
         else:
             streams.append((load.work, load.most))
     for place, some in narrow.items():
+        if any(load.lane.seconds == NEVER for load in some):
+            streams.append((NEVER, _fits(snapshot, place, some)))
+            continue
         work, most = sum(load.work for load in some), sum(load.most for load in some)
         at_first = sum(min(load.work, _at_first(snapshot, place, load.lane)) for load in some)
         width = max(_width(snapshot, place, load.lane)[0] for load in some)
         streams += [(at_first, most), (work - at_first, min(width, most))]
     return _filled(streams, slots)
+
+
+def _fits(snapshot: LoadSnapshot, place: int, some: Sequence[LaneAhead]) -> float:
+    """How many slots jobs of unknown length behind one bound may take for good."""
+    places = snapshot.bounds[place].places
+    return min(sum(load.most for load in some), NEVER if places is None else places)
 
 
 def _at_first(snapshot: LoadSnapshot, place: int, lane: WaitingLane) -> float:
@@ -162,11 +175,16 @@ def _width(snapshot: LoadSnapshot, place: int, lane: WaitingLane) -> tuple[float
     return min(rate, NEVER if bound.places is None else bound.places), place
 
 
-def _filled(streams: Sequence[tuple[float, float]], places: int) -> float:
+def _filled(streams: Sequence[tuple[float, float]], places: float) -> float:
     """For how long streams of work can fill all places; each has an amount, and fills so many places at a time.
 
-    While they bring more than the places take, the surplus is kept, and fills places later.
+    While they bring more than the places take, the surplus is kept, and fills places later. What never ends keeps its
+    places.
     """
+    places -= min(places, sum(width for work, width in streams if work == NEVER))
+    if places <= 0:
+        return NEVER
+    streams = [(work, width) for work, width in streams if work < NEVER]
     now = surplus = 0.0
     growth = sum(width for _, width in streams) - places
     for work, width in sorted((one for one in streams if one[1]), key=lambda one: one[0] / one[1]):

@@ -22,8 +22,10 @@ from windlass.model.operations import GetEstimate, GetQueueEstimate, Operation
 from windlass.policy.estimate import forecast
 from windlass.store.data import Record
 
-CLAIMED = Estimate(seconds=0.0, why=Why.SLOTS)
+CLAIMED = Estimate(seconds=0.0, at_most=0.0, why=Why.SLOTS)
 """Of a job that was claimed while it was estimated."""
+
+NOT_KNOWN = Estimate()
 
 
 async def get_estimate(context: EngineContext, operation: GetEstimate) -> Estimate:
@@ -44,10 +46,11 @@ async def get_estimate(context: EngineContext, operation: GetEstimate) -> Estima
 
 async def get_queue_estimate(context: EngineContext, operation: GetQueueEstimate) -> QueueEstimate:
     known = await get_forecast(context, operation.queue)
-    found = known.of_new_job((operation.tenant, "", ""), 0, loop_time())
+    found = _of_new_job(known, (operation.tenant, "", ""), 0)
     total = sum(known.waiting.values())
     return QueueEstimate(
         seconds=found.seconds,
+        at_most=found.at_most,
         waiting=total if operation.tenant == EVERY_TENANT else known.waiting.get(operation.tenant, 0),
         why=found.why if found.seconds != 0 else None,
         error=(await median_errors(context)).get(operation.queue),
@@ -64,42 +67,40 @@ async def estimate_for_follower(context: EngineContext, job: Job) -> Estimate | 
     return await _of_waiting(context, known, job)
 
 
-async def estimate_at_enqueue(context: EngineContext, record: Record) -> float | None:
-    """Seconds that a job which has just been enqueued will wait; null = unknown, or it takes too long to find out."""
+async def estimate_at_enqueue(context: EngineContext, record: Record) -> Estimate:
+    """How long a job which has just been enqueued will wait; empty = unknown, or it takes too long to find out."""
     job = record.job
     if job.state is State.SCHEDULED:
         return estimate_unstored(context, await forecast_in_time(context, job.queue), record)
     if job.state is not State.QUEUED:
-        return None if job.started_at is None else 0.0  # a worker has claimed it already
+        return NOT_KNOWN if job.started_at is None else CLAIMED
     asked = loop_time()
     late = context.stats.arrived(job.queue, _lane(record))
     try:
         exact = (await context.flow_config.current()).has_tiers(job.tenant, job.queue)
         known = await forecast_for_new_job(context, job.queue, exact=exact)
     except WindlassError:
-        return None
+        return NOT_KNOWN
     if known is None:
-        return None
+        return NOT_KNOWN
     is_new = known.begun >= asked
     if is_new and not known.large:
-        return _replay_ahead(known, job).seconds
-    return known.of_new_job(_lane(record), job.priority, loop_time(), FIRST if is_new else late).seconds
+        return _replay_ahead(known, job)
+    return _of_new_job(known, _lane(record), job.priority, FIRST if is_new else late)
 
 
-def estimate_unstored(
-    context: EngineContext, known: Forecast | None, record: Record, undrained: int = 0
-) -> float | None:
-    """Seconds that a scheduled job will wait, or one in the journal behind so many others, by a recent forecast."""
+def estimate_unstored(context: EngineContext, known: Forecast | None, record: Record, undrained: int = 0) -> Estimate:
+    """How long a scheduled job will wait, or one in the journal behind so many others, by a recent forecast."""
     job = record.job
     if job.state is State.SCHEDULED:
-        return _of_scheduled(known, record).seconds if known else None
+        return _of_scheduled(known, record) if known else NOT_KNOWN
     if job.state is not State.QUEUED:
-        return None
+        return NOT_KNOWN
     late = context.stats.arrived(job.queue, _lane(record))
     # A journal is drained in order. The forecast misses all late arrivals, or all jobs not drained yet if these are
     # more: then it was made while some of them were in the journal already.
     late = QueuePlace(max(late.queue, undrained), late.lane)
-    return known.of_new_job(_lane(record), job.priority, loop_time(), late).seconds if known else None
+    return _of_new_job(known, _lane(record), job.priority, late) if known else NOT_KNOWN
 
 
 def _lane(record: Record) -> LaneName:
@@ -109,7 +110,22 @@ def _lane(record: Record) -> LaneName:
 def _replay_ahead(known: Forecast, job: Job) -> Estimate:
     """The wait of a listed job, without the jobs behind it: these never raise it."""
     name = forecast_name(job.id, job.tenant)
-    return forecast(known.snapshot, only=name).get(name, CLAIMED)
+    found = forecast(known.snapshot, only=name).get(name, CLAIMED)
+    return found if known.worst is None else _bounded(found, _replay_ahead(known.worst, job))
+
+
+def _of_new_job(known: Forecast, lane: LaneName, priority: int, late: QueuePlace = FIRST) -> Estimate:
+    found = known.of_new_job(lane, priority, loop_time(), late)
+    if known.worst is None:
+        return found
+    return _bounded(found, known.worst.of_new_job(lane, priority, loop_time(), late))
+
+
+def _bounded(found: Estimate, worst: Estimate | None) -> Estimate:
+    """An expected wait with its bound."""
+    if found.seconds is None or worst is None or worst.seconds is None:
+        return found
+    return replace(found, at_most=max(found.seconds, worst.seconds))
 
 
 async def _of_waiting(context: EngineContext, known: Forecast, job: Job) -> Estimate | None:
@@ -122,18 +138,20 @@ async def _of_waiting(context: EngineContext, known: Forecast, job: Job) -> Esti
         if rank is None or record is None:
             return CLAIMED if record is not None and record.job.state is State.RUNNING else None
         found = known.at_rank(job, _lane(record), rank, loop_time())
-    return known.remaining(found, loop_time())
+    found = known.remaining(found, loop_time())
+    return found if known.worst is None else _bounded(found, await _of_waiting(context, known.worst, job))
 
 
 def _of_scheduled(known: Forecast, record: Record) -> Estimate:
     """The wait of a job that arrives now, but at least until the job is due."""
     job, now = record.job, loop_time()
-    found = known.of_new_job(_lane(record), job.priority, now)
+    found = _of_new_job(known, _lane(record), job.priority)
     if found.seconds is None:
         return found
     due = (job.run_at - known.now).total_seconds() if job.run_at else 0.0
     until_due = known.remaining(Estimate(seconds=max(0.0, due)), now).seconds or 0.0
-    return Estimate(seconds=max(until_due, found.seconds), why=Why.TIME)
+    at_most = None if found.at_most is None else max(until_due, found.at_most)
+    return Estimate(seconds=max(until_due, found.seconds), at_most=at_most, why=Why.TIME)
 
 
 ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any]]] = {

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from windlass.engine.context import EngineContext
@@ -36,8 +37,8 @@ WATCHED = 10.0
 SAMPLE = 3
 """Estimates of one forecast that are compared with the actual waits."""
 
-UNKNOWN = 1.0
-"""Seconds that a run is expected to last while nothing is known."""
+MOST_UNSEEN = 100
+"""Lanes of tasks that never ran here whose first job is read, for its time limit."""
 
 MOST_LANES = 10_000
 """Lanes without waiting jobs that a forecast remembers."""
@@ -149,7 +150,47 @@ async def _read_and_replay(context: EngineContext, queue: str, brief_beyond: flo
     begun = loop_time()
     rules = (await context.flow_config.refreshed()).rules
     load = await read_load(context, rules, queue, brief_beyond=brief_beyond)
-    builder = _SnapshotBuilder(load, queue, await read_run_times(context))
+    times = await read_run_times(context)
+    unseen = await _read_unseen(context, load, queue, times)
+    made = await _replay(load, _SnapshotBuilder(load, queue, times, unseen), queue, begun)
+    tiered = {f"{one.tenant},{one.queue}" for one in load.waiting} & rules.tiers.keys()
+    if not tiered and not any(name.partition(",")[2] == queue for name in rules.tiers):
+        return made
+    worst = await _replay(load, _SnapshotBuilder(load, queue, times, unseen, worst=True), queue, begun)
+    return replace(made, worst=worst, at=worst.at, cost=worst.cost)
+
+
+class Unseen(Struct, frozen=True):
+    """What is known of runs of tasks that never ran here."""
+
+    typical: float = NEVER
+    """How long jobs of the queue run."""
+    limits: Mapping[tuple[str, str, str, str], float] = {}
+    """The time limits of waiting jobs, by tenant, queue, task and group: of each the first job's."""
+
+
+async def _read_unseen(context: EngineContext, load: QueueLoad, queue: str, times: Mapping[str, RunTimes]) -> Unseen:
+    """Read it only if there are such jobs."""
+    lanes = [one for one in load.waiting if one.jobs and task_key(one.tenant, one.task) not in times]
+    if not lanes and all(task_key(one.job.tenant, one.job.task) in times for one in load.running):
+        return Unseen()
+    firsts = [JobKey(one.jobs[0][2], one.tenant) for one in lanes[:MOST_UNSEEN]]
+    found = (await context.store.jobs.read(firsts)).records if firsts else []
+    limits = {
+        (one.tenant, one.queue, one.task, one.group): record.job.timeout
+        for one, record in zip(lanes, found, strict=False)
+        if record is not None and record.job.timeout is not None
+    }
+    ran = (await context.store.jobs.counts(EVERY_TENANT)).runs
+    seen = [
+        (one.count, mean(times.get(task_key(one.tenant, one.task), RunTimes()))) for one in ran if one.queue == queue
+    ]
+    known = [(count, seconds) for count, seconds in seen if seconds is not None]
+    total = sum(count for count, _ in known)
+    return Unseen(sum(count * seconds for count, seconds in known) / total if total else NEVER, limits)
+
+
+async def _replay(load: QueueLoad, builder: "_SnapshotBuilder", queue: str, begun: float) -> Forecast:
     snapshot = builder.snapshot
     size = sum(one.count for one in load.waiting)
     if load.brief:
@@ -190,13 +231,19 @@ def _sample(made: Forecast, queue: str) -> list[tuple[str, str]]:
 class _SnapshotBuilder:
     """Turns the load of a queue into what policies understand.
 
-    Running jobs that cannot be seen are expected to last a typical run.
+    A run is expected to take as long as runs of its task did, or else as those of its queue, but not longer than its
+    limit; if nothing is known, nothing is said. Running jobs that cannot be seen are expected to last a typical run.
     """
 
-    def __init__(self, load: QueueLoad, queue: str, times: Mapping[str, RunTimes]) -> None:
+    def __init__(
+        self, load: QueueLoad, queue: str, times: Mapping[str, RunTimes], unseen: Unseen, *, worst: bool = False
+    ) -> None:
+        """`worst`: each run takes as long as it may, instead of as long as such runs took."""
         self._load = load
         self._queue = queue
         self._times = times
+        self._unseen = unseen
+        self._worst = worst
         self._typical = self._typical_run()
         self._bounds: list[Bound] = []
         self._places: dict[tuple[str, ...], int] = {}
@@ -228,13 +275,15 @@ class _SnapshotBuilder:
         running = {task_key(one.job.tenant, one.job.task) for one in self._load.running}
         seen = [mean(self._times.get(task, RunTimes())) for task in sorted(waiting or running)]
         known = [seconds for seconds in seen if seconds is not None]
-        return sum(known) / len(known) if known else UNKNOWN
+        return sum(known) / len(known) if known else self._unseen.typical
 
     def mean_run(self) -> float:
         """Of the queue's waiting jobs."""
-        counts = [(len(lane.jobs) + lane.rest, lane.seconds) for lane in self._lanes.values()]
+        lanes = [lane for lane in self._lanes.values() if lane.seconds < NEVER]
+        counts = [(len(lane.jobs) + lane.rest, lane.seconds) for lane in lanes]
         total = sum(count for count, _ in counts)
-        return sum(count * seconds for count, seconds in counts) / total if total else self._typical
+        typical = self._typical if self._typical < NEVER else 0.0
+        return sum(count * seconds for count, seconds in counts) / total if total else typical
 
     def lane_of(self, name: LaneName) -> WaitingLane:
         """A lane of the queue; for any tenant (`-`), or any task (empty), of a job that nothing but slots bounds."""
@@ -271,10 +320,12 @@ class _SnapshotBuilder:
 
     def _seconds(self, one: LaneBacklog) -> float:
         levels, kind = self._levels(one.tenant, one.queue), class_of(one.group)
-        if levels and kind:
-            return levels[_level(levels, kind)].seconds
+        tier = levels[_level(levels, kind)].seconds if levels and kind else NEVER
+        if self._worst:
+            return tier
+        limit = min(tier, self._unseen.limits.get((one.tenant, one.queue, one.task, one.group), NEVER))
         learned = mean(self._times.get(task_key(one.tenant, one.task), RunTimes()))
-        return self._typical if learned is None else learned
+        return min(limit, self._typical if learned is None else learned)
 
     def _opens(self, tenant: str, queue: str, task: str) -> float:
         until = paused_until(self._load, tenant, queue, task)
@@ -348,9 +399,10 @@ class _SnapshotBuilder:
         levels = self._levels(job.tenant, job.queue)
         if levels and kind == YIELDING:
             return 0.0  # it is halted as soon as its slot is needed
-        if levels and kind:
-            tier = allowed if kind.startswith(EXPLICIT) else levels[0].seconds - elapsed
-            return max(0.0, min(allowed, tier))
+        if levels and kind and not kind.startswith(EXPLICIT):
+            allowed = min(allowed, levels[0].seconds - elapsed)
+        if self._worst:
+            return max(0.0, allowed)
         learned = remaining(self._times.get(task_key(job.tenant, job.task), RunTimes()), elapsed)
         return max(0.0, min(allowed, self._typical if learned is None else learned))
 

@@ -18,7 +18,7 @@ from windlass.model.estimate import Estimate
 from windlass.model.job import Job
 from windlass.model.names import DEFAULT_TENANT, JobKey, key_of
 from windlass.policy.run_times import RunTimes
-from windlass.policy.snapshot import FairTurns, LoadSnapshot, WaitingLane
+from windlass.policy.snapshot import NEVER, FairTurns, LoadSnapshot, WaitingLane
 from windlass.policy.upper_bound import upper_bound
 from windlass.store.data import Record
 from windlass.store.flow import MOST_RANKED
@@ -132,6 +132,8 @@ class Forecast(Struct, frozen=True):
     """Whether jobs were only counted, and none is listed."""
     free: int = 0
     """Slots left over."""
+    worst: "Forecast | None" = None
+    """The same if each run takes as long as its tier allows; null = no tiers play a part."""
     pace: float = 0.0
     """Seconds by which each new job delays the next once all slots are taken."""
     answers: dict[object, Estimate] = field(default_factory=dict)
@@ -170,9 +172,10 @@ class Forecast(Struct, frozen=True):
         return self.remaining(found, now)
 
     def _step(self, lane: WaitingLane) -> float:
-        """Seconds by which each job of a lane delays the next within its bounds."""
+        """Seconds by which each job of a lane delays the next within its bounds, as far as is known."""
         bounds = [self.snapshot.bounds[place] for place in lane.bounds]
-        steps = [max(bound.interval, lane.seconds / bound.places if bound.places else 0.0) for bound in bounds]
+        run = lane.seconds if lane.seconds < NEVER else 0.0
+        steps = [max(bound.interval, run / bound.places if bound.places else 0.0) for bound in bounds]
         return max(steps, default=0.0)
 
     def _behind_the_last(self, lane: WaitingLane, priority: int) -> Estimate:

@@ -137,8 +137,10 @@ class _JobEvents:
 def _differs(found: Estimate, sent: Estimate) -> bool:
     if found.seconds is None or sent.seconds is None:
         return found != sent
-    least = min(1.0, max(NOTICEABLE * sent.seconds, LEAST_CHANGE))
-    return (found.why, found.name) != (sent.why, sent.name) or abs(found.seconds - sent.seconds) >= least
+    if (found.why, found.name, found.at_most is None) != (sent.why, sent.name, sent.at_most is None):
+        return True
+    pairs = [(found.seconds, sent.seconds), (found.at_most or 0.0, sent.at_most or 0.0)]
+    return any(abs(new - old) >= min(1.0, max(NOTICEABLE * old, LEAST_CHANGE)) for new, old in pairs)
 
 
 class _JobUpdates:

@@ -24,7 +24,7 @@ from msgspec.structs import asdict, replace
 from windlass.engine import Engine
 from windlass.engine.context import no_job
 from windlass.engine.engine import validated
-from windlass.engine.estimate.answers import estimate_at_enqueue, estimate_unstored
+from windlass.engine.estimate.answers import NOT_KNOWN, estimate_at_enqueue, estimate_unstored
 from windlass.engine.estimate.forecast import forecast_in_time
 from windlass.engine.estimate.stats import Forecast
 from windlass.engine.files import check_lines, with_files, with_files_of_many
@@ -47,6 +47,7 @@ from windlass.engine.new_jobs import (
     to_drafts,
 )
 from windlass.model.errors import Conflict, Invalid, JournalFull, PartAway, Unavailable, WindlassError
+from windlass.model.estimate import Estimate
 from windlass.model.events import Event
 from windlass.model.job import Job, NewJob, Reason, Terms
 from windlass.model.lifecycle import enter
@@ -170,8 +171,8 @@ class Journaled:
         _log_entered(drafts, existing)
         if not existing:
             accepted = self._accepted(draft, created=True)
-            estimate = await self._estimate(draft, accepted, _group(config, draft), known, exact=exact)
-            return accepted if estimate is None else replace(accepted, estimate=estimate)
+            found = await self._estimate(draft, accepted, _group(config, draft), known, exact=exact)
+            return replace(accepted, estimate=found.seconds, estimate_at_most=found.at_most)
         entry = await self._find(key_of(draft))
         if entry is None or entry.draft is None:
             job = (await self._engine.context.find(draft.id, operation.tenant)).job
@@ -307,13 +308,11 @@ class Journaled:
         except WindlassError:
             return None
 
-    async def _estimate(
-        self, draft: Draft, job: Job, group: str, known: Forecast | None, *, exact: bool
-    ) -> float | None:
-        """Seconds that a new job will wait. Where its queue has tiers, the caller waits for the store's answer."""
+    async def _estimate(self, draft: Draft, job: Job, group: str, known: Forecast | None, *, exact: bool) -> Estimate:
+        """How long a new job will wait. Where its queue has tiers, the caller waits for the store's answer."""
         desk = self._engine.context
         if not self._takes(draft):
-            return None
+            return NOT_KNOWN
         if not exact:
             before = self._journal.last - self._drainer.reached - 1
             return estimate_unstored(desk, known, Record(job, group=group), undrained=before)
@@ -321,7 +320,7 @@ class Journaled:
             await self._drainer.reach(self._journal.last, WAIT_FOR_STORE)
             return await estimate_at_enqueue(desk, await desk.find(job.id, job.tenant))
         except WindlassError:
-            return None  # the job is accepted all the same
+            return NOT_KNOWN  # the job is accepted all the same
 
     # Everything else
 
