@@ -6,8 +6,10 @@ how an operation reaches the queue, `call` what a payload says.
 
 import functools
 import inspect
+from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 
 import msgspec
@@ -45,6 +47,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C")
+
+MOST_BYTES = 8 << 20
+"""Bytes of payloads that are sent together: a server takes larger bodies, but a store answers for them in time."""
 
 
 class Windlass:
@@ -282,7 +287,7 @@ class Task(Generic[P, R, C]):
         return EnqueueMany(tenant=self.app.tenant, jobs=jobs, exact=True)
 
     def map(self, calls: Iterable[Any]) -> "list[Job[R]]":
-        """Queue many calls, a thousand in one round trip. Each item is the single argument, or a tuple of several.
+        """Queue many calls, up to a thousand in one round trip. Each item is the single argument, or a tuple.
 
         All of them are checked before the first is sent.
         """
@@ -306,11 +311,12 @@ class Task(Generic[P, R, C]):
 
     def _batches(self, payloads: list[bytes], news: list[NewJob]) -> Iterator[EnqueueMany]:
         """The calls as operations, made while others are answered. Jobs are kept: sent again, they are the same."""
-        for start in range(0, len(payloads), MOST_AT_ONCE):
+        start = 0
+        while some := _sent_together(payloads[start : start + MOST_AT_ONCE]):
             if start == len(news):
-                some = payloads[start : start + MOST_AT_ONCE]
                 news += map(self._new, some, texts_like(self._fresh(), len(some)))
-            yield self._operation(news[start : start + MOST_AT_ONCE])
+            yield self._operation(news[start : start + len(some)])
+            start += len(some)
 
     def using(self, **options: Unpack[Options]) -> "Task[P, R, C]":
         """The same task with other options, for the jobs queued through what this returns."""
@@ -366,6 +372,13 @@ def without_first_error() -> Iterator[None]:
         yield
     except Unavailable as fault:
         raise fault from None
+
+
+def _sent_together(payloads: list[bytes]) -> list[bytes]:
+    """As many of the first payloads as one request takes; at least one."""
+    if sum(map(len, payloads)) <= MOST_BYTES:
+        return payloads
+    return payloads[: max(1, bisect_right(list(accumulate(map(len, payloads))), MOST_BYTES))]
 
 
 def _check_callable(function: Callable[..., Any], name: str | None) -> None:

@@ -88,6 +88,18 @@ async def test_over_http_too(site: str, page: Web) -> None:
     assert (again["created"], again["existing"]) == (1, batch["ids"])
 
 
+async def test_many_large_calls_are_more_than_one_request(site: str) -> None:
+    app = Windlass(server=site, token=LOCAL)
+
+    @app.task
+    def measure(data: bytes) -> int:
+        return len(data)
+
+    jobs = await measure.amap([b"x" * 1_000_000] * 20)
+    assert [job.created for job in jobs] == [True] * 20
+    await app.aclose()
+
+
 async def test_a_batch_names_those_that_were_there(engine: Engine) -> None:
     first = await enqueue_in(engine, key="a")
     made = await engine(EnqueueMany(jobs=[NewJob(task="t", key=key) for key in ("b", "a", "b")]))
