@@ -156,6 +156,8 @@ def why_not_taken(alive: Sequence[Worker], line: QueueStats) -> str:
     able = [one for one in own if one.tasks is None or line.task in one.tasks]
     if not able:
         return f"none knows task {line.task}"
+    if any(line.queue in one.queues for one in able):
+        return f"those that take from {line.queue} are draining: they are stopping or paused"
     others = sorted({queue for one in able for queue in one.queues})
     return f"workers that know task {line.task} take from {', '.join(others)}, not from {line.queue}"
 
