@@ -7,6 +7,7 @@ import asyncio
 import ctypes
 import itertools
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -598,3 +599,47 @@ def asked() -> str:
         return input("your name? ")
     except KeyboardInterrupt:
         return "interrupted"
+
+
+# Starting processes
+
+
+def _start(how: str) -> None:
+    match how:
+        case "program":
+            note("offspring", subprocess.Popen(["sleep", "600"]).pid)
+        case "orphans":
+            said = subprocess.run(  # noqa: S602 - the very thing that is tested
+                "sleep 600 >&- 2>&- & echo $!; setsid sleep 600 >&- 2>&- & echo $!",
+                shell=True,
+                check=True,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for orphan in said.stdout.split():
+                note("offspring", orphan)
+        case "fork":
+            if (pid := os.fork()) == 0:
+                time.sleep(600)
+            note("offspring", pid)
+        case "pool":
+            pool = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,), daemon=True)
+            pool.start()
+            note("offspring", pool.pid)
+
+
+@app.task
+def start(how: str, word: str) -> None:
+    _start(how)
+    while not NOTES.with_name(f"let go {word}").exists():
+        time.sleep(0.01)
+
+
+@app.task
+async def co_start(how: str, word: str) -> None:
+    if how == "program":
+        note("offspring", (await asyncio.create_subprocess_exec("sleep", "600")).pid)
+    else:
+        _start(how)
+    while not NOTES.with_name(f"let go {word}").exists():  # noqa: ASYNC110
+        await asyncio.sleep(0.01)

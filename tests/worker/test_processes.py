@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -179,3 +180,39 @@ def test_a_worker_with_few_descriptors_postpones_what_it_cannot_start(harness: W
         record = harness.ended(job)
         assert (record.state, record.attempt) == (State.SUCCEEDED, 1)
     assert worker.stop() == 0
+
+
+@pytest.mark.parametrize(("how", "number"), [("program", 1), ("orphans", 2), ("fork", 1)])
+@pytest.mark.parametrize("task", ["start", "co_start"])
+def test_s0_39_what_a_job_has_started_ends_with_it_and_not_with_another(
+    harness: WorkerHarness, task: str, how: str, number: int
+) -> None:
+    harness.start("--contexts", "1")
+    first = getattr(harness.tasks, task).enqueue(how, "first")
+    begun = harness.noted("offspring", number)
+    second = getattr(harness.tasks, task).enqueue(how, "second")
+    others = harness.noted("offspring", 2 * number)[number:]
+    (harness.folder / "let go first").touch()
+    assert harness.ended(first).state is State.SUCCEEDED
+    until(lambda: not any(_lives(pid) for pid in begun))
+    assert all(_lives(pid) for pid in others)
+    (harness.folder / "let go second").touch()
+    assert harness.ended(second).state is State.SUCCEEDED
+    until(lambda: not any(_lives(pid) for pid in others))
+
+
+@ON_A_FILE
+def test_a_pool_of_processes_may_serve_more_than_one_job(harness: WorkerHarness) -> None:
+    harness.start("--contexts", "1")
+    job = harness.tasks.start.enqueue("pool", "first")
+    (pid,) = harness.noted("offspring")
+    (harness.folder / "let go first").touch()
+    assert harness.ended(job).state is State.SUCCEEDED
+    assert _lives(pid)
+
+
+def _lives(pid: str) -> bool:
+    """Whether it runs; one that is dead and not reaped does not."""
+    with suppress(psutil.NoSuchProcess):
+        return bool(psutil.Process(int(pid)).status() != psutil.STATUS_ZOMBIE)
+    return False

@@ -27,6 +27,7 @@ from windlass.model.output import Progress, Stream
 from windlass.model.wire import encodable
 from windlass.worker.contexts.folders import JobFolder
 from windlass.worker.contexts.frames import MOST_RESULT, Assignment, RunOutcome, RunUpdate
+from windlass.worker.contexts.offspring import Offspring
 
 
 class MessageQueue:
@@ -116,6 +117,7 @@ class Execution:
         "_cancelled",
         "_folder",
         "_job",
+        "_offspring",
         "_send",
         "messages",
         "poll",
@@ -133,6 +135,7 @@ class Execution:
         self._send = send
         self._job: RunningJob | None = None
         self._folder: JobFolder | None = None
+        self._offspring: Offspring | None = None
         self._cancelled = False
         self.poll: Callable[[], None] | None = None
         """Reads commands that have come, where no thread listens all the time."""
@@ -239,6 +242,17 @@ class Execution:
     def print(self, stream: Stream, data: bytes) -> None:
         self._send(RunUpdate(self._assignment.number, printed=(stream, data)))
 
+    @property
+    def offspring(self) -> Offspring:
+        if self._offspring is None:
+            self._offspring = Offspring(self._assignment.number)
+        return self._offspring
+
+    def end_offspring(self) -> None:
+        """End the processes that it has started."""
+        if self._offspring is not None:
+            self._offspring.end()
+
     def input(self, timeout: float | None) -> bytes:
         return self._box().take(timeout)
 
@@ -283,6 +297,7 @@ def execute(callee: TaskCode, assignment: Assignment, run: Execution) -> RunOutc
     except BaseException as fault:  # noqa: BLE001 - whatever a task raises is its outcome
         return run.with_files(outcome_of(assignment.number, fault))
     finally:
+        run.end_offspring()
         running.reset(token)
 
 
@@ -294,6 +309,8 @@ async def aexecute(callee: TaskCode, assignment: Assignment, run: Execution) -> 
         return run.with_files(success(callee, assignment.number, await callee.function(*args, **kwargs), run))
     except BaseException as fault:  # noqa: BLE001
         return run.with_files(outcome_of(assignment.number, fault))
+    finally:
+        run.end_offspring()
 
 
 def _arguments(callee: TaskCode, assignment: Assignment) -> Arguments:

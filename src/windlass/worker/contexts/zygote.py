@@ -25,7 +25,7 @@ import msgspec
 
 from windlass.model.options import JobOptions
 from windlass.model.stdin import Stdin
-from windlass.worker.contexts import folders, prints
+from windlass.worker.contexts import folders, offspring, prints
 from windlass.worker.contexts.frames import (
     AppInfo,
     Command,
@@ -148,6 +148,7 @@ class Zygote:
                 run_isolated(link, self._tasks, self._frames)
             else:
                 prints.send_to_jobs(yes=True)
+                offspring.end_with_jobs(yes=True)
                 run_shared(link, self._tasks, aside=socket.socket(fileno=descriptors[1]))
             status = 0
         except BaseException:  # noqa: BLE001 - whatever it is, this process must not go on as a second zygote
@@ -359,6 +360,7 @@ def main() -> None:
     become_zygote(int(sys.argv[2]), int(sys.argv[1]))
     control = socket.socket(fileno=int(sys.argv[1]))
     prints.install()
+    offspring.install()
     try:
         app = load_app(sys.argv[3])
     except BaseException as fault:  # noqa: BLE001 - reported to the supervisor, which shows it to the user
