@@ -643,3 +643,11 @@ async def co_start(how: str, word: str) -> None:
         _start(how)
     while not NOTES.with_name(f"let go {word}").exists():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
+
+
+@app.task
+async def co_drone() -> None:
+    """Print a line of a kibibyte ten times a second, until the test lets go."""
+    while not NOTES.with_name("let go").exists():
+        print("x" * 1023)  # noqa: T201
+        await asyncio.sleep(0.1)
