@@ -52,7 +52,7 @@ LIMIT = 5000
 
 
 @pytest.mark.parametrize("task", ["flood", "co_flood", "alone_flood"])
-def test_a_job_that_prints_more_than_its_limit_ends_after_exactly_that(harness: WorkerHarness, task: str) -> None:
+def test_s0_34_a_job_that_prints_more_than_its_limit_ends_after_exactly_that(harness: WorkerHarness, task: str) -> None:
     harness.start("--contexts", "1")
     flood = getattr(harness.tasks, task)
     exact = flood.using(output={"limit": LIMIT}).enqueue(LIMIT)
@@ -73,7 +73,7 @@ def test_a_job_that_prints_more_than_its_limit_ends_after_exactly_that(harness: 
 
 
 @pytest.mark.parametrize("task", ["say", "alone_say"])
-def test_stderr_is_part_of_stdout_where_the_queue_says_so(harness: WorkerHarness, task: str) -> None:
+def test_s0_33_stderr_is_part_of_stdout_where_the_queue_says_so(harness: WorkerHarness, task: str) -> None:
     harness.start()
     harness.app.ask(ChangeQueue(queue="default", change=QueueChange(output=OutputPolicy(merged=True))))
     job = getattr(harness.tasks, task).enqueue("word", 3)

@@ -36,7 +36,7 @@ def _has_said(job: "Job[Any]", text: str) -> bool:
     return text.encode() in said(job)
 
 
-def test_a_program_reads_what_is_sent_to_its_job_and_the_end_of_it(harness: WorkerHarness) -> None:
+def test_s0_37_and_38_a_program_reads_what_is_sent_to_its_job_and_the_end_of_it(harness: WorkerHarness) -> None:
     harness.start()
     job = harness.tasks.cat.using(most_input=20).enqueue()
     for word in ("one", "two", "three"):
@@ -60,7 +60,7 @@ def test_a_task_at_a_terminal_is_asked_and_can_be_interrupted(harness: WorkerHar
     assert jobs[1].result(PATIENCE) == "interrupted"
 
 
-def test_nothing_that_was_started_from_a_shell_survives_it(harness: WorkerHarness) -> None:
+def test_s0_39_nothing_that_was_started_from_a_shell_survives_it(harness: WorkerHarness) -> None:
     harness.start()
     job = harness.tasks.shell.enqueue()
     job.resize(33, 99)
@@ -159,7 +159,9 @@ def test_a_shell_that_is_ended_leaves_the_terminal_as_it_was_and_no_job(
     until(lambda: not Path(f"/proc/{line.split()[0]}").exists())
 
 
-def test_one_place_is_for_one_shell_and_other_jobs_halt_it(harness: WorkerHarness, terminals: list[Terminal]) -> None:
+def test_s0_15_and_16_one_place_is_for_one_shell_and_other_jobs_halt_it(
+    harness: WorkerHarness, terminals: list[Terminal]
+) -> None:
     tiers = [Tier(name="fast", seconds=60)]
     harness.app.ask(ChangeQueue(queue="default", change=QueueChange(tiers=tiers)))
     harness.start("-c", "1")
