@@ -27,16 +27,17 @@ from windlass.engine.journal import JournalSettings, open_journaled
 from windlass.engine.push_workers import PushWorkers
 from windlass.engine.records import PATIENCE, Keyring, WithTaskOptions
 from windlass.engine.upkeep import run_upkeep
-from windlass.local_token import check_private, local_token
+from windlass.local_token import check_private, known_token, local_token
 from windlass.model.errors import Denied, Unavailable
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import Service, Tokens
 from windlass.model.worker import Worker
 from windlass.run_now import RunNow
 from windlass.run_worker import SWITCH_EVERY, kept_runs
-from windlass.server import bodies
+from windlass.server import bodies, dashboard
 from windlass.server.application import application
-from windlass.server.auth import Auth, TokensAndLocal
+from windlass.server.auth import LOCAL_KEY, Auth, TokensAndLocal
+from windlass.server.dashboard import Sessions
 from windlass.server.filters import NoUploads, QuotaFilter
 from windlass.server.http_server import ListenAddress, Server, check_free, server
 from windlass.server.requests import RequestLimits
@@ -124,7 +125,8 @@ async def serve(options: ServerOptions) -> None:
             *s3.routes(filtered(times=client_jobs), auth, limits, client_jobs),
             *s4.routes(filtered(times=notifications), auth, limits, notifications, _recovery(options, app)),
         ]
-        also_routes = asy.Asy(answers, engine, auth, clock, options.drawing, stopping=stop).all()
+        drawing = asy.Asy(answers, engine, auth, clock, options.drawing, stopping=stop).all()
+        also_routes = [*drawing, *dashboard.routes(auth, _sessions(options, auth, clock))]
         site = application(
             answers, engine, auth, limits, stop, also=also, also_routes=also_routes, check_ready=check_ready
         )
@@ -135,9 +137,7 @@ async def serve(options: ServerOptions) -> None:
         if options.functions is not None:
             workers.append(_functions(engine, options.functions, clock))
         _obey_signals(stop, http, workers)
-        gc.collect()
-        gc.freeze()  # what is here now stays: collecting it again and again would make all requests wait 50 ms
-        gc.set_threshold(COLLECT_AFTER)
+        _collect_rarely()
         async with asyncio.TaskGroup() as group:
             duties = [group.create_task(_then(met, run_upkeep, engine, clock)), group.create_task(_then(met, push.run))]
             group.create_task(_listen(http, stop))
@@ -146,6 +146,12 @@ async def serve(options: ServerOptions) -> None:
             await stop.wait()
             for duty in duties:
                 duty.cancel()
+
+
+def _collect_rarely() -> None:
+    gc.collect()
+    gc.freeze()  # what is here now stays: collecting it again and again would make all requests wait 50 ms
+    gc.set_threshold(COLLECT_AFTER)
 
 
 def _recovery(options: ServerOptions, app: AppInfo | None) -> RunNow | None:
@@ -240,6 +246,19 @@ async def _auth(engine: Engine, options: ServerOptions, keyring: Keyring) -> Aut
         )
     log.info("serves %s", options.where.url)
     return Auth(keyring, local=False)
+
+
+def _sessions(options: ServerOptions, auth: Auth, clock: SystemClock) -> Sessions:
+    """Those of the dashboard. On this machine they outlive a restart, and a link signs in its owner."""
+    chance = SystemRandomness()
+    own = known_token(options.data) if options.where.local else None
+    secret = own.encode() if own else b"".join(chance.token() for _ in range(4))
+    auth.sessions = sessions = Sessions(secret, clock, chance, auth.tokens.find_key)
+    if own and not options.where.socket:
+        log.info("dashboard %s%s (signs in once)", options.where.url, sessions.link(LOCAL_KEY))
+    elif not options.where.socket:
+        log.info("dashboard %s/", options.where.url)
+    return sessions
 
 
 async def _has_no_tokens(engine: Engine) -> bool:

@@ -54,6 +54,7 @@ from windlass.model.operations import (
     GetFile,
     GetFiles,
     GetHandler,
+    GetHistory,
     GetLimit,
     GetOutput,
     GetQueue,
@@ -625,6 +626,14 @@ async def handlers_are_kept(script: Script) -> None:
     await script.refused(PutHandler(task="line", handler=NewHandler(lang="sh", body="")), Invalid)
     await script.ask(RemoveHandler(tenant="shop", task="line"))
     await script.refused(GetHandler(tenant="shop", task="line"), Missing)
+
+
+@scenario(GetHistory)
+async def a_history_is_kept(script: Script) -> None:
+    await script.ask(GetHistory())
+    await script.ask(GetHistory(step="hour", points=5, queue="mail"))
+    await script.refused(GetHistory(points=0), Invalid)
+    await script.refused(GetHistory(queue="a b"), Invalid)
 
 
 @scenario(PutSchedule, GetSchedule, Schedules, PauseSchedule, RunSchedule, RemoveSchedule)

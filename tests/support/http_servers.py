@@ -26,8 +26,10 @@ from windlass.model.job import JSON
 from windlass.model.operations import Operation, Service
 from windlass.model.ports import Clock
 from windlass.model.shapes import SHAPES, Shape
+from windlass.server import dashboard
 from windlass.server.application import application
 from windlass.server.auth import Auth, TokensAndLocal
+from windlass.server.dashboard import Sessions
 from windlass.server.http_server import ListenAddress, Server, server
 from windlass.server.requests import RequestLimits
 
@@ -66,7 +68,9 @@ async def served(
     ]
     check_ready = engine.check_ready if service is engine else None
     sockets = asy.Asy(others, engine, auth, clock, drawing or asy.AsyOptions()).all()
-    app = application(service, engine, auth, limits, also=also, also_routes=sockets, check_ready=check_ready)
+    auth.sessions = sessions = Sessions(b"of the tests", clock, engine.context.chance, auth.tokens.find_key)
+    pages = dashboard.routes(auth, sessions)
+    app = application(service, engine, auth, limits, also=also, also_routes=[*sockets, *pages], check_ready=check_ready)
     http = server(app, ListenAddress(port=0))
     await start(http)
     try:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -316,6 +316,12 @@ class EngineContext:
     def forget_worker(self, id: str) -> None:
         self.known_workers.pop(id, None)
         self.idle.discard(id)
+
+
+class HasContext(Protocol):
+    """An engine."""
+
+    context: EngineContext
 
 
 class OwnerTouches:

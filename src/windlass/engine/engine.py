@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from windlass.engine import adopt, audit, files, handlers, jobs, new_jobs, records, schedules, work, workers
+from windlass.engine import adopt, audit, files, handlers, history, jobs, new_jobs, records, schedules, work, workers
 from windlass.engine.context import EngineContext, Settings
 from windlass.engine.estimate import answers as estimates
 from windlass.engine.events.feed import Feed
@@ -58,6 +58,7 @@ ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any
     | estimates.ANSWERS
     | audit.ANSWERS
     | schedules.ANSWERS
+    | history.ANSWERS
 )
 
 

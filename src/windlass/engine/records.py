@@ -144,12 +144,19 @@ class Keyring:
         self._changed[key] = self._changes, locked
 
     async def find(self, token: str) -> Pass | None:
-        key = key_of(token) or ""
-        known = await self._cached.known()
-        locked = self._changed[key][1] if key in self._changed else known.get(key)
+        locked = await self._locked(key_of(token) or "")
         if locked is None or not hmac.compare_digest(locked.digest, _digest(token)):
             return None
-        return Pass(locked.tenant, frozenset(locked.scopes), locked.key, locked.note)
+        return _pass_of(locked)
+
+    async def _locked(self, key: str) -> Locked | None:
+        known = await self._cached.known()
+        return self._changed[key][1] if key in self._changed else known.get(key)
+
+    async def find_key(self, key: str) -> Pass | None:
+        """By name, for a session that was made with the token."""
+        locked = await self._locked(key)
+        return None if locked is None else _pass_of(locked)
 
     async def _read(self) -> dict[str, Locked]:
         """All tokens that are valid now, by the store's clock."""
@@ -158,6 +165,10 @@ class Keyring:
         locked = [_locked.decode(data) for data in (await self._context.store.records.list(TOKENS)).values()]
         self._changed = {key: change for key, change in self._changed.items() if change[0] > seen}
         return {one.key: one for one in locked if one.expires_at is None or one.expires_at > now}
+
+
+def _pass_of(locked: Locked) -> Pass:
+    return Pass(locked.tenant, frozenset(locked.scopes), locked.key, locked.note)
 
 
 # Quotas: stored here, enforced by servers

@@ -12,14 +12,14 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from itertools import islice
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw, Struct
 from msgspec.structs import asdict, replace
 
 from windlass.engine import jobs, new_jobs
-from windlass.engine.context import EngineContext
+from windlass.engine.context import EngineContext, HasContext
 from windlass.engine.flow.apply import is_paused, paused_since
 from windlass.engine.records import OptionsByTask, change_record, job_with_options, read_task_options
 from windlass.model.admission import check_new
@@ -62,7 +62,7 @@ MOST_SCHEDULES = 10_000
 HEADER = "schedule"
 """The header of a job that names its schedule."""
 
-LOOK_EVERY = 1.0
+LOOK_EVERY = 2.0
 """Seconds between two looks at whether schedules have changed."""
 
 LATE = 60.0
@@ -346,12 +346,6 @@ def _of_app(new: NewSchedule, tenant: str, name: str, app: str, now: datetime) -
 
 
 # Ticks
-
-
-class HasContext(Protocol):
-    """An engine."""
-
-    context: EngineContext
 
 
 class Decision(NamedTuple):

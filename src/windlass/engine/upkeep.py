@@ -20,6 +20,7 @@ from windlass.engine.estimate.forecast import refresh_forecasts
 from windlass.engine.estimate.learn import learn_run_times, measure_accuracy
 from windlass.engine.flow.apply import regroup_jobs, update_tier_caps
 from windlass.engine.flow.tiers import rebalance_all
+from windlass.engine.history import NOTE_EVERY, Historian
 from windlass.engine.schedules import LOOK_EVERY, Scheduler
 from windlass.model import lifecycle
 from windlass.model.errors import PartAway, WindlassError
@@ -287,6 +288,11 @@ async def schedule(engine: Engine) -> int:
     return await Scheduler()(engine)
 
 
+async def history(engine: Engine) -> int:
+    """Note the counters of the store, once a minute."""
+    return await Historian()(engine)
+
+
 DUTIES: dict[Duty, float] = {
     promote: 0.25,
     reclaim: 1.0,
@@ -302,6 +308,7 @@ DUTIES: dict[Duty, float] = {
     learn: 1.0,
     estimate: 1.0,
     schedule: LOOK_EVERY,
+    history: NOTE_EVERY,
 }
 """Each duty and the seconds between its rounds."""
 
@@ -352,13 +359,14 @@ async def run_upkeep(engine: Engine, clock: Clock, *, short_lived: bool = False)
     """All duties at once, until cancelled. `short_lived`: the process may end soon, so reclaim without grace period."""
     timed_promote, scheduler = TimedPromote(), Scheduler()
     guarded = guarded_reclaim(engine.context.settings.lease, trust_first=short_lived)
+    own: dict[Duty, Duty] = {reclaim: guarded, schedule: scheduler, history: Historian()}
     async with asyncio.TaskGroup() as group:
         for place, (duty, seconds) in enumerate(DUTIES.items()):
-            chosen, first = guarded if duty is reclaim else duty, place * APART
+            chosen, first = own.get(duty, duty), place * APART
             if duty in NOTICES:
                 group.create_task(repeat_on_notice(NOTICES[duty], seconds, chosen, engine, clock, first=first))
             elif duty is schedule:
-                group.create_task(repeat(lambda: scheduler.pause, scheduler, engine, clock, first=first))
+                group.create_task(repeat(lambda: scheduler.pause, chosen, engine, clock, first=first))
             elif duty is promote:
                 group.create_task(repeat(lambda: timed_promote.pause, timed_promote, engine, clock, first=first))
             else:

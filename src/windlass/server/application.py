@@ -50,9 +50,8 @@ def application(
 ) -> Starlette:
     """All routes, those of other dialects last. Streams end when `stopping` is set.
 
-    `also_routes`: those that OpenAPI cannot describe.
-
-    `check_ready`: raises what keeps the service from working; without it, the store is asked.
+    `also_routes`: those that OpenAPI cannot describe. `check_ready`: raises what keeps the service from working;
+    without it, the store is asked.
     """
 
     async def ask_store() -> None:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import HTTPConnection, Request, cookie_parser
 
 from windlass.model.audit import Caller, caller
 from windlass.model.errors import Denied, Unauthenticated, Unavailable, WindlassError
@@ -35,10 +35,26 @@ YIELD_AFTER = 100
 """Tokens after which other work of the event loop gets a turn."""
 
 
+LOCAL_KEY = "local"
+"""The name of the machine's own token."""
+
+COOKIE = "windlass"
+"""What the cookie of a browser's session is called, before the server's port: browsers send it to every port."""
+
+
 class TokenStore(Protocol):
     """Finds tokens."""
 
     async def find(self, token: str) -> Pass | None: ...
+
+    async def find_key(self, key: str) -> Pass | None:
+        """By the token's name, for a session that was made with it."""
+
+
+class SessionStore(Protocol):
+    """Finds the sessions of browsers."""
+
+    async def find(self, cookie: str) -> Pass | None: ...
 
 
 class TokensAndLocal:
@@ -47,20 +63,27 @@ class TokensAndLocal:
     def __init__(self, others: TokenStore | None, local: str) -> None:
         self._others = others
         self._local = local.encode()
-        self._pass = Pass(EVERY_TENANT, frozenset({"admin"}), "local")
+        self._pass = Pass(EVERY_TENANT, frozenset({"admin"}), LOCAL_KEY)
 
     async def find(self, token: str) -> Pass | None:
         if hmac.compare_digest(token.encode(), self._local):
             return self._pass
         return None if self._others is None else await self._others.find(token)
 
+    async def find_key(self, key: str) -> Pass | None:
+        if key == self._pass.key:
+            return self._pass
+        return None if self._others is None else await self._others.find_key(key)
+
 
 class Auth:
     """Authorizes requests."""
 
     def __init__(self, tokens: TokenStore, *, local: bool) -> None:
-        self._tokens = tokens
+        self.tokens = tokens
         self._local = local
+        self.sessions: SessionStore | None = None
+        """Of browsers; null = there is no dashboard."""
 
     async def authorize(self, request: HTTPConnection, scope: Scope, *, token: str | None = None) -> str:
         """The tenant in the path, if the token may use this scope there. `token`: one that did not come in a header."""
@@ -98,12 +121,35 @@ class Auth:
         if self._local:
             _check_host(request)
             check_origin(request)
-        found = await self._tokens.find(_bearer(request) if token is None else token)
+        cookie = None if token is not None else self._cookie(request)
+        if cookie is not None and self.sessions is not None:
+            check_origin(request)
+            found = await self.sessions.find(cookie)
+        else:
+            found = await self.tokens.find(_bearer(request) if token is None else token)
         if found is None:
             raise Unauthenticated("this token is unknown or has expired", at="authorization")
         request.scope[TOKEN_TENANT] = found.tenant
         caller.set(Caller(f"token {found.key}", found.note))
         return found
+
+    def cookie_of(self, request: HTTPConnection) -> str:
+        """What the cookie of a session with this server is called."""
+        return f"{COOKIE}_{request.url.port or 0}"
+
+    def _cookie(self, request: HTTPConnection) -> str | None:
+        """The session of a browser, if the request comes with one and with no token."""
+        if "authorization" in request.headers or "cookie" not in request.headers:
+            return None
+        return cookie_parser(request.headers["cookie"]).get(self.cookie_of(request))
+
+    async def bearer(self, request: HTTPConnection) -> Pass:
+        """What the token in the header allows."""
+        return await self._find(request, _bearer(request))
+
+    async def signed_in(self, request: HTTPConnection) -> Pass:
+        """What the token or the session of a request allows."""
+        return await self._find(request, None)
 
 
 def is_of_all_tenants(request: HTTPConnection) -> bool:
@@ -165,7 +211,8 @@ class TokenWatch:
         self, connection: HTTPConnection, scope: Scope, token: str | None = None
     ) -> "Iterator[asyncio.Future[None]]":
         """A future that is done when the token stops being valid."""
-        authorization = connection.headers.get("authorization", "") if token is None else token
+        headers = connection.headers
+        authorization = headers.get("authorization") or headers.get("cookie", "") if token is None else token
         grant = Grant(authorization, connection.path_params["tenant"], scope)
         revoked = asyncio.get_running_loop().create_future()
         self._open.setdefault(grant, set()).add(revoked)

@@ -46,6 +46,7 @@ from windlass.model.operations.jobs import EnqueueLines as EnqueueLines
 from windlass.model.operations.jobs import EnqueueMany as EnqueueMany
 from windlass.model.operations.jobs import FailByHand as FailByHand
 from windlass.model.operations.jobs import FinishByHand as FinishByHand
+from windlass.model.operations.jobs import GetHistory as GetHistory
 from windlass.model.operations.jobs import GetOutput as GetOutput
 from windlass.model.operations.jobs import GetResult as GetResult
 from windlass.model.operations.jobs import GetStats as GetStats

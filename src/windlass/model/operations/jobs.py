@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from windlass.model.duration import Seconds
+from windlass.model.history import History, HistoryStep
 from windlass.model.job import MSGPACK, Error, Job, NewJob, State
 from windlass.model.match import Match
 from windlass.model.names import MEDIA_PATTERN, Name
@@ -270,6 +271,17 @@ class Delete(Selection, frozen=True, kw_only=True):
     finished_only: bool = False
     """Only finished jobs: of the jobs that match no other is touched; if one that is named has not finished, none is
     deleted."""
+
+
+@operation("GET", "/history", "read")
+class GetHistory(Operation[History], frozen=True, kw_only=True):
+    """How runs ended, and how many jobs waited and ran: by the minute for a day, by the hour for a month."""
+
+    step: HistoryStep = "minute"
+    points: Annotated[int, Meta(ge=1, le=1440)] = 60
+    """How many minutes or hours, at most."""
+    queue: Name | None = None
+    """Of one queue; null = of all."""
 
 
 @operation("GET", "/stats", "read")

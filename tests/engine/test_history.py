@@ -1,0 +1,84 @@
+"""The history of a store: what happened minute by minute, kept by any number of processes."""
+
+import asyncio
+
+import pytest
+
+from tests.support.engines import enqueue, finish, register, take
+from tests.support.stores import EPOCH, SeededChance, VirtualClock
+from windlass.engine import Engine, history
+from windlass.engine.history import Historian
+from windlass.model.history import HistoryPoint
+from windlass.model.operations import GetHistory
+from windlass.model.outcome import Verdict
+from windlass.store.protocol import Store
+
+
+async def run(engine: Engine, *outcomes: Verdict, queue: str = "default", tenant: str = "default") -> None:
+    for outcome in outcomes:
+        worker = await register(engine, queue, tenant=tenant)
+        await enqueue(engine, queue=queue, tenant=tenant)
+        claimed = await take(engine, worker, tenant)
+        if tenant == "default":
+            await finish(engine, worker, claimed, outcome)
+
+
+async def points(engine: Engine, **asked: object) -> list[HistoryPoint]:
+    return (await engine(GetHistory(**asked))).points  # type: ignore[arg-type]
+
+
+async def test_each_minute_has_what_ended_in_it_however_many_processes_note(
+    engine: Engine, clock: VirtualClock, store: Store, chance: SeededChance
+) -> None:
+    pairs = [(Historian(), engine), (Historian(), Engine(store, chance))]
+
+    async def note() -> None:
+        await asyncio.gather(*(historian(own) for historian, own in pairs))
+
+    await note()
+    await run(engine, Verdict.OK, Verdict.OK, Verdict.FAILED)
+    clock.advance(60)
+    await note()
+    await run(engine, Verdict.OK, Verdict.ERROR, queue="mail")
+    await enqueue(engine)
+    clock.advance(60)
+    await note()
+    await note()
+    first, second = await points(engine)
+    assert (first.at - EPOCH).total_seconds() == 60
+    assert (first.ok, first.failed, first.error, first.waiting) == (2, 1, 0, 0)
+    assert (second.ok, second.failed, second.error, second.waiting) == (1, 0, 1, 1)
+    (mail,) = (await points(engine, queue="mail"))[1:]
+    assert (mail.ok, mail.error) == (1, 1)
+    assert all(point.ok == 0 for point in await points(engine, tenant="other"))
+    assert (await points(engine, tenant="-", points=1)) == [second]
+
+
+async def test_a_ring_keeps_a_day_of_minutes_and_a_month_of_hours(engine: Engine, clock: VirtualClock) -> None:
+    historian = Historian()
+    for _ in range(30):
+        clock.advance(3600)
+        await historian(engine)
+    assert len(await points(engine, step="hour", points=743)) == 29
+    records = engine.context.store.records
+    for _ in range(history.KEPT["hour"]):
+        clock.advance(3600)
+        await historian(engine)
+    assert len(await records.list(history.KINDS["hour"])) == history.KEPT["hour"]
+    assert len(await records.list(history.KINDS["minute"])) <= history.KEPT["minute"]
+
+
+async def test_the_busiest_queues_are_noted_by_name_and_the_others_together(
+    engine: Engine, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "MOST_QUEUES", 1)
+    historian = Historian()
+    await historian(engine)
+    await run(engine, Verdict.OK, Verdict.OK, queue="busy")
+    await run(engine, Verdict.OK, queue="rare")
+    clock.advance(60)
+    await historian(engine)
+    (all_of_them,) = await points(engine)
+    (busy,) = await points(engine, queue="busy")
+    (rare,) = await points(engine, queue="rare")
+    assert (all_of_them.ok, busy.ok, rare.ok) == (3, 2, 0)
