@@ -25,6 +25,7 @@ def run(p):
     os.mkfifo('out/pipe')
     os.mkdir('out/folder')
     open('out/own', 'w').write('own')
+    os.symlink('own', 'out/alias')
     try:
         os.link('/etc/hostname', 'out/hard')
     except OSError:

@@ -1,11 +1,16 @@
 """The folder of a job: what came with it is there, what it leaves is kept, and nothing stays on the disk."""
 
+import fcntl
 import os
 import signal
+import tempfile
 from pathlib import Path
+
+import pytest
 
 from tests.support.worker_harness import WorkerHarness, until
 from windlass.model.job import State
+from windlass.worker.contexts import folders
 
 SCENE = {"scene.txt": b"cube"}
 
@@ -39,6 +44,25 @@ def test_the_folder_of_a_process_that_was_killed_goes_too(harness: WorkerHarness
     until(lambda: not Path(line).exists())
     assert job.retry()
     assert harness.ended(job).error.type == "FileNotFoundError"  # type: ignore[union-attr]
+
+
+def test_folders_of_processes_that_are_gone_are_swept_but_not_one_that_is_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    here = folders.JobFolder(1, {})
+    (gone, kept, used) = (here.path.parent.with_name(name) for name in ("4194305", "notes", "4194306"))
+    for folder in (gone, kept, used):
+        (folder / "1").mkdir(parents=True)
+    lock = os.open(used / "1", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    folders.sweep()
+    assert [folder.exists() for folder in (gone, kept, used, here.path)] == [False, True, True, True]
+    os.close(lock)
+    folders.sweep()
+    assert not used.exists()
+    here.remove()
+    assert not here.path.exists()
 
 
 def test_the_command_line_lists_and_saves_them(harness: WorkerHarness, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ A folder goes when its run ends. Those of a process that was killed are removed 
 has left by the next one. Trusts nothing in the machine's folder for temporary files.
 """
 
+import fcntl
 import os
 import shutil
 import stat
@@ -27,6 +28,8 @@ class JobFolder:
         self._number = number
         self._files = files
         self._path: Path | None = None
+        self._lock = -1
+        """Held while the run lasts: a worker in another container sees the folder, but not the process."""
         self._attached: dict[str, bytes] = {}
 
     @property
@@ -35,6 +38,7 @@ class JobFolder:
             if OUT in self._files:
                 raise Invalid(f"a file of this job is called {OUT!r}, like the folder for its results", at="files")
             self._path = _make(self._number)
+            self._lock = _locked(self._path)
             for name, data in self._files.items():
                 (self._path / name).write_bytes(data)
         return self._path
@@ -60,6 +64,7 @@ class JobFolder:
     def remove(self) -> None:
         if self._path is not None:
             shutil.rmtree(self._path, ignore_errors=True)
+            os.close(self._lock)
 
 
 def _make(number: int) -> Path:
@@ -92,5 +97,21 @@ def sweep() -> None:
     """Remove the folders of processes that are gone."""
     with suppress(OSError, Invalid):
         for folder in _home().iterdir():
-            if folder.name.isdigit() and not Path("/proc", folder.name).exists():
+            if folder.name.isdigit() and not Path("/proc", folder.name).exists() and _is_free(folder):
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _locked(folder: Path) -> int:
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    return lock
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether no run in it lasts."""
+    try:
+        for run in folder.iterdir():
+            os.close(_locked(run))
+    except OSError:
+        return False
+    return True
