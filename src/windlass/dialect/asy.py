@@ -38,6 +38,7 @@ from windlass.model.operations import (
     QueueCard,
     Send,
     Service,
+    Show,
 )
 from windlass.model.options import LEAST_UNATTENDED
 from windlass.model.output import MOST_MESSAGE
@@ -447,7 +448,9 @@ class DrawSession:
         """Estimates, output and the end of the task."""
         assert self._job is not None  # noqa: S101 - it was started
         try:
-            async with aclosing(self._asy.live.follow(self._job, EventCursor())) as stream:
+            # With a journal the task may not be in the store yet: this waits for it.
+            job = await self._service(Show(tenant=self._tenant, id=self._job.id))
+            async with aclosing(self._asy.live.follow(job, EventCursor())) as stream:
                 async for news in stream:
                     if news is None:
                         continue

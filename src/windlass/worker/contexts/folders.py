@@ -29,7 +29,7 @@ class JobFolder:
         self._files = files
         self._path: Path | None = None
         self._lock = -1
-        """Held while the run lasts: a worker in another container sees the folder, but not the process."""
+        """Kept while the run lasts: a worker in another container sees the folder, but not the process."""
         self._attached: dict[str, bytes] = {}
 
     @property
