@@ -5,17 +5,20 @@ no job may be stopped by time, the times are a hundred times as long, and jobs r
 """
 
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from tests.support.engines import packed
 from tests.support.patience import PATIENCE
 from tests.support.worker_harness import Worker, WorkerHarness, tell, until
+from windlass.app import Windlass
 from windlass.job_handle import Job
 from windlass.model.errors import Busy, Invalid
-from windlass.model.job import Reason, State
-from windlass.model.operations import ChangeQueue, GetQueue, Workers
+from windlass.model.job import NewJob, Reason, State
+from windlass.model.operations import ChangeQueue, Enqueue, GetQueue, Workers
 from windlass.model.queue import QueueChange, Tier
 
 FAST, MEDIUM, SLOW = 0.8, 2.0, 6.0
@@ -206,6 +209,28 @@ def test_s0_15_a_yielding_job_runs_at_once_where_there_is_a_place(harness: Worke
     harness.start("-c", "1")
     for _ in range(5):
         assert harness.ended(run(harness, 0.05, yielding=True)).state is State.SUCCEEDED
+
+
+def test_s0_15_of_five_callers_with_connections_of_their_own_one_gets_the_slot(harness: WorkerHarness) -> None:
+    regulate(harness, times=100)
+    harness.start("-c", "1")
+    apps = [Windlass(harness.app.store, tenant=harness.tenant) for _ in range(5)]
+
+    def ask(app: Windlass) -> str | None:
+        try:
+            return app.ask(Enqueue(job=NewJob(task="co_nap", payload=packed([60, "job"]), yielding=True))).id
+        except Busy:
+            return None
+
+    with ThreadPoolExecutor(5) as callers:
+        for _ in range(3):
+            (accepted,) = [id for id in callers.map(ask, apps) if id is not None]
+            job = harness.app.job(accepted)
+            assert started(job).state is State.RUNNING
+            job.cancel()
+            harness.ended(job)
+    for app in apps:
+        app.close()
 
 
 def test_without_a_worker_a_yielding_job_is_denied(harness: WorkerHarness) -> None:
