@@ -1,5 +1,6 @@
 """What a worker does all day: it takes jobs at once, runs them side by side, and tells how they ended."""
 
+import json
 import re
 import signal
 import statistics
@@ -108,6 +109,12 @@ def test_a_worker_is_marked_while_it_drains(harness: WorkerHarness) -> None:
     worker.send(signal.SIGTSTP)
     until(lambda: draining() == [True])
     assert "draining" in harness.run("workers", "ls", "--tenant", harness.tenant).stdout
+    (node,) = json.loads(harness.run("workers", "nodes", "--json", "--tenant", harness.tenant).stdout)
+    assert (node["workers"], node["draining"], node["running"], node["slots"]) == (1, 1, 1, 1)
+    until(lambda: job.refresh().pid)
+    row = harness.run("workers", "jobs", "--tenant", harness.tenant).stdout
+    assert job.id in row
+    assert str(job.refresh().pid) in row
     worker.send(signal.SIGCONT)
     until(lambda: draining() == [False])
     worker.send(signal.SIGTERM)

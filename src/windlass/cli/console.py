@@ -109,7 +109,10 @@ def local_time(moment: datetime) -> str:
 def size(count: int) -> str:
     if count < 1000:  # noqa: PLR2004
         return plural(count, "byte")
-    return f"{count / 1000:,.1f} kB"
+    for unit, factor in (("kB", 1e3), ("MB", 1e6)):
+        if count < 1000 * factor:
+            return f"{count / factor:,.1f} {unit}"
+    return f"{count / 1e9:,.1f} GB"
 
 
 def first_line(text: str) -> str:

@@ -17,7 +17,7 @@ from rich.text import Text
 from windlass import config
 from windlass.cli import console, terminal
 from windlass.cli.enqueue import serves
-from windlass.cli.job_view import wait_text
+from windlass.cli.job_view import pending_note, wait_text
 from windlass.cli.options import OUTPUT, flag, given, option, output_policy, seconds, seconds_or_none
 from windlass.cli.resources import Resource, listing, pause_text, resource_app, run
 from windlass.cli.target import HERE, Queue, Target, open_queue
@@ -26,6 +26,7 @@ from windlass.model.errors import Invalid, Missing
 from windlass.model.estimate import Estimate, QueueEstimate
 from windlass.model.job import PENDING, State
 from windlass.model.limit import Pause
+from windlass.model.match import Match
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import (
     ChangeQueue,
@@ -43,7 +44,7 @@ from windlass.model.options import OnLost
 from windlass.model.outcome import Verdict
 from windlass.model.output import DEFAULT_OUTPUT, OutputPolicy
 from windlass.model.queue import Clearable, Policy, QueueChange, Tier
-from windlass.model.worker import Worker
+from windlass.model.worker import Worker, counted_slots
 from windlass.system import SystemClock
 
 QUEUE = Parameter(name="QUEUE", help="The name of the queue.")
@@ -162,6 +163,88 @@ workers = resource_app(
         notes=_unable,
     )
 )
+
+
+@workers.command(name="jobs")
+async def running_jobs(*, target: Target = HERE) -> None:
+    """List the running jobs, node by node: where each runs, and since when."""
+    async with open_queue(target) as queue:
+        names = {worker.id: worker.name for worker in await queue(Workers())}
+        found = [job async for job in queue.jobs(Match(state=["running"]))]
+    found.sort(key=lambda job: (job.node or "", names.get(job.worker or "", ""), job.started_at or job.created_at))
+    if target.json:
+        for job in found:
+            console.write_json(job)
+        return
+    if not found:
+        console.note("nothing runs")
+        return
+    now = SystemClock().now()
+    columns = [
+        Column("node", lambda job: job.node or ""),
+        Column("worker", lambda job: names.get(job.worker, job.worker)),
+        Column("pid", lambda job: str(job.pid or ""), right=True),
+        Column("job", lambda job: job.id),
+        Column("task", lambda job: job.task),
+        Column("queue", lambda job: job.queue),
+        Column("since", lambda job: console.ago(job.started_at, now)),
+        Column("", lambda job: Text(pending_note(job), style="dim")),
+    ]
+    terminal.stdout().print(terminal.Table(columns, found))
+
+
+class Node(Struct, frozen=True, kw_only=True):
+    """The workers of one machine together."""
+
+    node: str
+    workers: int
+    draining: int
+    running: int
+    slots: int
+    """As many as count: of draining workers those in use."""
+    memory: int
+    """Bytes, of the workers that report it."""
+    cpu: float
+
+
+def nodes_of(found: Sequence[Worker]) -> list[Node]:
+    by_node: dict[str, list[Worker]] = {}
+    for worker in found:
+        by_node.setdefault(worker.node, []).append(worker)
+    return [
+        Node(
+            node=node,
+            workers=len(own),
+            draining=sum(worker.draining for worker in own),
+            running=sum(worker.running for worker in own),
+            slots=sum(map(counted_slots, own)),
+            memory=sum(worker.usage.memory for worker in own if worker.usage is not None),
+            cpu=round(sum(worker.usage.cpu for worker in own if worker.usage is not None), 3),
+        )
+        for node, own in sorted(by_node.items())
+    ]
+
+
+@workers.command(name="nodes")
+async def nodes(*, target: Target = HERE) -> None:
+    """List the machines that workers run on: their slots, memory and CPUs in use."""
+    async with open_queue(target) as queue:
+        found = nodes_of(await queue(Workers()))
+    if target.json:
+        console.write_json(found)
+        return
+    if not found:
+        console.note("no workers; `windlass worker` starts one")
+        return
+    columns = [
+        Column("node", lambda one: one.node),
+        Column("workers", lambda one: str(one.workers), right=True),
+        Column("draining", lambda one: str(one.draining or ""), right=True),
+        Column("running", lambda one: f"{one.running} of {one.slots}", right=True),
+        Column("memory", lambda one: console.size(one.memory) if one.memory else "", right=True),
+        Column("cpu", lambda one: f"{one.cpu:.1f}" if one.memory else "", right=True),
+    ]
+    terminal.stdout().print(terminal.Table(columns, found))
 
 
 # Queues
