@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.support.http_servers import Process
 from tests.support.worker_harness import ON_A_FILE, Worker, WorkerHarness, until
 from tests.worker.test_guardian import guardian_of, zygote_of
 from windlass.job_handle import Job
@@ -58,7 +59,7 @@ def ran_once(harness: WorkerHarness, job: Job[int], worker: Worker) -> Record:
     assert record.pid == started(harness)
     assert (record.adopted_by, record.node) == (record.worker, os.uname().nodename)
     assert record.adopted_at is not None
-    places = printed(harness, job)
+    places = list(dict.fromkeys(printed(harness, job)))  # what a worker had just sent when it was killed comes twice
     assert places == list(range(job.result(timeout=10.0)))
     assert record.progress is not None
     assert record.progress.done == places[-1]
@@ -95,6 +96,25 @@ def test_a_job_outlives_two_deploys_and_a_killed_worker(harness: WorkerHarness) 
     assert "adopted" in shown
     let_go(harness)
     ran_once(harness, job, worker)
+
+
+@ON_A_FILE
+def test_a_worker_of_a_server_adopts_too(harness: WorkerHarness, tmp_path: Path) -> None:
+    server = Process(tmp_path, "--no-worker", store=harness.store)
+    server.start()
+    try:
+        job = harness.tasks.lasting.enqueue()
+        worker = harness.start("--server", server.address, lease=SHORT_LEASE, WINDLASS_TOKEN=server.token)
+        started(harness)
+        kill(worker)
+        worker = harness.start("--server", server.address, lease=SHORT_LEASE, WINDLASS_TOKEN=server.token)
+        worker.hear("adopted job")
+        let_go(harness)
+        ran_once(harness, job, worker)
+        worker.hear("store http")
+        assert worker.stop() == 0
+    finally:
+        server.kill()
 
 
 @ON_A_FILE
@@ -150,6 +170,21 @@ def test_a_job_all_of_whose_processes_are_killed_has_failed_within_seconds(harne
     assert (record.error.message, record.error.pid) == ("its process is gone, and has left no result", process)
     assert len(harness.notes("start")) == 1
     until(lambda: not folders(harness))
+
+
+@ON_A_FILE
+def test_a_job_whose_shim_is_killed_is_not_started_again(harness: WorkerHarness) -> None:
+    job = harness.tasks.lasting.enqueue()
+    worker = harness.start()
+    process = started(harness)
+    psutil.Process(process).parent().kill()
+    record = harness.ended(job)
+    assert (record.state, record.reason, record.attempt) == (State.FAILED, Reason.CRASHED, 1)
+    assert record.errors[0].pid == process
+    until(lambda: not alive(process))
+    assert worker.stop() == 0
+    assert len(harness.notes("start")) == 1
+    assert not folders(harness)
 
 
 @ON_A_FILE

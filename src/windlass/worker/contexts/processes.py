@@ -254,13 +254,10 @@ class KeptProcess(ContextProcess):
         """Whether the folder says which process the shim is: a job must not begin before."""
         self.received = 0
         """The last update that came of it."""
+        self.unbegun = False
+        """Whether it has ended, and certainly was not given its job."""
         self._let_go = False
         self.gone = asyncio.Event()
-
-    @property
-    def unbegun(self) -> bool:
-        """Whether it is known that it was not given its job."""
-        return self.state is not None and not self.state.begun
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -301,18 +298,19 @@ class KeptProcess(ContextProcess):
         self.on_gone()
         with suppress(ChildProcessError):
             os.waitpid(self.kept.about.shim or -1, os.WNOHANG)  # it may have become our child
+        is_orphan = not (self.runs or self.jobs)
         ending = self.kept.ending()
         if ending is None:
+            self._kill_shim()  # if it is still there after all: a run that has crashed must not go on
             error = Error(type="Crashed", message=NOTHING_LEFT)
             ending = Ending(
                 0, 0, True, [ContextUpdate([RunOutcome(0, Verdict.ERROR, error=error, reason=Reason.CRASHED)])]
             )
-        elif self.state is None or self.state.begun != ending.begun:
-            self.state = ShimState(self.pid or 0, ending.begun)
+        self.unbegun = not ending.begun
         for update in ending.unsent:
             self._take(update)
         self.listener.exited(self, ending.status, ending.peak_memory)
-        if not self.jobs and not self.runs:
+        if is_orphan:
             self.settled()
 
     def reap(self, exited: Exited, loop: asyncio.AbstractEventLoop) -> None:
@@ -339,7 +337,7 @@ class KeptProcess(ContextProcess):
 
     def _kill_shim(self) -> None:
         """It does not obey; its context dies with it."""
-        if not self.gone.is_set() and self.kept.is_held:
+        if self.kept.is_held:
             send(self.kept.about.shim, signal.SIGKILL)
 
     def confirm(self, upto: int) -> None:
