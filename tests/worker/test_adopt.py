@@ -177,7 +177,7 @@ def test_a_job_whose_shim_is_killed_is_not_started_again(harness: WorkerHarness)
     job = harness.tasks.lasting.enqueue()
     worker = harness.start()
     process = started(harness)
-    psutil.Process(process).parent().kill()
+    psutil.Process(psutil.Process(process).ppid()).kill()
     record = harness.ended(job)
     assert (record.state, record.reason, record.attempt) == (State.FAILED, Reason.CRASHED, 1)
     assert record.errors[0].pid == process
