@@ -328,7 +328,7 @@ def test_a_function_that_loses_time_to_others_says_that_it_ran_too_long(harness:
     bench.feed("nap", "b", options=JobOptions(tier="fast"))
     job = bench.ended(flexible)
     assert job.error is not None
-    told = "ran longer than its time limit of 1 s: that was shortened to tier fast, for a job that waits"
+    told = "ran longer than its time limit of 1 s: it was shortened to tier fast, for a job that waits"
     assert (job.reason, job.error.message) == (Reason.TIMEOUT, told)
 
 

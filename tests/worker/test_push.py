@@ -472,5 +472,5 @@ async def test_a_job_that_was_sent_and_loses_time_to_others_is_stopped_earlier_n
         await worker.has(2)
     assert ended.error is not None
     assert (ended.reason, ended.attempt) == (Reason.TIMEOUT, 1)
-    assert ended.error.message.startswith("ran longer than its time limit of 1 s: that was shortened to tier fast")
+    assert ended.error.message.startswith("ran longer than its time limit of 1 s: it was shortened to tier fast")
     assert [sent.task for sent in worker.sent] == ["work", "next"]
