@@ -207,3 +207,24 @@ def test_what_cannot_be_bridged_is_one_clear_error(site: Site) -> None:
     assert "the store does not answer" in said("--redis", "redis://127.0.0.1:1/0")
     assert "single server" in said("--redis", "redis+cluster://127.0.0.1:1")
     assert "no name of a queue" in said("--redis", "redis://127.0.0.1:1", "--queue", "a b")
+
+
+@ON_A_FILE
+def test_a_task_outlives_its_worker_and_the_keys_name_the_one_that_adopted_it(site: Site) -> None:
+    """S1 20, 22 and 26."""
+    client = site.client
+    first = site.harness.start("-c", "1")
+    site.bridge()
+    running = client.submit("wait")
+    until(lambda: client.task(running)["status"] == "started" and site.harness.notes("ran"))
+    before = client.task(running)
+    first.destroy()
+    second = site.harness.start("-c", "1")
+    until(lambda: client.task(running).get("reclaimed_node"))
+    adopted = client.task(running)
+    assert adopted["reclaimed_node"] == adopted["node"] == f"{os.uname().nodename}_{second.pid}" != before["node"]
+    assert client.started() == {f"{adopted['node']} {before['pid']} {running}"}
+    site.go()
+    assert client.ended(running)["result"] == "wait"
+    assert site.harness.notes("ran") == ["wait"]
+    assert client.started() == set()

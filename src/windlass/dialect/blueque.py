@@ -126,6 +126,8 @@ class OpenTask(Struct, frozen=True):
     """The node whose reserved list names it."""
     pid: int = 0
     """Its process, as the keys name it; 0 = not started."""
+    worker: str | None = None
+    """The worker of ours that holds it, as far as is known."""
 
 
 async def run(service: Service, tenant: str, options: BridgeOptions, clock: Clock, stop: asyncio.Event) -> None:
@@ -353,7 +355,7 @@ class _Bridge:
             content_type=TEXT,
             payload=Raw(parameters),
             isolate=True,
-            on_lost="fail",
+            on_lost="adopt",
             keep_success=KEEP,
             keep_failure=KEEP,
         )
@@ -398,28 +400,32 @@ class _Bridge:
                 await self._write_down(task, job)
 
     async def _write_down(self, task: OpenTask, job: Job) -> None:
-        if job.pid is not None and job.pid != task.pid:
-            task = await self._start(task, self._listener_of(job), job.pid)
+        if job.pid is not None and (job.pid != task.pid or job.worker != task.worker):
+            task = await self._start(task, job)
         if job.state is State.SUCCEEDED:
             await self._end(task, "complete", "result", await self._result(job))
         elif job.state in FINISHED:
             message = job.error.message if job.error is not None else ""
             await self._end(task, "failed", "error", message or str(job.reason or job.state))
 
-    def _listener_of(self, job: Job) -> str:
-        for worker in self._workers.get(job.queue, ()):
-            if worker.id == job.worker:
-                return listener(worker)
+    async def _listener_of(self, job: Job) -> str:
+        """The listener that runs a job, which may have come a moment ago."""
+        for workers in (self._workers.get(job.queue, ()), await self._service(Workers(tenant=self._tenant))):
+            for worker in workers:
+                if worker.id == job.worker:
+                    return listener(worker)
         return job.node or self._options.node
 
-    async def _start(self, task: OpenTask, node: str, pid: int) -> OpenTask:
-        started = replace(task, node=node, pid=pid)
+    async def _start(self, task: OpenTask, job: Job) -> OpenTask:
+        """It has started, or another worker goes on with it."""
+        started = replace(task, node=await self._listener_of(job), pid=job.pid or 0, worker=job.worker)
+        reclaimed = ("reclaimed_node", started.node) if job.adopted_by is not None else ()
         await self._atomically(
             ("LREM", _reserved(task.queue, task.node), 0, task.id),
-            ("LPUSH", _reserved(task.queue, node), task.id),
+            ("LPUSH", _reserved(task.queue, started.node), task.id),
             ("SREM", f"blueque_started_tasks_{task.queue}", _running(task)),
             ("SADD", f"blueque_started_tasks_{task.queue}", _running(started)),
-            self._set(task.id, "status", "started", "node", node, "pid", pid),
+            self._set(task.id, "status", "started", "node", started.node, "pid", started.pid, *reclaimed),
         )
         self._open[task.id] = started
         return started
