@@ -177,7 +177,7 @@ class Supervisor:
         os._exit(os.EX_TEMPFAIL)
 
     async def _finish_running(self) -> None:
-        if self._runs.active:
+        if self._runs.active and not (self._grace_over is not None and self._contexts.leaves_all):
             count = _counted(len(self._runs.active), "get", "gets")
             log.info("stopping; %s %g s to finish", count, self._options.grace)
         ended, forced = asyncio.create_task(self._all_ended()), asyncio.create_task(self._forced.wait())

@@ -282,6 +282,8 @@ class ContextRunner:
     def _assign(self, run: ActiveRun) -> None:
         assignment = self._held.pop(run.number)
         self._context_of[run.number].assign([assignment])
+        if run.kept is not None:
+            self._runs.changed.set()  # a worker that is to stop need not wait for it any more
 
     # Runs report
 
