@@ -196,6 +196,21 @@ async def test_the_end_of_a_run_does_not_overtake_what_it_has_said(hears: bool, 
     running.cancel()
 
 
+async def test_what_is_printed_within_a_moment_is_sent_together_and_by_itself() -> None:
+    queue = Overtaken(hears=True)
+    queue.slow.set()
+    reports = Reports(member_of(queue), SystemClock())
+    runs = RunTable(reports, SystemClock())
+    running = asyncio.create_task(reports.run())
+    runs.active[1] = one = held(1)
+    one.began = True
+    for piece in (b"one ", b"two ", b"three"):
+        runs.print(one, "stdout", piece)
+    await asyncio.wait_for(queue.has_come.wait(), PATIENCE)
+    assert queue.came == ["one two three"]
+    running.cancel()
+
+
 async def test_what_was_said_while_the_store_was_away_is_said_again() -> None:
     queue = Overtaken(hears=False)
     reports = Reports(member_of(queue), SystemClock())
