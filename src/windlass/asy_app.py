@@ -1,14 +1,13 @@
 """The app of the dialect `asy`: `windlass worker windlass.asy_app` runs its tasks.
 
 Each task is a command line from the settings (`[asy] program` and `shell`), run in the folder of the job with the files
-of the job. What it leaves in `out` is the result. Knows how to start a program and feed it; its output, limits and end
-are those of the job that it is.
+of the job. What it leaves in `out` is the result. Knows how to start a program; its input, output, limits and end are
+those of the job that it is.
 """
 
 import shlex
 import subprocess
 from collections.abc import Sequence
-from contextlib import suppress
 
 from windlass import Fail, Windlass, config, current
 
@@ -16,9 +15,6 @@ QUEUE = TASK = "asy"
 
 RESULT = "out/result"
 """Where the program puts its result; it may add the ending of its format."""
-
-LISTEN_FOR = 0.1
-"""Seconds between two looks whether a shell has ended, while nothing is typed."""
 
 app = Windlass()
 
@@ -39,12 +35,11 @@ def run(
         process = subprocess.Popen(  # noqa: S603 - the operator chose it; files of clients are its arguments
             command,
             cwd=folder,
-            stdin=subprocess.PIPE if interactive else subprocess.DEVNULL,
+            stdin=None if interactive else subprocess.DEVNULL,
         )
     except OSError as fault:
         raise Fail(f"execution failed: {command[0]}: {fault.strerror}") from None
-    status = _talk(process) if interactive else process.wait()
-    if status != 0:
+    if (status := process.wait()) != 0:
         raise Fail(f"execution failed: exit status {status}")
     if not interactive and not any((folder / "out").iterdir()):
         raise Fail("no image output")
@@ -60,14 +55,3 @@ def arguments(line: str, main: str, form: str, verbosity: int) -> Sequence[str]:
     for word in shlex.split(line):
         found += ["-v"] * verbosity if word == "{verbose}" else [word.format_map(known)]
     return found
-
-
-def _talk(process: "subprocess.Popen[bytes]") -> int:
-    """Pass on what is typed until the shell ends."""
-    assert process.stdin is not None  # noqa: S101
-    with suppress(BrokenPipeError):
-        while process.poll() is None:
-            with suppress(TimeoutError):
-                process.stdin.write(current.input(LISTEN_FOR))
-                process.stdin.flush()
-    return process.wait()

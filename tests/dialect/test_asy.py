@@ -34,6 +34,7 @@ from windlass.model.operations import (
 from windlass.model.outcome import Verdict
 from windlass.model.output import NewChunk, OutputPolicy
 from windlass.model.queue import QueueChange, Tier
+from windlass.model.stdin import Typed, decode
 from windlass.model.worker import NewWorker
 
 TIERS = [Tier(name="fast", seconds=3), Tier(name="medium", seconds=10), Tier(name="slow", seconds=30)]
@@ -488,7 +489,7 @@ async def test_a_shell_gets_what_is_typed_and_says_what_it_prints(
     async with asy(site, SHELL, path="/asy/interactive") as client:
         await client.say("start", {})
         claimed = await backend.take()
-        assert (claimed.job.yielding, claimed.job.input) == (True, True)
+        assert (claimed.job.yielding, claimed.job.stdin) == (True, "pipe")
         heard = 0
         for number in range(3):
             await client.say("input", {}, b"say %d\n" % number)
@@ -497,7 +498,7 @@ async def test_a_shell_gets_what_is_typed_and_says_what_it_prints(
                 while not (messages := (await engine(Renew(worker=backend.id, jobs=[item], wait=1.0))).messages):
                     pass
             heard = messages[-1].n
-            assert messages[-1].data == b"say %d\n" % number
+            assert decode(messages[-1].data) == Typed(b"say %d\n" % number)
             await backend.say(claimed, "stdout", b"%d\n" % number)
             while client.output("stdout").count(b"\n") <= number:
                 await client.until("output")

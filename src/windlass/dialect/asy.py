@@ -426,7 +426,7 @@ class DrawSession:
             tier=duration if tiers else None,
             timeout=None if interactive or tiers else duration or DURATIONS[-1],
             yielding=interactive,
-            input=interactive,
+            stdin="pipe" if interactive else None,
             output=replace(card.output, merged=options.stderr_redir),
             unattended=max(LEAST_UNATTENDED, self._asy.options.unattended),
             keep_success=KEPT_FOR,
