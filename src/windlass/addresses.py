@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 ONE_SERVER = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 """One at a time: sentinels know which."""
+REDIS = (*ONE_SERVER, "redis+cluster")
 MEMORY = ":memory:"
 """In the place of a file: a private store in memory."""
 _MISTAKEN = re.compile(r"(rediss?|unix|https?)(\+\w+)?:|[\w.-]+:\d+(/\d*)?$")
@@ -33,7 +34,7 @@ _MISTAKEN = re.compile(r"(rediss?|unix|https?)(\+\w+)?:|[\w.-]+:\d+(/\d*)?$")
 
 
 def file_of(address: str) -> str | None:
-    """The file that an address names; null = it names a server."""
+    """The file that an address names; null = it names a server, of Redis or of Windlass."""
     scheme, separator, rest = address.partition("://")
     if not separator:
         if _MISTAKEN.match(address):
@@ -41,7 +42,16 @@ def file_of(address: str) -> str | None:
                 f"is {without_password(address)!r} a server? Write redis://HOST:PORT, or ./NAME for a file", at="store"
             )
         return address
-    return rest if scheme == "sqlite" else None
+    if scheme == "sqlite":
+        return rest
+    if scheme not in REDIS and not is_server(address):
+        raise _no_store(address)
+    return None
+
+
+def _no_store(address: str) -> Invalid:
+    forms = f"{', '.join(f'{scheme}://' for scheme in REDIS[:-1])} or {REDIS[-1]}://"
+    return Invalid(f"{without_password(address)!r} is no store: give a file, {forms}", at="store")
 
 
 def shown(address: str) -> str:
@@ -58,14 +68,13 @@ async def open_store(address: str = DEFAULT_STORE, settings: Settings | None = N
     """
     if (file := file_of(address)) is not None:
         return _open_file(file, settings)
-    if address.partition("://")[0] in (*ONE_SERVER, "redis+cluster"):
-        from windlass.store.redis import RedisStore  # noqa: PLC0415
+    if is_server(address):
+        raise _no_store(address)
+    from windlass.store.redis import RedisStore  # noqa: PLC0415
 
-        return await RedisStore.open(
-            address, chance=SystemRandomness(), patient=patient, replicas=_replicas(settings or Settings())
-        )
-    forms = "redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://"
-    raise Invalid(f"{without_password(address)!r} is no store: give a file, {forms}", at="store")
+    return await RedisStore.open(
+        address, chance=SystemRandomness(), patient=patient, replicas=_replicas(settings or Settings())
+    )
 
 
 def _open_file(file: str, settings: Settings | None, *, blocking: bool = False) -> Store:

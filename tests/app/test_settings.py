@@ -1,9 +1,12 @@
 """One rule for every way in: an argument, then the environment, then `windlass.toml`, then the default."""
 
+import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -11,6 +14,7 @@ from tests.support.servers import Server
 from windlass import Windlass, addresses
 from windlass.config import load
 from windlass.model.errors import Invalid, TooLarge
+from windlass.model.operations import GetStats
 
 SHOP = """
 from windlass import Windlass
@@ -34,6 +38,23 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        addresses.file_of,
+        lambda address: asyncio.run(addresses.open_store(address)),
+        lambda address: asyncio.run(addresses.open_blocking_store(address)),
+        lambda address: asyncio.run(addresses.scrub(Mock(), address)),
+        lambda address: asyncio.run(addresses.facts_of(Mock(), address)),
+        lambda address: Windlass(address).link.ask(GetStats()),
+    ],
+    ids=["file_of", "open_store", "open_blocking_store", "scrub", "facts_of", "app"],
+)
+def test_an_address_with_an_unknown_scheme_names_the_known_ones(use: Callable[[str], object]) -> None:
+    with pytest.raises(Invalid, match=r"'ftp://x' is no store: give a file, redis://.* or redis\+cluster://"):
+        use("ftp://x")
 
 
 def test_the_file_is_looked_for_upwards_and_its_store_lies_beside_it(folder: Path) -> None:

@@ -598,6 +598,21 @@ def test_the_doctor_tells_of_a_clock_that_was_set_back(
     assert re.fullmatch(r"ok .* this host", found)
 
 
+def test_an_age_is_by_the_stores_time_even_if_that_is_ahead_of_its_host(
+    windlass: Windlass, file: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(SystemClock, "now", lambda _: datetime.now(UTC) + timedelta(hours=1))
+        id = windlass("enqueue", "t").out.strip()
+    with monkeypatch.context() as patch:
+        patch.setattr(SystemClock, "now", lambda _: datetime.now(UTC) + timedelta(hours=2))
+        windlass("enqueue", "other")
+    ages = [line.split()[3:5] for line in windlass("jobs", "ls").out.splitlines()[1:]]
+    assert ages[0] != ["0", "ms"], ages
+    assert ages[1] == ["1", "h"], ages
+    assert " 1 h" in windlass("jobs", "show", id).out
+
+
 def test_the_doctor_tells_of_a_servers_clock_that_was_set_back(windlass: Windlass, start_server: StartServer) -> None:
     server = start_server("redis")
     later = int((datetime.now(UTC) + timedelta(hours=1)).timestamp() * 1_000_000)
@@ -860,7 +875,10 @@ def test_an_interrupted_wait_ends_quietly_and_leaves_the_job(windlass: Windlass,
     assert windlass("jobs", "count", "--state", "queued").out == "1\n"
 
 
-@pytest.mark.parametrize("command", [["jobs", "ls"], ["jobs", "ls", "--json"], ["doctor"], ["doctor", "--deep"]])
+@pytest.mark.parametrize(
+    "command",
+    [["--help"], ["jobs", "--help"], ["jobs", "ls"], ["jobs", "ls", "--json"], ["doctor"], ["doctor", "--deep"]],
+)
 def test_a_reader_that_goes_away_is_no_error(file: Place, command: list[str]) -> None:
     many(file, 10)
     with subprocess.Popen([*PROGRAM, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as program:

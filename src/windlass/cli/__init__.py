@@ -107,6 +107,10 @@ def run(argv: Sequence[str]) -> int:
     except BrokenPipeError:
         _discard_stdout()
         return OUTPUT_CLOSED
+    except SystemExit as end:  # rich prints the help, and ends the program if the pipe is closed
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        return OUTPUT_CLOSED
     return status if isinstance(status, int) else 0
 
 

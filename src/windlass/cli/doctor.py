@@ -234,9 +234,7 @@ def _not_taken(line: QueueStats, waiting: int, alive: list[Worker], lang: Langua
 
 async def _upkeep(queue: Queue) -> AsyncIterator[Finding]:
     """Workers and servers queue jobs when they are due: a late job means that none does."""
-    now = SystemClock().now()
-    if isinstance(queue.service, Engine):
-        now = (await facts_of(queue.service, queue.address)).now
+    now = await queue.now()
     jobs = [job async for job in queue.jobs(Match(state=["scheduled"]), most=MOST_LOOKED_AT)]
     late = [seconds for job in jobs if job.run_at and (seconds := (now - job.run_at).total_seconds()) > LATE]
     if late:

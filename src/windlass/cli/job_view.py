@@ -201,14 +201,14 @@ def progress_text(progress: Progress) -> str:
     return f"{share} {progress.note}".strip()
 
 
-def pending_note(job: Job) -> str:
+def pending_note(job: Job, now: datetime) -> str:
     """What there is to know about a pending job beyond its state."""
     parts = []
     if job.attempt and (job.state is State.RUNNING or job.reason):
         most = "" if job.max_retry is None else f" of {job.max_retry + 1}"
         parts.append(f"attempt {job.attempt}{most if job.max_retry != 0 else ''}")
     if job.state is State.SCHEDULED and job.run_at is not None:
-        parts.append(f"due {console.ago(job.run_at, SystemClock().now())}")
+        parts.append(f"due {console.ago(job.run_at, now)}")
     if job.state is State.RUNNING and job.progress is not None:
         parts.append(progress_text(job.progress))
     if job.reason and job.state not in FINISHED:
@@ -224,7 +224,7 @@ def job_note(job: Job, now: datetime) -> str:
         return f"took {console.span((job.finished_at - job.started_at).total_seconds())}"
     if job.state is State.CANCELLED and job.finished_at:
         return console.ago(job.finished_at, now)
-    return pending_note(job)
+    return pending_note(job, now)
 
 
 # Waiting
@@ -246,7 +246,7 @@ async def wait_for_result(queue: Queue, id: str, most: float | None) -> Result:
     with _live_line(id) if shown else nullcontext(_not_shown) as show:
         while True:
             if shown:
-                show(_line(await queue(Show(id=id)), clock.monotonic() - started))
+                show(_line(await queue(Show(id=id)), await queue.now(), clock.monotonic() - started))
             passed = clock.monotonic() - started
             left = WAIT_MOST if most is None else max(0.0, most - passed)
             found = await queue(GetResult(id=id, wait=min(left, LOOK_EVERY if shown else WAIT_MOST)))
@@ -272,9 +272,9 @@ def _live_line(id: str) -> Iterator[Callable[[Text], None]]:
         yield lambda text: live.update(text, refresh=True)
 
 
-def _line(job: Job, seconds: float) -> Text:
+def _line(job: Job, now: datetime, seconds: float) -> Text:
     parts = [_path(job), Text(console.span(seconds), style="dim")]
-    if note := pending_note(job):
+    if note := pending_note(job, now):
         parts.append(Text(note))
     return Text("  ", no_wrap=True, overflow="ellipsis").join(parts)
 

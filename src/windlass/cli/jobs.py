@@ -49,7 +49,6 @@ from windlass.model.operations import (
     Show,
 )
 from windlass.model.output import Chunk
-from windlass.system import SystemClock
 
 SHOWN = 50
 """Rows of a table without `--limit`."""
@@ -99,17 +98,17 @@ async def ls(
             key_of(job): await queue.service(GetEstimate(tenant=job.tenant, id=job.id))
             for job in waiting[:MOST_ESTIMATED]
         }
+        now = await queue.now()
     if not found:
         console.note("no jobs")
         return
-    terminal.stdout().print(terminal.Table(_columns(found, estimates), found))
+    terminal.stdout().print(terminal.Table(_columns(found, estimates, now), found))
     if total > len(found):
         console.note(f"{console.plural(total - len(found), 'more job')}; --limit shows more, --json shows all")
 
 
-def _columns(found: list[Job], estimates: dict[JobKey, Estimate]) -> list[Column]:
-    """Tenant and queue have a column only if there are several, for room is scarce."""
-    now = SystemClock().now()
+def _columns(found: list[Job], estimates: dict[JobKey, Estimate], now: datetime) -> list[Column]:
+    """Tenant and queue have a column only if there are several, because room is scarce."""
 
     def age(job: Job) -> str:
         return console.span(max(0.0, (now - job.created_at).total_seconds()))
@@ -158,12 +157,13 @@ async def show(id: JobId, /, *, target: Target = HERE) -> None:
     async with open_queue(target) as queue:
         job = await queue(Show(id=id, payload=True))
         estimate = await queue(GetEstimate(id=id)) if job.state in WAITING else Estimate()
+        now = await queue.now()
     payload = values.readable(job.payload, job.content_type) if isinstance(job.payload, Raw) else None
     if target.json:
         known = msgspec.to_builtins(replace(job, payload=UNSET), builtin_types=(datetime,))
         console.write_json({**known, "estimate": estimate.seconds, "payload": payload})
     else:
-        terminal.stdout().print(job_view.details(job, estimate, payload, SystemClock().now()))
+        terminal.stdout().print(job_view.details(job, estimate, payload, now))
 
 
 @jobs.command
@@ -277,7 +277,7 @@ def _event_line(event: Event) -> Text:
     if event.job is None:
         return Text("some events were missed", style="yellow")
     job = event.job
-    note = job_view.job_note(job, job.updated_at) if job.state in FINISHED else job_view.pending_note(job)
+    note = job_view.job_note(job, job.updated_at)
     name = Text(f"{event.name:9}", style=terminal.STYLES.get(job.state, ""))
     return Text("  ").join([_clock(job), name, Text(job.id, style="dim"), Text(job.task), Text(note)])
 
@@ -361,10 +361,8 @@ def _output_lines(chunk: Chunk) -> Text:
 
 
 def _status_line(job: Job) -> Text:
-    note = job_view.pending_note(job)
-    if job.state in FINISHED:
-        note = job_view.job_note(job, job.updated_at)
-    elif job.state is State.RUNNING and job.progress is None:
+    note = job_view.job_note(job, job.updated_at)
+    if job.state is State.RUNNING and job.progress is None:
         note += f", worker {job.worker}" if job.pid is None else f", process {job.pid} on {job.node or 'this host'}"
     return Text("  ").join([_clock(job), terminal.state(job.state), Text(note)])
 

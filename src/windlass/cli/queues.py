@@ -171,6 +171,7 @@ async def running_jobs(*, target: Target = HERE) -> None:
     async with open_queue(target) as queue:
         names = {worker.id: worker.name for worker in await queue(Workers())}
         found = [job async for job in queue.jobs(Match(state=["running"]))]
+        now = await queue.now()
     found.sort(key=lambda job: (job.node or "", names.get(job.worker or "", ""), job.started_at or job.created_at))
     if target.json:
         for job in found:
@@ -179,7 +180,6 @@ async def running_jobs(*, target: Target = HERE) -> None:
     if not found:
         console.note("nothing runs")
         return
-    now = SystemClock().now()
     columns = [
         Column("node", lambda job: job.node or ""),
         Column("worker", lambda job: names.get(job.worker, job.worker)),
@@ -188,7 +188,7 @@ async def running_jobs(*, target: Target = HERE) -> None:
         Column("task", lambda job: job.task),
         Column("queue", lambda job: job.queue),
         Column("since", lambda job: console.ago(job.started_at, now)),
-        Column("", lambda job: Text(pending_note(job), style="dim")),
+        Column("", lambda job: Text(pending_note(job, now), style="dim")),
     ]
     terminal.stdout().print(terminal.Table(columns, found))
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -17,13 +18,14 @@ from windlass import config
 from windlass.addresses import file_of, open_service
 from windlass.cli import DASH
 from windlass.cli.options import flag, option
-from windlass.engine import Settings
+from windlass.engine import Engine, Settings
 from windlass.model.errors import Invalid, Missing
 from windlass.model.events import Event, EventSource
 from windlass.model.job import Job
 from windlass.model.match import Match
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT
 from windlass.model.operations import MOST_AT_ONCE, A, List, Operation, Service
+from windlass.system import SystemClock
 
 OPTIONS = Group("Options", sort_key=20)
 COMMON = Group("Common options", sort_key=100)
@@ -82,6 +84,12 @@ class Queue:
 
     async def __call__(self, operation: Operation[A]) -> A:
         return await self.service(replace(operation, tenant=self.tenant))
+
+    async def now(self) -> datetime:
+        """The time by which its jobs are dated: the store's, which may be ahead of this host's; of a server, ours."""
+        if not isinstance(self.service, Engine):
+            return SystemClock().now()
+        return (await self.service.context.store.jobs.read([])).now
 
     async def jobs(
         self, match: Match, *, order: Literal["oldest", "newest"] = "oldest", most: int | None = None
