@@ -10,7 +10,8 @@ from tests.system.test_docs import ROOT
 from windlass import Windlass
 from windlass.cli import run
 from windlass.model.job import NewJob
-from windlass.model.operations import Enqueue, GetLimit, Limits, Queues
+from windlass.model.operations import Claim, Enqueue, GetLimit, Limits, Queues, Register
+from windlass.model.worker import NewWorker
 
 PAGE = (ROOT / "docs" / "flow.md").read_text()
 
@@ -28,6 +29,8 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Windlass:
 
 def test_the_commands_of_the_page_work_as_they_stand(app: Windlass, capsys: pytest.CaptureFixture[str]) -> None:
     id = app.ask(Enqueue(job=NewJob(task="plot"))).id
+    worker = app.ask(Register(worker=NewWorker(name="w"))).worker
+    assert [claimed.job.id for claimed in app.ask(Claim(worker=worker))] == [id]
     app.close()
     lines = [line for block in blocks("sh") for line in block.splitlines() if line.startswith("windlass ")]
     assert len(lines) > 10
