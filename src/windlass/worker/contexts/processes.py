@@ -296,8 +296,7 @@ class KeptProcess(ContextProcess):
         """Its shim is gone: what is left of the run is in its folder."""
         self.gone.set()
         self.on_gone()
-        with suppress(ChildProcessError):
-            os.waitpid(self.kept.about.shim or -1, os.WNOHANG)  # it may have become our child
+        asyncio.get_running_loop().call_later(CLOSE_WITHIN, self._reap_shim)
         is_orphan = not (self.runs or self.jobs)
         ending = self.kept.ending()
         if ending is None:
@@ -339,6 +338,12 @@ class KeptProcess(ContextProcess):
         """It does not obey; its context dies with it."""
         if self.kept.is_held:
             send(self.kept.about.shim, signal.SIGKILL)
+
+    def _reap_shim(self) -> None:
+        """It has become our child if its zygote ended before it."""
+        if self.kept.about.shim:
+            with suppress(ChildProcessError):
+                os.waitpid(self.kept.about.shim, os.WNOHANG)
 
     def confirm(self, upto: int) -> None:
         """The queue has what came up to this update."""
