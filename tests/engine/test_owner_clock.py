@@ -42,6 +42,7 @@ from windlass.model.operations import (
 )
 from windlass.model.options import JobOptions
 from windlass.model.outcome import Verdict
+from windlass.store.flow import Room
 from windlass.store.protocol import Store
 
 
@@ -60,8 +61,8 @@ class Attended:
         self._apply = store.jobs.apply
         store.jobs.apply = self._told  # type: ignore[method-assign]
 
-    async def _told(self, moves: Sequence[Move]) -> list[bool]:
-        applied = await self._apply(moves)
+    async def _told(self, moves: Sequence[Move], room: Room | None = None) -> list[bool]:
+        applied = await self._apply(moves, room)
         if any(move.step is Step.TOUCH_OWNER for move in moves):
             self.count += 1
             self._heard.set()

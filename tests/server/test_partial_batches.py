@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,11 +52,11 @@ def failing(
     store, calls = engine.context.store, 0
     add = store.jobs.add
 
-    async def refusing(drafts: Sequence[Draft], *, wait_for_replicas: bool = False) -> list[bool]:
+    async def refusing(drafts: Sequence[Draft], **options: Any) -> list[bool]:
         nonlocal calls
         calls += 1
         if calls != at:
-            return await add(drafts, wait_for_replicas=wait_for_replicas)
+            return await add(drafts, **options)
         if after:
             await add(drafts)
         raise fault()

@@ -61,7 +61,19 @@ from windlass.store.data import (
 )
 from windlass.store.encoding import end_topic
 from windlass.store.files import FileStore
-from windlass.store.flow import YIELDING, BucketUsage, LaneBacklog, Regroup, RoomMove, Rules, StaleRules, TierSlots
+from windlass.store.flow import (
+    YIELDING,
+    BucketUsage,
+    FreeSlots,
+    LaneBacklog,
+    NoFreeSlot,
+    Regroup,
+    Room,
+    RoomNeed,
+    Rules,
+    StaleRules,
+    TierSlots,
+)
 from windlass.store.protocol import (
     EventStore,
     FlowStore,
@@ -202,8 +214,12 @@ class ModelJobs:
 
     # Jobs come, are claimed, and end
 
-    async def add(self, drafts: Sequence[Draft], *, wait_for_replicas: bool = False) -> list[bool]:
+    async def add(
+        self, drafts: Sequence[Draft], *, wait_for_replicas: bool = False, slots: FreeSlots | None = None
+    ) -> list[bool]:
         del wait_for_replicas  # there are none
+        if slots is not None and not self._admits(drafts, slots):
+            raise NoFreeSlot
         now = self.clock.now()
         if any(draft.group_epoch != self.bounds.rules.group_epoch for draft in drafts):
             raise StaleRules
@@ -211,13 +227,11 @@ class ModelJobs:
         self.settle()
         return new
 
-    async def admit(self, drafts: Sequence[Draft], where: TierSlots, ahead: int) -> list[bool] | None:
-        fresh = {key_of(draft) for draft in drafts} - self._jobs.keys()
+    def _admits(self, drafts: Sequence[Draft], slots: FreeSlots) -> bool:
+        fresh, where = {key_of(draft) for draft in drafts} - self._jobs.keys(), slots.where
         queued = [e for e in self.entries(State.QUEUED) if (e.job.tenant, e.job.queue) == (where.tenant, where.queue)]
         promised = sum(entry.group.startswith(YIELDING) for entry in queued)
-        if fresh and self._free_slots(where) - promised - ahead < len(fresh):
-            return None
-        return await self.add(drafts)
+        return not fresh or self._free_slots(where) - promised - slots.ahead >= len(fresh)
 
     def _free_slots(self, where: TierSlots) -> int:
         held = Counter(entry.job.worker for entry in self.entries(State.RUNNING))
@@ -364,31 +378,31 @@ class ModelJobs:
         self._end(entry, done.finished_at, keep, now)
         return True
 
-    async def apply(self, moves: Sequence[Move]) -> list[bool]:
+    async def apply(self, moves: Sequence[Move], room: Room | None = None) -> list[bool]:
         now = self.clock.now()
-        applied = [self._apply(move, now) for move in moves]
+        applied = []
+        for place, move in enumerate(moves):
+            is_needed = room is None or self._is_needed(move, room.needs[place], room)
+            applied.append(is_needed and self._apply(move, now))
         self.settle()
         return applied
 
-    async def make_room(self, moves: Sequence[RoomMove], where: TierSlots, yielding: Sequence[JobKey]) -> list[bool]:
-        return [self._is_needed(one, where, yielding) and (await self.apply([one.move]))[0] for one in moves]
-
-    def _is_needed(self, one: RoomMove, where: TierSlots, yielding: Sequence[JobKey]) -> bool:
-        if one.waiting is not None:
-            entry = self._jobs.get(one.waiting)
+    def _is_needed(self, move: Move, need: RoomNeed, room: Room) -> bool:
+        if need.waiting is not None:
+            entry = self._jobs.get(need.waiting)
             if entry is None or entry.job.state is not State.QUEUED:
                 return False
-        if one.full is not None:
+        if need.full is not None:
             running = self.entries(State.RUNNING)
-            job = self._jobs[key_of(one.move)].job
-            numbers = [number for number, level in enumerate(self.bounds.levels(job)) if level.name == one.full]
+            job = self._jobs[key_of(move)].job
+            numbers = [number for number, level in enumerate(self.bounds.levels(job)) if level.name == need.full]
             return any(
                 number and self.bounds.taken(job, number, running) >= self.bounds.levels(job)[number].cap
                 for number in numbers
             )
-        seen = [self._jobs[key].job for key in yielding if key in self._jobs]
+        seen = [self._jobs[key].job for key in room.may_stop if key in self._jobs]
         stopping = sum(job.state is State.RUNNING and job.reason in ORDERS for job in seen)
-        return self._free_slots(where) + stopping <= one.most
+        return self._free_slots(room.where) + stopping <= need.most
 
     def _apply(self, move: Move, now: datetime) -> bool:
         entry = self._jobs.get(key_of(move))

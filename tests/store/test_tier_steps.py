@@ -1,6 +1,7 @@
-"""What every store promises of steps that hold only while they are needed: `admit` and `make_room`."""
+"""What every store promises of writes that hold only while they are needed: `FreeSlots` and `Room`."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from msgspec.structs import replace
@@ -10,8 +11,8 @@ from tests.support.stores import EACH_CODE, World
 from windlass.model.job import Reason, State
 from windlass.model.lifecycle import Move, cancel, halt, shrink
 from windlass.model.names import JobKey, key_of
-from windlass.store.data import Record
-from windlass.store.flow import RoomMove, TierSlots
+from windlass.store.data import Draft, Record
+from windlass.store.flow import FreeSlots, NoFreeSlot, Room, RoomNeed, TierSlots
 
 pytestmark = pytest.mark.parametrize("kind", EACH_CODE, indirect=True)
 
@@ -21,13 +22,22 @@ def slots(number: int) -> TierSlots:
 
 
 async def admit(world: World, number: int, *, free: int, ahead: int = 0) -> list[bool] | None:
-    drafts = [world.draft(group="!") for _ in range(number)]
-    return await world.store.jobs.admit(drafts, slots(free), ahead)
+    """Null = they are denied."""
+    return await admit_these(world, *(world.draft(group="!") for _ in range(number)), free=free, ahead=ahead)
 
 
-async def make_room(world: World, *moves: RoomMove, of: int, yielding: list[Record] | None = None) -> list[bool]:
-    keys = [key_of(record.job) for record in yielding or []]
-    return await world.store.jobs.make_room(moves, slots(of), keys)
+async def admit_these(world: World, *drafts: Draft, free: int, ahead: int = 0) -> list[bool] | None:
+    try:
+        return await world.store.jobs.add(drafts, slots=FreeSlots(slots(free), ahead))
+    except NoFreeSlot:
+        return None
+
+
+async def make_room(
+    world: World, *pairs: tuple[Move, RoomNeed], of: int, may_stop: Sequence[Record] = ()
+) -> list[bool]:
+    keys = [key_of(record.job) for record in may_stop]
+    return await world.store.jobs.apply([move for move, _ in pairs], Room(slots(of), [need for _, need in pairs], keys))
 
 
 def fenced(move: Move, record: Record) -> Move:
@@ -56,9 +66,9 @@ async def test_yielding_jobs_are_admitted_while_a_slot_is_free_that_none_of_them
 async def test_a_yielding_job_that_is_there_already_needs_no_slot(world: World) -> None:
     await world.set_rules(tiers=tiers())
     draft = world.draft(group="!")
-    assert await world.store.jobs.admit([draft], slots(1), 0) == [True]
-    assert await world.store.jobs.admit([draft], slots(0), 0) == [False]
-    assert await world.store.jobs.admit([draft, world.draft(group="!")], slots(1), 0) is None
+    assert await admit_these(world, draft, free=1) == [True]
+    assert await admit_these(world, draft, free=0) == [False]
+    assert await admit_these(world, draft, world.draft(group="!"), free=1) is None
 
 
 async def test_a_job_is_shrunk_while_the_tier_is_full_that_a_queued_job_wants(world: World) -> None:
@@ -66,9 +76,10 @@ async def test_a_job_is_shrunk_while_the_tier_is_full_that_a_queued_job_wants(wo
     await world.add_many(2, group="~")
     slow, medium = await world.claim(slots=2)
     wants = await waiting(world, "=slow")
-    other = RoomMove(fenced(shrink(medium.job, "fast", FAST), medium), wants, "slow")
-    move = RoomMove(fenced(shrink(slow.job, "fast", FAST), slow), wants, "slow")
-    gone = replace(move, waiting=JobKey("00000000-0000-7000-8000-0000000000df", "default"))
+    need = RoomNeed(wants, "slow")
+    other = (fenced(shrink(medium.job, "fast", FAST), medium), need)
+    move = (fenced(shrink(slow.job, "fast", FAST), slow), need)
+    gone = (move[0], replace(need, waiting=JobKey("00000000-0000-7000-8000-0000000000df", "default")))
     assert await make_room(world, gone, move, other, of=9) == [False, True, False]
     assert (await world.job(slow.job.id)).assigned == "fast"
     assert (await world.job(medium.job.id)).assigned == "medium"
@@ -80,11 +91,11 @@ async def test_a_job_is_halted_while_no_slot_is_free_or_will_be(world: World) ->
     first, second = await world.claim(slots=2)
     both = [first, second]
     wants = await waiting(world)
-    halts = [RoomMove(fenced(halt(record.job), record), wants) for record in both]
-    assert await make_room(world, *halts, of=3, yielding=both) == [False, False]
-    assert await make_room(world, *halts, of=2, yielding=both) == [True, False]
+    halts = [(fenced(halt(record.job), record), RoomNeed(wants)) for record in both]
+    assert await make_room(world, *halts, of=3, may_stop=both) == [False, False]
+    assert await make_room(world, *halts, of=2, may_stop=both) == [True, False]
     assert (await world.job(first.job.id)).reason is Reason.HALTED
-    assert await make_room(world, replace(halts[1], most=1), of=2, yielding=both) == [True]
+    assert await make_room(world, (halts[1][0], RoomNeed(wants, most=1)), of=2, may_stop=both) == [True]
 
 
 async def test_a_job_is_not_halted_for_one_that_does_not_wait_any_more(world: World) -> None:
@@ -93,6 +104,7 @@ async def test_a_job_is_not_halted_for_one_that_does_not_wait_any_more(world: Wo
     record = await world.take()
     wants = await waiting(world)
     await world.apply(cancel(await world.job(wants.id)))
-    assert await make_room(world, RoomMove(fenced(halt(record.job), record), wants), of=1, yielding=[record]) == [False]
+    move = fenced(halt(record.job), record)
+    assert await make_room(world, (move, RoomNeed(wants)), of=1, may_stop=[record]) == [False]
     assert (await world.job(record.job.id)).state is State.RUNNING
     assert (await world.job(record.job.id)).reason is None

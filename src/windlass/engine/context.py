@@ -41,7 +41,7 @@ from windlass.store.data import (
     Record,
     Sweep,
 )
-from windlass.store.flow import RoomMove, StaleRules, TierSlots
+from windlass.store.flow import FreeSlots, Room, StaleRules
 from windlass.store.protocol import JournalTarget, Store
 
 Decide = Callable[[Record, datetime], Move | None]
@@ -102,9 +102,11 @@ class StoreWrites:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def add(self, drafts: Sequence[Draft], *, wait_for_replicas: bool = False) -> list[bool]:
+    async def add(
+        self, drafts: Sequence[Draft], *, wait_for_replicas: bool = False, slots: FreeSlots | None = None
+    ) -> list[bool]:
         try:
-            created = await self._store.jobs.add(drafts, wait_for_replicas=wait_for_replicas)
+            created = await self._store.jobs.add(drafts, wait_for_replicas=wait_for_replicas, slots=slots)
         except StaleRules as stale:  # the store may have kept some of them
             await self._publish_created(drafts, stale.answers)
             raise
@@ -112,17 +114,6 @@ class StoreWrites:
             await self._publish_created(drafts, [True] * len(drafts))
             raise
         await self._publish_created(drafts, created)
-        return created
-
-    async def admit(self, drafts: Sequence[Draft], where: TierSlots, ahead: int) -> list[bool] | None:
-        """Add yielding jobs; null = they are denied."""
-        try:
-            created = await self._store.jobs.admit(drafts, where, ahead)
-        except NotReplicated:
-            await self._publish_created(drafts, [True] * len(drafts))
-            raise
-        if created is not None:
-            await self._publish_created(drafts, created)
         return created
 
     async def drain(self, target: JournalTarget, request: DrainRequest) -> DrainReply:
@@ -171,22 +162,14 @@ class StoreWrites:
             await self._publish([_line("succeeded", one) for one, ok in zip(successes, held, strict=True) if ok])
         return held
 
-    async def apply(self, moves: Sequence[Move]) -> list[bool]:
+    async def apply(self, moves: Sequence[Move], room: Room | None = None) -> list[bool]:
         deleted: dict[JobKey, Job] = {}
         if not self._store.events.quiet:
             deleted = await self._read([key_of(move) for move in moves if move.target is GONE])
-        applied = await self._store.jobs.apply(moves)
+        applied = await self._store.jobs.apply(moves, room)
         if not self._store.events.quiet:
             written = [move for move, done in zip(moves, applied, strict=True) if done]
             await self._publish([line for move in written if (line := _move_line(move, deleted)) is not None])
-        return applied
-
-    async def make_room(self, moves: Sequence[RoomMove], where: TierSlots, yielding: Sequence[JobKey]) -> list[bool]:
-        """Let running jobs make room, while that is needed."""
-        applied = await self._store.jobs.make_room(moves, where, yielding)
-        if not self._store.events.quiet:
-            written = [one.move for one, done in zip(moves, applied, strict=True) if done]
-            await self._publish([line for move in written if (line := _move_line(move, {})) is not None])
         return applied
 
     async def _read(self, keys: Sequence[JobKey]) -> dict[JobKey, Job]:

@@ -24,7 +24,6 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from windlass.model.lifecycle import Move
 from windlass.model.names import JobKey
 
 FLEXIBLE = "~"
@@ -137,16 +136,37 @@ class TierSlots(Struct, frozen=True):
     """Of each live worker that serves it, by id."""
 
 
-class RoomMove(Struct, frozen=True):
-    """A move that takes time or the slot from a running job of a queue with tiers. Refused unless it is needed yet."""
+class FreeSlots(Struct, frozen=True):
+    """New yielding jobs of a queue need a free slot each. One that a queued yielding job waits for is not free."""
 
-    move: Move
+    where: TierSlots
+    ahead: int = 0
+    """So many more are not free: jobs that wait before them will have those."""
+
+
+class NoFreeSlot(Exception):
+    """No slot is free for a new yielding job: none of the call was kept."""
+
+
+class RoomNeed(Struct, frozen=True):
+    """Why a move takes time or the slot from a running job of a queue with tiers."""
+
     waiting: JobKey | None
-    """Who needs it: refused unless that job is queued. Null = a yielding job that was denied."""
+    """Who needs room: the move is refused unless that job is queued. Null = a yielding job that was denied."""
     full: str | None = None
     """The tier that must be full; null = it is the slots that are wanted."""
     most: int = 0
     """Then: refused if more slots are free, or become free because their jobs were ordered to stop."""
+
+
+class Room(Struct, frozen=True):
+    """What moves are needed for, all of jobs of one tenant's queue: checked for each in the step that writes it."""
+
+    where: TierSlots
+    needs: Sequence[RoomNeed]
+    """Of each move, in their order."""
+    may_stop: Sequence[JobKey] = ()
+    """The running jobs that may have been ordered to stop."""
 
 
 class LaneBacklog(Struct, frozen=True):

@@ -28,17 +28,14 @@ from windlass.store import audit, data, files, flow
 class JobStore(Protocol):
     """Jobs: they are added, claimed, run, end and vanish."""
 
-    async def add(self, drafts: Sequence[data.Draft], *, wait_for_replicas: bool = False) -> list[bool]:
+    async def add(
+        self, drafts: Sequence[data.Draft], *, wait_for_replicas: bool = False, slots: flow.FreeSlots | None = None
+    ) -> list[bool]:
         """Keep new jobs; for each, whether it is new. One whose id its tenant has already changes nothing.
 
         Raises `StaleRules` if limit keys were made under other rules than those in force. `wait_for_replicas`: answer
         when enough replicas have them, if the store is set up so, or raise `NotReplicated`; they are kept then, too.
-        """
-
-    async def admit(self, drafts: Sequence[data.Draft], where: flow.TierSlots, ahead: int) -> list[bool] | None:
-        """Add yielding jobs if a slot is free for each that is new; null = they are denied. Raises like `add`.
-
-        A slot is not free if a queued yielding job waits for it, nor are `ahead` more, for jobs that wait before them.
+        `slots`: raise `NoFreeSlot`, and keep none, unless a slot is free for each that is new.
         """
 
     async def claim(self, request: data.ClaimRequest) -> list[data.Record]:
@@ -54,15 +51,10 @@ class JobStore(Protocol):
     async def succeed(self, successes: Sequence[data.JobSuccess]) -> list[bool]:
         """End jobs well; for each, whether its token was right. The keep times of the job are applied at once."""
 
-    async def apply(self, moves: Sequence[Move]) -> list[bool]:
-        """Write moves; for each, whether its guards held. A refused move changes nothing."""
+    async def apply(self, moves: Sequence[Move], room: flow.Room | None = None) -> list[bool]:
+        """Write moves, one after the other; for each, whether its guards held. A refused move changes nothing.
 
-    async def make_room(
-        self, moves: Sequence[flow.RoomMove], where: flow.TierSlots, yielding: Sequence[JobKey]
-    ) -> list[bool]:
-        """Write moves, one after the other; for each, whether it was needed and its guards held.
-
-        `yielding`: the running jobs that may have been ordered to stop.
+        `room`: one more guard for each: whether room is still needed.
         """
 
     async def read(self, keys: Sequence[JobKey], *, payload: bool = False) -> data.Reading:

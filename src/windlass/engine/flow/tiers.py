@@ -23,7 +23,19 @@ from windlass.model.names import EVERY_TENANT, JobKey, key_of
 from windlass.policy import tiers as policy
 from windlass.policy.tiers import Draw, Need, TierClass, TieredQueue, TieredRun, TieredWait
 from windlass.store.data import Draft, Record
-from windlass.store.flow import EXPLICIT, YIELDING, LaneBacklog, RoomMove, Rules, StaleRules, TierRule, TierSlots
+from windlass.store.flow import (
+    EXPLICIT,
+    YIELDING,
+    FreeSlots,
+    LaneBacklog,
+    NoFreeSlot,
+    Room,
+    RoomNeed,
+    Rules,
+    StaleRules,
+    TierRule,
+    TierSlots,
+)
 
 MOST_TRIES = 4
 """How often a decision is made again because others changed meanwhile what it counted on."""
@@ -97,12 +109,12 @@ async def admit_yielding(context: EngineContext, tenant: str, queue: str, drafts
             await _make_room(context, load, tenant, queue, moves)
             break
         try:
-            created = await context.writes.admit(config.resolve_all(drafts), _slots(load, tenant, queue), answer.ahead)
+            slots = FreeSlots(_slots(load, tenant, queue), answer.ahead)
+            return await context.writes.add(config.resolve_all(drafts), wait_for_replicas=True, slots=slots)
         except StaleRules:
             context.flow_config.invalidate()
-            continue
-        if created is not None:
-            return created
+        except NoFreeSlot:
+            pass  # others took it meanwhile
     raise Busy(f"no slot is free in queue {queue!r}, and a yielding job does not wait: try again later")
 
 
@@ -185,29 +197,30 @@ def _room_moves(
     shrinks: Mapping[str, int],
     halts: Sequence[str],
     needs: Mapping[str, Need],
-) -> list[RoomMove]:
+) -> list[tuple[Move, RoomNeed]]:
     """Decisions with what they count on: who needs room, and how many slots are free or will be."""
     records = {record.job.id: record for record in load.running}
     coming = load.free + sum(record.job.reason in ORDERS for record in load.running)
     moves = {id: _shrink(records[id], levels[level]) for id, level in shrinks.items()}
     moves |= {id: _fenced(lifecycle.halt(records[id].job), records[id]) for id in halts}
-    return [_room_move(move, needs.get(id), levels, coming) for id, move in moves.items()]
+    return [(move, _room_need(move, needs.get(id), levels, coming)) for id, move in moves.items()]
 
 
-def _room_move(move: Move, need: Need | None, levels: Sequence[TierRule], coming: int) -> RoomMove:
+def _room_need(move: Move, need: Need | None, levels: Sequence[TierRule], coming: int) -> RoomNeed:
     if need is None:
-        return RoomMove(move, None, most=coming)
+        return RoomNeed(None, most=coming)
     full = None if need.level is None else levels[need.level].name
-    return RoomMove(move, JobKey(need.waiting, move.tenant), full, coming + need.halts)
+    return RoomNeed(JobKey(need.waiting, move.tenant), full, coming + need.halts)
 
 
 async def _make_room(
-    context: EngineContext, load: QueueLoad, tenant: str, queue: str, moves: Sequence[RoomMove]
+    context: EngineContext, load: QueueLoad, tenant: str, queue: str, moves: Sequence[tuple[Move, RoomNeed]]
 ) -> list[bool]:
     if not moves:
         return []
-    ends = [key_of(one.job) for one in load.running if class_of(one.group) == YIELDING or one.job.reason in ORDERS]
-    return await context.writes.make_room(moves, _slots(load, tenant, queue), ends)
+    may_stop = [key_of(one.job) for one in load.running if class_of(one.group) == YIELDING or one.job.reason in ORDERS]
+    room = Room(_slots(load, tenant, queue), [need for _, need in moves], may_stop)
+    return await context.writes.apply([move for move, _ in moves], room)
 
 
 def _shrink(record: Record, level: TierRule) -> Move:

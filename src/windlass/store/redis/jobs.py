@@ -49,7 +49,7 @@ from windlass.store.data import (
     sorted_counts,
 )
 from windlass.store.encoding import from_micros, span
-from windlass.store.flow import RoomMove, StaleRules, TierSlots
+from windlass.store.flow import FreeSlots, NoFreeSlot, Room, StaleRules, TierSlots
 from windlass.store.protocol import PreparedCommand
 from windlass.store.redis import layout
 from windlass.store.redis.calls import MOST_IN_A_CALL, Partitions, SkippedQueues, library
@@ -123,9 +123,13 @@ class RedisJobs:
 
     # New jobs
 
-    async def add(self, drafts: Sequence[Draft], *, wait_for_replicas: bool = False) -> list[bool]:
+    async def add(
+        self, drafts: Sequence[Draft], *, wait_for_replicas: bool = False, slots: FreeSlots | None = None
+    ) -> list[bool]:
         if len({draft.group_epoch for draft in drafts}) > 1:
             raise StaleRules
+        if slots is not None:
+            return await self._admit(drafts, slots, wait_for_replicas=wait_for_replicas)
         added: list[bool | None] = [None] * len(drafts)
         missing = ENOUGH
         for partition, chosen in self.partitions.parts(drafts, self.partition_of):
@@ -166,15 +170,14 @@ class RedisJobs:
                 raise
         return await call(function, partition, arguments)
 
-    async def admit(self, drafts: Sequence[Draft], where: TierSlots, ahead: int) -> list[bool] | None:
-        if len({draft.group_epoch for draft in drafts}) > 1:
-            raise StaleRules
+    async def _admit(self, drafts: Sequence[Draft], slots: FreeSlots, *, wait_for_replicas: bool) -> list[bool]:
+        where = slots.where
         partition, line = self.partitions.of_queue(where.queue), f"{where.tenant},{where.queue}"
         keys = {raw_key(draft.id, draft.tenant) for draft in drafts}
-        about: list[Argument] = [line, ahead, *await self._slots_for(where, partition), len(keys), *keys]
-        reply, missing = await self.add_to("admit", partition, drafts, first=about, wait_for_replicas=True)
+        about: list[Argument] = [line, slots.ahead, *await self._slots_for(where, partition), len(keys), *keys]
+        reply, missing = await self.add_to("admit", partition, drafts, first=about, wait_for_replicas=wait_for_replicas)
         if reply == DENIED:
-            return None
+            raise NoFreeSlot
         if missing:
             raise NotReplicated(missing)
         return [bool(new) for new in reply]
@@ -284,17 +287,21 @@ class RedisJobs:
         )
         return [bool(held) for held in replies]
 
-    async def apply(self, moves: Sequence[Move]) -> list[bool]:
+    async def apply(self, moves: Sequence[Move], room: Room | None = None) -> list[bool]:
+        if room is not None:
+            return await self._make_room(moves, room)
         replies = await self.partitions.spread(
             "apply", moves, lambda move: self.partitions.of_id(move.id), layout.apply_arguments
         )
         return [bool(written) for written in replies]
 
-    async def make_room(self, moves: Sequence[RoomMove], where: TierSlots, yielding: Sequence[JobKey]) -> list[bool]:
+    async def _make_room(self, moves: Sequence[Move], room: Room) -> list[bool]:
+        where = room.where
         partition, line = self.partitions.of_queue(where.queue), f"{where.tenant},{where.queue}"
-        about: list[Argument] = [line, layout.ORDER_REASONS, *await self._slots_for(where, partition), len(yielding)]
-        about += (raw_key(*key) for key in yielding)
-        replies = await self.partitions.call("make_room", partition, [*about, *layout.room_arguments(moves)])
+        slots = await self._slots_for(where, partition)
+        about: list[Argument] = [line, layout.ORDER_REASONS, *slots, len(room.may_stop)]
+        about += (raw_key(*key) for key in room.may_stop)
+        replies = await self.partitions.call("make_room", partition, [*about, *layout.room_arguments(moves, room)])
         return [bool(written) for written in replies]
 
     async def read(self, keys: Sequence[JobKey], *, payload: bool = False) -> Reading:

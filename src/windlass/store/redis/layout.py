@@ -34,7 +34,7 @@ from windlass.store.data import (
     StoredResult,
 )
 from windlass.store.encoding import alike, ended_at, from_micros, span, to_micros
-from windlass.store.flow import EXPLICIT, FLEXIBLE, RoomMove
+from windlass.store.flow import EXPLICIT, FLEXIBLE, Room
 
 STATES = (
     State.BLOCKED,
@@ -261,12 +261,12 @@ ORDER_REASONS = bytes(REASON_NUMBERS[reason] for reason in sorted(ORDERS))
 """What `make_room` gets, to know the runs that were ordered to stop."""
 
 
-def room_arguments(moves: Sequence[RoomMove]) -> Iterator[bytes | str | int]:
-    for one in moves:
-        yield b"" if one.waiting is None else raw_key(*one.waiting)
-        yield one.full or ""
-        yield one.most
-        yield from apply_arguments([one.move])
+def room_arguments(moves: Sequence[Move], room: Room) -> Iterator[bytes | str | int]:
+    for move, need in zip(moves, room.needs, strict=True):
+        yield b"" if need.waiting is None else raw_key(*need.waiting)
+        yield need.full or ""
+        yield need.most
+        yield from apply_arguments([move])
 
 
 def _tiers(move: Move) -> bytes:

@@ -42,7 +42,7 @@ from windlass.store.data import (
 from windlass.store.encoding import pack_terms
 from windlass.store.facts import StoreInfo
 from windlass.store.files import FileStore
-from windlass.store.flow import BucketUsage, LaneBacklog, Regroup, RoomMove, Rules, StaleRules, TierSlots
+from windlass.store.flow import BucketUsage, FreeSlots, LaneBacklog, Regroup, Room, Rules, StaleRules
 from windlass.store.protocol import (
     EventStore,
     FlowStore,
@@ -75,15 +75,16 @@ class SqliteJobs:
         self._drop_cursors = upkeep.DropCursors()
         self._seen_workers: claims.SeenWorkers = {}
 
-    async def add(self, drafts: Sequence[Draft], *, wait_for_replicas: bool = False) -> list[bool]:
+    async def add(
+        self, drafts: Sequence[Draft], *, wait_for_replicas: bool = False, slots: FreeSlots | None = None
+    ) -> list[bool]:
         del wait_for_replicas  # a file has none
         if not drafts:
             return []
+        if slots is not None:
+            work = partial(tiers.admit, drafts=drafts, slots=slots)
+            return await self._connection.write(work, Durability.BEFORE_ANSWER)
         return await self._connection.write(lambda tx: jobs.add(tx, drafts), Durability.BEFORE_ANSWER)
-
-    async def admit(self, drafts: Sequence[Draft], where: TierSlots, ahead: int) -> list[bool] | None:
-        work = partial(tiers.admit, drafts=drafts, where=where, ahead=ahead)
-        return await self._connection.write(work, Durability.BEFORE_ANSWER)
 
     async def claim(self, request: ClaimRequest) -> list[Record]:
         durability = Durability.BEFORE_VISIBLE if request.lasts else Durability.LATER
@@ -100,13 +101,12 @@ class SqliteJobs:
             return []
         return await self._connection.write(lambda tx: transitions.succeed(tx, successes))
 
-    async def apply(self, moves: Sequence[Move]) -> list[bool]:
+    async def apply(self, moves: Sequence[Move], room: Room | None = None) -> list[bool]:
         if not moves:
             return []
+        if room is not None:
+            return await self._connection.write(partial(tiers.make_room, moves=moves, room=room))
         return await self._connection.write(lambda tx: transitions.apply(tx, moves))
-
-    async def make_room(self, moves: Sequence[RoomMove], where: TierSlots, yielding: Sequence[JobKey]) -> list[bool]:
-        return await self._connection.write(lambda tx: tiers.make_room(tx, moves, where, yielding))
 
     async def read(self, keys: Sequence[JobKey], *, payload: bool = False) -> Reading:
         return await self._connection.read(lambda tx: jobs.read(tx, keys, payload=payload))

@@ -6,10 +6,10 @@ counted again, in the same transaction.
 
 from collections.abc import Sequence
 
-from windlass.model.lifecycle import ORDERS
+from windlass.model.lifecycle import ORDERS, Move
 from windlass.model.names import JobKey
 from windlass.store.data import Draft
-from windlass.store.flow import YIELDING, RoomMove, TierSlots
+from windlass.store.flow import YIELDING, FreeSlots, NoFreeSlot, Room, RoomNeed, TierSlots
 from windlass.store.sqlite import jobs, transitions
 from windlass.store.sqlite.flow import level_bucket
 from windlass.store.sqlite.transaction import (
@@ -33,26 +33,27 @@ _IS_QUEUED = f"SELECT 1 FROM job WHERE id = ? AND state = {QUEUED}"
 _STOPPING = f"SELECT count(*) FROM job WHERE id IN carray(?) AND state = {RUNNING} AND reason IN carray(?)"
 
 
-def admit(tx: Transaction, drafts: Sequence[Draft], where: TierSlots, ahead: int) -> list[bool] | None:
-    keys = set(job_keys(drafts))
+def admit(tx: Transaction, drafts: Sequence[Draft], slots: FreeSlots) -> list[bool]:
+    keys, where = set(job_keys(drafts)), slots.where
     (known,) = tx.column(_KNOWN, blob_array(list(keys)))
     (promised,) = tx.column(_PROMISED, where.tenant, where.queue)
     fresh = len(keys) - known
-    if fresh and _free_slots(tx, where) - promised - ahead < fresh:
-        return None
+    if fresh and _free_slots(tx, where) - promised - slots.ahead < fresh:
+        raise NoFreeSlot
     return jobs.add(tx, drafts)
 
 
-def make_room(tx: Transaction, moves: Sequence[RoomMove], where: TierSlots, yielding: Sequence[JobKey]) -> list[bool]:
-    return [_is_needed(tx, one, where, yielding) and transitions.apply(tx, [one.move])[0] for one in moves]
+def make_room(tx: Transaction, moves: Sequence[Move], room: Room) -> list[bool]:
+    pairs = zip(moves, room.needs, strict=True)
+    return [_is_needed(tx, need, room) and transitions.apply(tx, [move])[0] for move, need in pairs]
 
 
-def _is_needed(tx: Transaction, one: RoomMove, where: TierSlots, yielding: Sequence[JobKey]) -> bool:
-    if one.waiting is not None and tx.first(_IS_QUEUED, job_key(one.waiting)) is None:
+def _is_needed(tx: Transaction, need: RoomNeed, room: Room) -> bool:
+    if need.waiting is not None and tx.first(_IS_QUEUED, job_key(need.waiting)) is None:
         return False
-    if one.full is not None:
-        return _is_full(tx, where, one.full)
-    return _free_slots(tx, where) + _stopping(tx, yielding) <= one.most
+    if need.full is not None:
+        return _is_full(tx, room.where, need.full)
+    return _free_slots(tx, room.where) + _stopping(tx, room.may_stop) <= need.most
 
 
 def _free_slots(tx: Transaction, where: TierSlots) -> int:
@@ -71,8 +72,8 @@ def _is_full(tx: Transaction, where: TierSlots, tier: str) -> bool:
     return level_bucket(tx, name, levels[place].cap).places - tx.places[name] <= 0
 
 
-def _stopping(tx: Transaction, yielding: Sequence[JobKey]) -> int:
-    if not yielding:
+def _stopping(tx: Transaction, keys: Sequence[JobKey]) -> int:
+    if not keys:
         return 0
-    (found,) = tx.column(_STOPPING, blob_array(job_keys(yielding)), text_array([order.value for order in ORDERS]))
+    (found,) = tx.column(_STOPPING, blob_array(job_keys(keys)), text_array([order.value for order in ORDERS]))
     return int(found)
