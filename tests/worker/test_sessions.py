@@ -109,6 +109,15 @@ class Terminal:
                 self.seen += os.read(self._ours, 4096)
         self.seen = self.seen[found.end() :]
 
+    def ended(self) -> int:
+        """Read on until the program has ended; its exit status."""
+        over = time.monotonic() + PATIENCE
+        while (status := self.process.poll()) is None:
+            assert time.monotonic() < over, f"it has not ended, but {self.seen!r}"
+            if select.select([self._ours], [], [], 0.05)[0]:
+                self.seen += os.read(self._ours, 4096)
+        return status
+
     @property
     def is_restored(self) -> bool:
         return termios.tcgetattr(self._theirs) == self.before
@@ -144,7 +153,7 @@ def test_windlass_shell_is_a_terminal_to_the_job(harness: WorkerHarness, termina
     terminal.type("echo ba''ck\r")  # a prompt may be lost: with Ctrl-C a terminal drops what is printed just then
     terminal.expect("back")
     terminal.type("exit 7\r")
-    assert terminal.process.wait(PATIENCE) == 7
+    assert terminal.ended() == 7
     assert terminal.is_restored
 
 
@@ -155,7 +164,7 @@ def test_a_shell_that_is_ended_leaves_the_terminal_as_it_was_and_no_job(
     terminals.append(terminal := Terminal(harness))
     terminal.expect(r"\$ ")
     terminal.process.send_signal(signal.SIGTERM)
-    assert terminal.process.wait(PATIENCE) == 128 + signal.SIGTERM
+    assert terminal.ended() == 128 + signal.SIGTERM
     assert terminal.is_restored
     (line,) = harness.noted("shell")
     until(lambda: not Path(f"/proc/{line.split()[0]}").exists())
@@ -171,10 +180,10 @@ def test_s0_15_and_16_one_place_is_for_one_shell_and_other_jobs_halt_it(
     first.expect(r"\$ ")
     terminals.append(second := Terminal(harness))
     second.expect("no slot is free")
-    assert second.process.wait(PATIENCE) == 75
+    assert second.ended() == 75
     harness.tasks.add.enqueue(1, 2)
     first.expect("halted: its place is needed for other jobs")
-    assert first.process.wait(PATIENCE) == 1
+    assert first.ended() == 1
     assert first.is_restored
 
 

@@ -230,8 +230,8 @@ def _raw() -> Iterator[None]:
     """The terminal raw, and afterwards as it was."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
-    tty.setraw(descriptor)
+    tty.setraw(descriptor, termios.TCSANOW)  # what was typed before is for the job
     try:
         yield
     finally:
-        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
+        termios.tcsetattr(descriptor, termios.TCSANOW, before)  # waits for no output that a stopped terminal holds
