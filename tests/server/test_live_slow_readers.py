@@ -2,9 +2,11 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from urllib.parse import urlsplit
+
+from starlette.types import Message
 
 from tests.support.http_servers import LOCAL
 from tests.support.patience import PATIENCE
@@ -13,7 +15,7 @@ from windlass.model.job import Job
 from windlass.model.operations import Alive, Claim, Claimed, Register, Renew
 from windlass.model.output import MOST_CHUNK, NewChunk, Progress
 from windlass.model.worker import NewWorker
-from windlass.server.streams import MOST_BUFFERED
+from windlass.server.streams import MOST_BUFFERED, PIECE, Stream
 
 SMALL = 4096
 
@@ -125,3 +127,22 @@ async def test_who_reads_slowly_but_reads_is_not(hub: Station) -> None:
                 heard += len(await loop.sock_recv(link, 1 << 14))
         assert heard > 1000
         assert hub.engine.feed._watchers
+
+
+async def test_a_connection_holds_no_more_than_a_piece_of_what_others_get_too() -> None:
+    frame, written = bytes(range(256)) * 4096, []
+
+    async def source() -> AsyncGenerator[bytes, None]:
+        yield frame
+
+    async def send(message: Message) -> None:
+        written.append(message.get("body", b""))
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        return {}
+
+    stream = Stream(source(), "text/plain", AsyncExitStack(), asyncio.get_running_loop().create_future())
+    await stream({"type": "http"}, receive, send)
+    assert b"".join(written) == frame
+    assert max(map(len, written)) <= PIECE

@@ -20,6 +20,9 @@ Frame = str | bytes
 MOST_BUFFERED = 256 << 10
 """Bytes that may wait for a slow client."""
 
+PIECE = 16 << 10
+"""Bytes that are written at once: a connection holds a copy of what it writes, while what waits is shared."""
+
 DRAIN_WITHIN = 5.0
 """Seconds to send what still waits at the end of a stream."""
 
@@ -89,7 +92,9 @@ class Stream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def put(data: Frame) -> None:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            for start in range(0, len(data), PIECE):
+                piece = data[start : start + PIECE]
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
 
         extensions = scope.get("extensions", {})
         if LIMIT_BUFFER in extensions:
