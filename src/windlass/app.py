@@ -23,6 +23,7 @@ from windlass.call.options import Duration, Options, TaskOptions, to_fields
 from windlass.connection import AppConnection, Transport
 from windlass.engine import Settings
 from windlass.job_handle import Job
+from windlass.management import JobFilter, JobQuery, LimitHandles, QueueHandles
 from windlass.model.errors import Invalid, Unavailable
 from windlass.model.events import Event
 from windlass.model.job import NewJob
@@ -158,6 +159,20 @@ class Windlass:
             return task
 
         return cast("Scheduled", declare)
+
+    @property
+    def queues(self) -> QueueHandles:
+        """The queues: `app.queues["mail"].pause("30m", why="…")`."""
+        return QueueHandles(self)
+
+    @property
+    def limits(self) -> LimitHandles:
+        """The limits: `app.limits.set("api", task="call_api", rate="100/1m", key="payload.customer")`."""
+        return LimitHandles(self)
+
+    def jobs(self, **which: Unpack[JobFilter]) -> JobQuery:
+        """The jobs that match, to go through, to count, or to act on: `app.jobs(state="failed").retry()`."""
+        return JobQuery(self, which)
 
     @property
     def schedules(self) -> ScheduleHandles:
@@ -324,6 +339,10 @@ class Task(Generic[P, R, C]):
         return Task(
             self.app, self.name, self.function, cast("Options", chosen), plan=self.plan, said=cast("Options", said)
         )
+
+    def job(self, id: str) -> "Job[R]":
+        """The handle of a job of this task by its id: its result has the task's type."""
+        return Job(id, self.app, self.plan)
 
     def new_job(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, named: bool = True) -> NewJob:
         """The job that a call would be: checked, and with its id unless that is left to others. Nothing is sent."""

@@ -5,11 +5,12 @@ changes those that the queue has.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
 
 from windlass.call.options import Duration
 from windlass.job_handle import Job
+from windlass.management import until
 from windlass.model.duration import seconds
 from windlass.model.limit import Pause
 from windlass.model.operations import (
@@ -170,8 +171,7 @@ class ScheduleHandle:
         await self._app.aask(RemoveSchedule(name=self.name))
 
     def _paused(self, time: Duration | None, why: str) -> PauseSchedule:
-        until = None if time is None else _clock.now() + timedelta(seconds=seconds(time, at="time"))
-        return PauseSchedule(name=self.name, pause=Pause(paused=True, until=until, why=why))
+        return PauseSchedule(name=self.name, pause=Pause(paused=True, until=until(time), why=why))
 
     def __repr__(self) -> str:
         return f"<schedule {self.name}>"

@@ -743,12 +743,12 @@ add.using(delay=1)
     assert not loaded_by(code) & {"apsw", "redis", "hiredis", "uvloop", "psutil", "rich", "cyclopts", "pytest"}
 
 
-@pytest.mark.parametrize("use", ["job", "cancelled"])
+@pytest.mark.parametrize("use", ["job", "folder"])
 def test_outside_a_task_there_is_no_current_job(use: str) -> None:
     assert not current
     with pytest.raises(RuntimeError, match="only inside a task that a worker runs"):
         getattr(current, use)
-    for say in (lambda: current.progress(1), lambda: current.log("x"), lambda: current.spawn(None)):  # type: ignore[arg-type]
+    for say in (current.input, lambda: current.spawn(None)):  # type: ignore[arg-type]
         with pytest.raises(RuntimeError, match="only inside a task"):
             say()
 

@@ -45,7 +45,7 @@ def test_the_commands_of_the_page_work_as_they_stand(app: Windlass, capsys: pyte
 
 
 def test_the_limit_in_python_is_the_one_on_the_command_line(app: Windlass) -> None:
-    (code,) = [block for block in blocks("python") if "PutLimit" in block]
+    (code,) = [block for block in blocks("python") if "limits.set" in block]
     exec(compile(code, "flow.md", "exec"), {"app": app})  # noqa: S102 - our own page
     made = app.ask(GetLimit(name="api"))
     app.close()

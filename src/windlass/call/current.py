@@ -82,7 +82,11 @@ running: ContextVar[RunHooks] = ContextVar("windlass_run")
 
 
 class Current:
-    """The job that this code runs for. Outside a job, every use raises `RuntimeError`."""
+    """The job that this code runs for.
+
+    In a plain call of a task there is none: what only reports (`progress`, `log`, `attach`) does nothing, `cancelled`
+    is false and `files` is empty; what needs a job (`job`, `folder`, `input`, `spawn`) raises `RuntimeError`.
+    """
 
     @property
     def job(self) -> RunningJob:
@@ -92,7 +96,7 @@ class Current:
     @property
     def files(self) -> dict[str, bytes]:
         """The files that came with the job, by name."""
-        return _run().files
+        return _run().files if self else {}
 
     @property
     def folder(self) -> Path:
@@ -103,21 +107,24 @@ class Current:
 
     def attach(self, path: str | os.PathLike[str], name: str | None = None) -> None:
         """Keep a file with the job, as it is now: `job.files()` has it when the run has ended."""
-        _run().attach(path, name)
+        if self:
+            _run().attach(path, name)
 
     @property
     def cancelled(self) -> bool:
         """Whether the job must stop. A long loop should check this now and then, and return."""
-        return _run().cancelled
+        return bool(self) and _run().cancelled
 
     def progress(self, done: float, total: float | None = None, note: str = "") -> None:
         """Report how far the job is; followers see it within a second."""
         whole = None if total is None else float(total)
-        _run().progress(Progress(done=float(done), total=whole, note=encodable(str(note)[:1000])))
+        if self:
+            _run().progress(Progress(done=float(done), total=whole, note=encodable(str(note)[:1000])))
 
     def log(self, *values: object, sep: str = " ") -> None:
         """Write a line to the job's own output, kept with the job and readable while it runs."""
-        _run().log(sep.join(map(str, values)))
+        if self:
+            _run().log(sep.join(map(str, values)))
 
     def input(self, timeout: float | None = None) -> bytes:
         """The next message to this job; waits for it, without a timeout forever, else raises `TimeoutError`.

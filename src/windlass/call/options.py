@@ -72,8 +72,8 @@ class Options(TaskOptions, total=False):
     """The caller's own name for the job: the same key again is the same job."""
     delay: Duration
     run_at: datetime
-    after: "Sequence[str | Identified]"
-    """Jobs, or their ids, that must have succeeded first. If one does not, this one is cancelled."""
+    after: "str | Identified | Sequence[str | Identified]"
+    """One job or several, or their ids, that must have succeeded first. If one does not, this one is cancelled."""
     then: "Following"
     """A task that is queued when this job has succeeded; it gets the result as its one argument."""
     files: dict[str, bytes]
@@ -111,7 +111,9 @@ def to_fields(options: Options) -> dict[str, Any]:
         if fields.get(name) is not None:
             fields[name] = _seconds(fields[name], at=name)
     if "after" in fields:
-        fields["after"] = [one if isinstance(one, str) else one.id for one in fields["after"]]
+        after = fields["after"]
+        parents = [after] if isinstance(after, str) or hasattr(after, "id") else after
+        fields["after"] = [one if isinstance(one, str) else one.id for one in parents]
     if "then" in fields:
         fields["then"] = _following(fields["then"])
     match fields.get("retry"):

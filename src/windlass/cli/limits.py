@@ -10,15 +10,15 @@ from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
+from msgspec.structs import replace
 
 from windlass.cli import console, terminal, values
 from windlass.cli.options import option
 from windlass.cli.resources import Resource, listing, pause_text, resource_app, run
 from windlass.cli.target import HERE, Target
 from windlass.cli.terminal import Column
-from windlass.model import duration
 from windlass.model.errors import Invalid
-from windlass.model.limit import Limit, NewLimit, Pause, Rate, Wanted, Which
+from windlass.model.limit import Limit, NewLimit, Pause, Rate, Wanted, Which, read_rate
 from windlass.model.operations import (
     GetLimit,
     GetTask,
@@ -177,11 +177,7 @@ def _read_rate(text: str | None, burst: int | None) -> Rate | None:
         if burst is not None:
             raise Invalid("--burst needs --rate: --rate 100/1m --burst 10", at="--burst")
         return None
-    count, slash, per = text.partition("/")
-    if not slash or not count.isdecimal():
-        raise Invalid(f"{text!r} is not N/TIME, such as 100/1m", at="--rate")
-    seconds = duration.seconds(per if per[:1].isdecimal() else f"1{per}", at="--rate")
-    return Rate(count=int(count), per=seconds, burst=burst)
+    return replace(read_rate(text, at="--rate"), burst=burst)
 
 
 # Tasks

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
-from windlass.model.duration import Time
+from windlass.model.duration import Time, seconds
 from windlass.model.errors import Invalid
 from windlass.model.match import ABSENT, Scalar, equal
 from windlass.model.match import field as value_at
@@ -116,6 +116,14 @@ class Subject(Struct, frozen=True):
     tags: list[str]
     payload: Callable[[], object]
     """Decodes it; called only where a limit asks for one of its fields."""
+
+
+def read_rate(text: str, *, at: str) -> Rate:
+    """A rate as people write it: `100/1m`."""
+    count, slash, per = text.partition("/")
+    if not slash or not count.isdecimal():
+        raise Invalid(f"{text!r} is not N/TIME, such as 100/1m", at=at)
+    return Rate(count=int(count), per=seconds(per if per[:1].isdecimal() else f"1{per}", at=at))
 
 
 def check_limit(limit: NewLimit) -> None:
