@@ -193,7 +193,7 @@ class AsySection(Struct, frozen=True, kw_only=True):
     """The command line of a shell."""
     public: Name | None = None
     """The tenant of connections without a token; none = every connection needs one."""
-    unattended: Seconds = 600.0
+    owner_timeout: Seconds = 600.0
     """Time after which a task is cancelled whose server has died."""
 
 

@@ -138,7 +138,7 @@ OPTIONS: list[tuple[str, Any, Any]] = [
     ("keep_success", "1h", 3600.0),
     ("keep_failure", None, None),
     ("expires", 60, 60.0),
-    ("unattended", "10m", 600.0),
+    ("owner_timeout", "10m", 600.0),
     ("keep_result_for", "10m", 600.0),
     ("headers", {"trace": "1"}, {"trace": "1"}),
     ("isolate", True, True),

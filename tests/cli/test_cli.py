@@ -175,11 +175,11 @@ def test_enqueue_prints_the_id_of_a_job_that_is_there_afterwards(windlass: Windl
 
 def test_every_option_of_enqueue_reaches_the_job(windlass: Windlass, place: Place) -> None:
     options = "-q slow --priority -5 --delay 10m --key k1 --tag a --tag b --timeout 2m --max-retry 3 --isolate"
-    options += " --unattended 1h --keep-result-for 90s"
+    options += " --owner-timeout 1h --keep-result-for 90s"
     job = windlass("enqueue", "mail", *options.split(), "--json").json
     assert job["state"] == "scheduled"
     wanted = {"queue": "slow", "priority": -5, "key": "k1", "tags": ["a", "b"], "timeout": 120.0, "max_retry": 3}
-    wanted |= {"unattended": 3600.0, "keep_result_for": 90.0}
+    wanted |= {"owner_timeout": 3600.0, "keep_result_for": 90.0}
     assert {name: job[name] for name in wanted} == wanted
     assert job["isolate"] is True
     created, due = (datetime.fromisoformat(job[name]) for name in ("created_at", "run_at"))

@@ -176,9 +176,9 @@ async def renewed(engine: Engine, backend: Backend, claimed: Claimed) -> Any:
 
 async def test_a_task_whose_server_has_died_is_cancelled_in_time(engine: Engine, clock: VirtualClock) -> None:
     """S0 22."""
-    async with served(engine, clock, drawing=AsyOptions(unattended=50.0)) as site, asy(site) as client:
+    async with served(engine, clock, drawing=AsyOptions(owner_timeout=50.0)) as site, asy(site) as client:
         await client.draw()
-        assert (await job_of(engine)).unattended == 50.0
+        assert (await job_of(engine)).owner_timeout == 50.0
 
 
 async def test_files_are_gone_once_the_program_has_them(engine: Engine, site: str, backend: Backend) -> None:

@@ -30,7 +30,7 @@ def site(server: Process) -> str:
 def server(harness: WorkerHarness, tmp_path: Path) -> Iterator[Process]:
     """A server for all, over the store of the harness, whose worker draws."""
     assert harness.run("queues", "set", "asy", *TIERS, "--tenant", harness.tenant).returncode == 0
-    settings = {"WINDLASS_ASY_PUBLIC": harness.tenant, "WINDLASS_ASY_UNATTENDED": "2s"}
+    settings = {"WINDLASS_ASY_PUBLIC": harness.tenant, "WINDLASS_ASY_OWNER_TIMEOUT": "2s"}
     (tmp_path / "server").mkdir()
     with process(tmp_path / "server", "--no-worker", store=harness.store, **settings) as running:
         harness.start(

@@ -83,7 +83,7 @@ def attended(store: Store, engine: Engine) -> Attended:
 async def test_a_job_that_nobody_asks_for_is_cancelled_for_a_reason_of_its_own(
     engine: Engine, clock: VirtualClock
 ) -> None:
-    left, other = await enqueue(engine, unattended=60.0), await enqueue(engine)
+    left, other = await enqueue(engine, owner_timeout=60.0), await enqueue(engine)
     clock.advance(59.9)
     assert await upkeep.abandon(engine) == 0
     clock.advance(0.1)
@@ -100,7 +100,7 @@ async def test_an_abandoned_job_that_runs_is_stopped_and_gives_its_place_to_the_
     engine: Engine, clock: VirtualClock
 ) -> None:
     await engine(PutLimit(name="one", limit=NewLimit(match=Which(queue="default"), running=1)))
-    left, following = await enqueue(engine, unattended=10.0), await enqueue(engine)
+    left, following = await enqueue(engine, owner_timeout=10.0), await enqueue(engine)
     worker = await register(engine)
     taken = await take(engine, worker)
     held = Alive(id=left.id, token=taken.token)
@@ -141,7 +141,7 @@ async def over_http(engine: Engine, clock: VirtualClock) -> AsyncIterator[Servic
 async def test_whoever_asks_for_a_job_attends_to_it(
     engine: Engine, clock: VirtualClock, ask: Callable[[str], Operation[Any]], way: Any
 ) -> None:
-    job = await enqueue(engine, unattended=10.0)
+    job = await enqueue(engine, owner_timeout=10.0)
     async with way(engine, clock) as service:
         for _ in range(3):
             clock.advance(9)
@@ -154,7 +154,7 @@ async def test_whoever_asks_for_a_job_attends_to_it(
 
 
 async def test_what_is_not_asked_for_by_its_id_is_not_attended_to(engine: Engine, clock: VirtualClock) -> None:
-    job = await enqueue(engine, unattended=10.0)
+    job = await enqueue(engine, owner_timeout=10.0)
     worker = await register(engine)
     clock.advance(9)
     taken = await take(engine, worker)
@@ -169,7 +169,7 @@ async def test_what_is_not_asked_for_by_its_id_is_not_attended_to(engine: Engine
 async def test_asking_often_is_written_down_once_in_a_quarter_of_the_time(
     engine: Engine, clock: VirtualClock, attended: Attended
 ) -> None:
-    job = await enqueue(engine, unattended=100.0)
+    job = await enqueue(engine, owner_timeout=100.0)
     for _ in range(1000):
         clock.advance(0.5)
         await engine(Show(id=job.id))
@@ -186,7 +186,7 @@ async def test_asking_often_is_written_down_once_in_a_quarter_of_the_time(
 async def test_whoever_waits_for_the_end_attends_while_he_waits(
     engine: Engine, clock: VirtualClock, attended: Attended
 ) -> None:
-    job = await enqueue(engine, unattended=1.0)
+    job = await enqueue(engine, owner_timeout=1.0)
     waiting = asyncio.create_task(engine(GetResult(id=job.id, wait=60)))
     for _ in range(4):
         clock.advance(0.9)
@@ -201,7 +201,7 @@ async def test_whoever_waits_for_the_end_attends_while_he_waits(
 async def test_whoever_follows_a_job_attends_to_it_even_if_all_news_reaches_him(
     engine: Engine, clock: VirtualClock, attended: Attended
 ) -> None:
-    job = await enqueue(engine, unattended=1.0)
+    job = await enqueue(engine, owner_timeout=1.0)
 
     async def follow() -> list[str]:
         async with aclosing(engine.follow_job("default", job.id)) as story:
@@ -219,7 +219,7 @@ async def test_whoever_follows_a_job_attends_to_it_even_if_all_news_reaches_him(
 
 
 async def test_a_job_wanted_again_is_abandoned_again(engine: Engine, clock: VirtualClock) -> None:
-    job = await enqueue(engine, unattended=10.0)
+    job = await enqueue(engine, owner_timeout=10.0)
     clock.advance(10)
     assert await upkeep.abandon(engine) == 1
     clock.advance(100)
@@ -231,7 +231,7 @@ async def test_a_job_wanted_again_is_abandoned_again(engine: Engine, clock: Virt
 
 
 async def test_all_jobs_of_a_text_may_have_the_clock(engine: Engine, clock: VirtualClock) -> None:
-    await engine(EnqueueLines(task="work", text="a\nb\nc", options=JobOptions(unattended=10.0)))
+    await engine(EnqueueLines(task="work", text="a\nb\nc", options=JobOptions(owner_timeout=10.0)))
     clock.advance(10)
     assert await upkeep.abandon(engine) == 3
 
@@ -239,8 +239,8 @@ async def test_all_jobs_of_a_text_may_have_the_clock(engine: Engine, clock: Virt
 @pytest.mark.parametrize("seconds", [0.0, 0.999, -1.0, float("inf")])
 async def test_a_time_that_nobody_could_keep_is_refused(engine: Engine, seconds: float) -> None:
     with pytest.raises(Invalid) as fault:
-        await enqueue(engine, unattended=seconds)
-    assert fault.value.at == "job.unattended"
+        await enqueue(engine, owner_timeout=seconds)
+    assert fault.value.at == "job.owner_timeout"
 
 
 # With real processes
@@ -252,7 +252,7 @@ def records(harness: WorkerHarness) -> list[Job]:
 
 SUBMIT = """
 import os, sys, tasks
-job = tasks.app.tasks[sys.argv[1]].using(unattended=2).enqueue()
+job = tasks.app.tasks[sys.argv[1]].using(owner_timeout=2).enqueue()
 print(job.id, flush=True)
 try:
     job.result()
@@ -282,7 +282,7 @@ def test_the_job_of_a_submitter_that_was_killed_is_stopped_and_its_place_is_free
 
 def test_on_the_command_line_waiting_attends_and_leaving_does_not(harness: WorkerHarness) -> None:
     harness.start("-c", "2")
-    words = ("enqueue", "nap", "--unattended", "1s", "--tenant", harness.tenant)
+    words = ("enqueue", "nap", "--owner-timeout", "1s", "--tenant", harness.tenant)
     done = harness.run(*words, '{"seconds": 2.5}', "--wait")
     assert done.returncode == 0, done.stderr
     left = harness.run(*words, '{"seconds": 60}')
@@ -291,5 +291,5 @@ def test_on_the_command_line_waiting_attends_and_leaving_does_not(harness: Worke
     found = {job.id: (job.state, job.reason) for job in records(harness)}
     assert found.pop(left.stdout.strip()) == (State.CANCELLED, Reason.ABANDONED)
     assert list(found.values()) == [(State.SUCCEEDED, None)]
-    refused = harness.run("enqueue", "nap", "--unattended", "0", "--tenant", harness.tenant)
-    assert (refused.returncode, "unattended" in refused.stderr) == (2, True)
+    refused = harness.run("enqueue", "nap", "--owner-timeout", "0", "--tenant", harness.tenant)
+    assert (refused.returncode, "owner_timeout" in refused.stderr) == (2, True)

@@ -681,24 +681,24 @@ def test_what_was_started_cannot_expire(state: State) -> None:
 
 @pytest.mark.parametrize("state", WAITING)
 def test_a_waiting_job_that_nobody_asks_for_is_cancelled_as_abandoned(state: State) -> None:
-    move = abandon(a_job(state, unattended=60.0, keep_failure=5.0))
+    move = abandon(a_job(state, owner_timeout=60.0, keep_failure=5.0))
     assert (move.target, move.reason, move.keep) == (State.CANCELLED, Reason.ABANDONED, 5.0)
-    assert (move.lapsed, move.error, move.unattended) == ("owner", None, None)
+    assert (move.lapsed, move.error, move.owner_timeout) == ("owner", None, None)
 
 
 @pytest.mark.parametrize("told", [None, Reason.SHRUNK, *sorted(ORDERS)])
 def test_a_running_job_that_nobody_asks_for_is_told_to_stop_and_an_earlier_order_stands(told: Reason | None) -> None:
-    move = abandon(a_job(unattended=60.0, reason=told))
+    move = abandon(a_job(owner_timeout=60.0, reason=told))
     assert (move.target, move.lapsed) == (State.RUNNING, "owner")
     assert move.reason is (told if told in ORDERS else Reason.ABANDONED)
 
 
 @pytest.mark.parametrize("state", sorted(set(State) - FINISHED))
 def test_whoever_asks_for_a_job_sets_its_owner_clock_and_nothing_else(state: State) -> None:
-    job = a_job(state, unattended=60.0, reason=Reason.RETRY, waits_for=["a"] if state is State.BLOCKED else [])
+    job = a_job(state, owner_timeout=60.0, reason=Reason.RETRY, waits_for=["a"] if state is State.BLOCKED else [])
     move = touch_owner(job)
     assert move is not None
-    assert (move.source, move.target, move.unattended) == (state, state, 60.0)
+    assert (move.source, move.target, move.owner_timeout) == (state, state, 60.0)
     assert (move.reason, move.attempt, move.waits_for) == (job.reason, job.attempt, job.waits_for)
 
 
@@ -706,16 +706,16 @@ def test_asking_for_a_job_is_not_written_down_where_it_does_not_matter() -> None
     for state in State:
         assert touch_owner(a_job(state)) is None
     for state in FINISHED:
-        assert touch_owner(a_job(state, unattended=60.0)) is None
+        assert touch_owner(a_job(state, owner_timeout=60.0)) is None
     for order in ORDERS:
-        assert touch_owner(a_job(unattended=60.0, reason=order)) is None
+        assert touch_owner(a_job(owner_timeout=60.0, reason=order)) is None
 
 
 @pytest.mark.parametrize("state", sorted(FINISHED))
 def test_an_owner_clock_starts_anew_with_a_job_that_is_wanted_again(state: State) -> None:
-    assert rerun(a_job(state, unattended=60.0)).unattended == 60.0
+    assert rerun(a_job(state, owner_timeout=60.0)).owner_timeout == 60.0
     with pytest.raises(Conflict):
-        abandon(a_job(state, unattended=60.0))
+        abandon(a_job(state, owner_timeout=60.0))
 
 
 @pytest.mark.parametrize("state", sorted(FINISHED))

@@ -49,7 +49,7 @@ from windlass.model.operations import (
     Result,
     Selection,
 )
-from windlass.model.options import LEAST_UNATTENDED
+from windlass.model.options import LEAST_OWNER_TIMEOUT
 from windlass.model.outcome import Verdict
 from windlass.model.output import OutputPolicy, Progress
 from windlass.model.retry import EXPONENTIAL, FROM_START, PRESETS, UNTIL_DEADLINE, RetryPolicy
@@ -426,7 +426,7 @@ ODD_TERMS: dict[str, Any] = {
     "keep_success": None,
     "keep_failure": 0.0,
     "expires": 60.0,
-    "unattended": 600.0,
+    "owner_timeout": 600.0,
     "isolate": True,
     "on_lost": "fail",
     "output": OutputPolicy(limit=7, over="drop", merged=True),
@@ -703,7 +703,7 @@ def test_a_job_made_in_python_is_refused_like_one_that_was_sent(fields: dict[str
         delay=st.none() | st.floats(0, LONGEST),
         max_retry=st.none() | st.integers(0, 1_000_000),
         expires=st.none() | st.floats(0, LONGEST),
-        unattended=st.none() | st.floats(LEAST_UNATTENDED, LONGEST),
+        owner_timeout=st.none() | st.floats(LEAST_OWNER_TIMEOUT, LONGEST),
         run_at=st.none() | st.datetimes(timezones=st.just(UTC), min_value=datetime(1970, 1, 1)),  # noqa: DTZ001
     )
 )

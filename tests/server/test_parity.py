@@ -199,15 +199,15 @@ async def a_job_is_queued_and_shown(script: Script) -> None:
 
 
 @scenario(Enqueue, EnqueueLines)
-async def a_job_may_be_left_unattended_for_so_long(script: Script) -> None:
-    job = await script.enqueue(unattended=60.0)
-    assert job.unattended == 60.0
+async def an_owner_timeout_is_kept(script: Script) -> None:
+    job = await script.enqueue(owner_timeout=60.0)
+    assert job.owner_timeout == 60.0
     script.clock.advance(30)
-    assert (await script.ask(Show(id=job.id))).unattended == 60.0
-    options = JobOptions(unattended=60.0)
+    assert (await script.ask(Show(id=job.id))).owner_timeout == 60.0
+    options = JobOptions(owner_timeout=60.0)
     (id,) = (await script.ask(EnqueueLines(task="work", text="a", options=options))).ids
-    assert (await script.ask(Show(id=id))).unattended == 60.0
-    await script.refused(Enqueue(job=NewJob(task="a", unattended=0.5)), Invalid)
+    assert (await script.ask(Show(id=id))).owner_timeout == 60.0
+    await script.refused(Enqueue(job=NewJob(task="a", owner_timeout=0.5)), Invalid)
 
 
 @scenario(Enqueue)

@@ -255,7 +255,7 @@ class ModelJobs:
         )
         entry = Entry(job, bytes(new.payload), next(self._arrivals), group=draft.group, files=new.files)
         entry.expires_at = later(now, new.expires)
-        entry.abandon_at = later(now, new.unattended)
+        entry.abandon_at = later(now, new.owner_timeout)
         self._jobs[key_of(job)] = entry
         if new.then is not None:
             entry.followed = True
@@ -411,8 +411,8 @@ class ModelJobs:
         if move.target == entry.job.state and move.step not in IN_PLACE:
             raise NotImplementedError(f"the model was not taught {move.step}")
         self._count(entry.job, move.outcome)
-        if move.unattended is not None:
-            entry.abandon_at = later(now, move.unattended)
+        if move.owner_timeout is not None:
+            entry.abandon_at = later(now, move.owner_timeout)
         if move.step is Step.TOUCH_OWNER:
             return True
         if move.lapsed == "owner":

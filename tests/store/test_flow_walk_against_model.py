@@ -142,7 +142,7 @@ LOTS = st.lists(
             "priority": some_of((-1, 5)),
             "delay": seldom(1.0, 5.0),
             "expires": seldom(2.0, 20.0),
-            "unattended": seldom(2.0, 20.0),
+            "owner_timeout": seldom(2.0, 20.0),
             "timeout": some_of((2.0, 20.0)),
             "keep_success": st.just(0.0),
             "keep_failure": some_of((0.0, 5.0)),

@@ -260,7 +260,7 @@ async def test_a_step_in_place_that_the_store_was_not_taught_is_an_error(world: 
     id = await world.add(expires=30)
     taken = await world.take() if running else None
     before = await world.job(id)
-    move = touch_owner(replace(before, unattended=60.0))
+    move = touch_owner(replace(before, owner_timeout=60.0))
     assert move is not None
     with pytest.raises(Exception, match="not taught"):
         await world.apply(replace(move, step=Step.PROMOTE), taken)

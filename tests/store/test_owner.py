@@ -41,7 +41,7 @@ def attending(job: Job) -> Move:
 
 @pytest.mark.parametrize("terms", [{}, {"delay": 600.0}, {"expires": 600.0}], ids=["queued", "scheduled", "expiring"])
 async def test_a_job_that_nobody_asks_for_is_overdue_from_that_moment(world: World, terms: dict[str, Any]) -> None:
-    id = await world.add(unattended=10, **terms)
+    id = await world.add(owner_timeout=10, **terms)
     await world.add(**terms)
     world.clock.advance(9.999999)
     assert await overdue(world) == []
@@ -51,14 +51,16 @@ async def test_a_job_that_nobody_asks_for_is_overdue_from_that_moment(world: Wor
 
 
 async def test_overdue_jobs_come_earliest_first_and_no_more_than_asked(world: World) -> None:
-    late, earliest, _, middle = [await world.add(queue=f"q{n}", unattended=n) for n in (30, 10, 40, 20)]
+    late, earliest, _, middle = [await world.add(queue=f"q{n}", owner_timeout=n) for n in (30, 10, 40, 20)]
     world.clock.advance(39)
     assert await overdue(world) == [earliest, middle, late]
     assert await overdue(world, 2) == [earliest, middle]
 
 
 async def test_of_a_batch_each_job_has_its_own_clock_or_none(world: World) -> None:
-    drafts = [world.draft(queue=f"q{n % 2}", unattended=n * 10.0 if n % 3 else None, delay=n or None) for n in range(6)]
+    drafts = [
+        world.draft(queue=f"q{n % 2}", owner_timeout=n * 10.0 if n % 3 else None, delay=n or None) for n in range(6)
+    ]
     assert all(await world.store.jobs.add(drafts))
     world.clock.advance(20)
     assert await overdue(world) == [drafts[1].id, drafts[2].id]
@@ -72,7 +74,7 @@ async def test_jobs_from_a_journal_have_their_clocks(server: Server, new_prefix:
     async with open_store("redis", server.url, clock := VirtualClock(), new_prefix()) as store:
         assert isinstance(store, RedisStore)
         world = World(store, clock, SeededChance(3))
-        drafts = [world.draft(unattended=seconds) for seconds in (None, 20, 10)]
+        drafts = [world.draft(owner_timeout=seconds) for seconds in (None, 20, 10)]
         request = DrainRequest("j", journal_of(store).partition_of(drafts[0]), 0, 3, drafts)
         assert (await journal_of(store).drain(request)).created == [True] * 3
         assert (await journal_of(store).drain(DrainRequest("j", request.partition, 3, 4, []))).mark == 4
@@ -81,21 +83,21 @@ async def test_jobs_from_a_journal_have_their_clocks(server: Server, new_prefix:
 
 
 async def waiting(world: World) -> Record:
-    return await found(world, await world.add(unattended=10))
+    return await found(world, await world.add(owner_timeout=10))
 
 
 async def running(world: World) -> Record:
-    await world.add(unattended=10)
+    await world.add(owner_timeout=10)
     return await world.take()
 
 
 async def scheduled(world: World) -> Record:
-    return await found(world, await world.add(unattended=10, delay=600))
+    return await found(world, await world.add(owner_timeout=10, delay=600))
 
 
 async def blocked(world: World) -> Record:
     parent = await world.add(queue="parents")
-    id = await world.add(unattended=10, after=[parent])
+    id = await world.add(owner_timeout=10, after=[parent])
     assert await world.store.jobs.add_dependencies([Dependency(parent, "default", id)]) == [State.QUEUED]
     return await found(world, id)
 
@@ -183,7 +185,7 @@ async def test_a_job_that_succeeds_though_it_was_abandoned_has_succeeded(world: 
 
 
 async def test_the_clock_goes_on_from_state_to_state(world: World) -> None:
-    id = await world.add(unattended=60, delay=1, max_retry=3)
+    id = await world.add(owner_timeout=60, delay=1, max_retry=3)
     world.clock.advance(1)
     assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 1
     taken = await world.take()
@@ -206,7 +208,7 @@ async def test_a_blocked_job_that_may_run_keeps_its_clock(world: World) -> None:
 
 
 async def test_a_job_that_has_ended_is_not_abandoned(world: World) -> None:
-    await world.add_many(4, unattended=10)
+    await world.add_many(4, owner_timeout=10)
     first, second, third, fourth = await world.claim(slots=4)
     assert await world.succeed(first, b"r")
     failed = finish(second.job, Outcome(verdict=Verdict.FAILED), world.clock.now(), 0.0)
@@ -216,15 +218,15 @@ async def test_a_job_that_has_ended_is_not_abandoned(world: World) -> None:
     assert await world.apply(delete(fourth.job), fourth)
     assert await world.succeed(fourth)
     for end in (cancel, delete):
-        assert await world.apply(end(await world.job(await world.add(unattended=10))))
-    await world.add(unattended=10, keep_success=0)
+        assert await world.apply(end(await world.job(await world.add(owner_timeout=10))))
+    await world.add(owner_timeout=10, keep_success=0)
     assert await world.succeed(await world.take())
     world.clock.advance(10)
     assert await overdue(world) == []
 
 
 async def test_a_job_that_was_retried_ends_without_its_clock(world: World) -> None:
-    await world.add(unattended=10, max_retry=1)
+    await world.add(owner_timeout=10, max_retry=1)
     taken = await world.take()
     retry = finish(taken.job, Outcome(verdict=Verdict.RETRY, delay=0), world.clock.now(), 0.0)
     assert await world.apply(retry, taken)
@@ -260,7 +262,7 @@ async def test_a_job_that_was_cancelled_while_it_runs_is_not_overdue_for_ever(wo
 
 async def clocked(store: Store) -> World:
     world = World(store, VirtualClock(), SeededChance(7))
-    await world.add(unattended=10)
+    await world.add(owner_timeout=10)
     await world.add()
     return world
 
@@ -271,7 +273,7 @@ async def test_the_scrubber_sees_owner_clocks_that_are_missing_or_too_many_in_re
     store = await RedisStore.open(redis_server.url, prefix=new_prefix())
     world = await clocked(store)
     (owned, free) = await world.jobs()
-    key = f"{store.partitions.key(0)}:unattended"
+    key = f"{store.partitions.key(0)}:owner_timeouts"
     ask = store.partitions.connection.ask
     assert await scrub_redis(store) == []
     assert await ask(key, "ZREM", key, raw_id(owned.id)) == 1

@@ -117,7 +117,7 @@ def test_a_job_sent_twice_by_the_short_way_is_one(engine: Engine) -> None:
     [
         {"delay": 5.0},
         {"expires": 5.0},
-        {"unattended": 5.0},
+        {"owner_timeout": 5.0},
         {"files": {"a": b"b"}},
         {"key": "k"},
     ],

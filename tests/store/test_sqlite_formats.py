@@ -6,15 +6,16 @@ from pathlib import Path
 
 import apsw
 import pytest
+from msgspec import msgpack
 
 from tests.support.stores import SeededChance, VirtualClock, World, ids, open_store, scrub
 from windlass.model.job import NewJob, State
 from windlass.model.names import DEFAULT_TENANT, JobKey, raw_id, text_id
 from windlass.store.data import Dependency
-from windlass.store.encoding import pack_terms, pack_then
+from windlass.store.encoding import pack_terms, pack_then, unpack_then
 from windlass.store.sqlite.file import APPLICATION_ID, connect
 
-OLD = {version: Path(__file__).with_name(f"format_{version}.sql").read_text() for version in (2, 3, 4, 5, 6)}
+OLD = {version: Path(__file__).with_name(f"format_{version}.sql").read_text() for version in (2, 3, 4, 5, 6, 7)}
 ID = text_id(bytes(range(16)))
 RENAMED = 5
 """The format in which tables and columns got the names that they have now."""
@@ -26,7 +27,7 @@ async def test_an_old_file_is_migrated_with_its_jobs(tmp_path: Path, version: in
     _make(path, version)
     async with open_store("file", str(path), VirtualClock(), "x") as store:
         world = World(store, VirtualClock(), SeededChance(2))
-        new = await world.add(unattended=10)
+        new = await world.add(owner_timeout=10)
         assert ids(await world.claim(slots=2)) == [ID, new]
         assert await scrub(store) == []
 
@@ -70,6 +71,51 @@ async def test_from_format_3_jobs_of_all_tenants_keep_their_ids_and_what_follows
         completed = {one.id: one for one in await store.jobs.completed_parents([], 10)}
         assert completed[parent].children == [child]
         assert await store.jobs.add([world.draft(id=parent)]) == [True], "another tenant may have the same id"
+
+
+async def test_from_format_7_options_and_rules_keep_their_values_under_other_names(tmp_path: Path) -> None:
+    path = tmp_path / "jobs.db"
+    _make(path, 7)
+    sql = apsw.Connection(str(path))
+    options = {"unattended": 10.0, "headers": {"unattended": "shut"}, "tags": ["unattended"]}
+    sql.execute("UPDATE job SET terms = ?, abandon_at = 10000000", (msgpack.encode(options),))
+    rules = {"edition": 3, "grouping": 2, "fair_lines": {"shut,default": {"marks": 2.0}}}
+    sql.execute("UPDATE rules SET version = 3, data = ?", (msgpack.encode(rules),))
+    chain = [[{"task": "b", "unattended": 20.0}, b"unattended"], [{"task": "c"}, None]]
+    sql.execute("INSERT INTO follow_up (parent, data) VALUES (?, ?)", (raw_id(ID), msgpack.encode(["default", chain])))
+    then = {"task": "b", "unattended": 20.0}
+    records = {
+        ("task-options", "-/a"): {"unattended": 30.0},
+        ("schedule", "default/a"): {"job": {"task": "a", "payload": {"unattended": 1}, "then": then}},
+    }
+    for (kind, name), data in records.items():
+        sql.execute("INSERT INTO record (kind, name, data) VALUES (?, ?, ?)", (kind, name, msgpack.encode(data)))
+    worker = {"name": "w", "options": {"shut": {"unattended": 40.0}}}
+    sql.execute(
+        "INSERT INTO worker (id, tenant, registered_at, seen_at, until, data) VALUES ('w', 'default', 0, 0, ?, ?)",
+        (2**60, msgpack.encode(worker)),
+    )
+    sql.close()
+    async with open_store("file", str(path), VirtualClock(), "x") as store:
+        assert await scrub(store) == []
+        record = (await store.jobs.read([JobKey(ID, DEFAULT_TENANT)])).records[0]
+        assert record is not None
+        assert record.job.owner_timeout == 10.0
+        assert (record.job.headers, record.job.tags) == ({"unattended": "shut"}, ["unattended"])
+        found = await store.flow.rules()
+        assert (found.version, found.group_epoch) == (3, 2)
+        assert found.fair_tenant_queues == {"shut,default": {"marks": 2.0}}
+        kept = (await store.records.list("task-options"))["-/a"]
+        assert msgpack.decode(kept) == {"owner_timeout": 30.0}
+        job = msgpack.decode((await store.records.list("schedule"))["default/a"])["job"]
+        assert (job["payload"], job["then"]) == ({"unattended": 1}, {"task": "b", "owner_timeout": 20.0})
+        (alive,) = await store.workers.list(DEFAULT_TENANT)
+        assert alive.options is not None
+        assert alive.options["shut"].owner_timeout == 40.0
+    sql = apsw.Connection(str(path))
+    _, following = unpack_then(sql.execute("SELECT data FROM follow_up").get)
+    assert (following.owner_timeout, bytes(following.payload)) == (20.0, b"unattended")
+    sql.close()
 
 
 @pytest.mark.parametrize("version", OLD)

@@ -343,7 +343,7 @@ def test_a_prepared_job_is_like_any_other(
     assert run_sync(scrub.scrub(store)) == []
 
 
-@pytest.mark.parametrize("options", [{"delay": 5.0}, {"expires": 5.0}, {"unattended": 5.0}, {"files": {"a": b"b"}}])
+@pytest.mark.parametrize("options", [{"delay": 5.0}, {"expires": 5.0}, {"owner_timeout": 5.0}, {"files": {"a": b"b"}}])
 def test_a_job_with_more_to_it_is_not_prepared(engine: Engine, options: dict[str, Any]) -> None:
     assert add_prepared(engine, new_job(**options)) is None
 

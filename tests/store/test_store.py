@@ -47,7 +47,7 @@ TERMS: dict[str, Any] = {
     "keep_success": None,
     "keep_failure": 0.5,
     "expires": 60.0,
-    "unattended": 600.0,
+    "owner_timeout": 600.0,
     "isolate": True,
     "input": True,
     "headers": {"trace": "1-2-3"},

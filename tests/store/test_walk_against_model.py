@@ -124,7 +124,7 @@ TERMS = st.fixed_dictionaries(
         "payload": some_of(PAYLOADS),
         "delay": seldom(0.0, 0.5, 1.0, 30.0),
         "expires": seldom(0.0, 10.0, 100.0),
-        "unattended": seldom(1.0, 10.0, 60.0),
+        "owner_timeout": seldom(1.0, 10.0, 60.0),
     },
     optional={
         "priority": some_of((-(2**31), -1, 1, 2**31 - 1)),

@@ -59,7 +59,7 @@ class TaskOptions(TypedDict, total=False):
     keep_failure: Duration | None
     expires: Duration | None
     """How long it may wait for its first run."""
-    unattended: Duration | None
+    owner_timeout: Duration | None
     """How long it may go without its owner asking for it, before it is cancelled as abandoned."""
     headers: dict[str, str]
 
@@ -95,7 +95,7 @@ class Following(Protocol):
     def template(self) -> NewJob: ...
 
 
-DURATIONS = ("timeout", "keep_result_for", "keep_success", "keep_failure", "expires", "unattended", "delay")
+DURATIONS = ("timeout", "keep_result_for", "keep_success", "keep_failure", "expires", "owner_timeout", "delay")
 POLICY_DURATIONS = ("base", "cap", "deadline")
 
 

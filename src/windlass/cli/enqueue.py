@@ -45,7 +45,7 @@ class EnqueueOptions:
         False
     )
     max_retry: Annotated[int | None, option("N", "Retries after a failure (0).")] = None
-    unattended: Annotated[
+    owner_timeout: Annotated[
         float | None,
         option("TIME", "Cancel it when no client has asked for it for this long; `--wait` asks (never).", read=seconds),
     ] = None

@@ -48,7 +48,7 @@ WAITS_FOR = {
 }
 """What a job waits for."""
 
-DURATIONS = {"timeout", "keep_result_for", "keep_success", "keep_failure", "expires", "unattended"}
+DURATIONS = {"timeout", "keep_result_for", "keep_success", "keep_failure", "expires", "owner_timeout"}
 """Job options that are durations."""
 
 

@@ -104,7 +104,7 @@ def serve(
         allow_upload=settings.server.allow_upload,
         notifications=NotificationOptions(**asdict(settings.notifications)),
         client_jobs=ClientJobOptions(**asdict(settings.client_jobs)),
-        drawing=AsyOptions(public=settings.asy.public, unattended=settings.asy.unattended),
+        drawing=AsyOptions(public=settings.asy.public, owner_timeout=settings.asy.owner_timeout),
     )
     return run_forever(run(serving), app, verbose=verbose)
 

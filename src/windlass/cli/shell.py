@@ -33,7 +33,7 @@ from windlass.system import SystemClock
 TASK = "shell"
 """The task that is run if none is named."""
 
-UNATTENDED = 60.0
+OWNER_TIMEOUT = 60.0
 """Seconds after which a job ends whose terminal is gone."""
 
 TRY_AGAIN = 0.1
@@ -77,7 +77,7 @@ async def shell(
             stdin=stdin,
             yielding=bool(tiers),
             on_lost="fail",
-            unattended=UNATTENDED,
+            owner_timeout=OWNER_TIMEOUT,
             headers={TERM: os.environ.get("TERM", "")} if stdin == "terminal" else {},
         )
         if payload is not None:

@@ -40,7 +40,7 @@ from windlass.model.operations import (
     Service,
     Show,
 )
-from windlass.model.options import LEAST_UNATTENDED
+from windlass.model.options import LEAST_OWNER_TIMEOUT
 from windlass.model.output import MOST_MESSAGE
 from windlass.model.ports import Clock
 from windlass.server import formats
@@ -98,7 +98,7 @@ class AsyOptions(Struct, frozen=True, kw_only=True):
 
     public: str | None = None
     """The tenant of connections without a token; null = every connection needs one."""
-    unattended: float = 600.0
+    owner_timeout: float = 600.0
     """Seconds after which a task is cancelled whose server has died."""
     idle: float = 600.0
     """Seconds in which the next frame must come before the task is started."""
@@ -428,7 +428,7 @@ class DrawSession:
             yielding=interactive,
             stdin="pipe" if interactive else None,
             output=replace(card.output, merged=options.stderr_redir),
-            unattended=max(LEAST_UNATTENDED, self._asy.options.unattended),
+            owner_timeout=max(LEAST_OWNER_TIMEOUT, self._asy.options.owner_timeout),
             keep_success=KEPT_FOR,
             keep_failure=KEPT_FOR,
         )

@@ -258,7 +258,7 @@ class EngineContext:
     async def find_for_owner(self, id: str, tenant: str, *, payload: bool = False) -> Record:
         """The record of a job for a caller who waits for it: also resets the job's owner timeout."""
         record, now = await self._find(id, tenant, payload=payload)
-        if record.job.unattended is not None and self._owner_touches.is_due(record.job, now):
+        if record.job.owner_timeout is not None and self._owner_touches.is_due(record.job, now):
             if not await self.move_records([record], now, touch_owner):
                 await self.move_jobs([key_of(record.job)], touch_owner)  # it has changed meanwhile
             self._owner_touches.note(key_of(record.job), now)
@@ -327,7 +327,7 @@ class OwnerTouches:
 
 def touch_every(job: Job) -> float:
     """Seconds after which a caller who waits for a job must ask again."""
-    return math.inf if job.unattended is None else job.unattended * TOUCH_PART
+    return math.inf if job.owner_timeout is None else job.owner_timeout * TOUCH_PART
 
 
 def touch_owner(record: Record, _: datetime) -> Move | None:

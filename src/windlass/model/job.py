@@ -54,7 +54,7 @@ class Reason(StrEnum):
     OUTPUT = "output"  # it printed more than its worker allows
     DISK = "disk"  # it wrote more, or more files, than its worker allows
     DEPENDENCY = "dependency"  # a job that it waited for did not succeed
-    ABANDONED = "abandoned"  # its owner did not ask for it within the `unattended` time
+    ABANDONED = "abandoned"  # its owner did not ask for it within the `owner_timeout` time
     BY_HAND = "by_hand"  # a caller finished or failed it while it ran
     ACCEPTED = "accepted"  # it is safe in the server's journal, and waits for the store to answer again
 

@@ -128,7 +128,7 @@ class Move(Struct, frozen=True, kw_only=True):
     finished_at: datetime | None = None  # as its worker says; null = the store's now
     ran: HandlerRun = NO_HANDLER  # what ran it, if a worker says so
     keep: float | None = None  # seconds that the record of a finished job stays; null = forever
-    unattended: float | None = None  # seconds to which the owner clock is set; null = left as it is; an end removes it
+    owner_timeout: float | None = None  # to which the owner clock is set; null = left as it is; an end removes it
 
 
 def enter(new: NewJob, now: datetime) -> tuple[State, datetime | None]:
@@ -306,15 +306,15 @@ def expire(job: Job, now: datetime) -> Move:
 
 def touch_owner(job: Job) -> Move | None:
     """The owner asked for the job; null = nothing needs to be written."""
-    if job.unattended is None or (job.state, Step.TOUCH_OWNER) not in TABLE or job.reason in ORDERS:
+    if job.owner_timeout is None or (job.state, Step.TOUCH_OWNER) not in TABLE or job.reason in ORDERS:
         return None
-    return replace(_move(job, Step.TOUCH_OWNER, job.reason), waits_for=job.waits_for, unattended=job.unattended)
+    return replace(_move(job, Step.TOUCH_OWNER, job.reason), waits_for=job.waits_for, owner_timeout=job.owner_timeout)
 
 
 def rerun(job: Job) -> Move:
     """A caller runs a finished job again, from its first attempt."""
     move = replace(_move(job, Step.RERUN), attempt=0, crashes=0, losses=0)
-    return replace(move, run_at=None, code=None, unattended=job.unattended)
+    return replace(move, run_at=None, code=None, owner_timeout=job.owner_timeout)
 
 
 def _order(job: Job, step: Step, reason: Reason) -> Move:

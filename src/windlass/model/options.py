@@ -21,7 +21,7 @@ AT_MOST_ONCE: frozenset[OnLost | None] = frozenset({"fail", "adopt"})
 LOWEST, HIGHEST = -(2**31), 2**31 - 1
 """Bounds of a priority."""
 
-LEAST_UNATTENDED = 1.0
+LEAST_OWNER_TIMEOUT = 1.0
 """Seconds: upkeep looks no more often."""
 
 # Jobs hold nothing that could hold them in turn, so the collector need not look at them (`gc=False`): otherwise it
@@ -59,7 +59,7 @@ class JobOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     """Seconds that the record of a failed or cancelled job stays; null = forever."""
     expires: Seconds | None = None
     """Seconds after creation within which it must be started, or it fails as `expired`; null = never."""
-    unattended: Annotated[float, Meta(ge=LEAST_UNATTENDED, le=LONGEST)] | None = None
+    owner_timeout: Annotated[float, Meta(ge=LEAST_OWNER_TIMEOUT, le=LONGEST)] | None = None
     """Seconds it may go without its owner asking for it; then it is cancelled as `abandoned`; null = forever."""
     isolate: bool = False
     """Whether it runs in a process of its own."""

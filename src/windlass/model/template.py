@@ -10,7 +10,7 @@ from windlass.model.job import NewJob
 from windlass.model.names import queue_mark
 
 _particulars = attrgetter(
-    "id", "key", "tier", "yielding", "delay", "run_at", "expires", "unattended", "after", "files", "hashes", "then"
+    "id", "key", "tier", "yielding", "delay", "run_at", "expires", "owner_timeout", "after", "files", "hashes", "then"
 )
 _no_particulars = _particulars(NewJob(task="x"))
 

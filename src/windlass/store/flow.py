@@ -82,19 +82,7 @@ class TierRule(Struct, frozen=True, kw_only=True, array_like=True):
     """At most so many jobs run at it or at a longer one. The shortest tier has no cap: slots are its bound."""
 
 
-# Stored by these names: `rename` keeps what older versions wrote readable.
-STORED_NAMES = {
-    "version": "edition",
-    "group_epoch": "grouping",
-    "limit_rules": "allowances",
-    "fair_tenant_queues": "fair_lines",
-    "paused_until": "shut",
-    "regrouping": "sorting",
-    "fingerprints": "marks",
-}
-
-
-class Rules(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=STORED_NAMES):
+class Rules(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Everything that bounds claims in one store."""
 
     version: int = 0

@@ -93,12 +93,12 @@ class RedisFlow:
         return [_usage(*reply[at : at + 4]) for reply in replies for at in range(0, len(reply), 4)][:limit]
 
 
-def _lane_backlog(route: bytes, count: int, jobs: list[bytes]) -> LaneBacklog:
+def _lane_backlog(lane: bytes, count: int, jobs: list[bytes]) -> LaneBacklog:
     firsts = [
         (int(priority), int.from_bytes(member[:8]), text_id(member[8:]))
         for member, priority in zip(jobs[::2], jobs[1::2], strict=True)
     ]
-    return LaneBacklog(*parts(route), count, firsts)
+    return LaneBacklog(*parts(lane), count, firsts)
 
 
 def _usage(bucket: bytes, running: int, waiting: int, free_at: bytes) -> BucketUsage:
@@ -107,12 +107,12 @@ def _usage(bucket: bytes, running: int, waiting: int, free_at: bytes) -> BucketU
 
 def _spelled_out(rules: Rules, unless: str) -> list[Argument]:
     """The arguments of `set_rules`."""
-    shut = {pattern: to_micros(until) for pattern, until in rules.paused_until.items()}
+    pauses = {pattern: to_micros(until) for pattern, until in rules.paused_until.items()}
     sections: list[Mapping[str, Argument]] = [
         {name: _encode_limit_rule(limit_rule) for name, limit_rule in rules.limit_rules.items()},
-        {line: _levels(levels) for line, levels in rules.tiers.items() if levels},
+        {name: _levels(levels) for name, levels in rules.tiers.items() if levels},
         dict(_weights(rules.fair_queues)) | dict(_weights(rules.fair_tenant_queues)),
-        shut,
+        pauses,
         _letters(rules),
     ]
     about: list[Argument] = [rules.version, unless, rules.group_epoch, msgspec.msgpack.encode(rules)]
@@ -154,8 +154,8 @@ def _letters(rules: Rules) -> dict[str, Argument]:
     found: dict[str, set[str]] = {}
     for queue in rules.fair_queues:
         found.setdefault(queue, set()).add("q")
-    for line in rules.fair_tenant_queues:
-        found.setdefault(line.partition(",")[2], set()).add("l")
+    for tenant_queue in rules.fair_tenant_queues:
+        found.setdefault(tenant_queue.partition(",")[2], set()).add("l")
     for pattern in rules.paused_until:
         found.setdefault(pattern.split(",")[1], set()).add("s")
     return {queue: "".join(sorted(letters)) for queue, letters in found.items()}

@@ -58,8 +58,8 @@ from windlass.store.redis.events import GrantedClaims
 from windlass.store.redis.flow import HOME, RedisFlow
 from windlass.store.redis.urls import Argument
 
-MOST_LINES, MOST_ROUNDS, MOST_CHUNKS = 100, 20, 200
-"""What one page looks at: names of lines at a time, how often, and chunks of one line."""
+MOST_TENANT_QUEUES, MOST_ROUNDS, MOST_CHUNKS = 100, 20, 200
+"""What one page looks at: tenant queues at a time, how often, and chunks of one of them."""
 
 BUDGET_SPENT = 1
 """The answer of a claim that has only blocked lanes so far, as many as one call may: send it again."""
@@ -74,7 +74,7 @@ MOST_LOOKS = 20_000
 """Keys that one call looks for to find out whose an id is."""
 
 LAST_PLACE = 10**15 - 1
-"""Beyond every place of a line."""
+"""Beyond every place of a tenant queue."""
 
 _TURNS = {"q": "queues", "t": "tenants", "k": "tasks"}
 """Who takes turns, as the library spells it."""
@@ -172,9 +172,9 @@ class RedisJobs:
 
     async def _admit(self, drafts: Sequence[Draft], slots: FreeSlots, *, wait_for_replicas: bool) -> list[bool]:
         where = slots.where
-        partition, line = self.partitions.of_queue(where.queue), f"{where.tenant},{where.queue}"
+        partition, tenant_queue = self.partitions.of_queue(where.queue), f"{where.tenant},{where.queue}"
         keys = {raw_key(draft.id, draft.tenant) for draft in drafts}
-        about: list[Argument] = [line, slots.ahead, *await self._slots_for(where, partition), len(keys), *keys]
+        about: list[Argument] = [tenant_queue, slots.ahead, *await self._slots_for(where, partition), len(keys), *keys]
         reply, missing = await self.add_to("admit", partition, drafts, first=about, wait_for_replicas=wait_for_replicas)
         if reply == DENIED:
             raise NoFreeSlot
@@ -297,9 +297,9 @@ class RedisJobs:
 
     async def _make_room(self, moves: Sequence[Move], room: Room) -> list[bool]:
         where = room.where
-        partition, line = self.partitions.of_queue(where.queue), f"{where.tenant},{where.queue}"
+        partition, tenant_queue = self.partitions.of_queue(where.queue), f"{where.tenant},{where.queue}"
         slots = await self._slots_for(where, partition)
-        about: list[Argument] = [line, layout.ORDER_REASONS, *slots, len(room.may_stop)]
+        about: list[Argument] = [tenant_queue, layout.ORDER_REASONS, *slots, len(room.may_stop)]
         about += (raw_key(*key) for key in room.may_stop)
         replies = await self.partitions.call("make_room", partition, [*about, *layout.room_arguments(moves, room)])
         return [bool(written) for written in replies]
@@ -407,25 +407,25 @@ class RedisJobs:
         reply = await self.partitions.call("post", self.partitions.of_id(key.id), arguments)
         return Posted(reply.decode())
 
-    async def _lines(self, scope: ListScope, start: str) -> list[str]:
-        """Names of the tenant's lines from one on, in order, not more than `MOST_LINES`."""
+    async def _tenant_queues(self, scope: ListScope, start: str) -> list[str]:
+        """Names of the tenant's queues from one on, in order, not more than `MOST_TENANT_QUEUES`."""
         first, end = start, ""
         if scope.tenant != EVERY_TENANT:
             first, end = max(start, f"{scope.tenant},"), f"{scope.tenant}-"
-        replies = await self.partitions.each("lines", [first, end, MOST_LINES])
-        return sorted(name.decode() for reply in replies for name in reply)[:MOST_LINES]
+        replies = await self.partitions.each("tenant_queues", [first, end, MOST_TENANT_QUEUES])
+        return sorted(name.decode() for reply in replies for name in reply)[:MOST_TENANT_QUEUES]
 
     async def list(self, scope: ListScope, after: str | None, limit: int) -> RecordPage:
-        line, place = _cursor(after)
+        tenant_queue, place = _cursor(after)
         found: list[Record] = []
         states = sorted(layout.STATE_NUMBERS[state] for state in scope.states)
         first, last = (LAST_PLACE, 0) if scope.newest_first else (0, LAST_PLACE)
-        start = line
+        start = tenant_queue
         for _ in range(MOST_ROUNDS):
-            lines = await self._lines(scope, start)
-            for name in lines:
-                if name != line:
-                    line, place = name, first
+            names = await self._tenant_queues(scope, start)
+            for name in names:
+                if name != tenant_queue:
+                    tenant_queue, place = name, first
                 queue = name.partition(",")[2]
                 if scope.queue not in (None, queue):
                     continue
@@ -435,10 +435,10 @@ class RedisJobs:
                 found += layout.records(reply, whole=False)
                 if len(found) == limit or not ended:
                     return RecordPage(found, f"{name},{place}")
-            if len(lines) < MOST_LINES:
+            if len(names) < MOST_TENANT_QUEUES:
                 return RecordPage(found, None)
-            start = lines[-1] + AFTER
-        return RecordPage(found, f"{lines[-1]},{last}")
+            start = names[-1] + AFTER
+        return RecordPage(found, f"{names[-1]},{last}")
 
 
 def _numbers(reply: Sequence[Any]) -> Iterator[tuple[str, str, str, str, int]]:
@@ -454,7 +454,7 @@ def _bare(id: str) -> bytes:
 
 
 def _cursor(after: str | None) -> tuple[str, int]:
-    """The line and the place that a cursor names."""
+    """The tenant queue and the place that a cursor names."""
     if after is None:
         return "", 0
     tenant, _, rest = after.partition(",")

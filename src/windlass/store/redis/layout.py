@@ -114,34 +114,34 @@ _pack = msgspec.msgpack.Encoder().encode
 
 def add_arguments(drafts: Sequence[Draft]) -> list[bytes | str | int]:
     """The arguments of `add`, for jobs whose limit keys were made under the same rules."""
-    lines: dict[str, int] = {}
+    tenant_queues: dict[str, int] = {}
     counts: list[int] = []
     jobs: list[bytes | str | int] = []
     owner_clocks: list[bytes] = []  # beside the jobs, for few have one
     so_far = 0
     for some in alike(drafts):
         first, new = some[0], some[0].new
-        line, route = _names(first.tenant, new.queue, new.task, first.group)
-        number = lines.setdefault(line, len(lines))
+        tenant_queue, lane = _names(first.tenant, new.queue, new.task, first.group)
+        number = tenant_queues.setdefault(tenant_queue, len(tenant_queues))
         if number == len(counts):
             counts.append(0)
         packed = encoding.pack_terms(new)
-        meta, before, extras = _meta(new, len(packed), number), b"%b\0%b" % (route, packed), _extras(first)
+        meta, before, extras = _meta(new, len(packed), number), b"%b\0%b" % (lane, packed), _extras(first)
         for rank, draft in enumerate(some, counts[number]):
             jobs += (raw_id(draft.id) + meta + RANK.pack(rank), before + bytes(draft.new.payload), *extras)
         counts[number] += len(some)
-        if new.unattended is not None:
-            length = span(new.unattended)
+        if new.owner_timeout is not None:
+            length = span(new.owner_timeout)
             owner_clocks += (OWNER_CLOCK.pack(so_far + place, length) for place in range(1, len(some) + 1))
         so_far += len(some)
-    head: list[bytes | str | int] = [drafts[0].group_epoch if drafts else 0, b"".join(owner_clocks), len(lines)]
-    for name, number in lines.items():
+    head: list[bytes | str | int] = [drafts[0].group_epoch if drafts else 0, b"".join(owner_clocks), len(tenant_queues)]
+    for name, number in tenant_queues.items():
         head += (name, counts[number])
     return head + jobs
 
 
-def _meta(new: NewJob, terms_size: int, line: int) -> bytes:
-    """What the library must know of a job, but for its place among the batch's jobs of its line."""
+def _meta(new: NewJob, terms_size: int, tenant_queue: int) -> bytes:
+    """What the library must know of a job, but for its place among the batch's jobs of its tenant queue."""
     return NEW.pack(
         new.priority,
         _flags(new),
@@ -150,7 +150,7 @@ def _meta(new: NewJob, terms_size: int, line: int) -> bytes:
         0 if new.delay is None else span(new.delay),
         NEVER if new.expires is None else span(new.expires),
         terms_size,
-        line,
+        tenant_queue,
     )
 
 
@@ -178,7 +178,9 @@ def _hold(new: NewJob) -> float | None:
     return encoding.held_for(new.keep_result, new.keep_result_for, new.keep_success)
 
 
-_waits_or_brings = attrgetter("delay", "run_at", "expires", "unattended", "after", "files", "then", "keep_result_for")
+_waits_or_brings = attrgetter(
+    "delay", "run_at", "expires", "owner_timeout", "after", "files", "then", "keep_result_for"
+)
 _neither = _waits_or_brings(NewJob(task="x"))
 
 
@@ -194,9 +196,9 @@ def ids(some: Sequence[str]) -> bytes:
 
 @lru_cache(maxsize=4096)
 def _names(tenant: str, queue: str, task: str, group: str) -> tuple[str, bytes]:
-    """The line and the route of a job."""
-    lane = f"{tenant},{queue},{task}"
-    return f"{tenant},{queue}", (f"{lane};{group}" if group else lane).encode()
+    """The tenant queue and the lane of a job."""
+    plain = f"{tenant},{queue},{task}"
+    return f"{tenant},{queue}", (f"{plain};{group}" if group else plain).encode()
 
 
 def heartbeat_arguments(beats: Sequence[Heartbeat]) -> Iterator[bytes | str | int]:
@@ -241,7 +243,7 @@ def apply_arguments(moves: Sequence[Move]) -> Iterator[bytes | str | int]:
             WITHOUT_LIMIT if move.keep is None else move.keep,
             HOW.get(move.step, 0),
             0 if move.finished_at is None else to_micros(move.finished_at),
-            AS_IT_IS if move.unattended is None else span(move.unattended),
+            AS_IT_IS if move.owner_timeout is None else span(move.owner_timeout),
             OUTCOMES.index(move.outcome),
         ) + _tiers(move)
         yield encoding.encode_handler_run(move.ran)
@@ -287,10 +289,10 @@ def completed_parent_arguments(done: Sequence[CompletedParent]) -> Iterator[byte
 
 
 @lru_cache(maxsize=4096)
-def parts(route: bytes) -> tuple[str, str, str, str]:
+def parts(lane: bytes) -> tuple[str, str, str, str]:
     """Tenant, queue, task and group of a job."""
-    lane, _, group = route.decode().partition(";")
-    tenant, queue, task = lane.split(",")
+    plain, _, group = lane.decode().partition(";")
+    tenant, queue, task = plain.split(",")
     return tenant, queue, task, group
 
 
@@ -447,11 +449,11 @@ def claimed(reply: Sequence[Any], request: ClaimRequest) -> list[Record]:
         after = (1, RUNNING, 0, 0, head[ATTEMPT] + 1, *head[ATTEMPT + 1 : UPDATED], started, *head[UPDATED + 1 :])
         payload = value[payload_from:payload_to]
         packed = value[zero + 1 : payload_from]
-        route = value[HEAD.size : zero]
-        group = parts(route)[3]
+        lane = value[HEAD.size : zero]
+        group = parts(lane)[3]
         tier = next(rest).decode() if group.startswith((EXPLICIT, FLEXIBLE)) else ""
         own = run._replace(code=code, tier=tier) if code or tier else run
-        job = _job(id, after, route, packed, own, errors, None, len(payload))
+        job = _job(id, after, lane, packed, own, errors, None, len(payload))
         found.append(Record(job, request.nonce, payload, files, group))
     return found
 
@@ -467,19 +469,19 @@ def _plain(id: bytes, value: bytes, created: datetime, start: datetime, request:
     if value[HISTORY] != NO_HISTORY or value[TERMS] != NO_TERMS:
         return None
     zero = value.index(0, HEAD.size)
-    route = value[HEAD.size : zero]
-    if b";" in route:
+    lane = value[HEAD.size : zero]
+    if b";" in lane:
         return None
     worker, payload = request.worker, value[zero + 1 :]
-    like = _first_run(value[PRIORITY_AT:PRIORITY_END], route, worker.id, worker.node)
+    like = _first_run(value[PRIORITY_AT:PRIORITY_END], lane, worker.id, worker.node)
     job = replace(like, id=text_id(id), created_at=created, updated_at=start, started_at=start, size=len(payload))
     return Record(job, request.nonce, payload)
 
 
 @lru_cache(maxsize=1000)
-def _first_run(priority: bytes, route: bytes, worker: str, node: str) -> Job:
+def _first_run(priority: bytes, lane: bytes, worker: str, node: str) -> Job:
     """Such a job, but for what is its own."""
-    tenant, queue, task, _ = parts(route)
+    tenant, queue, task, _ = parts(lane)
     return Job(
         id="",
         tenant=tenant,
@@ -500,7 +502,7 @@ def _first_run(priority: bytes, route: bytes, worker: str, node: str) -> Job:
 def _job(  # noqa: PLR0917 - the parts of a job, in the order of its bytes
     id: bytes,
     head: tuple[Any, ...],
-    route: bytes,
+    lane: bytes,
     packed: bytes,
     run: Run,
     errors: list[Error],
@@ -508,7 +510,7 @@ def _job(  # noqa: PLR0917 - the parts of a job, in the order of its bytes
     size: int,
 ) -> Job:
     _, state, reason, _, attempt, crashes, losses, updated, due, _, _, priority, _, _, created, _ = head
-    tenant, queue, task, _ = parts(route)
+    tenant, queue, task, _ = parts(lane)
     asked = encoding.unpack_terms(packed)
     started_at = from_micros(run.started) if run.started else None
     seconds, _, assigned = run.tier.partition(" ")

@@ -94,8 +94,8 @@ def _risk(settings: dict[str, str]) -> str:
 # The scrubber
 
 FLOW_DERIVED = (
-    b":ready:", b":heads:", b":tops", b":groups", b":parked:", b":passed", b":obstacles", b":places:", b":keys:",
-    b":levels:",
+    b":ready:", b":heads:", b":tops", b":limited_lanes", b":blocked_by:", b":blocked_counts", b":blockers", b":places:",
+    b":keys:", b":levels:",
 )  # fmt: skip
 
 STALE, RESULT, ERRORS, PROGRESS, FOLLOWED, EXTRAS = 1, 2, 4, 8, 64, 128
@@ -106,11 +106,11 @@ _EXTRAS = (b"f", b"g", b"o", b"i")
 RUNNING = layout.STATE_NUMBERS[State.RUNNING]
 
 DERIVED = (
-    *FLOW_DERIVED, b":log:", b":counts:", b":held", b":lines", b":tenants", b":chunks:", b":blocked:"
+    *FLOW_DERIVED, b":log:", b":counts:", b":held", b":tenant_queues", b":tenants", b":chunks:", b":blocked:"
 )  # fmt: skip
 """Keys that can be derived from the jobs; the time indexes are compared job by job."""
 
-SEQUELS = (b"c", b"t", b"k")
+DEPENDENTS = (b"c", b"t", b"k")
 """Keys of a followed job, which may outlive it while it is completed."""
 
 Found = dict[bytes, Any]
@@ -126,8 +126,8 @@ async def scrub(store: RedisStore) -> list[str]:
 async def _scrub(store: RedisStore, key: str) -> list[str]:
     found, prefix = await _read(store, key), key.encode()
     jobs = _jobs(found, prefix)
-    running = {job.id: job.route for job in jobs if job.state is State.RUNNING}
-    queued = [Queued(job.id, job.route, job.priority, job.seq) for job in jobs if job.state is State.QUEUED]
+    running = {job.id: job.lane for job in jobs if job.state is State.RUNNING}
+    queued = [Queued(job.id, job.lane, job.priority, job.seq) for job in jobs if job.state is State.QUEUED]
     expected = _derive(jobs, prefix) | _derive_flow(found, prefix, queued, running)
     findings = [
         f"{name!r}: is {found.get(name)!r}, should be {expected.get(name)!r}"
@@ -185,7 +185,7 @@ class StoredJob(NamedTuple):
     tenant: str
     queue: str
     task: str
-    route: str
+    lane: str
     worker: str
     token: bytes
     finished: int
@@ -207,11 +207,11 @@ def _held(id: bytes, value: bytes, live: bytes | None) -> StoredJob:
         token, _, _, _, reason, flags, *_ = layout.LIVE.unpack_from(live)
         state, finished = State.RUNNING, 0
         worker = live[layout.LIVE.size :].split(b"\0")[1].decode()
-    route = packed.decode()
-    owned: bool | None = "unattended" in asked and state not in FINISHED
+    lane = packed.decode()
+    owned: bool | None = "owner_timeout" in asked and state not in FINISHED
     if owned and layout.REASONS[reason] in ORDERS:
         owned = None
-    names, run = (tenant, queue, task, route), (worker, token, finished)
+    names, run = (tenant, queue, task, lane), (worker, token, finished)
     return StoredJob(id, state, flags, priority, seq, pos, due, *names, *run, owned, updated)
 
 
@@ -234,17 +234,17 @@ def _derive(jobs: list[StoredJob], prefix: bytes) -> Found:
     held: Counter[str] = Counter()
     for job in jobs:
         id, pos, number = job.id, job.pos, layout.STATE_NUMBERS[job.state]
-        line = f"{job.tenant},{job.queue}"
+        tenant_queue = f"{job.tenant},{job.queue}"
         tenants.add(job.tenant.encode())
-        put("lines", line.encode(), 0.0)
-        put(f"chunks:{line}", str(pos // CHUNK).encode(), float(pos // CHUNK))
-        put(f"log:{line}:{max(number, RUNNING)}:{pos // CHUNK}", bytes((pos % CHUNK,)), id)
+        put("tenant_queues", tenant_queue.encode(), 0.0)
+        put(f"chunks:{tenant_queue}", str(pos // CHUNK).encode(), float(pos // CHUNK))
+        put(f"log:{tenant_queue}:{max(number, RUNNING)}:{pos // CHUNK}", bytes((pos % CHUNK,)), id)
         counts[job.tenant, f"{job.queue},{job.task},{number}"] += 1
         match job.state:
             case State.RUNNING:
                 held[job.worker] += 1
             case State.BLOCKED:
-                put(f"blocked:{line}", id, float(pos))
+                put(f"blocked:{tenant_queue}", id, float(pos))
     for (tenant, field), number in counts.items():
         put(f"counts:{tenant}", field.encode(), str(number).encode())
     for worker, number in held.items():
@@ -256,7 +256,7 @@ def _check_jobs(found: Found, prefix: bytes) -> list[str]:
     """Each job is in exactly the time index of its state, and has the keys its flags speak of."""
     findings = []
     jobs = {job.id: job for job in _jobs(found, prefix)}
-    names = ("due", "stale", "unattended", "leases", "gone", "progress", "runs")
+    names = ("due", "stale", "owner_timeouts", "leases", "gone", "progress", "runs")
     indexes: dict[str, dict[bytes, Any]] = {name: found.get(prefix + f":{name}".encode(), {}) for name in names}
     owned = set()
     for id, job in jobs.items():
@@ -268,8 +268,8 @@ def _check_jobs(found: Found, prefix: bytes) -> list[str]:
             "a due time": (indexes["due"].get(id), float(job.due) if job.state is State.SCHEDULED else None),
             "a wait clock": (id in indexes["stale"], bool(job.flags & STALE)),
             "an owner clock": (
-                id in indexes["unattended"],
-                id in indexes["unattended"] if job.has_owner_clock is None else job.has_owner_clock,
+                id in indexes["owner_timeouts"],
+                id in indexes["owner_timeouts"] if job.has_owner_clock is None else job.has_owner_clock,
             ),
             "a finish time": (bool(job.finished), finished),
             "a time to be dropped": (id in indexes["gone"] and not finished, False),
@@ -298,7 +298,7 @@ def _check_jobs(found: Found, prefix: bytes) -> list[str]:
     for key in found:
         if key.startswith(tuple(prefix + kind for kind in BELONGINGS)) and key not in owned:
             findings.append(f"{key!r} belongs to no job")
-    return findings + _check_sequels(found, prefix, {id for id, job in jobs.items() if job.flags & FOLLOWED})
+    return findings + _check_dependents(found, prefix, {id for id, job in jobs.items() if job.flags & FOLLOWED})
 
 
 def _result_time(found: Found, prefix: bytes, job: StoredJob) -> tuple[float | None, float | None]:
@@ -309,11 +309,11 @@ def _result_time(found: Found, prefix: bytes, job: StoredJob) -> tuple[float | N
     return found.get(prefix + b":gone", {}).get(job.id), float(job.updated + span(seconds))
 
 
-def _check_sequels(found: Found, prefix: bytes, followed: set[bytes]) -> list[str]:
+def _check_dependents(found: Found, prefix: bytes, followed: set[bytes]) -> list[str]:
     """Dependents belong to a followed or completed job; a result kept for them, to a completed one."""
-    completed = {raw_key(text_id(member), member[16:].decode()) for member in found.get(prefix + b":ripe", {})}
+    completed = {raw_key(text_id(member), member[16:].decode()) for member in found.get(prefix + b":completed", {})}
     findings = []
-    for kind in SEQUELS:
+    for kind in DEPENDENTS:
         start = prefix + kind
         owners = completed if kind == b"k" else completed | followed
         findings += [
@@ -351,7 +351,7 @@ class Queued(NamedTuple):
     """A queued job, as far as claims depend on it."""
 
     id: bytes
-    route: str
+    lane: str
     priority: int
     seq: int
 
@@ -359,16 +359,16 @@ class Queued(NamedTuple):
 class StoredFlow(NamedTuple):
     """What is taken as given."""
 
-    parks: Mapping[str, str]
+    blocker_of: Mapping[str, str]
     assigned: Mapping[bytes, str]
     tiers: Mapping[str, str]
 
 
 def _derive_flow(found: Found, prefix: bytes, queued: Iterable[Queued], running: Mapping[bytes, str]) -> Found:
-    """The keys of flow control as they should be; `running` = the routes of running jobs."""
+    """The keys of flow control as they should be; `running` = the lanes of running jobs."""
     flow = _given(found, prefix)
     derived: dict[str, Any] = {}
-    for key, member, value in (*_heads(queued, flow), *_places(running, flow), *_passed(flow)):
+    for key, member, value in (*_heads(queued, flow), *_places(running, flow), *_blocked_counts(flow)):
         derived.setdefault(key, {})[member] = value
     sets = {key: set(members) if _is_set(key) else members for key, members in derived.items()}
     return {prefix + b":" + key.encode(): members for key, members in sets.items()}
@@ -378,9 +378,9 @@ def _check_flow(found: Found, prefix: bytes, running: Iterable[bytes]) -> list[s
     """Names that are blocked by nothing, and members that take turns where there are none."""
     flow = _given(found, prefix)
     tops = found.get(prefix + b":tops", {})
-    findings = [f"{name} is blocked but has no queued job" for name in flow.parks if name.encode() not in tops]
-    looked_at = {*found.get(prefix + b":wakes", {}), *found.get(prefix + b":ajar", ())}
-    blockers = {name.encode() for name in flow.parks.values()}
+    findings = [f"{name} is blocked but has no queued job" for name in flow.blocker_of if name.encode() not in tops]
+    looked_at = {*found.get(prefix + b":wakes", {}), *found.get(prefix + b":dirty", ())}
+    blockers = {name.encode() for name in flow.blocker_of.values()}
     findings += [f"{name!r} is to be looked at, but blocks nothing" for name in looked_at - blockers]
     findings += [
         f"{name!r} blocks something, has room, and is not looked at"
@@ -391,8 +391,8 @@ def _check_flow(found: Found, prefix: bytes, running: Iterable[bytes]) -> list[s
     return findings + list(_check_turns(found, prefix))
 
 
-def lane_of(route: str) -> str:
-    return route.partition(";")[0]
+def plain_lane(lane: str) -> str:
+    return lane.partition(";")[0]
 
 
 def _given(found: Found, prefix: bytes) -> StoredFlow:
@@ -402,34 +402,34 @@ def _given(found: Found, prefix: bytes) -> StoredFlow:
     def named(key: bytes) -> dict[str, str]:
         return {name.decode(): value for name, value in texts(key).items()}
 
-    return StoredFlow(named(b":parks"), texts(b":assigned"), named(b":tiers"))
+    return StoredFlow(named(b":blocker_of"), texts(b":assigned"), named(b":tiers"))
 
 
 def _is_set(key: str) -> bool:
-    return key == "obstacles" or key.startswith(("places:", "keys:"))
+    return key == "blockers" or key.startswith(("places:", "keys:"))
 
 
 def _heads(queued: Iterable[Queued], flow: StoredFlow) -> Iterator[tuple[str, bytes, object]]:
-    """Each job in its route; the first of each, and of each lane and line, in the heads or where it is blocked."""
-    routes: dict[str, Rank] = {}
-    for job in queued:
-        yield f"ready:{job.route}", struct.pack(">Q", job.seq) + job.id, float(job.priority)
-        _better(routes, job.route, (job.priority, job.seq))
+    """Each job in its lane; the first of each, and of each plain lane and tenant queue, in the heads or blocked."""
     lanes: dict[str, Rank] = {}
-    lines: dict[str, Rank] = {}
-    for route, rank in routes.items():
-        if ";" in route:
-            yield "groups", route.encode(), 0.0
-            yield from _seat(route, lane_of(route), rank, flow)
-        if route not in flow.parks or ";" not in route:
-            _better(lanes, lane_of(route), rank)
+    for job in queued:
+        yield f"ready:{job.lane}", struct.pack(">Q", job.seq) + job.id, float(job.priority)
+        _better(lanes, job.lane, (job.priority, job.seq))
+    plains: dict[str, Rank] = {}
+    tenant_queues: dict[str, Rank] = {}
     for lane, rank in lanes.items():
-        line = lane.rpartition(",")[0]
-        yield from _seat(lane, line, rank, flow)
-        if lane not in flow.parks:
-            _better(lines, line, rank)
-    for line, rank in lines.items():
-        yield from _seat(line, line.partition(",")[2], rank, flow)
+        if ";" in lane:
+            yield "limited_lanes", lane.encode(), 0.0
+            yield from _seat(lane, plain_lane(lane), rank, flow)
+        if lane not in flow.blocker_of or ";" not in lane:
+            _better(plains, plain_lane(lane), rank)
+    for plain, rank in plains.items():
+        tenant_queue = plain.rpartition(",")[0]
+        yield from _seat(plain, tenant_queue, rank, flow)
+        if plain not in flow.blocker_of:
+            _better(tenant_queues, tenant_queue, rank)
+    for tenant_queue, rank in tenant_queues.items():
+        yield from _seat(tenant_queue, tenant_queue.partition(",")[2], rank, flow)
 
 
 def _better(ranks: dict[str, Rank], name: str, rank: Rank) -> None:
@@ -439,46 +439,46 @@ def _better(ranks: dict[str, Rank], name: str, rank: Rank) -> None:
 def _seat(name: str, above: str, rank: Rank, flow: StoredFlow) -> Iterator[tuple[str, bytes, object]]:
     priority, seq = rank
     member = struct.pack(">Q", seq) + name.encode()
-    blocker = flow.parks.get(name)
-    yield f"parked:{blocker}" if blocker else f"heads:{above}", member, float(priority)
+    blocker = flow.blocker_of.get(name)
+    yield f"blocked_by:{blocker}" if blocker else f"heads:{above}", member, float(priority)
     yield "tops", name.encode(), f"{priority} ".encode() + member
     if blocker:
-        yield "obstacles", blocker.encode(), True
+        yield "blockers", blocker.encode(), True
         if "=" in blocker and blocker[0] != "!" and "^" not in blocker:
             yield f"keys:{blocker.partition('=')[0]}", blocker.encode(), True
 
 
-def _passed(flow: StoredFlow) -> Iterator[tuple[str, bytes, object]]:
-    """How many names are blocked in each line and queue."""
-    lines = [name.split(",")[:2] for name in flow.parks]
-    levels = Counter(level for tenant, queue in lines for level in (queue, f"{tenant},{queue}"))
+def _blocked_counts(flow: StoredFlow) -> Iterator[tuple[str, bytes, object]]:
+    """How many names are blocked in each tenant queue and queue."""
+    names = [name.split(",")[:2] for name in flow.blocker_of]
+    levels = Counter(level for tenant, queue in names for level in (queue, f"{tenant},{queue}"))
     for level, count in levels.items():
-        yield "passed", level.encode(), str(count).encode()
+        yield "blocked_counts", level.encode(), str(count).encode()
 
 
 def _places(running: Mapping[bytes, str], flow: StoredFlow) -> Iterator[tuple[str, bytes, object]]:
     """The buckets and the levels of running jobs."""
-    for id, route in running.items():
-        for bucket in route.partition(";")[2].split("|")[1:]:
+    for id, lane in running.items():
+        for bucket in lane.partition(";")[2].split("|")[1:]:
             yield f"places:{bucket}", id, True
             if "=" in bucket:
                 yield f"keys:{bucket.partition('=')[0]}", bucket.encode(), True
         if id in flow.assigned:
-            line = lane_of(route).rpartition(",")[0]
-            names = flow.tiers.get(line, "").split()[::3]
+            tenant_queue = plain_lane(lane).rpartition(",")[0]
+            names = flow.tiers.get(tenant_queue, "").split()[::3]
             name = flow.assigned[id].partition(" ")[2]
-            yield f"levels:{line}", id, float(names.index(name) + 1 if name in names else 0)
+            yield f"levels:{tenant_queue}", id, float(names.index(name) + 1 if name in names else 0)
 
 
 def _is_full(found: Found, prefix: bytes, blocker: bytes) -> bool:
     """Whether a blocker has no room."""
-    line, hat, name = blocker.partition(b"^")
+    tenant_queue, hat, name = blocker.partition(b"^")
     if hat:
-        tiers = found.get(prefix + b":tiers", {}).get(line, b"").split()
+        tiers = found.get(prefix + b":tiers", {}).get(tenant_queue, b"").split()
         number = tiers[::3].index(name) if name in tiers[::3] else None
-        levels = found.get(prefix + b":levels:" + line, {})
+        levels = found.get(prefix + b":levels:" + tenant_queue, {})
         return number is not None and sum(level > number for level in levels.values()) >= int(tiers[3 * number + 2])
-    limit_rule = found.get(prefix + b":allowances", {}).get(blocker.partition(b"=")[0], b"-")
+    limit_rule = found.get(prefix + b":limit_rules", {}).get(blocker.partition(b"=")[0], b"-")
     places = limit_rule.split()[0]
     return places != b"-" and len(found.get(prefix + b":places:" + blocker, ())) >= int(places)
 

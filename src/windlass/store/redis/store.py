@@ -31,8 +31,8 @@ from windlass.store.redis.flow import HOME, RedisFlow
 from windlass.store.redis.jobs import RedisJobs, RedisJournal, RedisPreparation
 from windlass.store.redis.urls import Replicas
 
-LAYOUT = "2"
-"""Of the keys, as `lua/keys.lua` describes them; kept in the server. In 1 a job's tenant was no part of its key."""
+LAYOUT = "3"
+"""Of the keys, as `lua/keys.lua` describes them; kept in the server."""
 
 SPREAD = 16
 """Partitions of a new store on a cluster."""
@@ -187,21 +187,21 @@ class RedisStore:
             raise
 
     async def _check_layout(self) -> None:
-        """Refuse a store whose keys another version made; one that has lost its mark is judged by its jobs."""
+        """Refuse a store whose keys another version made; one that has lost its mark is judged by its keys."""
         mark = f"{{{self._prefix}:partitions}}:layout"  # in a cluster beside the key of that name
         found = await self._connection.ask(mark, "GET", mark)
         if found is None:
-            for tenant in await self.partitions.each("old_layout"):
-                if tenant is not None:
-                    raise Invalid(
-                        f"the store has jobs of tenant {tenant.decode()!r} in an older layout, in which tenants shared"
-                        " their ids: finish or delete them with the Windlass that wrote them, or use another database",
-                        at="store",
-                    )
-            found = (await self._connection.set_once(mark, LAYOUT)).encode()
-        if found.decode() != LAYOUT:
+            is_older = any(await self.partitions.each("has_older_layout"))
+            found = b"1" if is_older else (await self._connection.set_once(mark, LAYOUT)).encode()
+        if int(found) > int(LAYOUT):
             known = f"the store has layout {found.decode()}, this Windlass knows {LAYOUT}"
             raise Invalid(f"{known}: use a newer one", at="store")
+        if int(found) < int(LAYOUT):
+            raise Invalid(
+                f"the keys of this store are in an older layout than {LAYOUT}, which this Windlass writes: use another"
+                " database, or finish its jobs with the Windlass that wrote them and empty it",
+                at="store",
+            )
 
     async def close(self) -> None:
         await self._bus.close()

@@ -82,7 +82,7 @@ class Replicas(NamedTuple):
         Without the write a job that was there already would count as replicated on a connection that wrote nothing.
         """
         bound = max(1, round(self.within * 1000))
-        return ("SET", f"{key}:stirred", "1"), (
+        return ("SET", f"{key}:replica_probe", "1"), (
             ("WAITAOF", 0, self.number, bound) if self.synced else ("WAIT", self.number, bound)
         )
 

@@ -22,13 +22,14 @@ import apsw
 
 from windlass import system
 from windlass.model.errors import Damaged, Full, Invalid, TooLarge, Unavailable, WindlassError
+from windlass.store.sqlite.from_7 import with_new_names
 
 T = TypeVar("T")
 
 MEMORY = ":memory:"
 """Instead of a path: a private store that lives as long as the object."""
 
-FORMAT = 7
+FORMAT = 8
 """Of `schema.sql`, kept in the file as `user_version`."""
 
 OLDEST_FORMAT = 2
@@ -203,6 +204,7 @@ def _format_of(sql: apsw.Connection, path: str) -> int:
 
 
 def _migrate(sql: apsw.Connection, version: int) -> None:
+    sql.create_scalar_function("with_new_names", with_new_names, 1)
     steps = [f"from_{old}.sql" for old in range(version, FORMAT)] if version else ["schema.sql"]
     for step in steps:
         sql.execute(resources.files(__package__).joinpath(step).read_text("utf-8"))

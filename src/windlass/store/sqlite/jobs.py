@@ -324,7 +324,7 @@ def _shared_row(tx: Transaction, draft: Draft, terms: bytes, count: int) -> Row:
     state, due = STATE_NUMBERS[entered], None if run_at is None else to_micros(run_at)
     waits = packed_ids(new.after) if new.after else None
     expires_at = None if new.expires is None else now + span(new.expires)
-    abandon_at = None if new.unattended is None else now + span(new.unattended)
+    abandon_at = None if new.owner_timeout is None else now + span(new.owner_timeout)
     tx.count(lane.id, state, count)
     if state == QUEUED:
         tx.topics.add(f"work/{lane.queue}")

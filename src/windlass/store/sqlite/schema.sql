@@ -1,4 +1,4 @@
--- The tables of one Windlass file, format 7.
+-- The tables of one Windlass file, format 8.
 --
 -- Times are microseconds since 1970, UTC. A column `job` is a `job.seq`.
 -- The `id` of a job, here and as a parent or child, is its key: the sixteen bytes of its id, then the name of its tenant
@@ -195,7 +195,7 @@ CREATE UNIQUE INDEX job_id ON job (id);
 CREATE INDEX job_ready ON job (lane, priority) WHERE state = 2;
 CREATE INDEX job_due ON job (run_at) WHERE state = 1;
 CREATE INDEX job_stale ON job (expires_at) WHERE expires_at IS NOT NULL;
-CREATE INDEX job_unattended ON job (abandon_at) WHERE abandon_at IS NOT NULL;
+CREATE INDEX job_owner_timeout ON job (abandon_at) WHERE abandon_at IS NOT NULL;
 CREATE INDEX job_old ON job (purge_at) WHERE purge_at IS NOT NULL;
 CREATE INDEX job_listing ON job (tenant_queue, state);
 

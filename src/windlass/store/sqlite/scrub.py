@@ -163,7 +163,7 @@ def _wrong_owner_clocks(tx: Transaction) -> list[str]:
     return [
         f"job {job} {'has no owner clock' if abandon_at is None else 'has an owner clock without asking for one'}"
         for job, packed, reason, abandon_at in tx.rows(_OWNED)
-        if ("unattended" in unpack_terms(packed)) != (abandon_at is not None) and reason not in ORDERS
+        if ("owner_timeout" in unpack_terms(packed)) != (abandon_at is not None) and reason not in ORDERS
     ][:MOST_FINDINGS]
 
 

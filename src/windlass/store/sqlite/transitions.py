@@ -501,7 +501,7 @@ def _moved_row(job: JobBefore, move: Move, now: int, *, ends: bool) -> Row:
 
 
 def _abandon_at(job: JobBefore, move: Move, now: int) -> int | None:
-    return job.abandon_at if move.unattended is None else now + span(move.unattended)
+    return job.abandon_at if move.owner_timeout is None else now + span(move.owner_timeout)
 
 
 def _write(tx: Transaction, changes: Changes) -> None:

@@ -20,13 +20,13 @@ end
 
 -- Options of a job, from its meta without id and place. Neighbours in a batch mostly share them, so they are read once.
 local function read_options(meta)
-  local priority, flags, keep, due, delay, expires, terms_size, line = struct.unpack('>iBdi8i8i8IH', meta)
+  local priority, flags, keep, due, delay, expires, terms_size, tenant_queue = struct.unpack('>iBdi8i8i8IH', meta)
   if delay > 0 then due = now + delay end
   local state = SCHEDULED
   if due < WAITS_FOR_JOBS then state, due = BLOCKED, 0 elseif due <= now then state, due = QUEUED, 0 end
   if expires >= 0 then flags = flags + STALE end
   return {
-    meta = meta, state = state, due = due, line = line, priority = tostring(priority),
+    meta = meta, state = state, due = due, tenant_queue = tenant_queue, priority = tostring(priority),
     expires = expires >= 0 and stamp(now + expires),
     before_place = struct.pack('>BBBBIBBI8I8HIi', 1, state, 0, flags, 0, 0, 0, now, due, 0, terms_size, priority),
     behind_place = struct.pack('>I8d', now, keep),
@@ -55,11 +55,11 @@ end
 
 -- Lease a new job to a parked claim, if its worker hears of it: else the job would wait for the lease to run out.
 -- Returns: whether it does.
-local function lease_to(claim, route, id, value)
+local function lease_to(claim, lane_name, id, value)
   local notice = struct.pack('>c8I8', claim.nonce, now) .. id_of(id) .. value
   if publish('grant/' .. claim.worker, notice) == 0 then return false end
   redis.call('DEL', K .. ':parked_claim:' .. claim.nonce)
-  local live = live_of(beginning_of(claim.nonce), value, struct.pack('>sss', route, claim.worker, claim.node))
+  local live = live_of(beginning_of(claim.nonce), value, struct.pack('>sss', lane_name, claim.worker, claim.node))
   redis.call('HSET', K .. ':runs', id, live)
   redis.call('ZADD', K .. ':leases', stamp(now + claim.lease), id)
   redis.call('HINCRBY', K .. ':held', claim.worker, '1')
@@ -68,7 +68,7 @@ local function lease_to(claim, route, id, value)
 end
 
 -- Lease a new job to the first parked claim that would take it. Returns: whether there is one.
-local function grant(route, tenant, queue, task, id, value)
+local function grant(lane_name, tenant, queue, task, id, value)
   if #value > MOST_NOTICE then return false end
   local parked = K .. ':parked_claims:' .. queue
   local found = redis.call('ZRANGE', parked, '0', MOST_PARKED, 'WITHSCORES')
@@ -78,7 +78,7 @@ local function grant(route, tenant, queue, task, id, value)
       redis.call('ZREM', parked, found[i])
     elseif would_take(claim, tenant, task) then
       redis.call('ZREM', parked, found[i])
-      if lease_to(claim, route, id, value) then return true end
+      if lease_to(claim, lane_name, id, value) then return true end
     end
   end
   return false
@@ -88,36 +88,36 @@ end
 -- it is written directly: gathering and `flush`, made for batches, would take twice as long.
 -- Returns: { 1 } or { 0 } as `add`; or nil if the job is not plain.
 local function add_lone(args)
-  local line, meta, body = args[5], args[7], args[8]
+  local tenant_queue, meta, body = args[5], args[7], args[8]
   local priority, flags, keep, due, delay, expires, terms_size = struct.unpack('>iBdi8i8i8I', meta, 17)
   if flags >= TIMED or due ~= 0 or delay > 0 or expires >= 0 then return nil end
-  local route = string.sub(body, 1, string.find(body, '\0', 1, true) - 1)
-  local tenant, queue, task = string.match(route, '^([^,]*),([^,]*),([^;]*)$')
+  local lane_name = string.sub(body, 1, string.find(body, '\0', 1, true) - 1)
+  local tenant, queue, task = string.match(lane_name, '^([^,]*),([^,]*),([^;]*)$')
   if not tenant then return nil end
   local found = redis.call('HMGET', K .. ':flow', '#', queue, '*')
   if found[2] or found[3] then return nil end
   if (found[1] or '0') ~= args[2] then return refuse_epoch() end
 
   local id = key_of(id_of(meta), tenant)
-  local pos, seq = redis.call('HINCRBY', K .. ':pos', line, '1'), redis.call('INCR', K .. ':seq')
+  local pos, seq = redis.call('HINCRBY', K .. ':pos', tenant_queue, '1'), redis.call('INCR', K .. ':seq')
   local value = struct.pack(HEAD, 1, QUEUED, 0, flags, 0, 0, 0, now, 0, 0, terms_size, priority, seq, pos, now, keep) .. body
   if not redis.call('SET', K .. 'j' .. id, value, 'NX') then return { 0 } end
   local chunk = tostring(chunk_of(pos))
-  redis.call('HSET', log_key(line, PENDING, chunk), place_of(pos), id)
-  if redis.call('ZADD', K .. ':chunks:' .. line, chunk, chunk) == 1 then
-    redis.call('ZADD', K .. ':lines', '0', line)
+  redis.call('HSET', log_key(tenant_queue, PENDING, chunk), place_of(pos), id)
+  if redis.call('ZADD', K .. ':chunks:' .. tenant_queue, chunk, chunk) == 1 then
+    redis.call('ZADD', K .. ':tenant_queues', '0', tenant_queue)
     redis.call('SADD', K .. ':tenants', tenant)
   end
-  if grant(route, tenant, queue, task, id, value) then
+  if grant(lane_name, tenant, queue, task, id, value) then
     redis.call('HINCRBY', K .. ':counts:' .. tenant, queue .. ',' .. task .. ',' .. RUNNING, '1')
     return { 1 }
   end
   redis.call('HINCRBY', K .. ':counts:' .. tenant, queue .. ',' .. task .. ',' .. QUEUED, '1')
-  local ready, top = K .. ':ready:' .. route, redis.call('HGET', K .. ':tops', route)
+  local ready, top = K .. ':ready:' .. lane_name, redis.call('HGET', K .. ':tops', lane_name)
   redis.call('ZADD', ready, stamp(priority), member(seq, id))
   local is_first = not top or priority < tonumber(string.match(top, '^[^ ]*'))
-  if is_first and lift(ready, K .. ':heads:' .. line, route) then
-    lift(K .. ':heads:' .. line, K .. ':heads:' .. queue, line)
+  if is_first and lift(ready, K .. ':heads:' .. tenant_queue, lane_name) then
+    lift(K .. ':heads:' .. tenant_queue, K .. ':heads:' .. queue, tenant_queue)
   end
   publish('work/' .. queue)
   return { 1 }
@@ -127,29 +127,29 @@ local function store_extras(id, kinds, args, at)
   for n, kind in ipairs(kinds) do redis.call('SET', K .. kind .. id, args[at + n - 1]) end
 end
 
--- Read the lines of a batch and give out places in them. Returns: lines, where the jobs begin, their number, and the
--- epoch of the limit keys in force.
-local function open_lines(args)
-  local lines, at, jobs, fields = {}, 5, 0, { '#', '*' }
+-- Read the tenant queues of a batch and give out places in them. Returns: these, where the jobs begin, the number of jobs,
+-- and the epoch of the limit keys in force.
+local function open_tenant_queues(args)
+  local tenant_queues, at, jobs, fields = {}, 5, 0, { '#', '*' }
   for i = 1, tonumber(args[4]) do
     local name, number = args[at], tonumber(args[at + 1])
     local tenant, queue = string.match(name, '^([^,]*),(.*)$')
-    lines[i] = { name = name, tenant = tenant, queue = queue, number = number, new = {} }
+    tenant_queues[i] = { name = name, tenant = tenant, queue = queue, number = number, new = {} }
     fields[i + 2] = queue
     at, jobs = at + 2, jobs + number
   end
   local found = redis.call('HMGET', K .. ':flow', unpack(fields))
-  for i, line in ipairs(lines) do
+  for i, tenant_queue in ipairs(tenant_queues) do
     local own, every = found[i + 2], found[2]
-    modes[line.queue] = (own or every) and (own or '') .. (every or '') or false
+    modes[tenant_queue.queue] = (own or every) and (own or '') .. (every or '') or false
   end
-  return lines, at, jobs, found[1] or '0'
+  return tenant_queues, at, jobs, found[1] or '0'
 end
 
 local function add_batch(args)
-  local lines, at, jobs, epoch = open_lines(args)
+  local tenant_queues, at, jobs, epoch = open_tenant_queues(args)
   if epoch ~= args[2] then return refuse_epoch() end
-  for _, line in ipairs(lines) do line.base = redis.call('HINCRBY', K .. ':pos', line.name, line.number) - line.number + 1 end
+  for _, one in ipairs(tenant_queues) do one.base = redis.call('HINCRBY', K .. ':pos', one.name, one.number) - one.number + 1 end
   local seq = redis.call('INCRBY', K .. ':seq', jobs) - jobs
   local owner_clocks = {}
   for i = 1, #args[3], 12 do
@@ -158,34 +158,34 @@ local function add_batch(args)
   end
 
   local created, notify, options = {}, {}, { meta = '' }
-  local route, lane, line, chunk, listed = '', nil, nil, nil, nil
+  local lane_name, lane, tenant_queue, chunk, listed = '', nil, nil, nil, nil
   for i = 1, jobs do
     local meta, body = args[at], args[at + 1]
     at = at + 2
     local shared = string.sub(meta, 17, -5)
     if shared ~= options.meta then
       options = read_options(shared)
-      line, route = lines[options.line + 1], ''
+      tenant_queue, lane_name = tenant_queues[options.tenant_queue + 1], ''
     end
     local state, extras = options.state, options.extras
-    local id = key_of(id_of(meta), line.tenant)
-    local seq8, pos = struct.pack('>I8', seq + i), line.base + struct.unpack('>I', meta, 60)
+    local id = key_of(id_of(meta), tenant_queue.tenant)
+    local seq8, pos = struct.pack('>I8', seq + i), tenant_queue.base + struct.unpack('>I', meta, 60)
     local value = options.before_place .. seq8 .. struct.pack('>I8', pos) .. options.behind_place .. body
     if redis.call('SET', K .. 'j' .. id, value, 'NX') then
       created[i] = 1
       if extras then store_extras(id, extras, args, at) end
-      if route == '' or string.sub(body, 1, #route) ~= route then
-        route = string.sub(body, 1, string.find(body, '\0', 1, true))
-        lane, chunk = lane_of(string.sub(route, 1, -2)), nil
+      if lane_name == '' or string.sub(body, 1, #lane_name) ~= lane_name then
+        lane_name = string.sub(body, 1, string.find(body, '\0', 1, true))
+        lane, chunk = lane_of(string.sub(lane_name, 1, -2)), nil
       end
       if chunk ~= chunk_of(pos) then
         chunk = chunk_of(pos)
         listed = in_(in_(in_(lane, 'into'), PENDING), chunk)
-        line.new[chunk] = true
+        tenant_queue.new[chunk] = true
       end
       push(listed, place_of(pos), id)
       if options.expires then push(in_(added, ':stale'), options.expires, id) end
-      if owner_clocks[i] then push(in_(added, ':unattended'), stamp(now + owner_clocks[i]), id) end
+      if owner_clocks[i] then push(in_(added, ':owner_timeouts'), stamp(now + owner_clocks[i]), id) end
       if state ~= QUEUED then
         enter_as(lane, state, id, options.priority, seq + i, state == BLOCKED and pos or options.due)
       else
@@ -199,11 +199,11 @@ local function add_batch(args)
     if extras then at = at + #extras end
   end
 
-  for _, one in ipairs(lines) do
+  for _, one in ipairs(tenant_queues) do
     for new in pairs(one.new) do
       new = tostring(new)
       if redis.call('ZADD', K .. ':chunks:' .. one.name, new, new) == 1 then
-        redis.call('ZADD', K .. ':lines', '0', one.name)
+        redis.call('ZADD', K .. ':tenant_queues', '0', one.name)
         redis.call('SADD', K .. ':tenants', one.tenant)
       end
     end
@@ -220,25 +220,25 @@ end
 
 -- Store new jobs. One whose key exists already changes nothing.
 -- args →  epoch of the limit keys; owner clocks ('' = none, else '>Ii8' per job that has one: its number from 1, us);
---         number of lines; line, number of its jobs, …; then per job: meta, body; its files, the job that is to follow it
---         and how its result is kept (HOLD) if its flags say so; the ids that it waits for if it is blocked
+--         number of tenant queues; tenant queue, number of its jobs, …; then per job: meta, body; its files, the job that is
+--         to follow it and how its result is kept (HOLD) if its flags say so; the ids that it waits for if it is blocked
 --         meta = id (16) .. '>iBdi8i8i8IHI': priority, flags (of keep_result, EXTRAS = files), keep_success (-1 = without
---         limit), run_at (below WAITS_FOR_JOBS = blocked), delay, expires (-1 = never), size of terms, line (from 0),
---         place among the batch's jobs of that line (from 0)
---         body = route, zero byte, terms, payload
+--         limit), run_at (below WAITS_FOR_JOBS = blocked), delay, expires (-1 = never), size of terms, tenant queue (from
+--         0), place among the batch's jobs of that tenant queue (from 0)
+--         body = lane, zero byte, terms, payload
 -- returns →  for each job 1 if it is new, else 0; or the error STALERULES, and nothing was stored
 register('add', STORES, add)
 
--- Store new yielding jobs of one line, if a slot is free for each that is new.
--- args →  line; slots that jobs ahead of them will take; the workers as `flow.free_slots` reads them; number of keys, key,
---         …; then as for add
+-- Store new yielding jobs of one tenant queue, if a slot is free for each that is new.
+-- args →  tenant queue; slots that jobs ahead of them will take; the workers as `flow.free_slots` reads them; number of
+--         keys, key, …; then as for add
 -- returns →  as for add; or 0: they are denied, and nothing was stored
 register('admit', STORES, function(args)
-  local line, ahead = args[2], tonumber(args[3])
+  local tenant_queue, ahead = args[2], tonumber(args[3])
   local free, at = flow.free_slots(args, 4)
   local fresh, behind = 0, at + tonumber(args[at])
   for i = at + 1, behind do fresh = fresh + 1 - redis.call('EXISTS', K .. 'j' .. args[i]) end
-  if fresh > 0 and free - flow.promised(line) - ahead < fresh then return 0 end
+  if fresh > 0 and free - flow.promised(tenant_queue) - ahead < fresh then return 0 end
   local rest = { args[1] }
   for i = behind + 1, #args do rest[#rest + 1] = args[i] end
   return add(rest)
@@ -249,11 +249,11 @@ end)
 -- returns →  as for add; or the watermark of the journal, as a string, if it is another one: then nothing was stored
 register('drain', STORES, function(args)
   local journal, since, upto = args[#args - 2], args[#args - 1], args[#args]
-  local found = redis.call('HGET', K .. ':marks', journal) or '0'
+  local found = redis.call('HGET', K .. ':watermarks', journal) or '0'
   if found ~= since then return found end
   local created = args[4] == '0' and {} or add(args)
   if created.err then return created end
-  if upto ~= since then redis.call('HSET', K .. ':marks', journal, upto) end
+  if upto ~= since then redis.call('HSET', K .. ':watermarks', journal, upto) end
   return created
 end)
 

@@ -2,9 +2,11 @@
 
 do
 
-local MOST_TRIES = 200 -- lanes and routes that one call blocks before it ends: other callers wait
+-- The heads of a tenant queue hold plain lanes (keys.lua). Where no flow control is in force, a plain lane is a lane.
+
+local MOST_TRIES = 200 -- lanes that one call blocks before it ends: other callers wait
 local LEAD, NEAR = 2, 16 -- as in store/flow.py
-local MOST_LINES = '999' -- lines of a queue that a claim looks at, counted from 0
+local MOST_TENANT_QUEUES = '999' -- tenant queues of a queue that a claim looks at, counted from 0
 
 local BUDGET_SPENT = 1 -- the answer of a call that only blocked lanes
 
@@ -49,10 +51,10 @@ end
 
 -- Taking jobs
 
--- Add to `into` the lanes of a line that the worker knows, first ones first: two at most unless it knows only some tasks.
--- The first of the whole line also knows what comes after it there.
-local function lanes_of(line, into)
-  local found = redis.call('ZRANGE', K .. ':heads:' .. line, '0', claim.tasks and '-1' or '1', 'WITHSCORES')
+-- Add to `into` the lanes of a tenant queue that the worker knows, first ones first: two at most unless it knows only some
+-- tasks. The first of the whole tenant queue also knows what comes after it there.
+local function lanes_of(tenant_queue, into)
+  local found = redis.call('ZRANGE', K .. ':heads:' .. tenant_queue, '0', claim.tasks and '-1' or '1', 'WITHSCORES')
   for i = 1, #found, 2 do
     local seat = found[i]
     if knows(lane_of(string.sub(seat, 9))) then
@@ -63,13 +65,13 @@ local function lanes_of(line, into)
   end
 end
 
--- The first lane of a queue and the one after it. Lines beyond the first thousand wait their turn.
+-- The first lane of a queue and the one after it. Tenant queues beyond the first thousand wait their turn.
 local function first_lanes(queue)
   local found = {}
   if claim.tenant ~= '-' then
     lanes_of(claim.tenant .. ',' .. queue, found)
   else
-    for _, head in ipairs(redis.call('ZRANGE', K .. ':heads:' .. queue, '0', claim.tasks and MOST_LINES or '1')) do
+    for _, head in ipairs(redis.call('ZRANGE', K .. ':heads:' .. queue, '0', claim.tasks and MOST_TENANT_QUEUES or '1')) do
       lanes_of(string.sub(head, 9), found)
     end
   end
@@ -97,16 +99,16 @@ local function pop(lane, rival, most)
   return popped, found[2 * #popped + 1], found[2 * #popped + 2]
 end
 
--- Like `lift`, for a lane and its line from which the first jobs were taken: what was there is known.
+-- Like `lift`, for a lane and its tenant queue from which the first jobs were taken: what was there is known.
 local function lift_after(taken, lane, first, score)
   local heads, tops, above = K .. ':heads:' .. lane.tenant_queue, {}, K .. ':heads:' .. lane.queue
-  local seat = first and string.sub(first, 1, 8) .. lane.route
+  local seat = first and string.sub(first, 1, 8) .. lane.name
   redis.call('ZREM', heads, taken.seat)
   if seat then
     redis.call('ZADD', heads, score, seat)
-    push(tops, lane.route, score .. ' ' .. seat)
+    push(tops, lane.name, score .. ' ' .. seat)
   else
-    redis.call('HDEL', K .. ':tops', lane.route)
+    redis.call('HDEL', K .. ':tops', lane.name)
   end
   if taken.leads then
     local after = taken.after and spot(taken.after, taken.score_after)
@@ -124,7 +126,7 @@ local function lift_after(taken, lane, first, score)
 end
 
 -- Start one job. Returns: 1, or 0 if it has vanished.
-local function start(id, value, whose, route)
+local function start(id, value, whose, lane)
   if not value then return 0 end
   local flags = string.byte(value, 4)
   if flags > 0 and bit.band(flags, STALE + PROGRESS) ~= 0 then
@@ -141,15 +143,15 @@ local function start(id, value, whose, route)
   answer[answered + 1], answer[answered + 2] = id, value
   if flags > 0 and bit.band(flags, ERRORS) ~= 0 then push(answer, redis.call('LRANGE', K .. 'e' .. id, 0, -1)) end
   if flags >= EXTRAS then push(answer, redis.call('GET', K .. 'f' .. id) or '') end
-  if route.limit_keys then
-    local tier = flow.start(route, id)
-    if string.find(route.limit_keys, '^[=~]') then push(answer, tier) end
+  if lane.limit_keys then
+    local tier = flow.start(lane, id)
+    if string.find(lane.limit_keys, '^[=~]') then push(answer, tier) end
   end
   return 1
 end
 
-local function start_all(route, popped)
-  local whose, started, own, ids = struct.pack('>sss', route.route, claim.worker, claim.node), 0, {}, claim.ids
+local function start_all(lane, popped)
+  local whose, started, own, ids = struct.pack('>sss', lane.name, claim.worker, claim.node), 0, {}, claim.ids
   for j = 1, #popped do
     popped[j] = string.sub(popped[j], 9)
     own[j] = K .. 'j' .. popped[j]
@@ -157,10 +159,10 @@ local function start_all(route, popped)
   local values = #own > 0 and redis.call('MGET', unpack(own)) or {}
   for j = 1, #popped do
     ids[#ids + 1] = popped[j]
-    started = started + start(popped[j], values[j], whose, route)
+    started = started + start(popped[j], values[j], whose, lane)
   end
-  route.counts[QUEUED] = (route.counts[QUEUED] or 0) - #popped
-  route.counts[RUNNING] = (route.counts[RUNNING] or 0) + started
+  lane.counts[QUEUED] = (lane.counts[QUEUED] or 0) - #popped
+  lane.counts[RUNNING] = (lane.counts[RUNNING] or 0) + started
 end
 
 -- Take jobs of a queue where only their order decides.
@@ -183,11 +185,11 @@ local function members(level, all)
   return redis.call('ZRANGE', K .. ':tags:' .. level, 0, claim.tasks and all or claim.warm and NEAR - 1 or 0, 'WITHSCORES')
 end
 
--- The lanes of a line that the worker knows, as `lanes_of`. Where they take turns: the lane whose turn it is, or one near
--- its turn that the worker is warm for. `turn` = the tag of the lane whose turn it is.
-local function lanes_in_turn(line, queue, into)
-  if not flow.fair_line({ tenant_queue = line, queue = queue }) then return lanes_of(line, into) end
-  local warm, found, best, turn, seen = claim.warm, members(line, -1), nil, nil, 0
+-- The lanes of a tenant queue that the worker knows, as `lanes_of`. Where they take turns: the lane whose turn it is, or one
+-- near its turn that the worker is warm for. `turn` = the tag of the lane whose turn it is.
+local function lanes_in_turn(tenant_queue, queue, into)
+  if not flow.fair_name({ tenant_queue = tenant_queue, queue = queue }) then return lanes_of(tenant_queue, into) end
+  local warm, found, best, turn, seen = claim.warm, members(tenant_queue, -1), nil, nil, 0
   for i = 1, #found, 2 do
     local lane, tag = lane_of(string.sub(found[i], 9)), tonumber(found[i + 1])
     if turn and (not warm or tag >= turn + LEAD or seen == NEAR) then break end
@@ -209,11 +211,11 @@ end
 local function turn_of_tenants(queue)
   local warm, found, best, turn, seen = claim.warm, members(queue, 999), nil, nil, 0
   for i = 1, #found, 2 do
-    local line, tag = string.sub(found[i], 9), tonumber(found[i + 1])
+    local tenant_queue, tag = string.sub(found[i], 9), tonumber(found[i + 1])
     if best and (not warm or tag >= turn + LEAD or seen == NEAR) then break end
-    if not best or claim.warm_tenants[string.match(line, '^[^,]*')] then
+    if not best or claim.warm_tenants[string.match(tenant_queue, '^[^,]*')] then
       local its_lanes = {}
-      lanes_in_turn(line, queue, its_lanes)
+      lanes_in_turn(tenant_queue, queue, its_lanes)
       table.sort(its_lanes, before)
       if its_lanes[1] then
         local is_preferred = warm and is_warm(lane_of(its_lanes[1].lane))
@@ -233,12 +235,13 @@ end
 local function next_lane(queue)
   local found = {}
   if claim.tenant ~= '-' then
-    local line = claim.tenant .. ',' .. queue
-    if not flow.has_mode(queue, 's') or not redis.call('HGET', K .. ':parks', line) then lanes_in_turn(line, queue, found) end
+    local tenant_queue = claim.tenant .. ',' .. queue
+    local blocked = flow.has_mode(queue, 's') and redis.call('HGET', K .. ':blocker_of', tenant_queue)
+    if not blocked then lanes_in_turn(tenant_queue, queue, found) end
   elseif flow.has_mode(queue, 'q') then
     return turn_of_tenants(queue)
   else
-    for _, head in ipairs(redis.call('ZRANGE', K .. ':heads:' .. queue, '0', claim.tasks and MOST_LINES or '1')) do
+    for _, head in ipairs(redis.call('ZRANGE', K .. ':heads:' .. queue, '0', claim.tasks and MOST_TENANT_QUEUES or '1')) do
       lanes_in_turn(string.sub(head, 9), queue, found)
     end
   end
@@ -246,54 +249,54 @@ local function next_lane(queue)
   return found[1], found[2]
 end
 
--- The first route of a lane, and the one that comes next in it.
-local function first_routes(lane)
-  local plain = redis.call('ZRANGE', K .. ':ready:' .. lane.name, 0, 0, 'WITHSCORES')
-  local limited = redis.call('ZRANGE', K .. ':heads:' .. lane.name, 0, 1, 'WITHSCORES')
-  local own = plain[1] and spot(string.sub(plain[1], 1, 8) .. lane.name, plain[2])
+-- The first lane of a plain lane's, and the one that comes after it.
+local function first_of_plain(plain)
+  local ready = redis.call('ZRANGE', K .. ':ready:' .. plain.name, 0, 0, 'WITHSCORES')
+  local limited = redis.call('ZRANGE', K .. ':heads:' .. plain.name, 0, 1, 'WITHSCORES')
+  local own = ready[1] and spot(string.sub(ready[1], 1, 8) .. plain.name, ready[2])
   local first, second = limited[1] and spot(limited[1], limited[2]), limited[3] and spot(limited[3], limited[4])
   if not first or (own and before(own, first)) then return own, first end
   return first, own and (not second or before(own, second)) and own or second
 end
 
--- Take what may be taken of a lane before its rival comes; block the routes whose limits are full.
-local function take_from(lane, rival, turns)
-  local in_turns = flow.has_mode(lane.queue, 'q') or flow.fair_line(lane)
+-- Take what may be taken of a plain lane before its rival comes; block the lanes whose limits are full.
+local function take_from(plain, rival, turns)
+  local in_turns = flow.has_mode(plain.queue, 'q') or flow.fair_name(plain)
   while claim.tries > 0 and #claim.ids < claim.slots do
-    local first, next_one = first_routes(lane)
+    local first, next_one = first_of_plain(plain)
     if not first or (rival and before(rival, first)) then break end
     if rival and (not next_one or before(rival, next_one)) then next_one = rival end
-    local route = lane_of(first.lane)
+    local lane = lane_of(first.lane)
     local most, blocker, at = claim.slots - #claim.ids, nil, nil
-    if route.limit_keys then
+    if lane.limit_keys then
       local free
-      free, blocker, at = flow.admit(route)
+      free, blocker, at = flow.admit(lane)
       most = math.min(most, free)
     end
     if most > 0 then
       if in_turns then
         most = 1
-        flow.serve(lane, turns)
+        flow.serve(plain, turns)
       end
-      start_all(route, (pop(first, next_one, most)))
-      flow.settle_route(route)
+      start_all(lane, (pop(first, next_one, most)))
+      flow.settle_lane(lane)
       if in_turns then break end
     else
-      flow.block_route(route, blocker, at)
+      flow.block_lane(lane, blocker, at)
       claim.tries = claim.tries - 1
     end
   end
-  flow.settle_lane(lane)
+  flow.settle_plain(plain)
 end
 
 local function claim_in_flow(queue)
   flow.unblock_due(flow.FEW)
-  if flow.queue_shut_until(queue) then return end
+  if flow.queue_paused_until(queue) then return end
   while claim.tries > 0 and #claim.ids < claim.slots do
     local first, rival = next_lane(queue)
     if not first then return end
-    local lane = lane_of(first.lane)
-    if flow.block_if_shut(lane) then claim.tries = claim.tries - 1 else take_from(lane, rival, first) end
+    local plain = lane_of(first.lane)
+    if flow.block_if_paused(plain) then claim.tries = claim.tries - 1 else take_from(plain, rival, first) end
   end
 end
 
@@ -314,16 +317,16 @@ local function shuffle(parts)
   return parts
 end
 
-local function part_of_line(line, queue)
-  local tenant = string.match(line, '^[^,]*')
-  local part = { name = line, queue = queue, tenant = tenant, tasks = claim.tasks }
-  local is_fair = mode_of(queue) and flow.fair_line({ tenant_queue = line, queue = queue })
-  if not takes_turns('k') or claim.strict[line] or is_fair then return part end
+local function part_of(tenant_queue, queue)
+  local tenant = string.match(tenant_queue, '^[^,]*')
+  local part = { name = tenant_queue, queue = queue, tenant = tenant, tasks = claim.tasks }
+  local is_fair = mode_of(queue) and flow.fair_name({ tenant_queue = tenant_queue, queue = queue })
+  if not takes_turns('k') or claim.strict[tenant_queue] or is_fair then return part end
   part.members = {}
-  for _, seat in ipairs(redis.call('ZRANGE', K .. ':heads:' .. line, '0', '-1')) do
+  for _, seat in ipairs(redis.call('ZRANGE', K .. ':heads:' .. tenant_queue, '0', '-1')) do
     local lane = lane_of(string.sub(seat, 9))
     if knows(lane) then
-      push(part.members, { name = lane.name, queue = queue, tenant = tenant, tasks = { [tenant .. '/' .. lane.task] = true } })
+      push(part.members, { name = lane.plain, queue = queue, tenant = tenant, tasks = { [tenant .. '/' .. lane.task] = true } })
     end
   end
   shuffle(part.members)
@@ -336,10 +339,10 @@ local function part_of_queue(queue)
   if mode_of(queue) and flow.has_mode(queue, 'q') then return part end
   part.members = {}
   if claim.tenant ~= '-' then
-    push(part.members, part_of_line(claim.tenant .. ',' .. queue, queue))
+    push(part.members, part_of(claim.tenant .. ',' .. queue, queue))
   else
-    for _, head in ipairs(redis.call('ZRANGE', K .. ':heads:' .. queue, '0', MOST_LINES)) do
-      push(part.members, part_of_line(string.sub(head, 9), queue))
+    for _, head in ipairs(redis.call('ZRANGE', K .. ':heads:' .. queue, '0', MOST_TENANT_QUEUES)) do
+      push(part.members, part_of(string.sub(head, 9), queue))
     end
   end
   shuffle(part.members)
@@ -388,14 +391,14 @@ local function count_of(part, most)
     end
     return number
   end
-  local every, lines = claim.tasks, { part.tenant .. ',' .. part.queue }
+  local every, tenant_queues = claim.tasks, { part.tenant .. ',' .. part.queue }
   if part.tenant == '-' then
-    lines = redis.call('ZRANGE', K .. ':heads:' .. part.queue, '0', MOST_LINES)
-    for i = 1, #lines do lines[i] = string.sub(lines[i], 9) end
+    tenant_queues = redis.call('ZRANGE', K .. ':heads:' .. part.queue, '0', MOST_TENANT_QUEUES)
+    for i = 1, #tenant_queues do tenant_queues[i] = string.sub(tenant_queues[i], 9) end
   end
   claim.tasks = part.tasks
-  for _, line in ipairs(lines) do
-    for _, seat in ipairs(redis.call('ZRANGE', K .. ':heads:' .. line, '0', '-1')) do
+  for _, tenant_queue in ipairs(tenant_queues) do
+    for _, seat in ipairs(redis.call('ZRANGE', K .. ':heads:' .. tenant_queue, '0', '-1')) do
       local lane = string.sub(seat, 9)
       if number < most and knows(lane_of(lane)) then number = number + redis.call('ZCARD', K .. ':ready:' .. lane) end
     end
@@ -495,8 +498,8 @@ end
 -- Lease the first jobs that a worker may take.
 -- args →  nonce, '1' if it may be sent again, worker, node, lease (us), slots, tenant ('-' = all), '1' if the worker itself
 --         asks, how long the claim is parked if there is nothing (us), number of tasks (0 = any), number of tasks it is warm
---         for, who takes turns in this claim (q queues, t tenants, k tasks), number of lines where they do not;
---         task or tenant/task, …; tenant/task, …; line ('-,queue' = all of a queue), …; queue, …
+--         for, who takes turns in this claim (q queues, t tenants, k tasks), number of tenant queues where they do not;
+--         task or tenant/task, …; tenant/task, …; tenant queue ('-,queue' = all of a queue), …; queue, …
 --         With no slots it answers only what the same claim took before.
 -- returns →  now; then per job: id, its bytes as they were before, and only if its flags say so its errors and its files
 --         ('' = it has output only); behind a job with an explicit or flexible tier: the seconds and name of the tier

@@ -3,35 +3,37 @@
 --
 --   K:rules                 string  the flow settings in force, opaque here
 --   K:flow                  hash    '#' -> the epoch of their limit keys, '@' -> their version; queue, or '*' = every queue ->
---                                   letters: q = its tenants take turns, l = the tasks of a line do, s = lanes may be
---                                   paused, b = it has had jobs with limit keys
---   K:allowances            hash    limit -> running, count, per (us), burst, closed until (us); '-' = none
---   K:tiers                 hash    line -> name, seconds, cap, … of its tiers
---   K:fair                  hash    queue, line or '*,queue' -> '1'; that, a space and a tenant or task -> its weight
---   K:shut                  hash    pattern of a pause -> its end (us)
+--                                   letters: q = its tenants take turns, l = the tasks of its tenant queues do, s = lanes
+--                                   may be paused, b = it has had jobs with limit keys
+--   K:limit_rules           hash    limit -> running, count, per (us), burst, closed until (us); '-' = none
+--   K:tiers                 hash    tenant queue -> name, seconds, cap, … of its tiers
+--   K:fair                  hash    queue, tenant queue or '*,queue' -> '1'; that, a space and a tenant or task -> its weight
+--   K:pauses                hash    pattern of a pause -> its end (us)
 --   K:holds                 zset    buckets on hold by the end of it
---   K:groups                zset    routes with limit keys that have queued jobs, by name
---   K:heads:<lane>          zset    routes of a lane, as lanes in the heads of their line: sequence .. route
+--   K:limited_lanes         zset    lanes with limit keys that have queued jobs, by name
+--   K:heads:<plain lane>    zset    the lanes with limit keys among its lanes, each with the score and sequence of its first
+--                                   job: member = sequence .. lane
 --   K:places:<bucket>       set     ids of its running jobs
 --   K:keys:<limit>          set     its buckets with a key that have running or blocked jobs
 --   K:starts:<bucket>       list    when jobs of it started, as far as that is in the window
 --   K:tokens:<bucket>       string  tokens left; of the clock that refills it: its start, and how many it has brought
 --   K:assigned              hash    id -> seconds and name of the tier at which a job runs
---   K:levels:<line>         zset    those jobs by the number of their tier (0 = the tier no longer exists)
---   K:parked:<blocker>      zset    routes, lanes and lines that it blocks, as in the heads
---   K:parks                 hash    route, lane or line -> its blocker; then it is in no heads
---   K:passed                hash    queue or line -> number of blocked names in it
---   K:obstacles             set     blockers that block something
+--   K:levels:<tenant queue> zset    those jobs by the number of their tier (0 = the tier no longer exists)
+--   K:blocked_by:<blocker>  zset    the names that it blocks, as in the heads
+--   K:blocker_of            hash    name -> its blocker; then it is in no heads
+--   K:blocked_counts        hash    queue or tenant queue -> number of blocked names in it
+--   K:blockers              set     blockers that block something
 --   K:wakes                 zset    blockers by the time at which they have room
---   K:ajar                  set     dirty blockers: they have let some pass and may let more
---   K:tags:<queue or line>  zset    where members take turns, those that have queued jobs: score = start tag, member as in
+--   K:dirty                 set     dirty blockers: they have let some pass and may let more
+--   K:tags:<level>          zset    where members take turns, those that have queued jobs: score = start tag, member as in
 --                                   the heads
---   K:turns:<queue or line> zset    members by their finish tag, if it is beyond the clock; dropped when nothing waits there
---   K:clocks                hash    queue or line -> its virtual time
+--   K:turns:<level>         zset    members by their finish tag, if it is beyond the virtual time; dropped when nothing waits
+--   K:virtual_times         hash    level -> its virtual time
 --
--- A route is a lane, and for a job with limit keys a semicolon and those keys. A bucket counts the jobs of one limit, or
--- of one limit and one key ('limit=key'). A blocker is a bucket, a level ('line^tier') or a pause ('!pattern'). A name
--- that meets a full blocker is blocked behind it, and costs nothing until the blocker has room.
+-- A bucket counts the jobs of one limit, or of one limit and one key ('limit=key'). A blocker is a bucket, a level of tiers
+-- ('tenant,queue^tier') or a pause ('!pattern'). What it blocks are names: of a lane, a plain lane or a tenant queue. A name
+-- that meets a full blocker is blocked behind it, and costs nothing until the blocker has room. Turns are taken at a level:
+-- a queue, whose members are tenant queues, or a tenant queue, whose members are plain lanes.
 
 do
 
@@ -51,12 +53,12 @@ end
 -- Whether a letter of K:flow is set for a queue.
 function flow.has_mode(queue, letter) return string.find(mode_of(queue) or '', letter, 1, true) ~= nil end
 local function first_in(key) return redis.call('ZRANGE', key, 0, 0, 'WITHSCORES') end
-local function blocked_key(blocker) return K .. ':parked:' .. blocker end
+local function blocked_key(blocker) return K .. ':blocked_by:' .. blocker end
 
 -- Turns
 
--- The name under which K:fair has the weights of a line's tasks; false = they take no turns.
-function flow.fair_line(lane)
+-- The name under which K:fair has the weights of a tenant queue's tasks; false = they take no turns.
+function flow.fair_name(lane)
   if fair[lane.tenant_queue] == nil then
     local any = '*,' .. lane.queue
     local found = flow.has_mode(lane.queue, 'l') and redis.call('HMGET', K .. ':fair', lane.tenant_queue, any) or {}
@@ -81,7 +83,7 @@ local function retag(level, name, before, after)
     return
   end
   if not tag then
-    local clock, finish = redis.call('HGET', K .. ':clocks', level) or 0, redis.call('ZSCORE', K .. ':turns:' .. level, name) or 0
+    local clock, finish = redis.call('HGET', K .. ':virtual_times', level) or 0, redis.call('ZSCORE', K .. ':turns:' .. level, name) or 0
     tag = exact(math.max(tonumber(clock), tonumber(finish)))
   end
   redis.call('ZADD', tags, tag, after)
@@ -93,25 +95,25 @@ local function charge(level, name, weights, own, turn)
   local seat = string.sub(top, string.find(top, ' ', 1, true) + 1)
   local start = tonumber(redis.call('ZSCORE', K .. ':tags:' .. level, seat))
   local weight = tonumber(redis.call('HGET', K .. ':fair', weights .. ' ' .. own) or 1)
-  local clock = math.max(tonumber(redis.call('HGET', K .. ':clocks', level) or 0), turn or start)
+  local clock = math.max(tonumber(redis.call('HGET', K .. ':virtual_times', level) or 0), turn or start)
   local finish = exact(start + 1 / weight)
-  redis.call('HSET', K .. ':clocks', level, exact(clock))
+  redis.call('HSET', K .. ':virtual_times', level, exact(clock))
   redis.call('ZADD', K .. ':turns:' .. level, finish, name)
   redis.call('ZREMRANGEBYSCORE', K .. ':turns:' .. level, '-inf', exact(clock))
   redis.call('ZADD', K .. ':tags:' .. level, finish, seat)
 end
 
 function flow.serve(lane, turns)
-  if flow.fair_line(lane) then charge(lane.tenant_queue, lane.name, flow.fair_line(lane), lane.task, turns.turn) end
+  if flow.fair_name(lane) then charge(lane.tenant_queue, lane.plain, flow.fair_name(lane), lane.task, turns.turn) end
   if fair_queue(lane) then charge(lane.queue, lane.tenant_queue, lane.queue, lane.tenant, turns.turn_of_tenant) end
 end
 
 -- At the end of a call: forget the turns of a level where nothing waits, not even behind a blocker.
 function flow.end_rounds()
   for level in pairs(dry) do
-    if redis.call('EXISTS', K .. ':tags:' .. level) == 0 and not redis.call('HGET', K .. ':passed', level) then
+    if redis.call('EXISTS', K .. ':tags:' .. level) == 0 and not redis.call('HGET', K .. ':blocked_counts', level) then
       redis.call('UNLINK', K .. ':turns:' .. level)
-      redis.call('HDEL', K .. ':clocks', level)
+      redis.call('HDEL', K .. ':virtual_times', level)
     end
   end
   dry = {}
@@ -119,22 +121,22 @@ end
 
 -- Places in the heads
 
--- Count names of a line that are blocked.
-local function count_blocked(line, by)
-  for _, level in ipairs({ line, string.match(line, ',(.*)$') }) do
-    if redis.call('HINCRBY', K .. ':passed', level, by) == 0 then
-      redis.call('HDEL', K .. ':passed', level)
+-- Count names of a tenant queue that are blocked.
+local function count_blocked(tenant_queue, by)
+  for _, level in ipairs({ tenant_queue, string.match(tenant_queue, ',(.*)$') }) do
+    if redis.call('HINCRBY', K .. ':blocked_counts', level, by) == 0 then
+      redis.call('HDEL', K .. ':blocked_counts', level)
       dry[level] = true
     end
   end
 end
 
-local function line_of(name) return string.match(name, '^[^,]*,[^,]*') end
+local function tenant_queue_of(name) return string.match(name, '^[^,]*,[^,]*') end
 
 -- A blocker has nothing behind it any more.
 local function forget_blocker(blocker)
-  redis.call('SREM', K .. ':obstacles', blocker)
-  redis.call('SREM', K .. ':ajar', blocker)
+  redis.call('SREM', K .. ':blockers', blocker)
+  redis.call('SREM', K .. ':dirty', blocker)
   redis.call('ZREM', K .. ':wakes', blocker)
   local limit = string.match(blocker, '^([^=^!]*)=')
   if limit and redis.call('EXISTS', K .. ':places:' .. blocker) == 0 then
@@ -144,7 +146,7 @@ end
 
 -- Like `lift`, whether the name is in the heads or blocked. Returns: whether the heads changed, its member there before and after.
 local function seat(name, heads, first, may_be_blocked)
-  local blocker = may_be_blocked and redis.call('HGET', K .. ':parks', name)
+  local blocker = may_be_blocked and redis.call('HGET', K .. ':blocker_of', name)
   local old = redis.call('HGET', K .. ':tops', name)
   local after = first[1] and string.sub(first[1], 1, 8) .. name
   local top = after and first[2] .. ' ' .. after
@@ -157,52 +159,52 @@ local function seat(name, heads, first, may_be_blocked)
   else
     redis.call('HDEL', K .. ':tops', name)
     if blocker then
-      redis.call('HDEL', K .. ':parks', name)
-      count_blocked(line_of(name), -1)
+      redis.call('HDEL', K .. ':blocker_of', name)
+      count_blocked(tenant_queue_of(name), -1)
       if redis.call('EXISTS', where) == 0 then forget_blocker(blocker) end
     end
   end
   return not blocker, before, after
 end
 
--- The first job of a lane, with limit keys or without.
+-- The first job of a plain lane, with limit keys or without.
 function flow.first_of(lane)
-  local plain, group = first_in(K .. ':ready:' .. lane.name), first_in(K .. ':heads:' .. lane.name)
-  if not group[1] then return plain end
-  if not plain[1] then return group end
-  local a, b = tonumber(plain[2]), tonumber(group[2])
-  return (a < b or (a == b and string.sub(plain[1], 1, 8) < string.sub(group[1], 1, 8))) and plain or group
+  local free, limited = first_in(K .. ':ready:' .. lane.plain), first_in(K .. ':heads:' .. lane.plain)
+  if not limited[1] then return free end
+  if not free[1] then return limited end
+  local a, b = tonumber(free[2]), tonumber(limited[2])
+  return (a < b or (a == b and string.sub(free[1], 1, 8) < string.sub(limited[1], 1, 8))) and free or limited
 end
 
-local function settle_line(lane)
+local function settle_tenant_queue(lane)
   local first = first_in(K .. ':heads:' .. lane.tenant_queue)
   local changed, before, after = seat(lane.tenant_queue, K .. ':heads:' .. lane.queue, first, flow.has_mode(lane.queue, 's'))
   if changed and fair_queue(lane) then retag(lane.queue, lane.tenant_queue, before, after) end
 end
 
-function flow.settle_lane(lane)
-  local changed, before, after = seat(lane.name, K .. ':heads:' .. lane.tenant_queue, flow.first_of(lane), flow.has_mode(lane.queue, 's'))
+function flow.settle_plain(lane)
+  local changed, before, after = seat(lane.plain, K .. ':heads:' .. lane.tenant_queue, flow.first_of(lane), flow.has_mode(lane.queue, 's'))
   if not changed then return end
-  if flow.fair_line(lane) then retag(lane.tenant_queue, lane.name, before, after) end
-  settle_line(lane)
+  if flow.fair_name(lane) then retag(lane.tenant_queue, lane.plain, before, after) end
+  settle_tenant_queue(lane)
 end
 
--- Put the first job of a route with limit keys into the heads of its lane; whether that changed.
-function flow.settle_route(route)
-  if not route.limit_keys then return true end
-  local changed, before, after = seat(route.route, K .. ':heads:' .. route.name, first_in(K .. ':ready:' .. route.route), true)
-  if not before and after then redis.call('ZADD', K .. ':groups', 0, route.route) end
-  if before and not after then redis.call('ZREM', K .. ':groups', route.route) end
+-- Put the first job of a lane with limit keys into the heads of its plain lane; whether that changed.
+function flow.settle_lane(lane)
+  if not lane.limit_keys then return true end
+  local changed, before, after = seat(lane.name, K .. ':heads:' .. lane.plain, first_in(K .. ':ready:' .. lane.name), true)
+  if not before and after then redis.call('ZADD', K .. ':limited_lanes', 0, lane.name) end
+  if before and not after then redis.call('ZREM', K .. ':limited_lanes', lane.name) end
   return changed
 end
 
--- The queued jobs of a route have changed.
-function flow.queued_changed(route)
-  if route.limit_keys and not flow.has_mode(route.queue, 'b') then
-    redis.call('HSET', K .. ':flow', route.queue, (redis.call('HGET', K .. ':flow', route.queue) or '') .. 'b')
-    modes[route.queue] = (mode_of(route.queue) or '') .. 'b'
+-- The queued jobs of a lane have changed.
+function flow.queued_changed(lane)
+  if lane.limit_keys and not flow.has_mode(lane.queue, 'b') then
+    redis.call('HSET', K .. ':flow', lane.queue, (redis.call('HGET', K .. ':flow', lane.queue) or '') .. 'b')
+    modes[lane.queue] = (mode_of(lane.queue) or '') .. 'b'
   end
-  if flow.settle_route(route) then flow.settle_lane(route) end
+  if flow.settle_lane(lane) then flow.settle_plain(lane) end
 end
 
 -- Take a name out of the heads until its blocker has room, or the time `at` has come. Returns: its member there.
@@ -212,23 +214,23 @@ local function block(name, heads, blocker, at)
   local own = string.sub(top, space + 1)
   redis.call('ZREM', heads, own)
   redis.call('ZADD', blocked_key(blocker), string.sub(top, 1, space - 1), own)
-  redis.call('HSET', K .. ':parks', name, blocker)
-  count_blocked(line_of(name), 1)
-  redis.call('SADD', K .. ':obstacles', blocker)
+  redis.call('HSET', K .. ':blocker_of', name, blocker)
+  count_blocked(tenant_queue_of(name), 1)
+  redis.call('SADD', K .. ':blockers', blocker)
   if at then redis.call('ZADD', K .. ':wakes', stamp(at), blocker) end
   local limit = string.match(blocker, '^([^=^!]*)=')
   if limit then redis.call('SADD', K .. ':keys:' .. limit, blocker) end
   return own
 end
 
-function flow.block_route(route, blocker, at) block(route.route, K .. ':heads:' .. route.name, blocker, at) end
+function flow.block_lane(lane, blocker, at) block(lane.name, K .. ':heads:' .. lane.plain, blocker, at) end
 
--- The pause that shuts a lane, its end, and whether it shuts the whole line. Pauses of whole queues are not looked for.
-local function shut_by(lane)
+-- The pause of a lane, its end, and whether the whole tenant queue is paused. Pauses of whole queues are not looked for.
+local function paused_by(lane)
   if not flow.has_mode(lane.queue, 's') then return nil end
   local t, q, k = lane.tenant, lane.queue, lane.task
-  local patterns = { t .. ',' .. q .. ',*', t .. ',*,*', lane.name, '*,' .. q .. ',' .. k, t .. ',*,' .. k, '*,*,' .. k }
-  local times, best, at = redis.call('HMGET', K .. ':shut', unpack(patterns)), nil, now
+  local patterns = { t .. ',' .. q .. ',*', t .. ',*,*', lane.plain, '*,' .. q .. ',' .. k, t .. ',*,' .. k, '*,*,' .. k }
+  local times, best, at = redis.call('HMGET', K .. ':pauses', unpack(patterns)), nil, now
   for i, time in ipairs(times) do
     if time and tonumber(time) > at then best, at = i, tonumber(time) end
   end
@@ -236,24 +238,24 @@ local function shut_by(lane)
 end
 
 -- When the pause of a whole queue ends; nil = it is not paused.
-function flow.queue_shut_until(queue)
+function flow.queue_paused_until(queue)
   if not flow.has_mode(queue, 's') then return nil end
-  local times = redis.call('HMGET', K .. ':shut', '*,' .. queue .. ',*', '*,*,*')
+  local times = redis.call('HMGET', K .. ':pauses', '*,' .. queue .. ',*', '*,*,*')
   local at = math.max(tonumber(times[1] or 0), tonumber(times[2] or 0))
   return at > now and at or nil
 end
 
--- Block a lane that is paused, or its whole line; whether it was.
-function flow.block_if_shut(lane)
-  local blocker, at, whole = shut_by(lane)
+-- Block a plain lane that is paused, or its whole tenant queue; whether it was.
+function flow.block_if_paused(lane)
+  local blocker, at, whole = paused_by(lane)
   if not blocker then return false end
   if whole then
     local own = block(lane.tenant_queue, K .. ':heads:' .. lane.queue, blocker, at)
     if fair_queue(lane) then retag(lane.queue, lane.tenant_queue, own, nil) end
   else
-    local own = block(lane.name, K .. ':heads:' .. lane.tenant_queue, blocker, at)
-    if flow.fair_line(lane) then retag(lane.tenant_queue, lane.name, own, nil) end
-    settle_line(lane)
+    local own = block(lane.plain, K .. ':heads:' .. lane.tenant_queue, blocker, at)
+    if flow.fair_name(lane) then retag(lane.tenant_queue, lane.plain, own, nil) end
+    settle_tenant_queue(lane)
   end
   return true
 end
@@ -294,7 +296,7 @@ function flow.bucket_of(name)
   if bucket then return bucket end
   bucket = { name = name, places = HUGE, starts = HUGE, ids = {}, limit = string.match(name, '^[^=]*') }
   buckets[name] = bucket
-  local rule = redis.call('HGET', K .. ':allowances', bucket.limit)
+  local rule = redis.call('HGET', K .. ':limit_rules', bucket.limit)
   if not rule then return bucket end
   local running, count, per, burst, closed = string.match(rule, '^(%S+) (%S+) (%S+) (%S+) (%S+)$')
   bucket.count, bucket.per, bucket.burst = tonumber(count), tonumber(per), tonumber(burst)
@@ -307,35 +309,35 @@ end
 
 -- Tiers
 
-local function tiers_of(line)
-  local found = tiers[line]
+local function tiers_of(tenant_queue)
+  local found = tiers[tenant_queue]
   if found == nil then
-    local text = redis.call('HGET', K .. ':tiers', line)
+    local text = redis.call('HGET', K .. ':tiers', tenant_queue)
     found = text and {}
     for name, seconds, cap in string.gmatch(text or '', '(%S+) (%S+) (%S+)') do
       local number = #found + 1
-      local taken = number > 1 and redis.call('ZCOUNT', K .. ':levels:' .. line, number, '+inf') or -HUGE
+      local taken = number > 1 and redis.call('ZCOUNT', K .. ':levels:' .. tenant_queue, number, '+inf') or -HUGE
       found[number] = { name = name, seconds = seconds, free = tonumber(cap) - taken, number = number }
     end
-    tiers[line] = found
+    tiers[tenant_queue] = found
   end
   return found
 end
 
-function flow.tier_named(line, name)
-  for _, tier in ipairs(tiers_of(line) or {}) do
+function flow.tier_named(tenant_queue, name)
+  for _, tier in ipairs(tiers_of(tenant_queue) or {}) do
     if tier.name == name then return tier end
   end
 end
 
--- The tier at which a job of a route would start; or nil and the level that has no room. Nil alone = it has no tier.
-local function tier_for(route)
-  local letter = string.sub(route.limit_keys, 1, 1)
+-- The tier at which a job of a lane would start; or nil and the level that has no room. Nil alone = it has no tier.
+local function tier_for(lane)
+  local letter = string.sub(lane.limit_keys, 1, 1)
   if letter ~= '=' and letter ~= '~' then return nil end
-  local all, best = tiers_of(route.tenant_queue), nil
-  local wanted = letter == '=' and flow.tier_named(route.tenant_queue, string.match(route.limit_keys, '^=([^|]*)'))
+  local all, best = tiers_of(lane.tenant_queue), nil
+  local wanted = letter == '=' and flow.tier_named(lane.tenant_queue, string.match(lane.limit_keys, '^=([^|]*)'))
   for _, tier in ipairs(all or {}) do
-    if tier.free <= 0 then return not wanted and best, wanted and route.tenant_queue .. '^' .. tier.name end
+    if tier.free <= 0 then return not wanted and best, wanted and lane.tenant_queue .. '^' .. tier.name end
     best = tier
     if tier == wanted then break end
   end
@@ -343,8 +345,8 @@ local function tier_for(route)
 end
 
 -- Whether a tier has no room for one more.
-function flow.is_full(line, name)
-  local tier = flow.tier_named(line, name)
+function flow.is_full(tenant_queue, name)
+  local tier = flow.tier_named(tenant_queue, name)
   return tier ~= nil and tier.number > 1 and tier.free <= 0
 end
 
@@ -357,59 +359,59 @@ function flow.free_slots(args, at)
   return free, behind
 end
 
--- Queued yielding jobs of a line: each was promised a slot.
-function flow.promised(line)
-  local number, first = 0, line .. ','
-  for _, route in ipairs(redis.call('ZRANGE', K .. ':groups', '[' .. first, '(' .. first .. '\255', 'BYLEX')) do
-    if string.find(route, ';!', 1, true) then number = number + redis.call('ZCARD', K .. ':ready:' .. route) end
+-- Queued yielding jobs of a tenant queue: each was promised a slot.
+function flow.promised(tenant_queue)
+  local number, first = 0, tenant_queue .. ','
+  for _, lane in ipairs(redis.call('ZRANGE', K .. ':limited_lanes', '[' .. first, '(' .. first .. '\255', 'BYLEX')) do
+    if string.find(lane, ';!', 1, true) then number = number + redis.call('ZCARD', K .. ':ready:' .. lane) end
   end
   return number
 end
 
-local function note_tier(id, line, tier)
+local function note_tier(id, tenant_queue, tier)
   redis.call('HSET', K .. ':assigned', id, tier.seconds .. ' ' .. tier.name)
-  redis.call('ZADD', K .. ':levels:' .. line, tier.number, id)
+  redis.call('ZADD', K .. ':levels:' .. tenant_queue, tier.number, id)
 end
 
 -- Starts
 
-function flow.buckets_of(route)
-  if not route.buckets then
-    route.buckets = {}
-    for name in string.gmatch(route.limit_keys or '', '|([^|]+)') do push(route.buckets, name) end
+function flow.buckets_of(lane)
+  if not lane.buckets then
+    lane.buckets = {}
+    for name in string.gmatch(lane.limit_keys or '', '|([^|]+)') do push(lane.buckets, name) end
   end
-  return route.buckets
+  return lane.buckets
 end
 
--- How many jobs of a route may start now; if none, the blocker, and the time at which it has room if a clock decides that.
+-- How many jobs of a lane may start now; if none, the blocker, and the time at which it has room if a clock decides that.
 -- Of several blockers: a full one rather than a clock, the latest clock rather than an earlier one.
-function flow.admit(route)
+function flow.admit(lane)
   local free, blocker, at = HUGE, nil, nil
-  for _, name in ipairs(flow.buckets_of(route)) do
+  for _, name in ipairs(flow.buckets_of(lane)) do
     local bucket = flow.bucket_of(name)
     if bucket.places <= 0 then return 0, name, nil end
     if bucket.starts <= 0 and (not at or (bucket.at or HUGE * HUGE) > at) then blocker, at = name, bucket.at or HUGE * HUGE end
     free = math.min(free, bucket.places, bucket.starts)
   end
-  local tier, level = tier_for(route)
+  local tier, level = tier_for(lane)
   if level then return 0, level, nil end
   if blocker then return 0, blocker, at < HUGE * HUGE and at or nil end
   return tier and math.min(free, 1) or free
 end
 
-function flow.is_blocked(route) return flow.admit(route) <= 0 or flow.queue_shut_until(route.queue) ~= nil or shut_by(route) ~= nil end
+function flow.is_blocked(lane) return flow.admit(lane) <= 0 or flow.queue_paused_until(lane.queue) ~= nil or paused_by(lane) ~= nil end
 
 -- A job starts. Returns: the seconds and the name of its tier, or ''.
-function flow.start(route, id)
-  for _, name in ipairs(flow.buckets_of(route)) do
+function flow.start(lane, id)
+  for _, name in ipairs(flow.buckets_of(lane)) do
     local bucket = flow.bucket_of(name)
     bucket.places, bucket.starts = bucket.places - 1, bucket.starts - 1
     push(bucket.ids, id)
   end
-  local tier = tier_for(route)
+  local tier = tier_for(lane)
   if not tier then return '' end
-  note_tier(id, route.tenant_queue, tier)
-  for number = 2, tier.number do tiers[route.tenant_queue][number].free = tiers[route.tenant_queue][number].free - 1 end
+  note_tier(id, lane.tenant_queue, tier)
+  for number = 2, tier.number do tiers[lane.tenant_queue][number].free = tiers[lane.tenant_queue][number].free - 1 end
   return tier.seconds .. ' ' .. tier.name
 end
 
@@ -434,20 +436,20 @@ local function write_starts(bucket)
 end
 
 -- A running job goes on at a shorter tier.
-function flow.shrink(id, route, assigned)
+function flow.shrink(id, lane, assigned)
   local seconds, name = string.match(assigned, '^(%S+) (.*)$')
-  local tier = flow.tier_named(route.tenant_queue, name)
-  note_tier(id, route.tenant_queue, { name = name, seconds = seconds, number = tier and tier.number or 0 })
-  opened[route.tenant_queue] = true
+  local tier = flow.tier_named(lane.tenant_queue, name)
+  note_tier(id, lane.tenant_queue, { name = name, seconds = seconds, number = tier and tier.number or 0 })
+  opened[lane.tenant_queue] = true
 end
 
 -- A run has ended: `flush` frees its places.
-function flow.give_back(id, route, assigned)
-  for _, name in ipairs(flow.buckets_of(route)) do push(in_(freed, name), id) end
-  if assigned or string.find(route.limit_keys or '', '^[=~]') then
+function flow.give_back(id, lane, assigned)
+  for _, name in ipairs(flow.buckets_of(lane)) do push(in_(freed, name), id) end
+  if assigned or string.find(lane.limit_keys or '', '^[=~]') then
     redis.call('HDEL', K .. ':assigned', id)
-    redis.call('ZREM', K .. ':levels:' .. route.tenant_queue, id)
-    opened[route.tenant_queue] = true
+    redis.call('ZREM', K .. ':levels:' .. lane.tenant_queue, id)
+    opened[lane.tenant_queue] = true
   end
 end
 
@@ -456,12 +458,12 @@ end
 -- How many a blocker has room for; if none and a clock decides, when it has.
 local function room_behind(blocker)
   if string.sub(blocker, 1, 1) == '!' then
-    local at = tonumber(redis.call('HGET', K .. ':shut', string.sub(blocker, 2)) or 0)
+    local at = tonumber(redis.call('HGET', K .. ':pauses', string.sub(blocker, 2)) or 0)
     return at > now and 0 or HUGE, at
   end
-  local line, name = string.match(blocker, '^(.*)%^(.*)$')
-  if line then
-    local tier = flow.tier_named(line, name)
+  local tenant_queue, name = string.match(blocker, '^(.*)%^(.*)$')
+  if tenant_queue then
+    local tier = flow.tier_named(tenant_queue, name)
     return tier and tier.free or HUGE
   end
   local bucket = flow.bucket_of(blocker)
@@ -471,25 +473,25 @@ end
 
 -- Put names back into the heads, and notify the workers of their queues. Returns: how many names.
 local function bring_back(found)
-  local names, heads, touched, queues, lines = {}, {}, {}, {}, {}
+  local names, heads, touched, queues, tenant_queues = {}, {}, {}, {}, {}
   for i = 1, #found, 2 do
     local name = string.sub(found[i], 9)
     push(names, name)
     local task = string.find(name, ',.*,')
     local lane = task and lane_of(name) or { tenant_queue = name, tenant = string.match(name, '^[^,]*'), queue = string.match(name, ',(.*)$') }
     if lane.limit_keys then
-      push(in_(heads, lane.name), found[i + 1], found[i])
+      push(in_(heads, lane.plain), found[i + 1], found[i])
     else
       redis.call('HDEL', K .. ':tops', name)
     end
-    touched[lane.name or lane.tenant_queue] = lane
-    lines[lane.tenant_queue] = (lines[lane.tenant_queue] or 0) + 1
+    touched[lane.plain or lane.tenant_queue] = lane
+    tenant_queues[lane.tenant_queue] = (tenant_queues[lane.tenant_queue] or 0) + 1
     queues[lane.queue] = true
   end
-  send('HDEL', K .. ':parks', names)
-  for line, number in pairs(lines) do count_blocked(line, -number) end
+  send('HDEL', K .. ':blocker_of', names)
+  for tenant_queue, number in pairs(tenant_queues) do count_blocked(tenant_queue, -number) end
   for name, scores in pairs(heads) do send('ZADD', K .. ':heads:' .. name, scores) end
-  for _, lane in pairs(touched) do (lane.name and flow.settle_lane or settle_line)(lane) end
+  for _, lane in pairs(touched) do (lane.plain and flow.settle_plain or settle_tenant_queue)(lane) end
   for queue in pairs(queues) do
     if not notified[queue] then publish('work/' .. queue) end
     notified[queue] = true
@@ -501,7 +503,7 @@ end
 function flow.unblock(blocker, most)
   local free, at = room_behind(blocker)
   if free <= 0 then
-    redis.call('SREM', K .. ':ajar', blocker)
+    redis.call('SREM', K .. ':dirty', blocker)
     if at then redis.call('ZADD', K .. ':wakes', stamp(at), blocker) else redis.call('ZREM', K .. ':wakes', blocker) end
     return 0
   end
@@ -513,7 +515,7 @@ function flow.unblock(blocker, most)
     forget_blocker(blocker)
   else
     redis.call('ZREM', K .. ':wakes', blocker)
-    redis.call('SADD', K .. ':ajar', blocker)
+    redis.call('SADD', K .. ':dirty', blocker)
   end
   return number
 end
@@ -527,7 +529,7 @@ function flow.unblock_due(most)
 end
 
 local function unblock_freed()
-  local names, lines = freed, opened
+  local names, tenant_queues = freed, opened
   buckets, tiers, freed, opened = {}, {}, {}, {}
   for name, ids in pairs(names) do send('SREM', K .. ':places:' .. name, ids) end
   for name in pairs(names) do
@@ -538,9 +540,9 @@ local function unblock_freed()
       redis.call('SREM', K .. ':keys:' .. limit, name)
     end
   end
-  for line in pairs(lines) do
-    for _, tier in ipairs(tiers_of(line) or {}) do
-      local level = line .. '^' .. tier.name
+  for tenant_queue in pairs(tenant_queues) do
+    for _, tier in ipairs(tiers_of(tenant_queue) or {}) do
+      local level = tenant_queue .. '^' .. tier.name
       if redis.call('EXISTS', blocked_key(level)) == 1 then flow.unblock(level) end
     end
   end

@@ -24,7 +24,7 @@ local function load(id, whole, live)
     value = redis.call('GET', key)
     zero = string.find(value, '\0', from, true)
   end
-  local body = zero + job[TERMS_SIZE] -- head, route and terms end here
+  local body = zero + job[TERMS_SIZE] -- head, lane and terms end here
   if body > #value then value = redis.call('GETRANGE', key, '0', body - 1) end
   job.body = body
   job.lane = lane_of(string.sub(value, from, zero - 1))
@@ -38,17 +38,17 @@ local function load(id, whole, live)
   if job[STATE] == QUEUED then
     live = live or redis.call('HGET', K .. ':runs', id)
     if live then
-      local run, before, route, _ = job.run, 0, '', 0
-      run[TOKEN], run[PID], run[STARTED], job[UPDATED], job[REASON], job[FLAGS], before, _, _, _, _, _, _, _, route, run[WORKER], run[NODE] =
+      local run, before, lane_name, _ = job.run, 0, '', 0
+      run[TOKEN], run[PID], run[STARTED], job[UPDATED], job[REASON], job[FLAGS], before, _, _, _, _, _, _, _, lane_name, run[WORKER], run[NODE] =
         struct.unpack(LIVE, live)
       job[STATE], job[ATTEMPT] = RUNNING, before + 1
-      if string.find(route, ';', 1, true) then job.assigned = redis.call('HGET', K .. ':assigned', id) end
+      if string.find(lane_name, ';', 1, true) then job.assigned = redis.call('HGET', K .. ':assigned', id) end
     end
   end
   return job
 end
 
--- The bytes of a job in an answer: head, route, terms, run, and behind it the seconds and the name of its tier.
+-- The bytes of a job in an answer: head, lane, terms, run, and behind it the seconds and the name of its tier.
 local function meta_of(job)
   local run, run_size = '', job[RUN_SIZE]
   if job.run[STARTED] > 0 or job.run[FINISHED] > 0 then run = struct.pack(RUN, unpack(job.run, 1, NODE)) .. (job.assigned or '') end
@@ -60,10 +60,10 @@ end
 
 -- Write the run of a running job.
 local function save_run(job)
-  local run, route = job.run, job.lane.route
-  if job.assigned and not job.lane.limit_keys then route = route .. ';' end -- so that the end of the run sees it
+  local run, lane_name = job.run, job.lane.name
+  if job.assigned and not job.lane.limit_keys then lane_name = lane_name .. ';' end -- so that the end of the run sees it
   local live = struct.pack(LIVE, run[TOKEN], run[PID], run[STARTED], job[UPDATED], job[REASON], job[FLAGS], job[ATTEMPT] - 1, job[CRASHES],
-    job[LOSSES], 0, job[DUE], job[RUN_SIZE], job[POS], job[KEEP], route, run[WORKER], run[NODE])
+    job[LOSSES], 0, job[DUE], job[RUN_SIZE], job[POS], job[KEEP], lane_name, run[WORKER], run[NODE])
   redis.call('HSET', K .. ':runs', job.id, live)
 end
 
@@ -85,7 +85,7 @@ local function save(job)
   end
 end
 
--- Put the first job of a lane (or the first lane of a line) into the heads of the level above; whether it changed.
+-- Put the first job of a lane (or the first lane of a tenant queue) into the heads of the level above; whether it changed.
 local function lift(own, heads, name)
   local first = redis.call('ZRANGE', own, 0, 0, 'WITHSCORES')
   local old = redis.call('HGET', K .. ':tops', name)
@@ -187,7 +187,7 @@ end
 local function spend(job)
   unmark(job, RESULT)
   redis.call('SETRANGE', job.key, '3', string.char(job[FLAGS]))
-  if has(job, FOLLOWED) and redis.call('ZSCORE', K .. ':ripe', id_of(job.id) .. job.lane.tenant) then
+  if has(job, FOLLOWED) and redis.call('ZSCORE', K .. ':completed', id_of(job.id) .. job.lane.tenant) then
     redis.call('RENAME', K .. 'r' .. job.id, K .. 'k' .. job.id)
   else
     redis.call('DEL', K .. 'r' .. job.id)
@@ -208,7 +208,7 @@ local function vanish(job, before)
   end
   if has(job, FOLLOWED) then
     push(deleted_keys, K .. 'k' .. job.id)
-    if not redis.call('ZSCORE', K .. ':ripe', id_of(job.id) .. job.lane.tenant) then push(deleted_keys, K .. 'c' .. job.id, K .. 't' .. job.id) end
+    if not redis.call('ZSCORE', K .. ':completed', id_of(job.id) .. job.lane.tenant) then push(deleted_keys, K .. 'c' .. job.id, K .. 't' .. job.id) end
   end
   unlist(job.lane, before, job[POS])
   emptied[job.lane.tenant_queue .. ' ' .. chunk_of(job[POS])] = true
@@ -217,16 +217,16 @@ end
 local function lift_lane(lane)
   if lane.limit_keys or mode_of(lane.queue) then
     flow.queued_changed(lane)
-  elseif lift(K .. ':ready:' .. lane.route, K .. ':heads:' .. lane.tenant_queue, lane.route) then
+  elseif lift(K .. ':ready:' .. lane.name, K .. ':heads:' .. lane.tenant_queue, lane.name) then
     lift(K .. ':heads:' .. lane.tenant_queue, K .. ':heads:' .. lane.queue, lane.tenant_queue)
   end
 end
 
-local function log_key(line, kind, chunk) return K .. ':log:' .. line .. ':' .. kind .. ':' .. chunk end
+local function log_key(tenant_queue, kind, chunk) return K .. ':log:' .. tenant_queue .. ':' .. kind .. ':' .. chunk end
 
-local function send_logs(command, line, lists)
+local function send_logs(command, tenant_queue, lists)
   for kind, chunks in pairs(lists) do
-    for chunk, entries in pairs(chunks) do send(command, log_key(line, kind, chunk), entries) end
+    for chunk, entries in pairs(chunks) do send(command, log_key(tenant_queue, kind, chunk), entries) end
   end
 end
 
@@ -249,22 +249,22 @@ local function flush_lane(lane)
   flush_listing(lane)
   flush_counts(lane)
   if lane.ready or lane.unready then
-    send('ZADD', K .. ':ready:' .. lane.route, lane.ready or {})
-    send('ZREM', K .. ':ready:' .. lane.route, lane.unready or {})
+    send('ZADD', K .. ':ready:' .. lane.name, lane.ready or {})
+    send('ZREM', K .. ':ready:' .. lane.name, lane.unready or {})
     lift_lane(lane)
   end
 end
 
--- Forget a chunk, line or tenant without jobs.
-local function tidy(line, chunk)
+-- Forget a chunk, tenant queue or tenant without jobs.
+local function tidy(tenant_queue, chunk)
   for kind = PENDING, CANCELLED do
-    if redis.call('EXISTS', log_key(line, kind, chunk)) == 1 then return end
+    if redis.call('EXISTS', log_key(tenant_queue, kind, chunk)) == 1 then return end
   end
-  redis.call('ZREM', K .. ':chunks:' .. line, chunk)
-  if redis.call('EXISTS', K .. ':chunks:' .. line) == 1 then return end
-  redis.call('ZREM', K .. ':lines', line)
-  redis.call('HDEL', K .. ':pos', line)
-  local tenant = string.match(line, '^[^,]*')
+  redis.call('ZREM', K .. ':chunks:' .. tenant_queue, chunk)
+  if redis.call('EXISTS', K .. ':chunks:' .. tenant_queue) == 1 then return end
+  redis.call('ZREM', K .. ':tenant_queues', tenant_queue)
+  redis.call('HDEL', K .. ':pos', tenant_queue)
+  local tenant = string.match(tenant_queue, '^[^,]*')
   if redis.call('EXISTS', K .. ':counts:' .. tenant) == 0 then redis.call('SREM', K .. ':tenants', tenant) end
 end
 
@@ -349,8 +349,8 @@ end
 -- A followed job has ended, or is about to vanish. Upkeep looks until no completed parent is left, so only the first one
 -- notifies it.
 local function complete_parent(id, tenant, state)
-  redis.call('ZADD', K .. ':ripe', stamp(redis.call('INCR', K .. ':ripening') * 8 + state), id_of(id) .. tenant)
-  if redis.call('ZCARD', K .. ':ripe') == 1 then publish('parents/completed') end
+  redis.call('ZADD', K .. ':completed', stamp(redis.call('INCR', K .. ':completions') * 8 + state), id_of(id) .. tenant)
+  if redis.call('ZCARD', K .. ':completed') == 1 then publish('parents/completed') end
 end
 
 -- The time at which a job is dropped that finishes now; nil = never.
@@ -380,4 +380,4 @@ local function due_jobs(index, most)
 end
 
 -- A job whose clock ran out, in an answer: id, state (plus RESULT_ONLY if only its result was dropped), lane.
-local function swept(job, and_) return id_of(job.id) .. string.char(job[STATE] + (and_ or 0)) .. job.lane.name end
+local function swept(job, and_) return id_of(job.id) .. string.char(job[STATE] + (and_ or 0)) .. job.lane.plain end

@@ -9,7 +9,7 @@
 -- <id> is a job's key: the sixteen bytes of its id, then the name of its tenant unless that is 'default'. So the same id
 -- in two tenants is two jobs. Bare ids are used only where the tenant is known: for jobs that wait for each other.
 --
---   Kj<id>                  string  the job: head, route, terms, run, payload (below)
+--   Kj<id>                  string  the job: head, lane, terms, run, payload (below)
 --   Kr<id>                  string  its result: content type, a zero byte, data
 --   Ke<id>                  list    its errors, oldest first
 --   Ko<id>                  list    the newest of its output, oldest first: each with CHUNK_HEAD below, then its bytes
@@ -23,30 +23,30 @@
 --   Kc<id>                  set     ids of the jobs that wait for it; they are of its tenant
 --   Kt<id>                  string  the job that is to follow it, opaque here
 --   Kk<id>                  string  its result, read already, while the job that follows still needs it
---   K:ripe                  zset    completed parents: followed jobs that ended or vanished, until they are processed:
+--   K:completed             zset    completed parents: followed jobs that ended or vanished, until they are processed:
 --                                   member = bare id .. tenant, score = number of the end * 8 + state; Kc and Kt of such
 --                                   a job outlive it
---   K:ripening              int     the last number given to an end
---   K:blocked:<line>        zset    blocked jobs of a line by place
+--   K:completions           int     the last number given to an end
+--   K:blocked:<tenant queue>  zset  blocked jobs of a tenant queue by place
 --   K:seq                   int     the last arrival sequence given out
---   K:pos                   hash    line -> the last place given out in it
---   K:lines                 zset    lines that hold jobs, by name
+--   K:pos                   hash    tenant queue -> the last place given out in it
+--   K:tenant_queues         zset    tenant queues that hold jobs, by name
 --   K:tenants               set     tenants that hold jobs
---   K:ready:<route>         zset    queued jobs of a route: score = priority, member = sequence (8 bytes) .. id
---   K:heads:<line>          zset    lanes of a line that have queued jobs, each with the score and sequence of its first
---                                   job: member = sequence .. lane
---   K:heads:<queue>         zset    the same for the lines of a queue: member = sequence .. line
---   K:tops                  hash    lane or line -> its score and member in the heads, to find it again
+--   K:ready:<lane>          zset    queued jobs of a lane: score = priority, member = sequence (8 bytes) .. id
+--   K:heads:<tenant queue>  zset    plain lanes of a tenant queue that have queued jobs, each with the score and sequence of
+--                                   its first job: member = sequence .. plain lane
+--   K:heads:<queue>         zset    the same for the tenant queues of a queue: member = sequence .. tenant queue
+--   K:tops                  hash    lane, plain lane or tenant queue -> its score and member in the heads, to find it again
 --   K:due                   zset    scheduled jobs by due time
 --   K:stale                 zset    jobs never started, by the time they expire
---   K:unattended            zset    pending jobs with an owner clock, by the time they are abandoned
+--   K:owner_timeouts        zset    pending jobs with an owner clock, by the time they are abandoned
 --   K:runs                  hash    id -> the current run of a running job: LIVE below
 --   K:leases                zset    running jobs by the end of their lease
 --   K:gone                  zset    finished jobs by the time they are dropped (absent = kept without limit); a job whose
 --                                   result has a clock of its own, first by that clock
---   K:log:<line>:<kind>:<chunk>  hash  place in the chunk (a byte) -> id, for listings; kind = pending, or a finished
+--   K:log:<tenant queue>:<kind>:<chunk>  hash  place in the chunk (a byte) -> id, for listings; kind = pending, or a finished
 --                                   state; 64 places a chunk, so that it stays a compact listpack
---   K:chunks:<line>         zset    chunks of a line that hold jobs
+--   K:chunks:<tenant queue> zset    chunks of a tenant queue that hold jobs
 --   K:counts:<tenant>       hash    queue,task,state -> number of jobs
 --   K:outcomes:<tenant>     hash    queue,task,outcome -> number of runs that ended so; outlives the jobs
 --   K:outcomes              hash    tenants that have outcomes; '' -> number of fields of all of them
@@ -57,33 +57,29 @@
 --   K:parked_claims:<queue> zset    nonces of claims that found nothing there and wait, by the time until which they wait
 --   K:parked_claim:<nonce>  string  such a claim, PARKED_CLAIM below, until it is sent again or granted (expires by itself)
 --   K:awaited               set     ids whose end a caller waits for (expires by itself)
---   K:workers               zset    workers by the time at which they count as dead   (first partition only)
---   K:worker:<id>           hash    a worker's record                                 (first partition only)
+--   K:workers               zset    workers by the time at which they count as dead  (first partition only)
+--   K:worker:<id>           hash    a worker's record  (first partition only)
 --   K:clock                 string  the latest time of the store and what the host's clock showed then: CLOCK below
---   K:marks                 hash    journal -> the sequence up to which it has been drained into this partition
---   K:stirred               string  written before replicas are asked how far they are
---   K:shelf:<kind>          hash    name -> a record that is not a job                (first partition only)
---   K:upload:<tenant>:<sha> string  an uploaded file, by its SHA-256                  (first partition only)
---   K:uploads:<tenant>      zset    SHA-256 of the files uploaded -> when they expire (first partition only)
---   K:upload_sizes:<tenant> hash    SHA-256 -> bytes; '' -> bytes of all              (first partition only)
---   K:audit                 int     the number of the last line of the audit log      (first partition only)
---   K:audit_lines           hash    number -> time (8 bytes), tenant, a zero byte, line       (first partition only)
---   K:audit:<tenant>        zset    numbers of a tenant's lines; '-' = of operations on all tenants at once (likewise)
---   K:audit_all             zset    numbers of all lines                              (first partition only)
---   {PREFIX:partitions}:layout  string  2 = the layout described here (in layout 1 a key had no tenant); in no partition
+--   K:watermarks            hash    journal -> the sequence up to which it has been drained into this partition
+--   K:replica_probe         string  written before replicas are asked how far they are
+--   K:records:<kind>        hash    name -> a record that is not a job  (first partition only)
+--   K:upload:<tenant>:<sha> string  an uploaded file, by its SHA-256  (first partition only)
+--   K:uploads:<tenant>      zset    SHA-256 of the files uploaded -> when they expire  (first partition only)
+--   K:upload_sizes:<tenant> hash    SHA-256 -> bytes; '' -> bytes of all  (first partition only)
+--   K:audit                 int     the number of the last line of the audit log  (first partition only)
+--   K:audit_lines           hash    number -> time (8 bytes), tenant, a zero byte, line  (first partition only)
+--   K:audit:<tenant>        zset    numbers of a tenant's lines; '-' = of operations on all tenants at once  (likewise)
+--   K:audit_all             zset    numbers of all lines  (first partition only)
+--   {PREFIX:partitions}:layout  string  the number of the layout described here; in no partition
 --
--- Some of these names are older than the words in the code: `:ripe` and `:ripening` hold completed parents, `:stirred` is
--- written for replicas, `:shelf` holds records, `:ajar` (flow.lua) dirty blockers, `:unattended` owner timeouts. They stay:
--- the layout mark says what is stored, and other names would need a migration of every store.
---
--- A line is one tenant's queue: 'tenant,queue' (`tenant_queue` in the code). A lane is one task in it:
--- 'tenant,queue,task'. A route is a lane and the limit keys of its jobs, if they have any: see flow.lua, which also
--- describes the keys of flow control. The comma sorts before every character of a name, so lines sort by tenant, then
--- queue.
+-- A tenant queue is one tenant's queue: 'tenant,queue'. A lane is one task in it, 'tenant,queue,task', and for jobs with
+-- limit keys a semicolon and those. The part before the semicolon is its plain lane: a lane without limit keys is its own.
+-- The comma sorts before every character of a name, so tenant queues sort by tenant, then queue. The keys of flow control
+-- are in flow.lua.
 --
 -- A job is one string, so that a waiting job is one key and one member:
 --   head     68 bytes: HEAD below
---   route    up to a zero byte
+--   lane     up to a zero byte
 --   terms    its options, opaque here
 --   payload  opaque here
 --   run      how its last run ended: ENDED below; absent before the end of the first run
@@ -100,7 +96,7 @@ local TERMS_SIZE, PRIORITY, SEQ, POS, KEEP, HEAD_FIELDS = 11, 12, 13, 14, 16, 16
 local RUN = '>c8II8I8Hss'
 local TOKEN, PID, STARTED, FINISHED, CODE, WORKER, NODE = 1, 2, 3, 4, 5, 6, 7
 -- While it lasts: token, pid, start, change, reason; what the head said at the claim (flags, attempts before, crashes,
--- losses, change, due time, size of the last run; place; keep), so that a success need not read it; route, worker, node.
+-- losses, change, due time, size of the last run; place; keep), so that a success need not read it; lane, worker, node.
 local LIVE = '>c8II8I8BBIBBI8I8HI8dsss'
 local ENDED = '>II8I8Hss' -- a run without its token
 local NO_TOKEN = '\0\0\0\0\0\0\0\0'
@@ -141,7 +137,7 @@ local MOST_ARGUMENTS = 4000 -- of one redis.call; Lua's stack has room for twice
 -- The state of one call. `begin` sets it, so that nothing of a call that failed is left for the next.
 
 local K, now, is_server_time
-local lanes = {} -- route -> lane: see lane_of
+local lanes = {} -- name -> lane: see lane_of
 local modes = {} -- queue -> its letters in K:flow, false = none
 local added, removed = {}, {} -- time index -> score, id, … and id, …
 local held, ended, deleted_keys, without_progress, emptied = {}, {}, {}, {}, {}
@@ -254,23 +250,23 @@ local function send(command, key, words)
   end
 end
 
--- A route taken apart, with what a call gathers for it until `flush`: `counts` (state -> change), and if needed `into`,
--- `out`, `ready`, `unready`.
-local function lane_of(route)
-  local lane = lanes[route]
+-- A lane by its name, taken apart, with what a call gathers for it until `flush`: `counts` (state -> change), and if needed
+-- `into`, `out`, `ready`, `unready`. `plain` is the name of its plain lane.
+local function lane_of(name)
+  local lane = lanes[name]
   if not lane then
-    local tenant, queue, task = string.match(route, '^([^,]*),([^,]*),(.*)$')
+    local tenant, queue, task = string.match(name, '^([^,]*),([^,]*),(.*)$')
     -- All fields are named here, so that the table has its final size at once.
     lane = {
-      route = route, name = route, tenant = tenant, queue = queue, task = task, tenant_queue = tenant .. ',' .. queue,
+      name = name, plain = name, tenant = tenant, queue = queue, task = task, tenant_queue = tenant .. ',' .. queue,
       limit_keys = false, buckets = false, counts = {}, into = false, out = false, ready = false, unready = false,
     }
     local semicolon = string.find(task, ';', 1, true)
     if semicolon then
       lane.task, lane.limit_keys = string.sub(task, 1, semicolon - 1), string.sub(task, semicolon + 1)
-      lane.name = lane.tenant_queue .. ',' .. lane.task
+      lane.plain = lane.tenant_queue .. ',' .. lane.task
     end
-    lanes[route] = lane
+    lanes[name] = lane
   end
   return lane
 end

@@ -66,18 +66,18 @@ end)
 
 -- Listings
 
--- Names of lines from one on, in order.
--- args →  first line (inclusive), end (exclusive, '' = none), most
+-- Names of tenant queues from one on, in order.
+-- args →  first tenant queue (inclusive), end (exclusive, '' = none), most
 -- returns →  their names
-register('lines', READS, function(args)
+register('tenant_queues', READS, function(args)
   local first, last = '[' .. args[2], args[3] == '' and '+' or '(' .. args[3]
-  return redis.call('ZRANGEBYLEX', K .. ':lines', first, last, 'LIMIT', 0, args[4])
+  return redis.call('ZRANGEBYLEX', K .. ':tenant_queues', first, last, 'LIMIT', 0, args[4])
 end)
 
 -- A page under way: what is asked for, the `place` that it has reached, `found` jobs, `out`.
 local function read_page(args)
   local page = {
-    line = args[2], place = tonumber(args[3]), most = tonumber(args[4]), newest_first = args[6] == '1',
+    tenant_queue = args[2], place = tonumber(args[3]), most = tonumber(args[4]), newest_first = args[6] == '1',
     states = {}, kinds = {}, found = 0, out = { 0, 0 },
   }
   for i = 7, #args do
@@ -91,7 +91,7 @@ end
 local function load_wanted(page, ids, jobs)
   for _, id in ipairs(ids) do
     local job = load(id)
-    if job and page.states[job[STATE]] and job.lane.tenant_queue == page.line then
+    if job and page.states[job[STATE]] and job.lane.tenant_queue == page.tenant_queue then
       local is_ahead = page.newest_first and job[POS] < page.place or not page.newest_first and job[POS] > page.place
       if is_ahead then jobs[job[POS]] = job end
     end
@@ -123,18 +123,18 @@ local function page_of_index(page, ids)
   return end_page(page, answer_in_order(page, jobs))
 end
 
--- Chunks of the page's line from its place on.
+-- Chunks of the page's tenant queue from its place on.
 local function chunks_of(page, most)
-  local key = K .. ':chunks:' .. page.line
+  local key = K .. ':chunks:' .. page.tenant_queue
   if page.newest_first then
     return redis.call('ZREVRANGEBYSCORE', key, stamp(chunk_of(page.place - 1)), '-inf', 'LIMIT', 0, most)
   end
   return redis.call('ZRANGEBYSCORE', key, chunk_of(page.place + 1), '+inf', 'LIMIT', 0, most)
 end
 
--- Jobs of one line in order of arrival, or newest first.
--- args →  line, after (place), most, most chunks, '1' = newest first, state, …
--- returns →  the place reached, 1 if the line ends here else 0, then the jobs as `answer` makes them
+-- Jobs of one tenant queue in order of arrival, or newest first.
+-- args →  tenant queue, after (place), most, most chunks, '1' = newest first, state, …
+-- returns →  the place reached, 1 if the tenant queue ends here else 0, then the jobs as `answer` makes them
 register('list', READS, function(args)
   local page, most_chunks = read_page(args), tonumber(args[5])
   local states, newest_first = page.states, page.newest_first
@@ -143,12 +143,12 @@ register('list', READS, function(args)
   -- Blocked jobs alone have an index, for they may be few among many.
   if states[BLOCKED] and #args == 7 then
     local command, last = newest_first and 'ZREVRANGEBYSCORE' or 'ZRANGEBYSCORE', newest_first and '-inf' or '+inf'
-    return page_of_index(page, redis.call(command, K .. ':blocked:' .. page.line, '(' .. args[3], last, 'LIMIT', 0, page.most))
+    return page_of_index(page, redis.call(command, K .. ':blocked:' .. page.tenant_queue, '(' .. args[3], last, 'LIMIT', 0, page.most))
   end
   local chunks = chunks_of(page, most_chunks)
   for _, chunk in ipairs(chunks) do
     local jobs = {}
-    for kind in pairs(page.kinds) do load_wanted(page, redis.call('HVALS', log_key(page.line, kind, chunk)), jobs) end
+    for kind in pairs(page.kinds) do load_wanted(page, redis.call('HVALS', log_key(page.tenant_queue, kind, chunk)), jobs) end
     if not answer_in_order(page, jobs) then return end_page(page, false) end
     if newest_first then
       page.place = math.min(page.place, tonumber(chunk) * CHUNK)
@@ -187,36 +187,36 @@ register('count_running', READS, function() return redis.call('HGETALL', K .. ':
 
 -- What waits
 
--- How many jobs of its own route are ahead of a queued job.
+-- How many jobs of its own lane are ahead of a queued job.
 -- args →  id
 -- returns →  the number, or nothing if it is not queued
 register('rank', READS, function(args)
   local job = load(args[2])
   if not job or job[STATE] ~= QUEUED then return false end
-  return redis.call('ZRANK', K .. ':ready:' .. job.lane.route, member(job[SEQ], job.id))
+  return redis.call('ZRANK', K .. ':ready:' .. job.lane.name, member(job[SEQ], job.id))
 end)
 
-local function answer_route(route, most, out)
-  local number = redis.call('ZCARD', K .. ':ready:' .. route)
+local function answer_lane(lane, most, out)
+  local number = redis.call('ZCARD', K .. ':ready:' .. lane)
   if number == 0 then return end
-  push(out, route, number)
-  push(out, most > 0 and redis.call('ZRANGE', K .. ':ready:' .. route, 0, most - 1, 'WITHSCORES') or {})
+  push(out, lane, number)
+  push(out, most > 0 and redis.call('ZRANGE', K .. ':ready:' .. lane, 0, most - 1, 'WITHSCORES') or {})
 end
 
--- The queued jobs of a queue by route.
+-- The queued jobs of a queue by lane.
 -- args →  tenant ('-' = all), queue, most jobs of each
--- returns →  per route: route, number of jobs, { member of its first jobs, priority, … }
+-- returns →  per lane: lane, number of jobs, { member of its first jobs, priority, … }
 register('backlog', READS, function(args)
   local tenants = args[2] == '-' and redis.call('SMEMBERS', K .. ':tenants') or { args[2] }
   local queue, most, out = args[3], tonumber(args[4]), {}
   for _, tenant in ipairs(tenants) do
-    local line = tenant .. ',' .. queue
+    local tenant_queue = tenant .. ',' .. queue
     for _, field in ipairs(redis.call('HKEYS', K .. ':counts:' .. tenant)) do
       local own, task, state = string.match(field, '^([^,]*),([^,]*),(.*)$')
-      if own == queue and tonumber(state) == QUEUED then answer_route(line .. ',' .. task, most, out) end
+      if own == queue and tonumber(state) == QUEUED then answer_lane(tenant_queue .. ',' .. task, most, out) end
     end
-    local limited = redis.call('ZRANGEBYLEX', K .. ':groups', '[' .. line .. ',', '(' .. line .. '-')
-    for _, route in ipairs(limited) do answer_route(route, most, out) end
+    local limited = redis.call('ZRANGEBYLEX', K .. ':limited_lanes', '[' .. tenant_queue .. ',', '(' .. tenant_queue .. '-')
+    for _, lane in ipairs(limited) do answer_lane(lane, most, out) end
   end
   return out
 end)
@@ -228,21 +228,8 @@ register('next_run', READS, function()
   return at and stamp(math.max(at - now, 0)) or false
 end)
 
--- Whether jobs are stored here in the first layout, in which a key had no tenant. The keys of the default tenant are the
--- same in both.
--- returns →  the name of a tenant that has such jobs, or nothing
-register('old_layout', READS, function()
-  for _, line in ipairs(redis.call('ZRANGE', K .. ':lines', 0, -1)) do
-    local tenant = string.match(line, '^[^,]*')
-    if tenant ~= DEFAULT_TENANT then
-      local chunk = redis.call('ZRANGE', K .. ':chunks:' .. line, 0, 0)[1]
-      for kind = PENDING, CANCELLED do
-        local listed = chunk and redis.call('HVALS', log_key(line, kind, chunk)) or {}
-        if listed[1] and #listed[1] == ID_SIZE then return tenant end
-      end
-    end
-  end
-  return false
-end)
+-- Whether jobs are stored here in an older layout.
+-- returns →  1 or 0
+register('has_older_layout', READS, function() return redis.call('EXISTS', K .. ':lines') end)
 
 end

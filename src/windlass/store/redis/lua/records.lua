@@ -56,7 +56,7 @@ register('workers', READS, function()
   return out
 end)
 
-local function records_key(kind) return K .. ':shelf:' .. kind end
+local function records_key(kind) return K .. ':records:' .. kind end
 
 -- Replace a record if it is what the caller expects.
 -- args →  kind, name, '1' if there should be one ('*' = it does not matter), its data, '1' if there is to be one, its data

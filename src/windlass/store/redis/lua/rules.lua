@@ -36,12 +36,12 @@ local function write_modes(args, at)
   redis.call('HSET', K .. ':flow', '#', args[4], '@', args[2])
 end
 
--- Running jobs of lines whose tiers have changed count at the tiers of the same name.
+-- Running jobs of tenant queues whose tiers have changed count at the tiers of the same name.
 local function renumber_tiers(changed)
-  for line in pairs(changed) do
-    for _, id in ipairs(redis.call('ZRANGE', K .. ':levels:' .. line, 0, -1)) do
-      local tier = flow.tier_named(line, string.match(redis.call('HGET', K .. ':assigned', id), ' (.*)$'))
-      redis.call('ZADD', K .. ':levels:' .. line, tier and tier.number or 0, id)
+  for tenant_queue in pairs(changed) do
+    for _, id in ipairs(redis.call('ZRANGE', K .. ':levels:' .. tenant_queue, 0, -1)) do
+      local tier = flow.tier_named(tenant_queue, string.match(redis.call('HGET', K .. ':assigned', id), ' (.*)$'))
+      redis.call('ZADD', K .. ':levels:' .. tenant_queue, tier and tier.number or 0, id)
     end
   end
   flush()
@@ -55,15 +55,15 @@ end
 -- Turns begin where they were not taken before, and are forgotten where they no longer are.
 local function change_turns(before, after)
   local levels = {}
-  for _, line in ipairs(redis.call('ZRANGE', K .. ':lines', 0, -1)) do
-    levels[line], levels[string.match(line, ',(.*)$')] = true, true
+  for _, tenant_queue in ipairs(redis.call('ZRANGE', K .. ':tenant_queues', 0, -1)) do
+    levels[tenant_queue], levels[string.match(tenant_queue, ',(.*)$')] = true, true
   end
-  for _, level in ipairs(redis.call('HKEYS', K .. ':clocks')) do levels[level] = true end
+  for _, level in ipairs(redis.call('HKEYS', K .. ':virtual_times')) do levels[level] = true end
   for level in pairs(levels) do
     local was, is = takes_turns(before, level), takes_turns(after, level)
     if was and not is then
       redis.call('DEL', K .. ':tags:' .. level, K .. ':turns:' .. level)
-      redis.call('HDEL', K .. ':clocks', level)
+      redis.call('HDEL', K .. ':virtual_times', level)
     elseif is and not was then
       redis.call('ZUNIONSTORE', K .. ':tags:' .. level, 1, K .. ':heads:' .. level, 'WEIGHTS', 0)
     end
@@ -73,17 +73,17 @@ end
 -- Unblock what is behind a blocker that has changed: at once as far as that is little, else by and by.
 local function unblock_changed(limits, tiers, pauses)
   local budget = flow.MOST
-  for _, blocker in ipairs(redis.call('SMEMBERS', K .. ':obstacles')) do
-    local line, is_pause = string.match(blocker, '^(.*)%^'), string.sub(blocker, 1, 1) == '!'
+  for _, blocker in ipairs(redis.call('SMEMBERS', K .. ':blockers')) do
+    local tenant_queue, is_pause = string.match(blocker, '^(.*)%^'), string.sub(blocker, 1, 1) == '!'
     if is_pause then
       if pauses[string.sub(blocker, 2)] then
         while flow.unblock(blocker, flow.MOST) > 0 do end
       end
-    elseif line and tiers[line] or not line and limits[string.match(blocker, '^[^=]*')] then
+    elseif tenant_queue and tiers[tenant_queue] or not tenant_queue and limits[string.match(blocker, '^[^=]*')] then
       if budget > 0 then
         budget = budget - 1 - flow.unblock(blocker)
       else
-        redis.call('SADD', K .. ':ajar', blocker)
+        redis.call('SADD', K .. ':dirty', blocker)
       end
     end
   end
@@ -98,10 +98,10 @@ register('set_rules', STORES, function(args)
   local version, current = tonumber(args[2]), tonumber(redis.call('HGET', K .. ':flow', '@') or 0)
   if args[3] == 'next' and version ~= current + 1 or version <= current then return 0 end
   redis.call('SET', K .. ':rules', args[5])
-  local _, _, limits, at = write_section(K .. ':allowances', args, 6)
+  local _, _, limits, at = write_section(K .. ':limit_rules', args, 6)
   local _, _, tiers, at_fair = write_section(K .. ':tiers', args, at)
   local fair_before, fair, fair_changed, at_pauses = write_section(K .. ':fair', args, at_fair)
-  local _, _, pauses, at_modes = write_section(K .. ':shut', args, at_pauses)
+  local _, _, pauses, at_modes = write_section(K .. ':pauses', args, at_pauses)
   write_modes(args, at_modes)
   renumber_tiers(tiers)
   if next(fair_changed) then change_turns(fair_before, fair) end
@@ -126,11 +126,11 @@ end
 local function set_limit_keys(id, before, after)
   local job = load(id)
   if not job or job[STATE] > RUNNING or (job.lane.limit_keys or '') ~= before then return 0 end
-  local old, new = job.lane, lane_of(after == '' and job.lane.name or job.lane.name .. ';' .. after)
+  local old, new = job.lane, lane_of(after == '' and job.lane.plain or job.lane.plain .. ';' .. after)
   if old == new then return 1 end
   local value = redis.call('GET', job.key)
   local zero = string.find(value, '\0', 69, true)
-  redis.call('SET', job.key, string.sub(value, 1, 68) .. new.route .. string.sub(value, zero))
+  redis.call('SET', job.key, string.sub(value, 1, 68) .. new.name .. string.sub(value, zero))
   if job[STATE] == QUEUED then
     push(in_(old, 'unready'), member(job[SEQ], id))
     push(in_(new, 'ready'), job[PRIORITY], member(job[SEQ], id))
@@ -165,7 +165,7 @@ end)
 -- returns →  how many names were unblocked; the version of the flow settings
 register('unblock_ready', FREES_MEMORY, function(args)
   local most, number = tonumber(args[2]), 0
-  local dirty = redis.call('SRANDMEMBER', K .. ':ajar', args[2])
+  local dirty = redis.call('SRANDMEMBER', K .. ':dirty', args[2])
   redis.call('ZREMRANGEBYSCORE', K .. ':holds', '-inf', stamp(now))
   if redis.call('EXISTS', K .. ':wakes') == 1 then number = flow.unblock_due(args[2]) end
   for _, blocker in ipairs(dirty) do
@@ -177,7 +177,7 @@ end)
 
 -- Whether a blocker blocks something of these queues.
 local function blocks_any(blocker, queues)
-  for _, seat in ipairs(redis.call('ZRANGE', K .. ':parked:' .. blocker, 0, 99)) do
+  for _, seat in ipairs(redis.call('ZRANGE', K .. ':blocked_by:' .. blocker, 0, 99)) do
     if queues[string.match(seat, '^[^,]*,([^,]*)', 9)] then return true end
   end
   return false
@@ -191,7 +191,7 @@ register('next_opening', FREES_MEMORY, function(args)
   flow.unblock_due(flow.FEW)
   for i = 2, #args do
     queues[args[i]] = true
-    local at = flow.queue_shut_until(args[i])
+    local at = flow.queue_paused_until(args[i])
     if at and (not best or at < best) and redis.call('EXISTS', K .. ':heads:' .. args[i]) == 1 then best = at end
   end
   local clocks = redis.call('ZRANGE', K .. ':wakes', 0, 99, 'WITHSCORES')
@@ -206,7 +206,7 @@ register('next_opening', FREES_MEMORY, function(args)
   return best and stamp(best - now) or false
 end)
 
-local MOST_ROUTES = 10000
+local MOST_LANES = 10000
 
 -- How the buckets of a limit stand.
 -- args →  limit, most buckets
@@ -215,11 +215,11 @@ register('usage', FREES_MEMORY, function(args)
   local limit, most = args[2], tonumber(args[3])
   local names, waiting = { [limit] = true }, {}
   for _, name in ipairs(redis.call('SMEMBERS', K .. ':keys:' .. limit)) do names[name] = true end
-  for _, text in ipairs(redis.call('ZRANGE', K .. ':groups', 0, MOST_ROUTES - 1)) do
+  for _, text in ipairs(redis.call('ZRANGE', K .. ':limited_lanes', 0, MOST_LANES - 1)) do
     if string.find(text, '|' .. limit, 1, true) then
-      local route = lane_of(text)
-      local number = flow.is_blocked(route) and redis.call('ZCARD', K .. ':ready:' .. text) or 0
-      for _, name in ipairs(flow.buckets_of(route)) do
+      local lane = lane_of(text)
+      local number = flow.is_blocked(lane) and redis.call('ZCARD', K .. ':ready:' .. text) or 0
+      for _, name in ipairs(flow.buckets_of(lane)) do
         waiting[name] = (waiting[name] or 0) + number
         if string.match(name, '^[^=]*') == limit then names[name] = true end
       end

@@ -266,13 +266,13 @@ register('succeed', STORES, function(args)
   end
   for lane, number in pairs(oks) do note_outcome(lane, 'ok', number) end
   flush()
-  if next(ends) and redis.call('EXISTS', K .. ':awaited', K .. ':unattended') > 0 then
+  if next(ends) and redis.call('EXISTS', K .. ':awaited', K .. ':owner_timeouts') > 0 then
     local finished = {}
     for id in pairs(ends) do
       notify_end(id)
       push(finished, id)
     end
-    send('ZREM', K .. ':unattended', finished)
+    send('ZREM', K .. ':owner_timeouts', finished)
   end
   return out
 end)
@@ -309,19 +309,19 @@ end
 -- Write one move; 1 if it was written, else 0.
 local function move(id, fence, failure, packed, ran)
   local state, attempt, reason, lapsed, target, new_reason, new_attempt, crashes, losses, due, code, keep, how, finished,
-    unattended, outcome, rest = struct.unpack('>BIBBBBIBBi8HdBi8i8B', packed)
+    owner_timeout, outcome, rest = struct.unpack('>BIBBBBIBBi8HdBi8i8B', packed)
   local job = load(id)
   if not job or job[STATE] ~= state or job[ATTEMPT] ~= attempt or job[REASON] ~= reason then return 0 end
   local tier_before, shrunk = string.match(packed, '^([^%z]*)%z?(.*)$', rest)
   if state == RUNNING and (job.run[TOKEN] ~= fence or tier_of(job.assigned) ~= tier_before) then return 0 end
   if state == BLOCKED and redis.call('GET', K .. 'a' .. id) ~= fence then return 0 end
   if lapsed == LEASE and tonumber(redis.call('ZSCORE', K .. ':leases', id)) > now then return 0 end
-  if lapsed == OWNER and tonumber(redis.call('ZSCORE', K .. ':unattended', id) or now + 1) > now then return 0 end
+  if lapsed == OWNER and tonumber(redis.call('ZSCORE', K .. ':owner_timeouts', id) or now + 1) > now then return 0 end
   if target == state and how == 0 then error('a step leaves a job in its state, and this library was not taught it') end
 
-  if unattended >= 0 then redis.call('ZADD', K .. ':unattended', stamp(now + unattended), id) end
+  if owner_timeout >= 0 then redis.call('ZADD', K .. ':owner_timeouts', stamp(now + owner_timeout), id) end
   if how == TOUCH_OWNER then return 1 end
-  if target >= SUCCEEDED or lapsed == OWNER then redis.call('ZREM', K .. ':unattended', id) end
+  if target >= SUCCEEDED or lapsed == OWNER then redis.call('ZREM', K .. ':owner_timeouts', id) end
 
   if how == MEET then
     redis.call('SET', K .. 'a' .. id, failure)
@@ -394,10 +394,10 @@ local function stopping(ids, orders)
   return number
 end
 
--- Write moves that make room in a line with tiers, each only if it is needed yet and its job is still what it was
+-- Write moves that make room in a tenant queue with tiers, each only if it is needed yet and its job is still what it was
 -- decided for.
--- args →  line; reasons that order a run to stop, a byte each; the workers as `flow.free_slots` reads them; number of
---         yielding runs, id, …; then per move: the job that needs room ('' = any), the name of the tier that must be full
+-- args →  tenant queue; reasons that order a run to stop, a byte each; the workers as `flow.free_slots` reads them; number
+--         of yielding runs, id, …; then per move: the job that needs room ('' = any), the name of the tier that must be full
 --         ('' = slots are needed), most slots that may be free or become free; and as for apply
 -- returns →  per move: 1 if it was written, else 0
 register('make_room', FREES_MEMORY, function(args)

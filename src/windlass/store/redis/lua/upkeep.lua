@@ -6,7 +6,7 @@ do
 -- args →  'lease', 'expiry' or 'owner', most
 -- returns →  now, { when each ran out }, then the jobs as `answer` makes them
 register('overdue', FREES_MEMORY, function(args)
-  local index = ({ lease = ':leases', expiry = ':stale', owner = ':unattended' })[args[2]]
+  local index = ({ lease = ':leases', expiry = ':stale', owner = ':owner_timeouts' })[args[2]]
   local times = {}
   local out = { stamp(now), times }
   for _, job in ipairs(due_jobs(index, args[3])) do
@@ -79,7 +79,7 @@ local function add_dependency(parent, tenant, child)
   local key = key_of(parent, tenant)
   local job = load(key)
   if not job then
-    local score = redis.call('ZSCORE', K .. ':ripe', parent .. tenant)
+    local score = redis.call('ZSCORE', K .. ':completed', parent .. tenant)
     return score and tonumber(score) % 8 or GONE
   end
   if job[STATE] <= PENDING then
@@ -103,8 +103,8 @@ end)
 
 -- A completed parent was processed: take it off the list, unless it has more children or has ended again.
 local function take_off(id, name, score)
-  if redis.call('EXISTS', K .. 'c' .. id) == 1 or redis.call('ZSCORE', K .. ':ripe', name) ~= score then return end
-  redis.call('ZREM', K .. ':ripe', name)
+  if redis.call('EXISTS', K .. 'c' .. id) == 1 or redis.call('ZSCORE', K .. ':completed', name) ~= score then return end
+  redis.call('ZREM', K .. ':completed', name)
   redis.call('DEL', K .. 'k' .. id)
   local job = load(id)
   if not job or not has(job, FOLLOWED) then redis.call('DEL', K .. 't' .. id) end
@@ -125,7 +125,7 @@ register('completed_parents', FREES_MEMORY, function(args)
   end
   if args[2] == '0' then return out end
 
-  local first = redis.call('ZRANGE', K .. ':ripe', 0, args[2] - 1, 'WITHSCORES')
+  local first = redis.call('ZRANGE', K .. ':completed', 0, args[2] - 1, 'WITHSCORES')
   for n = 1, #first, 2 do
     local id = key_of(id_of(first[n]), string.sub(first[n], ID_SIZE + 1))
     local follows, result = redis.call('GET', K .. 't' .. id) or '', ''
