@@ -24,8 +24,8 @@ from bench.table import Table
 from windlass.engine import Engine
 from windlass.engine.estimate.answers import get_queue_estimate
 from windlass.engine.estimate.learn import learn_run_times
-from windlass.model.job import NewJob
 from windlass.model.names import EVERY_TENANT, fresh_id
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     Accepted,
     Claim,

@@ -22,7 +22,7 @@ from bench.table import Table
 from tests.support.servers import Server
 from windlass.addresses import open_engine
 from windlass.engine.journal import Journaled, open_journaled
-from windlass.model.job import NewJob
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Enqueue, EnqueueLines, Operation
 from windlass.run_worker import SWITCH_EVERY
 from windlass.system import SystemClock

@@ -24,8 +24,8 @@ from msgspec import Raw
 from bench.table import Table
 from tests.support.servers import Server
 from windlass.engine import Engine
-from windlass.model.job import NewJob
 from windlass.model.names import fresh_id
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Claim, EnqueueMany, Finish, Finished
 from windlass.model.outcome import Verdict
 from windlass.model.worker import NewWorker, Worker

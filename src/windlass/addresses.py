@@ -17,7 +17,7 @@ from windlass.local_token import LOOPBACK, data_folder, known_token
 from windlass.model.errors import Invalid
 from windlass.model.names import without_password
 from windlass.model.operations import Service
-from windlass.store.facts import StoreInfo
+from windlass.store.optional import StoreInfo
 from windlass.store.protocol import Store
 from windlass.system import SystemClock, SystemRandomness, local_user
 

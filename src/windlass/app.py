@@ -26,9 +26,9 @@ from windlass.job_handle import Job
 from windlass.management import JobFilter, JobQuery, LimitHandles, QueueHandles
 from windlass.model.errors import Invalid, Unavailable
 from windlass.model.events import Event
-from windlass.model.job import NewJob
 from windlass.model.match import Match
 from windlass.model.names import check_name, keyed_id, text_id, texts_like, without_password
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     MOST_AT_ONCE,
     A,

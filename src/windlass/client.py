@@ -17,9 +17,10 @@ from msgspec.structs import replace
 from windlass.model import events, wire
 from windlass.model.errors import Invalid, Missing, Problem, Unavailable, WindlassError, from_problem
 from windlass.model.events import Event
-from windlass.model.job import FINISHED, MSGPACK, NOTHING, NewJob, State
+from windlass.model.job import FINISHED, MSGPACK, State
 from windlass.model.match import Match
 from windlass.model.names import EVERY_TENANT, check_id, check_name, without_password
+from windlass.model.new_job import NOTHING, NewJob
 from windlass.model.operations import (
     A,
     Claim,

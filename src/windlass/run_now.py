@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Struct
 
 from windlass.model.errors import Full
-from windlass.model.job import FINISHED, Job, NewJob, State
+from windlass.model.job import FINISHED, Job, State
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Enqueue, Show
 from windlass.testing.engine import InMemoryEngine
 from windlass.worker.contexts.zygote import load_app

@@ -16,7 +16,7 @@ from windlass import Windlass, cli
 from windlass.addresses import open_engine
 from windlass.app import Task
 from windlass.engine import Engine
-from windlass.model.job import NewJob
+from windlass.model.new_job import NewJob
 from windlass.model.operations import EnqueueMany
 
 Mail = Task[..., None, None]

@@ -13,11 +13,10 @@ from tests.support.worker_harness import STORES, MakeHarness, StoreKind, WorkerH
 from windlass import Windlass
 from windlass.engine import Engine
 from windlass.engine.records import OPTIONS_CACHED_FOR, TASK_OPTIONS, WithTaskOptions
-from windlass.model.job import NewJob
 from windlass.model.limit import Pause
 from windlass.model.names import fresh_id
+from windlass.model.new_job import JobOptions, NewJob
 from windlass.model.operations import Enqueue, EnqueueLines, EnqueueMany, PauseTask, Show, Workers
-from windlass.model.options import JobOptions
 
 SHOP = """
 import os

@@ -12,7 +12,8 @@ from windlass import Windlass
 from windlass.call.arguments import CallSignature
 from windlass.engine import Engine, upkeep
 from windlass.model.errors import Invalid
-from windlass.model.job import JSON, MSGPACK, TEXT, NewJob, State
+from windlass.model.job import JSON, MSGPACK, TEXT, State
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Enqueue
 
 SHOP = """

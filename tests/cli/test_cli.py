@@ -35,8 +35,9 @@ from windlass.cli.match_options import MatchOptions
 from windlass.engine import Engine
 from windlass.model import wire
 from windlass.model.errors import Invalid
-from windlass.model.job import JSON, Error, NewJob
+from windlass.model.job import JSON, Error
 from windlass.model.match import Match
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     Alive,
     Began,

@@ -16,7 +16,8 @@ from tests.support.sample_requests import NOTHING, made
 from tests.support.stores import VirtualClock
 from windlass.dialect import s2, s3, s4
 from windlass.engine import Engine
-from windlass.model.job import JSON, TEXT, NewJob
+from windlass.model.job import JSON, TEXT
+from windlass.model.new_job import NewJob
 from windlass.model.operations import AddToken, Enqueue, GetHandler, List
 from windlass.model.token import Scope
 from windlass.server.openapi import RouteSpec

@@ -9,8 +9,9 @@ from tests.support.engines import enqueue, finish, packed, register, state, take
 from tests.support.stores import VirtualClock
 from windlass.engine import Engine, upkeep
 from windlass.model.errors import Conflict, Missing, TooLarge
-from windlass.model.job import JSON, NewJob, Reason, State
+from windlass.model.job import JSON, Reason, State
 from windlass.model.match import Match
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     Alive,
     Audit,

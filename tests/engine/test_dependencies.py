@@ -13,9 +13,10 @@ from tests.support.stores import EVERY_RUN, STORES, SeededChance, StoreKind, Vir
 from windlass.engine import Engine, upkeep
 from windlass.model import wire
 from windlass.model.errors import Invalid, TooLarge, WindlassError
-from windlass.model.job import JSON, MSGPACK, NOTHING, Job, NewJob, Reason, State
+from windlass.model.job import JSON, MSGPACK, Job, Reason, State
 from windlass.model.match import Match
 from windlass.model.names import child_id, fresh_id
+from windlass.model.new_job import NOTHING, NewJob
 from windlass.model.operations import Cancel, Claim, Delete, EnqueueMany, Finish, Finished, GetResult, List, Rerun, Show
 from windlass.model.outcome import Verdict
 from windlass.model.wire import MOST_PAYLOAD

@@ -20,9 +20,10 @@ from tests.support.stores import EPOCH, SeededChance, VirtualClock
 from windlass.engine import ANSWERS, Engine, Settings, jobs, upkeep, work
 from windlass.model import wire
 from windlass.model.errors import Conflict, Invalid, Missing, TooLarge, Unavailable, WindlassError
-from windlass.model.job import TEXT, Error, Job, NewJob, Reason, State
+from windlass.model.job import TEXT, Error, Job, Reason, State
 from windlass.model.match import Match
 from windlass.model.names import fresh_id, queue_mark
+from windlass.model.new_job import JobOptions, NewJob
 from windlass.model.operations import (
     MOST_AT_ONCE,
     OPERATIONS,
@@ -58,7 +59,6 @@ from windlass.model.operations import (
     Unregister,
     Workers,
 )
-from windlass.model.options import JobOptions
 from windlass.model.outcome import Verdict
 from windlass.model.output import Progress
 from windlass.model.retry import RetryPolicy as Policy

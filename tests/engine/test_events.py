@@ -28,8 +28,9 @@ from windlass.model import events
 from windlass.model.errors import Invalid, Unavailable, WindlassError
 from windlass.model.estimate import Estimate, Why
 from windlass.model.events import Event, EventSubscription
-from windlass.model.job import NewJob, State
+from windlass.model.job import State
 from windlass.model.match import Match
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     AddToken,
     Alive,

@@ -11,7 +11,7 @@ from windlass.engine import Engine
 from windlass.engine.files import KEPT_FOR
 from windlass.model import wire
 from windlass.model.errors import FilesMissing, Invalid, Missing, TooLarge, WindlassError
-from windlass.model.job import NewJob
+from windlass.model.new_job import JobOptions, NewJob
 from windlass.model.operations import (
     Began,
     Begin,
@@ -26,7 +26,6 @@ from windlass.model.operations import (
     Rerun,
     Show,
 )
-from windlass.model.options import JobOptions
 from windlass.model.outcome import Verdict
 from windlass.model.queue import QueueChange
 from windlass.model.wire import MOST_PAYLOAD

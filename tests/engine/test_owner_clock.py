@@ -22,6 +22,7 @@ from windlass.model.job import FINISHED, Job, Reason, State
 from windlass.model.lifecycle import Move, Step
 from windlass.model.limit import NewLimit, Which
 from windlass.model.match import Match
+from windlass.model.new_job import JobOptions
 from windlass.model.operations import (
     Alive,
     Claim,
@@ -40,7 +41,6 @@ from windlass.model.operations import (
     Service,
     Show,
 )
-from windlass.model.options import JobOptions
 from windlass.model.outcome import Verdict
 from windlass.store.flow import Room
 from windlass.store.protocol import Store

@@ -7,8 +7,8 @@ from tests.support.engines import enqueue, register, take
 from tests.support.stores import VirtualClock
 from windlass.engine import Engine
 from windlass.model.errors import Busy, Conflict, TooLarge
-from windlass.model.job import NewJob
 from windlass.model.match import Match
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     Count,
     Delete,

@@ -2,7 +2,8 @@
 
 from tests.support.engines import enqueue
 from windlass.engine import Engine
-from windlass.model.job import NewJob, Reason, State
+from windlass.model.job import Reason, State
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Count, Delete, Enqueue
 
 

@@ -13,9 +13,10 @@ from windlass.engine import Engine
 from windlass.engine.schedules import LOOK_EVERY, Scheduler
 from windlass.model import wire
 from windlass.model.errors import Conflict, Invalid, Missing
-from windlass.model.job import JSON, Job, NewJob, State
+from windlass.model.job import JSON, Job, State
 from windlass.model.limit import Pause
 from windlass.model.match import Match
+from windlass.model.new_job import JobOptions, NewJob
 from windlass.model.operations import (
     Cancel,
     GetSchedule,
@@ -28,7 +29,6 @@ from windlass.model.operations import (
     Schedules,
     Show,
 )
-from windlass.model.options import JobOptions
 from windlass.model.schedule import NewSchedule, ScheduleCard
 from windlass.model.worker import NewWorker
 from windlass.store.protocol import Store

@@ -9,9 +9,10 @@ from tests.support.engines import enqueue, finish, packed, register, state, take
 from tests.support.stores import VirtualClock
 from windlass.engine import Engine, upkeep
 from windlass.model.errors import Invalid, TooLarge, WindlassError
-from windlass.model.job import JSON, Job, NewJob, State
+from windlass.model.job import JSON, Job, State
 from windlass.model.match import Match
 from windlass.model.names import child_id, fresh_id
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Applied, Claim, Finish, Finished, List, Show
 from windlass.model.outcome import Verdict
 from windlass.model.wire import MOST_PAYLOAD

@@ -21,8 +21,9 @@ from windlass.engine.estimate.forecast import refresh_forecasts
 from windlass.engine.flow import load
 from windlass.model import wire
 from windlass.model.estimate import Why
-from windlass.model.job import Job, NewJob
+from windlass.model.job import Job
 from windlass.model.limit import NewLimit, Pause, Rate, Which
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     Accepted,
     ChangeQueue,

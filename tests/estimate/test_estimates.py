@@ -24,9 +24,10 @@ from windlass.engine.estimate.stats import (
 )
 from windlass.model.errors import Missing
 from windlass.model.estimate import Estimate, QueueEstimate, Why
-from windlass.model.job import Job, NewJob
+from windlass.model.job import Job
 from windlass.model.limit import NewLimit, Pause, Rate, Which
 from windlass.model.names import EVERY_TENANT, JobKey, key_of
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     Cancel,
     ChangeQueue,

@@ -18,7 +18,7 @@ from windlass.engine.estimate.forecast import refresh_forecasts
 from windlass.engine.flow.load import even_part
 from windlass.engine.journal import Journaled
 from windlass.model.estimate import Estimate, Why
-from windlass.model.job import NewJob
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     ChangeQueue,
     Claim,

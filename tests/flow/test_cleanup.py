@@ -10,8 +10,8 @@ from msgspec import Raw
 
 from tests.support.patience import PATIENCE
 from tests.support.stores import SeededChance, StoreKind, VirtualClock, World, scrub
-from windlass.model.job import NewJob
 from windlass.model.names import EVERY_TENANT, fresh_id
+from windlass.model.new_job import NewJob
 from windlass.model.worker import Worker
 from windlass.store.data import ClaimRequest, Draft, JobSuccess, Sweep
 from windlass.store.flow import LimitRule, Rules

@@ -17,9 +17,10 @@ from tests.support.worker_harness import STORES, TASKS, MakeHarness, WorkerHarne
 from windlass.job_handle import Job
 from windlass.model.errors import Busy, Missing
 from windlass.model.job import Job as Record
-from windlass.model.job import NewJob, Reason, State
+from windlass.model.job import Reason, State
 from windlass.model.limit import NewLimit, Rate, Which
 from windlass.model.match import Match
+from windlass.model.new_job import NewJob
 from windlass.model.operations import ChangeQueue, Enqueue, List, PutLimit, Show
 from windlass.model.queue import QueueChange, Tier
 

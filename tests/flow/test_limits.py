@@ -17,9 +17,10 @@ from windlass.engine.flow.settings import MOST_LIMITS
 from windlass.engine.upkeep import reclaim, unblock_lanes
 from windlass.model.errors import Conflict, Invalid, Missing
 from windlass.model.handler import NewHandler
-from windlass.model.job import JSON, TEXT, NewJob, Reason, State
+from windlass.model.job import JSON, TEXT, Reason, State
 from windlass.model.limit import Condition, Limit, NewLimit, Pause, Rate, Which
 from windlass.model.names import key_of
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     Began,
     Begin,

@@ -15,8 +15,8 @@ from windlass.engine.flow.apply import apply_config
 from windlass.engine.flow.config import LIMITS
 from windlass.engine.new_jobs import add, to_draft
 from windlass.model.errors import Invalid, Unavailable
-from windlass.model.job import NewJob
 from windlass.model.limit import Limit, NewLimit, Pause, Which
+from windlass.model.new_job import JobOptions, NewJob
 from windlass.model.operations import (
     ChangeQueue,
     Claim,
@@ -29,7 +29,6 @@ from windlass.model.operations import (
     PauseLimit,
     PutLimit,
 )
-from windlass.model.options import JobOptions
 from windlass.model.queue import QueueChange, Tier
 from windlass.store.data import ANYTHING, FEED
 from windlass.store.protocol import Store

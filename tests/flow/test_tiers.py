@@ -11,9 +11,10 @@ from tests.support.stores import EPOCH, SeededChance, VirtualClock
 from windlass.engine import Engine
 from windlass.engine.flow.tiers import rebalance, rebalance_all
 from windlass.model.errors import Busy, Invalid, PartAway
-from windlass.model.job import Job, NewJob, Reason
+from windlass.model.job import Job, Reason
 from windlass.model.limit import NewLimit, Which
 from windlass.model.names import fresh_id
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     Alive,
     Cancel,

@@ -17,7 +17,8 @@ from tests.support.worker_harness import Worker, WorkerHarness, tell, until
 from windlass.app import Windlass
 from windlass.job_handle import Job
 from windlass.model.errors import Busy, Invalid
-from windlass.model.job import NewJob, Reason, State
+from windlass.model.job import Reason, State
+from windlass.model.new_job import NewJob
 from windlass.model.operations import ChangeQueue, Enqueue, GetQueue, Workers
 from windlass.model.queue import QueueChange, Tier
 

@@ -15,8 +15,9 @@ from windlass.engine.upkeep import expire, promote, purge, resolve_dependencies
 from windlass.model.duration import DAY
 from windlass.model.errors import Conflict, Invalid, Missing
 from windlass.model.handler import MOST_SCRIPT, MOST_VERSIONS, NewHandler
-from windlass.model.job import NewJob, Reason, State
+from windlass.model.job import Reason, State
 from windlass.model.match import Match
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     Claim,
     Count,

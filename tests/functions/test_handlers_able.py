@@ -18,7 +18,8 @@ from windlass.engine import Engine
 from windlass.model.errors import Invalid, Missing
 from windlass.model.estimate import Why
 from windlass.model.handler import NewHandler
-from windlass.model.job import NewJob, State
+from windlass.model.job import State
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Claim, Enqueue, GetEstimate, PutHandler, Register, Workers
 from windlass.model.worker import NewWorker
 from windlass.worker.functions import FunctionOptions, languages

@@ -25,9 +25,10 @@ from windlass.addresses import open_engine
 from windlass.cli.worker import worker_options
 from windlass.model import wire
 from windlass.model.handler import HandlerOptions, NewHandler
-from windlass.model.job import FINISHED, Job, NewJob, Reason, State
+from windlass.model.job import FINISHED, Job, Reason, State
 from windlass.model.match import Match
 from windlass.model.names import keyed_id
+from windlass.model.new_job import JobOptions, NewJob
 from windlass.model.operations import (
     A,
     Cancel,
@@ -45,7 +46,6 @@ from windlass.model.operations import (
     Service,
     Show,
 )
-from windlass.model.options import JobOptions
 from windlass.model.queue import QueueChange, Tier
 from windlass.model.quota import Quota
 from windlass.model.retry import RetryPolicy

@@ -42,8 +42,9 @@ from windlass.engine.journal.journal import PAGE
 from windlass.engine.journal.text import Line, read_text
 from windlass.engine.new_jobs import drafts_in, make_batch
 from windlass.model.errors import Unavailable
-from windlass.model.job import TEXT, NewJob, Reason, State
+from windlass.model.job import TEXT, Reason, State
 from windlass.model.names import JobKey, check_id, check_mark, ids_like, key_of, marked, text_id, text_ids, texts_like
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Count, EnqueueLines, EnqueueMany, List, Show
 from windlass.store import encoding
 from windlass.store.data import Draft, DrainRequest

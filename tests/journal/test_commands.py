@@ -14,8 +14,9 @@ from tests.support.faulty_disk import filled, journal_file, log_of, opened, over
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server
 from windlass.engine.journal.text import Line, Malformed, read_text
-from windlass.model.job import TEXT, NewJob
+from windlass.model.job import TEXT
 from windlass.model.names import fresh_id
+from windlass.model.new_job import NewJob
 from windlass.store.data import Draft
 from windlass.system import SystemRandomness
 

@@ -33,8 +33,9 @@ from windlass.engine.journal import open_journaled
 from windlass.engine.journal.file import JournalFile, Row
 from windlass.engine.journal.service import drain_folder
 from windlass.model.errors import Busy, Invalid, Unavailable
-from windlass.model.job import NewJob, Reason, State
+from windlass.model.job import Reason, State
 from windlass.model.limit import NewLimit, Which
+from windlass.model.new_job import JobOptions, NewJob
 from windlass.model.operations import (
     ChangeQueue,
     Claim,
@@ -51,12 +52,11 @@ from windlass.model.operations import (
     Register,
     Show,
 )
-from windlass.model.options import JobOptions
 from windlass.model.queue import QueueChange, Tier
 from windlass.model.worker import NewWorker
 from windlass.store import encoding
 from windlass.store.data import DrainReply, DrainRequest
-from windlass.store.protocol import JournalTarget
+from windlass.store.optional import JournalTarget
 from windlass.store.redis.scrub import scrub
 
 # The mark

@@ -30,8 +30,9 @@ from windlass.addresses import open_engine
 from windlass.engine.journal import JournalSettings, open_journaled
 from windlass.engine.journal.text import Line, Malformed, read_text
 from windlass.model.errors import JournalFull, Unavailable
-from windlass.model.job import TEXT, NewJob
+from windlass.model.job import TEXT
 from windlass.model.names import fresh_id
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Enqueue, EnqueueLines, EnqueueMany, List
 from windlass.store.data import Draft
 from windlass.system import SystemRandomness

@@ -11,8 +11,8 @@ from tests.support.http_servers import served
 from tests.support.servers import StartServer
 from windlass.engine.journal import open_journaled
 from windlass.model.errors import FilesMissing, Unavailable
-from windlass.model.job import NewJob
 from windlass.model.names import DEFAULT_QUEUE
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     Claim,
     Enqueue,

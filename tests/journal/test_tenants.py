@@ -4,8 +4,9 @@ from pathlib import Path
 
 from tests.support.drained_journals import down, journaled_at, up
 from tests.support.servers import StartServer
-from windlass.model.job import NewJob, Reason
+from windlass.model.job import Reason
 from windlass.model.names import keyed_id
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Enqueue, EnqueueLines, EnqueueMany, Show
 
 KEYED = keyed_id("bob", "default", "order-1")

@@ -9,8 +9,8 @@ from windlass.config import combine
 from windlass.model import wire
 from windlass.model.errors import Invalid
 from windlass.model.handler import NewHandler
-from windlass.model.job import NewJob
 from windlass.model.match import Match
+from windlass.model.new_job import NewJob
 from windlass.model.operations import AddToken, Finished
 from windlass.model.queue import QueueChange
 from windlass.model.wire import choices

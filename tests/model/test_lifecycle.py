@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from windlass.model.errors import Conflict
-from windlass.model.job import FINISHED, Error, Job, NewJob, Reason, State
+from windlass.model.job import FINISHED, Error, Job, Reason, State
 from windlass.model.lifecycle import (
     GONE,
     MOST_CRASHES,
@@ -36,7 +36,7 @@ from windlass.model.lifecycle import (
     touch_owner,
     unblock,
 )
-from windlass.model.options import OnLost
+from windlass.model.new_job import NewJob, OnLost
 from windlass.model.outcome import Outcome, Verdict
 from windlass.model.retry import FROM_START, UNTIL_DEADLINE, RetryPolicy, backoff
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from msgspec import UNSET, Raw
 from msgspec.structs import replace
 
-from windlass.model import errors, names, operations, options, wire, worker
+from windlass.model import errors, names, new_job, operations, wire, worker
 from windlass.model import job as job_module
 from windlass.model.duration import LONGEST, seconds
 from windlass.model.errors import (
@@ -36,8 +36,9 @@ from windlass.model.errors import (
     WindlassError,
     from_problem,
 )
-from windlass.model.job import JSON, MSGPACK, NOTHING, TEXT, Error, Job, NewJob, Reason, State, Terms
+from windlass.model.job import JSON, MSGPACK, TEXT, Error, Job, Reason, State
 from windlass.model.match import ABSENT, ANY, Match, field, index_only, matches, states
+from windlass.model.new_job import LEAST_OWNER_TIMEOUT, NOTHING, NewJob, Terms
 from windlass.model.operations import (
     MOST_AT_ONCE,
     OPERATIONS,
@@ -49,7 +50,6 @@ from windlass.model.operations import (
     Result,
     Selection,
 )
-from windlass.model.options import LEAST_OWNER_TIMEOUT
 from windlass.model.outcome import Verdict
 from windlass.model.output import OutputPolicy, Progress
 from windlass.model.retry import EXPONENTIAL, FROM_START, PRESETS, UNTIL_DEADLINE, RetryPolicy
@@ -821,7 +821,7 @@ def is_text(node: ast.stmt | None) -> bool:
 
 
 def test_every_field_of_a_job_says_what_it_is() -> None:
-    assert undocumented(options, "JobOptions") == undocumented(job_module, "Terms", "NewJob", "Job") == []
+    assert undocumented(new_job, "JobOptions", "Terms", "NewJob") == undocumented(job_module, "Job") == []
 
 
 def test_every_field_of_a_worker_says_what_it_is() -> None:

@@ -5,7 +5,7 @@ from msgspec import Raw
 
 from windlass.model.admission import ValidatedJobs, check_all
 from windlass.model.errors import Invalid, TooLarge
-from windlass.model.job import NewJob
+from windlass.model.new_job import NewJob
 
 SMALL, LARGE = 10, 100
 

@@ -14,7 +14,7 @@ from tests.support.ports import free_port
 from windlass.client import Client
 from windlass.engine import Engine
 from windlass.model.errors import Invalid, Unauthenticated, Unavailable, WindlassError
-from windlass.model.job import NewJob
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     Claim,
     Count,

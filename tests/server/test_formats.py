@@ -14,7 +14,8 @@ from tests.support.http_servers import Web, decoded, named
 from tests.support.sample_requests import GOOD, UNKNOWN_ID, asked, made
 from windlass.engine import Engine
 from windlass.model import wire
-from windlass.model.job import JSON, MSGPACK, TEXT, NewJob
+from windlass.model.job import JSON, MSGPACK, TEXT
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     OPERATIONS,
     Count,

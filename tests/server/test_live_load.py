@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.http_servers import Process, process
 from windlass.client import Client
-from windlass.model.job import NewJob
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Alive, Claim, Claimed, Enqueue, EnqueueMany, Register, Renew
 from windlass.model.output import NewChunk, Progress
 from windlass.model.worker import NewWorker

@@ -16,8 +16,9 @@ from tests.support.patience import PATIENCE
 from tests.support.push_servers import until
 from tests.support.scoreboard import Board, killing
 from windlass.engine import Engine
-from windlass.model.job import JSON, NewJob, State
+from windlass.model.job import JSON, State
 from windlass.model.match import Match
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Count, Enqueue, EnqueueMany, List
 
 MIB = 1 << 20

@@ -23,10 +23,11 @@ from windlass.client import Client
 from windlass.engine import Engine
 from windlass.model.errors import Conflict, FilesMissing, Invalid, Missing, TooLarge, WindlassError
 from windlass.model.handler import HandlerOptions, NewHandler
-from windlass.model.job import JSON, MSGPACK, TEXT, Job, NewJob, State
+from windlass.model.job import JSON, MSGPACK, TEXT, Job, State
 from windlass.model.limit import Condition, NewLimit, Pause, Rate, Which
 from windlass.model.match import Match
 from windlass.model.names import fresh_id, queue_mark
+from windlass.model.new_job import JobOptions, NewJob
 from windlass.model.operations import (
     OPERATIONS,
     Accepted,
@@ -100,7 +101,6 @@ from windlass.model.operations import (
     Unregister,
     Workers,
 )
-from windlass.model.options import JobOptions
 from windlass.model.outcome import Verdict
 from windlass.model.output import MOST_MESSAGE, NewChunk, Progress
 from windlass.model.queue import QueueChange, Tier

@@ -11,8 +11,8 @@ from windlass.cli import run
 from windlass.client import Client
 from windlass.engine import Engine
 from windlass.model.errors import Invalid
-from windlass.model.job import NewJob
 from windlass.model.names import without_password
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Count, Enqueue, Finish, Finished, Show
 from windlass.model.outcome import Verdict
 

@@ -21,14 +21,14 @@ from tests.store.model_flow import Bounds, Lane, lane_of, rank, waiting
 from windlass.model.audit import MOST_LINES_KEPT
 from windlass.model.errors import Invalid
 from windlass.model.handler import NO_HANDLER, HandlerRun
-from windlass.model.job import FINISHED, PENDING, Job, NewJob, Reason, State, Terms
+from windlass.model.job import FINISHED, PENDING, Job, Reason, State
 from windlass.model.lifecycle import GONE, ORDERS, Move, Step, enter
 from windlass.model.names import EVERY_TENANT, JobKey, OfTenant, key_of
+from windlass.model.new_job import NewJob, Terms
 from windlass.model.outcome import Verdict
 from windlass.model.output import MOST_INPUT, MOST_KEPT, MOST_MESSAGES, MOST_OUTPUT, Chunk, Message, NewChunk
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker, WorkerUsage
-from windlass.store.audit import AuditRow, AuditRows, AuditStore, audit_cursor
 from windlass.store.data import (
     ANYTHING,
     MOST_CHILDREN,
@@ -60,7 +60,6 @@ from windlass.store.data import (
     shuffled,
 )
 from windlass.store.encoding import end_topic
-from windlass.store.files import FileStore
 from windlass.store.flow import (
     YIELDING,
     BucketUsage,
@@ -74,16 +73,17 @@ from windlass.store.flow import (
     StaleRules,
     TierSlots,
 )
-from windlass.store.protocol import (
-    EventStore,
-    FlowStore,
-    JobStore,
+from windlass.store.optional import (
+    AuditRow,
+    AuditRows,
+    AuditStore,
+    FileStore,
     JournalTarget,
     LocalDisk,
     Preparation,
-    RecordStore,
-    WorkerStore,
+    audit_cursor,
 )
+from windlass.store.protocol import EventStore, FlowStore, JobStore, RecordStore, WorkerStore
 
 MOST_ERRORS = 100
 

@@ -13,8 +13,9 @@ from tests.support.faulty_disk import contents, draft, number_of, opened, record
 from windlass.engine import Engine
 from windlass.engine.journal.batch import LEAST_SHARED
 from windlass.model.errors import WindlassError
-from windlass.model.job import NOTHING, NewJob, State
+from windlass.model.job import State
 from windlass.model.names import fresh_id, key_of
+from windlass.model.new_job import NOTHING, NewJob
 from windlass.model.operations import Claim, Count, EnqueueMany, Show
 from windlass.model.wire import MOST_PAYLOAD
 from windlass.server.requests import ApiRequest

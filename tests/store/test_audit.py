@@ -7,7 +7,7 @@ import pytest
 from windlass.model.audit import MOST_LINES_KEPT
 from windlass.model.errors import Invalid
 from windlass.model.names import EVERY_TENANT
-from windlass.store.audit import AuditRow, AuditStore
+from windlass.store.optional import AuditRow, AuditStore
 from windlass.store.protocol import Store
 
 

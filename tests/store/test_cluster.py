@@ -11,8 +11,9 @@ from tests.support.servers import Server, StartServer
 from tests.support.stores import SeededChance
 from windlass.engine import Engine
 from windlass.model.errors import Unavailable
-from windlass.model.job import NewJob, State
+from windlass.model.job import State
 from windlass.model.names import queue_mark
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Claim, Enqueue, EnqueueMany, Finish, Finished, GetStats, List, Register
 from windlass.model.outcome import Verdict
 from windlass.model.worker import NewWorker

@@ -6,7 +6,7 @@ from tests.support.stores import STORES, World, token
 from windlass.model.lifecycle import release
 from windlass.model.names import JobKey
 from windlass.store.data import Sweep
-from windlass.store.files import FileStore
+from windlass.store.optional import FileStore
 
 pytestmark = pytest.mark.parametrize("kind", STORES, indirect=True)
 

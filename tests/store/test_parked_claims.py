@@ -15,8 +15,9 @@ from tests.support.patience import PATIENCE
 from tests.support.servers import StartServer
 from tests.support.stores import WITH_MODEL, SeededChance, StoreKind, World, ids, opened
 from windlass.engine import Engine
-from windlass.model.job import NewJob, State
+from windlass.model.job import State
 from windlass.model.lifecycle import cancel
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Claim, Enqueue, Register, Show
 from windlass.model.worker import NewWorker, Worker
 from windlass.store.data import ClaimRequest, Overdue, Record

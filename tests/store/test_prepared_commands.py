@@ -19,10 +19,10 @@ from windlass import Windlass
 from windlass.connection import run_sync
 from windlass.engine import Engine, Settings
 from windlass.model.errors import TooLarge, Unavailable
-from windlass.model.job import NOTHING, NewJob
 from windlass.model.limit import NewLimit, Which
 from windlass.model.match import Match
 from windlass.model.names import fresh_id, raw_id
+from windlass.model.new_job import NOTHING, NewJob
 from windlass.model.operations import Claim, Count, EnqueueMany, List, PutLimit, Register, Show
 from windlass.model.template import template_of
 from windlass.model.worker import NewWorker

@@ -13,8 +13,9 @@ from tests.support.servers import Server, StartServer
 from tests.support.stores import SeededChance
 from windlass.engine import Engine
 from windlass.model.errors import Invalid, Unavailable
-from windlass.model.job import NewJob, Reason, State
+from windlass.model.job import Reason, State
 from windlass.model.lifecycle import GONE
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Claim, Count, Delete, Enqueue, EnqueueMany, Register
 from windlass.model.worker import NewWorker
 from windlass.store.data import AccessRefused

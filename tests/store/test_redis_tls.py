@@ -17,7 +17,7 @@ from windlass import Windlass
 from windlass.connection import run_sync
 from windlass.engine import Engine
 from windlass.model.errors import Invalid, Unavailable
-from windlass.model.job import NewJob
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Claim, EnqueueMany, GetResult
 from windlass.store.redis import RedisStore
 from windlass.system import SystemRandomness

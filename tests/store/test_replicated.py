@@ -22,8 +22,9 @@ from windlass.addresses import open_engine, open_service
 from windlass.engine import Engine, Settings
 from windlass.engine.journal import Journaled
 from windlass.model.errors import Invalid, NotReplicated
-from windlass.model.job import NewJob, State
+from windlass.model.job import State
 from windlass.model.names import fresh_id
+from windlass.model.new_job import JobOptions, NewJob
 from windlass.model.operations import (
     Claim,
     Count,
@@ -36,7 +37,6 @@ from windlass.model.operations import (
     Service,
     Show,
 )
-from windlass.model.options import JobOptions
 from windlass.model.outcome import Verdict
 from windlass.model.worker import NewWorker
 from windlass.system import SystemRandomness

@@ -6,8 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.stores import EACH_CODE, World
-from windlass.model.job import NewJob, State
+from windlass.model.job import State
 from windlass.model.lifecycle import delete, finish, rerun
+from windlass.model.new_job import NewJob
 from windlass.model.outcome import Outcome, Verdict
 from windlass.store.data import DueJob, StoredResult, Sweep
 from windlass.store.redis import RedisStore

@@ -10,8 +10,8 @@ from msgspec import Raw
 from tests.support.servers import NewPrefix, Server
 from tests.support.stores import SeededChance, VirtualClock
 from windlass.engine import Engine
-from windlass.model.job import NewJob
 from windlass.model.names import fresh_id
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Alive, Claim, Enqueue, EnqueueMany, Finish, Finished, Register, Renew
 from windlass.model.outcome import Verdict
 from windlass.model.output import NewChunk

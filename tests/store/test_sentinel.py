@@ -26,8 +26,9 @@ from tests.support.worker_harness import until
 from windlass import Windlass
 from windlass.engine import Engine
 from windlass.model.errors import Invalid, Unavailable
-from windlass.model.job import NewJob, State
+from windlass.model.job import State
 from windlass.model.names import without_password
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Claim, Count, Enqueue, Finish, Finished, List, Register, Show
 from windlass.model.outcome import Verdict
 from windlass.model.worker import NewWorker

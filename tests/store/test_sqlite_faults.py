@@ -16,7 +16,7 @@ from tests.support.http_servers import served, web
 from tests.support.stores import SeededChance
 from windlass.engine import Engine
 from windlass.model.errors import Damaged, Full, Unavailable
-from windlass.model.job import NewJob
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Alive, Delete, Renew
 from windlass.store.sqlite import SqliteStore
 from windlass.store.sqlite.file import to_windlass_error

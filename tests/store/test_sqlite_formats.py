@@ -9,8 +9,9 @@ import pytest
 from msgspec import msgpack
 
 from tests.support.stores import SeededChance, VirtualClock, World, ids, open_store, scrub
-from windlass.model.job import NewJob, State
+from windlass.model.job import State
 from windlass.model.names import DEFAULT_TENANT, JobKey, raw_id, text_id
+from windlass.model.new_job import NewJob
 from windlass.store.data import Dependency
 from windlass.store.encoding import pack_terms, pack_then, unpack_then
 from windlass.store.sqlite.file import APPLICATION_ID, connect

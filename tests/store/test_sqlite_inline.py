@@ -21,9 +21,9 @@ from windlass import Windlass
 from windlass.connection import run_sync
 from windlass.engine import Engine
 from windlass.model.errors import Full, Unavailable
-from windlass.model.job import NOTHING, NewJob
 from windlass.model.limit import NewLimit, Which
 from windlass.model.names import JobKey, fresh_id, raw_id
+from windlass.model.new_job import NOTHING, NewJob
 from windlass.model.operations import Claim, EnqueueMany, PutLimit, Register, Show
 from windlass.model.template import template_of
 from windlass.model.worker import NewWorker

@@ -11,9 +11,10 @@ import pytest
 from msgspec import UNSET, Raw
 
 from tests.support.stores import WITH_MODEL, World, ids, token
-from windlass.model.job import Error, Job, NewJob, Reason, State
+from windlass.model.job import Error, Job, Reason, State
 from windlass.model.lifecycle import cancel, delete, enter, finish, lose, release
 from windlass.model.names import DEFAULT_TENANT, JobKey, fresh_id
+from windlass.model.new_job import NewJob
 from windlass.model.outcome import Outcome, Verdict
 from windlass.model.output import Progress
 from windlass.model.retry import RetryPolicy

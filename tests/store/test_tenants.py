@@ -10,8 +10,9 @@ from tests.support.http_servers import Web
 from tests.support.stores import SeededChance
 from windlass.engine import Engine, upkeep
 from windlass.model.errors import Conflict, Invalid, WindlassError
-from windlass.model.job import Job, NewJob, State
+from windlass.model.job import Job, State
 from windlass.model.names import child_id, fresh_id, keyed_id
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     Alive,
     Began,

@@ -37,9 +37,10 @@ from tests.support.stores import SeededChance, StoreKind, VirtualClock, opened, 
 from windlass.engine import Engine, upkeep
 from windlass.model import wire
 from windlass.model.errors import WindlassError
-from windlass.model.job import PENDING, Error, Job, NewJob, Reason, State
+from windlass.model.job import PENDING, Error, Job, Reason, State
 from windlass.model.match import Match
 from windlass.model.names import fresh_id, key_of, keyed_id
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     Accepted,
     Adopt,

@@ -14,7 +14,7 @@ from windlass.engine import Engine
 from windlass.engine.journal import Journal, Journaled, JournalSettings, open_journaled
 from windlass.engine.journal.drain import Drainer
 from windlass.model.errors import Unavailable
-from windlass.model.job import NewJob
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Claim, GetStats, Register
 from windlass.model.worker import NewWorker
 from windlass.store.redis import RedisStore

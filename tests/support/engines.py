@@ -8,7 +8,8 @@ from msgspec import Raw
 from tests.support.stores import SeededChance
 from windlass.engine import Engine
 from windlass.model import wire
-from windlass.model.job import Job, NewJob, State
+from windlass.model.job import Job, State
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Accepted, Applied, Claim, Claimed, Enqueue, Finish, Finished, Register, Show
 from windlass.model.outcome import Verdict
 from windlass.model.worker import NewWorker

@@ -16,8 +16,8 @@ from windlass.engine.journal import Journal, JournalSettings
 from windlass.engine.journal.batch import ids_in
 from windlass.engine.journal.file import JournalFinding, Row, examine, file_in
 from windlass.engine.new_jobs import JobBatch, make_batch
-from windlass.model.job import NewJob
 from windlass.model.names import ID_SIZE, fresh_id, ids_like, marked
+from windlass.model.new_job import NewJob
 from windlass.store.data import Draft
 
 PAGE = 4096

@@ -26,7 +26,8 @@ from windlass.engine.push_workers import PushWorkers
 from windlass.engine.records import Keyring
 from windlass.engine.upkeep import run_upkeep
 from windlass.model import push, wire
-from windlass.model.job import FINISHED, Job, NewJob
+from windlass.model.job import FINISHED, Job
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Claimed, Enqueue, Register, Registered, Renew, Show
 from windlass.model.worker import NewWorker
 from windlass.run_server import language_of

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from windlass.engine import Engine
 from windlass.model.handler import NewHandler
-from windlass.model.job import NewJob
 from windlass.model.limit import NewLimit, Which
 from windlass.model.names import JobKey, queue_mark
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     AddToken,
     Adopt,

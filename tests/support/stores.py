@@ -20,9 +20,10 @@ from msgspec.structs import replace
 
 from tests.store.model_store import ModelStore
 from tests.support.servers import NewPrefix, Server
-from windlass.model.job import FINISHED, PENDING, Job, NewJob, State
+from windlass.model.job import FINISHED, PENDING, Job, State
 from windlass.model.lifecycle import Move
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey, fresh_id
+from windlass.model.new_job import NewJob
 from windlass.model.output import Chunk
 from windlass.model.worker import Worker
 from windlass.store.data import (
@@ -35,7 +36,8 @@ from windlass.store.data import (
     Record,
     StoredResult,
 )
-from windlass.store.protocol import FlowStore, JournalTarget, Store
+from windlass.store.optional import JournalTarget
+from windlass.store.protocol import FlowStore, Store
 from windlass.store.redis import RedisStore
 from windlass.store.redis import scrub as redis_scrub
 from windlass.store.sqlite import SqliteStore

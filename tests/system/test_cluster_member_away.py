@@ -22,7 +22,7 @@ from windlass.engine import Engine
 from windlass.engine.upkeep import resolve_dependencies
 from windlass.model.errors import PartAway, Unavailable
 from windlass.model.handler import NewHandler
-from windlass.model.job import NewJob
+from windlass.model.new_job import JobOptions, NewJob
 from windlass.model.operations import (
     Alive,
     Claim,
@@ -38,7 +38,6 @@ from windlass.model.operations import (
     Renew,
     Renewed,
 )
-from windlass.model.options import JobOptions
 from windlass.model.outcome import Verdict
 from windlass.model.worker import NewWorker
 from windlass.store.redis import RedisStore

@@ -9,7 +9,7 @@ import pytest
 from tests.system.test_docs import ROOT
 from windlass import Windlass
 from windlass.cli import run
-from windlass.model.job import NewJob
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Claim, Enqueue, GetLimit, Limits, Queues, Register
 from windlass.model.worker import NewWorker
 

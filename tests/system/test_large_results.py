@@ -12,7 +12,8 @@ from windlass.engine import Engine, Settings
 from windlass.engine.upkeep import resolve_dependencies
 from windlass.model import wire
 from windlass.model.errors import TooLarge
-from windlass.model.job import MSGPACK, TEXT, NewJob
+from windlass.model.job import MSGPACK, TEXT
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Claim, Enqueue, Finish, Finished, GetResult, Register, Service, Show
 from windlass.model.outcome import Verdict
 from windlass.model.wire import MOST_RESULT

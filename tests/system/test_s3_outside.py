@@ -22,7 +22,7 @@ from tests.support.servers import Server, StartServer
 from tests.support.worker_harness import until
 from windlass.engine import Engine
 from windlass.engine.journal import open_journaled
-from windlass.model.job import NewJob
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Enqueue, List
 from windlass.store.redis import RedisStore
 from windlass.system import SystemRandomness

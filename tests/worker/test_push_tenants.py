@@ -13,7 +13,8 @@ from tests.support.http_servers import LOCAL, web
 from tests.support.push_servers import OK, Station, receiver, station
 from windlass.client import Client
 from windlass.model.errors import Denied
-from windlass.model.job import NewJob, State
+from windlass.model.job import State
+from windlass.model.new_job import NewJob
 from windlass.model.operations import AddToken, Enqueue, Register, Show, Workers
 from windlass.model.push import read_url
 from windlass.model.worker import NewWorker

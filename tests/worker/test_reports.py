@@ -9,7 +9,7 @@ from msgspec import Raw
 
 from tests.support.patience import PATIENCE
 from windlass.model.errors import Full, Missing, TooLarge, Unavailable, WindlassError
-from windlass.model.job import NewJob
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     Alive,
     Applied,

@@ -6,7 +6,8 @@ import pytest
 
 from tests.support.patience import PATIENCE
 from tests.support.worker_harness import WorkerHarness
-from windlass.model.job import NewJob, State
+from windlass.model.job import State
+from windlass.model.new_job import NewJob
 from windlass.model.outcome import Verdict
 from windlass.model.output import Progress
 from windlass.worker.contexts.frames import ContextOutbox, ContextUpdate, FrameReader, RunOutcome, RunUpdate

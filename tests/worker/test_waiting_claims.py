@@ -9,8 +9,9 @@ from tests.support.patience import PATIENCE
 from tests.support.servers import StartServer
 from tests.support.stores import SeededChance
 from windlass.engine import Engine
-from windlass.model.job import NewJob, State
+from windlass.model.job import State
 from windlass.model.names import EVERY_TENANT
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     A,
     Claim,

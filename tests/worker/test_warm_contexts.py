@@ -8,7 +8,7 @@ from tests.support.engines import enqueue, register
 from windlass.addresses import open_engine
 from windlass.engine import Engine
 from windlass.model.handler import NewHandler
-from windlass.model.job import NewJob
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     A,
     ChangeQueue,

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from windlass.model.job import NewJob
+from windlass.model.new_job import NewJob
 from windlass.model.output import Progress, Stream
 from windlass.model.wire import encodable
 

@@ -12,8 +12,7 @@ import msgspec
 from windlass.call.arguments import CallSignature
 from windlass.model.duration import seconds
 from windlass.model.errors import Invalid
-from windlass.model.job import NewJob
-from windlass.model.options import KeepResult, OnLost
+from windlass.model.new_job import KeepResult, NewJob, OnLost
 from windlass.model.output import OutputPolicy
 from windlass.model.retry import PRESETS, RetryPolicy
 from windlass.model.stdin import Stdin

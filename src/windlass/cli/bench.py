@@ -17,8 +17,8 @@ from windlass.cli import console, terminal
 from windlass.cli.target import HERE, Queue, Target, open_queue
 from windlass.cli.terminal import Column
 from windlass.model import wire
-from windlass.model.job import NewJob
 from windlass.model.match import Match
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     Claim,
     Claimed,

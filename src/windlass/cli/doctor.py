@@ -26,7 +26,7 @@ from windlass.model.match import Match
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT
 from windlass.model.operations import GetStats, GetTask, Handlers, Limits, Queues, QueueStats, Workers
 from windlass.model.worker import Worker, counted_slots
-from windlass.store.facts import StoreInfo
+from windlass.store.optional import StoreInfo
 from windlass.system import SystemClock
 from windlass.worker.contexts.processes import AppBroken, ProcessManager, describe_shared
 

@@ -12,10 +12,10 @@ from windlass.cli.target import HERE, Queue, Target, open_queue
 from windlass.engine import Engine
 from windlass.engine.records import WithTaskOptions
 from windlass.model.handler import Language
-from windlass.model.job import FINISHED, NewJob
+from windlass.model.job import FINISHED
 from windlass.model.names import EVERY_TENANT
+from windlass.model.new_job import NewJob, OnLost
 from windlass.model.operations import Accepted, Enqueue, Handlers, QueueStats, Service, Workers
-from windlass.model.options import OnLost
 from windlass.model.output import OutputPolicy
 from windlass.model.worker import Worker
 from windlass.system import SystemClock

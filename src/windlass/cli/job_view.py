@@ -22,8 +22,8 @@ from windlass.model import duration
 from windlass.model.errors import Invalid, WindlassError
 from windlass.model.estimate import Estimate, Why
 from windlass.model.job import FINISHED, PENDING, Error, Job, State
+from windlass.model.new_job import JobOptions
 from windlass.model.operations import GetOutput, GetResult, Result, Show
-from windlass.model.options import JobOptions
 from windlass.model.output import Chunk, Progress
 from windlass.system import SystemClock
 

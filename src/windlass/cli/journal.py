@@ -19,8 +19,9 @@ from windlass.engine.journal.file import JournalFinding, examine, file_in
 from windlass.engine.journal.service import drain_folder
 from windlass.local_token import data_folder
 from windlass.model.errors import Invalid, Missing
-from windlass.model.job import TEXT, NewJob
+from windlass.model.job import TEXT
 from windlass.model.names import DEFAULT_QUEUE, EVERY_TENANT
+from windlass.model.new_job import NewJob
 from windlass.model.operations import MOST_AT_ONCE, EnqueueMany
 from windlass.store.encoding import from_micros
 from windlass.system import SystemClock

@@ -28,6 +28,7 @@ from windlass.model.job import PENDING, State
 from windlass.model.limit import Pause
 from windlass.model.match import Match
 from windlass.model.names import EVERY_TENANT
+from windlass.model.new_job import OnLost
 from windlass.model.operations import (
     ChangeQueue,
     GetQueue,
@@ -40,7 +41,6 @@ from windlass.model.operations import (
     QueueStats,
     Workers,
 )
-from windlass.model.options import OnLost
 from windlass.model.outcome import Verdict
 from windlass.model.output import DEFAULT_OUTPUT, OutputPolicy
 from windlass.model.queue import Clearable, Policy, QueueChange, Tier

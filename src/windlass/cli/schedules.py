@@ -16,8 +16,9 @@ from windlass.cli.resources import Resource, listing, pause_text, resource_app, 
 from windlass.cli.target import HERE, Target, open_queue
 from windlass.cli.terminal import Column
 from windlass.model.duration import DAY
-from windlass.model.job import JSON, NOTHING, NewJob
+from windlass.model.job import JSON
 from windlass.model.names import DEFAULT_QUEUE
+from windlass.model.new_job import NOTHING, NewJob
 from windlass.model.operations import (
     GetSchedule,
     PauseSchedule,

@@ -24,7 +24,8 @@ from windlass.cli.options import option
 from windlass.cli.target import HERE, Queue, Target, open_queue
 from windlass.model.errors import Busy, Conflict, WindlassError
 from windlass.model.events import Event
-from windlass.model.job import FINISHED, Job, NewJob, State
+from windlass.model.job import FINISHED, Job, State
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Cancel, Enqueue, GetQueue, GetResult, Resize, Send, Show
 from windlass.model.output import MOST_MESSAGE
 from windlass.model.stdin import TERM, Stdin

@@ -16,8 +16,8 @@ from windlass.engine.flow.config import NO_SETTINGS, FlowConfigCache
 from windlass.model.duration import DAY
 from windlass.model.errors import Unavailable
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT
+from windlass.model.new_job import JobOptions
 from windlass.model.operations import OPERATIONS, A, Enqueue, EnqueueLines, Operation, Service
-from windlass.model.options import JobOptions
 from windlass.model.ports import Clock
 from windlass.server.auth import Auth
 from windlass.server.openapi import RouteSpec, SpecRoute

@@ -25,8 +25,9 @@ from windlass.model import wire
 from windlass.model.audit import OWNER, caller
 from windlass.model.errors import Busy, Conflict, Denied, FilesMissing, Invalid, Missing, Unavailable, WindlassError
 from windlass.model.events import EventCursor, LiveEvents
-from windlass.model.job import FINISHED, Job, NewJob, Reason, State
+from windlass.model.job import FINISHED, Job, Reason, State
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, MOST_FILES, FileName, Sha256, check_file_name
+from windlass.model.new_job import LEAST_OWNER_TIMEOUT, NewJob
 from windlass.model.operations import (
     Delete,
     Enqueue,
@@ -40,7 +41,6 @@ from windlass.model.operations import (
     Service,
     Show,
 )
-from windlass.model.options import LEAST_OWNER_TIMEOUT
 from windlass.model.output import MOST_MESSAGE
 from windlass.model.ports import Clock
 from windlass.server import formats

@@ -24,9 +24,10 @@ from windlass.model import wire
 from windlass.model.duration import DAY
 from windlass.model.errors import Busy, Conflict, Invalid, Missing, TooLarge, Unavailable, WindlassError
 from windlass.model.events import EventSource
-from windlass.model.job import FINISHED, TEXT, Job, NewJob, State
+from windlass.model.job import FINISHED, TEXT, Job, State
 from windlass.model.match import Match
 from windlass.model.names import is_name
+from windlass.model.new_job import NewJob
 from windlass.model.operations import Enqueue, GetResult, Service, Show, Workers
 from windlass.model.ports import Clock
 from windlass.model.worker import Worker, counted_slots

@@ -18,8 +18,9 @@ from windlass.dialect.aliases import RouteCall, alias, alias_routes, forward, no
 from windlass.model import wire
 from windlass.model.duration import Seconds, Time
 from windlass.model.errors import Conflict, Invalid, Missing
-from windlass.model.job import FINISHED, NOTHING, Error, Job, NewJob, Reason, State
+from windlass.model.job import FINISHED, Error, Job, Reason, State
 from windlass.model.names import Name, check_id
+from windlass.model.new_job import HIGHEST, LOWEST, NOTHING, NewJob
 from windlass.model.operations import (
     Cancel,
     Claimed,
@@ -35,7 +36,6 @@ from windlass.model.operations import (
     Show,
     Unregister,
 )
-from windlass.model.options import HIGHEST, LOWEST
 from windlass.model.outcome import Verdict
 from windlass.model.wire import Format
 from windlass.model.worker import NewWorker, Slots, Worker

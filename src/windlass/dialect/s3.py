@@ -18,8 +18,8 @@ from windlass.model.duration import DAY
 from windlass.model.errors import Invalid
 from windlass.model.handler import Handler, NewHandler
 from windlass.model.job import JSON, TEXT
+from windlass.model.new_job import JobOptions
 from windlass.model.operations import Enqueued, EnqueueLines, GetHandler, PutHandler, RemoveHandler, Service
-from windlass.model.options import JobOptions
 from windlass.model.retry import UNTIL_DEADLINE
 from windlass.server import formats
 from windlass.server.auth import Auth

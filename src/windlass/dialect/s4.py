@@ -21,8 +21,9 @@ from starlette.responses import Response, StreamingResponse
 from windlass.dialect.aliases import Alias, Handle, KeepTimes, RouteCall, alias, alias_routes, forward, no_content
 from windlass.model import wire
 from windlass.model.errors import Full, Invalid, Missing, Unavailable, WindlassError
-from windlass.model.job import FINISHED, JSON, TEXT, Job, NewJob, State
+from windlass.model.job import FINISHED, JSON, TEXT, Job, State
 from windlass.model.match import Match, StateWord
+from windlass.model.new_job import JobOptions, NewJob
 from windlass.model.operations import (
     MOST_AT_ONCE,
     Count,
@@ -33,7 +34,6 @@ from windlass.model.operations import (
     Service,
     Show,
 )
-from windlass.model.options import JobOptions
 from windlass.model.retry import FROM_START
 from windlass.server import bodies
 from windlass.server.auth import Auth

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from windlass.engine.context import EngineContext, fence, known_worker, lease_of
 from windlass.engine.reports import claimed, tenants_of
 from windlass.model import lifecycle
-from windlass.model.job import NOTHING
 from windlass.model.lifecycle import Move
 from windlass.model.names import JobKey, key_of
+from windlass.model.new_job import NOTHING
 from windlass.model.operations import Adopt, Claimed, Operation
 from windlass.model.worker import Adopter
 from windlass.store.data import Record

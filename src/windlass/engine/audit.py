@@ -25,7 +25,7 @@ from windlass.model.audit import (
     caller,
 )
 from windlass.model.errors import WindlassError
-from windlass.model.job import NewJob
+from windlass.model.new_job import JobOptions, NewJob
 from windlass.model.operations import (
     OPERATIONS,
     Audit,
@@ -39,7 +39,6 @@ from windlass.model.operations import (
     Send,
     SendSignal,
 )
-from windlass.model.options import JobOptions
 from windlass.model.token import Token
 
 log = logging.getLogger("windlass.audit")

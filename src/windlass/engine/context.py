@@ -42,7 +42,8 @@ from windlass.store.data import (
     Sweep,
 )
 from windlass.store.flow import FreeSlots, Room, StaleRules
-from windlass.store.protocol import JournalTarget, Store
+from windlass.store.optional import JournalTarget
+from windlass.store.protocol import Store
 
 Decide = Callable[[Record, datetime], Move | None]
 """The move of a job as it was read at that time; null = none."""

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from windlass.engine.context import MOST_ROUNDS, EngineContext
 from windlass.model import lifecycle
-from windlass.model.job import MSGPACK, NOTHING, NewJob, State
+from windlass.model.job import MSGPACK, State
 from windlass.model.names import JobKey, child_id, key_of, keyed_id
+from windlass.model.new_job import NOTHING, NewJob
 from windlass.store.data import CompletedParent, Dependency, Draft, StoredResult
 
 

@@ -22,9 +22,10 @@ from windlass.engine.flow import settings as flow_settings
 from windlass.engine.new_jobs import PreparedCommands
 from windlass.model import wire
 from windlass.model.events import Event, EventCursor, EventSubscription, EventWithOutput, cursor, state_event
-from windlass.model.job import FINISHED, Job, NewJob
+from windlass.model.job import FINISHED, Job
 from windlass.model.match import Match
 from windlass.model.names import EVERY_TENANT, check_name, is_name
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     MOST_AT_ONCE,
     MOST_TEXT,

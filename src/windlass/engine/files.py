@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from windlass.engine.context import EngineContext, fence
 from windlass.model.errors import FilesMissing, Invalid, Missing, TooLarge, Unavailable
-from windlass.model.job import NewJob
 from windlass.model.names import EVERY_TENANT, MOST_FILES, JobKey, check_file_name, key_of
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     Enqueue,
     EnqueueMany,
@@ -21,7 +21,7 @@ from windlass.model.operations import (
     Operation,
     PutFile,
 )
-from windlass.store.files import FileStore
+from windlass.store.optional import FileStore
 
 KEPT_FOR = 3600.0
 """Seconds for which a file that was sent stays after its last use."""

@@ -24,7 +24,7 @@ from windlass.engine.flow.tiers import admit_yielding, rebalance
 from windlass.model import wire
 from windlass.model.admission import ValidatedJobs, check_all, check_new, payloads_in
 from windlass.model.errors import Full, Invalid, NotReplicated, Partly, Unavailable, WindlassError
-from windlass.model.job import NOTHING, TEXT, NewJob
+from windlass.model.job import TEXT
 from windlass.model.names import (
     EVERY_TENANT,
     ID_SIZE,
@@ -41,6 +41,7 @@ from windlass.model.names import (
     text_ids,
     texts_like,
 )
+from windlass.model.new_job import NOTHING, NewJob
 from windlass.model.operations import (
     MOST_AT_ONCE,
     Accepted,
@@ -53,7 +54,7 @@ from windlass.model.operations import (
 from windlass.model.template import JobTemplate
 from windlass.store.data import Draft, Record
 from windlass.store.flow import StaleRules
-from windlass.store.protocol import PreparedCommand
+from windlass.store.optional import PreparedCommand
 
 job_log = logging.getLogger("windlass.job")
 """One line for each step of a job's life."""

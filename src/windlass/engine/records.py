@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from windlass.cached import CachedValue
 from windlass.engine.context import EngineContext
 from windlass.model.errors import Conflict, Missing, Unavailable
-from windlass.model.job import NewJob
 from windlass.model.names import EVERY_TENANT, queue_mark
+from windlass.model.new_job import JobOptions, NewJob
 from windlass.model.operations import (
     A,
     AddToken,
@@ -32,7 +32,6 @@ from windlass.model.operations import (
     Service,
     Tokens,
 )
-from windlass.model.options import JobOptions
 from windlass.model.ports import Clock
 from windlass.model.quota import Quota
 from windlass.model.token import PREFIX, Issued, Locked, Pass, Token, key_of

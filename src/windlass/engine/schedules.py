@@ -24,9 +24,10 @@ from windlass.engine.flow.apply import is_paused, paused_since
 from windlass.engine.records import OptionsByTask, change_record, job_with_options, read_task_options
 from windlass.model.admission import check_new
 from windlass.model.errors import Conflict, Invalid, Missing, Unavailable, WindlassError
-from windlass.model.job import NOTHING, PENDING, NewJob
+from windlass.model.job import PENDING
 from windlass.model.limit import Pause
 from windlass.model.names import EVERY_TENANT, JobKey, check_name, keyed_id
+from windlass.model.new_job import NOTHING, NewJob
 from windlass.model.operations import (
     Accepted,
     Enqueue,

@@ -15,28 +15,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from windlass.engine import reports
 from windlass.engine.context import POLL_EVERY, EngineContext, heard_of, known_worker, lease_of
 from windlass.engine.flow.apply import hold_limits
 from windlass.engine.flow.tiers import rebalance
 from windlass.engine.handlers import tasks_of
 from windlass.engine.jobs import check_output, deliveries
-from windlass.engine.reports import (
-    JobRun,
-    add_made,
-    alive,
-    applied_of,
-    begun,
-    check_finished,
-    claim_request,
-    claimed,
-    finish_move,
-    move_held,
-    on_lost_config,
-    order_for,
-    run_of,
-    success,
-    tenants_of,
-)
 from windlass.model import lifecycle
 from windlass.model.job import Reason
 from windlass.model.lifecycle import Move
@@ -74,14 +58,14 @@ async def claim(context: EngineContext, operation: Claim) -> list[Claimed]:
         await rebalance(context, tenant, queue)
     context.stats.claimed(records, asyncio.get_running_loop().time())
     config = await context.flow_config.current()
-    return [claimed(record, config) for record in records]
+    return [reports.claimed(record, config) for record in records]
 
 
 async def _request(context: EngineContext, operation: Claim, worker: Worker, stays: float = 0.0) -> ClaimRequest:
     nonce = bytes.fromhex(operation.nonce) if operation.nonce is not None else context.chance.token()
     tasks = await tasks_of(context, worker, operation.languages)
     more = {"repeatable": operation.nonce is not None, "stays": stays, "warm": operation.warm}
-    return await claim_request(context, worker, tasks, nonce, operation.slots, **more)
+    return await reports.claim_request(context, worker, tasks, nonce, operation.slots, **more)
 
 
 async def _wait_and_claim(context: EngineContext, operation: Claim, worker: Worker) -> list[Record]:
@@ -115,8 +99,8 @@ async def _next_opening(context: EngineContext, worker: Worker) -> float:
 async def begin(context: EngineContext, operation: Begin) -> Applied:
     """The code of these jobs has started."""
     worker = await known_worker(context, operation.worker, operation.tenant)
-    tenants = await tenants_of(context, operation)
-    beats = [begun(item, tenant) for item, tenant in zip(operation.jobs, tenants, strict=True)]
+    tenants = await reports.tenants_of(context, operation)
+    beats = [reports.begun(item, tenant) for item, tenant in zip(operation.jobs, tenants, strict=True)]
     replies = await context.writes.heartbeat(beats, lease_of(context, worker))
     refused = [reply.id for reply in replies if not reply.held]
     return Applied(applied=[reply.id for reply in replies if reply.held], refused=refused)
@@ -153,10 +137,10 @@ async def renew_now(context: EngineContext, operation: Renew, lease: float) -> R
     if not operation.jobs:
         return Renewed()
     check_output(operation.jobs)
-    tenants = await tenants_of(context, operation)
-    beats = [alive(item, tenant) for item, tenant in zip(operation.jobs, tenants, strict=True)]
+    tenants = await reports.tenants_of(context, operation)
+    beats = [reports.alive(item, tenant) for item, tenant in zip(operation.jobs, tenants, strict=True)]
     replies = await context.writes.heartbeat(beats, lease)
-    orders = [order_for(item, reply) for item, reply in zip(operation.jobs, replies, strict=True)]
+    orders = [reports.order_for(item, reply) for item, reply in zip(operation.jobs, replies, strict=True)]
     return Renewed(
         lost=[reply.id for reply in replies if not reply.held],
         orders=[order for order in orders if order is not None],
@@ -168,34 +152,34 @@ async def finish(context: EngineContext, operation: Finish) -> Applied:
     """Runs have ended. What they made is added first; successes are written, other outcomes decided."""
     await known_worker(context, operation.worker, operation.tenant)
     for place, item in enumerate(operation.jobs):
-        check_finished(context, item, f"jobs[{place}]")
-    reports = list(zip(operation.jobs, await tenants_of(context, operation), strict=True))
-    await add_made(context, reports)
-    ok = [(item, tenant) for item, tenant in reports if item.outcome is Verdict.OK]
-    others = [(item, tenant) for item, tenant in reports if item.outcome is not Verdict.OK]
-    applied: set[JobRun] = set()
+        reports.check_finished(context, item, f"jobs[{place}]")
+    reported = list(zip(operation.jobs, await reports.tenants_of(context, operation), strict=True))
+    await reports.add_made(context, reported)
+    ok = [(item, tenant) for item, tenant in reported if item.outcome is Verdict.OK]
+    others = [(item, tenant) for item, tenant in reported if item.outcome is not Verdict.OK]
+    applied: set[reports.JobRun] = set()
     if ok:
-        held = await context.writes.succeed([success(item, tenant) for item, tenant in ok])
-        applied = {run_of(item, tenant) for (item, tenant), applies in zip(ok, held, strict=True) if applies}
+        held = await context.writes.succeed([reports.success(item, tenant) for item, tenant in ok])
+        applied = {reports.run_of(item, tenant) for (item, tenant), applies in zip(ok, held, strict=True) if applies}
     if others:
-        config = await on_lost_config(context, any(item.reason is Reason.CRASHED for item, _ in others))
-        applied |= await move_held(context, others, partial(finish_move, context, config))
+        config = await reports.on_lost_config(context, any(item.reason is Reason.CRASHED for item, _ in others))
+        applied |= await reports.move_held(context, others, partial(reports.finish_move, context, config))
     context.stats.finished((key for key, _ in applied), asyncio.get_running_loop().time())
-    return applied_of(reports, applied)
+    return reports.applied_of(reported, applied)
 
 
 async def release(context: EngineContext, operation: Release) -> Applied:
     """Return jobs unrun. A limit that a report names is held first: else the next job would start in between."""
     await known_worker(context, operation.worker, operation.tenant)
-    reports = list(zip(operation.jobs, await tenants_of(context, operation), strict=True))
-    held = await hold_limits(context, reports)
-    config = await on_lost_config(context, any(item.stopped is not None for item in operation.jobs))
+    reported = list(zip(operation.jobs, await reports.tenants_of(context, operation), strict=True))
+    held = await hold_limits(context, reported)
+    config = await reports.on_lost_config(context, any(item.stopped is not None for item in operation.jobs))
 
     def back(item: Released, record: Record, now: datetime) -> Move:
         delay = None if key_of(record.job) in held else item.delay
         return lifecycle.release(record.job, now, delay, stopped=item.stopped, on_lost=config.on_lost(record.job))
 
-    return applied_of(reports, await move_held(context, reports, back))
+    return reports.applied_of(reported, await reports.move_held(context, reported, back))
 
 
 ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any]]] = {

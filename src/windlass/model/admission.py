@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from windlass.model import wire
 from windlass.model.errors import Invalid, TooLarge
-from windlass.model.job import NOTHING, NewJob
 from windlass.model.names import MOST_FILES, check_content_type, check_file_name, check_id, check_mark
+from windlass.model.new_job import NOTHING, NewJob
 from windlass.model.operations import MOST_LINES
 
 MOST_THEN = 10

@@ -1,4 +1,4 @@
-"""The job: what was asked for (`Terms`, with the `JobOptions`), what came of it (`Job`), and the words for both.
+"""The job as the queue knows it: what was asked for (`Terms`, in `new_job`), what came of it, and the words for both.
 
 Frozen data without behaviour; nothing here opens, sends or decides anything. Times are UTC by the
 store's clock, durations are seconds, and "never" is written as null.
@@ -6,13 +6,10 @@ store's clock, durations are seconds, and "never" is written as null.
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
 
-from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
+from msgspec import UNSET, Raw, Struct, UnsetType, field
 
-from windlass.model.duration import Seconds, Time
-from windlass.model.names import MOST_FILES, FileName, Name, Sha256
-from windlass.model.options import JobOptions
+from windlass.model.new_job import JobOptions, Terms
 from windlass.model.output import Progress
 
 
@@ -62,44 +59,6 @@ class Reason(StrEnum):
 MSGPACK = JobOptions().content_type
 JSON = "application/json"
 TEXT = "text/plain"
-
-MOST_PARENTS = 100
-NOTHING = Raw(b"\xc0")
-"""MessagePack nil: the payload of a job that was given none."""
-
-
-class Terms(JobOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """A task, and what is asked of the queue for one job of it."""
-
-    task: Name
-    """Which code the job runs."""
-    after: Annotated[list[str], Meta(max_length=MOST_PARENTS)] = field(default_factory=list)
-    """Ids of jobs of the same tenant that must have succeeded before it is queued; if one does not, it is cancelled."""
-
-
-OWN_ID = (
-    "A UUID made by the caller, in lower case: sending it twice makes one job. Its last two digits must be those of "
-    "the queue, the lowest byte of the CRC-32 of its name (`df` for `default`): the error says which. Or send a `key`."
-)
-
-
-class NewJob(Terms, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
-    """A job as it is sent in."""
-
-    payload: Raw = field(default_factory=lambda: NOTHING)  # made, for a schema cannot show it
-    """One encoded value, in the encoding that `content_type` names."""
-    files: Annotated[dict[FileName, bytes], Meta(max_length=MOST_FILES)] = field(default_factory=dict)
-    """Files that go to the worker with the payload, by name; together with it they are no larger than it may be."""
-    hashes: Annotated[dict[FileName, Sha256], Meta(max_length=MOST_FILES)] = field(default_factory=dict)
-    """More files, by name: the SHA-256 of each, which was sent before."""
-    id: Annotated[str, Meta(description=OWN_ID)] | None = None
-    """A UUID made by the caller; sending it twice makes one job. Absent: derived from `key`, or random."""
-    delay: Seconds | None = None
-    """Seconds to wait before it may run."""
-    then: "NewJob | None" = None
-    """A job to be queued when this one has succeeded; without a payload of its own it gets this one's result."""
-    run_at: Time | None = None
-    """The time before which it may not run, with its time zone; not together with `delay`."""
 
 
 class Error(Struct, frozen=True, kw_only=True, omit_defaults=True):

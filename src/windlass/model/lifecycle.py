@@ -19,9 +19,19 @@ from msgspec.structs import replace
 
 from windlass.model.errors import Conflict
 from windlass.model.handler import NO_HANDLER, HandlerRun
-from windlass.model.job import FINISHED, Error, Job, NewJob, Reason, State
-from windlass.model.options import AT_MOST_ONCE, OnLost
-from windlass.model.outcome import CODES, Outcome, Verdict
+from windlass.model.job import FINISHED, Error, Job, Reason, State
+from windlass.model.new_job import AT_MOST_ONCE, NewJob, OnLost
+from windlass.model.outcome import (
+    CODES,
+    HALTED,
+    LOST,
+    UNBEGUN,
+    Outcome,
+    Verdict,
+    error_entry,
+    own_error,
+    time_limit,
+)
 from windlass.model.retry import backoff
 from windlass.model.worker import Adopter
 
@@ -90,9 +100,6 @@ MOST_LOSSES = 10  # so does the lost worker with this number: what takes a whole
 ORDERS = frozenset({Reason.CANCELLED, Reason.DELETED, Reason.HALTED, Reason.ABANDONED})
 """Reasons that, on a running job, mean that it was ordered to stop."""
 
-HALTED = Error(type="Halted", message="halted: its place was needed for a job that waits")
-LOST = Error(message="its worker was not heard of for a whole lease")
-UNBEGUN = Error(message="its worker was not heard of for a whole lease; its code had not begun")
 NEVER = {State.FAILED: "has failed", State.CANCELLED: "was cancelled", None: "is not there"}
 
 Lapse = Literal["lease", "owner"]
@@ -156,7 +163,7 @@ def unblock(job: Job, parents: Mapping[str, State | None], now: datetime) -> Mov
         state = parents[id]
         if state in NEVER:
             error = Error(message=f"job {id}, which it waited for, {NEVER[state]}")
-            return _move(job, Step.CANCEL, Reason.DEPENDENCY, _entry(job, error, Reason.DEPENDENCY, now))
+            return _move(job, Step.CANCEL, Reason.DEPENDENCY, error_entry(job, error, Reason.DEPENDENCY, now))
     rest = [id for id in job.waits_for if parents[id] is not State.SUCCEEDED]
     if not rest:
         return _move(job, Step.UNBLOCK)
@@ -177,7 +184,7 @@ def _finish(job: Job, outcome: Outcome, now: datetime, chance: float, on_lost: O
     if outcome.verdict is Verdict.OK:
         return _move(job, Step.SUCCEED)
     reason = outcome.reason or Reason(outcome.verdict.value)
-    error = _entry(job, _blameless(job, outcome), reason, now)
+    error = error_entry(job, own_error(job, outcome), reason, now)
     if job.reason in ORDERS:
         return _move(job, Step.STOP, job.reason, error)
     if reason is Reason.CRASHED:
@@ -210,13 +217,13 @@ def lose(job: Job, now: datetime, on_lost: OnLost = "retry") -> Move:
     if job.reason in ORDERS:
         error = HALTED if job.reason is Reason.HALTED else LOST
         reason = Reason.HALTED if job.reason is Reason.HALTED else Reason.LOST
-        return replace(_move(job, Step.STOP, job.reason, _entry(job, error, reason, now)), lapsed="lease")
+        return replace(_move(job, Step.STOP, job.reason, error_entry(job, error, reason, now)), lapsed="lease")
     if on_lost == "requeue" or (on_lost in AT_MOST_ONCE and job.pid is None):
-        error = _entry(job, UNBEGUN if job.pid is None else LOST, Reason.LOST, now)
+        error = error_entry(job, UNBEGUN if job.pid is None else LOST, Reason.LOST, now)
         return replace(_move(job, Step.RECLAIM, Reason.LOST, error), attempt=job.attempt - 1, lapsed="lease")
     losses = job.losses + 1
     step = Step.FAIL if on_lost in AT_MOST_ONCE or losses >= MOST_LOSSES else Step.RECLAIM
-    move = _move(job, step, Reason.LOST, _entry(job, LOST, Reason.LOST, now))
+    move = _move(job, step, Reason.LOST, error_entry(job, LOST, Reason.LOST, now))
     return replace(move, losses=losses, lapsed="lease", outcome=Verdict.ERROR)
 
 
@@ -228,13 +235,13 @@ def release(
     `stopped`: why its code, which had begun, was stopped; null = it had not begun, or asked for a later time itself.
     """
     if job.reason in ORDERS:
-        error = _entry(job, HALTED, Reason.HALTED, now) if job.reason is Reason.HALTED else None
+        error = error_entry(job, HALTED, Reason.HALTED, now) if job.reason is Reason.HALTED else None
         return _move(job, Step.STOP, job.reason, error)
     if stopped is not None and on_lost in AT_MOST_ONCE:
-        move = _move(job, Step.FAIL, Reason.LOST, _entry(job, Error(message=stopped), Reason.LOST, now))
+        move = _move(job, Step.FAIL, Reason.LOST, error_entry(job, Error(message=stopped), Reason.LOST, now))
         return replace(move, losses=job.losses + 1, outcome=Verdict.ERROR)
     if not delay:
-        entry = None if stopped is None else _entry(job, Error(message=stopped), Reason.RELEASED, now)
+        entry = None if stopped is None else error_entry(job, Error(message=stopped), Reason.RELEASED, now)
         return replace(_move(job, Step.RELEASE, Reason.RELEASED, entry), attempt=job.attempt - 1)
     due = now + timedelta(seconds=delay)
     return replace(_move(job, Step.SNOOZE, Reason.SNOOZED), attempt=job.attempt - 1, run_at=due)
@@ -260,13 +267,8 @@ def check_running(job: Job) -> None:
 def fail_by_hand(job: Job, message: str, now: datetime) -> Move:
     """A caller ends a run as failed, whatever its worker and its process do: their reports come too late."""
     check_running(job)
-    move = _move(job, Step.FAIL, Reason.BY_HAND, _entry(job, Error(message=message), Reason.BY_HAND, now))
+    move = _move(job, Step.FAIL, Reason.BY_HAND, error_entry(job, Error(message=message), Reason.BY_HAND, now))
     return replace(move, code=CODES[Verdict.FAILED], outcome=Verdict.FAILED)
-
-
-def time_limit(job: Job) -> float | None:
-    """Seconds that the current run of a job may take; null = as long as it likes."""
-    return None if job.deadline is None or job.started_at is None else (job.deadline - job.started_at).total_seconds()
 
 
 def shrink(job: Job, tier: str, seconds: float) -> Move:
@@ -301,7 +303,7 @@ def delete(job: Job) -> Move:
 
 def expire(job: Job, now: datetime) -> Move:
     """The job was not started in time."""
-    return _move(job, Step.EXPIRE, Reason.EXPIRED, _entry(job, Error(), Reason.EXPIRED, now))
+    return _move(job, Step.EXPIRE, Reason.EXPIRED, error_entry(job, Error(), Reason.EXPIRED, now))
 
 
 def touch_owner(job: Job) -> Move | None:
@@ -320,27 +322,6 @@ def rerun(job: Job) -> Move:
 def _order(job: Job, step: Step, reason: Reason) -> Move:
     """End a job that waits; order a running one. The first order to stop keeps its reason."""
     return _move(job, step, job.reason if job.state is State.RUNNING and job.reason in ORDERS else reason)
-
-
-def _blameless(job: Job, outcome: Outcome) -> Error:
-    """What a run says of its end, and that it was not its own fault if it had to give way."""
-    if job.reason is Reason.HALTED:
-        return HALTED
-    error = outcome.error
-    if outcome.reason is not Reason.TIMEOUT or error is None or job.reason not in (Reason.SHRUNK, Reason.LOWERED):
-        return error or Error()
-    limit = time_limit(job)
-    why = "lowered while it ran" if limit is None else f"lowered to {limit:g} s while it ran"
-    if job.reason is Reason.SHRUNK:
-        why = f"shortened to tier {job.assigned}, for a job that waits"
-    return replace(error, message=f"{error.message}: it was {why}" if error.message else f"its time was {why}")
-
-
-def _entry(job: Job, error: Error, reason: Reason, now: datetime) -> Error:
-    entry = replace(error, reason=reason, attempt=job.attempt, at=now)
-    if job.state is not State.RUNNING:
-        return entry
-    return replace(entry, worker=job.worker, node=job.node, pid=job.pid)
 
 
 def _move(job: Job, step: Step, reason: Reason | None = None, error: Error | None = None) -> Move:

@@ -9,7 +9,7 @@ from windlass.model.duration import Seconds, Time
 from windlass.model.errors import Invalid
 from windlass.model.limit import Pause
 from windlass.model.names import Name
-from windlass.model.options import OnLost
+from windlass.model.new_job import OnLost
 from windlass.model.output import DEFAULT_OUTPUT, OutputPolicy
 
 MOST_TIERS = 16

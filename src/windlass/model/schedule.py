@@ -9,8 +9,9 @@ from msgspec import Meta, Struct, field
 
 from windlass.model.duration import Seconds, Time
 from windlass.model.errors import Invalid
-from windlass.model.job import NewJob, State
+from windlass.model.job import State
 from windlass.model.names import Name
+from windlass.model.new_job import NewJob
 
 Overlap = Literal["skip", "queue", "replace"]
 CatchUp = Literal["skip", "once", "all"]

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from windlass.model import wire
-from windlass.model.job import NewJob
 from windlass.model.names import queue_mark
+from windlass.model.new_job import NewJob
 
 _particulars = attrgetter(
     "id", "key", "tier", "yielding", "delay", "run_at", "expires", "owner_timeout", "after", "files", "hashes", "then"

@@ -16,9 +16,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from windlass.model.errors import Invalid, TooLarge
-from windlass.model.job import JSON, MSGPACK, NOTHING, TEXT, NewJob
+from windlass.model.job import JSON, MSGPACK, TEXT
 from windlass.model.names import MEDIA_PATTERN, NAME_PATTERN, is_name
-from windlass.model.options import HIGHEST, LOWEST
+from windlass.model.new_job import HIGHEST, LOWEST, NOTHING, NewJob
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Struct)

@@ -7,7 +7,7 @@ from msgspec import Meta, Struct, field
 
 from windlass.model.handler import Language
 from windlass.model.names import DEFAULT_QUEUE, Name
-from windlass.model.options import JobOptions
+from windlass.model.new_job import JobOptions
 from windlass.model.schedule import NewSchedule
 
 MOST_URL = 2000

@@ -31,7 +31,8 @@ from msgspec.structs import astuple, replace
 from windlass.model import wire
 from windlass.model.admission import MOST_THEN, ValidatedJobs, check_all
 from windlass.model.errors import Invalid, TooLarge
-from windlass.model.job import JSON, MSGPACK, NOTHING, Job, NewJob
+from windlass.model.job import JSON, MSGPACK, Job
+from windlass.model.new_job import NOTHING, NewJob
 from windlass.model.operations import MOST_AT_ONCE, Claimed, FinishByHand, Finished, Page, Result
 from windlass.model.schedule import NewSchedule, Schedule
 from windlass.model.wire import UNENCODABLE, Format

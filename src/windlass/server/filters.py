@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from windlass.cached import CachedValue
 from windlass.model.admission import payloads_in
 from windlass.model.errors import Busy, Conflict, Denied, TooLarge, Unavailable
-from windlass.model.job import NewJob
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     A,
     Enqueue,

@@ -18,9 +18,10 @@ from windlass.model import push
 from windlass.model.errors import ERRORS, Problem
 from windlass.model.estimate import Estimate
 from windlass.model.events import NAMES, DeletedJob, OutputData
-from windlass.model.job import JSON, MSGPACK, TEXT, Job, NewJob
+from windlass.model.job import JSON, MSGPACK, TEXT, Job
 from windlass.model.match import Match
 from windlass.model.names import NAME_PATTERN
+from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     AddToken,
     ChangeQueue,

@@ -10,8 +10,9 @@ from msgspec import Struct
 
 from windlass.model.errors import Unavailable
 from windlass.model.handler import NO_HANDLER, HandlerRun
-from windlass.model.job import Job, NewJob, Reason, State
+from windlass.model.job import Job, Reason, State
 from windlass.model.lifecycle import Step
+from windlass.model.new_job import NewJob
 from windlass.model.outcome import Verdict
 from windlass.model.output import Message, NewChunk, Progress
 from windlass.model.worker import Worker

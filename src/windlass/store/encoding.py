@@ -16,8 +16,9 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from windlass.model.handler import NO_HANDLER, HandlerRun
-from windlass.model.job import MSGPACK, NOTHING, NewJob, Terms
+from windlass.model.job import MSGPACK
 from windlass.model.names import JobKey
+from windlass.model.new_job import NOTHING, NewJob, Terms
 from windlass.model.output import OutputPolicy
 from windlass.model.retry import RetryPolicy
 from windlass.model.worker import Worker

@@ -22,7 +22,7 @@ from windlass.model.lifecycle import Move
 from windlass.model.names import JobKey
 from windlass.model.output import Chunk
 from windlass.model.worker import NewWorker, Worker, WorkerUsage
-from windlass.store import audit, data, files, flow
+from windlass.store import data, flow, optional
 
 
 class JobStore(Protocol):
@@ -168,49 +168,6 @@ class EventStore(Protocol):
         """Publish to the subscribers, if there are any; checks for them where that is not known."""
 
 
-class JournalTarget(Protocol):
-    """Journals are drained into the store, which keeps a watermark for each of them in each partition."""
-
-    replicated_within: float | None
-    """Seconds within which enough replicas must have a new job; null = no caller waits for replicas."""
-
-    @property
-    def partition_count(self) -> int: ...
-
-    async def ready(self) -> None:
-        """Find the server, if it was not there when the store was opened; raises while it is not."""
-
-    def partition_of(self, draft: data.Draft) -> int:
-        """The partition that a job belongs to."""
-
-    async def drain(self, request: data.DrainRequest) -> data.DrainReply:
-        """Add jobs and move the watermark in one step; do neither if the watermark is not where it should be."""
-
-
-class LocalDisk(Protocol):
-    """The store is on a disk of this machine."""
-
-    async def check_room(self) -> None:
-        """Raise if new jobs would be refused for want of room."""
-
-
-class PreparedCommand(Protocol):
-    """Adds jobs which differ only in id and payload, for callers without an event loop."""
-
-    invalid: bool
-    """Whether flow rules may apply now: prepare another one."""
-
-    def __call__(self, id: bytes, payload: bytes, /) -> bool | None:
-        """Add a job (the id as its sixteen bytes); whether it is new. Null = use `add`. No event is published."""
-
-
-class Preparation(Protocol):
-    """The store prepares commands."""
-
-    def command(self, example: data.Draft) -> PreparedCommand | None:
-        """The command for jobs like this one; null = there is none."""
-
-
 class Store(Protocol):
     """Where jobs live."""
 
@@ -219,12 +176,12 @@ class Store(Protocol):
     workers: WorkerStore
     records: RecordStore
     events: EventStore
-    # Optional capabilities; null = the store does not have it.
-    journal: JournalTarget | None
-    disk: LocalDisk | None
-    prepare: Preparation | None
-    audit: audit.AuditStore | None
-    files: files.FileStore | None
+    # Optional capabilities (`optional`); null = the store does not have it.
+    journal: optional.JournalTarget | None
+    disk: optional.LocalDisk | None
+    prepare: optional.Preparation | None
+    audit: optional.AuditStore | None
+    files: optional.FileStore | None
 
     async def close(self) -> None:
         """Let go of everything that was opened."""

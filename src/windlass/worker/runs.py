@@ -16,9 +16,9 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET, Raw
 
-from windlass.model.job import TEXT, Error, Job, NewJob, Reason
+from windlass.model.job import TEXT, Error, Job, Reason
+from windlass.model.new_job import AT_MOST_ONCE, NewJob
 from windlass.model.operations import Alive, Began, Claimed, Delivered, Finished, Released
-from windlass.model.options import AT_MOST_ONCE
 from windlass.model.outcome import CODES, Verdict
 from windlass.model.output import DEFAULT_OUTPUT, MOST_CHUNK, MOST_CHUNKS, MOST_OUTPUT, NewChunk, Progress, Stream
 from windlass.model.ports import Clock

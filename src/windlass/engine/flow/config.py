@@ -16,11 +16,11 @@ from msgspec.structs import replace
 from windlass.model import wire
 from windlass.model.duration import DAY
 from windlass.model.errors import Invalid, PartAway
-from windlass.model.job import Job, NewJob, Terms
+from windlass.model.job import Job
 from windlass.model.limit import Limit, Pause, Subject, holds, key_of, may_hold, paths
 from windlass.model.match import ABSENT
 from windlass.model.names import EVERY_TENANT
-from windlass.model.options import AT_MOST_ONCE, LOWEST, OnLost
+from windlass.model.new_job import AT_MOST_ONCE, LOWEST, NewJob, OnLost, Terms
 from windlass.model.output import DEFAULT_OUTPUT
 from windlass.model.queue import QueueSettings, Tier, tier_of
 from windlass.store.data import Draft

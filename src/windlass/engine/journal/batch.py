@@ -14,8 +14,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from windlass.engine.new_jobs import JobBatch, batch_of, drafts_in, split_batch
-from windlass.model.job import NOTHING, NewJob
 from windlass.model.names import ID_SIZE, raw_id, text_id
+from windlass.model.new_job import NOTHING, NewJob
 from windlass.store import encoding
 from windlass.store.data import Draft
 from windlass.store.encoding import alike

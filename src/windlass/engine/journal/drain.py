@@ -28,7 +28,7 @@ from windlass.model.ports import Clock, Randomness
 from windlass.store.data import Draft, DrainReply, DrainRequest
 from windlass.store.encoding import to_micros
 from windlass.store.flow import StaleRules
-from windlass.store.protocol import JournalTarget
+from windlass.store.optional import JournalTarget
 
 log = logging.getLogger("windlass.journal")
 

@@ -49,10 +49,11 @@ from windlass.engine.new_jobs import (
 from windlass.model.errors import Conflict, Invalid, JournalFull, PartAway, Unavailable, WindlassError
 from windlass.model.estimate import Estimate
 from windlass.model.events import Event
-from windlass.model.job import Job, NewJob, Reason, Terms
+from windlass.model.job import Job, Reason
 from windlass.model.lifecycle import enter
 from windlass.model.match import Match
 from windlass.model.names import ID_SIZE, JobKey, check_id, key_of, texts_like
+from windlass.model.new_job import NewJob, Terms
 from windlass.model.operations import (
     A,
     Accepted,
@@ -85,7 +86,7 @@ from windlass.model.operations import (
 from windlass.model.ports import Clock
 from windlass.store.data import Draft, Record
 from windlass.store.encoding import from_micros
-from windlass.store.protocol import JournalTarget
+from windlass.store.optional import JournalTarget
 
 log = logging.getLogger("windlass.journal")
 

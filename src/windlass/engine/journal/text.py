@@ -22,8 +22,9 @@ import msgspec
 
 from windlass.model import wire
 from windlass.model.errors import Invalid
-from windlass.model.job import TEXT, NewJob
+from windlass.model.job import TEXT
 from windlass.model.names import is_name
+from windlass.model.new_job import NewJob
 
 BATCH, END, TENANT = "#:Batch", "#:EndBatch", "#:Tenant"
 

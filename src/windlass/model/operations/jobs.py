@@ -6,11 +6,11 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from windlass.model.duration import Seconds
 from windlass.model.history import History, HistoryStep
-from windlass.model.job import MSGPACK, Error, Job, NewJob, State
+from windlass.model.job import MSGPACK, Error, Job, State
 from windlass.model.match import Match
 from windlass.model.names import MEDIA_PATTERN, Name
+from windlass.model.new_job import JobOptions, NewJob
 from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
-from windlass.model.options import JobOptions
 from windlass.model.outcome import Verdict
 from windlass.model.output import MOST_CHUNK, MOST_CHUNKS, MOST_MESSAGE, Chunk, Stream
 from windlass.model.stdin import Length, SignalName

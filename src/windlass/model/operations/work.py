@@ -9,8 +9,9 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
 from windlass.model.duration import OwnLease, Seconds, Time
 from windlass.model.handler import Language
-from windlass.model.job import MSGPACK, Error, Job, NewJob, Reason
+from windlass.model.job import MSGPACK, Error, Job, Reason
 from windlass.model.names import MEDIA_PATTERN, MOST_FILES, FileName, Name
+from windlass.model.new_job import NewJob
 from windlass.model.operations.table import MOST_AT_ONCE, Operation, operation
 from windlass.model.outcome import Verdict
 from windlass.model.output import MOST_CHUNKS, NewChunk, Progress

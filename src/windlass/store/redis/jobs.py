@@ -50,7 +50,7 @@ from windlass.store.data import (
 )
 from windlass.store.encoding import from_micros, span
 from windlass.store.flow import FreeSlots, NoFreeSlot, Room, StaleRules, TierSlots
-from windlass.store.protocol import PreparedCommand
+from windlass.store.optional import PreparedCommand
 from windlass.store.redis import layout
 from windlass.store.redis.calls import MOST_IN_A_CALL, Partitions, SkippedQueues, library
 from windlass.store.redis.connection import BlockingChannel

@@ -15,9 +15,10 @@ import msgspec
 from msgspec.structs import replace
 
 from windlass.model.handler import NO_HANDLER, HandlerRun
-from windlass.model.job import Error, Job, NewJob, Reason, State
+from windlass.model.job import Error, Job, Reason, State
 from windlass.model.lifecycle import GONE, ORDERS, Lapse, Move, Step
 from windlass.model.names import DEFAULT_TENANT, raw_id, raw_key, text_id
+from windlass.model.new_job import NewJob
 from windlass.model.outcome import Verdict
 from windlass.model.output import Chunk, Message, Progress, Stream
 from windlass.store import encoding

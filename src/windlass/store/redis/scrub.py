@@ -19,7 +19,7 @@ from windlass.model.names import raw_key, text_id
 from windlass.model.output import MOST_INPUT, MOST_KEPT, MOST_MESSAGES, MOST_OUTPUT
 from windlass.store import encoding
 from windlass.store.encoding import from_micros, span
-from windlass.store.facts import StoreInfo
+from windlass.store.optional import StoreInfo
 from windlass.store.redis import layout
 from windlass.store.redis.connection import own_errors
 from windlass.store.redis.store import RedisStore

@@ -9,20 +9,19 @@ from windlass.model.errors import Invalid, Unavailable
 from windlass.model.names import EVERY_TENANT
 from windlass.model.ports import Clock, Randomness
 from windlass.model.worker import NewWorker, Worker, WorkerUsage
-from windlass.store.audit import AuditRow, AuditRows, AuditStore, audit_cursor
 from windlass.store.data import ANYTHING, AccessRefused, Unchecked
 from windlass.store.encoding import from_micros, span
-from windlass.store.files import FileStore
-from windlass.store.protocol import (
-    EventStore,
-    FlowStore,
-    JobStore,
+from windlass.store.optional import (
+    AuditRow,
+    AuditRows,
+    AuditStore,
+    FileStore,
     JournalTarget,
     LocalDisk,
     Preparation,
-    RecordStore,
-    WorkerStore,
+    audit_cursor,
 )
+from windlass.store.protocol import EventStore, FlowStore, JobStore, RecordStore, WorkerStore
 from windlass.store.redis.calls import Connection, Partitions
 from windlass.store.redis.connection import BlockingChannel
 from windlass.store.redis.events import EventBus

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from windlass.model.job import Error, Job, Reason, State, Terms
+from windlass.model.job import Error, Job, Reason, State
 from windlass.model.lifecycle import enter
 from windlass.model.names import DEFAULT_TENANT, ID_SIZE, JobKey, raw_key, tenant_of, text_id
+from windlass.model.new_job import Terms
 from windlass.model.output import (
     MOST_INPUT,
     MOST_KEPT,

@@ -11,9 +11,9 @@ import msgspec
 from windlass.model.audit import MOST_LINES_KEPT
 from windlass.model.names import EVERY_TENANT
 from windlass.model.worker import NewWorker, Worker, WorkerUsage
-from windlass.store.audit import AuditRow, AuditRows, audit_cursor
 from windlass.store.data import ANYTHING, Unchecked
 from windlass.store.encoding import from_micros, span
+from windlass.store.optional import AuditRow, AuditRows, audit_cursor
 from windlass.store.sqlite.transaction import Transaction
 
 # --- Workers ------------------------------------------------------------------------------------------

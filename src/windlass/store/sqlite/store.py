@@ -17,7 +17,6 @@ from windlass.model.names import JobKey, raw_key
 from windlass.model.output import Chunk
 from windlass.model.ports import Clock
 from windlass.model.worker import NewWorker, Worker, WorkerUsage
-from windlass.store.audit import AuditRows, AuditStore
 from windlass.store.data import (
     ClaimRequest,
     CompletedParent,
@@ -40,20 +39,18 @@ from windlass.store.data import (
     Unchecked,
 )
 from windlass.store.encoding import pack_terms
-from windlass.store.facts import StoreInfo
-from windlass.store.files import FileStore
 from windlass.store.flow import BucketUsage, FreeSlots, LaneBacklog, Regroup, Room, Rules, StaleRules
-from windlass.store.protocol import (
-    EventStore,
-    FlowStore,
-    JobStore,
+from windlass.store.optional import (
+    AuditRows,
+    AuditStore,
+    FileStore,
     JournalTarget,
     LocalDisk,
     Preparation,
     PreparedCommand,
-    RecordStore,
-    WorkerStore,
+    StoreInfo,
 )
+from windlass.store.protocol import EventStore, FlowStore, JobStore, RecordStore, WorkerStore
 from windlass.store.sqlite import claims, dependencies, files, flow, jobs, listing, records, tiers, transitions, upkeep
 from windlass.store.sqlite.connection import Connection, InlineConnection
 from windlass.store.sqlite.events import EventBus

@@ -20,8 +20,9 @@ from windlass.call.arguments import Arguments, CallSignature
 from windlass.call.current import RunningJob, running
 from windlass.call.signals import Cancelled, Fail, RateLimited, Retry, Snooze
 from windlass.model.errors import Invalid, TooLarge, WindlassError
-from windlass.model.job import Error, NewJob
+from windlass.model.job import Error
 from windlass.model.names import child_id, keyed_id
+from windlass.model.new_job import NewJob
 from windlass.model.outcome import Verdict
 from windlass.model.output import Progress, Stream
 from windlass.model.wire import encodable

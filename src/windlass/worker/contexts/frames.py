@@ -19,9 +19,9 @@ from typing import Generic, NoReturn, TypeVar
 import msgspec
 from msgspec import Struct
 
-from windlass.model.job import MSGPACK, Error, Job, NewJob, Reason
+from windlass.model.job import MSGPACK, Error, Job, Reason
+from windlass.model.new_job import JobOptions, NewJob
 from windlass.model.operations import Claimed
-from windlass.model.options import JobOptions
 from windlass.model.outcome import Verdict
 from windlass.model.output import Progress, Stream
 from windlass.model.schedule import NewSchedule

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from windlass.model.options import JobOptions
+from windlass.model.new_job import JobOptions
 from windlass.model.stdin import Stdin
 from windlass.worker.contexts import folders, offspring, prints
 from windlass.worker.contexts.frames import (

@@ -1,11 +1,14 @@
-"""What a submitter may ask of the queue for a job, whatever its task. Only the declaration; durations are seconds."""
+"""The job as it is sent in: the options that fit any task, the terms of one job, and what comes along with it.
+
+Only the declarations; durations are seconds.
+"""
 
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct, field
 
-from windlass.model.duration import DAY, LONGEST, Seconds
-from windlass.model.names import DEFAULT_QUEUE, Name
+from windlass.model.duration import DAY, LONGEST, Seconds, Time
+from windlass.model.names import DEFAULT_QUEUE, MOST_FILES, FileName, Name, Sha256
 from windlass.model.output import OutputPolicy
 from windlass.model.retry import EXPONENTIAL, RetryPolicy
 from windlass.model.stdin import Stdin
@@ -23,6 +26,10 @@ LOWEST, HIGHEST = -(2**31), 2**31 - 1
 
 LEAST_OWNER_TIMEOUT = 1.0
 """Seconds: upkeep looks no more often."""
+
+MOST_PARENTS = 100
+NOTHING = Raw(b"\xc0")
+"""MessagePack nil: the payload of a job that was given none."""
 
 # Jobs hold nothing that could hold them in turn, so the collector need not look at them (`gc=False`): otherwise it
 # takes a third of the time in which many are made.
@@ -84,3 +91,37 @@ class JobOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     """How the payload is encoded; the queue itself never decodes it."""
     one_argument: bool = False
     """Whether a payload, or a result passed on by `then`, is one argument even if it is a list or a map of several."""
+
+
+class Terms(JobOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """A task, and what is asked of the queue for one job of it."""
+
+    task: Name
+    """Which code the job runs."""
+    after: Annotated[list[str], Meta(max_length=MOST_PARENTS)] = field(default_factory=list)
+    """Ids of jobs of the same tenant that must have succeeded before it is queued; if one does not, it is cancelled."""
+
+
+OWN_ID = (
+    "A UUID made by the caller, in lower case: sending it twice makes one job. Its last two digits must be those of "
+    "the queue, the lowest byte of the CRC-32 of its name (`df` for `default`): the error says which. Or send a `key`."
+)
+
+
+class NewJob(Terms, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
+    """A job as it is sent in."""
+
+    payload: Raw = field(default_factory=lambda: NOTHING)  # made, for a schema cannot show it
+    """One encoded value, in the encoding that `content_type` names."""
+    files: Annotated[dict[FileName, bytes], Meta(max_length=MOST_FILES)] = field(default_factory=dict)
+    """Files that go to the worker with the payload, by name; together with it they are no larger than it may be."""
+    hashes: Annotated[dict[FileName, Sha256], Meta(max_length=MOST_FILES)] = field(default_factory=dict)
+    """More files, by name: the SHA-256 of each, which was sent before."""
+    id: Annotated[str, Meta(description=OWN_ID)] | None = None
+    """A UUID made by the caller; sending it twice makes one job. Absent: derived from `key`, or random."""
+    delay: Seconds | None = None
+    """Seconds to wait before it may run."""
+    then: "NewJob | None" = None
+    """A job to be queued when this one has succeeded; without a payload of its own it gets this one's result."""
+    run_at: Time | None = None
+    """The time before which it may not run, with its time zone; not together with `delay`."""
