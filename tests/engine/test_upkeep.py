@@ -82,11 +82,11 @@ async def test_a_house_with_nothing_to_do_asks_the_store_a_few_times_a_second(
         monkeypatch.setattr(engine.context.store, facet, Counting(getattr(engine.context.store, facet), counts))
     async with kept(engine, clock):
         await pass_time(clock, SECONDS)
-    assert counts[f"sweep {Sweep.LANES}"] == 0
+    assert counts[f"sweep {Sweep.UNBLOCK}"] == 0
     assert counts["completed"] <= 1 + SECONDS
     assert counts["next_due"] > 0, "no house was kept at all"
-    assert counts[f"sweep {Sweep.KEEP}"] <= 1 + SECONDS / 5
-    assert counts[f"sweep {Sweep.RUN}"] == 0, "nothing was scheduled"
+    assert counts[f"sweep {Sweep.PURGE}"] <= 1 + SECONDS / 5
+    assert counts[f"sweep {Sweep.PROMOTE}"] == 0, "nothing was scheduled"
     assert sum(counts.values()) <= 9 * SECONDS, counts
 
 
@@ -153,7 +153,7 @@ async def test_a_house_with_rules_lets_jobs_come_back_that_were_held_up(engine: 
     async with kept(engine, clock):
         await pass_time(clock, 2)
     engine.context.store.jobs = jobs
-    assert counts[f"sweep {Sweep.LANES}"] >= 4
+    assert counts[f"sweep {Sweep.UNBLOCK}"] >= 4
 
 
 async def test_a_part_that_comes_later_is_not_trusted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,7 @@ class Passage:
         left = len(drafts)
         async with asyncio.timeout(PATIENCE):
             while left:
-                await self._store.jobs.sweep(Sweep.LANES, 1000)
+                await self._store.jobs.sweep(Sweep.UNBLOCK, 1000)
                 wish = ClaimRequest(self._worker, self._chance.token(), AT_ONCE, 60.0, repeatable=False, heard=False)
                 taken = await self._store.jobs.claim(wish)
                 dones = [
@@ -130,7 +130,7 @@ async def _is_as(store: Store, before: Leavings) -> None:
     async with asyncio.timeout(PATIENCE):
         while not found or sum(found.values()) > sum(before.values()) + ONCE:
             await asyncio.sleep(0.05 if found else 0)
-            await store.jobs.sweep(Sweep.LANES, 1000)
+            await store.jobs.sweep(Sweep.UNBLOCK, 1000)
             found = await leavings(store)
 
 
@@ -145,7 +145,7 @@ async def test_what_one_process_has_dropped_another_makes_anew(tmp_path: Path) -
         record = await taking.take(taking.worker(tenant="t"))
         assert record.job.id == id
         assert await taking.succeed(record)
-        await taking.store.jobs.sweep(Sweep.LANES, 100)
+        await taking.store.jobs.sweep(Sweep.UNBLOCK, 100)
         assert (await leavings(adding.store))["lane"] == 0
         assert (await leavings(adding.store))["tenant_queue"] == 0
         assert await scrub(adding.store) == []

@@ -545,13 +545,13 @@ class ModelJobs:
 
     # Clocks run out
 
-    async def sweep(self, clock: Sweep, limit: int) -> SweepReply:
+    async def sweep(self, sweep: Sweep, limit: int) -> SweepReply:
         now = self.clock.now()
-        if clock is Sweep.LANES:
+        if sweep is Sweep.UNBLOCK:
             before = self.open
             self.settle()
             return SweepReply(min(len(self.open - before), limit))
-        if clock is Sweep.RUN:
+        if sweep is Sweep.PROMOTE:
             due = self._due(self.entries(State.SCHEDULED), lambda entry: entry.job.run_at, now)[:limit]
             for entry in due:
                 entry.change(state=State.QUEUED, updated_at=now)
@@ -570,9 +570,9 @@ class ModelJobs:
         self._spend(entry)
         return entry.swept(result_only=True)
 
-    async def next_due(self, clock: Sweep, queues: Sequence[str] = ()) -> float | None:
+    async def next_due(self, sweep: Sweep, queues: Sequence[str] = ()) -> float | None:
         now = self.clock.now()
-        if clock is Sweep.LANES:
+        if sweep is Sweep.UNBLOCK:
             queued = [entry for entry in self.entries(State.QUEUED) if entry.job.queue in queues]
             return self.bounds.next_opening(queued, self.entries(State.RUNNING), now)
         due_at = [entry.job.run_at for entry in self.entries(State.SCHEDULED) if entry.job.run_at is not None]

@@ -13,7 +13,7 @@ HOUR = 3600.0
 
 
 async def swept(world: World) -> list[str]:
-    return [job.id for job in (await world.store.jobs.sweep(Sweep.RUN, 10)).jobs]
+    return [job.id for job in (await world.store.jobs.sweep(Sweep.PROMOTE, 10)).jobs]
 
 
 async def lost(world: World) -> list[str]:

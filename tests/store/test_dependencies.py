@@ -176,7 +176,7 @@ async def test_a_bound_parent_ripens_when_it_ends(world: World, ending: str, kee
     one = await only_completed_parents(world)
     assert (one.id, one.tenant, one.state, one.children, one.then) == (parent, "default", state, [NOBODY], None)
     world.clock.advance(10)
-    await world.store.jobs.sweep(Sweep.KEEP, 10)
+    await world.store.jobs.sweep(Sweep.PURGE, 10)
     assert await world.gone(parent)
     assert await add_dependencies(world, parent) is state, "how it ended is known as long as it is completed"
     assert await add_dependencies(world, parent, tenant="acme") is None
@@ -196,7 +196,7 @@ async def test_a_retried_parent_ripens_when_it_has_ended_for_good(world: World) 
     await add_dependencies(world, parent)
     retried = finish(taken.job, Outcome(verdict=Verdict.ERROR, delay=0), world.clock.now(), 0.0)
     assert await world.apply(retried, taken)
-    await world.store.jobs.sweep(Sweep.RUN, 10)
+    await world.store.jobs.sweep(Sweep.PROMOTE, 10)
     assert await completed_parents(world) == []
     await world.succeed(await world.take())
     assert (await only_completed_parents(world)).state is State.SUCCEEDED

@@ -84,7 +84,7 @@ async def test_files_go_with_their_job(world: World, how: str) -> None:
     else:
         assert await world.succeed(await world.take())
     world.clock.advance(10)
-    await world.store.jobs.sweep(Sweep.KEEP, 10)
+    await world.store.jobs.sweep(Sweep.PURGE, 10)
     assert await world.gone(id)
     assert await world.store.jobs.add([world.draft(id=id)]) == [True]
     assert (await world.take()).files == {}

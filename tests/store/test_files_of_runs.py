@@ -29,7 +29,7 @@ async def test_what_a_run_leaves_is_kept_with_its_job_and_vanishes_with_it(world
     assert await files.read(key, "b") == b"22"
     assert await files.read(key, "in") is None
     world.clock.advance(11)
-    await world.store.jobs.sweep(Sweep.KEEP, 10)
+    await world.store.jobs.sweep(Sweep.PURGE, 10)
     assert await files.left(key) == {}
     assert await world.gone(id)
 

@@ -178,7 +178,7 @@ async def test_a_retry_keeps_its_group(world: World) -> None:
     held = await world.take()
     assert held.job.id == second
     world.clock.advance(10)
-    assert (await world.store.jobs.sweep(Sweep.RUN, 9)).count == 1
+    assert (await world.store.jobs.sweep(Sweep.PROMOTE, 9)).count == 1
     assert await taken(world) == []
     await world.succeed(held)
     assert await taken(world) == [first]
@@ -355,7 +355,7 @@ async def test_a_limit_that_is_closed_for_ever_opens_when_it_is_opened(world: Wo
     await world.set_rules(limit_rules={"default/x": limit(closed_until=FOREVER)})
     job = await world.add(group="|default/x=a")
     world.clock.advance(1_000_000)
-    await world.store.jobs.sweep(Sweep.LANES, 100)
+    await world.store.jobs.sweep(Sweep.UNBLOCK, 100)
     assert await taken(world) == []
     await world.set_rules(limit_rules={"default/x": limit()})
     assert await taken(world) == [job]

@@ -129,7 +129,7 @@ async def test_each_run_of_a_job_is_a_start(world: World) -> None:
     move = finish(held.job, Outcome(verdict=Verdict.RETRY, delay=1.0), world.clock.now(), 0.5)
     assert await world.apply(move, held)
     world.clock.advance(1)
-    await world.store.jobs.sweep(Sweep.RUN, 9)
+    await world.store.jobs.sweep(Sweep.PROMOTE, 9)
     assert await started(world) == 1
     assert await started(world) == 0
     world.clock.advance(9)
@@ -183,7 +183,7 @@ async def test_the_time_of_the_next_start_is_told(world: World) -> None:
     assert await started(world, 1) == 1
     world.clock.advance(4)
     assert await started(world) == 1
-    assert await world.store.jobs.next_due(Sweep.LANES, ["default"]) == pytest.approx(6.0)
+    assert await world.store.jobs.next_due(Sweep.UNBLOCK, ["default"]) == pytest.approx(6.0)
     (usage,) = await world.flow.usage("default/x", 9)
     assert (usage.running, usage.waiting, usage.free_at) == (2, 3, begin + timedelta(seconds=10))
 
@@ -195,6 +195,6 @@ async def test_the_time_of_the_next_token_is_told(world: World) -> None:
     assert await started(world) == 2
     world.clock.advance(5)
     assert await started(world) == 1
-    assert await world.store.jobs.next_due(Sweep.LANES, ["default"]) == pytest.approx(3.0)
+    assert await world.store.jobs.next_due(Sweep.UNBLOCK, ["default"]) == pytest.approx(3.0)
     (usage,) = await world.flow.usage("default/x", 9)
     assert (usage.running, usage.waiting, usage.free_at) == (3, 2, begin + timedelta(seconds=8))

@@ -28,7 +28,7 @@ async def taken(world: World, slots: int = 100, **worker: Any) -> list[str]:
 async def roused(world: World) -> None:
     """As upkeep does it: again while there is more, and never without an end."""
     for _ in range(100):
-        if not (await world.store.jobs.sweep(Sweep.LANES, 100)).count:
+        if not (await world.store.jobs.sweep(Sweep.UNBLOCK, 100)).count:
             return
     raise AssertionError("there is always something left to unblock_ready")
 
@@ -143,9 +143,9 @@ async def test_a_bucket_that_nobody_uses_is_not_told(world: World) -> None:
 
 
 async def test_nothing_opens_where_nothing_is_passed_by(world: World) -> None:
-    assert await world.store.jobs.next_due(Sweep.LANES, ["default"]) is None
+    assert await world.store.jobs.next_due(Sweep.UNBLOCK, ["default"]) is None
     await world.add()
-    assert await world.store.jobs.next_due(Sweep.LANES, ["default"]) is None
+    assert await world.store.jobs.next_due(Sweep.UNBLOCK, ["default"]) is None
 
 
 async def test_a_full_limit_does_not_open_by_the_clock(world: World) -> None:
@@ -153,7 +153,7 @@ async def test_a_full_limit_does_not_open_by_the_clock(world: World) -> None:
     await world.add_many(2, group="|default/x")
     await taken(world)
     assert await taken(world) == []
-    assert await world.store.jobs.next_due(Sweep.LANES, ["default"]) is None
+    assert await world.store.jobs.next_due(Sweep.UNBLOCK, ["default"]) is None
 
 
 @pytest.mark.parametrize("how", ["closed", "held", "shut"])
@@ -168,13 +168,13 @@ async def test_what_is_passed_by_for_a_time_opens_when_it_is_over(world: World, 
     job = await world.add(group="|default/x")
     await world.add(queue="other")
     assert await taken(world) == []
-    assert await world.store.jobs.next_due(Sweep.LANES, ["default"]) == pytest.approx(10.0)
-    assert await world.store.jobs.next_due(Sweep.LANES, ["other"]) is None
+    assert await world.store.jobs.next_due(Sweep.UNBLOCK, ["default"]) == pytest.approx(10.0)
+    assert await world.store.jobs.next_due(Sweep.UNBLOCK, ["other"]) is None
     world.clock.advance(4)
-    assert await world.store.jobs.next_due(Sweep.LANES, ["other", "default"]) == pytest.approx(6.0)
+    assert await world.store.jobs.next_due(Sweep.UNBLOCK, ["other", "default"]) == pytest.approx(6.0)
     world.clock.advance(6)
     assert await taken(world) == [job]
-    assert await world.store.jobs.next_due(Sweep.LANES, ["default"]) is None
+    assert await world.store.jobs.next_due(Sweep.UNBLOCK, ["default"]) is None
 
 
 async def test_the_first_opening_counts(world: World) -> None:
@@ -186,14 +186,14 @@ async def test_the_first_opening_counts(world: World) -> None:
     await world.add("a", group="|default/x")
     await world.add("b")
     assert await taken(world) == []
-    assert await world.store.jobs.next_due(Sweep.LANES, ["default"]) == pytest.approx(20.0)
+    assert await world.store.jobs.next_due(Sweep.UNBLOCK, ["default"]) == pytest.approx(20.0)
 
 
 async def test_what_is_closed_for_ever_never_opens(world: World) -> None:
     await world.set_rules(limit_rules=limit(closed_until=FOREVER))
     await world.add(group="|default/x")
     assert await taken(world) == []
-    opening = await world.store.jobs.next_due(Sweep.LANES, ["default"])
+    opening = await world.store.jobs.next_due(Sweep.UNBLOCK, ["default"])
     assert opening is None or opening > 1e9
 
 
@@ -201,13 +201,13 @@ async def test_what_is_closed_for_ever_never_opens(world: World) -> None:
 
 
 async def test_there_is_nothing_to_unblock_ready_in_a_store_at_rest(world: World) -> None:
-    assert (await world.store.jobs.sweep(Sweep.LANES, 100)).count == 0
+    assert (await world.store.jobs.sweep(Sweep.UNBLOCK, 100)).count == 0
     await world.set_rules(limit_rules=limit(running=1))
     await world.add_many(3, group="|default/x")
     await world.add()
     await taken(world)
     await roused(world)
-    assert (await world.store.jobs.sweep(Sweep.LANES, 100)).count == 0
+    assert (await world.store.jobs.sweep(Sweep.UNBLOCK, 100)).count == 0
 
 
 async def test_nothing_waits_for_ever_because_others_are_of_tasks_that_nobody_knows(world: World) -> None:
@@ -309,7 +309,7 @@ async def test_idle_workers_hear_when_the_time_has_come(world: World, how: str) 
     assert await taken(world) == []
     world.clock.advance(10)
     async with world.store.events.listen(["work/default"]) as listener:
-        assert (await world.store.jobs.sweep(Sweep.LANES, 100)).count == 1
+        assert (await world.store.jobs.sweep(Sweep.UNBLOCK, 100)).count == 1
         assert await listener.wait(PATIENCE)
     assert await taken(world)
 

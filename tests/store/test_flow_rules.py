@@ -161,7 +161,7 @@ async def test_scheduled_and_blocked_jobs_move_too(world: World) -> None:
     assert move is not None
     assert await world.apply(move)
     world.clock.advance(5)
-    await world.store.jobs.sweep(Sweep.RUN, 9)
+    await world.store.jobs.sweep(Sweep.PROMOTE, 9)
     assert await taken(world) == [later]
     assert (await group_of(world, later), await group_of(world, blocked)) == ("|default/x", "|default/x")
 
@@ -266,7 +266,7 @@ async def test_jobs_that_come_back_to_a_shut_lane_wait_as_well(world: World) -> 
     await world.set_rules(paused_until={"*,default,*": FOREVER})
     late = await world.add(priority=-1)
     world.clock.advance(1)
-    assert (await world.store.jobs.sweep(Sweep.RUN, 9)).count == 1
+    assert (await world.store.jobs.sweep(Sweep.PROMOTE, 9)).count == 1
     assert await taken(world) == []
     assert await world.succeed(held), "what runs is not stopped"
     await world.set_rules(paused_until={})
@@ -293,7 +293,7 @@ async def test_a_shut_lane_that_is_full_as_well_waits_for_both(world: World) -> 
     assert await taken(world) == []
     await world.set_rules(paused_until={"*,default,*": world.clock.now() + timedelta(seconds=10)})
     world.clock.advance(10)
-    await world.store.jobs.sweep(Sweep.LANES, 100)
+    await world.store.jobs.sweep(Sweep.UNBLOCK, 100)
     assert await taken(world) == []
     await world.set_rules(paused_until={"*,default,*": FOREVER})
     await world.succeed(held)

@@ -244,7 +244,7 @@ async def test_limits_hold_and_nothing_waits_that_could_run_where_turns_are_take
         chance.shuffle(held)
         while held and chance.random() < 0.5:
             await world.succeed(held.pop())
-        await world.store.jobs.sweep(Sweep.LANES, 100)
+        await world.store.jobs.sweep(Sweep.UNBLOCK, 100)
         held += await world.claim(everybody(world), 50)
         taken = {bucket: sum(bucket in record.group for record in held) for bucket in ("|-/x", "|-/y")}
         assert (taken["|-/x"] <= 3, taken["|-/y"] <= 2) == (True, True)

@@ -419,17 +419,17 @@ class FlowWalk(RuleBasedStateMachine):
         self.clock.advance(seconds)
         if not keeps_house:
             return
-        self.both(lambda world: swept(world, Sweep.RUN))
-        self.both(lambda world: swept(world, Sweep.KEEP))
+        self.both(lambda world: swept(world, Sweep.PROMOTE))
+        self.both(lambda world: swept(world, Sweep.PURGE))
         self.both(lambda world: give_up(world, Overdue.LEASE, lose))
         self.both(lambda world: give_up(world, Overdue.EXPIRY, expire))
         self.both(lambda world: give_up(world, Overdue.OWNER, lambda job, _: abandon(job)))
         self.unblock_ready()
 
     def unblock_ready(self) -> None:
-        self.run(self.model.store.jobs.sweep(Sweep.LANES, 100))
+        self.run(self.model.store.jobs.sweep(Sweep.UNBLOCK, 100))
         for _ in range(50):
-            if not self.run(self.real.store.jobs.sweep(Sweep.LANES, 100)).count:
+            if not self.run(self.real.store.jobs.sweep(Sweep.UNBLOCK, 100)).count:
                 return
         raise AssertionError("there is always something left to unblock_ready")
 
@@ -440,9 +440,9 @@ class FlowWalk(RuleBasedStateMachine):
         self.unblock_ready()
         self.take(ALL_KNOWING, 200, self.chance.token())
         assert self.take(ALL_KNOWING, 200, self.chance.token()) == []
-        opening = self.run(self.model.store.jobs.next_due(Sweep.LANES, QUEUES))
+        opening = self.run(self.model.store.jobs.next_due(Sweep.UNBLOCK, QUEUES))
         if opening is not None and opening < 1e6:
-            sooner = self.run(self.real.store.jobs.next_due(Sweep.LANES, QUEUES))
+            sooner = self.run(self.real.store.jobs.next_due(Sweep.UNBLOCK, QUEUES))
             assert sooner is not None
             assert 0 < sooner <= opening + 0.000001
 

@@ -74,7 +74,7 @@ async def test_what_is_sent_to_a_waiting_job_is_for_its_next_run(world: World) -
     id = await world.add(delay=5.0)
     assert await post(world, id, b"early") == [Posted.KEPT]
     world.clock.advance(5)
-    await world.store.jobs.sweep(Sweep.RUN, 10)
+    await world.store.jobs.sweep(Sweep.PROMOTE, 10)
     assert await post(world, id, b"later") == [Posted.KEPT]
     assert await collect(world, await world.take()) == [(1, b"early"), (2, b"later")]
 
@@ -114,7 +114,7 @@ async def test_the_next_run_begins_with_an_empty_box(world: World, end: str) -> 
             assert late is not None
             await world.apply(lose(late.job, world.clock.now()), late)
     world.clock.advance(100)
-    await world.store.jobs.sweep(Sweep.RUN, 10)
+    await world.store.jobs.sweep(Sweep.PROMOTE, 10)
     await post(world, id, b"for the next")
     again = await world.take()
     assert await collect(world, taken, after=2) == [], "the late run hears nothing"

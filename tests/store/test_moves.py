@@ -152,7 +152,7 @@ async def test_a_waiting_job_is_cancelled(world: World, delay: float | None) -> 
         before, state=State.CANCELLED, reason=Reason.CANCELLED, updated_at=now, finished_at=now
     )
     world.clock.advance(60)
-    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 0
+    assert (await world.store.jobs.sweep(Sweep.PROMOTE, 10)).count == 0
     assert await world.claim(slots=10) == []
 
 
@@ -190,8 +190,8 @@ async def test_a_deleted_job_leaves_nothing(world: World, state: State) -> None:
     assert (await world.store.jobs.counts("-")).jobs == []
     assert await world.jobs() == []
     world.clock.advance(WEEK)
-    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 0
-    assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 0
+    assert (await world.store.jobs.sweep(Sweep.PROMOTE, 10)).count == 0
+    assert (await world.store.jobs.sweep(Sweep.PURGE, 10)).count == 0
     assert await world.claim() == []
 
 
@@ -249,7 +249,7 @@ async def test_a_finished_job_wanted_again_starts_anew(world: World, state: Stat
     )
     assert await world.result(id) is None
     world.clock.advance(WEEK)
-    assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 0, "it is no longer finished"
+    assert (await world.store.jobs.sweep(Sweep.PURGE, 10)).count == 0, "it is no longer finished"
     assert (await world.store.jobs.overdue(Overdue.EXPIRY, 10)).records == [], "it may wait again"
     assert (await world.take()).job.attempt == 1
 
@@ -292,7 +292,7 @@ async def test_requeued_jobs_keep_their_places_of_arrival(world: World) -> None:
     assert await world.apply(failing(world, taken[second], Verdict.RETRY, delay=0.0), taken[second])
     crashed = Outcome(verdict=Verdict.ERROR, reason=Reason.CRASHED)
     assert await world.apply(finish(taken[first].job, crashed, now, 0.0), taken[first])
-    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 1
+    assert (await world.store.jobs.sweep(Sweep.PROMOTE, 10)).count == 1
     assert ids(await world.claim(slots=4)) == [first, second, third, fourth]
 
 
@@ -330,7 +330,7 @@ async def test_a_waiting_job_is_guarded_by_its_attempt_too(world: World) -> None
     stale = cancel(await world.job(id))
     taken = await world.take()
     assert await world.apply(finish(taken.job, Outcome(verdict=Verdict.ERROR, delay=0), world.clock.now(), 0), taken)
-    await world.store.jobs.sweep(Sweep.RUN, 10)
+    await world.store.jobs.sweep(Sweep.PROMOTE, 10)
     assert (await world.job(id)).state is State.QUEUED
     assert not await world.apply(stale)
 
@@ -414,7 +414,7 @@ async def test_the_newest_hundred_errors_are_kept(world: World) -> None:
         taken = await world.take()
         outcome = Outcome(verdict=Verdict.ERROR, error=Error(message=str(n)), delay=0.0)
         assert await world.apply(finish(taken.job, outcome, world.clock.now(), 0.0), taken)
-        assert (await world.store.jobs.sweep(Sweep.RUN, 1)).count == 1
+        assert (await world.store.jobs.sweep(Sweep.PROMOTE, 1)).count == 1
     job = await world.job(id)
     assert [error.message for error in job.errors] == [str(n) for n in range(3, 103)]
     assert job.error == job.errors[-1]
@@ -445,14 +445,14 @@ async def test_a_finished_job_is_kept_for_its_time(world: World, verdict: Verdic
     mine = {"keep_failure": "keep_success", "keep_success": "keep_failure"}[other]
     id = await ended(world, verdict, **{mine: 10.5, other: 0.0})
     world.clock.advance(10.499999)
-    assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 0
+    assert (await world.store.jobs.sweep(Sweep.PURGE, 10)).count == 0
     assert not await world.gone(id)
     world.clock.advance(0.000001)
-    assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 1
+    assert (await world.store.jobs.sweep(Sweep.PURGE, 10)).count == 1
     assert await world.gone(id)
     assert await world.result(id) is None
     assert (await world.store.jobs.counts("-")).jobs == []
-    assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 0
+    assert (await world.store.jobs.sweep(Sweep.PURGE, 10)).count == 0
     assert await world.store.jobs.add([world.draft(id=id)]) == [True]
 
 
@@ -460,7 +460,7 @@ async def test_a_finished_job_is_kept_for_its_time(world: World, verdict: Verdic
 async def test_never_is_never(world: World, verdict: Verdict) -> None:
     id = await ended(world, verdict, keep_success=None, keep_failure=None)
     world.clock.advance(100 * 365 * 86400.0)
-    assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 0
+    assert (await world.store.jobs.sweep(Sweep.PURGE, 10)).count == 0
     assert not await world.gone(id)
 
 
@@ -476,7 +476,7 @@ async def test_a_cancelled_job_is_kept_like_a_failed_one(world: World) -> None:
     id = await world.add(keep_failure=5, keep_success=None)
     await world.apply(cancel(await world.job(id)))
     world.clock.advance(5)
-    assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 1
+    assert (await world.store.jobs.sweep(Sweep.PURGE, 10)).count == 1
     assert await world.gone(id)
 
 
@@ -485,19 +485,19 @@ async def test_the_keep_clock_starts_when_the_end_is_written(world: World) -> No
     taken = await world.take()
     assert await world.succeed(taken, finished_at=world.clock.now() - 9 * SECOND)
     world.clock.advance(9)
-    assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 0
+    assert (await world.store.jobs.sweep(Sweep.PURGE, 10)).count == 0
     world.clock.advance(1)
-    assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 1
+    assert (await world.store.jobs.sweep(Sweep.PURGE, 10)).count == 1
 
 
 async def test_what_was_kept_longest_is_purged_first_and_no_more_than_asked(world: World) -> None:
     late, early, middle = [await ended(world, Verdict.OK, keep_success=keep) for keep in (30, 10, 20)]
     world.clock.advance(30)
-    assert (await world.store.jobs.sweep(Sweep.KEEP, 2)).count == 2
+    assert (await world.store.jobs.sweep(Sweep.PURGE, 2)).count == 2
     assert ids(await world.jobs()) == [late]
     assert await world.gone(early)
     assert await world.gone(middle)
-    assert (await world.store.jobs.sweep(Sweep.KEEP, 2)).count == 1
+    assert (await world.store.jobs.sweep(Sweep.PURGE, 2)).count == 1
 
 
 async def test_a_purge_takes_from_every_queue(world: World) -> None:
@@ -505,7 +505,7 @@ async def test_a_purge_takes_from_every_queue(world: World) -> None:
         id = await world.add(queue=f"q{n}", keep_failure=n % 3)
         await world.apply(cancel(await world.job(id)))
     world.clock.advance(1)
-    assert (await world.store.jobs.sweep(Sweep.KEEP, 1000)).count == 10
+    assert (await world.store.jobs.sweep(Sweep.PURGE, 1000)).count == 10
     assert len(await world.jobs()) == 10
 
 
@@ -514,7 +514,7 @@ async def test_a_purge_over_many_queues_takes_no_more_than_asked(world: World) -
         id = await world.add(queue=f"q{n}", keep_failure=1)
         await world.apply(cancel(await world.job(id)))
     world.clock.advance(1)
-    assert [(await world.store.jobs.sweep(Sweep.KEEP, 8)).count for _ in range(4)] == [8, 8, 4, 0]
+    assert [(await world.store.jobs.sweep(Sweep.PURGE, 8)).count for _ in range(4)] == [8, 8, 4, 0]
 
 
 # Waiting for a time
@@ -522,32 +522,32 @@ async def test_a_purge_over_many_queues_takes_no_more_than_asked(world: World) -
 
 async def test_it_is_known_when_the_next_scheduled_job_is_due(world: World) -> None:
     timetable = world.store.jobs
-    assert await timetable.next_due(Sweep.RUN) is None
+    assert await timetable.next_due(Sweep.PROMOTE) is None
     await world.add()
-    assert await timetable.next_due(Sweep.RUN) is None
+    assert await timetable.next_due(Sweep.PROMOTE) is None
     later = await world.add(delay=20, queue="slow")
-    assert await timetable.next_due(Sweep.RUN) == 20
+    assert await timetable.next_due(Sweep.PROMOTE) == 20
     await world.add(delay=10, queue="other")
-    assert await timetable.next_due(Sweep.RUN) == 10
+    assert await timetable.next_due(Sweep.PROMOTE) == 10
     world.clock.advance(9.5)
-    assert await timetable.next_due(Sweep.RUN) == 0.5
+    assert await timetable.next_due(Sweep.PROMOTE) == 0.5
     world.clock.advance(1)
-    assert await timetable.next_due(Sweep.RUN) == 0
-    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 1
-    assert await timetable.next_due(Sweep.RUN) == 9.5
+    assert await timetable.next_due(Sweep.PROMOTE) == 0
+    assert (await world.store.jobs.sweep(Sweep.PROMOTE, 10)).count == 1
+    assert await timetable.next_due(Sweep.PROMOTE) == 9.5
     assert await world.apply(cancel(await world.job(later)))
-    assert await timetable.next_due(Sweep.RUN) is None
+    assert await timetable.next_due(Sweep.PROMOTE) is None
 
 
 async def test_a_scheduled_job_is_queued_when_its_time_has_come(world: World) -> None:
     id = await world.add(delay=10)
     world.clock.advance(9.999999)
-    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 0
+    assert (await world.store.jobs.sweep(Sweep.PROMOTE, 10)).count == 0
     before = await world.job(id)
     world.clock.advance(0.000001)
-    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 1
+    assert (await world.store.jobs.sweep(Sweep.PROMOTE, 10)).count == 1
     assert await world.job(id) == replace(before, state=State.QUEUED, updated_at=world.clock.now())
-    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 0
+    assert (await world.store.jobs.sweep(Sweep.PROMOTE, 10)).count == 0
 
 
 async def test_a_re_run_is_queued_when_its_time_has_come_and_says_why_it_waited(world: World) -> None:
@@ -555,7 +555,7 @@ async def test_a_re_run_is_queued_when_its_time_has_come_and_says_why_it_waited(
     assert await world.apply(failing(world, taken, Verdict.ERROR, delay=10), taken)
     before = await world.job(taken.job.id)
     world.clock.advance(10)
-    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 1
+    assert (await world.store.jobs.sweep(Sweep.PROMOTE, 10)).count == 1
     assert await world.job(taken.job.id) == replace(before, state=State.QUEUED, updated_at=world.clock.now())
     assert before.reason is Reason.ERROR
     assert (await world.take()).job.attempt == 2
@@ -565,24 +565,24 @@ async def test_a_re_run_that_is_due_already_still_waits_to_be_promoted(world: Wo
     taken = await a_run(world, max_retry=1)
     assert await world.apply(failing(world, taken, Verdict.ERROR, delay=0), taken)
     assert await world.claim() == []
-    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 1
+    assert (await world.store.jobs.sweep(Sweep.PROMOTE, 10)).count == 1
     assert len(await world.claim()) == 1
 
 
 async def test_the_earliest_are_promoted_first_and_no_more_than_asked(world: World) -> None:
     late, early, middle = [await world.add(delay=delay) for delay in (30, 10, 20)]
     world.clock.advance(30)
-    assert (await world.store.jobs.sweep(Sweep.RUN, 2)).count == 2
+    assert (await world.store.jobs.sweep(Sweep.PROMOTE, 2)).count == 2
     assert (await world.job(late)).state is State.SCHEDULED
     assert ids(await world.claim(slots=5)) == [early, middle]
-    assert (await world.store.jobs.sweep(Sweep.RUN, 2)).count == 1
+    assert (await world.store.jobs.sweep(Sweep.PROMOTE, 2)).count == 1
 
 
 async def test_a_promotion_takes_from_every_queue(world: World) -> None:
     for n in range(30):
         await world.add(queue=f"q{n}", tenant=f"t{n % 4}", delay=1 + n % 3)
     world.clock.advance(2)
-    assert (await world.store.jobs.sweep(Sweep.RUN, 1000)).count == 20
+    assert (await world.store.jobs.sweep(Sweep.PROMOTE, 1000)).count == 20
     assert len(await world.jobs(states=frozenset({State.SCHEDULED}))) == 10
 
 
@@ -590,7 +590,7 @@ async def test_a_promotion_over_many_queues_takes_no_more_than_asked(world: Worl
     for n in range(20):
         await world.add(queue=f"q{n}", delay=1)
     world.clock.advance(1)
-    assert [(await world.store.jobs.sweep(Sweep.RUN, 8)).count for _ in range(4)] == [8, 8, 4, 0]
+    assert [(await world.store.jobs.sweep(Sweep.PROMOTE, 8)).count for _ in range(4)] == [8, 8, 4, 0]
 
 
 async def test_a_promoted_job_keeps_its_priority(world: World) -> None:
@@ -598,7 +598,7 @@ async def test_a_promoted_job_keeps_its_priority(world: World) -> None:
     now = await world.add(priority=0)
     first = await world.add(priority=-5, delay=2)
     world.clock.advance(2)
-    await world.store.jobs.sweep(Sweep.RUN, 10)
+    await world.store.jobs.sweep(Sweep.PROMOTE, 10)
     assert ids(await world.claim(slots=5)) == [first, now, later]
 
 
@@ -674,7 +674,7 @@ async def test_an_expired_job_is_written_whole(world: World) -> None:
     assert (await world.store.jobs.overdue(Overdue.EXPIRY, 10)).records == []
     assert await world.claim() == []
     world.clock.advance(5)
-    assert (await world.store.jobs.sweep(Sweep.KEEP, 10)).count == 1
+    assert (await world.store.jobs.sweep(Sweep.PURGE, 10)).count == 1
 
 
 async def test_a_job_that_was_started_once_never_expires(world: World) -> None:
@@ -698,7 +698,7 @@ async def test_a_job_that_has_ended_does_not_expire(world: World) -> None:
 async def test_a_promoted_job_still_expires(world: World) -> None:
     id = await world.add(expires=10, delay=5)
     world.clock.advance(5)
-    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 1
+    assert (await world.store.jobs.sweep(Sweep.PROMOTE, 10)).count == 1
     world.clock.advance(5)
     assert (await world.store.jobs.overdue(Overdue.EXPIRY, 10)).records == [await world.record(id)]
 

@@ -102,7 +102,7 @@ async def test_output_is_kept_from_one_run_to_the_next(world: World) -> None:
     await put(world, first, b"one")
     retried = finish(first.job, Outcome(verdict=Verdict.ERROR, delay=0), world.clock.now(), 0.0)
     assert await world.apply(retried, first)
-    await world.store.jobs.sweep(Sweep.RUN, 10)
+    await world.store.jobs.sweep(Sweep.PROMOTE, 10)
     second = await world.take()
     await put(world, second, b"two")
     assert await world.succeed(second)
@@ -141,7 +141,7 @@ async def test_output_goes_with_its_job(world: World, how: str) -> None:
     if how == "deleted":
         assert await world.apply(delete(await world.job(id)))
     world.clock.advance(10)
-    await world.store.jobs.sweep(Sweep.KEEP, 10)
+    await world.store.jobs.sweep(Sweep.PURGE, 10)
     assert await world.gone(id)
     assert await output(world, id) == []
     assert await world.store.jobs.add([world.draft(id=id)]) == [True]

@@ -187,7 +187,7 @@ async def test_a_job_that_succeeds_though_it_was_abandoned_has_succeeded(world: 
 async def test_the_clock_goes_on_from_state_to_state(world: World) -> None:
     id = await world.add(owner_timeout=60, delay=1, max_retry=3)
     world.clock.advance(1)
-    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 1
+    assert (await world.store.jobs.sweep(Sweep.PROMOTE, 10)).count == 1
     taken = await world.take()
     assert await world.apply(release(taken.job, world.clock.now()), taken)
     taken = await world.take()
@@ -230,7 +230,7 @@ async def test_a_job_that_was_retried_ends_without_its_clock(world: World) -> No
     taken = await world.take()
     retry = finish(taken.job, Outcome(verdict=Verdict.RETRY, delay=0), world.clock.now(), 0.0)
     assert await world.apply(retry, taken)
-    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 1
+    assert (await world.store.jobs.sweep(Sweep.PROMOTE, 10)).count == 1
     assert await world.succeed(await world.take())
     world.clock.advance(10)
     assert await overdue(world) == []

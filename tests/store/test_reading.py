@@ -527,7 +527,7 @@ async def test_new_work_of_any_tenant_is_heard_of(world: World) -> None:
 async def test_work_whose_time_has_come_is_heard_of(world: World) -> None:
     await world.add(delay=1)
     world.clock.advance(1)
-    assert await hears(world, "work/default", lambda: world.store.jobs.sweep(Sweep.RUN, 10))
+    assert await hears(world, "work/default", lambda: world.store.jobs.sweep(Sweep.PROMOTE, 10))
 
 
 async def test_work_that_is_given_back_is_heard_of(world: World) -> None:

@@ -27,7 +27,7 @@ async def succeeded(world: World, **terms: Any) -> str:
 
 
 async def purge(world: World, limit: int = 10) -> list[DueJob]:
-    return [*(await world.store.jobs.sweep(Sweep.KEEP, limit)).jobs]
+    return [*(await world.store.jobs.sweep(Sweep.PURGE, limit)).jobs]
 
 
 async def held(world: World) -> int:
@@ -145,7 +145,7 @@ async def test_a_job_that_failed_before_keeps_its_result_as_long(world: World) -
     taken = await world.take()
     again = finish(taken.job, Outcome(verdict=Verdict.ERROR, delay=0.0), world.clock.now(), 0.0)
     assert await world.apply(again, taken)
-    await world.store.jobs.sweep(Sweep.RUN, 10)
+    await world.store.jobs.sweep(Sweep.PROMOTE, 10)
     assert await world.succeed(await world.take(), b"42")
     assert await world.result(id) == ANSWER
     world.clock.advance(5)

@@ -278,7 +278,7 @@ async def test_a_promoted_job_keeps_its_place_of_arrival(world: World) -> None:
     early = await world.add(delay=10)
     later = await world.add()
     world.clock.advance(10)
-    assert (await world.store.jobs.sweep(Sweep.RUN, 10)).count == 1
+    assert (await world.store.jobs.sweep(Sweep.PROMOTE, 10)).count == 1
     assert ids(await world.claim(slots=2)) == [early, later]
 
 
@@ -629,7 +629,7 @@ async def test_a_success_is_written_whole(world: World) -> None:
     retried = finish(first.job, Outcome(verdict=Verdict.ERROR, error=error, delay=1), world.clock.now(), 0.0)
     assert await world.apply(retried, first)
     world.clock.advance(1)
-    await world.store.jobs.sweep(Sweep.RUN, 10)
+    await world.store.jobs.sweep(Sweep.PROMOTE, 10)
     taken = await world.take(world.worker(node="n1"))
     await world.touch(taken, pid=7, progress=Progress(done=3))
     world.clock.advance(2)

@@ -178,12 +178,14 @@ class StoreWrites:
         found = (await self._store.jobs.read(keys)).records if keys else []
         return {key_of(record.job): record.job for record in found if record is not None}
 
-    async def sweep(self, clock: Sweep, limit: int) -> int:
+    async def sweep(self, sweep: Sweep, limit: int) -> int:
         """How many jobs or lanes it changed."""
-        swept = await self._store.jobs.sweep(clock, limit)
+        swept = await self._store.jobs.sweep(sweep, limit)
         if not self._store.events.quiet:
             dropped = [one for one in swept.jobs if not one.result_only]
-            await self._publish([_line("queued", one) if clock is Sweep.RUN else _deleted_line(one) for one in dropped])
+            await self._publish(
+                [_line("queued", one) if sweep is Sweep.PROMOTE else _deleted_line(one) for one in dropped]
+            )
         return swept.count
 
     async def _publish(self, lines: list[str]) -> None:

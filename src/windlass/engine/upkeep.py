@@ -62,7 +62,7 @@ SETTLE = 2.0
 
 async def promote(engine: Engine) -> int:
     """Queue scheduled jobs that are due."""
-    return await engine.context.writes.sweep(Sweep.RUN, STEP)
+    return await engine.context.writes.sweep(Sweep.PROMOTE, STEP)
 
 
 class TimedPromote:
@@ -84,7 +84,7 @@ class TimedPromote:
     async def __call__(self, engine: Engine) -> int:
         awaited, self._awaited = self._awaited, False
         self.pause = DUTIES[promote]
-        due_in = 0.0 if awaited else await engine.context.store.jobs.next_due(Sweep.RUN)
+        due_in = 0.0 if awaited else await engine.context.store.jobs.next_due(Sweep.PROMOTE)
         if due_in == 0:
             done = await promote(engine)
             self._back_off = 0 if done else BACK_OFF_ROUNDS
@@ -184,7 +184,7 @@ async def abandon(engine: Engine) -> int:
 
 async def purge(engine: Engine) -> int:
     """Delete finished jobs and results whose retention is over."""
-    return await engine.context.writes.sweep(Sweep.KEEP, STEP)
+    return await engine.context.writes.sweep(Sweep.PURGE, STEP)
 
 
 async def resolve_dependencies(engine: Engine) -> int:
@@ -247,7 +247,7 @@ async def unblock_lanes(engine: Engine) -> int:
     """Let jobs be claimed whose limit has room again, or whose pause is over."""
     if await _has_no_rules(engine):
         return 0
-    return await engine.context.writes.sweep(Sweep.LANES, STEP)
+    return await engine.context.writes.sweep(Sweep.UNBLOCK, STEP)
 
 
 async def regroup(engine: Engine) -> int:

@@ -92,7 +92,7 @@ async def _next_opening(context: EngineContext, worker: Worker) -> float:
     rules = (await context.flow_config.current()).rules
     if not any(one.count or one.closed_until for one in rules.limit_rules.values()):
         return POLL_EVERY
-    found = await context.store.jobs.next_due(Sweep.LANES, worker.queues)
+    found = await context.store.jobs.next_due(Sweep.UNBLOCK, worker.queues)
     return POLL_EVERY if found is None else max(found, LEAST_WAIT)
 
 

@@ -248,13 +248,13 @@ def sorted_counts(jobs: Iterable[JobCount], runs: Iterable[RunCount]) -> Counts:
 
 
 class Sweep(StrEnum):
-    """Clocks whose running out needs no decision."""
+    """What a store does where a clock has run out, without a decision: named after the duties of upkeep."""
 
-    RUN = "run"
+    PROMOTE = "promote"
     """A scheduled job whose time has come is queued."""
-    KEEP = "keep"
+    PURGE = "purge"
     """A finished job that was kept long enough is dropped; or its result is, if only that was kept long enough."""
-    LANES = "lanes"
+    UNBLOCK = "unblock"
     """A lane whose limit has room again, whose pause is over, or that was overlooked, can be claimed from."""
 
 

@@ -75,11 +75,11 @@ class JobStore(Protocol):
     async def counts(self, tenant: str) -> data.Counts:
         """How many jobs a tenant has (`-` = all tenants), and how its runs ended, from counters."""
 
-    async def sweep(self, clock: data.Sweep, limit: int) -> data.SweepReply:
-        """Do what needs no decision where a clock has run out, earliest first."""
+    async def sweep(self, sweep: data.Sweep, limit: int) -> data.SweepReply:
+        """Do this where a clock has run out, earliest first."""
 
-    async def next_due(self, clock: data.Sweep, queues: Sequence[str] = ()) -> float | None:
-        """Seconds until RUN has something to sweep, or LANES in these queues; null = nothing waits for the clock."""
+    async def next_due(self, sweep: data.Sweep, queues: Sequence[str] = ()) -> float | None:
+        """Seconds until PROMOTE has something to do, or UNBLOCK in these queues; null = nothing waits for the clock."""
 
     async def overdue(self, clock: data.Overdue, limit: int) -> data.OverdueJobs:
         """Jobs whose clock has run out and that need a decision, earliest first."""

@@ -356,14 +356,14 @@ class RedisJobs:
             )
         return sorted_counts(jobs, runs)
 
-    async def sweep(self, clock: Sweep, limit: int) -> SweepReply:
-        if clock is Sweep.LANES:
+    async def sweep(self, sweep: Sweep, limit: int) -> SweepReply:
+        if sweep is Sweep.UNBLOCK:
             return SweepReply(await self._flow.unblock_ready(limit))
-        due = layout.swept(await self.partitions.up_to("promote" if clock is Sweep.RUN else "purge", limit))
+        due = layout.swept(await self.partitions.up_to(sweep.value, limit))
         return SweepReply(len(due), due)
 
-    async def next_due(self, clock: Sweep, queues: Sequence[str] = ()) -> float | None:
-        if clock is Sweep.LANES:
+    async def next_due(self, sweep: Sweep, queues: Sequence[str] = ()) -> float | None:
+        if sweep is Sweep.UNBLOCK:
             return await self._flow.next_opening(queues)
         found = (await self.partitions.each_there("next_run")).values()
         return min((int(micros) / 1e6 for micros in found if micros is not None), default=None)

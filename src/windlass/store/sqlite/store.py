@@ -124,16 +124,16 @@ class SqliteJobs:
     async def counts(self, tenant: str) -> Counts:
         return await self._connection.read(lambda tx: listing.counts(tx, tenant))
 
-    async def sweep(self, clock: Sweep, limit: int) -> SweepReply:
-        if clock is not Sweep.LANES:
-            due = await self._connection.write(lambda tx: upkeep.sweep(tx, clock, limit))
+    async def sweep(self, sweep: Sweep, limit: int) -> SweepReply:
+        if sweep is not Sweep.UNBLOCK:
+            due = await self._connection.write(lambda tx: upkeep.sweep(tx, sweep, limit))
             return SweepReply(len(due), due)
         unblocked = await self._connection.write(lambda tx: flow.unblock_ready(tx, limit))
         self._drop_cursors = await self._connection.write(lambda tx: upkeep.drop_idle(tx, self._drop_cursors))
         return SweepReply(unblocked)
 
-    async def next_due(self, clock: Sweep, queues: Sequence[str] = ()) -> float | None:
-        if clock is Sweep.LANES:
+    async def next_due(self, sweep: Sweep, queues: Sequence[str] = ()) -> float | None:
+        if sweep is Sweep.UNBLOCK:
             return await self._connection.read(lambda tx: flow.next_opening(tx, queues))
         return await self._connection.read(upkeep.next_run)
 

@@ -40,8 +40,8 @@ class OldJob(NamedTuple):
     updated_at: int
 
 
-def sweep(tx: Transaction, clock: Sweep, limit: int) -> list[DueJob]:
-    return _promote(tx, limit) if clock is Sweep.RUN else _purge(tx, limit)
+def sweep(tx: Transaction, sweep: Sweep, limit: int) -> list[DueJob]:
+    return _promote(tx, limit) if sweep is Sweep.PROMOTE else _purge(tx, limit)
 
 
 def _promote(tx: Transaction, limit: int) -> list[DueJob]:
