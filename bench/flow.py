@@ -228,7 +228,7 @@ class Mixed:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.random = random.Random(7)
-        self.told: dict[str, tuple[float, float]] = {}
+        self.estimated: dict[str, tuple[float, float]] = {}
         """What was said, and when, by job."""
         self.errors: list[float] = []
 
@@ -256,7 +256,7 @@ class Mixed:
             if at > warm and self.random.random() < 0.2:
                 found = await self.engine(GetEstimate(id=job.id))
                 if found.seconds is not None:
-                    self.told[job.id] = (found.seconds, loop.time())
+                    self.estimated[job.id] = (found.seconds, loop.time())
 
     async def enqueue(self) -> Accepted:
         return await self.engine(Enqueue(job=NewJob(task=self.random.choice(list(SECONDS)))))
@@ -272,7 +272,7 @@ class Mixed:
                 await self.engine(Finish(worker=worker, jobs=[report]))
 
     def compare(self, claimed: Claimed, now: float) -> None:
-        said = self.told.pop(claimed.job.id, None)
+        said = self.estimated.pop(claimed.job.id, None)
         if said is None:
             return
         seconds, at = said

@@ -184,7 +184,7 @@ def _tiers(harness: WorkerHarness, found: dict[str, list[float]]) -> None:
     finally:
         harness.app.ask(ChangeQueue(queue="default", change=QueueChange(clear=["tiers"])))
     _expect({fast.state, *(one.state for one in ended)} == {State.SUCCEEDED}, "a job with a tier did not succeed")
-    _expect(last.seconds is not None, "a job that waits behind others was not told how long")
+    _expect(last.seconds is not None, "a job that waits behind others got no estimate")
     found["first estimate exceeded by"].append(max(0.0, _waited(ended[-1]) - (last.at_most or last.seconds or 0.0)))
 
 

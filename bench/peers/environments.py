@@ -1,7 +1,7 @@
 """A throw-away environment for each peer, made with uv or npm and kept in the user's cache; the newest versions there
 are.
 
-Knows no registry: uv and npm find what they install as the machine tells them, or as pip has been told.
+Knows no registry: uv and npm find what they install by the settings of the machine, or by those of pip.
 """
 
 import json

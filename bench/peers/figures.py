@@ -1,7 +1,7 @@
 """Figures of all rounds, and what they say: the best of each, the best peer, the bars that Windlass has to clear.
 
 The best and not the median: processors that others share run at half their speed for seconds at a time, so a median
-tells who had the better seconds. The medians of both are told beside.
+shows who had the better seconds. The medians of both stand beside.
 """
 
 import statistics
@@ -74,7 +74,7 @@ class Figures:
         return statistics.median(self._samples[what][contender])
 
     def contenders(self, measures: Iterable[str]) -> list[Contender]:
-        """Whoever has one of these figures, in the order of the first."""
+        """Those with one of these figures, in the order of the first."""
         return list(dict.fromkeys(contender for what in measures for contender in self._samples.get(what, {})))
 
     def quickest(self, system: System) -> Contender | None:

@@ -187,7 +187,7 @@ class Supervisor:
         await self._release_running()
 
     async def _all_ended(self) -> None:
-        """But for those that go on without this worker, if it was told to stop."""
+        """Wait for all runs; if this worker is stopping, not for those that go on without it."""
         while self._runs.active and not (self._grace_over is not None and self._contexts.leaves_all):
             await self._runs.some_ended()
 

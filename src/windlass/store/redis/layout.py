@@ -79,7 +79,7 @@ HEAD = struct.Struct(">BBBBIBBQQHIiQQQd")
 # Places in a head; attempt, crashes and losses are neighbours.
 STATE, FLAGS, ATTEMPT, UPDATED, RUN_SIZE, TERMS_SIZE = 1, 3, 4, 7, 9, 10
 OWN = struct.Struct(">16sI")
-TOLD = struct.Struct(">8sIQQH")
+ANSWERED_RUN = struct.Struct(">8sIQQH")
 LIVE = struct.Struct(">8sIQQBBIBBQQHQd")
 ENDED = struct.Struct(">IQQH")
 ERRORS, PROGRESS, FOLLOWED, EXTRAS = 4, 8, 64, 128  # flags
@@ -555,7 +555,7 @@ def _job(  # noqa: PLR0917 - the parts of a job, in the order of its bytes
 
 
 def _run(data: bytes) -> Run:
-    worker, place, tier = data[TOLD.size :].decode().split("\0")
-    token, pid, started, finished, code = TOLD.unpack_from(data)
+    worker, place, tier = data[ANSWERED_RUN.size :].decode().split("\0")
+    token, pid, started, finished, code = ANSWERED_RUN.unpack_from(data)
     node, ran, adopted_at = encoding.decode_place(place)
     return Run(token, pid, started, finished, code, worker, node or "", tier, ran, adopted_at)

@@ -126,5 +126,5 @@ def _offspring() -> Offspring | None:
 
 
 def end_with_jobs(*, yes: bool) -> None:
-    """Whether jobs share this process, so that what they start must be told apart."""
+    """Whether jobs share this process, so that the processes they start must be kept apart."""
     Offspring.active = yes

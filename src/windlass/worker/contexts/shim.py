@@ -323,7 +323,7 @@ def _size(update: ContextUpdate) -> int:
 
 
 def _sent(to: socket.socket | None, data: bytearray) -> bytearray:
-    """What is left to send. Whoever is gone is found out when it is read from."""
+    """What is left to send. A closed connection is noticed when it is read."""
     if to is None:
         return bytearray()
     with suppress(OSError):
