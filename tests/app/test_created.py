@@ -65,7 +65,7 @@ async def many(mail: Mail) -> list[bool | None]:
     return [job.created for job in await asyncio.gather(*(task.aenqueue(1) for task in tasks))]
 
 
-def test_those_that_travel_together_are_told_apart(mail: Mail) -> None:
+def test_each_job_of_one_call_knows_whether_it_is_new(mail: Mail) -> None:
     async def main() -> None:
         assert (await mail.using(key="b").aenqueue(1)).created is True
         assert await many(mail) == [True, False, False, True, True]

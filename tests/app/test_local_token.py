@@ -22,7 +22,7 @@ def test_a_folder_that_others_may_write_to_is_refused(mode: int, tmp_path: Path)
     assert local_token(folder, SeededChance(1))
 
 
-def test_a_folder_in_which_nobody_can_replace_the_files_of_others_is_fine(tmp_path: Path) -> None:
+def test_a_folder_whose_files_only_their_owners_can_replace_is_fine(tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
     assert local_token(tmp_path, SeededChance(1))
 

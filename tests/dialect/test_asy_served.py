@@ -44,7 +44,7 @@ def server(harness: WorkerHarness, tmp_path: Path) -> Iterator[Process]:
         yield running
 
 
-async def test_pictures_are_drawn_errors_are_told_and_nothing_stays(harness: WorkerHarness, site: str) -> None:
+async def test_pictures_are_drawn_errors_are_reported_and_nothing_stays(harness: WorkerHarness, site: str) -> None:
     """S0 1, 33, 35 to 37, 39."""
     async with asy(site, token=None) as client:
         await client.add("base.draw", b"circle 50 50 30 red\n")

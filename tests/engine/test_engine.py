@@ -324,7 +324,7 @@ async def test_a_foreign_job_is_a_missing_job(engine: Engine, ask: type[Show | G
     assert missing.value.at == "id"
 
 
-async def test_whoever_asks_for_every_tenant_sees_every_job(engine: Engine) -> None:
+async def test_a_request_for_all_tenants_gets_every_job(engine: Engine) -> None:
     job = await enqueue(engine, tenant="acme")
     assert await engine(Show(tenant="-", id=job.id)) == job
     assert [found.id for found in (await engine(List(tenant="-"))).jobs] == [job.id]
@@ -610,7 +610,7 @@ async def test_a_running_job_that_is_deleted_is_gone_when_it_has_stopped(engine:
 # Work
 
 
-async def test_a_worker_that_nobody_knows_is_sent_away(engine: Engine) -> None:
+async def test_an_unknown_worker_is_refused(engine: Engine) -> None:
     theirs = await register(engine, tenant="acme")
     for worker in (NO_SUCH_ID, theirs):
         for operation in (
@@ -875,7 +875,7 @@ async def test_a_round_that_fails_is_not_the_last(
     assert rounds[2] - rounds[1] >= 2.0
 
 
-async def test_a_store_that_stays_away_is_told_of_once_each_time(
+async def test_a_store_that_stays_away_is_logged_once_each_time(
     engine: Engine, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = VirtualClock()

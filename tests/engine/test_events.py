@@ -101,7 +101,7 @@ async def heard(watch: Listener) -> list[str]:
 # --- The wire -----------------------------------------------------------------------------------------------------
 
 
-async def test_news_reaches_whoever_watches_wherever_it_is_published(store: Store, other: Store) -> None:
+async def test_events_reach_every_subscriber_wherever_they_are_published(store: Store, other: Store) -> None:
     here, there = store.events, other.events
     async with here.listen([FEED]) as watch, there.listen([FEED]) as too:
         await here.publish(["a 1", "b 2"])
@@ -110,7 +110,7 @@ async def test_news_reaches_whoever_watches_wherever_it_is_published(store: Stor
         assert await heard(watch) == await heard(too) == ["c 3"]
 
 
-async def test_a_wire_is_quiet_until_somebody_watches_and_soon_after_the_last_has_gone(
+async def test_an_event_bus_is_quiet_until_there_is_a_subscriber_and_soon_after_the_last_has_gone(
     store: Store, other: Store
 ) -> None:
     here, there = store.events, other.events
@@ -127,7 +127,7 @@ async def test_a_wire_is_quiet_until_somebody_watches_and_soon_after_the_last_ha
             await asyncio.sleep(0.05)
 
 
-async def test_nothing_is_lost_while_it_is_looked_up_whether_somebody_watches(store: Store, other: Store) -> None:
+async def test_nothing_is_lost_while_subscribers_are_looked_for(store: Store, other: Store) -> None:
     """Several who publish at the same moment: the first of them looks, the others must not take that for a no."""
     here, there = store.events, other.events
     async with here.listen([FEED]) as watch:
@@ -181,7 +181,7 @@ async def test_a_watcher_that_was_forgotten_because_it_did_not_ask_hears_of_a_ga
 # --- Watching -----------------------------------------------------------------------------------------------------
 
 
-async def test_the_lives_of_all_jobs_are_told(engine: Engine, elsewhere: Engine, clock: VirtualClock) -> None:
+async def test_each_step_of_every_job_is_an_event(engine: Engine, elsewhere: Engine, clock: VirtualClock) -> None:
     async with engine.watching("default", Match()) as watcher:
         job = await enqueue(elsewhere, "one", max_retry=1)
         assert said(await take_events(watcher, 1)) == [("queued", "one")]
@@ -207,7 +207,9 @@ async def test_the_lives_of_all_jobs_are_told(engine: Engine, elsewhere: Engine,
         assert said(await take_events(watcher, 2)) == [("queued", "one"), ("cancelled", "one")]
 
 
-async def test_a_job_whose_worker_is_lost_is_told_too(engine: Engine, elsewhere: Engine, clock: VirtualClock) -> None:
+async def test_a_job_whose_worker_is_lost_is_an_event_too(
+    engine: Engine, elsewhere: Engine, clock: VirtualClock
+) -> None:
     await enqueue(engine)
     worker = await register(engine)
     await take(engine, worker)
@@ -220,7 +222,7 @@ async def test_a_job_whose_worker_is_lost_is_told_too(engine: Engine, elsewhere:
         assert event.job.reason == "lost"
 
 
-async def test_an_end_that_takes_the_record_along_is_told_too(engine: Engine, elsewhere: Engine) -> None:
+async def test_an_end_that_drops_the_record_is_an_event_too(engine: Engine, elsewhere: Engine) -> None:
     async with engine.watching("default", Match()) as watcher:
         await enqueue(elsewhere, "brief", keep_success=0)
         worker = await register(elsewhere)
@@ -232,7 +234,7 @@ async def test_an_end_that_takes_the_record_along_is_told_too(engine: Engine, el
         assert (event.name, event.job.state, event.job.task) == ("succeeded", "succeeded", "brief")
 
 
-async def test_only_matching_jobs_of_the_tenant_are_told(engine: Engine, elsewhere: Engine) -> None:
+async def test_a_watcher_gets_only_matching_jobs_of_its_tenant(engine: Engine, elsewhere: Engine) -> None:
     async with AsyncExitStack() as stack:
         watching = [
             await stack.enter_async_context(engine.watching(tenant, match))
@@ -262,7 +264,7 @@ async def test_events_are_not_matched_by_payload(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "redis"], indirect=True)
-async def test_who_does_not_keep_up_is_told_of_a_gap_and_goes_on(
+async def test_a_slow_subscriber_gets_a_gap_and_goes_on(
     engine: Engine, elsewhere: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feed, "MOST_WAITING", 3)
@@ -298,7 +300,7 @@ async def test_the_last_who_leaves_ends_the_feed(engine: Engine, elsewhere: Engi
 
 
 @pytest.mark.parametrize("kind", ["file", "redis"], indirect=True)
-async def test_a_write_that_cannot_be_told_is_done_all_the_same(
+async def test_a_write_whose_event_cannot_be_published_is_done_all_the_same(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(news: object) -> None:
@@ -423,7 +425,7 @@ async def test_a_wrong_query_is_refused(hub: Station, query: str, at: str) -> No
         assert at in json.loads(await response.aread())["at"]
 
 
-async def test_nobody_is_told_of_the_jobs_of_another_tenant(hub: Station) -> None:
+async def test_no_tenant_gets_events_of_the_jobs_of_another(hub: Station) -> None:
     mine = (await hub.client(AddToken(tenant="mine", scopes=["read"]))).token
     blind = (await hub.client(AddToken(tenant="mine", scopes=["enqueue", "work", "operate"]))).token
     for path, token, status in (
@@ -460,7 +462,7 @@ def app(request: pytest.FixtureRequest, hub: Station, real_address: str) -> Wind
     return Windlass(real_address)
 
 
-async def test_the_events_of_a_job_are_told_to_its_handle(hub: Station, app: Windlass) -> None:
+async def test_the_handle_of_a_job_gets_its_events(hub: Station, app: Windlass) -> None:
     job = await hub.enqueue()
     async with aclosing(app.job(job.id).aevents()) as seen:
         first = await following(seen)
@@ -477,7 +479,7 @@ async def test_the_events_of_a_job_are_told_to_its_handle(hub: Station, app: Win
     await asyncio.to_thread(app.close)
 
 
-async def test_the_events_of_all_jobs_are_told_to_an_app(hub: Station, app: Windlass) -> None:
+async def test_an_app_gets_the_events_of_all_jobs(hub: Station, app: Windlass) -> None:
     async with aclosing(app.aevents(task="mine")) as seen:
         beginning = asyncio.ensure_future(following(seen))
         async with asyncio.timeout(PATIENCE):

@@ -26,7 +26,7 @@ def gone(event: Event) -> DeletedJob:
     return event.gone
 
 
-async def test_the_end_of_a_delay_is_told(engine: Engine, elsewhere: Engine, clock: VirtualClock) -> None:
+async def test_the_end_of_a_delay_is_an_event(engine: Engine, elsewhere: Engine, clock: VirtualClock) -> None:
     async with engine.watching("default", Match()) as watcher:
         job = await enqueue(elsewhere, "late", delay=5.0)
         (first,) = await take_events(watcher, 1)
@@ -39,7 +39,9 @@ async def test_the_end_of_a_delay_is_told(engine: Engine, elsewhere: Engine, clo
         assert (second.name, second.job.id, second.job.state) == ("queued", job.id, State.QUEUED)
 
 
-async def test_the_end_of_a_wait_between_runs_is_told(engine: Engine, elsewhere: Engine, clock: VirtualClock) -> None:
+async def test_the_end_of_a_wait_between_runs_is_an_event(
+    engine: Engine, elsewhere: Engine, clock: VirtualClock
+) -> None:
     await enqueue(elsewhere, "again", max_retry=1)
     worker = await register(elsewhere)
     claimed = await take(elsewhere, worker)
@@ -51,7 +53,7 @@ async def test_the_end_of_a_wait_between_runs_is_told(engine: Engine, elsewhere:
         assert said(await take_events(watcher, 1)) == [("queued", "again")]
 
 
-async def test_a_record_that_is_dropped_after_its_time_is_told(
+async def test_a_record_that_is_dropped_after_its_time_is_an_event(
     engine: Engine, elsewhere: Engine, clock: VirtualClock
 ) -> None:
     job = await enqueue(elsewhere, "old", queue="q", keep_success=5.0)
@@ -65,7 +67,7 @@ async def test_a_record_that_is_dropped_after_its_time_is_told(
 
 
 @pytest.mark.parametrize("before", [State.QUEUED, State.CANCELLED])
-async def test_a_record_that_somebody_deletes_is_told(engine: Engine, elsewhere: Engine, before: State) -> None:
+async def test_a_record_that_a_caller_deletes_is_an_event(engine: Engine, elsewhere: Engine, before: State) -> None:
     job = await enqueue(elsewhere, "unwanted")
     if before is State.CANCELLED:
         await elsewhere(Cancel(ids=[job.id]))
@@ -87,7 +89,7 @@ async def test_only_who_could_have_seen_a_job_hears_that_it_is_gone(engine: Engi
         assert await tagged.take(0.1) == [], "its tags are unknown by now"
 
 
-async def test_deletions_are_told_over_http(engine: Engine, site: str) -> None:
+async def test_deletions_are_sent_over_http(engine: Engine, site: str) -> None:
     job = await enqueue(engine, "unwanted")
     async with Client(site, LOCAL) as client, asyncio.timeout(PATIENCE):
         stream = client.watch("default", Match())

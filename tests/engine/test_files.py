@@ -32,7 +32,7 @@ from windlass.model.wire import MOST_PAYLOAD
 from windlass.server import bodies
 
 
-async def test_a_worker_gets_the_files_and_nobody_else_sees_them(engine: Engine) -> None:
+async def test_a_worker_gets_the_files_and_no_other_caller_does(engine: Engine) -> None:
     job = await enqueue(engine, files={"scene.txt": b"cube"})
     await enqueue(engine)
     assert not hasattr(await engine(Show(id=job.id, payload=True)), "files")

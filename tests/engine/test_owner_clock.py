@@ -80,9 +80,7 @@ def attended(store: Store, engine: Engine) -> Attended:
     return Attended(store)
 
 
-async def test_a_job_that_nobody_asks_for_is_cancelled_for_a_reason_of_its_own(
-    engine: Engine, clock: VirtualClock
-) -> None:
+async def test_a_job_without_a_client_is_cancelled_for_a_reason_of_its_own(engine: Engine, clock: VirtualClock) -> None:
     left, other = await enqueue(engine, owner_timeout=60.0), await enqueue(engine)
     clock.advance(59.9)
     assert await upkeep.abandon(engine) == 0
@@ -138,7 +136,7 @@ async def over_http(engine: Engine, clock: VirtualClock) -> AsyncIterator[Servic
 
 @pytest.mark.parametrize("ask", ASKING.values(), ids=ASKING.keys())
 @pytest.mark.parametrize("way", [in_process, over_http], ids=lambda way: way.__name__)
-async def test_whoever_asks_for_a_job_attends_to_it(
+async def test_a_client_that_asks_for_a_job_restarts_its_owner_clock(
     engine: Engine, clock: VirtualClock, ask: Callable[[str], Operation[Any]], way: Any
 ) -> None:
     job = await enqueue(engine, owner_timeout=10.0)
@@ -183,7 +181,7 @@ async def test_asking_often_is_written_down_once_in_a_quarter_of_the_time(
     assert attended.count == 20, "nor does one that has ended"
 
 
-async def test_whoever_waits_for_the_end_attends_while_he_waits(
+async def test_a_client_that_waits_for_the_end_restarts_the_owner_clock_meanwhile(
     engine: Engine, clock: VirtualClock, attended: Attended
 ) -> None:
     job = await enqueue(engine, owner_timeout=1.0)
@@ -198,7 +196,7 @@ async def test_whoever_waits_for_the_end_attends_while_he_waits(
     assert await upkeep.abandon(engine) == 1
 
 
-async def test_whoever_follows_a_job_attends_to_it_even_if_all_news_reaches_him(
+async def test_a_client_that_follows_a_job_restarts_its_owner_clock_even_if_it_gets_all_events(
     engine: Engine, clock: VirtualClock, attended: Attended
 ) -> None:
     job = await enqueue(engine, owner_timeout=1.0)
@@ -237,7 +235,7 @@ async def test_all_jobs_of_a_text_may_have_the_clock(engine: Engine, clock: Virt
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.999, -1.0, float("inf")])
-async def test_a_time_that_nobody_could_keep_is_refused(engine: Engine, seconds: float) -> None:
+async def test_an_owner_timeout_out_of_range_is_refused(engine: Engine, seconds: float) -> None:
     with pytest.raises(Invalid) as fault:
         await enqueue(engine, owner_timeout=seconds)
     assert fault.value.at == "job.owner_timeout"

@@ -154,7 +154,7 @@ async def test_one_bad_job_is_refused_by_name_and_nothing_is_written(
 
 
 @pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
-async def test_a_bad_job_of_a_report_that_nobody_believes_is_refused_too(engine: Engine) -> None:
+async def test_a_bad_job_of_a_report_with_a_wrong_token_is_refused_too(engine: Engine) -> None:
     parent = await enqueue(engine)
     worker = await register(engine)
     await take(engine, worker)

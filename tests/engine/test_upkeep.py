@@ -110,7 +110,7 @@ async def test_a_scheduled_job_is_queued_when_it_is_due_and_not_at_the_next_look
             assert delay <= await promoted_after(engine, clock, delay) < delay + 0.02
 
 
-async def test_whoever_comes_too_late_to_queue_a_job_leaves_the_next_ones_to_the_quicker(
+async def test_a_process_that_promotes_too_late_leaves_the_next_jobs_to_the_quicker_one(
     engine: Engine, clock: VirtualClock
 ) -> None:
     late = upkeep.TimedPromote()

@@ -60,7 +60,7 @@ async def knock(service: Any, *, tenant: str = "default", **terms: Any) -> Accep
     return found
 
 
-async def test_the_first_who_comes_to_a_deep_queue_is_told_at_once(engine: Engine) -> None:
+async def test_the_first_job_of_a_deep_queue_gets_an_estimate_at_once(engine: Engine) -> None:
     await teach(engine, 2.0)
     await register(engine, slots=4)
     await fill(engine)
@@ -94,7 +94,7 @@ async def test_many_who_ask_at_the_same_time_share_one_forecast(
     assert looks == ["default"]
 
 
-async def test_what_is_told_at_once_is_never_raised_by_those_who_come_later(engine: Engine) -> None:
+async def test_an_estimate_that_was_given_at_once_is_never_raised_by_later_jobs(engine: Engine) -> None:
     await teach(engine, 2.0)
     await register(engine, slots=4)
     await fill(engine)
@@ -109,7 +109,7 @@ async def test_what_is_told_at_once_is_never_raised_by_those_who_come_later(engi
         assert 0.8 * first.estimate < again.seconds <= first.estimate
 
 
-async def test_behind_a_full_limit_a_arrival_is_told_how_long_that_lasts_and_others_pass_by(engine: Engine) -> None:
+async def test_behind_a_full_limit_a_new_job_learns_how_long_that_lasts_and_others_pass_by(engine: Engine) -> None:
     await teach(engine, 2.0)
     await engine(PutLimit(name="smtp", limit=NewLimit(match=Which(queue="default", task="work"), running=1)))
     await register(engine, slots=4)
@@ -141,7 +141,7 @@ async def test_each_key_of_a_limit_waits_for_its_own(engine: Engine) -> None:
     assert (await knock(engine, payload=few)).estimate == pytest.approx(0.0, abs=15.0)
 
 
-async def test_in_a_deep_queue_with_tiers_everybody_is_told_what_his_tier_lets_him_hope(engine: Engine) -> None:
+async def test_in_a_deep_queue_with_tiers_each_job_gets_the_estimate_of_its_tier(engine: Engine) -> None:
     tiers = [Tier(name="fast", seconds=3), Tier(name="slow", seconds=30, cap=1)]
     await engine(ChangeQueue(queue="default", change=QueueChange(tiers=tiers)))
     await register(engine, slots=4)
@@ -163,7 +163,7 @@ async def test_of_tenants_that_take_turns_a_arrival_waits_for_a_round(engine: En
     assert (await knock(engine)).estimate == pytest.approx(6000.0, rel=0.1)
 
 
-async def test_where_nobody_can_say_nothing_is_said(engine: Engine) -> None:
+async def test_where_nothing_is_known_there_is_no_estimate(engine: Engine) -> None:
     await teach(engine, 2.0)
     await fill(engine, 1200)
     assert (await knock(engine)).estimate is None
@@ -204,7 +204,7 @@ async def test_a_glimpse_is_not_taken_for_each_who_comes(engine: Engine, monkeyp
     assert tallies <= 2
 
 
-async def test_many_who_come_while_the_first_look_is_taken_are_told_as_well(
+async def test_jobs_that_come_while_the_first_look_is_taken_get_estimates_too(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("windlass.engine.estimate.forecast.AT_ENQUEUE", 5.0)  # the machine may be busy with other tests
@@ -225,7 +225,9 @@ def listed(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.mark.usefixtures("listed")
-async def test_a_job_deeper_than_is_listed_is_told_by_its_own_rank_whatever_comes_behind_it(engine: Engine) -> None:
+async def test_a_job_deeper_than_is_listed_is_estimated_by_its_own_rank_whatever_comes_behind_it(
+    engine: Engine,
+) -> None:
     await teach(engine, 2.0)
     await register(engine, slots=4)
     ids = await fill(engine, 5000)
@@ -241,7 +243,7 @@ async def test_a_job_deeper_than_is_listed_is_told_by_its_own_rank_whatever_come
 
 
 @pytest.mark.usefixtures("listed")
-async def test_of_several_deep_lanes_none_is_told_less_than_all_of_them_take(engine: Engine) -> None:
+async def test_of_several_deep_lanes_none_gets_a_lower_estimate_than_all_of_them_take(engine: Engine) -> None:
     await teach(engine, 2.0)
     await teach(engine, 2.0, task="other")
     await register(engine, slots=4)
@@ -259,7 +261,7 @@ async def test_of_several_deep_lanes_none_is_told_less_than_all_of_them_take(eng
 # Through a server
 
 
-async def test_over_a_journal_the_first_who_comes_to_a_deep_queue_is_told_at_once(
+async def test_over_a_journal_the_first_job_of_a_deep_queue_gets_an_estimate_at_once(
     redis_server: Server, new_prefix: NewPrefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("windlass.engine.estimate.forecast.AT_ENQUEUE", PATIENCE)
@@ -279,7 +281,7 @@ async def test_over_a_journal_the_first_who_comes_to_a_deep_queue_is_told_at_onc
         assert (await knock(service, payload=bound)).estimate == pytest.approx(4000 + 1000, rel=0.3)
 
 
-async def test_over_http_the_first_who_comes_to_a_deep_queue_is_told_at_once(
+async def test_over_http_the_first_job_of_a_deep_queue_gets_an_estimate_at_once(
     hub: Station, real_store: Store, chance: SeededChance
 ) -> None:
     engine = Engine(real_store, chance)

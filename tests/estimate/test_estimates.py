@@ -100,7 +100,7 @@ async def test_a_running_job_is_expected_to_end_the_sooner_the_longer_it_has_run
     assert (await estimate(engine, job)).seconds == pytest.approx(4.0, abs=1.0)
 
 
-async def test_whoever_runs_or_has_ended_waits_for_nothing(engine: Engine) -> None:
+async def test_a_job_that_runs_or_has_ended_waits_for_nothing(engine: Engine) -> None:
     worker = await register(engine)
     job = await enqueue(engine)
     claimed = await take(engine, worker)
@@ -115,7 +115,7 @@ async def test_a_job_of_another_tenant_has_no_estimate(engine: Engine) -> None:
         await estimate(engine, job, tenant="other")
 
 
-async def test_without_a_worker_nobody_can_say_and_it_says_why(engine: Engine) -> None:
+async def test_without_a_worker_there_is_no_estimate_and_it_says_why(engine: Engine) -> None:
     job = await enqueue(engine)
     assert await estimate(engine, job) == Estimate(position=1, why=Why.WORKER)
     await register(engine, tasks=["other"])
@@ -224,7 +224,7 @@ async def test_places_that_jobs_of_another_queue_take_within_a_limit_count(engin
     assert found.seconds == pytest.approx(5.0, rel=0.1)
 
 
-async def test_a_yielding_job_holds_nobody_up(engine: Engine) -> None:
+async def test_a_yielding_job_delays_no_other_job(engine: Engine) -> None:
     await tiers(engine)
     worker = await register(engine)
     await enqueue(engine, yielding=True)
@@ -246,7 +246,7 @@ async def test_a_queue_says_how_long_a_arrival_would_wait(engine: Engine) -> Non
     assert found.seconds == pytest.approx(40.0, rel=0.1)
 
 
-async def test_of_a_queue_a_tenant_is_told_what_concerns_it(engine: Engine) -> None:
+async def test_a_tenant_sees_of_a_queue_what_concerns_it(engine: Engine) -> None:
     await register(engine, tenant="b")
     await enqueue(engine, tenant="b")
     await enqueue(engine, tenant="a")
@@ -261,7 +261,7 @@ async def accepted(engine: Engine, **terms: Any) -> float | None:
     return (await engine(Enqueue(job=NewJob(task="work", **terms)))).estimate
 
 
-async def test_at_the_door_a_job_is_told_its_wait_unless_that_takes_too_much_time(engine: Engine) -> None:
+async def test_a_new_job_gets_an_estimate_unless_that_takes_too_much_time(engine: Engine) -> None:
     await teach(engine, 4.0)
     worker = await register(engine)
     await enqueue(engine)
@@ -277,7 +277,7 @@ async def test_at_the_door_a_job_is_told_its_wait_unless_that_takes_too_much_tim
     assert await accepted(engine) == pytest.approx(16.0, rel=0.1)
 
 
-async def test_at_the_door_a_job_with_a_delay_is_told_when_it_will_start(
+async def test_a_new_job_with_a_delay_gets_an_estimate_of_its_start(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("windlass.engine.estimate.forecast.AT_ENQUEUE", PATIENCE)
@@ -297,7 +297,7 @@ async def test_at_the_door_a_job_with_a_delay_is_told_when_it_will_start(
     assert await accepted(engine, delay=60.0) == pytest.approx(58.0, abs=1.0), "the forecast was made two seconds ago"
 
 
-async def test_a_job_with_a_delay_for_a_deep_queue_is_told_by_a_glimpse_of_it(
+async def test_a_job_with_a_delay_for_a_deep_queue_gets_a_rough_estimate(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("windlass.engine.estimate.forecast.AT_ENQUEUE", PATIENCE)
@@ -311,7 +311,7 @@ async def test_a_job_with_a_delay_for_a_deep_queue_is_told_by_a_glimpse_of_it(
     assert await accepted(engine, delay=5000.0) == pytest.approx(5000.0, abs=1.0)
 
 
-async def test_item_17_with_tiers_each_job_is_told_its_wait_at_the_door(engine: Engine) -> None:
+async def test_item_17_with_tiers_each_new_job_gets_an_estimate(engine: Engine) -> None:
     await tiers(engine)
     worker = await register(engine)
     await enqueue(engine, tier="medium")
@@ -376,7 +376,7 @@ def test_forecasts_of_many_large_queues_do_not_pile_up() -> None:
     assert list(stats.forecasts) == ["b", "c"]
 
 
-async def test_a_large_queue_is_foretold_once_for_all_who_ask(engine: Engine) -> None:
+async def test_one_forecast_of_a_large_queue_serves_all_who_ask(engine: Engine) -> None:
     await teach(engine, 2.0)
     await register(engine, slots=4)
     for _ in range(2):

@@ -44,7 +44,7 @@ async def test_a_job_waits_for_the_dearer_queue_of_its_worker_and_not_for_the_ot
     assert [(position, why) for _, position, why in found] == [(n, Why.SLOTS) for n in (1, 2, 1, 2)]
 
 
-async def test_what_is_foretold_of_two_queues_is_the_order_in_which_their_worker_takes_them(
+async def test_the_forecast_of_two_queues_is_the_order_in_which_their_worker_takes_them(
     engine: Engine, clock: VirtualClock
 ) -> None:
     """Each run takes as long as is known of its task, and every wait is as estimated."""
@@ -105,7 +105,7 @@ async def test_tiers_of_a_dearer_queue_count_as_long_as_they_last(engine: Engine
     assert found.at_most == 30.0
 
 
-async def test_a_arrival_to_a_paused_queue_is_told_of_the_pause(engine: Engine) -> None:
+async def test_a_new_job_of_a_paused_queue_learns_of_the_pause(engine: Engine) -> None:
     await register(engine)
     await engine(ChangeQueue(queue="default", change=QueueChange(paused=True)))
     found = await engine(GetQueueEstimate(queue="default"))
@@ -148,7 +148,7 @@ async def accepted(service: Journaled, **terms: Any) -> float | None:
     return (await service(Enqueue(job=NewJob(task="work", **terms)))).estimate
 
 
-async def test_over_a_journal_a_job_is_told_its_wait_from_the_last_forecast_and_who_came_since(
+async def test_over_a_journal_an_estimate_counts_the_last_forecast_and_what_came_since(
     redis_server: Server, new_prefix: NewPrefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("windlass.engine.estimate.forecast.AT_ENQUEUE", PATIENCE)
@@ -168,7 +168,7 @@ async def test_over_a_journal_a_job_is_told_its_wait_from_the_last_forecast_and_
         assert forecasts.keys() == {"default"}
 
 
-async def test_over_a_journal_that_is_far_behind_a_job_is_told_of_all_who_are_in_it(
+async def test_over_a_journal_that_is_far_behind_an_estimate_counts_all_that_is_in_it(
     redis_server: Server, new_prefix: NewPrefix, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with journaled_at(redis_server.url, tmp_path, new_prefix()) as service:

@@ -134,7 +134,7 @@ async def _is_as(store: Store, before: Leavings) -> None:
             found = await leavings(store)
 
 
-async def test_what_one_process_has_dropped_another_makes_anew(tmp_path: Path) -> None:
+async def test_what_one_process_has_dropped_another_makes_again(tmp_path: Path) -> None:
     """Both remember the numbers of lanes and lines by their names."""
     clock, chance = VirtualClock(), SeededChance()
     path = tmp_path / "jobs.db"

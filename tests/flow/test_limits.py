@@ -71,7 +71,7 @@ async def tasks(engine: Engine, worker: str, slots: int = 100) -> list[str]:
 # Stored and shown
 
 
-async def test_a_limit_is_kept_told_replaced_and_removed(engine: Engine) -> None:
+async def test_a_limit_is_kept_listed_replaced_and_removed(engine: Engine) -> None:
     card = await put(engine, match=Which(task="send"), running=2)
     assert card == LimitCard(name="some", tenant="default", match=Which(task="send"), running=2)
     await put(engine, rate=Rate(count=5))
@@ -474,7 +474,7 @@ async def test_tasks_of_an_app_go_by_priority_and_arrival(engine: Engine) -> Non
     assert await tasks(engine, worker, 6) == ["b"] * 5 + ["a"]
 
 
-async def test_an_order_that_somebody_asked_for_goes_before_turns(engine: Engine) -> None:
+async def test_an_order_that_was_asked_for_goes_before_turns(engine: Engine) -> None:
     for tenant in ("greedy", "modest"):
         await engine(EnqueueMany(tenant=tenant, jobs=[NewJob(task="a") for _ in range(100)]))
     worker = await register(engine, tenant="-")

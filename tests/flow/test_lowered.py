@@ -77,7 +77,7 @@ async def test_only_a_running_job_has_a_limit_to_lower(engine: Engine) -> None:
         await lower(engine, waits, 5)
 
 
-async def test_a_lowered_job_gives_its_place_at_longer_tiers_back_and_is_shrunk_by_nobody(engine: Engine) -> None:
+async def test_a_lowered_job_gives_its_place_at_longer_tiers_back_and_is_not_shrunk(engine: Engine) -> None:
     await set_rules(engine)
     worker = await register(engine, slots=3)
     await enqueue(engine, tier="slow")

@@ -139,7 +139,7 @@ async def test_a_limit_that_comes_while_a_batch_is_taken_in_by_parts_holds_for_a
 
 
 @pytest.mark.parametrize("kind", ["redis"], indirect=True)
-async def test_whoever_watches_is_told_once_of_each_job_of_such_a_batch(
+async def test_a_watcher_gets_one_event_for_each_job_of_such_a_batch(
     store: RedisStore, others: list[Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, elsewhere = others

@@ -131,7 +131,7 @@ async def test_g5_a_flexible_job_makes_room_for_a_medium_one_at_once(engine: Eng
     assert (shrunk.deadline - shrunk.started_at).total_seconds() == 3
 
 
-async def test_item_13_an_explicit_job_keeps_its_tier_whoever_waits(engine: Engine) -> None:
+async def test_item_13_an_explicit_job_keeps_its_tier_whatever_waits(engine: Engine) -> None:
     await set_rules(engine)
     worker = await register(engine, slots=3)
     for tier in ("slow", "medium", "fast"):
@@ -144,7 +144,7 @@ async def test_item_13_an_explicit_job_keeps_its_tier_whoever_waits(engine: Engi
     assert await assigned(engine, *running) == ["slow", "medium", "fast"]
 
 
-async def test_nobody_gives_way_to_a_job_that_could_not_start_anyway(engine: Engine) -> None:
+async def test_no_job_gives_way_to_one_that_could_not_start_anyway(engine: Engine) -> None:
     await set_rules(engine)
     limit = NewLimit(match=Which(queue="default", task="bound"), running=1)
     await engine(PutLimit(name="one", limit=limit))
@@ -257,7 +257,7 @@ async def test_neither_claims_nor_new_jobs_fail_of_a_part_that_would_tell_who_wa
         await enqueue(engine, yielding=True)
 
 
-async def test_the_rules_that_were_last_seen_are_in_force_while_nobody_can_tell(
+async def test_the_rules_that_were_last_read_are_in_force_while_they_cannot_be_read(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await set_rules(engine)

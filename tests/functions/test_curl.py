@@ -134,7 +134,7 @@ def scene(folder: Path, start_server: StartServer) -> Iterator[Scene]:
 @pytest.mark.parametrize(
     ("lines", "pieces"), [(300, 5), pytest.param(10_000, 20, marks=pytest.mark.long)], ids=["300", "10000"]
 )
-def test_nothing_that_curl_was_told_is_taken_in_is_lost_whoever_is_killed(
+def test_nothing_that_curl_saw_accepted_is_lost_whatever_is_killed(
     lines: int, pieces: int, tmp_path: Path, start_server: StartServer
 ) -> None:
     """The first piece is left in peace; with each other one somebody is killed at some moment of it."""

@@ -190,7 +190,7 @@ async def test_jobs_whose_handler_is_removed_wait_again(engine: Engine) -> None:
     assert await claimed(engine, worker) == []
 
 
-async def test_jobs_that_nobody_handles_end_after_their_deadline(engine: Engine, clock: VirtualClock) -> None:
+async def test_jobs_without_a_handler_end_after_their_deadline(engine: Engine, clock: VirtualClock) -> None:
     """[24, 27]"""
     job = await enqueue(engine, expires=30 * DAY)
     worker = await runner(engine)
@@ -313,7 +313,7 @@ async def test_an_archived_job_can_be_run_again_by_hand(engine: Engine) -> None:
     assert await claimed(engine, worker) == [("default", "work")]
 
 
-async def test_the_four_outcomes_are_told_and_counted_apart(engine: Engine) -> None:
+async def test_the_four_outcomes_are_shown_and_counted_apart(engine: Engine) -> None:
     """[17, 18, 19, 20, 21]"""
     await upload(engine)
     codes = {Verdict.OK: 201, Verdict.FAILED: 410, Verdict.RETRY: 102, Verdict.ERROR: 503}

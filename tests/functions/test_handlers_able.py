@@ -85,7 +85,7 @@ async def test_a_worker_says_something_new_of_itself_and_stays_who_it_is(engine:
         await engine(Register(worker=NewWorker(name="w", url="https://w.example/"), id=first.worker))
 
 
-async def test_a_job_that_nobody_can_run_says_why(engine: Engine) -> None:
+async def test_a_job_that_no_worker_can_run_says_why(engine: Engine) -> None:
     await upload(engine, "snake", "python")
     job = await engine(Enqueue(job=NewJob(task="snake")))
     new = NewWorker(name="w", tasks=[], handlers=True, languages=["sh"], unable={"python": "it is not here"})
@@ -132,7 +132,7 @@ async def test_an_interpreter_that_does_not_work_is_found_out(
     until(lambda: not [one for one in psutil.process_iter(["cmdline"]) if node in (one.info["cmdline"] or [])])
 
 
-async def test_a_trial_that_is_broken_off_leaves_nobody_behind(tmp_path: Path) -> None:
+async def test_a_probe_that_is_broken_off_leaves_no_process_behind(tmp_path: Path) -> None:
     noted = tmp_path / "pid"
     node = program(tmp_path, "node", f"echo $$ > {noted}; sleep 600")
     noted.touch()
@@ -192,7 +192,7 @@ def test_a_burst_runs_what_it_can_and_leaves_the_rest(harness: WorkerHarness, be
 
 @ON_A_FILE
 @pytest.mark.parametrize("after", ["at once", "in the middle"])
-def test_a_worker_whose_interpreter_hangs_works_and_ends_when_it_is_told_to(
+def test_a_worker_whose_interpreter_hangs_works_and_ends_at_a_signal(
     harness: WorkerHarness, tmp_path: Path, after: str
 ) -> None:
     noted = tmp_path / "asked"

@@ -294,7 +294,7 @@ def test_a_function_that_kills_its_process_costs_itself_alone(site: Site) -> Non
     assert site.job(ids[20])["reason"] == "crashed"
 
 
-def test_a_server_takes_no_handlers_until_it_is_told_to(tmp_path: Path) -> None:
+def test_a_server_takes_no_handlers_until_it_is_set_to(tmp_path: Path) -> None:
     with process(tmp_path) as closed:
         site = Site(closed)
         refused = site.ask("PUT", "/handlers/work", 403, json={"lang": "sh", "body": "cat"})

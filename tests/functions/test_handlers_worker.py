@@ -162,7 +162,7 @@ def test_code_that_was_sent_in_cannot_take_the_place_of_a_task(harness: WorkerHa
 
 
 @ON_A_FILE
-def test_a_worker_that_is_told_not_to_leaves_handlers_alone(harness: WorkerHarness, bench: Bench) -> None:
+def test_a_worker_without_handlers_leaves_their_jobs_alone(harness: WorkerHarness, bench: Bench) -> None:
     bench.upload("echo")
     (id,) = bench.feed("echo", "so")
     harness.burst("--no-handlers")
@@ -532,7 +532,7 @@ def test_a_function_cannot_make_larger_jobs_than_its_tenant_may_send(harness: Wo
 
 
 @ON_A_FILE
-def test_a_job_that_nobody_handles_says_so(harness: WorkerHarness, bench: Bench) -> None:
+def test_a_job_without_a_worker_for_its_handler_says_so(harness: WorkerHarness, bench: Bench) -> None:
     """[27]"""
     (id,) = bench.feed("echo", "x")
     harness.start()

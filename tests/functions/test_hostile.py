@@ -117,7 +117,7 @@ class Spring:
         return 100
 
 
-async def test_whoever_prints_faster_than_we_read_holds_nobody_up() -> None:
+async def test_a_function_that_prints_faster_than_we_read_delays_no_other() -> None:
     """It says that its job and its batch are over, without a mark, and prints all the while."""
     context, heard = FunctionContext(FunctionOptions(), "nonce", "", None), Heard()
     spring = Spring(context)
@@ -159,7 +159,7 @@ HALF_A_CHARACTER = {
 }
 
 
-async def test_an_error_of_python_that_cannot_be_put_into_words_is_told() -> None:
+async def test_an_error_of_python_that_cannot_be_put_into_words_is_reported() -> None:
     source = "class Wordless(Exception):\n    def __str__(self): raise SystemExit\n\ndef run(p):\n    raise Wordless"
     async with bench() as shop:
         outcome = (await shop.run(handler("python", source), b"")).one
@@ -168,7 +168,7 @@ async def test_an_error_of_python_that_cannot_be_put_into_words_is_told() -> Non
 
 
 @pytest.mark.parametrize("lang", HALF_A_CHARACTER)
-async def test_an_error_with_half_a_character_in_it_is_told(lang: str) -> None:
+async def test_an_error_with_half_a_character_in_it_is_reported(lang: str) -> None:
     source, message = HALF_A_CHARACTER[lang]
     async with bench() as shop:
         outcome = (await shop.run(handler(lang, RUNS[lang]), source.encode())).one

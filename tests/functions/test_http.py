@@ -266,7 +266,7 @@ async def test_a_url_does_not_lead_to_where_only_this_machine_can_reach(url: str
     assert there.bodies == []
 
 
-async def test_a_name_that_nobody_knows_is_told_as_such() -> None:
+async def test_an_unknown_host_name_is_named_in_the_error() -> None:
     async def unknown(host: str, port: int) -> list[str]:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 

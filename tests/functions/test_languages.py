@@ -146,7 +146,7 @@ async def test_a_wrong_time_for_another_run_says_so(shop: Bench, lang: str, said
         ("php", "throw new Retry('x', after: INF)"),
     ],
 )
-async def test_an_error_with_a_time_that_means_nothing_is_still_told(shop: Bench, lang: str, said: str) -> None:
+async def test_an_error_with_a_time_that_means_nothing_is_still_reported(shop: Bench, lang: str, said: str) -> None:
     outcome = await shop.value(lang, raising(lang, said), b"0")
     assert (outcome.message, outcome.delay, outcome.reason) == ("x", None, None)
 

@@ -82,7 +82,7 @@ PRINTS_JOB = {
 
 
 @pytest.mark.parametrize("lang", LANGUAGES)
-async def test_a_new_job_may_be_as_large_as_a_payload_and_one_that_is_larger_is_told_so(lang: str) -> None:
+async def test_a_new_job_may_be_as_large_as_a_payload_and_a_larger_one_is_refused(lang: str) -> None:
     async with bench() as shop:
         heard = await shop.run(
             handler(lang, PRINTS_JOB[lang]), b"%d" % MOST_PAYLOAD, b"%d" % (MOST_PAYLOAD + 1), b"3000000"

@@ -219,7 +219,7 @@ async def test_it_cannot_make_the_system_calls_that_it_has_no_business_with(cell
     assert number == 38  # not implemented: libraries take another way
 
 
-async def test_it_cannot_become_anybody_else(cell: Bench) -> None:
+async def test_it_cannot_become_another_user(cell: Bench) -> None:
     works_as_root = await attempts(cell, "os.getuid()", "call('prctl', 39, 0, 0, 0, 0)", "libc.prctl(39, 0, 0, 0, 0)")
     assert works_as_root[2] == ["done", "1"]
     if works_as_root[0][1] != "0":
@@ -235,7 +235,7 @@ async def test_it_has_no_descriptors_but_its_six(cell: Bench) -> None:
     assert set(json.loads(numbers)) == {0, 1, 2, 3, 4, 5}
 
 
-async def test_what_it_leaves_in_its_folder_leads_nobody_astray(cell: Bench, tmp_path: Path) -> None:
+async def test_what_it_leaves_in_its_folder_misleads_no_other_run(cell: Bench, tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "precious").write_text("x")

@@ -36,7 +36,7 @@ async def test_it_leaves_no_memory_behind_that_outlives_it(cell: Bench) -> None:
     )
 
 
-async def test_it_has_no_files_in_memory_that_nobody_counts(cell: Bench) -> None:
+async def test_it_has_no_uncounted_files_in_memory(cell: Bench) -> None:
     await refused(cell, "os.memfd_create('mine')", f"system_call({kernel.EVERYWHERE['memfd_secret']}, 0)")
 
 

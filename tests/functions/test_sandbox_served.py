@@ -51,7 +51,7 @@ def run(payload):
         pytest.param("redis", "isolated", marks=pytest.mark.long),
     ],
 )
-def test_x5_a_function_gets_at_nothing_of_its_server_and_the_level_in_force_is_told(
+def test_x5_a_function_gets_at_nothing_of_its_server_and_the_level_in_force_is_shown(
     kind: str, sandbox: str, tmp_path: Path, start_server: StartServer
 ) -> None:
     """Under `limits` alone files that everybody may read can be read, and connections made: else this test is blind."""

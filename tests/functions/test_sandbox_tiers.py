@@ -136,7 +136,7 @@ def test_users_are_the_same_everywhere_and_of_one_tenant_only(monkeypatch: pytes
     assert first.of("acme") is None
 
 
-async def test_the_tier_is_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_tier_is_in_the_record(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "windlass.functions")
     async with bench() as cell:
         heard = await cell.run(handler("python", ECHO), b'"1"', content_type=JSON)

@@ -64,13 +64,13 @@ def test_a_context_that_was_at_work_just_now_is_spared_for_a_while() -> None:
     assert to_make_way(cold, [cold], idle, 1.0 + LATER) == "busy"
 
 
-def test_a_context_that_nobody_has_used_for_long_makes_way_at_once() -> None:
+def test_a_context_that_was_not_used_for_long_makes_way_at_once() -> None:
     cold = waits("cold", since=9.0)
     assert to_make_way(cold, [cold], {"old": rests("other"), "new": rests("other", 8.9)}, 9.0) == "old"
     assert to_make_way(cold, [cold], {"dead": rests("other", 9.0, dead=True)}, 9.0) == "dead"
 
 
-def test_a_context_that_somebody_waits_for_is_the_last_to_make_way() -> None:
+def test_a_context_that_a_job_waits_for_is_the_last_to_make_way() -> None:
     cold, warm = waits("cold"), waits("warm")
     idle = {"wanted": rests("warm"), "spare": rests("other", since=LATER)}
     assert to_make_way(cold, [cold, warm], idle, LATER) == "spare"

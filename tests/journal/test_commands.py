@@ -56,7 +56,7 @@ def test_s3_item_10_both_forms_are_readable_and_a_payload_may_hold_the_separator
     ]
 
 
-def test_s3_item_8_a_torn_or_malformed_line_is_told_and_skipped_and_the_rest_is_read() -> None:
+def test_s3_item_8_a_torn_or_malformed_line_is_reported_and_skipped_and_the_rest_is_read() -> None:
     found = list(read_text(TEXTS + "a6|thumb|half of i"))
     assert [line.number for line in found if isinstance(line, Malformed)] == [11, 12, 14]
     assert "torn" in found[-1].why  # type: ignore[union-attr]
@@ -73,7 +73,7 @@ def test_the_lines_of_a_batch_that_does_not_say_its_jobtype_are_not_taken_for_re
     ]
 
 
-def test_a_line_that_is_no_text_is_told_and_not_mended(tmp_path: Path) -> None:
+def test_a_line_that_is_no_text_is_reported_and_not_changed(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes("a|mail|ä\n".encode() + b"b|mail|\xff\xfe\n")
     loaded = windlass("journal", "load", str(tmp_path / "text"), "--store", str(tmp_path / "jobs.db"))
     assert (loaded.returncode, loaded.stdout) == (1, "1 new job of 1\n")

@@ -70,7 +70,7 @@ def check_kept(folder: Path, store: str, crowd: Crowd) -> None:
 
 
 @pytest.mark.parametrize("most_full", ["0.95", "1.0"], ids=["nearly full", "to the last byte"])
-def test_r11_a_disk_that_is_full_under_the_journal_is_told_and_over_when_there_is_room(
+def test_r11_a_disk_that_is_full_under_the_journal_is_reported_and_over_when_there_is_room(
     most_full: str, small_disk: Path, tmp_path: Path, start_server: StartServer
 ) -> None:
     server = start_server("redis")
@@ -92,7 +92,7 @@ def test_r11_a_disk_that_is_full_under_the_journal_is_told_and_over_when_there_i
         assert "is on a tmpfs: it does not outlast the machine" in (tmp_path / "log").read_text()
 
 
-def test_r11_a_disk_that_is_full_under_a_file_is_told_and_over_when_there_is_room(
+def test_r11_a_disk_that_is_full_under_a_file_is_reported_and_over_when_there_is_room(
     small_disk: Path, tmp_path: Path
 ) -> None:
     store = str(small_disk / "jobs.db")

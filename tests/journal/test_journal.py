@@ -460,7 +460,7 @@ async def test_s3_item_6_an_expired_or_used_token_is_an_error(tmp_path: Path) ->
     await journal.close()
 
 
-async def test_a_disk_without_room_and_a_disk_that_fails_are_told_apart(tmp_path: Path) -> None:
+async def test_a_full_disk_and_a_failing_disk_are_different_errors(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     for reason, kind in ((errno.EIO, Unavailable), (errno.ENOSPC, JournalFull), (errno.EDQUOT, JournalFull)):
         with failing(journal, reason=reason), pytest.raises(kind):

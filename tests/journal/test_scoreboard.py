@@ -274,7 +274,7 @@ def _step(line: str) -> str | None:
     return None
 
 
-def test_r11_a_full_disk_is_told_over_http_and_over_when_there_is_room(
+def test_r11_a_full_disk_is_reported_over_http_and_over_when_there_is_room(
     tmp_path: Path, start_server: StartServer
 ) -> None:
     """Full for this process: its files may not grow, which cuts writes short like a disk that runs full."""

@@ -97,7 +97,7 @@ def accepted(client: httpx2.Client, body: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_a_server_that_waits_for_its_store_ends_when_it_is_told_to(tmp_path: Path, away: Server) -> None:
+def test_a_server_that_waits_for_its_store_ends_at_a_signal(tmp_path: Path, away: Server) -> None:
     board = Board(tmp_path, away.url)
     path = {"PYTHONPATH": str(tmp_path), "WINDLASS_STORE": away.url}
     try:
@@ -120,7 +120,7 @@ def test_a_server_that_waits_for_its_store_ends_when_it_is_told_to(tmp_path: Pat
     ],
     ids=["password", "database", "port", "sentinel", "scheme"],
 )
-def test_an_address_that_waiting_cannot_mend_is_told_at_once(
+def test_an_address_that_can_never_work_is_refused_at_once(
     address: str, why: str, tmp_path: Path, redis_server: Server
 ) -> None:
     url = address.format(port=redis_server.port)

@@ -67,7 +67,7 @@ def test_a_setting_says_what_it_may_be() -> None:
 
 
 @pytest.mark.parametrize("form", ["json", "msgpack"])
-def test_what_is_not_all_there_is_told_in_plain_words(form: wire.Format) -> None:
+def test_what_is_incomplete_is_refused_in_plain_words(form: wire.Format) -> None:
     whole = wire.encode(NewHandler(lang="sh", body="cat"), form)
     for part in (b"", whole[:-1]):
         with pytest.raises(Invalid) as fault:

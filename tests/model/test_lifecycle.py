@@ -538,7 +538,7 @@ def test_a_stopped_job_says_where_it_ran() -> None:
 
 
 @pytest.mark.parametrize("order", sorted(ORDERS))
-def test_a_lost_job_that_was_told_to_stop_has_stopped(order: Reason) -> None:
+def test_a_lost_job_with_an_order_to_stop_has_stopped(order: Reason) -> None:
     move = lose(a_job(reason=order, losses=1), NOW)
     assert (move.step, move.target, move.reason, move.losses) == (Step.STOP, State.CANCELLED, order, 1)
 
@@ -573,7 +573,7 @@ def test_a_snooze_of_nothing_is_a_release() -> None:
 
 @pytest.mark.parametrize("order", sorted(ORDERS))
 @pytest.mark.parametrize("delay", [None, 30.0])
-def test_a_job_told_to_stop_that_is_given_back_has_stopped(order: Reason, delay: float | None) -> None:
+def test_a_job_with_an_order_to_stop_that_is_given_back_has_stopped(order: Reason, delay: float | None) -> None:
     move = release(a_job(reason=order), NOW, delay)
     assert (move.target, move.reason) == (State.CANCELLED, order)
 
@@ -603,7 +603,7 @@ def test_a_waiting_job_is_cancelled_at_once(state: State) -> None:
         (Reason.DELETED, Reason.DELETED),
     ],
 )
-def test_a_running_job_is_told_to_stop_and_an_earlier_order_stands(told: Reason | None, reason: Reason) -> None:
+def test_a_running_job_is_ordered_to_stop_and_an_earlier_order_stands(told: Reason | None, reason: Reason) -> None:
     move = cancel(a_job(reason=told))
     assert (move.target, move.reason, move.attempt) == (State.RUNNING, reason, 1)
 
@@ -634,7 +634,7 @@ def test_a_job_that_does_not_run_is_deleted_at_once(state: State) -> None:
 
 
 @pytest.mark.parametrize("told", [None, *sorted(ORDERS)])
-def test_a_running_job_that_is_deleted_is_told_to_stop(told: Reason | None) -> None:
+def test_a_running_job_that_is_deleted_is_ordered_to_stop(told: Reason | None) -> None:
     move = delete(a_job(reason=told))
     assert (move.target, move.reason) == (State.RUNNING, Reason.DELETED)
 
@@ -667,7 +667,7 @@ def test_only_a_running_job_can_end_by(ending: Callable[[Job], Move]) -> None:
 
 
 @pytest.mark.parametrize("state", WAITING)
-def test_a_job_that_nobody_started_in_time_fails_as_expired(state: State) -> None:
+def test_a_job_that_was_not_started_in_time_fails_as_expired(state: State) -> None:
     move = expire(a_job(state, keep_failure=5.0), NOW)
     assert (move.source, move.target, move.reason, move.keep) == (state, State.FAILED, Reason.EXPIRED, 5.0)
     assert move.error == Error(reason=Reason.EXPIRED, attempt=0, at=NOW)
@@ -680,21 +680,21 @@ def test_what_was_started_cannot_expire(state: State) -> None:
 
 
 @pytest.mark.parametrize("state", WAITING)
-def test_a_waiting_job_that_nobody_asks_for_is_cancelled_as_abandoned(state: State) -> None:
+def test_a_waiting_job_without_a_client_is_cancelled_as_abandoned(state: State) -> None:
     move = abandon(a_job(state, owner_timeout=60.0, keep_failure=5.0))
     assert (move.target, move.reason, move.keep) == (State.CANCELLED, Reason.ABANDONED, 5.0)
     assert (move.lapsed, move.error, move.owner_timeout) == ("owner", None, None)
 
 
 @pytest.mark.parametrize("told", [None, Reason.SHRUNK, *sorted(ORDERS)])
-def test_a_running_job_that_nobody_asks_for_is_told_to_stop_and_an_earlier_order_stands(told: Reason | None) -> None:
+def test_a_running_job_without_a_client_is_ordered_to_stop_and_an_earlier_order_stands(told: Reason | None) -> None:
     move = abandon(a_job(owner_timeout=60.0, reason=told))
     assert (move.target, move.lapsed) == (State.RUNNING, "owner")
     assert move.reason is (told if told in ORDERS else Reason.ABANDONED)
 
 
 @pytest.mark.parametrize("state", sorted(set(State) - FINISHED))
-def test_whoever_asks_for_a_job_sets_its_owner_clock_and_nothing_else(state: State) -> None:
+def test_a_client_that_asks_for_a_job_sets_its_owner_clock_and_nothing_else(state: State) -> None:
     job = a_job(state, owner_timeout=60.0, reason=Reason.RETRY, waits_for=["a"] if state is State.BLOCKED else [])
     move = touch_owner(job)
     assert move is not None
@@ -712,14 +712,14 @@ def test_asking_for_a_job_is_not_written_down_where_it_does_not_matter() -> None
 
 
 @pytest.mark.parametrize("state", sorted(FINISHED))
-def test_an_owner_clock_starts_anew_with_a_job_that_is_wanted_again(state: State) -> None:
+def test_an_owner_clock_starts_again_with_a_job_that_is_run_again(state: State) -> None:
     assert rerun(a_job(state, owner_timeout=60.0)).owner_timeout == 60.0
     with pytest.raises(Conflict):
         abandon(a_job(state, owner_timeout=60.0))
 
 
 @pytest.mark.parametrize("state", sorted(FINISHED))
-def test_a_finished_job_wanted_again_starts_anew(state: State) -> None:
+def test_a_finished_job_that_is_run_again_starts_from_its_first_attempt(state: State) -> None:
     ended = a_job(state, attempt=4, crashes=2, losses=1, code=500, reason=Reason.ERROR, run_at=BORN)
     move = rerun(ended)
     assert (move.step, move.source, move.target) == (Step.RERUN, state, State.QUEUED)

@@ -32,7 +32,7 @@ def test_where_less_is_allowed_they_are_looked_at_again() -> None:
     assert refused.value.at == "jobs[0].payload"
 
 
-def test_a_list_that_nobody_looked_at_is_looked_at() -> None:
+def test_a_list_that_was_not_checked_is_checked() -> None:
     assert isinstance(check_all([NewJob(task="a")], LARGE, at), ValidatedJobs)
     with pytest.raises(Invalid):
         check_all([NewJob(task="not a name")], LARGE, at)

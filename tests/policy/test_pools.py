@@ -25,7 +25,7 @@ def seconds(snapshot: LoadSnapshot) -> dict[str, float | None]:
     return {id: found.seconds for id, found in forecast(snapshot).items()}
 
 
-def test_a_worker_empties_its_dearest_queue_first_whoever_came_before() -> None:
+def test_a_worker_empties_its_preferred_queue_first_whatever_came_before() -> None:
     snapshot = LoadSnapshot(
         [SlotPool(1, ("mail", "bulk"))], [BusySlot(2.0)], [lane("bulk", 1, 2), lane("mail", 3, 4, seconds=5.0)]
     )

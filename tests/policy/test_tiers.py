@@ -163,13 +163,13 @@ def test_item_14_every_yielding_job_may_be_the_one_that_is_halted() -> None:
     assert min(hit.values()) > 60
 
 
-def test_a_yielding_job_is_admitted_where_a_slot_is_free_that_nobody_waits_for() -> None:
+def test_a_yielding_job_is_admitted_where_a_slot_is_free_that_no_job_waits_for() -> None:
     line = TieredQueue(three(slow=1, medium=1), 2, [explicit("a", SLOW)], [TieredWait("b", SLOW)])
     assert admit(line, SeededChance().fraction).admitted
     assert not admit(replace(line, waiting=[TieredWait("b", FAST)]), SeededChance().fraction).admitted
 
 
-def test_a_job_that_was_told_to_stop_is_not_counted_and_nobody_else_is_halted_for_the_same_need() -> None:
+def test_a_job_with_an_order_to_stop_is_not_counted_and_no_other_is_halted_for_the_same_need() -> None:
     running = [yielding("a"), TieredRun("b", TierClass.YIELDING, 0, stopping=True)]
     found = decide(TieredQueue(three(slow=1, medium=1), 2, running, [TieredWait("c", FAST)]))
     assert (found.halts, found.starts) == ([], {"c": FAST})

@@ -30,7 +30,7 @@ def test_it_waits_for_the_work_of_all_who_are_ahead_divided_by_the_slots() -> No
     assert upper_bound(snapshot, new_arrival()) == Estimate(seconds=10_003.0, why=Why.SLOTS)
 
 
-def test_where_slots_are_free_nobody_waits() -> None:
+def test_where_slots_are_free_no_job_waits() -> None:
     assert upper_bound(LoadSnapshot([SlotPool(4)], [BusySlot(3.0)] * 3), new_arrival()).seconds == 0.0
 
 
@@ -78,7 +78,7 @@ def test_those_of_a_lower_priority_and_of_queues_that_are_liked_less_are_not_ahe
     assert upper_bound(snapshot, new_arrival(queue="bulk")).seconds == pytest.approx(2.0 * (5001 + 7000 + 10))
 
 
-def test_whoever_takes_turns_waits_for_a_round_and_not_for_a_million() -> None:
+def test_a_task_that_takes_turns_waits_for_a_round_and_not_for_a_million() -> None:
     turns = {"": FairTurns(tenants={"two": 2.0})}
     snapshot = LoadSnapshot([SlotPool(1)], (), [crowd(1_000_000, tenant="big"), crowd(10, tenant="two")], turns=turns)
     assert upper_bound(snapshot, new_arrival(tenant="small")).seconds == pytest.approx(2.0 * (2 + 3))
@@ -90,7 +90,7 @@ def test_whoever_takes_turns_waits_for_a_round_and_not_for_a_million() -> None:
     assert upper_bound(tasks, new_arrival(task="rare")).seconds == pytest.approx(2.0 * (3 + 5))
 
 
-def test_what_cannot_start_says_why_and_is_in_nobodys_way() -> None:
+def test_what_cannot_start_says_why_and_delays_no_other_job() -> None:
     bounds = [Bound("closed", opens=NEVER), Bound("later", opens=9.0)]
     stuck = [crowd(9, lacks=Why.HANDLER), crowd(9, opens=NEVER), crowd(9, bounds=(0,))]
     snapshot = LoadSnapshot([SlotPool(1)], (), stuck, bounds)

@@ -81,7 +81,9 @@ FAULTS: list[tuple[NewJob, str]] = [
 
 @pytest.mark.parametrize(("new", "at"), FAULTS, ids=[at for _, at in FAULTS])
 @pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
-async def test_one_bad_job_among_many_that_are_alike_is_told_by_its_place(engine: Engine, new: NewJob, at: str) -> None:
+async def test_one_bad_job_among_many_that_are_alike_is_named_by_its_place(
+    engine: Engine, new: NewJob, at: str
+) -> None:
     good = [NewJob(task="work")] * 7
     with pytest.raises(WindlassError) as fault:
         await engine(EnqueueMany(jobs=[*good, new, *good]))

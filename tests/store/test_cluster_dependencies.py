@@ -13,7 +13,7 @@ NOBODY = "00000000-0000-7000-8000-0000000000df"
 
 
 @pytest.mark.parametrize("kind", ["cluster"], indirect=True)
-async def test_followed_jobs_are_told_of_by_turns(world: World) -> None:
+async def test_completed_parents_of_all_partitions_are_handed_out_by_turns(world: World) -> None:
     part = cast("RedisStore", world.store).partitions.of_queue
     other = next(name for name in "bcdefgh" if part(name) != part("a"))
     many, one = await world.add_many(6, queue="a"), await world.add(queue=other)

@@ -184,7 +184,7 @@ async def test_a_bound_parent_ripens_when_it_ends(world: World, ending: str, kee
     assert await add_dependencies(world, parent) is None
 
 
-async def test_a_job_that_nobody_waits_for_does_not_complete(world: World) -> None:
+async def test_a_job_without_dependents_does_not_become_a_completed_parent(world: World) -> None:
     await world.add()
     await world.succeed(await world.take())
     assert await completed_parents(world) == []
@@ -236,7 +236,7 @@ async def test_what_is_to_follow_a_second_end_is_not_forgotten_with_the_first(wo
     assert await world.store.jobs.completed_parents([second], 10) == []
 
 
-async def test_children_are_told_some_at_a_time(world: World) -> None:
+async def test_children_are_handed_out_some_at_a_time(world: World) -> None:
     parent = await world.add()
     children = [f"00000000-0000-7000-8000-{number:012x}" for number in range(MOST_CHILDREN + 20)]
     await world.store.jobs.add_dependencies([Dependency(parent, "default", child) for child in children])
@@ -248,7 +248,7 @@ async def test_children_are_told_some_at_a_time(world: World) -> None:
     assert await world.store.jobs.completed_parents([second], 10) == []
 
 
-async def test_completed_jobs_of_every_queue_are_told_and_no_more_than_asked(world: World) -> None:
+async def test_completed_parents_of_every_queue_are_handed_out_and_no_more_than_asked(world: World) -> None:
     parents = [await world.add(queue=f"q{number}") for number in range(5)]
     await world.store.jobs.add_dependencies([Dependency(parent, "default", NOBODY) for parent in parents])
     for number, parent in enumerate(parents):

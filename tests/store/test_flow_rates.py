@@ -176,7 +176,7 @@ async def test_a_higher_count_takes_effect_at_once(world: World) -> None:
     assert await started(world) == 1
 
 
-async def test_the_time_of_the_next_start_is_told(world: World) -> None:
+async def test_the_time_of_the_next_start_is_reported(world: World) -> None:
     begin = world.clock.now()
     await world.set_rules(limit_rules=rate(2, 10))
     await world.add_many(5, group="|default/x")
@@ -188,7 +188,7 @@ async def test_the_time_of_the_next_start_is_told(world: World) -> None:
     assert (usage.running, usage.waiting, usage.free_at) == (2, 3, begin + timedelta(seconds=10))
 
 
-async def test_the_time_of_the_next_token_is_told(world: World) -> None:
+async def test_the_time_of_the_next_token_is_reported(world: World) -> None:
     begin = world.clock.now()
     await world.set_rules(limit_rules=rate(1, 4, burst=2))
     await world.add_many(5, group="|default/x")

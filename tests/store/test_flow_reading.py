@@ -36,7 +36,7 @@ async def roused(world: World) -> None:
 # Who waits
 
 
-async def test_waiting_jobs_are_told_by_task_and_group_passed_by_or_not(world: World) -> None:
+async def test_waiting_jobs_are_listed_by_lane_blocked_or_not(world: World) -> None:
     await world.set_rules(limit_rules=limit(running=1), paused_until={"default,default,shut": FOREVER})
     late = await world.add(priority=2)
     first, last = await world.add(priority=-1), await world.add(priority=2)
@@ -92,7 +92,7 @@ async def test_a_queued_job_has_a_rank_among_those_of_its_own_group(world: World
     assert await world.rank("00000000-0000-7000-8000-0000000000df") is None
 
 
-async def test_nobody_waits_in_an_empty_queue(world: World) -> None:
+async def test_no_job_waits_in_an_empty_queue(world: World) -> None:
     await world.add(queue="other")
     assert await world.flow.backlog("-", "default", 10) == []
     (held,) = await world.claim(world.worker("other"))
@@ -130,7 +130,7 @@ async def test_usage_tells_how_long_a_limit_is_closed(world: World) -> None:
     assert await world.flow.usage("default/x", 10) == [BucketUsage("default/x", 0, 2, until + 10 * SECOND)]
 
 
-async def test_a_bucket_that_nobody_uses_is_not_told(world: World) -> None:
+async def test_an_unused_bucket_is_not_listed(world: World) -> None:
     await world.set_rules(limit_rules=limit(running=1))
     await world.add(group="|default/x=a")
     held = await world.take()
@@ -210,7 +210,7 @@ async def test_there_is_nothing_to_unblock_ready_in_a_store_at_rest(world: World
     assert (await world.store.jobs.sweep(Sweep.UNBLOCK, 100)).count == 0
 
 
-async def test_nothing_waits_for_ever_because_others_are_of_tasks_that_nobody_knows(world: World) -> None:
+async def test_nothing_waits_forever_because_others_are_of_unknown_tasks(world: World) -> None:
     """One limit over many keys: whoever is let through first when a place is free may find no worker."""
     await world.set_rules(limit_rules=limit(running=3) | {"default/all": LimitRule(queue="default", running=1)})
     first = await world.add("known", group="|default/x=first|default/all")
@@ -337,7 +337,7 @@ async def test_idle_workers_hear_when_a_shrink_makes_room(world: World) -> None:
     assert await taken(world) == [waits]
 
 
-async def test_nobody_is_woken_when_plain_jobs_end(world: World) -> None:
+async def test_no_worker_is_woken_when_plain_jobs_end(world: World) -> None:
     await world.add_many(3)
     first, second = await world.claim(slots=2)
     async with world.store.events.listen(["work/default"]) as listener:

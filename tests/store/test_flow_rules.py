@@ -91,7 +91,7 @@ async def test_jobs_that_were_sorted_by_other_rules_are_refused(world: World) ->
         await world.store.jobs.add([replace(right, group_epoch=0)])
 
 
-async def test_jobs_sorted_before_a_change_that_sorts_nothing_anew_are_taken(world: World) -> None:
+async def test_jobs_with_limit_keys_of_an_earlier_version_are_taken_if_the_keys_are_the_same(world: World) -> None:
     await world.set_rules(group_epoch=3)
     draft = world.draft()
     await world.set_rules(limit_rules=ONE)

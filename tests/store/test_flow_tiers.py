@@ -61,7 +61,7 @@ async def test_a_job_runs_until_the_time_of_its_tier_or_its_own(world: World) ->
     assert [(await world.job(id)).deadline for id in ids(held)] == told
 
 
-async def test_a_tier_is_told_while_its_job_runs(world: World) -> None:
+async def test_a_record_has_its_tier_while_its_job_runs(world: World) -> None:
     await world.set_rules(tiers=tiers())
     await world.add(group="~", max_retry=1)
     held = await world.take()
@@ -315,7 +315,7 @@ async def test_a_job_shrunk_twice_leaves_no_place_behind(world: World) -> None:
     assert await assigned(world) == ["slow"]
 
 
-async def test_a_shrunk_job_that_runs_again_is_assigned_anew(world: World) -> None:
+async def test_a_shrunk_job_that_runs_again_is_assigned_again(world: World) -> None:
     await world.set_rules(tiers=tiers())
     await world.add(group="~")
     held = await world.take()
@@ -327,7 +327,7 @@ async def test_a_shrunk_job_that_runs_again_is_assigned_anew(world: World) -> No
 # A job is halted
 
 
-async def test_a_halted_job_is_told_to_stop_and_keeps_its_places_until_it_has(world: World) -> None:
+async def test_a_halted_job_is_ordered_to_stop_and_keeps_its_places_until_it_has(world: World) -> None:
     limited = {"default/x": LimitRule(queue="default", running=1)}
     await world.set_rules(tiers=tiers(), limit_rules=limited)
     await world.add(group="!|default/x")

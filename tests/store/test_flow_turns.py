@@ -83,7 +83,7 @@ async def test_s3_34_with_two_busy_tasks_both_progress(world: World) -> None:
     assert tasks(await turns(world, 6, world.worker())) == "xyxyxy"
 
 
-async def test_whoever_was_away_has_saved_up_nothing(world: World) -> None:
+async def test_a_tenant_that_was_away_has_saved_up_nothing(world: World) -> None:
     await world.set_rules(**BY_TENANT)
     await world.add_many(20, tenant="a")
     await turns(world, 6)
@@ -91,7 +91,7 @@ async def test_whoever_was_away_has_saved_up_nothing(world: World) -> None:
     assert tenants(await turns(world, 6)) == "bababa"
 
 
-async def test_whoever_comes_back_after_a_turn_has_not_had_less_for_it(world: World) -> None:
+async def test_a_tenant_that_comes_back_after_a_turn_has_not_had_less_for_it(world: World) -> None:
     """Coming with one job at a time gains nothing over coming with many."""
     await world.set_rules(**BY_TENANT)
     await world.add_many(20, tenant="a")

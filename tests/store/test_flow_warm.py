@@ -82,7 +82,7 @@ async def test_a_tenant_with_thousands_of_jobs_delays_anothers_one_by_no_more_th
     assert before <= LEAD * weight
 
 
-async def test_whoever_comes_while_another_is_preferred_is_not_behind_for_it(world: World) -> None:
+async def test_a_task_that_comes_while_another_is_preferred_is_not_behind_for_it(world: World) -> None:
     """Being preferred moves no clock: a arrival starts where those stand whose turn it is."""
     await world.set_rules(**BY_TENANT)
     for tenant in "abm":
@@ -92,7 +92,7 @@ async def test_whoever_comes_while_another_is_preferred_is_not_behind_for_it(wor
     assert arrival in ids(await take(world, 3))
 
 
-async def test_in_the_long_run_everybody_has_the_same_whoever_is_warm_for_whom(world: World) -> None:
+async def test_in_the_long_run_all_tasks_have_the_same_whatever_workers_are_warm_for(world: World) -> None:
     await world.set_rules(**BY_TENANT, **BY_TASK)
     for tenant in "abcd":
         for task in "xy":

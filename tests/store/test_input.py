@@ -53,7 +53,7 @@ async def test_a_run_gets_no_more_in_all_than_its_job_allows(world: World) -> No
     assert await collect(world, taken, after=2) == [(3, b"ab")]
 
 
-async def test_messages_are_for_whoever_holds_the_job(world: World) -> None:
+async def test_messages_are_for_the_holder_of_the_job(world: World) -> None:
     id = await world.add()
     taken = await world.take()
     await post(world, id, b"secret")
@@ -140,11 +140,11 @@ async def test_a_job_that_has_ended_takes_nothing_and_keeps_nothing(world: World
         assert (await world.job(id)).state is State(end)
 
 
-async def test_there_is_nobody_to_send_to(world: World) -> None:
+async def test_a_message_to_an_unknown_job_is_refused(world: World) -> None:
     assert await post(world, NOBODY, b"x") == [Posted.ENDED]
 
 
-async def test_input_changes_nothing_that_is_told_of_a_job(world: World) -> None:
+async def test_input_does_not_change_the_record_of_a_job(world: World) -> None:
     id = await world.add(files={"a": b"1"}, timeout=5.0)
     before = await world.record(id)
     await post(world, id, b"x")

@@ -109,7 +109,7 @@ async def test_a_loss_is_written_whole(world: World) -> None:
     )
 
 
-async def test_a_stopped_run_is_still_told_of_after_a_success(world: World) -> None:
+async def test_a_stopped_run_is_still_listed_after_a_success(world: World) -> None:
     taken = await a_run(world)
     move = release(replace(taken.job, pid=7), world.clock.now(), stopped="its worker stopped")
     assert await world.apply(move, taken)
@@ -156,7 +156,7 @@ async def test_a_waiting_job_is_cancelled(world: World, delay: float | None) -> 
     assert await world.claim(slots=10) == []
 
 
-async def test_a_running_job_is_told_to_stop_and_runs_on(world: World) -> None:
+async def test_a_running_job_is_ordered_to_stop_and_runs_on(world: World) -> None:
     taken = await a_run(world, timeout=60)
     assert await world.apply(cancel(taken.job), taken)
     told = after(taken, world, reason=Reason.CANCELLED, deadline=taken.job.deadline)
@@ -164,14 +164,14 @@ async def test_a_running_job_is_told_to_stop_and_runs_on(world: World) -> None:
     assert (await world.touch(taken)).held
 
 
-async def test_being_told_to_stop_does_not_lengthen_the_lease(world: World) -> None:
+async def test_an_order_to_stop_does_not_lengthen_the_lease(world: World) -> None:
     taken = await a_run(world)
     assert await world.apply(cancel(taken.job), taken)
     world.clock.advance(58)
     assert len((await world.store.jobs.overdue(Overdue.LEASE, 10)).records) == 1
 
 
-async def test_a_job_told_to_stop_that_has_stopped_is_cancelled(world: World) -> None:
+async def test_a_job_with_an_order_to_stop_that_has_stopped_is_cancelled(world: World) -> None:
     taken = await a_run(world, max_retry=5)
     assert await world.apply(cancel(taken.job), taken)
     told = await world.record(taken.job.id)
@@ -231,7 +231,7 @@ async def test_a_job_deleted_while_it_runs_leaves_nothing_when_it(world: World, 
 
 
 @pytest.mark.parametrize("state", [State.SUCCEEDED, State.FAILED, State.CANCELLED])
-async def test_a_finished_job_wanted_again_starts_anew(world: World, state: State) -> None:
+async def test_a_finished_job_that_is_run_again_starts_from_its_first_attempt(world: World, state: State) -> None:
     id = await in_state(world, state)
     before = await world.job(id)
     world.clock.advance(3)
@@ -335,7 +335,7 @@ async def test_a_waiting_job_is_guarded_by_its_attempt_too(world: World) -> None
     assert not await world.apply(stale)
 
 
-async def test_a_move_decided_before_the_job_was_told_to_stop_is_refused(world: World) -> None:
+async def test_a_move_decided_before_the_order_to_stop_is_refused(world: World) -> None:
     taken = await a_run(world, max_retry=5)
     decided = failing(world, taken, Verdict.ERROR)
     assert await world.apply(cancel(taken.job), taken)
@@ -646,7 +646,9 @@ async def test_a_job_that_has_ended_has_no_lease(world: World) -> None:
 
 
 @pytest.mark.parametrize("delay", [None, 60.0])
-async def test_a_job_that_nobody_started_in_time_is_overdue_from_that_moment(world: World, delay: float | None) -> None:
+async def test_a_job_that_was_not_started_in_time_is_overdue_from_that_moment(
+    world: World, delay: float | None
+) -> None:
     id = await world.add(expires=10, delay=delay)
     world.clock.advance(9.999999)
     assert (await world.store.jobs.overdue(Overdue.EXPIRY, 10)).records == []

@@ -110,7 +110,7 @@ async def test_output_is_kept_from_one_run_to_the_next(world: World) -> None:
     assert [(chunk.n, chunk.data, chunk.attempt) for chunk in kept] == [(1, b"one", 1), (2, b"two", 2)]
 
 
-async def test_a_job_that_starts_anew_has_no_output_but_its_numbers_go_on(world: World) -> None:
+async def test_a_job_that_is_run_again_has_no_output_but_its_numbers_go_on(world: World) -> None:
     id = await world.add()
     for earlier in (0, 2):
         taken = await world.take()
@@ -124,7 +124,7 @@ async def test_a_job_that_starts_anew_has_no_output_but_its_numbers_go_on(world:
     assert [n for n, _ in await output(world, id)] == [5, 6, 7, 8]
 
 
-async def test_a_job_without_output_that_starts_anew_has_none(world: World) -> None:
+async def test_a_job_without_output_that_is_run_again_has_none(world: World) -> None:
     id = await world.add()
     assert await world.succeed(await world.take())
     assert await world.apply(rerun(await world.job(id)))

@@ -40,7 +40,7 @@ def attending(job: Job) -> Move:
 
 
 @pytest.mark.parametrize("terms", [{}, {"delay": 600.0}, {"expires": 600.0}], ids=["queued", "scheduled", "expiring"])
-async def test_a_job_that_nobody_asks_for_is_overdue_from_that_moment(world: World, terms: dict[str, Any]) -> None:
+async def test_a_job_without_a_client_is_overdue_from_that_moment(world: World, terms: dict[str, Any]) -> None:
     id = await world.add(owner_timeout=10, **terms)
     await world.add(**terms)
     world.clock.advance(9.999999)
@@ -159,7 +159,7 @@ async def test_an_abandoned_job_that_waits_is_cancelled_at_once(world: World, pe
     assert (await overdue(world), await world.claim()) == ([], [])
 
 
-async def test_an_abandoned_job_that_runs_is_told_to_stop_once_and_keeps_its_place(world: World) -> None:
+async def test_an_abandoned_job_that_runs_is_ordered_to_stop_once_and_keeps_its_place(world: World) -> None:
     taken = await running(world)
     world.clock.advance(10)
     async with world.store.events.listen([f"order/{taken.job.worker}"]) as listener:

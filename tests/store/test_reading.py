@@ -446,7 +446,7 @@ async def test_a_stranger_is_not_greeted(world: World) -> None:
     assert await world.store.workers.heartbeat("stranger", "acme", 10) is None
 
 
-async def test_nobody_greets_the_worker_of_another_tenant(world: World) -> None:
+async def test_no_tenant_renews_the_worker_of_another(world: World) -> None:
     await world.store.workers.heartbeat("w1", "acme", 10, SAID)
     world.clock.advance(9)
     assert await world.store.workers.heartbeat("w1", "other", 10) is None
@@ -558,7 +558,7 @@ async def test_the_failure_of_a_job_is_heard_of(world: World, keep: float | None
     assert await hears(world, end_topic(JobKey(id, "default")), lambda: world.apply(move, taken))
 
 
-async def test_a_cancelled_job_is_heard_of_by_whoever_waits_for_its_end(world: World) -> None:
+async def test_a_caller_that_waits_for_the_end_of_a_job_learns_of_its_cancelling(world: World) -> None:
     id = await world.add()
     job = await world.job(id)
     assert await hears(world, end_topic(JobKey(id, "default")), lambda: world.apply(cancel(job)))
@@ -601,7 +601,7 @@ async def test_where_nothing_happens_nothing_is_heard_of(world: World) -> None:
         assert not await listener.wait(0)
 
 
-async def test_whoever_listened_before_does_not_keep_others_from_listening(world: World) -> None:
+async def test_an_earlier_listener_does_not_keep_others_from_listening(world: World) -> None:
     async with world.store.events.listen(["work/default"]) as listener:
         assert not await listener.wait(0.01)
     assert await hears(world, "work/default", world.add)

@@ -149,7 +149,7 @@ def test_an_app_queues_jobs_over_tls(tls_server: TlsServer, ours: Certificate) -
 
 @pytest.mark.parametrize("blocking", [False, True])
 @pytest.mark.parametrize("vouched_by", ["another", None])
-async def test_a_certificate_that_nobody_we_trust_vouches_for_is_one_clear_error(
+async def test_a_certificate_of_an_untrusted_authority_is_one_clear_error(
     tls_server: TlsServer, another: Certificate, new_prefix: NewPrefix, vouched_by: str | None, blocking: bool
 ) -> None:
     option = f"?ssl_ca_certs={another.file}" if vouched_by else ""

@@ -171,7 +171,7 @@ async def test_a_job_that_is_wanted_again_has_all_the_time_again(world: World) -
     assert await world.gone(id)
 
 
-async def test_whoever_follows_gets_the_result_however_late(world: World) -> None:
+async def test_a_follow_up_gets_the_result_however_late(world: World) -> None:
     id = await succeeded(world, keep_result_for=5, then=THEN)
     world.clock.advance(5)
     for _ in range(2):
@@ -183,7 +183,7 @@ async def test_whoever_follows_gets_the_result_however_late(world: World) -> Non
     assert await held(world) == 0
 
 
-async def test_what_was_kept_for_whoever_follows_goes_with_the_record(world: World) -> None:
+async def test_what_was_kept_for_a_follow_up_goes_with_the_record(world: World) -> None:
     await succeeded(world, keep_result_for=5, keep_success=10, then=THEN)
     world.clock.advance(5)
     assert [one.result_only for one in await purge(world)] == [True]

@@ -489,7 +489,7 @@ async def test_a_sign_of_life_may_shorten_the_lease(world: World) -> None:
     assert len((await world.store.jobs.overdue(Overdue.LEASE, 10)).records) == 1
 
 
-async def test_a_late_sign_of_life_is_in_time_while_nobody_took_the_job_back(world: World) -> None:
+async def test_a_late_heartbeat_is_in_time_while_the_job_was_not_reclaimed(world: World) -> None:
     await world.add()
     taken = await world.take(lease=10)
     world.clock.advance(11)
@@ -563,7 +563,7 @@ async def test_signs_of_life_are_answered_in_order(world: World) -> None:
     assert (await world.job(mine[2])).pid == 4
 
 
-async def lost_and_taken_anew(world: World) -> tuple[Record, Record]:
+async def lost_and_taken_again(world: World) -> tuple[Record, Record]:
     """One job claimed by a worker that was lost, and the same job claimed by the next."""
     await world.add(max_retry=5)
     old = await world.take(world.worker(id="w1"), lease=10)
@@ -575,7 +575,7 @@ async def lost_and_taken_anew(world: World) -> tuple[Record, Record]:
 
 
 async def test_a_lost_lease_fences_off_the_late_sign_of_life(world: World) -> None:
-    old, new = await lost_and_taken_anew(world)
+    old, new = await lost_and_taken_again(world)
     world.clock.advance(9)
     assert await world.touch(old, lease=1000, pid=666, progress=Progress(done=1)) == HeartbeatReply(
         old.job.id, held=False
@@ -586,7 +586,7 @@ async def test_a_lost_lease_fences_off_the_late_sign_of_life(world: World) -> No
 
 
 async def test_a_lost_lease_fences_off_the_late_success(world: World) -> None:
-    old, new = await lost_and_taken_anew(world)
+    old, new = await lost_and_taken_again(world)
     assert not await world.succeed(old, b"late")
     assert await world.record(new.job.id) == Record(new.job, new.token)
     assert await world.result(new.job.id) is None
@@ -595,14 +595,14 @@ async def test_a_lost_lease_fences_off_the_late_success(world: World) -> None:
 
 
 async def test_a_lost_lease_fences_off_the_late_failure(world: World) -> None:
-    old, new = await lost_and_taken_anew(world)
+    old, new = await lost_and_taken_again(world)
     late = finish(new.job, Outcome(verdict=Verdict.ERROR), world.clock.now(), 0.0)
     assert not await world.apply(late, old)
     assert await world.record(new.job.id) == Record(new.job, new.token)
 
 
 @pytest.mark.parametrize("ending", ["released", "succeeded", "failed"])
-async def test_a_job_that_does_not_run_is_held_by_nobody(world: World, ending: str) -> None:
+async def test_a_job_that_does_not_run_has_no_holder(world: World, ending: str) -> None:
     id = await world.add()
     taken = await world.take()
     if ending == "succeeded":
@@ -771,7 +771,7 @@ async def test_of_many_readers_at_once_one_gets_the_result(world: World) -> None
     assert [answer for answer in answers if answer] == [StoredResult(b"secret", "text/plain")]
 
 
-async def test_a_result_that_nobody_wants_is_dropped(world: World) -> None:
+async def test_an_unwanted_result_is_dropped(world: World) -> None:
     id = await world.add(keep_result="none")
     await world.succeed(await world.take(), b"unwanted")
     assert await world.result(id) is None

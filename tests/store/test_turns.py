@@ -86,7 +86,7 @@ async def test_queues_take_turns_if_they_are_to(world: World, kind: StoreKind) -
     assert queues(await world.claim(worker, 12)) == {"mail": 12}
 
 
-async def test_where_the_order_counts_nobody_takes_turns(world: World) -> None:
+async def test_where_the_order_counts_there_are_no_turns(world: World) -> None:
     await world.add_many(50, "x", tenant="a")
     await world.add_many(50, "y", tenant="a")
     await world.add_many(50, tenant="b")

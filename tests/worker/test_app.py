@@ -113,7 +113,7 @@ def test_an_app_may_queue_jobs_while_it_is_imported(
     assert worker.stop() == 0
 
 
-def test_what_a_task_raises_is_told_from_its_own_first_line_on(make_harness: MakeHarness) -> None:
+def test_the_traceback_of_a_task_begins_with_its_own_first_line(make_harness: MakeHarness) -> None:
     harness = make_harness(f"{GOOD}\n@app.task\ndef wrong(by: int) -> float:\n    return 1 / by\n")
     harness.start()
     record = harness.ended(harness.tasks.wrong.enqueue(0))

@@ -205,7 +205,7 @@ def test_a_worker_whose_app_hangs_at_first_ends(make_harness: MakeHarness, numbe
     assert not harness.processes()
 
 
-def test_a_worker_that_is_told_to_stop_while_it_starts_ends(harness: WorkerHarness) -> None:
+def test_a_worker_that_is_stopped_while_it_starts_ends(harness: WorkerHarness) -> None:
     workers = []
     for step in range(8):
         workers.append(harness.start_raw("--contexts", "1"))

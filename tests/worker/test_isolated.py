@@ -5,7 +5,7 @@ from windlass.model.job import State
 from windlass.worker.contexts.pool import SOFT
 
 
-def test_a_job_alone_that_looks_whether_it_is_to_stop_is_told_so_without_a_thread(harness: WorkerHarness) -> None:
+def test_an_isolated_job_learns_that_it_must_stop_without_a_thread(harness: WorkerHarness) -> None:
     harness.start()
     job = harness.tasks.alone_obedient.enqueue()
     harness.noted("began")
@@ -14,7 +14,7 @@ def test_a_job_alone_that_looks_whether_it_is_to_stop_is_told_so_without_a_threa
     assert harness.notes("obeyed") == ["1"], f"it had more threads than its own, or was terminated after {SOFT} s"
 
 
-def test_what_a_job_alone_is_told_is_not_heard_by_a_process_that_it_made(harness: WorkerHarness) -> None:
+def test_an_order_to_an_isolated_job_does_not_reach_a_process_that_it_made(harness: WorkerHarness) -> None:
     harness.start()
     job = harness.tasks.alone_mother.enqueue()
     until(lambda: job.state is State.RUNNING)

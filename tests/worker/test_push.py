@@ -304,7 +304,7 @@ async def test_jobs_of_a_worker_that_is_gone_move_on_at_once_not_a_lease_later(r
         assert (ended.state, ended.losses, ended.worker) == (State.SUCCEEDED, 1, registered.worker)
 
 
-async def test_a_cancelled_job_is_told_to_the_worker_when_it_renews(hub: Station) -> None:
+async def test_a_worker_learns_of_a_cancelled_job_when_it_renews(hub: Station) -> None:
     async with receiver(always(202)) as worker:
         registered = await hub.register(worker)
         job = await hub.enqueue()

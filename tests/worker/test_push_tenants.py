@@ -99,7 +99,7 @@ async def test_a_name_that_means_this_machine_later_is_not_followed(real_store: 
         assert worker.connections == 0
 
 
-async def test_a_name_that_nobody_knows_yet_is_taken(real_store: Store) -> None:
+async def test_a_new_name_is_taken(real_store: Store) -> None:
     async def unknown(host: str, port: int) -> Sequence[str]:
         raise OSError(-2, "Name or service not known")
 

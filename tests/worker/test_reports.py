@@ -137,7 +137,7 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_queue_that_has_forgotten_the_worker_is_told_again_who_it_is() -> None:
+async def test_a_worker_that_the_queue_has_forgotten_registers_again() -> None:
     queue = Queue(Missing("there is no worker"))
     async with reporting(queue) as reports:
         reports.finish(done("a"))

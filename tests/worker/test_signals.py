@@ -81,7 +81,7 @@ def test_quit_stops_at_once_and_the_lease_brings_the_job_back(harness: WorkerHar
     assert (record.state, record.attempt, record.losses) == (State.SUCCEEDED, 2, 1)
 
 
-def test_a_worker_told_to_rest_claims_nothing_until_it_is_told_to_go_on(harness: WorkerHarness) -> None:
+def test_a_paused_worker_claims_nothing_until_it_is_resumed(harness: WorkerHarness) -> None:
     add = harness.tasks.add
     worker = harness.start()
     worker.send(signal.SIGCONT)  # as after STOP: there is nothing to go on with

@@ -77,7 +77,7 @@ def test_a_deleted_running_job_is_stopped_and_gone(harness: WorkerHarness) -> No
     until(lambda: "there is no job" in harness.run("jobs", "show", job.id, "--tenant", harness.tenant).stderr)
 
 
-def test_jobs_cancelled_around_their_start_are_cancelled_and_cost_nobody_anything(harness: WorkerHarness) -> None:
+def test_jobs_cancelled_around_their_start_are_cancelled_and_cost_no_other_job_anything(harness: WorkerHarness) -> None:
     tasks = harness.tasks
     harness.start("-c", "200", "--contexts", "1")
     beside = tasks.nap.enqueue(1.0)

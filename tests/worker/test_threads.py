@@ -67,7 +67,7 @@ def room() -> Iterator[Room]:
     opened.close()
 
 
-def test_a_job_that_was_told_to_stop_while_it_waited_is_not_begun(room: Room) -> None:
+def test_a_job_that_was_cancelled_while_it_waited_is_not_begun(room: Room) -> None:
     ran: list[int] = []
 
     def chore() -> None:
@@ -80,7 +80,7 @@ def test_a_job_that_was_told_to_stop_while_it_waited_is_not_begun(room: Room) ->
     assert ran == [1]
 
 
-def test_being_told_to_stop_never_strikes_the_next_job(room: Room) -> None:
+def test_an_order_to_stop_never_strikes_the_next_job(room: Room) -> None:
     """Told at every moment around their end, jobs end one way or the other, and those after them end well."""
     fine = 0
     for number in range(300):
@@ -99,7 +99,7 @@ def test_being_told_to_stop_never_strikes_the_next_job(room: Room) -> None:
     assert fine == 300
 
 
-def test_whoever_waits_behind_stuck_threads_gets_another_one(room: Room) -> None:
+def test_a_job_that_waits_behind_stuck_threads_gets_another_one(room: Room) -> None:
     stuck, reached = threading.Event(), threading.Event()
     for _ in range(3):
         room.put(lambda: stuck.wait(5))

@@ -152,7 +152,7 @@ async def test_a_worker_that_stops_as_a_job_starts_does_not_release_it(
     assert (await engine(Show(id=accepted.id))).state is State.RUNNING
 
 
-async def test_a_worker_told_to_rest_and_to_go_on_at_once_goes_on(
+async def test_a_worker_that_is_paused_and_resumed_at_once_goes_on(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slots = Slots()
