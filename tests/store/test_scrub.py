@@ -100,8 +100,8 @@ REDIS_DAMAGE = {
     "lost tiers": ("DEL", "{0}:assigned"),
     "a lane missing from its plain lane": ("DEL", "{0}:heads:default,bound,a"),
     "a lost lane that was passed by": ("ZPOPMIN", "{0}:blocked_by:default/x"),
-    "a group that is passed by though there is room": ("HSET", "{0}:allowances", "default/x", "9 - - - -"),
-    "a lost blocker": ("DEL", "{0}:obstacles"),
+    "a lane that is passed by though there is room": ("HSET", "{0}:limit_rules", "default/x", "9 - - - -"),
+    "a lost blocker": ("DEL", "{0}:blockers"),
     "a lost turn of a tenant": ("DEL", "{0}:tags:bound"),
     "a lost turn of a task": ("DEL", "{0}:tags:default,bound"),
 }

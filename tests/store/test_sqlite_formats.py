@@ -79,7 +79,7 @@ async def test_from_format_7_options_and_rules_keep_their_values_under_other_nam
     _make(path, 7)
     sql = apsw.Connection(str(path))
     options = {"unattended": 10.0, "headers": {"unattended": "shut"}, "tags": ["unattended"]}
-    sql.execute("UPDATE job SET terms = ?, abandon_at = 10000000", (msgpack.encode(options),))
+    sql.execute("UPDATE job SET terms = ?, abandon_at = 10000000, followed = 1", (msgpack.encode(options),))
     rules = {"edition": 3, "grouping": 2, "fair_lines": {"shut,default": {"marks": 2.0}}}
     sql.execute("UPDATE rules SET version = 3, data = ?", (msgpack.encode(rules),))
     chain = [[{"task": "b", "unattended": 20.0}, b"unattended"], [{"task": "c"}, None]]
