@@ -146,7 +146,9 @@ def test_windlass_shell_is_a_terminal_to_the_job(harness: WorkerHarness, termina
     terminal.expect("size 40 120 vt100")
     terminal.resize(50, 100)
     os.kill(terminal.process.pid, signal.SIGWINCH)
-    terminal.type("until [ \"$(stty size)\" = '50 100' ]; do sleep 0.1; done; echo resi''zed; sleep 600\r")
+    # The program says itself that it runs: a shell that is just about to start one loses a Ctrl-C.
+    program = "sh -c 'echo resi\"\"zed; exec sleep 600'"
+    terminal.type(f"until [ \"$(stty size)\" = '50 100' ]; do sleep 0.1; done; {program}\r")
     terminal.expect("resized")
     terminal.type("\x03")
     terminal.expect(r"\^C")
