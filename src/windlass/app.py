@@ -23,9 +23,10 @@ from windlass.call.options import Duration, Options, TaskOptions, to_fields
 from windlass.connection import AppConnection, Transport
 from windlass.engine import Settings
 from windlass.job_handle import Job
-from windlass.management import JobFilter, JobQuery, LimitHandles, QueueHandles
+from windlass.management import JobFilter, JobQuery, LimitHandles, QueueHandles, afailures, failures
 from windlass.model.errors import Invalid, Unavailable
 from windlass.model.events import Event
+from windlass.model.failure import FailureGroup
 from windlass.model.match import Match
 from windlass.model.names import check_name, keyed_id, text_id, texts_like, without_password
 from windlass.model.new_job import NewJob
@@ -173,6 +174,17 @@ class Windlass:
     def jobs(self, **which: Unpack[JobFilter]) -> JobQuery:
         """The jobs that match, to go through, to count, or to act on: `app.jobs(state="failed").retry()`."""
         return JobQuery(self, which)
+
+    def failures(self, **which: Unpack[JobFilter]) -> list[FailureGroup]:
+        """The failed jobs in groups of the same task, error and place in the code, the largest group first.
+
+        `app.jobs(state="failed", fingerprint=group.fingerprint).retry()` queues the jobs of a group again.
+        """
+        return failures(self, which)
+
+    async def afailures(self, **which: Unpack[JobFilter]) -> list[FailureGroup]:
+        """The same in asynchronous code."""
+        return await afailures(self, which)
 
     @property
     def schedules(self) -> ScheduleHandles:

@@ -31,6 +31,7 @@ from windlass.model.operations import (
     Enqueued,
     EnqueueMany,
     FailByHand,
+    Failures,
     FinishByHand,
     GetResult,
     GetStats,
@@ -47,7 +48,10 @@ from windlass.system import SystemRandomness, local_user
 
 T = TypeVar("T")
 
-AT_ONCE = (Show, GetResult, List, Count, GetStats, Cancel, Rerun, Delete, FinishByHand, FailByHand, LowerTimeout)
+AT_ONCE = (
+    *(Show, GetResult, List, Failures, Count, GetStats),
+    *(Cancel, Rerun, Delete, FinishByHand, FailByHand, LowerTimeout),
+)
 """What an engine can answer without an event loop, unless it shall wait; and new jobs, see `_needs_no_loop`."""
 
 _Batchers = dict[str, Batcher[EnqueueMany, Enqueued | Exception]]

@@ -7,9 +7,12 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
+from msgspec.structs import replace
+
 from windlass.call.options import Duration
 from windlass.model.duration import seconds
 from windlass.model.errors import Invalid
+from windlass.model.failure import FailureGroup, in_order, merge
 from windlass.model.job import Job as Record
 from windlass.model.limit import Limit, NewLimit, Pause, Rate, Wanted, Which, read_rate
 from windlass.model.match import Match, Scalar, StateWord
@@ -19,6 +22,7 @@ from windlass.model.operations import (
     ChangeQueue,
     Count,
     Delete,
+    Failures,
     GetLimit,
     GetQueue,
     LimitCard,
@@ -240,6 +244,17 @@ class JobFilter(TypedDict, total=False):
     """Fields of the payload, by path, and the value that each must equal."""
     text: str
     """A text in the message of the last error."""
+    fingerprint: str
+    """What its last error has in common with those of other jobs: see `app.failures`."""
+
+
+def _match(which: JobFilter) -> Match:
+    given: dict[str, Any] = dict(which)
+    _check_known(given, JobFilter)
+    for name in ("state", "tag"):
+        if name in given:
+            given[name] = [given[name]] if isinstance(given[name], str) else list(given[name])
+    return Match(**given)
 
 
 class JobQuery:
@@ -247,12 +262,7 @@ class JobQuery:
 
     def __init__(self, app: "Windlass", which: JobFilter) -> None:
         self._app = app
-        given: dict[str, Any] = dict(which)
-        _check_known(given, JobFilter)
-        for name in ("state", "tag"):
-            if name in given:
-                given[name] = [given[name]] if isinstance(given[name], str) else list(given[name])
-        self.match = Match(**given)
+        self.match = _match(which)
 
     def __iter__(self) -> Iterator[Record]:
         after = None
@@ -298,3 +308,24 @@ class JobQuery:
 
     async def adelete(self) -> int:
         return (await self._app.aask(Delete(match=self.match))).changed
+
+
+def failures(app: "Windlass", which: JobFilter) -> list[FailureGroup]:
+    """The groups among the failed jobs that match, however many pages they take."""
+    asked, found = Failures(match=_match(which)), dict[tuple[str, str], FailureGroup]()
+    while True:
+        page = app.ask(asked)
+        merge(found, page.groups)
+        if page.next is None:
+            return in_order(found.values())
+        asked = replace(asked, after=page.next)
+
+
+async def afailures(app: "Windlass", which: JobFilter) -> list[FailureGroup]:
+    asked, found = Failures(match=_match(which)), dict[tuple[str, str], FailureGroup]()
+    while True:
+        page = await app.aask(asked)
+        merge(found, page.groups)
+        if page.next is None:
+            return in_order(found.values())
+        asked = replace(asked, after=page.next)

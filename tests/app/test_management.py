@@ -8,6 +8,8 @@ import pytest
 from tests.support.servers import Server
 from windlass import Invalid, Windlass, current
 from windlass.model.job import State
+from windlass.model.operations import Claim, Register
+from windlass.model.worker import NewWorker
 
 
 @pytest.fixture(params=["file", "redis"])
@@ -68,10 +70,30 @@ def test_jobs_are_found_counted_and_acted_on(app: Windlass) -> None:
     app.close()
 
 
+async def test_failures_are_grouped(app: Windlass) -> None:
+    @app.task
+    def draw() -> None: ...
+
+    jobs = [draw.enqueue() for _ in range(3)]
+    worker = app.ask(Register(worker=NewWorker(name="w"))).worker
+    app.ask(Claim(worker=worker, slots=3))
+    for place, job in enumerate(jobs):
+        job.fail(f"tape {place} is broken")
+    (group,) = app.failures(task="draw")
+    assert (group.count, group.task, group.type, group.sample) == (3, "draw", "by_hand", jobs[-1].id)
+    assert app.failures(tag="none") == []
+    alike = app.jobs(state="failed", fingerprint=group.fingerprint)
+    assert alike.count() == 3
+    assert alike.retry() == 3
+    assert app.failures() == []
+    app.close()
+
+
 async def test_the_same_in_asynchronous_code(app: Windlass) -> None:
     @app.task
     async def work() -> None: ...
 
+    assert await app.afailures() == []
     await work.aenqueue()
     assert [job.task async for job in app.jobs(task="work")] == ["work"]
     assert await app.jobs(task="work").acount() == 1

@@ -47,6 +47,7 @@ from windlass.model.operations import (
     EnqueueLines,
     EnqueueMany,
     FailByHand,
+    Failures,
     Finish,
     FinishByHand,
     Finished,
@@ -626,6 +627,23 @@ async def handlers_are_kept(script: Script) -> None:
     await script.refused(PutHandler(task="line", handler=NewHandler(lang="sh", body="")), Invalid)
     await script.ask(RemoveHandler(tenant="shop", task="line"))
     await script.refused(GetHandler(tenant="shop", task="line"), Missing)
+
+
+@scenario(Failures)
+async def failed_jobs_are_grouped(script: Script) -> None:
+    for number in range(3):
+        await script.running()
+        (job,) = (await script.ask(List(match=Match(state=["running"])))).jobs
+        await script.ask(FailByHand(id=job.id, message=f"tape {number} is broken"))
+    page = await script.ask(Failures())
+    (group,) = page.groups
+    assert (group.count, group.type, page.scanned) == (3, "by_hand", 3)
+    same = Match(fingerprint=group.fingerprint, state=["failed"])
+    assert (await script.ask(Failures(match=same, limit=1))).groups == [group]
+    assert (await script.ask(Failures(match=Match(fingerprint="0" * 16)))).groups == []
+    await script.refused(Failures(match=Match(fingerprint="x")), Invalid)
+    assert (await script.ask(Rerun(match=same, dry_run=True))).changed == 3
+    assert (await script.ask(Delete(match=same))).changed == 3
 
 
 @scenario(GetHistory)

@@ -52,6 +52,7 @@ COMMANDS = {
     "serve": ("serve:serve", RUN, "Serve the queue over HTTP."),
     "bridge": ("bridge:bridge", RUN, "Serve the clients of another queue."),
     "jobs": ("jobs:jobs", MANAGE, "List, show, cancel, retry and delete jobs."),
+    "failures": ("failures:failures", MANAGE, "List, retry and delete failed jobs by what they have in common."),
     "queues": ("queues:queues", MANAGE, "List, show, pause and configure queues."),
     "tasks": ("limits:tasks", MANAGE, "Pause tasks."),
     "limits": ("limits:limits", MANAGE, "Limit how many jobs run at once or start per time."),

@@ -561,11 +561,11 @@ async def _act(action: Action, asked: Selection, chosen: Chosen, target: Target)
             changed = await _act_on_ids(queue, action, asked, chosen.ids)
         else:
             changed = (await queue(replace(asked, match=match))).changed
-    if target.json:
-        console.write_json(Changed(changed=changed))
-    else:
-        verb = f"would {action.infinitive}" if asked.dry_run else action.participle
-        console.write(f"{verb} {console.plural(changed, 'job')}")
+    print_changed(action, Changed(changed=changed), dry_run=asked.dry_run, json=target.json)
+
+
+def print_changed(action: Action, changed: Changed, *, dry_run: bool, json: bool) -> None:
+    _ended(changed, f"would {action.infinitive}" if dry_run else action.participle, json=json)
 
 
 async def _act_on_ids(queue: Queue, action: Action, asked: Selection, ids: tuple[str, ...]) -> int:

@@ -43,6 +43,7 @@ class MatchOptions:
         list[str] | None, option("FIELD=VALUE", "With this value in this field of the payload (order.id=7).")
     ] = None
     text: Annotated[str | None, option("TEXT", "With this text in the message of the last error.")] = None
+    fingerprint: Annotated[str | None, option("HEX", "With this failure: see `windlass failures`.")] = None
 
     def match(self) -> Match:
         fields = given(self)

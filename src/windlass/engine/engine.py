@@ -13,7 +13,20 @@ from typing import Any, TypeVar, cast
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from windlass.engine import adopt, audit, files, handlers, history, jobs, new_jobs, records, schedules, work, workers
+from windlass.engine import (
+    adopt,
+    audit,
+    failures,
+    files,
+    handlers,
+    history,
+    jobs,
+    new_jobs,
+    records,
+    schedules,
+    work,
+    workers,
+)
 from windlass.engine.context import EngineContext, Settings
 from windlass.engine.estimate import answers as estimates
 from windlass.engine.events.feed import Feed
@@ -49,6 +62,7 @@ from windlass.store.protocol import Store
 ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any]]] = (
     new_jobs.ANSWERS
     | jobs.ANSWERS
+    | failures.ANSWERS
     | work.ANSWERS
     | files.ANSWERS
     | adopt.ANSWERS

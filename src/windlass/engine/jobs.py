@@ -133,7 +133,7 @@ async def _read_page(
     """The page, and the jobs in it that match; a shorter page if more match than there is room for."""
     while True:
         piece = await context.store.jobs.list(request.scope, request.after, request.size)
-        matching = await _matching(context, match, piece.records)
+        matching = await matching_records(context, match, piece.records)
         if len(matching) <= room:
             return piece, matching
         # Only the store knows the cursor, so it is asked again for a page that ends with the last job that fits.
@@ -162,13 +162,14 @@ async def _scan(
     scope, after = ListScope(tenant, match.queue, wanted), None
     while True:
         piece = await context.store.jobs.list(scope, after, MOST_AT_ONCE)
-        if records := await _matching(context, match, piece.records):
+        if records := await matching_records(context, match, piece.records):
             yield records
         if (after := piece.next) is None:
             return
 
 
-async def _matching(context: EngineContext, match: Match, records: list[Record]) -> list[Record]:
+async def matching_records(context: EngineContext, match: Match, records: list[Record]) -> list[Record]:
+    """Those of the jobs that match."""
     if not match.payload:
         return [record for record in records if matches(match, record.job)]
     # Payloads are read last, and only of jobs that match in everything else.

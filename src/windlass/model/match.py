@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from windlass.model.duration import Time
+from windlass.model.failure import Fingerprint, fingerprint_of
 from windlass.model.job import FINISHED, PENDING, Job, Reason, State
 from windlass.model.names import Name
 
@@ -38,6 +39,8 @@ class Match(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknow
     """Fields of the payload, by path (`customer`, `order.id`), and the value each must equal."""
     text: Annotated[str, Meta(max_length=512)] | None = None
     """A text in the message of its last error."""
+    fingerprint: Fingerprint | None = None
+    """What its last error has in common with those of other jobs: see `Failures`."""
 
 
 ANY = Match()
@@ -70,6 +73,7 @@ def matches(match: Match, job: Job, payload: object = None) -> bool:
         and (match.created_after is None or job.created_at > match.created_after)
         and (match.created_before is None or job.created_at < match.created_before)
         and (match.text is None or (job.error is not None and match.text in job.error.message))
+        and (match.fingerprint is None or fingerprint_of(job) == match.fingerprint)
         and all(tag in job.tags for tag in match.tag)
         and all(equal(field(payload, path), value) for path, value in match.payload.items())
     )

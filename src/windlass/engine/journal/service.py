@@ -65,6 +65,7 @@ from windlass.model.operations import (
     EnqueueLines,
     EnqueueMany,
     FailByHand,
+    Failures,
     FinishByHand,
     GetEstimate,
     GetFile,
@@ -92,7 +93,21 @@ log = logging.getLogger("windlass.journal")
 
 READS = (
     *(Show, GetResult, GetEstimate, GetQueueEstimate, GetOutput, GetFiles, GetFile),
-    *(List, Count, GetStats, Send, Resize, SendSignal, Cancel, Rerun, Delete, FinishByHand, FailByHand, LowerTimeout),
+    *(
+        List,
+        Failures,
+        Count,
+        GetStats,
+        Send,
+        Resize,
+        SendSignal,
+        Cancel,
+        Rerun,
+        Delete,
+        FinishByHand,
+        FailByHand,
+        LowerTimeout,
+    ),
 )
 """Operations on jobs: those that were accepted before must be there."""
 

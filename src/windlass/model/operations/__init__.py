@@ -7,6 +7,8 @@ scope. The engine answers operations in process; HTTP routes, client calls and O
 
 from windlass.model.operations.adopt import Adopt as Adopt
 from windlass.model.operations.adopt import Orphan as Orphan
+from windlass.model.operations.failures import FailurePage as FailurePage
+from windlass.model.operations.failures import Failures as Failures
 from windlass.model.operations.files import FileEntry as FileEntry
 from windlass.model.operations.files import GetFile as GetFile
 from windlass.model.operations.files import GetFiles as GetFiles
