@@ -56,8 +56,8 @@ export function queue(tenant) {
     put: (path, body) => send("PUT", base + path, { body }),
     /** @param {string} path @param {any} body */
     patch: (path, body) => send("PATCH", base + path, { body }),
-    /** @param {string} path @param {Record<string, any>} [query] */
-    remove: (path, query) => send("DELETE", base + path, { query }),
+    /** @param {string} path @param {any} [body] */
+    remove: (path, body) => send("DELETE", base + path, { body }),
     /** @param {string} path */
     url: (path) => base + path,
   };
@@ -87,6 +87,30 @@ export function parseQuery(text) {
     else query[name] = value;
   }
   return { query };
+}
+
+/**
+ * A parsed query as the body of an action: the fields of a payload stand together there, each with its value.
+ * @param {Record<string, any>} query
+ */
+export function asMatch(query) {
+  /** @type {Record<string, any>} */
+  const match = {};
+  for (const [name, value] of Object.entries(query)) {
+    if (name.startsWith("payload.")) match.payload = { ...match.payload, [name.slice(8)]: scalar(value) };
+    else match[name] = value;
+  }
+  return match;
+}
+
+/** A number, true, false or null where a text reads as one, as in the query of a request. @param {string} text */
+function scalar(text) {
+  try {
+    const value = JSON.parse(text);
+    return value !== null && typeof value === "object" ? text : value;
+  } catch {
+    return text;
+  }
 }
 
 /** @param {number | null | undefined} seconds */

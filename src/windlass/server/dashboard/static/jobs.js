@@ -2,7 +2,7 @@
 /** The list of jobs with its query bar, and failures by what they have in common. */
 
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
-import { QUALIFIERS, STATES, groupFailures, number, parseQuery, queue } from "./api.js";
+import { QUALIFIERS, STATES, asMatch, groupFailures, number, parseQuery, queue } from "./api.js";
 import { Action, Empty, Fault, JobLink, State, Table, Time, ask, toast, useAsked } from "./parts.js";
 
 const ROWS = 50;
@@ -98,8 +98,7 @@ function facets(stats, query) {
 
 /** @param {any} api @param {string} verb @param {any} match @param {boolean} dry */
 function onMatch(api, verb, match, dry) {
-  if (verb === "delete") return api.remove("/jobs", { ...match, dry_run: dry });
-  return api.post(`/jobs/${verb}`, { ...match, dry_run: dry });
+  return bulk(api, verb, { ...asMatch(match), dry_run: dry });
 }
 
 /** Act on some jobs, tenant by tenant. @param {any[]} jobs @param {string} verb */
@@ -110,19 +109,14 @@ export async function onJobs(jobs, verb) {
     for (let start = 0; start < ids.length; start += 500) {
       const some = ids.slice(start, start + 500);
       const api = queue(tenant);
-      const answer = verb === "delete" ? await deleted(api, some) : await api.post(`/jobs/${verb}`, { ids: some });
-      changed += answer.changed;
+      changed += (await bulk(api, verb, { ids: some })).changed;
     }
   }
   return changed;
 }
 
-/** @param {any} api @param {string[]} ids */
-async function deleted(api, ids) {
-  let changed = 0;
-  for (const id of ids) changed += (await api.remove(`/jobs/${id}`)).changed;
-  return { changed };
-}
+/** @param {any} api @param {string} verb @param {any} body */
+const bulk = (api, verb, body) => (verb === "delete" ? api.remove("/jobs", body) : api.post(`/jobs/${verb}`, body));
 
 /** @param {string} url @param {Record<string, any>} query */
 async function download(url, query) {

@@ -91,7 +91,7 @@ export function Queues({ tenant, can }) {
   const edit = (/** @type {any} */ one) => async () => {
     const given = await ask({ title: `Settings of ${one.queue}`, go: "Save", fields: [
       { name: "policy", label: "Order", value: one.policy ?? "fair", options: ["priority", "fair"] },
-      { name: "on_lost", label: "When a run is lost", value: one.on_lost ?? "retry", options: ["retry", "requeue", "fail"] },
+      { name: "on_lost", label: "When a run is lost", value: one.on_lost ?? "retry", options: ["retry", "requeue", "fail", "adopt"] },
       { name: "timeout", label: "Timeout in seconds (empty: none)", value: one.timeout ?? "" }] });
     if (!given) return "";
     /** @type {any} */
@@ -122,8 +122,8 @@ export function Workers({ tenant }) {
       { name: "Worker", show: (/** @type {any} */ one) => html`${one.name} ${one.draining && html`<span class="badge warn">draining</span>`}<div class="sub">${one.node}, process ${one.pid}${one.url ? `, pushed to ${one.url}` : ""}</div>` },
       { name: "Takes from", show: (/** @type {any} */ one) => html`${one.queues.join(", ")}<div class="sub">${[one.tasks ? one.tasks.slice(0, 8).join(", ") + (one.tasks.length > 8 ? " …" : "") : "any task", one.handlers && "handlers"].filter(Boolean).join(" · ")}</div>` },
       { name: "Running", tight: true, show: (/** @type {any} */ one) => html`<${Link} to=${`/jobs?q=worker:${one.id} state:running`}>${one.running} of ${one.slots}<//><div class="bar"><i style=${{ width: `${Math.min(100, (100 * one.running) / one.slots)}%` }}></i></div>` },
-      { name: "Memory", num: true, wide: true, show: (/** @type {any} */ one) => (one.memory ? bytes(one.memory) : "") },
-      { name: "CPU", num: true, wide: true, show: (/** @type {any} */ one) => (one.cpu === undefined || one.cpu === null ? "" : `${Math.round(one.cpu * 100)} %`) },
+      { name: "Memory", num: true, wide: true, show: (/** @type {any} */ one) => (one.usage ? bytes(one.usage.memory) : "") },
+      { name: "CPU", num: true, wide: true, show: (/** @type {any} */ one) => (one.usage ? `${Math.round(one.usage.cpu * 100)} %` : "") },
       { name: "Since", tight: true, wide: true, show: (/** @type {any} */ one) => html`<${Time} at=${one.registered_at} />` },
       { name: "Seen", tight: true, show: (/** @type {any} */ one) => html`<${Time} at=${one.seen_at} />` },
     ]} /></section>`;
@@ -143,12 +143,14 @@ export function Schedules({ tenant, can }) {
       { name: "cron", label: "Cron (minute hour day month weekday)", value: one?.cron ?? "" }, { name: "tz", label: "Time zone", value: one?.tz ?? "UTC" },
       { name: "every", label: "Or every so many seconds", value: one?.every ?? "" },
       { name: "overlap", label: "While an earlier job is pending", value: one?.overlap ?? "skip", options: ["skip", "queue", "replace"] },
-      { name: "catch_up", label: "Missed ticks", value: one?.catch_up ?? "once", options: ["once", "skip", "all"] }] });
+      { name: "catch_up", label: "Missed ticks", value: one?.catch_up ?? "once", options: ["once", "skip", "all"] },
+      { name: "start", label: "Not before (empty: at once)", value: one?.start ?? "", hint: "2026-12-24T00:00:00Z" }, { name: "end", label: "Not after (empty: forever)", value: one?.end ?? "", hint: "2026-12-24T00:00:00Z" },
+      { name: "jitter", label: "Each job up to so many seconds later", value: one?.jitter ?? 0 }] });
     if (!given) return "";
     const job = one ? one.job : { task: given.task, payload: JSON.parse(given.payload || "null") };
     delete job.content_type;
     /** @type {any} */
-    const body = { job, overlap: given.overlap, catch_up: given.catch_up, exact: one?.exact ?? false, jitter: one?.jitter ?? 0 };
+    const body = { job, overlap: given.overlap, catch_up: given.catch_up, exact: one?.exact ?? false, jitter: Number(given.jitter || 0), ...(given.start ? { start: given.start } : {}), ...(given.end ? { end: given.end } : {}) };
     if (given.every) body.every = Number(given.every);
     else { body.cron = given.cron; body.tz = given.tz; }
     await (one ? of(one) : api).put(`/schedules/${one ? one.name : given.name}`, body);

@@ -162,7 +162,7 @@ export function Dialogs() {
         ${one.long
           ? html`<textarea name=${one.name} spellcheck="false">${one.value ?? ""}</textarea>`
           : one.options
-            ? html`<select name=${one.name}>${one.options.map((/** @type {string} */ option) => html`<option selected=${option === one.value}>${option}</option>`)}</select>`
+            ? html`<select name=${one.name}>${one.options.map((/** @type {string} */ option) => html`<option value=${option} selected=${option === one.value}>${option}</option>`)}</select>`
             : html`<input name=${one.name} value=${one.value ?? ""} placeholder=${one.hint ?? ""} required=${!!one.required} />`}
       </label>`)}
       <div class="row"><button type="button" onClick=${() => close(null)}>Cancel</button>
