@@ -28,6 +28,7 @@ from windlass.model.operations import (
     Cancel,
     Count,
     Delete,
+    Edit,
     Enqueued,
     EnqueueMany,
     FailByHand,
@@ -50,7 +51,7 @@ T = TypeVar("T")
 
 AT_ONCE = (
     *(Show, GetResult, List, Failures, Count, GetStats),
-    *(Cancel, Rerun, Delete, FinishByHand, FailByHand, LowerTimeout),
+    *(Edit, Cancel, Rerun, Delete, FinishByHand, FailByHand, LowerTimeout),
 )
 """What an engine can answer without an event loop, unless it shall wait; and new jobs, see `_needs_no_loop`."""
 

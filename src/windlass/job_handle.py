@@ -20,6 +20,7 @@ from windlass.model.job import Job as Record
 from windlass.model.operations import (
     Cancel,
     Delete,
+    Edit,
     FailByHand,
     FinishByHand,
     GetEstimate,
@@ -232,6 +233,14 @@ class Job(Generic[R]):
     async def adelete(self, *, finished_only: bool = False) -> bool:
         """The same in asynchronous code."""
         return bool((await self._app.aask(Delete(ids=[self.id], finished_only=finished_only))).changed)
+
+    def annotate(self, **annotations: str | None) -> dict[str, str]:
+        """Note something about the job, in whatever state it is; None removes a note. All that it has then."""
+        return self._app.ask(Edit(id=self.id, annotations=annotations)).annotations
+
+    async def aannotate(self, **annotations: str | None) -> dict[str, str]:
+        """The same in asynchronous code."""
+        return (await self._app.aask(Edit(id=self.id, annotations=annotations))).annotations
 
     def finish(self, result: R | None = None) -> None:
         """End the running job with this result, in the place of its process, which is stopped if it still lives.

@@ -37,3 +37,14 @@ def test_what_is_done_on_a_store_is_noted_with_the_user(harness: WorkerHarness) 
     assert "all jobs" in table
     assert job.id in table
     assert audit(harness, "--limit", "1") == [deleted]
+
+
+def test_a_job_is_annotated(harness: WorkerHarness) -> None:
+    job = harness.tasks.add.enqueue(1, 2)
+    assert ok(harness, "jobs", "annotate", job.id, "ticket=OPS-7", "owner=a=b") == "ticket=OPS-7\nowner=a=b\n"
+    assert ok(harness, "jobs", "annotate", job.id, "--remove", "owner") == "ticket=OPS-7\n"
+    assert job.annotate(place="north") == {"ticket": "OPS-7", "place": "north"}
+    assert job.refresh().annotations == {"ticket": "OPS-7", "place": "north"}
+    assert "OPS-7" in ok(harness, "jobs", "show", job.id)
+    status, said = refused(harness, "jobs", "annotate", job.id, "ticket")
+    assert (status, "'ticket' is not NAME=VALUE" in said) == (2, True)

@@ -198,6 +198,6 @@ def test_every_operation_that_manages_is_audited() -> None:
         "cancel", "retry", "delete", "finish", "fail",
         "change-queue", "pause-task", "put-limit", "pause-limit", "remove-limit",
         "put-handler", "remove-handler", "add-token", "remove-token", "put-quota",
-        "put-schedule", "pause-schedule", "run-schedule", "remove-schedule", "lower-timeout",
+        "edit", "put-schedule", "pause-schedule", "run-schedule", "remove-schedule", "lower-timeout",
     }  # fmt: skip
     assert Send not in AUDITED

@@ -43,6 +43,7 @@ from windlass.model.operations import (
     Claimed,
     Count,
     Delete,
+    Edit,
     Enqueue,
     EnqueueLines,
     EnqueueMany,
@@ -366,6 +367,18 @@ async def actions_by_id_and_by_match(script: Script) -> None:
     assert (await script.ask(Delete(match=Match(task="b"), finished_only=True, dry_run=True))).changed == 1
     assert (await script.ask(Delete(ids=[ends], finished_only=True))).changed == 1
     assert (await script.ask(Delete(ids=[fresh_id(n.to_bytes(16), "default") for n in range(1000)]))).changed == 0
+
+
+@scenario(Edit)
+async def jobs_are_annotated(script: Script) -> None:
+    job = await script.enqueue()
+    await script.ask(Edit(id=job.id, annotations={"a b": "☃", "b": ""}))
+    await script.ask(Edit(id=job.id, annotations={"b": None, "c": "x" * 1000}))
+    await script.ask(Show(id=job.id))
+    await script.ask(List())
+    await script.refused(Edit(id=job.id, annotations={"d": "x" * 2**14}), TooLarge)
+    await script.refused(Edit(id=job.id, annotations={"a=b": "x"}), Invalid)
+    await script.refused(Edit(id=UNKNOWN_ID, annotations={}), Missing)
 
 
 @scenario(FinishByHand, FailByHand)

@@ -192,7 +192,7 @@ class WakeupListener:
         return [WOKEN]
 
 
-IN_PLACE = ORDER_STEPS | {Step.TOUCH_OWNER, Step.MEET, Step.ADOPT}
+IN_PLACE = ORDER_STEPS | {Step.TOUCH_OWNER, Step.MEET, Step.ADOPT, Step.EDIT}
 """Steps that leave a job in its state."""
 
 
@@ -413,7 +413,8 @@ class ModelJobs:
         self._count(entry.job, move.outcome)
         if move.owner_timeout is not None:
             entry.abandon_at = later(now, move.owner_timeout)
-        if move.step is Step.TOUCH_OWNER:
+        self._edit(entry, move, now)
+        if move.step in (Step.TOUCH_OWNER, Step.EDIT):
             return True
         if move.lapsed == "owner":
             entry.abandon_at = None
@@ -429,6 +430,10 @@ class ModelJobs:
         else:
             self._write(entry, move, now)
         return True
+
+    def _edit(self, entry: Entry, move: Move, now: datetime) -> None:
+        if (change := move.edit) is not None:
+            entry.change(edits=entry.job.edits + 1, annotations=dict(change.annotations), updated_at=now)
 
     def _change_run(self, entry: Entry, move: Move, now: datetime) -> None:
         entry.change(reason=move.reason, updated_at=now)
@@ -447,6 +452,8 @@ class ModelJobs:
         if job.state is State.RUNNING and (entry.token, job.assigned) != (move.fence, move.assigned_before):
             return False
         if job.waits_for != move.waits_before:
+            return False
+        if move.edit is not None and job.edits != move.edit.number:
             return False
         until = entry.lease_until if move.lapsed == "lease" else entry.abandon_at
         return move.lapsed is None or (until is not None and until <= now)

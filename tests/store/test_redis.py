@@ -257,9 +257,9 @@ async def open_again(url: str) -> None:
 async def test_a_store_is_marked_with_its_layout_and_another_layout_is_refused(start_server: StartServer) -> None:
     server = start_server("redis")
     await (await with_jobs_of(server.url, "acme")).close()
-    assert server.ask("GET", LAYOUT) == "3"
+    assert server.ask("GET", LAYOUT) == "4"
     await open_again(server.url)
-    for mark, advice in (("4", "has layout 4, .*: use a newer one"), ("2", "older layout than 3, .*: use another")):
+    for mark, advice in (("5", "has layout 5, .*: use a newer one"), ("3", "older layout than 4, .*: use another")):
         server.ask("SET", LAYOUT, mark)
         with pytest.raises(Invalid, match=advice):
             await open_again(server.url)
@@ -275,7 +275,7 @@ async def test_a_store_that_has_lost_its_mark_is_judged_by_its_keys(start_server
     server.ask("FLUSHALL")
     assert (await Engine(store, SeededChance())(Enqueue(tenant="acme", job=NewJob(task="a")))).created
     await open_again(server.url)
-    assert server.ask("GET", LAYOUT) == "3"
+    assert server.ask("GET", LAYOUT) == "4"
     await store.close()
     server.ask("DEL", LAYOUT)
     server.ask("ZADD", "wl{0}:lines", "0", "default,default")

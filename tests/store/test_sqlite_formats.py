@@ -16,7 +16,7 @@ from windlass.store.data import Dependency
 from windlass.store.encoding import pack_terms, pack_then, unpack_then
 from windlass.store.sqlite.file import APPLICATION_ID, connect
 
-OLD = {version: Path(__file__).with_name(f"format_{version}.sql").read_text() for version in (2, 3, 4, 5, 6, 7)}
+OLD = {version: Path(__file__).with_name(f"format_{version}.sql").read_text() for version in (2, 3, 4, 5, 6, 7, 8)}
 ID = text_id(bytes(range(16)))
 RENAMED = 5
 """The format in which tables and columns got the names that they have now."""

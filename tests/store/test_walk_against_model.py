@@ -53,6 +53,7 @@ from windlass.model.operations import (
     Claim,
     Count,
     Delete,
+    Edit,
     Enqueue,
     EnqueueMany,
     Finish,
@@ -355,6 +356,10 @@ class Walk(RuleBasedStateMachine):
     @rule(id=jobs, tenant=ASKING, size=some_of((0, 1, MOST_MESSAGE)))
     def talk(self, id: str, tenant: str, size: int) -> None:
         self.ask(Send(tenant=tenant, id=id, data=b"m" * size))
+
+    @rule(id=jobs, tenant=ASKING, annotations=st.dictionaries(some_of("ab"), some_of((None, "", "☃")), min_size=1))
+    def edit(self, id: str, tenant: str, annotations: dict[str, str | None]) -> None:
+        self.ask(Edit(tenant=tenant, id=id, annotations=annotations))
 
     @rule(id=jobs, match=MATCHES, tenant=ASKING, limit=some_of((1, 3, 100)))
     def look(self, id: str, match: Match, tenant: str, limit: int) -> None:

@@ -100,6 +100,8 @@ def _rows(job: Job, estimate: Estimate, now: datetime) -> Iterator[tuple[str, Te
         yield "worker", Text(job.worker + where + (f", process {job.pid}" if job.pid else ""))
     for name, text in _changed_options(job):
         yield name, Text(text)
+    for name, value in job.annotations.items():
+        yield name, Text(f"{value}  (annotation)")
     yield from _errors(job, now)
 
 

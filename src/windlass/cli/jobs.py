@@ -35,6 +35,7 @@ from windlass.model.operations import (
     Changed,
     Count,
     Delete,
+    Edit,
     FailByHand,
     FinishByHand,
     GetEstimate,
@@ -389,6 +390,37 @@ async def send(
             return
         while line := await asyncio.to_thread(sys.stdin.buffer.readline):
             await queue(Send(id=id, data=line.removesuffix(b"\n")))
+
+
+@jobs.command
+async def annotate(
+    id: JobId,
+    /,
+    *notes: Annotated[str, Parameter(name="NAME=VALUE", help="What to note.")],
+    remove: Annotated[list[str] | None, option("NAME", "Remove this annotation; repeat for several.")] = None,
+    target: Target = HERE,
+) -> None:
+    """Note something about a job, in any state; print all that is noted about it.
+
+    For example:
+      windlass jobs annotate 01936f2e-… ticket=OPS-7 owner=ann
+      windlass jobs annotate 01936f2e-… --remove owner
+    """
+    changes: dict[str, str | None] = dict(map(_note, notes)) | dict.fromkeys(remove or [])
+    async with open_queue(target) as queue:
+        job = await queue(Edit(id=id, annotations=changes))
+    if target.json:
+        console.write_json(job.annotations)
+        return
+    for name, value in job.annotations.items():
+        console.write(f"{name}={value}")
+
+
+def _note(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise Invalid(f"{text!r} is not NAME=VALUE, such as ticket=OPS-7", at="NAME=VALUE")
+    return name, value
 
 
 @jobs.command

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from windlass.engine import (
     adopt,
     audit,
+    edit,
     failures,
     files,
     handlers,
@@ -62,6 +63,7 @@ from windlass.store.protocol import Store
 ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any]]] = (
     new_jobs.ANSWERS
     | jobs.ANSWERS
+    | edit.ANSWERS
     | failures.ANSWERS
     | work.ANSWERS
     | files.ANSWERS

@@ -184,7 +184,7 @@ def yield_event(job: Job) -> EventName | None:
 
 def move_event(move: Move) -> EventName | None:
     """What a change of a job is called as an event; null = no event."""
-    if move.step is Step.TOUCH_OWNER:
+    if move.step in (Step.TOUCH_OWNER, Step.EDIT):
         return None
     if move.target in _ENDS:
         return _ENDS[State(move.target)]

@@ -125,7 +125,7 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     created_at: datetime
     """When the store accepted it. Never changes."""
     updated_at: datetime
-    """When its state, reason, pid or progress last changed."""
+    """When its state, reason, pid or progress last changed, or a caller edited it."""
     run_at: datetime | None = None
     """Before this it may not run: its delay, or its next re-run. Null if it never had to wait."""
     started_at: datetime | None = None
@@ -136,6 +136,10 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     """The tier at which it runs, where its queue has tiers. Null unless running; may become a shorter one meanwhile."""
     deadline: datetime | None = None
     """When the current attempt is stopped: its start plus `timeout`, or plus the time of its tier if that is less."""
+    annotations: dict[str, str] = field(default_factory=dict)
+    """What callers have noted about it. Changes at any time, in any state; stays through retries and re-runs."""
+    edits: int = 0
+    """How often callers have edited it or annotated it."""
     size: int = 0
     """Bytes of its payload."""
     payload: Raw | UnsetType = UNSET

@@ -17,6 +17,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from windlass.model.edit import JobEdit
 from windlass.model.errors import Conflict
 from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import FINISHED, Error, Job, Reason, State
@@ -58,6 +59,7 @@ class Step(StrEnum):
     EXPIRE = "expire"  # it was not started in time
     TOUCH_OWNER = "touch_owner"  # its owner asks for it: the owner clock restarts
     ABANDON = "abandon"  # its owner has not asked for it for too long
+    EDIT = "edit"  # a caller changes something of it
     RERUN = "rerun"  # a caller runs a finished job again
     DELETE = "delete"  # a caller deletes it
 
@@ -86,6 +88,7 @@ _RULES: list[tuple[Iterable[State], list[Step], State | Gone]] = [
     ([State.RUNNING], [Step.CANCEL, Step.ABANDON, Step.DELETE, Step.HALT], State.RUNNING),
     ([State.RUNNING], [Step.STOP], State.CANCELLED),
     (FINISHED, [Step.RERUN], State.QUEUED),
+    *(([state], [Step.EDIT], state) for state in State),
     ([*WAITING, *FINISHED], [Step.DELETE], GONE),
 ]
 
@@ -135,6 +138,7 @@ class Move(Struct, frozen=True, kw_only=True):
     finished_at: datetime | None = None  # as its worker says; null = the store's now
     ran: HandlerRun = NO_HANDLER  # what ran it, if a worker says so
     keep: float | None = None  # seconds that the record of a finished job stays; null = forever
+    edit: JobEdit | None = None  # what a caller changes of it; refused if it is not the next edit
     owner_timeout: float | None = None  # to which the owner clock is set; null = left as it is; an end removes it
 
 
@@ -311,6 +315,11 @@ def touch_owner(job: Job) -> Move | None:
     if job.owner_timeout is None or (job.state, Step.TOUCH_OWNER) not in TABLE or job.reason in ORDERS:
         return None
     return replace(_move(job, Step.TOUCH_OWNER, job.reason), waits_for=job.waits_for, owner_timeout=job.owner_timeout)
+
+
+def edit(job: Job, change: JobEdit) -> Move:
+    """A caller edits the job, in whatever state it is."""
+    return replace(_move(job, Step.EDIT, job.reason), waits_for=job.waits_for, edit=change)
 
 
 def rerun(job: Job) -> Move:

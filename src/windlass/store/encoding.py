@@ -168,6 +168,20 @@ def unpack_then(packed: bytes) -> tuple[str, NewJob]:
     return found.tenant, then
 
 
+# Annotations
+
+_annotations = msgspec.msgpack.Decoder(dict[str, str])
+
+
+def pack_annotations(annotations: Mapping[str, str]) -> bytes:
+    """Empty if there are none."""
+    return msgspec.msgpack.encode(annotations) if annotations else b""
+
+
+def unpack_annotations(packed: bytes | None) -> dict[str, str]:
+    return _annotations.decode(packed) if packed else {}
+
+
 # Jobs that differ only in id and payload
 
 

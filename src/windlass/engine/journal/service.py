@@ -60,6 +60,7 @@ from windlass.model.operations import (
     Cancel,
     Count,
     Delete,
+    Edit,
     Enqueue,
     Enqueued,
     EnqueueLines,
@@ -93,21 +94,8 @@ log = logging.getLogger("windlass.journal")
 
 READS = (
     *(Show, GetResult, GetEstimate, GetQueueEstimate, GetOutput, GetFiles, GetFile),
-    *(
-        List,
-        Failures,
-        Count,
-        GetStats,
-        Send,
-        Resize,
-        SendSignal,
-        Cancel,
-        Rerun,
-        Delete,
-        FinishByHand,
-        FailByHand,
-        LowerTimeout,
-    ),
+    *(List, Failures, Count, GetStats, Send, Resize, SendSignal),
+    *(Edit, Cancel, Rerun, Delete, FinishByHand, FailByHand, LowerTimeout),
 )
 """Operations on jobs: those that were accepted before must be there."""
 

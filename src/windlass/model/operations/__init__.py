@@ -35,6 +35,8 @@ from windlass.model.operations.handlers import Handlers as Handlers
 from windlass.model.operations.handlers import KeptHandler as KeptHandler
 from windlass.model.operations.handlers import PutHandler as PutHandler
 from windlass.model.operations.handlers import RemoveHandler as RemoveHandler
+from windlass.model.operations.jobs import MOST_ANNOTATED as MOST_ANNOTATED
+from windlass.model.operations.jobs import MOST_ANNOTATIONS as MOST_ANNOTATIONS
 from windlass.model.operations.jobs import MOST_LINES as MOST_LINES
 from windlass.model.operations.jobs import MOST_TEXT as MOST_TEXT
 from windlass.model.operations.jobs import Accepted as Accepted
@@ -42,6 +44,7 @@ from windlass.model.operations.jobs import Cancel as Cancel
 from windlass.model.operations.jobs import Changed as Changed
 from windlass.model.operations.jobs import Count as Count
 from windlass.model.operations.jobs import Delete as Delete
+from windlass.model.operations.jobs import Edit as Edit
 from windlass.model.operations.jobs import Enqueue as Enqueue
 from windlass.model.operations.jobs import Enqueued as Enqueued
 from windlass.model.operations.jobs import EnqueueLines as EnqueueLines

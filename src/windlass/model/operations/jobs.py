@@ -1,4 +1,4 @@
-"""Operations on jobs: queue, look, list, count, cancel, run again, delete, finish or fail by hand."""
+"""Operations on jobs: queue, look, list, count, edit, cancel, run again, delete, finish or fail by hand."""
 
 from typing import Annotated, Literal
 
@@ -20,6 +20,18 @@ MOST_TEXT = 16 * 2**20
 
 MOST_LINES = 100_000
 """Lines of it."""
+
+MOST_ANNOTATIONS = 64
+MOST_ANNOTATED = 16_384
+"""Bytes of all annotations of a job, names and values."""
+
+AnnotationName = Annotated[str, Meta(pattern=r"^[^=\x00-\x1f\x7f]{1,128}$(?!\n)")]
+"""Of a command line's `NAME=VALUE`, so without `=`; and without control characters."""
+
+
+Annotations = Annotated[
+    dict[AnnotationName, Annotated[str, Meta(max_length=MOST_ANNOTATED)] | None], Meta(max_length=2 * MOST_ANNOTATIONS)
+]
 
 
 class Accepted(Job, frozen=True, kw_only=True, gc=False):
@@ -232,6 +244,15 @@ class LowerTimeout(Operation[Changed], frozen=True, kw_only=True):
     id: str
     timeout: Seconds
     """Seconds that its run may take, from its start."""
+
+
+@operation("PATCH", "/jobs/{id}", "operate")
+class Edit(Operation[Job], frozen=True, kw_only=True):
+    """Annotate a job, in whatever state it is; answers the job as it is then."""
+
+    id: str
+    annotations: Annotations | None = None
+    """By name: added, or put in the place of the one before; null removes it. Others stay as they are."""
 
 
 @operation("POST", "/jobs/{id}/input", "operate", 204, body="data")

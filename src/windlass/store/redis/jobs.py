@@ -290,10 +290,19 @@ class RedisJobs:
     async def apply(self, moves: Sequence[Move], room: Room | None = None) -> list[bool]:
         if room is not None:
             return await self._make_room(moves, room)
+        if any(move.edit is not None for move in moves):
+            return [await self._write(move) for move in moves]
         replies = await self.partitions.spread(
             "apply", moves, lambda move: self.partitions.of_id(move.id), layout.apply_arguments
         )
         return [bool(written) for written in replies]
+
+    async def _write(self, move: Move) -> bool:
+        """One move, which may be an edit: that takes memory, and so has a function of its own."""
+        if move.edit is None:
+            return (await self.apply([move]))[0]
+        about = [*layout.apply_arguments([move]), *layout.edit_arguments(move.edit)]
+        return bool(await self.partitions.call("edit", self.partitions.of_id(move.id), about))
 
     async def _make_room(self, moves: Sequence[Move], room: Room) -> list[bool]:
         where = room.where

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from windlass.model.edit import JobEdit
 from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import Error, Job, Reason, State
 from windlass.model.lifecycle import GONE, ORDERS, Lapse, Move, Step
@@ -36,6 +37,7 @@ from windlass.store.data import (
 )
 from windlass.store.encoding import alike, ended_at, from_micros, span, to_micros
 from windlass.store.flow import EXPLICIT, FLEXIBLE, Room
+from windlass.store.redis.urls import Argument
 
 STATES = (
     State.BLOCKED,
@@ -93,6 +95,7 @@ OUTCOMES = (None, *Verdict)
 LAPSES: dict[Lapse | None, int] = {None: 0, "lease": 1, "owner": 2}
 HOW = {Step.RERUN: 1, Step.TOUCH_OWNER: 2, Step.ADOPT: 3, Step.MEET: 4, **dict.fromkeys(ORDER_STEPS, 5)}
 ADOPTER = struct.Struct(">8sQ")
+EDITS = struct.Struct(">I")
 
 CHUNK = struct.Struct(">QQIQB")
 MESSAGE = struct.Struct(">QQ")
@@ -375,6 +378,7 @@ def records(reply: Sequence[Any], *, whole: bool, handed_out: bool = False, bare
         flags = 0 if bare else head[FLAGS]
         errors = [_errors.decode(entry) for entry in next(entries)] if flags & ERRORS else []
         progress = _progress.decode(next(entries)) if flags & PROGRESS else None
+        edits = _edits_of(next(entries)) if flags & EXTRAS else {}
         waits = next(entries) if head[STATE] == BLOCKED else b""
         files = _files_of(next(entries)) if handed_out and head[FLAGS] & EXTRAS else {}
         text = OWN.size + HEAD.size
@@ -386,6 +390,8 @@ def records(reply: Sequence[Any], *, whole: bool, handed_out: bool = False, bare
         job = _job(id, head, value[text:zero], value[zero + 1 : run_from], run, errors, progress, size)
         if waits:
             job = replace(job, waits_for=id_list(waits))
+        if edits:
+            job = replace(job, **edits)
         running = job.state is State.RUNNING
         group = parts(value[text:zero])[3]
         found.append(Record(job, run.token if running else None, value[end:] if whole else None, files, group))
@@ -421,6 +427,18 @@ def kept(result: bytes) -> StoredResult:
     return StoredResult(data, content_type.decode())
 
 
+def _edits_of(value: bytes) -> dict[str, Any]:
+    """What callers have edited of a job, as its fields; nothing if they never did."""
+    if not value:
+        return {}
+    return {"edits": EDITS.unpack_from(value)[0], "annotations": encoding.unpack_annotations(value[EDITS.size :])}
+
+
+def edit_arguments(change: JobEdit) -> list[Argument]:
+    """What `edit` gets behind the arguments of its move."""
+    return [change.number, encoding.pack_annotations(change.annotations)]
+
+
 def _files_of(value: bytes) -> dict[str, bytes]:
     return _files.decode(value) if value else {}
 
@@ -443,6 +461,7 @@ def claimed(reply: Sequence[Any], request: ClaimRequest) -> list[Record]:
         run = Run(request.nonce, 0, started, 0, 0, worker.id, worker.node)
         head = HEAD.unpack_from(value)
         errors = [_errors.decode(entry) for entry in next(rest)] if head[FLAGS] & ERRORS else []
+        edits = _edits_of(next(rest)) if head[FLAGS] & EXTRAS else {}
         files = _files_of(next(rest)) if head[FLAGS] & EXTRAS else {}
         zero = value.index(0, HEAD.size)
         payload_from, payload_to = zero + 1 + head[TERMS_SIZE], len(value) - head[RUN_SIZE]
@@ -455,6 +474,7 @@ def claimed(reply: Sequence[Any], request: ClaimRequest) -> list[Record]:
         tier = next(rest).decode() if group.startswith((EXPLICIT, FLEXIBLE)) else ""
         own = run._replace(code=code, tier=tier) if code or tier else run
         job = _job(id, after, lane, packed, own, errors, None, len(payload))
+        job = replace(job, **edits) if edits else job
         found.append(Record(job, request.nonce, payload, files, group))
     return found
 

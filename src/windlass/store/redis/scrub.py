@@ -100,9 +100,9 @@ FLOW_DERIVED = (
 
 STALE, RESULT, ERRORS, PROGRESS, FOLLOWED, EXTRAS = 1, 2, 4, 8, 64, 128
 CHUNK = 64
-BELONGINGS = (b"r", b"h", b"e", b"o", b"i", b"f", b"g", b"a")
+BELONGINGS = (b"r", b"h", b"e", b"o", b"i", b"f", b"g", b"n", b"a")
 """Keys of one job's own, beside its record."""
-_EXTRAS = (b"f", b"g", b"o", b"i")
+_EXTRAS = (b"f", b"g", b"o", b"i", b"n")
 RUNNING = layout.STATE_NUMBERS[State.RUNNING]
 
 DERIVED = (
@@ -279,7 +279,7 @@ def _check_jobs(found: Found, prefix: bytes) -> list[str]:
             "a time of its result's own": (prefix + b"h" + id in found, job.flags & layout.TIMED == layout.TIMED),
             "errors": (prefix + b"e" + id in found, bool(job.flags & ERRORS)),
             "something that it waits for": (bool(found.get(prefix + b"a" + id)), job.state is State.BLOCKED),
-            "files, output or input without its flag": (
+            "files, output, input or edits without their flag": (
                 any(prefix + kind + id in found for kind in _EXTRAS) and not job.flags & EXTRAS,
                 False,
             ),

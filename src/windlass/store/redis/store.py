@@ -30,7 +30,7 @@ from windlass.store.redis.flow import HOME, RedisFlow
 from windlass.store.redis.jobs import RedisJobs, RedisJournal, RedisPreparation
 from windlass.store.redis.urls import Replicas
 
-LAYOUT = "3"
+LAYOUT = "4"
 """Of the keys, as `lua/keys.lua` describes them; kept in the server."""
 
 SPREAD = 16

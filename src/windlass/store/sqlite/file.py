@@ -29,7 +29,7 @@ T = TypeVar("T")
 MEMORY = ":memory:"
 """Instead of a path: a private store that lives as long as the object."""
 
-FORMAT = 8
+FORMAT = 9
 """Of `schema.sql`, kept in the file as `user_version`."""
 
 OLDEST_FORMAT = 2

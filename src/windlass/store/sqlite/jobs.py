@@ -62,7 +62,7 @@ _unpack_error = msgspec.msgpack.Decoder(Error)
 _COLUMNS = """
     j.seq, j.id, j.lane, j.state, j.priority, j.attempt, j.crashes, j.losses, j.errors, j.files, j.size, j.reason,
     j.code, j.created_at, j.updated_at, j.run_at, j.started_at, j.finished_at, j.worker, j.node, j.pid, j.waits,
-    j.assigned, j.seconds, j.terms, l.token, p.data
+    j.assigned, j.seconds, j.terms, j.edits, j.annotations, l.token, p.data
 """
 _JOINED = """
     FROM carray(?1) AS wanted
@@ -81,7 +81,7 @@ _SELECT = {(name, False): f"SELECT {_COLUMNS}, NULL {_JOINED.format(key=name)}" 
 FIRST_RUN_COLUMNS = """
     seq, id, lane, priority, created_at, size, terms, payload,
     attempt = 1 AND crashes = 0 AND losses = 0 AND errors = 0 AND files = 0 AND code IS NULL AND run_at IS NULL
-        AND finished_at IS NULL AND waits IS NULL AND payload IS NOT NULL
+        AND finished_at IS NULL AND waits IS NULL AND payload IS NOT NULL AND edits = 0
         AND NOT EXISTS (SELECT 1 FROM progress WHERE progress.job = job.seq)
 """
 """What `first_run_records` needs of a job that was just started; the last column says whether it is enough."""
@@ -126,7 +126,7 @@ def _to_record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
     (
         _, id, lane, state, priority, attempt, crashes, losses, _, _, size, reason,
         code, created_at, updated_at, run_at, started_at, finished_at, worker, place, pid, waits,
-        assigned, seconds, terms, token, progress, payload,
+        assigned, seconds, terms, edits, annotations, token, progress, payload,
     ) = row  # fmt: skip
     where = tx.lanes.get(lane)
     asked = unpack_terms(terms)
@@ -162,6 +162,8 @@ def _to_record(tx: Transaction, row: Any, errors: list[Error]) -> Record:
         finished_at=ended_at(started, _time(finished_at)),
         assigned=assigned,
         deadline=run_deadline(started, asked.get("timeout"), seconds) if started and state == RUNNING else None,
+        annotations=encoding.unpack_annotations(annotations),
+        edits=edits,
         size=size,
         **asked,
     )

@@ -1,4 +1,4 @@
--- The tables of one Windlass file, format 8.
+-- The tables of one Windlass file, format 9.
 --
 -- Times are microseconds since 1970, UTC. A column `job` is a `job.seq`.
 -- The `id` of a job, here and as a parent or child, is its key: the sixteen bytes of its id, then the name of its tenant
@@ -187,7 +187,9 @@ CREATE TABLE job (
     seconds      REAL,                             -- how long it may run at it
     waits        BLOB,                             -- ids, without tenant, of the jobs that a blocked job waits for
     terms        BLOB NOT NULL,                    -- as `terms.pack` makes them
-    payload      BLOB                              -- if small; else in the table of that name
+    payload      BLOB,                             -- if small; else in the table of that name
+    edits        INTEGER NOT NULL DEFAULT 0,       -- how often callers have edited it
+    annotations  BLOB                              -- MessagePack of a map; NULL = none
 ) STRICT;
 
 CREATE UNIQUE INDEX job_id ON job (id);

@@ -28,6 +28,7 @@ from windlass.store.encoding import (
     unpack_terms,
 )
 from windlass.store.sqlite.dependencies import parent_completed
+from windlass.store.sqlite.edits import edit
 from windlass.store.sqlite.jobs import DEFAULT_TERMS, add_output, collect, drop_jobs, result_kept_for, run_deadline
 from windlass.store.sqlite.transaction import (
     BLOCKED,
@@ -280,7 +281,7 @@ MOST_ERRORS = 100
 
 _BEFORE = """
     SELECT j.id, j.seq, j.lane, j.state, j.attempt, j.reason, j.errors, j.worker, j.followed, j.waits, j.assigned,
-        j.abandon_at, l.token, l.until
+        j.abandon_at, j.edits, l.token, l.until
     FROM carray(?) AS wanted CROSS JOIN job AS j ON j.id = wanted.value LEFT JOIN lease AS l ON l.job = j.seq
 """
 _SET_TIER = """
@@ -336,6 +337,7 @@ class JobBefore(NamedTuple):
     waits: bytes | None
     assigned: str | None
     abandon_at: int | None
+    edits: int
     token: bytes | None
     until: int | None
 
@@ -393,6 +395,8 @@ def _allows(job: JobBefore, move: Move, now: int) -> bool:
         return False
     if job.state == BLOCKED and job.waits != packed_ids(move.waits_before):
         return False
+    if move.edit is not None and job.edits != move.edit.number:
+        return False
     if move.lapsed is None:
         return True
     until = job.until if move.lapsed == "lease" else job.abandon_at
@@ -435,6 +439,8 @@ def _collect_change_in_place(tx: Transaction, changes: Changes, job: JobBefore, 
         changes.owner_clocks.append((job.seq, _abandon_at(job, move, tx.now)))
     elif move.step is Step.MEET:
         changes.remaining.append((job.seq, packed_ids(move.waits_for)))
+    elif move.edit is not None:
+        edit(tx, job.seq, move.edit)
     elif move.adopter is not None:
         _adopt(tx, job, move.adopter)
     elif move.step in ORDER_STEPS:

@@ -142,7 +142,7 @@ local function start(id, value, whose, lane)
   leases[n + 1], leases[n + 2] = claim.until_, id
   answer[answered + 1], answer[answered + 2] = id, value
   if flags > 0 and bit.band(flags, ERRORS) ~= 0 then push(answer, redis.call('LRANGE', K .. 'e' .. id, 0, -1)) end
-  if flags >= EXTRAS then push(answer, redis.call('GET', K .. 'f' .. id) or '') end
+  if flags >= EXTRAS then push(answer, redis.call('GET', K .. 'n' .. id) or '', redis.call('GET', K .. 'f' .. id) or '') end
   if lane.limit_keys then
     local tier = flow.start(lane, id)
     if string.find(lane.limit_keys, '^[=~]') then push(answer, tier) end

@@ -179,7 +179,7 @@ end
 -- Drop the messages to a run that has ended. Returns: the flags, without EXTRAS if nothing else needs it.
 local function forget_input(id, flags)
   if flags < EXTRAS or redis.call('DEL', K .. 'i' .. id) == 0 then return flags end
-  if redis.call('EXISTS', K .. 'o' .. id, K .. 'f' .. id, K .. 'g' .. id) > 0 then return flags end
+  if redis.call('EXISTS', K .. 'o' .. id, K .. 'f' .. id, K .. 'g' .. id, K .. 'n' .. id) > 0 then return flags end
   return flags - EXTRAS
 end
 
@@ -205,6 +205,7 @@ local function vanish(job, before)
   if has(job, EXTRAS) then
     push(deleted_keys, K .. 'o' .. job.id, K .. 'f' .. job.id)
     push(deleted_keys, K .. 'i' .. job.id, K .. 'g' .. job.id)
+    push(deleted_keys, K .. 'n' .. job.id)
   end
   if has(job, FOLLOWED) then
     push(deleted_keys, K .. 'k' .. job.id)
@@ -328,7 +329,8 @@ end
 -- Answers
 
 -- Add a job to an answer: id, size of its payload (0 if that follows), its bytes by `meta_of`, and its payload if it was
--- read; after it, only if its flags say so, its errors and its progress; if it is blocked, the ids it waits for.
+-- read; after it, only if its flags say so, its errors, its progress and its edits ('' = none); if it is blocked, the ids
+-- it waits for.
 local function answer(job, meta, to)
   local n = #to
   if job.payload then
@@ -338,6 +340,7 @@ local function answer(job, meta, to)
   end
   if has(job, ERRORS) then to[#to + 1] = redis.call('LRANGE', K .. 'e' .. job.id, 0, -1) end
   if has(job, PROGRESS) then to[#to + 1] = redis.call('HGET', K .. ':progress', job.id) end
+  if has(job, EXTRAS) then to[#to + 1] = redis.call('GET', K .. 'n' .. job.id) or '' end
   if job[STATE] == BLOCKED then to[#to + 1] = redis.call('GET', K .. 'a' .. job.id) end
 end
 

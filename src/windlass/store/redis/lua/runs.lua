@@ -306,8 +306,21 @@ local function adopt(job, adopter)
   publish('order/' .. before)
 end
 
--- Write one move; 1 if it was written, else 0.
-local function move(id, fence, failure, packed, ran)
+-- How often callers have edited a job.
+local function edits_of(job)
+  local edits = has(job, EXTRAS) and redis.call('GET', K .. 'n' .. job.id)
+  return edits and struct.unpack('>I', edits) or 0
+end
+
+local function edit(job, change)
+  redis.call('SET', K .. 'n' .. job.id, struct.pack('>I', change.number + 1) .. change.annotations)
+  mark(job, EXTRAS)
+  job[UPDATED] = now
+  if job[STATE] == RUNNING then save_run(job) else save(job) end
+end
+
+-- Write one move; 1 if it was written, else 0. `change`: what a caller edits with it, if anything.
+local function move(id, fence, failure, packed, ran, change)
   local state, attempt, reason, lapsed, target, new_reason, new_attempt, crashes, losses, due, code, keep, how, finished,
     owner_timeout, outcome, rest = struct.unpack('>BIBBBBIBBi8HdBi8i8B', packed)
   local job = load(id)
@@ -317,6 +330,11 @@ local function move(id, fence, failure, packed, ran)
   if state == BLOCKED and redis.call('GET', K .. 'a' .. id) ~= fence then return 0 end
   if lapsed == LEASE and tonumber(redis.call('ZSCORE', K .. ':leases', id)) > now then return 0 end
   if lapsed == OWNER and tonumber(redis.call('ZSCORE', K .. ':owner_timeouts', id) or now + 1) > now then return 0 end
+  if change and edits_of(job) ~= change.number then return 0 end
+  if change then
+    edit(job, change)
+    return 1
+  end
   if target == state and how == 0 then error('a step leaves a job in its state, and this library was not taught it') end
 
   if owner_timeout >= 0 then redis.call('ZADD', K .. ':owner_timeouts', stamp(now + owner_timeout), id) end
@@ -431,6 +449,16 @@ register('apply', FREES_MEMORY, function(args)
   end
   flow.end_rounds()
   return out
+end)
+
+-- Write a move by which a caller edits a job.
+-- args →  as for apply, of one move; the number of edits before it; the annotations ('' = none)
+-- returns →  1 if it was written, else 0
+register('edit', STORES, function(args)
+  local change = { number = tonumber(args[7]), annotations = args[8] }
+  local written = move(args[2], args[3], args[4], args[5], args[6], change)
+  flush()
+  return written
 end)
 
 end
