@@ -218,7 +218,7 @@ def test_a_call_that_cannot_be_made_is_refused_before_anything_is_sent(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"queu": "x"}, "queu: there is no such option; there are after, delay, expires"),
+        ({"queu": "x"}, "queu: there is no such option; there are after, after_failure, delay, expires"),
         ({"timeout": "soon"}, "timeout: 'soon' is not a duration"),
         ({"timeout": -1}, "timeout: a duration is between"),
         ({"timeout": [1]}, r"timeout: \[1\] is not a duration"),

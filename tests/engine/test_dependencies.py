@@ -16,8 +16,20 @@ from windlass.model.errors import Invalid, TooLarge, WindlassError
 from windlass.model.job import JSON, MSGPACK, Job, Reason, State
 from windlass.model.match import Match
 from windlass.model.names import child_id, fresh_id
-from windlass.model.new_job import NOTHING, NewJob
-from windlass.model.operations import Cancel, Claim, Delete, EnqueueMany, Finish, Finished, GetResult, List, Rerun, Show
+from windlass.model.new_job import NOTHING, AfterFailure, NewJob
+from windlass.model.operations import (
+    Cancel,
+    Claim,
+    Delete,
+    EnqueueMany,
+    Finish,
+    Finished,
+    GetResult,
+    GetStats,
+    List,
+    Rerun,
+    Show,
+)
 from windlass.model.outcome import Verdict
 from windlass.model.wire import MOST_PAYLOAD
 from windlass.server import bodies
@@ -117,6 +129,51 @@ async def test_one_that_waits_for_what_does_not_succeed_is_cancelled(engine: Eng
     assert (await engine(Show(id=chained.id))).reason is Reason.DEPENDENCY, "and so is what waits for it"
     assert (await engine(Rerun(ids=[job.id]))).changed == 1
     assert await state(engine, job.id) is State.QUEUED
+
+
+@pytest.mark.parametrize("ending", ["failed", "cancelled", "deleted", "expired", "missing"])
+@pytest.mark.parametrize("rule", ["fail", "run"])
+async def test_a_job_says_what_it_does_if_its_parent_does_not_succeed(
+    engine: Engine, clock: VirtualClock, rule: AfterFailure, ending: str
+) -> None:
+    parent = await enqueue(engine, queue="a", expires=5.0 if ending == "expired" else None)
+    other = await enqueue(engine, queue="b")
+    named = NO_SUCH_ID if ending == "missing" else parent.id
+    job = await enqueue(engine, after=[named, other.id], after_failure=rule)
+    match ending:
+        case "failed":
+            worker = await register(engine, "a")
+            await finish(engine, worker, await take(engine, worker), Verdict.FAILED)
+        case "cancelled":
+            await engine(Cancel(ids=[parent.id]))
+        case "deleted":
+            await engine(Delete(ids=[parent.id]))
+        case "expired":
+            clock.advance(5)
+            assert await upkeep.expire(engine) == 1
+    await follow(engine)
+    found = await engine(Show(id=job.id))
+    if rule == "fail":
+        assert (found.state, found.reason, found.waits_for) == (State.FAILED, Reason.DEPENDENCY, [])
+        assert found.error is not None
+        assert named in found.error.message
+        return
+    assert (found.state, found.waits_for) == (State.BLOCKED, [other.id])
+    await end(engine, other.id)
+    await follow(engine)
+    assert await state(engine, job.id) is State.QUEUED
+
+
+@pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
+async def test_jobs_of_one_request_that_wait_for_each_other_are_refused(engine: Engine) -> None:
+    a, b, c = (fresh_id(bytes([n]) * 16, "default") for n in range(3))
+    waits = [(b, [a]), (c, [b]), (a, [c])]
+    jobs = [NewJob(task="work", id=id, after=after) for id, after in waits]
+    with pytest.raises(Invalid, match=f"{b} after {a} after {c} after {b}") as refused:
+        await engine(EnqueueMany(jobs=jobs))
+    assert refused.value.at == "jobs[0].after"
+    assert (await engine(GetStats())).queues == []
+    await engine(EnqueueMany(jobs=[*jobs[:2], NewJob(task="work", id=a)]))
 
 
 async def test_a_parent_that_leaves_no_record_still_lets_its_children_go(engine: Engine) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from windlass.model.dependency import find_cycle, unblock
 from windlass.model.errors import Conflict
 from windlass.model.job import FINISHED, Error, Job, Reason, State
 from windlass.model.lifecycle import (
@@ -34,7 +35,6 @@ from windlass.model.lifecycle import (
     rerun,
     reruns,
     touch_owner,
-    unblock,
 )
 from windlass.model.new_job import NewJob, OnLost
 from windlass.model.outcome import Outcome, Verdict
@@ -47,6 +47,7 @@ DRAWING = """
             blocked    scheduled  queued     running    succeeded  failed     cancelled
 meet        blocked    .          .          .          .          .          .
 unblock     queued     .          .          .          .          .          .
+miss        failed     .          .          .          .          .          .
 promote     .          queued     .          .          .          .          .
 claim       .          .          running    .          .          .          .
 succeed     .          .          .          succeeded  .          .          .
@@ -764,3 +765,32 @@ def test_a_job_is_cancelled_for_the_first_that_will_not_succeed(state: State | N
     assert move is not None
     assert (move.step, move.target, move.reason, move.keep) == (Step.CANCEL, State.CANCELLED, Reason.DEPENDENCY, 7.0)
     assert move.error == Error(message=f"job b, which it waited for, {said}", reason=Reason.DEPENDENCY, at=NOW)
+
+
+@pytest.mark.parametrize("state", [State.FAILED, State.CANCELLED, None])
+def test_a_job_fails_with_its_parent_if_it_says_so(state: State | None) -> None:
+    move = unblock(waiting("a", "b", after_failure="fail", keep_failure=7.0), {"a": State.QUEUED, "b": state}, NOW)
+    assert move is not None
+    assert (move.step, move.target, move.reason, move.keep) == (Step.MISS, State.FAILED, Reason.DEPENDENCY, 7.0)
+    assert move.error is not None
+    assert "job b, which it waited for" in move.error.message
+
+
+def test_a_job_that_runs_all_the_same_takes_any_end_for_an_end() -> None:
+    standing = {"a": State.FAILED, "b": None, "c": State.RUNNING, "d": State.CANCELLED, "e": State.SUCCEEDED}
+    move = unblock(waiting(*standing, after_failure="run"), standing, NOW)
+    assert move is not None
+    assert (move.step, move.waits_for) == (Step.MEET, ["c"])
+    move = unblock(waiting("a", "b", after_failure="run"), {"a": State.FAILED, "b": None}, NOW)
+    assert move is not None
+    assert move.step is Step.UNBLOCK
+
+
+def test_a_circle_of_jobs_is_found_by_name() -> None:
+    assert find_cycle({}) == []
+    assert find_cycle({"b": ["a"], "c": ["a", "b"], "d": ["c", "b", "x"]}) == []
+    assert find_cycle({"x": ["a"], "a": ["c"], "b": ["a", "y"], "c": ["y", "b"]}) == ["a", "c", "b", "a"]
+    assert find_cycle({"a": ["a"]}) == ["a", "a"]
+    long = {str(number): [str(number + 1)] for number in range(10_000)}
+    assert find_cycle(long) == []
+    assert len(find_cycle(long | {"10000": ["0"]})) == 10_002

@@ -437,6 +437,7 @@ ODD_TERMS: dict[str, Any] = {
     "content_type": TEXT,
     "one_argument": True,
     "after": [SOME_ID],
+    "after_failure": "run",
 }
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from tests.support.patience import PATIENCE
 from tests.support.stores import ALL, WITH_MODEL, World
+from windlass.model.dependency import unblock
 from windlass.model.job import Reason, State
-from windlass.model.lifecycle import cancel, delete, expire, finish, rerun, unblock
+from windlass.model.lifecycle import cancel, delete, expire, finish, rerun
 from windlass.model.new_job import NewJob
 from windlass.model.outcome import Outcome, Verdict
 from windlass.store.data import (

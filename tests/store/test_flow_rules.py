@@ -7,8 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from tests.support.stores import EACH_CODE, World, ids
+from windlass.model.dependency import unblock
 from windlass.model.job import State
-from windlass.model.lifecycle import cancel, delete, unblock
+from windlass.model.lifecycle import cancel, delete
 from windlass.model.names import DEFAULT_TENANT
 from windlass.store.data import Sweep
 from windlass.store.flow import LimitRule, Regroup, Rules, StaleRules, TierRule

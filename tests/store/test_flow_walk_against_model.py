@@ -26,6 +26,7 @@ from tests.store.model_flow import buckets_of, lane_of, name_of
 from tests.store.model_store import Entry, ModelStore
 from tests.support.servers import StartServer
 from tests.support.stores import ALL, SeededChance, StoreKind, VirtualClock, World, ids, opened, scrub
+from windlass.model.dependency import unblock
 from windlass.model.job import FINISHED, Job, Reason, State
 from windlass.model.lifecycle import (
     Move,
@@ -39,7 +40,6 @@ from windlass.model.lifecycle import (
     release,
     rerun,
     shrink,
-    unblock,
 )
 from windlass.model.names import key_of
 from windlass.model.outcome import Outcome, Verdict

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 from tests.support.patience import PATIENCE
 from tests.support.servers import NewPrefix, Server
 from tests.support.stores import SeededChance, VirtualClock, World, ids, journal_of, open_store
+from windlass.model.dependency import unblock as decide
 from windlass.model.job import Job, Reason, State
 from windlass.model.lifecycle import Move, abandon, cancel, delete, finish, release, rerun, touch_owner
-from windlass.model.lifecycle import unblock as decide
 from windlass.model.names import key_of, raw_id
 from windlass.model.outcome import Outcome, Verdict
 from windlass.store.data import Dependency, DrainRequest, Overdue, Record, Sweep

@@ -14,7 +14,7 @@ from windlass.engine.records import WithTaskOptions
 from windlass.model.handler import Language
 from windlass.model.job import FINISHED
 from windlass.model.names import EVERY_TENANT
-from windlass.model.new_job import NewJob, OnLost
+from windlass.model.new_job import AfterFailure, NewJob, OnLost
 from windlass.model.operations import Accepted, Enqueue, Handlers, QueueStats, Service, Workers
 from windlass.model.output import OutputPolicy
 from windlass.model.worker import Worker
@@ -39,6 +39,12 @@ class EnqueueOptions:
     delay: Annotated[float | None, option("TIME", "Start it after this time: 90, 10m, '2h 30m'.", read=seconds)] = None
     key: Annotated[str | None, option("KEY", "A unique key: enqueued again, it is the same job.")] = None
     tags: Annotated[list[str] | None, option("TAG", "A tag to find it by; repeat for several.", "--tag")] = None
+    after: Annotated[
+        list[str] | None, option("ID", "Start it when this job has succeeded; repeat to wait for several.")
+    ] = None
+    after_failure: Annotated[
+        AfterFailure | None, option("HOW", "If one of these does not succeed: skip (cancel it), fail, or run (skip).")
+    ] = None
     timeout: Annotated[float | None, option("TIME", "The timeout of one run (none).", read=seconds)] = None
     tier: Annotated[str | float | None, option("TIER", "The tier, by name or by seconds.", read=_tier)] = None
     yielding: Annotated[bool, flag("Start it at once or not at all; it is halted when other jobs need the slot.")] = (

@@ -11,7 +11,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from windlass.engine.context import MOST_ROUNDS, EngineContext
-from windlass.model import lifecycle
+from windlass.model import dependency
 from windlass.model.job import MSGPACK, State
 from windlass.model.names import JobKey, child_id, key_of, keyed_id
 from windlass.model.new_job import NOTHING, NewJob
@@ -32,7 +32,7 @@ async def unblock(context: EngineContext, keys: Sequence[JobKey]) -> set[JobKey]
         edges = [Dependency(parent, job.tenant, job.id) for job in blocked for parent in job.waits_for]
         states = iter(await context.store.jobs.add_dependencies(edges))
         parents = [dict(zip(job.waits_for, islice(states, len(job.waits_for)), strict=True)) for job in blocked]
-        decided = [lifecycle.unblock(job, known, reading.now) for job, known in zip(blocked, parents, strict=True)]
+        decided = [dependency.unblock(job, known, reading.now) for job, known in zip(blocked, parents, strict=True)]
         moves = [move for move in decided if move is not None]
         applied = await context.writes.apply(moves)
         rest = [key_of(move) for move, done in zip(moves, applied, strict=True) if not done]

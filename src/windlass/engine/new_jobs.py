@@ -23,6 +23,7 @@ from windlass.engine.files import check_lines, with_files, with_files_of_many
 from windlass.engine.flow.tiers import admit_yielding, rebalance
 from windlass.model import wire
 from windlass.model.admission import ValidatedJobs, check_all, check_new, payloads_in
+from windlass.model.dependency import find_cycle
 from windlass.model.errors import Full, Invalid, NotReplicated, Partly, Unavailable, WindlassError
 from windlass.model.job import TEXT
 from windlass.model.names import (
@@ -250,10 +251,23 @@ def _many_drafts(context: EngineContext, operation: EnqueueMany) -> list[Draft]:
     fresh = iter(texts_like(context.chance.uuid7(), own.count(None)))
     pairs = zip(news, own, strict=True)
     made = [Draft(tenant, marked_id(next(fresh), new.queue) if id is None else id, new) for new, id in pairs]
-    for place, named in enumerate(made):
-        if named.new.after:
-            _check_after(named, f"jobs[{place}]")
+    if any(new.after for new in news):
+        _check_cycles(made)
     return made
+
+
+def _check_cycles(made: Sequence[Draft]) -> None:
+    """Refuse jobs of one request that wait for each other: none of them would ever run."""
+    for place, named in enumerate(made):
+        _check_after(named, f"jobs[{place}]")
+    places = {draft.id: place for place, draft in enumerate(made)}
+    cycle = find_cycle({draft.id: draft.new.after for draft in made if draft.new.after})
+    if cycle:
+        shown = cycle if len(cycle) <= MOST_NAMED + 1 else [*cycle[:MOST_NAMED], "…", cycle[-1]]
+        raise Invalid(
+            f"these jobs wait for each other in a circle, and none would ever run: {' after '.join(shown)}",
+            at=f"jobs[{places[cycle[0]]}].after",
+        )
 
 
 def to_draft(context: EngineContext, tenant: str, new: NewJob, at: str) -> Draft:

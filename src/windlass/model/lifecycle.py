@@ -1,15 +1,16 @@
 """The life of a job: the only place that says which state comes next.
 
-Two rules keep it whole. Everything that decides a state is in this file; and this file knows neither a
+Two rules keep it whole. Everything that decides a state is in this file, or in `dependency`; and these know neither a
 store nor a clock nor a worker. Stores apply the `Move`s made here, guarded by what the job was when the
 move was decided; if the job has changed since, the move is refused and decided again.
 
 How to read it: `enter` says in which state a new job begins; `TABLE` says what is possible from there; the functions
-from `unblock` to `rerun` say what happens, as one `Move` each. The drawing in the docs is made from `TABLE`.
+from `finish` to `rerun`, and `dependency.unblock`, say what happens, as one `Move` each. The drawing in the docs is
+made from `TABLE`.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Literal
@@ -42,6 +43,7 @@ class Step(StrEnum):
 
     MEET = "meet"  # some of the jobs it waits for are done
     UNBLOCK = "unblock"  # the jobs it waited for are done
+    MISS = "miss"  # one of them did not succeed, and it fails with that
     PROMOTE = "promote"  # its time has come
     CLAIM = "claim"  # a worker takes it
     SUCCEED = "succeed"  # its outcome is ok
@@ -73,6 +75,7 @@ WAITING = (State.BLOCKED, State.SCHEDULED, State.QUEUED)
 _RULES: list[tuple[Iterable[State], list[Step], State | Gone]] = [
     ([State.BLOCKED], [Step.MEET, Step.TOUCH_OWNER], State.BLOCKED),
     ([State.BLOCKED], [Step.UNBLOCK], State.QUEUED),
+    ([State.BLOCKED], [Step.MISS], State.FAILED),
     ([State.SCHEDULED], [Step.TOUCH_OWNER], State.SCHEDULED),
     ([State.SCHEDULED], [Step.PROMOTE], State.QUEUED),
     ([State.QUEUED], [Step.TOUCH_OWNER], State.QUEUED),
@@ -103,13 +106,11 @@ MOST_LOSSES = 10  # so does the lost worker with this number: what takes a whole
 ORDERS = frozenset({Reason.CANCELLED, Reason.DELETED, Reason.HALTED, Reason.ABANDONED})
 """Reasons that, on a running job, mean that it was ordered to stop."""
 
-NEVER = {State.FAILED: "has failed", State.CANCELLED: "was cancelled", None: "is not there"}
-
 Lapse = Literal["lease", "owner"]
 
 
 class Move(Struct, frozen=True, kw_only=True):
-    """One change of one job: what it must be, and what it becomes. Made only in this file."""
+    """One change of one job: what it must be, and what it becomes. Made only here and in `dependency`."""
 
     id: str
     tenant: str
@@ -161,19 +162,6 @@ def next_state(state: State, step: Step) -> State | Gone:
         raise Conflict(f"a {state} job cannot {step}") from None
 
 
-def unblock(job: Job, parents: Mapping[str, State | None], now: datetime) -> Move | None:
-    """What becomes of a blocked job when those that it waits for stand like this (null = there is no such job)."""
-    for id in job.waits_for:
-        state = parents[id]
-        if state in NEVER:
-            error = Error(message=f"job {id}, which it waited for, {NEVER[state]}")
-            return _move(job, Step.CANCEL, Reason.DEPENDENCY, error_entry(job, error, Reason.DEPENDENCY, now))
-    rest = [id for id in job.waits_for if parents[id] is not State.SUCCEEDED]
-    if not rest:
-        return _move(job, Step.UNBLOCK)
-    return replace(_move(job, Step.MEET), waits_for=rest) if rest != job.waits_for else None
-
-
 # A run may end without a word of its own: its process dies (`finish` with the reason `crashed`), its worker is not
 # heard of (`lose`), or stops (`release` with `stopped`). In each case `on_lost` says whether the job may run again.
 
@@ -186,22 +174,22 @@ def finish(job: Job, outcome: Outcome, now: datetime, chance: float, on_lost: On
 
 def _finish(job: Job, outcome: Outcome, now: datetime, chance: float, on_lost: OnLost) -> Move:
     if outcome.verdict is Verdict.OK:
-        return _move(job, Step.SUCCEED)
+        return make_move(job, Step.SUCCEED)
     reason = outcome.reason or Reason(outcome.verdict.value)
     error = error_entry(job, own_error(job, outcome), reason, now)
     if job.reason in ORDERS:
-        return _move(job, Step.STOP, job.reason, error)
+        return make_move(job, Step.STOP, job.reason, error)
     if reason is Reason.CRASHED:
         crashes = job.crashes + 1
         step = Step.FAIL if on_lost in AT_MOST_ONCE or crashes >= MOST_CRASHES else Step.RECLAIM
-        return replace(_move(job, step, reason, error), crashes=crashes)
+        return replace(make_move(job, step, reason, error), crashes=crashes)
     used_up = job.max_retry is not None and reruns(job) >= job.max_retry
     if outcome.verdict is Verdict.FAILED or used_up:
-        return _move(job, Step.FAIL, reason, error)
+        return make_move(job, Step.FAIL, reason, error)
     due = _due(job, outcome.delay, now, chance)
     if job.retry.deadline is not None and due > job.created_at + timedelta(seconds=job.retry.deadline):
-        return _move(job, Step.FAIL, Reason.DEADLINE, error)
-    return replace(_move(job, Step.RETRY, reason, error), run_at=due)
+        return make_move(job, Step.FAIL, Reason.DEADLINE, error)
+    return replace(make_move(job, Step.RETRY, reason, error), run_at=due)
 
 
 def reruns(job: Job) -> int:
@@ -221,13 +209,13 @@ def lose(job: Job, now: datetime, on_lost: OnLost = "retry") -> Move:
     if job.reason in ORDERS:
         error = HALTED if job.reason is Reason.HALTED else LOST
         reason = Reason.HALTED if job.reason is Reason.HALTED else Reason.LOST
-        return replace(_move(job, Step.STOP, job.reason, error_entry(job, error, reason, now)), lapsed="lease")
+        return replace(make_move(job, Step.STOP, job.reason, error_entry(job, error, reason, now)), lapsed="lease")
     if on_lost == "requeue" or (on_lost in AT_MOST_ONCE and job.pid is None):
         error = error_entry(job, UNBEGUN if job.pid is None else LOST, Reason.LOST, now)
-        return replace(_move(job, Step.RECLAIM, Reason.LOST, error), attempt=job.attempt - 1, lapsed="lease")
+        return replace(make_move(job, Step.RECLAIM, Reason.LOST, error), attempt=job.attempt - 1, lapsed="lease")
     losses = job.losses + 1
     step = Step.FAIL if on_lost in AT_MOST_ONCE or losses >= MOST_LOSSES else Step.RECLAIM
-    move = _move(job, step, Reason.LOST, error_entry(job, LOST, Reason.LOST, now))
+    move = make_move(job, step, Reason.LOST, error_entry(job, LOST, Reason.LOST, now))
     return replace(move, losses=losses, lapsed="lease", outcome=Verdict.ERROR)
 
 
@@ -240,20 +228,20 @@ def release(
     """
     if job.reason in ORDERS:
         error = error_entry(job, HALTED, Reason.HALTED, now) if job.reason is Reason.HALTED else None
-        return _move(job, Step.STOP, job.reason, error)
+        return make_move(job, Step.STOP, job.reason, error)
     if stopped is not None and on_lost in AT_MOST_ONCE:
-        move = _move(job, Step.FAIL, Reason.LOST, error_entry(job, Error(message=stopped), Reason.LOST, now))
+        move = make_move(job, Step.FAIL, Reason.LOST, error_entry(job, Error(message=stopped), Reason.LOST, now))
         return replace(move, losses=job.losses + 1, outcome=Verdict.ERROR)
     if not delay:
         entry = None if stopped is None else error_entry(job, Error(message=stopped), Reason.RELEASED, now)
-        return replace(_move(job, Step.RELEASE, Reason.RELEASED, entry), attempt=job.attempt - 1)
+        return replace(make_move(job, Step.RELEASE, Reason.RELEASED, entry), attempt=job.attempt - 1)
     due = now + timedelta(seconds=delay)
-    return replace(_move(job, Step.SNOOZE, Reason.SNOOZED), attempt=job.attempt - 1, run_at=due)
+    return replace(make_move(job, Step.SNOOZE, Reason.SNOOZED), attempt=job.attempt - 1, run_at=due)
 
 
 def adopt(job: Job, adopter: Adopter) -> Move:
     """A worker takes over the process of a running job; orders to the job stand."""
-    return replace(_move(job, Step.ADOPT, job.reason), adopter=adopter)
+    return replace(make_move(job, Step.ADOPT, job.reason), adopter=adopter)
 
 
 def cancel(job: Job) -> Move:
@@ -271,7 +259,7 @@ def check_running(job: Job) -> None:
 def fail_by_hand(job: Job, message: str, now: datetime) -> Move:
     """A caller ends a run as failed, whatever its worker and its process do: their reports come too late."""
     check_running(job)
-    move = _move(job, Step.FAIL, Reason.BY_HAND, error_entry(job, Error(message=message), Reason.BY_HAND, now))
+    move = make_move(job, Step.FAIL, Reason.BY_HAND, error_entry(job, Error(message=message), Reason.BY_HAND, now))
     return replace(move, code=CODES[Verdict.FAILED], outcome=Verdict.FAILED)
 
 
@@ -302,19 +290,21 @@ def abandon(job: Job) -> Move:
 
 def delete(job: Job) -> Move:
     """A caller deletes the job. A running one is ordered to stop and is removed once it has."""
-    return _move(job, Step.DELETE, Reason.DELETED)
+    return make_move(job, Step.DELETE, Reason.DELETED)
 
 
 def expire(job: Job, now: datetime) -> Move:
     """The job was not started in time."""
-    return _move(job, Step.EXPIRE, Reason.EXPIRED, error_entry(job, Error(), Reason.EXPIRED, now))
+    return make_move(job, Step.EXPIRE, Reason.EXPIRED, error_entry(job, Error(), Reason.EXPIRED, now))
 
 
 def touch_owner(job: Job) -> Move | None:
     """The owner asked for the job; null = nothing needs to be written."""
     if job.owner_timeout is None or (job.state, Step.TOUCH_OWNER) not in TABLE or job.reason in ORDERS:
         return None
-    return replace(_move(job, Step.TOUCH_OWNER, job.reason), waits_for=job.waits_for, owner_timeout=job.owner_timeout)
+    return replace(
+        make_move(job, Step.TOUCH_OWNER, job.reason), waits_for=job.waits_for, owner_timeout=job.owner_timeout
+    )
 
 
 def edit(job: Job, change: JobEdit) -> Move:
@@ -324,16 +314,16 @@ def edit(job: Job, change: JobEdit) -> Move:
 
 def rerun(job: Job) -> Move:
     """A caller runs a finished job again, from its first attempt."""
-    move = replace(_move(job, Step.RERUN), attempt=0, crashes=0, losses=0)
+    move = replace(make_move(job, Step.RERUN), attempt=0, crashes=0, losses=0)
     return replace(move, run_at=None, code=None, owner_timeout=job.owner_timeout)
 
 
 def _order(job: Job, step: Step, reason: Reason) -> Move:
     """End a job that waits; order a running one. The first order to stop keeps its reason."""
-    return _move(job, step, job.reason if job.state is State.RUNNING and job.reason in ORDERS else reason)
+    return make_move(job, step, job.reason if job.state is State.RUNNING and job.reason in ORDERS else reason)
 
 
-def _move(job: Job, step: Step, reason: Reason | None = None, error: Error | None = None) -> Move:
+def make_move(job: Job, step: Step, reason: Reason | None = None, error: Error | None = None) -> Move:
     """The move that a step makes. What a finished job is kept for follows from how it ended."""
     target = next_state(job.state, step)
     keep = job.keep_success if target is State.SUCCEEDED else job.keep_failure

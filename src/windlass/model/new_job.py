@@ -27,6 +27,9 @@ LOWEST, HIGHEST = -(2**31), 2**31 - 1
 LEAST_OWNER_TIMEOUT = 1.0
 """Seconds: upkeep looks no more often."""
 
+AfterFailure = Literal["skip", "fail", "run"]
+"""What becomes of a job if one of those that it waits for does not succeed."""
+
 MOST_PARENTS = 100
 NOTHING = Raw(b"\xc0")
 """MessagePack nil: the payload of a job that was given none."""
@@ -99,7 +102,10 @@ class Terms(JobOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     task: Name
     """Which code the job runs."""
     after: Annotated[list[str], Meta(max_length=MOST_PARENTS)] = field(default_factory=list)
-    """Ids of jobs of the same tenant that must have succeeded before it is queued; if one does not, it is cancelled."""
+    """Ids of jobs of the same tenant that must have succeeded before it is queued."""
+    after_failure: AfterFailure = "skip"
+    """If one of these does not succeed: `skip` cancels the job, `fail` lets it fail, both with the reason `dependency`;
+    with `run` any end will do, and it is queued once all of them have ended or are gone."""
 
 
 OWN_ID = (
