@@ -309,7 +309,7 @@ def touch_owner(job: Job) -> Move | None:
 
 def edit(job: Job, change: JobEdit) -> Move:
     """A caller edits the job, in whatever state it is."""
-    return replace(_move(job, Step.EDIT, job.reason), waits_for=job.waits_for, edit=change)
+    return replace(make_move(job, Step.EDIT, job.reason), waits_for=job.waits_for, edit=change)
 
 
 def rerun(job: Job) -> Move:
