@@ -45,6 +45,7 @@ pytest_plugins = [
     "tests.support.stores",
     "tests.support.engines",
     "tests.support.worker_harness",
+    "tests.support.blueque_clients",
     "tests.support.http_servers",
     "tests.support.push_servers",
 ]

@@ -65,6 +65,14 @@ def never(what: Callable[[], object], during: float) -> None:
         time.sleep(0.05)
 
 
+def alive(pid: int) -> bool:
+    """Also not as one that is dead and has not been reaped."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def tell(figure: object) -> None:
     """Say what was measured: `pytest -rP` shows it."""
     sys.stdout.write(f"{figure}\n")

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.support.http_servers import Process
-from tests.support.worker_harness import ON_A_FILE, Worker, WorkerHarness, until
+from tests.support.worker_harness import ON_A_FILE, Worker, WorkerHarness, alive, until
 from tests.worker.test_guardian import guardian_of, zygote_of
 from windlass.job_handle import Job
 from windlass.model.job import Job as Record
@@ -29,14 +29,6 @@ def started(harness: WorkerHarness) -> int:
     """The process of the one job that has begun."""
     (line,) = harness.noted("start")
     return int(line.split()[-1])
-
-
-def alive(pid: int) -> bool:
-    """Also not as one that is dead and has not been reaped."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def let_go(harness: WorkerHarness) -> None:

@@ -28,7 +28,7 @@ from windlass.model.job import FINISHED, TEXT, Job, State
 from windlass.model.match import Match
 from windlass.model.names import is_name
 from windlass.model.new_job import NewJob
-from windlass.model.operations import Enqueue, GetResult, Service, Show, Workers
+from windlass.model.operations import Cancel, Enqueue, FailByHand, FinishByHand, GetResult, Service, Show, Workers
 from windlass.model.ports import Clock
 from windlass.model.worker import Worker, counted_slots
 from windlass.store.redis.connection import Channel, own_errors
@@ -47,7 +47,8 @@ KEEP = 30 * DAY
 """Seconds that a job's record outlives its end, and so how long a bridge may be away."""
 
 POLL = 1.0
-"""Seconds after which free slots, queues and due tasks are looked for again; a new task is heard of at once."""
+"""Seconds after which free slots, queues, due tasks and tasks ended by hand are looked for again; a new task is heard
+of at once."""
 SWEEP = 10.0
 """Seconds after which all open tasks are looked at again, should an event have been lost."""
 LOCK = 15
@@ -55,6 +56,8 @@ LOCK = 15
 ANSWER_WITHIN = 5.0
 MOST_AT_ONCE = 100
 """Tasks of one step."""
+MOST_MESSAGE = 2000
+"""Characters of an error that a client wrote, in the record of the job."""
 
 ATOMICALLY = """
 local at, reply = 1, false
@@ -66,6 +69,18 @@ end
 return reply
 """
 """Runs commands in one step. Each is preceded by the number of its words."""
+
+IF_HELD = """
+local status = redis.call('HGET', KEYS[1], 'status')
+if status ~= 'reserved' and status ~= 'started' then return status or '' end
+""" + ATOMICALLY.removesuffix("return reply\n")
+"""The same for a task that was taken and has not ended; answers the status of any other, and leaves that alone."""
+
+STATUSES = """
+local found = {}
+for place, id in ipairs(ARGV) do found[place] = redis.call('HGET', KEYS[1] .. id, 'status') or '' end
+return found
+"""
 
 KEEP_NAME = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('EXPIRE', KEYS[1], ARGV[2])"
 GIVE_NAME_BACK = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1])"
@@ -218,6 +233,7 @@ class _Bridge:
             group.create_task(self._forever(LOCK / 3, self._keep_name))
             group.create_task(self._forever(SWEEP, self._sweep))
             group.create_task(self._forever(POLL, partial(self._look_around, group)))
+            group.create_task(self._forever(POLL, self._look_for_ends_by_hand))
 
     async def _forever(self, seconds: float, step: Step) -> None:
         while True:
@@ -249,6 +265,14 @@ class _Bridge:
     async def _atomically(self, *commands: Sequence[Argument]) -> Any:
         words = [word for command in commands for word in (len(command), *command)]
         return await self._ask("EVAL", ATOMICALLY, 0, *words)
+
+    async def _if_held(self, task: OpenTask, *commands: Sequence[Argument]) -> bool:
+        """Do this in one step unless a client has ended the task by hand; then that is seen to."""
+        words = [word for command in commands for word in (len(command), *command)]
+        status = await self._ask("EVAL", IF_HELD, 1, f"blueque_task_{task.id}", *words)
+        if status is not None:
+            await self._end_as_written(task, status.decode())
+        return status is None
 
     def _now(self) -> str:
         return f"{self._clock.now().timestamp():.6f}"
@@ -328,10 +352,17 @@ class _Bridge:
     async def _take(self, id: str, queue: str) -> None:
         """Make a job of a reserved task, unless that is done already."""
         async with self._changing:
-            if id in self._open and self._open[id].job:
+            status = await self._ask("HGET", f"blueque_task_{id}", "status")
+            listed = await self._ask("LPOS", _reserved(queue, self._options.node), id) is not None
+            known = self._open.get(id)
+            if known is not None and known.job:
+                if not listed or status != b"pending":
+                    return
+                await self._end_as_written(known, "pending")
+            elif not listed:  # it has ended meanwhile
+                await self._ask("HDEL", self._own, id)
                 return
             task = self._open[id] = OpenTask(id, queue, node=self._options.node)
-            status = await self._ask("HGET", f"blueque_task_{id}", "status")
             await self._atomically(
                 ("HSETNX", f"blueque_task_{id}", "created", self._now()),
                 ("HINCRBY", f"blueque_task_{id}", SUBMISSION, int(status != b"reserved")),
@@ -403,6 +434,8 @@ class _Bridge:
     async def _write_down(self, task: OpenTask, job: Job) -> None:
         if job.pid is not None and (job.pid != task.pid or job.worker != task.worker):
             task = await self._start(task, job)
+            if task.id not in self._open:
+                return
         if job.state is State.SUCCEEDED:
             await self._end(task, "complete", "result", await self._result(job))
         elif job.state in FINISHED:
@@ -421,18 +454,21 @@ class _Bridge:
         """It has started, or another worker goes on with it."""
         started = replace(task, node=await self._listener_of(job), pid=job.pid or 0, worker=job.worker)
         reclaimed = ("reclaimed_node", started.node) if job.adopted_by is not None else ()
-        await self._atomically(
+        held = await self._if_held(
+            task,
             ("LREM", _reserved(task.queue, task.node), 0, task.id),
             ("LPUSH", _reserved(task.queue, started.node), task.id),
             ("SREM", f"blueque_started_tasks_{task.queue}", _running(task)),
             ("SADD", f"blueque_started_tasks_{task.queue}", _running(started)),
             self._set(task.id, "status", "started", "node", started.node, "pid", started.pid, *reclaimed),
         )
-        self._open[task.id] = started
+        if held:
+            self._open[task.id] = started
         return started
 
     async def _end(self, task: OpenTask, status: Literal["complete", "failed"], field: str, text: str | bytes) -> None:
-        await self._atomically(
+        held = await self._if_held(
+            task,
             ("LREM", _reserved(task.queue, task.node), 0, task.id),
             ("SREM", f"blueque_started_tasks_{task.queue}", _running(task)),
             ("HDEL", f"blueque_task_{task.id}", "result", "error"),
@@ -440,6 +476,10 @@ class _Bridge:
             ("LPUSH", f"blueque_{status}_tasks_{task.queue}", task.id),
             ("HDEL", self._own, task.id),
         )
+        if held:
+            self._drop(task)
+
+    def _drop(self, task: OpenTask) -> None:
         self._open.pop(task.id, None)
         self._changed.set()
 
@@ -448,6 +488,51 @@ class _Bridge:
         answer = await self._service(GetResult(tenant=self._tenant, id=job.id))
         value = None if answer.result is UNSET else wire.value(answer.result, answer.content_type)
         return value if isinstance(value, str | bytes) else json.dumps(value, default=str)
+
+    # Tasks that clients end in the place of their processes
+
+    async def _look_for_ends_by_hand(self) -> None:
+        ids = list(self._open)
+        for first in range(0, len(ids), MOST_AT_ONCE):
+            some = ids[first : first + MOST_AT_ONCE]
+            async with self._changing:
+                statuses = await self._ask("EVAL", STATUSES, 1, "blueque_task_", *some)
+                for id, status in zip(some, statuses, strict=True):
+                    task = self._open.get(id)
+                    if task is not None and task.job and status not in (b"reserved", b"started"):
+                        await self._end_as_written(task, status.decode())
+
+    async def _end_as_written(self, task: OpenTask, status: str) -> None:
+        """What a client wrote stands: the job ends by hand as the task says, or stops if the task waits again."""
+        log.info("bridge: task %s was ended by a client: %s", task.id, status or "deleted")
+        if task.job:
+            with suppress(Missing):
+                await self._end_job(task, status)
+        # One that waits again may be in our list again.
+        again = status == "pending" and task.node == self._options.node
+        await self._atomically(
+            *([] if again else [("LREM", _reserved(task.queue, task.node), 0, task.id)]),
+            ("SREM", f"blueque_started_tasks_{task.queue}", _running(task)),
+            ("HDEL", self._own, task.id),
+        )
+        self._drop(task)
+
+    async def _end_job(self, task: OpenTask, status: str) -> None:
+        """By hand, if it runs; otherwise it is cancelled."""
+        result, error = await self._ask("HMGET", f"blueque_task_{task.id}", "result", "error")
+        with suppress(Conflict):
+            if status == "failed":
+                message = (error or b"").decode(errors="replace")[:MOST_MESSAGE]
+                await self._service(FailByHand(tenant=self._tenant, id=task.job, message=message))
+                return
+            if status == "complete":
+                finish = FinishByHand(tenant=self._tenant, id=task.job, result=Raw(result or b""), content_type=TEXT)
+                try:
+                    await self._service(finish)
+                except TooLarge:
+                    await self._service(replace(finish, result=UNSET))
+                return
+        await self._service(Cancel(tenant=self._tenant, ids=[task.job]))
 
     # After a restart
 
