@@ -44,7 +44,7 @@ SETTINGS = """
 
 One rule holds for all commands and for `Windlass()` in Python. A flag or argument has precedence over the environment,
 the environment over `windlass.toml`, and the file over the default. The file is searched in the current folder and then
-in each folder above it; `WINDLASS_CONFIG` names another file. A relative `store` in the file is relative to the file's
+in each folder above it; `WINDLASS_CONFIG` names another file. A relative path in the file is relative to the file's
 folder. Durations and sizes can be written `30s`, `2h`, `512MB`; `none` stands for no value.
 A dotted name is a section: `worker.lease` is `lease` under `[worker]`.
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from windlass.config import DEFAULT_STORE, is_server
+from windlass.config import DEFAULT_STORE, data_folder, is_server
 from windlass.engine import Engine, Settings
-from windlass.local_token import LOOPBACK, data_folder, known_token
+from windlass.local_token import LOOPBACK, known_token
 from windlass.model.errors import Invalid
 from windlass.model.names import without_password
 from windlass.model.operations import Service

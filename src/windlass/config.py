@@ -34,6 +34,9 @@ DEFAULT_STORE = "windlass.db"
 
 HTTP = ("http", "https", "http+unix")
 
+PATHS = frozenset({"store", "data", "server.socket", "worker.telemetry", "functions.folder"})
+"""Settings that are a place on disk: a relative one in the file starts at the file's folder."""
+
 Bytes = Annotated[int, Meta(ge=1, le=2**53)]
 Some = Annotated[int, Meta(ge=1, le=2**31)]
 
@@ -75,6 +78,8 @@ class WorkerSection(Struct, frozen=True, kw_only=True):
     """Whether handlers that need the network get it."""
     reach: list[str] = []
     """Private addresses, with ports, that `http` handlers (of a server: push workers too) may use."""
+    processes: Annotated[int, Meta(ge=1, le=256)] = 1
+    """Workers under one parent, each with its own slots and contexts; of the command `worker`."""
     telemetry: str | None = None
     """A folder for a CSV file with a row per run: start, duration, task, process; none = no file."""
 
@@ -147,6 +152,18 @@ class JournalSection(Struct, frozen=True, kw_only=True):
 class ServerSection(Struct, frozen=True, kw_only=True):
     """The server."""
 
+    host: str = "127.0.0.1"
+    """The address to listen on."""
+    port: Annotated[int, Meta(ge=0, le=65535)] = 7717
+    """The port; 0 = any free one."""
+    socket: str = ""
+    """The path of a unix socket to listen on instead."""
+    journal: bool = True
+    """Whether it keeps a journal of accepted jobs on disk, in front of a Redis store."""
+    app: str | None = None
+    """The app whose tasks it runs, as `module:name`; none = handlers only."""
+    worker: bool = True
+    """Whether it runs workers: for its app, and for handlers."""
     allow_upload: bool = False
     """Whether it accepts handlers: code that workers run."""
 
@@ -204,6 +221,9 @@ class Config(Struct, frozen=True, kw_only=True):
     """Where jobs are stored: a file, or redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://."""
     tenant: str = DEFAULT_TENANT
     """The tenant; `-` = all tenants."""
+    data: str | None = None
+    """The folder of a server's token and journal, and of jobs that outlive their workers; none =
+    ~/.local/state/windlass."""
     worker: WorkerSection = WorkerSection()
     functions: FunctionsSection = FunctionsSection()
     engine: EngineSection = EngineSection()
@@ -255,6 +275,13 @@ def here(*, store: str | None = None, server: str | None = None, tenant: str | N
     return load(os.environ, Path.cwd(), {"store": address or None, "tenant": tenant, **flags})
 
 
+def data_folder(environ: Mapping[str, str], found: Config | None = None) -> Path:
+    """The folder of a server's or worker's own data, by these settings; null = those of the current folder."""
+    named = (found or load(environ, Path.cwd(), {})).data
+    state = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME", "/")) / ".local" / "state")
+    return Path(named or Path(state) / "windlass")
+
+
 def is_server(address: str) -> bool:
     """Whether a Windlass server answers there, not a store."""
     return address.partition("://")[0] in HTTP and "://" in address
@@ -272,7 +299,7 @@ def check_server(address: str, *, at: str, of_store: str) -> str:
 
 def load(environ: Mapping[str, str], folder: Path, flags: Mapping[str, Any]) -> Config:
     """The settings for a folder: `windlass.toml` in it or the nearest one above, overridden by the environment, then by
-    flags (by path). A relative store in the file is relative to the file's folder.
+    flags (by path). A relative path in the file is relative to the file's folder.
     """
     named = environ.get(FILE_VARIABLE)
     path = folder / named if named else _nearest(folder)
@@ -305,7 +332,7 @@ def combine(
         except Invalid as fault:
             faults.append(f"{source}: {fault.detail}")
         else:
-            if path == "store" and base is not None and source.startswith(f"{file}: "):
+            if path in PATHS and base is not None and source.startswith(f"{file}: "):
                 values[path] = _from(base, values[path])
     if len(faults) > 1:
         raise Invalid("\n  ".join([f"{len(faults)} errors in the settings", *faults]))
@@ -332,8 +359,10 @@ def _given(
             yield flag(path), path, given
 
 
-def _from(base: Path, store: str) -> str:
-    """The store of a settings file in that folder: a relative path starts there."""
+def _from(base: Path, store: str | None) -> str | None:
+    """The store, or another place, of a settings file in that folder: a relative path starts there."""
+    if not store:
+        return store
     scheme, separator, rest = store.rpartition("://")
     if scheme not in ("", "sqlite") or rest == ":memory:" or (not separator and ":" in store):
         return store

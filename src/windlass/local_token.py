@@ -2,7 +2,6 @@
 
 import os
 import stat
-from collections.abc import Mapping
 from pathlib import Path
 
 from windlass.model.errors import Invalid
@@ -11,12 +10,6 @@ from windlass.model.ports import Randomness
 FILE = "token"
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
-
-
-def data_folder(environ: Mapping[str, str]) -> Path:
-    """The folder for a server's own data, unless another is configured."""
-    state = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME", "/")) / ".local" / "state")
-    return Path(environ.get("WINDLASS_DATA") or Path(state) / "windlass")
 
 
 def known_token(folder: Path) -> str | None:

@@ -48,7 +48,7 @@ from windlass.worker.contexts.processes import ProcessManager
 from windlass.worker.functions.languages import CheckedUploads
 from windlass.worker.network import Network, read_allowed
 from windlass.worker.push import BodyCodec, Push
-from windlass.worker.supervisor import NO_APP, Supervisor
+from windlass.worker.supervisor import NO_APP, Supervisor, introduction
 
 log = logging.getLogger("windlass.server")
 
@@ -133,9 +133,9 @@ async def serve(options: ServerOptions) -> None:
         http = server(site, options.where)
         workers = []
         if processes is not None and app is not None and options.worker is not None:
-            workers.append(_worker(engine, processes, app, options.worker, options.store))
+            workers.append(_worker(engine, processes, app, options.worker, options))
         if options.functions is not None:
-            workers.append(_functions(engine, options.functions, clock))
+            workers.append(_functions(engine, options.functions, options, clock))
         _obey_signals(stop, http, workers)
         _collect_rarely()
         async with asyncio.TaskGroup() as group:
@@ -210,14 +210,18 @@ async def _work(worker: Supervisor, met: Met, stop: asyncio.Event) -> None:
         await worker.run()
 
 
-def _functions(engine: Engine, options: WorkerOptions, clock: SystemClock) -> Supervisor:
+def _functions(engine: Engine, options: WorkerOptions, server: ServerOptions, clock: SystemClock) -> Supervisor:
     named = replace(options, name=f"{options.name or socket.gethostname()}-functions")
+    log.info("%s", introduction(NO_APP, named, shown(server.store)))
     return Supervisor(engine, ProcessManager(""), NO_APP, named, clock=clock, chance=SystemRandomness())
 
 
-def _worker(engine: Engine, processes: ProcessManager, app: AppInfo, options: WorkerOptions, store: str) -> Supervisor:
+def _worker(
+    engine: Engine, processes: ProcessManager, app: AppInfo, options: WorkerOptions, server: ServerOptions
+) -> Supervisor:
     """The worker for the tasks of the server's app."""
-    kept = kept_runs(store, app.tenant)
+    log.info("%s", introduction(app, options, shown(server.store)))
+    kept = kept_runs(server.store, app.tenant, server.data)
     return Supervisor(engine, processes, app, options, clock=SystemClock(), chance=SystemRandomness(), kept=kept)
 
 

@@ -12,15 +12,15 @@ import signal
 import sys
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from windlass.addresses import enter_service, file_of, shown
-from windlass.config import DEFAULT_STORE
+from windlass.config import DEFAULT_STORE, data_folder
 from windlass.engine import Engine, Settings
 from windlass.engine.upkeep import run_upkeep
-from windlass.local_token import data_folder
 from windlass.model.errors import Unavailable
 from windlass.model.names import DEFAULT_TENANT
 from windlass.model.operations import Service
@@ -30,7 +30,7 @@ from windlass.worker import WorkerOptions
 from windlass.worker.claims import TRY_AGAIN
 from windlass.worker.contexts.kept import KeptRuns
 from windlass.worker.contexts.processes import ProcessManager, describe_shared
-from windlass.worker.supervisor import NO_APP, Supervisor
+from windlass.worker.supervisor import NO_APP, Supervisor, introduction
 
 log = logging.getLogger("windlass.worker")
 
@@ -68,14 +68,14 @@ async def work(
             if app.connections:
                 log.warning("%s shares its connections to %s: %s", options.target, *describe_shared(app.connections))
         app = replace(app, store=address or app.store, tenant=tenant or app.tenant)
-        log.info("store %s, tenant %s", shown(app.store), app.tenant)
+        log.info("%s", introduction(app, options, shown(app.store)))
         async with AsyncExitStack() as stack:
             stack.push_async_callback(_closed, opened := AsyncExitStack())
             service = await signals.unless_stopped(_opened(opened, app.store, settings, app.token))
             if service is None:
                 return
             clock = SystemClock()
-            kept = kept_runs(app.store, app.tenant)
+            kept = kept_runs(app.store, app.tenant, data_folder(os.environ))
             worker = Supervisor(service, pool, app, options, clock=clock, chance=SystemRandomness(), kept=kept)
             signals.obeyed_by(worker)
             _spare_what_stays()
@@ -91,10 +91,10 @@ async def work(
         await pool.close()
 
 
-def kept_runs(store: str, tenant: str) -> KeptRuns | None:
+def kept_runs(store: str, tenant: str, data: Path) -> KeptRuns | None:
     """Where runs of this store are that outlive their workers; null = there can be no folder for them."""
     try:
-        return KeptRuns(data_folder(os.environ) / "runs", shown(store), tenant)
+        return KeptRuns(data / "runs", shown(store), tenant)
     except OSError as fault:
         log.warning("no job outlives this worker: %s; name a folder for them with WINDLASS_DATA", fault)
         return None

@@ -5,7 +5,18 @@ from pathlib import Path
 import pytest
 from msgspec.structs import asdict
 
-from windlass.config import SETTINGS, Config, EngineSection, WorkerSection, combine, flag, load, size, variable
+from windlass.config import (
+    SETTINGS,
+    Config,
+    EngineSection,
+    WorkerSection,
+    combine,
+    data_folder,
+    flag,
+    load,
+    size,
+    variable,
+)
 from windlass.dialect.s3 import ClientJobOptions
 from windlass.engine import Settings
 from windlass.model.duration import DAY
@@ -106,6 +117,27 @@ def test_the_file_is_that_of_the_folder_or_the_one_that_is_named(tmp_path: Path)
     assert load({}, tmp_path, {}).tenant == "here"
     assert load({"WINDLASS_CONFIG": "other.toml"}, tmp_path, {}).tenant == "there"
     assert load({"WINDLASS_CONFIG": str(tmp_path / "other.toml")}, Path("/"), {}).tenant == "there"
+
+
+def test_places_in_the_file_begin_where_it_lies(tmp_path: Path) -> None:
+    (tmp_path / "windlass.toml").write_text(
+        'data = "state"\n[server]\nsocket = "/run/x.sock"\n[worker]\ntelemetry = "runs"\n[functions]\nfolder = "tmp"'
+    )
+    below = tmp_path / "below"
+    below.mkdir()
+    found = load({}, below, {})
+    assert (found.data, found.server.socket) == (str(tmp_path / "state"), "/run/x.sock")
+    assert (found.worker.telemetry, found.functions.folder) == (str(tmp_path / "runs"), str(tmp_path / "tmp"))
+    assert load({"WINDLASS_DATA": "here"}, below, {}).data == "here"
+
+
+def test_the_folder_of_a_servers_data_is_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert data_folder({"HOME": "/home/a"}) == Path("/home/a/.local/state/windlass")
+    assert data_folder({"HOME": "/home/a", "XDG_STATE_HOME": "/var/s"}) == Path("/var/s/windlass")
+    (tmp_path / "windlass.toml").write_text('data = "state"')
+    assert data_folder({"HOME": "/home/a"}) == Path("state")
+    assert data_folder({"WINDLASS_DATA": "/srv/w"}) == Path("/srv/w")
 
 
 def test_a_named_file_that_is_not_there_is_a_fault(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_a_worker_uses_the_store_of_the_commands_and_logs_it(folder: Path) -> No
     worked = program("worker", "shop:app", "--burst", cwd=below)
     assert worked.returncode == 0, worked.stderr
     first = worked.stderr.splitlines()[0]
-    assert f"store {folder}/file.db, tenant acme" in first
+    assert f"store {folder}/file.db, tenant acme, queue default, tasks add, more" in first
     assert program("jobs", "count", "--state", "succeeded", cwd=below).stdout == "1\n"
     assert [path.name for path in folder.rglob("*.db")] == ["file.db"]
 
@@ -174,3 +174,49 @@ def test_passwords_are_not_shown(folder: Path, redis_server: Server) -> None:
     )
     assert addresses.shown("jobs.db") == str(folder / "jobs.db")
     assert addresses.shown(":memory:") == ":memory:"
+
+
+def serve(below: Path, *flags: str, **variables: str) -> str:
+    """What a server says until its worker has started."""
+    words = [sys.executable, "-m", "windlass", "serve", *flags]
+    environ = os.environ | {"PYTHONPATH": str(below.parent)} | variables
+    said = []
+    with subprocess.Popen(words, cwd=below, env=environ, stderr=subprocess.PIPE, text=True) as server:
+        assert server.stderr is not None
+        for line in server.stderr:
+            said.append(line)
+            if " runs jobs, " in line:
+                server.terminate()
+    assert server.returncode == 0, said
+    return "".join(said)
+
+
+def test_a_server_obeys_the_file_the_environment_and_its_flags(folder: Path) -> None:
+    (folder / "shop.py").write_text(SHOP)
+    (folder / "windlass.toml").write_text(
+        'store = "file.db"\ndata = "state"\n'
+        '[server]\nsocket = "file.sock"\napp = "shop:app"\n[worker]\nhandlers = false'
+    )
+    below = folder / "below"
+    below.mkdir()
+    said = serve(below)
+    assert f"store {folder}/file.db, tenant default, queue default, tasks add, more" in said
+    assert f"serves http+unix://{folder}/file.sock; its token is in {folder}/state/token" in said
+    said = serve(below, WINDLASS_SERVER_SOCKET="environment.sock", WINDLASS_DATA="other")
+    assert "serves http+unix://environment.sock; its token is in other/token" in said
+    said = serve(below, "--socket", "flag.sock", "--data", "third", WINDLASS_SERVER_SOCKET="no.sock")
+    assert "serves http+unix://flag.sock; its token is in third/token" in said
+
+
+def test_all_faults_in_the_settings_of_a_server_are_named_at_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "windlass.toml").write_text('[server]\nport = 70000\njournal = "perhaps"')
+    monkeypatch.setenv("WINDLASS_SERVER_HOTS", "0.0.0.0")  # noqa: S104 - it is refused
+    ended = program("serve", "--slots", "0", cwd=folder)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    first, *faults = ended.stderr.splitlines()
+    assert first == "windlass: 4 errors in the settings"
+    places = ("windlass.toml: server.port", "windlass.toml: server.journal", "WINDLASS_SERVER_HOTS", "--slots")
+    for fault, place in zip(faults, places, strict=True):
+        assert fault.strip().startswith(f"{place}: ")

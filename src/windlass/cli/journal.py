@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from msgspec import Raw, Struct
 
+from windlass import config
 from windlass.addresses import file_of, open_engine
 from windlass.cli import DASH, console
 from windlass.cli.target import HERE, OPTIONS, Target, open_queue
@@ -17,7 +18,6 @@ from windlass.engine.journal import text
 from windlass.engine.journal.batch import Entry, decode
 from windlass.engine.journal.file import JournalFinding, examine, file_in
 from windlass.engine.journal.service import drain_folder
-from windlass.local_token import data_folder
 from windlass.model.errors import Invalid, Missing
 from windlass.model.job import TEXT
 from windlass.model.names import DEFAULT_QUEUE, EVERY_TENANT
@@ -209,7 +209,7 @@ async def drain(folder: Folder = None, /, *, target: Target = HERE) -> None:
 
 def _folders(folder: Path | None) -> list[Path]:
     """The journals in a folder, or the folder itself if it is one."""
-    place = folder or data_folder(dict(os.environ)) / "journal"
+    place = folder or config.data_folder(os.environ) / "journal"
     if place.is_file():
         raise Invalid(f"{place} is a file: give the folder that it is in", at="FOLDER")
     if not place.is_dir():

@@ -1,12 +1,12 @@
 """`windlass serve` and `windlass openapi`: the queue over HTTP, and its OpenAPI document."""
 
 import os
-from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from cyclopts import Group, validators
+from cyclopts import Group
 from msgspec.structs import asdict, replace
 
+from windlass import config
 from windlass.cli import console
 from windlass.cli.options import flag, option
 from windlass.cli.target import HERE, Target
@@ -25,7 +25,6 @@ from windlass.dialect.s3 import ClientJobOptions
 from windlass.dialect.s4 import NotificationOptions
 from windlass.engine import Settings
 from windlass.engine.journal import JournalSettings
-from windlass.local_token import data_folder
 from windlass.model.errors import Invalid
 from windlass.run_server import ServerOptions
 from windlass.run_server import serve as run
@@ -39,18 +38,16 @@ WORKER = Group("Built-in worker", sort_key=11)
 
 def serve(
     *,
-    host: Annotated[str, option("HOST", "The address to listen on (127.0.0.1).", group=SERVER)] = "127.0.0.1",
-    port: Annotated[
-        int, option("N", "The port (7717).", group=SERVER, validator=validators.Number(gte=0, lte=65535))
-    ] = 7717,
-    socket: Annotated[str, option("PATH", "Listen on a unix socket instead.", group=SERVER)] = "",
+    host: Annotated[str | None, option("HOST", "The address to listen on (127.0.0.1).", group=SERVER)] = None,
+    port: Annotated[int | None, option("N", "The port (7717).", group=SERVER)] = None,
+    socket: Annotated[str | None, option("PATH", "Listen on a unix socket instead.", group=SERVER)] = None,
     data: Annotated[
-        Path | None, option("DIR", "The folder of its token and journal (~/.local/state/windlass).", group=SERVER)
+        str | None, option("DIR", "The folder of its token and journal (~/.local/state/windlass).", group=SERVER)
     ] = None,
     journal: Annotated[
-        bool,
+        bool | None,
         flag("Journal accepted jobs on disk, in front of a Redis store (yes).", negative="--no-journal", group=SERVER),
-    ] = True,
+    ] = None,
     replicas: Annotated[
         int | None, option("N", "Redis replicas that must have a job before it is accepted (0).", group=SERVER)
     ] = None,
@@ -64,7 +61,9 @@ def serve(
         ),
     ] = None,
     app: Annotated[str | None, option("MODULE:APP", "Run the tasks of this app.", group=WORKER)] = None,
-    worker: Annotated[bool, flag("Run a worker inside the server (yes).", negative="--no-worker", group=WORKER)] = True,
+    worker: Annotated[
+        bool | None, flag("Run a worker inside the server (yes).", negative="--no-worker", group=WORKER)
+    ] = None,
     slots: Annotated[int | None, option("N", "Jobs to run at once (32).", *SLOTS, group=WORKER)] = None,
     allow_upload: Annotated[bool | None, flag("Accept handlers: code that workers run.", group=HANDLERS)] = None,
     handler_flags: HandlerFlags = NO_HANDLER_FLAGS,
@@ -82,26 +81,29 @@ def serve(
     Commands and clients of the same user on this machine find the token in the server's folder. Others need one from
     `windlass tokens add`.
     """
-    flags = {**worker_flags(handler_flags), "worker.slots": slots, "worker.reach": reach}
-    settings = target.settings({**flags, "server.allow_upload": allow_upload, "engine.replicas": replicas})
-    where = ListenAddress(host=host, port=port, socket=socket)
+    own_flags: dict[str, Any] = {"host": host, "port": port, "socket": socket, "journal": journal, "app": app}
+    own_flags |= {"worker": worker, "allow_upload": allow_upload}
+    flags = {**worker_flags(handler_flags), "worker.slots": slots, "worker.reach": reach, "engine.replicas": replicas}
+    settings = target.settings({**flags, "data": data, **{f"server.{name}": own_flags[name] for name in own_flags}})
+    server = settings.server
     chosen = worker_options(settings, max_jobs=None)
-    own = data or data_folder(dict(os.environ))
+    own = config.data_folder(os.environ, settings)
     if own.exists() and not own.is_dir():
         raise Invalid(f"{own} is not a folder: name the folder where the server keeps its token", at="--data")
-    if settings.notifications.recover and not (app and worker):
+    with_worker, app = server.worker, server.app
+    if settings.notifications.recover and not (app and with_worker):
         raise Invalid("notifications.recover needs an app that runs them: name it with --app", at="--app")
     serving = ServerOptions(
         store=settings.store,
         data=own,
-        journal=own / "journal" if journal else None,
+        journal=own / "journal" if server.journal else None,
         journal_settings=JournalSettings(**asdict(settings.journal)),
-        where=where,
+        where=ListenAddress(host=server.host, port=server.port, socket=server.socket),
         settings=Settings(**asdict(settings.engine)),
-        worker=replace(chosen, target=app, functions=None) if app and worker else None,
-        functions=chosen if worker and settings.worker.handlers else None,
+        worker=replace(chosen, target=app, functions=None) if app and with_worker else None,
+        functions=chosen if with_worker and settings.worker.handlers else None,
         reach=chosen.reach,
-        allow_upload=settings.server.allow_upload,
+        allow_upload=server.allow_upload,
         notifications=NotificationOptions(**asdict(settings.notifications)),
         client_jobs=ClientJobOptions(**asdict(settings.client_jobs)),
         drawing=AsyOptions(public=settings.asy.public, owner_timeout=settings.asy.owner_timeout),

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Annotated, Any
 
 import uvloop
-from cyclopts import Group, Parameter, validators
+from cyclopts import Group, Parameter
 from msgspec.structs import asdict
 
 from windlass import config
@@ -32,8 +32,6 @@ RECYCLING = Group("Process limits", sort_key=11)
 HANDLERS = Group("Handlers: code stored in the queue", sort_key=12)
 SHUTDOWN = Group("Shutdown", sort_key=13)
 LOGGING = Group("Logging", sort_key=14)
-
-MOST_PROCESSES = 256
 
 SLOTS = ("--slots", "--concurrency", "-c")
 
@@ -61,6 +59,14 @@ class WorkerFlags:
     ] = None
     slots: Annotated[int | None, option("N", "Jobs to run at once (32).", *SLOTS, group=CAPACITY)] = None
     contexts: Annotated[int | None, option("N", "Processes that share the slots (one per CPU).", group=CAPACITY)] = None
+    processes: Annotated[
+        int | None,
+        option(
+            "N",
+            "Run N workers, each with its own slots and contexts, under a parent that restarts those that die (1).",
+            group=CAPACITY,
+        ),
+    ] = None
     name: Annotated[str | None, option("NAME", "Its name in listings.", group=CAPACITY)] = None
     grace: Annotated[
         str | None, option("TIME", "Time for running jobs to finish after the first signal (30s).", group=SHUTDOWN)
@@ -104,15 +110,6 @@ def worker(
     ] = "",
     /,
     *,
-    processes: Annotated[
-        int,
-        option(
-            "N",
-            "Run N workers, each with its own slots and contexts, under a parent that restarts those that die (1).",
-            validator=validators.Number(gte=1, lte=MOST_PROCESSES),
-            group=CAPACITY,
-        ),
-    ] = 1,
     burst: Annotated[bool, flag("Exit when the queues are empty.", group=SHUTDOWN)] = False,
     handler_flags: HandlerFlags = NO_HANDLER_FLAGS,
     flags: WorkerFlags = NO_FLAGS,
@@ -142,10 +139,10 @@ def worker(
     address = target.server or (target.store if app else settings.store)
     tenant = settings.tenant if target.tenant or not app else None
     run = partial(_run, options, address, engine, tenant, verbose=verbose)
-    if processes == 1:
+    if settings.worker.processes == 1:
         return run()
     console.log(logging.DEBUG if verbose else logging.INFO)
-    return run_siblings(processes, run, SystemClock())
+    return run_siblings(settings.worker.processes, run, SystemClock())
 
 
 def _run(options: WorkerOptions, address: str | None, engine: Settings, tenant: str | None, *, verbose: bool) -> int:
@@ -180,7 +177,9 @@ def _set_environment(target: Target, settings: config.Config) -> None:
 
 def worker_options(settings: config.Config, **more: Any) -> WorkerOptions:
     """The options of a worker, from the settings."""
-    given = {key: value for key, value in asdict(settings.worker).items() if value is not None and key != "lease"}
+    given = {key: value for key, value in asdict(settings.worker).items() if value is not None}
+    for name in ("lease", "processes"):  # of the program around it
+        given.pop(name, None)
     bounds = {key: value for key, value in asdict(settings.functions).items() if value is not None}
     chosen: dict[str, str] = {lang: bounds.pop(lang) for lang in ("python", "node", "php", "sh") if lang in bounds}
     tier, network, reach = given.pop("sandbox"), given.pop("network"), tuple(given.pop("reach"))

@@ -118,9 +118,7 @@ class Supervisor:
             return
         self._contexts.fill()
         about = self._registration.about
-        known = ", ".join(about.tasks or []) or "no tasks of its own"
-        also = " and jobs with a handler" if about.handlers else ""
-        log.info("%s runs %s from %s%s, %d at once", about.name, known, ", ".join(about.queues), also, about.slots)
+        log.info("%s runs jobs, %d at once", about.name, about.slots)
         reporting = asyncio.create_task(self._loop.reports.run())
         duties: list[Awaitable[None]] = [asyncio.shield(reporting), self._loop.leases.run()]
         duties += [self._keep_zygote(), self._check(), self._announce_draining()]
@@ -313,6 +311,17 @@ async def _awaited(duty: Awaitable[None]) -> None:
 
 def _counted(count: int, do: str = "", does: str = "") -> str:
     return f"{count} job {does}".rstrip() if count == 1 else f"{count} jobs {do}".rstrip()
+
+
+def introduction(app: AppInfo, options: WorkerOptions, store: str) -> str:
+    """The first line of a worker: which jobs of which store it runs."""
+    about = _about(app, options)
+    runs = [f"task{'s' if len(app.tasks) > 1 else ''} {', '.join(sorted(app.tasks))}"] if app.tasks else []
+    if about.handlers:
+        runs.append("jobs with a handler")
+    queues = f"queue{'s' if len(about.queues) > 1 else ''} {', '.join(about.queues)}"
+    turns = " in turn" if about.in_turn and len(about.queues) > 1 else ""
+    return f"{about.name}: store {store}, tenant {app.tenant}, {queues}{turns}, {' and '.join(runs) or 'no tasks'}"
 
 
 def _about(app: AppInfo, options: WorkerOptions) -> NewWorker:
