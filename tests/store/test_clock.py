@@ -6,8 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.servers import NewPrefix, StartServer
 from tests.support.stores import SeededChance, VirtualClock, World, ids, open_store
+from windlass.model.job import State
+from windlass.model.lifecycle import finish
+from windlass.model.outcome import Outcome, Verdict
+from windlass.model.retry import RetryPolicy
 from windlass.store.data import Overdue, Sweep
+from windlass.store.flow import LimitRule
 
 HOUR = 3600.0
 
@@ -18,6 +24,11 @@ async def swept(world: World) -> list[str]:
 
 async def lost(world: World) -> list[str]:
     found = (await world.store.jobs.overdue(Overdue.LEASE, 10)).records
+    return ids([record for record in found if record is not None])
+
+
+async def expired(world: World) -> list[str]:
+    found = (await world.store.jobs.overdue(Overdue.EXPIRY, 10)).records
     return ids([record for record in found if record is not None])
 
 
@@ -42,6 +53,36 @@ async def test_delays_and_leases_run_on_when_the_clock_is_set_back(world: World,
     assert 30 <= first <= 35  # a tenth slower, and up to a second that was not noted
     assert 60 <= first + await passed_until(world, swept) <= 69
     assert ids(await world.claim()) == [delayed]
+
+
+@pytest.mark.parametrize("back", [10.0, HOUR, 24 * HOUR])
+async def test_retries_and_expiry_run_on_when_the_clock_is_set_back(world: World, back: float) -> None:
+    failing = await world.add(max_retry=1, retry=RetryPolicy(base=30, jitter=0))
+    expiring = await world.add(expires=60)
+    taken = await world.take()
+    now = (await world.store.jobs.read([])).now
+    assert await world.apply(finish(taken.job, Outcome(verdict=Verdict.ERROR), now, 0.5), taken)
+    world.clock.advance(-back)
+    first = await passed_until(world, swept)
+    assert 30 <= first <= 35
+    assert (await world.job(failing)).state is State.QUEUED
+    assert 60 <= first + await passed_until(world, expired) <= 69
+    assert await expired(world) == [expiring]
+
+
+@pytest.mark.parametrize("back", [10.0, HOUR, 24 * HOUR])
+@pytest.mark.parametrize("burst", [None, 2], ids=["window", "tokens"])
+async def test_rates_run_on_when_the_clock_is_set_back(world: World, back: float, burst: int | None) -> None:
+    await world.set_rules(limit_rules={"default/x": LimitRule(queue="default", count=2, per=60, burst=burst)})
+    await world.add_many(5, group="|default/x")
+    assert len(await world.claim(slots=9)) == 2
+    world.clock.advance(-back)
+
+    async def started(world: World) -> list[str]:
+        return ids(await world.claim(slots=1))
+
+    least = 60 if burst is None else 30
+    assert least <= await passed_until(world, started) <= least + 9
 
 
 async def test_nothing_ends_early_when_the_clock_is_set_back_again_and_again(world: World) -> None:
@@ -108,3 +149,15 @@ async def test_a_clock_set_back_while_no_process_ran_is_noticed(
             assert 60 <= await passed_until(world, swept) <= 69
             assert ids(await world.claim()) == [id]
     assert caplog.messages == ["the clock of this host was set back by 3600 s: the store's time goes on, slower"]
+
+
+async def test_a_server_whose_clock_was_set_back_writes_it_to_its_own_log(
+    start_server: StartServer, new_prefix: NewPrefix
+) -> None:
+    server, clock = start_server("redis"), VirtualClock()
+    async with open_store("redis", server.url, clock, new_prefix()) as store:
+        world = World(store, clock, SeededChance(1))
+        await world.add()
+        clock.advance(-HOUR)
+        await world.take()
+    assert "windlass: the clock was set back by 3600 s" in (server.folder / "server.log").read_text()

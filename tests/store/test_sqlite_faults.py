@@ -187,11 +187,12 @@ async def test_a_new_file_and_all_beside_it_is_its_owners_alone(tmp_path: Path) 
     await engine.context.store.close()
 
 
-async def test_the_doctor_reports_a_file_that_others_can_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o602])
+async def test_the_doctor_reports_a_file_that_others_can_read(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "jobs.db"
     await SqliteStore.open(path, SystemClock()).close()
     assert "can read" not in output_of("doctor", "--store", str(path)).stdout
-    path.chmod(0o644)
+    path.chmod(mode)
     answer = output_of("doctor", "--store", str(path)).stdout
     assert "others can read or write" in answer
     assert "chmod 600" in answer

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.support.http_servers import Process
+from tests.support.patience import PATIENCE
 from tests.support.worker_harness import ON_A_FILE, Worker, WorkerHarness, alive, until
 from tests.worker.test_guardian import guardian_of, zygote_of
 from windlass.job_handle import Job
@@ -52,7 +53,7 @@ def ran_once(harness: WorkerHarness, job: Job[int], worker: Worker) -> Record:
     assert (record.adopted_by, record.node) == (record.worker, os.uname().nodename)
     assert record.adopted_at is not None
     places = list(dict.fromkeys(printed(harness, job)))  # what a worker had just sent when it was killed comes twice
-    assert places == list(range(job.result(timeout=10.0)))
+    assert places == list(range(job.result(timeout=PATIENCE)))
     assert record.progress is not None
     assert record.progress.done == places[-1]
     worker.hear("adopted job")
@@ -124,7 +125,7 @@ def test_a_worker_goes_on_with_such_a_job_when_its_zygote_is_killed(harness: Wor
     let_go(harness)
     record = harness.ended(job)
     assert (record.state, record.attempt, record.adopted_by) == (State.SUCCEEDED, 1, None)
-    assert printed(harness, job) == list(range(job.result(timeout=10.0)))
+    assert printed(harness, job) == list(range(job.result(timeout=PATIENCE)))
 
 
 @ON_A_FILE
@@ -297,7 +298,7 @@ def test_messages_go_on_with_the_adopter(harness: WorkerHarness) -> None:
     harness.noted("heard", 2)
     job.send(b"end")
     harness.ended(job)
-    assert job.result(timeout=10.0) == ["one", "two", "end"]
+    assert job.result(timeout=PATIENCE) == ["one", "two", "end"]
 
 
 @ON_A_FILE

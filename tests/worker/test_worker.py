@@ -6,8 +6,11 @@ import signal
 import statistics
 import time
 
+import pytest
+
 from tests.support.patience import PATIENCE
-from tests.support.worker_harness import ON_A_FILE, WorkerHarness, tell, until
+from tests.support.servers import Server
+from tests.support.worker_harness import ON_A_FILE, STORES, MakeHarness, StoreKind, WorkerHarness, tell, until
 from windlass.model.job import State
 from windlass.model.operations import Workers
 
@@ -81,6 +84,55 @@ def test_a_burst_ends_when_nothing_is_left_and_takes_the_dearest_queue_first(har
     harness.burst("-q", "dear,slow", "-c", "1")
     order = [line.split()[0] for line in harness.notes("start")]
     assert order == ["dear0", "dear1", "dear2", "slow0", "slow1", "slow2"]
+
+
+TWO_QUEUES = """
+import os
+from pathlib import Path
+
+from windlass import Windlass
+
+app = Windlass(tenant=os.environ["HARNESS_TENANT"])
+
+
+def note(queue):
+    with Path(__file__).with_name("notes").open("a") as notes:
+        notes.write(f"{queue}\\n")
+
+
+@app.task(queue="mail")
+def mail() -> None:
+    note("mail")
+
+
+@app.task(queue="few")
+def few() -> None:
+    note("few")
+"""
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_without_an_order_the_queues_of_a_worker_take_turns(
+    make_harness: MakeHarness, redis_server: Server, kind: StoreKind
+) -> None:
+    shop = make_harness(TWO_QUEUES, store=redis_server.url if kind == "redis" else "")
+    shop.tasks.mail.map([()] * 600)
+    shop.tasks.few.map([()] * 8)
+    shop.burst("-c", "1", "--contexts", "1")
+    order = shop.notes()
+    assert (order.count("mail"), order.count("few")) == (600, 8)
+    last = len(order) - order[::-1].index("few")
+    assert last < 100, "eight turns of the second queue, while hundreds wait in the first"
+
+
+def test_queues_that_are_named_are_served_in_this_order(harness: WorkerHarness) -> None:
+    """However few wait in the second one."""
+    nap = harness.tasks.nap
+    nap.using(queue="few").map([(0.0, f"few{number}") for number in range(3)])
+    nap.using(queue="mail").map([(0.0, f"mail{number}") for number in range(60)])
+    harness.burst("-q", "mail,few", "-c", "1")
+    order = [line.split()[0] for line in harness.notes("start")]
+    assert order == [*(f"mail{number}" for number in range(60)), "few0", "few1", "few2"]
 
 
 def test_a_worker_is_listed_while_it_lives(harness: WorkerHarness) -> None:

@@ -352,7 +352,7 @@ async def facts(store: SqliteStore) -> StoreInfo:
 
 def _exposed(path: str) -> str:
     mode = Path(path).stat().st_mode if path else 0
-    return f"others can read or write {path} (mode {mode & 0o777:03o})" if mode & 0o007 else ""
+    return f"others can read or write {path} (mode {mode & 0o777:03o})" if mode & 0o077 else ""
 
 
 def _settings(tx: Transaction) -> tuple[str, str]:
