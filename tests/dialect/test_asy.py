@@ -9,7 +9,7 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from tests.support.asy_client import PLAIN, RESTORE, SHELL, asy, sha
-from tests.support.engines import finish
+from tests.support.engines import enqueue, finish
 from tests.support.http_servers import served, web
 from tests.support.push_servers import until
 from tests.support.stores import VirtualClock
@@ -142,6 +142,37 @@ async def test_a_waiting_client_hears_how_long_it_waits(
         await backend.finish(claimed)
         await backend.finish(await backend.take())
         assert (await second.rest())[-1].verb == "complete"
+
+
+async def test_s0_17_without_a_worker_a_client_gets_the_longest_duration_for_each_task_ahead(
+    engine: Engine, site: str, tiers: None
+) -> None:
+    async with asy(site) as first, asy(site) as second:
+        await first.draw()
+        assert (await first.until("queue")).value == {"estimate": 30.0}
+        await second.draw(duration=3)
+        assert (await second.until("queue")).value == {"estimate": 60.0}
+
+
+async def test_s0_17_behind_a_run_that_may_take_any_time_a_client_gets_the_longest_duration(
+    engine: Engine, site: str
+) -> None:
+    new = NewWorker(name="backend", queues=["asy", "other"], slots=1)
+    worker = (await engine(Register(worker=new))).worker
+    await enqueue(engine, queue="other")
+    assert await engine(Claim(worker=worker))
+    async with asy(site) as client:
+        await client.draw()
+        assert (await client.until("queue")).value == {"estimate": 30.0}
+        assert (await engine(GetEstimate(id=(await job_of(engine)).id))).seconds is None
+
+
+async def test_s0_17_a_client_whose_task_starts_at_once_gets_zero(site: str, backend: Backend, tiers: None) -> None:
+    async with asy(site) as client:
+        await client.draw()
+        assert (await client.until("queue")).value == {"estimate": 0.0}
+        await backend.finish(await backend.take())
+        assert (await client.rest())[-1].verb == "complete"
 
 
 async def test_a_task_whose_client_leaves_before_it_runs_never_runs(
@@ -389,6 +420,33 @@ async def test_input_of_128_kib_passes_and_more_is_denied(engine: Engine, site: 
         await client.add("main.asy", b"circles")
         assert (await client.until("deny")).value == {"error": f"more than {MOST_INPUT} bytes of input"}
         assert await client.hear() is None
+
+
+async def test_s0_38_restored_files_count_as_input(engine: Engine, site: str, backend: Backend) -> None:
+    half = MOST_INPUT // 2
+    files = {"a": b"a" * half, "b": b"b" * half}
+    for name, data in files.items():
+        async with asy(site, RESTORE) as client:
+            await client.add(name, data, hash=sha(data))
+            await client.say("start", {"main": name})
+            await backend.finish(await backend.take())
+            assert (await client.rest())[-1].verb == "complete"
+    async with asy(site, RESTORE) as client:
+        for name, data in files.items():
+            await client.say("add", {"filename": name, "hash": sha(data), "restore": True})
+        await client.say("start", {"main": "a"})
+        claimed = await backend.take()
+        assert claimed.files == files, "exactly as much as is allowed"
+        await backend.finish(claimed)
+        assert (await client.rest())[-1] == ("complete", {}, None)
+    async with asy(site, RESTORE) as client:
+        for name, data in files.items():
+            await client.say("add", {"filename": name, "hash": sha(data), "restore": True})
+        await client.add("c", b"c")
+        await client.say("start", {"main": "a"})
+        told = f"{MOST_INPUT + 1} bytes of files, at most {MOST_INPUT} are allowed here"
+        assert await client.rest() == [("deny", {"error": told}, None)]
+    await vanished(engine)
 
 
 @pytest.mark.parametrize("kind", ["sqlite"], indirect=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.stored import holds
 from tests.support.worker_harness import WorkerHarness, until
 from windlass.model.job import State
 from windlass.worker.contexts import folders
@@ -32,13 +33,18 @@ def test_every_kind_of_task_finds_its_files_in_a_folder_and_leaves_others(harnes
     assert not any(folder.exists() for folder in folders)
 
 
-def test_the_folder_of_a_process_that_was_killed_goes_too(harness: WorkerHarness) -> None:
-    """Its files are gone from the store since it began: S0 30."""
+@pytest.mark.parametrize("on_lost", ["fail", "adopt"])
+def test_s0_30_the_files_of_a_process_that_was_killed_are_gone_from_its_folder_and_from_the_store(
+    harness: WorkerHarness, on_lost: str
+) -> None:
+    scene = {"scene.txt": os.urandom(64)}
+    job = harness.tasks.alone_draw.using(files=scene, on_lost=on_lost).enqueue("stay")
+    assert holds(harness.store, scene["scene.txt"])
     harness.start()
-    job = harness.tasks.alone_draw.using(files=SCENE, on_lost="fail").enqueue("stay")
     (line,) = harness.noted("folder")
     pid = until(lambda: job.refresh().pid)
-    assert (Path(line) / "scene.txt").read_bytes() == b"cube"
+    assert (Path(line) / "scene.txt").read_bytes() == scene["scene.txt"]
+    assert not holds(harness.store, scene["scene.txt"]), "while it runs"
     os.kill(pid, signal.SIGKILL)
     assert harness.ended(job).state is State.FAILED
     until(lambda: not Path(line).exists())

@@ -23,7 +23,17 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from windlass.cached import CachedValue
 from windlass.model import wire
 from windlass.model.audit import OWNER, caller
-from windlass.model.errors import Busy, Conflict, Denied, FilesMissing, Invalid, Missing, Unavailable, WindlassError
+from windlass.model.errors import (
+    Busy,
+    Conflict,
+    Denied,
+    FilesMissing,
+    Invalid,
+    Missing,
+    Unavailable,
+    WindlassError,
+)
+from windlass.model.estimate import Estimate, Why
 from windlass.model.events import EventCursor, LiveEvents
 from windlass.model.job import FINISHED, Job, Reason, State
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, MOST_FILES, FileName, Sha256, check_file_name
@@ -31,6 +41,7 @@ from windlass.model.new_job import LEAST_OWNER_TIMEOUT, NewJob
 from windlass.model.operations import (
     Delete,
     Enqueue,
+    GetEstimate,
     GetFile,
     GetFiles,
     GetQueue,
@@ -292,6 +303,8 @@ class DrawSession:
         self._lowered: float | None = None
         """A shorter duration that was asked for after the start."""
         self._job: Job | None = None
+        self._longest = DURATIONS[-1]
+        """Seconds that a task may run at most."""
         self._started = False
         """Whether the client knows that the program runs."""
         self._writing = asyncio.Lock()
@@ -397,8 +410,10 @@ class DrawSession:
             raise Refused("main must name one of the files")
         announced = self._asy.announcements
         try:
-            new = self._new_job(main, await announced.card(self._tenant))
-            self._job = await self._service(Enqueue(tenant=self._tenant, job=new, exact=True))
+            card = await announced.card(self._tenant)
+            new = self._new_job(main, card)
+            ask = Enqueue(tenant=self._tenant, job=new, exact=True, most_files=MOST_INPUT)
+            self._job = job = await self._service(ask)
         except FilesMissing as fault:
             await self._ask_for_missing(fault)
             return
@@ -408,8 +423,10 @@ class DrawSession:
             raise Refused(f"no place is free: {fault.detail}" if self._interactive else fault.detail) from None
         except WindlassError as fault:
             raise Refused(fault.detail) from None
-        if self._job.state not in FINISHED and (longest := self._job.estimate_at_most or self._job.estimate):
-            await self._send("queue", {"estimate": float(longest)})
+        self._longest = max((tier.seconds for tier in card.tiers), default=DURATIONS[-1])
+        if job.state not in FINISHED and not self._interactive:
+            known = Estimate(seconds=job.estimate, at_most=job.estimate_at_most)
+            await self._send_estimate(known if known.seconds is not None else await self._asked(job))
 
     def _new_job(self, main: str, card: QueueCard) -> NewJob:
         options, interactive, tiers = self._options, self._interactive, bool(card.tiers)
@@ -455,10 +472,8 @@ class DrawSession:
                     if news is None:
                         continue
                     event, chunk = news
-                    if event.estimate is not None and event.estimate.seconds is not None:
-                        longest = event.estimate.at_most  # the estimate of this protocol is a bound
-                        longest = event.estimate.seconds if longest is None else longest
-                        await self._send("queue", {"estimate": float(longest)})
+                    if event.estimate is not None and (not self._interactive or event.estimate.seconds != 0):
+                        await self._send_estimate(event.estimate)
                     if chunk is not None:
                         await self._output(chunk.stream, chunk.data)
                     elif event.job is not None and await self._state(event.job):
@@ -467,6 +482,26 @@ class DrawSession:
             await self._send("complete", {"error": SERVER_ERROR})
             return ENDED
         return GOING_AWAY
+
+    async def _asked(self, job: Job) -> Estimate:
+        """The estimate of a task whose wait was not known when it was accepted."""
+        try:
+            return await self._service(GetEstimate(tenant=self._tenant, id=job.id))
+        except WindlassError:
+            return Estimate(why=Why.SLOTS)
+
+    async def _send_estimate(self, found: Estimate) -> None:
+        """The estimate of this protocol is a number, and a bound where there is one.
+
+        Where nothing is known (no worker, a pause, runs without a limit): as if one slot ran the tasks ahead, and one
+        that runs already, each for as long as a task may run.
+        """
+        longest = found.seconds if found.at_most is None else found.at_most
+        if longest is None and found.why is None:
+            return  # it waits no longer
+        if longest is None:
+            longest = (found.position or 1) * self._longest
+        await self._send("queue", {"estimate": float(longest)})
 
     async def _output(self, stream: str, data: bytes) -> None:
         if stream in ("stdout", "stderr"):

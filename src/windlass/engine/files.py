@@ -66,10 +66,12 @@ async def get_file(context: EngineContext, operation: GetFile) -> bytes:
 
 
 async def with_files(context: EngineContext, operation: Enqueue) -> Enqueue:
-    """The job with the files that it names by their SHA-256, once it is known to be within its queue's bounds."""
+    """The job with the files that it names by their SHA-256, once it is known to be within all bounds."""
     if operation.job.hashes:
         (new,) = await _resolved(context, operation.tenant, [operation.job], lambda _: "job")
         operation = replace(operation, job=new)
+    if operation.most_files is not None and (size := size_of(operation.job.files)) > operation.most_files:
+        raise TooLarge(f"{size} bytes of files, at most {operation.most_files} are allowed here", at="job.files")
     await check_bounds(context, operation.tenant, [operation.job], lambda _: "job")
     return operation
 
@@ -141,8 +143,12 @@ async def check_lines(context: EngineContext, tenant: str, queue: str, payloads:
 
 
 def _check_files(files: dict[str, bytes], most: int | None, queue: str, at: str) -> None:
-    if most is not None and (size := sum(map(len, files.values()))) > most:
+    if most is not None and (size := size_of(files)) > most:
         raise TooLarge(f"{size} bytes of files, at most {most} are allowed in queue {queue}", at=at)
+
+
+def size_of(files: dict[str, bytes]) -> int:
+    return sum(map(len, files.values()))
 
 
 # Files that runs leave

@@ -86,7 +86,7 @@ _unpack = msgspec.msgpack.Decoder(list[bytes]).decode
 
 
 async def enqueue(context: EngineContext, operation: Enqueue) -> Accepted:
-    if operation.job.hashes or context.flow_config.may_have_bounds:
+    if operation.job.hashes or operation.most_files is not None or context.flow_config.may_have_bounds:
         operation = await with_files(context, operation)
     (new,) = to_drafts(context, operation)
     await check_terms(context, [new], "job")

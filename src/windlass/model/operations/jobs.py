@@ -123,6 +123,9 @@ class Enqueue(Operation[Accepted], frozen=True, kw_only=True):
     exact: bool = False
     """Whether it is taken exactly as sent; otherwise options that it does not name are those of its task, as registered
     by the task's workers."""
+    most_files: Annotated[int, Meta(ge=0)] | None = None
+    """Refuse it if its files, those named by their SHA-256 included, have more bytes together; null = as its queue
+    does."""
 
 
 @operation("POST", "/jobs/batch", "enqueue", 201, body="jobs")
