@@ -82,3 +82,17 @@ async def test_the_busiest_queues_are_noted_by_name_and_the_others_together(
     (busy,) = await points(engine, queue="busy")
     (rare,) = await points(engine, queue="rare")
     assert (all_of_them.ok, busy.ok, rare.ok) == (3, 2, 0)
+
+
+async def test_workers_that_came_and_went_are_noted(engine: Engine, clock: VirtualClock) -> None:
+    historian = Historian()
+    await historian(engine)
+    clock.advance(60)
+    for tenant in ("default", "default", "other", "-"):
+        await register(engine, tenant=tenant)
+    await historian(engine)
+    clock.advance(60)  # none of them is heard of again
+    await historian(engine)
+    assert [point.workers for point in await points(engine)] == [3, 0]
+    assert [point.workers for point in await points(engine, tenant="-")] == [4, 0]
+    assert [point.workers for point in await points(engine, queue="default")] == [0, 0]

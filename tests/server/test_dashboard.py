@@ -113,3 +113,41 @@ async def test_a_cookie_that_is_not_ours_is_no_session(engine: Engine, site: str
         ):
             browser.cookies.clear()
             assert (await browser.get("/session", headers={"cookie": f"{name}={forged}"})).status_code == 401
+
+
+async def test_files_are_compressed_and_sent_once(site: str) -> None:
+    async with web(site, "") as client:
+        whole = await client.get("/dashboard/app.js", headers={"accept-encoding": "identity"})
+        small = await client.get("/dashboard/app.js", headers={"accept-encoding": "gzip"})
+        assert (small.content, small.headers["content-encoding"]) == (whole.content, "gzip")
+        assert int(small.headers["content-length"]) < len(whole.content) / 2
+        assert "content-encoding" not in whole.headers
+        again = await client.get("/dashboard/app.js", headers={"if-none-match": whole.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+
+
+async def test_all_that_a_page_loads_weighs_little(site: str) -> None:
+    static = VENDORED.parents[1] / "src/windlass/server/dashboard/static"
+    async with web(site, "", follow_redirects=True) as client:
+        together = 0
+        for file in static.rglob("*.*"):
+            path = f"/dashboard/{file.relative_to(static)}"
+            response = await client.get(path, headers={"accept-encoding": "gzip"})
+            together += int(response.headers["content-length"])
+    assert together < 150_000
+
+
+async def test_a_link_exports_what_matches_line_by_line(engine: Engine, site: str) -> None:
+    issued = await engine(AddToken(tenant="shop", scopes=["enqueue", "read"]))
+    async with web(site, issued.token) as client:
+        for number in range(3):
+            await client.post("/v1/shop/jobs", json={"task": "mail", "payload": {"n": number % 2}})
+    async with web(site, "") as browser:
+        await sign_in(browser, issued.token)
+        accept = {"accept": "text/html,*/*;q=0.8", "sec-fetch-site": "same-origin"}
+        path = "/dashboard/export/shop/jobs.ndjson?state=queued&payload.n=0&order=newest"
+        response = await browser.get(path, headers=accept)
+        assert response.headers["content-disposition"] == 'attachment; filename="jobs.ndjson"'
+        assert [json.loads(line)["task"] for line in response.text.splitlines()] == ["mail", "mail"]
+        assert (await browser.get("/dashboard/export/default/jobs.ndjson", headers=accept)).status_code == 403
+        assert (await browser.get(path, headers={"sec-fetch-site": "cross-site"})).status_code == 403

@@ -5,6 +5,7 @@ a minute is the difference of two notes. Every process notes; the first one of a
 queues are noted by queue, those of the others together.
 """
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -12,6 +13,7 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from windlass.engine.context import EngineContext, HasContext
 from windlass.model.history import History, HistoryPoint
@@ -41,6 +43,8 @@ class Note(Struct, frozen=True, array_like=True):
     """Of the minute or hour since 1970."""
     queues: dict[str, list[int]]
     """By `tenant,queue`: runs that ended, by outcome, since the store was made; then jobs that wait and that run."""
+    workers: dict[str, int] = {}
+    """By tenant, how many workers were alive."""
 
 
 _pack = msgspec.msgpack.Encoder().encode
@@ -62,12 +66,13 @@ class Historian:
         if minute == self._noted:
             return 0
         queues = await _counters(context)
+        workers = Counter(worker.tenant for worker in await context.store.workers.list(EVERY_TENANT))
         for step, seconds in SECONDS.items():
             number = int(now) // seconds
             name = str(number % KEPT[step])
             before = (await context.store.records.list(KINDS[step], [name])).get(name)
             if before is None or _note.decode(before).number != number:
-                await context.store.records.swap(KINDS[step], name, before, _pack(Note(number, queues)))
+                await context.store.records.swap(KINDS[step], name, before, _pack(Note(number, queues, dict(workers))))
         self._noted = minute
         return 1
 
@@ -99,7 +104,20 @@ async def get_history(context: EngineContext, operation: GetHistory) -> History:
     notes = sorted((_note.decode(data) for data in found.values()), key=lambda note: note.number)
     notes = [note for note in notes if note.number in wanted]
     sums = [(note.number, _sum(note, operation)) for note in notes]
-    return History(points=[_point(after, before, SECONDS[step]) for before, after in pairwise(sums)])
+    workers = {note.number: _workers(note, operation) for note in notes}
+    return History(
+        points=[
+            replace(_point(after, before, SECONDS[step]), workers=workers[after[0]]) for before, after in pairwise(sums)
+        ]
+    )
+
+
+def _workers(note: Note, operation: GetHistory) -> int:
+    """Those that take jobs of the tenant."""
+    if operation.queue is not None:
+        return 0
+    every = operation.tenant == EVERY_TENANT
+    return sum(number for tenant, number in note.workers.items() if every or tenant in (operation.tenant, EVERY_TENANT))
 
 
 def _sum(note: Note, operation: GetHistory) -> list[int]:

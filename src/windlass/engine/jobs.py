@@ -11,12 +11,13 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from windlass.engine.context import MOST_ROUNDS, POLL_EVERY, EngineContext, fence, touch_every
+from windlass.engine.newest import list_newest
 from windlass.model import lifecycle, stdin, wire
 from windlass.model.errors import Busy, Conflict, Invalid, TooLarge
 from windlass.model.job import FINISHED, Job, Reason, State
 from windlass.model.lifecycle import ORDERS, TABLE, Move, Step
 from windlass.model.match import Match, index_only, matches, states
-from windlass.model.names import JobKey, check_id, key_of
+from windlass.model.names import EVERY_TENANT, JobKey, check_id, key_of
 from windlass.model.operations import (
     MOST_AT_ONCE,
     Alive,
@@ -112,6 +113,12 @@ class PageRequest(NamedTuple):
 
 
 async def list_jobs(context: EngineContext, operation: List) -> Page:
+    if operation.order == "newest" and (operation.match.queue is None or operation.tenant == EVERY_TENANT):
+        return await list_newest(context, operation, list_by_queue)
+    return await list_by_queue(context, operation)
+
+
+async def list_by_queue(context: EngineContext, operation: List) -> Page:
     match = operation.match
     scope = ListScope(operation.tenant, match.queue, states(match), newest_first=operation.order == "newest")
     found: list[Job] = []

@@ -25,6 +25,8 @@ class HistoryPoint(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Jobs that were queued at its end."""
     running: int = 0
     """Jobs that ran at its end."""
+    workers: int = 0
+    """Workers that were alive at its end, those of all tenants too. Not said of a single queue."""
 
 
 class History(Struct, frozen=True, kw_only=True):

@@ -1,5 +1,6 @@
 """Answers to operations on limits, queues and tasks: settings and pauses, in force when the answer arrives."""
 
+import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from datetime import datetime
@@ -10,6 +11,7 @@ from msgspec import UNSET
 from msgspec.structs import asdict, replace
 
 from windlass.engine.context import EngineContext
+from windlass.engine.estimate.answers import get_queue_estimate
 from windlass.engine.estimate.learn import median_errors
 from windlass.engine.flow.apply import MOST_REGROUPED, apply_config, is_paused, paused_since, regroup_jobs
 from windlass.engine.flow.config import LIMITS, NO_KEY, NO_SETTINGS, QUEUES, TASKS, limit_name
@@ -19,9 +21,11 @@ from windlass.model.job import State
 from windlass.model.limit import Limit, Pause, check_limit
 from windlass.model.names import EVERY_TENANT, check_name
 from windlass.model.operations import (
+    MOST_AT_ONCE,
     ChangeQueue,
     GetLimit,
     GetQueue,
+    GetQueueEstimate,
     GetTask,
     LimitBucket,
     LimitCard,
@@ -32,15 +36,19 @@ from windlass.model.operations import (
     PutLimit,
     QueueCard,
     Queues,
+    QueueWaits,
     RemoveLimit,
 )
 from windlass.model.queue import QueueChange, QueueSettings, check_tiers
 from windlass.model.worker import Worker
-from windlass.store.data import ANYTHING
+from windlass.store.data import ANYTHING, ListScope
 from windlass.store.flow import KEY, BucketUsage
 
 MOST_BUCKETS = 100
 """Buckets of one limit in an answer."""
+
+MOST_WAITS = 100
+"""Queues whose waits are looked up for one answer."""
 
 MOST_LIMITS = 1000
 """Limits of one tenant."""
@@ -191,13 +199,17 @@ def _changed_settings(settings: QueueSettings, change: QueueChange) -> QueueSett
 
 async def get_queue(context: EngineContext, operation: GetQueue) -> QueueCard:
     found = [card for card in await _queue_cards(context, operation.tenant) if card.queue == operation.queue]
-    if found:
-        return found[0]
-    return QueueCard(tenant=operation.tenant, queue=check_name(operation.queue, at="queue"))
+    card = found[0] if found else QueueCard(tenant=operation.tenant, queue=check_name(operation.queue, at="queue"))
+    return await with_waits(context, card) if operation.waits else card
 
 
 async def list_queues(context: EngineContext, operation: Queues) -> list[QueueCard]:
-    return await _queue_cards(context, operation.tenant)
+    cards = await _queue_cards(context, operation.tenant)
+    if not operation.waits:
+        return cards
+    busy = [card.queue for card in cards if card.states.get(State.QUEUED) or card.states.get(State.RUNNING)]
+    asked = set(busy[:MOST_WAITS])
+    return list(await asyncio.gather(*(with_waits(context, card, known=card.queue in asked) for card in cards)))
 
 
 async def _queue_cards(context: EngineContext, tenant: str) -> list[QueueCard]:
@@ -227,6 +239,27 @@ async def _queue_cards(context: EngineContext, tenant: str) -> list[QueueCard]:
         )
         for queue in sorted({*states, *own, *served})
     ]
+
+
+async def with_waits(context: EngineContext, card: QueueCard, *, known: bool = True) -> QueueCard:
+    """The queue with how long its jobs wait. A queue that no job is in costs nothing."""
+    if not known or not (card.states.get(State.QUEUED) or card.states.get(State.RUNNING)):
+        return replace(card, waits=QueueWaits(seconds=0.0 if known and card.workers else None))
+    estimate = await get_queue_estimate(context, GetQueueEstimate(tenant=card.tenant, queue=card.queue))
+    oldest = None
+    if card.states.get(State.QUEUED):
+        page = await context.store.jobs.list(ListScope(card.tenant, card.queue, frozenset({State.QUEUED})), None, 1)
+        oldest = min((job.run_at or job.created_at for job in (record.job for record in page.records)), default=None)
+    tiers = await _tier_use(context, card) if card.tiers else {}
+    return replace(card, waits=QueueWaits(oldest=oldest, seconds=estimate.seconds, why=estimate.why, tiers=tiers))
+
+
+async def _tier_use(context: EngineContext, card: QueueCard) -> dict[str, int]:
+    scope = ListScope(card.tenant, card.queue, frozenset({State.RUNNING}))
+    page = await context.store.jobs.list(scope, None, MOST_AT_ONCE)
+    names = [tier.name for tier in card.tiers]
+    found = [names.index(record.job.assigned) for record in page.records if record.job.assigned in names]
+    return {name: sum(1 for at in found if at >= place) for place, name in enumerate(names)}
 
 
 def _serves(worker: Worker, tenant: str, queue: str) -> bool:

@@ -2,10 +2,11 @@
 
 from typing import Annotated
 
-from msgspec import Meta, Struct, field
+from msgspec import UNSET, Meta, Struct, UnsetType, field
 
 from windlass.model.duration import Time
 from windlass.model.estimate import Estimate, QueueEstimate
+from windlass.model.estimate import Why as EstimateWhy
 from windlass.model.job import State
 from windlass.model.limit import Limit, NewLimit, Pause
 from windlass.model.names import Name
@@ -36,6 +37,19 @@ class LimitCard(Limit, frozen=True, kw_only=True, omit_defaults=True):
     """Those in use or waited for; the first hundred."""
 
 
+class QueueWaits(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How long jobs of a queue wait, and how its tiers are used."""
+
+    oldest: Time | None = None
+    """Since when the oldest queued job waits; null = none is queued."""
+    seconds: float | None = None
+    """Until a job that is enqueued now is expected to start; null = unknown."""
+    why: EstimateWhy | None = None
+    """What that job would wait for; null = for nothing."""
+    tiers: dict[str, int] = field(default_factory=dict)
+    """By tier, how many jobs run at it or at a longer one: what its cap bounds."""
+
+
 class QueueCard(QueueSettings, frozen=True, kw_only=True, omit_defaults=True):
     """A queue: how it is run, and how many jobs it has."""
 
@@ -49,6 +63,8 @@ class QueueCard(QueueSettings, frozen=True, kw_only=True, omit_defaults=True):
     """By tier, what its cap amounts to now."""
     estimate_error: float | None = None
     """Median error of recent estimates here, as a part of the actual wait, over all tenants; null = unknown."""
+    waits: QueueWaits | UnsetType = UNSET
+    """How long its jobs wait, where that was asked for."""
 
 
 @operation("PUT", "/limits/{name}", "operate", body="limit")
@@ -90,12 +106,17 @@ class RemoveLimit(Operation[None], frozen=True, kw_only=True):
 class Queues(Operation[list[QueueCard]], frozen=True, kw_only=True):
     """All queues that have jobs, workers or settings."""
 
+    waits: bool = False
+    """Whether to say of each how long its jobs wait; of the first 100 queues with jobs."""
+
 
 @operation("GET", "/queues/{queue}", "read")
 class GetQueue(Operation[QueueCard], frozen=True, kw_only=True):
     """How a queue is run, and how many jobs it has."""
 
     queue: Name
+    waits: bool = False
+    """Whether to say how long its jobs wait."""
 
 
 @operation("PATCH", "/queues/{queue}", "operate", body="change")

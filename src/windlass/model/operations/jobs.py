@@ -192,13 +192,14 @@ class Output(Operation[None], frozen=True, kw_only=True):
 
 @operation("GET", "/jobs", "read")
 class List(Operation[Page], frozen=True, kw_only=True):
-    """Matching jobs, queue by queue in order of arrival, a page at a time."""
+    """Matching jobs, queue by queue in order of arrival or all of them newest first, a page at a time."""
 
     match: Match = Match()
     limit: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] = 100
     after: str | None = None
     order: Literal["oldest", "newest"] = "oldest"
-    """Which jobs of a queue come first; the same for all pages."""
+    """`oldest`: queue by queue, each in order of arrival. `newest`: the last ones come first, whatever their queue; of
+    more than 64 queues, queue by queue. The same for all pages."""
 
 
 @operation("GET", "/jobs/count", "read")

@@ -6,24 +6,27 @@ once, or by sending the token. The cookie holds the token's name and is signed, 
 which the browser sends it too, learns no token; a token that is removed ends its sessions.
 """
 
+import gzip
 import hashlib
 import hmac
 from collections.abc import Awaitable, Callable
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
+from starlette.types import Message, Receive, Scope, Send
 
 from windlass.model.errors import Missing
 from windlass.model.ports import Clock, Randomness
 from windlass.model.token import Pass
 from windlass.server.auth import Auth, check_origin
+from windlass.server.formats import NDJSON
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -43,6 +46,10 @@ LINK_LASTS = 3600
 """Seconds in which a sign-in link must be used."""
 
 MOST_LINKS = 100
+
+OK = 200
+
+SAVED = (b"content-disposition", b'attachment; filename="jobs.ndjson"')
 
 SCOPES = ("enqueue", "work", "read", "operate", "admin")
 
@@ -105,11 +112,11 @@ class Sessions:
 def routes(auth: Auth, sessions: Sessions) -> list[Route]:
     """The pages, their files, and signing in and out."""
 
-    async def shell(_: Request) -> Response:
-        return _file("index.html")
+    async def shell(request: Request) -> Response:
+        return _file("index.html", request)
 
     async def static(request: Request) -> Response:
-        return _file(request.path_params["path"])
+        return _file(request.path_params["path"], request)
 
     async def sign_in(request: Request) -> Response:
         key = sessions.use(request.path_params["code"])
@@ -150,6 +157,7 @@ def routes(auth: Auth, sessions: Sessions) -> list[Route]:
 
     return [
         Route("/", shell, methods=["GET"]),
+        Route("/dashboard/export/{tenant}/jobs.ndjson", Export(), methods=["GET"]),
         Route("/dashboard/{path:path}", static, methods=["GET"]),
         Route("/sign-in/{code}", sign_in, methods=["GET"]),
         Route("/session", session, methods=["GET", "POST", "DELETE"]),
@@ -163,30 +171,68 @@ def _answer(found: Pass) -> Response:
     return Response(msgspec.json.encode(who), media_type="application/json", headers={"cache-control": "no-store"})
 
 
-def _file(path: str) -> Response:
-    content = _files().get(path)
-    if content is None:
+class Export:
+    """A listing as a file that a browser saves while it comes in: a link can send no Accept header, so this does."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_as_file(message: Message) -> None:
+            if message["type"] == "http.response.start" and message["status"] == OK:
+                message["headers"] = [
+                    *message["headers"],
+                    (b"content-disposition", b'attachment; filename="jobs.ndjson"'),
+                ]
+            await send(message)
+
+        headers = [(name, value) for name, value in scope["headers"] if name != b"accept"]
+        listing = {
+            **scope,
+            "path": f"/v1/{scope['path_params']['tenant']}/jobs",
+            "headers": [*headers, (b"accept", NDJSON.encode())],
+        }
+        await scope["app"](listing, receive, send_as_file)
+
+
+class StaticFile(NamedTuple):
+    """A file of the pages."""
+
+    content: bytes
+    compressed: bytes
+    etag: str
+
+
+def _file(path: str, request: Request) -> Response:
+    file = _files().get(path)
+    if file is None:
         raise Missing(f"there is no page /dashboard/{path[:100]}", at="path")
     headers = {
         "content-security-policy": POLICY,
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
         "cache-control": "no-cache",
+        "etag": file.etag,
+        "vary": "accept-encoding",
     }
-    return Response(content, media_type=TYPES[path[path.rindex(".") :]], headers=headers)
+    if request.headers.get("if-none-match") == file.etag:
+        return Response(status_code=304, headers=headers)
+    kind = TYPES[path[path.rindex(".") :]]
+    if "gzip" not in request.headers.get("accept-encoding", ""):
+        return Response(file.content, media_type=kind, headers=headers)
+    return Response(file.compressed, media_type=kind, headers={**headers, "content-encoding": "gzip"})
 
 
 @cache
-def _files() -> dict[str, bytes]:
+def _files() -> dict[str, StaticFile]:
     """The files of the pages, by path: nothing else can be asked for."""
-    found: dict[str, bytes] = {}
+    found: dict[str, StaticFile] = {}
 
     def read(folder: Any, prefix: str) -> None:
         for entry in folder.iterdir():
             if entry.is_dir():
                 read(entry, f"{prefix}{entry.name}/")
             elif entry.name[entry.name.rfind(".") :] in TYPES:
-                found[prefix + entry.name] = entry.read_bytes()
+                content = entry.read_bytes()
+                etag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
+                found[prefix + entry.name] = StaticFile(content, gzip.compress(content, mtime=0), etag)
 
     read(files(__package__) / "static", "")
     return found

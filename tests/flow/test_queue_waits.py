@@ -1,0 +1,44 @@
+"""How long the jobs of a queue wait, and how its tiers are used, in an answer about queues."""
+
+from datetime import timedelta
+
+from msgspec import UNSET
+
+from tests.support.engines import enqueue, register, take
+from tests.support.stores import EPOCH, VirtualClock
+from windlass.engine import Engine
+from windlass.model.estimate import Why
+from windlass.model.operations import ChangeQueue, GetQueue, Queues, QueueWaits
+from windlass.model.queue import QueueChange, Tier
+
+
+async def waits(engine: Engine, queue: str) -> QueueWaits:
+    cards = {card.queue: card.waits for card in await engine(Queues(waits=True))}
+    assert cards[queue] == (await engine(GetQueue(queue=queue, waits=True))).waits
+    found = cards[queue]
+    assert isinstance(found, QueueWaits)
+    return found
+
+
+async def test_a_queue_says_since_when_its_oldest_job_waits(engine: Engine, clock: VirtualClock) -> None:
+    clock.advance(100)
+    await enqueue(engine, queue="mail")
+    clock.advance(10)
+    await enqueue(engine, queue="mail", priority=-5)
+    found = await waits(engine, "mail")
+    assert (found.oldest, found.why) == (EPOCH + timedelta(seconds=100), Why.WORKER)
+    assert (await engine(Queues()))[0].waits is UNSET
+    worker = await register(engine, "mail", slots=2)
+    await take(engine, worker)
+    await take(engine, worker)
+    assert (await waits(engine, "mail")).oldest is None
+
+
+async def test_a_queue_says_how_many_jobs_run_at_each_tier_or_a_longer_one(engine: Engine) -> None:
+    tiers = [Tier(name="short", seconds=10), Tier(name="long", seconds=60, cap="50%")]
+    await engine(ChangeQueue(queue="renders", change=QueueChange(tiers=tiers)))
+    worker = await register(engine, "renders", slots=4)
+    for tier in ("short", "short", "long"):
+        await enqueue(engine, queue="renders", tier=tier)
+        await take(engine, worker)
+    assert (await waits(engine, "renders")).tiers == {"short": 3, "long": 1}
