@@ -34,7 +34,7 @@ ListQueue = Callable[[EngineContext, List], Awaitable[Page]]
 """Answers a listing of one queue, or of many queue by queue."""
 
 
-class Place(Struct, frozen=True, array_like=True):
+class QueueProgress(Struct, frozen=True, array_like=True):
     """Where the listing of one queue goes on: after this cursor, and after so many jobs behind it."""
 
     tenant: str
@@ -51,7 +51,7 @@ class Place(Struct, frozen=True, array_like=True):
 class Merged:
     """The listing of one queue while it is merged with others."""
 
-    place: Place
+    place: QueueProgress
     jobs: list[Job] = field(default_factory=list)
     """Those that are not taken yet."""
     next: str | None = None
@@ -71,7 +71,7 @@ class Merged:
         return not self.jobs and self.next is None
 
 
-_places = msgspec.json.Decoder(list[Place])
+_places = msgspec.json.Decoder(list[QueueProgress])
 
 
 async def list_newest(context: EngineContext, operation: List, list_queue: ListQueue) -> Page:
@@ -102,22 +102,22 @@ async def list_newest(context: EngineContext, operation: List, list_queue: ListQ
         jobs.append(first.take())
         if not first.jobs and first.next is not None:
             await read(first)
-    going_on = [one.place if one.jobs else Place(*one.name, one.next) for one in merged if not one.ended]
+    going_on = [one.place if one.jobs else QueueProgress(*one.name, one.next) for one in merged if not one.ended]
     return Page(jobs=jobs, next=_encode(going_on) if going_on else None)
 
 
-async def _begin(context: EngineContext, operation: List) -> list[Place]:
+async def _begin(context: EngineContext, operation: List) -> list[QueueProgress]:
     wanted = states(operation.match)
     counts = (await context.store.jobs.counts(operation.tenant)).jobs
     queue = operation.match.queue
     names = {(one.tenant, one.queue) for one in counts if one.state in wanted and queue in (None, one.queue)}
-    return [Place(*name) for name in sorted(names)]
+    return [QueueProgress(*name) for name in sorted(names)]
 
 
 async def _read(context: EngineContext, operation: List, one: Merged, list_queue: ListQueue, size: int) -> None:
     """The next jobs of a queue, without those that were shown."""
     if one.next is not None:
-        one.place = Place(*one.name, one.next)
+        one.place = QueueProgress(*one.name, one.next)
     place = one.place
     match = replace(operation.match, queue=place.queue)
     limit = min(MOST_AT_ONCE, place.shown + size)
@@ -127,7 +127,7 @@ async def _read(context: EngineContext, operation: List, one: Merged, list_queue
     one.jobs, one.next = page.jobs[_shown(place, page.jobs) :], page.next
 
 
-def _shown(place: Place, jobs: list[Job]) -> int:
+def _shown(place: QueueProgress, jobs: list[Job]) -> int:
     """How many of these were shown. None of the others is passed over, whatever was deleted meanwhile."""
     if place.last_at is None:
         return 0
@@ -137,11 +137,11 @@ def _shown(place: Place, jobs: list[Job]) -> int:
     return sum(1 for job in jobs if job.created_at > place.last_at)
 
 
-def _encode(places: list[Place]) -> str:
+def _encode(places: list[QueueProgress]) -> str:
     return MARK + urlsafe_b64encode(msgspec.json.encode(places)).decode().rstrip("=")
 
 
-def _decode(operation: List, after: str) -> list[Place]:
+def _decode(operation: List, after: str) -> list[QueueProgress]:
     """The places in a cursor: of the tenant that asks, for a cursor is what a client sends."""
     try:
         places = _places.decode(urlsafe_b64decode(after[len(MARK) :] + "=" * (-len(after[len(MARK) :]) % 4)))
