@@ -523,7 +523,6 @@ class ProcessManager:
         if stdin is not None:
             context.stdin = ProcessInput(stdin)
             descriptors.append(context.stdin.theirs)
-            self._spawn(context.stdin.connect())
         streams: tuple[Stream, ...] = () if not isolated else ("stdout",) if merged else ("stdout", "stderr")
         if context.stdin is not None and stdin == "terminal":
             self._read_pipe(context, "stdout", context.stdin.output())

@@ -24,8 +24,12 @@ FIRST_SIZE = Resized(24, 80)
 _SIZE = struct.Struct("HHHH")
 
 
-class ProcessInput(asyncio.BaseProtocol):
-    """Takes what was sent to a job."""
+class ProcessInput:
+    """Takes what was sent to a job.
+
+    It writes to the descriptor itself: a loop's transport for writing reads as well, to learn of the other end's close,
+    and from a terminal that takes what the process prints.
+    """
 
     def __init__(self, kind: Stdin) -> None:
         self.kind = kind
@@ -33,48 +37,28 @@ class ProcessInput(asyncio.BaseProtocol):
         """Called when all that was given has gone to the process."""
         self.group: int | None = None
         """The process group that signals go to, where no terminal knows one."""
-        self._transport: asyncio.WriteTransport | None = None
-        self._unsent: list[bytes] = []
+        self._loop = asyncio.get_running_loop()
+        self._unsent = b""
         self._ended = False
         """Whether nothing can be typed any more."""
-        self._terminal: int | None = None
-        """Our end of the terminal, if it is one."""
         if kind == "terminal":
-            self._terminal, self.theirs = pty.openpty()
-            self._ours = os.dup(self._terminal)
-            self._resize(FIRST_SIZE)
+            ours, self.theirs = pty.openpty()
         else:
-            self.theirs, self._ours = os.pipe()
-
-    async def connect(self) -> None:
-        ours = os.fdopen(self._ours, "wb", 0)
-        transport, _ = await asyncio.get_running_loop().connect_write_pipe(lambda: self, ours)
-        transport.set_write_buffer_limits(high=0)
-        self._transport = transport
-        for data in self._unsent:
-            self._write(data)
-        self._unsent.clear()
-        if self._ended:
-            transport.write_eof()
+            self.theirs, ours = os.pipe()
+        os.set_blocking(ours, False)
+        self._ours: int | None = ours
+        """Our end; null = closed."""
+        self._resize(FIRST_SIZE)
 
     def output(self) -> int:
         """A descriptor from which comes what is printed to the terminal."""
-        assert self._terminal is not None  # noqa: S101
-        return os.dup(self._terminal)
+        assert self.kind == "terminal"  # noqa: S101
+        assert self._ours is not None  # noqa: S101
+        return os.dup(self._ours)
 
     @property
     def is_full(self) -> bool:
-        return bool(self._unsent) or (self._transport is not None and bool(self._transport.get_write_buffer_size()))
-
-    def resume_writing(self) -> None:
-        self.on_room()
-
-    def pause_writing(self) -> None:
-        """What comes now waits; the queue hears of that when it asks."""
-
-    def connection_lost(self, _fault: Exception | None) -> None:
-        self._transport, self._ended = None, True
-        self.on_room()
+        return bool(self._unsent)
 
     def give(self, message: StdinMessage) -> None:
         with suppress(OSError):  # the process is gone
@@ -89,35 +73,47 @@ class ProcessInput(asyncio.BaseProtocol):
     def _type(self, data: bytes) -> None:
         if self._ended:
             return  # as to a program that reads no more
-        if data:
-            self._write(data)
-        elif self.kind == "terminal":
-            self._write(END_OF_INPUT)
-        else:
+        if not data and self.kind == "pipe":
             self._ended = True
-            if self._transport is not None:
-                self._transport.write_eof()
+        self._unsent += data or (END_OF_INPUT if self.kind == "terminal" else b"")
+        self._write()
 
-    def _write(self, data: bytes) -> None:
-        if self._transport is None:
-            self._unsent.append(data)
-        else:
-            self._transport.write(data)
+    def _write(self) -> None:
+        """Write what the process takes now; the rest when it takes more."""
+        if self._ours is None:
+            return
+        was_full = bool(self._loop.remove_writer(self._ours))
+        try:
+            while self._unsent:
+                self._unsent = self._unsent[os.write(self._ours, self._unsent) :]
+        except BlockingIOError:
+            self._loop.add_writer(self._ours, self._write)
+            return
+        except OSError:  # it reads no more
+            self._unsent, self._ended = b"", True
+        if self._ended:
+            self._close()
+        if was_full:
+            self.on_room()
 
     def _resize(self, size: Resized) -> None:
-        if self._terminal is not None:
-            fcntl.ioctl(self._terminal, termios.TIOCSWINSZ, _SIZE.pack(size.rows, size.columns, 0, 0))
+        if self.kind == "terminal" and self._ours is not None:
+            fcntl.ioctl(self._ours, termios.TIOCSWINSZ, _SIZE.pack(size.rows, size.columns, 0, 0))
 
     def _signal(self, number: signal.Signals) -> None:
-        group = self.group if self._terminal is None else os.tcgetpgrp(self._terminal)
+        group = self.group
+        if self.kind == "terminal":
+            group = None if self._ours is None else os.tcgetpgrp(self._ours)
         if group:
             os.killpg(group, number)
 
     def close(self) -> None:
         """Its process has ended."""
-        if self._terminal is not None:
-            os.close(self._terminal)
-        self._ended, self._terminal, self.group = True, None, None
-        if self._transport is not None:
-            self._transport.abort()
-            self._transport = None
+        self._unsent, self._ended, self.group = b"", True, None
+        self._close()
+
+    def _close(self) -> None:
+        if self._ours is not None:
+            self._loop.remove_writer(self._ours)
+            os.close(self._ours)
+            self._ours = None
