@@ -39,7 +39,7 @@ async def test_the_pages_and_their_files_are_served_under_a_strict_policy(site: 
 def test_files_of_others_are_as_they_were_published() -> None:
     locked = json.loads(VENDORED.read_text())
     static = VENDORED.parents[1] / "src/windlass/server/dashboard/static"
-    assert {static.parents[4] / one["path"] for one in locked} == set((static / "vendor").iterdir())
+    assert {static.parents[4] / one["path"] for one in locked} == set((static / "vendor").glob("*.js"))
     for one in locked:
         assert hashlib.sha256((VENDORED.parents[1] / one["path"]).read_bytes()).hexdigest() == one["sha256"]
 

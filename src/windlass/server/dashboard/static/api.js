@@ -23,6 +23,7 @@ export async function send(verb, path, more = {}) {
       if (one !== undefined && one !== null && one !== "") query.append(name, String(one));
     }
   }
+  /** @type {Record<string, string>} */
   const headers = { accept: "application/json", ...more.headers };
   if (more.body !== undefined) headers["content-type"] = "application/json";
   const url = query.size ? `${path}?${query}` : path;

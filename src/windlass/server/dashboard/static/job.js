@@ -3,7 +3,7 @@
 
 import { html, useEffect, useState } from "./vendor/htm-preact-3.1.1.js";
 import { bytes, queue, span } from "./api.js";
-import { Action, Empty, Fault, JobLink, Link, Panel, State, Time, ask, pretty, useAsked, useNow } from "./parts.js";
+import { Action, Fault, JobLink, Link, Panel, State, Time, ask, pretty, useAsked, useNow } from "./parts.js";
 
 const ENDED = ["succeeded", "failed", "cancelled"];
 

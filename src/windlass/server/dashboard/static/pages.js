@@ -3,7 +3,7 @@
 
 import { html, useState } from "./vendor/htm-preact-3.1.1.js";
 import { bytes, number, queue, span } from "./api.js";
-import { Action, Chart, Empty, Fault, JobLink, Link, Panel, State, Table, Time, ask, pretty, useAsked, useNow } from "./parts.js";
+import { Action, Chart, Empty, Fault, JobLink, Link, Panel, State, Table, Time, ask, useAsked, useNow } from "./parts.js";
 
 /** @param {any} stats @param {string} state */
 const total = (stats, state) => stats.queues.reduce((/** @type {number} */ sum, /** @type {any} */ one) => sum + (one.states[state] ?? 0), 0);
