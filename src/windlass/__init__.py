@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from windlass.app import Task, Windlass
-    from windlass.call.current import current
+    from windlass.call.current import RunningJob, current
+    from windlass.call.dependencies import Depends
+    from windlass.call.hooks import TaskOutcome
     from windlass.call.signals import Cancelled, Fail, RateLimited, Retry, Snooze
     from windlass.job_handle import Job, JobFailed
     from windlass.model.errors import (
@@ -37,6 +39,7 @@ __all__ = [
     "Conflict",
     "Damaged",
     "Denied",
+    "Depends",
     "Event",
     "Fail",
     "FilesMissing",
@@ -51,8 +54,10 @@ __all__ = [
     "RateLimited",
     "Retry",
     "RetryPolicy",
+    "RunningJob",
     "Snooze",
     "Task",
+    "TaskOutcome",
     "TooLarge",
     "Unauthenticated",
     "Unavailable",
@@ -70,6 +75,7 @@ _PLACES = {
     "Conflict": "windlass.model.errors",
     "Damaged": "windlass.model.errors",
     "Denied": "windlass.model.errors",
+    "Depends": "windlass.call.dependencies",
     "Event": "windlass.model.events",
     "Fail": "windlass.call.signals",
     "FilesMissing": "windlass.model.errors",
@@ -84,8 +90,10 @@ _PLACES = {
     "Retry": "windlass.call.signals",
     "OutputPolicy": "windlass.model.output",
     "RetryPolicy": "windlass.model.retry",
+    "RunningJob": "windlass.call.current",
     "Snooze": "windlass.call.signals",
     "Task": "windlass.app",
+    "TaskOutcome": "windlass.call.hooks",
     "TooLarge": "windlass.model.errors",
     "Unauthenticated": "windlass.model.errors",
     "Unavailable": "windlass.model.errors",

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from windlass import config
 from windlass.addresses import file_of
 from windlass.call.arguments import CallSignature
+from windlass.call.hooks import Around, Hooks
 from windlass.call.options import Duration, Options, TaskOptions, to_fields
 from windlass.connection import AppConnection, Transport
 from windlass.engine import Settings
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C")
+F = TypeVar("F", bound=Callable[..., Any])
+H = TypeVar("H", bound=Around)
 
 MOST_BYTES = 8 << 20
 """Bytes of payloads that are sent together: a server takes larger bodies, but a store answers for them in time."""
@@ -101,6 +104,7 @@ class Windlass:
         if journal and (config.is_server(self.store) or file_of(self.store) is not None):
             raise Invalid("a journal is for a Redis store: a file needs none, and a server has its own", at="journal")
         self.link: Transport = AppConnection(self.store, chosen, token, journal)
+        self.hooks = Hooks()
         self._defaults: TaskOptions = defaults or {}
 
     @overload
@@ -135,6 +139,37 @@ class Windlass:
         task: Task[Any, Any, Any] = Task(self, called, function, cast("Options", {**self._defaults, **options}))
         self.tasks[called] = task
         return task
+
+    def lifespan(self, function: F) -> F:
+        """Open something once in each process that runs jobs: a generator function, async or not, that yields once.
+
+        What stands before the `yield` runs before the first job of the process, what stands behind it after the last.
+        A parameter with `Depends(this_function)` gets what it yields.
+        """
+        self.hooks.lifespans.append(_checked_hook(function, "lifespan"))
+        return function
+
+    def around(self, function: H) -> H:
+        """Run code around each run of a task: a generator function that gets the job and yields once.
+
+        The `yield` returns a `TaskOutcome`. The hook may raise what a task may raise, before or after: that is then the
+        outcome. Of several hooks the first declared is the outermost.
+        """
+        _checked_hook(function, "around")
+        if not inspect.isgeneratorfunction(function):
+            raise Invalid(f"{_called(function)} must be a generator function: outcome = yield", at="around")
+        self.hooks.around.append(function)
+        return function
+
+    def before_fork(self, function: F) -> F:
+        """Call this, without arguments, in the process that has imported the app, each time before it forks."""
+        self.hooks.before_fork.append(_checked_hook(function, "before_fork"))
+        return function
+
+    def after_fork(self, function: F) -> F:
+        """Call this, without arguments, in each process that runs jobs, before its lifespans open."""
+        self.hooks.after_fork.append(_checked_hook(function, "after_fork"))
+        return function
 
     def cron(
         self, expression: str, *, tz: str = "UTC", name: str | None = None, **options: Unpack[ScheduleOptions]
@@ -273,7 +308,9 @@ class Task(Generic[P, R, C]):
         functools.update_wrapper(self, function)
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> C:
-        """Just run it."""
+        """Just run it. Dependencies that are not given are made for this call."""
+        if self.plan.dependencies:
+            return cast("C", self.app.hooks.call(self, args, kwargs))
         return self.function(*args, **kwargs)
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
@@ -421,6 +458,18 @@ def _check_callable(function: Callable[..., Any], name: str | None) -> None:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         advice = "return a list, or enqueue a job for each item"
         raise Invalid(f"{function.__name__} is a generator, which would do nothing as a task: {advice}", at="function")
+
+
+def _checked_hook(function: F, what: str) -> F:
+    if not callable(function):
+        raise Invalid(f"a hook is a function, not {function!r}: @app.{what} has no arguments of its own", at=what)
+    if isinstance(function, Task):
+        raise Invalid(f"{function.name} is a task: a hook is a function of its own", at=what)
+    return function
+
+
+def _called(function: Callable[..., Any]) -> str:
+    return str(getattr(function, "__name__", repr(function)))
 
 
 def _is_method(function: Callable[..., Any]) -> bool:

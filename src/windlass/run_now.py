@@ -78,7 +78,7 @@ class RunNow:
 def run(target: str, new: NewJob) -> Ended:
     """Run the job, and those that it makes, in this process."""
     app = load_app(target)
-    engine = InMemoryEngine(app.tenant, app.tasks, app.settings)
+    engine = InMemoryEngine(app.tenant, app.tasks, app.settings, app.hooks)
     try:
         id = engine.ask(Enqueue(tenant=app.tenant, job=new, exact=True)).id
         for _ in range(MOST_RUNS):

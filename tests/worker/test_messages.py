@@ -299,7 +299,7 @@ import socket, sys
 from windlass.worker.contexts.frames import Command, FrameReader
 from windlass.worker.contexts.main import run_isolated
 from inner import app
-run_isolated(socket.socket(fileno=int(sys.argv[1])), app.tasks, FrameReader(Command))
+run_isolated(socket.socket(fileno=int(sys.argv[1])), app.tasks, FrameReader(Command), app.hooks)
 """
 
 

@@ -20,14 +20,13 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from windlass.call.dependencies import NAMED, Provider, providers_of
 from windlass.model.errors import Invalid
 from windlass.model.job import JSON, MSGPACK, TEXT
 from windlass.model.wire import UNENCODABLE, invalid
 
 ABSENT: Any = object()
 """Stands for an argument that was not sent: the function's own default applies."""
-
-NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 MAPS = frozenset({*range(0x80, 0x90), 0xDE, 0xDF})
 """Bytes that begin a map in MessagePack."""
@@ -76,22 +75,53 @@ _encoder = msgspec.msgpack.Encoder(enc_hook=to_plain)
 class CallSignature:
     """How one function is called through the queue."""
 
+    # Read when first needed: annotations, and so what is a dependency, may name what is defined further down.
+
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
-        self.signature = inspect.signature(function)
-        self._plain = all(parameter.kind in NAMED for parameter in self.signature.parameters.values())
+        self._whole = inspect.signature(function)
         self._called = getattr(function, "__name__", type(function).__name__)
-        self._names = tuple(self.signature.parameters)
+
+    @cached_property
+    def dependencies(self) -> dict[str, Provider]:
+        """Parameters that are no part of the payload, and who provides their values."""
+        return providers_of(self._called, self._whole, self._hints)
+
+    def dependencies_left(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Provider]:
+        """Those that a call does not give itself."""
+        given = self._whole.bind_partial(*args, **kwargs).arguments
+        return {name: provider for name, provider in self.dependencies.items() if name not in given}
+
+    @cached_property
+    def signature(self) -> inspect.Signature:
+        """Of a call through the queue: without dependencies."""
+        if not self.dependencies:
+            return self._whole
+        sent = [one for name, one in self._whole.parameters.items() if name not in self.dependencies]
+        return self._whole.replace(parameters=sent)
+
+    @cached_property
+    def _plain(self) -> bool:
+        return all(parameter.kind in NAMED for parameter in self.signature.parameters.values())
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(self.signature.parameters)
+
+    @cached_property
+    def _has_defaults(self) -> bool:
+        return any(one.default is not inspect.Parameter.empty for one in self.signature.parameters.values())
+
+    @cached_property
+    def _bounds(self) -> tuple[int, int]:
+        """How many arguments a call without keywords may have; none will do if some are only for keywords."""
         places = [p for p in self.signature.parameters.values() if p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
         required = [p for p in self.signature.parameters.values() if p.default is inspect.Parameter.empty]
-        self._has_defaults = len(required) < len(self._names)
-        # How many arguments a call without keywords may have; none will do if some are only for keywords.
         by_place = self._plain and all(p.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for p in required)
-        self._least, self._most = (len(required), len(places)) if by_place else (1, 0)
+        return (len(required), len(places)) if by_place else (1, 0)
 
     @cached_property
     def _hints(self) -> dict[str, Any]:
-        """Read when first needed: annotations may name what is defined further down."""
         try:
             return typing.get_type_hints(self._function, include_extras=True)
         except (NameError, TypeError, AttributeError):
@@ -105,7 +135,7 @@ class CallSignature:
     def _spellings(self) -> list[tuple[bytes, type]]:
         """All names as they are sent, and their types, if it is enough for a value to be of its type; else none."""
         hints = [self._hints.get(name, Any) for name in self._names]
-        if len(hints) != self._most or len(hints) > MOST_IN_SHORT_MAP or any(hint not in SIMPLE for hint in hints):
+        if len(hints) != self._bounds[1] or len(hints) > MOST_IN_SHORT_MAP or any(hint not in SIMPLE for hint in hints):
             return []
         try:
             _ = self._decoder
@@ -157,7 +187,8 @@ class CallSignature:
         return self._pack_with_care(args, kwargs)
 
     def _pack_with_care(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
-        if self._least <= len(args) <= self._most and not kwargs:
+        least, most = self._bounds
+        if least <= len(args) <= most and not kwargs:
             values = dict(zip(self._names, args, strict=False))  # `bind` in one step, for the usual call
         else:
             bound = self._bind(args, kwargs)
@@ -242,6 +273,8 @@ class CallSignature:
             case _:
                 args = [value]
         bound = self.signature.bind(*args, **kwargs)
+        if taken := self.dependencies.keys() & bound.kwargs.keys():
+            raise Invalid(f"{min(taken)!r} is a dependency of the task: it cannot be sent", at="arguments")
         for name, given in bound.arguments.items():
             convert = functools.partial(self._convert, self._hints.get(name, Any), content_type)
             match self.signature.parameters[name].kind:

@@ -7,6 +7,7 @@ Both replace the app's connection until they are closed: packing, engine and out
 import functools
 import inspect
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, Self, TypeVar
 
@@ -14,6 +15,7 @@ from msgspec import Raw
 from msgspec.structs import replace
 
 from windlass.app import Task, Windlass
+from windlass.call.dependencies import Provider
 from windlass.call.options import Duration, to_fields
 from windlass.connection import Ask, Transport
 from windlass.model.duration import seconds
@@ -59,6 +61,24 @@ class Testing:
         """Jobs are kept until the test runs them; time passes only when the test advances it."""
         return Manual(self._app)
 
+    @contextmanager
+    def override(self, provider: Provider, instead: Provider) -> Iterator[None]:
+        """Inside this block, `instead` makes the value that `provider` would make: `lambda: fake`, or a generator.
+
+        For a lifespan, `instead` is opened in its place.
+        """
+        if not callable(instead):
+            raise Invalid(f"{instead!r} makes no value: give a function, lambda: {instead!r}", at="instead")
+        overrides = self._app.hooks.overrides
+        before = overrides.get(provider)
+        overrides[provider] = instead
+        try:
+            yield
+        finally:
+            del overrides[provider]
+            if before is not None:
+                overrides[provider] = before
+
 
 class Harness:
     """What `Inline` and `Manual` share: a context manager, a decorator, and a connection of the app."""
@@ -75,7 +95,7 @@ class Harness:
     def __enter__(self) -> Self:
         if self._engine is not None:
             raise RuntimeError("this is already in use: make another one")
-        self._engine = InMemoryEngine(self._app.tenant, self._app.tasks, self._app.settings)
+        self._engine = InMemoryEngine(self._app.tenant, self._app.tasks, self._app.settings, self._app.hooks)
         self._order = {}
         self._before, self._app.link = self._app.link, self
         return self

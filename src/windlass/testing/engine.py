@@ -16,7 +16,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from windlass.call.arguments import CallSignature
+from windlass.call.dependencies import Provider
+from windlass.call.hooks import Hooks, TaskCode
 from windlass.call.signals import Cancelled
 from windlass.connection import LoopThread
 from windlass.engine import Engine, Settings, upkeep
@@ -28,7 +29,7 @@ from windlass.model.worker import NewWorker
 from windlass.store.sqlite import SqliteStore
 from windlass.system import SystemClock, SystemRandomness
 from windlass.worker.claims import Registration
-from windlass.worker.contexts.execution import Execution, TaskCode, aexecute, execute, is_async, unknown_task
+from windlass.worker.contexts.execution import Execution, aexecute, execute, is_async, unknown_task
 from windlass.worker.contexts.frames import Assignment, RunOutcome, RunUpdate, assignment_of
 from windlass.worker.loop import WorkerLoop
 from windlass.worker.runs import ActiveRun
@@ -59,7 +60,7 @@ class RecordingTask:
     """A task that keeps the exception it raised: a report has only the text."""
 
     def __init__(self, task: TaskCode) -> None:
-        self.plan: CallSignature = task.plan
+        self.plan = task.plan
         self.raised: BaseException | None = None
         self._inner = task.function
         self.function: Callable[..., Any] = self._await if is_async(task) else self._call
@@ -87,7 +88,9 @@ class InlineRun:
     def __init__(self, run: ActiveRun, assignment: Assignment, task: TaskCode | None, send: "SendUpdate") -> None:
         self.run = run
         self.assignment = assignment
-        self.task = None if task is None else RecordingTask(task)
+        self.task = task
+        self.raised: BaseException | None = None
+        """What it raised, once it has ended."""
         self.execution = Execution(assignment, lambda update: send(run, update))
 
 
@@ -131,8 +134,9 @@ class InlineRunner:
 class InMemoryEngine:
     """An engine in memory and one worker, which runs jobs on demand."""
 
-    def __init__(self, tenant: str, tasks: Mapping[str, TaskCode], settings: Settings | None) -> None:
+    def __init__(self, tenant: str, tasks: Mapping[str, TaskCode], settings: Settings | None, hooks: Hooks) -> None:
         self.clock = ManualClock()
+        self._hooks = hooks
         self._tenant = tenant
         self._portal = LoopThread()
         self._store = SqliteStore.open(":memory:", self.clock)
@@ -231,10 +235,28 @@ class InMemoryEngine:
         if work.task is None:
             return self._end(work, unknown_task(work.assignment))
         self._deliver_messages(work)
-        code, assignment, execution = work.task, work.assignment, work.execution
-        if is_async(code):
-            return self._end(work, _in_a_loop(lambda: aexecute(code, assignment, execution)))
-        return self._end(work, execute(code, assignment, execution))
+        if is_async(work.task):
+            return self._end(work, _in_a_loop(lambda: self._aexecuted(work)))
+        lifespans = self._hooks.lifespans_of_a_run()
+        opened = self._portal.run(lifespans.__aenter__())  # a plain function has no loop for them
+        try:
+            outcome = self._executed(work, opened)
+        finally:
+            self._portal.run(lifespans.__aexit__(None, None, None))
+        return self._end(work, outcome)
+
+    def _executed(self, work: InlineRun, opened: Mapping[Provider, Any]) -> RunOutcome:
+        code = RecordingTask(self._hooks.wrap(_known(work), opened))
+        outcome = execute(code, work.assignment, work.execution)
+        work.raised = code.raised
+        return outcome
+
+    async def _aexecuted(self, work: InlineRun) -> RunOutcome:
+        async with self._hooks.lifespans_of_a_run() as opened:
+            code = RecordingTask(self._hooks.wrap(_known(work), opened))
+            outcome = await aexecute(code, work.assignment, work.execution)
+            work.raised = code.raised
+        return outcome
 
     async def arun(self, work: InlineRun) -> tuple[Job, BaseException | None]:
         """The same inside an event loop: a coroutine runs in this loop, so that it can use what lives here."""
@@ -242,7 +264,7 @@ class InMemoryEngine:
             return self.run(work)
         self._deliver_messages(work)
         # In a task of its own: it must not leave its `current` behind.
-        running = asyncio.ensure_future(aexecute(work.task, work.assignment, work.execution))
+        running = asyncio.ensure_future(self._aexecuted(work))
         return self._end(work, await running)
 
     def _deliver_messages(self, work: InlineRun) -> None:
@@ -258,7 +280,7 @@ class InMemoryEngine:
 
     def _end(self, work: InlineRun, outcome: RunOutcome) -> tuple[Job, BaseException | None]:
         job = self._portal.run(self._report(work.run, outcome))
-        raised = work.task.raised if work.task is not None else None
+        raised = work.raised
         if raised is not None and not isinstance(raised, Exception | Cancelled):
             raise raised  # an interrupted test is not the business of its job
         return job, raised
@@ -269,6 +291,11 @@ class InMemoryEngine:
         await self._worker.reports.flush()
         await self._do(upkeep.resolve_dependencies)
         return await self.engine(Show(tenant=self._tenant, id=run.id))
+
+
+def _known(work: InlineRun) -> TaskCode:
+    assert work.task is not None  # noqa: S101 - asked before
+    return work.task
 
 
 def _in_a_loop(start: Callable[[], Coroutine[Any, Any, RunOutcome]]) -> RunOutcome:

@@ -25,7 +25,7 @@ from windlass.model.worker import NewWorker
 from windlass.worker import WorkerOptions
 from windlass.worker.adoption import Adoption
 from windlass.worker.claims import Registration
-from windlass.worker.contexts.frames import AppInfo
+from windlass.worker.contexts.frames import CLOSE_HOOKS_WITHIN, AppInfo
 from windlass.worker.contexts.kept import KeptRuns
 from windlass.worker.contexts.pool import ContextRunner
 from windlass.worker.contexts.processes import ProcessManager
@@ -89,7 +89,9 @@ class Supervisor:
         )
         self._runs = self._loop.runs
         shared = options if app.tasks else replace(options, contexts=0)
-        self._contexts = ContextRunner(processes, self._runs, shared, clock, kept)
+        self._contexts = ContextRunner(processes, self._runs, shared, clock, kept, opens=app.opens)
+        self._without: set[str] = set()
+        """Why nothing is claimed now, apart from a pause."""
         self._adoption: Adoption | None = None
         if kept is not None:
             self._adoption = Adoption(
@@ -117,11 +119,12 @@ class Supervisor:
         if not await self._loop.register():
             return
         self._contexts.fill()
+        self._suspend("open", not self._contexts.is_open)
         about = self._registration.about
         log.info("%s runs jobs, %d at once", about.name, about.slots)
         reporting = asyncio.create_task(self._loop.reports.run())
         duties: list[Awaitable[None]] = [asyncio.shield(reporting), self._loop.leases.run()]
-        duties += [self._keep_zygote(), self._check(), self._announce_draining()]
+        duties += [self._keep_zygote(), self._check(), self._announce_draining(), self._await_open()]
         if self._adoption is not None:
             duties.append(self._adoption.run())
         if self._handlers is not None:
@@ -222,6 +225,7 @@ class Supervisor:
             self._telemetry.close()
         if self._functions is not None:
             await self._close_functions(self._functions)
+        await self._end_contexts()
         await self._contexts.close()
         if self._unreported:
             return
@@ -230,6 +234,14 @@ class Supervisor:
                 await self._registration.unregister()
         except (WindlassError, TimeoutError) as fault:
             log.info("could not unregister: %s", fault or "the store does not answer")
+
+    async def _end_contexts(self) -> None:
+        """Let contexts close what they have opened, unless everything is to end at once."""
+        ending = asyncio.create_task(self._contexts.end_idle(CLOSE_HOOKS_WITHIN + LAST_MOMENT))
+        forced = asyncio.create_task(self._forced.wait())
+        await asyncio.wait([ending, forced], return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        forced.cancel()
 
     async def _close_functions(self, functions: Functions) -> None:
         """Wait for their monitors to end everything; kill those that are stuck."""
@@ -291,11 +303,24 @@ class Supervisor:
         """
         while True:
             await self._contexts.zygote_lost()
-            self._loop.suspend(True)
+            self._suspend("zygote", yes=True)
             self._contexts.release_waiting()
             await self._contexts.restart()
-            self._loop.suspend(False)
+            self._suspend("zygote", yes=False)
             log.info("claiming resumed: the process that forks contexts is back")
+
+    async def _await_open(self) -> None:
+        """Claim nothing while no context has opened what the app wants open: what is claimed could not begin."""
+        while True:
+            self._suspend("open", not self._contexts.is_open)
+            self._contexts.changed.clear()
+            await self._contexts.changed.wait()
+
+    def _suspend(self, why: str, yes: bool) -> None:
+        before = bool(self._without)
+        self._without = self._without | {why} if yes else self._without - {why}
+        if bool(self._without) != before:
+            self._loop.suspend(not before)
 
     async def _check(self) -> None:
         while True:

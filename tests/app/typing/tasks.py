@@ -3,10 +3,10 @@
 A line that must be refused says so in both tongues; a checker that does not refuse it complains of the comment.
 """
 
-from collections.abc import Coroutine
-from typing import Any, assert_type
+from collections.abc import AsyncIterator, Coroutine, Generator
+from typing import Annotated, Any, assert_type
 
-from windlass import Job, RetryPolicy, Task, Windlass, current
+from windlass import Depends, Job, RetryPolicy, RunningJob, Task, TaskOutcome, Windlass, current
 from windlass.model.job import Job as Record
 from windlass.model.job import State
 
@@ -138,3 +138,43 @@ def in_tests() -> None:
 
     assert_type(decorated(1), str)
     decorated("x")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+# Dependencies and hooks
+
+
+def get_pool() -> list[str]:
+    return []
+
+
+@app.lifespan
+async def client() -> AsyncIterator[bytes]:
+    yield b""
+
+
+@app.task
+def store(order: int, pool: list[str] = Depends(get_pool), key: bytes = Depends(client)) -> str:
+    return pool[order]
+
+
+@app.task
+def demand(order: int, pool: Annotated[list[str], Depends(get_pool)]) -> str:
+    return pool[order]
+
+
+assert_type(store.enqueue(1), Job[str])
+assert_type(store(1, ["x"]), str)
+store.enqueue("1")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+store(1, [2])  # type: ignore[list-item]  # pyright: ignore[reportArgumentType]
+demand.enqueue(1)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+@app.around
+def measured(job: RunningJob) -> Generator[None, TaskOutcome, None]:
+    outcome = yield
+    assert_type(outcome, TaskOutcome)
+    assert_type(job.attempt, int)
+
+
+@app.around  # type: ignore[type-var]  # pyright: ignore[reportArgumentType]
+def measured_wrongly(job: RunningJob) -> None: ...

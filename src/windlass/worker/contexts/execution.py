@@ -12,12 +12,13 @@ from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec.structs import replace
 
-from windlass.call.arguments import Arguments, CallSignature
+from windlass.call.arguments import Arguments
 from windlass.call.current import RunningJob, running
+from windlass.call.hooks import HookFailed, TaskCode
 from windlass.call.signals import Cancelled, Fail, RateLimited, Retry, Snooze
 from windlass.model.errors import Invalid, TooLarge, WindlassError
 from windlass.model.job import Error
@@ -99,12 +100,8 @@ MOST_MESSAGE = 4000
 MOST_TRACEBACK = 20_000
 MOST_SPAWNED = 100
 
-
-class TaskCode(Protocol):
-    """A task of the user's app, as far as a context needs it."""
-
-    function: Callable[..., Any]
-    plan: CallSignature
+REOPEN_AFTER = 2.0
+"""Seconds before a job comes again whose process could not open what the app wants open."""
 
 
 SendUpdate = Callable[[RunUpdate], None]
@@ -344,6 +341,15 @@ def outcome_of(number: int, fault: BaseException) -> RunOutcome:
         case asyncio.CancelledError() | Cancelled():
             return cancelled_outcome(number)
     return RunOutcome(number, Verdict.ERROR, error=describe_error(fault))
+
+
+def unopened_outcome(fault: BaseException) -> RunOutcome:
+    """A process could not open what the app wants open: jobs that it was given have not begun, and come again."""
+    cause = fault.__cause__ if isinstance(fault, HookFailed) and fault.__cause__ is not None else fault
+    error = describe_error(cause)
+    return RunOutcome(
+        0, Verdict.RETRY, snooze=REOPEN_AFTER, error=replace(error, message=f"{fault}: {error.message}"), unopened=True
+    )
 
 
 def cancelled_outcome(number: int) -> RunOutcome:

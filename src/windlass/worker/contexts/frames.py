@@ -39,6 +39,9 @@ MOST_BYTES = 512 << 20
 MOST_RESULT = 256 << 20
 """Bytes of one result, at most; how much is stored is the queue's choice."""
 
+CLOSE_HOOKS_WITHIN = 5.0
+"""Seconds in which a context closes at its end what the app has opened in it."""
+
 T = TypeVar("T")
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -129,6 +132,8 @@ class RunOutcome(Struct, frozen=True, array_like=True, gc=False):
     """Of the result."""
     files: dict[str, bytes] = {}
     """What it leaves, by name."""
+    unopened: bool = False
+    """Whether it never began, because its process could not open what the app wants open."""
 
 
 class RunUpdate(Struct, frozen=True, array_like=True, gc=False):
@@ -181,6 +186,8 @@ class ContextUpdate(Struct, frozen=True, array_like=True, gc=False):
     """Whether its event loop responds; null = not asked."""
     n: int = 0
     """From a shim: the number of this update, which is repeated until the worker says that the queue has it."""
+    opened: bool = False
+    """Whether it has opened what the app wants open, and runs what it is given from now on."""
     shim: "ShimState | None" = None
     """From a shim: how things stand when a worker connects."""
 
@@ -251,6 +258,8 @@ class AppInfo(Struct, frozen=True, tag=True):
     """Those that it declares."""
     connections: list[str] = []
     """Peers of connections that it opened while it was imported: all contexts share them."""
+    opens: bool = False
+    """Whether its contexts open something before they run jobs, and close it at their end."""
 
 
 class ImportFailed(Struct, frozen=True, tag=True):

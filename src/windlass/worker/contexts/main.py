@@ -16,24 +16,26 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 
 import msgspec
 
+from windlass.call.hooks import Hooks, TaskCode
 from windlass.call.signals import Cancelled
 from windlass.worker.contexts.execution import (
     Execution,
-    TaskCode,
     aexecute,
     cancelled_outcome,
     execute,
     is_async,
     outcome_of,
     unknown_task,
+    unopened_outcome,
 )
 from windlass.worker.contexts.frames import (
+    CLOSE_HOOKS_WITHIN,
     Assignment,
     Command,
     ContextOutbox,
@@ -43,6 +45,7 @@ from windlass.worker.contexts.frames import (
     JobMessage,
     RunOutcome,
     RunUpdate,
+    encode_frame,
 )
 
 Item = tuple[TaskCode, Assignment, Execution]
@@ -337,17 +340,33 @@ class SharedContext:
 def run_shared(
     link: socket.socket,
     tasks: Mapping[str, TaskCode],
+    hooks: Hooks,
+    *,
     received: Sequence[Command] = (),
     frames: FrameReader[Command] | None = None,
     aside: socket.socket | None = None,
 ) -> None:
     """Run a shared context until it exits. For a single coroutine job, `received` has its assignment: it exits with it.
 
-    Nothing is cleaned up: what a task has left behind in the event loop or in a thread ends with the process.
+    Nothing is cleaned up but by the app's hooks: what a task has left behind in the event loop or in a thread ends with
+    the process.
     """
     sys.setswitchinterval(SWITCH_EVERY)
 
     async def run() -> None:
+        if not hooks.concern_processes:
+            await live()
+            return
+        life = hooks.process()
+        with _failing(link):
+            await life.__aenter__()
+        if not received:
+            link.sendall(encode_frame(ContextUpdate(opened=True)))
+        await live()
+        with _closing():
+            await life.__aexit__(None, None, None)
+
+    async def live() -> None:
         here = SharedContext(link, tasks, frames)
         if aside is not None:
             threading.Thread(target=here.watch_loop, args=(aside,), name="windlass-watch", daemon=True).start()
@@ -362,7 +381,40 @@ def run_shared(
     loop.run_until_complete(run())
 
 
-def run_isolated(link: socket.socket, tasks: Mapping[str, TaskCode], frames: FrameReader[Command]) -> None:
+@contextmanager
+def _failing(link: socket.socket) -> Iterator[None]:
+    """Report that a hook has failed, and exit: this process runs no jobs."""
+    try:
+        yield
+    except BaseException as fault:  # noqa: BLE001 - user code may raise anything
+        with suppress(OSError):
+            link.sendall(encode_frame(ContextUpdate([unopened_outcome(fault)])))
+        os._exit(1)
+
+
+@contextmanager
+def _closing() -> Iterator[None]:
+    """Close what the app has opened. It is not waited for without a limit, and its errors are only shown."""
+
+    def give_up() -> None:
+        sys.stderr.write(f"windlass: what the app has opened was not closed within {CLOSE_HOOKS_WITHIN:g} s\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+    watch = threading.Timer(CLOSE_HOOKS_WITHIN, give_up)
+    watch.daemon = True
+    watch.start()
+    try:
+        yield
+    except Exception:  # noqa: BLE001
+        traceback.print_exc()
+    finally:
+        watch.cancel()
+
+
+def run_isolated(
+    link: socket.socket, tasks: Mapping[str, TaskCode], frames: FrameReader[Command], hooks: Hooks
+) -> None:
     """Run one job, then exit. `frames` is passed in because making a decoder takes longer than many a job."""
     received = _first(link, frames)
     assignment = _assignment(received)
@@ -373,9 +425,17 @@ def run_isolated(link: socket.socket, tasks: Mapping[str, TaskCode], frames: Fra
     if code is None:
         outbox.add_outcome(unknown_task(assignment))
     elif is_async(code):
-        run_shared(link, tasks, received, frames)
-    else:
+        run_shared(link, tasks, hooks, received=received, frames=frames)
+    elif not hooks.concern_processes:
         _run_function(link, frames, outbox, code, received)
+    else:
+        life = hooks.process_without_loop()
+        with _failing(link):
+            life.__enter__()
+        _run_function(link, frames, outbox, code, received)
+        outbox.flush()  # it has ended, whatever is closed now
+        with _closing():
+            life.__exit__(None, None, None)
     outbox.flush()
 
 

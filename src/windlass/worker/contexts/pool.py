@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
+from msgspec.structs import replace
+
 from windlass.model.job import Error, Job
 from windlass.model.operations import Claimed
 from windlass.model.outcome import Verdict
@@ -21,7 +23,7 @@ from windlass.worker import WorkerOptions
 from windlass.worker.contexts.frames import Assignment, ContextUpdate, RunOutcome, RunUpdate, ShimState, assignment_of
 from windlass.worker.contexts.kept import KeptRun, KeptRuns
 from windlass.worker.contexts.processes import ContextProcess, KeptProcess, ProcessManager
-from windlass.worker.linux import resident
+from windlass.worker.linux import describe_status, resident
 from windlass.worker.runs import WORKER_STOPPED, ActiveRun, RunTable, Stop, crashed, exited_by_itself
 
 log = logging.getLogger("windlass.worker")
@@ -34,6 +36,9 @@ POSTPONED = 2.0
 
 CHECK_EVERY = 0.1
 """Seconds between two checks whether a context is blocked, while there are jobs."""
+
+LONGEST_PAUSE = 30.0
+"""Seconds between two tries to open what the app wants open, at most; they begin with one."""
 
 END_KEPT_WITHIN = 2.0
 """Seconds in which runs that would go on without this worker end, where none is to be left."""
@@ -54,8 +59,12 @@ class ContextRunner:
         options: WorkerOptions,
         clock: Clock,
         kept: KeptRuns | None = None,
+        *,
+        opens: bool = False,
     ) -> None:
-        """`kept`: where runs that outlive this worker have their folders; null = no run does."""
+        """`kept`: where runs that outlive this worker have their folders; null = no run does. `opens`: whether contexts
+        open something before they run jobs, and close it at their end.
+        """
         self._processes = processes
         self._runs = runs
         self._options = options
@@ -65,6 +74,15 @@ class ContextRunner:
         self._shared: list[ContextProcess] = []
         """Those that get the next jobs."""
         self._closing = False
+        self._opens = opens
+        self._fill_at = 0.0
+        """When the next context is forked, after one could not open what the app wants open."""
+        self._resting = False
+        """Whether nothing is to be claimed for a while, because a job's own context could not open that."""
+        self._failures = 0
+        """How often in a row that failed."""
+        self.changed = asyncio.Event()
+        """Set whenever `is_open` may have changed, or a context has ended."""
         self._context_of: dict[int, ContextProcess] = {}
         """By number of the run."""
         self._held: dict[int, Assignment] = {}
@@ -84,6 +102,24 @@ class ContextRunner:
     def stop_filling(self) -> None:
         self._closing = True
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a job that is claimed now could begin."""
+        return not self._opens or (not self._resting and any(not one.opening for one in self._shared))
+
+    async def end_idle(self, within: float) -> None:
+        """Let contexts end by themselves, in so many seconds, so that they close what they have opened."""
+        self._closing = True
+        if not self._opens:
+            return
+        for context in self._shared:
+            self._leave(context)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while any(not isinstance(one, KeptProcess) for one in self._processes.contexts.values()):
+                    self.changed.clear()
+                    await self.changed.wait()
+
     async def end_processes(self) -> None:
         """End all contexts but those of runs that outlive this worker."""
         self._closing = True
@@ -96,11 +132,12 @@ class ContextRunner:
 
     def fill(self) -> None:
         """Fork as many shared contexts as there should be."""
+        if self._clock.monotonic() < self._fill_at:
+            return
         while not self._closing and len(self._shared) < min(self._options.contexts, self._options.slots):
-            self._shared.append(self._fork(isolated=False))
-
-    def _fork(self, *, isolated: bool) -> ContextProcess:
-        return self._processes.fork(self, isolated=isolated, started_at=self._clock.monotonic())
+            context = self._processes.fork(self, isolated=False, started_at=self._clock.monotonic())
+            context.opening = self._opens
+            self._shared.append(context)
 
     def _fork_alone(self, run: ActiveRun) -> ContextProcess:
         """A context for one job, with the outputs and the standard input that it asks for."""
@@ -149,13 +186,18 @@ class ContextRunner:
 
     def _retire(self, context: ContextProcess) -> None:
         """Let a context end when nothing runs in it any more."""
-        context.exit_when_idle()
+        self._leave(context)
         self._shared.remove(context)
+        self.changed.set()
+
+    def _leave(self, context: ContextProcess) -> None:
+        if not context.leaving:
+            context.exit_when_idle()
 
     def _least_busy(self) -> ContextProcess:
         least: ContextProcess | None = None
         for context in self._shared:
-            if context.blocked:
+            if context.blocked or context.opening:
                 continue
             if not context.runs:
                 return context
@@ -310,9 +352,14 @@ class ContextRunner:
         for one in update.updates:
             if (run := self._runs.active.get(one.number)) is not None:
                 self._runs.update(run, one)
+        if update.opened:
+            context.opening, self._failures = False, 0
+            self.changed.set()
         for outcome in update.outcomes:
             if context.isolated:
                 self._outcomes[context] = outcome
+            elif outcome.unopened:
+                self._not_opened(context, outcome)
             elif (run := self._runs.active.get(outcome.number)) is not None:
                 self._finish(run, outcome)
         if update.answers is not None:
@@ -321,6 +368,40 @@ class ContextRunner:
         if update.outcomes and context in self._shared and self._is_spent(context):
             self._retire(context)
             self.fill()
+
+    def _not_opened(self, context: ContextProcess, outcome: RunOutcome) -> None:
+        """A shared context ends before it ran anything; the next one is forked after a pause, which grows."""
+        context.opening = False
+        self._log_not_opened(outcome)
+        self._fill_at = self._clock.monotonic() + self._pause()
+        if context in self._shared:
+            self._shared.remove(context)
+        for run in self._in(context):
+            self._finish(run, replace(outcome, number=run.number))
+        self.changed.set()
+
+    def _pause(self) -> float:
+        """Seconds without another try; called once for each that has failed."""
+        self._failures += 1
+        return float(min(LONGEST_PAUSE, 2.0 ** (self._failures - 1)))
+
+    def _log_not_opened(self, outcome: RunOutcome) -> None:
+        error = outcome.error or Error()
+        log.error("cannot run jobs, tries again: %s (%s)", error.message, error.type)
+        if not self._failures and error.traceback:
+            log.error("%s", error.traceback.rstrip())
+
+    def _rest(self, outcome: RunOutcome) -> None:
+        """A job's own context could not open what the app wants open: others could not either, for now."""
+        if not self._resting:
+            self._log_not_opened(outcome)
+            self._resting = True
+            self._loop.call_later(self._pause(), self._end_rest)
+            self.changed.set()
+
+    def _end_rest(self) -> None:
+        self._resting = False
+        self.changed.set()
 
     def _move(self, context: ContextProcess, not_begun: Sequence[Assignment]) -> None:
         """Give jobs that wait behind a coroutine which blocks its event loop to another context."""
@@ -423,7 +504,12 @@ class ContextRunner:
     def exited(self, context: ContextProcess, status: int, peak_memory: int) -> None:
         outcome = self._outcomes.pop(context, None)
         tail = self._tails.pop(context, "")
+        if context.opening:
+            how, _ = describe_status(status)
+            error = Error(type="Crashed", message=f"a context has died while it opened what the app wants open, {how}")
+            self._not_opened(context, RunOutcome(0, Verdict.RETRY, error=error, snooze=POSTPONED, unopened=True))
         self._remove(context)
+        self.changed.set()
         for run in self._in(context):
             if run.number in self._held:
                 self._postpone(run, "it ended before the job began")
@@ -437,6 +523,9 @@ class ContextRunner:
 
     def fork_failed(self, context: ContextProcess, why: str) -> None:
         """There was no room for a context. The next check forks again: to try at once would fail too."""
+        if context.opening:
+            error = Error(type="Fork", message=why)
+            self._not_opened(context, RunOutcome(0, Verdict.RETRY, error=error, snooze=POSTPONED, unopened=True))
         if context in self._shared:
             self._shared.remove(context)
         for run in self._in(context):
@@ -446,7 +535,8 @@ class ContextRunner:
         """Give a context no more jobs; another takes its place."""
         if context in self._shared:
             self._shared.remove(context)
-            self.fill()
+            if not context.opening:  # else it is known only now that it failed: the next one is forked later
+                self.fill()
 
     def _postpone(self, run: ActiveRun, why: str) -> None:
         """Release a job that could not be started, with a delay: claimed again at once it would fail again."""
@@ -462,6 +552,12 @@ class ContextRunner:
         return [self._runs.active[number] for number in context.runs if number in self._runs.active]
 
     def _finish(self, run: ActiveRun, outcome: RunOutcome) -> None:
+        context = self._context_of.get(run.number)
+        if context is not None and context.isolated:
+            if outcome.unopened:
+                self._rest(outcome)
+            else:
+                self._failures = 0
         self._forget(run)
         self._runs.finish(run, outcome)
 

@@ -133,6 +133,8 @@ class ContextProcess(asyncio.Protocol):
         self.unanswered = False
         self.blocked = False
         """Whether its event loop does not respond: others get the jobs."""
+        self.opening = False
+        """Whether it opens what the app wants open: it will run what it is given only then."""
         self._aside = links[1] if len(links) > 1 else None
         self.open = 1
         """Its socket and pipes that may still bring something."""

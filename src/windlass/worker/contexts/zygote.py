@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from windlass.call.hooks import Hooks, TaskCode
 from windlass.model.new_job import JobOptions
 from windlass.model.stdin import Stdin
 from windlass.worker.contexts import folders, offspring, prints
@@ -63,9 +64,10 @@ _requests = msgspec.msgpack.Decoder(ZygoteRequest)
 class Zygote:
     """Forks contexts and reports how they end."""
 
-    def __init__(self, control: socket.socket, tasks: Mapping[str, Any]) -> None:
+    def __init__(self, control: socket.socket, tasks: Mapping[str, TaskCode], hooks: Hooks) -> None:
         self._control = control
         self._tasks = tasks
+        self._hooks = hooks
         self._frames = FrameReader(Command)
         """For the context that a child becomes: made once, because that takes longer than many a job."""
         self._contexts: dict[int, int] = {}
@@ -112,9 +114,12 @@ class Zygote:
     def _fork(self, fork: Fork, descriptors: list[int]) -> None:
         parent = os.getpid()
         try:
+            for hook in self._hooks.before_fork:
+                hook()
             pid = os.fork()
-        except OSError as fault:
-            self._report(ForkFailed(fork.context, str(fault)))
+        except Exception as fault:  # noqa: BLE001 - a hook may raise anything
+            why = str(fault) if isinstance(fault, OSError) else f"before_fork: {type(fault).__name__}: {fault}"
+            self._report(ForkFailed(fork.context, why))
             return
         finally:
             if os.getpid() == parent:
@@ -145,11 +150,11 @@ class Zygote:
             if fork.isolated:
                 adopt_orphans()
                 _redirect(fork.stdin, descriptors[1:])
-                run_isolated(link, self._tasks, self._frames)
+                run_isolated(link, self._tasks, self._frames, self._hooks)
             else:
                 prints.send_to_jobs(yes=True)
                 offspring.end_with_jobs(yes=True)
-                run_shared(link, self._tasks, aside=socket.socket(fileno=descriptors[1]))
+                run_shared(link, self._tasks, self._hooks, aside=socket.socket(fileno=descriptors[1]))
             status = 0
         except BaseException:  # noqa: BLE001 - whatever it is, this process must not go on as a second zygote
             traceback.print_exc()
@@ -363,6 +368,7 @@ def main() -> None:
     offspring.install()
     try:
         app = load_app(sys.argv[3])
+        tasks = {name: app.hooks.wrap(task) for name, task in app.tasks.items()}
     except BaseException as fault:  # noqa: BLE001 - reported to the supervisor, which shows it to the user
         report_to(control, import_failed(fault))
         _flush()
@@ -379,10 +385,13 @@ def main() -> None:
     options, shared = _options(app.tasks), open_connections()
     report_to(
         control,
-        AppInfo(list(app.tasks), list(queues), app.store, app.tenant, app.token, options, app.declared, shared),
+        AppInfo(
+            *(list(app.tasks), list(queues), app.store, app.tenant, app.token, options, app.declared, shared),
+            opens=app.hooks.concern_processes,
+        ),
     )
     try:
-        Zygote(control, app.tasks).serve()
+        Zygote(control, tasks, app.hooks).serve()
     except BaseException:  # noqa: BLE001 - whatever it is, threads of the app must not keep this process alive
         traceback.print_exc()
         os._exit(1)
