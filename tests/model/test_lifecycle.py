@@ -66,6 +66,7 @@ expire      failed     failed     failed     .          .          .          .
 touch_owner blocked    scheduled  queued     running    .          .          .
 abandon     cancelled  cancelled  cancelled  running    .          .          .
 rerun       .          .          .          .          queued     queued     queued
+edit        blocked    scheduled  queued     running    succeeded  failed     cancelled
 delete      gone       gone       gone       running    gone       gone       gone
 """
 

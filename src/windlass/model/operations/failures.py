@@ -22,9 +22,7 @@ class FailurePage(Struct, frozen=True, kw_only=True):
 
 @operation("GET", "/failures", "read")
 class Failures(Operation[FailurePage], frozen=True, kw_only=True):
-    """Failed jobs that match, in groups of the same task and failure: from the newest of each queue on, up to 10,000
-    jobs per page.
-    """
+    """Failed jobs that match, in groups of the same task and failure, from the newest on (10,000 jobs per page)."""
 
     match: Match = Match()
     limit: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] = 100
