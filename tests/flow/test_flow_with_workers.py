@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.flow.test_tiers_with_workers import FAST, SLOW, assigned, regulate, run, started, took
+from tests.support.freezing import freeze
 from tests.support.patience import PATIENCE
 from tests.support.servers import Server, StartServer
 from tests.support.worker_harness import STORES, TASKS, MakeHarness, WorkerHarness, tell, until
@@ -94,7 +95,7 @@ def test_s0_17_18_and_19_no_job_waits_longer_than_its_first_estimate(
     harness = make_harness(store="" if kind == "file" else start_server("redis").url)
     regulate(harness)
     worker = harness.start("-c", "2", lease="60s")
-    worker.send(signal.SIGSTOP)  # so that jobs come faster than they are run, on any machine
+    freeze(worker.pid, harness.store)  # so that jobs come faster than they are run, on any machine
     chance = random.Random(3)
     estimates: list[tuple[str, float]] = []
     for _ in range(14):

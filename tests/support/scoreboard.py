@@ -87,6 +87,7 @@ class Board:
 
     def __init__(self, folder: Path, store: str, lease: float = 1.0) -> None:
         self.folder = folder
+        self.store = store
         self.settings = os.environ | {
             "WINDLASS_STORE": store,
             "WINDLASS_WORKER_LEASE": f"{lease}s",

@@ -218,6 +218,23 @@ def test_a_page_says_when_the_server_is_away_and_goes_on_by_itself(site: Site) -
     site.faults[:] = [one for one in site.faults if "net::ERR" not in one]  # the browser says so itself
 
 
+LEFT_AT_ONCE = """
+const add = window.addEventListener;
+window.addEventListener = (name, ...rest) => {
+    if (name === "hashchange") history.replaceState(null, "", "#/jobs");
+    return add.call(window, name, ...rest);
+};
+"""
+
+
+@on_one_store
+def test_an_address_that_changes_while_the_page_starts_is_followed(site: Site) -> None:
+    page = site.page()
+    page.add_init_script(LEFT_AT_ONCE)
+    page.reload()
+    expect(page.get_by_role("heading", name="Jobs", exact=True)).to_be_visible()
+
+
 @on_one_store
 def test_workers_show_what_they_use(site: Site) -> None:
     worker = site.worker("mail", slots=4)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.freezing import freeze
 from tests.support.patience import PATIENCE
 from tests.support.scoreboard import Board, Relay, await_, killing
 from tests.support.servers import StartServer
@@ -64,7 +65,7 @@ def test_a_worker_that_was_away_for_longer_than_its_lease_can_write_nothing(boar
     task = board.task("until").using(isolate=True) if kind == "alone" else board.task(kind)
     jobs = task.map([(one, "go") for one in range(number)])
     await_("all run", lambda: len(board.starts()) == number)
-    away.send_signal(signal.SIGSTOP)
+    freeze(away.pid, board.store)
     other = board.start()
     await_("all run again", lambda: sum(board.starts().values()) == 2 * number)
     others = {entry.pid for entry in board.diary() if entry.what == "start" and entry.attempt == 2}

@@ -2,16 +2,14 @@
 
 import signal
 import time
-from contextlib import closing
 from pathlib import Path
 
-import apsw
-import psutil
 import pytest
 
+from tests.support.freezing import freeze
 from tests.support.patience import PATIENCE
 from tests.support.servers import StartServer
-from tests.support.worker_harness import ON_A_FILE, MakeHarness, Worker, WorkerHarness, tell, until
+from tests.support.worker_harness import ON_A_FILE, MakeHarness, WorkerHarness, tell, until
 from windlass.model.job import State
 
 
@@ -106,23 +104,13 @@ def test_a_paused_worker_claims_nothing_until_it_is_resumed(harness: WorkerHarne
     assert worker.stop() == 0
 
 
-def freeze(worker: Worker, file: str) -> None:
-    """Stop it while it cannot hold the lock of the file, which would stop all others too."""
-    with closing(apsw.Connection(file)) as connection:
-        connection.set_busy_timeout(int(PATIENCE * 1000))
-        connection.execute("BEGIN IMMEDIATE")
-        worker.send(signal.SIGSTOP)
-        until(lambda: psutil.Process(worker.pid).status() == psutil.STATUS_STOPPED)
-        connection.execute("ROLLBACK")
-
-
 @ON_A_FILE
 def test_a_worker_that_was_frozen_past_its_lease_stops_what_it_has_lost(harness: WorkerHarness) -> None:
     frozen = harness.start("--contexts", "1", lease="1s")
     job, deaf = harness.tasks.stay.enqueue("twice"), harness.tasks.deaf.enqueue()
     (first,) = harness.noted("start")
     harness.noted("began")
-    freeze(frozen, harness.store)
+    freeze(frozen.pid, harness.store)
     harness.start("--contexts", "1", lease="1s")
     harness.noted("start", 2)
     harness.noted("began", 2)

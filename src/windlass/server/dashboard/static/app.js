@@ -30,6 +30,7 @@ function useRoute() {
   useEffect(() => {
     const changed = () => set(read());
     addEventListener("hashchange", changed);
+    changed(); // it may have changed before there was a listener
     return () => removeEventListener("hashchange", changed);
   }, []);
   return route;
