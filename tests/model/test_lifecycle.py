@@ -17,7 +17,7 @@ from windlass.model.lifecycle import (
     GONE,
     MOST_CRASHES,
     MOST_LOSSES,
-    ORDERS,
+    STOP_ORDERS,
     TABLE,
     Gone,
     Move,
@@ -319,7 +319,7 @@ ENDS = list(
         (0, 2, None),  # max_retry
         (0, 1, 2),  # crashes so far
         (0, 1, 5),  # re-runs so far
-        (None, *ORDERS),
+        (None, *STOP_ORDERS),
         (None, 50.0, 10_000.0),  # retry deadline: none, passed, far
     )
 )
@@ -489,7 +489,7 @@ AT_MOST_ONCE = pytest.mark.parametrize("on_lost", ["fail", "adopt"])
 
 
 @pytest.mark.parametrize("on_lost", ["retry", "requeue", "fail", "adopt"])
-@pytest.mark.parametrize("order", [None, *sorted(ORDERS)])
+@pytest.mark.parametrize("order", [None, *sorted(STOP_ORDERS)])
 def test_a_loss_is_only_written_while_the_lease_is_out(on_lost: OnLost, order: Reason | None) -> None:
     assert lose(a_job(reason=order), NOW, on_lost).lapsed == "lease"
 
@@ -539,7 +539,7 @@ def test_a_stopped_job_says_where_it_ran() -> None:
     assert move.error == where
 
 
-@pytest.mark.parametrize("order", sorted(ORDERS))
+@pytest.mark.parametrize("order", sorted(STOP_ORDERS))
 def test_a_lost_job_with_an_order_to_stop_has_stopped(order: Reason) -> None:
     move = lose(a_job(reason=order, losses=1), NOW)
     assert (move.step, move.target, move.reason, move.losses) == (Step.STOP, State.CANCELLED, order, 1)
@@ -573,7 +573,7 @@ def test_a_snooze_of_nothing_is_a_release() -> None:
     assert release(a_job(), NOW, 0.0).step is Step.RELEASE
 
 
-@pytest.mark.parametrize("order", sorted(ORDERS))
+@pytest.mark.parametrize("order", sorted(STOP_ORDERS))
 @pytest.mark.parametrize("delay", [None, 30.0])
 def test_a_job_with_an_order_to_stop_that_is_given_back_has_stopped(order: Reason, delay: float | None) -> None:
     move = release(a_job(reason=order), NOW, delay)
@@ -616,7 +616,7 @@ def test_what_has_ended_cannot_be_cancelled(state: State) -> None:
         cancel(a_job(state))
 
 
-@pytest.mark.parametrize("told", [None, Reason.SHRUNK, *sorted(ORDERS - {Reason.DELETED})])
+@pytest.mark.parametrize("told", [None, Reason.SHRUNK, *sorted(STOP_ORDERS - {Reason.DELETED})])
 def test_a_running_job_is_failed_by_hand_whatever_it_was_ordered(told: Reason | None) -> None:
     move = fail_by_hand(a_job(reason=told, max_retry=None, keep_failure=5.0), "no", NOW)
     assert (move.target, move.reason, move.outcome, move.keep) == (State.FAILED, Reason.BY_HAND, Verdict.FAILED, 5.0)
@@ -635,7 +635,7 @@ def test_a_job_that_does_not_run_is_deleted_at_once(state: State) -> None:
     assert delete(a_job(state)).target is GONE
 
 
-@pytest.mark.parametrize("told", [None, *sorted(ORDERS)])
+@pytest.mark.parametrize("told", [None, *sorted(STOP_ORDERS)])
 def test_a_running_job_that_is_deleted_is_ordered_to_stop(told: Reason | None) -> None:
     move = delete(a_job(reason=told))
     assert (move.target, move.reason) == (State.RUNNING, Reason.DELETED)
@@ -688,11 +688,11 @@ def test_a_waiting_job_without_a_client_is_cancelled_as_abandoned(state: State) 
     assert (move.lapsed, move.error, move.owner_timeout) == ("owner", None, None)
 
 
-@pytest.mark.parametrize("told", [None, Reason.SHRUNK, *sorted(ORDERS)])
+@pytest.mark.parametrize("told", [None, Reason.SHRUNK, *sorted(STOP_ORDERS)])
 def test_a_running_job_without_a_client_is_ordered_to_stop_and_an_earlier_order_stands(told: Reason | None) -> None:
     move = abandon(a_job(owner_timeout=60.0, reason=told))
     assert (move.target, move.lapsed) == (State.RUNNING, "owner")
-    assert move.reason is (told if told in ORDERS else Reason.ABANDONED)
+    assert move.reason is (told if told in STOP_ORDERS else Reason.ABANDONED)
 
 
 @pytest.mark.parametrize("state", sorted(set(State) - FINISHED))
@@ -709,7 +709,7 @@ def test_asking_for_a_job_is_not_written_down_where_it_does_not_matter() -> None
         assert touch_owner(a_job(state)) is None
     for state in FINISHED:
         assert touch_owner(a_job(state, owner_timeout=60.0)) is None
-    for order in ORDERS:
+    for order in STOP_ORDERS:
         assert touch_owner(a_job(owner_timeout=60.0, reason=order)) is None
 
 

@@ -22,7 +22,7 @@ from windlass.model.audit import MOST_LINES_KEPT
 from windlass.model.errors import Invalid
 from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import FINISHED, PENDING, Job, Reason, State
-from windlass.model.lifecycle import GONE, ORDERS, Move, Step, enter
+from windlass.model.lifecycle import GONE, STOP_ORDERS, Move, Step, enter
 from windlass.model.names import EVERY_TENANT, JobKey, OfTenant, key_of
 from windlass.model.new_job import NewJob, Terms
 from windlass.model.outcome import Verdict
@@ -401,7 +401,7 @@ class ModelJobs:
                 for number in numbers
             )
         seen = [self._jobs[key].job for key in room.may_stop if key in self._jobs]
-        stopping = sum(job.state is State.RUNNING and job.reason in ORDERS for job in seen)
+        stopping = sum(job.state is State.RUNNING and job.reason in STOP_ORDERS for job in seen)
         return self._free_slots(room.where) + stopping <= need.most
 
     def _apply(self, move: Move, now: datetime) -> bool:

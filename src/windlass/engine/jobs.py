@@ -15,7 +15,7 @@ from windlass.engine.newest import list_newest
 from windlass.model import lifecycle, stdin, wire
 from windlass.model.errors import Busy, Conflict, Invalid, TooLarge
 from windlass.model.job import FINISHED, Job, Reason, State
-from windlass.model.lifecycle import ORDERS, TABLE, Move, Step
+from windlass.model.lifecycle import STOP_ORDERS, TABLE, Move, Step
 from windlass.model.match import Match, index_only, matches, states
 from windlass.model.names import EVERY_TENANT, JobKey, check_id, key_of
 from windlass.model.operations import (
@@ -352,7 +352,7 @@ Action = Callable[[Job], Move | None]
 
 
 def cancel(job: Job) -> Move | None:
-    ordered = job.state is State.RUNNING and job.reason in ORDERS
+    ordered = job.state is State.RUNNING and job.reason in STOP_ORDERS
     return lifecycle.cancel(job) if (job.state, Step.CANCEL) in TABLE and not ordered else None
 
 

@@ -161,7 +161,7 @@ def _ran(item: Began | Finished) -> HandlerRun:
 
 def order_for(item: Alive, reply: HeartbeatReply) -> Order | None:
     """What the worker must do with the job, if it does not know yet."""
-    if reply.reason in lifecycle.ORDERS:
+    if reply.reason in lifecycle.STOP_ORDERS:
         return Order(id=reply.id, order="halt" if reply.reason is Reason.HALTED else "cancel")
     if reply.reason in (Reason.SHRUNK, Reason.LOWERED) and reply.deadline != item.deadline:
         return Order(id=reply.id, order="deadline", deadline=reply.deadline)

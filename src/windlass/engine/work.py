@@ -1,7 +1,7 @@
 """How a job moves: claim, begin, renew, finish, release.
 
 A claim leases jobs to a worker under a token. The worker says when its code begins, renews the lease while it runs, and
-reports how the run ended, or returns the job unrun. The store refuses every report without the current token.
+reports how the run ended, or gives the job back. The store refuses every report without the current token.
 
 A success needs no decision and is one round trip for a whole batch. For every other outcome the job is read, the
 lifecycle decides, and the move is written only if the job has not changed. `reports` knows what a report means.
@@ -46,10 +46,10 @@ NOTHING_NEW = Renewed()
 
 
 async def claim(context: EngineContext, operation: Claim) -> list[Claimed]:
-    """Lease jobs to a worker; without any, wait for the next one."""
+    """Lease jobs to a worker; if there are none, wait for one."""
     worker = await known_worker(context, operation.worker, operation.tenant)
     records: list[Record] = []
-    if not operation.wait or worker.id not in context.idle:
+    if not operation.wait or worker.id not in context.idle:  # else it listens first, then asks once
         records = await context.writes.claim(await _request(context, operation, worker))
     if not records and operation.wait:
         records = await _wait_and_claim(context, operation, worker)
@@ -75,8 +75,8 @@ async def _wait_and_claim(context: EngineContext, operation: Claim, worker: Work
     context.idle.discard(worker.id)
     async with context.store.events.listen([*topics, f"grant/{worker.id}"]) as listener:
         while True:
-            # Claim once more before the first wait: jobs may have arrived before the subscription. And after the
-            # last wait: no parked claim is left behind.
+            # Claim once more before the first wait: jobs may have arrived before it listened for wake-ups. The claim
+            # stays parked in the store meanwhile. And once after the last wait, to withdraw a parked claim.
             remaining = max(0.0, until - loop.time())
             request = await _request(context, operation, worker, stays=min(POLL_EVERY, remaining))
             records = await context.writes.claim(request)
@@ -88,7 +88,7 @@ async def _wait_and_claim(context: EngineContext, operation: Claim, worker: Work
 
 
 async def _next_opening(context: EngineContext, worker: Worker) -> float:
-    """Seconds until a rate limit or the end of a pause allows a start."""
+    """Seconds until a rate limit or a pause lets a job start."""
     rules = (await context.flow_config.current()).rules
     if not any(one.count or one.closed_until for one in rules.limit_rules.values()):
         return POLL_EVERY
@@ -107,7 +107,7 @@ async def begin(context: EngineContext, operation: Begin) -> Applied:
 
 
 async def renew(context: EngineContext, operation: Renew) -> Renewed:
-    """Extend the leases of a worker's jobs; answers orders and messages to them, and waits for some if asked to."""
+    """Extend the leases of a worker's jobs; return orders and messages for them, waiting for some if asked."""
     usage = None if operation.memory is None else WorkerUsage(operation.memory, operation.cpu)
     lease = lease_of(context, await heard_of(context, operation.worker, operation.tenant, usage))
     renewed = await renew_now(context, operation, lease)
@@ -123,13 +123,13 @@ async def _renew_until_ordered(context: EngineContext, operation: Renew, lease: 
     bare = replace(operation, jobs=[replace(item, progress=None, output=[]) for item in operation.jobs])
     async with context.store.events.listen([f"order/{operation.worker}"]) as listener:
         while True:
-            # Renew once more before the first wait: an order may have come before the subscription.
+            # Renew once more before the first wait: an order may have come before it listened for wake-ups.
             renewed = await renew_now(context, bare, lease)
             remaining = until - loop.time()
             if renewed != NOTHING_NEW or remaining <= 0:
                 return renewed
             if await listener.wait(min(POLL_EVERY, remaining)):
-                # The notice does not name the job: it may be one that was claimed meanwhile.
+                # The wake-up does not name the job: it may be one that was claimed meanwhile.
                 return await renew_now(context, bare, lease)
 
 
@@ -149,7 +149,7 @@ async def renew_now(context: EngineContext, operation: Renew, lease: float) -> R
 
 
 async def finish(context: EngineContext, operation: Finish) -> Applied:
-    """Runs have ended. What they made is added first; successes are written, other outcomes decided."""
+    """Handle ended runs: add the jobs and files they made, write successes, decide the rest."""
     await known_worker(context, operation.worker, operation.tenant)
     for place, item in enumerate(operation.jobs):
         reports.check_finished(context, item, f"jobs[{place}]")
@@ -169,7 +169,7 @@ async def finish(context: EngineContext, operation: Finish) -> Applied:
 
 
 async def release(context: EngineContext, operation: Release) -> Applied:
-    """Return jobs unrun. A limit that a report names is held first: else the next job would start in between."""
+    """Give jobs back. A limit that a report names is paused first: else the next job would start in between."""
     await known_worker(context, operation.worker, operation.tenant)
     reported = list(zip(operation.jobs, await reports.tenants_of(context, operation), strict=True))
     held = await hold_limits(context, reported)

@@ -1,4 +1,4 @@
-"""The job as the queue knows it: what was asked for (`Terms`, in `new_job`), what came of it, and the words for both.
+"""The job as the queue knows it: what was asked for (`Terms`, in `new_job`), and what has happened to it since.
 
 Frozen data without behaviour; nothing here opens, sends or decides anything. Times are UTC by the
 store's clock, durations are seconds, and "never" is written as null.
@@ -30,14 +30,14 @@ FINISHED = frozenset({State.SUCCEEDED, State.FAILED, State.CANCELLED})
 
 
 class Reason(StrEnum):
-    """Why a job ended, why it waits for another run, or why a running one was ordered to stop."""
+    """Why a job ended, why it waits for another run, or why a running one was ordered to stop or given less time."""
 
     ERROR = "error"  # the task broke (5xx)
     RETRY = "retry"  # the task asked to be run again (1xx)
     FAILED = "failed"  # the task said that it cannot succeed (4xx)
     TIMEOUT = "timeout"  # it ran longer than its `timeout`
     CRASHED = "crashed"  # its process died under it
-    LOST = "lost"  # its worker was not heard of for a whole lease; or stopped, and it may not run again
+    LOST = "lost"  # its worker was silent for a whole lease, or stopped a job that must not run twice
     DEADLINE = "deadline"  # its retry deadline passed
     EXPIRED = "expired"  # it was not started in time
     SHRUNK = "shrunk"  # its time was taken for jobs that wait
@@ -77,7 +77,7 @@ class Error(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
-    """A job as the queue knows it: its terms, and what has come of it so far."""
+    """A job as the queue knows it: its terms, and what has happened to it so far."""
 
     id: str
     """The UUID it was sent with. Never changes."""
@@ -86,21 +86,21 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     state: State
     """Where it stands; changes only by `lifecycle.TABLE`."""
     waits_for: list[str] = field(default_factory=list)
-    """Which of `after` have not succeeded yet, as far as is known. Empty unless it is blocked."""
+    """Which of `after` have not ended yet, as far as is known. Empty unless it is blocked."""
     reason: Reason | None = None
-    """Why it ended or waits for another run; on a running job, why it was ordered to stop. Null otherwise."""
+    """Why it ended, waits for another run or, while it runs, was ordered to stop or given less time. Null otherwise."""
     attempt: int = 0
     """Which run this is, from 1; 0 before the first. Grows at each claim; a run given back is not counted."""
     crashes: int = 0
     """Runs that ended with the death of their process. Grows by one at each."""
     losses: int = 0
-    """Runs whose worker was not heard of again. Grows by one at each."""
+    """Runs whose worker disappeared, or stopped a job that must not run twice. Grows by one at each."""
     worker: str | None = None
     """The worker that holds it or held it last. Set at each claim, and when it is adopted."""
     node: str | None = None
     """The machine of that worker. Set with it."""
     adopted_by: str | None = None
-    """The worker that took its process over from one that had ended; null = the one that claimed it holds it."""
+    """The worker that adopted its process; null = not adopted."""
     adopted_at: datetime | None = None
     """When that was, the last time. Cleared at each claim."""
     sandbox: str | None = None
@@ -110,24 +110,24 @@ class Job(Terms, frozen=True, kw_only=True, omit_defaults=False, gc=False):
     pid: int | None = None
     """The process that runs it or ran it last. Set when its code starts; null between claim and start."""
     progress: Progress | None = None
-    """What the running task last said of how far it is."""
+    """The progress that its task reported last."""
     estimate: float | None = None
     """Seconds it was expected to wait when it was enqueued. Set in that answer only; later, ask for the estimate."""
     estimate_at_most: float | None = None
-    """Seconds that it was to wait at most, where its queue has tiers. Set like `estimate`."""
+    """The longest it could wait, in seconds, where its queue has tiers. Set like `estimate`."""
     code: int | None = None
     """The code of its last outcome (1xx, 2xx, 4xx, 5xx). Set at each finish."""
     error: Error | None = None
     """The last of `errors`."""
     errors: list[Error] = field(default_factory=list)
-    """One entry per run that did not succeed, also if lost or stopped, oldest first, the newest hundred; kept after a
-    later success."""
+    """One entry per run that did not succeed (also lost and stopped ones), and one if it expired or a parent failed.
+    Oldest first, the newest hundred; kept after a later success."""
     created_at: datetime
     """When the store accepted it. Never changes."""
     updated_at: datetime
-    """When its state, reason, pid or progress last changed, or a caller edited it."""
+    """When its state, reason, pid or progress last changed, or it was adopted or edited."""
     run_at: datetime | None = None
-    """Before this it may not run: its delay, or its next re-run. Null if it never had to wait."""
+    """It does not run before this: its delay, or its next re-run. Null if it never had to wait."""
     started_at: datetime | None = None
     """When the current or last attempt was claimed."""
     finished_at: datetime | None = None

@@ -1,12 +1,12 @@
-"""The life of a job: the only place that says which state comes next.
+"""The life of a job: with `dependency`, the only place that says which state comes next.
 
-Two rules keep it whole. Everything that decides a state is in this file, or in `dependency`; and these know neither a
-store nor a clock nor a worker. Stores apply the `Move`s made here, guarded by what the job was when the
-move was decided; if the job has changed since, the move is refused and decided again.
+Two rules: everything that decides a state is in these two files; and they know neither a store nor a clock nor a
+worker. Stores apply the `Move`s made here, guarded by what the job was when the move was decided; if the job has
+changed since, the move is refused and decided again.
 
-How to read it: `enter` says in which state a new job begins; `TABLE` says what is possible from there; the functions
-from `finish` to `rerun`, and `dependency.unblock`, say what happens, as one `Move` each. The drawing in the docs is
-made from `TABLE`.
+How to read it: `enter` says in which state a new job begins; `TABLE` says what is possible from there. Claiming,
+promoting and succeeding need no decision: stores do them by `TABLE`. `finish` … `rerun`, and `dependency.unblock`,
+make the moves for the rest. The drawing in the docs is made from `TABLE`.
 """
 
 import math
@@ -101,10 +101,10 @@ TABLE = {
 """Which state follows. A pair that is not here cannot happen."""
 
 MOST_CRASHES = 3  # the crash with this number ends a job, whatever its `max_retry` says: it is poison
-MOST_LOSSES = 10  # so does the lost worker with this number: what takes a whole worker down each time is poison too
+MOST_LOSSES = 10  # so does this many lost workers: a job that keeps killing its worker is poison too
 
-ORDERS = frozenset({Reason.CANCELLED, Reason.DELETED, Reason.HALTED, Reason.ABANDONED})
-"""Reasons that, on a running job, mean that it was ordered to stop."""
+STOP_ORDERS = frozenset({Reason.CANCELLED, Reason.DELETED, Reason.HALTED, Reason.ABANDONED})
+"""Reasons of a running job that was ordered to stop. One that was ordered to take less time is shrunk or lowered."""
 
 Lapse = Literal["lease", "owner"]
 
@@ -122,7 +122,7 @@ class Move(Struct, frozen=True, kw_only=True):
     fence: bytes | None = None  # if it runs, is under this token
     assigned_before: str | None = None  # and at this tier;
     waits_before: list[str] = []  # if it is blocked, waits for exactly these;
-    lapsed: Lapse | None = None  # and if this clock was not restarted: the lease renewed, the owner seen.
+    lapsed: Lapse | None = None  # and, if set, this clock has run out (lease not renewed, owner not seen).
     # Then the job gets:
     target: State | Gone
     reason: Reason | None
@@ -132,10 +132,10 @@ class Move(Struct, frozen=True, kw_only=True):
     run_at: datetime | None  # when a scheduled job is due
     code: int | None
     adopter: Adopter | None = None  # a run that goes on: from now on it is this worker's
-    assigned: tuple[str | None, float] | None = None  # its new tier, if any, and seconds; longer ones get places back
+    assigned: tuple[str | None, float] | None = None  # (new tier or None, seconds); frees its places at longer tiers
     waits_for: list[str] = []  # what a job that stays blocked still waits for
     error: Error | None = None  # added to its errors
-    outcome: Verdict | None = None  # what its run is counted as; null = not at all: it was stopped, or does not count
+    outcome: Verdict | None = None  # what its run is counted as; null = not counted
     finished_at: datetime | None = None  # as its worker says; null = the store's now
     ran: HandlerRun = NO_HANDLER  # what ran it, if a worker says so
     keep: float | None = None  # seconds that the record of a finished job stays; null = forever
@@ -146,7 +146,7 @@ class Move(Struct, frozen=True, kw_only=True):
 def enter(new: NewJob, now: datetime) -> tuple[State, datetime | None]:
     """The first state of a new job, and when it is due if it is scheduled.
 
-    `now` is the store's time, in the step that adds the job. Where that step is a script, the script decides the same.
+    `now` is the store's time, in the step that adds the job. On Redis, `lua/add.lua` makes the same decision.
     """
     if new.after:
         return State.BLOCKED, None
@@ -162,8 +162,8 @@ def next_state(state: State, step: Step) -> State | Gone:
         raise Conflict(f"a {state} job cannot {step}") from None
 
 
-# A run may end without a word of its own: its process dies (`finish` with the reason `crashed`), its worker is not
-# heard of (`lose`), or stops (`release` with `stopped`). In each case `on_lost` says whether the job may run again.
+# A run may end without reporting an outcome: its process dies (`finish` with the reason `crashed`), its worker falls
+# silent (`lose`), or stops (`release` with `stopped`). In each case `on_lost` says whether the job may run again.
 
 
 def finish(job: Job, outcome: Outcome, now: datetime, chance: float, on_lost: OnLost = "retry") -> Move:
@@ -177,7 +177,7 @@ def _finish(job: Job, outcome: Outcome, now: datetime, chance: float, on_lost: O
         return make_move(job, Step.SUCCEED)
     reason = outcome.reason or Reason(outcome.verdict.value)
     error = error_entry(job, own_error(job, outcome), reason, now)
-    if job.reason in ORDERS:
+    if job.reason in STOP_ORDERS:
         return make_move(job, Step.STOP, job.reason, error)
     if reason is Reason.CRASHED:
         crashes = job.crashes + 1
@@ -193,7 +193,7 @@ def _finish(job: Job, outcome: Outcome, now: datetime, chance: float, on_lost: O
 
 
 def reruns(job: Job) -> int:
-    """How many of its `max_retry` re-runs a job has used: deaths and lost workers are counted apart."""
+    """How many of its `max_retry` re-runs a job has used: crashes and lost workers are counted apart."""
     return max(0, job.attempt - 1 - job.crashes - job.losses)
 
 
@@ -205,8 +205,8 @@ def _due(job: Job, delay: float | None, now: datetime, chance: float) -> datetim
 
 
 def lose(job: Job, now: datetime, on_lost: OnLost = "retry") -> Move:
-    """The lease of a running job has run out: its worker is taken for dead."""
-    if job.reason in ORDERS:
+    """The lease of a running job has run out: its worker counts as dead."""
+    if job.reason in STOP_ORDERS:
         error = HALTED if job.reason is Reason.HALTED else LOST
         reason = Reason.HALTED if job.reason is Reason.HALTED else Reason.LOST
         return replace(make_move(job, Step.STOP, job.reason, error_entry(job, error, reason, now)), lapsed="lease")
@@ -226,7 +226,7 @@ def release(
 
     `stopped`: why its code, which had begun, was stopped; null = it had not begun, or asked for a later time itself.
     """
-    if job.reason in ORDERS:
+    if job.reason in STOP_ORDERS:
         error = error_entry(job, HALTED, Reason.HALTED, now) if job.reason is Reason.HALTED else None
         return make_move(job, Step.STOP, job.reason, error)
     if stopped is not None and on_lost in AT_MOST_ONCE:
@@ -264,16 +264,16 @@ def fail_by_hand(job: Job, message: str, now: datetime) -> Move:
 
 
 def shrink(job: Job, tier: str, seconds: float) -> Move:
-    """Time is taken from a running job for others that wait: it goes on at a shorter tier, never with more time."""
+    """Take time from a running job for others that wait: it goes on at a shorter tier, never with more time."""
     seconds = min(seconds, time_limit(job) or seconds)
     return replace(_order(job, Step.SHRINK, Reason.SHRUNK), assigned=(tier, seconds))
 
 
 def lower(job: Job, seconds: float, tier: str | None) -> Move | None:
-    """A caller lowers the time limit of a running job; null = it has no more time anyway. It goes on at this tier."""
+    """Give a running job less time, at this tier; None = nothing to lower: it is stopping, or has no more anyway."""
     if job.state is not State.RUNNING:
         raise Conflict(f"job {job.id} is {job.state}: only the time limit of a running job can be lowered")
-    if job.reason in ORDERS or seconds >= (time_limit(job) or math.inf):
+    if job.reason in STOP_ORDERS or seconds >= (time_limit(job) or math.inf):
         return None
     return replace(_order(job, Step.LOWER, Reason.LOWERED), assigned=(tier, seconds))
 
@@ -300,7 +300,7 @@ def expire(job: Job, now: datetime) -> Move:
 
 def touch_owner(job: Job) -> Move | None:
     """The owner asked for the job; null = nothing needs to be written."""
-    if job.owner_timeout is None or (job.state, Step.TOUCH_OWNER) not in TABLE or job.reason in ORDERS:
+    if job.owner_timeout is None or (job.state, Step.TOUCH_OWNER) not in TABLE or job.reason in STOP_ORDERS:
         return None
     return replace(
         make_move(job, Step.TOUCH_OWNER, job.reason), waits_for=job.waits_for, owner_timeout=job.owner_timeout
@@ -320,11 +320,11 @@ def rerun(job: Job) -> Move:
 
 def _order(job: Job, step: Step, reason: Reason) -> Move:
     """End a job that waits; order a running one. The first order to stop keeps its reason."""
-    return make_move(job, step, job.reason if job.state is State.RUNNING and job.reason in ORDERS else reason)
+    return make_move(job, step, job.reason if job.state is State.RUNNING and job.reason in STOP_ORDERS else reason)
 
 
 def make_move(job: Job, step: Step, reason: Reason | None = None, error: Error | None = None) -> Move:
-    """The move that a step makes. What a finished job is kept for follows from how it ended."""
+    """Build the move for a step. How long a finished job is kept depends on how it ended."""
     target = next_state(job.state, step)
     keep = job.keep_success if target is State.SUCCEEDED else job.keep_failure
     return Move(

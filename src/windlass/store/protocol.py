@@ -10,7 +10,8 @@ the store checks the move's guards and writes it whole, or refuses it. What ever
 - Due times and leases are judged by the store's own clock; callers pass durations, or times that the store gave them.
 - Finished jobs leave what claims search, and vanish when their keep clock runs out; a result may vanish before them.
 - No call costs more as the backlog grows, beyond a logarithm; no call loops without a bound.
-- Answers are per item, in the order of the items. Which jobs share a partition is known to the store alone.
+- Answers are per item, in the order of the items. A store may have partitions, which can be away one by one. Jobs
+  whose ids end in the same byte share one; `overdue` and `journal` say which, for grace periods and drains.
 """
 
 from collections.abc import Sequence
@@ -26,12 +27,12 @@ from windlass.store import data, flow, optional
 
 
 class JobStore(Protocol):
-    """Jobs: they are added, claimed, run, end and vanish."""
+    """Jobs, from add to purge."""
 
     async def add(
         self, drafts: Sequence[data.Draft], *, wait_for_replicas: bool = False, slots: flow.FreeSlots | None = None
     ) -> list[bool]:
-        """Keep new jobs; for each, whether it is new. One whose id its tenant has already changes nothing.
+        """Add new jobs; for each, whether it is new. A job whose id already exists for its tenant is left unchanged.
 
         Raises `StaleRules` if limit keys were made under other rules than those in force. `wait_for_replicas`: answer
         when enough replicas have them, if the store is set up so, or raise `NotReplicated`; they are kept then, too.
@@ -39,17 +40,17 @@ class JobStore(Protocol):
         """
 
     async def claim(self, request: data.ClaimRequest) -> list[data.Record]:
-        """Lease the first jobs that the worker may take, by its queues' order, then turn, then priority, then arrival.
+        """Lease the first jobs that a worker may take: by order of its queues (or turns), turn, priority and arrival.
 
-        Nothing that `flow` forbids is taken. The same nonce again answers the same jobs. They come with their payloads
+        Nothing that `flow` forbids is taken. The same nonce again returns the same jobs. They come with their payloads
         and files. A claim is a heartbeat of its worker, noted every `SEEN_EVERY` seconds.
         """
 
     async def heartbeat(self, beats: Sequence[data.Heartbeat], lease: float) -> list[data.HeartbeatReply]:
-        """Renew the leases of jobs, note what they say of themselves, hand over orders and messages to them."""
+        """Renew the leases of jobs and store what they report; return orders and messages for them."""
 
     async def succeed(self, successes: Sequence[data.JobSuccess]) -> list[bool]:
-        """End jobs well; for each, whether its token was right. The keep times of the job are applied at once."""
+        """Record successes; for each, whether its token was right. The keep times of the job are applied at once."""
 
     async def apply(self, moves: Sequence[Move], room: flow.Room | None = None) -> list[bool]:
         """Write moves, one after the other; for each, whether its guards held. A refused move changes nothing.
@@ -61,22 +62,22 @@ class JobStore(Protocol):
         """Look jobs up."""
 
     async def owners(self, ids: Sequence[str]) -> list[list[str]]:
-        """For each id the tenants that have a job of it, by name."""
+        """For each id, the tenants that have such a job, sorted."""
 
     async def result(self, key: JobKey) -> data.StoredResult | None:
         """The result of a job, unless its time is over; if it is kept for one reading only, it is gone afterwards."""
 
     async def output(self, key: JobKey, after: int, limit: int) -> list[Chunk]:
-        """Chunks of output behind a number: the newest, of all runs, until the finished job is run again."""
+        """Output chunks after number `after`. The newest are kept, across runs, until a finished job is rerun."""
 
     async def post(self, key: JobKey, message: bytes, most: int | None = None) -> data.Posted:
-        """Keep a message until a job's current or next run has it or has ended, if the run gets no more than `most`."""
+        """Store a message for the current or next run; refused if the run would get more than `most` bytes in all."""
 
     async def counts(self, tenant: str) -> data.Counts:
         """How many jobs a tenant has (`-` = all tenants), and how its runs ended, from counters."""
 
     async def sweep(self, sweep: data.Sweep, limit: int) -> data.SweepReply:
-        """Do this where a clock has run out, earliest first."""
+        """Do what needs no decision: promote or purge what is due, earliest first, or unblock lanes that have room."""
 
     async def next_due(self, sweep: data.Sweep, queues: Sequence[str] = ()) -> float | None:
         """Seconds until PROMOTE has something to do, or UNBLOCK in these queues; null = nothing waits for the clock."""
@@ -88,7 +89,7 @@ class JobStore(Protocol):
         """The states of the parents (null = the tenant has no such job). Edges to pending parents are stored."""
 
     async def completed_parents(self, done: Sequence[data.CompletedParent], limit: int) -> list[data.CompletedParent]:
-        """Drop these completed parents and children, unless they completed again; then return some more."""
+        """Remove processed parents and children (except those that completed again), then return the next ones."""
 
     async def list(self, scope: data.ListScope, after: str | None, limit: int) -> data.RecordPage:
         """Jobs of a scope: tenant by tenant, queue by queue, in order of arrival or the other way round.
@@ -104,22 +105,22 @@ class FlowStore(Protocol):
         """The rules in force."""
 
     async def set_rules(self, rules: flow.Rules) -> bool:
-        """Put these in force if their version is the next one after that in force; whether it was. Ends no run."""
+        """Put rules into force if their version follows the current one; returns whether it did. Runs continue."""
 
     async def regroup(self, changes: Sequence[flow.Regroup]) -> list[bool]:
         """Give pending jobs other limit keys; for each, whether its guard held. A running job's places follow."""
 
     async def hold(self, bucket: str, seconds: float) -> None:
-        """Start nothing of a bucket for so long."""
+        """Start nothing of a bucket for `seconds`."""
 
     async def backlog(self, tenant: str, queue: str, limit: int) -> list[flow.LaneBacklog]:
-        """What is queued (`tenant` may be `-`), at most so many jobs of each lane."""
+        """What is queued (`tenant` may be `-`), at most `limit` jobs of each lane."""
 
     async def rank(self, key: JobKey) -> int | None:
         """How many jobs of its lane are ahead of a queued job (it may stop at `MOST_RANKED`); null = not queued."""
 
     async def usage(self, limit_rule: str, limit: int) -> list[flow.BucketUsage]:
-        """How the buckets of a limit rule stand, those in use or waited for, at most so many."""
+        """State of a limit rule's buckets in use or waited for, at most `limit`."""
 
 
 class WorkerStore(Protocol):
@@ -138,19 +139,19 @@ class RecordStore(Protocol):
     """Small records beside the jobs: tokens, limits, handlers. Compare-and-swap keeps concurrent edits apart."""
 
     async def swap(self, kind: str, name: str, before: bytes | data.Unchecked | None, after: bytes | None) -> bool:
-        """Keep `after` if what is kept now is `before`, or `before` is `ANYTHING`; whether it was. Null = none."""
+        """Store `after` if the record is `before`, or `before` is `ANYTHING`; whether it did. Null = no record."""
 
     async def list(self, kind: str, names: Sequence[str] | None = None) -> dict[str, bytes]:
-        """The records of a kind, by name: all of them, or those of these names that there are."""
+        """The records of a kind, by name: all of them, or those of `names` that exist."""
 
 
 class Listener(Protocol):
     """Waits for wake-ups or events."""
 
     async def wait(self, seconds: float) -> list[str]:
-        """What came within so many seconds: `WOKEN`, or lines of the feed, with `GAP` where some were missed.
+        """What arrives within `seconds`: `WOKEN`, or lines of the feed, with `GAP` where some were missed.
 
-        A wake-up does not say what happened, and may be lost: never wait long without looking.
+        A wake-up does not say what happened, and may be lost: so poll as well.
         """
 
 
@@ -184,4 +185,4 @@ class Store(Protocol):
     files: optional.FileStore | None
 
     async def close(self) -> None:
-        """Let go of everything that was opened."""
+        """Close everything that was opened."""

@@ -1,8 +1,8 @@
 """How a worker moves jobs: claim as many as there are free slots, start them, claim again when some have ended.
 
-The answer to a claim is the only path by which a job reaches a runner. While runners work, `Leases` renews what they
-hold and passes on orders, `RunTable` takes their outcomes, and `Reports` sends those to the queue. The same loop serves
-contexts, functions, push workers and tests; they differ in their `Runner`.
+A job reaches a runner by the answer to a claim, or is adopted with its process (`RunTable.adopt`). While runners work,
+`Leases` renews what they hold and passes on orders, `RunTable` takes their outcomes, and `Reports` sends those to the
+queue. The same loop serves contexts, functions, push workers and tests; they differ in their `Runner`.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,13 +21,13 @@ WAIT = 30.0
 """Seconds that one claim waits for work."""
 
 BURST_WAIT = 0.05
-"""The same for a worker that exits when there is none: scheduled jobs that are due get their chance."""
+"""The same in a burst; long enough for due jobs to be queued."""
 
 GATHER = 0.002
-"""Seconds that freed slots are gathered for one claim."""
+"""Seconds to let more slots free up before one claim."""
 
 HEAD_START = 0.001
-"""Seconds that contexts get for what they were given, before the next claim of a store that has nothing more."""
+"""Pause after a partly filled claim, so contexts can start before the store is asked again."""
 
 
 class WorkerLoop:
@@ -44,7 +44,7 @@ class WorkerLoop:
         telemetry: Telemetry | None = None,
         meter: UsageMeter | None = None,
     ) -> None:
-        """`burst`: end when nothing is left. `languages`: those of handlers whose jobs are wanted; null = all."""
+        """`burst`: exit when no jobs are left. `languages`: claim handler jobs only in these; null = all."""
         self.reports = Reports(registration, clock)
         self.runs = RunTable(self.reports, clock, telemetry)
         self.leases = Leases(self.runs, registration, clock, meter)
@@ -55,12 +55,12 @@ class WorkerLoop:
         self._stopped = False
         self._paused = False
         self._suspended = False
-        """Whether no context can be started now, so that nothing that is claimed could run."""
+        """True while no context can start, so a claimed job could not run."""
 
     async def run(
         self, runner_of: RunnerOf, slots: Callable[[], int], warm: Callable[[], Sequence[str]] = tuple
     ) -> None:
-        """Until it is stopped, or there are no slots at all; in a burst, until nothing is left.
+        """Claim and run jobs until stopped or until no slots are left; in a burst, until no jobs are left.
 
         `slots`: how many jobs may run at once now. `warm`: what has a warm context, as `tenant/task`. `reports` and
         `leases` must run meanwhile.
@@ -84,7 +84,7 @@ class WorkerLoop:
                 return
 
     async def claim_and_start(self, runner_of: RunnerOf, free: int, wait: float, warm: Sequence[str] = ()) -> int:
-        """Claim up to so many jobs and give them to their runners; how many there were."""
+        """Claim up to `free` jobs and start them; returns how many."""
         if free < 1 or self._rests:
             return 0
         claimed = await self.claims.claim(free, wait, warm, self._languages)
@@ -125,6 +125,6 @@ class WorkerLoop:
         self.claims.interrupt()
 
     async def report_all(self) -> None:
-        """Wait until everything is reported, also what an interrupted claim may have taken."""
+        """Wait until everything is reported, including jobs that an interrupted claim may have taken."""
         await self.claims.released()
         await self.reports.flush()

@@ -1,8 +1,9 @@
 """The runs of a worker: what a `Runner` must do, the table of runs, and the report on each.
 
-A claimed job enters the table with `start` and leaves it in one place, `remove`, which sends its report. A `Runner`
-takes a batch of claimed jobs and reports to the table what becomes of each: an update, output, an outcome. Nothing here
-starts a process; the queue is known only as `Reports`.
+A claimed job enters the table with `start`, an adopted one with `adopt`. It leaves with `remove`, which sends its
+report, or with `leave`, if it goes on without this worker. A `Runner` takes a batch of claimed jobs and reports to the
+table what happens to each: an update, output, an outcome. Nothing here starts a process; the queue is known only as
+`Reports`.
 """
 
 import asyncio
@@ -519,7 +520,7 @@ class RunTable:
             self.remove(run, finished(run, outcome))
 
     def remove(self, run: ActiveRun, report: Finished | Released | None) -> None:
-        """The only exit from the table. Without a report, the queue knows already: a push worker has reported it."""
+        """Remove a run that has ended, and send its report. None = a push worker has reported it already."""
         if self.active.pop(run.number, None) is None:
             return  # it was released before its runner saw its end
         if self._telemetry is not None and isinstance(report, Finished):
@@ -553,7 +554,7 @@ class RunTable:
             self.reports.when_answered(report, lambda _held: kept.settled())
 
     def _name_process(self, run: ActiveRun, report: Finished | Released | None) -> None:
-        """Report the process of a short run that ended without a word of its own: it belongs to the record."""
+        """Report the process of a short run that ended without reporting an outcome: it belongs to the record."""
         if run.began or run.pid is None or report is None:
             return
         if report.stopped is not None if isinstance(report, Released) else report.reason is Reason.CRASHED:

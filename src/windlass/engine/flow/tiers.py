@@ -18,7 +18,7 @@ from windlass.engine.flow.load import QueueLoad, buckets, class_of, is_full, pau
 from windlass.model import lifecycle
 from windlass.model.errors import Busy, PartAway
 from windlass.model.job import State
-from windlass.model.lifecycle import ORDERS, Move
+from windlass.model.lifecycle import STOP_ORDERS, Move
 from windlass.model.names import EVERY_TENANT, JobKey, key_of
 from windlass.policy import tiers as policy
 from windlass.policy.tiers import Draw, Need, TierClass, TieredQueue, TieredRun, TieredWait
@@ -164,7 +164,7 @@ def _wanted(one: LaneBacklog, places: Mapping[str, int]) -> int | None:
 
 def _run(record: Record, places: Mapping[str, int]) -> TieredRun:
     kind = class_of(record.group)
-    stopping = record.job.reason in ORDERS
+    stopping = record.job.reason in STOP_ORDERS
     if kind == YIELDING:
         return TieredRun(record.job.id, TierClass.YIELDING, stopping=stopping)
     level = places.get(record.job.assigned or "", policy.SHORTEST)
@@ -200,7 +200,7 @@ def _room_moves(
 ) -> list[tuple[Move, RoomNeed]]:
     """Decisions with what they count on: who needs room, and how many slots are free or will be."""
     records = {record.job.id: record for record in load.running}
-    coming = load.free + sum(record.job.reason in ORDERS for record in load.running)
+    coming = load.free + sum(record.job.reason in STOP_ORDERS for record in load.running)
     moves = {id: _shrink(records[id], levels[level]) for id, level in shrinks.items()}
     moves |= {id: _fenced(lifecycle.halt(records[id].job), records[id]) for id in halts}
     return [(move, _room_need(move, needs.get(id), levels, coming)) for id, move in moves.items()]
@@ -218,7 +218,7 @@ async def _make_room(
 ) -> list[bool]:
     if not moves:
         return []
-    may_stop = [key_of(one.job) for one in load.running if class_of(one.group) == YIELDING or one.job.reason in ORDERS]
+    may_stop = [key_of(one.job) for one in load.running if class_of(one.group) == YIELDING or one.job.reason in STOP_ORDERS]
     room = Room(_slots(load, tenant, queue), [need for _, need in moves], may_stop)
     return await context.writes.apply([move for move, _ in moves], room)
 

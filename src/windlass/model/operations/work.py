@@ -1,5 +1,5 @@
 """How a worker moves a job: `Claim` leases it, `Begin` says that its code runs, `Renew` keeps the lease and brings
-orders, `Finish` reports an outcome, `Release` gives it back unrun. Each report carries the token of the lease.
+orders, `Finish` reports an outcome, `Release` gives it back. Each report carries the token of the lease.
 """
 
 from datetime import datetime
@@ -43,11 +43,11 @@ class Claim(Operation[list[Claimed]], frozen=True, kw_only=True):
     slots: Annotated[int, Meta(ge=1, le=MOST_AT_ONCE)] = 1
     wait: Wait = 0.0
     nonce: Annotated[str, Meta(pattern=r"^[0-9a-f]{16}$(?!\n)")] | None = None
-    """Sixteen random hex digits; sent again with the same ones, a claim answers the same jobs."""
+    """Sixteen random hex digits; a claim repeated with the same nonce returns the same jobs."""
     warm: Annotated[list[WarmName], Meta(max_length=MOST_WARM)] = field(default_factory=list)
-    """What it has a context waiting for, as `tenant/task`: where turns are taken it gets such jobs a little earlier."""
+    """Tasks for which it has a warm context, as `tenant/task`; with turns, their jobs are preferred slightly."""
     languages: Annotated[list[Language], Meta(max_length=16)] | None = None
-    """Of jobs whose task has a handler, only those in these languages; null = as the worker said when it registered."""
+    """Claim handler jobs only in these languages; null = those it registered with."""
 
 
 class LeasedJob(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True, gc=False):
@@ -56,29 +56,29 @@ class LeasedJob(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     id: str
     token: str
     tenant: Name | None = None
-    """Whose job it is; null = the worker's own tenant's. A worker of all tenants says it of each job."""
+    """Whose job it is; null = the worker's own tenant. A worker of all tenants names it for each job."""
 
 
 class Applied(Struct, frozen=True, kw_only=True):
     """What became of a worker's report."""
 
     applied: list[str] = []
-    refused: list[str] = []  # jobs that this worker does not hold under the token it gave: nothing of them was written
+    refused: list[str] = []  # jobs that this worker does not hold under the token it gave: nothing was written for them
 
 
 class Began(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """A job whose code has started."""
 
     pid: Annotated[int, Meta(ge=0, le=2**32 - 1)]
-    lease: OwnLease | None = None  # seconds that its lease lasts; null = as long as any of this worker
+    lease: OwnLease | None = None  # seconds that its lease lasts; null = the worker's lease
     sandbox: SandboxTier | None = None  # of a handler's code: the tier of the sandbox that it runs in
     handler_version: HandlerNumber | None = None  # of a handler's code: its version
-    files_loaded: bool = False  # the queue drops the files that came with the job: the worker has them, for good
+    files_loaded: bool = False  # the worker has saved the job's files; the queue may drop them
 
 
 @operation("POST", "/workers/{worker}/begin", "work", body="jobs")
 class Begin(Operation[Applied], frozen=True, kw_only=True):
-    """The code of these jobs starts. With `on_lost` = `fail` or `adopt` report it before: then no job runs again."""
+    """The code of jobs starts. With `on_lost` = `fail` or `adopt`, report this before, so that no job can run twice."""
 
     worker: str
     jobs: Annotated[list[Began], Meta(max_length=MOST_AT_ONCE)]
@@ -89,16 +89,15 @@ class Alive(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_unk
 
     progress: Progress | None = None
     output: Annotated[list[NewChunk], Meta(max_length=MOST_CHUNKS)] = []
-    """What it has put out since; kept as often as it is sent."""
+    """New output since the last report. Not deduplicated: sent twice, it is stored twice."""
     deadline: Time | None = None  # when the worker will stop it; sent so that the answer can say when that has changed
     heard: Annotated[int, Meta(ge=0, le=2**53)] | None = None
-    """The number of the last message that it has, 0 = none yet; null = it wants none now."""
-    lease: OwnLease | None = None
-    """Seconds that its lease lasts from now; null = as long as any of this worker."""
+    """Number of the last message received (0 = none yet); null = send none now."""
+    lease: OwnLease | None = None  # seconds that its lease lasts from now; null = the worker's lease
 
 
 class Order(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """An order about a job that a worker runs; the job stays `running` until its worker reports that it has stopped."""
+    """Stop a job (cancel, halt) or give it less time (deadline); it is `running` until its worker reports its end."""
 
     id: str
     order: Literal["cancel", "halt", "deadline"]
@@ -139,20 +138,20 @@ class Finished(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_
     code: Annotated[int, Meta(ge=100, le=599)] | None = None
     """Must agree with the outcome: 1xx retry, 2xx ok, 4xx failed, 5xx error."""
     result: Raw | UnsetType = UNSET
-    """What the task answered, in the encoding of `content_type`; goes with the outcome ok."""
+    """What the task returned, in the encoding of `content_type`; goes with the outcome ok."""
     content_type: Annotated[str, Meta(max_length=128, pattern=MEDIA_PATTERN)] = MSGPACK
     message: str = ""
     error: Error | None = None
-    reason: Reason | None = None  # what the worker knows beyond the outcome: `timeout`, `crashed`, `memory` or `output`
+    reason: Reason | None = None  # what the worker knows: `timeout`, `crashed`, `memory`, `output` or `disk`
     delay: Seconds | None = None  # seconds before the next run, where there is one; null = by the job's retry policy
     finished_at: Time | None = None
     sandbox: SandboxTier | None = None
     handler_version: HandlerNumber | None = None  # as in `Began`; kept in the job's record
     jobs: Annotated[list[NewJob], Meta(max_length=MOST_SPAWNED)] = []
-    """New jobs of the same tenant, queued together with the finish, once however often it is sent; only with ok."""
-    files: Annotated[
-        dict[FileName, bytes], Meta(max_length=MOST_FILES)
-    ] = {}  # what the run leaves; replaces what an earlier left
+    """New jobs of the same tenant, only with ok. They are added just before the finish is written and stay if it is
+    refused; sent again, they add nothing."""
+    files: Annotated[dict[FileName, bytes], Meta(max_length=MOST_FILES)] = {}
+    """Files the run leaves; they replace those of an earlier run."""
 
 
 @operation("POST", "/workers/{worker}/finish", "work", body="jobs")
@@ -168,8 +167,8 @@ class Released(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_
 
     delay: Seconds | None = None  # seconds before it may be claimed again
     rests: Annotated[str, Meta(max_length=128)] | None = None
-    """A limit that bounds the job, or if empty each that does: its bucket starts nothing for those seconds. A job with
-    such a limit goes back to its place in the queue and waits there."""
+    """Pause this limit's bucket for `delay` seconds (empty = every limit of the job). A job with such a limit goes back
+    to its place in the queue and waits there."""
     stopped: Annotated[str, Meta(max_length=2000)] | None = None
     """Why its code was stopped before it had ended; then `on_lost` says whether it may run again. Null = its code had
     not begun, or asked for a later time itself."""
@@ -177,7 +176,7 @@ class Released(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_
 
 @operation("POST", "/workers/{worker}/release", "work", body="jobs")
 class Release(Operation[Applied], frozen=True, kw_only=True):
-    """Give jobs back unrun, or stopped; no attempt is used."""
+    """Give jobs back, unrun or stopped. No attempt is used; a stopped job fails if `on_lost` forbids another run."""
 
     worker: str
     jobs: Annotated[list[Released], Meta(max_length=MOST_AT_ONCE)]

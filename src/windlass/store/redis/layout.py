@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from windlass.model.edit import JobEdit
 from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import Error, Job, Reason, State
-from windlass.model.lifecycle import GONE, ORDERS, Lapse, Move, Step
+from windlass.model.lifecycle import GONE, STOP_ORDERS, Lapse, Move, Step
 from windlass.model.names import DEFAULT_TENANT, raw_id, raw_key, text_id
 from windlass.model.new_job import NewJob
 from windlass.model.outcome import Verdict
@@ -263,7 +263,7 @@ def _what_is_written(move: Move) -> bytes:
     return _pack(move.error) if move.error else b""
 
 
-ORDER_REASONS = bytes(REASON_NUMBERS[reason] for reason in sorted(ORDERS))
+ORDER_REASONS = bytes(REASON_NUMBERS[reason] for reason in sorted(STOP_ORDERS))
 """What `make_room` gets, to know the runs that were ordered to stop."""
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from windlass.model.errors import WindlassError
 from windlass.model.job import FINISHED, State
-from windlass.model.lifecycle import ORDERS
+from windlass.model.lifecycle import STOP_ORDERS
 from windlass.model.names import raw_key, text_id
 from windlass.model.output import MOST_INPUT, MOST_KEPT, MOST_MESSAGES, MOST_OUTPUT
 from windlass.store import encoding
@@ -209,7 +209,7 @@ def _held(id: bytes, value: bytes, live: bytes | None) -> StoredJob:
         worker = live[layout.LIVE.size :].split(b"\0")[1].decode()
     lane = packed.decode()
     owned: bool | None = "owner_timeout" in asked and state not in FINISHED
-    if owned and layout.REASONS[reason] in ORDERS:
+    if owned and layout.REASONS[reason] in STOP_ORDERS:
         owned = None
     names, run = (tenant, queue, task, lane), (worker, token, finished)
     return StoredJob(id, state, flags, priority, seq, pos, due, *names, *run, owned, updated)

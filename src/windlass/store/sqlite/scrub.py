@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
-from windlass.model.lifecycle import ORDERS
+from windlass.model.lifecycle import STOP_ORDERS
 from windlass.model.names import DEFAULT_TENANT, ID_SIZE
 from windlass.model.output import MOST_INPUT, MOST_KEPT, MOST_MESSAGES, MOST_OUTPUT
 from windlass.store.encoding import span, unpack_terms
@@ -163,7 +163,7 @@ def _wrong_owner_clocks(tx: Transaction) -> list[str]:
     return [
         f"job {job} {'has no owner clock' if abandon_at is None else 'has an owner clock without asking for one'}"
         for job, packed, reason, abandon_at in tx.rows(_OWNED)
-        if ("owner_timeout" in unpack_terms(packed)) != (abandon_at is not None) and reason not in ORDERS
+        if ("owner_timeout" in unpack_terms(packed)) != (abandon_at is not None) and reason not in STOP_ORDERS
     ][:MOST_FINDINGS]
 
 

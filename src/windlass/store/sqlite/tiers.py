@@ -6,7 +6,7 @@ counted again, in the same transaction.
 
 from collections.abc import Sequence
 
-from windlass.model.lifecycle import ORDERS, Move
+from windlass.model.lifecycle import STOP_ORDERS, Move
 from windlass.model.names import JobKey
 from windlass.store.data import Draft
 from windlass.store.flow import YIELDING, FreeSlots, NoFreeSlot, Room, RoomNeed, TierSlots
@@ -75,5 +75,5 @@ def _is_full(tx: Transaction, where: TierSlots, tier: str) -> bool:
 def _stopping(tx: Transaction, keys: Sequence[JobKey]) -> int:
     if not keys:
         return 0
-    (found,) = tx.column(_STOPPING, blob_array(job_keys(keys)), text_array([order.value for order in ORDERS]))
+    (found,) = tx.column(_STOPPING, blob_array(job_keys(keys)), text_array([order.value for order in STOP_ORDERS]))
     return int(found)
