@@ -1,8 +1,9 @@
 """Upkeep: the periodic duties of an engine.
 
-Promote, reclaim, expire, abandon, resolve dependencies, purge; and the duties of flow control and estimates. Each duty
-takes one bounded step and returns how much it did, so that a backlog is worked off without a pause and an idle queue
-costs next to nothing. Any number of processes may do upkeep at once: the store guards every step.
+Promote, reclaim, expire, abandon, resolve dependencies, purge; and the duties of flow control, estimates, schedules and
+the history. Each duty takes one bounded step and returns how much it did, so that a backlog is worked off without a
+pause and an idle queue costs next to nothing. Any number of processes may do upkeep at once: the store guards every
+step.
 """
 
 import asyncio

@@ -218,7 +218,9 @@ async def _make_room(
 ) -> list[bool]:
     if not moves:
         return []
-    may_stop = [key_of(one.job) for one in load.running if class_of(one.group) == YIELDING or one.job.reason in STOP_ORDERS]
+    may_stop = [
+        key_of(one.job) for one in load.running if class_of(one.group) == YIELDING or one.job.reason in STOP_ORDERS
+    ]
     room = Room(_slots(load, tenant, queue), [need for _, need in moves], may_stop)
     return await context.writes.apply([move for move, _ in moves], room)
 
