@@ -414,6 +414,8 @@ def _errors(shape: Shape) -> frozenset[int]:
         statuses.add(409)
     if shape.kind is Enqueue:
         statuses.add(404)
+    if shape.kind in (Enqueue, EnqueueMany):
+        statuses.add(409)  # files that a job names by their SHA-256 must be sent first
     if shape.kind is GetResult:
         statuses.add(408)
     if shape.route.scope == "enqueue" or shape.kind is Finish:
