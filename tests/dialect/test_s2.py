@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.engines import register, take
 from tests.support.http_servers import decoded, encoded, web
+from tests.support.patience import LONGEST_WAIT, NOTIFIED
 from tests.support.stores import EPOCH, VirtualClock
 from windlass.dialect.s2 import PollQuery
 from windlass.engine import Engine, jobs
@@ -309,12 +310,12 @@ async def test_a_poll_hears_of_the_end_at_once_and_of_nothing_before(
     master: Master, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S2 21 and 22: not of a failure that is tried again."""
-    monkeypatch.setattr(jobs, "POLL_EVERY", 60.0)
+    monkeypatch.setattr(jobs, "POLL_EVERY", 10 * LONGEST_WAIT)
     id = await master.push(max_retry=1, keep_result=True)
     begun = time.monotonic()
     assert (await master.ask("GET", f"/job/{id}/polling?timeout=0.3", status=408))["state"] == "queued"
     assert time.monotonic() - begun > 0.25
-    waiting = asyncio.create_task(master.ask("GET", f"/job/{id}/polling?timeout=30"))
+    waiting = asyncio.create_task(master.ask("GET", f"/job/{id}/polling?timeout={LONGEST_WAIT:g}"))
     await master.fail()
     await asyncio.sleep(0.1)
     assert not waiting.done()
@@ -324,7 +325,7 @@ async def test_a_poll_hears_of_the_end_at_once_and_of_nothing_before(
     ended = time.monotonic()
     await master.done(run, result="x")
     assert (await waiting)["result"] == "x"
-    assert time.monotonic() - ended < 20, "it was looked for, not heard of"
+    assert time.monotonic() - ended < NOTIFIED, "it was looked for, not heard of"
     assert (await master.ask("GET", f"/job/{id}/polling"))["status"] == "done"
     for unknown in (UNKNOWN_ID, "nonsense"):
         await master.ask("GET", f"/job/{unknown}/polling", status=404)

@@ -1,6 +1,7 @@
-"""The forty promises of an older function queue: those that no other file of tests names, and that each has a test.
+"""The promises of older queues: each has a test; here are those of the function queue that no other file names.
 
-A test names its promises by their numbers: in brackets at the start of its docstring, or in its own name.
+A test names its promises by their numbers: in its own name, or in its docstring, where those of the function queue may
+stand in brackets.
 """
 
 import asyncio
@@ -23,14 +24,17 @@ from windlass.model.worker import SandboxTier
 STORES = pytest.mark.parametrize("kind", ["sqlite", "redis"], indirect=True)
 
 
-def test_each_promise_has_a_test() -> None:
-    named: set[int] = set()
-    for file in Path(__file__).parents[1].rglob("test_*.py"):
-        text = file.read_text()
-        named.update(int(number) for number in re.findall(r"def test_s3_item_(\d+)", text))
-        for numbers in re.findall(r'"""\[([0-9, ]+)\]', text):
-            named.update(map(int, numbers.split(",")))
-    assert sorted(set(range(1, 41)) - named) == []
+NAMED = r"def test_s{0}_((?:item_)?\d+(?:_(?:and_)?\d+)*)_", r'"""[^"]*?\bS{0} (\d+(?:(?:, | and )\d+)*)'
+IN_BRACKETS = r'"""\[([0-9, ]+)\]'
+
+
+@pytest.mark.parametrize(("queue", "promises"), [(2, 35), (3, 40), (4, 33)])
+def test_each_promise_has_a_test(queue: int, promises: int) -> None:
+    patterns = [pattern.format(queue) for pattern in NAMED] + [IN_BRACKETS] * (queue == 3)
+    texts = [file.read_text() for file in Path(__file__).parents[1].rglob("test_*.py")]
+    found = [numbers for text in texts for pattern in patterns for numbers in re.findall(pattern, text)]
+    named = {int(number) for numbers in found for number in re.findall(r"\d+", numbers)}
+    assert sorted(set(range(1, promises + 1)) - named) == []
 
 
 async def worker_of_functions(engine: Engine) -> str:

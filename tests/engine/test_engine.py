@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from tests.store.model_store import ModelStore
 from tests.support.engines import enqueue, finish, packed, register, state, take
+from tests.support.patience import LONGEST_WAIT, NOTIFIED, PATIENCE
 from tests.support.stores import EPOCH, SeededChance, VirtualClock
 from windlass.engine import ANSWERS, Engine, Settings, jobs, upkeep, work
 from windlass.model import wire
@@ -383,22 +384,18 @@ async def meanwhile(engine: Engine, operation: Operation[Any]) -> AsyncIterator[
         waiting.cancel()
 
 
-PROMPT = 25.0
-"""Seconds within which a push arrives even on a busy machine."""
-
-
 @pytest.fixture
 def never_look_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits must hear of it: a look without a push comes too late."""
+    """A request that waits must be notified: it does not look again by itself."""
     for room in (jobs, work):
-        monkeypatch.setattr(room, "POLL_EVERY", 10 * PROMPT)
+        monkeypatch.setattr(room, "POLL_EVERY", 10 * LONGEST_WAIT)
 
 
 @pytest.mark.usefixtures("never_look_again")
 @pytest.mark.parametrize("keep", [0.0, 60.0])
 async def test_a_wait_for_a_result_ends_with_the_job(engine: Engine, keep: float) -> None:
     job = await enqueue(engine, keep_failure=keep)
-    async with meanwhile(engine, GetResult(id=job.id, wait=2 * PROMPT)) as waiting:
+    async with meanwhile(engine, GetResult(id=job.id, wait=LONGEST_WAIT)) as waiting:
         started = time.monotonic()
         await engine(Cancel(ids=[job.id]))
         if keep:
@@ -406,7 +403,7 @@ async def test_a_wait_for_a_result_ends_with_the_job(engine: Engine, keep: float
         else:
             with pytest.raises(Missing):
                 await waiting
-    assert time.monotonic() - started < PROMPT
+    assert time.monotonic() - started < NOTIFIED
 
 
 async def a_crowd(engine: Engine) -> None:
@@ -678,12 +675,12 @@ async def test_a_claim_with_the_same_nonce_answers_the_same_jobs(engine: Engine)
 @pytest.mark.usefixtures("never_look_again")
 async def test_a_claim_that_waits_gets_new_work_at_once(engine: Engine) -> None:
     worker = await register(engine, "a", "b")
-    async with meanwhile(engine, Claim(worker=worker, wait=2 * PROMPT)) as waiting:
+    async with meanwhile(engine, Claim(worker=worker, wait=LONGEST_WAIT)) as waiting:
         started = time.monotonic()
         job = await enqueue(engine, queue="b")
         (claimed,) = await waiting
     assert claimed.job.id == job.id
-    assert time.monotonic() - started < PROMPT
+    assert time.monotonic() - started < NOTIFIED
 
 
 async def test_a_claim_that_waits_in_vain_is_empty(engine: Engine) -> None:
@@ -846,7 +843,7 @@ async def test_house_is_kept_as_time_passes(engine: Engine, clock: VirtualClock)
         await asyncio.sleep(0.005)
     assert [claimed.job.id for claimed in claim.result()] == [job.id]
     house.cancel()
-    ended, _ = await asyncio.wait([house], timeout=5.0)
+    ended, _ = await asyncio.wait([house], timeout=PATIENCE)
     assert ended, "upkeep still runs after its cancellation"
     assert house.cancelled()
 

@@ -125,4 +125,5 @@ async def test_estimates_are_sent_at_most_once_a_second(hub: Station) -> None:
                 await asyncio.sleep(0.05)
         reading.cancel()
         await asyncio.wait({reading})
-    assert len(times) <= times[-1] - times[0] + 2
+    # Thirty changes in three seconds, if the machine is not busy: all would be far more. Some may be read late.
+    assert len(times) <= times[-1] - times[0] + 8

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.http_servers import Web, decoded
+from tests.support.patience import LONGEST_WAIT, NOTIFIED
 from tests.support.stores import EPOCH, VirtualClock
 from windlass.engine import Engine, jobs
 from windlass.engine.upkeep import promote, purge, reclaim
@@ -263,13 +264,13 @@ async def test_a_long_poll_for_a_result_returns_at_the_end_of_the_job(
     site: ChecklistServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """S2 21 and 22: of the end, not of a failure that is tried again."""
-    monkeypatch.setattr(jobs, "POLL_EVERY", 60.0)
+    monkeypatch.setattr(jobs, "POLL_EVERY", 10 * LONGEST_WAIT)
     await site.ask("GET", "/jobs/00000000-0000-7000-8000-0000000000df/result?wait=1", status=404)
     id = await site.enqueue(max_retry=1, retry={"base": 0, "jitter": 0})
     begun = time.monotonic()
     await site.ask("GET", f"/jobs/{id}/result?wait=0.3", status=408)
     assert time.monotonic() - begun > 0.25
-    async with asking(site, f"/jobs/{id}/result?wait=30") as waiting:
+    async with asking(site, f"/jobs/{id}/result?wait={LONGEST_WAIT:g}") as waiting:
         await site.run("error")
         await asyncio.sleep(0.1)
         assert not waiting.done()
@@ -278,10 +279,10 @@ async def test_a_long_poll_for_a_result_returns_at_the_end_of_the_job(
         ended = time.monotonic()
         await site.finish(claimed, result="done")
         assert decoded(await waiting)["result"] == "done"
-        assert time.monotonic() - ended < 20, "it was looked for, not heard of"
+        assert time.monotonic() - ended < NOTIFIED, "it was looked for, not heard of"
     begun = time.monotonic()
-    assert (await site.ask("GET", f"/jobs/{id}/result?wait=20"))["result"] == "done"
-    assert time.monotonic() - begun < 20, "it waited for what was there"
+    assert (await site.ask("GET", f"/jobs/{id}/result?wait={LONGEST_WAIT:g}"))["result"] == "done"
+    assert time.monotonic() - begun < NOTIFIED, "it waited for what was there"
 
 
 async def test_workers_of_one_name_are_two(site: ChecklistServer) -> None:

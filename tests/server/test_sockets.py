@@ -19,6 +19,7 @@ from websockets.exceptions import ConnectionClosed
 
 from tests.server.test_live_slow_readers import SMALL, deaf, running
 from tests.support.http_servers import LOCAL, Web, decoded, process, served, web
+from tests.support.patience import LONGEST_WAIT, NOTIFIED, PATIENCE
 from tests.support.push_servers import Station, until
 from tests.support.stores import VirtualClock
 from windlass.client import Client
@@ -263,11 +264,12 @@ async def spoil(hub: Station, shown: str, how: str) -> None:
 
 @pytest.mark.parametrize("how", ["removed", "removed elsewhere", "expired"])
 @pytest.mark.parametrize("path", ["events", "jobs/{id}/events", "jobs/{id}/live"])
-async def test_streams_end_with_their_token(path: str, how: str, hub: Station) -> None:
+async def test_streams_end_with_their_token(path: str, how: str, hub: Station, monkeypatch: pytest.MonkeyPatch) -> None:
     job = await hub.enqueue()
-    shown = await token(hub, expires=1.5 if how == "expired" else None)
+    shown = await token(hub, expires=3.0 if how == "expired" else None)
     address = f"/v1/default/{path.format(id=job.id)}"
-    async with asyncio.timeout(12):  # less than until a stream without news shows that it lives
+    monkeypatch.setattr("windlass.server.live.KEEP_ALIVE", 10 * PATIENCE)  # no stream ends because it is written to
+    async with asyncio.timeout(PATIENCE):
         if path.endswith("live"):
             await _live_until_closed(hub, address, shown, how)
             return
@@ -296,10 +298,10 @@ async def test_a_waiting_claim_ends_with_its_token_and_keeps_no_job(how: str, hu
     shown = await token(hub)
     async with Client(hub.address, shown) as client:
         worker = (await client(Register(worker=NewWorker(name="w")))).worker
-        waiting = asyncio.create_task(client(Claim(worker=worker, wait=30)))
+        waiting = asyncio.create_task(client(Claim(worker=worker, wait=LONGEST_WAIT)))
         await asyncio.sleep(0.3)
         await spoil(hub, shown, how)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(NOTIFIED):
             with pytest.raises(Unauthenticated):
                 await waiting
     job = await hub.enqueue()

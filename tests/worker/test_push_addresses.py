@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec import Raw
 
+from tests.support.patience import PATIENCE
 from tests.support.push_servers import OK, Receiver, always, receiver
 from windlass.model.errors import Denied, Invalid
 from windlass.model.job import Job, State
@@ -55,7 +56,7 @@ ODD = [
 
 def delivery(url: str, allowed: Allowed, find: Resolve = resolve, tls: ssl.SSLContext | None = None) -> Delivery:
     worker = Worker(id="w", name="w", tenant="default", url=url, registered_at=NOW, seen_at=NOW, format="json")
-    network = Network(allowed, find, tls, answer_within=2.0)
+    network = Network(allowed, find, tls, answer_within=PATIENCE)
     return Delivery(worker, "secret", network, BodyCodec(bodies.encode, bodies.decode), SystemClock())
 
 

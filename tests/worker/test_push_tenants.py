@@ -10,6 +10,7 @@ import httpx2
 import pytest
 
 from tests.support.http_servers import LOCAL, web
+from tests.support.patience import PATIENCE
 from tests.support.push_servers import OK, Station, receiver, station
 from windlass.client import Client
 from windlass.model.errors import Denied
@@ -21,7 +22,7 @@ from windlass.model.worker import NewWorker
 from windlass.store.protocol import Store
 from windlass.worker.network import Allowed, Network, read_allowed
 
-NOBODYS = Network(Allowed(), answer_within=5.0)
+NOBODYS = Network(Allowed(), answer_within=PATIENCE)
 
 
 async def token(hub: Station, tenant: str) -> str:
@@ -71,7 +72,7 @@ async def test_with_a_token_of_all_tenants_it_is_taken_and_sent_jobs(real_store:
 
 async def test_what_the_operator_allows_is_reached_at_that_port_only(real_store: Store) -> None:
     async with receiver(OK, format="json") as worker, receiver(OK, format="json") as other:
-        network = Network(read_allowed([f"127.0.0.0/8:{read_url(worker.url).port}"]), answer_within=5.0)
+        network = Network(read_allowed([f"127.0.0.0/8:{read_url(worker.url).port}"]), answer_within=PATIENCE)
         async with station(real_store, network=network) as hub:
             key = await token(hub, "shop")
             assert (await register(hub, "shop", worker.url, key)).status_code == 201
@@ -89,7 +90,7 @@ async def test_a_name_that_means_this_machine_later_is_not_followed(real_store: 
         return next(said, ["127.0.0.1"])
 
     async with receiver(OK, format="json") as worker:
-        async with station(real_store, network=Network(Allowed(), find, answer_within=2.0)) as hub:
+        async with station(real_store, network=Network(Allowed(), find, answer_within=PATIENCE)) as hub:
             key = await token(hub, "shop")
             url = f"https://rebinds.example:{read_url(worker.url).port}/"
             assert (await register(hub, "shop", url, key)).status_code == 201

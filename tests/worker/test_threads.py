@@ -30,7 +30,7 @@ class Room:
 
     def __init__(self, most: int) -> None:
         self._ours, theirs = socket.socketpair()
-        self._ours.settimeout(5)
+        self._ours.settimeout(PATIENCE)
         self._frames = FrameReader(ContextUpdate)
         self._outcomes: list[RunOutcome] = []
         self._outbox = ContextOutbox(theirs)
@@ -102,7 +102,7 @@ def test_an_order_to_stop_never_strikes_the_next_job(room: Room) -> None:
 def test_a_job_that_waits_behind_stuck_threads_gets_another_one(room: Room) -> None:
     stuck, reached = threading.Event(), threading.Event()
     for _ in range(3):
-        room.put(lambda: stuck.wait(5))
+        room.put(lambda: stuck.wait(PATIENCE))
     room.put(reached.set)
     while not reached.wait(0.003):
         room.threads.check()

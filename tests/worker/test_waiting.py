@@ -11,9 +11,6 @@ from tests.support.servers import Server, StartServer
 from tests.support.worker_harness import MakeHarness, Worker
 from windlass.model.job import State
 
-AT_ONCE = 10.0
-"""Seconds for a program to start and give up, on a busy machine: it would wait for ever."""
-
 
 @pytest.fixture
 def server(start_server: StartServer) -> Server:

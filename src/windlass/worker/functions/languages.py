@@ -218,7 +218,8 @@ async def _run(command: list[str], uid: int | None, given: str | None) -> str | 
     if not status and (given is not None or printed.decode(errors="replace").strip() == WORD):
         return None
     words = complaint if given is None else complaint + b"\n" + printed
-    return words.decode(errors="replace").strip() or f"it ended with {status} and said {printed[:50]!r}"
+    answer = printed.decode(errors="replace")[:50].strip()
+    return words.decode(errors="replace").strip() or f"it ended with {status} and printed {answer or 'nothing'}"
 
 
 async def _exited(process: "subprocess.Popen[bytes]") -> int:
