@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from tests.support.http_servers import process, web
 from tests.support.patience import PATIENCE
@@ -105,9 +106,13 @@ async def test_a_notification_is_done_without_the_queue_while_it_is_down(
             assert (await client.post("/v2/notify", json=NOTIFICATION)).text in ("queued\n", "done\n")
 
 
-def test_recovery_without_an_app_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("flags", "what_to_do"),
+    [((), "name one with --app"), (("--app", "notes:app", "--no-worker"), "without --no-worker")],
+)
+def test_recovery_without_an_app_is_refused(tmp_path: Path, flags: tuple[str, ...], what_to_do: str) -> None:
     environ = dict(os.environ, WINDLASS_NOTIFICATIONS_RECOVER="true")
-    command = [sys.executable, "-m", "windlass", "serve", "--store", str(tmp_path / "jobs.db")]
+    command = [sys.executable, "-m", "windlass", "serve", "--store", str(tmp_path / "jobs.db"), *flags]
     ran = subprocess.run(command, capture_output=True, text=True, env=environ, check=False, timeout=PATIENCE)
     assert ran.returncode == 2
-    assert "--app" in ran.stderr
+    assert what_to_do in ran.stderr

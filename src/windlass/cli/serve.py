@@ -92,7 +92,8 @@ def serve(
         raise Invalid(f"{own} is not a folder: name the folder where the server keeps its token", at="--data")
     with_worker, app = server.worker, server.app
     if settings.notifications.recover and not (app and with_worker):
-        raise Invalid("notifications.recover needs an app that runs them: name it with --app", at="--app")
+        what_to_do = "start the server without --no-worker" if app else "name one with --app"
+        raise Invalid(f"notifications.recover runs the task of the server's app: {what_to_do}")
     serving = ServerOptions(
         store=settings.store,
         data=own,
