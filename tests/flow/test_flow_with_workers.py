@@ -118,11 +118,11 @@ def test_s0_17_18_and_19_no_job_waits_longer_than_its_first_estimate(
 def test_s0_25_a_killed_workers_job_ends_with_an_error_and_its_place_comes_back(harness: WorkerHarness) -> None:
     tiers = [Tier(name="fast", seconds=3), Tier(name="slow", seconds=60, cap=1)]
     harness.app.ask(ChangeQueue(queue="default", change=QueueChange(tiers=tiers, on_lost="fail")))
-    doomed = harness.start("-c", "1", lease="2s")
+    doomed = harness.start("-c", "1", lease="4s")
     lost = run(harness, tier="slow")
     started(lost)
     waiting = run(harness, 0.1, tier="slow")
-    harness.start("-c", "3", lease="2s")
+    harness.start("-c", "3", lease="4s")
     assert waiting.state is State.QUEUED, "the only place at slow is taken"
     doomed.send(signal.SIGKILL)
     record = harness.ended(lost)

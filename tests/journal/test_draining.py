@@ -211,7 +211,7 @@ async def test_dependencies_delays_and_files_go_through(
         assert kept.state is State.SCHEDULED
         assert kept.run_at is not None
         assert late.run_at is not None
-        assert abs((kept.run_at - late.run_at).total_seconds()) < 2
+        assert abs((kept.run_at - late.run_at).total_seconds()) < 30
 
 
 # With the store down
@@ -303,14 +303,14 @@ async def test_a_job_that_waited_for_the_store_does_not_wait_its_delay_again(
     async with journaled_at(server.url, tmp_path) as service:
         server.kill()
         await down(service)
-        late = await service(Enqueue(job=new(1, delay=5.0)))
-        await asyncio.sleep(1.2)
+        late = await service(Enqueue(job=new(1, delay=60.0)))
+        await asyncio.sleep(3)
         server.start()
         await up(service)
         job = await service(Show(id=late.id))
         assert job.run_at is not None
         assert late.run_at is not None
-        assert abs((job.run_at - late.run_at).total_seconds()) < 0.5
+        assert abs((job.run_at - late.run_at).total_seconds()) < 2
 
 
 async def test_jobs_of_a_server_that_was_killed_are_drained_by_the_next(

@@ -67,8 +67,8 @@ def test_an_idle_worker_starts_a_job_at_once(harness: WorkerHarness) -> None:
 
 
 def test_a_task_that_holds_the_interpreter_keeps_its_lease(harness: WorkerHarness) -> None:
-    harness.start("--contexts", "1", lease="1s")
-    job = harness.tasks.hold_gil.enqueue(4.0)
+    harness.start("--contexts", "1", lease="2s")
+    job = harness.tasks.hold_gil.enqueue(5.0)
     record = harness.ended(job)
     assert (record.state, record.attempt, record.losses) == (State.SUCCEEDED, 1, 0)
     assert len(harness.notes("start")) == 1
