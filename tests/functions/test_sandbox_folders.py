@@ -5,6 +5,8 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
+
 from tests.support.function_harness import there
 from windlass.worker.functions.sandbox.folders import PREFIX, Folders
 
@@ -43,10 +45,14 @@ async def sweep_beside_another(folder: str) -> bool:
     return found
 
 
-def test_what_a_killed_worker_has_left_is_swept_away_but_nothing_of_others(tmp_path: Path) -> None:
-    left, foreign = tmp_path / f"{PREFIX}left", tmp_path / f"{PREFIX}foreign"
-    for one in (left, foreign):
-        (one / "1").mkdir(parents=True)
-    os.chown(foreign, 65534, 65534)
+def test_what_a_killed_worker_has_left_is_swept_away_but_nothing_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / f"{PREFIX}left"
+    (left / "1").mkdir(parents=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: left.stat().st_uid + 1)  # a worker of another user
+        assert asyncio.run(sweep_beside_another(str(tmp_path)))
+    assert list(tmp_path.iterdir()) == [left]
     assert asyncio.run(sweep_beside_another(str(tmp_path)))
-    assert list(tmp_path.iterdir()) == [foreign]
+    assert list(tmp_path.iterdir()) == []
