@@ -102,11 +102,9 @@ async def begin(context: EngineContext, operation: Begin) -> Applied:
     begun = list(zip(operation.jobs, await reports.tenants_of(context, operation), strict=True))
     beats = [reports.begun(item, tenant) for item, tenant in begun]
     replies = await context.writes.heartbeat(beats, lease_of(context, worker))
-    held = [one for one, reply in zip(begun, replies, strict=True) if reply.held]
-    ordered = [
-        one for one, reply in zip(begun, replies, strict=True) if reply.held and reply.reason in lifecycle.STOP_ORDERS
-    ]
-    if ordered:
+    replied = [(one, reply) for one, reply in zip(begun, replies, strict=True) if reply.held]
+    held = [one for one, _ in replied]
+    if ordered := [one for one, reply in replied if reply.reason in lifecycle.STOP_ORDERS]:
         ended = await reports.end_unbegun(context, ordered)
         held = [one for one in held if reports.run_of(*one) not in ended]
     return Applied(applied=[item.id for item, _ in held], refused=[one[0].id for one in begun if one not in held])
