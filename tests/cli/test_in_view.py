@@ -56,7 +56,8 @@ def test_a_halted_job_has_an_error_that_explains_it(how: str) -> None:
     move = ends[how]()
     assert move.reason is Reason.HALTED
     assert move.error is not None
-    assert "halted: its place was needed for a job that waits" in move.error.message
+    assert (move.error.type, move.error.reason) == ("Halted", Reason.HALTED)
+    assert move.error.message == "its place was needed for a job that waits"
 
 
 def test_a_shrunk_job_that_timed_out_has_an_error_that_explains_it() -> None:

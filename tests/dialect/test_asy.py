@@ -152,6 +152,8 @@ async def test_s0_17_without_a_worker_a_client_gets_the_longest_duration_for_eac
         assert (await first.until("queue")).value == {"estimate": 30.0}
         await second.draw(duration=3)
         assert (await second.until("queue")).value == {"estimate": 60.0}
+        await first.socket.close()
+        assert (await second.until("queue")).value == {"estimate": 30.0}, "the next frame is another estimate"
 
 
 async def test_s0_17_behind_a_run_that_may_take_any_time_a_client_gets_the_longest_duration(

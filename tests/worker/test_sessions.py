@@ -197,6 +197,13 @@ def server(harness: WorkerHarness, tmp_path: Path) -> Iterator[Process]:
     process.kill()
 
 
+def test_a_shell_says_what_it_waits_for(harness: WorkerHarness, terminals: list[Terminal]) -> None:
+    terminals.append(terminal := Terminal(harness))
+    terminal.expect("waiting: position 1, for a worker: none takes from its queue")
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.ended() == 128 + signal.SIGINT
+
+
 def shell_in_a_pipe(harness: WorkerHarness, *where: str, **environ: str) -> None:
     program = [
         sys.executable,

@@ -336,7 +336,7 @@ def print_result(id: str, found: Result, *, json: bool) -> int:
         if values.has_bytes(result):
             console.note(f"windlass: {values.BYTES}")
         if found.result is UNSET:
-            console.note("windlass: the result of this job is not kept, or no longer")
+            console.note("windlass: no result: the task returned none, or it is not kept any more")
     else:
         _print_failure(id, found)
     return 0 if found.state is State.SUCCEEDED else 1

@@ -20,6 +20,7 @@ from cyclopts import Parameter
 from msgspec import Raw
 
 from windlass.cli import console, values
+from windlass.cli.job_view import wait_text
 from windlass.cli.options import option
 from windlass.cli.target import HERE, Queue, Target, open_queue
 from windlass.model.errors import Busy, Conflict, WindlassError
@@ -136,8 +137,8 @@ class _Session:
 
     def _note(self, event: Event) -> None:
         """Say why nothing happens yet, or why it ends."""
-        if event.name == "estimate" and event.estimate is not None and event.estimate.seconds:
-            self._say(f"waiting, about {event.estimate.seconds:.0f} s")
+        if event.name == "estimate" and event.estimate is not None and event.estimate.seconds != 0:
+            self._say(f"waiting: {wait_text(event.estimate)}")
         elif event.name == "halted":
             self._say("halted: its place is needed for other jobs")
 

@@ -305,6 +305,8 @@ class DrawSession:
         self._job: Job | None = None
         self._longest = DURATIONS[-1]
         """Seconds that a task may run at most."""
+        self._estimate: float | None = None
+        """The one that the client got last."""
         self._started = False
         """Whether the client knows that the program runs."""
         self._writing = asyncio.Lock()
@@ -501,7 +503,9 @@ class DrawSession:
             return  # it waits no longer
         if longest is None:
             longest = (found.position or 1) * self._longest
-        await self._send("queue", {"estimate": float(longest)})
+        if longest != self._estimate:
+            self._estimate = longest
+            await self._send("queue", {"estimate": float(longest)})
 
     async def _output(self, stream: str, data: bytes) -> None:
         if stream in ("stdout", "stderr"):

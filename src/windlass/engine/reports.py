@@ -21,6 +21,7 @@ from windlass.model.handler import NO_HANDLER, HandlerRun
 from windlass.model.job import Error, Reason
 from windlass.model.lifecycle import Move
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey, check_id, is_id, key_of
+from windlass.model.new_job import AT_MOST_ONCE
 from windlass.model.operations import (
     MOST_SPAWNED,
     Adopt,
@@ -226,7 +227,9 @@ async def add_spawned(context: EngineContext, reports: Sequence[tuple[Finished, 
 
 
 async def move_held(
-    context: EngineContext, reports: Sequence[tuple[Report, str]], decide: Callable[[Report, Record, datetime], Move]
+    context: EngineContext,
+    reports: Sequence[tuple[Report, str]],
+    decide: Callable[[Report, Record, datetime], Move | None],
 ) -> set[JobRun]:
     """Decide and write moves of jobs that a worker holds; the runs that it did hold."""
     by_run = {run_of(item, tenant): item for item, tenant in reversed(reports)}  # the first of two on one run counts
@@ -241,6 +244,17 @@ async def move_held(
 
     changed = await context.move_jobs([key for key, _ in by_run], fenced)
     return {run for run in applied if run[0] in changed}
+
+
+async def end_unbegun(context: EngineContext, reports: Sequence[tuple[Began, str]]) -> set[JobRun]:
+    """Runs that were ordered to stop end here if their code waits for this answer (`on_lost` fail or adopt); which."""
+    config = await on_lost_config(context, decides=True)
+
+    def stop(_item: Began, record: Record, now: datetime) -> Move | None:
+        waits = record.job.reason in lifecycle.STOP_ORDERS and config.on_lost(record.job) in AT_MOST_ONCE
+        return lifecycle.release(record.job, now) if waits else None
+
+    return await move_held(context, reports, stop)
 
 
 def applied_of(reports: Sequence[tuple[LeasedJob, str]], applied: set[JobRun]) -> Applied:

@@ -97,13 +97,17 @@ async def _next_opening(context: EngineContext, worker: Worker) -> float:
 
 
 async def begin(context: EngineContext, operation: Begin) -> Applied:
-    """The code of these jobs has started."""
+    """The code of these jobs has started, or will when this is answered."""
     worker = await known_worker(context, operation.worker, operation.tenant)
-    tenants = await reports.tenants_of(context, operation)
-    beats = [reports.begun(item, tenant) for item, tenant in zip(operation.jobs, tenants, strict=True)]
+    begun = list(zip(operation.jobs, await reports.tenants_of(context, operation), strict=True))
+    beats = [reports.begun(item, tenant) for item, tenant in begun]
     replies = await context.writes.heartbeat(beats, lease_of(context, worker))
-    refused = [reply.id for reply in replies if not reply.held]
-    return Applied(applied=[reply.id for reply in replies if reply.held], refused=refused)
+    replied = [(one, reply) for one, reply in zip(begun, replies, strict=True) if reply.held]
+    held = [one for one, _ in replied]
+    if ordered := [one for one, reply in replied if reply.reason in lifecycle.STOP_ORDERS]:
+        ended = await reports.end_unbegun(context, ordered)
+        held = [one for one in held if reports.run_of(*one) not in ended]
+    return Applied(applied=[item.id for item, _ in held], refused=[one[0].id for one in begun if one not in held])
 
 
 async def renew(context: EngineContext, operation: Renew) -> Renewed:

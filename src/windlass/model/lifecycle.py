@@ -175,7 +175,7 @@ def finish(job: Job, outcome: Outcome, now: datetime, chance: float, on_lost: On
 def _finish(job: Job, outcome: Outcome, now: datetime, chance: float, on_lost: OnLost) -> Move:
     if outcome.verdict is Verdict.OK:
         return make_move(job, Step.SUCCEED)
-    reason = outcome.reason or Reason(outcome.verdict.value)
+    reason = Reason.HALTED if job.reason is Reason.HALTED else outcome.reason or Reason(outcome.verdict.value)
     error = error_entry(job, own_error(job, outcome), reason, now)
     if job.reason in STOP_ORDERS:
         return make_move(job, Step.STOP, job.reason, error)

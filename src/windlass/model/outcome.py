@@ -34,7 +34,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     delay: float | None = None  # seconds before the next run that the task asked for; null = by its retry policy
 
 
-HALTED = Error(type="Halted", message="halted: its place was needed for a job that waits")
+HALTED = Error(type="Halted", message="its place was needed for a job that waits")
 LOST = Error(message="its worker was not heard of for a whole lease")
 UNBEGUN = Error(message="its worker was not heard of for a whole lease; its code had not begun")
 

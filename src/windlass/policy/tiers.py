@@ -89,8 +89,8 @@ class Need(Struct, frozen=True):
     """The job that waits."""
     level: int | None = None
     """The level that is full; null = no slot is free."""
-    halts: int = 0
-    """How many jobs are halted in the same round before."""
+    ahead: int = 0
+    """How many of the jobs that start in the same round start before it."""
 
 
 class Decisions(Struct, frozen=True):
@@ -116,7 +116,7 @@ class Admission(Struct, frozen=True):
     """The decision on yielding jobs that are enqueued."""
 
     admitted: bool
-    ahead: int = 0
+    ahead: Sequence[str] = ()
     """Waiting jobs that start before them."""
     shrinks: Mapping[str, int] = field(default_factory=dict)
 
@@ -149,13 +149,14 @@ def cycle(queue: TieredQueue, chance: Draw) -> Decisions:
 def admit(queue: TieredQueue, chance: Draw, number: int = 1) -> Admission:
     """Whether so many yielding jobs may start now; if not, the longest flexible job loses one level."""
     decided = cycle(queue, chance)
+    ahead = list(decided.starts)
     if decided.free >= number:
-        return Admission(admitted=True, ahead=len(decided.starts))
+        return Admission(admitted=True, ahead=ahead)
     board = _Board(queue, chance)
     level = board.longest_flexible(SHORTEST + 1)
     if level is not None:
         board.shrink_one(level, level - 1)
-    return Admission(admitted=False, shrinks=board.shrinks)
+    return Admission(admitted=False, ahead=ahead, shrinks=board.shrinks)
 
 
 class _Board:
@@ -203,7 +204,7 @@ class _Board:
         return min(heads)[1] if heads else None
 
     def _need(self, first: int, level: int | None = None) -> Need:
-        return Need(self._waiting[first][0][1].id, level, len(self._halts))
+        return Need(self._waiting[first][0][1].id, level, len(self._starts))
 
     def make_room(self) -> int:
         """Let running jobs make room for the first; the level from which on jobs are passed over."""

@@ -143,8 +143,10 @@ class RoomNeed(Struct, frozen=True):
     """Who needs room: the move is refused unless that job is queued. Null = a yielding job that was denied."""
     full: str | None = None
     """The tier that must be full; null = it is the slots that are wanted."""
-    most: int = 0
-    """Then: refused if more slots are free, or become free because their jobs were ordered to stop."""
+    slots: int = 1
+    """Then: how many. Refused if as many are free, or become free because their jobs were ordered to stop."""
+    ahead: int = 0
+    """So many of the jobs of `Room.ahead` get such slots before: one for each that is still queued."""
 
 
 class Room(Struct, frozen=True):
@@ -155,6 +157,8 @@ class Room(Struct, frozen=True):
     """Of each move, in their order."""
     may_stop: Sequence[JobKey] = ()
     """The running jobs that may have been ordered to stop."""
+    ahead: Sequence[JobKey] = ()
+    """The waiting jobs that start next, in their order."""
 
 
 class LaneBacklog(Struct, frozen=True):

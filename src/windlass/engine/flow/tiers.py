@@ -21,7 +21,7 @@ from windlass.model.job import State
 from windlass.model.lifecycle import STOP_ORDERS, Move
 from windlass.model.names import EVERY_TENANT, JobKey, key_of
 from windlass.policy import tiers as policy
-from windlass.policy.tiers import Draw, Need, TierClass, TieredQueue, TieredRun, TieredWait
+from windlass.policy.tiers import Admission, Decisions, Draw, Need, TierClass, TieredQueue, TieredRun, TieredWait
 from windlass.store.data import Draft, Record
 from windlass.store.flow import (
     EXPLICIT,
@@ -81,8 +81,8 @@ async def _rebalance(context: EngineContext, rules: Rules, tenant: str, queue: s
         if not tiered.waiting:
             return done
         decided = policy.cycle(tiered, _seeded_chance(tiered.waiting[0].id))
-        moves = _room_moves(load, levels, decided.shrinks, decided.halts, decided.needs)
-        applied = await _make_room(context, load, tenant, queue, moves)
+        moves = _room_moves(load, levels, decided)
+        applied = await _make_room(context, load, _slots(load, tenant, queue), moves, list(decided.starts))
         done += sum(applied)
         if all(applied):
             return done
@@ -103,13 +103,13 @@ async def admit_yielding(context: EngineContext, tenant: str, queue: str, drafts
         # Jobs that have arrived by now are sent again, and part of the load.
         known = (await context.store.jobs.read([key_of(draft) for draft in drafts])).records
         fresh = sum(record is None for record in known)
+        where = _slots(load, tenant, queue)
         answer = policy.admit(_tiered_queue(load, levels), context.chance.fraction, fresh)
         if not answer.admitted and fresh:
-            moves = _room_moves(load, levels, answer.shrinks, [], {})
-            await _make_room(context, load, tenant, queue, moves)
+            await _make_room(context, load, where, _denied_moves(load, levels, answer, fresh), answer.ahead)
             break
         try:
-            slots = FreeSlots(_slots(load, tenant, queue), answer.ahead)
+            slots = FreeSlots(where, len(answer.ahead))
             return await context.writes.add(config.resolve_all(drafts), wait_for_replicas=True, slots=slots)
         except StaleRules:
             context.flow_config.invalidate()
@@ -191,37 +191,52 @@ def _seeded_chance(seed: str) -> Draw:
     return draw
 
 
-def _room_moves(
-    load: QueueLoad,
-    levels: Sequence[TierRule],
-    shrinks: Mapping[str, int],
-    halts: Sequence[str],
-    needs: Mapping[str, Need],
-) -> list[tuple[Move, RoomNeed]]:
-    """Decisions with what they count on: who needs room, and how many slots are free or will be."""
+def _room_moves(load: QueueLoad, levels: Sequence[TierRule], decided: Decisions) -> list[tuple[Move, RoomNeed]]:
+    """Decisions with what they count on: the job that needs room, and how many start before it."""
     records = {record.job.id: record for record in load.running}
-    coming = load.free + sum(record.job.reason in STOP_ORDERS for record in load.running)
-    moves = {id: _shrink(records[id], levels[level]) for id, level in shrinks.items()}
-    moves |= {id: _fenced(lifecycle.halt(records[id].job), records[id]) for id in halts}
-    return [(move, _room_need(move, needs.get(id), levels, coming)) for id, move in moves.items()]
+    moves = _shrinks(load, levels, decided.shrinks)
+    moves |= {id: _fenced(lifecycle.halt(records[id].job), records[id]) for id in decided.halts}
+    promised = len(_promised(load))
+    return [(move, _room_need(move, decided.needs[id], levels, promised)) for id, move in moves.items()]
 
 
-def _room_need(move: Move, need: Need | None, levels: Sequence[TierRule], coming: int) -> RoomNeed:
-    if need is None:
-        return RoomNeed(None, most=coming)
+def _shrinks(load: QueueLoad, levels: Sequence[TierRule], shrinks: Mapping[str, int]) -> dict[str, Move]:
+    records = {record.job.id: record for record in load.running}
+    return {id: _shrink(records[id], levels[level]) for id, level in shrinks.items()}
+
+
+def _room_need(move: Move, need: Need, levels: Sequence[TierRule], promised: int) -> RoomNeed:
     full = None if need.level is None else levels[need.level].name
-    return RoomNeed(JobKey(need.waiting, move.tenant), full, coming + need.halts)
+    return RoomNeed(JobKey(need.waiting, move.tenant), full, ahead=promised + need.ahead)
+
+
+def _promised(load: QueueLoad) -> list[str]:
+    """The yielding jobs that were admitted and not claimed yet: each has a slot."""
+    return [key[2] for one in load.waiting if class_of(one.group) == YIELDING for key in one.jobs]
+
+
+def _denied_moves(
+    load: QueueLoad, levels: Sequence[TierRule], answer: Admission, number: int
+) -> list[tuple[Move, RoomNeed]]:
+    """So many yielding jobs are denied: a flexible job loses a tier, unless slots for them have become free."""
+    need = RoomNeed(None, slots=number, ahead=len(_promised(load)) + len(answer.ahead))
+    return [(move, need) for move in _shrinks(load, levels, answer.shrinks).values()]
 
 
 async def _make_room(
-    context: EngineContext, load: QueueLoad, tenant: str, queue: str, moves: Sequence[tuple[Move, RoomNeed]]
+    context: EngineContext,
+    load: QueueLoad,
+    where: TierSlots,
+    moves: Sequence[tuple[Move, RoomNeed]],
+    starts: Sequence[str],
 ) -> list[bool]:
     if not moves:
         return []
     may_stop = [
         key_of(one.job) for one in load.running if class_of(one.group) == YIELDING or one.job.reason in STOP_ORDERS
     ]
-    room = Room(_slots(load, tenant, queue), [need for _, need in moves], may_stop)
+    ahead = [JobKey(id, where.tenant) for id in (*_promised(load), *starts)]
+    room = Room(where, [need for _, need in moves], may_stop, ahead)
     return await context.writes.apply([move for move, _ in moves], room)
 
 

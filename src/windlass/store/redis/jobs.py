@@ -309,7 +309,7 @@ class RedisJobs:
         partition, tenant_queue = self.partitions.of_queue(where.queue), f"{where.tenant},{where.queue}"
         slots = await self._slots_for(where, partition)
         about: list[Argument] = [tenant_queue, layout.ORDER_REASONS, *slots, len(room.may_stop)]
-        about += (raw_key(*key) for key in room.may_stop)
+        about += [*(raw_key(*key) for key in room.may_stop), len(room.ahead), *(raw_key(*key) for key in room.ahead)]
         replies = await self.partitions.call("make_room", partition, [*about, *layout.room_arguments(moves, room)])
         return [bool(written) for written in replies]
 

@@ -271,7 +271,8 @@ def room_arguments(moves: Sequence[Move], room: Room) -> Iterator[bytes | str | 
     for move, need in zip(moves, room.needs, strict=True):
         yield b"" if need.waiting is None else raw_key(*need.waiting)
         yield need.full or ""
-        yield need.most
+        yield need.slots
+        yield need.ahead
         yield from apply_arguments([move])
 
 

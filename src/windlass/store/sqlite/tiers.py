@@ -30,6 +30,7 @@ _PROMISED = f"""
 """
 _KNOWN = "SELECT count(*) FROM job WHERE id IN carray(?)"
 _IS_QUEUED = f"SELECT 1 FROM job WHERE id = ? AND state = {QUEUED}"
+_QUEUED = f"SELECT count(*) FROM job WHERE id IN carray(?) AND state = {QUEUED}"
 _STOPPING = f"SELECT count(*) FROM job WHERE id IN carray(?) AND state = {RUNNING} AND reason IN carray(?)"
 
 
@@ -53,7 +54,8 @@ def _is_needed(tx: Transaction, need: RoomNeed, room: Room) -> bool:
         return False
     if need.full is not None:
         return _is_full(tx, room.where, need.full)
-    return _free_slots(tx, room.where) + _stopping(tx, room.may_stop) <= need.most
+    coming = _free_slots(tx, room.where) + _stopping(tx, room.may_stop)
+    return coming - _queued(tx, room.ahead[: need.ahead]) < need.slots
 
 
 def _free_slots(tx: Transaction, where: TierSlots) -> int:
@@ -76,4 +78,11 @@ def _stopping(tx: Transaction, keys: Sequence[JobKey]) -> int:
     if not keys:
         return 0
     (found,) = tx.column(_STOPPING, blob_array(job_keys(keys)), text_array([order.value for order in STOP_ORDERS]))
+    return int(found)
+
+
+def _queued(tx: Transaction, keys: Sequence[JobKey]) -> int:
+    if not keys:
+        return 0
+    (found,) = tx.column(_QUEUED, blob_array(job_keys(keys)))
     return int(found)

@@ -412,22 +412,39 @@ local function stopping(ids, orders)
   return number
 end
 
+local function is_queued(id)
+  local job = load(id)
+  return job and job[STATE] == QUEUED
+end
+
+-- Waiting jobs that start next: their number, then each, are `args` from `at` on. Returns: how many of the first n of them
+-- are still queued, for each n from 0; and where that ends.
+local function queued_ahead(args, at)
+  local behind, queued = at + tonumber(args[at]), { [0] = 0 }
+  for i = at + 1, behind do queued[i - at] = queued[i - at - 1] + (is_queued(args[i]) and 1 or 0) end
+  return queued, behind
+end
+
 -- Write moves that make room in a tenant queue with tiers, each only if it is needed yet and its job is still what it was
 -- decided for.
 -- args →  tenant queue; reasons that order a run to stop, a byte each; the workers as `flow.free_slots` reads them; number
---         of yielding runs, id, …; then per move: the job that needs room ('' = any), the name of the tier that must be full
---         ('' = slots are needed), most slots that may be free or become free; and as for apply
+--         of yielding runs, id, …; number of waiting jobs that start next, id, …; then per move: the job that needs room
+--         ('' = any), the name of the tier that must be full ('' = slots are needed), how many slots it needs, how many of
+--         the jobs that start next start before it; and as for apply
 -- returns →  per move: 1 if it was written, else 0
 register('make_room', FREES_MEMORY, function(args)
   local free, at = flow.free_slots(args, 4)
   local behind = at + tonumber(args[at])
   local yielding, out = { unpack(args, at + 1, behind) }, {}
-  for i = behind + 1, #args, 8 do
-    local waiting, full = args[i] ~= '' and load(args[i]), args[i + 1]
-    local is_needed = args[i] == '' or (waiting and waiting[STATE] == QUEUED)
+  local queued, last = queued_ahead(args, behind + 1)
+  for i = last + 1, #args, 9 do
+    local full = args[i + 1]
+    local is_needed = args[i] == '' or is_queued(args[i])
     if is_needed and full ~= '' then is_needed = flow.is_full(args[2], full)
-    elseif is_needed then is_needed = free + stopping(yielding, args[3]) <= tonumber(args[i + 2]) end
-    out[#out + 1] = is_needed and move(args[i + 3], args[i + 4], args[i + 5], args[i + 6], args[i + 7]) or 0
+    elseif is_needed then
+      is_needed = free + stopping(yielding, args[3]) - queued[tonumber(args[i + 3])] < tonumber(args[i + 2])
+    end
+    out[#out + 1] = is_needed and move(args[i + 4], args[i + 5], args[i + 6], args[i + 7], args[i + 8]) or 0
     flush()
   end
   return out
