@@ -135,6 +135,21 @@ def test_a_task_outlives_its_worker_and_the_keys_name_the_one_that_adopted_it(br
     assert client.started() == set()
 
 
+@ON_A_FILE
+def test_s1_14_listeners_stay_as_long_as_one_of_two_bridges_serves_them(bridged: BridgedQueue) -> None:
+    client = bridged.client
+    worker = bridged.harness.start("-c", "1")
+    nodes = [client.queue, f"{client.queue}-second"]
+    bridges = [bridged.bridge(node=node) for node in nodes]
+    until(lambda: all(client.redis.exists(f"blueque_bridge_{node}_listeners") for node in nodes))
+    assert client.score() == 1
+    assert bridges[1].stop() == 0
+    until(lambda: client.score() == 1)
+    assert client.listeners() == {f"{os.uname().nodename}_{worker.pid}"}
+    assert bridges[0].stop() == 0
+    assert (client.listeners(), client.score()) == (set(), 0)
+
+
 @pytest.mark.parametrize(
     ("status", "field", "state"), [("complete", "result", "succeeded"), ("failed", "error", "failed")]
 )

@@ -104,8 +104,8 @@ class BridgedQueue:
         harness.app.close()
         self._command = ["bridge", "blueque", "--redis", server.url, "--queue", queue, "--tenant", harness.tenant]
 
-    def bridge(self, *flags: str) -> Worker:
-        program = [sys.executable, "-m", "windlass", *self._command, "--node", self.client.queue, *flags]
+    def bridge(self, *flags: str, node: str = "") -> Worker:
+        program = [sys.executable, "-m", "windlass", *self._command, "--node", node or self.client.queue, *flags]
         bridge = Worker(program, self.harness.folder, self.harness.environ)
         self.harness.workers.append(bridge)
         bridge.hear("serves")

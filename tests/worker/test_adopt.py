@@ -15,13 +15,15 @@ import pytest
 
 from tests.support.http_servers import Process
 from tests.support.patience import PATIENCE
+from tests.support.stores import VirtualClock
 from tests.support.worker_harness import ON_A_FILE, Worker, WorkerHarness, alive, until
 from tests.worker.test_guardian import guardian_of, zygote_of
 from windlass.job_handle import Job
 from windlass.model.job import Job as Record
 from windlass.model.job import Reason, State
-from windlass.model.operations import GetOutput
-from windlass.worker.linux import SHIM
+from windlass.model.operations import GetOutput, Workers
+from windlass.worker import linux
+from windlass.worker.linux import SHIM, UsageMeter
 
 SHORT_LEASE = "1s"
 
@@ -216,6 +218,41 @@ def test_of_two_workers_one_adopts_a_job(harness: WorkerHarness) -> None:
     harness.ended(job)
     (one,) = [worker for worker in workers if "adopted job" in worker.said]
     ran_once(harness, job, one)
+
+
+@ON_A_FILE
+def test_a_worker_counts_what_the_jobs_that_it_adopted_use(harness: WorkerHarness) -> None:
+    job = harness.tasks.lasting.enqueue(megabytes=300)
+    worker = harness.start(lease=SHORT_LEASE)
+    started(harness)
+    kill(worker)
+    worker = harness.start(lease=SHORT_LEASE)
+    worker.hear("adopted job")
+
+    def memory() -> list[int]:
+        listed = harness.app.ask(Workers())
+        return [one.usage.memory for one in listed if one.pid == worker.pid and one.usage is not None]
+
+    until(lambda: memory() and memory()[0] > 300 << 20)
+    let_go(harness)
+    harness.ended(job)
+
+
+def test_cpu_time_from_before_an_adoption_is_not_of_the_adopter(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = {os.getpid(): 10.0, 77: 5000.0}
+    monkeypatch.setattr(linux, "cpu_time", lambda pid: used.get(pid, 0.0))
+    monkeypatch.setattr(linux, "descendants", lambda _: [])
+    clock = VirtualClock()
+    meter = UsageMeter(clock)
+    for _ in range(2):
+        used |= {os.getpid(): used[os.getpid()] + 0.5, 77: used[77] + 0.25}
+        clock.advance(1.0)
+        assert meter.read([])[1] == 0.5
+    clock.advance(1.0)
+    assert meter.read([77])[1] == 0.0
+    used[77] += 0.75
+    clock.advance(1.0)
+    assert meter.read([77])[1] == 0.75
 
 
 @ON_A_FILE

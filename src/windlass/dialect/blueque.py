@@ -309,7 +309,7 @@ class _Bridge:
     async def _announce_listeners(self) -> None:
         here = {(listener(one), queue) for queue, workers in self._workers.items() for one in workers}
         there = await self._announced()
-        for name, queue in here - there:
+        for name, queue in here:  # also of those that are there: another bridge that leaves takes them away
             await self._announce(LISTEN, name, queue)
         for name, queue in there - here:
             await self._announce(LEAVE, name, queue)
