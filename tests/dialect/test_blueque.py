@@ -29,7 +29,7 @@ def test_a_client_reads_what_becomes_of_its_tasks(bridged: BridgedQueue) -> None
     assert bridged.harness.notes("ran")[:2] == ["first", "fail"]
     assert client.ids("complete") == [sent[3], sent[2], sent[0]]
     assert client.ids("failed") == [sent[1]]
-    assert set(client.redis.lrange(f"blueque_tasks_{client.queue}", 0, -1)) == set(sent)
+    assert sorted(client.all_ids()) == sorted(sent)
     assert client.ids("pending") == []
     assert client.started() == set()
     (listener,) = client.listeners()
@@ -89,6 +89,8 @@ def test_tasks_without_a_worker_wait_and_scheduled_ones_run_when_they_are_due(br
     client = bridged.client
     bridged.bridge()
     waiting, later = client.submit("now"), client.schedule("later", time.time() + 1.5)
+    last = client.schedule("last", time.time() + 600)
+    until(lambda: set(client.all_ids()) == {waiting, later, last})
     until(lambda: client.task(later)["status"] == "pending")
     assert float(client.task(later)["updated"]) >= float(client.task(later)["eta"])
     assert client.ids("pending") == [later, waiting]
@@ -96,11 +98,12 @@ def test_tasks_without_a_worker_wait_and_scheduled_ones_run_when_they_are_due(br
     bridged.harness.start()
     assert client.ended(waiting)["status"] == client.ended(later)["status"] == "complete"
     client.redis.delete(f"blueque_task_{later}")
-    until(lambda: client.redis.lrange(f"blueque_tasks_{client.queue}", 0, -1) == [waiting])
+    until(lambda: set(client.all_ids()) == {waiting, last})
     client.redis.hset(f"blueque_task_{waiting}", "status", "pending")
     client.redis.lpush(f"blueque_pending_tasks_{client.queue}", waiting)
     until(lambda: bridged.harness.notes("ran").count("now") == 2)
     assert client.ended(waiting)["status"] == "complete"
+    assert sorted(client.all_ids()) == sorted([waiting, last])
 
 
 @ON_A_FILE

@@ -65,6 +65,9 @@ class Client:
     def ids(self, kind: str) -> list[str]:
         return list(self.redis.lrange(f"blueque_{kind}_tasks_{self.queue}", 0, -1))
 
+    def all_ids(self) -> list[str]:
+        return list(self.redis.lrange(f"blueque_tasks_{self.queue}", 0, -1))
+
     def started(self) -> set[str]:
         return set(self.redis.smembers(f"blueque_started_tasks_{self.queue}"))
 
