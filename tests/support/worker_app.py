@@ -60,6 +60,12 @@ async def alone_co_add(a: int, b: int) -> int:
     return a + b
 
 
+@app.task
+def echo(text: str) -> str:
+    note("echo", current.job.id)
+    return text
+
+
 # Waiting, and being early
 
 

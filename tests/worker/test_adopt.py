@@ -255,7 +255,6 @@ def test_cpu_time_from_before_an_adoption_is_not_of_the_adopter(monkeypatch: pyt
     assert meter.read([77])[1] == 0.75
 
 
-@ON_A_FILE
 def test_a_job_whose_machine_is_gone_fails_when_its_own_lease_is_over(harness: WorkerHarness) -> None:
     """S1 25."""
     job = harness.tasks.lasting.enqueue()

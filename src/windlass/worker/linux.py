@@ -253,7 +253,7 @@ class UsageMeter:
         self._adopted: set[int] = set()
 
     def read(self, adopted: Iterable[int] = ()) -> tuple[int, float]:
-        """Bytes of memory, and how many CPUs were busy since the last reading. `adopted`: the processes of such jobs."""
+        """Bytes of memory, and how many CPUs were busy since the last reading. `adopted`: processes of such jobs."""
         new = {*adopted} - self._adopted
         self._used += sum(map(cpu_time, _with_offspring(new)))  # what they had used before is not of this time
         self._adopted = {*adopted}
