@@ -18,6 +18,7 @@ from tests.support.patience import PATIENCE
 from tests.support.stores import VirtualClock
 from tests.support.worker_harness import ON_A_FILE, Worker, WorkerHarness, alive, until
 from tests.worker.test_guardian import guardian_of, zygote_of
+from windlass.addresses import identity
 from windlass.job_handle import Job
 from windlass.model.job import Job as Record
 from windlass.model.job import Reason, State
@@ -218,6 +219,42 @@ def test_of_two_workers_one_adopts_a_job(harness: WorkerHarness) -> None:
     harness.ended(job)
     (one,) = [worker for worker in workers if "adopted job" in worker.said]
     ran_once(harness, job, one)
+
+
+def test_the_address_of_the_store_may_be_written_in_another_way(harness: WorkerHarness) -> None:
+    job = harness.tasks.lasting.enqueue()
+    worker = harness.start()
+    started(harness)
+    kill(worker)
+    if harness.store.startswith("redis://"):
+        same = harness.store.replace("127.0.0.1", "default@localhost").removesuffix("/0")
+    else:
+        same = str(harness.folder / "link.db")
+        Path(same).symlink_to(harness.store)
+    worker = harness.start(WINDLASS_STORE=same)
+    worker.hear("adopted job")
+    let_go(harness)
+    ran_once(harness, job, worker)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("redis://db", "rediss://user:secret@db:6379/0?replicas=1", True),
+        ("redis://127.0.0.1:6380/2", "redis://localhost:6380?db=2", True),
+        ("redis://db/1", "redis://db/2", False),
+        ("redis://db", "redis://db:6380", False),
+        ("unix:///run/redis.sock", "unix:///run/redis.sock?db=0", True),
+        ("redis+sentinel://a,b:26379/main", "redis+sentinel://:pw@b,a/main/0", True),
+        ("redis+sentinel://a/main", "redis+sentinel://a/other", False),
+        ("/srv/jobs.db", "sqlite:///srv/../srv/jobs.db", True),
+        ("/srv/jobs.db", "/srv/other.db", False),
+        ("http://queue:7717", "http://queue:7717/", True),
+        ("http://queue:7717", "http://queue:7718", False),
+    ],
+)
+def test_addresses_of_the_same_store_are_known_as_such(one: str, other: str, same: bool) -> None:
+    assert (identity(one) == identity(other)) is same
 
 
 @ON_A_FILE
