@@ -4,10 +4,12 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.support.blueque_clients import BridgedQueue
+from tests.support.http_servers import Process
 from tests.support.patience import PATIENCE
 from tests.support.worker_harness import ON_A_FILE, alive, until
 from windlass.model.job import Reason
@@ -115,6 +117,28 @@ def test_what_cannot_be_bridged_is_one_clear_error(bridged: BridgedQueue) -> Non
     assert "the store does not answer" in said("--redis", "redis://127.0.0.1:1/0")
     assert "single server" in said("--redis", "redis+cluster://127.0.0.1:1")
     assert "no name of a queue" in said("--redis", "redis://127.0.0.1:1", "--queue", "a b")
+
+
+@ON_A_FILE
+def test_s1_34_a_bridge_of_a_server_serves_the_same_keys(bridged: BridgedQueue, tmp_path: Path) -> None:
+    client = bridged.client
+    server = Process(tmp_path, "--no-worker", store=bridged.harness.store)
+    server.start()
+    try:
+        bridged.harness.start("-c", "1")
+        bridge = bridged.bridge("--server", server.address, WINDLASS_TOKEN=server.token)
+        assert client.ended(client.submit("first"))["result"] == "first"
+        running = client.submit("wait")
+        until(lambda: client.task(running)["status"] == "started")
+        server.kill()
+        bridge.hear("waits: ")
+        server.start()
+        bridged.go()
+        assert client.ended(running)["result"] == "wait"
+        assert bridge.stop() == 0
+        assert "HTTP Request" not in bridge.said
+    finally:
+        server.kill()
 
 
 @ON_A_FILE

@@ -107,9 +107,9 @@ class BridgedQueue:
         harness.app.close()
         self._command = ["bridge", "blueque", "--redis", server.url, "--queue", queue, "--tenant", harness.tenant]
 
-    def bridge(self, *flags: str, node: str = "") -> Worker:
+    def bridge(self, *flags: str, node: str = "", **variables: str) -> Worker:
         program = [sys.executable, "-m", "windlass", *self._command, "--node", node or self.client.queue, *flags]
-        bridge = Worker(program, self.harness.folder, self.harness.environ)
+        bridge = Worker(program, self.harness.folder, self.harness.environ | variables)
         self.harness.workers.append(bridge)
         bridge.hear("serves")
         return bridge

@@ -214,7 +214,7 @@ class _Bridge:
         """Take its name, and give it back at the end."""
         mark = str(self._clock.now().timestamp())
         await self._take_name(mark)
-        log.info("bridge: %s serves %s", self._options.node, ", ".join(self._options.queues) or "all queues")
+        log.info("%s serves %s", self._options.node, ", ".join(self._options.queues) or "all queues")
         self._mark = mark
         try:
             yield
@@ -258,12 +258,12 @@ class _Bridge:
                 await step()
             except (Unavailable, Busy) as fault:
                 if not self._waits:
-                    log.warning("bridge: waits: %s", fault)
+                    log.warning("waits: %s", fault)
                 self._waits = True
                 await self._clock.sleep(POLL)
             else:
                 if self._waits:
-                    log.info("bridge: goes on")
+                    log.info("goes on")
                 self._waits = False
                 return
 
@@ -532,7 +532,7 @@ class _Bridge:
 
     async def _end_as_written(self, task: OpenTask, status: str) -> None:
         """What a client wrote stands: the job ends by hand as the task says, or stops if the task waits again."""
-        log.info("bridge: task %s was ended by a client: %s", task.id, status or "deleted")
+        log.info("task %s was ended by a client: %s", task.id, status or "deleted")
         if task.job:
             with suppress(Missing):
                 await self._end_job(task, status)
