@@ -61,6 +61,21 @@ def shown(address: str) -> str:
     return without_password(address)
 
 
+def identity(address: str) -> str:
+    """The same text for every way to write the address of one store or server: no links, login or options."""
+    if is_server(address):
+        return without_password(address).rstrip("/")
+    if (file := file_of(address)) is not None:
+        return file if file == MEMORY else os.path.realpath(file)
+    from windlass.store.redis.urls import read_url  # noqa: PLC0415
+
+    target = read_url(address)
+    servers = [target.address] if target.group is None else target.group.sentinels
+    hosts = [one.path or f"{'localhost' if one.host in LOOPBACK else one.host}:{one.port}" for one in servers]
+    name = "" if target.group is None else target.group.name
+    return f"redis {','.join(sorted(hosts))} {name} {target.address.db}"
+
+
 async def open_store(address: str = DEFAULT_STORE, settings: Settings | None = None, *, patient: bool = False) -> Store:
     """The store at an address: a file (`jobs.db`, `sqlite:///srv/jobs.db`, `:memory:`) or a server (`redis://…`).
 

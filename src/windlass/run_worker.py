@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from windlass.addresses import enter_service, file_of, shown
+from windlass.addresses import enter_service, file_of, identity, shown
 from windlass.config import DEFAULT_STORE, data_folder
 from windlass.engine import Engine, Settings
 from windlass.engine.upkeep import run_upkeep
@@ -94,7 +94,7 @@ async def work(
 def kept_runs(store: str, tenant: str, data: Path) -> KeptRuns | None:
     """Where runs of this store are that outlive their workers; null = there can be no folder for them."""
     try:
-        return KeptRuns(data / "runs", shown(store), tenant)
+        return KeptRuns(data / "runs", identity(store), tenant)
     except OSError as fault:
         log.warning("no job outlives this worker: %s; name a folder for them with WINDLASS_DATA", fault)
         return None

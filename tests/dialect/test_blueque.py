@@ -4,10 +4,12 @@ import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.support.blueque_clients import BridgedQueue
+from tests.support.http_servers import Process
 from tests.support.patience import PATIENCE
 from tests.support.worker_harness import ON_A_FILE, alive, until
 from windlass.model.job import Reason
@@ -29,7 +31,7 @@ def test_a_client_reads_what_becomes_of_its_tasks(bridged: BridgedQueue) -> None
     assert bridged.harness.notes("ran")[:2] == ["first", "fail"]
     assert client.ids("complete") == [sent[3], sent[2], sent[0]]
     assert client.ids("failed") == [sent[1]]
-    assert set(client.redis.lrange(f"blueque_tasks_{client.queue}", 0, -1)) == set(sent)
+    assert sorted(client.all_ids()) == sorted(sent)
     assert client.ids("pending") == []
     assert client.started() == set()
     (listener,) = client.listeners()
@@ -89,6 +91,8 @@ def test_tasks_without_a_worker_wait_and_scheduled_ones_run_when_they_are_due(br
     client = bridged.client
     bridged.bridge()
     waiting, later = client.submit("now"), client.schedule("later", time.time() + 1.5)
+    last = client.schedule("last", time.time() + 600)
+    until(lambda: set(client.all_ids()) == {waiting, later, last})
     until(lambda: client.task(later)["status"] == "pending")
     assert float(client.task(later)["updated"]) >= float(client.task(later)["eta"])
     assert client.ids("pending") == [later, waiting]
@@ -96,11 +100,12 @@ def test_tasks_without_a_worker_wait_and_scheduled_ones_run_when_they_are_due(br
     bridged.harness.start()
     assert client.ended(waiting)["status"] == client.ended(later)["status"] == "complete"
     client.redis.delete(f"blueque_task_{later}")
-    until(lambda: client.redis.lrange(f"blueque_tasks_{client.queue}", 0, -1) == [waiting])
+    until(lambda: set(client.all_ids()) == {waiting, last})
     client.redis.hset(f"blueque_task_{waiting}", "status", "pending")
     client.redis.lpush(f"blueque_pending_tasks_{client.queue}", waiting)
     until(lambda: bridged.harness.notes("ran").count("now") == 2)
     assert client.ended(waiting)["status"] == "complete"
+    assert sorted(client.all_ids()) == sorted([waiting, last])
 
 
 @ON_A_FILE
@@ -112,6 +117,28 @@ def test_what_cannot_be_bridged_is_one_clear_error(bridged: BridgedQueue) -> Non
     assert "the store does not answer" in said("--redis", "redis://127.0.0.1:1/0")
     assert "single server" in said("--redis", "redis+cluster://127.0.0.1:1")
     assert "no name of a queue" in said("--redis", "redis://127.0.0.1:1", "--queue", "a b")
+
+
+@ON_A_FILE
+def test_s1_34_a_bridge_of_a_server_serves_the_same_keys(bridged: BridgedQueue, tmp_path: Path) -> None:
+    client = bridged.client
+    server = Process(tmp_path, "--no-worker", store=bridged.harness.store)
+    server.start()
+    try:
+        bridged.harness.start("-c", "1")
+        bridge = bridged.bridge("--server", server.address, WINDLASS_TOKEN=server.token)
+        assert client.ended(client.submit("first"))["result"] == "first"
+        running = client.submit("wait")
+        until(lambda: client.task(running)["status"] == "started")
+        server.kill()
+        bridge.hear("waits: ")
+        server.start()
+        bridged.go()
+        assert client.ended(running)["result"] == "wait"
+        assert bridge.stop() == 0
+        assert "HTTP Request" not in bridge.said
+    finally:
+        server.kill()
 
 
 @ON_A_FILE
@@ -133,6 +160,21 @@ def test_a_task_outlives_its_worker_and_the_keys_name_the_one_that_adopted_it(br
     assert client.ended(running)["result"] == "wait"
     assert bridged.harness.notes("ran") == ["wait"]
     assert client.started() == set()
+
+
+@ON_A_FILE
+def test_s1_14_listeners_stay_as_long_as_one_of_two_bridges_serves_them(bridged: BridgedQueue) -> None:
+    client = bridged.client
+    worker = bridged.harness.start("-c", "1")
+    nodes = [client.queue, f"{client.queue}-second"]
+    bridges = [bridged.bridge(node=node) for node in nodes]
+    until(lambda: all(client.redis.exists(f"blueque_bridge_{node}_listeners") for node in nodes))
+    assert client.score() == 1
+    assert bridges[1].stop() == 0
+    until(lambda: client.score() == 1)
+    assert client.listeners() == {f"{os.uname().nodename}_{worker.pid}"}
+    assert bridges[0].stop() == 0
+    assert (client.listeners(), client.score()) == (set(), 0)
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,13 @@ from typing import Any
 import pytest
 
 from tests.support.engines import enqueue
-from tests.support.http_servers import web
+from tests.support.http_servers import named, web
+from tests.support.sample_requests import asked, made
 from windlass.client import Client
 from windlass.engine import Engine
-from windlass.model.operations import AddToken, Audit, Cancel
+from windlass.engine.audit import ACTIONS, AUDITED
+from windlass.model.operations import AddToken, Audit, Cancel, Rerun
+from windlass.model.shapes import SHAPES, Shape
 from windlass.model.token import Issued, Scope
 
 
@@ -33,6 +36,23 @@ async def test_a_line_names_the_token_and_never_its_secret(site: str, engine: En
     status, answer = await read(site, issued.token, "acme")
     assert status == 200
     assert issued.token.rpartition("_")[2] not in str(answer)
+
+
+@pytest.mark.parametrize("shape", [one for one in SHAPES if one.kind in AUDITED], ids=named)
+async def test_each_management_operation_leaves_one_line_with_its_token(
+    shape: Shape, site: str, engine: Engine
+) -> None:
+    issued = await issue(engine, "admin", tenant="default", note="night shift")
+    names = await made(engine, ended=shape.kind is Rerun)
+    before = (await engine(Audit())).entries
+    query, body, _ = asked(shape, names)
+    async with web(site, issued.token) as client:
+        path = "/v1/default" + shape.path.format(**names)
+        answer = await client.request(shape.route.verb, path, json=body, params=query)
+    assert answer.status_code == shape.route.status, answer.text
+    (line, *rest) = (await engine(Audit())).entries
+    assert rest == before
+    assert (line.action, line.by, line.note) == (ACTIONS[shape.kind], f"token {issued.key}", "night shift")
 
 
 async def test_the_machines_own_token_is_called_local(site: str) -> None:

@@ -65,6 +65,9 @@ class Client:
     def ids(self, kind: str) -> list[str]:
         return list(self.redis.lrange(f"blueque_{kind}_tasks_{self.queue}", 0, -1))
 
+    def all_ids(self) -> list[str]:
+        return list(self.redis.lrange(f"blueque_tasks_{self.queue}", 0, -1))
+
     def started(self) -> set[str]:
         return set(self.redis.smembers(f"blueque_started_tasks_{self.queue}"))
 
@@ -104,9 +107,9 @@ class BridgedQueue:
         harness.app.close()
         self._command = ["bridge", "blueque", "--redis", server.url, "--queue", queue, "--tenant", harness.tenant]
 
-    def bridge(self, *flags: str) -> Worker:
-        program = [sys.executable, "-m", "windlass", *self._command, "--node", self.client.queue, *flags]
-        bridge = Worker(program, self.harness.folder, self.harness.environ)
+    def bridge(self, *flags: str, node: str = "", **variables: str) -> Worker:
+        program = [sys.executable, "-m", "windlass", *self._command, "--node", node or self.client.queue, *flags]
+        bridge = Worker(program, self.harness.folder, self.harness.environ | variables)
         self.harness.workers.append(bridge)
         bridge.hear("serves")
         return bridge

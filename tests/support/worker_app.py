@@ -60,6 +60,12 @@ async def alone_co_add(a: int, b: int) -> int:
     return a + b
 
 
+@app.task
+def echo(text: str) -> str:
+    note("echo", current.job.id)
+    return text
+
+
 # Waiting, and being early
 
 
@@ -81,8 +87,9 @@ def stay(word: str) -> None:
 
 
 @app.task(on_lost="adopt")
-def lasting(word: str = "lasting") -> int:
-    """Says where it is, ten times a second, until the test lets it go."""
+def lasting(word: str = "lasting", megabytes: int = 0) -> int:
+    """Says where it is, ten times a second, until the test lets it go; it takes so much memory."""
+    taken = b"x" * (megabytes << 20)
     note("start", word, os.getpid())
     place = 0
     while not NOTES.with_name("let go").exists():
@@ -91,6 +98,7 @@ def lasting(word: str = "lasting") -> int:
         place += 1
         time.sleep(0.1)
     note("end", word, current.job.attempt)
+    del taken
     return place
 
 

@@ -15,13 +15,16 @@ import pytest
 
 from tests.support.http_servers import Process
 from tests.support.patience import PATIENCE
+from tests.support.stores import VirtualClock
 from tests.support.worker_harness import ON_A_FILE, Worker, WorkerHarness, alive, until
 from tests.worker.test_guardian import guardian_of, zygote_of
+from windlass.addresses import identity
 from windlass.job_handle import Job
 from windlass.model.job import Job as Record
 from windlass.model.job import Reason, State
-from windlass.model.operations import GetOutput
-from windlass.worker.linux import SHIM
+from windlass.model.operations import GetOutput, Workers
+from windlass.worker import linux
+from windlass.worker.linux import SHIM, UsageMeter
 
 SHORT_LEASE = "1s"
 
@@ -218,7 +221,77 @@ def test_of_two_workers_one_adopts_a_job(harness: WorkerHarness) -> None:
     ran_once(harness, job, one)
 
 
+def test_the_address_of_the_store_may_be_written_in_another_way(harness: WorkerHarness) -> None:
+    job = harness.tasks.lasting.enqueue()
+    worker = harness.start()
+    started(harness)
+    kill(worker)
+    if harness.store.startswith("redis://"):
+        same = harness.store.replace("127.0.0.1", "default@localhost").removesuffix("/0")
+    else:
+        same = str(harness.folder / "link.db")
+        Path(same).symlink_to(harness.store)
+    worker = harness.start(WINDLASS_STORE=same)
+    worker.hear("adopted job")
+    let_go(harness)
+    ran_once(harness, job, worker)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("redis://db", "rediss://user:secret@db:6379/0?replicas=1", True),
+        ("redis://127.0.0.1:6380/2", "redis://localhost:6380?db=2", True),
+        ("redis://db/1", "redis://db/2", False),
+        ("redis://db", "redis://db:6380", False),
+        ("unix:///run/redis.sock", "unix:///run/redis.sock?db=0", True),
+        ("redis+sentinel://a,b:26379/main", "redis+sentinel://:pw@b,a/main/0", True),
+        ("redis+sentinel://a/main", "redis+sentinel://a/other", False),
+        ("/srv/jobs.db", "sqlite:///srv/../srv/jobs.db", True),
+        ("/srv/jobs.db", "/srv/other.db", False),
+        ("http://queue:7717", "http://queue:7717/", True),
+        ("http://queue:7717", "http://queue:7718", False),
+    ],
+)
+def test_addresses_of_the_same_store_are_known_as_such(one: str, other: str, same: bool) -> None:
+    assert (identity(one) == identity(other)) is same
+
+
 @ON_A_FILE
+def test_a_worker_counts_what_the_jobs_that_it_adopted_use(harness: WorkerHarness) -> None:
+    job = harness.tasks.lasting.enqueue(megabytes=300)
+    worker = harness.start(lease=SHORT_LEASE)
+    started(harness)
+    kill(worker)
+    worker = harness.start(lease=SHORT_LEASE)
+    worker.hear("adopted job")
+
+    def memory() -> list[int]:
+        listed = harness.app.ask(Workers())
+        return [one.usage.memory for one in listed if one.pid == worker.pid and one.usage is not None]
+
+    until(lambda: memory() and memory()[0] > 300 << 20)
+    let_go(harness)
+    harness.ended(job)
+
+
+def test_cpu_time_from_before_an_adoption_is_not_of_the_adopter(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = {os.getpid(): 10.0, 77: 5000.0}
+    monkeypatch.setattr(linux, "cpu_time", lambda pid: used.get(pid, 0.0))
+    monkeypatch.setattr(linux, "descendants", lambda _: [])
+    clock = VirtualClock()
+    meter = UsageMeter(clock)
+    for _ in range(2):
+        used |= {os.getpid(): used[os.getpid()] + 0.5, 77: used[77] + 0.25}
+        clock.advance(1.0)
+        assert meter.read([])[1] == 0.5
+    clock.advance(1.0)
+    assert meter.read([77])[1] == 0.0
+    used[77] += 0.75
+    clock.advance(1.0)
+    assert meter.read([77])[1] == 0.75
+
+
 def test_a_job_whose_machine_is_gone_fails_when_its_own_lease_is_over(harness: WorkerHarness) -> None:
     """S1 25."""
     job = harness.tasks.lasting.enqueue()

@@ -10,7 +10,7 @@ from typing import Self
 import pytest
 
 from tests.support.patience import PATIENCE
-from tests.support.worker_harness import ON_A_FILE, WorkerHarness, until
+from tests.support.worker_harness import WorkerHarness, until
 from windlass.model.operations import Workers
 
 PROGRAM = """
@@ -53,7 +53,6 @@ class Parent:
         return self.process.wait(PATIENCE)
 
 
-@ON_A_FILE
 def test_each_process_is_a_worker_of_its_own_and_a_dead_one_comes_back(harness: WorkerHarness) -> None:
     """S1 33."""
 

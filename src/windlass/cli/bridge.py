@@ -8,7 +8,7 @@ import uvloop
 from cyclopts import App, Parameter
 from msgspec.structs import asdict
 
-from windlass.cli import COMMANDS
+from windlass.cli import COMMANDS, console
 from windlass.cli.options import option
 from windlass.cli.target import HERE, OPTIONS, Target
 from windlass.dialect.blueque import BridgeOptions
@@ -45,7 +45,7 @@ def blueque(
     TERM or Ctrl-C ends the bridge; jobs go on, and the next bridge of the same name reports them.
     """
     settings = target.settings()
-    logging.basicConfig(format="%(asctime)s %(message)s", level=logging.DEBUG if verbose else logging.INFO)
+    console.log(logging.DEBUG if verbose else logging.INFO)
     options = BridgeOptions(
         url=redis, node=node or f"{socket.gethostname()}_bridge", queues=tuple(queue or ()), task=task
     )

@@ -95,6 +95,15 @@ end
 return #due
 """
 
+ADD_TO_ALL = """
+local added = 0
+for place = #ARGV, 1, -1 do
+  if not redis.call('LPOS', KEYS[1], ARGV[place]) then added = redis.call('LPUSH', KEYS[1], ARGV[place]) end
+end
+return added
+"""
+"""Enters tasks, the newest first, in the list of all; answers whether one was not there."""
+
 FORGET_DELETED = """
 local gone = 0
 for _, id in ipairs(redis.call('LRANGE', KEYS[1], ARGV[1], ARGV[1] + ARGV[2] - 1)) do
@@ -191,6 +200,8 @@ class _Bridge:
         self._serving: set[str] = set()
         self._tidied: dict[str, int] = {}
         """How far the list of all tasks of each queue was gone through."""
+        self._scheduled: dict[str, int] = {}
+        """How far the scheduled tasks of each queue were gone through."""
         self._changed = asyncio.Event()
         """A task has ended, or workers have come or gone: there may be a free slot."""
         self._changing = asyncio.Lock()
@@ -203,7 +214,7 @@ class _Bridge:
         """Take its name, and give it back at the end."""
         mark = str(self._clock.now().timestamp())
         await self._take_name(mark)
-        log.info("bridge: %s serves %s", self._options.node, ", ".join(self._options.queues) or "all queues")
+        log.info("%s serves %s", self._options.node, ", ".join(self._options.queues) or "all queues")
         self._mark = mark
         try:
             yield
@@ -247,12 +258,12 @@ class _Bridge:
                 await step()
             except (Unavailable, Busy) as fault:
                 if not self._waits:
-                    log.warning("bridge: waits: %s", fault)
+                    log.warning("waits: %s", fault)
                 self._waits = True
                 await self._clock.sleep(POLL)
             else:
                 if self._waits:
-                    log.info("bridge: goes on")
+                    log.info("goes on")
                 self._waits = False
                 return
 
@@ -284,7 +295,7 @@ class _Bridge:
     # Workers and queues
 
     async def _look_around(self, group: asyncio.TaskGroup) -> None:
-        """Queues that have come, listeners that have come or gone, tasks whose time has come."""
+        """Queues that have come, listeners that have come or gone, tasks that are new or whose time has come."""
         for queue in self._options.queues or await self._named_queues():
             if queue not in self._serving:
                 self._serving.add(queue)
@@ -297,6 +308,24 @@ class _Bridge:
             key, pending = f"blueque_scheduled_tasks_{queue}", f"blueque_pending_tasks_{queue}"
             while await self._ask("EVAL", MAKE_DUE, 2, key, pending, self._now(), MOST_AT_ONCE, "blueque_task_"):
                 pass
+            await self._look_for_new(queue)
+
+    async def _look_for_new(self, queue: str) -> None:
+        """Clients do not enter their tasks in the list of all."""
+        first = 0
+        while await self._add_to_all(queue, await self._page("LRANGE", f"blueque_pending_tasks_{queue}", first)):
+            first += MOST_AT_ONCE
+        first = self._scheduled.get(queue, 0)
+        page = await self._page("ZRANGE", f"blueque_scheduled_tasks_{queue}", first)
+        await self._add_to_all(queue, page)
+        self._scheduled[queue] = first + MOST_AT_ONCE if len(page) == MOST_AT_ONCE else 0
+
+    async def _page(self, command: str, key: str, first: int) -> list[Argument]:
+        page: list[Argument] = await self._ask(command, key, first, first + MOST_AT_ONCE - 1)
+        return page
+
+    async def _add_to_all(self, queue: str, ids: Sequence[Argument]) -> bool:
+        return bool(await self._ask("EVAL", ADD_TO_ALL, 1, f"blueque_tasks_{queue}", *ids))
 
     async def _named_queues(self) -> list[str]:
         names = [name.decode(errors="replace") for name in await self._ask("ZRANGE", "blueque_queues", 0, -1)]
@@ -309,7 +338,7 @@ class _Bridge:
     async def _announce_listeners(self) -> None:
         here = {(listener(one), queue) for queue, workers in self._workers.items() for one in workers}
         there = await self._announced()
-        for name, queue in here - there:
+        for name, queue in here:  # also of those that are there: another bridge that leaves takes them away
             await self._announce(LISTEN, name, queue)
         for name, queue in there - here:
             await self._announce(LEAVE, name, queue)
@@ -369,8 +398,7 @@ class _Bridge:
                 self._set(id, "status", "reserved", "node", self._options.node, "queue", queue),
                 ("HSET", self._own, id, f"{queue} "),
             )
-            if await self._ask("LPOS", f"blueque_tasks_{queue}", id) is None:
-                await self._ask("LPUSH", f"blueque_tasks_{queue}", id)
+            await self._add_to_all(queue, [id])
             await self._make_job(task)
 
     async def _make_job(self, task: OpenTask) -> None:
@@ -504,7 +532,7 @@ class _Bridge:
 
     async def _end_as_written(self, task: OpenTask, status: str) -> None:
         """What a client wrote stands: the job ends by hand as the task says, or stops if the task waits again."""
-        log.info("bridge: task %s was ended by a client: %s", task.id, status or "deleted")
+        log.info("task %s was ended by a client: %s", task.id, status or "deleted")
         if task.job:
             with suppress(Missing):
                 await self._end_job(task, status)

@@ -138,7 +138,7 @@ class Leases:
         if self._meter is None or self._clock.monotonic() - self._measured_at < MEASURE_EVERY:
             return None, 0.0
         self._measured_at = self._clock.monotonic()
-        return self._meter.read()
+        return self._meter.read([one.pid for one in self._runs.active.values() if one.adopted and one.pid is not None])
 
     def _hurry_if_grown(self, asking: "asyncio.Future[Renewed]") -> None:
         """Cancel a renewal for jobs that it does not name; not for jobs that have ended, or have just begun."""

@@ -6,7 +6,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -245,20 +245,24 @@ def cpu_time(pid: int) -> float:
 
 
 class UsageMeter:
-    """What this process and all processes below it use."""
+    """What this process and all processes below it use, and those of adopted jobs, which are below no worker."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._at, self._used = clock.monotonic(), sum(map(cpu_time, _own_processes()))
+        self._at, self._used = clock.monotonic(), sum(map(cpu_time, _with_offspring([os.getpid()])))
+        self._adopted: set[int] = set()
 
-    def read(self) -> tuple[int, float]:
-        """Bytes of memory, and how many CPUs were busy since the last reading."""
-        processes = _own_processes()
+    def read(self, adopted: Iterable[int] = ()) -> tuple[int, float]:
+        """Bytes of memory, and how many CPUs were busy since the last reading. `adopted`: processes of such jobs."""
+        new = {*adopted} - self._adopted
+        self._used += sum(map(cpu_time, _with_offspring(new)))  # what they had used before is not of this time
+        self._adopted = {*adopted}
+        processes = _with_offspring([os.getpid(), *self._adopted])
         at, used = self._clock.monotonic(), sum(map(cpu_time, processes))
         busy = max(0.0, used - self._used) / max(at - self._at, 0.001)
         self._at, self._used = at, used
         return sum(map(resident, processes)), round(busy, 3)
 
 
-def _own_processes() -> list[int]:
-    return [os.getpid(), *descendants(os.getpid())]
+def _with_offspring(pids: Iterable[int]) -> set[int]:
+    return {one for pid in pids for one in (pid, *descendants(pid))}

@@ -140,7 +140,7 @@ class KeptRuns:
     """The folder of all such runs of this user, and whose of them a worker may have."""
 
     def __init__(self, home: Path, store: str, tenant: str) -> None:
-        """`store`: its address without passwords. Raises `OSError` if there can be no such folder."""
+        """`store`: what all workers of the store call it. Raises `OSError` if there can be no such folder."""
         self._home = home
         self._store = store
         self._tenant = tenant
