@@ -61,8 +61,8 @@ async def alone_co_add(a: int, b: int) -> int:
 
 
 @app.task
-def echo(text: str) -> str:
-    note("echo", current.job.id)
+def repeat(text: str) -> str:
+    note("repeat", current.job.id)
     return text
 
 

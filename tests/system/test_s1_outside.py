@@ -71,9 +71,9 @@ def test_s1_2_3_a_worker_with_one_slot_takes_one_queue_in_order(harness: WorkerH
 
 def test_s1_4_each_of_many_jobs_runs_once_under_several_workers(harness: WorkerHarness) -> None:
     workers = [harness.start("-c", "2") for _ in range(3)]
-    jobs = [harness.tasks.echo.enqueue(str(number)) for number in range(60)]
+    jobs = [harness.tasks.repeat.enqueue(str(number)) for number in range(60)]
     assert [job.result(60) for job in jobs] == [str(number) for number in range(60)]
-    assert Counter(harness.notes("echo")) == Counter(job.id for job in jobs)
+    assert Counter(harness.notes("repeat")) == Counter(job.id for job in jobs)
     assert [worker.stop() for worker in workers] == [0, 0, 0]
 
 
@@ -123,7 +123,7 @@ def test_s1_7_8_9_10_12_the_record_follows_each_run(harness: WorkerHarness) -> N
 
 def test_s1_11_any_text_of_a_mebibyte_comes_back_as_it_was_sent(harness: WorkerHarness) -> None:
     text = "grüße\n\0\r\n" + "x" * ((1 << 20) - 64)
-    job = harness.tasks.echo.enqueue(text)
+    job = harness.tasks.repeat.enqueue(text)
     harness.burst()
     assert job.result() == text
 
@@ -154,10 +154,10 @@ def test_s1_18_a_worker_finds_a_job_also_if_its_notice_is_lost(
 ) -> None:
     harness, lose_notices = idle_harness(store, make_harness, start_server)
     worker = harness.start()
-    assert harness.tasks.echo.enqueue("heard of").result(60) == "heard of"
+    assert harness.tasks.repeat.enqueue("heard of").result(60) == "heard of"
     for number in range(3):
         lose_notices()
-        assert harness.tasks.echo.enqueue(f"lost {number}").result(20) == f"lost {number}"
+        assert harness.tasks.repeat.enqueue(f"lost {number}").result(20) == f"lost {number}"
     assert worker.stop() == 0
 
 
@@ -220,16 +220,16 @@ def test_s1_20_a_job_outlasts_every_lease_a_deploy_a_killed_worker_and_a_restart
 def test_s1_27_28_a_scheduled_job_runs_when_it_is_due_and_a_past_time_is_now(harness: WorkerHarness) -> None:
     now = datetime.now(UTC)
     due = now + timedelta(seconds=3)
-    future = harness.tasks.echo.using(run_at=due).enqueue("future")
+    future = harness.tasks.repeat.using(run_at=due).enqueue("future")
     assert future.state is State.SCHEDULED
-    past = harness.tasks.echo.using(run_at=now - timedelta(hours=1)).enqueue("past")
+    past = harness.tasks.repeat.using(run_at=now - timedelta(hours=1)).enqueue("past")
     assert past.state is State.QUEUED
     harness.start()
     record = harness.ended(future)
     assert record.started_at is not None
     assert record.started_at >= due
     assert harness.ended(past).state is State.SUCCEEDED
-    assert Counter(harness.notes("echo")) == Counter([past.id, future.id])
+    assert Counter(harness.notes("repeat")) == Counter([past.id, future.id])
 
 
 def test_s1_32_each_isolated_job_has_a_process_and_a_session_of_its_own(harness: WorkerHarness) -> None:
