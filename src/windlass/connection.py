@@ -49,7 +49,7 @@ from windlass.system import SystemRandomness, local_user
 
 T = TypeVar("T")
 
-AT_ONCE = (
+NEEDS_NO_LOOP = (
     *(Show, GetResult, List, Failures, Count, GetStats),
     *(Edit, Cancel, Rerun, Delete, FinishByHand, FailByHand, LowerTimeout),
 )
@@ -288,7 +288,7 @@ def _needs_no_loop(operation: Operation[Any]) -> bool:
     """Whether an engine answers this without waiting for anything but its store, and without looking at a clock."""
     if isinstance(operation, EnqueueMany):
         return not any(new.yielding for new in operation.jobs)
-    return isinstance(operation, AT_ONCE) and not getattr(operation, "wait", 0.0)
+    return isinstance(operation, NEEDS_NO_LOOP) and not getattr(operation, "wait", 0.0)
 
 
 def _mind_forks(connection: AppConnection) -> None:

@@ -154,9 +154,9 @@ async def count(context: EngineContext, operation: Count) -> Number:
         wanted = states(match)
         return Number(
             count=sum(
-                tally.count
-                for tally in (await context.store.jobs.counts(operation.tenant)).jobs
-                if tally.state in wanted and match.queue in (None, tally.queue) and match.task in (None, tally.task)
+                one.count
+                for one in (await context.store.jobs.counts(operation.tenant)).jobs
+                if one.state in wanted and match.queue in (None, one.queue) and match.task in (None, one.task)
             )
         )
     return Number(count=sum([len(records) async for records in _scan(context, operation.tenant, match, states(match))]))

@@ -32,7 +32,7 @@ FOREVER = datetime(2200, 1, 1, tzinfo=UTC)
 MOST_REGROUPED = 20_000
 """Jobs that a change of a limit regroups before it answers. A duty does the rest."""
 
-AT_ONCE = 1000
+PAGE = 1000
 
 
 async def apply_config(context: EngineContext) -> FlowConfig:
@@ -216,7 +216,7 @@ async def _regroup_pattern(context: EngineContext, config: FlowConfig, pattern: 
         while True:
             if most is not None and done >= most:
                 return False
-            piece = await context.store.jobs.list(ListScope(*tenant_queue, PENDING), after, AT_ONCE)
+            piece = await context.store.jobs.list(ListScope(*tenant_queue, PENDING), after, PAGE)
             await _regroup(context, config, piece.records)
             done += len(piece.records)
             if (after := piece.next) is None:

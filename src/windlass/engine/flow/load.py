@@ -31,7 +31,7 @@ MOST_HEADS = 1000
 MOST_LISTED = 100_000
 """Waiting jobs that are read for a forecast."""
 
-AT_ONCE = 1000
+PAGE = 1000
 
 FEW = 8
 """Waiting jobs of each group that a brief reading lists: enough to see which priority comes next."""
@@ -97,10 +97,10 @@ async def read_load(context: EngineContext, rules: Rules, queue: str, *, brief_b
     brief = total > brief_beyond
     waiting = await _waiting(context, sorted(queues & active), FEW if brief else total)
     served = sorted(active & queues.union(*(worker.queues for worker in workers)))
-    most = AT_ONCE if brief else MOST_RUNNING
+    most = PAGE if brief else MOST_RUNNING
     running = [record for name in served async for record in _running(context, EVERY_TENANT, name, most)]
     now = (await context.store.jobs.read([])).now
-    usage = await _usage(context, rules, waiting, AT_ONCE if brief else MOST_BUCKETS)
+    usage = await _usage(context, rules, waiting, PAGE if brief else MOST_BUCKETS)
     return QueueLoad(now, rules, workers, waiting, running, usage, brief)
 
 
@@ -127,7 +127,7 @@ def even_part(sizes: Iterable[int], most: int) -> int:
 async def _running(context: EngineContext, tenant: str, queue: str, most: int = MOST_RUNNING) -> AsyncIterator[Record]:
     after, seen = None, 0
     while seen < most:
-        piece = await context.store.jobs.list(ListScope(tenant, queue, frozenset({State.RUNNING})), after, AT_ONCE)
+        piece = await context.store.jobs.list(ListScope(tenant, queue, frozenset({State.RUNNING})), after, PAGE)
         for record in piece.records:
             yield record
         seen += len(piece.records)

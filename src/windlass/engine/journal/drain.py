@@ -64,9 +64,9 @@ class _Asked(NamedTuple):
 class Drainer:
     """Drains one journal into one store."""
 
-    def __init__(self, journal: Journal, ledger: JournalTarget, context: EngineContext, clock: Clock) -> None:
+    def __init__(self, journal: Journal, store: JournalTarget, context: EngineContext, clock: Clock) -> None:
         self._journal = journal
-        self._target = DrainTarget(journal.id.hex(), ledger, context, clock)
+        self._target = DrainTarget(journal.id.hex(), store, context, clock)
         self._clock = clock
         self._reservations = Reservations(journal, clock, context.chance)
         self._watermarks: list[int] = []
@@ -184,13 +184,13 @@ class Drainer:
 
     def is_away(self, draft: Draft) -> bool:
         """Whether a job is for a partition that takes none now, though others do."""
-        return bool(self._away) and self._target.ledger.partition_of(draft) in self._away
+        return bool(self._away) and self._target.store.partition_of(draft) in self._away
 
     def lacks(self, entry: Entry) -> bool:
         """Whether the store does not have a job of the journal, as far as is known."""
         if not self._watermarks or entry.draft is None:
             return True
-        return entry.sequence > self._watermarks[self._target.ledger.partition_of(entry.draft)]
+        return entry.sequence > self._watermarks[self._target.store.partition_of(entry.draft)]
 
     def may_have(self, sequence: int) -> bool:
         """Whether the store may have a job of the journal: before it answers, nothing is known of old jobs."""
@@ -303,7 +303,7 @@ class Drainer:
     def _by_partition(self, entries: Sequence[Entry]) -> dict[int, list[Entry]]:
         """The jobs that each partition has not had yet. What no job can be made of is put aside."""
         partitions: dict[int, list[Entry]] = {}
-        partition_of = self._target.ledger.partition_of
+        partition_of = self._target.store.partition_of
         for entry in entries:
             if entry.draft is None:
                 if entry.raw:
@@ -355,7 +355,7 @@ class Drainer:
     async def _all_watermarks(self, known: Sequence[int] = ()) -> list[int]:
         """Where they are; those of partitions that are away, where they were known to be."""
         watermarks: list[int] = []
-        for partition in range(self._target.ledger.partition_count):
+        for partition in range(self._target.store.partition_count):
             try:
                 watermarks.append(await self._target.watermark(partition))
             except PartAway as fault:
@@ -415,25 +415,25 @@ class Drainer:
 class DrainTarget:
     """The store as one journal sees it: takes jobs in time, with their limit keys, aged by what they have waited."""
 
-    def __init__(self, journal: str, ledger: JournalTarget, context: EngineContext, clock: Clock) -> None:
+    def __init__(self, journal: str, store: JournalTarget, context: EngineContext, clock: Clock) -> None:
         self._journal = journal
         self._context = context
         self._clock = clock
-        self.ledger = ledger
+        self.store = store
 
     @property
     def replicated_within(self) -> float:
         """Seconds that replicas have for a new job."""
-        return self.ledger.replicated_within or 0.0
+        return self.store.replicated_within or 0.0
 
     @property
     def has_replicas(self) -> bool:
         """Whether callers wait for replicas at all."""
-        return self.ledger.replicated_within is not None
+        return self.store.replicated_within is not None
 
     async def ready(self) -> None:
         """Raises if the store does not answer."""
-        await in_time(self.ledger.ready(), ANSWER_WITHIN)
+        await in_time(self.store.ready(), ANSWER_WITHIN)
 
     async def watermark(self, partition: int) -> int:
         return (await self._send(partition, ANY, 0, ())).mark
@@ -467,9 +467,9 @@ class DrainTarget:
         self, partition: int, since: int, upto: int, drafts: Sequence[Draft], *, wait_for_replicas: bool = False
     ) -> DrainReply:
         batch = DrainRequest(self._journal, partition, since, upto, drafts, wait_for_replicas)
-        within = ANSWER_WITHIN if self.ledger.partition_count == 1 else PART_AWAY_WITHIN
+        within = ANSWER_WITHIN if self.store.partition_count == 1 else PART_AWAY_WITHIN
         return await in_time(
-            self._context.writes.drain(self.ledger, batch),
+            self._context.writes.drain(self.store, batch),
             within + (self.replicated_within if wait_for_replicas else 0.0),
         )
 

@@ -92,7 +92,7 @@ from windlass.store.optional import JournalTarget
 
 log = logging.getLogger("windlass.journal")
 
-READS = (
+OF_STORED_JOBS = (
     *(Show, GetResult, GetEstimate, GetQueueEstimate, GetOutput, GetFiles, GetFile),
     *(List, Failures, Count, GetStats, Send, Resize, SendSignal),
     *(Edit, Cancel, Rerun, Delete, FinishByHand, FailByHand, LowerTimeout),
@@ -314,15 +314,15 @@ class Journaled:
 
     async def _estimate(self, draft: Draft, job: Job, group: str, known: Forecast | None, *, exact: bool) -> Estimate:
         """How long a new job will wait. Where its queue has tiers, the caller waits for the store's answer."""
-        desk = self._engine.context
+        context = self._engine.context
         if not self._takes(draft):
             return NOT_KNOWN
         if not exact:
             before = self._journal.last - self._drainer.reached - 1
-            return estimate_unstored(desk, known, Record(job, group=group), undrained=before)
+            return estimate_unstored(context, known, Record(job, group=group), undrained=before)
         try:
             await self._drainer.reach(self._journal.last, WAIT_FOR_STORE)
-            return await estimate_at_enqueue(desk, await desk.find(job.id, job.tenant))
+            return await estimate_at_enqueue(context, await context.find(job.id, job.tenant))
         except WindlassError:
             return NOT_KNOWN  # the job is accepted all the same
 
@@ -337,7 +337,7 @@ class Journaled:
     async def _ask(self, operation: Operation[A]) -> A:
         if not self._drainer.up:
             raise Unavailable(f"{self._drainer.fault}; new jobs are accepted meanwhile")
-        if isinstance(operation, READS):
+        if isinstance(operation, OF_STORED_JOBS):
             await self._drainer.reach(self._journal.last, WAIT_FOR_STORE)
         try:
             return await self._engine(operation)
@@ -455,7 +455,7 @@ async def open_journaled(
     engine: Engine, folder: Path, clock: Clock, settings: JournalSettings | None = None
 ) -> AsyncIterator[Journaled]:
     """An engine with a journal in front of it, drained until the end."""
-    ledger = _target(engine)
+    target = _target(engine)
 
     def journal_at(path: Path) -> Journal:
         return Journal(path, clock, engine.context.chance, settings or JournalSettings())
@@ -464,14 +464,14 @@ async def open_journaled(
         log.warning("journal: %s is on a %s: it does not outlast the machine or its container", folder, kind)
     own, left = await asyncio.to_thread(_take, folder, journal_at)
     try:
-        drainer = Drainer(own, ledger, engine.context, clock)
+        drainer = Drainer(own, target, engine.context, clock)
         try:
             await drainer.start()
         except (Unavailable, JournalFull) as fault:
             drainer.start_without_store(fault)
         tasks = [asyncio.create_task(drainer.run())]
         tasks += [
-            asyncio.create_task(_drain_left(Drainer(one, ledger, engine.context, clock), one, clock)) for one in left
+            asyncio.create_task(_drain_left(Drainer(one, target, engine.context, clock), one, clock)) for one in left
         ]
         try:
             yield Journaled(engine, own, drainer, clock)
