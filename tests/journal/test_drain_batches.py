@@ -37,9 +37,9 @@ class Slow:
         return DrainReply(request.upto, [True] * len(request.drafts))
 
 
-def target(ledger: Slow) -> DrainTarget:
+def target(store: Slow) -> DrainTarget:
     engine = Engine(SqliteStore.open(":memory:", SystemClock()), SeededChance())
-    return DrainTarget("j", ledger, engine.context, SystemClock())
+    return DrainTarget("j", store, engine.context, SystemClock())
 
 
 @pytest.mark.parametrize(("strands", "answers"), [(1, False), (3, True)])

@@ -113,19 +113,19 @@ def _log_of(server: Server) -> Path:
 class Slow:
     """A store that takes its time."""
 
-    def __init__(self, ledger: JournalTarget) -> None:
-        self._ledger = ledger
-        self.replicated_within = ledger.replicated_within
-        self.partition_count, self.partition_of, self.ready = ledger.partition_count, ledger.partition_of, ledger.ready
+    def __init__(self, store: JournalTarget) -> None:
+        self._store = store
+        self.replicated_within = store.replicated_within
+        self.partition_count, self.partition_of, self.ready = store.partition_count, store.partition_of, store.ready
 
     async def drain(self, request: DrainRequest) -> DrainReply:
         await asyncio.sleep(0.02)
-        return await self._ledger.drain(request)
+        return await self._store.drain(request)
 
 
 async def test_a_read_after_an_enqueue_finds_the_job(server: Server, new_prefix: NewPrefix, tmp_path: Path) -> None:
     async with journaled_at(server.url, tmp_path, new_prefix()) as service:
-        service._drainer._target.ledger = Slow(service._drainer._target.ledger)
+        service._drainer._target.store = Slow(service._drainer._target.store)
         for number in range(20):
             accepted = await service(Enqueue(job=new(number, queue=f"q{number % 5}")))
             assert accepted.created
@@ -144,7 +144,7 @@ async def test_limits_and_tiers_hold_for_jobs_that_came_by_the_journal(
 ) -> None:
     tiers = [Tier(name="fast", seconds=3), Tier(name="slow", seconds=30, cap=1)]
     async with journaled_at(redis_server.url, tmp_path, new_prefix()) as service:
-        service._drainer._target.ledger = Slow(service._drainer._target.ledger)
+        service._drainer._target.store = Slow(service._drainer._target.store)
         await service(PutLimit(name="one", limit=NewLimit(match=Which(task="work"), running=1, key="payload.n")))
         await service(ChangeQueue(queue="web", change=QueueChange(tiers=tiers, timeout=7)))
         worker = (await service(Register(worker=NewWorker(name="w", queues=["default", "web"], slots=2)))).worker
