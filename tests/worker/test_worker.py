@@ -232,6 +232,8 @@ def test_a_task_says_which_of_its_errors_run_again_whatever_runs_it(harness: Wor
             "key": (1, "failed"),
         }
         assert [error.type for error in ended["net"].errors] == ["ConnectionResetError"] * 2
+        shown = harness.run("jobs", "show", ended["net"].id, "--tenant", harness.tenant).stdout
+        assert [f"attempt {number}: ConnectionResetError" in shown for number in (1, 2)] == [True, True]
     assert len(harness.notes("picked")) == 12
 
 
