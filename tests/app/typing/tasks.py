@@ -33,7 +33,7 @@ async def fetch_alone(url: str) -> bytes:
     return url.encode()
 
 
-app.task(retry_on="ConnectionError")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+app.task(retry_on="ConnectionError")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 # Decorated functions keep their signature
