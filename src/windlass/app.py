@@ -42,6 +42,7 @@ from windlass.model.operations import (
 from windlass.model.schedule import NewSchedule
 from windlass.model.template import template_of
 from windlass.model.wire import checked_job
+from windlass.model.worker import MOST_SLOTS
 from windlass.schedules import Scheduled, ScheduleHandles, ScheduleOptions, schedule_of
 from windlass.system import SystemRandomness
 
@@ -121,6 +122,7 @@ class Windlass:
         name: str | None = None,
         retry_on: Errors | None = None,
         never_on: Errors = (),
+        slots: int = 1,
         **options: Unpack[TaskOptions],
     ) -> "Decorator": ...
 
@@ -132,20 +134,30 @@ class Windlass:
         name: str | None = None,
         retry_on: Errors | None = None,
         never_on: Errors = (),
+        slots: int = 1,
         **options: Any,
     ) -> Any:
         """Make a function a task of this queue. A plain call of it just runs it; `enqueue` sends it.
 
         Its name in the queue is the function's own, unless another is given. `retry_on`: classes of exceptions after
         which its jobs run again (None = any), as far as `max_retry` allows; `never_on`: those after which they do not.
+        `slots`: how many of its worker's slots one job of it takes.
         """
         errors = ErrorRules(retry_on, never_on)
+        if isinstance(slots, bool) or not isinstance(slots, int) or not 1 <= slots <= MOST_SLOTS:
+            raise Invalid(f"{slots!r} is no number of slots: 1 to {MOST_SLOTS}", at="slots")
         if function is None:
-            return functools.partial(self._enter, name=name, errors=errors, options=options)
-        return self._enter(function, name=None, errors=errors, options={})
+            return functools.partial(self._enter, name=name, errors=errors, slots=slots, options=options)
+        return self._enter(function, name=None, errors=errors, slots=slots, options={})
 
     def _enter(
-        self, function: Callable[..., Any], *, name: str | None, errors: ErrorRules, options: dict[str, Any]
+        self,
+        function: Callable[..., Any],
+        *,
+        name: str | None,
+        errors: ErrorRules,
+        slots: int,
+        options: dict[str, Any],
     ) -> "Task[Any, Any, Any]":
         _check_callable(function, name)
         called = check_name(name or str(getattr(function, "__name__", "")), at="name")
@@ -154,7 +166,7 @@ class Windlass:
         if called in self.tasks:
             raise Invalid(f"there is already a task {called!r}: give this one another name", at="name")
         task: Task[Any, Any, Any] = Task(
-            self, called, function, cast("Options", {**self._defaults, **options}), errors=errors
+            self, called, function, cast("Options", {**self._defaults, **options}), errors=errors, slots=slots
         )
         self.tasks[called] = task
         return task
@@ -321,6 +333,7 @@ class Task(Generic[P, R, C]):
         plan: CallSignature | None = None,
         said: Options | None = None,
         errors: ErrorRules = ANY_ERROR,
+        slots: int = 1,
     ) -> None:
         self.app = app
         self.name = name
@@ -331,6 +344,8 @@ class Task(Generic[P, R, C]):
         self.plan = plan or CallSignature(function)
         self.errors = errors
         """Which of its errors are worth another run."""
+        self.slots = slots
+        """How many of its worker's slots one job takes."""
         self.job_template = template_of(checked_job(NewJob(task=name, **to_fields(options))))
         self.template = self.job_template.new
         """A job of it, without its arguments."""
@@ -447,6 +462,7 @@ class Task(Generic[P, R, C]):
             plan=self.plan,
             said=cast("Options", said),
             errors=self.errors,
+            slots=self.slots,
         )
 
     def job(self, id: str) -> "Job[R]":

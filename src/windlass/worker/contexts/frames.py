@@ -258,6 +258,8 @@ class AppInfo(Struct, frozen=True, tag=True):
     """Those that it declares."""
     connections: list[str] = []
     """Peers of connections that it opened while it was imported: all contexts share them."""
+    slots: dict[str, int] = {}
+    """The slots that one job takes, of those tasks whose jobs take more than one."""
     opens: bool = False
     """Whether its contexts open something before they run jobs, and close it at their end."""
 
