@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from windlass import config
+from windlass import config, outbox
 from windlass.addresses import file_of
 from windlass.call.arguments import CallSignature
 from windlass.call.hooks import Around, Hooks
@@ -215,6 +215,13 @@ class Windlass:
 
         return cast("Scheduled", declare)
 
+    def relay(self, connection: Any) -> int:
+        """Queue the jobs of this tenant that wait in the outbox of a database; how many they were.
+
+        For databases that no worker or server reads by itself. The connection must not be in a transaction.
+        """
+        return outbox.relay(connection, self.tenant, self.ask)
+
     @property
     def queues(self) -> QueueHandles:
         """The queues: `app.queues["mail"].pause("30m", why="…")`."""
@@ -360,6 +367,31 @@ class Task(Generic[P, R, C]):
         new = self.new_job(args, kwargs)
         answer, again = await self._aask(self._operation([new]))
         return self._handle(new, created=bool(answer.created), again=again)
+
+    def enqueue_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
+        """Queue a call with a transaction of your own database: if it commits, and not at all if it is rolled back.
+
+        `connection`: of a driver, of Django, or a connection or session of SQLAlchemy. The job waits in the table
+        `windlass_outbox` until a worker or server with the setting `outbox`, or `app.relay`, sends it to the queue.
+        """
+        new = self.new_job(args, kwargs)
+        outbox.execute(connection, outbox.put(self.app.tenant, new, self.app.settings.most_payload))
+        return self._handle(new, created=False, again=True)
+
+    async def aenqueue_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
+        """The same in asynchronous code, with an asynchronous connection or session."""
+        new = self.new_job(args, kwargs)
+        await outbox.aexecute(connection, outbox.put(self.app.tenant, new, self.app.settings.most_payload))
+        return self._handle(new, created=False, again=True)
+
+    def enqueue_on_commit(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
+        """Queue a call as soon as a transaction of Django, or a session of SQLAlchemy, has committed.
+
+        It needs no table, but a process that dies between the commit and the call loses the job.
+        """
+        new = self.new_job(args, kwargs)
+        outbox.after_commit(connection, lambda: self.app.link.ask(self._operation([new])))
+        return self._handle(new, created=False, again=True)
 
     async def _aask(self, operation: EnqueueMany) -> tuple[Enqueued, bool]:
         """The answer, and whether it was asked twice: a connection that rested may be stale."""
