@@ -113,7 +113,7 @@ def wait_text(estimate: Estimate) -> str:
     if estimate.position is not None:
         parts.append(f"position {estimate.position}")
     if estimate.why is Why.HANDLER and estimate.name:
-        return ", ".join([*parts, f"for a worker that can run its handler: {estimate.name}"])
+        return ", ".join([*parts, f"for a worker that can run it: {estimate.name}"])
     named = f" {estimate.name}" if estimate.name else ""
     return ", ".join([*parts, f"for {WAITS_FOR[estimate.why]}{named}" if estimate.why else ""]).strip(", ")
 

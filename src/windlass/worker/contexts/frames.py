@@ -258,6 +258,8 @@ class AppInfo(Struct, frozen=True, tag=True):
     """Those that it declares."""
     connections: list[str] = []
     """Peers of connections that it opened while it was imported: all contexts share them."""
+    needs: dict[str, list[str]] = {}
+    """What those tasks that need something of a worker need."""
     opens: bool = False
     """Whether its contexts open something before they run jobs, and close it at their end."""
 
