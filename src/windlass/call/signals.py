@@ -52,9 +52,17 @@ class RateLimited(Signal):
         self.limit = limit if limit == "" else check_name(str(limit), at="limit")
 
 
+class Suspended(BaseException):
+    """Raised where a task sleeps in a durable step: this run ends here. `except Exception` does not catch it."""
+
+    def __init__(self, after: float) -> None:
+        super().__init__(f"the job goes on in {after:g} s")
+        self.after = after
+
+
 class Cancelled(BaseException):
     """Raised inside a synchronous task that must stop. Not an `Exception`: `except Exception` does not catch it."""
 
 
-for _signal in (Retry, Fail, Snooze, RateLimited, Cancelled):
+for _signal in (Retry, Fail, Snooze, RateLimited, Cancelled, Suspended):
     _signal.__module__ = "windlass"  # where people import them from, and what they are called when they are printed

@@ -350,7 +350,10 @@ class ContextRunner:
 
     def updated(self, context: ContextProcess, update: ContextUpdate) -> None:
         for one in update.updates:
-            if (run := self._runs.active.get(one.number)) is not None:
+            run = self._runs.active.get(one.number)
+            if run is not None and one.step is not None:
+                self._runs.ask_steps(run, one.step, context.answer_step)
+            elif run is not None:
                 self._runs.update(run, one)
         if update.opened:
             context.opening, self._failures = False, 0
