@@ -29,12 +29,12 @@ from windlass.model.match import Match
 from windlass.model.names import fresh_id, queue_mark
 from windlass.model.new_job import JobOptions, NewJob
 from windlass.model.operations import (
-    Applied,
     OPERATIONS,
     Accepted,
     AddToken,
     Adopt,
     Alive,
+    Applied,
     Audit,
     Began,
     Begin,
@@ -71,10 +71,10 @@ from windlass.model.operations import (
     GetSteps,
     GetTask,
     Handlers,
-    Limits,
-    List,
     JobSteps,
     LeasedJob,
+    Limits,
+    List,
     LoadSteps,
     LowerTimeout,
     Operation,

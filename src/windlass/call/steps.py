@@ -1,5 +1,5 @@
-"""`step`: durable steps of a task. The result of each is kept with the job before the task goes on, so that another run of
-the job gets it instead of running the step again.
+"""`step`: durable steps of a task. The result of each is kept with the job before the task goes on, so that another
+run of the job gets it instead of running the step again.
 
 Knows which steps this run has begun and what earlier ones have finished; a runner says how these reach the queue.
 """
@@ -81,7 +81,9 @@ class RunSteps:
 
     def begin(self, name: str) -> None:
         if not isinstance(name, str) or len(name) > MOST_STEP_NAME or not PRINTABLE.fullmatch(name):
-            raise Invalid(f"the name of a step is a text of up to {MOST_STEP_NAME} characters, not {name!r:.200}", at="step")
+            raise Invalid(
+                f"the name of a step is a text of up to {MOST_STEP_NAME} characters, not {name!r:.200}", at="step"
+            )
         if name in self._begun:
             advice = "each step of a job needs a name of its own; in a loop, let the name say which round it is"
             raise Invalid(f"step {name!r} was run already: {advice}", at="step")

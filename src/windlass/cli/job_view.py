@@ -65,9 +65,7 @@ class NotFinished(WindlassError):
 # Details
 
 
-def details(
-    job: Job, estimate: Estimate, steps: Sequence[StepEntry], payload: Any, now: datetime
-) -> RenderableType:
+def details(job: Job, estimate: Estimate, steps: Sequence[StepEntry], payload: Any, now: datetime) -> RenderableType:
     """Everything about a job that differs from the defaults."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)

@@ -1,5 +1,5 @@
-"""Operations on durable steps: a run loads the results of the steps that earlier runs of its job have finished, and saves
-its own before it goes on. Both carry the token of the lease: a run that has lost it can save nothing.
+"""Operations on durable steps: a run loads the results of the steps that earlier runs of its job have finished, and
+saves its own before it goes on. Both carry the token of the lease: a run that has lost it can save nothing.
 """
 
 from typing import Annotated
@@ -30,7 +30,7 @@ class JobSteps(Struct, frozen=True, kw_only=True):
 
 @operation("POST", "/workers/{worker}/steps/load", "work", body="jobs")
 class LoadSteps(Operation[list[JobSteps]], frozen=True, kw_only=True):
-    """The finished steps of jobs that this worker runs, with their results. It holds no job that is not in the answer."""
+    """The finished steps of jobs that this worker runs, with their results. A job that it does not hold is left out."""
 
     worker: str
     jobs: Annotated[list[LeasedJob], Meta(max_length=MOST_AT_ONCE)]

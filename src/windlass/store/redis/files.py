@@ -1,5 +1,5 @@
-"""Files beside the jobs in Redis: those that runs left, and the results of steps, in the partition of their job; uploaded
-ones in the first.
+"""Files beside the jobs in Redis: those that runs left, and the results of steps, in the partition of their job;
+uploaded ones in the first.
 """
 
 import struct
@@ -12,7 +12,6 @@ from windlass.store.encoding import from_micros, span
 from windlass.store.redis.calls import Partitions
 from windlass.store.redis.flow import HOME
 from windlass.store.redis.urls import Argument
-
 
 STEP = struct.Struct(">QI")
 """Before the result of a step: when it finished, its number."""

@@ -16,7 +16,9 @@ from windlass.store.sqlite.transaction import Transaction, blob_array
 _HELD = "SELECT j.seq FROM job AS j CROSS JOIN lease AS l ON l.job = j.seq WHERE j.id = ? AND l.token = ?"
 _DROP_LEFT = "DELETE FROM file WHERE job = ? AND from_run = 1"
 _LEAVE = "INSERT INTO file (job, name, data, from_run) VALUES (?, ?, ?, 1)"
-_LEFT = "SELECT name, length(data) FROM file WHERE from_run = 1 AND job = (SELECT seq FROM job WHERE id = ?) ORDER BY name"
+_LEFT = (
+    "SELECT name, length(data) FROM file WHERE from_run = 1 AND job = (SELECT seq FROM job WHERE id = ?) ORDER BY name"
+)
 _READ = "SELECT data FROM file WHERE from_run = 1 AND job = (SELECT seq FROM job WHERE id = ?) AND name = ?"
 
 _SAVE_STEP = "INSERT INTO file (job, name, data, from_run) VALUES (?, ?, ?, 2)"
