@@ -46,7 +46,7 @@ class Snooze(Signal):
 class RateLimited(Signal):
     """A remote service refuses more requests for now: start no job of the same limit for so long, then run this again.
 
-    Uses no re-run. What rests is the bucket of each limit that bounds the job, or of the one named; other keys of the
+    Uses no retry. It holds the bucket of each limit that bounds the job, or of the one named; other keys of the
     limit go on. A job that no limit bounds is snoozed.
     """
 

@@ -333,7 +333,7 @@ def outcome_of(number: int, fault: BaseException, errors: ErrorRules = ANY_ERROR
         case Snooze():
             return RunOutcome(number, Verdict.RETRY, snooze=fault.after)
         case RateLimited():
-            return RunOutcome(number, Verdict.RETRY, snooze=fault.after, rests=fault.limit)
+            return RunOutcome(number, Verdict.RETRY, snooze=fault.after, hold_limit=fault.limit)
         case Retry():
             return RunOutcome(number, Verdict.RETRY, error=describe_error(fault), delay=fault.after)
         case Fail():
