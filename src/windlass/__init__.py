@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from windlass.call.dependencies import Depends
     from windlass.call.hooks import TaskOutcome
     from windlass.call.signals import Cancelled, Fail, RateLimited, Retry, Snooze
+    from windlass.call.steps import step
     from windlass.job_handle import Job, JobFailed
     from windlass.model.errors import (
         Busy,
@@ -68,6 +69,7 @@ __all__ = [
     "__version__",
     "current",
     "job_id",
+    "step",
 ]
 
 # Imported when first used: the command line and a worker's processes need only parts of this.
@@ -104,6 +106,7 @@ _PLACES = {
     "WindlassError": "windlass.model.errors",
     "current": "windlass.call.current",
     "job_id": "windlass.model.names",
+    "step": "windlass.call.steps",
 }
 
 

@@ -7,7 +7,7 @@ how an operation reaches the queue, `call` what a payload says.
 import functools
 import inspect
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
@@ -123,6 +123,7 @@ class Windlass:
         retry_on: Errors | None = None,
         never_on: Errors = (),
         slots: int = 1,
+        needs: Sequence[str] = (),
         **options: Unpack[TaskOptions],
     ) -> "Decorator": ...
 
@@ -135,29 +136,24 @@ class Windlass:
         retry_on: Errors | None = None,
         never_on: Errors = (),
         slots: int = 1,
+        needs: Sequence[str] = (),
         **options: Any,
     ) -> Any:
         """Make a function a task of this queue. A plain call of it just runs it; `enqueue` sends it.
 
         Its name in the queue is the function's own, unless another is given. `retry_on`: classes of exceptions after
         which its jobs run again (None = any), as far as `max_retry` allows; `never_on`: those after which they do not.
-        `slots`: how many of its worker's slots one job of it takes.
+        `slots`: how many of its worker's slots one job of it takes. `needs`: labels that a worker must offer to run
+        it, like `["gpu"]`.
         """
-        errors = ErrorRules(retry_on, never_on)
-        if isinstance(slots, bool) or not isinstance(slots, int) or not 1 <= slots <= MOST_SLOTS:
-            raise Invalid(f"{slots!r} is no number of slots: 1 to {MOST_SLOTS}", at="slots")
+        rules: dict[str, Any] = {"errors": ErrorRules(retry_on, never_on), "needs": _labels(needs)}
+        rules["slots"] = _checked_slots(slots)
         if function is None:
-            return functools.partial(self._enter, name=name, errors=errors, slots=slots, options=options)
-        return self._enter(function, name=None, errors=errors, slots=slots, options={})
+            return functools.partial(self._enter, name=name, options=options, **rules)
+        return self._enter(function, name=None, options={}, **rules)
 
     def _enter(
-        self,
-        function: Callable[..., Any],
-        *,
-        name: str | None,
-        errors: ErrorRules,
-        slots: int,
-        options: dict[str, Any],
+        self, function: Callable[..., Any], *, name: str | None, options: dict[str, Any], **rules: Any
     ) -> "Task[Any, Any, Any]":
         _check_callable(function, name)
         called = check_name(name or str(getattr(function, "__name__", "")), at="name")
@@ -166,7 +162,7 @@ class Windlass:
         if called in self.tasks:
             raise Invalid(f"there is already a task {called!r}: give this one another name", at="name")
         task: Task[Any, Any, Any] = Task(
-            self, called, function, cast("Options", {**self._defaults, **options}), errors=errors, slots=slots
+            self, called, function, cast("Options", {**self._defaults, **options}), **rules
         )
         self.tasks[called] = task
         return task
@@ -334,6 +330,7 @@ class Task(Generic[P, R, C]):
         said: Options | None = None,
         errors: ErrorRules = ANY_ERROR,
         slots: int = 1,
+        needs: Sequence[str] = (),
     ) -> None:
         self.app = app
         self.name = name
@@ -346,6 +343,8 @@ class Task(Generic[P, R, C]):
         """Which of its errors are worth another run."""
         self.slots = slots
         """How many of its worker's slots one job takes."""
+        self.needs = needs
+        """What a worker must offer to run it."""
         self.job_template = template_of(checked_job(NewJob(task=name, **to_fields(options))))
         self.template = self.job_template.new
         """A job of it, without its arguments."""
@@ -463,6 +462,7 @@ class Task(Generic[P, R, C]):
             said=cast("Options", said),
             errors=self.errors,
             slots=self.slots,
+            needs=self.needs,
         )
 
     def job(self, id: str) -> "Job[R]":
@@ -523,6 +523,18 @@ def _sent_together(payloads: list[bytes]) -> list[bytes]:
     if sum(map(len, payloads)) <= MOST_BYTES:
         return payloads
     return payloads[: max(1, bisect_right(list(accumulate(map(len, payloads))), MOST_BYTES))]
+
+
+def _labels(needs: Sequence[str]) -> list[str]:
+    if isinstance(needs, str) or not all(isinstance(label, str) for label in needs):
+        raise Invalid(f'{needs!r} is no list of labels: write needs=["gpu"]', at="needs")
+    return [check_name(label, at="needs") for label in needs]
+
+
+def _checked_slots(slots: int) -> int:
+    if isinstance(slots, bool) or not isinstance(slots, int) or not 1 <= slots <= MOST_SLOTS:
+        raise Invalid(f"{slots!r} is no number of slots: 1 to {MOST_SLOTS}", at="slots")
+    return slots
 
 
 def _check_callable(function: Callable[..., Any], name: str | None) -> None:

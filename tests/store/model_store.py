@@ -82,6 +82,7 @@ from windlass.store.optional import (
     JournalTarget,
     LocalDisk,
     Preparation,
+    StepStore,
     audit_cursor,
 )
 from windlass.store.protocol import EventStore, FlowStore, JobStore, RecordStore, WorkerStore
@@ -508,7 +509,7 @@ class ModelJobs:
         found = [self._jobs[key].record(payload=payload) if key in self._jobs else None for key in keys]
         return Reading(self.clock.now(), found)
 
-    async def owners(self, ids: Sequence[str]) -> list[list[str]]:
+    async def tenants_with(self, ids: Sequence[str]) -> list[list[str]]:
         return [sorted(key.tenant for key in self._jobs if key.id == id) for id in ids]
 
     async def result(self, key: JobKey) -> StoredResult | None:
@@ -866,6 +867,7 @@ class ModelStore:
         self.prepare: Preparation | None = None
         self.audit: AuditStore | None = ModelAudit(clock)
         self.files: FileStore | None = None
+        self.steps: StepStore | None = None
 
     async def close(self) -> None:
         pass

@@ -66,6 +66,10 @@ class WorkerFlags:
     strict: Annotated[
         bool | None, flag("Take from a queue only when those named before it have no jobs.", group=CAPACITY)
     ] = None
+    offers: Annotated[
+        str | None,
+        option("LABELS", "What this worker has for tasks that need it: gpu,big.", group=CAPACITY),
+    ] = None
     slots: Annotated[int | None, option("N", "Jobs to run at once (32).", *SLOTS, group=CAPACITY)] = None
     contexts: Annotated[int | None, option("N", "Processes that share the slots (one per CPU).", group=CAPACITY)] = None
     processes: Annotated[
@@ -137,6 +141,7 @@ def worker(
       windlass worker shop:app -q mail=3,slow  three jobs of mail to one of slow
       windlass worker shop:app -q mail,slow --strict
                                                slow only when mail has no jobs
+      windlass worker shop:app --offers gpu    also tasks that need a gpu
       windlass worker shop:app -c 100 --burst  a hundred jobs at once, until the queues are empty
       windlass worker shop:app --max-jobs 1    one job, then exit
       windlass worker shop:app --processes 4   four workers under one parent

@@ -21,7 +21,7 @@ from windlass.engine.flow.config import FlowConfigCache
 from windlass.model import lifecycle
 from windlass.model.errors import Conflict, Missing, NotReplicated, PartAway, WindlassError
 from windlass.model.events import move_event
-from windlass.model.handler import Language
+from windlass.model.handler import HandlerEntry
 from windlass.model.job import Job
 from windlass.model.lifecycle import GONE, Move
 from windlass.model.names import EVERY_TENANT, JobKey, OfTenant, check_id, key_of
@@ -93,8 +93,8 @@ class HandledTasks(NamedTuple):
 
     until: float
     """When to read again, by the loop's clock."""
-    tasks: Mapping[str, Mapping[str, Language]]
-    """By tenant, each with the language of its handler."""
+    tasks: Mapping[str, Mapping[str, HandlerEntry]]
+    """By tenant."""
 
 
 class StoreWrites:
@@ -243,7 +243,7 @@ class EngineContext:
         """The jobs that a tenant means by these ids. For all tenants: null = none; an id of several is refused."""
         if tenant != EVERY_TENANT:
             return [JobKey(id, tenant) for id in ids]
-        found = zip(ids, await self.store.jobs.owners(ids), strict=True)
+        found = zip(ids, await self.store.jobs.tenants_with(ids), strict=True)
         return [_only_key(id, tenants) for id, tenants in found]
 
     async def _find(self, id: str, tenant: str, *, payload: bool) -> tuple[Record, datetime]:

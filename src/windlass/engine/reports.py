@@ -33,9 +33,11 @@ from windlass.model.operations import (
     Finish,
     Finished,
     LeasedJob,
+    LoadSteps,
     Order,
     Release,
     Renew,
+    SaveSteps,
 )
 from windlass.model.outcome import CODES, Outcome, Verdict
 from windlass.model.worker import Worker
@@ -50,7 +52,9 @@ WORKERS_REASONS = (Reason.TIMEOUT, Reason.CRASHED, Reason.MEMORY, Reason.OUTPUT,
 """Reasons that a worker may report."""
 
 
-async def tenants_of(context: EngineContext, operation: Adopt | Begin | Renew | Finish | Release) -> list[str]:
+async def tenants_of(
+    context: EngineContext, operation: Adopt | Begin | Renew | Finish | Release | SaveSteps | LoadSteps
+) -> list[str]:
     """The tenant of each reported job: the worker's own; for a shared worker, the one that the report names."""
     own, items = operation.tenant, operation.jobs
     for place, item in enumerate(items):
@@ -61,11 +65,11 @@ async def tenants_of(context: EngineContext, operation: Adopt | Begin | Renew | 
     if own != EVERY_TENANT:
         return [own] * len(items)
     unnamed = {item.id: "" for item in items if item.tenant is None}
-    for id, owners in zip(unnamed, await context.store.jobs.owners([*unnamed]), strict=True) if unnamed else ():
-        if len(owners) > 1:
+    for id, tenants in zip(unnamed, await context.store.jobs.tenants_with([*unnamed]), strict=True) if unnamed else ():
+        if len(tenants) > 1:
             place = next(place for place, item in enumerate(items) if item.id == id and item.tenant is None)
-            raise ambiguous_id(id, owners, at=f"jobs[{place}].tenant")
-        unnamed[id] = owners[0] if owners else DEFAULT_TENANT  # no such job: refused like any that is not held
+            raise ambiguous_id(id, tenants, at=f"jobs[{place}].tenant")
+        unnamed[id] = tenants[0] if tenants else DEFAULT_TENANT  # no such job: refused like any that is not held
     return [item.tenant or unnamed[item.id] for item in items]
 
 

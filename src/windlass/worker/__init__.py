@@ -24,6 +24,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     """Whether it takes jobs of a queue only when those before it have none; else its queues take turns."""
     weights: dict[str, int] = {}
     """How many turns a queue has, if more than one."""
+    offers: list[str] = []
+    """What it has for tasks and handlers that need it, as labels."""
     slots: int = 32
     """How many jobs run at once."""
     contexts: int = os.cpu_count() or 1
