@@ -90,7 +90,9 @@ class Supervisor:
         )
         self._runs = self._loop.runs
         shared = options if app.tasks else replace(options, contexts=0)
-        self._contexts = ContextRunner(processes, self._runs, shared, clock, kept, opens=app.opens)
+        self._contexts = ContextRunner(processes, self._runs, shared, clock, kept, opens=app.opens, batches=app.batches)
+        self._large_batches = {task: one.size for task, one in app.batches.items() if one.size > options.slots}
+        """Calls in a batch of tasks for which this worker has not enough slots."""
         self._without: set[str] = set()
         """Why nothing is claimed now, apart from a pause."""
         self._adoption: Adoption | None = None
@@ -123,6 +125,10 @@ class Supervisor:
         self._suspend("open", not self._contexts.is_open)
         about = self._registration.about
         log.info("%s runs jobs, %d at once", about.name, about.slots)
+        for task, batch in self._large_batches.items():
+            log.warning(
+                "task %s takes %d calls at once, this worker %d: -c %d allows more", task, batch, about.slots, batch
+            )
         reporting = asyncio.create_task(self._loop.reports.run())
         duties: list[Awaitable[None]] = [asyncio.shield(reporting), self._loop.leases.run()]
         duties += [self._keep_zygote(), self._check(), self._announce_draining(), self._await_open()]
