@@ -116,6 +116,10 @@ class Supervisor:
         self._unreported = False
         """Whether the store did not even take the last reports."""
 
+    def _warn_of_batches(self, slots: int) -> None:
+        for task, size in self._large_batches.items():
+            log.warning("task %s takes %d calls at once, this worker %d: -c %d allows more", task, size, slots, size)
+
     async def run(self) -> None:
         """Work until `stop`, or in a burst until nothing is left."""
         adopt_orphans()
@@ -125,9 +129,7 @@ class Supervisor:
         self._suspend("open", not self._contexts.is_open)
         about = self._registration.about
         log.info("%s runs jobs, %d at once", about.name, about.slots)
-        for task, batch in self._large_batches.items():
-            log.warning(
-                "task %s takes %d calls at once, this worker %d: -c %d allows more", task, batch, about.slots, batch
+        self._warn_of_batches(about.slots)
             )
         reporting = asyncio.create_task(self._loop.reports.run())
         duties: list[Awaitable[None]] = [asyncio.shield(reporting), self._loop.leases.run()]
