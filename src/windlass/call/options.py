@@ -110,7 +110,7 @@ def to_fields(options: Options) -> dict[str, Any]:
         )
     for name in DURATIONS:
         if fields.get(name) is not None:
-            fields[name] = _seconds(fields[name], at=name)
+            fields[name] = duration_of(fields[name], at=name)
     if "after" in fields:
         after = fields["after"]
         parents = [after] if isinstance(after, str) or hasattr(after, "id") else after
@@ -140,7 +140,7 @@ def _following(task: Any) -> NewJob:
     return new
 
 
-def _seconds(given: Any, at: str) -> float:
+def duration_of(given: Any, at: str) -> float:
     if not isinstance(given, Duration):
         raise Invalid(f"{given!r} is not a duration: write 90, '90s', '10m', '2h 30m' or '7d'", at=at)
     return seconds(given, at=at)
@@ -155,7 +155,7 @@ def _output(given: dict[str, Any]) -> OutputPolicy:
 
 def _policy(given: dict[str, Any]) -> RetryPolicy:
     """A policy as a map: its durations may be written as people write them."""
-    durations = {name: _seconds(given[name], at=f"retry.{name}") for name in POLICY_DURATIONS if given.get(name)}
+    durations = {name: duration_of(given[name], at=f"retry.{name}") for name in POLICY_DURATIONS if given.get(name)}
     try:
         return msgspec.convert({**given, **durations}, RetryPolicy)
     except msgspec.ValidationError as fault:
