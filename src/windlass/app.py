@@ -43,6 +43,7 @@ from windlass.model.template import template_of
 from windlass.model.wire import checked_job
 from windlass.schedules import Scheduled, ScheduleHandles, ScheduleOptions, schedule_of
 from windlass.system import SystemRandomness
+from windlass.workflow import Signature, check_fits
 
 if TYPE_CHECKING:
     from windlass.testing import Testing
@@ -306,6 +307,8 @@ class Task(Generic[P, R, C]):
         self.template = self.job_template.new
         """A job of it, without its arguments."""
         functools.update_wrapper(self, function)
+        if isinstance(follower := options.get("then"), Task):
+            check_fits(self, follower, at="then")
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> C:
         """Just run it. Dependencies that are not given are made for this call."""
@@ -392,6 +395,18 @@ class Task(Generic[P, R, C]):
     def job(self, id: str) -> "Job[R]":
         """The handle of a job of this task by its id: its result has the task's type."""
         return Job(id, self.app, self.plan)
+
+    def s(self, /, *args: Any, **kwargs: Any) -> "Signature[R]":
+        """A call as a step of a workflow (`chain`, `group`). In a later step, the result before it comes first."""
+        return Signature(self, args, kwargs)
+
+    def si(self, /, *args: Any, **kwargs: Any) -> "Signature[R]":
+        """The same, but without the result of the step before: these are all its arguments."""
+        return Signature(self, args, kwargs, immutable=True)
+
+    def with_payload(self, payload: bytes) -> NewJob:
+        """The job of a call that is packed already, with its id unless that follows from its key."""
+        return self._new(payload, text_id(self._fresh()))
 
     def new_job(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, named: bool = True) -> NewJob:
         """The job that a call would be: checked, and with its id unless that is left to others. Nothing is sent."""
