@@ -507,7 +507,7 @@ class ModelJobs:
         found = [self._jobs[key].record(payload=payload) if key in self._jobs else None for key in keys]
         return Reading(self.clock.now(), found)
 
-    async def owners(self, ids: Sequence[str]) -> list[list[str]]:
+    async def tenants_with(self, ids: Sequence[str]) -> list[list[str]]:
         return [sorted(key.tenant for key in self._jobs if key.id == id) for id in ids]
 
     async def result(self, key: JobKey) -> StoredResult | None:

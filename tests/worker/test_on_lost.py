@@ -33,9 +33,12 @@ def failed_once(harness: WorkerHarness, record: Record) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_job_whose_process_is_killed_is_not_started_again(harness: WorkerHarness, number: signal.Signals) -> None:
+@EVERY_WAY
+def test_a_job_whose_process_is_killed_is_not_started_again(
+    harness: WorkerHarness, task: str, number: signal.Signals
+) -> None:
     """S1 13."""
-    job = harness.tasks.alone_nap.using(on_lost="fail", max_retry=3).enqueue(LONG)
+    job = getattr(harness.tasks, task).using(on_lost="fail", max_retry=3).enqueue(LONG)
     harness.start()
     (started,) = harness.noted("start")
     os.kill(int(started.split()[-1]), number)

@@ -243,7 +243,7 @@ class EngineContext:
         """The jobs that a tenant means by these ids. For all tenants: null = none; an id of several is refused."""
         if tenant != EVERY_TENANT:
             return [JobKey(id, tenant) for id in ids]
-        found = zip(ids, await self.store.jobs.owners(ids), strict=True)
+        found = zip(ids, await self.store.jobs.tenants_with(ids), strict=True)
         return [_only_key(id, tenants) for id, tenants in found]
 
     async def _find(self, id: str, tenant: str, *, payload: bool) -> tuple[Record, datetime]:

@@ -61,11 +61,11 @@ async def tenants_of(context: EngineContext, operation: Adopt | Begin | Renew | 
     if own != EVERY_TENANT:
         return [own] * len(items)
     unnamed = {item.id: "" for item in items if item.tenant is None}
-    for id, owners in zip(unnamed, await context.store.jobs.owners([*unnamed]), strict=True) if unnamed else ():
-        if len(owners) > 1:
+    for id, tenants in zip(unnamed, await context.store.jobs.tenants_with([*unnamed]), strict=True) if unnamed else ():
+        if len(tenants) > 1:
             place = next(place for place, item in enumerate(items) if item.id == id and item.tenant is None)
-            raise ambiguous_id(id, owners, at=f"jobs[{place}].tenant")
-        unnamed[id] = owners[0] if owners else DEFAULT_TENANT  # no such job: refused like any that is not held
+            raise ambiguous_id(id, tenants, at=f"jobs[{place}].tenant")
+        unnamed[id] = tenants[0] if tenants else DEFAULT_TENANT  # no such job: refused like any that is not held
     return [item.tenant or unnamed[item.id] for item in items]
 
 

@@ -69,7 +69,7 @@ class WorkerLoop:
             if self._burst and not self.runs.active and self.reports.damaged is not None:
                 raise self.reports.damaged
             free = most - len(self.runs.active)
-            if free < 1 or self._rests:
+            if free < 1 or self._claims_nothing:
                 await self.runs.some_ended()
                 continue
             if free < most // 4:
@@ -80,12 +80,12 @@ class WorkerLoop:
             started = await self.claim_and_start(runner_of, asked, BURST_WAIT if self._burst else WAIT, warm())
             if 0 < started < asked:
                 await self._clock.sleep(HEAD_START)
-            elif self._burst and not started and idle and not self.runs.active and not self._rests:
+            elif self._burst and not started and idle and not self.runs.active and not self._claims_nothing:
                 return
 
     async def claim_and_start(self, runner_of: RunnerOf, free: int, wait: float, warm: Sequence[str] = ()) -> int:
         """Claim up to `free` jobs and start them; returns how many."""
-        if free < 1 or self._rests:
+        if free < 1 or self._claims_nothing:
             return 0
         claimed = await self.claims.claim(free, wait, warm, self._languages)
         if claimed:
@@ -97,7 +97,7 @@ class WorkerLoop:
         return not self._stopped and await self.claims.register()
 
     @property
-    def _rests(self) -> bool:
+    def _claims_nothing(self) -> bool:
         return self._paused or self._suspended or self._stopped
 
     def stop(self) -> None:

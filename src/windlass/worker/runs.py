@@ -247,13 +247,17 @@ class ActiveRun:
             files_loaded=self.has_files and self.at_most_once and self.job.max_retry == 0,
         )
 
-    def released(self, delay: float | None = None, rests: str | None = None, stopped: str | None = None) -> Released:
+    def released(
+        self, delay: float | None = None, hold_limit: str | None = None, stopped: str | None = None
+    ) -> Released:
         """The report that this run does not count; the job waits again, after a delay if there is one.
 
         `stopped`: why its code was stopped before it had ended, if it may have begun.
         """
         stopped = stopped[:MOST_LOGGED] if stopped is not None and self.begun else None
-        return Released(id=self.id, token=self.token, tenant=self.tenant, delay=delay, rests=rests, stopped=stopped)
+        return Released(
+            id=self.id, token=self.token, tenant=self.tenant, delay=delay, hold_limit=hold_limit, stopped=stopped
+        )
 
 
 def _chunks(log: list[tuple[Stream, bytes | memoryview]]) -> Iterator[NewChunk]:
@@ -515,7 +519,7 @@ class RunTable:
 
     def finish(self, run: ActiveRun, outcome: RunOutcome) -> None:
         if outcome.snooze is not None:
-            self.remove(run, run.released(outcome.snooze, outcome.rests))
+            self.remove(run, run.released(outcome.snooze, outcome.hold_limit))
         else:
             self.remove(run, finished(run, outcome))
 

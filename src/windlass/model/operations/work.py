@@ -167,9 +167,9 @@ class Released(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_
     """A job that is given back."""
 
     delay: Seconds | None = None  # seconds before it may be claimed again
-    rests: Annotated[str, Meta(max_length=128)] | None = None
-    """Pause this limit's bucket for `delay` seconds (empty = every limit of the job). A job with such a limit goes back
-    to its place in the queue and waits there."""
+    hold_limit: Annotated[str, Meta(max_length=128)] | None = None
+    """Hold the bucket of this limit for `delay` seconds (empty = of every limit of the job). A job with such a limit
+    goes back to its place in the queue and waits there."""
     stopped: Annotated[str, Meta(max_length=2000)] | None = None
     """Why its code was stopped before it had ended; then `on_lost` says whether it may run again. Null = its code had
     not begun, or asked for a later time itself."""

@@ -108,8 +108,8 @@ class SqliteJobs:
     async def read(self, keys: Sequence[JobKey], *, payload: bool = False) -> Reading:
         return await self._connection.read(lambda tx: jobs.read(tx, keys, payload=payload))
 
-    async def owners(self, ids: Sequence[str]) -> list[list[str]]:
-        return await self._connection.read(lambda tx: jobs.owners(tx, ids)) if ids else []
+    async def tenants_with(self, ids: Sequence[str]) -> list[list[str]]:
+        return await self._connection.read(lambda tx: jobs.tenants_with(tx, ids)) if ids else []
 
     async def result(self, key: JobKey) -> StoredResult | None:
         kept, once = await self._connection.read(lambda tx: jobs.peek_result(tx, key))

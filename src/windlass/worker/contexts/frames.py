@@ -128,7 +128,7 @@ class RunOutcome(Struct, frozen=True, array_like=True, gc=False):
     delay: float | None = None
     snooze: float | None = None
     """Seconds after which the job wants to run again; this run does not count."""
-    rests: str | None = None
+    hold_limit: str | None = None
     """A limit (empty = every limit of the job) under which nothing starts while the job snoozes."""
     jobs: list[NewJob] = []
     """Jobs to be queued with its success."""
