@@ -85,7 +85,7 @@ def test_the_command_line_passes_results_too(shop: WorkerHarness) -> None:
     tasks = shop.tasks
     first, second = tasks.numbers.enqueue(2), tasks.numbers.enqueue(3)
     parents = ("--after", second.id, "--after", first.id, "--after-failure", "fail")
-    said = shop.run("enqueue", "show", '{"word": "cli"}', *parents, "--with-results", "list")
+    said = shop.run("enqueue", "show", '{"word": "cli"}', *parents, "--with-results", "list", "--tenant", shop.tenant)
     assert said.returncode == 0, said.stderr
     shop.start(*QUEUES)
     assert shop.noted("show") == ["cli [[0, 1, 2], [0, 1]] [[0, 1, 2], [0, 1]]"]
