@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from windlass.call.dependencies import Depends
     from windlass.call.hooks import TaskOutcome
     from windlass.call.signals import Cancelled, Fail, RateLimited, Retry, Snooze
+    from windlass.call.steps import step
     from windlass.job_handle import Job, JobFailed
     from windlass.model.errors import (
         Busy,
@@ -73,6 +74,7 @@ __all__ = [
     "current",
     "group",
     "job_id",
+    "step",
 ]
 
 # Imported when first used: the command line and a worker's processes need only parts of this.
@@ -113,6 +115,7 @@ _PLACES = {
     "current": "windlass.call.current",
     "group": "windlass.workflow",
     "job_id": "windlass.model.names",
+    "step": "windlass.call.steps",
 }
 
 

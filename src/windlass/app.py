@@ -7,7 +7,7 @@ how an operation reaches the queue, `call` what a payload says.
 import functools
 import inspect
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
@@ -122,6 +122,7 @@ class Windlass:
         name: str | None = None,
         retry_on: Errors | None = None,
         never_on: Errors = (),
+        needs: Sequence[str] = (),
         **options: Unpack[TaskOptions],
     ) -> "Decorator": ...
 
@@ -133,20 +134,22 @@ class Windlass:
         name: str | None = None,
         retry_on: Errors | None = None,
         never_on: Errors = (),
+        needs: Sequence[str] = (),
         **options: Any,
     ) -> Any:
         """Make a function a task of this queue. A plain call of it just runs it; `enqueue` sends it.
 
         Its name in the queue is the function's own, unless another is given. `retry_on`: classes of exceptions after
         which its jobs run again (None = any), as far as `max_retry` allows; `never_on`: those after which they do not.
+        `needs`: labels that a worker must offer to run it, like `["gpu"]`.
         """
-        errors = ErrorRules(retry_on, never_on)
+        rules: dict[str, Any] = {"errors": ErrorRules(retry_on, never_on), "needs": _labels(needs)}
         if function is None:
-            return functools.partial(self._enter, name=name, errors=errors, options=options)
-        return self._enter(function, name=None, errors=errors, options={})
+            return functools.partial(self._enter, name=name, options=options, **rules)
+        return self._enter(function, name=None, options={}, **rules)
 
     def _enter(
-        self, function: Callable[..., Any], *, name: str | None, errors: ErrorRules, options: dict[str, Any]
+        self, function: Callable[..., Any], *, name: str | None, options: dict[str, Any], **rules: Any
     ) -> "Task[Any, Any, Any]":
         _check_callable(function, name)
         called = check_name(name or str(getattr(function, "__name__", "")), at="name")
@@ -155,7 +158,7 @@ class Windlass:
         if called in self.tasks:
             raise Invalid(f"there is already a task {called!r}: give this one another name", at="name")
         task: Task[Any, Any, Any] = Task(
-            self, called, function, cast("Options", {**self._defaults, **options}), errors=errors
+            self, called, function, cast("Options", {**self._defaults, **options}), **rules
         )
         self.tasks[called] = task
         return task
@@ -322,6 +325,7 @@ class Task(Generic[P, R, C]):
         plan: CallSignature | None = None,
         said: Options | None = None,
         errors: ErrorRules = ANY_ERROR,
+        needs: Sequence[str] = (),
     ) -> None:
         self.app = app
         self.name = name
@@ -332,6 +336,8 @@ class Task(Generic[P, R, C]):
         self.plan = plan or CallSignature(function)
         self.errors = errors
         """Which of its errors are worth another run."""
+        self.needs = needs
+        """What a worker must offer to run it."""
         self.job_template = template_of(checked_job(NewJob(task=name, **to_fields(options))))
         self.template = self.job_template.new
         """A job of it, without its arguments."""
@@ -450,6 +456,7 @@ class Task(Generic[P, R, C]):
             plan=self.plan,
             said=cast("Options", said),
             errors=self.errors,
+            needs=self.needs,
         )
 
     def job(self, id: str) -> "Job[R]":
@@ -522,6 +529,12 @@ def _sent_together(payloads: list[bytes]) -> list[bytes]:
     if sum(map(len, payloads)) <= MOST_BYTES:
         return payloads
     return payloads[: max(1, bisect_right(list(accumulate(map(len, payloads))), MOST_BYTES))]
+
+
+def _labels(needs: Sequence[str]) -> list[str]:
+    if isinstance(needs, str) or not all(isinstance(label, str) for label in needs):
+        raise Invalid(f'{needs!r} is no list of labels: write needs=["gpu"]', at="needs")
+    return [check_name(label, at="needs") for label in needs]
 
 
 def _check_callable(function: Callable[..., Any], name: str | None) -> None:

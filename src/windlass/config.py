@@ -21,7 +21,7 @@ from windlass.model import duration, wire
 from windlass.model.duration import OwnLease, Seconds
 from windlass.model.errors import Invalid, Missing
 from windlass.model.names import DEFAULT_TENANT, Name, without_password
-from windlass.model.worker import Slots
+from windlass.model.worker import Labels, Slots
 
 FILE = "windlass.toml"
 FILE_VARIABLE = "WINDLASS_CONFIG"
@@ -46,6 +46,8 @@ class WorkerSection(Struct, frozen=True, kw_only=True):
 
     queues: Annotated[list[Name], Meta(max_length=256)] = []
     """The queues to take jobs from, most important first; none = all queues of the app's tasks, in turn."""
+    offers: Labels = []
+    """What this worker has, such as gpu, for tasks and handlers that need it; a worker takes no others of those."""
     slots: Slots = 32
     """Jobs to run at once."""
     contexts: Some | None = None

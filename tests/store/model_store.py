@@ -81,6 +81,7 @@ from windlass.store.optional import (
     JournalTarget,
     LocalDisk,
     Preparation,
+    StepStore,
     audit_cursor,
 )
 from windlass.store.protocol import EventStore, FlowStore, JobStore, RecordStore, WorkerStore
@@ -865,6 +866,7 @@ class ModelStore:
         self.prepare: Preparation | None = None
         self.audit: AuditStore | None = ModelAudit(clock)
         self.files: FileStore | None = None
+        self.steps: StepStore | None = None
 
     async def close(self) -> None:
         pass

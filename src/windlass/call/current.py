@@ -74,6 +74,11 @@ class RunHooks(Protocol):
 
     def spawn(self, new: NewJob) -> str: ...
 
+    @property
+    def steps(self) -> Any:
+        """Its durable steps."""
+        ...
+
 
 class Sendable(Protocol):
     """A task that can say what a call of it would be, without sending it."""

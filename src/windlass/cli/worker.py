@@ -57,6 +57,10 @@ class WorkerFlags:
         str | None,
         option("NAMES", "The queues to take from, most important first: a,b,c.", "--queues", "-q", group=CAPACITY),
     ] = None
+    offers: Annotated[
+        str | None,
+        option("LABELS", "What this worker has for tasks that need it: gpu,big.", group=CAPACITY),
+    ] = None
     slots: Annotated[int | None, option("N", "Jobs to run at once (32).", *SLOTS, group=CAPACITY)] = None
     contexts: Annotated[int | None, option("N", "Processes that share the slots (one per CPU).", group=CAPACITY)] = None
     processes: Annotated[
@@ -126,6 +130,7 @@ def worker(
     For example:
       windlass worker shop:app                 all queues of the app's tasks, in turn
       windlass worker shop:app -q mail,slow    these queues, mail first
+      windlass worker shop:app --offers gpu    also tasks that need a gpu
       windlass worker shop:app -c 100 --burst  a hundred jobs at once, until the queues are empty
       windlass worker shop:app --max-jobs 1    one job, then exit
       windlass worker shop:app --processes 4   four workers under one parent

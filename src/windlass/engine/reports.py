@@ -33,9 +33,11 @@ from windlass.model.operations import (
     Finish,
     Finished,
     LeasedJob,
+    LoadSteps,
     Order,
     Release,
     Renew,
+    SaveSteps,
 )
 from windlass.model.outcome import CODES, Outcome, Verdict
 from windlass.model.worker import Worker
@@ -50,7 +52,9 @@ WORKERS_REASONS = (Reason.TIMEOUT, Reason.CRASHED, Reason.MEMORY, Reason.OUTPUT,
 """Reasons that a worker may report."""
 
 
-async def tenants_of(context: EngineContext, operation: Adopt | Begin | Renew | Finish | Release) -> list[str]:
+async def tenants_of(
+    context: EngineContext, operation: Adopt | Begin | Renew | Finish | Release | SaveSteps | LoadSteps
+) -> list[str]:
     """The tenant of each reported job: the worker's own; for a shared worker, the one that the report names."""
     own, items = operation.tenant, operation.jobs
     for place, item in enumerate(items):

@@ -324,6 +324,44 @@ class Posted(StrEnum):
     """There is no such job, or it has ended: it was not kept."""
 
 
+# Durable steps
+
+
+class JobStep(Struct, frozen=True):
+    """A step of a running job has finished."""
+
+    id: str
+    tenant: str
+    token: bytes
+    name: str
+    result: bytes
+
+
+class StepSaved(Enum):
+    """What became of its result."""
+
+    KEPT = "kept"
+    FULL = "full"
+    """The job has as many steps, or as many bytes of them, as it may have: it was not kept."""
+    LOST = "lost"
+    """The job does not run under that token: it was not kept."""
+
+
+class StoredStep(Struct, frozen=True):
+    """A step that has finished."""
+
+    name: str
+    finished_at: datetime
+    result: bytes
+
+
+class StoredSteps(Struct, frozen=True):
+    """The steps of a job, and the store's time at which they were read."""
+
+    now: datetime
+    steps: list[StoredStep]
+
+
 # Records and events
 
 

@@ -20,6 +20,8 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     """The app whose tasks it runs, as `module:name`; empty = none."""
     queues: list[str] = []
     """Where it takes jobs from, highest precedence first; none = every queue that the app's tasks name, in turn."""
+    offers: list[str] = []
+    """What it has for tasks and handlers that need it, as labels."""
     slots: int = 32
     """How many jobs run at once."""
     contexts: int = os.cpu_count() or 1

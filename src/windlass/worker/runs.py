@@ -17,14 +17,28 @@ from typing import Protocol
 import msgspec
 from msgspec import UNSET, Raw
 
+from windlass.model.errors import WindlassError
 from windlass.model.job import TEXT, Error, Job, Reason
 from windlass.model.new_job import AT_MOST_ONCE, NewJob
-from windlass.model.operations import Alive, Began, Claimed, Delivered, Finished, Released
+from windlass.model.operations import (
+    Alive,
+    Applied,
+    Began,
+    Claimed,
+    Delivered,
+    Finished,
+    FinishedStep,
+    JobSteps,
+    LeasedJob,
+    LoadSteps,
+    Released,
+    SaveSteps,
+)
 from windlass.model.outcome import CODES, Verdict
 from windlass.model.output import DEFAULT_OUTPUT, MOST_CHUNK, MOST_CHUNKS, MOST_OUTPUT, NewChunk, Progress, Stream
 from windlass.model.ports import Clock
 from windlass.model.worker import SandboxTier
-from windlass.worker.contexts.frames import RunOutcome, RunUpdate
+from windlass.worker.contexts.frames import RunOutcome, RunUpdate, StepAnswer, StepRequest
 from windlass.worker.functions import FunctionOutcome
 from windlass.worker.linux import describe_status
 from windlass.worker.reports import Reports
@@ -439,6 +453,29 @@ class RunTable:
         else:
             for listener in self._listeners:
                 listener.run_has_room(run)
+
+    def ask_steps(self, run: ActiveRun, request: StepRequest, answer: Callable[[StepAnswer], None]) -> None:
+        """Load the steps of its job, or save one; then answer, if the run is still ours."""
+
+        def answered(found: list[JobSteps] | Applied | WindlassError) -> None:
+            if not self.is_active(run):
+                return
+            match found:
+                case WindlassError():
+                    answer(StepAnswer(run.number, request.call, error=str(found)))
+                case Applied(applied=[]) | []:
+                    self.lose(run)
+                case Applied():
+                    answer(StepAnswer(run.number, request.call))
+                case [loaded]:
+                    answer(StepAnswer(run.number, request.call, loaded.steps))
+
+        held = LeasedJob(id=run.id, token=run.token, tenant=run.tenant)
+        if not request.name:
+            self.reports.ask(lambda names: LoadSteps(**names, jobs=[held]), answered)
+            return
+        step = FinishedStep(id=run.id, token=run.token, tenant=run.tenant, name=request.name, result=request.result)
+        self.reports.ask(lambda names: SaveSteps(**names, jobs=[step]), answered)
 
     def print(self, run: ActiveRun, stream: Stream, data: bytes) -> None:
         run.print(stream, data)

@@ -21,7 +21,7 @@ from windlass.model.handler import Language
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import Service
 from windlass.model.ports import Clock, Randomness
-from windlass.model.worker import NewWorker
+from windlass.model.worker import NewWorker, unmet
 from windlass.worker import WorkerOptions
 from windlass.worker.adoption import Adoption
 from windlass.worker.claims import Registration
@@ -341,12 +341,15 @@ def _counted(count: int, do: str = "", does: str = "") -> str:
 def introduction(app: AppInfo, options: WorkerOptions, store: str) -> str:
     """The first line of a worker: which jobs of which store it runs."""
     about = _about(app, options)
-    runs = [f"task{'s' if len(app.tasks) > 1 else ''} {', '.join(sorted(app.tasks))}"] if app.tasks else []
+    tasks = sorted(task for task in app.tasks if not unmet(about, task))
+    runs = [f"task{'s' if len(tasks) > 1 else ''} {', '.join(tasks)}"] if tasks else []
     if about.handlers:
         runs.append("jobs with a handler")
     queues = f"queue{'s' if len(about.queues) > 1 else ''} {', '.join(about.queues)}"
     turns = " in turn" if about.in_turn and len(about.queues) > 1 else ""
-    return f"{about.name}: store {store}, tenant {app.tenant}, {queues}{turns}, {' and '.join(runs) or 'no tasks'}"
+    offers = f", offers {', '.join(about.offers)}" if about.offers else ""
+    place = f"store {store}, tenant {app.tenant}, {queues}{turns}"
+    return f"{about.name}: {place}, {' and '.join(runs) or 'no tasks'}{offers}"
 
 
 def _about(app: AppInfo, options: WorkerOptions) -> NewWorker:
@@ -358,6 +361,8 @@ def _about(app: AppInfo, options: WorkerOptions) -> NewWorker:
         queues=options.queues or app.queues or ["default"],
         in_turn=not options.queues,
         tasks=app.tasks,
+        needs=app.needs,
+        offers=options.offers,
         options=app.options,
         app=options.target,
         schedules=app.schedules if options.target else None,
