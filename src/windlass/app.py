@@ -42,6 +42,7 @@ from windlass.model.operations import (
 from windlass.model.schedule import NewSchedule
 from windlass.model.template import template_of
 from windlass.model.wire import checked_job
+from windlass.model.worker import MOST_SLOTS
 from windlass.schedules import Scheduled, ScheduleHandles, ScheduleOptions, schedule_of
 from windlass.system import SystemRandomness
 from windlass.workflow import Signature, check_fits
@@ -122,6 +123,7 @@ class Windlass:
         name: str | None = None,
         retry_on: Errors | None = None,
         never_on: Errors = (),
+        slots: int = 1,
         needs: Sequence[str] = (),
         **options: Unpack[TaskOptions],
     ) -> "Decorator": ...
@@ -134,6 +136,7 @@ class Windlass:
         name: str | None = None,
         retry_on: Errors | None = None,
         never_on: Errors = (),
+        slots: int = 1,
         needs: Sequence[str] = (),
         **options: Any,
     ) -> Any:
@@ -141,9 +144,11 @@ class Windlass:
 
         Its name in the queue is the function's own, unless another is given. `retry_on`: classes of exceptions after
         which its jobs run again (None = any), as far as `max_retry` allows; `never_on`: those after which they do not.
-        `needs`: labels that a worker must offer to run it, like `["gpu"]`.
+        `slots`: how many of its worker's slots one job of it takes. `needs`: labels that a worker must offer to run
+        it, like `["gpu"]`.
         """
         rules: dict[str, Any] = {"errors": ErrorRules(retry_on, never_on), "needs": _labels(needs)}
+        rules["slots"] = _checked_slots(slots)
         if function is None:
             return functools.partial(self._enter, name=name, options=options, **rules)
         return self._enter(function, name=None, options={}, **rules)
@@ -325,6 +330,7 @@ class Task(Generic[P, R, C]):
         plan: CallSignature | None = None,
         said: Options | None = None,
         errors: ErrorRules = ANY_ERROR,
+        slots: int = 1,
         needs: Sequence[str] = (),
     ) -> None:
         self.app = app
@@ -336,6 +342,8 @@ class Task(Generic[P, R, C]):
         self.plan = plan or CallSignature(function)
         self.errors = errors
         """Which of its errors are worth another run."""
+        self.slots = slots
+        """How many of its worker's slots one job takes."""
         self.needs = needs
         """What a worker must offer to run it."""
         self.job_template = template_of(checked_job(NewJob(task=name, **to_fields(options))))
@@ -456,6 +464,7 @@ class Task(Generic[P, R, C]):
             plan=self.plan,
             said=cast("Options", said),
             errors=self.errors,
+            slots=self.slots,
             needs=self.needs,
         )
 
@@ -535,6 +544,12 @@ def _labels(needs: Sequence[str]) -> list[str]:
     if isinstance(needs, str) or not all(isinstance(label, str) for label in needs):
         raise Invalid(f'{needs!r} is no list of labels: write needs=["gpu"]', at="needs")
     return [check_name(label, at="needs") for label in needs]
+
+
+def _checked_slots(slots: int) -> int:
+    if isinstance(slots, bool) or not isinstance(slots, int) or not 1 <= slots <= MOST_SLOTS:
+        raise Invalid(f"{slots!r} is no number of slots: 1 to {MOST_SLOTS}", at="slots")
+    return slots
 
 
 def _check_callable(function: Callable[..., Any], name: str | None) -> None:

@@ -288,6 +288,8 @@ class AppInfo(Struct, frozen=True, tag=True):
     """Those that it declares."""
     connections: list[str] = []
     """Peers of connections that it opened while it was imported: all contexts share them."""
+    slots: dict[str, int] = {}
+    """The slots that one job takes, of those tasks whose jobs take more than one."""
     needs: dict[str, list[str]] = {}
     """What those tasks that need something of a worker need."""
     opens: bool = False
