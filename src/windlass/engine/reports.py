@@ -85,6 +85,8 @@ async def claim_request(
 ) -> ClaimRequest:
     """A worker's claim of these tasks (null = any), under the settings of its queues."""
     able = worker if tasks is worker.tasks else replace(worker, tasks=tasks)
+    if worker.weights and worker.in_turn:  # to a store, a queue that is named several times has several turns
+        able = replace(able, queues=[one for one in worker.queues for _ in range(worker.weights.get(one, 1))])
     slots = slots if tasks is None or tasks else 0  # to a store, no tasks would mean any task
     config = await context.flow_config.current()
     return ClaimRequest(

@@ -20,7 +20,11 @@ MOST_LABELS = 64
 
 Labels = Annotated[list[Name], Meta(max_length=MOST_LABELS)]
 
-Slots = Annotated[int, Meta(ge=1, le=10_000)]
+MOST_WEIGHT = 16
+
+MOST_SLOTS = 10_000
+
+Slots = Annotated[int, Meta(ge=1, le=MOST_SLOTS)]
 
 
 SandboxTier = Literal["limits", "confined", "isolated"]
@@ -40,6 +44,8 @@ class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     """The queues it takes jobs from, preferred first."""
     in_turn: bool = False
     """Whether its queues take turns instead."""
+    weights: Annotated[dict[Name, Annotated[int, Meta(ge=1, le=MOST_WEIGHT)]], Meta(max_length=256)] = {}
+    """How many turns a queue has for each turn of the others; those that are not named have one."""
     tasks: Annotated[list[Name], Meta(max_length=MOST_TASKS)] | None = None
     """The tasks it runs; null = whatever its queues hold. Those that need what it does not offer are left out."""
     needs: Annotated[dict[Name, Labels], Meta(max_length=MOST_TASKS)] = {}

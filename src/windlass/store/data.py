@@ -1,5 +1,6 @@
 """The data that goes into a store and comes out of it; that of flow control is in `flow`, the methods in `protocol`."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from enum import Enum, StrEnum
@@ -25,6 +26,15 @@ MOST_CHILDREN = 100
 
 
 Turn = Literal["queues", "tenants", "tasks"]
+
+
+def turns_of_queues(nonce: bytes, queues: Sequence[str]) -> list[str]:
+    """The order in which queues take turns in a claim; one that is named several times has so many turns."""
+    labels, seen = dict[str, str](), Counter[str]()
+    for queue in queues:
+        labels[f"{queue}#{seen[queue]}" if seen[queue] else queue] = queue
+        seen[queue] += 1
+    return [labels[label] for label in shuffled(nonce, labels)]
 
 
 def shuffled(nonce: bytes, names: Iterable[str]) -> list[str]:

@@ -9,7 +9,7 @@ table what happens to each: an update, output, an outcome. Nothing here starts a
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
@@ -55,6 +55,9 @@ GROUPED = 0.02
 
 LONG_ENOUGH = 0.2
 """Seconds after which a job has run long enough for its pid to be of interest."""
+
+KEEP_FREE = 5.0
+"""Seconds for which slots are kept free for a job that takes several, if nothing ends meanwhile."""
 
 WORKER_STOPPED = "its worker stopped before it had ended"
 
@@ -338,7 +341,14 @@ def choose_runner(app_tasks: Collection[str], contexts: Runner, handlers: Runner
 class RunTable:
     """What one worker runs."""
 
-    def __init__(self, reports: Reports, clock: Clock, telemetry: Telemetry | None = None) -> None:
+    def __init__(
+        self,
+        reports: Reports,
+        clock: Clock,
+        telemetry: Telemetry | None = None,
+        slots_of: Mapping[str, int] | None = None,
+    ) -> None:
+        """`slots_of`: the slots that a job takes, by task, where it takes more than one."""
         self.active: dict[int, ActiveRun] = {}
         """By number, in the order in which they were claimed."""
         self.reports = reports
@@ -352,6 +362,9 @@ class RunTable:
         """How many runs have ended here; released ones do not count."""
         self._clock = clock
         self._telemetry = telemetry
+        self._slots_of = slots_of or {}
+        self._kept_free = 1
+        """Slots that must be free before the next claim: several if a job was given back for want of them."""
         self._listeners: list[RunListener] = []
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
@@ -363,9 +376,39 @@ class RunTable:
         """How many jobs may run at once now, if so many may end here in all."""
         return at_once if in_all is None else min(at_once, in_all - self.done)
 
+    def free(self, slots: int) -> int:
+        """How many of the slots are free; none as long as they are kept for a job that needs more than these."""
+        if not self._slots_of:
+            return slots - len(self.active)
+        free = slots - sum(self._slots_of.get(run.job.task, 1) for run in self.active.values())
+        return 0 if self.active and free < self._kept_free else free
+
+    def fitting(self, claimed: Sequence[Claimed], free: int) -> Sequence[Claimed]:
+        """As many of the first jobs as these slots are enough for. For the next one, slots are kept free.
+
+        A job that is alone may take more than there are.
+        """
+        self._kept_free = 1
+        if not self._slots_of:
+            return claimed
+        for place, one in enumerate(claimed):
+            needed = self._slots_of.get(one.job.task, 1)
+            if needed > free and (place or self.active):
+                self._kept_free = needed
+                return claimed[:place]
+            free -= needed
+        return claimed
+
     async def some_ended(self) -> None:
         self.changed.clear()
-        await self.changed.wait()
+        if self._kept_free == 1:
+            await self.changed.wait()
+            return
+        try:
+            async with asyncio.timeout(KEEP_FREE):
+                await self.changed.wait()
+        except TimeoutError:
+            self._kept_free = 1  # another worker may have taken the job
 
     async def all_ended(self) -> None:
         while self.active:

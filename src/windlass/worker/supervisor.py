@@ -86,6 +86,7 @@ class Supervisor:
             languages=None if options.functions is None else UNPROBED,
             telemetry=self._telemetry,
             meter=UsageMeter(clock),
+            slots_of=app.slots,
         )
         self._runs = self._loop.runs
         shared = options if app.tasks else replace(options, contexts=0)
@@ -345,8 +346,9 @@ def introduction(app: AppInfo, options: WorkerOptions, store: str) -> str:
     runs = [f"task{'s' if len(tasks) > 1 else ''} {', '.join(tasks)}"] if tasks else []
     if about.handlers:
         runs.append("jobs with a handler")
-    queues = f"queue{'s' if len(about.queues) > 1 else ''} {', '.join(about.queues)}"
-    turns = " in turn" if about.in_turn and len(about.queues) > 1 else ""
+    named = [f"{queue} ({about.weights[queue]} turns)" if queue in about.weights else queue for queue in about.queues]
+    queues = f"queue{'s' if len(named) > 1 else ''} {', '.join(named)}"
+    turns = (" in turn" if about.in_turn else " in this order") if len(named) > 1 else ""
     offers = f", offers {', '.join(about.offers)}" if about.offers else ""
     place = f"store {store}, tenant {app.tenant}, {queues}{turns}"
     return f"{about.name}: {place}, {' and '.join(runs) or 'no tasks'}{offers}"
@@ -359,7 +361,8 @@ def _about(app: AppInfo, options: WorkerOptions) -> NewWorker:
         node=host,
         pid=os.getpid(),
         queues=options.queues or app.queues or ["default"],
-        in_turn=not options.queues,
+        in_turn=not options.strict,
+        weights=options.weights,
         tasks=app.tasks,
         needs=app.needs,
         offers=options.offers,

@@ -307,6 +307,10 @@ class Execution:
         return self._assignment.files
 
     @property
+    def results(self) -> list[Any]:
+        return self._assignment.results
+
+    @property
     def folder(self) -> Path:
         return self._own_folder().path
 
@@ -432,7 +436,11 @@ async def aexecute(callee: TaskCode, assignment: Assignment, run: Execution) -> 
 
 def _arguments(callee: TaskCode, assignment: Assignment) -> Arguments:
     try:
-        return callee.plan.unpack(assignment.payload, assignment.content_type, one=assignment.one_argument)
+        if assignment.with_results in (None, "current"):
+            return callee.plan.unpack(assignment.payload, assignment.content_type, one=assignment.one_argument)
+        results = assignment.results
+        first = results[0] if assignment.with_results == "one" else results
+        return callee.plan.unpack_rest(first, assignment.payload, assignment.content_type)
     except Invalid as fault:
         raise Fail(str(fault)) from None  # it would not fit the next time either
 
