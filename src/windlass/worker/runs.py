@@ -9,16 +9,17 @@ table what happens to each: an update, output, an outcome. Nothing here starts a
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
 import msgspec
 from msgspec import UNSET, Raw
+from msgspec.structs import replace
 
 from windlass.model.job import TEXT, Error, Job, Reason
-from windlass.model.new_job import AT_MOST_ONCE, NewJob
+from windlass.model.new_job import AT_MOST_ONCE, JobOptions, NewJob
 from windlass.model.operations import Alive, Began, Claimed, Delivered, Finished, Released
 from windlass.model.outcome import CODES, Verdict
 from windlass.model.output import DEFAULT_OUTPUT, MOST_CHUNK, MOST_CHUNKS, MOST_OUTPUT, NewChunk, Progress, Stream
@@ -324,7 +325,14 @@ def choose_runner(app_tasks: Collection[str], contexts: Runner, handlers: Runner
 class RunTable:
     """What one worker runs."""
 
-    def __init__(self, reports: Reports, clock: Clock, telemetry: Telemetry | None = None) -> None:
+    def __init__(
+        self,
+        reports: Reports,
+        clock: Clock,
+        telemetry: Telemetry | None = None,
+        options: Mapping[str, JobOptions] | None = None,
+    ) -> None:
+        """`options`: of the worker's own tasks."""
         self.active: dict[int, ActiveRun] = {}
         """By number, in the order in which they were claimed."""
         self.reports = reports
@@ -338,6 +346,7 @@ class RunTable:
         """How many runs have ended here; released ones do not count."""
         self._clock = clock
         self._telemetry = telemetry
+        self._on_lost = {task: one.on_lost for task, one in (options or {}).items() if one.on_lost is not None}
         self._listeners: list[RunListener] = []
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
@@ -366,7 +375,7 @@ class RunTable:
         """Give the jobs of a claim's answer to their runners."""
         now = self._clock.monotonic()
         batches: dict[Runner, list[tuple[ActiveRun, Claimed]]] = {}
-        for one in claimed:
+        for one in map(self._with_on_lost, claimed) if self._on_lost else claimed:
             tenant = one.job.tenant if self.reports.name_tenants else None
             runner = runner_of(one.job)
             run = ActiveRun(next(self._numbers), one.job, one.token, now, runner, tenant=tenant)
@@ -382,9 +391,16 @@ class RunTable:
         for listener in self._listeners:
             listener.runs_started()
 
+    def _with_on_lost(self, claimed: Claimed) -> Claimed:
+        """As its task says, if it was enqueued by name before the queue knew what that is. The queue decides alike."""
+        job = claimed.job
+        if job.on_lost is not None or job.task not in self._on_lost:
+            return claimed
+        return replace(claimed, job=replace(job, on_lost=self._on_lost[job.task]))
+
     def adopt(self, claimed: Claimed, runner: Runner) -> ActiveRun:
         """A run that goes on here: its job has just been adopted."""
-        job, now = claimed.job, self._clock.monotonic()
+        job, now = self._with_on_lost(claimed).job, self._clock.monotonic()
         tenant = job.tenant if self.reports.name_tenants else None
         run = ActiveRun(next(self._numbers), job, claimed.token, now, runner, tenant=tenant)
         if job.started_at is not None:
