@@ -136,7 +136,7 @@ def test_s0_25_a_killed_workers_job_ends_with_an_error_and_its_place_comes_back(
 
 def test_two_queues_on_one_worker_wait_as_long_as_estimated(harness: WorkerHarness) -> None:
     """The worker takes from its first queue while there are jobs, and the estimates say so."""
-    harness.start("-c", "1", "-q", "mail,bulk")
+    harness.start("-c", "1", "-q", "mail,bulk", "--strict")
     nap = harness.tasks.co_nap
     for _ in range(4):
         harness.ended(nap.using(queue="mail").enqueue(0.5, "learn"))

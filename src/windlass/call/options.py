@@ -12,7 +12,7 @@ import msgspec
 from windlass.call.arguments import CallSignature
 from windlass.model.duration import seconds
 from windlass.model.errors import Invalid
-from windlass.model.new_job import AfterFailure, KeepResult, NewJob, OnLost
+from windlass.model.new_job import AfterFailure, KeepResult, NewJob, OnLost, WithResults
 from windlass.model.output import OutputPolicy
 from windlass.model.retry import PRESETS, RetryPolicy
 from windlass.model.stdin import Stdin
@@ -75,6 +75,9 @@ class Options(TaskOptions, total=False):
     """One job or several, or their ids, that must have succeeded first."""
     after_failure: AfterFailure
     """If one of them does not: "skip" cancels this job, "fail" lets it fail, "run" queues it once all have ended."""
+    with_results: WithResults | None
+    """How it gets what those in `after` returned: "list" = all of it is its first argument, "one" = that of the only
+    job is, "current" = only `current.results` has it."""
     then: "Following"
     """A task that is queued when this job has succeeded; it gets the result as its one argument."""
     files: dict[str, bytes]

@@ -56,6 +56,14 @@ class RateLimited(Signal):
         self.limit = limit if limit == "" else check_name(str(limit), at="limit")
 
 
+class Suspended(BaseException):
+    """Raised where a task sleeps in a durable step: this run ends here. `except Exception` does not catch it."""
+
+    def __init__(self, after: float) -> None:
+        super().__init__(f"the job goes on in {after:g} s")
+        self.after = after
+
+
 class Cancelled(BaseException):
     """Raised inside a synchronous task that must stop. Not an `Exception`: `except Exception` does not catch it."""
 
@@ -81,7 +89,7 @@ def _classes(given: Errors, *, at: str) -> tuple[type[BaseException], ...]:
     for one in classes:
         if not (isinstance(one, type) and issubclass(one, BaseException)):
             raise Invalid(f"{one!r} is no class of exceptions: give one, or a tuple of them", at=at)
-        if issubclass(one, (Signal, Cancelled, asyncio.CancelledError)):
+        if issubclass(one, (Signal, Cancelled, Suspended, asyncio.CancelledError)):
             raise Invalid(f"{one.__name__} says itself what becomes of the job: leave it out", at=at)
     return classes
 
@@ -90,5 +98,5 @@ ANY_ERROR = ErrorRules()
 """Those of a task that has none of its own: any error is worth another run."""
 
 
-for _signal in (Retry, Fail, Snooze, RateLimited, Cancelled):
+for _signal in (Retry, Fail, Snooze, RateLimited, Cancelled, Suspended):
     _signal.__module__ = "windlass"  # where people import them from, and what they are called when they are printed

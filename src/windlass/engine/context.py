@@ -21,7 +21,7 @@ from windlass.engine.flow.config import FlowConfigCache
 from windlass.model import lifecycle
 from windlass.model.errors import Conflict, Missing, NotReplicated, PartAway, WindlassError
 from windlass.model.events import move_event
-from windlass.model.handler import Language
+from windlass.model.handler import HandlerEntry
 from windlass.model.job import Job
 from windlass.model.lifecycle import GONE, Move
 from windlass.model.names import EVERY_TENANT, JobKey, OfTenant, check_id, key_of
@@ -94,8 +94,8 @@ class HandledTasks(NamedTuple):
 
     until: float
     """When to read again, by the loop's clock."""
-    tasks: Mapping[str, Mapping[str, Language]]
-    """By tenant, each with the language of its handler."""
+    tasks: Mapping[str, Mapping[str, HandlerEntry]]
+    """By tenant."""
 
 
 class StoreWrites:

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from windlass.engine.context import POLL_EVERY, EngineContext, fence, lease_of
+from windlass.engine.dependencies import give_results
 from windlass.engine.reports import claim_request, claimed, read_on_lost
 from windlass.engine.work import renew_now
 from windlass.engine.workers import SECRETS
@@ -124,7 +125,7 @@ class PushWorkers:
                 remaining = until - loop.time()
                 if records or remaining <= 0:
                     config = await self._context.flow_config.current()
-                    return [claimed(record, config) for record in records]
+                    return await give_results(self._context, [claimed(record, config) for record in records])
                 await listener.wait(min(POLL_EVERY, remaining))
 
     async def _tasks(self, worker: Worker, unknown: Collection[str]) -> list[str] | None:

@@ -34,9 +34,11 @@ from windlass.model.operations import (
     Finish,
     Finished,
     LeasedJob,
+    LoadSteps,
     Order,
     Release,
     Renew,
+    SaveSteps,
 )
 from windlass.model.outcome import CODES, Outcome, Verdict
 from windlass.model.worker import Worker
@@ -54,7 +56,9 @@ WORKERS_REASONS = (Reason.TIMEOUT, Reason.CRASHED, Reason.MEMORY, Reason.OUTPUT,
 """Reasons that a worker may report."""
 
 
-async def tenants_of(context: EngineContext, operation: Adopt | Begin | Renew | Finish | Release) -> list[str]:
+async def tenants_of(
+    context: EngineContext, operation: Adopt | Begin | Renew | Finish | Release | SaveSteps | LoadSteps
+) -> list[str]:
     """The tenant of each reported job: the worker's own; for a shared worker, the one that the report names."""
     own, items = operation.tenant, operation.jobs
     for place, item in enumerate(items):
@@ -85,6 +89,8 @@ async def claim_request(
 ) -> ClaimRequest:
     """A worker's claim of these tasks (null = any), under the settings of its queues."""
     able = worker if tasks is worker.tasks else replace(worker, tasks=tasks)
+    if worker.weights and worker.in_turn:  # to a store, a queue that is named several times has several turns
+        able = replace(able, queues=[one for one in worker.queues for _ in range(worker.weights.get(one, 1))])
     slots = slots if tasks is None or tasks else 0  # to a store, no tasks would mean any task
     config = await context.flow_config.current()
     return ClaimRequest(

@@ -8,6 +8,7 @@ step.
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 
@@ -219,8 +220,11 @@ async def _is_resolved(engine: Engine, parent: CompletedParent) -> bool:
 async def _resolve(engine: Engine, parents: Sequence[CompletedParent]) -> None:
     """Do what is due after these parents, and remove them from the index of completed parents."""
     await new_jobs.add(engine.context, then_jobs(parents))
-    children = [JobKey(child, one.tenant) for one in parents for child in one.children]
-    undecided = await unblock(engine.context, children)
+    ended: defaultdict[JobKey, set[str]] = defaultdict(set)
+    for one in parents:
+        for child in one.children:
+            ended[JobKey(child, one.tenant)].add(one.id)
+    undecided = await unblock(engine.context, [*ended], ended)
     done = [
         replace(one, children=[child for child in one.children if JobKey(child, one.tenant) not in undecided])
         for one in parents

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from windlass.engine import reports
 from windlass.engine.context import POLL_EVERY, EngineContext, heard_of, known_worker, lease_of
+from windlass.engine.dependencies import give_results
 from windlass.engine.flow.apply import hold_limits
 from windlass.engine.flow.tiers import rebalance
 from windlass.engine.handlers import tasks_of
@@ -58,7 +59,8 @@ async def claim(context: EngineContext, operation: Claim) -> list[Claimed]:
         await rebalance(context, tenant, queue)
     context.stats.claimed(records, asyncio.get_running_loop().time())
     config = await context.flow_config.current()
-    return [reports.claimed(record, config) for record in records]
+    claims = [reports.claimed(record, config) for record in records]
+    return await give_results(context, claims) if any(one.job.with_results for one in claims) else claims
 
 
 async def _request(context: EngineContext, operation: Claim, worker: Worker, stays: float = 0.0) -> ClaimRequest:

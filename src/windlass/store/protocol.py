@@ -183,6 +183,7 @@ class Store(Protocol):
     prepare: optional.Preparation | None
     audit: optional.AuditStore | None
     files: optional.FileStore | None
+    steps: optional.StepStore | None
 
     async def close(self) -> None:
         """Close everything that was opened."""

@@ -210,7 +210,8 @@ class RedisJobs:
         taken: list[Record] = []
         for place, run in enumerate(runs):
             if (room := request.slots - len(taken)) > 0:
-                share = -(-room // (len(runs) - place)) if "queues" in request.turns else room
+                left = sum(len(queues) for _, queues in runs[place:])
+                share = -(-room * len(run[1]) // left) if "queues" in request.turns else room
                 taken += await self._claim(request, *run, slots=share)
         return taken
 
