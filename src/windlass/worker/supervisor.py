@@ -130,7 +130,6 @@ class Supervisor:
         about = self._registration.about
         log.info("%s runs jobs, %d at once", about.name, about.slots)
         self._warn_of_batches(about.slots)
-            )
         reporting = asyncio.create_task(self._loop.reports.run())
         duties: list[Awaitable[None]] = [asyncio.shield(reporting), self._loop.leases.run()]
         duties += [self._keep_zygote(), self._check(), self._announce_draining(), self._await_open()]
