@@ -26,9 +26,6 @@ class Gathering:
         self._names: dict[int, BatchName] = {}
         """By number of the run."""
 
-    def takes(self, task: str) -> bool:
-        return task in self._tasks
-
     def add(self, assignment: Assignment) -> None:
         name, options = (assignment.tenant, assignment.task), self._tasks[assignment.task]
         waiting = self._waiting.setdefault(name, [])

@@ -91,7 +91,8 @@ class ContextRunner:
         """By number of the run."""
         self._held: dict[int, Assignment] = {}
         """What a context gets once the queue knows that the run begins, by number of the run."""
-        self._gathering = Gathering(batches or {}, self._start_batch)
+        self._batches = batches or {}
+        self._gathering = Gathering(self._batches, self._start_batch)
         self._batch_of: dict[int, list[ActiveRun]] = {}
         """The runs of one call, by the number of each."""
         self._outcomes: dict[ContextProcess, RunOutcome] = {}
@@ -236,7 +237,7 @@ class ContextRunner:
     def start(self, batch: Sequence[tuple[ActiveRun, Claimed]]) -> None:
         batches: dict[ContextProcess, list[Assignment]] = {}
         for run, claimed in batch:
-            if self._gathering.takes(run.job.task) and run.cleared and not _is_alone(run.job):
+            if run.job.task in self._batches and run.cleared and not _is_alone(run.job):
                 self._runs.limit_time(run)
                 self._gathering.add(assignment_of(run.number, claimed))
                 continue
@@ -257,7 +258,7 @@ class ContextRunner:
             self._runs.limit_time(run)
         for context, assignments in batches.items():
             context.assign(assignments)
-        if self._runs.free(self._options.slots) < 1:
+        if self._batches and self._runs.free(self._options.slots) < 1:
             self._gathering.begin_all()
         if self._checking is None:
             self._checking = self._loop.call_later(CHECK_EVERY, self._check_blocked)
