@@ -180,7 +180,7 @@ def test_leases_are_kept_while_a_batch_is_gathered_and_while_it_runs(shop: Worke
 
 def test_a_worker_that_stops_releases_what_it_has_gathered(shop: WorkerHarness) -> None:
     jobs = shop.tasks.held.using(max_retry=0).map([1, 2])
-    worker = shop.start("--grace", "0.1s")
+    worker = shop.start("--grace", "600s")
     until(lambda: states(jobs) == [State.RUNNING] * 2)
     assert worker.stop() == 0
     assert states(jobs) == [State.QUEUED] * 2

@@ -186,6 +186,8 @@ class Supervisor:
         os._exit(os.EX_TEMPFAIL)
 
     async def _finish_running(self) -> None:
+        if self._grace_over is not None:
+            self._contexts.release_gathered()
         if self._runs.active and not (self._grace_over is not None and self._contexts.leaves_all):
             count = _counted(len(self._runs.active), "get", "gets")
             log.info("stopping; %s %g s to finish", count, self._options.grace)

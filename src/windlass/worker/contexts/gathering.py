@@ -26,6 +26,11 @@ class Gathering:
         self._names: dict[int, BatchName] = {}
         """By number of the run."""
 
+    @property
+    def numbers(self) -> list[int]:
+        """Of the runs that wait."""
+        return list(self._names)
+
     def add(self, assignment: Assignment) -> None:
         name, options = (assignment.tenant, assignment.task), self._tasks[assignment.task]
         waiting = self._waiting.setdefault(name, [])

@@ -276,6 +276,13 @@ class ContextRunner:
             self._place(run, context)
         context.assign_batch(batch)
 
+    def release_gathered(self) -> None:
+        """Release jobs that wait for their batch: the worker stops, and no more come."""
+        for number in self._gathering.numbers:
+            run = self._runs.active[number]
+            run.stopping = run.stopping or Stop.RELEASE
+            self.kill(run)
+
     def _context_for(self, run: ActiveRun) -> ContextProcess:
         job = run.job
         if job.on_lost == "adopt" and job.stdin is None and self._kept is not None:
