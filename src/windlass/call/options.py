@@ -115,7 +115,7 @@ def to_fields(options: Options) -> dict[str, Any]:
         )
     for name in DURATIONS:
         if fields.get(name) is not None:
-            fields[name] = _seconds(fields[name], at=name)
+            fields[name] = duration_of(fields[name], at=name)
     for name in CONVERTED.keys() & fields.keys():
         fields[name] = CONVERTED[name](fields[name])
     return fields
@@ -151,7 +151,7 @@ def _failure_task(task: Any) -> str | None:
     return new.task
 
 
-def _seconds(given: Any, at: str) -> float:
+def duration_of(given: Any, at: str) -> float:
     if not isinstance(given, Duration):
         raise Invalid(f"{given!r} is not a duration: write 90, '90s', '10m', '2h 30m' or '7d'", at=at)
     return seconds(given, at=at)
@@ -174,7 +174,7 @@ def _policy(given: Any) -> Any:
         return PRESETS[given]
     if not isinstance(given, dict):
         return given
-    durations = {name: _seconds(given[name], at=f"retry.{name}") for name in POLICY_DURATIONS if given.get(name)}
+    durations = {name: duration_of(given[name], at=f"retry.{name}") for name in POLICY_DURATIONS if given.get(name)}
     try:
         return msgspec.convert({**given, **durations}, RetryPolicy)
     except msgspec.ValidationError as fault:
