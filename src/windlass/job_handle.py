@@ -82,12 +82,13 @@ class Job(Generic[R]):
         self._app = app
         self._plan = plan
 
-    def refresh(self) -> Record:
-        """The job's record, as it is now."""
-        return self._app.ask(Show(id=self.id))
+    def refresh(self, wait: Duration = 0.0) -> Record:
+        """The job's record, as it is now; `wait`: as it is at its end, or after so long (a minute at most)."""
+        return self._app.ask(Show(id=self.id, wait=seconds(wait, at="wait")))
 
-    async def arefresh(self) -> Record:
-        return await self._app.aask(Show(id=self.id))
+    async def arefresh(self, wait: Duration = 0.0) -> Record:
+        """The same in asynchronous code."""
+        return await self._app.aask(Show(id=self.id, wait=seconds(wait, at="wait")))
 
     @property
     def state(self) -> State:

@@ -14,7 +14,7 @@ from windlass.engine.records import WithTaskOptions
 from windlass.model.handler import HandlerEntry, Language
 from windlass.model.job import FINISHED
 from windlass.model.names import EVERY_TENANT
-from windlass.model.new_job import AfterFailure, NewJob, OnLost
+from windlass.model.new_job import AfterFailure, NewJob, OnLost, WithResults
 from windlass.model.operations import Accepted, Enqueue, Handlers, QueueStats, Service, Workers
 from windlass.model.output import OutputPolicy
 from windlass.model.worker import Worker, unmet
@@ -45,6 +45,13 @@ class EnqueueOptions:
     after_failure: Annotated[
         AfterFailure | None, option("HOW", "If one of these does not succeed: skip (cancel it), fail, or run (skip).")
     ] = None
+    with_results: Annotated[
+        WithResults | None,
+        option("HOW", "Pass what they returned: list or one (as first argument), or current (in current.results)."),
+    ] = None
+    on_failure: Annotated[str | None, option("TASK", "Queue this task, with the job's record, if the job fails.")] = (
+        None
+    )
     timeout: Annotated[float | None, option("TIME", "The timeout of one run (none).", read=seconds)] = None
     tier: Annotated[str | float | None, option("TIER", "The tier, by name or by seconds.", read=_tier)] = None
     yielding: Annotated[bool, flag("Start it at once or not at all; it is halted when other jobs need the slot.")] = (

@@ -35,7 +35,7 @@ class _InChild(Exception):
 
 
 def run_reloading(folder: Path, run_one: Callable[[], int], clock: Clock) -> int:
-    """Run a program, each time with the code as it is, until it ends well or a signal ends it. Returns in children, too."""
+    """Run a program with the code as it is, until it ends well or a signal ends it. Returns in each child, too."""
     os.environ["PYTHONDONTWRITEBYTECODE"] = "1"  # bytecode counts as fresh for the rest of a second
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [*PASSED_ON, signal.SIGCHLD])
     try:

@@ -3,7 +3,7 @@ orders, `Finish` reports an outcome, `Release` gives it back. Each report carrie
 """
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
@@ -33,6 +33,7 @@ class Claimed(Struct, frozen=True, kw_only=True, gc=False):
     payload: Raw  # encoded as `job.content_type` says
     files: dict[str, bytes] = {}  # what was sent with the job, by name
     deadline: datetime | None = None
+    results: list[Any] = []  # what the jobs that it waited for returned, if it asked for that (`with_results`)
 
 
 @operation("POST", "/workers/{worker}/claim", "work")

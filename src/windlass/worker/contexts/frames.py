@@ -14,14 +14,14 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
 from msgspec import Struct
 
 from windlass.model.errors import Invalid
 from windlass.model.job import MSGPACK, Error, Job, Reason
-from windlass.model.new_job import JobOptions, NewJob
+from windlass.model.new_job import JobOptions, NewJob, WithResults
 from windlass.model.operations import Claimed, LoadedStep
 from windlass.model.outcome import Verdict
 from windlass.model.output import Progress, Stream
@@ -77,6 +77,10 @@ class Assignment(Struct, frozen=True, array_like=True, gc=False):
     """Whether its payload is one argument, whatever its type."""
     terminal: str = ""
     """What kind of terminal it has, if any."""
+    with_results: WithResults | None = None
+    """How it gets the results of the jobs that it waited for."""
+    results: list[Any] = []
+    """These results."""
 
 
 def assignment_of(number: int, claimed: Claimed) -> Assignment:
@@ -101,6 +105,8 @@ def assignment_of(number: int, claimed: Claimed) -> Assignment:
         job.input and job.stdin is None,
         job.one_argument,
         _terminal_of(job),
+        job.with_results,
+        claimed.results,
     )
 
 
