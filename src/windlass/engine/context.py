@@ -25,6 +25,7 @@ from windlass.model.handler import HandlerEntry
 from windlass.model.job import Job
 from windlass.model.lifecycle import GONE, Move
 from windlass.model.names import EVERY_TENANT, JobKey, OfTenant, check_id, key_of
+from windlass.model.new_job import JobOptions
 from windlass.model.ports import Randomness
 from windlass.model.token import Locked
 from windlass.model.wire import MOST_PAYLOAD, MOST_RESULT
@@ -225,6 +226,8 @@ class EngineContext:
         """Of jobs that are enqueued one by one: see `new_jobs`."""
         self.stats = RunStats()
         self.handled_tasks: HandledTasks | None = None
+        self.task_options: Mapping[str, JobOptions] = {}
+        """What workers have registered, as it was last read, by `tenant/task`: see `records`."""
         self.reserved: frozenset[str] = frozenset()
         """Tasks of an app in the same process, as `tenant/task`: no handler may replace them."""
         # A worker's registration does not change, so it is read once. Its heartbeats show whether it is alive.

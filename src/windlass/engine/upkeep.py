@@ -23,6 +23,7 @@ from windlass.engine.estimate.learn import learn_run_times, measure_accuracy
 from windlass.engine.flow.apply import regroup_jobs, update_tier_caps
 from windlass.engine.flow.tiers import rebalance_all
 from windlass.engine.history import NOTE_EVERY, Historian
+from windlass.engine.reports import read_on_lost
 from windlass.engine.schedules import LOOK_EVERY, Scheduler
 from windlass.model import lifecycle
 from windlass.model.errors import PartAway, WindlassError
@@ -156,10 +157,10 @@ def guarded_reclaim(lease: float, *, trust_first: bool) -> Duty:
 async def _reclaim(engine: Engine, reading: OverdueJobs) -> int:
     if not reading.records:
         return 0
-    config = await engine.context.flow_config.refreshed()
+    on_lost = await read_on_lost(engine.context)
 
     def lost(record: Record, now: datetime) -> Move:
-        return lifecycle.lose(record.job, now, config.on_lost(record.job))
+        return lifecycle.lose(record.job, now, on_lost(record.job))
 
     return await engine.context.move_records(reading.records, reading.now, lost)
 

@@ -168,8 +168,8 @@ async def finish(context: EngineContext, operation: Finish) -> Applied:
         held = await context.writes.succeed([reports.success(item, tenant) for item, tenant in ok])
         applied = {reports.run_of(item, tenant) for (item, tenant), applies in zip(ok, held, strict=True) if applies}
     if others:
-        config = await reports.on_lost_config(context, any(item.reason is Reason.CRASHED for item, _ in others))
-        applied |= await reports.move_held(context, others, partial(reports.finish_move, context, config))
+        on_lost = await reports.read_on_lost(context, any(item.reason is Reason.CRASHED for item, _ in others))
+        applied |= await reports.move_held(context, others, partial(reports.finish_move, context, on_lost))
     context.stats.finished((key for key, _ in applied), asyncio.get_running_loop().time())
     return reports.applied_of(reported, applied)
 
@@ -179,11 +179,11 @@ async def release(context: EngineContext, operation: Release) -> Applied:
     await known_worker(context, operation.worker, operation.tenant)
     reported = list(zip(operation.jobs, await reports.tenants_of(context, operation), strict=True))
     held = await hold_limits(context, reported)
-    config = await reports.on_lost_config(context, any(item.stopped is not None for item in operation.jobs))
+    on_lost = await reports.read_on_lost(context, any(item.stopped is not None for item in operation.jobs))
 
     def back(item: Released, record: Record, now: datetime) -> Move:
         delay = None if key_of(record.job) in held else item.delay
-        return lifecycle.release(record.job, now, delay, stopped=item.stopped, on_lost=config.on_lost(record.job))
+        return lifecycle.release(record.job, now, delay, stopped=item.stopped, on_lost=on_lost(record.job))
 
     return reports.applied_of(reported, await reports.move_held(context, reported, back))
 

@@ -47,7 +47,7 @@ class WorkerLoop:
     ) -> None:
         """`burst`: exit when no jobs are left. `languages`: claim handler jobs only in these; null = all."""
         self.reports = Reports(registration, clock)
-        self.runs = RunTable(self.reports, clock, telemetry, slots_of)
+        self.runs = RunTable(self.reports, clock, telemetry, slots_of, registration.about.options)
         self.leases = Leases(self.runs, registration, clock, meter)
         self.claims = Claims(registration, self.reports.release, clock=clock, chance=chance, give_up_if_damaged=burst)
         self._clock = clock

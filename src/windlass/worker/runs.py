@@ -16,10 +16,11 @@ from typing import Protocol
 
 import msgspec
 from msgspec import UNSET, Raw
+from msgspec.structs import replace
 
 from windlass.model.errors import WindlassError
 from windlass.model.job import TEXT, Error, Job, Reason
-from windlass.model.new_job import AT_MOST_ONCE, NewJob
+from windlass.model.new_job import AT_MOST_ONCE, JobOptions, NewJob
 from windlass.model.operations import (
     Alive,
     Applied,
@@ -347,8 +348,9 @@ class RunTable:
         clock: Clock,
         telemetry: Telemetry | None = None,
         slots_of: Mapping[str, int] | None = None,
+        options: Mapping[str, JobOptions] | None = None,
     ) -> None:
-        """`slots_of`: the slots that a job takes, by task, where it takes more than one."""
+        """`slots_of`: the slots that a job takes, by task, where it takes more than one. `options`: of its tasks."""
         self.active: dict[int, ActiveRun] = {}
         """By number, in the order in which they were claimed."""
         self.reports = reports
@@ -365,6 +367,7 @@ class RunTable:
         self._slots_of = slots_of or {}
         self._kept_free = 1
         """Slots that must be free before the next claim: several if a job was given back for want of them."""
+        self._on_lost = {task: one.on_lost for task, one in (options or {}).items() if one.on_lost is not None}
         self._listeners: list[RunListener] = []
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
@@ -423,7 +426,7 @@ class RunTable:
         """Give the jobs of a claim's answer to their runners."""
         now = self._clock.monotonic()
         batches: dict[Runner, list[tuple[ActiveRun, Claimed]]] = {}
-        for one in claimed:
+        for one in map(self._with_on_lost, claimed) if self._on_lost else claimed:
             tenant = one.job.tenant if self.reports.name_tenants else None
             runner = runner_of(one.job)
             run = ActiveRun(next(self._numbers), one.job, one.token, now, runner, tenant=tenant)
@@ -439,9 +442,16 @@ class RunTable:
         for listener in self._listeners:
             listener.runs_started()
 
+    def _with_on_lost(self, claimed: Claimed) -> Claimed:
+        """As its task says, if it was enqueued by name before the queue knew what that is. The queue decides alike."""
+        job = claimed.job
+        if job.on_lost is not None or job.task not in self._on_lost:
+            return claimed
+        return replace(claimed, job=replace(job, on_lost=self._on_lost[job.task]))
+
     def adopt(self, claimed: Claimed, runner: Runner) -> ActiveRun:
         """A run that goes on here: its job has just been adopted."""
-        job, now = claimed.job, self._clock.monotonic()
+        job, now = self._with_on_lost(claimed).job, self._clock.monotonic()
         tenant = job.tenant if self.reports.name_tenants else None
         run = ActiveRun(next(self._numbers), job, claimed.token, now, runner, tenant=tenant)
         if job.started_at is not None:
