@@ -171,7 +171,8 @@ def test_a_record_names_the_version_of_the_handler_and_the_sandbox_of_that_run(
     assert "sandbox" not in bench.command("jobs", "show", added.id)
     bench.upload("doze", "sleep 600", "sh")
     (dozing,) = bench.feed("doze", "so")
-    running = until(lambda: (job := bench.job(dozing)).pid and job)
+    until(lambda: bench.job(dozing).pid)
+    running = bench.job(dozing)
     assert (running.sandbox, running.handler_version) == ("limits", 1), "known while it runs"
     bench.command("jobs", "cancel", dozing)
     assert bench.ended(dozing).state is State.CANCELLED
