@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from windlass.call.current import RunningJob, current
     from windlass.call.dependencies import Depends
     from windlass.call.hooks import TaskOutcome
-    from windlass.call.signals import Cancelled, Fail, RateLimited, Retry, Snooze
+    from windlass.call.signals import Cancelled, Fail, RateLimited, Retry, Snooze, SoftTimeout
     from windlass.call.steps import step
     from windlass.job_handle import Job, JobFailed
     from windlass.model.errors import (
@@ -62,6 +62,7 @@ __all__ = [
     "RetryPolicy",
     "RunningJob",
     "Snooze",
+    "SoftTimeout",
     "Task",
     "TaskOutcome",
     "TooLarge",
@@ -104,6 +105,7 @@ _PLACES = {
     "RetryPolicy": "windlass.model.retry",
     "RunningJob": "windlass.call.current",
     "Snooze": "windlass.call.signals",
+    "SoftTimeout": "windlass.call.signals",
     "Task": "windlass.app",
     "TaskOutcome": "windlass.call.hooks",
     "TooLarge": "windlass.model.errors",

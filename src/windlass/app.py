@@ -20,7 +20,7 @@ from windlass import config, outbox
 from windlass.addresses import file_of
 from windlass.call.arguments import CallSignature
 from windlass.call.hooks import Around, Hooks
-from windlass.call.options import Duration, Options, TaskOptions, to_fields
+from windlass.call.options import Duration, Options, TaskOptions, duration_of, to_fields
 from windlass.call.signals import ANY_ERROR, ErrorRules, Errors
 from windlass.connection import AppConnection, Transport
 from windlass.engine import Settings
@@ -125,6 +125,7 @@ class Windlass:
         never_on: Errors = (),
         slots: int = 1,
         needs: Sequence[str] = (),
+        soft_timeout: Duration | None = None,
         **options: Unpack[TaskOptions],
     ) -> "Decorator": ...
 
@@ -138,6 +139,7 @@ class Windlass:
         never_on: Errors = (),
         slots: int = 1,
         needs: Sequence[str] = (),
+        soft_timeout: Duration | None = None,
         **options: Any,
     ) -> Any:
         """Make a function a task of this queue. A plain call of it just runs it; `enqueue` sends it.
@@ -145,10 +147,14 @@ class Windlass:
         Its name in the queue is the function's own, unless another is given. `retry_on`: classes of exceptions after
         which its jobs run again (None = any), as far as `max_retry` allows; `never_on`: those after which they do not.
         `slots`: how many of its worker's slots one job of it takes. `needs`: labels that a worker must offer to run
-        it, like `["gpu"]`.
+        it, like `["gpu"]`. `soft_timeout`: how long it may run before `SoftTimeout` is raised in it.
         """
-        rules: dict[str, Any] = {"errors": ErrorRules(retry_on, never_on), "needs": _labels(needs)}
-        rules["slots"] = _checked_slots(slots)
+        rules: dict[str, Any] = {
+            "errors": ErrorRules(retry_on, never_on),
+            "slots": _checked_slots(slots),
+            "needs": _labels(needs),
+            "soft_timeout": None if soft_timeout is None else duration_of(soft_timeout, at="soft_timeout"),
+        }
         if function is None:
             return functools.partial(self._enter, name=name, options=options, **rules)
         return self._enter(function, name=None, options={}, **rules)
@@ -332,6 +338,7 @@ class Task(Generic[P, R, C]):
         errors: ErrorRules = ANY_ERROR,
         slots: int = 1,
         needs: Sequence[str] = (),
+        soft_timeout: float | None = None,
     ) -> None:
         self.app = app
         self.name = name
@@ -346,9 +353,14 @@ class Task(Generic[P, R, C]):
         """How many of its worker's slots one job takes."""
         self.needs = needs
         """What a worker must offer to run it."""
+        self.soft_timeout = soft_timeout
+        """Seconds after which `SoftTimeout` is raised in it; None = never."""
         self.job_template = template_of(checked_job(NewJob(task=name, **to_fields(options))))
         self.template = self.job_template.new
         """A job of it, without its arguments."""
+        limit = self.template.timeout
+        if soft_timeout is not None and limit is not None and soft_timeout >= limit:
+            raise Invalid(f"{soft_timeout:g} s is not less than the timeout, {limit:g} s", at="soft_timeout")
         functools.update_wrapper(self, function)
         if isinstance(follower := options.get("then"), Task):
             check_fits(self, follower, at="then")
@@ -466,6 +478,7 @@ class Task(Generic[P, R, C]):
             errors=self.errors,
             slots=self.slots,
             needs=self.needs,
+            soft_timeout=self.soft_timeout,
         )
 
     def job(self, id: str) -> "Job[R]":

@@ -68,6 +68,17 @@ class Cancelled(BaseException):
     """Raised inside a synchronous task that must stop. Not an `Exception`: `except Exception` does not catch it."""
 
 
+class SoftTimeout(Exception):
+    """Raised once inside a task that has run for its `soft_timeout`: it can clean up or return what it has.
+
+    An `Exception`, unlike `Cancelled`: the task may go on, until its `timeout`. No `TimeoutError`, which code around a
+    single request catches. In a coroutine it is an `asyncio.CancelledError` too.
+    """
+
+    def __init__(self, message: str = "ran longer than its soft timeout") -> None:
+        super().__init__(message)
+
+
 class ErrorRules:
     """Which errors of a task are worth another run: those of `retry_on` (null = any), but none of `never_on`."""
 
@@ -98,5 +109,5 @@ ANY_ERROR = ErrorRules()
 """Those of a task that has none of its own: any error is worth another run."""
 
 
-for _signal in (Retry, Fail, Snooze, RateLimited, Cancelled, Suspended):
+for _signal in (Retry, Fail, Snooze, RateLimited, Cancelled, Suspended, SoftTimeout):
     _signal.__module__ = "windlass"  # where people import them from, and what they are called when they are printed

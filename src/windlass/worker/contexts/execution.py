@@ -22,16 +22,27 @@ from msgspec.structs import replace
 from windlass.call.arguments import Arguments
 from windlass.call.current import RunningJob, running
 from windlass.call.hooks import HookFailed, TaskCode
-from windlass.call.signals import ANY_ERROR, Cancelled, ErrorRules, Fail, RateLimited, Retry, Snooze, Suspended
+from windlass.call.signals import (
+    ANY_ERROR,
+    Cancelled,
+    ErrorRules,
+    Fail,
+    RateLimited,
+    Retry,
+    Snooze,
+    SoftTimeout,
+    Suspended,
+)
 from windlass.call.steps import RunSteps
 from windlass.model.errors import Invalid, TooLarge, WindlassError
-from windlass.model.job import Error
+from windlass.model.job import Error, Reason
 from windlass.model.names import child_id, keyed_id
 from windlass.model.new_job import NewJob
 from windlass.model.operations import LoadedStep
 from windlass.model.outcome import Verdict
 from windlass.model.output import Progress, Stream
 from windlass.model.wire import encodable
+from windlass.worker.contexts import soft_timeouts
 from windlass.worker.contexts.folders import JobFolder
 from windlass.worker.contexts.frames import MOST_RESULT, Assignment, RunOutcome, RunUpdate, StepAnswer, StepRequest
 from windlass.worker.contexts.offspring import Offspring
@@ -201,7 +212,7 @@ class Execution:
         "wait",
     )
 
-    _stopping = threading.Lock()
+    stopping = threading.Lock()
     """Nothing may come between "cancelled" and "has ended": or the exception would hit the next job of that thread."""
 
     def __init__(self, assignment: Assignment, send: SendUpdate) -> None:
@@ -233,9 +244,14 @@ class Execution:
             self.poll()
         return self._cancelled
 
+    @property
+    def is_cancelled(self) -> bool:
+        """The same, without reading commands that have come."""
+        return self._cancelled
+
     def begin(self, stop: Callable[[], object]) -> bool:
         """From here on it can be cancelled by calling `stop`; whether it has not been cancelled already."""
-        with self._stopping:
+        with self.stopping:
             if self.taken:
                 return False
             self.stop = stop
@@ -243,7 +259,7 @@ class Execution:
 
     def take_back(self) -> Assignment | None:
         """The job, if it has not begun: from here on it cannot. One that takes messages stays with those it has."""
-        with self._stopping:
+        with self.stopping:
             if self.taken or self._cancelled or self.stop is not None or self.messages is not None:
                 return None
             self.taken = True
@@ -251,7 +267,7 @@ class Execution:
 
     def cancel(self) -> None:
         """Stop it."""
-        with self._stopping:
+        with self.stopping:
             if not self._cancelled:
                 self._cancelled = True
                 if self.stop is not None:
@@ -263,7 +279,7 @@ class Execution:
 
     def end(self) -> None:
         """From here on it cannot be stopped."""
-        with self._stopping:
+        with self.stopping:
             self.stop = _nothing
 
     @property
@@ -390,8 +406,11 @@ def execute(callee: TaskCode, assignment: Assignment, run: Execution) -> RunOutc
     token = running.set(run)
     try:
         args, kwargs = _arguments(callee, assignment)
-        outcome = success(callee, assignment.number, callee.function(*args, **kwargs), run)
-        return run.with_files(outcome)
+        if (soft := callee.soft_timeout) is None:
+            value = callee.function(*args, **kwargs)
+        else:
+            value = soft_timeouts.call(soft, run, callee.function, args, kwargs)
+        return run.with_files(success(callee, assignment.number, value, run))
     except BaseException as fault:  # noqa: BLE001 - whatever a task raises is its outcome
         return run.with_files(outcome_of(assignment.number, fault, callee.errors))
     finally:
@@ -405,7 +424,10 @@ async def aexecute(callee: TaskCode, assignment: Assignment, run: Execution) -> 
     run.in_loop = True
     try:
         args, kwargs = _arguments(callee, assignment)
-        return run.with_files(success(callee, assignment.number, await callee.function(*args, **kwargs), run))
+        called = callee.function(*args, **kwargs)
+        if (soft := callee.soft_timeout) is not None:
+            called = soft_timeouts.SoftlyLimited(soft, run, called)
+        return run.with_files(success(callee, assignment.number, await called, run))
     except BaseException as fault:  # noqa: BLE001
         return run.with_files(outcome_of(assignment.number, fault, callee.errors))
     finally:
@@ -443,10 +465,18 @@ def outcome_of(number: int, fault: BaseException, errors: ErrorRules = ANY_ERROR
             return RunOutcome(number, Verdict.RETRY, error=describe_error(fault), delay=fault.after)
         case Fail():
             return RunOutcome(number, Verdict.FAILED, code=fault.code, error=describe_error(fault))
-        case asyncio.CancelledError() | Cancelled():
+        case asyncio.CancelledError() | Cancelled() if not isinstance(fault, SoftTimeout):
             return cancelled_outcome(number)
     verdict = Verdict.FAILED if errors.is_final(fault) else Verdict.ERROR
-    return RunOutcome(number, verdict, error=describe_error(fault))
+    reason = Reason.TIMEOUT if _is_soft_timeout(fault) else None
+    return RunOutcome(number, verdict, error=describe_error(fault), reason=reason)
+
+
+def _is_soft_timeout(fault: BaseException) -> bool:
+    """Also a group of nothing else, as a task group raises it."""
+    if isinstance(fault, BaseExceptionGroup):
+        return all(map(_is_soft_timeout, fault.exceptions))
+    return isinstance(fault, SoftTimeout)
 
 
 def unopened_outcome(fault: BaseException) -> RunOutcome:

@@ -6,7 +6,6 @@ as a socket. When that is closed, the process exits.
 """
 
 import asyncio
-import ctypes
 import os
 import select
 import signal
@@ -48,10 +47,9 @@ from windlass.worker.contexts.frames import (
     RunUpdate,
     encode_frame,
 )
+from windlass.worker.contexts.soft_timeouts import raise_in_thread
 
 Item = tuple[TaskCode, Assignment, Execution]
-
-_set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
 class Threads:
@@ -127,22 +125,17 @@ class Threads:
         thread = threading.get_ident()
         outcome: RunOutcome | None = None
         try:
-            if run.begin(lambda: _interrupt_thread(thread)):
+            if run.begin(lambda: raise_in_thread(thread, Cancelled)):
                 outcome = execute(code, assignment, run)
             elif run.taken:
                 return
             run.end()
             if run.cancelled:
-                _set_exception(ctypes.c_ulong(thread), None)  # not raised yet: it must not be raised in the next job
+                raise_in_thread(thread, None)  # not raised yet: it must not be raised in the next job
         except Cancelled:
             run.end()  # it was raised after the task had returned
         self._done(assignment.number)
         self._outbox.add_outcome(outcome or cancelled_outcome(assignment.number))
-
-
-def _interrupt_thread(thread: int) -> None:
-    """Raise `Cancelled` in a thread, as soon as it runs Python code again."""
-    _set_exception(ctypes.c_ulong(thread), ctypes.py_object(Cancelled))
 
 
 READ_AT_ONCE = 1 << 16
