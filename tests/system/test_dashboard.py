@@ -73,7 +73,7 @@ class Site:
         """A job that runs: its worker, its id, its token."""
         id = self.queued(task, queue=queue, **more)
         worker = worker or self.worker(queue)
-        (claimed,) = self.ask("POST", f"/workers/{worker}/claim", {"slots": 1})
+        (claimed,) = self.ask("POST", f"/workers/{worker}/claim", {"slots": 1, "wait": 20})  # behind a journal
         self.ask("POST", f"/workers/{worker}/begin", [{"id": id, "token": claimed["token"], "pid": 77}])
         return worker, id, claimed["token"]
 
