@@ -173,7 +173,10 @@ def test_a_job_that_does_not_run_says_why_and_a_failed_one_runs_again(site: Site
     row = page.get_by_role("row").filter(has_text="SmtpError")
     expect(row).to_have_count(1)
     expect(row).to_contain_text("2")
+    row.get_by_role("button", name="Traceback").click()
+    expect(row.locator("pre")).to_contain_text("Traceback: smtp")
     row.get_by_role("button", name="Retry").click()
+    page.get_by_role("dialog").get_by_role("button", name="Retry 2").click()
     expect(page.get_by_text("Nothing has failed.")).to_be_visible()
     assert {site.ask("GET", f"/jobs/{id}")["state"] for id in failed} == {"queued"}
     page.goto("/#/jobs?q=state:queued")
@@ -192,7 +195,7 @@ def test_a_token_that_only_reads_sees_its_tenant_and_no_action(site: Site) -> No
     page = site.page(token)
     expect(page.get_by_text("read only")).to_be_visible()
     page.goto("/#/jobs")
-    expect(page.get_by_text("mine")).to_be_visible()
+    expect(page.get_by_role("link", name="mine")).to_be_visible()
     expect(page.get_by_text("foreign")).to_have_count(0)
     for path in ("jobs", f"job/{site.tenant}/{own}", "queues", "schedules", "limits"):
         page.goto(f"/#/{path}")
@@ -207,13 +210,13 @@ def test_a_page_says_when_the_server_is_away_and_goes_on_by_itself(site: Site) -
     page = site.page()
     page.goto("/#/jobs")
     site.queued("first")
-    expect(page.get_by_text("first")).to_be_visible()
+    expect(page.get_by_role("link", name="first")).to_be_visible()
     site.server.kill()
     expect(page.get_by_role("alert")).to_contain_text("does not answer")
-    expect(page.get_by_text("first")).to_be_visible()
+    expect(page.get_by_role("link", name="first")).to_be_visible()
     site.server.start()
     site.queued("second")
-    expect(page.get_by_text("second")).to_be_visible()
+    expect(page.get_by_role("link", name="second")).to_be_visible()
     expect(page.get_by_role("alert")).to_have_count(0)
     site.faults[:] = [one for one in site.faults if "net::ERR" not in one]  # the browser says so itself
 
