@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from windlass.model.names import job_id
     from windlass.model.output import OutputPolicy
     from windlass.model.retry import RetryPolicy
+    from windlass.outbox import OUTBOX_TABLE
 
     __version__: str
 
 __all__ = [
+    "OUTBOX_TABLE",
     "Busy",
     "Cancelled",
     "Conflict",
@@ -88,6 +90,7 @@ _PLACES = {
     "NotReplicated": "windlass.model.errors",
     "RateLimited": "windlass.call.signals",
     "Retry": "windlass.call.signals",
+    "OUTBOX_TABLE": "windlass.outbox",
     "OutputPolicy": "windlass.model.output",
     "RetryPolicy": "windlass.model.retry",
     "RunningJob": "windlass.call.current",

@@ -16,11 +16,12 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from windlass import config
+from windlass import config, outbox
 from windlass.addresses import file_of
 from windlass.call.arguments import CallSignature
 from windlass.call.hooks import Around, Hooks
 from windlass.call.options import Duration, Options, TaskOptions, to_fields
+from windlass.call.signals import ANY_ERROR, ErrorRules, Errors
 from windlass.connection import AppConnection, Transport
 from windlass.engine import Settings
 from windlass.job_handle import Job
@@ -114,21 +115,37 @@ class Windlass:
     def task(self, function: Callable[P, R], /) -> "Task[P, R, R]": ...
 
     @overload
-    def task(self, *, name: str | None = None, **options: Unpack[TaskOptions]) -> "Decorator": ...
+    def task(
+        self,
+        *,
+        name: str | None = None,
+        retry_on: Errors | None = None,
+        never_on: Errors = (),
+        **options: Unpack[TaskOptions],
+    ) -> "Decorator": ...
 
     def task(  # type: ignore[misc] # mypy takes the options of signature 3 for more than they are
-        self, function: Callable[..., Any] | None = None, /, *, name: str | None = None, **options: Any
+        self,
+        function: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        retry_on: Errors | None = None,
+        never_on: Errors = (),
+        **options: Any,
     ) -> Any:
         """Make a function a task of this queue. A plain call of it just runs it; `enqueue` sends it.
 
-        Its name in the queue is the function's own, unless another is given.
+        Its name in the queue is the function's own, unless another is given. `retry_on`: classes of exceptions after
+        which its jobs run again (None = any), as far as `max_retry` allows; `never_on`: those after which they do not.
         """
+        errors = ErrorRules(retry_on, never_on)
         if function is None:
-            return functools.partial(self._enter, name=name, options=options)
-        return self._enter(function, name=None, options={})
+            return functools.partial(self._enter, name=name, errors=errors, options=options)
+        return self._enter(function, name=None, errors=errors, options={})
 
     def _enter(
-        self, function: Callable[..., Any], *, name: str | None, options: dict[str, Any]
+        self, function: Callable[..., Any], *, name: str | None, errors: ErrorRules, options: dict[str, Any]
     ) -> "Task[Any, Any, Any]":
         _check_callable(function, name)
         called = check_name(name or str(getattr(function, "__name__", "")), at="name")
@@ -136,7 +153,9 @@ class Windlass:
             raise Invalid(f"{function.__qualname__} is a method: only a function can be a task", at="function")
         if called in self.tasks:
             raise Invalid(f"there is already a task {called!r}: give this one another name", at="name")
-        task: Task[Any, Any, Any] = Task(self, called, function, cast("Options", {**self._defaults, **options}))
+        task: Task[Any, Any, Any] = Task(
+            self, called, function, cast("Options", {**self._defaults, **options}), errors=errors
+        )
         self.tasks[called] = task
         return task
 
@@ -195,6 +214,13 @@ class Windlass:
             return task
 
         return cast("Scheduled", declare)
+
+    def relay(self, connection: Any) -> int:
+        """Queue the jobs of this tenant that wait in the outbox of a database; how many they were.
+
+        For databases that no worker or server reads by itself. The connection must not be in a transaction.
+        """
+        return outbox.relay(connection, self.tenant, self.ask)
 
     @property
     def queues(self) -> QueueHandles:
@@ -294,6 +320,7 @@ class Task(Generic[P, R, C]):
         *,
         plan: CallSignature | None = None,
         said: Options | None = None,
+        errors: ErrorRules = ANY_ERROR,
     ) -> None:
         self.app = app
         self.name = name
@@ -302,6 +329,8 @@ class Task(Generic[P, R, C]):
         self.said: Options = said or {}
         """Those of its options that came with `using`."""
         self.plan = plan or CallSignature(function)
+        self.errors = errors
+        """Which of its errors are worth another run."""
         self.job_template = template_of(checked_job(NewJob(task=name, **to_fields(options))))
         self.template = self.job_template.new
         """A job of it, without its arguments."""
@@ -338,6 +367,31 @@ class Task(Generic[P, R, C]):
         new = self.new_job(args, kwargs)
         answer, again = await self._aask(self._operation([new]))
         return self._handle(new, created=bool(answer.created), again=again)
+
+    def enqueue_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
+        """Queue a call with a transaction of your own database: if it commits, and not at all if it is rolled back.
+
+        `connection`: of a driver, of Django, or a connection or session of SQLAlchemy. The job waits in the table
+        `windlass_outbox` until a worker or server with the setting `outbox`, or `app.relay`, sends it to the queue.
+        """
+        new = self.new_job(args, kwargs)
+        outbox.execute(connection, outbox.put(self.app.tenant, new, self.app.settings.most_payload))
+        return self._handle(new, created=False, again=True)
+
+    async def aenqueue_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
+        """The same in asynchronous code, with an asynchronous connection or session."""
+        new = self.new_job(args, kwargs)
+        await outbox.aexecute(connection, outbox.put(self.app.tenant, new, self.app.settings.most_payload))
+        return self._handle(new, created=False, again=True)
+
+    def enqueue_on_commit(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
+        """Queue a call as soon as a transaction of Django, or a session of SQLAlchemy, has committed.
+
+        It needs no table, but a process that dies between the commit and the call loses the job.
+        """
+        new = self.new_job(args, kwargs)
+        outbox.after_commit(connection, lambda: self.app.link.ask(self._operation([new])))
+        return self._handle(new, created=False, again=True)
 
     async def _aask(self, operation: EnqueueMany) -> tuple[Enqueued, bool]:
         """The answer, and whether it was asked twice: a connection that rested may be stale."""
@@ -386,7 +440,13 @@ class Task(Generic[P, R, C]):
         """The same task with other options, for the jobs queued through what this returns."""
         chosen, said = {**self.options, **options}, {**self.said, **options}
         return Task(
-            self.app, self.name, self.function, cast("Options", chosen), plan=self.plan, said=cast("Options", said)
+            self.app,
+            self.name,
+            self.function,
+            cast("Options", chosen),
+            plan=self.plan,
+            said=cast("Options", said),
+            errors=self.errors,
         )
 
     def job(self, id: str) -> "Job[R]":

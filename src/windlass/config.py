@@ -34,7 +34,7 @@ DEFAULT_STORE = "windlass.db"
 
 HTTP = ("http", "https", "http+unix")
 
-PATHS = frozenset({"store", "data", "server.socket", "worker.telemetry", "functions.folder"})
+PATHS = frozenset({"store", "data", "outbox", "server.socket", "worker.telemetry", "functions.folder"})
 """Settings that are a place on disk: a relative one in the file starts at the file's folder."""
 
 Bytes = Annotated[int, Meta(ge=1, le=2**53)]
@@ -224,6 +224,8 @@ class Config(Struct, frozen=True, kw_only=True):
     data: str | None = None
     """The folder of a server's token and journal, and of jobs that outlive their workers; none =
     ~/.local/state/windlass."""
+    outbox: str | None = None
+    """A SQLite file of yours with a table windlass_outbox: workers and servers queue the jobs in it; none = no file."""
     worker: WorkerSection = WorkerSection()
     functions: FunctionsSection = FunctionsSection()
     engine: EngineSection = EngineSection()

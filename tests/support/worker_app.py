@@ -255,6 +255,31 @@ def complain(how: str) -> int:
     return current.job.attempt
 
 
+def pick(how: str) -> None:
+    note("picked", how)
+    raise ConnectionResetError if how == "net" else KeyError(how)
+
+
+@app.task(max_retry=1, retry={"base": 0}, retry_on=ConnectionError)
+def picky(how: str) -> None:
+    pick(how)
+
+
+@app.task(max_retry=1, retry={"base": 0}, never_on=(KeyError, TypeError))
+async def co_picky(how: str) -> None:
+    pick(how)
+
+
+@app.task(max_retry=1, retry={"base": 0}, retry_on=ConnectionError, isolate=True)
+def alone_picky(how: str) -> None:
+    pick(how)
+
+
+@app.task(max_retry=1, retry={"base": 0}, never_on=KeyError, isolate=True)
+async def alone_co_picky(how: str) -> None:
+    pick(how)
+
+
 def come_back(how: str) -> str:
     """A child that is not ended where it was made, and a parent that goes on."""
     if (child := os.fork()) == 0:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.patience import PATIENCE
 from windlass.call.arguments import CallSignature
+from windlass.call.signals import ANY_ERROR
 from windlass.model.outcome import Verdict
 from windlass.worker.contexts.execution import Execution
 from windlass.worker.contexts.frames import Assignment, ContextOutbox, ContextUpdate, FrameReader, RunOutcome
@@ -23,6 +24,7 @@ class Chore:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.plan = CallSignature(function)
+        self.errors = ANY_ERROR
 
 
 class Room:

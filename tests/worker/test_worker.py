@@ -222,6 +222,21 @@ def test_a_worker_tells_of_runs_that_went_wrong_and_of_no_others(harness: Worker
     assert worker.stop() == 0
 
 
+def test_a_task_says_which_of_its_errors_run_again_whatever_runs_it(harness: WorkerHarness) -> None:
+    harness.start("-c", "4", "--contexts", "1")
+    tasks = harness.tasks
+    for task in (tasks.picky, tasks.co_picky, tasks.alone_picky, tasks.alone_co_picky):
+        ended = {how: harness.ended(task.enqueue(how)) for how in ("net", "key")}
+        assert {how: (job.attempt, job.reason) for how, job in ended.items()} == {
+            "net": (2, "error"),
+            "key": (1, "failed"),
+        }
+        assert [error.type for error in ended["net"].errors] == ["ConnectionResetError"] * 2
+        shown = harness.run("jobs", "show", ended["net"].id, "--tenant", harness.tenant).stdout
+        assert [f"attempt {number}: ConnectionResetError" in shown for number in (1, 2)] == [True, True]
+    assert len(harness.notes("picked")) == 12
+
+
 @ON_A_FILE
 def test_a_worker_does_not_tell_of_thousands_of_failures_one_by_one(harness: WorkerHarness) -> None:
     worker = harness.start("-c", "32", "--contexts", "1")

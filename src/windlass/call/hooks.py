@@ -15,6 +15,7 @@ from msgspec import Struct
 from windlass.call.arguments import CallSignature
 from windlass.call.current import RunningJob, running
 from windlass.call.dependencies import Provider, Values, check_chain, driven, is_async, name_of
+from windlass.call.signals import ErrorRules
 from windlass.model.errors import Invalid
 
 
@@ -26,6 +27,9 @@ class TaskCode(Protocol):
 
     @property
     def plan(self) -> CallSignature: ...
+
+    @property
+    def errors(self) -> ErrorRules: ...
 
 
 class TaskOutcome(Struct, frozen=True):
@@ -45,6 +49,7 @@ class WrappedTask(Struct, frozen=True):
 
     function: Callable[..., Any]
     plan: CallSignature
+    errors: ErrorRules
 
 
 class HookFailed(Exception):
@@ -129,12 +134,12 @@ class Hooks:
             async def awaits(*args: Any, **kwargs: Any) -> Any:
                 return await self._run(task, values, args, kwargs)
 
-            return WrappedTask(awaits, task.plan)
+            return WrappedTask(awaits, task.plan, task.errors)
 
         def calls(*args: Any, **kwargs: Any) -> Any:
             return driven(self._run(task, values, args, kwargs))
 
-        return WrappedTask(calls, task.plan)
+        return WrappedTask(calls, task.plan, task.errors)
 
     def check(self, task: TaskCode) -> None:
         """Refuse a task whose dependencies cannot be provided."""

@@ -1,10 +1,14 @@
-"""What a task raises to say more than "it broke"."""
+"""What a task raises to say more than "it broke", and which of its other errors are worth another run."""
 
+import asyncio
 from datetime import timedelta
 
 from windlass.model.duration import seconds
 from windlass.model.errors import Invalid
 from windlass.model.names import check_name
+
+Errors = type[BaseException] | tuple[type[BaseException], ...]
+"""Classes of exceptions."""
 
 LEAST_CODE, MOST_CODE = 400, 599
 
@@ -54,6 +58,36 @@ class RateLimited(Signal):
 
 class Cancelled(BaseException):
     """Raised inside a synchronous task that must stop. Not an `Exception`: `except Exception` does not catch it."""
+
+
+class ErrorRules:
+    """Which errors of a task are worth another run: those of `retry_on` (null = any), but none of `never_on`."""
+
+    def __init__(self, retry_on: Errors | None = None, never_on: Errors = ()) -> None:
+        self._retry_on = None if retry_on is None else _classes(retry_on, at="retry_on")
+        self._never_on = _classes(never_on, at="never_on")
+
+    def is_final(self, fault: BaseException) -> bool:
+        """Whether the job must not run again after this. All errors of a group must be worth it."""
+        if isinstance(fault, self._never_on):
+            return True
+        if isinstance(fault, BaseExceptionGroup):
+            return any(map(self.is_final, fault.exceptions))
+        return self._retry_on is not None and not isinstance(fault, self._retry_on)
+
+
+def _classes(given: Errors, *, at: str) -> tuple[type[BaseException], ...]:
+    classes = given if isinstance(given, tuple) else (given,)
+    for one in classes:
+        if not (isinstance(one, type) and issubclass(one, BaseException)):
+            raise Invalid(f"{one!r} is no class of exceptions: give one, or a tuple of them", at=at)
+        if issubclass(one, (Signal, Cancelled, asyncio.CancelledError)):
+            raise Invalid(f"{one.__name__} says itself what becomes of the job: leave it out", at=at)
+    return classes
+
+
+ANY_ERROR = ErrorRules()
+"""Those of a task that has none of its own: any error is worth another run."""
 
 
 for _signal in (Retry, Fail, Snooze, RateLimited, Cancelled):

@@ -100,6 +100,10 @@ class WorkerFlags:
     ] = None
 
 
+Outbox = Annotated[
+    str | None, option("FILE", "Queue the jobs in the table windlass_outbox of this SQLite file.", group=CAPACITY)
+]
+
 NO_HANDLER_FLAGS, NO_FLAGS = HandlerFlags(), WorkerFlags()
 
 
@@ -110,6 +114,7 @@ def worker(
     ] = "",
     /,
     *,
+    outbox: Outbox = None,
     burst: Annotated[bool, flag("Exit when the queues are empty.", group=SHUTDOWN)] = False,
     handler_flags: HandlerFlags = NO_HANDLER_FLAGS,
     flags: WorkerFlags = NO_FLAGS,
@@ -129,7 +134,7 @@ def worker(
     TERM or Ctrl-C lets running jobs finish within the grace period and releases the rest; a second one releases all at
     once. QUIT stops at once. TSTP (Ctrl-Z) pauses claiming, CONT resumes it.
     """
-    settings = target.settings(worker_flags(flags, handler_flags))
+    settings = target.settings({**worker_flags(flags, handler_flags), "outbox": outbox})
     if not app and not settings.worker.handlers:
         raise Invalid("nothing to run: name an app, or leave out --no-handlers", at="app")
     lease = settings.engine.lease if settings.worker.lease is None else settings.worker.lease
@@ -138,15 +143,24 @@ def worker(
     _set_environment(target, settings)
     address = target.server or (target.store if app else settings.store)
     tenant = settings.tenant if target.tenant or not app else None
-    run = partial(_run, options, address, engine, tenant, verbose=verbose)
+    run = partial(_run, options, address, engine, tenant, settings.outbox, verbose=verbose)
     if settings.worker.processes == 1:
         return run()
     console.log(logging.DEBUG if verbose else logging.INFO)
     return run_siblings(settings.worker.processes, run, SystemClock())
 
 
-def _run(options: WorkerOptions, address: str | None, engine: Settings, tenant: str | None, *, verbose: bool) -> int:
-    return run_forever(work(options, address, engine, tenant=tenant), options.target, verbose=verbose)
+def _run(
+    options: WorkerOptions,
+    address: str | None,
+    engine: Settings,
+    tenant: str | None,
+    outbox: str | None,
+    *,
+    verbose: bool,
+) -> int:
+    program = work(options, address, engine, tenant=tenant, outbox=outbox)
+    return run_forever(program, options.target, verbose=verbose)
 
 
 def run_forever(program: Coroutine[Any, Any, None], app: str | None, *, verbose: bool) -> int:

@@ -61,6 +61,7 @@ class RecordingTask:
 
     def __init__(self, task: TaskCode) -> None:
         self.plan = task.plan
+        self.errors = task.errors
         self.raised: BaseException | None = None
         self._inner = task.function
         self.function: Callable[..., Any] = self._await if is_async(task) else self._call

@@ -23,7 +23,7 @@ def pay(order: int, /) -> str | None:
     return str(order)
 
 
-@app.task
+@app.task(max_retry=3, retry_on=(ConnectionError, TimeoutError), never_on=ValueError)
 async def fetch(url: str) -> list[bytes]:
     return [url.encode()]
 
@@ -31,6 +31,9 @@ async def fetch(url: str) -> list[bytes]:
 @app.task(isolate=True, tags=["x"], keep_result="once", keep_result_for="1h", retry=RetryPolicy(base=1.0))
 async def fetch_alone(url: str) -> bytes:
     return url.encode()
+
+
+app.task(retry_on="ConnectionError")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
 # Decorated functions keep their signature

@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from windlass.call.arguments import Arguments
 from windlass.call.current import RunningJob, running
 from windlass.call.hooks import HookFailed, TaskCode
-from windlass.call.signals import Cancelled, Fail, RateLimited, Retry, Snooze
+from windlass.call.signals import ANY_ERROR, Cancelled, ErrorRules, Fail, RateLimited, Retry, Snooze
 from windlass.model.errors import Invalid, TooLarge, WindlassError
 from windlass.model.job import Error
 from windlass.model.names import child_id, keyed_id
@@ -293,7 +293,7 @@ def execute(callee: TaskCode, assignment: Assignment, run: Execution) -> RunOutc
         outcome = success(callee, assignment.number, callee.function(*args, **kwargs), run)
         return run.with_files(outcome)
     except BaseException as fault:  # noqa: BLE001 - whatever a task raises is its outcome
-        return run.with_files(outcome_of(assignment.number, fault))
+        return run.with_files(outcome_of(assignment.number, fault, callee.errors))
     finally:
         run.end_offspring()
         running.reset(token)
@@ -306,7 +306,7 @@ async def aexecute(callee: TaskCode, assignment: Assignment, run: Execution) -> 
         args, kwargs = _arguments(callee, assignment)
         return run.with_files(success(callee, assignment.number, await callee.function(*args, **kwargs), run))
     except BaseException as fault:  # noqa: BLE001
-        return run.with_files(outcome_of(assignment.number, fault))
+        return run.with_files(outcome_of(assignment.number, fault, callee.errors))
     finally:
         run.end_offspring()
 
@@ -327,7 +327,7 @@ def success(callee: TaskCode, number: int, value: Any, run: Execution) -> RunOut
     return RunOutcome(number, Verdict.OK, result, jobs=run.spawned)
 
 
-def outcome_of(number: int, fault: BaseException) -> RunOutcome:
+def outcome_of(number: int, fault: BaseException, errors: ErrorRules = ANY_ERROR) -> RunOutcome:
     """The outcome of a run that an exception ended."""
     match fault:
         case Snooze():
@@ -340,7 +340,8 @@ def outcome_of(number: int, fault: BaseException) -> RunOutcome:
             return RunOutcome(number, Verdict.FAILED, code=fault.code, error=describe_error(fault))
         case asyncio.CancelledError() | Cancelled():
             return cancelled_outcome(number)
-    return RunOutcome(number, Verdict.ERROR, error=describe_error(fault))
+    verdict = Verdict.FAILED if errors.is_final(fault) else Verdict.ERROR
+    return RunOutcome(number, verdict, error=describe_error(fault))
 
 
 def unopened_outcome(fault: BaseException) -> RunOutcome:
