@@ -37,10 +37,14 @@ FLAGS = [
 
 WIDE, PHONE = (1280, 800), (390, 844)
 SHOWN = {
-    "overview": ("light-wide", "dark-wide", "light-phone"),
-    "jobs": ("light-wide", "dark-wide"),
-    "job": ("light-wide", "dark-wide", "light-phone"),
-    "failures": ("light-wide", "dark-wide"),
+    "overview": ("light-wide", "dark-wide"),
+    "jobs": ("light-wide",),
+    "job": ("dark-wide",),
+    "job-waiting": ("light-wide", "light-phone"),
+    "job-failed": ("light-wide",),
+    **dict.fromkeys(
+        ("failures", "queues", "workers", "schedules", "limits", "handlers", "audit", "tokens"), ("light-wide",)
+    ),
 }
 """Which pictures the documentation has."""
 
@@ -76,7 +80,9 @@ async def _write_past(store: str) -> None:
                 busy = seconds / 60 * (14 - 11 * math.cos((hour - 4) * math.pi / 12) + 3 * math.sin(hour * 7.7))
                 ends = (busy, busy / 60 if number % 3 else 0, busy / 25 if number % 2 else 0, 0)
                 sums = [before + round(max(0, new)) for before, new in zip(sums, ends, strict=True)]
-                note = msgspec.msgpack.encode(Note(number, {"default,default": [*sums, round(busy / 9), 3]}, {"-": 2 + (number % 97 < 60)}))
+                note = msgspec.msgpack.encode(
+                    Note(number, {"default,default": [*sums, round(busy / 9), 3]}, {"-": 2 + (number % 97 < 60)})
+                )
                 notes.append(opened.records.swap(KINDS[step], str(number % KEPT[step]), None, note))
         await asyncio.gather(*notes)
     finally:

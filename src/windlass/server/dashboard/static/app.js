@@ -1,7 +1,7 @@
 // @ts-check
 /** The frame of the pages: signing in, navigation, keyboard. */
 
-import { html, render, useEffect, useMemo, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
+import { html, render, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
 import { number, queue, send, word } from "./api.js";
 import { Dialogs, Toasts, connection, useAsked } from "./parts.js";
 import { Job } from "./job.js";
@@ -73,7 +73,7 @@ function Palette({ close, pages, stats, tenant, flip, leave }) {
   const [text, set] = useState("");
   const [at, setAt] = useState(0);
   const box = useRef(/** @type {any} */ (null));
-  useEffect(() => { box.current.showModal(); }, []);
+  useLayoutEffect(() => { box.current.showModal(); }, []); // at once: what is typed next is for it
   const go = (/** @type {string} */ to) => () => { location.hash = to; };
   const jobs = (/** @type {string} */ query) => go(`/jobs?q=${encodeURIComponent(query)}`);
   const entries = useMemo(() => {

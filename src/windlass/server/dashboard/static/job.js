@@ -59,11 +59,11 @@ function Why({ api, job, can }) {
   }
   if (!waits) return null;
   const estimate = asked.data, passed = (now - asked.at) / 1000;
-  const left = (/** @type {number} */ seconds) => span(Math.max(0, Math.round(seconds - Math.max(0, passed))));
+  const rest = (/** @type {number} */ seconds) => Math.round(seconds - Math.max(0, passed));
   const position = estimate?.position ? ` It is number ${number(estimate.position)} in line.` : "";
   const known = estimate && estimate.seconds !== null && estimate.seconds !== undefined && job.state !== "scheduled";
   return html`<div class="note-line warn why"><div><strong>Why it waits:</strong> ${estimate === undefined && job.state === "queued" ? "…" : reason(job, estimate)}.${position}</div>
-    ${known && html`<div class="count-down"><b class="figures">${left(estimate.seconds)}</b> <span>until it is expected to start${estimate.at_most && estimate.at_most !== estimate.seconds ? `, ${left(estimate.at_most)} at most` : ""}</span></div>`}
+    ${known && html`<div class="count-down">${rest(estimate.seconds) > 0 ? html`<b class="figures">${span(rest(estimate.seconds))}</b> <span>until it is expected to start</span>` : html`<span>It is expected to start any moment</span>`}${estimate.at_most && rest(estimate.at_most) > Math.max(0, rest(estimate.seconds)) ? `, ${span(rest(estimate.at_most))} at most` : ""}</div>`}
     <${Remedy} api=${api} job=${job} estimate=${estimate} can=${can} /></div>`;
 }
 

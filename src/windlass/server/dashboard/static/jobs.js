@@ -250,7 +250,7 @@ async function onAll(api, verb, query, about) {
   let ended = false, least = total;
   const watch = async () => {
     while (!ended) {
-      toast(`${number(total - least)} of ${number(total)} ${past} …`, { stays: true });
+      toast(`${name}: ${number(total - least)} of ${number(total)} …`, { stays: true });
       await new Promise((resolve) => setTimeout(resolve, 1000));
       if (!ended) least = Math.min(least, await api.get("/jobs/count", narrowed).then((/** @type {any} */ one) => one.count, () => least));
     }

@@ -1,7 +1,7 @@
 // @ts-check
 /** Pieces that several pages share. All text goes into text nodes. */
 
-import { html, useEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/htm-preact-3.1.1.js";
 import { Refused, clock, number, span } from "./api.js";
 
 /** @type {Set<() => void>} */
@@ -201,7 +201,7 @@ export function Dialogs() {
   useEffect(() => {
     ask = (wanted) => new Promise((resolve) => { setFault(""); set({ ...wanted, resolve }); });
   }, []);
-  useEffect(() => { if (asked && box.current && !box.current.open) box.current.showModal(); }, [asked]);
+  useLayoutEffect(() => { if (asked && box.current && !box.current.open) box.current.showModal(); }, [asked]);
   if (!asked) return null;
   const close = (/** @type {any} */ value) => { asked.resolve(value); set(null); setBusy(false); };
   const submit = async (/** @type {any} */ event) => {
