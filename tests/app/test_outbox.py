@@ -132,7 +132,8 @@ def test_a_job_that_is_relayed_twice_is_one_job(mail: Mail, shop: Path, monkeypa
 
 
 def test_a_job_keeps_its_options(mail: Mail, shop: Path) -> None:
-    def pack(order: int) -> None: ...
+    def pack(order: int) -> int:
+        return order
 
     packed = mail.app.task(name="pack", queue="store", tags=["vip"])(pack)
     with transaction_of("sqlite3", shop) as connection:

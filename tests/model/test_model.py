@@ -438,6 +438,7 @@ ODD_TERMS: dict[str, Any] = {
     "one_argument": True,
     "after": [SOME_ID],
     "after_failure": "run",
+    "with_results": "list",
 }
 
 

@@ -7,7 +7,7 @@ answer is compared with what this one answers. It is no store for use, and nothi
 import asyncio
 import itertools
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -58,6 +58,7 @@ from windlass.store.data import (
     SweepReply,
     Unchecked,
     shuffled,
+    turns_of_queues,
 )
 from windlass.store.encoding import end_topic
 from windlass.store.flow import (
@@ -81,6 +82,7 @@ from windlass.store.optional import (
     JournalTarget,
     LocalDisk,
     Preparation,
+    StepStore,
     audit_cursor,
 )
 from windlass.store.protocol import EventStore, FlowStore, JobStore, RecordStore, WorkerStore
@@ -285,7 +287,7 @@ class ModelJobs:
         free = self.settle()
         fit = [entry for entry in free if self._may_take(worker, entry.job)]
         if "queues" in request.turns:
-            fit = _next_turn(request, lambda job: job.queue, fit, taken)
+            fit = _of_next_queue(request, fit, taken)
         for queue in worker.queues:
             if there := [entry for entry in fit if entry.job.queue == queue]:
                 return self.bounds.first(self._whose_turn(request, queue, there, taken), free, request.warm)
@@ -507,7 +509,7 @@ class ModelJobs:
         found = [self._jobs[key].record(payload=payload) if key in self._jobs else None for key in keys]
         return Reading(self.clock.now(), found)
 
-    async def owners(self, ids: Sequence[str]) -> list[list[str]]:
+    async def tenants_with(self, ids: Sequence[str]) -> list[list[str]]:
         return [sorted(key.tenant for key in self._jobs if key.id == id) for id in ids]
 
     async def result(self, key: JobKey) -> StoredResult | None:
@@ -865,9 +867,22 @@ class ModelStore:
         self.prepare: Preparation | None = None
         self.audit: AuditStore | None = ModelAudit(clock)
         self.files: FileStore | None = None
+        self.steps: StepStore | None = None
 
     async def close(self) -> None:
         pass
+
+
+def _of_next_queue(request: ClaimRequest, fit: list[Entry], taken: Sequence[Entry]) -> list[Entry]:
+    """The jobs of the queue whose turn it is: each has as many turns in a round as it is named."""
+    waiting = deque(turns_of_queues(request.nonce, request.worker.queues))
+    for entry in taken:
+        while (queue := waiting.popleft()) != entry.job.queue:
+            pass  # it had no more jobs
+        waiting.append(queue)
+    there = {entry.job.queue for entry in fit}
+    chosen = next((queue for queue in waiting if queue in there), None)
+    return [entry for entry in fit if entry.job.queue == chosen]
 
 
 def _next_turn(

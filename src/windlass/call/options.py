@@ -12,7 +12,7 @@ import msgspec
 from windlass.call.arguments import CallSignature
 from windlass.model.duration import seconds
 from windlass.model.errors import Invalid
-from windlass.model.new_job import AfterFailure, KeepResult, NewJob, OnLost
+from windlass.model.new_job import AfterFailure, KeepResult, NewJob, OnLost, WithResults
 from windlass.model.output import OutputPolicy
 from windlass.model.retry import PRESETS, RetryPolicy
 from windlass.model.stdin import Stdin
@@ -75,6 +75,9 @@ class Options(TaskOptions, total=False):
     """One job or several, or their ids, that must have succeeded first."""
     after_failure: AfterFailure
     """If one of them does not: "skip" cancels this job, "fail" lets it fail, "run" queues it once all have ended."""
+    with_results: WithResults | None
+    """How it gets what those in `after` returned: "list" = all of it is its first argument, "one" = that of the only
+    job is, "current" = only `current.results` has it."""
     then: "Following"
     """A task that is queued when this job has succeeded; it gets the result as its one argument."""
     files: dict[str, bytes]
@@ -110,7 +113,7 @@ def to_fields(options: Options) -> dict[str, Any]:
         )
     for name in DURATIONS:
         if fields.get(name) is not None:
-            fields[name] = _seconds(fields[name], at=name)
+            fields[name] = duration_of(fields[name], at=name)
     if "after" in fields:
         after = fields["after"]
         parents = [after] if isinstance(after, str) or hasattr(after, "id") else after
@@ -140,7 +143,7 @@ def _following(task: Any) -> NewJob:
     return new
 
 
-def _seconds(given: Any, at: str) -> float:
+def duration_of(given: Any, at: str) -> float:
     if not isinstance(given, Duration):
         raise Invalid(f"{given!r} is not a duration: write 90, '90s', '10m', '2h 30m' or '7d'", at=at)
     return seconds(given, at=at)
@@ -155,7 +158,7 @@ def _output(given: dict[str, Any]) -> OutputPolicy:
 
 def _policy(given: dict[str, Any]) -> RetryPolicy:
     """A policy as a map: its durations may be written as people write them."""
-    durations = {name: _seconds(given[name], at=f"retry.{name}") for name in POLICY_DURATIONS if given.get(name)}
+    durations = {name: duration_of(given[name], at=f"retry.{name}") for name in POLICY_DURATIONS if given.get(name)}
     try:
         return msgspec.convert({**given, **durations}, RetryPolicy)
     except msgspec.ValidationError as fault:

@@ -55,7 +55,20 @@ class WorkerFlags:
 
     queues: Annotated[
         str | None,
-        option("NAMES", "The queues to take from, most important first: a,b,c.", "--queues", "-q", group=CAPACITY),
+        option(
+            "NAMES",
+            "The queues to take from, in turn: a,b, or a=3,b for three turns of a.",
+            "--queues",
+            "-q",
+            group=CAPACITY,
+        ),
+    ] = None
+    strict: Annotated[
+        bool | None, flag("Take from a queue only when those named before it have no jobs.", group=CAPACITY)
+    ] = None
+    offers: Annotated[
+        str | None,
+        option("LABELS", "What this worker has for tasks that need it: gpu,big.", group=CAPACITY),
     ] = None
     slots: Annotated[int | None, option("N", "Jobs to run at once (32).", *SLOTS, group=CAPACITY)] = None
     contexts: Annotated[int | None, option("N", "Processes that share the slots (one per CPU).", group=CAPACITY)] = None
@@ -125,7 +138,10 @@ def worker(
 
     For example:
       windlass worker shop:app                 all queues of the app's tasks, in turn
-      windlass worker shop:app -q mail,slow    these queues, mail first
+      windlass worker shop:app -q mail=3,slow  three jobs of mail to one of slow
+      windlass worker shop:app -q mail,slow --strict
+                                               slow only when mail has no jobs
+      windlass worker shop:app --offers gpu    also tasks that need a gpu
       windlass worker shop:app -c 100 --burst  a hundred jobs at once, until the queues are empty
       windlass worker shop:app --max-jobs 1    one job, then exit
       windlass worker shop:app --processes 4   four workers under one parent
@@ -198,4 +214,9 @@ def worker_options(settings: config.Config, **more: Any) -> WorkerOptions:
     chosen: dict[str, str] = {lang: bounds.pop(lang) for lang in ("python", "node", "php", "sh") if lang in bounds}
     tier, network, reach = given.pop("sandbox"), given.pop("network"), tuple(given.pop("reach"))
     functions = FunctionOptions(tier=tier, network=network, interpreters=chosen, **bounds)
+    named = [one.partition("=")[::2] for one in given.pop("queues")]
+    weights = {name: int(weight) for name, weight in named if weight}
+    if weights and given["strict"]:
+        raise Invalid("with --strict queues take no turns: leave the numbers out", at="queues")
+    given |= {"queues": [name for name, _ in named], "weights": weights}
     return WorkerOptions(functions=functions if given.pop("handlers") else None, reach=reach, **{**given, **more})

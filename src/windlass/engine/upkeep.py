@@ -8,6 +8,7 @@ step.
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 
@@ -22,6 +23,7 @@ from windlass.engine.estimate.learn import learn_run_times, measure_accuracy
 from windlass.engine.flow.apply import regroup_jobs, update_tier_caps
 from windlass.engine.flow.tiers import rebalance_all
 from windlass.engine.history import NOTE_EVERY, Historian
+from windlass.engine.reports import read_on_lost
 from windlass.engine.schedules import LOOK_EVERY, Scheduler
 from windlass.model import lifecycle
 from windlass.model.errors import PartAway, WindlassError
@@ -155,10 +157,10 @@ def guarded_reclaim(lease: float, *, trust_first: bool) -> Duty:
 async def _reclaim(engine: Engine, reading: OverdueJobs) -> int:
     if not reading.records:
         return 0
-    config = await engine.context.flow_config.refreshed()
+    on_lost = await read_on_lost(engine.context)
 
     def lost(record: Record, now: datetime) -> Move:
-        return lifecycle.lose(record.job, now, config.on_lost(record.job))
+        return lifecycle.lose(record.job, now, on_lost(record.job))
 
     return await engine.context.move_records(reading.records, reading.now, lost)
 
@@ -218,8 +220,11 @@ async def _is_resolved(engine: Engine, parent: CompletedParent) -> bool:
 async def _resolve(engine: Engine, parents: Sequence[CompletedParent]) -> None:
     """Do what is due after these parents, and remove them from the index of completed parents."""
     await new_jobs.add(engine.context, then_jobs(parents))
-    children = [JobKey(child, one.tenant) for one in parents for child in one.children]
-    undecided = await unblock(engine.context, children)
+    ended: defaultdict[JobKey, set[str]] = defaultdict(set)
+    for one in parents:
+        for child in one.children:
+            ended[JobKey(child, one.tenant)].add(one.id)
+    undecided = await unblock(engine.context, [*ended], ended)
     done = [
         replace(one, children=[child for child in one.children if JobKey(child, one.tenant) not in undecided])
         for one in parents

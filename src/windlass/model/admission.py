@@ -48,7 +48,7 @@ def check_new(new: NewJob, most_payload: int, at: str) -> NewJob:
         if sound.id is not None:
             check_id(sound.id)
             check_mark(sound.id, sound.queue)
-        if sound.after:
+        if sound.after or sound.with_results is not None:
             _check_after(sound)
         if sound.then is not None:
             sound = replace(sound, then=_checked_then(sound.then, most_payload))
@@ -85,7 +85,9 @@ def _check_own_id(id: str, queue: str, at: str) -> None:
 
 
 def _check_after(new: NewJob) -> None:
-    if new.delay is not None or new.run_at is not None:
+    if new.with_results == "one" and len(new.after) != 1:
+        raise Invalid(f"`one` is the result of one job, not of {len(new.after)}: use `list`", at="with_results")
+    if new.after and (new.delay is not None or new.run_at is not None):
         raise Invalid("a job waits for other jobs or for a time, not for both", at="after")
     for place, id in enumerate(new.after):
         check_id(id, at=f"after[{place}]")

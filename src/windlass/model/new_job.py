@@ -30,7 +30,10 @@ LEAST_OWNER_TIMEOUT = 1.0
 AfterFailure = Literal["skip", "fail", "run"]
 """What becomes of a job if one of those that it waits for does not succeed."""
 
-MOST_PARENTS = 100
+WithResults = Literal["one", "list", "current"]
+"""How a job gets the results of those that it waits for."""
+
+MOST_PARENTS = 1000
 NOTHING = Raw(b"\xc0")
 """MessagePack nil: the payload of a job that was given none."""
 
@@ -106,6 +109,10 @@ class Terms(JobOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     after_failure: AfterFailure = "skip"
     """If one of these does not succeed: `skip` cancels the job, `fail` lets it fail, both with the reason `dependency`;
     with `run` any end will do, and it is queued once all of them have ended or are gone."""
+    with_results: WithResults | None = None
+    """Whether a claim hands it the results of the jobs in `after`, in their order, null for one without: as its first
+    argument, before those in its payload (`one`: the result of the only job, `list`: the list of all), or aside
+    (`current`). They must still be kept then."""
 
 
 OWN_ID = (

@@ -354,7 +354,7 @@ def read(tx: Transaction, wanted: Sequence[JobKey], *, payload: bool) -> Reading
     return Reading(now=from_micros(tx.now), records=records_by_key(tx, wanted, payload=payload))
 
 
-def owners(tx: Transaction, texts: Sequence[str]) -> list[list[str]]:
+def tenants_with(tx: Transaction, texts: Sequence[str]) -> list[list[str]]:
     """For each id the tenants that have a job with it: keys begin with the id."""
     found = []
     for text in texts:
