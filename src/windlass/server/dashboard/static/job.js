@@ -261,7 +261,6 @@ function Facts({ job }) {
     ["Tags", (job.tags ?? []).map((/** @type {string} */ tag) => html`<${JobsLink} q=${word("tag", tag)}><span class="tag">${tag}</span><//> `)],
     ["Notes", Object.entries(job.annotations ?? {}).map(([name, value]) => html`<div>${name}: ${pretty(value)}</div>`)],
     ["Headers", Object.entries(job.headers ?? {}).filter(([name]) => name !== "schedule").map(([name, value]) => html`<div><span class="dim">${name}</span> ${pretty(value)}</div>`)],
-    ["Needs", (job.needs ?? []).map((/** @type {string} */ one) => html`<span class="tag">${one}</span> `)],
     ["Handler", job.handler_version ? `version ${job.handler_version}` : ""],
     ["Sandbox", job.sandbox ?? ""],
     ["Made", exact(job.created_at)],

@@ -279,7 +279,7 @@ export function Handlers({ tenant, can }) {
   const shown = open && (list.data ?? []).find((/** @type {any} */ one) => key(one) === open);
   return html`<div class="head"><h1>Handlers</h1><span class="dim">code that is kept in the queue</span><span class="grow"></span>${can("admin") && tenant !== "-" && html`<${Action} kind="main" run=${upload(undefined)}>Upload<//>`}</div><${Fault} fault=${list.fault} />
     <div class="stack"><section class="panel"><${Table} label="Handlers" rows=${list.data} of=${key} empty=${html`<${Empty} text="No code is kept in this queue." command="windlass handlers set TASK FILE" />`} columns=${[
-      { name: "Task", show: (/** @type {any} */ one) => html`<button class="plain link" aria-expanded=${open === key(one)} onClick=${() => set(open === key(one) ? null : key(one))}>${one.task}</button>${tenant === "-" && html` <span class="tag">${one.tenant}</span>`}` },
+      { name: "Task", show: (/** @type {any} */ one) => html`<button class="plain link" aria-expanded=${open === key(one)} onClick=${() => set(open === key(one) ? null : key(one))}>${one.task}</button>${tenant === "-" && html` <span class="tag">${one.tenant}</span>`}${one.needs?.length ? html`<div class="sub">needs ${one.needs.join(", ")}</div>` : ""}` },
       { name: "Language", tight: true, show: (/** @type {any} */ one) => one.lang },
       { name: "Version", num: true, tight: true, show: (/** @type {any} */ one) => one.version },
       { name: "Since", tight: true, wide: true, show: (/** @type {any} */ one) => html`<${Time} at=${one.created_at} />` },
