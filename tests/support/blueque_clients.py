@@ -54,7 +54,7 @@ class Client:
     def submit_taken(self, node: str, status: str) -> str:
         """A task that another listener has taken, and perhaps run, in the moment in which it was sent."""
         id, now = str(uuid.uuid4()), str(time.time())
-        fields = {"status": status, "queue": self.queue, "parameters": "x", "node": node, "created": now, "updated": now}
+        fields = {"status": status, "queue": self.queue, "parameters": "x", "created": now, "updated": now}
         with self.redis.pipeline() as steps:
             steps.hset(f"blueque_task_{id}", mapping=fields)
             steps.zincrby("blueque_queues", 0, self.queue)
