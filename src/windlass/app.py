@@ -30,7 +30,7 @@ from windlass.model.errors import Invalid, Unavailable
 from windlass.model.events import Event
 from windlass.model.failure import FailureGroup
 from windlass.model.match import Match
-from windlass.model.names import check_name, keyed_id, text_id, texts_like, without_password
+from windlass.model.names import check_name, text_id, texts_like, without_password
 from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     MOST_AT_ONCE,
@@ -351,7 +351,7 @@ class Task(Generic[P, R, C]):
     def _enqueue(self, fresh: str, payload: bytes, *, again: bool = False) -> "Job[R]":
         new = self._new(payload, fresh)
         answer = self.app.link.ask(self._operation([new]))
-        return self._handle(new, created=bool(answer.created), again=again)
+        return self._handle(new, answer.ids[0], created=bool(answer.created), again=again)
 
     delay = enqueue
 
@@ -359,7 +359,7 @@ class Task(Generic[P, R, C]):
         """The same in asynchronous code. Calls made at once share a round trip."""
         new = self.new_job(args, kwargs)
         answer, again = await self._aask(self._operation([new]))
-        return self._handle(new, created=bool(answer.created), again=again)
+        return self._handle(new, answer.ids[0], created=bool(answer.created), again=again)
 
     async def _aask(self, operation: EnqueueMany) -> tuple[Enqueued, bool]:
         """The answer, and whether it was asked twice: a connection that rested may be stale."""
@@ -435,18 +435,18 @@ class Task(Generic[P, R, C]):
         id = template.id if template.id is not None or template.key is not None else fresh
         return msgspec.structs.replace(template, id=id, payload=Raw(payload))
 
-    def _handle(self, new: NewJob, *, created: bool, again: bool = False) -> "Job[R]":
-        """`again`: it was sent a second time, so it may have been made by the first."""
+    def _handle(self, new: NewJob, id: str, *, created: bool, again: bool = False) -> "Job[R]":
+        """`id`: of the job that there is. `again`: it was sent a second time, so it may have been made by the first."""
         if self.template.id is None and self.template.key is None:
-            return Job(new.id or "", self.app, self.plan, created=True)
-        id = new.id or keyed_id(self.app.tenant, new.queue, new.key or "")
+            return Job(id, self.app, self.plan, created=id == new.id)  # no other call has sent this id
         return Job(id, self.app, self.plan, created=created or (None if again else False))
 
     def _handles(self, news: list[NewJob], answers: list[Enqueued], *, again: bool = False) -> "list[Job[R]]":
         there = {id for answer in answers for id in answer.existing}
+        ids = [id for answer in answers for id in answer.ids]
         handles = []
-        for new in news:
-            handle = self._handle(new, created=True)
+        for new, id in zip(news, ids, strict=True):
+            handle = self._handle(new, id, created=True)
             if handle.id in there:
                 handle.created = None if again else False
             elif self.template.id is not None or self.template.key is not None:

@@ -12,7 +12,7 @@ import msgspec
 from windlass.call.arguments import CallSignature
 from windlass.model.duration import seconds
 from windlass.model.errors import Invalid
-from windlass.model.new_job import AfterFailure, KeepResult, NewJob, OnLost
+from windlass.model.new_job import AfterFailure, KeepResult, NewJob, OnDuplicate, OnLost
 from windlass.model.output import OutputPolicy
 from windlass.model.retry import PRESETS, RetryPolicy
 from windlass.model.stdin import Stdin
@@ -27,6 +27,12 @@ class TaskOptions(TypedDict, total=False):
 
     queue: str
     """The named line it waits in."""
+    unique: Literal["pending", "queued"] | Duration | None
+    """For how long there is one such job: while it waits or runs, while it waits, or for a time after it was queued."""
+    unique_key: str | None
+    """What makes a job of the task the same one; None = its arguments."""
+    on_duplicate: OnDuplicate
+    """What becomes of a second one: it is the first ("join"), renews it ("replace"), or is refused ("reject")."""
     priority: int
     """Lower goes first."""
     tags: list[str]
@@ -111,19 +117,16 @@ def to_fields(options: Options) -> dict[str, Any]:
     for name in DURATIONS:
         if fields.get(name) is not None:
             fields[name] = _seconds(fields[name], at=name)
+    if fields.get("unique") not in (None, "pending", "queued"):
+        fields["unique"] = _seconds(fields["unique"], at="unique")
     if "after" in fields:
         after = fields["after"]
         parents = [after] if isinstance(after, str) or hasattr(after, "id") else after
         fields["after"] = [one if isinstance(one, str) else one.id for one in parents]
     if "then" in fields:
         fields["then"] = _following(fields["then"])
-    match fields.get("retry"):
-        case str() as preset if preset not in PRESETS:
-            raise Invalid(f"{preset!r} is no policy: {', '.join(PRESETS)}, or a Retry of your own", at="retry")
-        case str() as preset:
-            fields["retry"] = PRESETS[preset]
-        case dict() as policy:
-            fields["retry"] = _policy(policy)
+    if "retry" in fields:
+        fields["retry"] = _retry(fields["retry"])
     if isinstance(fields.get("output"), dict):
         fields["output"] = _output(fields["output"])
     return fields
@@ -151,6 +154,17 @@ def _output(given: dict[str, Any]) -> OutputPolicy:
         return msgspec.convert(given, OutputPolicy)
     except msgspec.ValidationError as fault:
         raise invalid(fault, at="output", kind=OutputPolicy) from None
+
+
+def _retry(given: Any) -> Any:
+    match given:
+        case str() as preset if preset not in PRESETS:
+            raise Invalid(f"{preset!r} is no policy: {', '.join(PRESETS)}, or a Retry of your own", at="retry")
+        case str() as preset:
+            return PRESETS[preset]
+        case dict() as policy:
+            return _policy(policy)
+    return given
 
 
 def _policy(given: dict[str, Any]) -> RetryPolicy:

@@ -10,7 +10,8 @@ from windlass.model.names import queue_mark
 from windlass.model.new_job import NewJob
 
 _particulars = attrgetter(
-    "id", "key", "tier", "yielding", "delay", "run_at", "expires", "owner_timeout", "after", "files", "hashes", "then"
+    *("id", "key", "unique", "tier", "yielding", "delay", "run_at"),
+    *("expires", "owner_timeout", "after", "files", "hashes", "then"),
 )
 _no_particulars = _particulars(NewJob(task="x"))
 
