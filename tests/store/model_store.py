@@ -5,7 +5,7 @@ answer is compared with what this one answers. It is no store for use, and nothi
 """
 
 import asyncio
-import copy
+import dataclasses
 import itertools
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections import Counter
@@ -229,7 +229,8 @@ class ModelJobs:
         now = self.clock.now()
         if any(draft.group_epoch != self.bounds.rules.group_epoch for draft in drafts):
             raise StaleRules
-        before = copy.copy(self._jobs), copy.deepcopy(self._sequels), self._identities.copy()
+        sequels = {key: dataclasses.replace(one, children={*one.children}) for key, one in self._sequels.items()}
+        before = self._jobs.copy(), sequels, self._identities.copy()
         try:
             new = [self._settle(draft, now) for draft in drafts]
         except Conflict:  # of a whole partition; no walk sends a batch to several with a job that may be rejected
