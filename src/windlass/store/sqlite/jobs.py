@@ -383,7 +383,7 @@ def drop_jobs(tx: Transaction, seqs: Sequence[int]) -> None:
 
 # --- Unique jobs --------------------------------------------------------------------------------------
 
-_HOLDERS = "SELECT identity, id, state, created_at, seq, lane FROM job WHERE identity IN carray(?)"
+_LAST_JOBS = "SELECT identity, id, state, created_at, seq, lane FROM job WHERE identity IN carray(?)"
 _FORGET_IDENTITIES = "UPDATE job SET identity = NULL WHERE identity IN carray(?)"
 _SET_IDENTITIES = """
     WITH given (id, identity) AS (VALUES {rows})
@@ -391,8 +391,8 @@ _SET_IDENTITIES = """
 """
 
 
-class Holder(NamedTuple):
-    """The last job that was added under an identity, in the order of `_HOLDERS`."""
+class LastJob(NamedTuple):
+    """The last job that was added under an identity, in the order of `_LAST_JOBS`."""
 
     key: bytes
     state: int
@@ -405,28 +405,28 @@ class Holder(NamedTuple):
 def _add_unique(tx: Transaction, drafts: Sequence[Draft], named: Sequence[bytes], seen: set[bytes]) -> list[Added]:
     """Add jobs of which some are unique: all is decided before anything is written, so a refusal keeps none."""
     wanted = blob_array(list({draft.identity for draft in drafts}))
-    holders = {identity: Holder(*rest) for identity, *rest in tx.rows(_HOLDERS, wanted)}
+    last = {identity: LastJob(*rest) for identity, *rest in tx.rows(_LAST_JOBS, wanted)}
     answers: list[Added] = []
     fresh: dict[bytes, Draft] = {}
-    replaced: list[Holder] = []
+    replaced: list[LastJob] = []
     identities: dict[bytes, bytes] = {}
     for key, draft in zip(named, drafts, strict=True):
         if key in seen:
             answers.append(False)
             continue
-        holder = holders.get(draft.identity)
-        own, answer = (key, True) if holder is None else _settle(tx, draft, key, holder)
+        other = last.get(draft.identity)
+        own, answer = (key, True) if other is None else _settle(tx, draft, key, other)
         answers.append(answer)
         if isinstance(answer, Duplicate) and not answer.replaced:
             continue
-        if holder is not None and own == holder.key:
+        if other is not None and own == other.key:
             fresh.pop(own, None)
-            replaced += [holder] if holder.seq else []
+            replaced += [other] if other.seq else []
         seen.add(own)
         fresh[own] = draft
         if draft.identity:
             identities[draft.identity] = own
-            holders[draft.identity] = Holder(own, QUEUED, tx.now)
+            last[draft.identity] = LastJob(own, QUEUED, tx.now)
     if not fresh:
         return answers
     keys = _drop_replaced(tx, replaced)
@@ -439,18 +439,18 @@ def _add_unique(tx: Transaction, drafts: Sequence[Draft], named: Sequence[bytes]
     return answers
 
 
-def _settle(tx: Transaction, draft: Draft, key: bytes, holder: Holder) -> tuple[bytes, Added]:
+def _settle(tx: Transaction, draft: Draft, key: bytes, other: LastJob) -> tuple[bytes, Added]:
     """The key under which a job is to be added, its own or that of the other one, and the answer."""
-    state, age = STATES[holder.state], timedelta(microseconds=tx.now - holder.created_at)
+    state, age = STATES[other.state], timedelta(microseconds=tx.now - other.created_at)
     found = settle(draft.new, state, age, follows=draft.follows)
     if found == "add":
         return key, True
     if found == "reject":
-        raise duplicate_refused(draft.new, text_id(holder.key), state)
-    return holder.key, Duplicate(text_id(holder.key), replaced=found == "replace")
+        raise duplicate_refused(draft.new, text_id(other.key), state)
+    return other.key, Duplicate(text_id(other.key), replaced=found == "replace")
 
 
-def _drop_replaced(tx: Transaction, jobs: Sequence[Holder]) -> list[bytes]:
+def _drop_replaced(tx: Transaction, jobs: Sequence[LastJob]) -> list[bytes]:
     if not jobs:
         return []
     for job in jobs:

@@ -162,7 +162,7 @@ local function keeps_off(job, time)
 end
 
 -- The last job of an identity, if it keeps a new one off; nil if there is none.
-local function holder_of(identity, time)
+local function other_of(identity, time)
   local id = redis.call('HGET', K .. ':unique', identity)
   local job = id and load(id)
   return job and keeps_off(job, time) and { id = id, state = job[STATE], job = job } or nil
@@ -179,23 +179,23 @@ local function settle(packed)
     local i, identity, second, time, id = #found.ids + 1, nil, nil, nil, nil
     identity, second, time, id, at = struct.unpack('>c16Bi8Bc0', packed, at)
     found.plain[i] = identity == NO_IDENTITY
-    local holder = not found.plain[i] and (new[identity] or holder_of(identity, time))
-    local is_waiting = holder and holder.state < RUNNING
+    local other = not found.plain[i] and (new[identity] or other_of(identity, time))
+    local is_waiting = other and other.state < RUNNING
     if found.plain[i] then
       own[id], found.ids[i], found.answers[i] = true, id, false
     elseif own[id] or redis.call('EXISTS', K .. 'j' .. id) == 1 then
       found.ids[i], found.answers[i] = false, 0
-    elseif not holder then
+    elseif not other then
       own[id], new[identity] = true, { id = id, state = QUEUED, number = i }
       found.ids[i], found.answers[i], found.last[identity] = id, 1, id
     elseif second == JOIN or second == REPLACE_OR_JOIN and not is_waiting then
-      found.ids[i], found.answers[i] = false, id_of(holder.id)
+      found.ids[i], found.answers[i] = false, id_of(other.id)
     elseif second ~= REJECT and is_waiting then
-      if holder.job then push(found.replaced, holder.job) else found.ids[holder.number] = false end
-      new[identity] = { id = holder.id, state = QUEUED, number = i }
-      found.ids[i], found.answers[i], found.last[identity] = holder.id, '+' .. id_of(holder.id), holder.id
+      if other.job then push(found.replaced, other.job) else found.ids[other.number] = false end
+      new[identity] = { id = other.id, state = QUEUED, number = i }
+      found.ids[i], found.answers[i], found.last[identity] = other.id, '+' .. id_of(other.id), other.id
     else
-      return struct.pack('>IB', i, holder.state) .. id_of(holder.id)
+      return struct.pack('>IB', i, other.state) .. id_of(other.id)
     end
   end
   return found
