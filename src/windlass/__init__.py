@@ -8,7 +8,8 @@ if TYPE_CHECKING:
     from windlass.call.current import RunningJob, current
     from windlass.call.dependencies import Depends
     from windlass.call.hooks import TaskOutcome
-    from windlass.call.signals import Cancelled, Fail, RateLimited, Retry, Snooze
+    from windlass.call.signals import Cancelled, Fail, RateLimited, Retry, Snooze, SoftTimeout
+    from windlass.call.steps import step
     from windlass.job_handle import Job, JobFailed
     from windlass.model.errors import (
         Busy,
@@ -30,10 +31,15 @@ if TYPE_CHECKING:
     from windlass.model.names import job_id
     from windlass.model.output import OutputPolicy
     from windlass.model.retry import RetryPolicy
+    from windlass.outbox import OUTBOX_TABLE
+    from windlass.workflow import Batch, BatchProgress, chain, group
 
     __version__: str
 
 __all__ = [
+    "OUTBOX_TABLE",
+    "Batch",
+    "BatchProgress",
     "Busy",
     "Cancelled",
     "Conflict",
@@ -56,6 +62,7 @@ __all__ = [
     "RetryPolicy",
     "RunningJob",
     "Snooze",
+    "SoftTimeout",
     "Task",
     "TaskOutcome",
     "TooLarge",
@@ -64,12 +71,17 @@ __all__ = [
     "Windlass",
     "WindlassError",
     "__version__",
+    "chain",
     "current",
+    "group",
     "job_id",
+    "step",
 ]
 
 # Imported when first used: the command line and a worker's processes need only parts of this.
 _PLACES = {
+    "Batch": "windlass.workflow",
+    "BatchProgress": "windlass.workflow",
     "Busy": "windlass.model.errors",
     "Cancelled": "windlass.call.signals",
     "Conflict": "windlass.model.errors",
@@ -88,10 +100,12 @@ _PLACES = {
     "NotReplicated": "windlass.model.errors",
     "RateLimited": "windlass.call.signals",
     "Retry": "windlass.call.signals",
+    "OUTBOX_TABLE": "windlass.outbox",
     "OutputPolicy": "windlass.model.output",
     "RetryPolicy": "windlass.model.retry",
     "RunningJob": "windlass.call.current",
     "Snooze": "windlass.call.signals",
+    "SoftTimeout": "windlass.call.signals",
     "Task": "windlass.app",
     "TaskOutcome": "windlass.call.hooks",
     "TooLarge": "windlass.model.errors",
@@ -99,8 +113,11 @@ _PLACES = {
     "Unavailable": "windlass.model.errors",
     "Windlass": "windlass.app",
     "WindlassError": "windlass.model.errors",
+    "chain": "windlass.workflow",
     "current": "windlass.call.current",
+    "group": "windlass.workflow",
     "job_id": "windlass.model.names",
+    "step": "windlass.call.steps",
 }
 
 

@@ -7,7 +7,7 @@ how an operation reaches the queue, `call` what a payload says.
 import functools
 import inspect
 from bisect import bisect_right
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
@@ -16,11 +16,11 @@ import msgspec
 from msgspec import Raw
 from msgspec.structs import replace
 
-from windlass import config
+from windlass import config, outbox
 from windlass.addresses import file_of
 from windlass.call.arguments import CallSignature
 from windlass.call.hooks import Around, Hooks
-from windlass.call.options import Duration, Options, TaskOptions, to_fields
+from windlass.call.options import Duration, Options, TaskOptions, duration_of, to_fields
 from windlass.call.signals import ANY_ERROR, ErrorRules, Errors
 from windlass.connection import AppConnection, Transport
 from windlass.engine import Settings
@@ -30,7 +30,7 @@ from windlass.model.errors import Invalid, Unavailable
 from windlass.model.events import Event
 from windlass.model.failure import FailureGroup
 from windlass.model.match import Match
-from windlass.model.names import check_name, text_id, texts_like, without_password
+from windlass.model.names import check_name, keyed_id, text_id, texts_like, without_password
 from windlass.model.new_job import NewJob
 from windlass.model.operations import (
     MOST_AT_ONCE,
@@ -42,8 +42,10 @@ from windlass.model.operations import (
 from windlass.model.schedule import NewSchedule
 from windlass.model.template import template_of
 from windlass.model.wire import checked_job
+from windlass.model.worker import MOST_SLOTS
 from windlass.schedules import Scheduled, ScheduleHandles, ScheduleOptions, schedule_of
 from windlass.system import SystemRandomness
+from windlass.workflow import Signature, check_fits
 
 if TYPE_CHECKING:
     from windlass.testing import Testing
@@ -121,6 +123,9 @@ class Windlass:
         name: str | None = None,
         retry_on: Errors | None = None,
         never_on: Errors = (),
+        slots: int = 1,
+        needs: Sequence[str] = (),
+        soft_timeout: Duration | None = None,
         **options: Unpack[TaskOptions],
     ) -> "Decorator": ...
 
@@ -132,20 +137,30 @@ class Windlass:
         name: str | None = None,
         retry_on: Errors | None = None,
         never_on: Errors = (),
+        slots: int = 1,
+        needs: Sequence[str] = (),
+        soft_timeout: Duration | None = None,
         **options: Any,
     ) -> Any:
         """Make a function a task of this queue. A plain call of it just runs it; `enqueue` sends it.
 
         Its name in the queue is the function's own, unless another is given. `retry_on`: classes of exceptions after
         which its jobs run again (None = any), as far as `max_retry` allows; `never_on`: those after which they do not.
+        `slots`: how many of its worker's slots one job of it takes. `needs`: labels that a worker must offer to run
+        it, like `["gpu"]`. `soft_timeout`: how long it may run before `SoftTimeout` is raised in it.
         """
-        errors = ErrorRules(retry_on, never_on)
+        rules: dict[str, Any] = {
+            "errors": ErrorRules(retry_on, never_on),
+            "slots": _checked_slots(slots),
+            "needs": _labels(needs),
+            "soft_timeout": None if soft_timeout is None else duration_of(soft_timeout, at="soft_timeout"),
+        }
         if function is None:
-            return functools.partial(self._enter, name=name, errors=errors, options=options)
-        return self._enter(function, name=None, errors=errors, options={})
+            return functools.partial(self._enter, name=name, options=options, **rules)
+        return self._enter(function, name=None, options={}, **rules)
 
     def _enter(
-        self, function: Callable[..., Any], *, name: str | None, errors: ErrorRules, options: dict[str, Any]
+        self, function: Callable[..., Any], *, name: str | None, options: dict[str, Any], **rules: Any
     ) -> "Task[Any, Any, Any]":
         _check_callable(function, name)
         called = check_name(name or str(getattr(function, "__name__", "")), at="name")
@@ -154,7 +169,7 @@ class Windlass:
         if called in self.tasks:
             raise Invalid(f"there is already a task {called!r}: give this one another name", at="name")
         task: Task[Any, Any, Any] = Task(
-            self, called, function, cast("Options", {**self._defaults, **options}), errors=errors
+            self, called, function, cast("Options", {**self._defaults, **options}), **rules
         )
         self.tasks[called] = task
         return task
@@ -214,6 +229,13 @@ class Windlass:
             return task
 
         return cast("Scheduled", declare)
+
+    def relay(self, connection: Any) -> int:
+        """Queue the jobs of this tenant that wait in the outbox of a database; how many they were.
+
+        For databases that no worker or server reads by itself. The connection must not be in a transaction.
+        """
+        return outbox.relay(connection, self.tenant, self.ask)
 
     @property
     def queues(self) -> QueueHandles:
@@ -314,6 +336,9 @@ class Task(Generic[P, R, C]):
         plan: CallSignature | None = None,
         said: Options | None = None,
         errors: ErrorRules = ANY_ERROR,
+        slots: int = 1,
+        needs: Sequence[str] = (),
+        soft_timeout: float | None = None,
     ) -> None:
         self.app = app
         self.name = name
@@ -324,10 +349,21 @@ class Task(Generic[P, R, C]):
         self.plan = plan or CallSignature(function)
         self.errors = errors
         """Which of its errors are worth another run."""
+        self.slots = slots
+        """How many of its worker's slots one job takes."""
+        self.needs = needs
+        """What a worker must offer to run it."""
+        self.soft_timeout = soft_timeout
+        """Seconds after which `SoftTimeout` is raised in it; None = never."""
         self.job_template = template_of(checked_job(NewJob(task=name, **to_fields(options))))
         self.template = self.job_template.new
         """A job of it, without its arguments."""
+        limit = self.template.timeout
+        if soft_timeout is not None and limit is not None and soft_timeout >= limit:
+            raise Invalid(f"{soft_timeout:g} s is not less than the timeout, {limit:g} s", at="soft_timeout")
         functools.update_wrapper(self, function)
+        if isinstance(follower := options.get("then"), Task):
+            check_fits(self, follower, at="then")
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> C:
         """Just run it. Dependencies that are not given are made for this call."""
@@ -360,6 +396,42 @@ class Task(Generic[P, R, C]):
         new = self.new_job(args, kwargs)
         answer, again = await self._aask(self._operation([new]))
         return self._handle(new, answer.ids[0], created=bool(answer.created), again=again)
+
+    def enqueue_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
+        """Queue a call with a transaction of your own database: if it commits, and not at all if it is rolled back.
+
+        `connection`: of a driver, of Django, or a connection or session of SQLAlchemy. The job waits in the table
+        `windlass_outbox` until a worker or server with the setting `outbox`, or `app.relay`, sends it to the queue.
+        """
+        new = self._later(args, kwargs)
+        outbox.execute(connection, outbox.put(self.app.tenant, new, self.app.settings.most_payload))
+        return self._sent_later(new)
+
+    async def aenqueue_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
+        """The same in asynchronous code, with an asynchronous connection or session."""
+        new = self._later(args, kwargs)
+        await outbox.aexecute(connection, outbox.put(self.app.tenant, new, self.app.settings.most_payload))
+        return self._sent_later(new)
+
+    def enqueue_on_commit(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> "Job[R]":
+        """Queue a call as soon as a transaction of Django, or a session of SQLAlchemy, has committed.
+
+        It needs no table, but a process that dies between the commit and the call loses the job.
+        """
+        new = self._later(args, kwargs)
+        outbox.after_commit(connection, lambda: self.app.link.ask(self._operation([new])))
+        return self._sent_later(new)
+
+    def _later(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> NewJob:
+        if self.template.unique is not None:
+            raise Invalid(
+                "only the queue can say whether a unique job is taken: call enqueue after the commit", at="unique"
+            )
+        return self.new_job(args, kwargs)
+
+    def _sent_later(self, new: NewJob) -> "Job[R]":
+        id = new.id or keyed_id(self.app.tenant, new.queue, new.key or "")
+        return self._handle(new, id, created=False, again=True)
 
     async def _aask(self, operation: EnqueueMany) -> tuple[Enqueued, bool]:
         """The answer, and whether it was asked twice: a connection that rested may be stale."""
@@ -415,11 +487,26 @@ class Task(Generic[P, R, C]):
             plan=self.plan,
             said=cast("Options", said),
             errors=self.errors,
+            slots=self.slots,
+            needs=self.needs,
+            soft_timeout=self.soft_timeout,
         )
 
     def job(self, id: str) -> "Job[R]":
         """The handle of a job of this task by its id: its result has the task's type."""
         return Job(id, self.app, self.plan)
+
+    def s(self, /, *args: Any, **kwargs: Any) -> "Signature[R]":
+        """A call as a step of a workflow (`chain`, `group`). In a later step, the result before it comes first."""
+        return Signature(self, args, kwargs)
+
+    def si(self, /, *args: Any, **kwargs: Any) -> "Signature[R]":
+        """The same, but without the result of the step before: these are all its arguments."""
+        return Signature(self, args, kwargs, immutable=True)
+
+    def with_payload(self, payload: bytes) -> NewJob:
+        """The job of a call that is packed already, with its id unless that follows from its key."""
+        return self._new(payload, text_id(self._fresh()))
 
     def new_job(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, named: bool = True) -> NewJob:
         """The job that a call would be: checked, and with its id unless that is left to others. Nothing is sent."""
@@ -475,6 +562,18 @@ def _sent_together(payloads: list[bytes]) -> list[bytes]:
     if sum(map(len, payloads)) <= MOST_BYTES:
         return payloads
     return payloads[: max(1, bisect_right(list(accumulate(map(len, payloads))), MOST_BYTES))]
+
+
+def _labels(needs: Sequence[str]) -> list[str]:
+    if isinstance(needs, str) or not all(isinstance(label, str) for label in needs):
+        raise Invalid(f'{needs!r} is no list of labels: write needs=["gpu"]', at="needs")
+    return [check_name(label, at="needs") for label in needs]
+
+
+def _checked_slots(slots: int) -> int:
+    if isinstance(slots, bool) or not isinstance(slots, int) or not 1 <= slots <= MOST_SLOTS:
+        raise Invalid(f"{slots!r} is no number of slots: 1 to {MOST_SLOTS}", at="slots")
+    return slots
 
 
 def _check_callable(function: Callable[..., Any], name: str | None) -> None:

@@ -20,8 +20,8 @@ from msgspec import Meta, Struct
 from windlass.model import duration, wire
 from windlass.model.duration import OwnLease, Seconds
 from windlass.model.errors import Invalid, Missing
-from windlass.model.names import DEFAULT_TENANT, Name, without_password
-from windlass.model.worker import Slots
+from windlass.model.names import DEFAULT_TENANT, WEIGHTED_PATTERN, Name, without_password
+from windlass.model.worker import Labels, Slots
 
 FILE = "windlass.toml"
 FILE_VARIABLE = "WINDLASS_CONFIG"
@@ -34,18 +34,26 @@ DEFAULT_STORE = "windlass.db"
 
 HTTP = ("http", "https", "http+unix")
 
-PATHS = frozenset({"store", "data", "server.socket", "worker.telemetry", "functions.folder"})
+PATHS = frozenset({"store", "data", "outbox", "server.socket", "worker.telemetry", "functions.folder"})
 """Settings that are a place on disk: a relative one in the file starts at the file's folder."""
 
 Bytes = Annotated[int, Meta(ge=1, le=2**53)]
+WeightedQueue = Annotated[str, Meta(pattern=WEIGHTED_PATTERN)]
+"""A queue, and how many turns it has if more than one."""
+
 Some = Annotated[int, Meta(ge=1, le=2**31)]
 
 
 class WorkerSection(Struct, frozen=True, kw_only=True):
     """The worker."""
 
-    queues: Annotated[list[Name], Meta(max_length=256)] = []
-    """The queues to take jobs from, most important first; none = all queues of the app's tasks, in turn."""
+    queues: Annotated[list[WeightedQueue], Meta(max_length=256)] = []
+    """The queues to take jobs from: `a,b`, or `a=3,b` for three turns of `a` to one of `b`; none = all queues of the
+    app's tasks."""
+    strict: bool = False
+    """Whether it takes jobs of a queue only when those before it have none; else its queues take turns."""
+    offers: Labels = []
+    """What this worker has, such as gpu, for tasks and handlers that need it; a worker takes no others of those."""
     slots: Slots = 32
     """Jobs to run at once."""
     contexts: Some | None = None
@@ -224,6 +232,8 @@ class Config(Struct, frozen=True, kw_only=True):
     data: str | None = None
     """The folder of a server's token and journal, and of jobs that outlive their workers; none =
     ~/.local/state/windlass."""
+    outbox: str | None = None
+    """A SQLite file of yours with a table windlass_outbox: workers and servers queue the jobs in it; none = no file."""
     worker: WorkerSection = WorkerSection()
     functions: FunctionsSection = FunctionsSection()
     engine: EngineSection = EngineSection()

@@ -36,6 +36,7 @@ from windlass.model.operations import (
     FinishByHand,
     GetResult,
     GetStats,
+    GetSteps,
     List,
     LowerTimeout,
     Operation,
@@ -50,7 +51,7 @@ from windlass.system import SystemRandomness, local_user
 T = TypeVar("T")
 
 NEEDS_NO_LOOP = (
-    *(Show, GetResult, List, Failures, Count, GetStats),
+    *(Show, GetResult, GetSteps, List, Failures, Count, GetStats),
     *(Edit, Cancel, Rerun, Delete, FinishByHand, FailByHand, LowerTimeout),
 )
 """What an engine can answer without an event loop, unless it shall wait; and new jobs, see `_needs_no_loop`."""

@@ -28,6 +28,7 @@ from windlass.model.operations import (
     GetFiles,
     GetOutput,
     GetResult,
+    GetSteps,
     LowerTimeout,
     Rerun,
     Resize,
@@ -38,6 +39,7 @@ from windlass.model.operations import (
 )
 from windlass.model.output import Chunk
 from windlass.model.stdin import SignalName
+from windlass.model.steps import StepEntry
 from windlass.system import SystemClock
 
 if TYPE_CHECKING:
@@ -79,12 +81,13 @@ class Job(Generic[R]):
         self._app = app
         self._plan = plan
 
-    def refresh(self) -> Record:
-        """The job's record, as it is now."""
-        return self._app.ask(Show(id=self.id))
+    def refresh(self, wait: Duration = 0.0) -> Record:
+        """The job's record, as it is now; `wait`: as it is at its end, or after so long (a minute at most)."""
+        return self._app.ask(Show(id=self.id, wait=seconds(wait, at="wait")))
 
-    async def arefresh(self) -> Record:
-        return await self._app.aask(Show(id=self.id))
+    async def arefresh(self, wait: Duration = 0.0) -> Record:
+        """The same in asynchronous code."""
+        return await self._app.aask(Show(id=self.id, wait=seconds(wait, at="wait")))
 
     @property
     def state(self) -> State:
@@ -194,6 +197,14 @@ class Job(Generic[R]):
         """The same in asynchronous code."""
         entries = await self._app.aask(GetFiles(id=self.id))
         return {one.name: await self._app.aask(GetFile(id=self.id, name=one.name)) for one in entries}
+
+    def steps(self) -> list[StepEntry]:
+        """The durable steps that the job has finished, in that order: each with its `name` and `finished_at`."""
+        return self._app.ask(GetSteps(id=self.id))
+
+    async def asteps(self) -> list[StepEntry]:
+        """The same in asynchronous code."""
+        return await self._app.aask(GetSteps(id=self.id))
 
     def resize(self, rows: int, columns: int) -> None:
         """Set the size of the job's terminal (`stdin="terminal"`)."""

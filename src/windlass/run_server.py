@@ -10,10 +10,11 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -33,6 +34,7 @@ from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import Service, Tokens
 from windlass.model.worker import Worker
 from windlass.run_now import RunNow
+from windlass.run_outbox import OutboxFile
 from windlass.run_worker import SWITCH_EVERY, kept_runs
 from windlass.server import bodies, dashboard
 from windlass.server.application import application
@@ -72,6 +74,8 @@ class ServerOptions(Struct, frozen=True, kw_only=True):
     where: ListenAddress = ListenAddress()
     limits: RequestLimits = RequestLimits()
     settings: Settings = Settings()
+    outbox: str | None = None
+    """A file whose jobs it queues; null = none."""
     worker: WorkerOptions | None = None
     """The worker in the same process; null = none."""
     journal: Path | None = None
@@ -139,13 +143,23 @@ async def serve(options: ServerOptions) -> None:
         _obey_signals(stop, http, workers)
         _collect_rarely()
         async with asyncio.TaskGroup() as group:
-            duties = [group.create_task(_then(met, run_upkeep, engine, clock)), group.create_task(_then(met, push.run))]
+            chosen = _duties(options, service, engine, push=push, met=met, clock=clock)
+            duties = [group.create_task(one) for one in chosen]
             group.create_task(_listen(http, stop))
             for worker in workers:
                 group.create_task(_work(worker, met, stop))
             await stop.wait()
             for duty in duties:
                 duty.cancel()
+
+
+def _duties(
+    options: ServerOptions, service: Service, engine: Engine, *, push: Push, met: Met, clock: SystemClock
+) -> list[Coroutine[Any, Any, None]]:
+    found = [_then(met, run_upkeep, engine, clock), _then(met, push.run)]
+    if options.outbox is not None:
+        found.append(OutboxFile(options.outbox, EVERY_TENANT).relay(service, clock))
+    return found
 
 
 def _collect_rarely() -> None:

@@ -24,6 +24,7 @@ from windlass.engine.upkeep import run_upkeep
 from windlass.model.errors import Unavailable
 from windlass.model.names import DEFAULT_TENANT
 from windlass.model.operations import Service
+from windlass.run_outbox import OutboxFile
 from windlass.store.data import AccessRefused
 from windlass.system import SystemClock, SystemRandomness
 from windlass.worker import WorkerOptions
@@ -49,8 +50,10 @@ async def work(
     settings: Settings | None = None,
     *,
     tenant: str | None = None,
+    outbox: str | None = None,
 ) -> None:
     """A worker and the periodic duties, in one process, until a signal ends it. Without address or tenant: the app's.
+    `outbox`: a file whose jobs it queues.
 
     TERM and INT finish what runs; a second one releases it; QUIT exits at once; TSTP stops claiming, CONT resumes.
     """
@@ -79,14 +82,16 @@ async def work(
             worker = Supervisor(service, pool, app, options, clock=clock, chance=SystemRandomness(), kept=kept)
             signals.obeyed_by(worker)
             _spare_what_stays()
-            # A server runs the duties itself.
-            house = run_upkeep(service, clock, short_lived=options.burst) if isinstance(service, Engine) else None
-            upkeep = asyncio.create_task(house) if house is not None else None
+            duties: list[asyncio.Task[None]] = []
+            if isinstance(service, Engine):  # a server runs the duties itself
+                duties.append(asyncio.create_task(run_upkeep(service, clock, short_lived=options.burst)))
+            if outbox is not None:
+                duties.append(asyncio.create_task(OutboxFile(outbox, app.tenant).relay(service, clock)))
             try:
                 await worker.run()
             finally:
-                if upkeep is not None:
-                    upkeep.cancel()
+                for duty in duties:
+                    duty.cancel()
     finally:
         await pool.close()
 

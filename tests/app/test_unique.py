@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -10,16 +11,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.support.http_servers import LOCAL, Web
 from tests.support.patience import PATIENCE
 from tests.support.servers import NewPrefix
-from windlass import Conflict, Invalid, Windlass, cli, current
+from windlass import Conflict, Invalid, Windlass, chain, cli, current
 from windlass.app import Task
 from windlass.model.job import Job as Record
 from windlass.model.job import State
-from windlass.model.operations import Show
+from windlass.model.operations import EnqueueMany, Show
 
 Mail = Task[..., int, int]
 
@@ -125,6 +127,21 @@ def test_a_key_is_another_thing(mail: Mail) -> None:
     assert keyed.enqueue(1) == first
     assert keyed.enqueue(1).created is False
     assert keyed.using(key="l").enqueue(1).created is True
+
+
+def test_a_unique_job_may_have_another_id_than_the_one_it_was_sent_with(mail: Mail) -> None:
+    """So nothing that would rely on that id can be made of it."""
+    with pytest.raises(Invalid, match="unique: mail is unique"):
+        chain(mail.s(1), mail.using(unique=None).s()).enqueue()
+    with pytest.raises(Invalid, match="unique: only the queue can say"):
+        mail.enqueue_in(sqlite3.connect(":memory:"), 1)
+    news = [mail.new_job((number,), {}) for number in (1, 2)]
+    news[1] = msgspec.structs.replace(news[1], after=[news[0].id or ""])
+    with pytest.raises(Invalid, match=r"jobs\[1\]\.after: it waits for a unique job of the same request"):
+        mail.app.ask(EnqueueMany(jobs=news))
+    first = mail.enqueue(1)
+    behind = mail.using(unique=None, after=mail.enqueue(1)).enqueue(2)
+    assert shown(mail, behind.id).after == [first.id]
 
 
 def test_for_a_time_there_is_one_whatever_becomes_of_it(mail: Mail) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.blueque_clients import BridgedQueue
+from tests.support.freezing import freeze
 from tests.support.http_servers import Process
 from tests.support.patience import PATIENCE
 from tests.support.worker_harness import ON_A_FILE, alive, until
@@ -160,6 +161,38 @@ def test_a_task_outlives_its_worker_and_the_keys_name_the_one_that_adopted_it(br
     assert client.ended(running)["result"] == "wait"
     assert bridged.harness.notes("ran") == ["wait"]
     assert client.started() == set()
+
+
+def test_s1_6_a_task_that_was_taken_and_has_not_started_is_reserved(bridged: BridgedQueue) -> None:
+    client = bridged.client
+    worker = bridged.harness.start("-c", "1", lease="60s")
+    bridged.bridge()
+    until(lambda: client.score() == 1)
+    freeze(worker.pid, bridged.harness.store)
+    id = client.submit("first")
+    until(lambda: client.task(id)["status"] == "reserved")
+    task = client.task(id)
+    assert (task["node"], "pid" in task) == (client.queue, False), "the bridge holds it"
+    assert client.redis.lrange(f"blueque_reserved_tasks_{client.queue}_{client.queue}", 0, -1) == [id]
+    assert (client.ids("pending"), client.started()) == ([], set())
+    worker.send(signal.SIGCONT)
+    assert client.ended(id)["node"] == f"{os.uname().nodename}_{worker.pid}"
+    assert client.redis.keys(f"blueque_reserved_tasks_{client.queue}_*") == []
+
+
+def test_s1_14_and_15_the_score_of_a_queue_is_the_number_of_its_live_workers(bridged: BridgedQueue) -> None:
+    client = bridged.client
+    bridged.bridge()
+    workers = [bridged.harness.start("-c", "1", lease="1s") for _ in range(2)]
+    names = [f"{os.uname().nodename}_{worker.pid}" for worker in workers]
+    until(lambda: client.listeners() == set(names))
+    assert client.score() == 2
+    assert workers[0].stop() == 0
+    until(lambda: client.listeners() == {names[1]})
+    assert client.score() == 1
+    workers[1].destroy()
+    until(lambda: client.listeners() == set())
+    assert client.score() == 0
 
 
 @ON_A_FILE

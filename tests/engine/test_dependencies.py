@@ -16,7 +16,7 @@ from windlass.model.errors import Invalid, TooLarge, WindlassError
 from windlass.model.job import JSON, MSGPACK, Job, Reason, State
 from windlass.model.match import Match
 from windlass.model.names import child_id, fresh_id
-from windlass.model.new_job import NOTHING, AfterFailure, NewJob
+from windlass.model.new_job import MOST_PARENTS, NOTHING, AfterFailure, NewJob
 from windlass.model.operations import (
     Cancel,
     Claim,
@@ -35,6 +35,7 @@ from windlass.model.wire import MOST_PAYLOAD
 from windlass.server import bodies
 
 NO_SUCH_ID = "00000000-0000-7000-8000-0000000000df"
+OTHER_ID = "00000000-0000-7000-8000-0000000001df"
 
 
 @pytest.fixture(params=with_long(STORES, every_run=(*EVERY_RUN, "cluster")))
@@ -350,7 +351,9 @@ BAD: list[tuple[dict[str, Any], str, type[WindlassError]]] = [
     ({"after": ["7"]}, "job.after[0]", Invalid),
     ({"after": [NO_SUCH_ID, NO_SUCH_ID]}, "job.after", Invalid),
     ({"after": [NO_SUCH_ID], "delay": 1.0}, "job.after", Invalid),
-    ({"after": [fresh_id(bytes([n]) * 16, "a") for n in range(101)]}, "job.after", Invalid),
+    ({"after": [fresh_id((n << 96).to_bytes(16), "a") for n in range(MOST_PARENTS + 1)]}, "job.after", Invalid),
+    ({"after": [NO_SUCH_ID, OTHER_ID], "with_results": "one"}, "job.with_results", Invalid),
+    ({"with_results": "one"}, "job.with_results", Invalid),
     ({"after": [NO_SUCH_ID], "id": NO_SUCH_ID}, "job.after", Invalid),
     ({"then": nested(11)}, "job.then", Invalid),
     ({"then": "no job"}, "job.then", Invalid),
@@ -374,7 +377,7 @@ async def test_what_cannot_be_waited_for_is_refused_by_name(
 @pytest.mark.parametrize("kind", ["sqlite"], indirect=True)
 async def test_as_much_as_is_allowed_is_allowed(engine: Engine) -> None:
     await enqueue(engine, then=nested(10))
-    many = [fresh_id(bytes([n]) * 16, "a") for n in range(100)]
+    many = [fresh_id((n << 96).to_bytes(16), "a") for n in range(MOST_PARENTS)]
     assert (await enqueue(engine, after=many)).reason is Reason.DEPENDENCY
 
 

@@ -343,7 +343,7 @@ async def test_a_task_that_is_refused_elsewhere_lets_its_key_rest_not_the_others
         await enqueue(engine, "call", payload=packed({"customer": customer}))
     worker = await register(engine)
     (first,) = await claim(engine, worker, 1)
-    await engine(Release(worker=worker, jobs=[Released(id=first.job.id, token=first.token, delay=5, rests="")]))
+    await engine(Release(worker=worker, jobs=[Released(id=first.job.id, token=first.token, delay=5, hold_limit="")]))
     (other,) = await claim(engine, worker)
     assert other.job.id != first.job.id
     assert (await engine(Show(id=first.job.id))).attempt == 0
@@ -358,7 +358,7 @@ async def test_without_a_limit_such_a_task_is_snoozed(engine: Engine, clock: Vir
     job = await enqueue(engine)
     worker = await register(engine)
     (first,) = await claim(engine, worker)
-    await engine(Release(worker=worker, jobs=[Released(id=job.id, token=first.token, delay=5, rests="")]))
+    await engine(Release(worker=worker, jobs=[Released(id=job.id, token=first.token, delay=5, hold_limit="")]))
     found = await engine(Show(id=job.id))
     assert (found.state, found.reason) == (State.SCHEDULED, Reason.SNOOZED)
 

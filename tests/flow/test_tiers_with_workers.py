@@ -275,6 +275,30 @@ def test_s0_23_a_worker_that_joins_raises_the_caps_and_waiting_jobs_start_at_onc
     assert jobs[0].state is State.RUNNING, "no job had to end for it"
 
 
+def test_s0_23_no_flexible_job_is_shrunk_while_a_worker_that_joins_has_a_place(harness: WorkerHarness) -> None:
+    regulate(harness, slow="50%", medium="100%", times=100)
+    harness.start("-c", "2")
+    flexible = run(harness)
+    assert started(flexible).assigned == "slow"
+    other = Windlass(harness.app.store, tenant=harness.tenant)
+    for _ in range(4):
+        joined = harness.start_raw("-c", "2")
+        until(lambda: caps(harness)["slow"] == 2)
+        new = [
+            app.ask(Enqueue(job=NewJob(task="co_nap", payload=packed([600, "job"]), tier=tier)))
+            for app, tier in ((other, "slow"), (harness.app, None))
+        ]
+        jobs = [harness.app.job(one.id) for one in new]
+        assert [started(job).assigned for job in jobs] == ["slow", "medium"]
+        assert assigned(flexible) == "slow"
+        for job in jobs:
+            job.cancel()
+            harness.ended(job)
+        assert joined.stop() == 0
+        until(lambda: caps(harness)["slow"] == 1)
+    other.close()
+
+
 def test_s0_24_a_worker_that_leaves_lowers_the_caps_at_once_and_its_job_has_ended(
     harness: WorkerHarness,
 ) -> None:

@@ -133,6 +133,23 @@ def test_a_worker_runs_the_tasks_of_its_app_and_what_has_a_handler(harness: Work
     assert bench.result(echoed) == "so"
 
 
+@ON_A_FILE
+def test_a_handler_without_a_payload_of_its_own_gets_the_results_before_it(bench: Bench) -> None:
+    bench.upload("echo")
+    after = list(reversed(bench.feed("echo", "one", "two")))
+    bench.harness.start()
+
+    def enqueue(**terms: Any) -> str:
+        id: str = bench.ask(Enqueue(tenant=bench.harness.tenant, job=NewJob(task="echo", **terms))).id
+        return id
+
+    merged = enqueue(after=after, with_results="list")
+    last = enqueue(after=[merged], with_results="one")
+    own = enqueue(after=after, with_results="list", payload=Raw(wire.encode("own")))
+    assert bench.result(last) == ["two", "one"]
+    assert bench.result(own) == "own"
+
+
 def test_a_record_names_the_version_of_the_handler_and_the_sandbox_of_that_run(
     harness: WorkerHarness, bench: Bench
 ) -> None:

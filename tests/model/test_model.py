@@ -427,7 +427,7 @@ ODD_TERMS: dict[str, Any] = {
     "keep_result": "once",
     "keep_result_for": 60.0,
     "keep_success": None,
-    "keep_failure": 0.0,
+    "keep_failure": 0.5,
     "expires": 60.0,
     "owner_timeout": 600.0,
     "isolate": True,
@@ -439,8 +439,10 @@ ODD_TERMS: dict[str, Any] = {
     "headers": {"trace": "1-2-3"},
     "content_type": TEXT,
     "one_argument": True,
+    "on_failure": "alert",
     "after": [SOME_ID],
     "after_failure": "run",
+    "with_results": "list",
 }
 
 

@@ -34,6 +34,7 @@ from windlass.model.operations import (
     AddToken,
     Adopt,
     Alive,
+    Applied,
     Audit,
     Began,
     Begin,
@@ -52,6 +53,7 @@ from windlass.model.operations import (
     Finish,
     FinishByHand,
     Finished,
+    FinishedStep,
     GetCode,
     GetEstimate,
     GetFile,
@@ -66,10 +68,14 @@ from windlass.model.operations import (
     GetResult,
     GetSchedule,
     GetStats,
+    GetSteps,
     GetTask,
     Handlers,
+    JobSteps,
+    LeasedJob,
     Limits,
     List,
+    LoadSteps,
     LowerTimeout,
     Operation,
     Orphan,
@@ -94,6 +100,7 @@ from windlass.model.operations import (
     Rerun,
     Resize,
     RunSchedule,
+    SaveSteps,
     Schedules,
     Send,
     SendSignal,
@@ -109,6 +116,7 @@ from windlass.model.queue import QueueChange, Tier
 from windlass.model.quota import Quota
 from windlass.model.retry import RetryPolicy as Policy
 from windlass.model.schedule import NewSchedule
+from windlass.model.steps import MOST_STEP_BYTES
 from windlass.model.worker import NewWorker
 
 A = TypeVar("A")
@@ -471,6 +479,39 @@ async def output_is_taken_and_shown(script: Script) -> None:
     await script.refused(Output(id=UNKNOWN_ID, token=NO_TOKEN, stream="log", data=b"x"), Missing)
     await script.refused(GetOutput(id=claimed.job.id, limit=0), Invalid)
     await script.finish(worker, claimed)
+
+
+@scenario(SaveSteps, LoadSteps, GetSteps)
+async def steps_are_saved_by_the_run_of_their_job_and_loaded_by_the_next(script: Script) -> None:
+    worker, claimed = await script.running()
+    id, token = claimed.job.id, claimed.token
+
+    async def saved(token: str, name: str, result: bytes = b"") -> Applied:
+        step = FinishedStep(id=id, token=token, name=name, result=result)
+        return await script.ask(SaveSteps(worker=worker, jobs=[step]))
+
+    async def loaded(token: str) -> list[JobSteps]:
+        return await script.ask(LoadSteps(worker=worker, jobs=[LeasedJob(id=id, token=token)]))
+
+    assert (await loaded(token))[0].steps == []
+    assert (await saved(token, "a \u00fc", b"\x00\xff")).applied == [id]
+    assert (await saved(NO_TOKEN, "b")).refused == [id]
+    for name in ("", "x" * 129, "two\nlines"):
+        step = FinishedStep(id=id, token=token, name=name, result=b"")
+        await script.refused(SaveSteps(worker=worker, jobs=[step]), Invalid)
+    large = FinishedStep(id=id, token=token, name="b", result=bytes(MOST_STEP_BYTES))
+    await script.refused(SaveSteps(worker=worker, jobs=[large]), TooLarge)
+    await script.finish(worker, claimed, Verdict.FAILED)
+    assert (await saved(token, "b")).refused == [id]
+    assert await loaded(token) == []
+    script.clock.advance(2)
+    await script.ask(Rerun(ids=[id]))
+    (again,) = await script.ask(Claim(worker=worker))
+    ((only,),) = [one.steps for one in await loaded(again.token)]
+    assert (only.name, only.result, only.age) == ("a \u00fc", b"\x00\xff", 2.0)
+    assert [one.name for one in await script.ask(GetSteps(id=id))] == ["a \u00fc"]
+    await script.refused(GetSteps(tenant="other", id=id), Missing)
+    await script.refused(GetSteps(id=UNKNOWN_ID), Missing)
 
 
 @scenario(PutFile, GetFiles, GetFile)

@@ -8,7 +8,7 @@ import asyncio
 import dataclasses
 import itertools
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -62,6 +62,7 @@ from windlass.store.data import (
     SweepReply,
     Unchecked,
     shuffled,
+    turns_of_queues,
 )
 from windlass.store.encoding import end_topic
 from windlass.store.flow import (
@@ -85,6 +86,7 @@ from windlass.store.optional import (
     JournalTarget,
     LocalDisk,
     Preparation,
+    StepStore,
     audit_cursor,
 )
 from windlass.store.protocol import EventStore, FlowStore, JobStore, RecordStore, WorkerStore
@@ -298,8 +300,8 @@ class ModelJobs:
         entry.expires_at = later(now, new.expires)
         entry.abandon_at = later(now, new.owner_timeout)
         self._jobs[key_of(job)] = entry
+        entry.followed = new.then is not None or new.on_failure is not None
         if new.then is not None:
-            entry.followed = True
             self._sequels.setdefault(key_of(job), Sequels()).then = new.then
         if job.state is State.QUEUED:
             self._notify(f"work/{job.queue}")
@@ -326,7 +328,7 @@ class ModelJobs:
         free = self.settle()
         fit = [entry for entry in free if self._may_take(worker, entry.job)]
         if "queues" in request.turns:
-            fit = _next_turn(request, lambda job: job.queue, fit, taken)
+            fit = _of_next_queue(request, fit, taken)
         for queue in worker.queues:
             if there := [entry for entry in fit if entry.job.queue == queue]:
                 return self.bounds.first(self._whose_turn(request, queue, there, taken), free, request.warm)
@@ -548,7 +550,7 @@ class ModelJobs:
         found = [self._jobs[key].record(payload=payload) if key in self._jobs else None for key in keys]
         return Reading(self.clock.now(), found)
 
-    async def owners(self, ids: Sequence[str]) -> list[list[str]]:
+    async def tenants_with(self, ids: Sequence[str]) -> list[list[str]]:
         return [sorted(key.tenant for key in self._jobs if key.id == id) for id in ids]
 
     async def result(self, key: JobKey) -> StoredResult | None:
@@ -907,9 +909,22 @@ class ModelStore:
         self.prepare: Preparation | None = None
         self.audit: AuditStore | None = ModelAudit(clock)
         self.files: FileStore | None = None
+        self.steps: StepStore | None = None
 
     async def close(self) -> None:
         pass
+
+
+def _of_next_queue(request: ClaimRequest, fit: list[Entry], taken: Sequence[Entry]) -> list[Entry]:
+    """The jobs of the queue whose turn it is: each has as many turns in a round as it is named."""
+    waiting = deque(turns_of_queues(request.nonce, request.worker.queues))
+    for entry in taken:
+        while (queue := waiting.popleft()) != entry.job.queue:
+            pass  # it had no more jobs
+        waiting.append(queue)
+    there = {entry.job.queue for entry in fit}
+    chosen = next((queue for queue in waiting if queue in there), None)
+    return [entry for entry in fit if entry.job.queue == chosen]
 
 
 def _next_turn(

@@ -54,6 +54,7 @@ TERMS: dict[str, Any] = {
     "headers": {"trace": "1-2-3"},
     "content_type": "text/plain",
     "one_argument": True,
+    "on_failure": "alert",
 }
 
 
@@ -135,7 +136,7 @@ async def test_the_same_id_from_another_tenant_is_another_job(world: World) -> N
     drafts = [world.draft(id=id, tenant=tenant) for tenant in ("yours", "default", "mine")]
     assert await world.store.jobs.add(drafts) == [True, True, False]
     assert [(job.id, job.tenant) for job in await world.jobs()] == [(id, "default"), (id, "mine"), (id, "yours")]
-    assert await world.store.jobs.owners([id, NO_SUCH_ID]) == [["default", "mine", "yours"], []]
+    assert await world.store.jobs.tenants_with([id, NO_SUCH_ID]) == [["default", "mine", "yours"], []]
     assert (await world.take(world.worker(tenant="mine"))).job.tenant == "mine"
     found = (await world.store.jobs.read([JobKey(id, tenant) for tenant in ("mine", "yours", "nobody")])).records
     assert [record and record.job.state for record in found] == [State.RUNNING, State.QUEUED, None]

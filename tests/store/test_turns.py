@@ -86,6 +86,34 @@ async def test_queues_take_turns_if_they_are_to(world: World, kind: StoreKind) -
     assert queues(await world.claim(worker, 12)) == {"mail": 12}
 
 
+@pytest.mark.parametrize("bounded", [False, True])
+async def test_a_queue_that_is_named_several_times_has_so_many_turns(
+    world: World, kind: StoreKind, bounded: bool
+) -> None:
+    if bounded:
+        await world.set_rules(limit_rules={"default/api": LimitRule(running=100, queue="mail")})
+    await world.add_many(60, queue="mail", group="|default/api" if bounded else "")
+    await world.add_many(60, queue="web")
+    worker = world.worker("mail", "mail", "mail", "web")
+    found = await world.claim(worker, 12, **QUEUES)
+    if kind != "cluster":
+        assert queues(found) == {"mail": 9, "web": 3}
+    assert len({record.job.id for record in found}) == len(found)
+    lone = [await world.claim(worker, nonce=nonce(number), **QUEUES) for number in range(1, 41)]
+    counts = queues([record for records in lone for record in records])
+    assert counts.total() == 40
+    assert 20 <= counts["mail"] <= 36, "three of four"
+
+
+async def test_what_a_queue_of_many_turns_does_not_have_goes_to_the_others(world: World, kind: StoreKind) -> None:
+    await world.add_many(2, queue="mail")
+    await world.add_many(60, queue="web")
+    worker = world.worker("mail", "mail", "mail", "web")
+    assert queues(await world.claim(worker, 12, **QUEUES)) == {"mail": 2, "web": 10}
+    # What a partition leaves is for the next claim.
+    assert queues(await world.claim(worker, 12, **QUEUES)) == {"web": 12 if kind != "cluster" else 3}
+
+
 async def test_where_the_order_counts_there_are_no_turns(world: World) -> None:
     await world.add_many(50, "x", tenant="a")
     await world.add_many(50, "y", tenant="a")

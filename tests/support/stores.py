@@ -282,7 +282,7 @@ class World:
 
     async def record(self, id: str, *, tenant: str | None = None, payload: bool = False) -> Record | None:
         """A job; of the only tenant that has the id, if none is named."""
-        whose = tenant or ((await self.store.jobs.owners([id]))[0] or [DEFAULT_TENANT])[0]
+        whose = tenant or ((await self.store.jobs.tenants_with([id]))[0] or [DEFAULT_TENANT])[0]
         (record,) = (await self.store.jobs.read([JobKey(id, whose)], payload=payload)).records
         return record
 

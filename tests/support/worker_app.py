@@ -138,6 +138,12 @@ def alone_nap(seconds: float, word: str = "nap") -> int:
     return os.getpid()
 
 
+@app.task(on_lost="fail")
+def begun_once() -> None:
+    note("start", os.getpid())
+    time.sleep(60)
+
+
 @app.task
 def compute(seconds: float) -> None:
     until = time.monotonic() + seconds

@@ -6,6 +6,7 @@ or in its docstring ("S0 20, 21").
 
 import asyncio
 import re
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -31,19 +32,21 @@ from windlass.model.operations import ChangeQueue, Count, GetQueue, List
 from windlass.model.queue import QueueChange, Tier
 
 SMALL = Path(__file__).parents[2] / "examples" / "asymptote" / "small_draw.py"
-ITEMS = set(range(1, 41))
+ITEMS = {"s0": range(1, 41), "s1": range(1, 36)}
+"""Of the checklists of two queues: the one for drawings, and one for very long tasks."""
 ON_BOTH = pytest.mark.parametrize("kind", STORES)
 
 
-def test_each_item_has_a_test() -> None:
+@pytest.mark.parametrize("checklist", ITEMS)
+def test_each_item_has_a_test(checklist: str) -> None:
     named: set[int] = set()
     for file in Path(__file__).parents[1].rglob("test_*.py"):
         text = file.read_text()
-        for numbers in re.findall(r"def test_(?:s0|items?)((?:_(?:and_|to_)?\d+)+)_", text):
+        for numbers in re.findall(rf"def test_(?:{checklist})((?:_(?:and_|to_)?\d+)+)_", text):
             named |= _numbers(numbers.replace("_", " "))
-        for numbers in re.findall(r'"""S0 ([0-9, ]+(?:(?:to|and) [0-9, ]+)*)', text):
+        for numbers in re.findall(rf'"""{checklist.upper()} ([0-9, ]+(?:(?:to|and) [0-9, ]+)*)', text):
             named |= _numbers(numbers)
-    assert sorted(ITEMS - named) == []
+    assert sorted(set(ITEMS[checklist]) - named) == []
 
 
 def _numbers(text: str) -> set[int]:
@@ -157,6 +160,26 @@ async def test_s0_20_and_21_a_client_that_leaves_takes_its_task_with_it(drawing:
     assert drawing.held() == {}
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_s0_24_and_25_a_client_hears_that_its_task_ended_with_its_worker(
+    drawing: Drawing, number: signal.Signals
+) -> None:
+    worker = drawing.worker(lease="1s")
+    async with client_of(drawing) as client:
+        await client.draw(b"write begun\nsleep 600", duration=30)
+        await said(client, b"begun")
+        worker.send(number)
+        if number == signal.SIGTERM:
+            worker.hear("stopping; 1 job")
+            worker.send(number)
+        worker.ended()
+        assert (await client.rest())[-1] == ("complete", {"error": "the process was stopped"}, None)
+    drawing.empty()
+    drawing.worker()
+    await drawn(drawing, duration=30)
+    assert len(drawing.harness.notes("drawn")) == 2, "the first was not started again; its place at slow is free"
+
+
 async def test_s0_26_and_28_a_task_that_was_dispatched_and_not_begun_goes_to_another_or_is_skipped(
     drawing: Drawing,
 ) -> None:
@@ -212,6 +235,18 @@ async def test_s0_27_and_31_each_task_is_drawn_once_by_one_of_two_workers_and_id
             assert (await client.rest())[-1] == ("complete", {}, None)
     assert len(drawing.harness.notes("drawn")) == number
     drawing.empty()
+
+
+async def test_s0_1_and_32_a_shorter_duration_that_is_sent_after_the_start_ends_the_program(drawing: Drawing) -> None:
+    drawing.worker()
+    async with client_of(drawing) as client:
+        await client.draw(b"write begun\nsleep 600", duration=30)
+        await said(client, b"begun")
+        for duration in (3, 30):
+            await client.say("options", {"duration": duration})
+        error = (await client.rest())[-1].value["error"]
+        assert error == "time limit: ran longer than its time limit of 3 s: it was lowered to 3 s while it ran"
+    until(lambda: drawing.programs() == [])
 
 
 async def test_s0_35_36_and_38_what_is_sent_is_checked_and_what_is_known_not_sent_again(drawing: Drawing) -> None:

@@ -149,6 +149,21 @@ def test_whatever_is_killed_of_a_worker_its_other_jobs_die_with_it(harness: Work
     until(lambda: not alive(offspring))
 
 
+def test_a_job_outlives_the_process_groups_of_its_worker(harness: WorkerHarness) -> None:
+    job = harness.tasks.lasting.enqueue()
+    worker = harness.start(lease=SHORT_LEASE)
+    process = started(harness)
+    for group in {os.getpgid(pid) for pid in (zygote_of(worker).pid, guardian_of(worker).pid, worker.pid)}:
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+    worker.ended()
+    worker = harness.start(lease=SHORT_LEASE)
+    worker.hear("adopted job")
+    assert alive(process)
+    let_go(harness)
+    ran_once(harness, job, worker)
+
+
 def test_a_job_all_of_whose_processes_are_killed_has_failed_within_seconds(harness: WorkerHarness) -> None:
     """S1 24: though its lease runs for minutes."""
     job = harness.tasks.lasting.using(max_retry=3).enqueue()

@@ -5,13 +5,16 @@ Each test counts from outside how often the job's code began.
 
 import os
 import signal
+from contextlib import suppress
 
 import pytest
 
+from tests.support.engines import packed
 from tests.support.worker_harness import ON_A_FILE, WorkerHarness, until
 from windlass.model.job import Job as Record
 from windlass.model.job import Reason, State
-from windlass.model.operations import Begin, ChangeQueue, Claim, Register, Release
+from windlass.model.new_job import NewJob
+from windlass.model.operations import Begin, ChangeQueue, Claim, Enqueue, Register, Release
 from windlass.model.operations.work import Began, Claimed, Released
 from windlass.model.queue import QueueChange
 from windlass.model.worker import NewWorker
@@ -33,9 +36,12 @@ def failed_once(harness: WorkerHarness, record: Record) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
-def test_a_job_whose_process_is_killed_is_not_started_again(harness: WorkerHarness, number: signal.Signals) -> None:
+@EVERY_WAY
+def test_a_job_whose_process_is_killed_is_not_started_again(
+    harness: WorkerHarness, task: str, number: signal.Signals
+) -> None:
     """S1 13."""
-    job = harness.tasks.alone_nap.using(on_lost="fail", max_retry=3).enqueue(LONG)
+    job = getattr(harness.tasks, task).using(on_lost="fail", max_retry=3).enqueue(LONG)
     harness.start()
     (started,) = harness.noted("start")
     os.kill(int(started.split()[-1]), number)
@@ -107,6 +113,44 @@ def test_by_default_such_a_job_runs_again_and_its_record_tells(harness: WorkerHa
     for entry in record.errors:
         assert f"worker {entry.worker} on {entry.node}, process {entry.pid}" in " ".join(shown.split())
     job.cancel()
+
+
+def test_what_a_task_says_counts_for_jobs_that_were_there_before_its_first_worker(harness: WorkerHarness) -> None:
+    """Such a job, sent by name, knows nothing of its task's options."""
+    id = harness.app.ask(Enqueue(job=NewJob(task="lasting", payload=packed({})))).id
+    job = harness.app.job(id)
+    assert job.refresh().on_lost is None
+    worker = harness.start(lease=SHORT_LEASE)
+    harness.noted("start")
+    worker.send(signal.SIGKILL)
+    worker.ended()
+    worker = harness.start(lease=SHORT_LEASE)
+    worker.hear("adopted job")
+    for pid in harness.processes():
+        if pid != worker.pid:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    record = harness.ended(job)
+    assert (record.state, record.reason, record.attempt) == (State.FAILED, Reason.CRASHED, 1)
+    assert len(harness.notes("start")) == 1
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped", "process"])
+def test_no_such_job_is_started_again_however_its_run_ended(harness: WorkerHarness, how: str) -> None:
+    job = harness.app.job(harness.app.ask(Enqueue(job=NewJob(task="begun_once", payload=packed({})))).id)
+    worker = harness.start("--grace", "0s", lease=SHORT_LEASE)
+    (started,) = harness.noted("start")
+    if how == "stopped":
+        assert worker.stop() == 0
+    elif how == "killed":
+        worker.send(signal.SIGKILL)
+        worker.ended()
+        harness.start(lease=SHORT_LEASE)
+    else:
+        os.kill(int(started.split()[-1]), signal.SIGKILL)
+    record = harness.ended(job)
+    assert record.reason is (Reason.CRASHED if how == "process" else Reason.LOST)
+    failed_once(harness, record)
 
 
 def claimed_by_hand(harness: WorkerHarness) -> tuple[str, Claimed]:

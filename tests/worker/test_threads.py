@@ -25,6 +25,7 @@ class Chore:
         self.function = function
         self.plan = CallSignature(function)
         self.errors = ANY_ERROR
+        self.soft_timeout = None
 
 
 class Room:

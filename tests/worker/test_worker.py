@@ -81,7 +81,7 @@ def test_a_burst_ends_when_nothing_is_left_and_takes_the_dearest_queue_first(har
         nap.using(queue="slow").enqueue(0.0, f"slow{number}")
         nap.using(queue="dear").enqueue(0.0, f"dear{number}")
     nap.using(queue="other").enqueue(0.0, "other")
-    harness.burst("-q", "dear,slow", "-c", "1")
+    harness.burst("-q", "dear,slow", "--strict", "-c", "1")
     order = [line.split()[0] for line in harness.notes("start")]
     assert order == ["dear0", "dear1", "dear2", "slow0", "slow1", "slow2"]
 
@@ -125,14 +125,29 @@ def test_without_an_order_the_queues_of_a_worker_take_turns(
     assert last < 100, "eight turns of the second queue, while hundreds wait in the first"
 
 
-def test_queues_that_are_named_are_served_in_this_order(harness: WorkerHarness) -> None:
+def test_with_strict_queues_are_served_in_the_order_in_which_they_are_named(harness: WorkerHarness) -> None:
     """However few wait in the second one."""
     nap = harness.tasks.nap
     nap.using(queue="few").map([(0.0, f"few{number}") for number in range(3)])
     nap.using(queue="mail").map([(0.0, f"mail{number}") for number in range(60)])
-    harness.burst("-q", "mail,few", "-c", "1")
+    harness.burst("-q", "mail,few", "--strict", "-c", "1")
     order = [line.split()[0] for line in harness.notes("start")]
     assert order == [*(f"mail{number}" for number in range(60)), "few0", "few1", "few2"]
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_named_queues_take_turns_by_weight(make_harness: MakeHarness, redis_server: Server, kind: StoreKind) -> None:
+    shop = make_harness(TWO_QUEUES, store=redis_server.url if kind == "redis" else "")
+    shop.tasks.mail.map([()] * 200)
+    shop.tasks.few.map([()] * 200)
+    worker = shop.burst("-q", "mail=4,few", "-c", "1", "--contexts", "1")
+    assert "queues mail (4 turns), few in turn" in worker.said
+    order = shop.notes()
+    last = len(order) - order[::-1].index("mail")
+    early = order[:last].count("few")
+    assert 20 < early < 100, "about a quarter of two hundred"
+    assert shop.run("worker", "-q", "mail=2", "--strict").stderr.strip().endswith("leave the numbers out")
+    assert "--queues: not a name, nor one with a number of turns" in shop.run("worker", "-q", "mail=17").stderr
 
 
 def test_a_worker_is_listed_while_it_lives(harness: WorkerHarness) -> None:

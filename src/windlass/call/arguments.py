@@ -23,6 +23,7 @@ from msgspec import Struct
 from windlass.call.dependencies import NAMED, Provider, providers_of
 from windlass.model.errors import Invalid
 from windlass.model.job import JSON, MSGPACK, TEXT
+from windlass.model.new_job import NOTHING
 from windlass.model.wire import UNENCODABLE, invalid
 
 ABSENT: Any = object()
@@ -224,6 +225,59 @@ class CallSignature:
         except TypeError:
             return False
         return True
+
+    # Read each time: what an annotation names may be defined further down, after a task that is to follow.
+
+    @property
+    def returns(self) -> Any:
+        """The type of its result."""
+        return self._hints_now().get("return", Any)
+
+    @property
+    def takes_first(self) -> Any:
+        """The type of its first argument."""
+        first = next(iter(self.signature.parameters.values()), None)
+        return Any if first is None else self._hints_now().get(first.name, Any)
+
+    def _hints_now(self) -> Mapping[str, Any]:
+        return dict(_readable_hints(self._function))
+
+    def pack_rest(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bytes:
+        """The payload of a call whose first argument is a result: the other arguments, by name."""
+        bound = self._bind((None, *args), kwargs)
+        given = dict(bound.arguments)
+        if not args and not kwargs:
+            return bytes(NOTHING)
+        if not self._plain:
+            raise Invalid(
+                f"{self._called}{self.signature}: arguments besides a result need names, *args and / have none",
+                at="arguments",
+            )
+        del given[self._names[0]]
+        try:
+            packed = _encoder.encode(given)
+            for name, value in msgspec.msgpack.decode(packed).items():
+                self._convert(self._hints.get(name, Any), MSGPACK, value, name)
+        except UNENCODABLE as fault:
+            raise invalid(fault, at="arguments", kind=self._hints) from None
+        return packed
+
+    def rest(self, payload: bytes, content_type: str = MSGPACK) -> dict[str, Any]:
+        """The other arguments of such a call, as they were sent."""
+        given = _value(payload, content_type) or {}
+        if not isinstance(given, dict):
+            raise TypeError("arguments besides a result are sent by name, in a map")
+        return given
+
+    def unpack_rest(self, result: Any, payload: bytes, content_type: str = MSGPACK) -> Arguments:
+        """The arguments of such a call."""
+        try:
+            given = self.rest(payload, content_type)
+            if not given:
+                return self._one(result, MSGPACK)
+            return (), self._present(_convert(self.signature.bind(result, **given).arguments, self._struct, MSGPACK))
+        except UNENCODABLE as fault:
+            raise invalid(fault, at="arguments", kind=self._hints) from None
 
     def unpack(self, payload: bytes, content_type: str = MSGPACK, *, one: bool = False) -> Arguments:
         """The arguments that a payload stands for. `one`: it is one argument, whatever it is."""

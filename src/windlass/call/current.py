@@ -50,6 +50,9 @@ class RunHooks(Protocol):
     def files(self) -> dict[str, bytes]: ...
 
     @property
+    def results(self) -> list[Any]: ...
+
+    @property
     def folder(self) -> Path: ...
 
     def attach(self, path: str | os.PathLike[str], name: str | None) -> None: ...
@@ -71,6 +74,11 @@ class RunHooks(Protocol):
 
     def spawn(self, new: NewJob) -> str: ...
 
+    @property
+    def steps(self) -> Any:
+        """Its durable steps."""
+        ...
+
 
 class Sendable(Protocol):
     """A task that can say what a call of it would be, without sending it."""
@@ -85,7 +93,8 @@ class Current:
     """The job that this code runs for.
 
     In a plain call of a task there is none: what only reports (`progress`, `log`, `attach`) does nothing, `cancelled`
-    is false and `files` is empty; what needs a job (`job`, `folder`, `input`, `spawn`) raises `RuntimeError`.
+    is false, `files` and `results` are empty; what needs a job (`job`, `folder`, `input`, `spawn`) raises
+    `RuntimeError`.
     """
 
     @property
@@ -97,6 +106,14 @@ class Current:
     def files(self) -> dict[str, bytes]:
         """The files that came with the job, by name."""
         return _run().files if self else {}
+
+    @property
+    def results(self) -> list[Any]:
+        """What the jobs in `after` returned, in their order, None for one that did not succeed.
+
+        Only if the job asked for it: `using(after=…, with_results=…)`, or as a step of a workflow.
+        """
+        return _run().results if self else []
 
     @property
     def folder(self) -> Path:

@@ -31,6 +31,9 @@ class TaskCode(Protocol):
     @property
     def errors(self) -> ErrorRules: ...
 
+    @property
+    def soft_timeout(self) -> float | None: ...
+
 
 class TaskOutcome(Struct, frozen=True):
     """How a run ended, as a hook around it sees that."""
@@ -50,6 +53,7 @@ class WrappedTask(Struct, frozen=True):
     function: Callable[..., Any]
     plan: CallSignature
     errors: ErrorRules
+    soft_timeout: float | None
 
 
 class HookFailed(Exception):
@@ -134,12 +138,12 @@ class Hooks:
             async def awaits(*args: Any, **kwargs: Any) -> Any:
                 return await self._run(task, values, args, kwargs)
 
-            return WrappedTask(awaits, task.plan, task.errors)
+            return WrappedTask(awaits, task.plan, task.errors, task.soft_timeout)
 
         def calls(*args: Any, **kwargs: Any) -> Any:
             return driven(self._run(task, values, args, kwargs))
 
-        return WrappedTask(calls, task.plan, task.errors)
+        return WrappedTask(calls, task.plan, task.errors, task.soft_timeout)
 
     def check(self, task: TaskCode) -> None:
         """Refuse a task whose dependencies cannot be provided."""

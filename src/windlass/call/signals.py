@@ -46,7 +46,7 @@ class Snooze(Signal):
 class RateLimited(Signal):
     """A remote service refuses more requests for now: start no job of the same limit for so long, then run this again.
 
-    Uses no re-run. What rests is the bucket of each limit that bounds the job, or of the one named; other keys of the
+    Uses no retry. It holds the bucket of each limit that bounds the job, or of the one named; other keys of the
     limit go on. A job that no limit bounds is snoozed.
     """
 
@@ -56,8 +56,27 @@ class RateLimited(Signal):
         self.limit = limit if limit == "" else check_name(str(limit), at="limit")
 
 
+class Suspended(BaseException):
+    """Raised where a task sleeps in a durable step: this run ends here. `except Exception` does not catch it."""
+
+    def __init__(self, after: float) -> None:
+        super().__init__(f"the job goes on in {after:g} s")
+        self.after = after
+
+
 class Cancelled(BaseException):
     """Raised inside a synchronous task that must stop. Not an `Exception`: `except Exception` does not catch it."""
+
+
+class SoftTimeout(Exception):
+    """Raised once inside a task that has run for its `soft_timeout`: it can clean up or return what it has.
+
+    An `Exception`, unlike `Cancelled`: the task may go on, until its `timeout`. No `TimeoutError`, which code around a
+    single request catches. In a coroutine it is an `asyncio.CancelledError` too.
+    """
+
+    def __init__(self, message: str = "ran longer than its soft timeout") -> None:
+        super().__init__(message)
 
 
 class ErrorRules:
@@ -81,7 +100,7 @@ def _classes(given: Errors, *, at: str) -> tuple[type[BaseException], ...]:
     for one in classes:
         if not (isinstance(one, type) and issubclass(one, BaseException)):
             raise Invalid(f"{one!r} is no class of exceptions: give one, or a tuple of them", at=at)
-        if issubclass(one, (Signal, Cancelled, asyncio.CancelledError)):
+        if issubclass(one, (Signal, Cancelled, Suspended, asyncio.CancelledError)):
             raise Invalid(f"{one.__name__} says itself what becomes of the job: leave it out", at=at)
     return classes
 
@@ -90,5 +109,5 @@ ANY_ERROR = ErrorRules()
 """Those of a task that has none of its own: any error is worth another run."""
 
 
-for _signal in (Retry, Fail, Snooze, RateLimited, Cancelled):
+for _signal in (Retry, Fail, Snooze, RateLimited, Cancelled, Suspended, SoftTimeout):
     _signal.__module__ = "windlass"  # where people import them from, and what they are called when they are printed

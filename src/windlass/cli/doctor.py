@@ -14,18 +14,18 @@ from rich.text import Text
 
 from windlass.addresses import facts_of, file_of, quick_check, scrub, shown
 from windlass.cli import console, terminal
-from windlass.cli.enqueue import takes, why_not_taken
+from windlass.cli.enqueue import serves, takes, why_not_taken
 from windlass.cli.resources import pause_text
 from windlass.cli.target import HERE, Queue, Target, open_queue
 from windlass.engine import Engine
 from windlass.model.errors import Invalid, Missing, Unavailable, WindlassError
-from windlass.model.handler import Language
+from windlass.model.handler import HandlerEntry
 from windlass.model.job import State
 from windlass.model.limit import Limit, Pause
 from windlass.model.match import Match
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT
 from windlass.model.operations import GetStats, GetTask, Handlers, Limits, Queues, QueueStats, Workers
-from windlass.model.worker import Worker, counted_slots
+from windlass.model.worker import Worker, counted_slots, unmet
 from windlass.store.optional import StoreInfo
 from windlass.system import SystemClock
 from windlass.worker.contexts.processes import AppBroken, ProcessManager, describe_shared
@@ -207,26 +207,31 @@ async def _workers(queue: Queue) -> AsyncIterator[Finding]:
         yield Finding("workers", "ok", found)
     else:
         yield Finding("workers", "warn", "none", "start one: windlass worker MODULE:APP")
-    handled = {(one.tenant, one.task): one.lang for one in await queue(Handlers())}
+    handled = {(one.tenant, one.task): one for one in await queue(Handlers())}
     for worker in alive:
         for unable, why in worker.unable.items():
-            if unable not in handled.values():
+            if unable not in {one.lang for one in handled.values()}:
                 continue
             found = f"{worker.name} cannot run handlers in {unable}: {why}"
             yield Finding("workers", "warn", found, f"fix that on {worker.node}; the worker checks again by itself")
     for line in (await queue(GetStats())).queues:
-        lang = handled.get((line.tenant, line.task))
+        handler = handled.get((line.tenant, line.task))
         waiting = sum(line.states.get(state, 0) for state in (State.QUEUED, State.SCHEDULED))
-        if waiting and not any(takes(worker, line, lang) for worker in alive):
-            yield _not_taken(line, waiting, alive, lang)
+        if waiting and not any(takes(worker, line, handler) for worker in alive):
+            yield _not_taken(line, waiting, alive, handler)
 
 
-def _not_taken(line: QueueStats, waiting: int, alive: list[Worker], lang: Language | None) -> Finding:
+def _not_taken(line: QueueStats, waiting: int, alive: list[Worker], handler: HandlerEntry | None) -> Finding:
     tenant = "" if line.tenant == DEFAULT_TENANT else f" of {line.tenant}"
     found = f"{console.plural(waiting, 'job')} of task {line.task} in {line.queue}{tenant}, and no worker"
-    if lang is not None:
-        advice = f"start a worker on a machine with {lang}: windlass worker -q {line.queue}"
-        return Finding("queue", "warn", f"{found} that runs {lang}", advice)
+    needed = [label for worker in alive for label in unmet(worker, line.task)] or (handler.needs if handler else [])
+    if needed and any(serves(worker, line.tenant, line.queue) for worker in alive):
+        advice = "start a worker where that is there: windlass worker"
+        advice += f"{'' if handler else ' MODULE:APP'} -q {line.queue} --offers {','.join(dict.fromkeys(needed))}"
+        return Finding("queue", "warn", f"{found}: {why_not_taken(alive, line, handler)}", advice)
+    if handler is not None:
+        advice = f"start a worker on a machine with {handler.lang}: windlass worker -q {line.queue}"
+        return Finding("queue", "warn", f"{found} that runs {handler.lang}", advice)
     advice = f"start a worker that knows the task: windlass worker MODULE:APP -q {line.queue}"
     advice += f"; or store code for it: windlass handlers set {line.task} FILE"
     return Finding("queue", "warn", f"{found}: {why_not_taken(alive, line)}" if alive else found, advice)

@@ -11,13 +11,13 @@ from windlass.cli.options import OUTPUT, flag, given, option, output_policy, sec
 from windlass.cli.target import HERE, Queue, Target, open_queue
 from windlass.engine import Engine
 from windlass.engine.records import WithTaskOptions
-from windlass.model.handler import Language
+from windlass.model.handler import HandlerEntry, Language
 from windlass.model.job import FINISHED
 from windlass.model.names import EVERY_TENANT
-from windlass.model.new_job import AfterFailure, NewJob, OnDuplicate, OnLost, Unique
+from windlass.model.new_job import AfterFailure, NewJob, OnDuplicate, OnLost, Unique, WithResults
 from windlass.model.operations import Accepted, Enqueue, Handlers, QueueStats, Service, Workers
 from windlass.model.output import OutputPolicy
-from windlass.model.worker import Worker
+from windlass.model.worker import Worker, unmet
 from windlass.system import SystemClock
 
 JOB_OPTIONS = Group("Job options", sort_key=10)
@@ -61,6 +61,13 @@ class EnqueueOptions:
     after_failure: Annotated[
         AfterFailure | None, option("HOW", "If one of these does not succeed: skip (cancel it), fail, or run (skip).")
     ] = None
+    with_results: Annotated[
+        WithResults | None,
+        option("HOW", "Pass what they returned: list or one (as first argument), or current (in current.results)."),
+    ] = None
+    on_failure: Annotated[str | None, option("TASK", "Queue this task, with the job's record, if the job fails.")] = (
+        None
+    )
     timeout: Annotated[float | None, option("TIME", "The timeout of one run (none).", read=seconds)] = None
     tier: Annotated[str | float | None, option("TIER", "The tier, by name or by seconds.", read=_tier)] = None
     yielding: Annotated[bool, flag("Start it at once or not at all; it is halted when other jobs need the slot.")] = (
@@ -151,30 +158,38 @@ async def _not_taken(to: Queue, job: Accepted) -> str:
     line = QueueStats(tenant=job.tenant, queue=job.queue, task=job.task, states={})
     if not alive or any(takes(worker, line, None) for worker in alive):
         return ""
-    langs = [one.lang for one in await to(Handlers()) if one.task == job.task]
-    if any(takes(worker, line, lang) for worker in alive for lang in langs):
+    stored = [one for one in await to(Handlers()) if one.task == job.task]
+    if any(takes(worker, line, handler) for worker in alive for handler in stored):
         return ""
-    return f"no worker takes it: {f'none runs {langs[0]}' if langs else why_not_taken(alive, line)}"
+    return f"no worker takes it: {why_not_taken(alive, line, stored[0] if stored else None)}"
 
 
 def serves(worker: Worker, tenant: str, queue: str) -> bool:
     return not worker.draining and worker.tenant in (tenant, EVERY_TENANT) and queue in worker.queues
 
 
-def takes(worker: Worker, line: QueueStats, lang: Language | None) -> bool:
-    """Whether a worker takes the jobs of a task. `lang`: the language of the task's handler; null = it has none."""
+def takes(worker: Worker, line: QueueStats, handler: HandlerEntry | None) -> bool:
+    """Whether a worker takes the jobs of a task. `handler`: of this task; null = it has none."""
     return serves(worker, line.tenant, line.queue) and (
-        worker.tasks is None or line.task in worker.tasks or (lang is not None and _runs(worker, lang))
+        worker.tasks is None
+        or line.task in worker.tasks
+        or (handler is not None and runs(worker, handler.lang) and set(handler.needs) <= set(worker.offers))
     )
 
 
-def _runs(worker: Worker, lang: Language) -> bool:
+def runs(worker: Worker, lang: Language) -> bool:
     return worker.handlers and (worker.languages is None or lang in worker.languages)
 
 
-def why_not_taken(alive: Sequence[Worker], line: QueueStats) -> str:
+def why_not_taken(alive: Sequence[Worker], line: QueueStats, handler: HandlerEntry | None = None) -> str:
     """Why no worker takes the jobs of a task in a queue."""
     own = [one for one in alive if one.tenant in (line.tenant, EVERY_TENANT)]
+    if handler is not None:
+        known = handler.needs and any(runs(one, handler.lang) for one in own)
+        return f"none offers {', '.join(handler.needs)}" if known else f"none runs {handler.lang}"
+    lacks = [lacking for one in own if line.queue in one.queues and (lacking := unmet(one, line.task))]
+    if lacks:
+        return f"none that knows task {line.task} offers {', '.join(lacks[0])}, which it needs"
     able = [one for one in own if one.tasks is None or line.task in one.tasks]
     if not able:
         return f"none knows task {line.task}"

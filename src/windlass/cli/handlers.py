@@ -20,6 +20,7 @@ from windlass.engine import Engine
 from windlass.model import duration
 from windlass.model.errors import Invalid, Missing
 from windlass.model.handler import HandlerOptions, Language, NewHandler
+from windlass.model.names import check_name
 from windlass.model.operations import GetHandler, Handlers, KeptHandler, PutHandler, RemoveHandler
 from windlass.system import SystemClock
 from windlass.worker.functions import FunctionOptions
@@ -94,6 +95,9 @@ async def put(
     network: Annotated[bool, Parameter(help="The code needs the network.")] = False,
     whole_batch: Annotated[bool, Parameter(help="For http: one call per batch, one line per job.")] = False,
     files: Annotated[bool, Parameter(help="The jobs leave files in their folder `out`.")] = False,
+    needs: Annotated[
+        str | None, Parameter(metavar="LABELS", help="What a worker must offer to run it: gpu,big.")
+    ] = None,
     target: Target = HERE,
 ) -> None:
     """Store the code of a task; workers run the newest version.
@@ -112,6 +116,7 @@ async def put(
         "cpu": None if cpu is None else duration.seconds(cpu, at="--cpu"),
         "memory": None if memory is None else config.size(memory),
         "disk": None if disk is None else config.size(disk),
+        "needs": None if needs is None else [check_name(label.strip(), at="--needs") for label in needs.split(",")],
     }
     handler = NewHandler(
         lang=language,

@@ -4,7 +4,7 @@ Waits by asking again and again: a short wait for the end, then a look at the jo
 progress a moment later.
 """
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import Any
@@ -25,6 +25,7 @@ from windlass.model.job import FINISHED, PENDING, Error, Job, State
 from windlass.model.new_job import JobOptions
 from windlass.model.operations import GetOutput, GetResult, Result, Show
 from windlass.model.output import Chunk, Progress
+from windlass.model.steps import StepEntry
 from windlass.system import SystemClock
 
 LOOK_EVERY = 0.25
@@ -32,6 +33,9 @@ LOOK_EVERY = 0.25
 
 WAIT_MOST = 30.0
 """Seconds of one wait when nothing is shown."""
+
+MOST_STEPS_SHOWN = 20
+"""Finished steps in the list, the newest."""
 
 MOST_ERRORS = 5
 """Errors in the list, the newest; the last one is shown in full."""
@@ -61,12 +65,12 @@ class NotFinished(WindlassError):
 # Details
 
 
-def details(job: Job, estimate: Estimate, payload: Any, now: datetime) -> RenderableType:
+def details(job: Job, estimate: Estimate, steps: Sequence[StepEntry], payload: Any, now: datetime) -> RenderableType:
     """Everything about a job that differs from the defaults."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")
-    for name, text in _rows(job, estimate, now):
+    for name, text in (*_rows(job, estimate, now), *_steps(steps, now), *_errors(job, now)):
         grid.add_row(name, text)
     parts: list[RenderableType] = [grid]
     if payload is not None:
@@ -102,7 +106,13 @@ def _rows(job: Job, estimate: Estimate, now: datetime) -> Iterator[tuple[str, Te
         yield name, Text(text)
     for name, value in job.annotations.items():
         yield name, Text(f"{value}  (annotation)")
-    yield from _errors(job, now)
+
+
+def _steps(steps: Sequence[StepEntry], now: datetime) -> Iterator[tuple[str, Text]]:
+    """The steps that have finished, the newest of them."""
+    for place, step in enumerate(steps[-MOST_STEPS_SHOWN:]):
+        ended = f"  {console.size(step.size)}, {console.ago(step.finished_at, now)}"
+        yield "" if place else console.plural(len(steps), "step"), Text.assemble(step.name, (ended, "dim"))
 
 
 def wait_text(estimate: Estimate) -> str:
@@ -113,7 +123,7 @@ def wait_text(estimate: Estimate) -> str:
     if estimate.position is not None:
         parts.append(f"position {estimate.position}")
     if estimate.why is Why.HANDLER and estimate.name:
-        return ", ".join([*parts, f"for a worker that can run its handler: {estimate.name}"])
+        return ", ".join([*parts, f"for a worker that can run it: {estimate.name}"])
     named = f" {estimate.name}" if estimate.name else ""
     return ", ".join([*parts, f"for {WAITS_FOR[estimate.why]}{named}" if estimate.why else ""]).strip(", ")
 

@@ -43,6 +43,7 @@ from windlass.model.operations import (
     GetFiles,
     GetOutput,
     GetResult,
+    GetSteps,
     LowerTimeout,
     Rerun,
     Selection,
@@ -149,7 +150,7 @@ async def count(*, match_options: MatchOptions = ANY_JOB, target: Target = HERE)
 
 @jobs.command
 async def show(id: JobId, /, *, target: Target = HERE) -> None:
-    """Show a job: its options, times, payload and errors.
+    """Show a job: its options, times, steps, payload and errors.
 
     For example:
       windlass jobs show 01936f2e-…
@@ -158,13 +159,15 @@ async def show(id: JobId, /, *, target: Target = HERE) -> None:
     async with open_queue(target) as queue:
         job = await queue(Show(id=id, payload=True))
         estimate = await queue(GetEstimate(id=id)) if job.state in WAITING else Estimate()
+        steps = await queue(GetSteps(id=id))
         now = await queue.now()
     payload = values.readable(job.payload, job.content_type) if isinstance(job.payload, Raw) else None
     if target.json:
         known = msgspec.to_builtins(replace(job, payload=UNSET), builtin_types=(datetime,))
-        console.write_json({**known, "estimate": estimate.seconds, "payload": payload})
+        shown = {**known, "estimate": estimate.seconds, "payload": payload}
+        console.write_json({**shown, "steps": msgspec.to_builtins(steps, builtin_types=(datetime,))})
     else:
-        terminal.stdout().print(job_view.details(job, estimate, payload, now))
+        terminal.stdout().print(job_view.details(job, estimate, steps, payload, now))
 
 
 @jobs.command

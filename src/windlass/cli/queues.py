@@ -111,12 +111,14 @@ def worker_columns(found: Sequence[Worker]) -> list[Column]:
     columns = [Column("worker", lambda worker: worker.name)]
     if any(worker.tenant == EVERY_TENANT for worker in found):
         columns.append(Column("tenant", lambda worker: "all" if worker.tenant == EVERY_TENANT else worker.tenant))
+    offers = any(worker.offers for worker in found)
     measured = any(worker.usage is not None for worker in found)
     return [
         *columns,
         Column("node", lambda worker: worker.node),
         Column("pid", lambda worker: str(worker.pid or ""), right=True),
         Column("queues", lambda worker: ",".join(worker.queues)),
+        *([Column("offers", lambda worker: ",".join(worker.offers))] if offers else []),
         Column("running", lambda worker: f"{worker.running} of {worker.slots}", right=True),
         Column("", lambda worker: Text("draining" if worker.draining else "", style="yellow")),
         *([Column("memory", _memory, right=True), Column("cpu", _cpus, right=True)] if measured else []),

@@ -15,6 +15,7 @@ from windlass.cli.worker import (
     NO_HANDLER_FLAGS,
     SLOTS,
     HandlerFlags,
+    Outbox,
     run_forever,
     worker_flags,
     worker_options,
@@ -51,6 +52,7 @@ def serve(
     replicas: Annotated[
         int | None, option("N", "Redis replicas that must have a job before it is accepted (0).", group=SERVER)
     ] = None,
+    outbox: Outbox = None,
     reach: Annotated[
         list[str] | None,
         option(
@@ -84,7 +86,9 @@ def serve(
     own_flags: dict[str, Any] = {"host": host, "port": port, "socket": socket, "journal": journal, "app": app}
     own_flags |= {"worker": worker, "allow_upload": allow_upload}
     flags = {**worker_flags(handler_flags), "worker.slots": slots, "worker.reach": reach, "engine.replicas": replicas}
-    settings = target.settings({**flags, "data": data, **{f"server.{name}": own_flags[name] for name in own_flags}})
+    settings = target.settings(
+        {**flags, "data": data, "outbox": outbox, **{f"server.{name}": own_flags[name] for name in own_flags}}
+    )
     server = settings.server
     chosen = worker_options(settings, max_jobs=None)
     own = config.data_folder(os.environ, settings)
@@ -101,6 +105,7 @@ def serve(
         journal_settings=JournalSettings(**asdict(settings.journal)),
         where=ListenAddress(host=server.host, port=server.port, socket=server.socket),
         settings=Settings(**asdict(settings.engine)),
+        outbox=settings.outbox,
         worker=replace(chosen, target=app, functions=None) if app and with_worker else None,
         functions=chosen if with_worker and settings.worker.handlers else None,
         reach=chosen.reach,

@@ -55,7 +55,20 @@ class WorkerFlags:
 
     queues: Annotated[
         str | None,
-        option("NAMES", "The queues to take from, most important first: a,b,c.", "--queues", "-q", group=CAPACITY),
+        option(
+            "NAMES",
+            "The queues to take from, in turn: a,b, or a=3,b for three turns of a.",
+            "--queues",
+            "-q",
+            group=CAPACITY,
+        ),
+    ] = None
+    strict: Annotated[
+        bool | None, flag("Take from a queue only when those named before it have no jobs.", group=CAPACITY)
+    ] = None
+    offers: Annotated[
+        str | None,
+        option("LABELS", "What this worker has for tasks that need it: gpu,big.", group=CAPACITY),
     ] = None
     slots: Annotated[int | None, option("N", "Jobs to run at once (32).", *SLOTS, group=CAPACITY)] = None
     contexts: Annotated[int | None, option("N", "Processes that share the slots (one per CPU).", group=CAPACITY)] = None
@@ -100,6 +113,10 @@ class WorkerFlags:
     ] = None
 
 
+Outbox = Annotated[
+    str | None, option("FILE", "Queue the jobs in the table windlass_outbox of this SQLite file.", group=CAPACITY)
+]
+
 NO_HANDLER_FLAGS, NO_FLAGS = HandlerFlags(), WorkerFlags()
 
 
@@ -110,6 +127,7 @@ def worker(
     ] = "",
     /,
     *,
+    outbox: Outbox = None,
     burst: Annotated[bool, flag("Exit when the queues are empty.", group=SHUTDOWN)] = False,
     handler_flags: HandlerFlags = NO_HANDLER_FLAGS,
     flags: WorkerFlags = NO_FLAGS,
@@ -120,7 +138,10 @@ def worker(
 
     For example:
       windlass worker shop:app                 all queues of the app's tasks, in turn
-      windlass worker shop:app -q mail,slow    these queues, mail first
+      windlass worker shop:app -q mail=3,slow  three jobs of mail to one of slow
+      windlass worker shop:app -q mail,slow --strict
+                                               slow only when mail has no jobs
+      windlass worker shop:app --offers gpu    also tasks that need a gpu
       windlass worker shop:app -c 100 --burst  a hundred jobs at once, until the queues are empty
       windlass worker shop:app --max-jobs 1    one job, then exit
       windlass worker shop:app --processes 4   four workers under one parent
@@ -129,7 +150,7 @@ def worker(
     TERM or Ctrl-C lets running jobs finish within the grace period and releases the rest; a second one releases all at
     once. QUIT stops at once. TSTP (Ctrl-Z) pauses claiming, CONT resumes it.
     """
-    settings = target.settings(worker_flags(flags, handler_flags))
+    settings = target.settings({**worker_flags(flags, handler_flags), "outbox": outbox})
     if not app and not settings.worker.handlers:
         raise Invalid("nothing to run: name an app, or leave out --no-handlers", at="app")
     lease = settings.engine.lease if settings.worker.lease is None else settings.worker.lease
@@ -138,15 +159,24 @@ def worker(
     _set_environment(target, settings)
     address = target.server or (target.store if app else settings.store)
     tenant = settings.tenant if target.tenant or not app else None
-    run = partial(_run, options, address, engine, tenant, verbose=verbose)
+    run = partial(_run, options, address, engine, tenant, settings.outbox, verbose=verbose)
     if settings.worker.processes == 1:
         return run()
     console.log(logging.DEBUG if verbose else logging.INFO)
     return run_siblings(settings.worker.processes, run, SystemClock())
 
 
-def _run(options: WorkerOptions, address: str | None, engine: Settings, tenant: str | None, *, verbose: bool) -> int:
-    return run_forever(work(options, address, engine, tenant=tenant), options.target, verbose=verbose)
+def _run(
+    options: WorkerOptions,
+    address: str | None,
+    engine: Settings,
+    tenant: str | None,
+    outbox: str | None,
+    *,
+    verbose: bool,
+) -> int:
+    program = work(options, address, engine, tenant=tenant, outbox=outbox)
+    return run_forever(program, options.target, verbose=verbose)
 
 
 def run_forever(program: Coroutine[Any, Any, None], app: str | None, *, verbose: bool) -> int:
@@ -184,4 +214,9 @@ def worker_options(settings: config.Config, **more: Any) -> WorkerOptions:
     chosen: dict[str, str] = {lang: bounds.pop(lang) for lang in ("python", "node", "php", "sh") if lang in bounds}
     tier, network, reach = given.pop("sandbox"), given.pop("network"), tuple(given.pop("reach"))
     functions = FunctionOptions(tier=tier, network=network, interpreters=chosen, **bounds)
+    named = [one.partition("=")[::2] for one in given.pop("queues")]
+    weights = {name: int(weight) for name, weight in named if weight}
+    if weights and given["strict"]:
+        raise Invalid("with --strict queues take no turns: leave the numbers out", at="queues")
+    given |= {"queues": [name for name, _ in named], "weights": weights}
     return WorkerOptions(functions=functions if given.pop("handlers") else None, reach=reach, **{**given, **more})

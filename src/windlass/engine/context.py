@@ -21,10 +21,11 @@ from windlass.engine.flow.config import FlowConfigCache
 from windlass.model import lifecycle
 from windlass.model.errors import Conflict, Missing, NotReplicated, PartAway, WindlassError
 from windlass.model.events import move_event
-from windlass.model.handler import Language
+from windlass.model.handler import HandlerEntry
 from windlass.model.job import Job
 from windlass.model.lifecycle import GONE, Move
 from windlass.model.names import EVERY_TENANT, JobKey, OfTenant, check_id, key_of
+from windlass.model.new_job import JobOptions
 from windlass.model.ports import Randomness
 from windlass.model.token import Locked
 from windlass.model.wire import MOST_PAYLOAD, MOST_RESULT
@@ -96,8 +97,8 @@ class HandledTasks(NamedTuple):
 
     until: float
     """When to read again, by the loop's clock."""
-    tasks: Mapping[str, Mapping[str, Language]]
-    """By tenant, each with the language of its handler."""
+    tasks: Mapping[str, Mapping[str, HandlerEntry]]
+    """By tenant."""
 
 
 class StoreWrites:
@@ -232,6 +233,8 @@ class EngineContext:
         """Of jobs that are enqueued one by one: see `new_jobs`."""
         self.stats = RunStats()
         self.handled_tasks: HandledTasks | None = None
+        self.task_options: Mapping[str, JobOptions] = {}
+        """What workers have registered, as it was last read, by `tenant/task`: see `records`."""
         self.reserved: frozenset[str] = frozenset()
         """Tasks of an app in the same process, as `tenant/task`: no handler may replace them."""
         # A worker's registration does not change, so it is read once. Its heartbeats show whether it is alive.
@@ -250,7 +253,7 @@ class EngineContext:
         """The jobs that a tenant means by these ids. For all tenants: null = none; an id of several is refused."""
         if tenant != EVERY_TENANT:
             return [JobKey(id, tenant) for id in ids]
-        found = zip(ids, await self.store.jobs.owners(ids), strict=True)
+        found = zip(ids, await self.store.jobs.tenants_with(ids), strict=True)
         return [_only_key(id, tenants) for id, tenants in found]
 
     async def _find(self, id: str, tenant: str, *, payload: bool) -> tuple[Record, datetime]:

@@ -25,6 +25,7 @@ from windlass.engine import (
     new_jobs,
     records,
     schedules,
+    steps,
     work,
     workers,
 )
@@ -67,6 +68,7 @@ ANSWERS: dict[type[Operation[Any]], Callable[[EngineContext, Any], Awaitable[Any
     | failures.ANSWERS
     | work.ANSWERS
     | files.ANSWERS
+    | steps.ANSWERS
     | adopt.ANSWERS
     | workers.ANSWERS
     | records.ANSWERS

@@ -37,7 +37,7 @@ from windlass.model.operations import (
     RemoveHandler,
 )
 from windlass.model.push import read_url
-from windlass.model.worker import Worker
+from windlass.model.worker import Worker, unmet
 from windlass.store.data import ANYTHING
 
 LIST = "handler"
@@ -69,7 +69,7 @@ async def put(context: EngineContext, operation: PutHandler) -> HandlerEntry:
         versions = await _versions(context, tenant, task)  # another caller may have added one too
     for old in versions[MOST_VERSIONS:]:
         await context.store.records.swap(_kind(tenant, task), _name(old), ANYTHING, None)
-    entry = HandlerEntry(**_about(versions[0]), tenant=tenant, task=task)
+    entry = HandlerEntry(**_about(versions[0]), tenant=tenant, task=task, needs=versions[0].options.needs)
     await context.store.records.swap(LIST, f"{tenant}/{task}", ANYTHING, _pack(entry))
     context.handled_tasks = None
     return entry
@@ -125,26 +125,40 @@ async def tasks_of(
         mine = {f"{tenant}/": tasks for tenant, tasks in known.items()}
     else:
         mine = {"": known.get(worker.tenant, {})}
-    found = ((before + task, lang) for before, tasks in mine.items() for task, lang in tasks.items())
-    return [*worker.tasks, *(name for name, lang in found if able is None or lang in able)]
+    offers = set(worker.offers)
+    return [
+        *worker.tasks,
+        *(
+            before + task
+            for before, tasks in mine.items()
+            for task, entry in tasks.items()
+            if (able is None or entry.lang in able) and offers.issuperset(entry.needs) and not unmet(worker, task)
+        ),
+    ]
 
 
 async def unable(context: EngineContext, job: Job) -> str | None:
-    """Why no worker of a job's queue runs the handler of its task, as one of them reports; null = no report."""
-    lang = (await _read_handled(context)).get(job.tenant, {}).get(job.task)
+    """Why no worker of a job's queue runs its task, as far as they say so; null = they do not."""
+    entry = (await _read_handled(context)).get(job.tenant, {}).get(job.task)
+    lacks: list[str] = []
     for worker in await context.store.workers.list(EVERY_TENANT):
-        if lang in worker.unable and job.queue in worker.queues and worker.tenant in (EVERY_TENANT, job.tenant):
-            return f"no worker can run {lang}: {worker.unable[lang]}"
-    return None
+        if job.queue not in worker.queues or worker.tenant not in (EVERY_TENANT, job.tenant):
+            continue
+        needs = entry.needs if entry is not None and worker.handlers else ()
+        if lacking := unmet(worker, job.task) or [label for label in needs if label not in worker.offers]:
+            lacks = lacking
+        elif entry is not None and entry.lang in worker.unable:
+            return f"no worker can run {entry.lang}: {worker.unable[entry.lang]}"
+    return f"it needs {', '.join(lacks)}, which no worker that knows it offers" if lacks else None
 
 
-async def _read_handled(context: EngineContext) -> Mapping[str, Mapping[str, Language]]:
-    """By tenant the tasks that have handlers, each with its language."""
-    tasks: dict[str, dict[str, Language]] = {}
+async def _read_handled(context: EngineContext) -> Mapping[str, Mapping[str, HandlerEntry]]:
+    """By tenant the tasks that have handlers."""
+    tasks: dict[str, dict[str, HandlerEntry]] = {}
     for name, data in (await context.store.records.list(LIST)).items():
         if name not in context.reserved:
             tenant, _, task = name.partition("/")
-            tasks.setdefault(tenant, {})[task] = _entry.decode(data).lang
+            tasks.setdefault(tenant, {})[task] = _entry.decode(data)
     return tasks
 
 

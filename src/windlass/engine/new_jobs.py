@@ -264,9 +264,15 @@ def _many_drafts(context: EngineContext, operation: EnqueueMany) -> list[Draft]:
 
 
 def _check_cycles(made: Sequence[Draft]) -> None:
-    """Refuse jobs of one request that wait for each other: none of them would ever run."""
+    """Refuse jobs of one request that wait for each other, or for one that may not come: they would never run."""
+    unique = {draft.id for draft in made if draft.new.unique is not None}
     for place, named in enumerate(made):
         _check_after(named, f"jobs[{place}]")
+        if not unique.isdisjoint(named.new.after):
+            raise Invalid(
+                "it waits for a unique job of the same request, for which there may be another one: send that one first",
+                at=f"jobs[{place}].after",
+            )
     places = {draft.id: place for place, draft in enumerate(made)}
     cycle = find_cycle({draft.id: draft.new.after for draft in made if draft.new.after})
     if cycle:

@@ -13,7 +13,8 @@ import msgspec
 from msgspec import Struct
 
 from windlass.engine.context import POLL_EVERY, EngineContext, fence, lease_of
-from windlass.engine.reports import claim_request, claimed
+from windlass.engine.dependencies import give_results
+from windlass.engine.reports import claim_request, claimed, read_on_lost
 from windlass.engine.work import renew_now
 from windlass.engine.workers import SECRETS
 from windlass.model import lifecycle
@@ -124,7 +125,7 @@ class PushWorkers:
                 remaining = until - loop.time()
                 if records or remaining <= 0:
                     config = await self._context.flow_config.current()
-                    return [claimed(record, config) for record in records]
+                    return await give_results(self._context, [claimed(record, config) for record in records])
                 await listener.wait(min(POLL_EVERY, remaining))
 
     async def _tasks(self, worker: Worker, unknown: Collection[str]) -> list[str] | None:
@@ -145,14 +146,14 @@ class PushWorkers:
     async def lose(self, jobs: Sequence[tuple[JobKey, str]]) -> None:
         """Reclaim jobs now, by their tokens: their worker is gone, so their leases need not run out."""
         context, tokens = self._context, {key: fence(token) for key, token in jobs}
-        config = await context.flow_config.refreshed()
+        on_lost = await read_on_lost(context)
         await context.writes.heartbeat([Heartbeat(key.id, key.tenant, token) for key, token in tokens.items()], 0.0)
 
         def lost(record: Record, now: datetime) -> Move | None:
             job = record.job
             if record.token != tokens[key_of(job)]:
                 return None
-            return lifecycle.lose(job, now, config.on_lost(job))
+            return lifecycle.lose(job, now, on_lost(job))
 
         await context.move_jobs(list(tokens), lost)
 

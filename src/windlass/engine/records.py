@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from windlass.cached import CachedValue
 from windlass.engine.context import EngineContext
-from windlass.model.errors import Conflict, Missing, Unavailable
+from windlass.model.errors import Conflict, Missing, PartAway, Unavailable
 from windlass.model.names import EVERY_TENANT, queue_mark
 from windlass.model.new_job import JobOptions, NewJob
 from windlass.model.operations import (
@@ -220,6 +220,13 @@ async def read_task_options(context: EngineContext) -> OptionsByTask:
     return {name: _options.decode(data) for name, data in (await context.store.records.list(TASK_OPTIONS)).items()}
 
 
+async def known_task_options(context: EngineContext) -> OptionsByTask:
+    """As they are now; as they were last read while that partition of the store is away."""
+    with suppress(PartAway):
+        context.task_options = await read_task_options(context)
+    return context.task_options
+
+
 class WithTaskOptions:
     """A service in front of another that gives jobs the options of their tasks."""
 
@@ -248,11 +255,11 @@ def _with_options(
         case EnqueueMany():
             return replace(operation, jobs=[job_with_options(known, tenant, new) for new in operation.jobs])
         case _:
-            return replace(operation, options=_filled(operation.options, _options_of(known, tenant, operation.task)))
+            return replace(operation, options=_filled(operation.options, options_of(known, tenant, operation.task)))
 
 
 def job_with_options(known: OptionsByTask, tenant: str, new: NewJob) -> NewJob:
-    options = _options_of(known, tenant, new.task)
+    options = options_of(known, tenant, new.task)
     if new.id is not None and options.queue != new.queue and not new.id.endswith(f"{queue_mark(options.queue):02x}"):
         options = replace(options, queue=new.queue)  # a caller's own id is valid for one queue only: so it chose one
     found = _filled(new, options)
@@ -261,7 +268,7 @@ def job_with_options(known: OptionsByTask, tenant: str, new: NewJob) -> NewJob:
     return found
 
 
-def _options_of(known: OptionsByTask, tenant: str, task: str) -> JobOptions:
+def options_of(known: OptionsByTask, tenant: str, task: str) -> JobOptions:
     return known.get(f"{tenant}/{task}") or known.get(f"{EVERY_TENANT}/{task}") or _none
 
 

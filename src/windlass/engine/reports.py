@@ -14,14 +14,15 @@ from windlass.engine import new_jobs
 from windlass.engine.context import EngineContext, ambiguous_id, fence, lease_of
 from windlass.engine.files import attach
 from windlass.engine.flow.config import FlowConfig
+from windlass.engine.records import known_task_options, options_of
 from windlass.model import lifecycle, wire
 from windlass.model.admission import check_left_files
 from windlass.model.errors import Invalid
 from windlass.model.handler import NO_HANDLER, HandlerRun
-from windlass.model.job import Error, Reason
+from windlass.model.job import Error, Job, Reason
 from windlass.model.lifecycle import Move
 from windlass.model.names import DEFAULT_TENANT, EVERY_TENANT, JobKey, check_id, is_id, key_of
-from windlass.model.new_job import AT_MOST_ONCE
+from windlass.model.new_job import AT_MOST_ONCE, OnLost
 from windlass.model.operations import (
     MOST_SPAWNED,
     Adopt,
@@ -33,9 +34,11 @@ from windlass.model.operations import (
     Finish,
     Finished,
     LeasedJob,
+    LoadSteps,
     Order,
     Release,
     Renew,
+    SaveSteps,
 )
 from windlass.model.outcome import CODES, Outcome, Verdict
 from windlass.model.worker import Worker
@@ -46,11 +49,16 @@ JobRun = tuple[JobKey, bytes]
 
 Report = TypeVar("Report", bound=LeasedJob)
 
+OnLostOf = Callable[[Job], OnLost]
+"""What becomes of a job whose run ends without its own word."""
+
 WORKERS_REASONS = (Reason.TIMEOUT, Reason.CRASHED, Reason.MEMORY, Reason.OUTPUT, Reason.DISK)
 """Reasons that a worker may report."""
 
 
-async def tenants_of(context: EngineContext, operation: Adopt | Begin | Renew | Finish | Release) -> list[str]:
+async def tenants_of(
+    context: EngineContext, operation: Adopt | Begin | Renew | Finish | Release | SaveSteps | LoadSteps
+) -> list[str]:
     """The tenant of each reported job: the worker's own; for a shared worker, the one that the report names."""
     own, items = operation.tenant, operation.jobs
     for place, item in enumerate(items):
@@ -61,11 +69,11 @@ async def tenants_of(context: EngineContext, operation: Adopt | Begin | Renew | 
     if own != EVERY_TENANT:
         return [own] * len(items)
     unnamed = {item.id: "" for item in items if item.tenant is None}
-    for id, owners in zip(unnamed, await context.store.jobs.owners([*unnamed]), strict=True) if unnamed else ():
-        if len(owners) > 1:
+    for id, tenants in zip(unnamed, await context.store.jobs.tenants_with([*unnamed]), strict=True) if unnamed else ():
+        if len(tenants) > 1:
             place = next(place for place, item in enumerate(items) if item.id == id and item.tenant is None)
-            raise ambiguous_id(id, owners, at=f"jobs[{place}].tenant")
-        unnamed[id] = owners[0] if owners else DEFAULT_TENANT  # no such job: refused like any that is not held
+            raise ambiguous_id(id, tenants, at=f"jobs[{place}].tenant")
+        unnamed[id] = tenants[0] if tenants else DEFAULT_TENANT  # no such job: refused like any that is not held
     return [item.tenant or unnamed[item.id] for item in items]
 
 
@@ -81,6 +89,8 @@ async def claim_request(
 ) -> ClaimRequest:
     """A worker's claim of these tasks (null = any), under the settings of its queues."""
     able = worker if tasks is worker.tasks else replace(worker, tasks=tasks)
+    if worker.weights and worker.in_turn:  # to a store, a queue that is named several times has several turns
+        able = replace(able, queues=[one for one in worker.queues for _ in range(worker.weights.get(one, 1))])
     slots = slots if tasks is None or tasks else 0  # to a store, no tasks would mean any task
     config = await context.flow_config.current()
     return ClaimRequest(
@@ -141,7 +151,7 @@ def success(item: Finished, tenant: str) -> JobSuccess:
     return JobSuccess(item.id, tenant, fence(item.token), code, result, item.content_type, item.finished_at, _ran(item))
 
 
-def finish_move(context: EngineContext, config: FlowConfig, item: Finished, record: Record, now: datetime) -> Move:
+def finish_move(context: EngineContext, on_lost: OnLostOf, item: Finished, record: Record, now: datetime) -> Move:
     error = item.error or Error()
     outcome = Outcome(
         verdict=item.outcome,
@@ -150,7 +160,7 @@ def finish_move(context: EngineContext, config: FlowConfig, item: Finished, reco
         reason=item.reason,
         delay=item.delay,
     )
-    move = lifecycle.finish(record.job, outcome, now, context.chance.fraction(), config.on_lost(record.job))
+    move = lifecycle.finish(record.job, outcome, now, context.chance.fraction(), on_lost(record.job))
     return replace(move, finished_at=item.finished_at, ran=_ran(item))
 
 
@@ -169,9 +179,20 @@ def order_for(item: Alive, reply: HeartbeatReply) -> Order | None:
     return None
 
 
-async def on_lost_config(context: EngineContext, decides: bool) -> FlowConfig:
-    """For `FlowConfig.on_lost`: as it is now if it decides about a report; else any will do, and costs no read."""
-    return await (context.flow_config.refreshed() if decides else context.flow_config.current())
+async def read_on_lost(context: EngineContext, decides: bool = True) -> OnLostOf:
+    """What `on_lost` comes to for a job: as it says itself, or else its task, or else its queue.
+
+    As it is now if it decides about a report; else any will do, and costs no read. A job that was enqueued by name
+    before a worker had its task does not say it itself.
+    """
+    if not decides:
+        return (await context.flow_config.current()).on_lost
+    config, tasks = await context.flow_config.refreshed(), await known_task_options(context)
+
+    def on_lost(job: Job) -> OnLost:
+        return config.on_lost(replace(job, on_lost=job.on_lost or options_of(tasks, job.tenant, job.task).on_lost))
+
+    return on_lost
 
 
 # Checks
@@ -248,10 +269,10 @@ async def move_held(
 
 async def end_unbegun(context: EngineContext, reports: Sequence[tuple[Began, str]]) -> set[JobRun]:
     """Runs that were ordered to stop end here if their code waits for this answer (`on_lost` fail or adopt); which."""
-    config = await on_lost_config(context, decides=True)
+    on_lost = await read_on_lost(context)
 
     def stop(_item: Began, record: Record, now: datetime) -> Move | None:
-        waits = record.job.reason in lifecycle.STOP_ORDERS and config.on_lost(record.job) in AT_MOST_ONCE
+        waits = record.job.reason in lifecycle.STOP_ORDERS and on_lost(record.job) in AT_MOST_ONCE
         return lifecycle.release(record.job, now) if waits else None
 
     return await move_held(context, reports, stop)

@@ -8,6 +8,7 @@ step.
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 
@@ -15,13 +16,14 @@ from msgspec.structs import replace
 
 from windlass.engine import new_jobs
 from windlass.engine.context import POLL_EVERY
-from windlass.engine.dependencies import then_jobs, unblock
+from windlass.engine.dependencies import follow_ups, unblock
 from windlass.engine.engine import Engine
 from windlass.engine.estimate.forecast import refresh_forecasts
 from windlass.engine.estimate.learn import learn_run_times, measure_accuracy
 from windlass.engine.flow.apply import regroup_jobs, update_tier_caps
 from windlass.engine.flow.tiers import rebalance_all
 from windlass.engine.history import NOTE_EVERY, Historian
+from windlass.engine.reports import read_on_lost
 from windlass.engine.schedules import LOOK_EVERY, Scheduler
 from windlass.model import lifecycle
 from windlass.model.errors import PartAway, WindlassError
@@ -155,10 +157,10 @@ def guarded_reclaim(lease: float, *, trust_first: bool) -> Duty:
 async def _reclaim(engine: Engine, reading: OverdueJobs) -> int:
     if not reading.records:
         return 0
-    config = await engine.context.flow_config.refreshed()
+    on_lost = await read_on_lost(engine.context)
 
     def lost(record: Record, now: datetime) -> Move:
-        return lifecycle.lose(record.job, now, config.on_lost(record.job))
+        return lifecycle.lose(record.job, now, on_lost(record.job))
 
     return await engine.context.move_records(reading.records, reading.now, lost)
 
@@ -189,7 +191,7 @@ async def purge(engine: Engine) -> int:
 
 
 async def resolve_dependencies(engine: Engine) -> int:
-    """Add the `then` jobs of completed parents, and decide the jobs that waited for them."""
+    """Add the jobs that follow completed parents, and decide the jobs that waited for them."""
     parents = await engine.context.store.jobs.completed_parents([], MOST_PARENTS)
     if parents:
         await _resolve_each(engine, parents)
@@ -217,9 +219,12 @@ async def _is_resolved(engine: Engine, parent: CompletedParent) -> bool:
 
 async def _resolve(engine: Engine, parents: Sequence[CompletedParent]) -> None:
     """Do what is due after these parents, and remove them from the index of completed parents."""
-    await new_jobs.add(engine.context, then_jobs(parents))
-    children = [JobKey(child, one.tenant) for one in parents for child in one.children]
-    undecided = await unblock(engine.context, children)
+    await new_jobs.add(engine.context, await follow_ups(engine.context, parents))
+    ended: defaultdict[JobKey, set[str]] = defaultdict(set)
+    for one in parents:
+        for child in one.children:
+            ended[JobKey(child, one.tenant)].add(one.id)
+    undecided = await unblock(engine.context, [*ended], ended)
     done = [
         replace(one, children=[child for child in one.children if JobKey(child, one.tenant) not in undecided])
         for one in parents

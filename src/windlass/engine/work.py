@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from windlass.engine import reports
 from windlass.engine.context import POLL_EVERY, EngineContext, heard_of, known_worker, lease_of
+from windlass.engine.dependencies import give_results
 from windlass.engine.flow.apply import hold_limits
 from windlass.engine.flow.tiers import rebalance
 from windlass.engine.handlers import tasks_of
@@ -58,7 +59,8 @@ async def claim(context: EngineContext, operation: Claim) -> list[Claimed]:
         await rebalance(context, tenant, queue)
     context.stats.claimed(records, asyncio.get_running_loop().time())
     config = await context.flow_config.current()
-    return [reports.claimed(record, config) for record in records]
+    claims = [reports.claimed(record, config) for record in records]
+    return await give_results(context, claims) if any(one.job.with_results for one in claims) else claims
 
 
 async def _request(context: EngineContext, operation: Claim, worker: Worker, stays: float = 0.0) -> ClaimRequest:
@@ -166,8 +168,8 @@ async def finish(context: EngineContext, operation: Finish) -> Applied:
         held = await context.writes.succeed([reports.success(item, tenant) for item, tenant in ok])
         applied = {reports.run_of(item, tenant) for (item, tenant), applies in zip(ok, held, strict=True) if applies}
     if others:
-        config = await reports.on_lost_config(context, any(item.reason is Reason.CRASHED for item, _ in others))
-        applied |= await reports.move_held(context, others, partial(reports.finish_move, context, config))
+        on_lost = await reports.read_on_lost(context, any(item.reason is Reason.CRASHED for item, _ in others))
+        applied |= await reports.move_held(context, others, partial(reports.finish_move, context, on_lost))
     context.stats.finished((key for key, _ in applied), asyncio.get_running_loop().time())
     return reports.applied_of(reported, applied)
 
@@ -177,11 +179,11 @@ async def release(context: EngineContext, operation: Release) -> Applied:
     await known_worker(context, operation.worker, operation.tenant)
     reported = list(zip(operation.jobs, await reports.tenants_of(context, operation), strict=True))
     held = await hold_limits(context, reported)
-    config = await reports.on_lost_config(context, any(item.stopped is not None for item in operation.jobs))
+    on_lost = await reports.read_on_lost(context, any(item.stopped is not None for item in operation.jobs))
 
     def back(item: Released, record: Record, now: datetime) -> Move:
         delay = None if key_of(record.job) in held else item.delay
-        return lifecycle.release(record.job, now, delay, stopped=item.stopped, on_lost=config.on_lost(record.job))
+        return lifecycle.release(record.job, now, delay, stopped=item.stopped, on_lost=on_lost(record.job))
 
     return reports.applied_of(reported, await reports.move_held(context, reported, back))
 

@@ -13,7 +13,7 @@ from windlass.model.errors import Invalid
 from windlass.model.names import EVERY_TENANT, text_id
 from windlass.model.operations import Operation, Register, Registered, Unregister, Workers
 from windlass.model.push import read_url
-from windlass.model.worker import Worker
+from windlass.model.worker import NewWorker, Worker, unmet
 from windlass.store.data import ANYTHING
 
 SECRETS = "push.secret"
@@ -30,9 +30,10 @@ async def register(context: EngineContext, operation: Register) -> Registered:
         known = await known_worker(context, operation.id, operation.tenant)
         if known.url != operation.worker.url:
             raise Invalid("a worker's URL cannot change: register a new worker", at="worker.url")
+    about = _without_unmet(operation.worker)
     await register_task_options(context, operation.tenant, operation.worker)
     await declare_schedules(context, operation.tenant, operation.worker)
-    about = replace(operation.worker, options=None, schedules=None)
+    about = replace(about, options=None, schedules=None)
     lease = lease_of(context, operation.worker)
     worker = await context.store.workers.heartbeat(id, operation.tenant, lease, about)
     if operation.id is not None and worker is not None:
@@ -45,6 +46,22 @@ async def register(context: EngineContext, operation: Register) -> Registered:
     secret = b"".join(context.chance.token() for _ in range(4)).hex()
     await context.store.records.swap(SECRETS, id, ANYTHING, secret.encode())
     return Registered(worker=id, lease=lease, secret=secret)
+
+
+def _without_unmet(worker: NewWorker) -> NewWorker:
+    """The worker without the tasks that need what it does not offer: it claims none of their jobs."""
+    if not worker.needs or not worker.tasks:
+        return worker
+    tasks = [task for task in worker.tasks if not unmet(worker, task)]
+    if not tasks and not worker.handlers:
+        task = worker.tasks[0]
+        lacks = ", ".join(unmet(worker, task))
+        raise Invalid(
+            f"each of its tasks needs what this worker does not offer ({task} needs {lacks}): "
+            f"start it with --offers {','.join(unmet(worker, task))} where that is there",
+            at="worker.offers",
+        )
+    return replace(worker, tasks=tasks)
 
 
 async def workers(context: EngineContext, operation: Workers) -> list[Worker]:

@@ -17,12 +17,16 @@ NEVER = {State.FAILED: "has failed", State.CANCELLED: "was cancelled", None: "is
 
 
 def unblock(job: Job, parents: Mapping[str, State | None], now: datetime) -> Move | None:
-    """What becomes of a blocked job when those that it waits for stand like this (null = there is no such job)."""
+    """What becomes of a blocked job when those that it waits for stand like this (null = there is no such job).
+
+    Parents that are not named are still pending, as far as is known.
+    """
+    ended = {id: state for id, state in parents.items() if state is None or state in FINISHED}
     if job.after_failure != "run":
         for id in job.waits_for:
-            if (state := parents[id]) in NEVER:
+            if id in ended and (state := ended[id]) in NEVER:
                 return _end(job, Error(message=f"job {id}, which it waited for, {NEVER[state]}"), now)
-    rest = [id for id in job.waits_for if parents[id] is not None and parents[id] not in FINISHED]
+    rest = [id for id in job.waits_for if id not in ended]
     if not rest:
         return make_move(job, Step.UNBLOCK)
     return replace(make_move(job, Step.MEET), waits_for=rest) if rest != job.waits_for else None

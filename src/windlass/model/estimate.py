@@ -38,7 +38,7 @@ class Estimate(Struct, frozen=True, kw_only=True, gc=False):
     why: Why | None = None
     """What it waits for; null = it waits no more."""
     name: str | None = None
-    """Of the limit or the tier that it waits for; of a `handler`, why no worker can run it."""
+    """Of the limit or the tier that it waits for; of a `handler`, why no worker runs it."""
 
 
 class QueueEstimate(Struct, frozen=True, kw_only=True):

@@ -48,6 +48,8 @@ class HandlerOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forb
     """Of `http`: whether one call carries a batch, one payload and one answer per line."""
     files: bool = False
     """Whether its jobs may leave files: then a context gets one at a time, as it does where files come with a job."""
+    needs: Annotated[list[Name], Meta(max_length=64)] = []
+    """What a worker must offer to run it, as labels like `gpu`."""
 
 
 class NewHandler(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -83,6 +85,8 @@ class HandlerEntry(HandlerVersion, frozen=True, kw_only=True):
 
     tenant: str
     task: Name
+    needs: list[Name] = []
+    """What a worker must offer to run it."""
 
 
 class Handler(NewHandler, frozen=True, kw_only=True, omit_defaults=True):

@@ -18,6 +18,9 @@ from windlass.model.errors import Invalid
 # `$` also matches before a last newline; the lookahead refuses that, in Python and in JSON Schema alike.
 NAME_PATTERN = r"^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,127}$(?!\n)"
 
+WEIGHTED_PATTERN = NAME_PATTERN.replace("$", r"(=([1-9]|1[0-6]))?$")
+"""A name, or a name and a number: `mail=3`."""
+
 Name = Annotated[
     str,
     Meta(pattern=NAME_PATTERN, description="Letters, digits, `_`, `.` and `-`; 1 to 128; a letter or digit first."),

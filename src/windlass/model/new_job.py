@@ -36,7 +36,10 @@ Unique = Literal["pending", "queued"] | Annotated[float, Meta(gt=0, le=LONGEST)]
 OnDuplicate = Literal["join", "replace", "reject"]
 """What becomes of a second one: the first is answered, gets what the second brings, or the second is refused."""
 
-MOST_PARENTS = 100
+WithResults = Literal["one", "list", "current"]
+"""How a job gets the results of those that it waits for."""
+
+MOST_PARENTS = 1000
 NOTHING = Raw(b"\xc0")
 """MessagePack nil: the payload of a job that was given none."""
 
@@ -85,6 +88,8 @@ class JobOptions(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_u
     """Seconds after creation within which it must be started, or it fails as `expired`; null = never."""
     owner_timeout: Annotated[float, Meta(ge=LEAST_OWNER_TIMEOUT, le=LONGEST)] | None = None
     """Seconds it may go without its owner asking for it; then it is cancelled as `abandoned`; null = forever."""
+    on_failure: Name | None = None
+    """The task of a job that is queued when this one has failed, with its record as the one argument; null = none."""
     isolate: bool = False
     """Whether it runs in a process of its own."""
     on_lost: OnLost | None = None
@@ -120,6 +125,10 @@ class Terms(JobOptions, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     after_failure: AfterFailure = "skip"
     """If one of these does not succeed: `skip` cancels the job, `fail` lets it fail, both with the reason `dependency`;
     with `run` any end will do, and it is queued once all of them have ended or are gone."""
+    with_results: WithResults | None = None
+    """Whether a claim hands it the results of the jobs in `after`, in their order, null for one without: as its first
+    argument, before those in its payload (`one`: the result of the only job, `list`: the list of all), or aside
+    (`current`). They must still be kept then."""
 
 
 OWN_ID = (

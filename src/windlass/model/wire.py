@@ -17,7 +17,7 @@ from msgspec import Raw, Struct
 
 from windlass.model.errors import Invalid, TooLarge
 from windlass.model.job import JSON, MSGPACK, TEXT
-from windlass.model.names import MEDIA_PATTERN, NAME_PATTERN, is_name
+from windlass.model.names import MEDIA_PATTERN, NAME_PATTERN, WEIGHTED_PATTERN, is_name
 from windlass.model.new_job import HIGHEST, LOWEST, NOTHING, NewJob
 
 T = TypeVar("T")
@@ -154,6 +154,8 @@ def invalid(fault: Exception, *, at: str = "", kind: Any = None) -> Invalid:
         detail = "not a content type: printable ASCII, as in application/json"
     elif repr(NAME_PATTERN) in detail:
         detail = "not a name: letters, digits, '_', '.' and '-', 1 to 128 of them, a letter or digit first"
+    elif repr(WEIGHTED_PATTERN) in detail:
+        detail = "not a name, nor one with a number of turns from 1 to 16: mail, mail=3"
     return Invalid(detail, at=f"{at}.{found.strip('.')}".strip("."))
 
 

@@ -15,7 +15,16 @@ MOST_URL = 2000
 MOST_TASKS = 1000
 """Tasks of a worker, and tasks of one tenant whose options are kept."""
 
-Slots = Annotated[int, Meta(ge=1, le=10_000)]
+MOST_LABELS = 64
+"""What one task needs of a worker, and what a worker offers."""
+
+Labels = Annotated[list[Name], Meta(max_length=MOST_LABELS)]
+
+MOST_WEIGHT = 16
+
+MOST_SLOTS = 10_000
+
+Slots = Annotated[int, Meta(ge=1, le=MOST_SLOTS)]
 
 
 SandboxTier = Literal["limits", "confined", "isolated"]
@@ -35,8 +44,14 @@ class NewWorker(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_un
     """The queues it takes jobs from, preferred first."""
     in_turn: bool = False
     """Whether its queues take turns instead."""
+    weights: Annotated[dict[Name, Annotated[int, Meta(ge=1, le=MOST_WEIGHT)]], Meta(max_length=256)] = {}
+    """How many turns a queue has for each turn of the others; those that are not named have one."""
     tasks: Annotated[list[Name], Meta(max_length=MOST_TASKS)] | None = None
-    """The tasks it knows; null = whatever its queues hold."""
+    """The tasks it runs; null = whatever its queues hold. Those that need what it does not offer are left out."""
+    needs: Annotated[dict[Name, Labels], Meta(max_length=MOST_TASKS)] = {}
+    """What tasks that it knows need of a worker, as labels like `gpu`."""
+    offers: Labels = []
+    """The labels of what it has for tasks and handlers that need it."""
     options: Annotated[dict[Name, JobOptions], Meta(max_length=MOST_TASKS)] | None = None
     """The options of its tasks, which jobs that are queued by name take where they do not say otherwise. Those that are
     not named here have none; null = it says nothing of options. Kept with the queue, and not shown with the worker."""
@@ -106,6 +121,11 @@ class Worker(NewWorker, frozen=True, kw_only=True, omit_defaults=False):
     """When it introduced itself."""
     seen_at: datetime
     """When it last claimed or renewed."""
+
+
+def unmet(worker: NewWorker, task: str) -> list[str]:
+    """What a task that a worker knows needs, and the worker does not offer."""
+    return [label for label in worker.needs.get(task, ()) if label not in worker.offers]
 
 
 def counted_slots(worker: Worker) -> int:

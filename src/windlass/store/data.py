@@ -1,5 +1,6 @@
 """The data that goes into a store and comes out of it; that of flow control is in `flow`, the methods in `protocol`."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from enum import Enum, StrEnum
@@ -26,6 +27,15 @@ MOST_CHILDREN = 100
 
 
 Turn = Literal["queues", "tenants", "tasks"]
+
+
+def turns_of_queues(nonce: bytes, queues: Sequence[str]) -> list[str]:
+    """The order in which queues take turns in a claim; one that is named several times has so many turns."""
+    labels, seen = dict[str, str](), Counter[str]()
+    for queue in queues:
+        labels[f"{queue}#{seen[queue]}" if seen[queue] else queue] = queue
+        seen[queue] += 1
+    return [labels[label] for label in shuffled(nonce, labels)]
 
 
 def shuffled(nonce: bytes, names: Iterable[str]) -> list[str]:
@@ -346,6 +356,44 @@ class Posted(StrEnum):
     """The run would get more than its job allows: it was not kept."""
     ENDED = "ended"
     """There is no such job, or it has ended: it was not kept."""
+
+
+# Durable steps
+
+
+class JobStep(Struct, frozen=True):
+    """A step of a running job has finished."""
+
+    id: str
+    tenant: str
+    token: bytes
+    name: str
+    result: bytes
+
+
+class StepSaved(Enum):
+    """What became of its result."""
+
+    KEPT = "kept"
+    FULL = "full"
+    """The job has as many steps, or as many bytes of them, as it may have: it was not kept."""
+    LOST = "lost"
+    """The job does not run under that token: it was not kept."""
+
+
+class StoredStep(Struct, frozen=True):
+    """A step that has finished."""
+
+    name: str
+    finished_at: datetime
+    result: bytes
+
+
+class StoredSteps(Struct, frozen=True):
+    """The steps of a job, and the store's time at which they were read."""
+
+    now: datetime
+    steps: list[StoredStep]
 
 
 # Records and events

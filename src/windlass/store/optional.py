@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from windlass.model.errors import Invalid
 from windlass.model.names import JobKey
-from windlass.store.data import Draft, DrainReply, DrainRequest
+from windlass.store.data import Draft, DrainReply, DrainRequest, JobStep, StepSaved, StoredSteps
 
 # Journals, local files and prepared commands
 
@@ -126,6 +126,21 @@ class FileStore(Protocol):
 
     async def uploaded(self, tenant: str, digests: Sequence[bytes], seconds: float) -> dict[bytes, bytes]:
         """Those that are there, by digest; each stays for so long from now."""
+
+
+# Durable steps
+
+
+class StepStore(Protocol):
+    """The results of steps, beside their job until it vanishes."""
+
+    async def save(self, steps: Sequence[JobStep]) -> list[StepSaved]:
+        """Keep results, on disk before this is answered. A job keeps what it has under a name, and is kept `MOST_STEPS`
+        steps of `MOST_STEP_BYTES`. Refused without the token of the current run.
+        """
+
+    async def list(self, key: JobKey) -> StoredSteps:
+        """The steps of a job, in the order in which they were saved."""
 
 
 # Facts

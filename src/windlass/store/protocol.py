@@ -65,7 +65,7 @@ class JobStore(Protocol):
     async def read(self, keys: Sequence[JobKey], *, payload: bool = False) -> data.Reading:
         """Look jobs up."""
 
-    async def owners(self, ids: Sequence[str]) -> list[list[str]]:
+    async def tenants_with(self, ids: Sequence[str]) -> list[list[str]]:
         """For each id, the tenants that have such a job, sorted."""
 
     async def result(self, key: JobKey) -> data.StoredResult | None:
@@ -187,6 +187,7 @@ class Store(Protocol):
     prepare: optional.Preparation | None
     audit: optional.AuditStore | None
     files: optional.FileStore | None
+    steps: optional.StepStore | None
 
     async def close(self) -> None:
         """Close everything that was opened."""

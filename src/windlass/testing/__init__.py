@@ -166,6 +166,8 @@ class Harness:
     def _call(self, task: Task[Any, Any, Any], job: Job) -> dict[str, Any]:
         shown = self._running.ask(Show(tenant=job.tenant, id=job.id, payload=True))
         payload = bytes(shown.payload) if isinstance(shown.payload, Raw) else b""
+        if job.with_results not in (None, "current"):
+            return {"…": "the result before it", **task.plan.rest(payload, job.content_type)}
         return _call_of(task, *task.plan.unpack(payload, job.content_type, one=job.one_argument))
 
     # What the app asks
@@ -175,7 +177,7 @@ class Harness:
 
     def ask(self, operation: Operation[A], /) -> A:
         answer = self._running.ask(_without_waiting(operation))
-        if _runs_elsewhere(answer):
+        if _runs_elsewhere(operation, answer):
             answer = self._running.ask(operation)
         self._note(answer)
         if isinstance(operation, Selection):
@@ -187,7 +189,7 @@ class Harness:
 
     async def aask(self, operation: Operation[A], /) -> A:
         answer = await self._running.aask(_without_waiting(operation))
-        if _runs_elsewhere(answer):
+        if _runs_elsewhere(operation, answer):
             answer = await self._running.aask(operation)
         self._note(answer)
         if isinstance(operation, Selection):
@@ -287,18 +289,24 @@ class Inline(Harness):
 
 
 def _without_waiting(operation: Operation[A]) -> Operation[A]:
-    return replace(operation, wait=0.0) if isinstance(operation, GetResult) else operation  # type: ignore[arg-type]
+    return replace(operation, wait=0.0) if isinstance(operation, GetResult | Show) else operation  # type: ignore[arg-type]
 
 
-def _runs_elsewhere(answer: object) -> bool:
-    return isinstance(answer, Result) and answer.state is State.RUNNING
+def _waits(operation: Operation[Any]) -> bool:
+    return isinstance(operation, GetResult) or (isinstance(operation, Show) and operation.wait > 0)
+
+
+def _runs_elsewhere(operation: Operation[Any], answer: object) -> bool:
+    return _waits(operation) and isinstance(answer, Result | Job) and answer.state is State.RUNNING
 
 
 def _ended(operation: Operation[Any], answer: A) -> A:
-    if isinstance(operation, GetResult) and isinstance(answer, Result) and answer.state not in FINISHED:
+    if _waits(operation) and isinstance(answer, Result | Job) and answer.state not in FINISHED:
         if answer.state is State.RUNNING:
             return answer
-        raise TimeoutError(f"job {operation.id} is {answer.state}, and only the test runs it: call run_one or drain")
+        raise TimeoutError(
+            f"job {getattr(operation, 'id', '')} is {answer.state}, and only the test runs it: call run_one or drain"
+        )
     return answer
 
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from windlass.call.dependencies import Provider
 from windlass.call.hooks import Hooks, TaskCode
-from windlass.call.signals import Cancelled
+from windlass.call.signals import Cancelled, Suspended
 from windlass.connection import LoopThread
 from windlass.engine import Engine, Settings, upkeep
 from windlass.model.duration import LONGEST
@@ -62,6 +62,7 @@ class RecordingTask:
     def __init__(self, task: TaskCode) -> None:
         self.plan = task.plan
         self.errors = task.errors
+        self.soft_timeout = None
         self.raised: BaseException | None = None
         self._inner = task.function
         self.function: Callable[..., Any] = self._await if is_async(task) else self._call
@@ -92,10 +93,10 @@ class InlineRun:
         self.task = task
         self.raised: BaseException | None = None
         """What it raised, once it has ended."""
-        self.execution = Execution(assignment, lambda update: send(run, update))
+        self.execution = Execution(assignment, lambda update: send(self, update))
 
 
-SendUpdate = Callable[[ActiveRun, RunUpdate], None]
+SendUpdate = Callable[[InlineRun, RunUpdate], None]
 
 
 class InlineRunner:
@@ -276,13 +277,17 @@ class InMemoryEngine:
             for data in [*(message.data for message in renewed.messages), b""]:
                 work.execution.messages.put(data)
 
-    def _updated(self, run: ActiveRun, update: RunUpdate) -> None:
-        self._portal.loop.call_soon_threadsafe(self._worker.runs.update, run, update)
+    def _updated(self, work: InlineRun, update: RunUpdate) -> None:
+        runs, here = self._worker.runs, self._portal.loop
+        if update.step is not None:
+            here.call_soon_threadsafe(runs.ask_steps, work.run, update.step, work.execution.answer_step)
+        else:
+            here.call_soon_threadsafe(runs.update, work.run, update)
 
     def _end(self, work: InlineRun, outcome: RunOutcome) -> tuple[Job, BaseException | None]:
         job = self._portal.run(self._report(work.run, outcome))
         raised = work.raised
-        if raised is not None and not isinstance(raised, Exception | Cancelled):
+        if raised is not None and not isinstance(raised, Exception | Cancelled | Suspended):
             raise raised  # an interrupted test is not the business of its job
         return job, raised
 

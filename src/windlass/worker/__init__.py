@@ -19,7 +19,13 @@ class WorkerOptions(Struct, frozen=True, kw_only=True):
     target: str = ""
     """The app whose tasks it runs, as `module:name`; empty = none."""
     queues: list[str] = []
-    """Where it takes jobs from, highest precedence first; none = every queue that the app's tasks name, in turn."""
+    """Where it takes jobs from; none = every queue that the app's tasks name."""
+    strict: bool = False
+    """Whether it takes jobs of a queue only when those before it have none; else its queues take turns."""
+    weights: dict[str, int] = {}
+    """How many turns a queue has, if more than one."""
+    offers: list[str] = []
+    """What it has for tasks and handlers that need it, as labels."""
     slots: int = 32
     """How many jobs run at once."""
     contexts: int = os.cpu_count() or 1

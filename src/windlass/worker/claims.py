@@ -145,6 +145,11 @@ class Claims:
                 task.add_done_callback(self._releasing.discard)
         return claimed or []
 
+    def give_back(self, one: Claimed) -> None:
+        """Release a job that this worker does not start."""
+        tenant = one.job.tenant if self._registration.name_tenants else None
+        self._report_release(Released(id=one.job.id, token=one.token, tenant=tenant))
+
     def interrupt(self) -> None:
         if self._asking is not None and not self._interrupted:
             self._interrupted = True
@@ -163,8 +168,7 @@ class Claims:
         except WindlassError:
             return  # their lease will run out
         for one in taken:
-            tenant = one.job.tenant if self._registration.name_tenants else None
-            self._report_release(Released(id=one.job.id, token=one.token, tenant=tenant))
+            self.give_back(one)
 
     async def _unless_interrupted(self, ask: Callable[[], Awaitable[T]]) -> T | None:
         """Ask until the store answers; null = interrupted."""

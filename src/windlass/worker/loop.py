@@ -5,7 +5,7 @@ A job reaches a runner by the answer to a claim, or is adopted with its process 
 queue. The same loop serves contexts, functions, push workers and tests; they differ in their `Runner`.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from windlass.model.handler import Language
 from windlass.model.operations import MOST_AT_ONCE
@@ -43,10 +43,11 @@ class WorkerLoop:
         languages: list[Language] | None = None,
         telemetry: Telemetry | None = None,
         meter: UsageMeter | None = None,
+        slots_of: Mapping[str, int] | None = None,
     ) -> None:
         """`burst`: exit when no jobs are left. `languages`: claim handler jobs only in these; null = all."""
         self.reports = Reports(registration, clock)
-        self.runs = RunTable(self.reports, clock, telemetry)
+        self.runs = RunTable(self.reports, clock, telemetry, slots_of, registration.about.options)
         self.leases = Leases(self.runs, registration, clock, meter)
         self.claims = Claims(registration, self.reports.release, clock=clock, chance=chance, give_up_if_damaged=burst)
         self._clock = clock
@@ -68,36 +69,39 @@ class WorkerLoop:
         while not self._stopped and (most := slots()) > 0:
             if self._burst and not self.runs.active and self.reports.damaged is not None:
                 raise self.reports.damaged
-            free = most - len(self.runs.active)
-            if free < 1 or self._rests:
+            free = self.runs.free(most)
+            if free < 1 or self._claims_nothing:
                 await self.runs.some_ended()
                 continue
             if free < most // 4:
                 await self._clock.sleep(GATHER)  # others are about to end: one claim for all of them
-                free = slots() - len(self.runs.active)
+                free = self.runs.free(slots())
             idle = not self.runs.active and self.reports.settled  # reports on their way may make new jobs
             asked = min(free, MOST_AT_ONCE)
             started = await self.claim_and_start(runner_of, asked, BURST_WAIT if self._burst else WAIT, warm())
             if 0 < started < asked:
                 await self._clock.sleep(HEAD_START)
-            elif self._burst and not started and idle and not self.runs.active and not self._rests:
+            elif self._burst and not started and idle and not self.runs.active and not self._claims_nothing:
                 return
 
     async def claim_and_start(self, runner_of: RunnerOf, free: int, wait: float, warm: Sequence[str] = ()) -> int:
         """Claim up to `free` jobs and start them; returns how many."""
-        if free < 1 or self._rests:
+        if free < 1 or self._claims_nothing:
             return 0
         claimed = await self.claims.claim(free, wait, warm, self._languages)
-        if claimed:
-            self.runs.start(claimed, runner_of)
-        return len(claimed)
+        fitting = self.runs.fitting(claimed, free)
+        for one in claimed[len(fitting) :]:
+            self.claims.give_back(one)
+        if fitting:
+            self.runs.start(fitting, runner_of)
+        return len(fitting)
 
     async def register(self) -> bool:
         """Register this worker, however long that takes; false = it was stopped first."""
         return not self._stopped and await self.claims.register()
 
     @property
-    def _rests(self) -> bool:
+    def _claims_nothing(self) -> bool:
         return self._paused or self._suspended or self._stopped
 
     def stop(self) -> None:

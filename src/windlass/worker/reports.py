@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from windlass.model.errors import Busy, Damaged, Full, Missing, Unavailable, WindlassError
 from windlass.model.operations import (
     MOST_AT_ONCE,
+    A,
     Alive,
     Applied,
     Began,
@@ -23,18 +24,22 @@ from windlass.model.operations import (
     Finish,
     Finished,
     LeasedJob,
+    Operation,
     Release,
     Released,
     Renew,
 )
 from windlass.model.outcome import Verdict
 from windlass.model.ports import Clock
-from windlass.worker.claims import Registration
+from windlass.worker.claims import Registration, WorkerNames
 
 log = logging.getLogger("windlass.worker")
 job_log = logging.getLogger("windlass.job")
 
 TRY_AGAIN = (0.05, 0.1, 0.2, 0.5, 1.0)
+MOST_UNKNOWN = 5
+"""How often a question is asked again that the queue does not know, or of a worker that it does not know."""
+
 MOST_BYTES = 8 << 20
 """Of the results and new jobs in one report."""
 
@@ -175,6 +180,30 @@ class Reports:
         self._updates.append(update)
         self._updating.add((update.id, update.token))
         self._something.set()
+
+    def ask(self, make: Callable[[WorkerNames], Operation[A]], answered: Callable[[A | WindlassError], None]) -> None:
+        """Ask the queue something for a run, until it answers; then call this. An error is an answer that stays."""
+        task = asyncio.create_task(self._ask(make, answered), name="windlass-ask")
+        self._tasks.add(task)
+        task.add_done_callback(self._has_sent_late)
+
+    async def _ask(
+        self, make: Callable[[WorkerNames], Operation[A]], answered: Callable[[A | WindlassError], None]
+    ) -> None:
+        unknown = 0
+        for pause in itertools.chain(TRY_AGAIN, itertools.repeat(TRY_AGAIN[-1])):
+            try:
+                answer = await self._registration.ask(make)
+            except WindlassError as fault:
+                unknown += isinstance(fault, Missing)  # forgotten again at once; or the queue is too old to be asked
+                if not isinstance(fault, (*TEMPORARY, Missing)) or unknown > MOST_UNKNOWN:
+                    answered(fault)
+                    return
+                log.debug("cannot ask yet: %s", fault)
+            else:
+                answered(answer)
+                return
+            await self._clock.sleep(pause)
 
     def is_updating(self, id: str, token: str) -> bool:
         """Whether an update of this run is not answered yet."""

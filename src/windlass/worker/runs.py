@@ -9,22 +9,37 @@ table what happens to each: an update, output, an outcome. Nothing here starts a
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 from typing import Protocol
 
 import msgspec
 from msgspec import UNSET, Raw
+from msgspec.structs import replace
 
+from windlass.model.errors import WindlassError
 from windlass.model.job import TEXT, Error, Job, Reason
-from windlass.model.new_job import AT_MOST_ONCE, NewJob
-from windlass.model.operations import Alive, Began, Claimed, Delivered, Finished, Released
+from windlass.model.new_job import AT_MOST_ONCE, JobOptions, NewJob
+from windlass.model.operations import (
+    Alive,
+    Applied,
+    Began,
+    Claimed,
+    Delivered,
+    Finished,
+    FinishedStep,
+    JobSteps,
+    LeasedJob,
+    LoadSteps,
+    Released,
+    SaveSteps,
+)
 from windlass.model.outcome import CODES, Verdict
 from windlass.model.output import DEFAULT_OUTPUT, MOST_CHUNK, MOST_CHUNKS, MOST_OUTPUT, NewChunk, Progress, Stream
 from windlass.model.ports import Clock
 from windlass.model.worker import SandboxTier
-from windlass.worker.contexts.frames import RunOutcome, RunUpdate
+from windlass.worker.contexts.frames import RunOutcome, RunUpdate, StepAnswer, StepRequest
 from windlass.worker.functions import FunctionOutcome
 from windlass.worker.linux import describe_status
 from windlass.worker.reports import Reports
@@ -41,6 +56,9 @@ GROUPED = 0.02
 
 LONG_ENOUGH = 0.2
 """Seconds after which a job has run long enough for its pid to be of interest."""
+
+KEEP_FREE = 5.0
+"""Seconds for which slots are kept free for a job that takes several, if nothing ends meanwhile."""
 
 WORKER_STOPPED = "its worker stopped before it had ended"
 
@@ -247,13 +265,17 @@ class ActiveRun:
             files_loaded=self.has_files and self.at_most_once and self.job.max_retry == 0,
         )
 
-    def released(self, delay: float | None = None, rests: str | None = None, stopped: str | None = None) -> Released:
+    def released(
+        self, delay: float | None = None, hold_limit: str | None = None, stopped: str | None = None
+    ) -> Released:
         """The report that this run does not count; the job waits again, after a delay if there is one.
 
         `stopped`: why its code was stopped before it had ended, if it may have begun.
         """
         stopped = stopped[:MOST_LOGGED] if stopped is not None and self.begun else None
-        return Released(id=self.id, token=self.token, tenant=self.tenant, delay=delay, rests=rests, stopped=stopped)
+        return Released(
+            id=self.id, token=self.token, tenant=self.tenant, delay=delay, hold_limit=hold_limit, stopped=stopped
+        )
 
 
 def _chunks(log: list[tuple[Stream, bytes | memoryview]]) -> Iterator[NewChunk]:
@@ -320,7 +342,15 @@ def choose_runner(app_tasks: Collection[str], contexts: Runner, handlers: Runner
 class RunTable:
     """What one worker runs."""
 
-    def __init__(self, reports: Reports, clock: Clock, telemetry: Telemetry | None = None) -> None:
+    def __init__(
+        self,
+        reports: Reports,
+        clock: Clock,
+        telemetry: Telemetry | None = None,
+        slots_of: Mapping[str, int] | None = None,
+        options: Mapping[str, JobOptions] | None = None,
+    ) -> None:
+        """`slots_of`: the slots that a job takes, by task, where it takes more than one. `options`: of its tasks."""
         self.active: dict[int, ActiveRun] = {}
         """By number, in the order in which they were claimed."""
         self.reports = reports
@@ -334,6 +364,10 @@ class RunTable:
         """How many runs have ended here; released ones do not count."""
         self._clock = clock
         self._telemetry = telemetry
+        self._slots_of = slots_of or {}
+        self._kept_free = 1
+        """Slots that must be free before the next claim: several if a job was given back for want of them."""
+        self._on_lost = {task: one.on_lost for task, one in (options or {}).items() if one.on_lost is not None}
         self._listeners: list[RunListener] = []
         self._numbers = itertools.count(1)
         self._loop = asyncio.get_running_loop()
@@ -345,9 +379,39 @@ class RunTable:
         """How many jobs may run at once now, if so many may end here in all."""
         return at_once if in_all is None else min(at_once, in_all - self.done)
 
+    def free(self, slots: int) -> int:
+        """How many of the slots are free; none as long as they are kept for a job that needs more than these."""
+        if not self._slots_of:
+            return slots - len(self.active)
+        free = slots - sum(self._slots_of.get(run.job.task, 1) for run in self.active.values())
+        return 0 if self.active and free < self._kept_free else free
+
+    def fitting(self, claimed: Sequence[Claimed], free: int) -> Sequence[Claimed]:
+        """As many of the first jobs as these slots are enough for. For the next one, slots are kept free.
+
+        A job that is alone may take more than there are.
+        """
+        self._kept_free = 1
+        if not self._slots_of:
+            return claimed
+        for place, one in enumerate(claimed):
+            needed = self._slots_of.get(one.job.task, 1)
+            if needed > free and (place or self.active):
+                self._kept_free = needed
+                return claimed[:place]
+            free -= needed
+        return claimed
+
     async def some_ended(self) -> None:
         self.changed.clear()
-        await self.changed.wait()
+        if self._kept_free == 1:
+            await self.changed.wait()
+            return
+        try:
+            async with asyncio.timeout(KEEP_FREE):
+                await self.changed.wait()
+        except TimeoutError:
+            self._kept_free = 1  # another worker may have taken the job
 
     async def all_ended(self) -> None:
         while self.active:
@@ -362,7 +426,7 @@ class RunTable:
         """Give the jobs of a claim's answer to their runners."""
         now = self._clock.monotonic()
         batches: dict[Runner, list[tuple[ActiveRun, Claimed]]] = {}
-        for one in claimed:
+        for one in map(self._with_on_lost, claimed) if self._on_lost else claimed:
             tenant = one.job.tenant if self.reports.name_tenants else None
             runner = runner_of(one.job)
             run = ActiveRun(next(self._numbers), one.job, one.token, now, runner, tenant=tenant)
@@ -378,9 +442,16 @@ class RunTable:
         for listener in self._listeners:
             listener.runs_started()
 
+    def _with_on_lost(self, claimed: Claimed) -> Claimed:
+        """As its task says, if it was enqueued by name before the queue knew what that is. The queue decides alike."""
+        job = claimed.job
+        if job.on_lost is not None or job.task not in self._on_lost:
+            return claimed
+        return replace(claimed, job=replace(job, on_lost=self._on_lost[job.task]))
+
     def adopt(self, claimed: Claimed, runner: Runner) -> ActiveRun:
         """A run that goes on here: its job has just been adopted."""
-        job, now = claimed.job, self._clock.monotonic()
+        job, now = self._with_on_lost(claimed).job, self._clock.monotonic()
         tenant = job.tenant if self.reports.name_tenants else None
         run = ActiveRun(next(self._numbers), job, claimed.token, now, runner, tenant=tenant)
         if job.started_at is not None:
@@ -435,6 +506,29 @@ class RunTable:
         else:
             for listener in self._listeners:
                 listener.run_has_room(run)
+
+    def ask_steps(self, run: ActiveRun, request: StepRequest, answer: Callable[[StepAnswer], None]) -> None:
+        """Load the steps of its job, or save one; then answer, if the run is still ours."""
+
+        def answered(found: list[JobSteps] | Applied | WindlassError) -> None:
+            if not self.is_active(run):
+                return
+            match found:
+                case WindlassError():
+                    answer(StepAnswer(run.number, request.call, error=str(found)))
+                case Applied(applied=[]) | []:
+                    self.lose(run)
+                case Applied():
+                    answer(StepAnswer(run.number, request.call))
+                case [loaded]:
+                    answer(StepAnswer(run.number, request.call, loaded.steps))
+
+        held = LeasedJob(id=run.id, token=run.token, tenant=run.tenant)
+        if not request.name:
+            self.reports.ask(lambda names: LoadSteps(**names, jobs=[held]), answered)
+            return
+        step = FinishedStep(id=run.id, token=run.token, tenant=run.tenant, name=request.name, result=request.result)
+        self.reports.ask(lambda names: SaveSteps(**names, jobs=[step]), answered)
 
     def print(self, run: ActiveRun, stream: Stream, data: bytes) -> None:
         run.print(stream, data)
@@ -515,7 +609,7 @@ class RunTable:
 
     def finish(self, run: ActiveRun, outcome: RunOutcome) -> None:
         if outcome.snooze is not None:
-            self.remove(run, run.released(outcome.snooze, outcome.rests))
+            self.remove(run, run.released(outcome.snooze, outcome.hold_limit))
         else:
             self.remove(run, finished(run, outcome))
 

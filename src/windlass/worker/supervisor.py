@@ -21,7 +21,7 @@ from windlass.model.handler import Language
 from windlass.model.names import EVERY_TENANT
 from windlass.model.operations import Service
 from windlass.model.ports import Clock, Randomness
-from windlass.model.worker import NewWorker
+from windlass.model.worker import NewWorker, unmet
 from windlass.worker import WorkerOptions
 from windlass.worker.adoption import Adoption
 from windlass.worker.claims import Registration
@@ -86,6 +86,7 @@ class Supervisor:
             languages=None if options.functions is None else UNPROBED,
             telemetry=self._telemetry,
             meter=UsageMeter(clock),
+            slots_of=app.slots,
         )
         self._runs = self._loop.runs
         shared = options if app.tasks else replace(options, contexts=0)
@@ -341,12 +342,16 @@ def _counted(count: int, do: str = "", does: str = "") -> str:
 def introduction(app: AppInfo, options: WorkerOptions, store: str) -> str:
     """The first line of a worker: which jobs of which store it runs."""
     about = _about(app, options)
-    runs = [f"task{'s' if len(app.tasks) > 1 else ''} {', '.join(sorted(app.tasks))}"] if app.tasks else []
+    tasks = sorted(task for task in app.tasks if not unmet(about, task))
+    runs = [f"task{'s' if len(tasks) > 1 else ''} {', '.join(tasks)}"] if tasks else []
     if about.handlers:
         runs.append("jobs with a handler")
-    queues = f"queue{'s' if len(about.queues) > 1 else ''} {', '.join(about.queues)}"
-    turns = " in turn" if about.in_turn and len(about.queues) > 1 else ""
-    return f"{about.name}: store {store}, tenant {app.tenant}, {queues}{turns}, {' and '.join(runs) or 'no tasks'}"
+    named = [f"{queue} ({about.weights[queue]} turns)" if queue in about.weights else queue for queue in about.queues]
+    queues = f"queue{'s' if len(named) > 1 else ''} {', '.join(named)}"
+    turns = (" in turn" if about.in_turn else " in this order") if len(named) > 1 else ""
+    offers = f", offers {', '.join(about.offers)}" if about.offers else ""
+    place = f"store {store}, tenant {app.tenant}, {queues}{turns}"
+    return f"{about.name}: {place}, {' and '.join(runs) or 'no tasks'}{offers}"
 
 
 def _about(app: AppInfo, options: WorkerOptions) -> NewWorker:
@@ -356,8 +361,11 @@ def _about(app: AppInfo, options: WorkerOptions) -> NewWorker:
         node=host,
         pid=os.getpid(),
         queues=options.queues or app.queues or ["default"],
-        in_turn=not options.queues,
+        in_turn=not options.strict,
+        weights=options.weights,
         tasks=app.tasks,
+        needs=app.needs,
+        offers=options.offers,
         options=app.options,
         app=options.target,
         schedules=app.schedules if options.target else None,

@@ -254,7 +254,7 @@ async def _payloads(
 
 async def hold_limits(context: EngineContext, reports: Sequence[tuple[Released, str]]) -> set[JobKey]:
     """Hold the limits that released jobs name for their delays; the jobs that have such a limit."""
-    given = {JobKey(item.id, tenant): item for item, tenant in reports if item.rests is not None and item.delay}
+    given = {JobKey(item.id, tenant): item for item, tenant in reports if item.hold_limit is not None and item.delay}
     found: set[JobKey] = set()
     for record in (await context.store.jobs.read(list(given))).records if given else ():
         if record is None or record.token is None or record.token != fence(given[key_of(record.job)].token):
@@ -262,7 +262,7 @@ async def hold_limits(context: EngineContext, reports: Sequence[tuple[Released, 
         item = given[key_of(record.job)]
         for bucket in record.group.split(BAR)[1:]:
             name = bucket.partition(KEY)[0].partition("/")[2]
-            if item.rests in ("", name):
+            if item.hold_limit in ("", name):
                 await context.store.flow.hold(bucket, item.delay or 0.0)
                 found.add(key_of(record.job))
     return found

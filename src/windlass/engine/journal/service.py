@@ -75,6 +75,7 @@ from windlass.model.operations import (
     GetQueueEstimate,
     GetResult,
     GetStats,
+    GetSteps,
     List,
     LowerTimeout,
     Operation,
@@ -93,7 +94,7 @@ from windlass.store.optional import JournalTarget
 log = logging.getLogger("windlass.journal")
 
 OF_STORED_JOBS = (
-    *(Show, GetResult, GetEstimate, GetQueueEstimate, GetOutput, GetFiles, GetFile),
+    *(Show, GetResult, GetEstimate, GetQueueEstimate, GetOutput, GetFiles, GetFile, GetSteps),
     *(List, Failures, Count, GetStats, Send, Resize, SendSignal),
     *(Edit, Cancel, Rerun, Delete, FinishByHand, FailByHand, LowerTimeout),
 )

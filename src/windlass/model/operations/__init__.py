@@ -88,6 +88,12 @@ from windlass.model.operations.schedules import PutSchedule as PutSchedule
 from windlass.model.operations.schedules import RemoveSchedule as RemoveSchedule
 from windlass.model.operations.schedules import RunSchedule as RunSchedule
 from windlass.model.operations.schedules import Schedules as Schedules
+from windlass.model.operations.steps import FinishedStep as FinishedStep
+from windlass.model.operations.steps import GetSteps as GetSteps
+from windlass.model.operations.steps import JobSteps as JobSteps
+from windlass.model.operations.steps import LoadedStep as LoadedStep
+from windlass.model.operations.steps import LoadSteps as LoadSteps
+from windlass.model.operations.steps import SaveSteps as SaveSteps
 from windlass.model.operations.table import MOST_AT_ONCE as MOST_AT_ONCE
 from windlass.model.operations.table import OPERATIONS as OPERATIONS
 from windlass.model.operations.table import A as A

@@ -3,7 +3,7 @@ orders, `Finish` reports an outcome, `Release` gives it back. Each report carrie
 """
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType, field
 
@@ -33,6 +33,7 @@ class Claimed(Struct, frozen=True, kw_only=True, gc=False):
     payload: Raw  # encoded as `job.content_type` says
     files: dict[str, bytes] = {}  # what was sent with the job, by name
     deadline: datetime | None = None
+    results: list[Any] = []  # what the jobs that it waited for returned, if it asked for that (`with_results`)
 
 
 @operation("POST", "/workers/{worker}/claim", "work")
@@ -166,9 +167,9 @@ class Released(LeasedJob, frozen=True, kw_only=True, omit_defaults=True, forbid_
     """A job that is given back."""
 
     delay: Seconds | None = None  # seconds before it may be claimed again
-    rests: Annotated[str, Meta(max_length=128)] | None = None
-    """Pause this limit's bucket for `delay` seconds (empty = every limit of the job). A job with such a limit goes back
-    to its place in the queue and waits there."""
+    hold_limit: Annotated[str, Meta(max_length=128)] | None = None
+    """Hold the bucket of this limit for `delay` seconds (empty = of every limit of the job). A job with such a limit
+    goes back to its place in the queue and waits there."""
     stopped: Annotated[str, Meta(max_length=2000)] | None = None
     """Why its code was stopped before it had ended; then `on_lost` says whether it may run again. Null = its code had
     not begun, or asked for a later time itself."""

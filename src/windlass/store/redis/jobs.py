@@ -224,7 +224,8 @@ class RedisJobs:
         taken: list[Record] = []
         for place, run in enumerate(runs):
             if (room := request.slots - len(taken)) > 0:
-                share = -(-room // (len(runs) - place)) if "queues" in request.turns else room
+                left = sum(len(queues) for _, queues in runs[place:])
+                share = -(-room * len(run[1]) // left) if "queues" in request.turns else room
                 taken += await self._claim(request, *run, slots=share)
         return taken
 
@@ -345,13 +346,13 @@ class RedisJobs:
     async def _now(self) -> datetime:
         return from_micros(int(await self.partitions.call("now", HOME)))
 
-    async def owners(self, ids: Sequence[str]) -> list[list[str]]:
+    async def tenants_with(self, ids: Sequence[str]) -> list[list[str]]:
         found: list[list[str]] = [[] for _ in ids]
         for partition, chosen in self.partitions.parts(ids, self.partitions.of_id):
             rest = list(chosen)
             while rest:
                 named = [raw_key(ids[place], DEFAULT_TENANT) for place in rest]
-                reply = await self.partitions.call("owners", partition, [MOST_LOOKS, *named])
+                reply = await self.partitions.call("tenants_with", partition, [MOST_LOOKS, *named])
                 for place, tenants in zip(rest, reply, strict=False):
                     found[place] = sorted(tenant.decode() for tenant in tenants)
                 rest = rest[len(reply) :]

@@ -100,9 +100,9 @@ FLOW_DERIVED = (
 
 STALE, RESULT, ERRORS, PROGRESS, FOLLOWED, EXTRAS = 1, 2, 4, 8, 64, 128
 CHUNK = 64
-BELONGINGS = (b"r", b"h", b"e", b"o", b"i", b"f", b"g", b"n", b"a")
+BELONGINGS = (b"r", b"h", b"e", b"o", b"i", b"f", b"g", b"d", b"n", b"a")
 """Keys of one job's own, beside its record."""
-_EXTRAS = (b"f", b"g", b"o", b"i", b"n")
+_EXTRAS = (b"f", b"g", b"d", b"o", b"i", b"n")
 RUNNING = layout.STATE_NUMBERS[State.RUNNING]
 
 DERIVED = (

@@ -19,13 +19,14 @@ from windlass.store.optional import (
     JournalTarget,
     LocalDisk,
     Preparation,
+    StepStore,
     audit_cursor,
 )
 from windlass.store.protocol import EventStore, FlowStore, JobStore, RecordStore, WorkerStore
 from windlass.store.redis.calls import Connection, Partitions
 from windlass.store.redis.connection import BlockingChannel
 from windlass.store.redis.events import EventBus
-from windlass.store.redis.files import RedisFiles
+from windlass.store.redis.files import RedisFiles, RedisSteps
 from windlass.store.redis.flow import HOME, RedisFlow
 from windlass.store.redis.jobs import RedisJobs, RedisJournal, RedisPreparation
 from windlass.store.redis.urls import Replicas
@@ -131,6 +132,7 @@ class RedisStore:
         self.disk: LocalDisk | None = None
         self.audit: AuditStore | None = RedisAudit(self.partitions)
         self.files: FileStore | None = RedisFiles(self.partitions)
+        self.steps: StepStore | None = RedisSteps(self.partitions)
         self.prepare: Preparation | None = None
         if isinstance(connection.channel, BlockingChannel) and clock is None and connection.replicas is None:
             self.prepare = RedisPreparation(connection.channel, jobs)

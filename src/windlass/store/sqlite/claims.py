@@ -9,7 +9,7 @@ again. Streams are opened only as far as they are looked at.
 """
 
 import heapq
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, islice
@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from windlass.model.names import EVERY_TENANT
 from windlass.store import encoding
-from windlass.store.data import SEEN_EVERY, ClaimRequest, Record, shuffled
+from windlass.store.data import SEEN_EVERY, ClaimRequest, Record, shuffled, turns_of_queues
 from windlass.store.encoding import span
 from windlass.store.flow import LEAD, NEAR, TierRule
 from windlass.store.sqlite.flow import LaneAdmission, queue_time, serve_tasks, serve_tenants, task_time, unblock_due
@@ -632,10 +632,11 @@ class Rotation:
         self._request = request
 
     def picks(self) -> Iterator[Pick]:
-        queues = list(dict.fromkeys(self._request.worker.queues))
+        turns = Counter(self._request.worker.queues)
         if "queues" not in self._request.turns:
-            return chain.from_iterable(self._of_queue(queue, 1) for queue in queues)
-        return _in_turn(self._of_queue(queue, len(queues)) for queue in shuffled(self._request.nonce, queues))
+            return chain.from_iterable(self._of_queue(queue, 1) for queue in turns)
+        picks = {queue: self._of_queue(queue, max(1, turns.total() // number)) for queue, number in turns.items()}
+        return _in_turn(picks[queue] for queue in turns_of_queues(self._request.nonce, self._request.worker.queues))
 
     def _of_queue(self, queue: str, sharing: int) -> Iterator[Pick]:
         """`sharing` = how many share the slots."""

@@ -1,20 +1,33 @@
-"""Files beside the jobs: those that runs left, and uploaded ones, by tenant and SHA-256.
+"""Files beside the jobs: those that runs left, the results of steps, and uploaded ones, by tenant and SHA-256.
 
 Uploads past their time are dropped when another one comes, some at a time; of each tenant there are never more than its
 bound.
 """
 
+import struct
 from collections.abc import Mapping, Sequence
 
 from windlass.model.names import JobKey, raw_key
-from windlass.store.encoding import span
+from windlass.model.steps import MOST_STEP_BYTES, MOST_STEPS
+from windlass.store.data import JobStep, StepSaved, StoredStep, StoredSteps
+from windlass.store.encoding import from_micros, span
 from windlass.store.sqlite.transaction import Transaction, blob_array
 
 _HELD = "SELECT j.seq FROM job AS j CROSS JOIN lease AS l ON l.job = j.seq WHERE j.id = ? AND l.token = ?"
-_DROP_LEFT = "DELETE FROM file WHERE job = ? AND from_run"
+_DROP_LEFT = "DELETE FROM file WHERE job = ? AND from_run = 1"
 _LEAVE = "INSERT INTO file (job, name, data, from_run) VALUES (?, ?, ?, 1)"
-_LEFT = "SELECT name, length(data) FROM file WHERE from_run AND job = (SELECT seq FROM job WHERE id = ?) ORDER BY name"
-_READ = "SELECT data FROM file WHERE from_run AND job = (SELECT seq FROM job WHERE id = ?) AND name = ?"
+_LEFT = (
+    "SELECT name, length(data) FROM file WHERE from_run = 1 AND job = (SELECT seq FROM job WHERE id = ?) ORDER BY name"
+)
+_READ = "SELECT data FROM file WHERE from_run = 1 AND job = (SELECT seq FROM job WHERE id = ?) AND name = ?"
+
+_SAVE_STEP = "INSERT INTO file (job, name, data, from_run) VALUES (?, ?, ?, 2)"
+_STEP_SIZES = "SELECT count(*), coalesce(sum(length(data)), 0) FROM file WHERE job = ? AND from_run = 2"
+_HAS_STEP = "SELECT 1 FROM file WHERE job = ? AND from_run = 2 AND name = ?"
+_STEPS = "SELECT name, data FROM file WHERE from_run = 2 AND job = (SELECT seq FROM job WHERE id = ?) ORDER BY rowid"
+
+STEP_TIME = struct.Struct(">Q")
+"""When a step finished, before its result."""
 
 LEAST_SIZE = 4096
 """Bytes as which a smaller file counts, so that their number is bounded too."""
@@ -54,6 +67,29 @@ def left(tx: Transaction, key: JobKey) -> dict[str, int]:
 def read(tx: Transaction, key: JobKey, name: str) -> bytes | None:
     found = tx.first(_READ, raw_key(*key), name)
     return None if found is None else found[0]
+
+
+def save_step(tx: Transaction, step: JobStep) -> StepSaved:
+    found = tx.first(_HELD, raw_key(step.id, step.tenant), step.token)
+    if found is None:
+        return StepSaved.LOST
+    job = found[0]
+    if tx.first(_HAS_STEP, job, step.name) is not None:
+        return StepSaved.KEPT
+    number, size = tx.first(_STEP_SIZES, job) or (0, 0)
+    if number >= MOST_STEPS or size - number * STEP_TIME.size + len(step.result) > MOST_STEP_BYTES:
+        return StepSaved.FULL
+    tx.check_room(len(step.result))
+    tx.run(_SAVE_STEP, job, step.name, STEP_TIME.pack(tx.now) + step.result)
+    return StepSaved.KEPT
+
+
+def steps(tx: Transaction, key: JobKey) -> StoredSteps:
+    found = [
+        StoredStep(name, from_micros(STEP_TIME.unpack_from(data)[0]), data[STEP_TIME.size :])
+        for name, data in tx.rows(_STEPS, raw_key(*key))
+    ]
+    return StoredSteps(from_micros(tx.now), found)
 
 
 def upload(tx: Transaction, tenant: str, digest: bytes, data: bytes, *, seconds: float, most: int) -> None:

@@ -340,7 +340,8 @@ def _shared_row(tx: Transaction, draft: Draft, terms: bytes, count: int) -> Row:
     tx.count(lane.id, state, count)
     if state == QUEUED:
         tx.topics.add(f"work/{lane.queue}")
-    what = (lane.id, lane.tenant_queue, state, new.priority, len(new.files), new.then is not None, waits)
+    followed = new.then is not None or new.on_failure is not None
+    what = (lane.id, lane.tenant_queue, state, new.priority, len(new.files), followed, waits)
     return (*what, now, now, due, expires_at, abandon_at, terms)
 
 
@@ -363,7 +364,7 @@ def read(tx: Transaction, wanted: Sequence[JobKey], *, payload: bool) -> Reading
     return Reading(now=from_micros(tx.now), records=records_by_key(tx, wanted, payload=payload))
 
 
-def owners(tx: Transaction, texts: Sequence[str]) -> list[list[str]]:
+def tenants_with(tx: Transaction, texts: Sequence[str]) -> list[list[str]]:
     """For each id the tenants that have a job with it: keys begin with the id."""
     found = []
     for text in texts:

@@ -211,12 +211,13 @@ CREATE TABLE payload (
 ) STRICT;
 
 
--- What came with a job beside its payload, and what a run of it has left.
+-- What came with a job beside its payload, what a run of it has left, and the results of its steps: those begin with when
+-- the step finished (eight bytes), and come in the order of their rows.
 CREATE TABLE file (
     job      INTEGER NOT NULL,
     name     TEXT NOT NULL,
     data     BLOB NOT NULL,
-    from_run INTEGER NOT NULL DEFAULT 0 -- whether a run has left it
+    from_run INTEGER NOT NULL DEFAULT 0 -- 0 it came with the job, 1 a run has left it, 2 a step of that name returned it
 ) STRICT;
 
 CREATE UNIQUE INDEX file_name ON file (job, from_run, name);

@@ -26,6 +26,7 @@ from windlass.store.data import (
     Draft,
     Heartbeat,
     HeartbeatReply,
+    JobStep,
     JobSuccess,
     ListScope,
     Overdue,
@@ -34,7 +35,9 @@ from windlass.store.data import (
     Reading,
     Record,
     RecordPage,
+    StepSaved,
     StoredResult,
+    StoredSteps,
     Sweep,
     SweepReply,
     Unchecked,
@@ -49,6 +52,7 @@ from windlass.store.optional import (
     LocalDisk,
     Preparation,
     PreparedCommand,
+    StepStore,
     StoreInfo,
 )
 from windlass.store.protocol import EventStore, FlowStore, JobStore, RecordStore, WorkerStore
@@ -109,8 +113,8 @@ class SqliteJobs:
     async def read(self, keys: Sequence[JobKey], *, payload: bool = False) -> Reading:
         return await self._connection.read(lambda tx: jobs.read(tx, keys, payload=payload))
 
-    async def owners(self, ids: Sequence[str]) -> list[list[str]]:
-        return await self._connection.read(lambda tx: jobs.owners(tx, ids)) if ids else []
+    async def tenants_with(self, ids: Sequence[str]) -> list[list[str]]:
+        return await self._connection.read(lambda tx: jobs.tenants_with(tx, ids)) if ids else []
 
     async def result(self, key: JobKey) -> StoredResult | None:
         kept, once = await self._connection.read(lambda tx: jobs.peek_result(tx, key))
@@ -250,6 +254,24 @@ class SqliteFiles:
         return await self._connection.write(lambda tx: files.uploaded(tx, tenant, digests, seconds))
 
 
+class SqliteSteps:
+    """The results of steps in a file."""
+
+    def __init__(self, connection: Connection | InlineConnection) -> None:
+        self._connection = connection
+
+    async def save(self, steps: Sequence[JobStep]) -> list[StepSaved]:
+        work = partial(_save_steps, steps=steps)
+        return await self._connection.write(work, Durability.BEFORE_ANSWER) if steps else []
+
+    async def list(self, key: JobKey) -> StoredSteps:
+        return await self._connection.read(lambda tx: files.steps(tx, key))
+
+
+def _save_steps(tx: Transaction, steps: Sequence[JobStep]) -> list[StepSaved]:
+    return [files.save_step(tx, step) for step in steps]
+
+
 class SqliteDisk:
     """The disk that a file is on."""
 
@@ -275,6 +297,7 @@ class SqliteStore:
         self.disk: LocalDisk | None = SqliteDisk(connection)
         self.audit: AuditStore | None = SqliteAudit(connection)
         self.files: FileStore | None = SqliteFiles(connection)
+        self.steps: StepStore | None = SqliteSteps(connection)
         self.prepare: Preparation | None = None
         if isinstance(connection, InlineConnection):
             self.prepare = SqlitePreparation(connection)

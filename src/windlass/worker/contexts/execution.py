@@ -5,11 +5,14 @@ Also the messages that were sent to the job and that its task has not taken. Run
 
 import asyncio
 import inspect
+import itertools
 import os
 import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -19,16 +22,29 @@ from msgspec.structs import replace
 from windlass.call.arguments import Arguments
 from windlass.call.current import RunningJob, running
 from windlass.call.hooks import HookFailed, TaskCode
-from windlass.call.signals import ANY_ERROR, Cancelled, ErrorRules, Fail, RateLimited, Retry, Snooze
+from windlass.call.signals import (
+    ANY_ERROR,
+    Cancelled,
+    ErrorRules,
+    Fail,
+    RateLimited,
+    Retry,
+    Snooze,
+    SoftTimeout,
+    Suspended,
+)
+from windlass.call.steps import RunSteps
 from windlass.model.errors import Invalid, TooLarge, WindlassError
-from windlass.model.job import Error
+from windlass.model.job import Error, Reason
 from windlass.model.names import child_id, keyed_id
 from windlass.model.new_job import NewJob
+from windlass.model.operations import LoadedStep
 from windlass.model.outcome import Verdict
 from windlass.model.output import Progress, Stream
 from windlass.model.wire import encodable
+from windlass.worker.contexts import soft_timeouts
 from windlass.worker.contexts.folders import JobFolder
-from windlass.worker.contexts.frames import MOST_RESULT, Assignment, RunOutcome, RunUpdate
+from windlass.worker.contexts.frames import MOST_RESULT, Assignment, RunOutcome, RunUpdate, StepAnswer, StepRequest
 from windlass.worker.contexts.offspring import Offspring
 
 
@@ -91,6 +107,74 @@ class MessageQueue:
             waiter.get_loop().call_soon_threadsafe(_wake_one, waiter)
 
 
+class StepRequests:
+    """What one run asks about its durable steps, and the answers: the `StepLink` of a context."""
+
+    def __init__(self, number: int, send: "SendUpdate", *, in_loop: bool, wait: Callable[[], None] | None) -> None:
+        self.in_loop = in_loop
+        self._number = number
+        self._send = send
+        self._wait = wait
+        """Waits for commands and obeys them, where no thread does so all the time."""
+        self._calls = itertools.count(1)
+        self._pending: dict[int, Future[StepAnswer]] = {}
+        self._closed = False
+
+    def load(self) -> list[LoadedStep]:
+        return self._read(self._ask(StepRequest(next(self._calls))))
+
+    async def aload(self) -> list[LoadedStep]:
+        return self._read(await self._aask(StepRequest(next(self._calls))))
+
+    def save(self, name: str, result: bytes) -> None:
+        self._check_saved(self._ask(StepRequest(next(self._calls), name, result)))
+
+    async def asave(self, name: str, result: bytes) -> None:
+        self._check_saved(await self._aask(StepRequest(next(self._calls), name, result)))
+
+    def _read(self, answer: StepAnswer) -> list[LoadedStep]:
+        if answer.error:
+            raise Invalid(answer.error, at="step")
+        return answer.steps
+
+    def _check_saved(self, answer: StepAnswer) -> None:
+        if answer.error:
+            raise Fail(answer.error)  # another run would only repeat the step
+
+    def _ask(self, request: StepRequest) -> StepAnswer:
+        asked = self._sent(request)
+        while self._wait is not None and not asked.done():
+            self._wait()
+        return asked.result()
+
+    async def _aask(self, request: StepRequest) -> StepAnswer:
+        if self._wait is not None:
+            return self._ask(request)  # a loop of the task's own
+        return await asyncio.wrap_future(self._sent(request))
+
+    def _sent(self, request: StepRequest) -> "Future[StepAnswer]":
+        asked: Future[StepAnswer] = Future()
+        self._pending[request.call] = asked
+        if self._closed:
+            raise Cancelled
+        self._send(RunUpdate(self._number, step=request))
+        return asked
+
+    def answer(self, answer: StepAnswer) -> None:
+        asked = self._pending.pop(answer.call, None)
+        if asked is not None:
+            with suppress(InvalidStateError):  # the task waits no more
+                asked.set_result(answer)
+
+    def close(self) -> None:
+        """Raise `Cancelled` in the task, if it waits or asks for more."""
+        self._closed = True
+        for call in list(self._pending):
+            if (asked := self._pending.pop(call, None)) is not None:
+                with suppress(InvalidStateError):
+                    asked.set_exception(Cancelled())
+
+
 def _wake_one(waiter: "asyncio.Future[None]") -> None:
     if not waiter.done():
         waiter.set_result(None)
@@ -117,15 +201,18 @@ class Execution:
         "_job",
         "_offspring",
         "_send",
+        "_steps",
+        "in_loop",
         "messages",
         "poll",
         "spawned",
         "stop",
         "taken",
         "task",
+        "wait",
     )
 
-    _stopping = threading.Lock()
+    stopping = threading.Lock()
     """Nothing may come between "cancelled" and "has ended": or the exception would hit the next job of that thread."""
 
     def __init__(self, assignment: Assignment, send: SendUpdate) -> None:
@@ -137,6 +224,11 @@ class Execution:
         self._cancelled = False
         self.poll: Callable[[], None] | None = None
         """Reads commands that have come, where no thread listens all the time."""
+        self.wait: Callable[[], None] | None = None
+        """The same, and waits for one."""
+        self.in_loop = False
+        """Whether it is a coroutine in the loop of its context."""
+        self._steps: RunSteps | None = None
         self.task: asyncio.Task[None] | None = None
         """Runs its coroutine; referenced here, because an event loop does not keep its tasks."""
         self.spawned: list[NewJob] = []
@@ -152,9 +244,14 @@ class Execution:
             self.poll()
         return self._cancelled
 
+    @property
+    def is_cancelled(self) -> bool:
+        """The same, without reading commands that have come."""
+        return self._cancelled
+
     def begin(self, stop: Callable[[], object]) -> bool:
         """From here on it can be cancelled by calling `stop`; whether it has not been cancelled already."""
-        with self._stopping:
+        with self.stopping:
             if self.taken:
                 return False
             self.stop = stop
@@ -162,7 +259,7 @@ class Execution:
 
     def take_back(self) -> Assignment | None:
         """The job, if it has not begun: from here on it cannot. One that takes messages stays with those it has."""
-        with self._stopping:
+        with self.stopping:
             if self.taken or self._cancelled or self.stop is not None or self.messages is not None:
                 return None
             self.taken = True
@@ -170,17 +267,19 @@ class Execution:
 
     def cancel(self) -> None:
         """Stop it."""
-        with self._stopping:
+        with self.stopping:
             if not self._cancelled:
                 self._cancelled = True
                 if self.stop is not None:
                     self.stop()
         if self.messages is not None:
             self.messages.close()
+        if self._steps is not None:
+            self._steps.link.close()
 
     def end(self) -> None:
         """From here on it cannot be stopped."""
-        with self._stopping:
+        with self.stopping:
             self.stop = _nothing
 
     @property
@@ -206,6 +305,10 @@ class Execution:
     @property
     def files(self) -> dict[str, bytes]:
         return self._assignment.files
+
+    @property
+    def results(self) -> list[Any]:
+        return self._assignment.results
 
     @property
     def folder(self) -> Path:
@@ -265,6 +368,19 @@ class Execution:
     def _report_taken(self, taken: int) -> None:
         self._send(RunUpdate(self._assignment.number, taken=taken))
 
+    @property
+    def steps(self) -> RunSteps:
+        if self._steps is None:
+            number, waits = self._assignment.number, self.wait
+            self._steps = RunSteps(StepRequests(number, self._send, in_loop=self.in_loop, wait=waits))
+            if self._cancelled:
+                self._steps.link.close()
+        return self._steps
+
+    def answer_step(self, answer: StepAnswer) -> None:
+        if self._steps is not None:
+            self._steps.link.answer(answer)
+
     def spawn(self, new: NewJob) -> str:
         if len(self.spawned) >= MOST_SPAWNED:
             raise Invalid(f"one job may make at most {MOST_SPAWNED} others: queue them instead", at="spawn")
@@ -290,8 +406,11 @@ def execute(callee: TaskCode, assignment: Assignment, run: Execution) -> RunOutc
     token = running.set(run)
     try:
         args, kwargs = _arguments(callee, assignment)
-        outcome = success(callee, assignment.number, callee.function(*args, **kwargs), run)
-        return run.with_files(outcome)
+        if (soft := callee.soft_timeout) is None:
+            value = callee.function(*args, **kwargs)
+        else:
+            value = soft_timeouts.call(soft, run, callee.function, args, kwargs)
+        return run.with_files(success(callee, assignment.number, value, run))
     except BaseException as fault:  # noqa: BLE001 - whatever a task raises is its outcome
         return run.with_files(outcome_of(assignment.number, fault, callee.errors))
     finally:
@@ -302,9 +421,13 @@ def execute(callee: TaskCode, assignment: Assignment, run: Execution) -> RunOutc
 async def aexecute(callee: TaskCode, assignment: Assignment, run: Execution) -> RunOutcome:
     """Run a coroutine function to its end in this event loop."""
     running.set(run)
+    run.in_loop = True
     try:
         args, kwargs = _arguments(callee, assignment)
-        return run.with_files(success(callee, assignment.number, await callee.function(*args, **kwargs), run))
+        called = callee.function(*args, **kwargs)
+        if (soft := callee.soft_timeout) is not None:
+            called = soft_timeouts.SoftlyLimited(soft, run, called)
+        return run.with_files(success(callee, assignment.number, await called, run))
     except BaseException as fault:  # noqa: BLE001
         return run.with_files(outcome_of(assignment.number, fault, callee.errors))
     finally:
@@ -313,7 +436,11 @@ async def aexecute(callee: TaskCode, assignment: Assignment, run: Execution) -> 
 
 def _arguments(callee: TaskCode, assignment: Assignment) -> Arguments:
     try:
-        return callee.plan.unpack(assignment.payload, assignment.content_type, one=assignment.one_argument)
+        if assignment.with_results in (None, "current"):
+            return callee.plan.unpack(assignment.payload, assignment.content_type, one=assignment.one_argument)
+        results = assignment.results
+        first = results[0] if assignment.with_results == "one" else results
+        return callee.plan.unpack_rest(first, assignment.payload, assignment.content_type)
     except Invalid as fault:
         raise Fail(str(fault)) from None  # it would not fit the next time either
 
@@ -330,18 +457,26 @@ def success(callee: TaskCode, number: int, value: Any, run: Execution) -> RunOut
 def outcome_of(number: int, fault: BaseException, errors: ErrorRules = ANY_ERROR) -> RunOutcome:
     """The outcome of a run that an exception ended."""
     match fault:
-        case Snooze():
+        case Snooze() | Suspended():
             return RunOutcome(number, Verdict.RETRY, snooze=fault.after)
         case RateLimited():
-            return RunOutcome(number, Verdict.RETRY, snooze=fault.after, rests=fault.limit)
+            return RunOutcome(number, Verdict.RETRY, snooze=fault.after, hold_limit=fault.limit)
         case Retry():
             return RunOutcome(number, Verdict.RETRY, error=describe_error(fault), delay=fault.after)
         case Fail():
             return RunOutcome(number, Verdict.FAILED, code=fault.code, error=describe_error(fault))
-        case asyncio.CancelledError() | Cancelled():
+        case asyncio.CancelledError() | Cancelled() if not isinstance(fault, SoftTimeout):
             return cancelled_outcome(number)
     verdict = Verdict.FAILED if errors.is_final(fault) else Verdict.ERROR
-    return RunOutcome(number, verdict, error=describe_error(fault))
+    reason = Reason.TIMEOUT if _is_soft_timeout(fault) else None
+    return RunOutcome(number, verdict, error=describe_error(fault), reason=reason)
+
+
+def _is_soft_timeout(fault: BaseException) -> bool:
+    """Also a group of nothing else, as a task group raises it."""
+    if isinstance(fault, BaseExceptionGroup):
+        return all(map(_is_soft_timeout, fault.exceptions))
+    return isinstance(fault, SoftTimeout)
 
 
 def unopened_outcome(fault: BaseException) -> RunOutcome:

@@ -14,14 +14,15 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar
 
 import msgspec
 from msgspec import Struct
 
+from windlass.model.errors import Invalid
 from windlass.model.job import MSGPACK, Error, Job, Reason
-from windlass.model.new_job import JobOptions, NewJob
-from windlass.model.operations import Claimed
+from windlass.model.new_job import JobOptions, NewJob, WithResults
+from windlass.model.operations import Claimed, LoadedStep
 from windlass.model.outcome import Verdict
 from windlass.model.output import Progress, Stream
 from windlass.model.schedule import NewSchedule
@@ -76,6 +77,10 @@ class Assignment(Struct, frozen=True, array_like=True, gc=False):
     """Whether its payload is one argument, whatever its type."""
     terminal: str = ""
     """What kind of terminal it has, if any."""
+    with_results: WithResults | None = None
+    """How it gets the results of the jobs that it waited for."""
+    results: list[Any] = []
+    """These results."""
 
 
 def assignment_of(number: int, claimed: Claimed) -> Assignment:
@@ -100,6 +105,8 @@ def assignment_of(number: int, claimed: Claimed) -> Assignment:
         job.input and job.stdin is None,
         job.one_argument,
         _terminal_of(job),
+        job.with_results,
+        claimed.results,
     )
 
 
@@ -122,7 +129,7 @@ class RunOutcome(Struct, frozen=True, array_like=True, gc=False):
     delay: float | None = None
     snooze: float | None = None
     """Seconds after which the job wants to run again; this run does not count."""
-    rests: str | None = None
+    hold_limit: str | None = None
     """A limit (empty = every limit of the job) under which nothing starts while the job snoozes."""
     jobs: list[NewJob] = []
     """Jobs to be queued with its success."""
@@ -136,6 +143,27 @@ class RunOutcome(Struct, frozen=True, array_like=True, gc=False):
     """Whether it never began, because its process could not open what the app wants open."""
 
 
+class StepRequest(Struct, frozen=True, array_like=True, gc=False):
+    """What a run asks of the durable steps of its job."""
+
+    call: int
+    """Names the request within its run."""
+    name: str = ""
+    """The step whose result is to be kept; empty = it asks for those that are kept."""
+    result: bytes = b""
+
+
+class StepAnswer(Struct, frozen=True, array_like=True, gc=False):
+    """The answer to that."""
+
+    number: int
+    """Of the run."""
+    call: int
+    steps: list[LoadedStep] = []
+    error: str = ""
+    """Why it was refused."""
+
+
 class RunUpdate(Struct, frozen=True, array_like=True, gc=False):
     """What a running job reports."""
 
@@ -144,6 +172,7 @@ class RunUpdate(Struct, frozen=True, array_like=True, gc=False):
     printed: tuple[Stream, bytes] | None = None
     taken: int | None = None
     """How many messages it has taken so far."""
+    step: StepRequest | None = None
 
 
 # Supervisor to context
@@ -170,6 +199,7 @@ class Command(Struct, frozen=True, array_like=True, gc=False):
     """To a shim: send this to its context."""
     got: int = 0
     """To a shim: the queue has what came with updates up to this number."""
+    steps: list[StepAnswer] = []
 
 
 # Context to supervisor
@@ -258,6 +288,10 @@ class AppInfo(Struct, frozen=True, tag=True):
     """Those that it declares."""
     connections: list[str] = []
     """Peers of connections that it opened while it was imported: all contexts share them."""
+    slots: dict[str, int] = {}
+    """The slots that one job takes, of those tasks whose jobs take more than one."""
+    needs: dict[str, list[str]] = {}
+    """What those tasks that need something of a worker need."""
     opens: bool = False
     """Whether its contexts open something before they run jobs, and close it at their end."""
 
@@ -390,6 +424,8 @@ class ContextOutbox:
             self._bytes += sum(map(len, outcome.files.values()))
 
     def add_update(self, update: RunUpdate) -> None:
+        if update.step is not None and os.getpid() != self._process:
+            raise Invalid("a step must be run by the process that runs its job, not by one that it forked", at="step")
         self._updates.append(update)
         if update.printed is not None:
             self._printed += len(update.printed[1])

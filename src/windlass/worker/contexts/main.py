@@ -6,7 +6,6 @@ as a socket. When that is closed, the process exits.
 """
 
 import asyncio
-import ctypes
 import os
 import select
 import signal
@@ -21,6 +20,7 @@ from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 
 import msgspec
+from msgspec.structs import replace
 
 from windlass.call.hooks import Hooks, TaskCode
 from windlass.call.signals import Cancelled
@@ -47,10 +47,9 @@ from windlass.worker.contexts.frames import (
     RunUpdate,
     encode_frame,
 )
+from windlass.worker.contexts.soft_timeouts import raise_in_thread
 
 Item = tuple[TaskCode, Assignment, Execution]
-
-_set_exception = ctypes.pythonapi.PyThreadState_SetAsyncExc
 
 
 class Threads:
@@ -126,22 +125,17 @@ class Threads:
         thread = threading.get_ident()
         outcome: RunOutcome | None = None
         try:
-            if run.begin(lambda: _interrupt_thread(thread)):
+            if run.begin(lambda: raise_in_thread(thread, Cancelled)):
                 outcome = execute(code, assignment, run)
             elif run.taken:
                 return
             run.end()
             if run.cancelled:
-                _set_exception(ctypes.c_ulong(thread), None)  # not raised yet: it must not be raised in the next job
+                raise_in_thread(thread, None)  # not raised yet: it must not be raised in the next job
         except Cancelled:
             run.end()  # it was raised after the task had returned
         self._done(assignment.number)
         self._outbox.add_outcome(outcome or cancelled_outcome(assignment.number))
-
-
-def _interrupt_thread(thread: int) -> None:
-    """Raise `Cancelled` in a thread, as soon as it runs Python code again."""
-    _set_exception(ctypes.c_ulong(thread), ctypes.py_object(Cancelled))
 
 
 READ_AT_ONCE = 1 << 16
@@ -260,7 +254,7 @@ class SharedContext:
         for command in self._received():
             stay = [one for one in command.start if one.input]
             found += [one for one in command.start if not one.input]
-            rest = Command(stay, command.stop, command.exit_when_idle, command.messages)
+            rest = replace(command, start=stay)
             self._loop.call_soon_threadsafe(self.obey, rest)
         for number, run in list(self._runs.items()):
             if (job := run.take_back()) is not None:
@@ -273,6 +267,9 @@ class SharedContext:
             self._start(assignment)
         for message in command.messages:
             self._deliver(message)
+        for answer in command.steps:
+            if (run := self._runs.get(answer.number)) is not None:
+                run.answer_step(answer)
         for number in command.stop:
             self._stop(number)
         self._exiting = self._exiting or command.exit_when_idle
@@ -473,7 +470,8 @@ def _run_function(
     if assignment.input:
         threading.Thread(target=_receive, args=(link, frames, run), name="windlass-orders", daemon=True).start()
     else:
-        run.poll = _poller(link, frames, run)
+        run.poll = poll = _poller(link, frames, run)
+        run.wait = lambda: _wait(link, poll)
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         outcome = execute(code, assignment, run)
@@ -491,6 +489,8 @@ def _obey(command: Command, run: Execution) -> None:
     for message in command.messages:
         if run.messages is not None:
             run.messages.put(message.data)
+    for answer in command.steps:
+        run.answer_step(answer)
     if command.stop:
         run.cancel()
 
@@ -511,6 +511,15 @@ def _poller(link: socket.socket, frames: FrameReader[Command], run: Execution) -
                 _obey(command, run)
 
     return poll
+
+
+def _wait(link: socket.socket, poll: Callable[[], None]) -> None:
+    """Wait for commands, then obey them."""
+    select.select([link], [], [])
+    with suppress(BlockingIOError):
+        if not link.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT):
+            os._exit(0)  # the supervisor is gone
+    poll()
 
 
 def _receive(link: socket.socket, frames: FrameReader[Command], run: Execution) -> None:

@@ -351,7 +351,7 @@ class ContextRunner:
     def updated(self, context: ContextProcess, update: ContextUpdate) -> None:
         for one in update.updates:
             if (run := self._runs.active.get(one.number)) is not None:
-                self._runs.update(run, one)
+                self._update(context, run, one)
         if update.opened:
             context.opening, self._failures = False, 0
             self.changed.set()
@@ -368,6 +368,12 @@ class ContextRunner:
         if update.outcomes and context in self._shared and self._is_spent(context):
             self._retire(context)
             self.fill()
+
+    def _update(self, context: ContextProcess, run: ActiveRun, update: RunUpdate) -> None:
+        if update.step is not None:
+            self._runs.ask_steps(run, update.step, context.answer_step)
+        else:
+            self._runs.update(run, update)
 
     def _not_opened(self, context: ContextProcess, outcome: RunOutcome) -> None:
         """A shared context ends before it ran anything; the next one is forked after a pause, which grows."""

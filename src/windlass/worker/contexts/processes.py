@@ -43,6 +43,7 @@ from windlass.worker.contexts.frames import (
     ShimOptions,
     ShimState,
     SignalSent,
+    StepAnswer,
     ZygoteReport,
     ZygoteRequest,
     assignment_frames,
@@ -194,6 +195,9 @@ class ContextProcess(asyncio.Protocol):
     def send(self, number: int, messages: Sequence[bytes]) -> None:
         self.write(encode_frame(Command(messages=[JobMessage(number, data) for data in messages])))
 
+    def answer_step(self, answer: StepAnswer) -> None:
+        self.write(encode_frame(Command(steps=[answer])))
+
     def stop(self, number: int) -> None:
         self.write(encode_frame(Command(stop=[number])))
 
@@ -325,6 +329,9 @@ class KeptProcess(ContextProcess):
     def send(self, number: int, messages: Sequence[bytes]) -> None:
         del number
         self.write(encode_frame(Command(messages=[JobMessage(0, data) for data in messages])))
+
+    def answer_step(self, answer: StepAnswer) -> None:
+        self.write(encode_frame(Command(steps=[replace(answer, number=0)])))
 
     def stop(self, number: int) -> None:
         del number

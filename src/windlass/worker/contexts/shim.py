@@ -108,6 +108,8 @@ class Shim:
         self._to_context, self._to_worker = bytearray(), bytearray()
         self._pending: deque[ContextUpdate] = deque()
         """Numbered, until the worker confirms them."""
+        self._asked: dict[int, ContextUpdate] = {}
+        """What the run has asked about its steps, by its calls, until it is answered."""
         self._outcomes: list[RunOutcome] = []
         self._number = self._sent = 0
         self._state = ShimState(context.pid)
@@ -170,6 +172,8 @@ class Shim:
             self._worker.setblocking(False)
             self._commands = FrameReader(Command)
             self._to_worker = bytearray(encode_frame(ContextUpdate(shim=self._state)))
+            for update in self._asked.values():
+                self._to_worker += encode_frame(update)
             self._sent = 0
 
     def _leave(self) -> None:
@@ -203,7 +207,9 @@ class Shim:
             send(self._context, command.signal)
         while self._pending and self._pending[0].n <= command.got:
             self._drop_first()
-        if command.start or command.stop or command.messages:
+        for answer in command.steps:
+            self._asked.pop(answer.call, None)
+        if command.start or command.stop or command.messages or command.steps:
             state = self._state
             given = state.given + len(command.messages)
             self._state = replace(state, begun=state.begun or bool(command.start), given=given)
@@ -219,11 +225,14 @@ class Shim:
         for update in self._updates():
             self._outcomes += update.outcomes
             for one in update.updates:
-                if one.taken is None:
-                    updates.append(one)
-                else:
+                if one.step is not None:
+                    self._asked[one.step.call] = ContextUpdate(updates=[one])
+                elif one.taken is not None:
                     self._state = replace(self._state, taken=one.taken)
-                    self._to_worker += encode_frame(ContextUpdate(updates=[one])) if self._worker is not None else b""
+                else:
+                    updates.append(one)
+                    continue
+                self._to_worker += encode_frame(ContextUpdate(updates=[one])) if self._worker is not None else b""
         if updates:
             self._number += 1
             self._pending.append(ContextUpdate(updates=updates, n=self._number))

@@ -387,6 +387,8 @@ def main() -> None:
         control,
         AppInfo(
             *(list(app.tasks), list(queues), app.store, app.tenant, app.token, options, app.declared, shared),
+            slots={name: task.slots for name, task in app.tasks.items() if task.slots > 1},
+            needs={name: list(task.needs) for name, task in app.tasks.items() if task.needs},
             opens=app.hooks.concern_processes,
         ),
     )

@@ -14,9 +14,11 @@ from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
+from windlass.model import wire
 from windlass.model.duration import LONGEST
 from windlass.model.errors import Missing, Unavailable, WindlassError
 from windlass.model.handler import Handler
+from windlass.model.job import MSGPACK
 from windlass.model.operations import MOST_WARM, Claimed, GetCode, GetQuota, GetStats, Service
 from windlass.model.output import Stream
 from windlass.model.ports import Clock
@@ -232,12 +234,17 @@ class _BatchListener:
 
 
 def _function_job(run: ActiveRun, claimed: Claimed) -> FunctionJob:
-    job = run.job
+    job, payload, content_type = run.job, bytes(claimed.payload), run.job.content_type
+    if job.with_results in ("one", "list") and wire.value(payload, content_type) is None:
+        payload, content_type = (
+            wire.encode(claimed.results[0] if job.with_results == "one" else claimed.results),
+            MSGPACK,
+        )
     return FunctionJob(
         id=job.id,
         tenant=job.tenant,
-        payload=bytes(claimed.payload),
-        content_type=job.content_type,
+        payload=payload,
+        content_type=content_type,
         timeout=run.limit,
         files=claimed.files,
     )

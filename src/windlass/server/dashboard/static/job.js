@@ -64,7 +64,7 @@ const WHY = {
   jobs: "other jobs are ahead of it",
   pause: "its queue, task or limit is paused",
   worker: "no worker takes jobs from its queue",
-  handler: "no worker can run its handler",
+  handler: "no worker of its queue runs its task",
 };
 
 /** @param {any} props */

@@ -351,8 +351,18 @@ end
 
 -- All of the claim: one part whose members are the queues that take turns, or one part per queue.
 local function parts_of_claim()
-  local parts = {}
-  for _, queue in ipairs(claim.queues) do push(parts, part_of_queue(queue)) end
+  local parts, known = {}, {}
+  for _, queue in ipairs(claim.queues) do
+    local part = known[queue]
+    if part then -- a queue that has several turns is named several times
+      part.turns = part.turns + 1
+      push(parts, { name = queue .. '#' .. (part.turns - 1), members = { part }, again = part })
+    else
+      known[queue] = part_of_queue(queue)
+      known[queue].turns = 1
+      push(parts, known[queue])
+    end
+  end
   return takes_turns('q') and { { members = shuffle(parts) } } or parts
 end
 
@@ -412,12 +422,13 @@ end
 local function share(part, room)
   if not part.members then return claim_part(part, room) end
   if #part.members == 1 then return share(part.members[1], room) end
-  local some, counts, parts = {}, {}, {}
+  local some, counts, parts, counted = {}, {}, {}, {}
   for _, one in ipairs(part.members) do
-    local count = #some < room and count_of(one, room) or 0
-    if count > 0 then
+    local whose = one.again or one
+    counted[whose] = counted[whose] or { left = #some < room and count_of(whose, room) or 0 }
+    if counted[whose].left > 0 then
       push(some, one)
-      push(counts, count)
+      push(counts, counted[whose])
       push(parts, 0)
     end
   end
@@ -425,8 +436,9 @@ local function share(part, room)
   while room > 0 and given do
     given = false
     for i = 1, #some do
-      if room > 0 and parts[i] < counts[i] then
+      if room > 0 and counts[i].left > 0 then
         parts[i], room, given = parts[i] + 1, room - 1, true
+        counts[i].left = counts[i].left - 1
       end
     end
   end

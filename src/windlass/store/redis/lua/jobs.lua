@@ -179,7 +179,7 @@ end
 -- Drop the messages to a run that has ended. Returns: the flags, without EXTRAS if nothing else needs it.
 local function forget_input(id, flags)
   if flags < EXTRAS or redis.call('DEL', K .. 'i' .. id) == 0 then return flags end
-  if redis.call('EXISTS', K .. 'o' .. id, K .. 'f' .. id, K .. 'g' .. id, K .. 'n' .. id) > 0 then return flags end
+  if redis.call('EXISTS', K .. 'o' .. id, K .. 'f' .. id, K .. 'g' .. id, K .. 'n' .. id, K .. 'd' .. id) > 0 then return flags end
   return flags - EXTRAS
 end
 
@@ -214,7 +214,7 @@ local function vanish(job, before)
   if has(job, EXTRAS) then
     push(deleted_keys, K .. 'o' .. job.id, K .. 'f' .. job.id)
     push(deleted_keys, K .. 'i' .. job.id, K .. 'g' .. job.id)
-    push(deleted_keys, K .. 'n' .. job.id)
+    push(deleted_keys, K .. 'n' .. job.id, K .. 'd' .. job.id)
   end
   if has(job, FOLLOWED) then
     push(deleted_keys, K .. 'k' .. job.id)

@@ -19,6 +19,7 @@
 --   Kh<id>                  string  how its result is kept, if the result has a clock of its own (TIMED): HOLD below
 --   Kf<id>                  string  the files that came with it, opaque here
 --   Kg<id>                  hash    the files that a run has left: name -> bytes
+--   Kd<id>                  hash    the results of its steps: name -> time of the end ('>I8'), number among them ('>I'), bytes
 --   Kn<id>                  string  how often callers have edited it ('>I'), and its annotations, opaque here; absent = never
 --   K:unique                hash    identity -> id of the last unique job that was added under it, as long as there is that
 --                                   job
@@ -118,8 +119,8 @@ local BLOCKED, SCHEDULED, QUEUED, RUNNING, SUCCEEDED, CANCELLED, GONE = 0, 1, 2,
 local PENDING = 3 -- all states up to this share one log: a claim need not change it
 local DELETED, BY_HAND = 14, 21 -- the only reasons that the library looks at
 
--- Flags. FOLLOWED: another job waits for it or is to follow it, or did; EXTRAS: it has files, output or messages, or had, or
--- was edited.
+-- Flags. FOLLOWED: another job waits for it or is to follow it, or did; EXTRAS: it has files, steps, output or messages, or
+-- had, or was edited.
 local STALE, RESULT, ERRORS, PROGRESS, ONCE, NONE, FOLLOWED, EXTRAS = 1, 2, 4, 8, 16, 32, 64, 128
 local TIMED = 48 -- both ONCE and NONE: the result is dropped before its record; the rest is in HOLD
 local HOLD = '>Bd' -- 1 if it may be read once, else 0; seconds for which it is kept

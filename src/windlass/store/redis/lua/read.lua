@@ -21,7 +21,7 @@ end)
 -- The tenants that have a job of an id.
 -- args →  most lookups; id, …
 -- returns →  { tenants of an id }, … for as many of the ids as that allows, and for one at least
-register('owners', READS, function(args)
+register('tenants_with', READS, function(args)
   local tenants, out = redis.call('SMEMBERS', K .. ':tenants'), {}
   for i = 3, #args do
     if #out > 0 and (#out + 1) * #tenants > tonumber(args[2]) then break end

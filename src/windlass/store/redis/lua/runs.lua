@@ -143,6 +143,47 @@ end)
 -- returns →  its bytes, or nil
 register('read_file', READS, function(args) return redis.call('HGET', K .. 'g' .. args[2], args[3]) end)
 
+-- Steps
+
+local STEP_HEAD, STEP_HEAD_SIZE = '>I8I', 12
+
+-- Bytes of the results of all steps of a job.
+local function size_of_steps(key)
+  local size = 0
+  for _, name in ipairs(redis.call('HKEYS', key)) do size = size + redis.call('HSTRLEN', key, name) - STEP_HEAD_SIZE end
+  return size
+end
+
+local function save_step(id, token, name, result, most, most_bytes)
+  local job, key = load(id), K .. 'd' .. id
+  if not job or job[STATE] ~= RUNNING or job.run[TOKEN] ~= token then return 'lost' end
+  if redis.call('HEXISTS', key, name) == 1 then return 'kept' end
+  local number = redis.call('HLEN', key)
+  if number >= most or size_of_steps(key) + #result > most_bytes then return 'full' end
+  redis.call('HSET', key, name, struct.pack(STEP_HEAD, now, number) .. result)
+  if not has(job, EXTRAS) then
+    mark(job, EXTRAS)
+    save_run(job)
+  end
+  return 'kept'
+end
+
+-- Keep the results of steps. What a job has under a name stays.
+-- args →  most steps of a job, most bytes of their results; per step: id, token, name, bytes
+-- returns →  per step: 'kept', 'full' or 'lost'
+register('save_steps', STORES, function(args)
+  local out = {}
+  for i = 4, #args, 4 do
+    push(out, save_step(args[i], args[i + 1], args[i + 2], args[i + 3], tonumber(args[2]), tonumber(args[3])))
+  end
+  return out
+end)
+
+-- The steps of a job.
+-- args →  id
+-- returns →  now; name, its time, number and bytes, …
+register('steps', READS, function(args) return { stamp(now), unpack(redis.call('HGETALL', K .. 'd' .. args[2])) } end)
+
 -- Successes
 
 -- What a run was stored with (see LIVE), before and behind its job's place: mostly the same for all of a batch, and read
