@@ -270,7 +270,7 @@ def _check_cycles(made: Sequence[Draft]) -> None:
         _check_after(named, f"jobs[{place}]")
         if not unique.isdisjoint(named.new.after):
             raise Invalid(
-                "it waits for a unique job of the same request, for which there may be another one: send that one first",
+                "it waits for a unique job of the same request, which may turn out to be another one: send that first",
                 at=f"jobs[{place}].after",
             )
     places = {draft.id: place for place, draft in enumerate(made)}
