@@ -129,7 +129,7 @@ async def test_a_job_fails_whose_results_are_too_large_together(engine: Engine) 
     assert await claim_all(engine) == []
     found = await engine(Show(id=job.id))
     assert found.error is not None
-    assert "have 124 bytes of results, at most 100" in found.error.message
+    assert "have more than 100 bytes of results" in found.error.message
 
 
 async def test_over_http_results_stand_beside_the_payload(page: Web, engine: Engine) -> None:

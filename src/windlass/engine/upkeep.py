@@ -304,7 +304,7 @@ DUTIES: dict[Duty, float] = {
     reclaim: 1.0,
     expire: 1.0,
     abandon: 1.0,
-    resolve_dependencies: 0.1,
+    resolve_dependencies: 0.02,
     recheck_blocked: 60.0,
     purge: 5.0,
     unblock_lanes: 0.25,
