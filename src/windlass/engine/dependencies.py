@@ -4,7 +4,7 @@ Parent and child may be in different partitions, so no step here is atomic acros
 repeatable; what a crash leaves undone is found again, by the index of completed parents or among the blocked jobs.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from itertools import islice
@@ -30,12 +30,13 @@ RESULTS_AT_ONCE = 50
 
 
 async def unblock(
-    context: EngineContext, keys: Sequence[JobKey], ended: Mapping[JobKey, Collection[str]] | None = None
+    context: EngineContext, keys: Sequence[JobKey], ended: Mapping[JobKey, Mapping[str, State | None]] | None = None
 ) -> set[JobKey]:
     """Decide blocked jobs again; those that could not be decided now.
 
     The dependency edges are written first: a parent that is still pending then reports its end. `ended`: for each job
-    the parents that have reported it; the others have their edges, and are not looked at.
+    the parents that have reported theirs. The others have their edges, and are not looked at; nor are successes, while
+    one that did not succeed may have been run again meanwhile.
     """
     rest = list(dict.fromkeys(keys))
     for _ in range(MOST_ROUNDS):
@@ -43,16 +44,25 @@ async def unblock(
             break
         reading = await context.store.jobs.read(rest)
         blocked = [record.job for record in reading.records if record and record.job.state is State.BLOCKED]
-        asked = [[id for id in job.waits_for if ended is None or id in ended[key_of(job)]] for job in blocked]
+        known = [_successes(ended[key_of(job)]) if ended is not None else {} for job in blocked]
+        asked = [
+            [id for id in job.waits_for if id not in found and (ended is None or id in ended[key_of(job)])]
+            for job, found in zip(blocked, known, strict=True)
+        ]
         pairs = list(zip(blocked, asked, strict=True))
         edges = [Dependency(parent, job.tenant, job.id) for job, parents in pairs for parent in parents]
         states = iter(await context.store.jobs.add_dependencies(edges))
-        known = [dict(zip(parents, islice(states, len(parents)), strict=True)) for parents in asked]
-        decided = [dependency.unblock(job, parents, reading.now) for job, parents in zip(blocked, known, strict=True)]
+        for found, parents in zip(known, asked, strict=True):
+            found.update(zip(parents, islice(states, len(parents)), strict=True))
+        decided = [dependency.unblock(job, found, reading.now) for job, found in zip(blocked, known, strict=True)]
         moves = [move for move in decided if move is not None]
         applied = await context.writes.apply(moves)
         rest = [key_of(move) for move, done in zip(moves, applied, strict=True) if not done]
     return set(rest)
+
+
+def _successes(parents: Mapping[str, State | None]) -> dict[str, State | None]:
+    return {id: state for id, state in parents.items() if state is State.SUCCEEDED}
 
 
 async def add_parents(context: EngineContext, drafts: Sequence[Draft]) -> None:

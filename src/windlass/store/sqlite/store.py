@@ -149,12 +149,16 @@ class SqliteJobs:
     async def add_dependencies(self, edges: Sequence[Dependency]) -> list[State | None]:
         if not edges:
             return []
-        return await self._connection.write(lambda tx: dependencies.add_dependencies(tx, edges))
+        # What a power failure undoes is found again: blocked jobs are decided again once a minute.
+        return await self._connection.write(lambda tx: dependencies.add_dependencies(tx, edges), Durability.LATER)
 
     async def completed_parents(self, done: Sequence[CompletedParent], limit: int) -> list[CompletedParent]:
         if not done:  # an idle queue is asked often: it need not write
             return await self._connection.read(lambda tx: dependencies.completed_parents(tx, done, limit))
-        return await self._connection.write(lambda tx: dependencies.completed_parents(tx, done, limit))
+        # Undone by a power failure, it is only done once more.
+        return await self._connection.write(
+            lambda tx: dependencies.completed_parents(tx, done, limit), Durability.LATER
+        )
 
     async def list(self, scope: ListScope, after: str | None, limit: int) -> RecordPage:
         cursor = listing.Cursor.parse(after)
