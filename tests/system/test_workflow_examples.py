@@ -43,7 +43,7 @@ def test_the_pipeline_loads_the_files_of_all_shops(tmp_path: Path) -> None:
 
 
 SITE = {
-    "/": '<title>home</title> <a href="/a">a</a> <a href="/b#part">b</a> <a href="/lost">lost</a> <a href="ftp:x">x</a>',
+    "/": '<title>home</title> <a href="/a">a</a> <a href="/b#part">b</a> <a href="/lost"> <a href="ftp:x">',
     "/a": '<title>A</title> <a href="/">home</a> <a href="/b">b</a> <a href="c">c</a>',
     "/b": "<title>B</title>",
     "/c": '<title>C</title> <a href="/a">a</a>',
