@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from windlass.call.values import encode_value
 from windlass.model.new_job import NewJob
 from windlass.model.output import Progress, Stream
 from windlass.model.wire import encodable
@@ -63,6 +64,8 @@ class RunHooks(Protocol):
 
     def print(self, stream: Stream, data: bytes) -> None: ...
 
+    def emit(self, line: bytes) -> None: ...
+
     @property
     def offspring(self) -> Any:
         """What keeps account of the processes that it starts."""
@@ -92,8 +95,8 @@ running: ContextVar[RunHooks] = ContextVar("windlass_run")
 class Current:
     """The job that this code runs for.
 
-    In a plain call of a task there is none: what only reports (`progress`, `log`, `attach`) does nothing, `cancelled`
-    is false, `files` and `results` are empty; what needs a job (`job`, `folder`, `input`, `spawn`) raises
+    In a plain call of a task there is none: what only reports (`progress`, `log`, `emit`, `attach`) does nothing,
+    `cancelled` is false, `files` and `results` are empty; what needs a job (`job`, `folder`, `input`, `spawn`) raises
     `RuntimeError`.
     """
 
@@ -142,6 +145,11 @@ class Current:
         """Write a line to the job's own output, kept with the job and readable while it runs."""
         if self:
             _run().log(sep.join(map(str, values)))
+
+    def emit(self, value: object) -> None:
+        """Send a value to those who read `job.values()`, while the job runs and afterwards; at most 64 KiB as JSON."""
+        if self:
+            _run().emit(encode_value(value))
 
     def input(self, timeout: float | None = None) -> bytes:
         """The next message to this job; waits for it, without a timeout forever, else raises `TimeoutError`.

@@ -118,8 +118,11 @@ function Output({ api, job }) {
     read();
     return () => { stopped = true; clearTimeout(timer); };
   }, [job.id, job.attempt, ended]);
-  if (!chunks.length) return null;
-  return html`<${Panel} title="Output" actions=${!ended && html`<span class="badge running">live</span>`}><div class="body"><pre class="output">${chunks.map((chunk) => html`<span class=${chunk.stream === "stderr" ? "err" : ""}>${text(chunk)}</span>`)}</pre></div><//>`;
+  const live = !ended && html`<span class="badge running">live</span>`;
+  return [["Values", true], ["Output", false]].map(([title, values]) => {
+    const shown = chunks.filter((chunk) => (chunk.stream === "values") === values);
+    return shown.length > 0 && html`<${Panel} title=${title} actions=${live}><div class="body"><pre class="output">${shown.map((chunk) => html`<span class=${chunk.stream === "stderr" ? "err" : ""}>${text(chunk)}</span>`)}</pre></div><//>`;
+  });
 }
 
 /** @param {any} chunk */
